@@ -1,0 +1,2 @@
+//! weft.
+fn main() {}
