@@ -1,2 +1,114 @@
-//! xtask.
-fn main() {}
+//! Checks of the tree that no compiler makes. Run as `cargo xtask deps`.
+#![forbid(unsafe_code)]
+
+mod deps;
+mod source;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+const HELP: &str = "\
+cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every dependency edge is allowed there,
+                    unsafe code stays in the crates that may have it, no source file is too long";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["deps"] => match check_deps() {
+            Ok(summary) => {
+                println!("{summary}");
+                ExitCode::SUCCESS
+            }
+            Err(problems) => {
+                for problem in problems {
+                    eprintln!("xtask deps: {problem}");
+                }
+                ExitCode::FAILURE
+            }
+        },
+        ["help" | "-h" | "--help"] => {
+            println!("{HELP}");
+            ExitCode::SUCCESS
+        }
+        _ => {
+            eprintln!("{HELP}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Everything that `cargo xtask deps` checks: a summary, or all the problems found.
+fn check_deps() -> Result<String, Vec<String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is a folder of the workspace");
+    let fatal = |problem: String| vec![problem];
+
+    let document = root.join("ARCHITECTURE.md");
+    let text = std::fs::read_to_string(&document)
+        .map_err(|e| fatal(format!("{}: {e}", document.display())))?;
+    let table = deps::parse_table(&text).map_err(fatal)?;
+
+    let mut packages =
+        deps::parse_metadata(&metadata(&root.join("Cargo.toml")).map_err(fatal)?, root)
+            .map_err(fatal)?;
+    // fuzz/ is a workspace of its own, as cargo-fuzz wants it, but no way around the table
+    let fuzz = root.join("fuzz/Cargo.toml");
+    if fuzz.exists() {
+        packages
+            .extend(deps::parse_metadata(&metadata(&fuzz).map_err(fatal)?, root).map_err(fatal)?);
+    }
+
+    let mut problems = deps::check(&table, &packages);
+    let mut files = 0;
+    for package in &packages {
+        let unsafe_allowed = table
+            .iter()
+            .any(|row| row.package == package.name && row.may_be_unsafe);
+        for file in
+            source::rust_files(&root.join(&package.folder)).map_err(|e| fatal(e.to_string()))?
+        {
+            let text = std::fs::read_to_string(&file)
+                .map_err(|e| fatal(format!("{}: {e}", file.display())))?;
+            let is_root = package.roots.contains(&file);
+            let shown = file
+                .strip_prefix(root)
+                .unwrap_or(&file)
+                .display()
+                .to_string();
+            problems.extend(source::check(&shown, &text, unsafe_allowed, is_root));
+            files += 1;
+        }
+    }
+    if problems.is_empty() {
+        let edges: usize = packages.iter().map(|p| p.uses.len()).sum();
+        Ok(format!(
+            "{} packages, {edges} edges, {files} source files: as ARCHITECTURE.md says",
+            packages.len()
+        ))
+    } else {
+        Err(problems)
+    }
+}
+
+/// What `cargo metadata` says of the packages of one workspace; needs no network.
+fn metadata(manifest: &PathBuf) -> Result<serde_json::Value, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "metadata",
+            "--format-version=1",
+            "--no-deps",
+            "--manifest-path",
+        ])
+        .arg(manifest)
+        .output()
+        .map_err(|e| format!("cargo metadata: {e}"))?;
+    if !output.status.success() {
+        return Err(format!(
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))
+}
