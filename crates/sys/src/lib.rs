@@ -1,1 +1,49 @@
-//! Skeleton.
+//! System calls, and nothing else.
+//!
+//! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
+//! [`poll_fds`]), TCP sockets ([`tcp`]), vectored I/O on raw memory ([`raw`]), page mappings
+//! ([`map`]), and what the machine allows ([`limits`], [`cpu`]).
+//!
+//! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
+//! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
+//! below such a library.
+//!
+//! # Safety
+//!
+//! The functions of [`raw`] and the unmapping ones of [`map`] take raw memory from their caller and
+//! are `unsafe`; all else is safe to call.
+
+pub mod cpu;
+mod epoll;
+mod eventfd;
+pub mod limits;
+pub mod map;
+mod poll;
+pub mod raw;
+pub mod tcp;
+
+pub use epoll::{Epoll, Event, Interest};
+pub use eventfd::EventFd;
+pub use poll::poll_fds;
+pub use raw::{preadv_raw, pwritev_raw, read_raw, recv_raw, send_raw, write_raw};
+
+/// Giving up the processor.
+pub mod thread {
+    /// Lets another runnable thread have this processor (`sched_yield`).
+    pub fn sched_yield() {
+        rustix::thread::sched_yield();
+    }
+}
+
+pub use cpu::{cpu_count, rusage_self, rusage_thread};
+
+use rustix::event::Timespec;
+use std::time::Duration;
+
+/// A kernel time-out; a duration too long for the kernel becomes the longest it takes.
+fn timespec(d: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(d.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: d.subsec_nanos().into(),
+    }
+}

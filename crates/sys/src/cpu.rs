@@ -1,0 +1,31 @@
+//! Processors, and the time spent on them.
+//!
+//! # Safety
+//!
+//! One `unsafe` call, `getrusage`, which `rustix` lacks.
+
+/// Processors this process may use: at least 1; affinity and cgroup quotas count.
+pub fn cpu_count() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Seconds of processor time of the whole process: (user, system).
+pub fn rusage_self() -> (f64, f64) {
+    rusage(libc::RUSAGE_SELF)
+}
+
+/// Seconds of processor time of the calling thread: (user, system).
+pub fn rusage_thread() -> (f64, f64) {
+    rusage(libc::RUSAGE_THREAD)
+}
+
+fn rusage(who: libc::c_int) -> (f64, f64) {
+    // SAFETY: a rusage of zeros is valid, and the kernel fills it.
+    let r = unsafe {
+        let mut r: libc::rusage = std::mem::zeroed();
+        libc::getrusage(who, &raw mut r);
+        r
+    };
+    let seconds = |t: libc::timeval| t.tv_sec as f64 + t.tv_usec as f64 / 1e6;
+    (seconds(r.ru_utime), seconds(r.ru_stime))
+}

@@ -1,0 +1,58 @@
+//! Anonymous page mappings and page locks.
+//!
+//! # Safety
+//!
+//! Mapping is safe (nobody has the address yet); unmapping and locking name memory that others may
+//! use, and are `unsafe`.
+
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::ptr::NonNull;
+
+/// Maps `len` bytes (rounded up to pages) of private zeroed memory, readable and writable. A page
+/// takes memory when it is first touched, and no swap space is set aside for it.
+///
+/// # Errors
+/// `InvalidInput` for a length of zero, `OutOfMemory` when the address space is full.
+pub fn map_anonymous(len: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: no address is asked for, so no existing mapping is replaced.
+    let p = unsafe {
+        rustix::mm::mmap_anonymous(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE | MapFlags::NORESERVE,
+        )?
+    };
+    NonNull::new(p.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+}
+
+/// Unmaps what [`map_anonymous`] mapped.
+///
+/// # Safety
+/// `ptr` and `len` must be those of one [`map_anonymous`], and nothing may use the memory after.
+pub unsafe fn unmap(ptr: NonNull<u8>, len: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::munmap(ptr.as_ptr().cast(), len) }.map_err(io::Error::from)
+}
+
+/// Makes the pages of a range resident and keeps them so.
+///
+/// # Errors
+/// `OutOfMemory` or `PermissionDenied` when the limit ([`crate::limits::memlock`]) forbids it.
+///
+/// # Safety
+/// The range must be mapped.
+pub unsafe fn lock(ptr: NonNull<u8>, len: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::mlock(ptr.as_ptr().cast(), len) }.map_err(io::Error::from)
+}
+
+/// Undoes [`lock`] for every page that the range touches.
+///
+/// # Safety
+/// The range must be mapped.
+pub unsafe fn unlock(ptr: NonNull<u8>, len: usize) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::munlock(ptr.as_ptr().cast(), len) }.map_err(io::Error::from)
+}

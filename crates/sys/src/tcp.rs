@@ -1,0 +1,178 @@
+//! TCP sockets, always non-blocking and closed on exec.
+//!
+//! # Safety
+//!
+//! One `unsafe` call, `getsockopt(TCP_MAXSEG)`, which `rustix` lacks.
+
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use std::io;
+use std::net::{SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+fn socket(addr: SocketAddr) -> io::Result<OwnedFd> {
+    let family = match addr {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    Ok(net::socket_with(
+        family,
+        SocketType::STREAM,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+fn listen_on(fd: OwnedFd, addr: SocketAddr, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
+    if reuse {
+        sockopt::set_socket_reuseaddr(&fd, true)?;
+    }
+    net::bind(&fd, &addr)?;
+    net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    Ok(fd)
+}
+
+/// Listens on an address (port 0: one the kernel picks). An IPv6 socket takes IPv6 peers only.
+/// `reuse` allows a port whose old connections are still fading (`SO_REUSEADDR`).
+///
+/// # Errors
+/// `AddrInUse`, `AddrNotAvailable`, `PermissionDenied` (low ports).
+pub fn listen(addr: SocketAddr, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
+    let fd = socket(addr)?;
+    if addr.is_ipv6() {
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    listen_on(fd, addr, backlog, reuse)
+}
+
+/// As [`listen`], but IPv4 peers come in too, as mapped addresses (`::ffff:a.b.c.d`).
+pub fn listen_dual_stack(addr: SocketAddrV6, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
+    let fd = socket(addr.into())?;
+    sockopt::set_ipv6_v6only(&fd, false)?;
+    listen_on(fd, addr.into(), backlog, reuse)
+}
+
+/// Takes a waiting connection, or `None` when there is none.
+///
+/// # Errors
+/// Those that go on until somebody acts, above all too many open files. A connection that its
+/// peer gave up before we took it is skipped.
+pub fn accept(fd: impl AsFd) -> io::Result<Option<(OwnedFd, SocketAddr)>> {
+    let fd = fd.as_fd();
+    loop {
+        match net::acceptfrom_with(fd, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            Ok((conn, Some(addr))) => {
+                if let Ok(addr) = SocketAddr::try_from(addr) {
+                    return Ok(Some((conn, addr)));
+                }
+            }
+            Err(Errno::AGAIN) => return Ok(None),
+            // accept(2) hands over network errors that are pending on the new connection: it is
+            // that connection's trouble, not the listener's.
+            Ok((_, None))
+            | Err(
+                Errno::INTR
+                | Errno::CONNABORTED
+                | Errno::PROTO
+                | Errno::NETDOWN
+                | Errno::NETUNREACH
+                | Errno::HOSTDOWN
+                | Errno::HOSTUNREACH
+                | Errno::NONET
+                | Errno::NOPROTOOPT,
+            ) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Starts to connect, from `bind` if given. The socket becomes writable when the attempt is over;
+/// ask [`connect_result`] then.
+///
+/// # Errors
+/// Only what the kernel knows at once (no route, no such local address, ...).
+pub fn connect_start(addr: SocketAddr, bind: Option<SocketAddr>) -> io::Result<OwnedFd> {
+    let fd = socket(addr)?;
+    if let Some(local) = bind {
+        net::bind(&fd, &local)?;
+    }
+    match net::connect(&fd, &addr) {
+        // An interrupted connect goes on by itself.
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(fd),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// How a started connect stands: `Ok(true)` connected, `Ok(false)` still in progress.
+///
+/// # Errors
+/// Why it failed: `ConnectionRefused`, `TimedOut`, ... The kernel tells it once.
+pub fn connect_result(fd: impl AsFd) -> io::Result<bool> {
+    let fd = fd.as_fd();
+    sockopt::socket_error(fd)??;
+    match net::getpeername(fd) {
+        Ok(_) => Ok(true),
+        Err(Errno::NOTCONN) => {
+            // The failure may have come between the two questions.
+            sockopt::socket_error(fd)??;
+            Ok(false)
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn internet(addr: Option<net::SocketAddrAny>) -> io::Result<SocketAddr> {
+    addr.and_then(|a| a.try_into().ok())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "not an internet socket"))
+}
+
+/// The socket's own address.
+pub fn local_addr(fd: impl AsFd) -> io::Result<SocketAddr> {
+    internet(Some(net::getsockname(fd)?))
+}
+
+/// The peer's address.
+///
+/// # Errors
+/// `NotConnected`.
+pub fn peer_addr(fd: impl AsFd) -> io::Result<SocketAddr> {
+    internet(net::getpeername(fd)?)
+}
+
+/// Sends small segments at once (`TCP_NODELAY`).
+pub fn set_nodelay(fd: impl AsFd, on: bool) -> io::Result<()> {
+    Ok(sockopt::set_tcp_nodelay(fd, on)?)
+}
+
+/// Ends our direction: the peer reads the end of the stream after what was sent.
+pub fn shutdown_write(fd: impl AsFd) -> io::Result<()> {
+    Ok(net::shutdown(fd, net::Shutdown::Write)?)
+}
+
+/// Makes the close abortive: the peer gets a reset and unsent data is dropped.
+pub fn set_linger0(fd: impl AsFd) -> io::Result<()> {
+    Ok(sockopt::set_socket_linger(fd, Some(Duration::ZERO))?)
+}
+
+/// The maximum segment size in bytes (`TCP_MAXSEG`); before the connection is up, a guess.
+pub fn mss(fd: impl AsFd) -> io::Result<u32> {
+    let fd: BorrowedFd<'_> = fd.as_fd();
+    let mut value: libc::c_int = 0;
+    let mut len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `value`, and the new length to `len`.
+    let rc = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            &raw mut value,
+            &raw mut len,
+        )
+    };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u32::try_from(value).unwrap_or(0))
+}
