@@ -1,0 +1,147 @@
+//! Copies between registered (shared) memory, which anybody may change meanwhile, and private memory.
+//!
+//! # Safety
+//!
+//! A plain `memcpy` in Rust assumes that nobody writes its source: with a racing writer it is
+//! undefined behaviour, whatever the bytes are used for. Here the bytes are moved by machine code
+//! that the compiler cannot look into: an `asm!` block that calls the C library's `memmove`. What it
+//! may have read in a race is then just *some* bytes, as for the kernel or a DMA engine. Elsewhere
+//! (miri, other processors) relaxed byte atomics do the same, slowly. See
+//! `docs/adr/0001-racing-copies.md`.
+
+#[cfg(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod imp {
+    use std::arch::asm;
+
+    /// `memmove` as an opaque block of machine code.
+    ///
+    /// # Safety
+    /// Both ranges must be mapped for `n` bytes, `src` readable and `dst` writable.
+    #[inline]
+    unsafe fn opaque_move(dst: *mut u8, src: *const u8, n: usize) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the block follows the C calling convention: arguments in their registers, every
+        // register a C function may change declared so, the stack aligned (no `nostack`).
+        unsafe {
+            asm!(
+                "call {f}@PLT",
+                f = sym libc::memmove,
+                inlateout("rdi") dst => _,
+                inlateout("rsi") src => _,
+                inlateout("rdx") n => _,
+                clobber_abi("C"),
+            );
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "bl {f}",
+                f = sym libc::memmove,
+                inlateout("x0") dst => _,
+                inlateout("x1") src => _,
+                inlateout("x2") n => _,
+                clobber_abi("C"),
+            );
+        }
+    }
+
+    pub(super) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { opaque_move(dst, src, n) }
+    }
+
+    pub(super) unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { opaque_move(dst, src, n) }
+    }
+
+    pub(super) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as in `opaque_move`, with memset's arguments.
+        unsafe {
+            asm!(
+                "call {f}@PLT",
+                f = sym libc::memset,
+                inlateout("rdi") dst => _,
+                inlateout("rsi") usize::from(byte) => _,
+                inlateout("rdx") n => _,
+                clobber_abi("C"),
+            );
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        unsafe {
+            asm!(
+                "bl {f}",
+                f = sym libc::memset,
+                inlateout("x0") dst => _,
+                inlateout("x1") usize::from(byte) => _,
+                inlateout("x2") n => _,
+                clobber_abi("C"),
+            );
+        }
+    }
+}
+
+#[cfg(not(all(not(miri), any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod imp {
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+    pub(super) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
+        for i in 0..n {
+            // SAFETY: `i < n`, and the caller promises both ranges; shared bytes are only ever
+            // reached through atomics.
+            unsafe { AtomicU8::from_ptr(dst.add(i)).store(*src.add(i), Relaxed) }
+        }
+    }
+
+    pub(super) unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
+        for i in 0..n {
+            // SAFETY: as in `store`; `dst` may be uninitialised, so it is written, not assigned.
+            unsafe {
+                let shared = AtomicU8::from_ptr(src.add(i).cast_mut());
+                dst.add(i).write(shared.load(Relaxed));
+            }
+        }
+    }
+
+    pub(super) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
+        for i in 0..n {
+            // SAFETY: as in `store`.
+            unsafe { AtomicU8::from_ptr(dst.add(i)).store(byte, Relaxed) }
+        }
+    }
+}
+
+/// Copies `n` private bytes at `src` to shared memory at `dst`.
+///
+/// # Safety
+/// `dst..dst + n` must be registered memory that stays mapped, `src..src + n` readable and not
+/// changed meanwhile.
+#[inline]
+pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { imp::store(dst, src, n) }
+}
+
+/// Copies `n` shared bytes at `src` to private memory at `dst`, which may be uninitialised.
+///
+/// # Safety
+/// `src..src + n` must be registered memory that stays mapped, `dst..dst + n` writable and ours
+/// alone.
+#[inline]
+pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { imp::load(dst, src, n) }
+}
+
+/// Sets `n` shared bytes at `dst`.
+///
+/// # Safety
+/// `dst..dst + n` must be registered memory that stays mapped.
+#[inline]
+pub(crate) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { imp::fill(dst, byte, n) }
+}

@@ -1,0 +1,205 @@
+//! Lists of ranges for one send or receive.
+//!
+//! # Safety
+//!
+//! Each entry was made from a borrow that the list's lifetime keeps: a slice, or a span (which keeps its
+//! region). So every range is mapped while the list exists; a `&mut [u8]` stays exclusively ours,
+//! and the rest of the memory is touched by system calls and racing copies only. The raw pointers
+//! make the lists neither `Send` nor `Sync`, which nobody needs.
+
+use crate::{Span, copy};
+use libc::iovec;
+use smallvec::SmallVec;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+
+/// Entries kept without allocating.
+const INLINE: usize = 64;
+
+/// What one system call sends: plain bytes and spans, in order.
+#[derive(Default)]
+pub struct SendList<'a> {
+    iov: SmallVec<[iovec; INLINE]>,
+    /// One bit an entry: registered memory, not to be read by a plain copy.
+    shared: SmallVec<[u64; 2]>,
+    bytes: usize,
+    _borrow: PhantomData<&'a [u8]>,
+}
+
+impl<'a> SendList<'a> {
+    /// An empty list; 64 entries need no allocation.
+    #[inline]
+    pub fn new() -> Self {
+        SendList {
+            iov: SmallVec::new(),
+            shared: SmallVec::new(),
+            bytes: 0,
+            _borrow: PhantomData,
+        }
+    }
+
+    /// An empty list with room for `n` entries.
+    pub fn with_capacity(n: usize) -> Self {
+        SendList {
+            iov: SmallVec::with_capacity(n),
+            shared: SmallVec::new(),
+            bytes: 0,
+            _borrow: PhantomData,
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, base: *const u8, len: usize, shared: bool) {
+        if len != 0 {
+            self.bytes += len;
+            let bit = self.iov.len() % 64;
+            if bit == 0 {
+                self.shared.push(0);
+            }
+            if let Some(word) = self.shared.last_mut() {
+                *word |= u64::from(shared) << bit;
+            }
+            self.iov.push(iovec {
+                iov_base: base.cast_mut().cast(),
+                iov_len: len,
+            });
+        }
+    }
+
+    /// Appends plain bytes.
+    #[inline]
+    pub fn push_bytes(&mut self, bytes: &'a [u8]) {
+        self.push(bytes.as_ptr(), bytes.len(), false);
+    }
+
+    /// Appends `len` bytes of a span from `off`; panics when they are not inside it.
+    #[inline]
+    pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
+        self.push(span.range(off, len), len, true);
+    }
+
+    /// Bytes in the list.
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Entries in the list (empty ranges are not kept). One system call takes 1,024.
+    #[inline]
+    pub fn iovs(&self) -> usize {
+        self.iov.len()
+    }
+
+    /// Sends on a stream socket without blocking; `more` says that more follows at once. Returns
+    /// the bytes the socket took.
+    ///
+    /// # Errors
+    /// Those of [`weft_sys::send_raw`]: `WouldBlock`, `BrokenPipe`, `ConnectionReset`...
+    #[inline]
+    pub fn send(&self, fd: BorrowedFd<'_>, more: bool) -> io::Result<usize> {
+        // SAFETY: every entry's borrow is held by `'a`.
+        unsafe { weft_sys::send_raw(fd, &self.iov, more) }
+    }
+
+    /// Appends the first `max` bytes of the list to `out`; returns how many there were.
+    pub fn copy_to(&self, out: &mut Vec<u8>, max: usize) -> usize {
+        let total = max.min(self.bytes);
+        out.reserve(total);
+        let mut left = total;
+        for (i, v) in self.iov.iter().enumerate() {
+            let n = v.iov_len.min(left);
+            let from = v.iov_base.cast::<u8>();
+            // SAFETY: the entry's borrow is held by `'a`; `reserve` made room for all.
+            unsafe {
+                let to = out.as_mut_ptr().add(out.len());
+                if self.shared[i / 64] >> (i % 64) & 1 == 1 {
+                    copy::load(to, from, n);
+                } else {
+                    to.copy_from_nonoverlapping(from, n);
+                }
+                out.set_len(out.len() + n);
+            }
+            left -= n;
+            if left == 0 {
+                break;
+            }
+        }
+        total
+    }
+}
+
+/// Where one system call receives to: plain buffers and spans, in order.
+#[derive(Default)]
+pub struct RecvList<'a> {
+    iov: SmallVec<[iovec; INLINE]>,
+    bytes: usize,
+    _borrow: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> RecvList<'a> {
+    /// An empty list; 64 entries need no allocation.
+    #[inline]
+    pub fn new() -> Self {
+        RecvList {
+            iov: SmallVec::new(),
+            bytes: 0,
+            _borrow: PhantomData,
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, base: *mut u8, len: usize) {
+        if len != 0 {
+            self.bytes += len;
+            self.iov.push(iovec {
+                iov_base: base.cast(),
+                iov_len: len,
+            });
+        }
+    }
+
+    /// Appends a plain buffer.
+    #[inline]
+    pub fn push_buf(&mut self, buf: &'a mut [u8]) {
+        self.push(buf.as_mut_ptr(), buf.len());
+    }
+
+    /// Appends `len` bytes of a span from `off`; panics when they are not inside it.
+    #[inline]
+    pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
+        self.push(span.range(off, len), len);
+    }
+
+    /// Room in the list, in bytes.
+    #[inline]
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Receives from a stream socket without blocking; returns the bytes received, 0 at the end of
+    /// the stream (or when the list has no room).
+    ///
+    /// # Errors
+    /// Those of [`weft_sys::recv_raw`]: `WouldBlock`, `ConnectionReset`...
+    #[inline]
+    pub fn recv(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        // SAFETY: every entry's borrow is held by `'a`, exclusively or as a span.
+        unsafe { weft_sys::recv_raw(fd, &self.iov) }
+    }
+
+    /// Fills the list from `src`, from the list's start; returns the bytes that fitted.
+    pub fn fill_from(&mut self, src: &[u8]) -> usize {
+        let mut rest = src;
+        for v in &self.iov {
+            let (now, later) = rest.split_at(v.iov_len.min(rest.len()));
+            // SAFETY: the entry's borrow is held by `'a`.
+            unsafe { copy::store(v.iov_base.cast(), now.as_ptr(), now.len()) }
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        src.len() - rest.len()
+    }
+}

@@ -1,0 +1,470 @@
+//! Regions: who owns the memory, and how it comes back.
+//!
+//! # Safety
+//!
+//! A `Registered` owns its bytes through a raw pointer. The table and every [`crate::Span`] hold it by `Arc`,
+//! so the bytes live as long as anybody can reach them: the last holder releases them, to the
+//! owner if it waits, else to the system. Only `Storage::Raw` is not ours to keep, so dropping such a
+//! region waits for the spans.
+
+use crate::table::Table;
+use crate::{Access, MemError, PdId, copy};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long [`Region::deregister`] waits for spans in flight.
+const DEREGISTER_WAIT: Duration = Duration::from_secs(1);
+
+/// Set in `Registered::windows` once no more windows may be bound.
+const CLOSED: u32 = 1 << 31;
+
+/// Where a region's bytes come from.
+#[derive(Debug)]
+pub enum Backing {
+    /// A buffer given up by its owner; [`Region::deregister`] gives it back.
+    Owned(Vec<u8>),
+    /// So many bytes of new zeroed memory, on pages of its own; pages take memory when touched.
+    Anonymous(usize),
+}
+
+enum Storage {
+    Heap {
+        capacity: usize,
+    },
+    Map,
+    /// Somebody else's.
+    Raw,
+    Nothing,
+}
+
+/// What a deregistering owner waits for: the buffer, if the region had one.
+type Handover = SyncSender<Option<Vec<u8>>>;
+
+/// A region as the table and the spans see it.
+pub(crate) struct Registered {
+    ptr: NonNull<u8>,
+    len: usize,
+    pub(crate) iova: u64,
+    pub(crate) stag: u32,
+    pub(crate) pd: PdId,
+    pub(crate) access: Access,
+    /// Windows bound, and `CLOSED`.
+    windows: AtomicU32,
+    locked: AtomicBool,
+    storage: Storage,
+    handover: Mutex<Option<Box<Handover>>>,
+}
+
+// SAFETY: the bytes are reached by racing copies, atomics and system calls only, from any thread;
+// everything else in it is Send and Sync.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    pub(crate) fn new(
+        pd: PdId,
+        backing: Backing,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let (ptr, len, storage) = match backing {
+            Backing::Owned(v) => {
+                let mut v = ManuallyDrop::new(v);
+                let capacity = v.capacity();
+                // SAFETY: a Vec's pointer is never null.
+                let ptr = unsafe { NonNull::new_unchecked(v.as_mut_ptr()) };
+                (ptr, v.len(), Storage::Heap { capacity })
+            }
+            Backing::Anonymous(0) => (NonNull::dangling(), 0, Storage::Nothing),
+            Backing::Anonymous(len) => {
+                let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::Limit)?;
+                (ptr, len, Storage::Map)
+            }
+        };
+        Registered::build(pd, ptr, len, storage, iova, access)
+    }
+
+    pub(crate) fn from_raw(
+        pd: PdId,
+        ptr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let ptr = match NonNull::new(ptr) {
+            Some(p) => p,
+            None if len == 0 => NonNull::dangling(),
+            None => return Err(MemError::BadArgument),
+        };
+        Registered::build(pd, ptr, len, Storage::Raw, iova, access)
+    }
+
+    fn build(
+        pd: PdId,
+        ptr: NonNull<u8>,
+        len: usize,
+        storage: Storage,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let new = Registered {
+            ptr,
+            len,
+            iova,
+            stag: 0,
+            pd,
+            access,
+            windows: AtomicU32::new(0),
+            locked: AtomicBool::new(false),
+            storage,
+            handover: Mutex::new(None),
+        };
+        // Judged after the storage has its owner, so that a refusal frees it.
+        if iova.checked_add(len as u64).is_none()
+            || (access.contains(Access::ZERO_BASED) && iova != 0)
+            || (access.needs_local_write() && !access.contains(Access::LOCAL_WRITE))
+        {
+            return Err(MemError::BadArgument);
+        }
+        Ok(new)
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of an offset, which must not pass the end.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset <= self.len);
+        // SAFETY: inside the allocation, or one past its end.
+        unsafe { self.ptr.add(offset) }
+    }
+
+    /// Counts one more window, unless the region is going away.
+    pub(crate) fn add_window(&self) -> Result<(), MemError> {
+        self.windows
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n < CLOSED - 1).then_some(n + 1)
+            })
+            .map(drop)
+            .map_err(|_| MemError::InvalidStag)
+    }
+
+    pub(crate) fn drop_window(&self) {
+        self.windows.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Forbids further windows if there are none; again is fine.
+    fn close_if_no_windows(&self) -> bool {
+        self.windows
+            .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+            || self.windows.load(Ordering::Acquire) == CLOSED
+    }
+
+    /// Takes the storage apart; the buffer comes back if there was one.
+    fn release(&mut self) -> Option<Vec<u8>> {
+        let storage = std::mem::replace(&mut self.storage, Storage::Nothing);
+        if *self.locked.get_mut() && !matches!(storage, Storage::Nothing) {
+            // SAFETY: the range is still mapped. A failure leaves the lock, which harms nobody.
+            let _ = unsafe { weft_sys::map::unlock(self.ptr, self.len) };
+        }
+        match storage {
+            Storage::Heap { capacity } => {
+                // SAFETY: the parts of a Vec taken apart, and we are the last holder.
+                Some(unsafe { Vec::from_raw_parts(self.ptr.as_ptr(), self.len, capacity) })
+            }
+            Storage::Map => {
+                // SAFETY: our own mapping, and we are the last holder.
+                let unmapped = unsafe { weft_sys::map::unmap(self.ptr, self.len) };
+                debug_assert!(unmapped.is_ok());
+                None
+            }
+            Storage::Raw | Storage::Nothing => None,
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let buffer = self.release();
+        let handover = self.handover.get_mut();
+        if let Some(owner) = handover.unwrap_or_else(PoisonError::into_inner).take() {
+            // The owner may have given up waiting; then the buffer is freed here.
+            let _ = owner.send(buffer);
+        }
+    }
+}
+
+/// The owner's handle on registered memory. Dropping it deregisters: windows bound to it become
+/// invalid, and the memory is freed when the last [`crate::Span`] is gone.
+pub struct Region {
+    table: Table,
+    /// `None` only after `deregister`.
+    inner: Option<Arc<Registered>>,
+}
+
+impl Region {
+    pub(crate) fn new(table: Table, inner: Arc<Registered>) -> Region {
+        Region {
+            table,
+            inner: Some(inner),
+        }
+    }
+
+    #[inline]
+    fn inner(&self) -> &Arc<Registered> {
+        self.inner.as_ref().expect("a region has its memory")
+    }
+
+    /// The handle that peers and scatter/gather elements name it by.
+    pub fn stag(&self) -> u32 {
+        self.inner().stag
+    }
+
+    /// The address of the first byte, as peers and scatter/gather elements count.
+    pub fn iova(&self) -> u64 {
+        self.inner().iova
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.inner().len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rights given at registration.
+    pub fn access(&self) -> Access {
+        self.inner().access
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> PdId {
+        self.inner().pd
+    }
+
+    /// Where the bytes are in this process.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.inner().ptr.as_ptr()
+    }
+
+    /// Keeps its pages in memory (`mlock`) until deregistration.
+    ///
+    /// # Errors
+    /// [`MemError::Limit`] when the system's limit on locked memory forbids it.
+    pub fn lock_pages(&self) -> Result<(), MemError> {
+        let r = self.inner();
+        if r.len == 0 || r.locked.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // SAFETY: the range is mapped as long as the region lives.
+        unsafe { weft_sys::map::lock(r.ptr, r.len) }.map_err(|_| {
+            r.locked.store(false, Ordering::Release);
+            MemError::Limit
+        })
+    }
+
+    /// Ends the registration and gives an [`Backing::Owned`] buffer back. From the call on the `STag` is
+    /// invalid; spans in flight are waited for, at most a second.
+    ///
+    /// # Errors
+    /// [`MemError::InUse`] when windows are bound to it (nothing has changed then), or when a span
+    /// outlasts the wait: the `STag` stays invalid, and deregistering again waits again.
+    pub fn deregister(mut self) -> Result<Option<Vec<u8>>, (Region, MemError)> {
+        if !self.inner().close_if_no_windows() {
+            return Err((self, MemError::InUse));
+        }
+        let Some(inner) = self.inner.take() else {
+            return Ok(None);
+        };
+        self.table.remove_region(&inner);
+        match wait_for_spans(inner, Some(DEREGISTER_WAIT)) {
+            Ok(buffer) => Ok(buffer),
+            Err(inner) => {
+                self.inner = Some(inner);
+                Err((self, MemError::InUse))
+            }
+        }
+    }
+
+    /// The address of `len` bytes at `off`.
+    #[inline]
+    fn range(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
+        let r = self.inner();
+        if off > r.len || len > r.len - off {
+            return Err(MemError::Bounds);
+        }
+        Ok(r.at(off))
+    }
+
+    /// Copies `src` into the region at `off`.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`], for this and the other accessors.
+    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), MemError> {
+        let p = self.range(off, src.len())?;
+        // SAFETY: a checked range of memory that lives as long as `self`.
+        unsafe { copy::store(p.as_ptr(), src.as_ptr(), src.len()) };
+        Ok(())
+    }
+
+    /// Copies the bytes at `off` out. A peer may be writing them: the copy may mix old and new.
+    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), MemError> {
+        let p = self.range(off, dst.len())?;
+        // SAFETY: as in `write`.
+        unsafe { copy::load(dst.as_mut_ptr(), p.as_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    /// Sets `len` bytes at `off`.
+    pub fn fill(&self, off: usize, len: usize, byte: u8) -> Result<(), MemError> {
+        let p = self.range(off, len)?;
+        // SAFETY: as in `write`.
+        unsafe { copy::fill(p.as_ptr(), byte, len) };
+        Ok(())
+    }
+
+    fn word(&self, off: usize) -> Result<&AtomicU64, MemError> {
+        let p = self.range(off, 8)?.cast::<u64>();
+        if !p.is_aligned() {
+            return Err(MemError::Misaligned);
+        }
+        // SAFETY: checked range and alignment; the bytes are never behind a plain reference.
+        Ok(unsafe { AtomicU64::from_ptr(p.as_ptr()) })
+    }
+
+    /// Reads a host-endian word at once (acquire).
+    ///
+    /// # Errors
+    /// [`MemError::Misaligned`] unless its address is a multiple of 8; [`MemError::Bounds`].
+    pub fn load_u64(&self, off: usize) -> Result<u64, MemError> {
+        Ok(self.word(off)?.load(Ordering::Acquire))
+    }
+
+    /// Writes a host-endian word at once (release).
+    ///
+    /// # Errors
+    /// As [`Self::load_u64`].
+    pub fn store_u64(&self, off: usize, v: u64) -> Result<(), MemError> {
+        self.word(off)?.store(v, Ordering::Release);
+        Ok(())
+    }
+
+    /// Reads one byte (acquire), for polling a flag. Bytes of one peer write may become visible in
+    /// any order, so the flag must come by a later write than what it stands for.
+    pub fn load_u8(&self, off: usize) -> Result<u8, MemError> {
+        let p = self.range(off, 1)?;
+        // SAFETY: as in `word`; a byte is always aligned.
+        Ok(unsafe { AtomicU8::from_ptr(p.as_ptr()) }.load(Ordering::Acquire))
+    }
+
+    /// Reads up to `len` bytes of a file (from `file_off`, or from its own position) into the region at
+    /// `off`, without a copy in between. Returns the bytes read, 0 at the end of the file.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range outside the region, or the system call's.
+    pub fn read_from_file(
+        &self,
+        fd: BorrowedFd<'_>,
+        file_off: Option<u64>,
+        off: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let p = self.range(off, len).map_err(invalid)?;
+        // SAFETY: a checked range that lives as long as `self`, with no reference to it.
+        unsafe { weft_sys::read_raw(fd, p.as_ptr(), len, file_off) }
+    }
+
+    /// Writes up to `len` bytes of the region at `off` to a file (at `file_off`, or at its own position).
+    /// Returns the bytes written.
+    ///
+    /// # Errors
+    /// As [`Self::read_from_file`].
+    pub fn write_to_file(
+        &self,
+        fd: BorrowedFd<'_>,
+        file_off: Option<u64>,
+        off: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let p = self.range(off, len).map_err(invalid)?;
+        // SAFETY: as in `read_from_file`.
+        unsafe { weft_sys::write_raw(fd, p.as_ptr(), len, file_off) }
+    }
+}
+
+fn invalid(e: MemError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, e)
+}
+
+/// Waits until ours is the last hold on a region that the table no longer has, then releases it.
+/// Gives the hold back when the time is over.
+fn wait_for_spans(
+    inner: Arc<Registered>,
+    limit: Option<Duration>,
+) -> Result<Option<Vec<u8>>, Arc<Registered>> {
+    let inner = match Arc::try_unwrap(inner) {
+        Ok(mut last) => return Ok(last.release()),
+        Err(shared) => shared,
+    };
+    let slot = |r: &Registered, h| {
+        *r.handover.lock().unwrap_or_else(PoisonError::into_inner) = h;
+    };
+    let (tx, rx) = mpsc::sync_channel(1);
+    slot(&inner, Some(Box::new(tx)));
+    let weak = Arc::downgrade(&inner);
+    // From here whoever drops the last hold sends the buffer.
+    drop(inner);
+    let Some(limit) = limit else {
+        return Ok(rx.recv().ok().flatten());
+    };
+    if let Ok(buffer) = rx.recv_timeout(limit) {
+        return Ok(buffer);
+    }
+    if let Some(again) = weak.upgrade() {
+        slot(&again, None);
+        return Err(again);
+    }
+    Ok(rx.recv().ok().flatten())
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Some(inner) = self.inner.take() else {
+            return;
+        };
+        self.table.remove_region(&inner);
+        // No bind can pass this, so the windows found next are all there will ever be.
+        if inner.windows.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED != 0 {
+            self.table.unbind_all(&inner);
+        }
+        if matches!(inner.storage, Storage::Raw) {
+            // The caller of `register_raw` takes the memory back after this.
+            let _ = wait_for_spans(inner, None);
+        }
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region")
+            .field("stag", &format_args!("{:#010x}", self.stag()))
+            .field("iova", &format_args!("{:#x}", self.iova()))
+            .field("len", &self.len())
+            .field("access", &self.access())
+            .finish_non_exhaustive()
+    }
+}

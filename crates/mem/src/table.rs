@@ -1,0 +1,516 @@
+//! The `STag` table (translation and protection table) of one device.
+
+use crate::region::Registered;
+use crate::{Access, Backing, MemError, PdId, Region, Span};
+use std::collections::{HashMap, VecDeque, hash_map};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// One for each value of an `STag`'s top 4 bits.
+const SHARDS: usize = 16;
+/// More would leave too few of the 2^24 indices to draw free ones from quickly.
+const MAX_ENTRIES: usize = 1 << 23;
+/// Freed indices that are not given again yet.
+const RESTING: usize = 256;
+
+/// The `STag` table of one device. Cloning gives another handle on the same table.
+///
+/// An `STag` is a 24-bit index drawn at random and an 8-bit key below it (RFC 5040 section 8.1.1 asks for
+/// both); a lookup must match all 32 bits. Indices freed lately are not given again.
+///
+/// All methods take any thread; a lookup takes one of 16 reader locks for the time of a hash lookup.
+#[derive(Clone)]
+pub struct Table(Arc<Inner>);
+
+struct Inner {
+    shards: [RwLock<Shard>; SHARDS],
+    entries: AtomicUsize,
+    max: usize,
+    indices: Mutex<Indices>,
+}
+
+type Shard = HashMap<u32, Entry, BuildHasherDefault<IndexHasher>>;
+
+enum Entry {
+    Region(Arc<Registered>),
+    Window(Box<WindowState>),
+}
+
+struct WindowState {
+    pd: PdId,
+    /// The index and the key of the latest bind.
+    stag: u32,
+    bound: Option<Binding>,
+}
+
+struct Binding {
+    region: Arc<Registered>,
+    /// The queue pair whose stream may use it.
+    qp: u32,
+    /// The address of its first byte, as peers count.
+    base: u64,
+    /// Where it begins in the region.
+    start: usize,
+    len: u64,
+    access: Access,
+}
+
+/// Indices are random already; this only spreads them over the bits that the map looks at.
+#[derive(Default)]
+struct IndexHasher(u64);
+
+impl Hasher for IndexHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.write_u32((*b).into());
+        }
+    }
+
+    fn write_u32(&mut self, v: u32) {
+        self.0 = (self.0 ^ u64::from(v)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Random `STag`s, and the indices that rest.
+#[derive(Default)]
+struct Indices {
+    drawn: Vec<u32>,
+    resting: VecDeque<u32>,
+}
+
+impl Indices {
+    /// A random `STag` whose index is neither 0 nor resting.
+    fn draw(&mut self) -> Result<u32, MemError> {
+        loop {
+            let Some(stag) = self.drawn.pop() else {
+                let mut bytes = [0; 128];
+                getrandom::fill(&mut bytes).map_err(|_| MemError::Limit)?;
+                let (words, _) = bytes.as_chunks();
+                self.drawn
+                    .extend(words.iter().map(|w| u32::from_ne_bytes(*w)));
+                continue;
+            };
+            // STag 0 has a meaning of its own in the verbs.
+            if index(stag) != 0 && !self.resting.contains(&index(stag)) {
+                return Ok(stag);
+            }
+        }
+    }
+
+    fn rest(&mut self, index: u32) {
+        if self.resting.len() == RESTING {
+            self.resting.pop_front();
+        }
+        self.resting.push_back(index);
+    }
+}
+
+#[inline]
+fn index(stag: u32) -> u32 {
+    stag >> 8
+}
+
+/// Where a range begins in a region or window, if it is inside.
+#[inline]
+fn locate(base: u64, size: u64, addr: u64, len: u64) -> Result<u64, MemError> {
+    if addr.checked_add(len.saturating_sub(1)).is_none() {
+        return Err(MemError::Wrap);
+    }
+    let start = addr.checked_sub(base).ok_or(MemError::Bounds)?;
+    if start > size || len > size - start {
+        return Err(MemError::Bounds);
+    }
+    Ok(start)
+}
+
+impl Inner {
+    #[inline]
+    fn shard(&self, stag: u32) -> &RwLock<Shard> {
+        // By the top bits: the maps choose their buckets by the low ones.
+        &self.shards[(stag >> 28) as usize]
+    }
+
+    #[inline]
+    fn read(&self, stag: u32) -> RwLockReadGuard<'_, Shard> {
+        let shard = self.shard(stag).read();
+        shard.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, stag: u32) -> RwLockWriteGuard<'_, Shard> {
+        let shard = self.shard(stag).write();
+        shard.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn draw(&self) -> Result<u32, MemError> {
+        let mut indices = self.indices.lock().unwrap_or_else(PoisonError::into_inner);
+        indices.draw()
+    }
+
+    /// Enters what `make` makes for a free `STag`.
+    fn insert<T>(&self, make: impl FnOnce(u32) -> (Entry, T)) -> Result<T, MemError> {
+        self.entries
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
+                (n < self.max).then_some(n + 1)
+            })
+            .map_err(|_| MemError::Limit)?;
+        loop {
+            let stag = self.draw().inspect_err(|_| {
+                self.entries.fetch_sub(1, Ordering::Relaxed);
+            })?;
+            if let hash_map::Entry::Vacant(free) = self.write(stag).entry(index(stag)) {
+                let (entry, out) = make(stag);
+                free.insert(entry);
+                return Ok(out);
+            }
+        }
+    }
+
+    fn remove(&self, stag: u32) -> Option<Entry> {
+        let mut shard = self.write(stag);
+        let entry = shard.remove(&index(stag))?;
+        if shard.capacity() > 64 && shard.len() < shard.capacity() / 8 {
+            let room = shard.len() * 2;
+            shard.shrink_to(room);
+        }
+        drop(shard);
+        self.entries.fetch_sub(1, Ordering::Relaxed);
+        let mut indices = self.indices.lock().unwrap_or_else(PoisonError::into_inner);
+        indices.rest(index(stag));
+        Some(entry)
+    }
+}
+
+impl Table {
+    /// An empty table for at most `max_regions` regions and windows together (and never more than
+    /// 2^23).
+    pub fn new(max_regions: usize) -> Table {
+        Table(Arc::new(Inner {
+            shards: std::array::from_fn(|_| RwLock::default()),
+            entries: AtomicUsize::new(0),
+            max: max_regions.min(MAX_ENTRIES),
+            indices: Mutex::default(),
+        }))
+    }
+
+    /// Registers memory: peers and scatter/gather elements name its first byte by address `iova`. A length
+    /// of zero is legal.
+    ///
+    /// # Errors
+    /// [`MemError::Limit`] when the table is full or the system has no memory;
+    /// [`MemError::BadArgument`] when `iova` and the length pass the end of the address space, when
+    /// [`Access::ZERO_BASED`] comes with an `iova` other than 0, or when the remote write or atomic right
+    /// comes without [`Access::LOCAL_WRITE`].
+    pub fn register(
+        &self,
+        pd: PdId,
+        backing: Backing,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        self.enter(Registered::new(pd, backing, iova, access)?)
+    }
+
+    /// Registers memory that somebody else owns. Dropping the region waits for its spans without a
+    /// limit (so never drop it on a thread that holds one).
+    ///
+    /// # Errors
+    /// As [`Self::register`], and [`MemError::BadArgument`] for a null pointer with a length.
+    ///
+    /// # Safety
+    /// Until the region is deregistered or dropped, `ptr..ptr + len` must stay mapped, readable and writable,
+    /// and be touched by nobody through plain Rust references or non-atomic Rust accesses that a
+    /// peer's accesses may race with.
+    pub unsafe fn register_raw(
+        &self,
+        pd: PdId,
+        ptr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
+    }
+
+    fn enter(&self, mut new: Registered) -> Result<Region, MemError> {
+        let inner = self.0.insert(|stag| {
+            new.stag = stag;
+            let inner = Arc::new(new);
+            (Entry::Region(inner.clone()), inner)
+        })?;
+        Ok(Region::new(self.clone(), inner))
+    }
+
+    /// Takes a region out; again is fine.
+    pub(crate) fn remove_region(&self, region: &Arc<Registered>) {
+        let here = match self.0.read(region.stag).get(&index(region.stag)) {
+            Some(Entry::Region(r)) => Arc::ptr_eq(r, region),
+            _ => false,
+        };
+        if here {
+            self.0.remove(region.stag);
+        }
+    }
+
+    /// Unbinds every window of a region that is going away.
+    pub(crate) fn unbind_all(&self, region: &Arc<Registered>) {
+        for shard in &self.0.shards {
+            let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
+            for entry in shard.values_mut() {
+                if let Entry::Window(w) = entry
+                    && (w.bound.as_ref()).is_some_and(|b| Arc::ptr_eq(&b.region, region))
+                {
+                    w.bound = None;
+                    region.drop_window();
+                }
+            }
+        }
+    }
+
+    /// Checks a scatter/gather element of the owner: `STag`, protection domain, rights, bounds, in
+    /// this order. `need` is [`Access::LOCAL_WRITE`] to write, empty to read. Windows have no
+    /// local use.
+    ///
+    /// # Errors
+    /// [`MemError::InvalidStag`], [`MemError::Pd`], [`MemError::Access`], [`MemError::Wrap`],
+    /// [`MemError::Bounds`].
+    #[inline]
+    pub fn local(
+        &self,
+        pd: PdId,
+        stag: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Span, MemError> {
+        match self.0.read(stag).get(&index(stag)) {
+            Some(Entry::Region(r)) => region_span(r, pd, stag, addr, len, need),
+            _ => Err(MemError::InvalidStag),
+        }
+    }
+
+    /// Checks what a peer names (RFC 5040 section 5.2, 5041 section 5.2): `STag`, protection domain and
+    /// queue pair, rights, bounds, in this order. A window answers only to the queue pair it was bound
+    /// on.
+    ///
+    /// # Errors
+    /// As [`Self::local`]; a window of another queue pair is [`MemError::Pd`].
+    #[inline]
+    pub fn remote(
+        &self,
+        pd: PdId,
+        qp: u32,
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Span, MemError> {
+        match self.0.read(stag).get(&index(stag)) {
+            Some(Entry::Region(r)) => region_span(r, pd, stag, to, len, need),
+            Some(Entry::Window(w)) => {
+                let bound = w.check(pd, qp, stag)?;
+                if !bound.access.contains(need) {
+                    return Err(MemError::Access);
+                }
+                let at = locate(bound.base, bound.len, to, len.into())?;
+                let start = bound.start + at as usize;
+                Ok(Span::new(bound.region.clone(), start, len as usize))
+            }
+            None => Err(MemError::InvalidStag),
+        }
+    }
+
+    /// Unbinds a window, as Send with Invalidate and Local Invalidate do (RFC 5040 section 5.1). Spans made
+    /// through it before live on.
+    ///
+    /// # Errors
+    /// [`MemError::InvalidStag`] (also for an unbound window), [`MemError::Pd`] for another
+    /// domain's or queue pair's window, [`MemError::CannotInvalidate`] for a region.
+    pub fn invalidate(&self, pd: PdId, qp: u32, stag: u32) -> Result<(), MemError> {
+        match self.0.write(stag).get_mut(&index(stag)) {
+            Some(Entry::Region(r)) if r.stag == stag => Err(if r.pd == pd {
+                MemError::CannotInvalidate
+            } else {
+                MemError::Pd
+            }),
+            Some(Entry::Window(w)) => {
+                w.check(pd, qp, stag)?;
+                w.unbind();
+                Ok(())
+            }
+            _ => Err(MemError::InvalidStag),
+        }
+    }
+
+    /// A new window, bound to nothing: its `STag` is invalid until [`Self::bind`].
+    ///
+    /// # Errors
+    /// [`MemError::Limit`].
+    pub fn alloc_window(&self, pd: PdId) -> Result<Window, MemError> {
+        let stag = self.0.insert(|stag| {
+            let state = WindowState {
+                pd,
+                stag,
+                bound: None,
+            };
+            (Entry::Window(Box::new(state)), stag)
+        })?;
+        Ok(Window {
+            table: self.clone(),
+            pd,
+            stag,
+        })
+    }
+
+    /// Binds a window (of the verbs' type 2) to `len` bytes of a region at `addr`, for the stream of queue
+    /// pair `qp`. Only the index of `window_stag` counts; the new `STag`, which is returned, has `new_key`
+    /// as its low 8 bits. Peers name the bytes as in the region, or from 0 with
+    /// [`Access::ZERO_BASED`]. The caller checks that the queue pair is in the window's domain.
+    ///
+    /// # Errors
+    /// [`MemError::InvalidStag`] when either is unknown; [`MemError::InUse`] for a bound window
+    /// (invalidate it first); [`MemError::Pd`] when the two are of different domains;
+    /// [`MemError::Access`] when the region lacks [`Access::MW_BIND`], or [`Access::LOCAL_WRITE`] where the
+    /// window gives peers the right to change; [`MemError::Wrap`], [`MemError::Bounds`];
+    /// [`MemError::BadArgument`] for no bytes, or rights that windows do not have.
+    #[allow(clippy::too_many_arguments)] // the verbs' own list
+    pub fn bind(
+        &self,
+        window_stag: u32,
+        new_key: u8,
+        qp: u32,
+        region_stag: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<u32, MemError> {
+        if len == 0 || access.intersects(Access::LOCAL_WRITE | Access::MW_BIND) {
+            return Err(MemError::BadArgument);
+        }
+        let region = match self.0.read(region_stag).get(&index(region_stag)) {
+            Some(Entry::Region(r)) if r.stag == region_stag => r.clone(),
+            _ => return Err(MemError::InvalidStag),
+        };
+        let mut shard = self.0.write(window_stag);
+        let Some(Entry::Window(window)) = shard.get_mut(&index(window_stag)) else {
+            return Err(MemError::InvalidStag);
+        };
+        if window.bound.is_some() {
+            return Err(MemError::InUse);
+        }
+        if window.pd != region.pd {
+            return Err(MemError::Pd);
+        }
+        if !region.access.contains(Access::MW_BIND)
+            || (access.needs_local_write() && !region.access.contains(Access::LOCAL_WRITE))
+        {
+            return Err(MemError::Access);
+        }
+        let start = locate(region.iova, region.len() as u64, addr, len)? as usize;
+        region.add_window()?;
+        window.stag = index(window_stag) << 8 | u32::from(new_key);
+        window.bound = Some(Binding {
+            region,
+            qp,
+            base: if access.contains(Access::ZERO_BASED) {
+                0
+            } else {
+                addr
+            },
+            start,
+            len,
+            access,
+        });
+        Ok(window.stag)
+    }
+}
+
+/// Checks a range of a region. Takes its `Arc` only when all is well.
+#[inline]
+fn region_span(
+    r: &Arc<Registered>,
+    pd: PdId,
+    stag: u32,
+    addr: u64,
+    len: u32,
+    need: Access,
+) -> Result<Span, MemError> {
+    if r.stag != stag {
+        return Err(MemError::InvalidStag);
+    }
+    if r.pd != pd {
+        return Err(MemError::Pd);
+    }
+    if !r.access.contains(need) {
+        return Err(MemError::Access);
+    }
+    let start = locate(r.iova, r.len() as u64, addr, len.into())?;
+    Ok(Span::new(r.clone(), start as usize, len as usize))
+}
+
+impl WindowState {
+    /// The binding, if this `STag` names it and this stream may use it.
+    fn check(&self, pd: PdId, qp: u32, stag: u32) -> Result<&Binding, MemError> {
+        match &self.bound {
+            Some(b) if self.stag == stag => {
+                if self.pd == pd && b.qp == qp {
+                    Ok(b)
+                } else {
+                    Err(MemError::Pd)
+                }
+            }
+            _ => Err(MemError::InvalidStag),
+        }
+    }
+
+    fn unbind(&mut self) {
+        if let Some(b) = self.bound.take() {
+            b.region.drop_window();
+        }
+    }
+}
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table")
+            .field("entries", &self.0.entries.load(Ordering::Relaxed))
+            .field("max", &self.0.max)
+            .finish()
+    }
+}
+
+/// The owner's handle on a memory window (type 2 of the verbs). Dropping it frees it, bound or not.
+#[derive(Debug)]
+pub struct Window {
+    table: Table,
+    pd: PdId,
+    /// As allocated; binds change the key.
+    stag: u32,
+}
+
+impl Window {
+    /// Its `STag`: that of the latest bind, or a first one that is not valid yet.
+    pub fn stag(&self) -> u32 {
+        match self.table.0.read(self.stag).get(&index(self.stag)) {
+            Some(Entry::Window(w)) => w.stag,
+            _ => self.stag,
+        }
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> PdId {
+        self.pd
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if let Some(Entry::Window(mut w)) = self.table.0.remove(self.stag) {
+            w.unbind();
+        }
+    }
+}
