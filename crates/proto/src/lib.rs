@@ -1,2 +1,13 @@
-//! Skeleton.
+//! Sans-io protocol machines: MPA start-up and RDMAP streams.
+//!
+//! Nothing here opens a socket, reads a clock or writes memory. The machines take bytes or parsed headers and say
+//! what the caller has to do: bytes to send, payload to place, payload to fetch, work that is complete. Everything
+//! that comes from a peer is taken as hostile: it is checked before it changes any state, and no peer can make a
+//! machine hold more than its configured limits.
+//!
+//! * [`mpa`]: the two sides of the connection start-up (RFC 5044 section 7.1, RFC 6581).
+//! * [`rdmap`]: one DDP/RDMAP stream, both directions (RFC 5040, RFC 5041, RFC 7306).
 #![forbid(unsafe_code)]
+
+pub mod mpa;
+pub mod rdmap;

@@ -1,0 +1,410 @@
+//! The receive side: what the peer's next segment may be.
+
+use weft_wire::ddp::{Header, Tagged, Untagged};
+use weft_wire::rdmap::{
+    AtomicRequest, AtomicResponse, IMMEDIATE_LEN, Opcode, QN_SEND, ReadRequest, Terminate,
+};
+
+use super::fault::Offender;
+use super::{Fault, MAX_CONTROL, Progress, Response, State, Stream};
+
+/// What to do with the payload of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rx {
+    /// Check rights and bounds, place the payload in the region, then [`Stream::rx_placed`]. A segment without payload
+    /// touches no memory, so its `STag` is not to be checked (RFC 5040 section 5.1).
+    PlaceWrite {
+        /// Our region.
+        stag: u32,
+        /// Where in it; `to + len` does not overflow.
+        to: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// Place the payload in the scatter list of a Read, then [`Stream::rx_placed`].
+    PlaceRead {
+        /// The Read.
+        seq: u64,
+        /// Where in its scatter list; `offset + len` is within it.
+        offset: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// Place the payload in the receive of the current message, then [`Stream::rx_placed`].
+    PlaceRecv {
+        /// A new message: take a receive; if there is none, `fail` with [`Fault::NoReceive`].
+        first: bool,
+        /// Where in the message; if `mo + len` is beyond the receive, `fail` with [`Fault::ReceiveTooSmall`].
+        mo: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// Give the body to [`Stream::rx_control`].
+    Control {
+        /// Bytes, at most [`MAX_CONTROL`].
+        len: u32,
+    },
+}
+
+/// Something happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A message is complete and consumes its receive.
+    Received {
+        /// Bytes placed in the receive; 0 with immediate data.
+        len: u32,
+        /// The sender asked for an event.
+        solicited: bool,
+        /// Invalidate this `STag` before the completion; if that is not allowed, `fail` with
+        /// [`Fault::CannotInvalidate`].
+        invalidate: Option<u32>,
+        /// An Immediate Data message: there was no [`Rx::PlaceRecv`], so take a receive now; if there is none, `fail` with
+        /// [`Fault::NoReceive`].
+        immediate: Option<u64>,
+    },
+    /// The peer wants to read: check rights and bounds now (unless `len` is 0), then [`Stream::accept_read`] or `fail`.
+    ReadRequested {
+        /// Our region.
+        stag: u32,
+        /// Where in it; `to + len` does not overflow.
+        to: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// The peer wants an Atomic Operation on 8 bytes: check and do it now, then [`Stream::atomic_done`] or `fail`.
+    AtomicRequested(AtomicRequest),
+    /// An Atomic of ours is done: store the original value in its scatter list.
+    AtomicResult {
+        /// The Atomic.
+        seq: u64,
+        /// The value before the operation.
+        original: u64,
+    },
+    /// The peer's last message. Close the connection and [`Stream::flush`].
+    Terminated(Terminate),
+}
+
+/// What the caller owes for the segment accepted last.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pending {
+    Idle,
+    Write,
+    Read { last: bool },
+    Recv { done: Option<Event> },
+    Control { opcode: Opcode, len: u32 },
+    AcceptRead { request: ReadRequest, msn: u32 },
+    AtomicDone { request_id: u32 },
+}
+
+/// A tagged message whose last segment has not come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenTagged {
+    opcode: Opcode,
+    stag: u32,
+    to: u64,
+}
+
+/// A message on queue 0 whose last segment has not come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenUntagged {
+    opcode: Opcode,
+    mo: u32,
+}
+
+impl Stream {
+    /// Checks the next segment of the peer: `ulpdu_len` bytes with the header.
+    pub fn rx_segment(&mut self, header: &Header, ulpdu_len: usize) -> Result<Rx, Fault> {
+        if self.state != State::Open {
+            return Err(Fault::Closed);
+        }
+        if !matches!(self.pending, Pending::Idle) {
+            return Err(Fault::LocalCatastrophic);
+        }
+        let ulpdu_len = u16::try_from(ulpdu_len).map_err(|_| Fault::BadFrame)?;
+        self.offender = Offender {
+            header: Some(*header),
+            ulpdu_len,
+            read_request: None,
+        };
+        let len = u32::from(
+            ulpdu_len
+                .checked_sub(header.len() as u16)
+                .ok_or(Fault::BadFrame)?,
+        );
+        let rx = match header {
+            Header::Tagged(header) => self.rx_tagged(header, len),
+            Header::Untagged(header) => self.rx_untagged(header, len),
+        }?;
+        self.hold = false;
+        Ok(rx)
+    }
+
+    /// A segment of a message goes on where the one before ended, with the same opcode and `STag` (RFC 5041 section 5.1).
+    fn rx_tagged(&mut self, header: &Tagged, len: u32) -> Result<Rx, Fault> {
+        let Tagged {
+            opcode,
+            last,
+            stag,
+            to,
+        } = *header;
+        if let Some(open) = self.rx_tagged {
+            if open.opcode != opcode {
+                return Err(Fault::UnexpectedOpcode);
+            }
+            if open.stag != stag {
+                return Err(Fault::InvalidStag);
+            }
+            if open.to != to {
+                return Err(Fault::Bounds);
+            }
+        }
+        let end = to.checked_add(len.into()).ok_or(Fault::ToWrap)?;
+        let rx = match opcode {
+            Opcode::Write => {
+                self.pending = Pending::Write;
+                Rx::PlaceWrite { stag, to, len }
+            }
+            Opcode::ReadResponse => self.rx_read_response(header, len)?,
+            _ => return Err(Fault::UnexpectedOpcode),
+        };
+        self.rx_tagged = (!last).then_some(OpenTagged {
+            opcode,
+            stag,
+            to: end,
+        });
+        Ok(rx)
+    }
+
+    /// Only the oldest outstanding request can be answered, and the answer must be exactly what was asked.
+    fn rx_read_response(&mut self, header: &Tagged, len: u32) -> Result<Rx, Fault> {
+        let read = self.outstanding.front_mut().ok_or(Fault::InvalidStag)?;
+        if read.atomic || header.stag != read.key {
+            return Err(Fault::InvalidStag);
+        }
+        let offset = read.received;
+        let left = read.len - offset;
+        if header.to != u64::from(offset) || len > left || header.last != (len == left) {
+            return Err(Fault::Bounds);
+        }
+        read.received += len;
+        self.pending = Pending::Read { last: header.last };
+        Ok(Rx::PlaceRead {
+            seq: read.seq,
+            offset,
+            len,
+        })
+    }
+
+    fn rx_untagged(&mut self, header: &Untagged, len: u32) -> Result<Rx, Fault> {
+        let Untagged {
+            opcode,
+            last,
+            invalidate,
+            qn,
+            msn,
+            mo,
+        } = *header;
+        let Some(queue) = opcode.queue() else {
+            return Err(Fault::UnexpectedOpcode);
+        };
+        if queue != qn {
+            return Err(Fault::InvalidQn);
+        }
+        let expected = self.rx_msn.get_mut(qn as usize).ok_or(Fault::InvalidQn)?;
+        if msn != *expected {
+            return Err(Fault::MsnRange);
+        }
+        let open = self.rx_untagged.filter(|_| qn == QN_SEND);
+        if open.is_some_and(|open| open.opcode != opcode) {
+            return Err(Fault::UnexpectedOpcode);
+        }
+        if mo != open.map_or(0, |open| open.mo) {
+            return Err(Fault::InvalidMo);
+        }
+        let body = match opcode {
+            Opcode::Immediate | Opcode::ImmediateSe => IMMEDIATE_LEN,
+            Opcode::ReadRequest => ReadRequest::LEN,
+            Opcode::AtomicRequest => AtomicRequest::LEN,
+            Opcode::AtomicResponse => AtomicResponse::LEN,
+            Opcode::Terminate => MAX_CONTROL,
+            _ => {
+                let end = mo.checked_add(len).ok_or(Fault::ReceiveTooSmall)?;
+                if last {
+                    *expected = msn.wrapping_add(1);
+                }
+                self.rx_untagged = (!last).then_some(OpenUntagged { opcode, mo: end });
+                let done = last.then_some(Event::Received {
+                    len: end,
+                    solicited: opcode.is_solicited(),
+                    invalidate: opcode.invalidates().then_some(invalidate),
+                    immediate: None,
+                });
+                self.pending = Pending::Recv { done };
+                return Ok(Rx::PlaceRecv {
+                    first: open.is_none(),
+                    mo,
+                    len,
+                });
+            }
+        };
+        // A control message is one segment of known length. A longer one does not fit the buffer that DDP has for it.
+        let shortest = if opcode == Opcode::Terminate { 0 } else { body };
+        if !last || len as usize > body {
+            return Err(Fault::ReceiveTooSmall);
+        }
+        if (len as usize) < shortest {
+            return Err(Fault::BadFrame);
+        }
+        match opcode {
+            Opcode::ReadRequest | Opcode::AtomicRequest
+                if self.responses.len() >= self.config.ird as usize =>
+            {
+                return Err(Fault::TooManyReads);
+            }
+            Opcode::AtomicResponse
+                if !self.outstanding.front().is_some_and(|oldest| oldest.atomic) =>
+            {
+                return Err(Fault::NoReceive);
+            }
+            _ => {}
+        }
+        *expected = msn.wrapping_add(1);
+        self.pending = Pending::Control { opcode, len };
+        Ok(Rx::Control { len })
+    }
+
+    /// Takes the body of the control message that [`rx_segment`](Self::rx_segment) announced.
+    pub fn rx_control(&mut self, body: &[u8]) -> Result<Option<Event>, Fault> {
+        let Pending::Control { opcode, len } = self.pending else {
+            return Err(Fault::LocalCatastrophic);
+        };
+        if body.len() != len as usize {
+            return Err(Fault::LocalCatastrophic);
+        }
+        self.pending = Pending::Idle;
+        let event = match opcode {
+            Opcode::ReadRequest => {
+                let request = ReadRequest::parse(body).ok_or(Fault::BadFrame)?;
+                self.offender.read_request = Some(request);
+                let ReadRequest {
+                    sink_to,
+                    size,
+                    src_stag: stag,
+                    src_to: to,
+                    ..
+                } = request;
+                if to.checked_add(size.into()).is_none()
+                    || sink_to.checked_add(size.into()).is_none()
+                {
+                    return Err(Fault::ToWrap);
+                }
+                self.pending = Pending::AcceptRead {
+                    request,
+                    msn: self.request_number(),
+                };
+                Event::ReadRequested {
+                    stag,
+                    to,
+                    len: size,
+                }
+            }
+            Opcode::AtomicRequest => {
+                let request = AtomicRequest::parse(body).ok_or(Fault::UnexpectedOpcode)?;
+                if request.to.checked_add(8).is_none() {
+                    return Err(Fault::ToWrap);
+                }
+                self.pending = Pending::AtomicDone {
+                    request_id: request.request_id,
+                };
+                Event::AtomicRequested(request)
+            }
+            Opcode::AtomicResponse => {
+                let response = AtomicResponse::parse(body).ok_or(Fault::BadFrame)?;
+                let atomic = self.outstanding.front().ok_or(Fault::NoReceive)?;
+                if atomic.key != response.request_id {
+                    return Err(Fault::AtomicMismatch);
+                }
+                let seq = atomic.seq;
+                self.answered();
+                Event::AtomicResult {
+                    seq,
+                    original: response.original,
+                }
+            }
+            Opcode::Terminate => {
+                let terminate = Terminate::parse(body).map_err(|_| Fault::BadFrame)?;
+                self.terminated(&terminate);
+                Event::Terminated(terminate)
+            }
+            _ => {
+                let immediate = body
+                    .try_into()
+                    .map(u64::from_be_bytes)
+                    .map_err(|_| Fault::BadFrame)?;
+                Event::Received {
+                    len: 0,
+                    solicited: opcode.is_solicited(),
+                    invalidate: None,
+                    immediate: Some(immediate),
+                }
+            }
+        };
+        Ok(Some(event))
+    }
+
+    /// The payload of the segment accepted last is in place, or it had none.
+    pub fn rx_placed(&mut self) -> Option<Event> {
+        let event = match self.pending {
+            Pending::Write | Pending::Read { last: false } => None,
+            Pending::Read { last: true } => {
+                self.answered();
+                None
+            }
+            Pending::Recv { done } => done,
+            Pending::Idle
+            | Pending::Control { .. }
+            | Pending::AcceptRead { .. }
+            | Pending::AtomicDone { .. } => {
+                return None;
+            }
+        };
+        self.pending = Pending::Idle;
+        event
+    }
+
+    /// The Read that [`Event::ReadRequested`] announced is allowed: queue its response.
+    pub fn accept_read(&mut self) {
+        if let Pending::AcceptRead { request, msn } = self.pending {
+            self.responses.push_back(Response::Read { request, msn });
+            self.pending = Pending::Idle;
+        }
+    }
+
+    /// The Atomic that [`Event::AtomicRequested`] announced is done: queue its response.
+    pub fn atomic_done(&mut self, original: u64) {
+        if let Pending::AtomicDone { request_id } = self.pending {
+            self.responses.push_back(Response::Atomic {
+                request_id,
+                original,
+            });
+            self.pending = Pending::Idle;
+        }
+    }
+
+    /// The oldest outstanding request has its answer.
+    fn answered(&mut self) {
+        if let Some(oldest) = self.outstanding.pop_front()
+            && let Some(entry) = self.entry(oldest.seq)
+        {
+            entry.progress = Progress::Done;
+        }
+    }
+
+    /// The sequence number of the request just accepted.
+    fn request_number(&self) -> u32 {
+        match self.offender.header {
+            Some(Header::Untagged(header)) => header.msn,
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! The transmit side: which message is next, and how it is cut into segments.
+
+use weft_wire::ddp::{self, Header, Tagged, Untagged};
+use weft_wire::rdmap::{
+    AtomicRequest, AtomicResponse, Opcode, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND,
+    QN_TERMINATE, ReadRequest, Terminate,
+};
+
+use super::fault::Offender;
+use super::{MAX_HEADER, Op, Outstanding, Payload, Progress, Response, SendWr, State, Stream, Tx};
+
+/// The message being cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cut {
+    /// Between messages.
+    Idle,
+    /// Work request `next`.
+    Wr {
+        /// Payload handed out, in bytes.
+        offset: u32,
+        /// The Write is out, its Immediate Data is next.
+        immediate: bool,
+    },
+    /// The first response.
+    Response {
+        /// Payload handed out, in bytes.
+        offset: u32,
+    },
+}
+
+impl Stream {
+    /// The next thing to transmit, its header written to `hdr`; `None` if there is nothing that may go now.
+    pub fn next_tx(&mut self, hdr: &mut [u8; MAX_HEADER]) -> Option<Tx> {
+        match self.state {
+            State::Open if !self.hold => {}
+            State::Terminating => {
+                return self
+                    .terminate
+                    .take()
+                    .map(|terminate| emit_terminate(&terminate, hdr));
+            }
+            State::Open | State::Terminated | State::Closed => return None,
+        }
+        match self.choose()? {
+            Cut::Wr { offset, immediate } => self.cut_wr(offset, immediate, hdr),
+            Cut::Response { offset } => self.cut_response(offset, hdr),
+            Cut::Idle => None,
+        }
+    }
+
+    /// Goes on with the message under way, or chooses the next.
+    pub(super) fn choose(&self) -> Option<Cut> {
+        if self.cut != Cut::Idle {
+            return Some(self.cut);
+        }
+        let response = !self.responses.is_empty();
+        if response && self.response_turn {
+            return Some(Cut::Response { offset: 0 });
+        }
+        if self.next_may_start() {
+            return Some(Cut::Wr {
+                offset: 0,
+                immediate: false,
+            });
+        }
+        response.then_some(Cut::Response { offset: 0 })
+    }
+
+    /// Whether there is a work request to start and neither ORD nor its fence forbids it.
+    fn next_may_start(&self) -> bool {
+        let index = (self.next - self.base) as usize;
+        self.sq.get(index).is_some_and(|entry| {
+            let waits_for_ord =
+                entry.wr.op.is_answered() && self.outstanding.len() >= self.config.ord as usize;
+            let waits_for_fence = entry.wr.fence && !self.outstanding.is_empty();
+            !waits_for_ord && !waits_for_fence
+        })
+    }
+
+    fn cut_wr(&mut self, offset: u32, immediate: bool, hdr: &mut [u8; MAX_HEADER]) -> Option<Tx> {
+        let seq = self.next;
+        let (send_msn, request_msn) = (self.send_msn, self.request_msn);
+        let entry = self.entry(seq)?;
+        let SendWr { op, len, .. } = entry.wr;
+        if entry.progress == Progress::Queued {
+            entry.progress = Progress::Started;
+            entry.msn = if op.is_answered() {
+                request_msn
+            } else {
+                send_msn
+            };
+        }
+        let (header, n) = match op {
+            Op::Local => {
+                self.finish_wr();
+                let payload = Payload::Local { seq };
+                return Some(Tx {
+                    header_len: 0,
+                    payload,
+                    completes: Some(seq),
+                    terminate: false,
+                });
+            }
+            Op::Read { src_stag, src_to } => {
+                let sink_stag = self.ask(seq, len, false);
+                let request = ReadRequest {
+                    sink_stag,
+                    sink_to: 0,
+                    size: len,
+                    src_stag,
+                    src_to,
+                };
+                let header_len = emit_control(
+                    &request_header(Opcode::ReadRequest, request_msn),
+                    hdr,
+                    |b| request.emit(b),
+                );
+                return Some(Tx {
+                    header_len,
+                    payload: Payload::None,
+                    completes: Some(seq),
+                    terminate: false,
+                });
+            }
+            Op::Atomic {
+                op,
+                stag,
+                to,
+                add_or_swap,
+                add_or_swap_mask,
+                compare,
+                compare_mask,
+            } => {
+                let request_id = self.ask(seq, 0, true);
+                let request = AtomicRequest {
+                    op,
+                    request_id,
+                    stag,
+                    to,
+                    add_or_swap,
+                    add_or_swap_mask,
+                    compare,
+                    compare_mask,
+                };
+                let header = request_header(Opcode::AtomicRequest, request_msn);
+                let header_len = emit_control(&header, hdr, |b| request.emit(b));
+                return Some(Tx {
+                    header_len,
+                    payload: Payload::None,
+                    completes: Some(seq),
+                    terminate: false,
+                });
+            }
+            Op::WriteImm { imm, solicited, .. } if immediate => {
+                return Some(self.cut_immediate(imm, solicited, hdr));
+            }
+            Op::Imm { imm, solicited } => return Some(self.cut_immediate(imm, solicited, hdr)),
+            Op::Write { stag, to } | Op::WriteImm { stag, to, .. } => {
+                let (n, last) = self.piece(len - offset, ddp::TAGGED_LEN);
+                let to = to.wrapping_add(offset.into());
+                (
+                    Header::Tagged(Tagged {
+                        opcode: Opcode::Write,
+                        last,
+                        stag,
+                        to,
+                    }),
+                    n,
+                )
+            }
+            Op::Send {
+                solicited,
+                invalidate,
+            } => {
+                let (n, last) = self.piece(len - offset, ddp::UNTAGGED_LEN);
+                let opcode = match (solicited, invalidate) {
+                    (false, None) => Opcode::Send,
+                    (false, Some(_)) => Opcode::SendInvalidate,
+                    (true, None) => Opcode::SendSe,
+                    (true, Some(_)) => Opcode::SendSeInvalidate,
+                };
+                let invalidate = invalidate.unwrap_or(0);
+                (
+                    Header::Untagged(Untagged {
+                        opcode,
+                        last,
+                        invalidate,
+                        qn: QN_SEND,
+                        msn: send_msn,
+                        mo: offset,
+                    }),
+                    n,
+                )
+            }
+        };
+        let with_immediate = matches!(op, Op::WriteImm { .. });
+        let completes = header.is_last() && !with_immediate;
+        if completes {
+            if matches!(op, Op::Send { .. }) {
+                self.send_msn = send_msn.wrapping_add(1);
+            }
+            self.finish_wr();
+        } else {
+            self.cut = Cut::Wr {
+                offset: offset + n,
+                immediate: header.is_last(),
+            };
+        }
+        Some(Tx {
+            header_len: emit(&header, hdr),
+            payload: if n == 0 {
+                Payload::None
+            } else {
+                Payload::Wr {
+                    seq,
+                    offset,
+                    len: n,
+                }
+            },
+            completes: completes.then_some(seq),
+            terminate: false,
+        })
+    }
+
+    /// An Immediate Data message, the end of its work request.
+    fn cut_immediate(&mut self, imm: u64, solicited: bool, hdr: &mut [u8; MAX_HEADER]) -> Tx {
+        let seq = self.next;
+        let msn = self.send_msn;
+        let opcode = if solicited {
+            Opcode::ImmediateSe
+        } else {
+            Opcode::Immediate
+        };
+        self.send_msn = msn.wrapping_add(1);
+        self.finish_wr();
+        let header = Header::Untagged(Untagged {
+            opcode,
+            last: true,
+            invalidate: 0,
+            qn: QN_SEND,
+            msn,
+            mo: 0,
+        });
+        let header_len = emit_control(&header, hdr, |body| *body = imm.to_be_bytes());
+        Tx {
+            header_len,
+            payload: Payload::None,
+            completes: Some(seq),
+            terminate: false,
+        }
+    }
+
+    /// Enters a Read or Atomic among the outstanding and returns the name its answer must bear.
+    fn ask(&mut self, seq: u64, len: u32, atomic: bool) -> u32 {
+        let key = name(self.config.sink_key, seq);
+        self.outstanding.push_back(Outstanding {
+            seq,
+            key,
+            len,
+            received: 0,
+            atomic,
+        });
+        self.request_msn = self.request_msn.wrapping_add(1);
+        self.finish_wr();
+        key
+    }
+
+    fn finish_wr(&mut self) {
+        self.next += 1;
+        self.cut = Cut::Idle;
+        self.response_turn = true;
+    }
+
+    fn cut_response(&mut self, offset: u32, hdr: &mut [u8; MAX_HEADER]) -> Option<Tx> {
+        let (header_len, payload, last) = match *self.responses.front()? {
+            Response::Read { request, msn } => {
+                let ReadRequest {
+                    sink_stag: stag,
+                    sink_to,
+                    size,
+                    src_stag,
+                    src_to,
+                } = request;
+                let (n, last) = self.piece(size - offset, ddp::TAGGED_LEN);
+                let to = sink_to.wrapping_add(offset.into());
+                let header = Header::Tagged(Tagged {
+                    opcode: Opcode::ReadResponse,
+                    last,
+                    stag,
+                    to,
+                });
+                let source = Payload::Source {
+                    stag: src_stag,
+                    to: src_to.wrapping_add(offset.into()),
+                    len: n,
+                };
+                self.sourcing = Offender {
+                    header: Some(request_header(Opcode::ReadRequest, msn)),
+                    ulpdu_len: (ddp::UNTAGGED_LEN + ReadRequest::LEN) as u16,
+                    read_request: Some(request),
+                };
+                self.cut = Cut::Response { offset: offset + n };
+                (
+                    emit(&header, hdr),
+                    if n == 0 { Payload::None } else { source },
+                    last,
+                )
+            }
+            Response::Atomic {
+                request_id,
+                original,
+            } => {
+                let msn = self.atomic_response_msn;
+                self.atomic_response_msn = msn.wrapping_add(1);
+                let header = Header::Untagged(Untagged {
+                    opcode: Opcode::AtomicResponse,
+                    last: true,
+                    invalidate: 0,
+                    qn: QN_ATOMIC_RESPONSE,
+                    msn,
+                    mo: 0,
+                });
+                let response = AtomicResponse {
+                    request_id,
+                    original,
+                };
+                (
+                    emit_control(&header, hdr, |body| response.emit(body)),
+                    Payload::None,
+                    true,
+                )
+            }
+        };
+        if last {
+            self.responses.pop_front();
+            self.cut = Cut::Idle;
+            self.response_turn = false;
+        }
+        Some(Tx {
+            header_len,
+            payload,
+            completes: None,
+            terminate: false,
+        })
+    }
+
+    /// How much of `left` bytes the next segment carries, and whether that is the end.
+    fn piece(&self, left: u32, header_len: usize) -> (u32, bool) {
+        let room = self.config.max_ulpdu - header_len as u32;
+        (left.min(room), left <= room)
+    }
+}
+
+/// A name for the answer to request `seq` that looks random: no region of ours should happen to have it.
+const fn name(key: u32, seq: u64) -> u32 {
+    let mut x = key ^ (seq as u32).wrapping_mul(0x9e37_79b9);
+    x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
+    x = (x ^ (x >> 13)).wrapping_mul(0xc2b2_ae35);
+    x ^ (x >> 16)
+}
+
+const fn request_header(opcode: Opcode, msn: u32) -> Header {
+    Header::Untagged(Untagged {
+        opcode,
+        last: true,
+        invalidate: 0,
+        qn: QN_READ_REQUEST,
+        msn,
+        mo: 0,
+    })
+}
+
+fn emit_terminate(terminate: &Terminate, hdr: &mut [u8; MAX_HEADER]) -> Tx {
+    let header = Header::Untagged(Untagged {
+        opcode: Opcode::Terminate,
+        last: true,
+        invalidate: 0,
+        qn: QN_TERMINATE,
+        msn: 1,
+        mo: 0,
+    });
+    let mut body_len = 0;
+    let room = emit_control(&header, hdr, |body| body_len = terminate.emit(body));
+    let header_len = room - Terminate::MAX_LEN + body_len;
+    Tx {
+        header_len,
+        payload: Payload::None,
+        completes: None,
+        terminate: true,
+    }
+}
+
+fn emit(header: &Header, hdr: &mut [u8; MAX_HEADER]) -> usize {
+    hdr.first_chunk_mut().map_or(0, |room| header.emit(room))
+}
+
+/// Writes an untagged header and a body of `N` bytes; returns their length.
+fn emit_control<const N: usize>(
+    header: &Header,
+    hdr: &mut [u8; MAX_HEADER],
+    body: impl FnOnce(&mut [u8; N]),
+) -> usize {
+    const { assert!(ddp::UNTAGGED_LEN + N <= MAX_HEADER) };
+    let len = emit(header, hdr);
+    if let Some(room) = hdr[len..].first_chunk_mut() {
+        body(room);
+    }
+    len + N
+}
