@@ -46,16 +46,19 @@ mod imp {
         }
     }
 
+    #[inline]
     pub(super) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
         // SAFETY: the caller's promise.
         unsafe { opaque_move(dst, src, n) }
     }
 
+    #[inline]
     pub(super) unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
         // SAFETY: the caller's promise.
         unsafe { opaque_move(dst, src, n) }
     }
 
+    #[inline]
     pub(super) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as in `opaque_move`, with memset's arguments.

@@ -514,3 +514,18 @@ impl Drop for Window {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Entry, Inner};
+    use crate::region::Registered;
+
+    #[test]
+    fn bookkeeping_is_small() {
+        // Two counters of the Arc; the map is at worst just over half of 7/8 full, with a byte an entry.
+        let per_entry = (size_of::<(u32, Entry)>() + 1) * 16 / 7;
+        let region = size_of::<Registered>() + 16 + per_entry;
+        assert!(region < 200, "{region} bytes a region");
+        assert!(size_of::<Inner>() <= 1024, "{} bytes", size_of::<Inner>());
+    }
+}
