@@ -56,7 +56,7 @@ pub enum Rtr {
 }
 
 impl RtrSet {
-    const fn of(enhanced: &Enhanced) -> Self {
+    const fn of(enhanced: Enhanced) -> Self {
         Self {
             send: enhanced.rtr_send,
             write: enhanced.rtr_write,
@@ -282,7 +282,7 @@ impl Initiator {
         }
         if let Some(offered) = config.peer_to_peer {
             let agreed = if enhanced.peer_to_peer {
-                offered.choose(RtrSet::of(&enhanced))
+                offered.choose(RtrSet::of(enhanced))
             } else {
                 None
             };
@@ -405,7 +405,7 @@ impl PendingRequest {
             (params.ord, ord) = limit(params.ord, asked.ird);
             if let Some(known) = self.config.peer_to_peer.filter(|_| asked.peer_to_peer) {
                 let rtr = known
-                    .choose(RtrSet::of(&asked))
+                    .choose(RtrSet::of(asked))
                     .ok_or(AcceptError::NoMatchingRtr)?;
                 params.ird = params.ird.max(u16::from(rtr == Rtr::Read));
                 params.rtr = Some(rtr);
