@@ -22,8 +22,14 @@
 //! assert_eq!(header.to_string(), "Write, stag 0x00001234, to 0x40, last");
 //! ```
 #![forbid(unsafe_code)]
+#![allow(
+    clippy::doc_markdown,
+    reason = "STag, FetchAdd and the like are words of the field here"
+)]
 
 pub mod crc;
 pub mod ddp;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod mpa;
 pub mod rdmap;

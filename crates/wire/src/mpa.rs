@@ -3,7 +3,9 @@
 mod marker;
 mod start;
 
-pub use marker::{MARKER_INTERVAL, MARKER_LEN, MarkerError, MarkerInserter, MarkerStripper};
+pub use marker::{
+    MARKER_INTERVAL, MARKER_LEN, MAX_MARKED_ULPDU, MarkerError, MarkerInserter, MarkerStripper,
+};
 pub use start::{Enhanced, FrameKind, StartError, StartFrame};
 
 /// Longest private data of a start-up frame, in bytes, the four enhanced bytes included (RFC 5044 7.1).

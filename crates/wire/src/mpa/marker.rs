@@ -20,6 +20,9 @@ pub const MARKER_INTERVAL: usize = 512;
 /// Bytes of a marker.
 pub const MARKER_LEN: usize = 4;
 
+/// The longest ULPDU to send with markers: FPDUPTR has 16 bits, and reaches this far wherever the markers fall.
+pub const MAX_MARKED_ULPDU: usize = 64_768;
+
 /// Stream bytes between two markers.
 const GAP: usize = MARKER_INTERVAL - MARKER_LEN;
 
@@ -47,8 +50,13 @@ impl MarkerInserter {
         Self { crc, gap: 0 }
     }
 
-    /// Appends to `out` one whole FPDU with the markers that fall before and into it.
+    /// Appends to `out` one whole FPDU, of at most [`MAX_MARKED_ULPDU`], with the markers that fall before and into it.
     pub fn insert(&mut self, fpdu: &[u8], out: &mut Vec<u8>) {
+        debug_assert!(
+            fpdu.first_chunk()
+                .is_some_and(|&len| fpdu_len(usize::from(u16::from_be_bytes(len))) == fpdu.len()),
+            "one whole FPDU at a time"
+        );
         let start = out.len();
         let (mut body, trailer) = fpdu.split_at(fpdu.len().saturating_sub(CRC_LEN));
         let mut fpdu_start = start;

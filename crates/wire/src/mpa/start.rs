@@ -109,7 +109,7 @@ impl Enhanced {
         }
     }
 
-    fn emit(&self) -> [u8; ENHANCED_LEN] {
+    fn emit(self) -> [u8; ENHANCED_LEN] {
         let word = |high, low, depth: u16| {
             (if high { HIGH } else { 0 } | if low { LOW } else { 0 } | depth.min(DEPTH))
                 .to_be_bytes()

@@ -1,0 +1,230 @@
+//! Bodies of the fuzz targets in `fuzz/`, and the replay of their corpora by plain `cargo test`.
+//!
+//! To add a target to this crate or another: write its body (a function of bytes that panics on a finding), replay it in a
+//! test with [`replay`], and add `fuzz/fuzz_targets/NAME.rs` and its line in `fuzz/Cargo.toml`.
+
+use std::path::Path;
+
+use crate::crc::{crc32c, crc32c_append};
+use crate::ddp::{self, Header};
+use crate::mpa::{CRC_LEN, FrameKind, MarkerInserter, MarkerStripper, StartFrame, fpdu_len};
+use crate::rdmap::{AtomicRequest, AtomicResponse, ReadRequest, Terminate};
+
+/// Runs `body` on every file of `fuzz/corpus/NAME`, and fails if there is none.
+pub fn replay(name: &str, body: impl Fn(&[u8])) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../fuzz/corpus")
+        .join(name);
+    let mut seeds = 0;
+    for entry in std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+        let path = entry.expect("a directory entry").path();
+        let seed = std::fs::read(&path).expect("a readable seed");
+        // Shown by the test harness if the body panics.
+        println!("{}", path.display());
+        body(&seed);
+        seeds += 1;
+    }
+    assert_ne!(seeds, 0, "no seeds in {}", dir.display());
+}
+
+/// Any bytes as a start-up frame: what parses comes back from `emit`, and cutting the input never changes a verdict.
+pub fn start_frame(data: &[u8]) {
+    for kind in [FrameKind::Request, FrameKind::Reply] {
+        let verdict = StartFrame::parse(kind, data);
+        match verdict {
+            Ok(Some((frame, len))) => {
+                let raw = frame.emit();
+                assert_eq!(raw.len(), len);
+                assert_eq!(StartFrame::parse(kind, &raw), Ok(Some((frame, len))));
+                // Byte 16 has the reserved bits.
+                assert_eq!(raw[..16], data[..16]);
+                assert_eq!(raw[17..], data[17..len]);
+                assert!(len > 0 && StartFrame::parse(kind, &data[..len - 1]) == Ok(None));
+                assert!(!frame.to_string().is_empty());
+            }
+            Ok(None) => {}
+            Err(error) => {
+                let mut longer = data.to_vec();
+                longer.push(0);
+                assert_eq!(StartFrame::parse(kind, &longer), Err(error));
+            }
+        }
+        for cut in 0..data.len().min(64) {
+            match StartFrame::parse(kind, &data[..cut]) {
+                Ok(None) => {}
+                done => assert_eq!(
+                    done.map(|d| d.map(|(_, len)| len)),
+                    verdict.map(|d| d.map(|(_, len)| len))
+                ),
+            }
+        }
+    }
+}
+
+/// Any bytes as a DDP header: what parses comes back from `emit`, but for reserved bits.
+pub fn ddp_header(data: &[u8]) {
+    let Ok(header) = Header::parse(data) else {
+        return;
+    };
+    let mut raw = [0; ddp::MAX_LEN];
+    let len = header.emit(&mut raw);
+    assert_eq!(len, header.len());
+    assert_eq!(Header::parse(&raw[..len]), Ok(header));
+    assert_eq!(Header::parse(&data[..len]), Ok(header));
+    let mut expected = data[..len].to_vec();
+    expected[0] &= 0xc3;
+    expected[1] &= 0xcf;
+    if matches!(header, Header::Untagged(_)) && !header.opcode().invalidates() {
+        expected[2..6].fill(0);
+    }
+    assert_eq!(raw[..len], expected);
+    assert!(!header.to_string().is_empty());
+}
+
+/// Any bytes as a Terminate: what is understood comes back.
+pub fn terminate(data: &[u8]) {
+    let Ok(terminate) = Terminate::parse(data) else {
+        assert!(data.len() < 4);
+        return;
+    };
+    let mut raw = [0; Terminate::MAX_LEN];
+    let len = terminate.emit(&mut raw);
+    assert_eq!(raw[..2], data[..2]);
+    assert_eq!(Terminate::parse(&raw[..len]), Ok(terminate));
+    assert!(!terminate.to_string().is_empty());
+}
+
+/// Any bytes as the header of a Read Request, an Atomic Request or an Atomic Response.
+pub fn control(data: &[u8]) {
+    if let Some(request) = ReadRequest::parse(data) {
+        let mut raw = [0; ReadRequest::LEN];
+        request.emit(&mut raw);
+        assert_eq!(raw, data);
+        assert!(!request.to_string().is_empty());
+    }
+    if let Some(request) = AtomicRequest::parse(data) {
+        let mut raw = [0; AtomicRequest::LEN];
+        request.emit(&mut raw);
+        assert_eq!(raw[3], data[3] & 0xf);
+        assert_eq!(raw[4..], data[4..]);
+        assert!(!request.to_string().is_empty());
+    }
+    if let Some(response) = AtomicResponse::parse(data) {
+        let mut raw = [0; AtomicResponse::LEN];
+        response.emit(&mut raw);
+        assert_eq!(raw, data);
+        assert!(!response.to_string().is_empty());
+    }
+}
+
+/// Cuts `data` into pieces whose lengths `cuts` gives, over and over.
+fn pieces<'a>(mut data: &'a [u8], cuts: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let mut cuts = cuts.iter().cycle();
+    std::iter::from_fn(move || {
+        let len = cuts
+            .next()
+            .map_or(data.len(), |&cut| usize::from(cut).max(1))
+            .min(data.len());
+        let (piece, rest) = data.split_at(len);
+        data = rest;
+        (len != 0).then_some(piece)
+    })
+}
+
+/// Any bytes as a stream with markers: however it is cut, the same comes out. And what goes in with markers comes out
+/// as it was. The input is `flags | number of cuts | cuts | stream`.
+pub fn markers(data: &[u8]) {
+    let Some((&[flags, cuts], rest)) = data.split_first_chunk() else {
+        return;
+    };
+    let crc = flags & 1 != 0;
+    let (cuts, stream) = rest.split_at(usize::from(cuts).min(rest.len()));
+    let strip = |stream: &[u8], cuts: &[u8]| {
+        let mut stripper = MarkerStripper::new(crc);
+        let mut out = Vec::new();
+        let verdict = pieces(stream, cuts).try_for_each(|piece| stripper.strip(piece, &mut out));
+        (verdict, out)
+    };
+    let whole = strip(stream, &[]);
+    assert!(whole.1.len() <= stream.len());
+    assert_eq!(whole, strip(stream, cuts));
+
+    // The same bytes as FPDUs, at lengths that the flags spread.
+    let step = 1 + usize::from(flags >> 1) * 16;
+    let mut plain = Vec::new();
+    let mut marked = Vec::new();
+    let mut inserter = MarkerInserter::new(crc);
+    for ulpdu in stream.chunks(step) {
+        let fpdu = fpdu(ulpdu, crc);
+        inserter.insert(&fpdu, &mut marked);
+        plain.extend_from_slice(&fpdu);
+    }
+    assert_eq!(marked.len(), plain.len() + 4 * marked.len().div_ceil(512));
+    assert_eq!(strip(&marked, cuts), (Ok(()), plain));
+}
+
+/// Any bytes as an ULPDU, its first byte saying where to cut: the CRC against a slow one, and no bad CRC gets better on
+/// its way through markers.
+pub fn fpdu_crc(data: &[u8]) {
+    let Some((&cut, ulpdu)) = data.split_first() else {
+        return;
+    };
+    let ulpdu = &ulpdu[..ulpdu.len().min(4096)];
+    let (head, tail) = ulpdu.split_at(usize::from(cut).min(ulpdu.len()));
+    assert_eq!(crc32c(ulpdu), slow_crc32c(ulpdu));
+    assert_eq!(crc32c_append(crc32c(head), tail), crc32c(ulpdu));
+
+    let mut bad = fpdu(ulpdu, true);
+    let at = bad.len() - 1 - usize::from(cut).min(bad.len() - 3);
+    bad[at] ^= 1 << (cut % 8);
+    let (body, trailer) = bad.split_at(bad.len() - CRC_LEN);
+    assert_ne!(crc32c(body).to_le_bytes(), trailer);
+    let (mut marked, mut out) = (Vec::new(), Vec::new());
+    MarkerInserter::new(true).insert(&bad, &mut marked);
+    let (body, trailer) = marked.split_at(marked.len() - CRC_LEN);
+    assert_ne!(crc32c(body).to_le_bytes(), trailer);
+    assert_eq!(MarkerStripper::new(true).strip(&marked, &mut out), Ok(()));
+    assert_eq!(out, bad);
+}
+
+/// The FPDU that carries `ulpdu`.
+pub fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
+    let mut fpdu = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    fpdu.extend_from_slice(ulpdu);
+    fpdu.resize(fpdu_len(ulpdu.len()) - CRC_LEN, 0);
+    let trailer = if crc { crc32c(&fpdu) } else { 0 };
+    fpdu.extend_from_slice(&trailer.to_le_bytes());
+    fpdu
+}
+
+/// CRC-32C bit by bit, as the polynomial is written down.
+fn slow_crc32c(data: &[u8]) -> u32 {
+    !data.iter().fold(!0, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc: u32, _| {
+            crc >> 1 ^ if crc & 1 != 0 { 0x82f6_3b78 } else { 0 }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    macro_rules! replays {
+        ($($target:ident),*) => {
+            $(
+                #[test]
+                fn $target() {
+                    super::replay(stringify!($target), super::$target);
+                }
+            )*
+        };
+    }
+
+    replays!(
+        start_frame,
+        ddp_header,
+        terminate,
+        control,
+        markers,
+        fpdu_crc
+    );
+}

@@ -1,0 +1,595 @@
+//! Frames as literal bytes, put together by hand from the RFCs' figures. tshark 4.0 dissects each of them as what it says
+//! here, with a good CRC (it has no names for Immediate Data and Swap).
+
+use weft_wire::crc::crc32c;
+use weft_wire::ddp::{self, Header, HeaderError, Tagged, Untagged};
+use weft_wire::mpa::{
+    CRC_LEN, Enhanced, FPDU_HEADER_LEN, FrameKind, MarkerError, MarkerInserter, MarkerStripper,
+    StartError, StartFrame, fpdu_len,
+};
+use weft_wire::rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, MpaError, Opcode, ProtectionError, ReadRequest,
+    TaggedError, TermError, Terminate,
+};
+
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text
+        .chars()
+        .filter(|c| !c.is_whitespace())
+        .map(|c| c.to_digit(16).expect("a hex digit") as u8)
+        .collect();
+    digits
+        .chunks_exact(2)
+        .map(|pair| pair[0] << 4 | pair[1])
+        .collect()
+}
+
+/// Takes an FPDU apart as a receiver does: length, CRC, DDP header, payload.
+fn open(fpdu: &[u8]) -> (Header, Vec<u8>) {
+    let len = usize::from(u16::from_be_bytes([fpdu[0], fpdu[1]]));
+    assert_eq!(fpdu.len(), fpdu_len(len));
+    let (body, trailer) = fpdu.split_at(fpdu.len() - CRC_LEN);
+    assert_eq!(crc32c(body).to_le_bytes(), trailer);
+    let ulpdu = &body[FPDU_HEADER_LEN..][..len];
+    let header = Header::parse(ulpdu).expect("a header");
+    (header, ulpdu[header.len()..].to_vec())
+}
+
+/// Both ways: the bytes parse to the header and payload, and these make the bytes.
+fn check(text: &str, header: Header, payload: &[u8], printed: &str) {
+    let fpdu = hex(text);
+    assert_eq!(open(&fpdu), (header, payload.to_vec()), "{header}");
+    assert_eq!(header.to_string(), printed);
+    let mut raw = [0; ddp::MAX_LEN];
+    let len = header.emit(&mut raw);
+    assert_eq!(raw[..len], fpdu[FPDU_HEADER_LEN..][..len], "{header}");
+}
+
+fn tagged(opcode: Opcode, stag: u32, to: u64) -> Header {
+    Header::Tagged(Tagged {
+        opcode,
+        last: true,
+        stag,
+        to,
+    })
+}
+
+fn untagged(opcode: Opcode, qn: u32, msn: u32, invalidate: u32) -> Header {
+    Header::Untagged(Untagged {
+        opcode,
+        last: true,
+        invalidate,
+        qn,
+        msn,
+        mo: 0,
+    })
+}
+
+const READ_REQUEST: ReadRequest = ReadRequest {
+    sink_stag: 0x1122_3344,
+    sink_to: 0x0102_0304_0506_0708,
+    size: 4096,
+    src_stag: 0x5566_7788,
+    src_to: 0x1112_1314_1516_1718,
+};
+
+#[test]
+fn crc_of_the_iscsi_examples() {
+    // RFC 3720 B.4, as they stand there in the order of transmission.
+    let up: Vec<u8> = (0..32).collect();
+    let down: Vec<u8> = (0..32).rev().collect();
+    for (data, crc) in [
+        (&[0; 32][..], "aa36918a"),
+        (&[0xff; 32], "43aba862"),
+        (&up, "4e79dd46"),
+        (&down, "5cdb3f11"),
+    ] {
+        assert_eq!(crc32c(data).to_le_bytes(), hex(crc)[..]);
+    }
+}
+
+#[test]
+fn write() {
+    check(
+        "0011 c1 40 11223344 0102030405060708 616263 00 ca5192e6",
+        tagged(Opcode::Write, 0x1122_3344, 0x0102_0304_0506_0708),
+        b"abc",
+        "Write, stag 0x11223344, to 0x102030405060708, last",
+    );
+}
+
+#[test]
+fn read_response() {
+    check(
+        "0014 c1 42 11223344 0000000000000010 616263646566 0000 602f4fad",
+        tagged(Opcode::ReadResponse, 0x1122_3344, 0x10),
+        b"abcdef",
+        "Read Response, stag 0x11223344, to 0x10, last",
+    );
+}
+
+#[test]
+fn sends() {
+    check(
+        "0012 41 43 00000000 00000000 00000001 00000000 587be8c4",
+        untagged(Opcode::Send, 0, 1, 0),
+        b"",
+        "Send, qn 0, msn 1, mo 0, last",
+    );
+    check(
+        "0013 41 44 deadbeef 00000000 00000002 00000000 78 000000 ee08e404",
+        untagged(Opcode::SendInvalidate, 0, 2, 0xdead_beef),
+        b"x",
+        "Send with Invalidate, qn 0, msn 2, mo 0, invalidate 0xdeadbeef, last",
+    );
+    check(
+        "0014 41 45 00000000 00000000 00000003 00000000 7879 0000 b320d9c8",
+        untagged(Opcode::SendSe, 0, 3, 0),
+        b"xy",
+        "Send with SE, qn 0, msn 3, mo 0, last",
+    );
+    check(
+        "0015 41 46 deadbeef 00000000 00000004 00000000 78797a 00 2a3031da",
+        untagged(Opcode::SendSeInvalidate, 0, 4, 0xdead_beef),
+        b"xyz",
+        "Send with SE and Invalidate, qn 0, msn 4, mo 0, invalidate 0xdeadbeef, last",
+    );
+}
+
+#[test]
+fn immediate_data() {
+    check(
+        "001a 41 48 00000000 00000000 00000005 00000000 0102030405060708 922360c6",
+        untagged(Opcode::Immediate, 0, 5, 0),
+        &[1, 2, 3, 4, 5, 6, 7, 8],
+        "Immediate Data, qn 0, msn 5, mo 0, last",
+    );
+    check(
+        "001a 41 49 00000000 00000000 00000006 00000000 0102030405060708 a0a022b9",
+        untagged(Opcode::ImmediateSe, 0, 6, 0),
+        &[1, 2, 3, 4, 5, 6, 7, 8],
+        "Immediate Data with SE, qn 0, msn 6, mo 0, last",
+    );
+}
+
+#[test]
+fn read_request() {
+    let (header, payload) = open(&hex("002e 41 41 00000000 00000001 00000001 00000000 \
+         11223344 0102030405060708 00001000 55667788 1112131415161718 fc4dfb71"));
+    assert_eq!(header, untagged(Opcode::ReadRequest, 1, 1, 0));
+    assert_eq!(ReadRequest::parse(&payload), Some(READ_REQUEST));
+    let mut raw = [0; ReadRequest::LEN];
+    READ_REQUEST.emit(&mut raw);
+    assert_eq!(raw, payload[..]);
+    assert_eq!(
+        READ_REQUEST.to_string(),
+        "4096 bytes, from 0x55667788+0x1112131415161718 to 0x11223344+0x102030405060708"
+    );
+    assert_eq!(ReadRequest::parse(&payload[1..]), None);
+}
+
+#[test]
+fn atomics() {
+    let fetch_add = AtomicRequest {
+        op: AtomicOp::FetchAdd,
+        request_id: 7,
+        stag: 0x5566_7788,
+        to: 0x40,
+        add_or_swap: 1,
+        add_or_swap_mask: u64::MAX,
+        compare: 0,
+        compare_mask: 0,
+    };
+    let swap = AtomicRequest {
+        op: AtomicOp::Swap,
+        ..fetch_add
+    };
+    let compare_swap = AtomicRequest {
+        op: AtomicOp::CompareSwap,
+        compare: 2,
+        compare_mask: u64::MAX,
+        ..fetch_add
+    };
+    for (text, msn, request, printed) in [
+        (
+            "0046 41 4a 00000000 00000001 00000002 00000000 00000002 00000007 55667788 0000000000000040 \
+             0000000000000001 ffffffffffffffff 0000000000000002 ffffffffffffffff bebdb2ea",
+            2,
+            compare_swap,
+            "CmpSwap, id 7, 0x55667788+0x40, 0x1 mask 0xffffffffffffffff, compare 0x2 mask 0xffffffffffffffff",
+        ),
+        (
+            "0046 41 4a 00000000 00000001 00000003 00000000 00000000 00000007 55667788 0000000000000040 \
+             0000000000000001 ffffffffffffffff 0000000000000000 0000000000000000 00e9a430",
+            3,
+            fetch_add,
+            "FetchAdd, id 7, 0x55667788+0x40, 0x1 mask 0xffffffffffffffff",
+        ),
+        (
+            "0046 41 4a 00000000 00000001 00000004 00000000 00000001 00000007 55667788 0000000000000040 \
+             0000000000000001 ffffffffffffffff 0000000000000000 0000000000000000 c653109d",
+            4,
+            swap,
+            "Swap, id 7, 0x55667788+0x40, 0x1 mask 0xffffffffffffffff",
+        ),
+    ] {
+        let (header, payload) = open(&hex(text));
+        assert_eq!(header, untagged(Opcode::AtomicRequest, 1, msn, 0));
+        assert_eq!(AtomicRequest::parse(&payload), Some(request));
+        assert_eq!(request.to_string(), printed);
+        let mut raw = [0; AtomicRequest::LEN];
+        request.emit(&mut raw);
+        assert_eq!(raw, payload[..]);
+        let mut unknown = payload;
+        unknown[3] = 3;
+        assert_eq!(AtomicRequest::parse(&unknown), None);
+    }
+    let (header, payload) = open(&hex(
+        "001e 41 4b 00000000 00000003 00000001 00000000 00000007 0000000000000002 5cce9b51",
+    ));
+    assert_eq!(header, untagged(Opcode::AtomicResponse, 3, 1, 0));
+    let response = AtomicResponse {
+        request_id: 7,
+        original: 2,
+    };
+    assert_eq!(AtomicResponse::parse(&payload), Some(response));
+    let mut raw = [0; AtomicResponse::LEN];
+    response.emit(&mut raw);
+    assert_eq!(raw, payload[..]);
+}
+
+#[test]
+fn terminates() {
+    for (text, terminate, printed) in [
+        (
+            "0046 41 47 00000000 00000002 00000001 00000000 01 01 e000 002e \
+             41 41 00000000 00000001 00000003 00000000 \
+             11223344 0102030405060708 00001000 55667788 1112131415161718 dd302ce5",
+            Terminate {
+                error: TermError::Protection(ProtectionError::BaseBounds),
+                ddp_segment_len: Some(46),
+                ddp_header: Some(untagged(Opcode::ReadRequest, 1, 3, 0)),
+                read_request: Some(READ_REQUEST),
+            },
+            "RDMAP protection: base or bounds violation, segment of 46 bytes: Read Request, qn 1, msn 3, mo 0, last: \
+             4096 bytes, from 0x55667788+0x1112131415161718 to 0x11223344+0x102030405060708",
+        ),
+        (
+            "0026 41 47 00000000 00000002 00000001 00000000 11 00 c000 0014 \
+             c1 40 00000099 0000000000000000 df2e3889",
+            Terminate {
+                error: TermError::Tagged(TaggedError::InvalidStag),
+                ddp_segment_len: Some(20),
+                ddp_header: Some(tagged(Opcode::Write, 0x99, 0)),
+                read_request: None,
+            },
+            "DDP tagged: invalid STag, segment of 20 bytes: Write, stag 0x00000099, to 0x0, last",
+        ),
+        (
+            "0016 41 47 00000000 00000002 00000001 00000000 20 02 0000 7fe42585",
+            Terminate::bare(TermError::Mpa(MpaError::CrcError)),
+            "MPA: CRC error",
+        ),
+    ] {
+        let (header, payload) = open(&hex(text));
+        assert_eq!(header, untagged(Opcode::Terminate, 2, 1, 0));
+        assert_eq!(Terminate::parse(&payload), Ok(terminate));
+        assert_eq!(terminate.to_string(), printed);
+        let mut raw = [0; Terminate::MAX_LEN];
+        let len = terminate.emit(&mut raw);
+        assert_eq!(raw[..len], payload[..]);
+    }
+}
+
+#[test]
+fn terminate_with_senseless_copies_still_says_why() {
+    // siw sets R for a Send, whose RDMAP header is empty.
+    let siw = hex("01 02 e000 0013 41 43 00000000 00000000 00000002 00000000");
+    let terminate = Terminate::parse(&siw).expect("a Terminate");
+    assert_eq!(
+        terminate.error,
+        TermError::Protection(ProtectionError::AccessRights)
+    );
+    assert_eq!(terminate.ddp_header, Some(untagged(Opcode::Send, 0, 2, 0)));
+    assert_eq!(terminate.read_request, None);
+    // The header was the error.
+    let bad = hex("01 02 e000 0013 43 43 00000000 00000000 00000002 00000000");
+    let terminate = Terminate::parse(&bad).expect("a Terminate");
+    assert_eq!(
+        (terminate.ddp_segment_len, terminate.ddp_header),
+        (Some(0x13), None)
+    );
+    // Cut short at every place.
+    for len in 0..siw.len() {
+        assert_eq!(Terminate::parse(&siw[..len]).is_ok(), len >= 4);
+    }
+}
+
+#[test]
+fn term_errors_have_the_numbers_of_the_rfcs() {
+    use weft_wire::rdmap::{
+        OperationError as O, ProtectionError as P, TaggedError as T, UntaggedError as U,
+    };
+    for (error, parts) in [
+        (TermError::RdmapCatastrophic, (0, 0, 0x00)),
+        (TermError::Protection(P::InvalidStag), (0, 1, 0x00)),
+        (TermError::Protection(P::BaseBounds), (0, 1, 0x01)),
+        (TermError::Protection(P::AccessRights), (0, 1, 0x02)),
+        (TermError::Protection(P::StagNotAssociated), (0, 1, 0x03)),
+        (TermError::Protection(P::ToWrap), (0, 1, 0x04)),
+        (TermError::Protection(P::CannotInvalidate), (0, 1, 0x09)),
+        (TermError::Protection(P::Unspecified), (0, 1, 0xff)),
+        (TermError::Operation(O::InvalidVersion), (0, 2, 0x05)),
+        (TermError::Operation(O::UnexpectedOpcode), (0, 2, 0x06)),
+        (TermError::Operation(O::CatastrophicStream), (0, 2, 0x07)),
+        (TermError::Operation(O::CatastrophicGlobal), (0, 2, 0x08)),
+        (TermError::Operation(O::CannotInvalidate), (0, 2, 0x09)),
+        (TermError::Operation(O::Unspecified), (0, 2, 0xff)),
+        (TermError::DdpCatastrophic, (1, 0, 0x00)),
+        (TermError::Tagged(T::InvalidStag), (1, 1, 0x00)),
+        (TermError::Tagged(T::BaseBounds), (1, 1, 0x01)),
+        (TermError::Tagged(T::StagNotAssociated), (1, 1, 0x02)),
+        (TermError::Tagged(T::ToWrap), (1, 1, 0x03)),
+        (TermError::Tagged(T::InvalidVersion), (1, 1, 0x04)),
+        (TermError::Untagged(U::InvalidQn), (1, 2, 0x01)),
+        (TermError::Untagged(U::NoBuffer), (1, 2, 0x02)),
+        (TermError::Untagged(U::MsnRange), (1, 2, 0x03)),
+        (TermError::Untagged(U::InvalidMo), (1, 2, 0x04)),
+        (TermError::Untagged(U::TooLong), (1, 2, 0x05)),
+        (TermError::Untagged(U::InvalidVersion), (1, 2, 0x06)),
+        (TermError::Mpa(MpaError::TcpClosed), (2, 0, 0x01)),
+        (TermError::Mpa(MpaError::CrcError), (2, 0, 0x02)),
+        (TermError::Mpa(MpaError::MarkerMismatch), (2, 0, 0x03)),
+        (TermError::Mpa(MpaError::InvalidFrame), (2, 0, 0x04)),
+        (TermError::Mpa(MpaError::LocalCatastrophic), (2, 0, 0x05)),
+        (TermError::Mpa(MpaError::InsufficientIrd), (2, 0, 0x06)),
+        (TermError::Mpa(MpaError::NoMatchingRtr), (2, 0, 0x07)),
+        (
+            TermError::Other {
+                layer: 0,
+                etype: 0,
+                code: 0xff,
+            },
+            (0, 0, 0xff),
+        ),
+        (
+            TermError::Other {
+                layer: 15,
+                etype: 15,
+                code: 1,
+            },
+            (15, 15, 1),
+        ),
+    ] {
+        assert_eq!(error.parts(), parts, "{error}");
+        assert_eq!(TermError::from_parts(parts.0, parts.1, parts.2), error);
+    }
+}
+
+#[test]
+fn bad_headers() {
+    let good = hex("41 43 00000000 00000000 00000001 00000000");
+    let with = |at: usize, byte: u8| {
+        let mut bad = good.clone();
+        bad[at] = byte;
+        Header::parse(&bad)
+    };
+    assert!(Header::parse(&good).is_ok());
+    for len in 0..good.len() {
+        assert_eq!(Header::parse(&good[..len]), Err(HeaderError::Short));
+    }
+    assert_eq!(
+        Header::parse(&hex("c1 40 11223344 01020304050607")),
+        Err(HeaderError::Short)
+    );
+    assert_eq!(
+        with(0, 0x42),
+        Err(HeaderError::DdpVersion { tagged: false })
+    );
+    assert_eq!(with(0, 0xc0), Err(HeaderError::DdpVersion { tagged: true }));
+    assert_eq!(with(1, 0x03), Err(HeaderError::RdmapVersion));
+    assert_eq!(with(1, 0x83), Err(HeaderError::RdmapVersion));
+    assert_eq!(with(1, 0x4c), Err(HeaderError::Opcode(12)));
+    assert_eq!(with(1, 0x40), Err(HeaderError::Model(Opcode::Write)));
+    assert_eq!(with(0, 0xc1), Err(HeaderError::Model(Opcode::Send)));
+    assert_eq!(
+        with(9, 1),
+        Err(HeaderError::Queue {
+            opcode: Opcode::Send,
+            qn: 1
+        })
+    );
+    // Reserved bits and a reserved STag are not looked at.
+    assert_eq!(with(0, 0x7d), Header::parse(&good));
+    assert_eq!(with(1, 0x73), Header::parse(&good));
+    assert_eq!(with(5, 1), Header::parse(&good));
+    // Not the last segment.
+    assert!(with(0, 0x01).is_ok_and(|header| !header.is_last()));
+}
+
+const ENHANCED: Enhanced = Enhanced {
+    peer_to_peer: true,
+    rtr_send: false,
+    rtr_write: true,
+    rtr_read: true,
+    ird: 16,
+    ord: 32,
+};
+
+#[test]
+fn start_frames() {
+    let frame = StartFrame {
+        kind: FrameKind::Request,
+        markers: false,
+        crc: true,
+        reject: false,
+        revision: 1,
+        enhanced: None,
+        private_data: b"hello",
+    };
+    for (text, frame, printed) in [
+        (
+            // "MPA ID Req Frame"
+            "4d504120494420526571204672616d65 40 01 0005 68656c6c6f",
+            frame,
+            "MPA Request, rev 1, crc, private data 5 bytes",
+        ),
+        (
+            "4d504120494420526571204672616d65 50 02 0009 8010 c020 68656c6c6f",
+            StartFrame {
+                revision: 2,
+                enhanced: Some(ENHANCED),
+                ..frame
+            },
+            "MPA Request, rev 2, crc, ird 16, ord 32, peer-to-peer, rtr write, rtr read, private data 5 bytes",
+        ),
+        (
+            // "MPA ID Rep Frame", rejecting
+            "4d504120494420526570204672616d65 e0 01 0000",
+            StartFrame {
+                kind: FrameKind::Reply,
+                markers: true,
+                reject: true,
+                private_data: b"",
+                ..frame
+            },
+            "MPA Reply, rev 1, markers, crc, reject, private data 0 bytes",
+        ),
+        (
+            "4d504120494420526570204672616d65 10 02 0004 7fff 3fff",
+            StartFrame {
+                kind: FrameKind::Reply,
+                crc: false,
+                revision: 2,
+                enhanced: Some(Enhanced {
+                    peer_to_peer: false,
+                    rtr_send: true,
+                    rtr_write: false,
+                    rtr_read: false,
+                    ird: Enhanced::NOT_NEGOTIATED,
+                    ord: Enhanced::NOT_NEGOTIATED,
+                }),
+                private_data: b"",
+                ..frame
+            },
+            "MPA Reply, rev 2, ird 16383, ord 16383, rtr send, private data 0 bytes",
+        ),
+    ] {
+        let raw = hex(text);
+        assert_eq!(frame.emit(), raw);
+        assert_eq!(frame.to_string(), printed);
+        for len in 0..raw.len() {
+            assert_eq!(StartFrame::parse(frame.kind, &raw[..len]), Ok(None));
+        }
+        let mut more = raw.clone();
+        more.extend_from_slice(b"first FPDU");
+        assert_eq!(
+            StartFrame::parse(frame.kind, &more),
+            Ok(Some((frame, raw.len())))
+        );
+    }
+}
+
+#[test]
+fn bad_start_frames() {
+    let request = |rest: &str| {
+        let raw = [&b"MPA ID Req Frame"[..], &hex(rest)].concat();
+        StartFrame::parse(FrameKind::Request, &raw).map(|done| done.map(|(_, len)| len))
+    };
+    assert_eq!(request("00 00 0000"), Err(StartError::Revision(0)));
+    assert_eq!(request("00 03 0000"), Err(StartError::Revision(3)));
+    assert_eq!(
+        request("00 01 0201"),
+        Err(StartError::PrivateDataTooLong(513))
+    );
+    assert_eq!(request("00 01 0200"), Ok(None));
+    assert_eq!(request("10 02 0003"), Err(StartError::EnhancedTooShort));
+    // In revision 1 the S bit is reserved; in a Request so is R.
+    assert_eq!(request("3f 01 0003 010203"), Ok(Some(23)));
+    // Another protocol is found out at its first byte that differs.
+    assert_eq!(
+        StartFrame::parse(FrameKind::Request, b"G"),
+        Err(StartError::Key)
+    );
+    assert_eq!(
+        StartFrame::parse(FrameKind::Request, b"MPA ID Rep"),
+        Err(StartError::Key)
+    );
+    assert_eq!(
+        StartFrame::parse(FrameKind::Request, b"MPA ID Re"),
+        Ok(None)
+    );
+    assert_eq!(
+        StartFrame::parse(FrameKind::Reply, b"MPA ID Req Frame"),
+        Err(StartError::Key)
+    );
+}
+
+#[test]
+#[should_panic(expected = "private data of 509 bytes")]
+fn too_much_private_data_for_an_enhanced_frame() {
+    let frame = StartFrame {
+        kind: FrameKind::Reply,
+        markers: false,
+        crc: true,
+        reject: false,
+        revision: 2,
+        enhanced: Some(ENHANCED),
+        private_data: &[0; StartFrame::max_private_data(true) + 1],
+    };
+    let _ = frame.emit();
+}
+
+#[test]
+fn first_marker() {
+    // The stream starts with a marker, pointer 0, which the CRC covers.
+    let marked = hex("0000 0000 0012 c1 40 11223344 0102030405060708 61626364 bf4c51b6");
+    let mut plain = hex("0012 c1 40 11223344 0102030405060708 61626364");
+    let crc = crc32c(&plain);
+    plain.extend_from_slice(&crc.to_le_bytes());
+    let mut out = Vec::new();
+    MarkerInserter::new(true).insert(&plain, &mut out);
+    assert_eq!(out, marked);
+    out.clear();
+    assert_eq!(MarkerStripper::new(true).strip(&marked, &mut out), Ok(()));
+    assert_eq!(out, plain);
+}
+
+#[test]
+fn markers_point_back_to_the_fpdu() {
+    // 512 bytes of FPDU, then 508, then 512: markers at 0, in the first FPDU, right before the third, in the third.
+    let mut inserter = MarkerInserter::new(false);
+    let mut marked = Vec::new();
+    for len in [506_u16, 502, 506] {
+        let mut fpdu = len.to_be_bytes().to_vec();
+        fpdu.resize(fpdu_len(usize::from(len)), 0x55);
+        inserter.insert(&fpdu, &mut marked);
+    }
+    let marker = |at: usize| u32::from_be_bytes(marked[at..][..4].try_into().expect("four bytes"));
+    // First FPDU from 4 to 520 with the marker at 512, 508 bytes on; it falls right before the CRC.
+    assert_eq!((marker(0), marker(512)), (0, 508));
+    // Second from 520 to 1032 with the marker at 1024, 504 bytes on; third from 1032, its marker at 1536.
+    assert_eq!((marker(1024), marker(1536)), (504, 504));
+    assert_eq!(marked.len(), 512 + 508 + 512 + 4 * 4);
+
+    // A wrong pointer is an error, for good; the bytes before it have come out.
+    let mut bad = marked.clone();
+    bad[1027] ^= 4;
+    let error = Err(MarkerError {
+        expected: 504,
+        found: 508,
+    });
+    let (mut stripper, mut out) = (MarkerStripper::new(false), Vec::new());
+    assert_eq!(stripper.strip(&bad, &mut out), error);
+    assert_eq!(out.len(), 1024 - 8);
+    assert_eq!(stripper.strip(&marked, &mut out), error);
+    assert_eq!(out.len(), 1024 - 8);
+
+    // Reserved bits are not looked at.
+    let mut odd = marked.clone();
+    odd[1024..1026].fill(0xff);
+    odd[1027] |= 3;
+    out.clear();
+    assert_eq!(MarkerStripper::new(false).strip(&odd, &mut out), Ok(()));
+    assert_eq!(out.len(), 512 + 508 + 512);
+}
