@@ -103,7 +103,7 @@ fn raw_memory_is_not_touched_after_the_drop() {
 }
 
 /// Owners register and deregister while peers place: each buffer comes back whole, and holds
-/// only what was placed under its own STag.
+/// only what was placed under its own `STag`.
 #[test]
 fn registering_while_peers_place() {
     let table = Table::new(64);
