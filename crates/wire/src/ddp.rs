@@ -115,7 +115,7 @@ pub enum HeaderError {
     /// The ULPDU is shorter than its header.
     #[error("segment shorter than its header")]
     Short,
-    /// DV is not 1 (RFC 5041 7.1: the code to answer with depends on the model).
+    /// DV is not 1 (RFC 5041 7: the code to answer with depends on the model).
     #[error("unknown DDP version")]
     DdpVersion {
         /// The T bit of the offending header.

@@ -12,7 +12,7 @@ pub use terminate::{
     UntaggedError,
 };
 
-/// Queue of Send and Immediate Data messages (RFC 5040 5.1).
+/// Queue of Send and Immediate Data messages (RFC 5040 4.1, RFC 7306 4.1).
 pub const QN_SEND: u32 = 0;
 /// Queue of Read Requests and Atomic Requests.
 pub const QN_READ_REQUEST: u32 = 1;
@@ -21,10 +21,10 @@ pub const QN_TERMINATE: u32 = 2;
 /// Queue of Atomic Responses (RFC 7306 5.2).
 pub const QN_ATOMIC_RESPONSE: u32 = 3;
 
-/// Bytes of an Immediate Data message's payload (RFC 7306 6.1).
+/// Bytes of an Immediate Data message's payload (RFC 7306 6).
 pub const IMMEDIATE_LEN: usize = 8;
 
-/// What a message is (RFC 5040 4.3, RFC 7306 4).
+/// What a message is (RFC 5040 4.1, RFC 7306 4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Opcode {
@@ -93,7 +93,7 @@ impl Opcode {
         matches!(self, Self::Write | Self::ReadResponse)
     }
 
-    /// The queue its segments use, `None` if they are tagged (RFC 5040 4.3 figure 4, RFC 7306 4 figure 1).
+    /// The queue its segments use, `None` if they are tagged (RFC 5040 4.1, RFC 7306 4.1).
     #[inline]
     pub const fn queue(self) -> Option<u32> {
         match self {

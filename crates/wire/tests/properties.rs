@@ -76,9 +76,9 @@ fn fpdus(ulpdus: &[Vec<u8>], crc: bool) -> Vec<Vec<u8>> {
 
 fn mark(fpdus: &[Vec<u8>], crc: bool) -> Vec<u8> {
     let (mut inserter, mut out) = (MarkerInserter::new(crc), Vec::new());
-    fpdus
-        .iter()
-        .for_each(|fpdu| inserter.insert(fpdu, &mut out));
+    for fpdu in fpdus {
+        inserter.insert(fpdu, &mut out);
+    }
     out
 }
 
@@ -235,9 +235,9 @@ fn markers_come_out_at_every_split() {
             assert_eq!(out, plain, "split at {split}");
         }
         let (mut stripper, mut out) = (MarkerStripper::new(crc), Vec::new());
-        marked
-            .iter()
-            .for_each(|&byte| assert_eq!(stripper.strip(&[byte], &mut out), Ok(())));
+        for &byte in &marked {
+            assert_eq!(stripper.strip(&[byte], &mut out), Ok(()));
+        }
         assert_eq!(out, plain, "byte by byte");
     }
 }

@@ -364,6 +364,19 @@ fn term_errors_have_the_numbers_of_the_rfcs() {
         assert_eq!(error.parts(), parts, "{error}");
         assert_eq!(TermError::from_parts(parts.0, parts.1, parts.2), error);
     }
+    for (layer, etype, code) in
+        (0..16).flat_map(|l| (0..16).flat_map(move |e| (0..=255).map(move |c| (l, e, c))))
+    {
+        assert_eq!(
+            TermError::from_parts(layer, etype, code).parts(),
+            (layer, etype, code)
+        );
+    }
+    let siw = TermError::from_parts(0, 0, 0xff);
+    assert_eq!(
+        siw.to_string(),
+        "RDMAP catastrophic: layer 0, type 0, code 0xff"
+    );
 }
 
 #[test]

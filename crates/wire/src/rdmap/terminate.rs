@@ -1,4 +1,4 @@
-//! Terminate (RFC 5040 4.8) and the errors it names (also RFC 5041 7.1, RFC 5044 8, RFC 6581 8).
+//! Terminate (RFC 5040 4.8) and the errors it names (also RFC 5041 7, RFC 5044 8, RFC 6581).
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -37,9 +37,6 @@ macro_rules! codes {
         }
 
         impl $name {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
             const fn from_code(code: u8) -> Option<Self> {
                 match code {
                     $($code => Some(Self::$variant),)*
@@ -123,7 +120,7 @@ codes! {
 }
 
 codes! {
-    /// MPA errors (RFC 5044 8, the last three RFC 6581 8).
+    /// MPA errors (RFC 5044 8, the last three RFC 6581).
     MpaError {
         /// The TCP connection closed, ended or was lost.
         TcpClosed = 0x01, "TCP connection closed, terminated or lost";
@@ -167,7 +164,7 @@ pub enum TermError {
     #[error("MPA: {0}")]
     Mpa(MpaError),
     /// A combination that no RFC names.
-    #[error("layer {layer} type {etype} code {code:#04x}")]
+    #[error("{}: layer {layer}, type {etype}, code {code:#04x}", kind(*layer, *etype))]
     Other {
         /// Four bits.
         layer: u8,
@@ -176,6 +173,20 @@ pub enum TermError {
         /// The error code.
         code: u8,
     },
+}
+
+/// What layer and error type say, whatever the code.
+const fn kind(layer: u8, etype: u8) -> &'static str {
+    match (layer, etype) {
+        (0, 0) => "RDMAP catastrophic",
+        (0, 1) => "RDMAP protection",
+        (0, 2) => "RDMAP operation",
+        (1, 0) => "DDP catastrophic",
+        (1, 1) => "DDP tagged",
+        (1, 2) => "DDP untagged",
+        (2, 0) => "MPA",
+        _ => "unknown",
+    }
 }
 
 impl TermError {
@@ -190,7 +201,7 @@ impl TermError {
             };
         }
         match (layer, etype) {
-            // The code is unspecified here (RFC 5040 4.8, RFC 5041 7.1): only zero is ours to send.
+            // These have one code, zero; siw ends a stream with (0, 0, 0xff).
             (0, 0) if code == 0 => return Self::RdmapCatastrophic,
             (0, 1) => known!(Protection, ProtectionError),
             (0, 2) => known!(Operation, OperationError),
