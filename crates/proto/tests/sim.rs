@@ -9,7 +9,9 @@
 
 use std::collections::VecDeque;
 
-use weft_proto::mpa::{self, InitStep, Initiator, Params, RespStep, Responder, Revision, Rtr, RtrSet};
+use weft_proto::mpa::{
+    self, InitStep, Initiator, Params, RespStep, Responder, Revision, Rtr, RtrSet,
+};
 use weft_proto::rdmap::{
     Config, DoneStatus, Event, Fault, MAX_HEADER, Op, Payload, Rx, SendWr, State, Stream,
 };
@@ -54,11 +56,20 @@ impl Rng {
 
 const SIZE: usize = 2048;
 /// Written and read by the peer.
-const DATA: Region = Region { stag: 0x0001_0005, base: 0x7f00_0000_1003 };
+const DATA: Region = Region {
+    stag: 0x0001_0005,
+    base: 0x7f00_0000_1003,
+};
 /// Read only; its last byte is the last that a tagged offset can name.
-const FIXED: Region = Region { stag: 0x0002_0006, base: u64::MAX - SIZE as u64 };
+const FIXED: Region = Region {
+    stag: 0x0002_0006,
+    base: u64::MAX - SIZE as u64,
+};
 /// Atomics only, words of 8 bytes.
-const WORDS: Region = Region { stag: 0x0003_0007, base: 0x40 };
+const WORDS: Region = Region {
+    stag: 0x0003_0007,
+    base: 0x40,
+};
 
 #[derive(Clone, Copy)]
 struct Region {
@@ -75,10 +86,20 @@ struct Memory {
 
 impl Memory {
     fn new(rng: &mut Rng) -> Self {
-        Self { data: rng.bytes(SIZE), fixed: rng.bytes(SIZE), words: std::array::from_fn(|_| rng.next()) }
+        Self {
+            data: rng.bytes(SIZE),
+            fixed: rng.bytes(SIZE),
+            words: std::array::from_fn(|_| rng.next()),
+        }
     }
     /// What an RNIC checks for a Read or Write.
-    fn locate(&self, stag: u32, to: u64, len: u32, write: bool) -> Result<(&Vec<u8>, usize), Fault> {
+    fn locate(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u32,
+        write: bool,
+    ) -> Result<(&Vec<u8>, usize), Fault> {
         let (region, bytes) = match stag {
             s if s == DATA.stag => (DATA, &self.data),
             s if s == FIXED.stag => (FIXED, &self.fixed),
@@ -100,11 +121,22 @@ impl Memory {
         let (bytes, offset) = self.locate(stag, to, len, false)?;
         Ok(&bytes[offset..offset + len as usize])
     }
-    fn atomic(&mut self, stag: u32, to: u64, op: AtomicOp, value: u64, compare: u64) -> Result<u64, Fault> {
+    fn atomic(
+        &mut self,
+        stag: u32,
+        to: u64,
+        op: AtomicOp,
+        value: u64,
+        compare: u64,
+    ) -> Result<u64, Fault> {
         if stag != WORDS.stag {
             return Err(Fault::InvalidStag);
         }
-        let index = to.checked_sub(WORDS.base).map(|o| o as usize / 8).filter(|i| *i < 8).ok_or(Fault::Bounds)?;
+        let index = to
+            .checked_sub(WORDS.base)
+            .map(|o| o as usize / 8)
+            .filter(|i| *i < 8)
+            .ok_or(Fault::Bounds)?;
         let word = &mut self.words[index];
         let original = *word;
         match op {
@@ -215,7 +247,11 @@ fn random_config(rng: &mut Rng) -> mpa::Config {
     mpa::Config {
         crc: rng.one_in(2),
         recv_markers: rng.one_in(3),
-        revision: if rng.one_in(4) { Revision::One } else { Revision::Two },
+        revision: if rng.one_in(4) {
+            Revision::One
+        } else {
+            Revision::Two
+        },
         ird: 1 + rng.below(6) as u16,
         ord: 1 + rng.below(6) as u16,
         peer_to_peer: None,
@@ -226,8 +262,18 @@ fn random_config(rng: &mut Rng) -> mpa::Config {
 fn start(rng: &mut Rng) -> [Params; 2] {
     let (mut ours, mut theirs) = (random_config(rng), random_config(rng));
     if rng.one_in(2) && ours.revision == Revision::Two && theirs.revision == Revision::Two {
-        let set = RtrSet { send: false, write: true, read: rng.one_in(2) };
-        (ours.peer_to_peer, theirs.peer_to_peer) = (Some(set), Some(RtrSet { send: rng.one_in(2), ..set }));
+        let set = RtrSet {
+            send: false,
+            write: true,
+            read: rng.one_in(2),
+        };
+        (ours.peer_to_peer, theirs.peer_to_peer) = (
+            Some(set),
+            Some(RtrSet {
+                send: rng.one_in(2),
+                ..set
+            }),
+        );
     }
     // Without negotiation the users must agree by other means; here the initiator's limits fit.
     if ours.revision == Revision::One || theirs.revision == Revision::One {
@@ -243,7 +289,10 @@ fn start(rng: &mut Rng) -> [Params; 2] {
             RespStep::Request(pending) => break pending,
         }
     };
-    assert_eq!((pending.private_data(), pending.consumed()), (&data[..], request.len()));
+    assert_eq!(
+        (pending.private_data(), pending.consumed()),
+        (&data[..], request.len())
+    );
     let len = rng.below(pending.max_private_data() + 1);
     let data = rng.bytes(len);
     let (theirs, mut reply) = pending.accept(&data, theirs.ird, theirs.ord).unwrap();
@@ -253,15 +302,25 @@ fn start(rng: &mut Rng) -> [Params; 2] {
     let ours = loop {
         match initiator.on_bytes(&reply[..given]).unwrap() {
             InitStep::NeedMore => given += 1 + rng.below(reply.len() - given),
-            InitStep::Accepted { params, private_data, consumed } => {
+            InitStep::Accepted {
+                params,
+                private_data,
+                consumed,
+            } => {
                 assert_eq!((private_data, consumed), (data, reply_len));
                 break params;
             }
             InitStep::Rejected { .. } => panic!("rejected"),
         }
     };
-    assert_eq!((ours.crc, ours.tx_markers, ours.rx_markers), (theirs.crc, theirs.rx_markers, theirs.tx_markers));
-    assert!(ours.ord <= theirs.ird && theirs.ord <= ours.ird, "{ours:?} {theirs:?}");
+    assert_eq!(
+        (ours.crc, ours.tx_markers, ours.rx_markers),
+        (theirs.crc, theirs.rx_markers, theirs.tx_markers)
+    );
+    assert!(
+        ours.ord <= theirs.ird && theirs.ord <= ours.ird,
+        "{ours:?} {theirs:?}"
+    );
     assert_eq!(ours.rtr, theirs.rtr);
     assert!(matches!(ours.rtr, None | Some(Rtr::Write | Rtr::Read)));
     [ours, theirs]
@@ -318,24 +377,49 @@ impl World {
             corrupted: false,
             last_segment: None,
         });
-        let mut world = Self { rng, ends, ways, steps: 0 };
+        let mut world = Self {
+            rng,
+            ends,
+            ways,
+            steps: 0,
+        };
         // The responder may not send before the initiator did.
-        let wr = SendWr { op: Op::Write { stag: 0, to: 0 }, len: 0, fence: false };
+        let wr = SendWr {
+            op: Op::Write { stag: 0, to: 0 },
+            len: 0,
+            fence: false,
+        };
         world.ways[0].writes.push_back((0, 0, Vec::new()));
         world.push(0, wr, Source::Own(Vec::new()), Vec::new(), None);
         world
     }
 
-    fn push(&mut self, i: usize, wr: SendWr, source: Source, expect: Vec<u8>, poison: Option<TermError>) {
+    fn push(
+        &mut self,
+        i: usize,
+        wr: SendWr,
+        source: Source,
+        expect: Vec<u8>,
+        poison: Option<TermError>,
+    ) {
         let seq = self.ends[i].stream.post(wr);
         assert_eq!(seq, self.ends[i].posted.len() as u64);
         let sink = vec![0; expect.len()];
-        self.ends[i].posted.push(Posted { wr, source, sink, expect, started: false, transmitted: false, poison });
+        self.ends[i].posted.push(Posted {
+            wr,
+            source,
+            sink,
+            expect,
+            started: false,
+            transmitted: false,
+            poison,
+        });
     }
 
     /// Posts a random work request and executes it on the model.
     fn post(&mut self, i: usize) {
-        if self.ends[i].posted.len() - self.ends[i].next_done as usize > 24 || self.ways[i].poisoned {
+        if self.ends[i].posted.len() - self.ends[i].next_done as usize > 24 || self.ways[i].poisoned
+        {
             return;
         }
         let rng = &mut self.rng;
@@ -350,12 +434,21 @@ impl World {
         match rng.below(12) {
             0..=2 => {
                 let invalidate = rng.one_in(3).then(|| rng.next() as u32);
-                let op = Op::Send { solicited, invalidate };
-                let read = self.ends[i].posted.iter().rposition(|p| matches!(p.wr.op, Op::Read { .. }) && p.poison.is_none());
+                let op = Op::Send {
+                    solicited,
+                    invalidate,
+                };
+                let read = self.ends[i]
+                    .posted
+                    .iter()
+                    .rposition(|p| matches!(p.wr.op, Op::Read { .. }) && p.poison.is_none());
                 let (source, data) = match read {
                     Some(read) if rng.one_in(4) => {
                         fence = true;
-                        (Source::SinkOf(read as u64), self.ends[i].posted[read].expect.clone())
+                        (
+                            Source::SinkOf(read as u64),
+                            self.ends[i].posted[read].expect.clone(),
+                        )
                     }
                     _ => {
                         let data = rng.bytes(len);
@@ -364,32 +457,77 @@ impl World {
                 };
                 let len = data.len();
                 self.ends[1 - i].receives.push_back(len + rng.below(10));
-                way.messages.push_back(Message { data, solicited, invalidate, immediate: None });
-                self.finish(i, SendWr { op, len: len as u32, fence }, source, Vec::new());
+                way.messages.push_back(Message {
+                    data,
+                    solicited,
+                    invalidate,
+                    immediate: None,
+                });
+                self.finish(
+                    i,
+                    SendWr {
+                        op,
+                        len: len as u32,
+                        fence,
+                    },
+                    source,
+                    Vec::new(),
+                );
             }
             3..=5 => {
                 let offset = rng.below(SIZE - len + 1);
                 let (stag, to) = (DATA.stag, DATA.base + offset as u64);
                 let range = offset..offset + len;
-                fence |= way.unfenced.iter().any(|r| r.start < range.end && range.start < r.end);
+                fence |= way
+                    .unfenced
+                    .iter()
+                    .any(|r| r.start < range.end && range.start < r.end);
                 let data = rng.bytes(len);
                 way.model.data[range].copy_from_slice(&data);
                 way.writes.push_back((stag, to, data.clone()));
                 let imm = rng.next();
                 let op = if rng.one_in(4) {
                     self.ends[1 - i].receives.push_back(0);
-                    way.messages.push_back(Message { data: Vec::new(), solicited, invalidate: None, immediate: Some(imm) });
-                    Op::WriteImm { stag, to, imm, solicited }
+                    way.messages.push_back(Message {
+                        data: Vec::new(),
+                        solicited,
+                        invalidate: None,
+                        immediate: Some(imm),
+                    });
+                    Op::WriteImm {
+                        stag,
+                        to,
+                        imm,
+                        solicited,
+                    }
                 } else {
                     Op::Write { stag, to }
                 };
-                self.finish(i, SendWr { op, len: len as u32, fence }, Source::Own(data), Vec::new());
+                self.finish(
+                    i,
+                    SendWr {
+                        op,
+                        len: len as u32,
+                        fence,
+                    },
+                    Source::Own(data),
+                    Vec::new(),
+                );
             }
             6 => {
                 let imm = rng.next();
                 self.ends[1 - i].receives.push_back(rng.below(3));
-                way.messages.push_back(Message { data: Vec::new(), solicited, invalidate: None, immediate: Some(imm) });
-                let wr = SendWr { op: Op::Imm { imm, solicited }, len: 0, fence };
+                way.messages.push_back(Message {
+                    data: Vec::new(),
+                    solicited,
+                    invalidate: None,
+                    immediate: Some(imm),
+                });
+                let wr = SendWr {
+                    op: Op::Imm { imm, solicited },
+                    len: 0,
+                    fence,
+                };
                 self.finish(i, wr, Source::Own(Vec::new()), Vec::new());
             }
             7..=9 => {
@@ -399,8 +537,20 @@ impl World {
                 } else {
                     (DATA, way.model.data[offset..offset + len].to_vec())
                 };
-                let op = Op::Read { src_stag: region.stag, src_to: region.base + offset as u64 };
-                self.finish(i, SendWr { op, len: len as u32, fence }, Source::Own(Vec::new()), expect);
+                let op = Op::Read {
+                    src_stag: region.stag,
+                    src_to: region.base + offset as u64,
+                };
+                self.finish(
+                    i,
+                    SendWr {
+                        op,
+                        len: len as u32,
+                        fence,
+                    },
+                    Source::Own(Vec::new()),
+                    expect,
+                );
                 if region.stag == DATA.stag {
                     self.ways[i].unfenced.push(offset..offset + len);
                 }
@@ -409,9 +559,16 @@ impl World {
                 let index = rng.below(8);
                 let op = [AtomicOp::FetchAdd, AtomicOp::Swap, AtomicOp::CompareSwap][rng.below(3)];
                 let value = rng.next();
-                let compare = if rng.one_in(2) { way.model.words[index] } else { rng.next() };
+                let compare = if rng.one_in(2) {
+                    way.model.words[index]
+                } else {
+                    rng.next()
+                };
                 let to = WORDS.base + 8 * index as u64;
-                let original = way.model.atomic(WORDS.stag, to, op, value, compare).unwrap();
+                let original = way
+                    .model
+                    .atomic(WORDS.stag, to, op, value, compare)
+                    .unwrap();
                 let op = Op::Atomic {
                     op,
                     stag: WORDS.stag,
@@ -422,9 +579,23 @@ impl World {
                     compare_mask: u64::MAX,
                 };
                 let expect = original.to_be_bytes().to_vec();
-                self.finish(i, SendWr { op, len: 8, fence }, Source::Own(Vec::new()), expect);
+                self.finish(
+                    i,
+                    SendWr { op, len: 8, fence },
+                    Source::Own(Vec::new()),
+                    expect,
+                );
             }
-            _ => self.finish(i, SendWr { op: Op::Local, len: 0, fence }, Source::Own(Vec::new()), Vec::new()),
+            _ => self.finish(
+                i,
+                SendWr {
+                    op: Op::Local,
+                    len: 0,
+                    fence,
+                },
+                Source::Own(Vec::new()),
+                Vec::new(),
+            ),
         }
     }
 
@@ -441,7 +612,10 @@ impl World {
             return;
         }
         let rng = &mut self.rng;
-        let send = Op::Send { solicited: false, invalidate: None };
+        let send = Op::Send {
+            solicited: false,
+            invalidate: None,
+        };
         let bad = 0xdead_0001;
         let read = |src_stag, src_to| Op::Read { src_stag, src_to };
         let (op, len, error) = match rng.below(8) {
@@ -449,23 +623,67 @@ impl World {
             1 => {
                 let room = rng.below(1000);
                 self.ends[1 - i].receives.push_back(room);
-                (send, room as u32 + 1, TermError::Untagged(UntaggedError::TooLong))
+                (
+                    send,
+                    room as u32 + 1,
+                    TermError::Untagged(UntaggedError::TooLong),
+                )
             }
-            2 => (Op::Write { stag: bad, to: 0 }, 1, TermError::Tagged(TaggedError::InvalidStag)),
-            3 => (Op::Write { stag: DATA.stag, to: DATA.base + SIZE as u64 }, 1, TermError::Tagged(TaggedError::BaseBounds)),
-            4 => (Op::Write { stag: FIXED.stag, to: FIXED.base }, 1, TermError::Protection(ProtectionError::AccessRights)),
-            5 => (read(bad, 0), 5, TermError::Protection(ProtectionError::InvalidStag)),
-            6 => (read(DATA.stag, DATA.base - 1), 5, TermError::Protection(ProtectionError::BaseBounds)),
-            _ => (read(FIXED.stag, u64::MAX - 3), 5, TermError::Protection(ProtectionError::ToWrap)),
+            2 => (
+                Op::Write { stag: bad, to: 0 },
+                1,
+                TermError::Tagged(TaggedError::InvalidStag),
+            ),
+            3 => (
+                Op::Write {
+                    stag: DATA.stag,
+                    to: DATA.base + SIZE as u64,
+                },
+                1,
+                TermError::Tagged(TaggedError::BaseBounds),
+            ),
+            4 => (
+                Op::Write {
+                    stag: FIXED.stag,
+                    to: FIXED.base,
+                },
+                1,
+                TermError::Protection(ProtectionError::AccessRights),
+            ),
+            5 => (
+                read(bad, 0),
+                5,
+                TermError::Protection(ProtectionError::InvalidStag),
+            ),
+            6 => (
+                read(DATA.stag, DATA.base - 1),
+                5,
+                TermError::Protection(ProtectionError::BaseBounds),
+            ),
+            _ => (
+                read(FIXED.stag, u64::MAX - 3),
+                5,
+                TermError::Protection(ProtectionError::ToWrap),
+            ),
         };
         if matches!(op, Op::Write { .. }) {
             self.ways[i].writes.push_back((0, 0, Vec::new()));
         }
-        let expect = if op.is_answered() { rng.bytes(len as usize) } else { Vec::new() };
+        let expect = if op.is_answered() {
+            rng.bytes(len as usize)
+        } else {
+            Vec::new()
+        };
         let data = vec![7; len as usize];
         let fence = rng.one_in(4);
         self.ways[i].poisoned = true;
-        self.push(i, SendWr { op, len, fence }, Source::Own(data), expect, Some(error));
+        self.push(
+            i,
+            SendWr { op, len, fence },
+            Source::Own(data),
+            expect,
+            Some(error),
+        );
     }
 
     /// Frames up to `count` segments into the outbox.
@@ -482,10 +700,16 @@ impl World {
             };
             assert!(had_work, "work without has_work");
             let end = &mut self.ends[i];
-            assert!(end.stream.outbound_requests() <= end.params.ord as usize, "beyond ORD");
+            assert!(
+                end.stream.outbound_requests() <= end.params.ord as usize,
+                "beyond ORD"
+            );
             if tx.terminate {
                 end.terminates_sent += 1;
-                assert!(end.failed.is_some() && end.terminates_sent == 1, "a Terminate without reason");
+                assert!(
+                    end.failed.is_some() && end.terminates_sent == 1,
+                    "a Terminate without reason"
+                );
             }
             let mut ulpdu = hdr[..tx.header_len].to_vec();
             match tx.payload {
@@ -494,10 +718,14 @@ impl World {
                     let range = offset as usize..(offset + len) as usize;
                     match &end.posted[seq as usize].source {
                         Source::Own(data) => ulpdu.extend_from_slice(&data[range]),
-                        Source::SinkOf(read) => ulpdu.extend_from_slice(&end.posted[*read as usize].sink[range]),
+                        Source::SinkOf(read) => {
+                            ulpdu.extend_from_slice(&end.posted[*read as usize].sink[range]);
+                        }
                     }
                 }
-                Payload::Source { stag, to, len } => ulpdu.extend_from_slice(end.memory.read(stag, to, len).unwrap()),
+                Payload::Source { stag, to, len } => {
+                    ulpdu.extend_from_slice(end.memory.read(stag, to, len).unwrap());
+                }
                 Payload::Local { seq } => assert_eq!(tx.completes, Some(seq)),
             }
             if let Some(seq) = tx.completes {
@@ -505,11 +733,17 @@ impl World {
                 let this = &mut this[0];
                 assert!(!this.started, "work request {seq} sent twice");
                 this.started = true;
-                assert!(earlier.iter().all(|p| p.started), "work request {seq} passed an earlier one");
+                assert!(
+                    earlier.iter().all(|p| p.started),
+                    "work request {seq} passed an earlier one"
+                );
                 // Single-segment work requests show here that a fence held; the others show it in their data.
                 if this.wr.fence && this.wr.len < 80 {
                     let waits = |p: &Posted| p.wr.op.is_answered() && p.sink != p.expect;
-                    assert!(!earlier.iter().any(waits), "work request {seq} passed its fence");
+                    assert!(
+                        !earlier.iter().any(waits),
+                        "work request {seq} passed its fence"
+                    );
                 }
             }
             if let Payload::Local { seq } = tx.payload {
@@ -526,17 +760,19 @@ impl World {
     }
 
     fn frame(&mut self, i: usize, mut ulpdu: Vec<u8>) {
-        if self.ways[i].want_evil && self.ways[i].evil.is_none() {
-            if let Some(other) = self.alter(i, &mut ulpdu) {
-                self.put(i, &other);
-            }
+        if self.ways[i].want_evil
+            && self.ways[i].evil.is_none()
+            && let Some(other) = self.alter(i, &mut ulpdu)
+        {
+            self.put(i, &other);
         }
-        self.ways[i].last_segment = Some((Header::parse(&ulpdu).unwrap_or(LAST_RESORT), ulpdu.clone()));
+        self.ways[i].last_segment =
+            Some((Header::parse(&ulpdu).unwrap_or(LAST_RESORT), ulpdu.clone()));
         self.put(i, &ulpdu);
     }
 
     fn put(&mut self, i: usize, ulpdu: &[u8]) {
-        assert!(ulpdu.len() <= 1000.max(128), "beyond max_ulpdu");
+        assert!(ulpdu.len() <= 1000, "beyond max_ulpdu");
         let params = self.ends[i].params;
         let way = &mut self.ways[i];
         let mut fpdu = (ulpdu.len() as u16).to_be_bytes().to_vec();
@@ -558,7 +794,9 @@ impl World {
     /// Makes the segment one that the receiver must refuse, and notes with which fault. May return a segment to send
     /// before it instead.
     fn alter(&mut self, i: usize, ulpdu: &mut Vec<u8>) -> Option<Vec<u8>> {
-        let Ok(header) = Header::parse(ulpdu) else { return None };
+        let Ok(header) = Header::parse(ulpdu) else {
+            return None;
+        };
         let choice = self.rng.below(6);
         let last = self.ways[i].last_segment.take();
         let mut replay = None;
@@ -578,11 +816,23 @@ impl World {
                 fault
             }
             (Header::Untagged(h), 1) => {
-                rewrite(ulpdu, Header::Untagged(Untagged { msn: h.msn.wrapping_add(1), ..h }));
+                rewrite(
+                    ulpdu,
+                    Header::Untagged(Untagged {
+                        msn: h.msn.wrapping_add(1),
+                        ..h
+                    }),
+                );
                 Fault::MsnRange
             }
             (Header::Untagged(h), 2) => {
-                rewrite(ulpdu, Header::Untagged(Untagged { msn: h.msn.wrapping_sub(1), ..h }));
+                rewrite(
+                    ulpdu,
+                    Header::Untagged(Untagged {
+                        msn: h.msn.wrapping_sub(1),
+                        ..h
+                    }),
+                );
                 Fault::MsnRange
             }
             (Header::Untagged(h), 3) => {
@@ -602,7 +852,13 @@ impl World {
                 Fault::UnexpectedOpcode
             }
             (Header::Tagged(h), 1) if h.opcode as u8 == 2 => {
-                rewrite(ulpdu, Header::Tagged(Tagged { stag: h.stag ^ 1, ..h }));
+                rewrite(
+                    ulpdu,
+                    Header::Tagged(Tagged {
+                        stag: h.stag ^ 1,
+                        ..h
+                    }),
+                );
                 Fault::InvalidStag
             }
             (Header::Tagged(h), 2) if h.opcode as u8 == 2 => {
@@ -670,9 +926,13 @@ impl World {
         let mut used = 0;
         loop {
             let rest = &self.ends[1 - i].inbox[used..];
-            let Some((len, _)) = rest.split_first_chunk() else { break };
+            let Some((len, _)) = rest.split_first_chunk() else {
+                break;
+            };
             let ulpdu_len = usize::from(u16::from_be_bytes(*len));
-            let Some(fpdu) = rest.get(..fpdu_len(ulpdu_len)) else { break };
+            let Some(fpdu) = rest.get(..fpdu_len(ulpdu_len)) else {
+                break;
+            };
             let (body, crc) = fpdu.split_at(fpdu.len() - 4);
             let ulpdu = body[2..2 + ulpdu_len].to_vec();
             used += fpdu.len();
@@ -686,11 +946,21 @@ impl World {
             let result = self.receive(i, &ulpdu);
             match self.ways[i].evil {
                 Some((evil, fault)) if evil == number => {
-                    assert_eq!(result, Err(fault), "altered segment {:?}", Header::parse(&ulpdu));
+                    assert_eq!(
+                        result,
+                        Err(fault),
+                        "altered segment {:?}",
+                        Header::parse(&ulpdu)
+                    );
                 }
                 _ => {
-                    let poisoned = self.ways[i].poisoned && result.is_err_and(|f| f != Fault::LocalCatastrophic);
-                    assert!(result.is_ok() || poisoned, "{result:?} for {:?}", Header::parse(&ulpdu));
+                    let poisoned = self.ways[i].poisoned
+                        && result.is_err_and(|f| f != Fault::LocalCatastrophic);
+                    assert!(
+                        result.is_ok() || poisoned,
+                        "{result:?} for {:?}",
+                        Header::parse(&ulpdu)
+                    );
                 }
             }
             if let Err(fault) = result {
@@ -710,7 +980,12 @@ impl World {
         end.stream.fail(fault);
         assert_eq!(end.stream.state(), State::Terminating);
         // Nothing is accepted any more.
-        let write = Header::Tagged(Tagged { opcode: weft_wire::rdmap::Opcode::Write, last: true, stag: 1, to: 0 });
+        let write = Header::Tagged(Tagged {
+            opcode: weft_wire::rdmap::Opcode::Write,
+            last: true,
+            stag: 1,
+            to: 0,
+        });
         assert_eq!(end.stream.rx_segment(&write, 20), Err(Fault::Closed));
     }
 
@@ -727,9 +1002,18 @@ impl World {
                     let (_, offset) = end.memory.locate(stag, to, len, true)?;
                     end.memory.data[offset..offset + len as usize].copy_from_slice(payload);
                 }
-                let (expect_stag, expect_to, data) = way.writes.front().expect("a Write that nobody posted");
-                assert_eq!((stag, to), (*expect_stag, expect_to + way.written as u64), "Write out of order");
-                assert_eq!(payload, &data[way.written..way.written + payload.len()], "Write with other bytes");
+                let (expect_stag, expect_to, data) =
+                    way.writes.front().expect("a Write that nobody posted");
+                assert_eq!(
+                    (stag, to),
+                    (*expect_stag, expect_to + way.written as u64),
+                    "Write out of order"
+                );
+                assert_eq!(
+                    payload,
+                    &data[way.written..way.written + payload.len()],
+                    "Write with other bytes"
+                );
                 way.written += payload.len();
                 assert_eq!(header.is_last(), way.written == data.len());
                 if header.is_last() {
@@ -762,7 +1046,12 @@ impl World {
         };
         match event {
             None => {}
-            Some(Event::Received { len, solicited, invalidate, immediate }) => {
+            Some(Event::Received {
+                len,
+                solicited,
+                invalidate,
+                immediate,
+            }) => {
                 let mut data = Vec::new();
                 if immediate.is_some() {
                     end.receives.pop_front().ok_or(Fault::NoReceive)?;
@@ -770,18 +1059,37 @@ impl World {
                     data.clone_from(&end.message);
                 }
                 assert_eq!(len as usize, data.len());
-                let expected = way.messages.pop_front().expect("a message that nobody posted");
-                assert_eq!(Message { data, solicited, invalidate, immediate }, expected);
+                let expected = way
+                    .messages
+                    .pop_front()
+                    .expect("a message that nobody posted");
+                assert_eq!(
+                    Message {
+                        data,
+                        solicited,
+                        invalidate,
+                        immediate
+                    },
+                    expected
+                );
             }
             Some(Event::ReadRequested { stag, to, len }) => {
                 end.memory.read(stag, to, len)?;
                 end.stream.accept_read();
-                assert!(end.stream.inbound_requests() <= end.params.ird as usize, "beyond IRD");
+                assert!(
+                    end.stream.inbound_requests() <= end.params.ird as usize,
+                    "beyond IRD"
+                );
             }
             Some(Event::AtomicRequested(r)) => {
-                let original = end.memory.atomic(r.stag, r.to, r.op, r.add_or_swap, r.compare)?;
+                let original = end
+                    .memory
+                    .atomic(r.stag, r.to, r.op, r.add_or_swap, r.compare)?;
                 end.stream.atomic_done(original);
-                assert!(end.stream.inbound_requests() <= end.params.ird as usize, "beyond IRD");
+                assert!(
+                    end.stream.inbound_requests() <= end.params.ird as usize,
+                    "beyond IRD"
+                );
             }
             Some(Event::AtomicResult { seq, original }) => {
                 end.posted[seq as usize].sink = original.to_be_bytes().to_vec();
@@ -804,7 +1112,11 @@ impl World {
             match done.status {
                 DoneStatus::Ok { byte_len } => {
                     assert!(!end.broken, "success after an error");
-                    assert_eq!(posted.sink, posted.expect, "work request {} {:?}", done.seq, posted.wr);
+                    assert_eq!(
+                        posted.sink, posted.expect,
+                        "work request {} {:?}",
+                        done.seq, posted.wr
+                    );
                     assert!(posted.started);
                     assert!(posted.transmitted || posted.wr.op.is_answered());
                     let expected = match posted.wr.op {
@@ -815,7 +1127,11 @@ impl World {
                     totals.completed += 1;
                 }
                 DoneStatus::RemoteError(error) => {
-                    assert_eq!(end.terminated, Some(error), "an error that the peer did not send");
+                    assert_eq!(
+                        end.terminated,
+                        Some(error),
+                        "an error that the peer did not send"
+                    );
                     assert!(posted.poison.is_none_or(|p| p == error));
                     end.broken = true;
                     totals.remote_errors += 1;
@@ -823,7 +1139,10 @@ impl World {
                 DoneStatus::Flushed => {
                     assert!(end.flushed, "flushed while open");
                     if posted.poison.is_some() && posted.wr.op.is_answered() {
-                        assert!(end.terminated.is_none() || end.terminated != posted.poison, "the culprit went unnamed");
+                        assert!(
+                            end.terminated.is_none() || end.terminated != posted.poison,
+                            "the culprit went unnamed"
+                        );
                     }
                     end.broken = true;
                     totals.flushed += 1;
@@ -842,11 +1161,19 @@ impl World {
                 self.transmit(i, count);
             }
             5 | 6 => {
-                let n = if self.rng.one_in(4) { 1 + self.rng.below(40) } else { 1 + self.rng.below(4000) };
+                let n = if self.rng.one_in(4) {
+                    1 + self.rng.below(40)
+                } else {
+                    1 + self.rng.below(4000)
+                };
                 self.hand_over(i, n);
             }
             7 | 8 => {
-                let n = if self.rng.one_in(4) { 1 + self.rng.below(40) } else { 1 + self.rng.below(4000) };
+                let n = if self.rng.one_in(4) {
+                    1 + self.rng.below(40)
+                } else {
+                    1 + self.rng.below(4000)
+                };
                 self.deliver(i, n);
             }
             _ => {}
@@ -865,7 +1192,9 @@ impl World {
             self.reap(0, totals);
             self.reap(1, totals);
             let quiet = |i: usize| {
-                !self.ends[i].stream.has_work() && self.ways[i].outbox.is_empty() && self.ways[i].wire.is_empty()
+                !self.ends[i].stream.has_work()
+                    && self.ways[i].outbox.is_empty()
+                    && self.ways[i].wire.is_empty()
             };
             if quiet(0) && quiet(1) {
                 return;
@@ -881,7 +1210,11 @@ impl World {
             assert_eq!(self.ends[i].stream.state(), State::Closed);
             assert!(!self.ends[i].stream.has_work());
             self.reap(i, totals);
-            assert_eq!(self.ends[i].next_done, self.ends[i].posted.len() as u64, "lost a work request");
+            assert_eq!(
+                self.ends[i].next_done,
+                self.ends[i].posted.len() as u64,
+                "lost a work request"
+            );
             assert_eq!(self.ends[i].stream.posted(), 0);
         }
     }
@@ -892,7 +1225,11 @@ impl World {
         for i in 0..2 {
             let (end, way) = (&self.ends[i], &self.ways[i]);
             assert_eq!((end.failed, end.terminated), (None, None));
-            assert_eq!(end.next_done, end.posted.len() as u64, "a work request hangs");
+            assert_eq!(
+                end.next_done,
+                end.posted.len() as u64,
+                "a work request hangs"
+            );
             assert!(way.messages.is_empty() && way.writes.is_empty());
             assert!(self.ends[1 - i].receives.is_empty());
             assert_eq!(way.model, self.ends[1 - i].memory, "memory differs");
@@ -905,7 +1242,9 @@ impl World {
         self.drain(totals);
         let mut refusals = 0;
         for i in 0..2 {
-            let Some(fault) = self.ends[i].failed else { continue };
+            let Some(fault) = self.ends[i].failed else {
+                continue;
+            };
             refusals += 1;
             let way = &self.ways[1 - i];
             let sender = &self.ends[1 - i];
@@ -925,7 +1264,12 @@ impl World {
                     Fault::Bounds => TermError::Tagged(TaggedError::BaseBounds),
                     _ => panic!("{fault:?}"),
                 },
-                _ => sender.posted.last().unwrap().poison.expect("a fault that nobody made"),
+                _ => sender
+                    .posted
+                    .last()
+                    .unwrap()
+                    .poison
+                    .expect("a fault that nobody made"),
             };
             // Unless the other side had given up before, or its own stream was cut.
             if sender.failed.is_none() && !self.ways[i].corrupted {
@@ -937,8 +1281,12 @@ impl World {
     }
 }
 
-const LAST_RESORT: Header =
-    Header::Tagged(Tagged { opcode: weft_wire::rdmap::Opcode::ReadResponse, last: true, stag: 0, to: 0 });
+const LAST_RESORT: Header = Header::Tagged(Tagged {
+    opcode: weft_wire::rdmap::Opcode::ReadResponse,
+    last: true,
+    stag: 0,
+    to: 0,
+});
 
 fn rewrite(ulpdu: &mut [u8], header: Header) {
     let mut raw = [0; UNTAGGED_LEN];
@@ -977,7 +1325,10 @@ fn episode(seed: u64, totals: &mut Totals) {
     totals.steps += world.steps;
     totals.episodes += 1;
     let cut = world.ends[0].flushed;
-    let troubled = world.ways.iter().any(|w| w.poisoned || w.want_evil || w.corrupted);
+    let troubled = world
+        .ways
+        .iter()
+        .any(|w| w.poisoned || w.want_evil || w.corrupted);
     if troubled && !cut {
         world.end_in_fault(totals);
     } else if !cut {
@@ -987,13 +1338,18 @@ fn episode(seed: u64, totals: &mut Totals) {
 
 #[test]
 fn a_million_steps_against_the_oracle() {
-    let number = |name| std::env::var(name).ok().map(|v| v.parse::<u64>().expect("a number"));
+    let number = |name| {
+        std::env::var(name)
+            .ok()
+            .map(|v| v.parse::<u64>().expect("a number"))
+    };
     let steps = number("WEFT_STEPS").unwrap_or(1_000_000);
     let first = number("WEFT_SEED");
     let mut totals = Totals::default();
     let mut seed = first.unwrap_or(1);
     while totals.steps < steps {
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| episode(seed, &mut totals)));
+        let result =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| episode(seed, &mut totals)));
         if let Err(panic) = result {
             eprintln!("failed with WEFT_SEED={seed}");
             std::panic::resume_unwind(panic);
@@ -1005,9 +1361,20 @@ fn a_million_steps_against_the_oracle() {
     }
     println!("{totals:?}");
     if steps >= 100_000 {
-        let Totals { completed, flushed, remote_errors, faults, cuts, .. } = totals;
+        let Totals {
+            completed,
+            flushed,
+            remote_errors,
+            faults,
+            cuts,
+            ..
+        } = totals;
         assert!(
-            completed > steps / 20 && flushed > 100 && remote_errors > 10 && faults > 50 && cuts > 10,
+            completed > steps / 20
+                && flushed > 100
+                && remote_errors > 10
+                && faults > 50
+                && cuts > 10,
             "the simulation misses its point: {totals:?}"
         );
     }

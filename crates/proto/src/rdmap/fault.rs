@@ -152,7 +152,8 @@ impl Offender {
     }
 
     /// The Terminate for `fault`. As the kernel's siw does, headers are copied only where their layout was understood: not
-    /// for wrong versions and unknown opcodes, nor for MPA errors and our own failures.
+    /// for wrong versions and unknown opcodes, nor for MPA errors and our own failures. The
+    /// DDP Segment Length is the whole ULPDU's, as RNICs fill it in; siw counts the payload alone.
     pub(super) fn terminate(&self, fault: Fault) -> Terminate {
         let error = self.term_error(fault);
         let header = match error {

@@ -1,0 +1,852 @@
+//! Each operation, segment by segment.
+
+mod common;
+
+use common::{
+    CONFIG, FETCH_ADD, READ, SEND, announce, carry, fenced, flushed, hex, must_tx, ok, receive,
+    stream, tx, wr,
+};
+use weft_proto::rdmap::{
+    Config, Done, DoneStatus, Event, Fault, MIN_MAX_ULPDU, Op, Payload, Rx, State, Stream,
+};
+use weft_wire::ddp::{Header, Tagged};
+use weft_wire::rdmap::{AtomicOp, AtomicRequest, Opcode, ProtectionError, TermError, Terminate};
+
+const SMALL: Config = Config {
+    max_ulpdu: MIN_MAX_ULPDU,
+    ..CONFIG
+};
+
+#[expect(clippy::unnecessary_wraps, reason = "as the calls return it")]
+fn received(len: u32) -> Option<Event> {
+    Some(Event::Received {
+        len,
+        solicited: false,
+        invalidate: None,
+        immediate: None,
+    })
+}
+
+#[test]
+fn a_send_is_cut_at_the_ulpdu_limit() {
+    let (mut a, mut b) = (Stream::new(SMALL), stream());
+    assert_eq!(a.post(wr(SEND, 200)), 0);
+    let (header, first) = must_tx(&mut a);
+    assert_eq!(header, hex("01 43 00000000 00000000 00000001 00000000"));
+    assert_eq!(
+        first.payload,
+        Payload::Wr {
+            seq: 0,
+            offset: 0,
+            len: 110
+        }
+    );
+    assert_eq!((first.completes, first.terminate), (None, false));
+    assert_eq!(
+        announce(&mut b, &header, 110),
+        Ok(Rx::PlaceRecv {
+            first: true,
+            mo: 0,
+            len: 110
+        })
+    );
+    assert_eq!(b.rx_placed(), None);
+
+    let (header, second) = must_tx(&mut a);
+    assert_eq!(header, hex("41 43 00000000 00000000 00000001 0000006e"));
+    assert_eq!(
+        second.payload,
+        Payload::Wr {
+            seq: 0,
+            offset: 110,
+            len: 90
+        }
+    );
+    assert_eq!(second.completes, Some(0));
+    assert_eq!(
+        announce(&mut b, &header, 90),
+        Ok(Rx::PlaceRecv {
+            first: false,
+            mo: 110,
+            len: 90
+        })
+    );
+    assert_eq!(b.rx_placed(), received(200));
+    assert_eq!(b.rx_placed(), None, "only once");
+
+    assert_eq!(tx(&mut a), None);
+    assert_eq!(a.pop_completed(), None, "not with the transport yet");
+    a.transmitted(0);
+    assert_eq!(a.pop_completed(), ok(0, 200));
+    assert_eq!(a.pop_completed(), None);
+
+    // A payload that fills the segment exactly is one segment, and the next message has the next number.
+    a.post(wr(SEND, 110));
+    let (header, tx) = must_tx(&mut a);
+    assert_eq!(header, hex("41 43 00000000 00000000 00000002 00000000"));
+    assert_eq!(tx.payload.len(), 110);
+}
+
+#[test]
+fn the_four_sends() {
+    let (mut a, mut b) = (stream(), stream());
+    for (i, (solicited, invalidate, control)) in [
+        (false, None, "41 43 00000000"),
+        (false, Some(0xabcd_ef01), "41 44 abcdef01"),
+        (true, None, "41 45 00000000"),
+        (true, Some(0), "41 46 00000000"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        a.post(wr(
+            Op::Send {
+                solicited,
+                invalidate,
+            },
+            3,
+        ));
+        let (mut ulpdu, _) = must_tx(&mut a);
+        assert_eq!(
+            ulpdu,
+            hex(&format!("{control} 00000000 {:08x} 00000000", i + 1))
+        );
+        ulpdu.extend_from_slice(b"abc");
+        let event = Event::Received {
+            len: 3,
+            solicited,
+            invalidate,
+            immediate: None,
+        };
+        assert_eq!(receive(&mut b, &ulpdu), Ok(Some(event)));
+    }
+}
+
+#[test]
+fn a_write_is_tagged() {
+    let (mut a, mut b) = (Stream::new(SMALL), stream());
+    a.post(wr(
+        Op::Write {
+            stag: 0x0102_0304,
+            to: 0x1000,
+        },
+        114 + 1,
+    ));
+    let (header, first) = must_tx(&mut a);
+    assert_eq!(header, hex("81 40 01020304 0000000000001000"));
+    assert_eq!(
+        first.payload,
+        Payload::Wr {
+            seq: 0,
+            offset: 0,
+            len: 114
+        }
+    );
+    assert_eq!(
+        announce(&mut b, &header, 114),
+        Ok(Rx::PlaceWrite {
+            stag: 0x0102_0304,
+            to: 0x1000,
+            len: 114
+        })
+    );
+    assert_eq!(b.rx_placed(), None);
+    let (header, second) = must_tx(&mut a);
+    assert_eq!(header, hex("c1 40 01020304 0000000000001072"));
+    assert_eq!(
+        (second.payload, second.completes),
+        (
+            Payload::Wr {
+                seq: 0,
+                offset: 114,
+                len: 1
+            },
+            Some(0)
+        )
+    );
+    assert_eq!(
+        announce(&mut b, &header, 1),
+        Ok(Rx::PlaceWrite {
+            stag: 0x0102_0304,
+            to: 0x1072,
+            len: 1
+        })
+    );
+    assert_eq!(b.rx_placed(), None);
+    a.transmitted(0);
+    assert_eq!(a.pop_completed(), ok(0, 115));
+}
+
+#[test]
+fn a_write_with_immediate_is_two_messages_and_one_completion() {
+    let (mut a, mut b) = (stream(), stream());
+    a.post(wr(
+        Op::WriteImm {
+            stag: 5,
+            to: 6,
+            imm: 0x1122_3344_5566_7788,
+            solicited: true,
+        },
+        2,
+    ));
+    let (header, write) = must_tx(&mut a);
+    assert_eq!(header, hex("c1 40 00000005 0000000000000006"));
+    assert_eq!((write.payload.len(), write.completes), (2, None));
+    assert_eq!(
+        announce(&mut b, &header, 2),
+        Ok(Rx::PlaceWrite {
+            stag: 5,
+            to: 6,
+            len: 2
+        })
+    );
+    assert_eq!(b.rx_placed(), None);
+    let (ulpdu, imm) = must_tx(&mut a);
+    assert_eq!(
+        ulpdu,
+        hex("41 49 00000000 00000000 00000001 00000000 1122334455667788")
+    );
+    assert_eq!((imm.payload, imm.completes), (Payload::None, Some(0)));
+    let event = Event::Received {
+        len: 0,
+        solicited: true,
+        invalidate: None,
+        immediate: Some(0x1122_3344_5566_7788),
+    };
+    assert_eq!(receive(&mut b, &ulpdu), Ok(Some(event)));
+    a.transmitted(0);
+    assert_eq!(a.pop_completed(), ok(0, 2));
+
+    a.post(wr(
+        Op::Imm {
+            imm: 9,
+            solicited: false,
+        },
+        77,
+    ));
+    let (ulpdu, _) = must_tx(&mut a);
+    assert_eq!(
+        ulpdu,
+        hex("41 48 00000000 00000000 00000002 00000000 0000000000000009")
+    );
+    let event = Event::Received {
+        len: 0,
+        solicited: false,
+        invalidate: None,
+        immediate: Some(9),
+    };
+    assert_eq!(receive(&mut b, &ulpdu), Ok(Some(event)));
+    a.transmitted(1);
+    assert_eq!(a.pop_completed(), ok(1, 8));
+}
+
+#[test]
+fn a_read_is_answered_in_its_own_sink() {
+    let (mut a, mut b) = (stream(), Stream::new(SMALL));
+    a.post(wr(READ, 120));
+    let (ulpdu, request) = must_tx(&mut a);
+    assert_eq!(
+        (request.payload, request.completes),
+        (Payload::None, Some(0))
+    );
+    assert_eq!(
+        ulpdu[..18],
+        hex("41 41 00000000 00000001 00000001 00000000")
+    );
+    let sink = ulpdu[18..22].to_vec();
+    assert_eq!(
+        ulpdu[22..],
+        hex("0000000000000000 00000078 11223344 0000000000005566")
+    );
+    assert_eq!(
+        announce(&mut b, &ulpdu[..18], 28),
+        Ok(Rx::Control { len: 28 })
+    );
+    let asked = Event::ReadRequested {
+        stag: 0x1122_3344,
+        to: 0x5566,
+        len: 120,
+    };
+    assert_eq!(b.rx_control(&ulpdu[18..]), Ok(Some(asked)));
+    assert!(!b.has_work());
+    b.accept_read();
+    assert_eq!((b.has_work(), b.inbound_requests()), (true, 1));
+
+    let (header, first) = must_tx(&mut b);
+    let mut expected = hex("81 42");
+    expected.extend(&sink);
+    assert_eq!(header, [&expected[..], &hex("0000000000000000")].concat());
+    assert_eq!(
+        first.payload,
+        Payload::Source {
+            stag: 0x1122_3344,
+            to: 0x5566,
+            len: 114
+        }
+    );
+    assert_eq!(
+        announce(&mut a, &header, 114),
+        Ok(Rx::PlaceRead {
+            seq: 0,
+            offset: 0,
+            len: 114
+        })
+    );
+    assert_eq!(a.rx_placed(), None);
+    let (header, last) = must_tx(&mut b);
+    expected[0] = 0xc1;
+    assert_eq!(header, [&expected[..], &hex("0000000000000072")].concat());
+    assert_eq!(
+        last.payload,
+        Payload::Source {
+            stag: 0x1122_3344,
+            to: 0x55d8,
+            len: 6
+        }
+    );
+    assert_eq!((last.completes, b.inbound_requests()), (None, 0));
+
+    a.transmitted(0);
+    assert_eq!(
+        announce(&mut a, &header, 6),
+        Ok(Rx::PlaceRead {
+            seq: 0,
+            offset: 114,
+            len: 6
+        })
+    );
+    assert_eq!(
+        (a.pop_completed(), a.outbound_requests()),
+        (None, 1),
+        "not in place yet"
+    );
+    assert_eq!(a.rx_placed(), None);
+    assert_eq!((a.pop_completed(), a.outbound_requests()), (ok(0, 120), 0));
+    // The next Read has another sink.
+    a.post(wr(READ, 120));
+    assert_ne!(must_tx(&mut a).0[18..22], sink);
+}
+
+#[test]
+fn an_atomic_brings_the_original_value() {
+    let (mut a, mut b) = (stream(), stream());
+    a.post(wr(
+        Op::Atomic {
+            op: AtomicOp::CompareSwap,
+            stag: 0x1122_3344,
+            to: 0x5568,
+            add_or_swap: 1,
+            add_or_swap_mask: 2,
+            compare: 3,
+            compare_mask: 4,
+        },
+        8,
+    ));
+    let (ulpdu, request) = must_tx(&mut a);
+    assert_eq!(
+        (request.payload, request.completes),
+        (Payload::None, Some(0))
+    );
+    assert_eq!(
+        ulpdu[..22],
+        hex("41 4a 00000000 00000001 00000001 00000000 00000002")
+    );
+    assert_eq!(
+        ulpdu[26..],
+        hex(
+            "11223344 0000000000005568 0000000000000001 0000000000000002 0000000000000003 0000000000000004"
+        )
+    );
+    let Ok(Some(Event::AtomicRequested(asked))) = receive(&mut b, &ulpdu) else {
+        panic!()
+    };
+    assert_eq!(asked, AtomicRequest::parse(&ulpdu[18..]).unwrap());
+    b.atomic_done(0x0a0b);
+    let (answer, _) = must_tx(&mut b);
+    assert_eq!(
+        answer[..18],
+        hex("41 4b 00000000 00000003 00000001 00000000")
+    );
+    assert_eq!(answer[18..22], ulpdu[22..26], "the request identifier");
+    assert_eq!(answer[22..], hex("0000000000000a0b"));
+    assert_eq!(
+        receive(&mut a, &answer),
+        Ok(Some(Event::AtomicResult {
+            seq: 0,
+            original: 0x0a0b
+        }))
+    );
+    assert_eq!(a.pop_completed(), ok(0, 8));
+    // Numbers go on, in both queues.
+    a.post(wr(FETCH_ADD, 8));
+    assert!(matches!(
+        carry(&mut a, &mut b),
+        Ok(Some(Event::AtomicRequested(_)))
+    ));
+    b.atomic_done(0);
+    assert_eq!(
+        carry(&mut b, &mut a),
+        Ok(Some(Event::AtomicResult {
+            seq: 1,
+            original: 0
+        }))
+    );
+}
+
+#[test]
+fn nothing_is_too_short() {
+    let (mut a, mut b) = (stream(), stream());
+    a.post(wr(SEND, 0));
+    a.post(wr(
+        Op::Write {
+            stag: 1,
+            to: u64::MAX,
+        },
+        0,
+    ));
+    a.post(wr(READ, 0));
+    a.post(wr(
+        Op::WriteImm {
+            stag: 1,
+            to: 2,
+            imm: 3,
+            solicited: false,
+        },
+        0,
+    ));
+    let (header, tx) = must_tx(&mut a);
+    assert_eq!((tx.payload, tx.completes), (Payload::None, Some(0)));
+    assert_eq!(
+        announce(&mut b, &header, 0),
+        Ok(Rx::PlaceRecv {
+            first: true,
+            mo: 0,
+            len: 0
+        })
+    );
+    assert_eq!(b.rx_placed(), received(0));
+    let (header, tx) = must_tx(&mut a);
+    assert_eq!((tx.payload, tx.completes), (Payload::None, Some(1)));
+    assert_eq!(
+        announce(&mut b, &header, 0),
+        Ok(Rx::PlaceWrite {
+            stag: 1,
+            to: u64::MAX,
+            len: 0
+        })
+    );
+    assert_eq!(b.rx_placed(), None);
+    assert!(matches!(
+        carry(&mut a, &mut b),
+        Ok(Some(Event::ReadRequested { len: 0, .. }))
+    ));
+    b.accept_read();
+    let (answer, tx) = must_tx(&mut b);
+    assert_eq!(tx.payload, Payload::None);
+    assert_eq!(
+        announce(&mut a, &answer, 0),
+        Ok(Rx::PlaceRead {
+            seq: 2,
+            offset: 0,
+            len: 0
+        })
+    );
+    assert_eq!(a.rx_placed(), None);
+    assert_eq!(carry(&mut a, &mut b), Ok(None));
+    assert!(matches!(
+        carry(&mut a, &mut b),
+        Ok(Some(Event::Received {
+            immediate: Some(3),
+            ..
+        }))
+    ));
+    assert!(!a.has_work());
+    for seq in 0..2 {
+        a.transmitted(seq);
+    }
+    assert_eq!(
+        [a.pop_completed(), a.pop_completed(), a.pop_completed()],
+        [ok(0, 0), ok(1, 0), ok(2, 0)]
+    );
+}
+
+#[test]
+fn completions_wait_for_earlier_ones() {
+    let (mut a, mut b) = (stream(), stream());
+    a.post(wr(READ, 4));
+    a.post(wr(SEND, 4));
+    a.post(wr(READ, 4));
+    for _ in 0..3 {
+        carry(&mut a, &mut b).unwrap();
+        b.accept_read();
+    }
+    assert_eq!(
+        a.pop_completed(),
+        None,
+        "the Send is done, the Read before it is not"
+    );
+    carry(&mut b, &mut a).unwrap();
+    assert_eq!(
+        [a.pop_completed(), a.pop_completed(), a.pop_completed()],
+        [ok(0, 4), ok(1, 4), None]
+    );
+    carry(&mut b, &mut a).unwrap();
+    assert_eq!(a.pop_completed(), ok(2, 4));
+    // Reports that make no sense change nothing.
+    a.post(wr(SEND, 1));
+    a.post(wr(READ, 1));
+    for seq in [0, 3, 4, 5, u64::MAX] {
+        a.transmitted(seq);
+    }
+    assert_eq!(a.pop_completed(), None);
+    must_tx(&mut a);
+    must_tx(&mut a);
+    a.transmitted(4);
+    a.transmitted(3);
+    assert_eq!(
+        [a.pop_completed(), a.pop_completed()],
+        [ok(3, 1), None],
+        "a Read is not done when sent"
+    );
+}
+
+#[test]
+fn a_fence_waits_for_every_earlier_answer() {
+    let (mut a, mut b) = (stream(), stream());
+    a.post(wr(READ, 4));
+    a.post(wr(FETCH_ADD, 8));
+    a.post(wr(SEND, 1));
+    a.post(fenced(Op::Local, 0));
+    a.post(wr(SEND, 1));
+    carry(&mut a, &mut b).unwrap();
+    b.accept_read();
+    carry(&mut a, &mut b).unwrap();
+    b.atomic_done(0);
+    carry(&mut a, &mut b).unwrap();
+    assert!(!a.has_work());
+    assert_eq!(tx(&mut a), None);
+    carry(&mut b, &mut a).unwrap();
+    assert_eq!(tx(&mut a), None, "one answer of two");
+    carry(&mut b, &mut a).unwrap();
+    assert!(a.has_work());
+    let (header, local) = must_tx(&mut a);
+    assert_eq!(
+        (header.len(), local.payload, local.completes),
+        (0, Payload::Local { seq: 3 }, Some(3))
+    );
+    assert_eq!(must_tx(&mut a).1.completes, Some(4));
+    for _ in 0..3 {
+        assert!(a.pop_completed().is_some());
+    }
+    assert_eq!(a.pop_completed(), None, "local work not done");
+    a.transmitted(3);
+    assert_eq!([a.pop_completed(), a.pop_completed()], [ok(3, 0), None]);
+}
+
+#[test]
+fn ord_stops_the_queue() {
+    let (mut a, mut b) = (Stream::new(Config { ord: 2, ..CONFIG }), stream());
+    for op in [READ, FETCH_ADD, SEND, READ, SEND] {
+        a.post(wr(op, 8));
+    }
+    for _ in 0..3 {
+        carry(&mut a, &mut b).unwrap();
+        b.accept_read();
+        b.atomic_done(0);
+    }
+    assert_eq!(a.outbound_requests(), 2);
+    assert_eq!(
+        tx(&mut a),
+        None,
+        "two are outstanding, and the last Send may not pass the Read"
+    );
+    carry(&mut b, &mut a).unwrap();
+    assert!(matches!(
+        carry(&mut a, &mut b),
+        Ok(Some(Event::ReadRequested { .. }))
+    ));
+    b.accept_read();
+    assert_eq!(carry(&mut a, &mut b), Ok(received(8)));
+}
+
+#[test]
+fn responses_and_work_requests_take_turns() {
+    let (mut a, mut b) = (Stream::new(Config { ord: 4, ..SMALL }), Stream::new(SMALL));
+    for _ in 0..4 {
+        a.post(wr(READ, 200));
+        carry(&mut a, &mut b).unwrap();
+        b.accept_read();
+    }
+    for _ in 0..3 {
+        b.post(wr(SEND, 200));
+    }
+    let opcodes: Vec<u8> =
+        std::iter::from_fn(|| tx(&mut b).map(|(header, _)| header[1] & 0xf)).collect();
+    // Whole messages of two segments each.
+    assert_eq!(opcodes, [3, 3, 2, 2, 3, 3, 2, 2, 3, 3, 2, 2, 2, 2]);
+    // A response that comes up while a Send is under way waits for its end.
+    a.post(wr(SEND, 300));
+    must_tx(&mut a);
+    b.post(wr(READ, 4));
+    carry(&mut b, &mut a).unwrap();
+    a.accept_read();
+    let opcodes: Vec<u8> =
+        std::iter::from_fn(|| tx(&mut a).map(|(header, _)| header[1] & 0xf)).collect();
+    assert_eq!(opcodes, [3, 3, 2]);
+}
+
+#[test]
+fn answers_keep_the_order_of_requests() {
+    let (mut a, mut b) = (stream(), stream());
+    for op in [FETCH_ADD, READ, FETCH_ADD] {
+        a.post(wr(op, 8));
+        carry(&mut a, &mut b).unwrap();
+        b.accept_read();
+        b.atomic_done(0);
+    }
+    let opcodes: Vec<u8> =
+        std::iter::from_fn(|| tx(&mut b).map(|(header, _)| header[1] & 0xf)).collect();
+    assert_eq!(opcodes, [11, 2, 11]);
+}
+
+#[test]
+fn a_responder_waits_for_the_first_segment() {
+    let (mut a, mut b) = (
+        stream(),
+        Stream::new(Config {
+            hold_until_first_rx: true,
+            ..CONFIG
+        }),
+    );
+    b.post(wr(SEND, 1));
+    assert!(!b.has_work());
+    assert_eq!(tx(&mut b), None);
+    a.post(wr(Op::Write { stag: 0, to: 0 }, 0));
+    carry(&mut a, &mut b).unwrap();
+    assert!(b.has_work());
+    carry(&mut b, &mut a).unwrap();
+}
+
+#[test]
+fn the_ulpdu_limit_has_limits() {
+    for (asked, used) in [
+        (0, 128),
+        (127, 128),
+        (129, 129),
+        (65_535, 65_535),
+        (u32::MAX, 65_535),
+    ] {
+        let mut a = Stream::new(Config {
+            max_ulpdu: asked,
+            ..CONFIG
+        });
+        a.post(wr(SEND, 100_000));
+        assert_eq!(must_tx(&mut a).1.payload.len(), used - 18);
+    }
+    // The longest message there is.
+    let mut a = stream();
+    a.post(wr(
+        Op::Write {
+            stag: 1,
+            to: u64::MAX,
+        },
+        u32::MAX,
+    ));
+    let mut sent = 0;
+    let last = loop {
+        let (header, tx) = must_tx(&mut a);
+        sent += u64::from(tx.payload.len());
+        if tx.completes.is_some() {
+            break header;
+        }
+    };
+    assert_eq!(sent, u64::from(u32::MAX));
+    assert_eq!(last[0], 0xc1);
+}
+
+#[test]
+fn a_cut_connection_flushes_what_is_not_done() {
+    let (mut a, mut b) = (stream(), stream());
+    a.post(wr(SEND, 1));
+    a.post(wr(READ, 1));
+    a.post(wr(SEND, 1));
+    a.post(wr(SEND, 1));
+    for _ in 0..3 {
+        carry(&mut a, &mut b).unwrap();
+        b.accept_read();
+    }
+    a.flush();
+    assert_eq!(a.state(), State::Closed);
+    assert_eq!(tx(&mut a), None);
+    assert!(!a.has_work());
+    // The Send behind the unanswered Read left, but nobody knows whether it arrived.
+    let popped: Vec<_> = std::iter::from_fn(|| a.pop_completed()).map(Some).collect();
+    assert_eq!(popped, [ok(0, 1), flushed(1), flushed(2), flushed(3)]);
+    // What is posted later is flushed too.
+    assert_eq!(a.post(wr(SEND, 1)), 4);
+    assert_eq!(tx(&mut a), None);
+    assert_eq!(a.pop_completed(), flushed(4));
+    assert_eq!(a.rx_segment(&Header::Tagged(WRITE), 14), Err(Fault::Closed));
+    // The other side has a response that nobody wants.
+    b.flush();
+    assert_eq!(
+        (tx(&mut b), b.inbound_requests(), b.pop_completed()),
+        (None, 0, None)
+    );
+}
+
+const WRITE: Tagged = Tagged {
+    opcode: Opcode::Write,
+    last: true,
+    stag: 1,
+    to: 0,
+};
+
+/// The work requests that a Terminate can blame, all under way, and one that is not.
+fn busy() -> Stream {
+    let mut a = Stream::new(Config { ord: 2, ..SMALL });
+    for op in [
+        READ,
+        FETCH_ADD,
+        Op::Write { stag: 9, to: 1000 },
+        SEND,
+        Op::Imm {
+            imm: 1,
+            solicited: false,
+        },
+    ] {
+        a.post(wr(op, 200));
+    }
+    a.post(wr(READ, 200));
+    while let Some((_, tx)) = tx(&mut a) {
+        tx.completes.into_iter().for_each(|seq| a.transmitted(seq));
+    }
+    a
+}
+
+fn terminate(a: &mut Stream, error: TermError, header: Option<Header>) -> Vec<DoneStatus> {
+    let mut body = [0; Terminate::MAX_LEN];
+    let body_len = Terminate {
+        error,
+        ddp_segment_len: header.map(|_| 99),
+        ddp_header: header,
+        read_request: None,
+    }
+    .emit(&mut body);
+    let mut ulpdu = hex("41 47 00000000 00000002 00000001 00000000");
+    ulpdu.extend_from_slice(&body[..body_len]);
+    assert!(matches!(receive(a, &ulpdu), Ok(Some(Event::Terminated(t))) if t.error == error));
+    assert_eq!(a.state(), State::Terminated);
+    assert_eq!(tx(a), None, "a Terminate is not answered");
+    a.fail(Fault::LocalCatastrophic);
+    assert_eq!(tx(a), None, "a Terminate is not answered");
+    assert_eq!(a.rx_segment(&Header::Tagged(WRITE), 14), Err(Fault::Closed));
+    a.flush();
+    std::iter::from_fn(|| a.pop_completed())
+        .map(|Done { status, .. }| status)
+        .collect()
+}
+
+#[test]
+fn a_terminate_blames_the_request_it_names() {
+    use weft_wire::ddp::Untagged;
+    let error = TermError::Protection(ProtectionError::BaseBounds);
+    let untagged = |opcode: Opcode, msn| {
+        let qn = opcode.queue().unwrap();
+        Some(Header::Untagged(Untagged {
+            opcode,
+            last: true,
+            invalidate: 0,
+            qn,
+            msn,
+            mo: 0,
+        }))
+    };
+    let tagged = |stag, to| {
+        Some(Header::Tagged(Tagged {
+            opcode: Opcode::Write,
+            last: false,
+            stag,
+            to,
+        }))
+    };
+    for (header, blamed) in [
+        (untagged(Opcode::ReadRequest, 1), Some(0)),
+        (untagged(Opcode::AtomicRequest, 2), Some(1)),
+        (tagged(9, 1000), Some(2)),
+        (tagged(9, 1114), Some(2)),
+        (tagged(9, 1200), Some(2)),
+        (untagged(Opcode::Send, 1), Some(3)),
+        (untagged(Opcode::Immediate, 2), Some(4)),
+        (untagged(Opcode::ReadRequest, 3), None),
+        (untagged(Opcode::Send, 3), None),
+        (untagged(Opcode::Send, 0), None),
+        (tagged(9, 999), None),
+        (tagged(9, 1201), None),
+        (tagged(8, 1000), None),
+        (None, None),
+    ] {
+        let mut expected = [DoneStatus::Flushed; 6];
+        if let Some(blamed) = blamed {
+            expected[blamed] = DoneStatus::RemoteError(error);
+        }
+        assert_eq!(
+            terminate(&mut busy(), error, header),
+            expected,
+            "{header:?}"
+        );
+    }
+}
+
+#[test]
+fn a_vanished_source_is_reported_with_its_request() {
+    let (mut a, mut b) = (stream(), Stream::new(SMALL));
+    a.post(wr(READ, 4));
+    a.post(wr(
+        Op::Read {
+            src_stag: 2,
+            src_to: 3,
+        },
+        200,
+    ));
+    a.post(wr(SEND, 4));
+    let mut second = Vec::new();
+    for _ in 0..2 {
+        let (ulpdu, _) = must_tx(&mut a);
+        receive(&mut b, &ulpdu).unwrap();
+        b.accept_read();
+        second = ulpdu;
+    }
+    // Something else arrives in between: it is not to blame.
+    carry(&mut a, &mut b).unwrap();
+    carry(&mut b, &mut a).unwrap();
+    assert!(matches!(
+        must_tx(&mut b).1.payload,
+        Payload::Source {
+            stag: 2,
+            to: 3,
+            len: 114
+        }
+    ));
+    b.fail_source(Fault::InvalidStag);
+    assert_eq!(b.state(), State::Terminating);
+    let (ulpdu, last) = must_tx(&mut b);
+    assert!(last.terminate);
+    assert_eq!(
+        ulpdu[..18],
+        hex("41 47 00000000 00000002 00000001 00000000")
+    );
+    assert_eq!(ulpdu[18..24], hex("0100 e000 002e"));
+    assert_eq!(ulpdu[24..], second, "both headers of the request");
+    assert_eq!(tx(&mut b), None);
+    receive(&mut a, &ulpdu).unwrap();
+    a.flush();
+    let error = DoneStatus::RemoteError(TermError::Protection(ProtectionError::InvalidStag));
+    let popped: Vec<_> = std::iter::from_fn(|| a.pop_completed())
+        .map(|done| done.status)
+        .collect();
+    assert_eq!(
+        popped,
+        [DoneStatus::Ok { byte_len: 4 }, error, DoneStatus::Flushed]
+    );
+}
