@@ -16,8 +16,8 @@ const RESTING: usize = 256;
 
 /// The `STag` table of one device. Cloning gives another handle on the same table.
 ///
-/// An `STag` is a 24-bit index drawn at random and an 8-bit key below it (RFC 5040 section 8.1.1 asks for
-/// both); a lookup must match all 32 bits. Indices freed lately are not given again.
+/// An `STag` is a 24-bit index drawn at random and an 8-bit key below it (RFC 5040 section 8.1.1:
+/// hard to predict); a lookup must match all 32 bits. Indices freed lately are not given again.
 ///
 /// All methods take any thread; a lookup takes one of 16 reader locks for the time of a hash lookup.
 #[derive(Clone)]
@@ -293,7 +293,7 @@ impl Table {
         }
     }
 
-    /// Checks what a peer names (RFC 5040 section 5.2, 5041 section 5.2): `STag`, protection domain and
+    /// Checks what a peer names (RFC 5040 section 7.2, RFC 5041 section 7.1): `STag`, protection domain and
     /// queue pair, rights, bounds, in this order. A window answers only to the queue pair it was bound
     /// on.
     ///
@@ -324,7 +324,7 @@ impl Table {
         }
     }
 
-    /// Unbinds a window, as Send with Invalidate and Local Invalidate do (RFC 5040 section 5.1). Spans made
+    /// Unbinds a window, as Send with Invalidate (RFC 5040 section 5.3) and Local Invalidate do. Spans made
     /// through it before live on.
     ///
     /// # Errors
@@ -525,6 +525,11 @@ mod tests {
         // Two counters of the Arc; the map is at worst just over half of 7/8 full, with a byte an entry.
         let per_entry = (size_of::<(u32, Entry)>() + 1) * 16 / 7;
         let region = size_of::<Registered>() + 16 + per_entry;
+        println!(
+            "{region} {} {}",
+            size_of::<Registered>(),
+            size_of::<Inner>()
+        );
         assert!(region < 200, "{region} bytes a region");
         assert!(size_of::<Inner>() <= 1024, "{} bytes", size_of::<Inner>());
     }
