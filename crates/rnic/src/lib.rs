@@ -1,2 +1,34 @@
-//! Skeleton.
+//! The soft RNIC: object tables, the progress engine, and the transports.
+//!
+//! Programs use the `weft-verbs` crate, which gives this one's objects out and adds the connection manager.
+//!
+//! * [`Device`], [`Pd`], [`Cq`], [`Qp`], [`Srq`], [`Mr`], [`Mw`]: the objects of verbs.
+//! * `qp`: posting, the transmit and receive sides, and the end of a connection.
+//! * `engine`: who makes progress, and when.
+//! * `establish`: TCP connections and MPA start-up.
+//! * `transport`: TCP, and a simulated network with seeded faults.
 #![forbid(unsafe_code)]
+
+mod cq;
+mod device;
+mod engine;
+mod establish;
+mod lock;
+mod mr;
+mod pool;
+mod qp;
+mod signal;
+mod srq;
+mod transport;
+mod types;
+
+pub use cq::{CompChannel, Cq, CqOverrun};
+pub use device::{Device, DeviceBuilder, Pd, Transport};
+pub use establish::{ConnParam, ConnectError, Dialed, Incoming, Listening};
+pub use mr::{Mr, Mw};
+pub use qp::{EndReason, Qp, QpInit};
+pub use signal::Signal;
+pub use srq::Srq;
+pub use transport::sim::{SimFaults, SimNet};
+pub use types::*;
+pub use weft_mem::MemError;

@@ -1,2 +1,53 @@
-//! Skeleton.
+//! Verbs in safe Rust: protection domains, queue pairs, completion queues, memory regions and windows, work requests,
+//! and a connection manager ([`cm`]).
+//!
+//! The names are those of the RDMA verbs specification. What differs from the C API:
+//!
+//! * Regions own their memory ([`Pd::alloc_mr`], [`Pd::reg_mr`]); it is reached by copies, because a peer may write to it
+//!   at any time. Their addresses start at 0.
+//! * A thread that polls or waits makes the progress itself; without one, the device's engine does.
+//! * A Send or Write is complete when the transport has taken its bytes and its memory may be used again.
+//!
+//! ```
+//! use weft_verbs::{Access, Device, QpInit, RecvWr, SendWr, Wc, cm};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::open()?;
+//! let pd = device.alloc_pd()?;
+//! let listener = cm::Listener::bind(&device, "127.0.0.1:0".parse()?, 16, &cm::ConnParam::default())?;
+//! let addr = listener.local_addr();
+//!
+//! let server = std::thread::spawn({
+//!     let (device, pd) = (device.clone(), pd.clone());
+//!     move || {
+//!         let cq = device.create_cq(16, None).unwrap();
+//!         let mr = pd.alloc_mr(64, Access::LOCAL_WRITE).unwrap();
+//!         let request = listener.next_request(None).unwrap();
+//!         let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
+//!         qp.post_recv(&[RecvWr::new(1).sge(mr.whole())]).unwrap();
+//!         let _conn = request.accept(qp, &cm::ConnParam::default()).unwrap();
+//!         let mut wc = [Wc::default(); 1];
+//!         cq.wait(&mut wc, None).unwrap();
+//!         mr.to_vec(0, wc[0].byte_len as usize).unwrap()
+//!     }
+//! });
+//!
+//! let cq = device.create_cq(16, None)?;
+//! let conn = cm::connect(addr, &pd, &QpInit::new(&cq, &cq), &cm::ConnParam::default())?;
+//! conn.qp.post_send_one(SendWr::send(1).inline(b"hello, iWARP").signaled())?;
+//! let mut wc = [Wc::default(); 1];
+//! cq.wait(&mut wc, None)?;
+//! assert_eq!(server.join().unwrap(), b"hello, iWARP");
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
+
+pub mod cm;
+
+pub use weft_rnic::{
+    Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,
+    Error, Ledger, Limits, LinkOptions, MemError, Mr, Mw, Pd, PostError, PostReason, Qp, QpInit,
+    QpState, RecvWr, RemoteAddr, SendOp, SendWr, SgList, Sge, SimFaults, SimNet, Srq, Transport,
+    Wc, WcOpcode, WcStatus,
+};

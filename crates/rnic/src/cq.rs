@@ -1,0 +1,430 @@
+//! Completion queues and completion channels.
+//!
+//! A thread that polls or waits on a completion queue drives the connections of the queue's members itself: nothing
+//! has to be handed from one thread to another for a completion to appear (see [`crate::engine`]).
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use weft_sys::{EventFd, Interest, poll_fds};
+
+use crate::device::{Counted, DeviceInner};
+use crate::lock::lock;
+use crate::qp::QpInner;
+use crate::types::{AsyncEvent, Error, Wc};
+
+/// Up to this many members a poller tries each member's socket itself; past it, trying costs more than asking the
+/// engine's epoll, and the engine drives them.
+pub(crate) const DIRECT_MEMBERS: usize = 8;
+
+/// How long a blocking wait spins first, while spinning has been worth it lately.
+const SPIN: Duration = Duration::from_micros(20);
+
+const DISARMED: u8 = 0;
+const ARMED_SOLICITED: u8 = 1;
+const ARMED_ANY: u8 = 2;
+
+struct Ring {
+    entries: VecDeque<Wc>,
+    overrun: bool,
+}
+
+pub(crate) struct CqInner {
+    num: u32,
+    depth: usize,
+    device: Arc<DeviceInner>,
+    ring: Mutex<Ring>,
+    len: AtomicUsize,
+    armed: AtomicU8,
+    waiters: AtomicU32,
+    wake: EventFd,
+    channel: Option<Arc<ChannelInner>>,
+    members: RwLock<Vec<Weak<QpInner>>>,
+    /// A member put off sending: the next poll sends.
+    pub(crate) deferred: AtomicBool,
+    spin: SpinBudget,
+    _count: Counted,
+}
+
+/// A completion queue. Clones are handles of the same queue.
+#[derive(Clone)]
+pub struct Cq(pub(crate) Arc<CqInner>);
+
+/// The queue had no room for a completion once; it is of no more use (like a hardware queue that was overrun).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the completion queue was overrun: it was created with too few entries for the work that was posted"
+)]
+pub struct CqOverrun;
+
+impl Cq {
+    pub(crate) fn new(
+        device: &Arc<DeviceInner>,
+        num: u32,
+        depth: u32,
+        channel: Option<&CompChannel>,
+        count: Counted,
+    ) -> Result<Cq, Error> {
+        Ok(Cq(Arc::new(CqInner {
+            num,
+            depth: depth as usize,
+            device: Arc::clone(device),
+            ring: Mutex::new(Ring {
+                entries: VecDeque::new(),
+                overrun: false,
+            }),
+            len: AtomicUsize::new(0),
+            armed: AtomicU8::new(DISARMED),
+            waiters: AtomicU32::new(0),
+            wake: EventFd::new().map_err(Error::os("eventfd"))?,
+            channel: channel.map(|c| Arc::clone(&c.0)),
+            members: RwLock::new(Vec::new()),
+            deferred: AtomicBool::new(false),
+            spin: SpinBudget::new(device.cores),
+            _count: count,
+        })))
+    }
+
+    /// The queue's number, as in [`AsyncEvent::CqErr`](AsyncEvent::CqOverrun).
+    pub fn num(&self) -> u32 {
+        self.0.num
+    }
+
+    /// Entries that it was created for.
+    pub fn depth(&self) -> u32 {
+        self.0.depth as u32
+    }
+
+    /// Take up to `out.len()` completions, oldest first; never blocks. Drives the members' connections when there is
+    /// nothing to take, so a loop of polls needs no other thread.
+    ///
+    /// # Errors
+    /// [`CqOverrun`] when the queue overflowed and what it still held has been taken.
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let cq = &*self.0;
+        let n = cq.pop(out)?;
+        if n > 0 {
+            if cq.deferred.load(Ordering::Relaxed) && cq.deferred.swap(false, Ordering::Relaxed) {
+                cq.for_members(|qp| qp.flush_deferred());
+            }
+            return Ok(n);
+        }
+        cq.drive_members();
+        cq.pop(out)
+    }
+
+    /// Take up to `out.len()` completions, and block until there is at least one. `Ok(0)` when `timeout` runs out.
+    /// It sleeps on the members' own sockets: a message costs no more wake-ups than a blocking `recv`.
+    ///
+    /// # Errors
+    /// [`CqOverrun`] as in [`Cq::poll`].
+    pub fn wait(&self, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, CqOverrun> {
+        let cq = &*self.0;
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let n = self.poll(out)?;
+        if n > 0 || out.is_empty() {
+            return Ok(n);
+        }
+        if cq.spin.worth_it() {
+            let end = Instant::now() + SPIN;
+            while Instant::now() < end {
+                let n = self.poll(out)?;
+                if n > 0 {
+                    cq.spin.won();
+                    return Ok(n);
+                }
+                std::hint::spin_loop();
+            }
+            cq.spin.lost();
+        }
+        loop {
+            let left = match deadline {
+                None => None,
+                Some(end) => match end.checked_duration_since(Instant::now()) {
+                    None => return Ok(0),
+                    left => left,
+                },
+            };
+            cq.sleep(left);
+            let n = self.poll(out)?;
+            if n > 0 {
+                // One wake-up may stand for completions of several waiters.
+                if cq.waiters.load(Ordering::SeqCst) > 0 && cq.len.load(Ordering::SeqCst) > 0 {
+                    cq.wake.signal();
+                }
+                return Ok(n);
+            }
+        }
+    }
+
+    /// Ask for one event on the queue's channel: for the next completion, or, with `solicited_only`, for the next
+    /// receive that the peer marked as solicited or the next error. A completion that is already in the queue makes
+    /// no event: poll once more after asking (as with every verbs provider).
+    pub fn req_notify(&self, solicited_only: bool) {
+        let want = if solicited_only {
+            ARMED_SOLICITED
+        } else {
+            ARMED_ANY
+        };
+        self.0.armed.fetch_max(want, Ordering::SeqCst);
+        // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
+        self.0.for_members(|qp| {
+            qp.flush_deferred();
+            qp.release_lease();
+        });
+    }
+
+    /// Whether two handles name the same queue.
+    pub fn same(&self, other: &Cq) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl CqInner {
+    fn pop(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return Ok(0);
+        }
+        let mut ring = lock(&self.ring);
+        let n = out.len().min(ring.entries.len());
+        for (slot, wc) in out.iter_mut().zip(ring.entries.drain(..n)) {
+            *slot = wc;
+        }
+        if n == 0 && ring.overrun {
+            return Err(CqOverrun);
+        }
+        let left = ring.entries.len() + usize::from(ring.overrun);
+        self.len.store(left, Ordering::Release);
+        if ring.entries.is_empty() && ring.entries.capacity() > 4096 {
+            ring.entries.shrink_to(256);
+        }
+        Ok(n)
+    }
+
+    /// Append completions; says whether all found room. `solicited`: one of them is a solicited receive or an error.
+    pub(crate) fn push(&self, wcs: &[Wc], solicited: bool) -> bool {
+        if wcs.is_empty() {
+            return true;
+        }
+        let fits = {
+            let mut ring = lock(&self.ring);
+            let room = self.depth.saturating_sub(ring.entries.len());
+            let fits = room >= wcs.len() && !ring.overrun;
+            if !ring.overrun {
+                ring.entries.extend(wcs.iter().take(room));
+            }
+            if !fits && !ring.overrun {
+                ring.overrun = true;
+                self.device
+                    .raise(AsyncEvent::CqOverrun { cq_num: self.num });
+            }
+            self.len.store(
+                ring.entries.len() + usize::from(ring.overrun),
+                Ordering::SeqCst,
+            );
+            fits
+        };
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            self.wake.signal();
+        }
+        let armed = self.armed.load(Ordering::SeqCst);
+        if (armed == ARMED_ANY || (armed == ARMED_SOLICITED && (solicited || !fits)))
+            && self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
+        {
+            if let Some(channel) = &self.channel {
+                channel.push(self.num);
+            }
+        }
+        fits
+    }
+
+    pub(crate) fn attach(&self, qp: &Arc<QpInner>) {
+        let mut members = self
+            .members
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        members.retain(|m| m.strong_count() > 0);
+        members.push(Arc::downgrade(qp));
+    }
+
+    pub(crate) fn detach(&self, qp: &QpInner) {
+        let mut members = self
+            .members
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        members.retain(|m| m.strong_count() > 0 && !std::ptr::eq(m.as_ptr(), qp));
+    }
+
+    fn members(&self) -> SmallVec<[Arc<QpInner>; DIRECT_MEMBERS]> {
+        let members = self
+            .members
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        members.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn for_members(&self, f: impl Fn(&Arc<QpInner>)) {
+        let few = {
+            let members = self
+                .members
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let [one] = members.as_slice() {
+                one.upgrade()
+            } else {
+                None
+            }
+        };
+        match few {
+            Some(qp) => f(&qp),
+            None => self.members().iter().for_each(f),
+        }
+    }
+
+    fn drive_members(&self) {
+        self.deferred.store(false, Ordering::Relaxed);
+        let count = self
+            .members
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .len();
+        if count <= DIRECT_MEMBERS {
+            self.for_members(|qp| qp.drive_leased());
+        } else {
+            self.for_members(|qp| qp.flush_deferred());
+        }
+    }
+
+    /// Block until a member's socket, or a completion made by another thread, or the time-out wakes us.
+    fn sleep(&self, timeout: Option<Duration>) {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        if self.len.load(Ordering::SeqCst) == 0 {
+            let members = self.members();
+            let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
+                SmallVec::new();
+            fds.push((self.wake.as_fd(), Interest::READ));
+            let mut leased: SmallVec<[&Arc<QpInner>; DIRECT_MEMBERS]> = SmallVec::new();
+            if members.len() <= DIRECT_MEMBERS {
+                for qp in &members {
+                    if let Some((fd, interest)) = qp.begin_wait() {
+                        fds.push((fd, interest));
+                        leased.push(qp);
+                    }
+                }
+            } else {
+                members.iter().for_each(|qp| qp.release_lease());
+            }
+            let ready = poll_fds(&fds, timeout).unwrap_or(1);
+            for qp in leased {
+                qp.end_wait();
+            }
+            if ready & 1 != 0 {
+                self.wake.drain();
+            }
+        }
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether spinning before a sleep has paid off lately: a few losses in a row turn it off for a while.
+struct SpinBudget {
+    enabled: bool,
+    losses: AtomicU32,
+}
+
+impl SpinBudget {
+    const PATIENCE: u32 = 4;
+    const PAUSE: u32 = 64;
+
+    fn new(cores: usize) -> Self {
+        SpinBudget {
+            enabled: cores > 1,
+            losses: AtomicU32::new(0),
+        }
+    }
+    fn worth_it(&self) -> bool {
+        if !self.enabled {
+            return false;
+        }
+        let losses = self.losses.load(Ordering::Relaxed);
+        if losses < Self::PATIENCE {
+            return true;
+        }
+        // Off: count the sleeps, then try one spin again.
+        let next = if losses >= Self::PATIENCE + Self::PAUSE {
+            Self::PATIENCE - 1
+        } else {
+            losses + 1
+        };
+        self.losses.store(next, Ordering::Relaxed);
+        false
+    }
+    fn won(&self) {
+        self.losses.store(0, Ordering::Relaxed);
+    }
+    fn lost(&self) {
+        self.losses.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) struct ChannelInner {
+    events: Mutex<VecDeque<u32>>,
+    fd: EventFd,
+}
+
+impl ChannelInner {
+    fn push(&self, cq_num: u32) {
+        // A queue is armed again only after its event: one entry a queue at most, so this is bounded.
+        lock(&self.events).push_back(cq_num);
+        self.fd.signal();
+    }
+}
+
+/// A channel on which completion queues announce that they have something. Its descriptor is readable while events
+/// wait and can sit in any `epoll`, edge-triggered too.
+#[derive(Clone)]
+pub struct CompChannel(Arc<ChannelInner>);
+
+impl CompChannel {
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(CompChannel(Arc::new(ChannelInner {
+            events: Mutex::new(VecDeque::new()),
+            fd: EventFd::new().map_err(Error::os("eventfd"))?,
+        })))
+    }
+
+    /// The next event: the number ([`Cq::num`]) of the queue that made it. Blocks up to `timeout` (`None`: for ever).
+    pub fn get_event(&self, timeout: Option<Duration>) -> Option<u32> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        loop {
+            {
+                let mut events = lock(&self.0.events);
+                if let Some(num) = events.pop_front() {
+                    if events.is_empty() {
+                        self.0.fd.drain();
+                    }
+                    return Some(num);
+                }
+                self.0.fd.drain();
+            }
+            let left = match deadline {
+                None => None,
+                Some(end) => Some(end.checked_duration_since(Instant::now())?),
+            };
+            let _ = poll_fds(&[(self.0.fd.as_fd(), Interest::READ)], left);
+        }
+    }
+}
+
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+}

@@ -1,0 +1,343 @@
+//! The device: its limits, its tables, and the objects that hang from it.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use weft_mem::{Backing, PdId, Table};
+use weft_sys::{EventFd, Interest, poll_fds};
+
+use crate::cq::{CompChannel, Cq};
+use crate::engine::Engine;
+use crate::lock::lock;
+use crate::mr::{Mr, Mw};
+use crate::pool::Pool;
+use crate::qp::{Qp, QpInit, check_init};
+use crate::srq::Srq;
+use crate::transport::sim::SimNet;
+use crate::types::{Access, AsyncEvent, DeviceAttr, Error, Limits};
+
+/// Asynchronous events kept for a program that does not fetch them.
+const MAX_EVENTS: usize = 1024;
+
+/// What carries the connections of a device.
+#[derive(Clone, Default)]
+pub enum Transport {
+    /// TCP, wire-compatible with RNICs and the kernel's siw.
+    #[default]
+    Tcp,
+    /// A simulated network inside the process.
+    Sim(SimNet),
+}
+
+/// Counts objects of a kind against a limit; gives the place back when dropped.
+pub(crate) struct Counted(Arc<AtomicU32>);
+
+impl Counted {
+    fn take(counter: &Arc<AtomicU32>, limit: u32, what: &'static str) -> Result<Counted, Error> {
+        let taken = counter.fetch_add(1, Ordering::Relaxed);
+        let counted = Counted(Arc::clone(counter));
+        if taken >= limit {
+            Err(Error::Limit(what))
+        } else {
+            Ok(counted)
+        }
+    }
+
+    /// Count without a limit.
+    pub(crate) fn unlimited(counter: &Arc<AtomicU32>) -> Counted {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Counted(Arc::clone(counter))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) struct DeviceInner {
+    pub(crate) limits: Limits,
+    pub(crate) table: Table,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) transport: Transport,
+    pub(crate) cores: usize,
+    pub(crate) pending: Arc<AtomicU32>,
+    pool: Pool,
+    next_id: AtomicU32,
+    qps: Arc<AtomicU32>,
+    cqs: Arc<AtomicU32>,
+    srqs: Arc<AtomicU32>,
+    seed: AtomicU64,
+    events: Mutex<VecDeque<AsyncEvent>>,
+    events_fd: EventFd,
+}
+
+impl DeviceInner {
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Report an asynchronous event; the oldest are lost when nobody fetches them.
+    pub(crate) fn raise(&self, event: AsyncEvent) {
+        let mut events = lock(&self.events);
+        if events.len() == MAX_EVENTS {
+            events.pop_front();
+        }
+        events.push_back(event);
+        self.events_fd.signal();
+    }
+
+    /// A number that a peer cannot foresee.
+    pub(crate) fn random_u32(&self) -> u32 {
+        getrandom::u32().unwrap_or_else(|_| {
+            // Only without any source of randomness (then STags cannot be made either).
+            (self
+                .seed
+                .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed)
+                >> 32) as u32
+        })
+    }
+
+    pub(crate) fn take_pending(&self) -> Option<Counted> {
+        Counted::take(
+            &self.pending,
+            self.limits.max_pending,
+            "connections in start-up",
+        )
+        .ok()
+    }
+
+    fn id(&self) -> u32 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Drop for DeviceInner {
+    fn drop(&mut self) {
+        self.engine.shut_down();
+    }
+}
+
+/// A soft RNIC. Clones are handles of the same device; it goes when the last handle and the last object are gone.
+#[derive(Clone)]
+pub struct Device(pub(crate) Arc<DeviceInner>);
+
+/// Settings of a device to be.
+#[derive(Clone, Default)]
+pub struct DeviceBuilder {
+    transport: Transport,
+    limits: Limits,
+}
+
+impl DeviceBuilder {
+    /// What carries its connections. Default TCP.
+    #[must_use]
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.transport = transport;
+        self
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Open it. Starts the engine's thread.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the process may have no more threads or descriptors.
+    pub fn open(self) -> Result<Device, Error> {
+        Ok(Device(Arc::new(DeviceInner {
+            limits: self.limits,
+            table: Table::new(self.limits.max_mr as usize),
+            engine: Engine::start().map_err(Error::os("starting the engine"))?,
+            transport: self.transport,
+            cores: weft_sys::cpu_count(),
+            pending: Arc::default(),
+            pool: Pool::default(),
+            next_id: AtomicU32::new(1),
+            qps: Arc::default(),
+            cqs: Arc::default(),
+            srqs: Arc::default(),
+            seed: AtomicU64::new(1),
+            events: Mutex::default(),
+            events_fd: EventFd::new().map_err(Error::os("eventfd"))?,
+        })))
+    }
+}
+
+impl Device {
+    /// A device over TCP with the default limits.
+    ///
+    /// # Errors
+    /// As [`DeviceBuilder::open`].
+    pub fn open() -> Result<Device, Error> {
+        DeviceBuilder::default().open()
+    }
+
+    /// A device with other settings.
+    pub fn builder() -> DeviceBuilder {
+        DeviceBuilder::default()
+    }
+
+    /// What it can do.
+    pub fn attr(&self) -> DeviceAttr {
+        let transport = match self.0.transport {
+            Transport::Tcp => "tcp",
+            Transport::Sim(_) => "sim",
+        };
+        DeviceAttr {
+            limits: self.0.limits,
+            transport,
+            atomics: true,
+            immediate: true,
+            srq: true,
+            windows: true,
+        }
+    }
+
+    /// A protection domain: queue pairs reach only the memory of their own.
+    ///
+    /// # Errors
+    /// None now; a device with a limit may have one.
+    pub fn alloc_pd(&self) -> Result<Pd, Error> {
+        Ok(Pd(Arc::new(PdInner {
+            id: PdId(self.0.id()),
+            device: Arc::clone(&self.0),
+        })))
+    }
+
+    /// A completion queue with room for `depth` completions.
+    ///
+    /// # Errors
+    /// [`Error::Limit`], [`Error::Invalid`] for a depth of 0.
+    pub fn create_cq(&self, depth: u32, channel: Option<&CompChannel>) -> Result<Cq, Error> {
+        if depth == 0 {
+            return Err(Error::Invalid(
+                "a completion queue needs at least one entry",
+            ));
+        }
+        if depth > self.0.limits.max_cqe {
+            return Err(Error::Limit("entries of a completion queue"));
+        }
+        let count = Counted::take(&self.0.cqs, self.0.limits.max_cq, "completion queues")?;
+        Cq::new(&self.0, self.0.id(), depth, channel, count)
+    }
+
+    /// A channel for completion events.
+    ///
+    /// # Errors
+    /// [`Error::Os`] without a free descriptor.
+    pub fn create_comp_channel(&self) -> Result<CompChannel, Error> {
+        CompChannel::new()
+    }
+
+    /// The next asynchronous event; waits up to `timeout` (`None`: for ever). `None` when the time is up.
+    pub fn get_async_event(&self, timeout: Option<Duration>) -> Option<AsyncEvent> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        loop {
+            {
+                let mut events = lock(&self.0.events);
+                self.0.events_fd.drain();
+                if let Some(event) = events.pop_front() {
+                    if !events.is_empty() {
+                        self.0.events_fd.signal();
+                    }
+                    return Some(event);
+                }
+            }
+            let left = match deadline {
+                None => None,
+                Some(end) => Some(end.checked_duration_since(Instant::now())?),
+            };
+            let _ = poll_fds(&[(self.0.events_fd.as_fd(), Interest::READ)], left);
+        }
+    }
+}
+
+pub(crate) struct PdInner {
+    pub(crate) id: PdId,
+    pub(crate) device: Arc<DeviceInner>,
+}
+
+/// A protection domain. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct Pd(pub(crate) Arc<PdInner>);
+
+impl Pd {
+    /// The device.
+    pub fn device(&self) -> Device {
+        Device(Arc::clone(&self.0.device))
+    }
+
+    /// A region of `len` zeroed bytes that the library allocates, on pages of its own. Its addresses start at 0.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] without memory or past the limit of regions.
+    pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
+        self.register(Backing::Anonymous(len), access)
+    }
+
+    /// Register a buffer; [`Mr::deregister`] gives it back. Its addresses start at 0.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions.
+    pub fn reg_mr(&self, buffer: Vec<u8>, access: Access) -> Result<Mr, Error> {
+        self.register(Backing::Owned(buffer), access)
+    }
+
+    fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {
+        let region = self
+            .0
+            .device
+            .table
+            .register(self.0.id, backing, 0, access)?;
+        Ok(Mr {
+            region,
+            _pd: Arc::clone(&self.0),
+        })
+    }
+
+    /// A type 2 memory window, not bound to anything yet.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions and windows.
+    pub fn alloc_mw(&self) -> Result<Mw, Error> {
+        Ok(Mw {
+            window: self.0.device.table.alloc_window(self.0.id)?,
+            _pd: Arc::clone(&self.0),
+        })
+    }
+
+    /// A queue pair, not connected yet.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    pub fn create_qp(&self, init: &QpInit) -> Result<Qp, Error> {
+        let device = &self.0.device;
+        check_init(init, device)?;
+        let count = Counted::take(&device.qps, device.limits.max_qp, "queue pairs")?;
+        Ok(Qp::new(&self.0, device.id(), init, count))
+    }
+
+    /// A shared receive queue for `max_wr` requests of up to `max_sge` elements.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, Error> {
+        let device = &self.0.device;
+        if max_wr > device.limits.max_wr || max_sge > device.limits.max_sge {
+            return Err(Error::Limit(
+                "work requests or elements of a shared receive queue",
+            ));
+        }
+        let count = Counted::take(&device.srqs, device.limits.max_srq, "shared receive queues")?;
+        Ok(Srq::new(device, device.id(), max_wr, max_sge, count))
+    }
+}

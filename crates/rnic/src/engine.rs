@@ -1,0 +1,323 @@
+//! The progress engine: one thread a device that drives what nobody else is driving.
+//!
+//! Progress belongs to whoever is there. A thread that polls or waits on a completion queue takes a *lease* of the
+//! queue pairs behind it and reads their sockets itself; the engine leaves leased queue pairs alone, so that a
+//! message wakes one thread, not two. The lease costs the thread one atomic load a poll.
+//!
+//! A source (queue pair, listener, handshake) is *armed* while its one-shot registration in the engine's epoll can
+//! fire. When it fires, or when a poller takes the lease, it is no longer armed. Leased queue pairs sit in the
+//! `lent` list, which the engine looks at every [`TICK`] while it is not empty: one whose owner has not polled since
+//! the last look, and is not asleep on it, is driven by the engine from then on and armed again.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use weft_sys::{Epoll, Event, EventFd, Interest};
+
+use crate::lock::lock;
+use crate::qp::QpInner;
+
+/// How often the engine looks at queue pairs that it has lent out: the longest time that work which their owners left
+/// undone has to wait.
+const TICK: Duration = Duration::from_millis(1);
+/// Quiet ticks (all lent queue pairs have a sleeping owner) after which the engine sleeps until it is called.
+const QUIET_TICKS: u32 = 20;
+/// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
+const HOT_SPIN: Duration = Duration::from_micros(15);
+const WAKE_TOKEN: u64 = u64::MAX;
+
+/// Something with a descriptor that the engine serves.
+pub(crate) trait Source: Send + Sync {
+    /// It is ready, and not armed any more. The source arms itself again through [`Engine::arm`] as it sees fit.
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, event: Event) -> Next;
+    /// Its time has come (see [`Engine::set_timer`]).
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>);
+}
+
+/// What the engine does with a source after `ready`.
+pub(crate) enum Next {
+    /// Nothing.
+    Done,
+    /// It moved data: look at it again soon, then arm it.
+    Hot(Arc<QpInner>),
+    /// Its owner drives it.
+    Lent(Arc<QpInner>),
+}
+
+/// Names a registered source; stale names are recognised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Token(u64);
+
+#[derive(Default)]
+struct Slots {
+    entries: Vec<(u32, Option<Arc<dyn Source>>)>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    fn get(&self, token: Token) -> Option<Arc<dyn Source>> {
+        let (generation, source) = self.entries.get(token.0 as u32 as usize)?;
+        if u64::from(*generation) == token.0 >> 32 {
+            source.clone()
+        } else {
+            None
+        }
+    }
+}
+
+pub(crate) struct Engine {
+    epoll: Epoll,
+    wake: EventFd,
+    slots: Mutex<Slots>,
+    timers: Mutex<BTreeMap<(Instant, Token), ()>>,
+    lent: Mutex<Vec<Weak<QpInner>>>,
+    /// The engine looks at `lent` every tick; when false, whoever needs that must wake it.
+    ticking: AtomicBool,
+    stop: AtomicBool,
+}
+
+impl Engine {
+    /// Start the engine's thread.
+    pub(crate) fn start() -> std::io::Result<Arc<Engine>> {
+        let engine = Arc::new(Engine {
+            epoll: Epoll::new()?,
+            wake: EventFd::new()?,
+            slots: Mutex::default(),
+            timers: Mutex::default(),
+            lent: Mutex::default(),
+            ticking: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        });
+        engine
+            .epoll
+            .add(engine.wake.as_fd(), WAKE_TOKEN, Interest::READ)?;
+        let runner = Arc::clone(&engine);
+        std::thread::Builder::new()
+            .name("weft-engine".into())
+            .spawn(move || runner.run())?;
+        Ok(engine)
+    }
+
+    pub(crate) fn shut_down(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake.signal();
+    }
+
+    /// Register a source, armed with `interest`.
+    pub(crate) fn register(
+        &self,
+        source: Arc<dyn Source>,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+    ) -> std::io::Result<Token> {
+        let mut slots = lock(&self.slots);
+        let index = match slots.free.pop() {
+            Some(index) => index,
+            None => {
+                slots.entries.push((0, None));
+                (slots.entries.len() - 1) as u32
+            }
+        };
+        let entry = &mut slots.entries[index as usize];
+        let token = Token(u64::from(entry.0) << 32 | u64::from(index));
+        entry.1 = Some(source);
+        drop(slots);
+        if let Err(error) = self.epoll.add(fd, token.0, interest | Interest::ONESHOT) {
+            self.forget(token);
+            return Err(error);
+        }
+        Ok(token)
+    }
+
+    /// Arm a registered source again.
+    pub(crate) fn arm(&self, token: Token, fd: BorrowedFd<'_>, interest: Interest) {
+        // Fails only when the registration is gone: then nobody waits for it.
+        let _ = self.epoll.modify(fd, token.0, interest | Interest::ONESHOT);
+    }
+
+    /// Take a source out.
+    pub(crate) fn unregister(&self, token: Token, fd: BorrowedFd<'_>) {
+        let _ = self.epoll.delete(fd);
+        self.forget(token);
+    }
+
+    fn forget(&self, token: Token) {
+        let mut slots = lock(&self.slots);
+        let index = token.0 as u32;
+        let gone = match slots.entries.get_mut(index as usize) {
+            Some(entry) if u64::from(entry.0) == token.0 >> 32 => {
+                entry.0 = entry.0.wrapping_add(1) & 0x7fff_ffff;
+                entry.1.take()
+            }
+            _ => None,
+        };
+        if gone.is_some() {
+            slots.free.push(index);
+        }
+        // The source may be dropped here, and unregister others while it goes.
+        drop(slots);
+        drop(gone);
+    }
+
+    /// Call the source's `expired` at this time. Times cannot be taken back: a source ignores those that it does not
+    /// need any more, and an unregistered one is not called.
+    pub(crate) fn set_timer(&self, token: Token, at: Instant) {
+        let first = {
+            let mut timers = lock(&self.timers);
+            timers.insert((at, token), ());
+            timers
+                .first_key_value()
+                .is_some_and(|(key, ())| *key == (at, token))
+        };
+        if first {
+            self.wake.signal();
+        }
+    }
+
+    /// A poller drives this queue pair now.
+    pub(crate) fn lend(&self, qp: &Arc<QpInner>) {
+        lock(&self.lent).push(Arc::downgrade(qp));
+        self.keep_ticking();
+    }
+
+    /// Make sure that lent queue pairs are looked at.
+    pub(crate) fn keep_ticking(&self) {
+        if !self.ticking.load(Ordering::Relaxed) && !self.ticking.swap(true, Ordering::SeqCst) {
+            self.wake.signal();
+        }
+    }
+
+    fn run(self: Arc<Self>) {
+        let mut events = Vec::with_capacity(64);
+        let mut hot: Vec<Arc<QpInner>> = Vec::new();
+        let mut quiet = 0;
+        let mut next_tick = Instant::now();
+        while !self.stop.load(Ordering::SeqCst) {
+            let now = Instant::now();
+            let timer = lock(&self.timers)
+                .first_key_value()
+                .map(|((at, _), ())| at.saturating_duration_since(now));
+            let tick = self
+                .ticking
+                .load(Ordering::SeqCst)
+                .then(|| next_tick.saturating_duration_since(now).min(TICK));
+            let timeout = match (timer, tick) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            if let Err(error) = self.epoll.wait(&mut events, timeout) {
+                tracing::error!(%error, "the engine's epoll failed");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            for event in &events {
+                if event.token == WAKE_TOKEN {
+                    self.wake.drain();
+                    continue;
+                }
+                let source = lock(&self.slots).get(Token(event.token));
+                if let Some(source) = source {
+                    match source.ready(&self, *event) {
+                        Next::Done => {}
+                        Next::Hot(qp) => hot.push(qp),
+                        Next::Lent(qp) => self.lend(&qp),
+                    }
+                }
+            }
+            self.drive_hot(&mut hot);
+            self.run_timers();
+            if self.ticking.load(Ordering::SeqCst) && Instant::now() >= next_tick {
+                next_tick = Instant::now() + TICK;
+                self.tick(&mut quiet);
+            }
+        }
+        // Sources hold the engine: let them go.
+        lock(&self.slots).entries.clear();
+        lock(&self.lent).clear();
+    }
+
+    /// Data comes in bursts: stay with the queue pairs that just moved some, for a bounded time.
+    fn drive_hot(&self, hot: &mut Vec<Arc<QpInner>>) {
+        if hot.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        let mut last_move = start;
+        loop {
+            let mut moved = false;
+            for qp in hot.iter() {
+                moved |= qp.drive_engine();
+            }
+            let now = Instant::now();
+            if moved {
+                last_move = now;
+            }
+            // Others wait: look at them at least every tick.
+            if now - last_move > HOT_SPIN || now - start > TICK {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        for qp in hot.drain(..) {
+            qp.rearm();
+        }
+    }
+
+    fn run_timers(self: &Arc<Self>) {
+        let now = Instant::now();
+        loop {
+            let token = {
+                let mut timers = lock(&self.timers);
+                match timers.first_key_value() {
+                    Some((&(at, token), ())) if at <= now => {
+                        timers.remove(&(at, token));
+                        token
+                    }
+                    _ => return,
+                }
+            };
+            let source = lock(&self.slots).get(token);
+            if let Some(source) = source {
+                source.expired(self);
+            }
+        }
+    }
+
+    /// Look at what is lent: take back what nobody drives.
+    fn tick(&self, quiet: &mut u32) {
+        let lent = std::mem::take(&mut *lock(&self.lent));
+        let mut keep = Vec::with_capacity(lent.len());
+        let mut active = false;
+        for weak in lent {
+            let Some(qp) = weak.upgrade() else { continue };
+            match qp.lease_state() {
+                Lease::Polled => {
+                    active = true;
+                    keep.push(weak);
+                }
+                Lease::Asleep => keep.push(weak),
+                Lease::Idle => qp.take_back(),
+            }
+        }
+        *quiet = if active { 0 } else { *quiet + 1 };
+        let mut lent = lock(&self.lent);
+        let news = !lent.is_empty();
+        lent.append(&mut keep);
+        if lent.is_empty() || (*quiet >= QUIET_TICKS && !news) {
+            *quiet = 0;
+            self.ticking.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// What the owner of a lent queue pair has done since the last look.
+pub(crate) enum Lease {
+    /// It polled.
+    Polled,
+    /// It sleeps on the queue pair's socket, and will drive it when it wakes.
+    Asleep,
+    /// Nothing, or the queue pair is not lent any more.
+    Idle,
+}

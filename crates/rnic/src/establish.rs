@@ -1,0 +1,707 @@
+//! Making connections: the TCP (or simulated) connection and the MPA start-up on it, without a thread of its own.
+//!
+//! ```text
+//!  initiator:  dial ─ connecting ─ request sent ─ reply ──────────────> attach(qp)
+//!  responder:  listen ─ accepted ─ request complete ─ Incoming ─ accept ─> attach(qp), reply goes out first
+//! ```
+//!
+//! Start-up has a time limit on both sides, start-up frames have a longest length, and accepted connections that have
+//! not completed it count against [`Limits::max_pending`](crate::Limits::max_pending): silent and flooding peers cost
+//! little, and not for long.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use weft_mem::{RecvList, SendList};
+use weft_proto::mpa::{
+    AcceptError, Config, InitStep, Initiator, MAX_FRAME, PendingRequest, RespStep, Responder,
+    Revision, RtrSet, StartError,
+};
+use weft_sys::{Event, Interest, tcp};
+
+use crate::device::{Counted, Device, DeviceInner, Transport};
+use crate::engine::{Engine, Next, Source, Token};
+use crate::lock::lock;
+use crate::qp::Qp;
+use crate::transport::Link;
+use crate::transport::sim::SimListener;
+use crate::transport::tcp::TcpLink;
+use crate::types::LinkOptions;
+
+/// Bytes that may follow a start-up frame before the queue pair takes over.
+const EARLY: usize = 64 * 1024;
+
+/// Why a connection did not come about.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nothing listens there.
+    #[error("connection refused: nothing listens on that address and port")]
+    Refused,
+    /// The peer's program said no.
+    #[error("the peer rejected the connection")]
+    Rejected {
+        /// What it said.
+        private_data: Vec<u8>,
+    },
+    /// No answer in time.
+    #[error("no answer in time")]
+    TimedOut,
+    /// No way there.
+    #[error("the address cannot be reached")]
+    Unreachable,
+    /// What answered does not speak MPA, or not as agreed.
+    #[error("the peer does not speak iWARP (MPA) on that port: {0}")]
+    Protocol(String),
+    /// The peer closed the connection during start-up.
+    #[error("the peer closed the connection during start-up")]
+    Closed,
+    /// Private data too long, or a queue pair that cannot be connected.
+    #[error("{0}")]
+    Invalid(String),
+    /// The operating system refused.
+    #[error(transparent)]
+    Io(io::Error),
+}
+
+impl From<io::Error> for ConnectError {
+    fn from(error: io::Error) -> Self {
+        use io::ErrorKind as K;
+        match error.kind() {
+            K::ConnectionRefused => ConnectError::Refused,
+            K::TimedOut => ConnectError::TimedOut,
+            K::HostUnreachable | K::NetworkUnreachable => ConnectError::Unreachable,
+            K::ConnectionReset | K::BrokenPipe | K::NotConnected | K::ConnectionAborted => {
+                ConnectError::Closed
+            }
+            _ => ConnectError::Io(error),
+        }
+    }
+}
+
+impl From<StartError> for ConnectError {
+    fn from(error: StartError) -> Self {
+        ConnectError::Protocol(error.to_string())
+    }
+}
+
+/// What one side brings to a connection.
+#[derive(Clone, Debug)]
+pub struct ConnParam {
+    /// Goes to the peer's program with the request or the reply: at most 508 bytes (512 with revision 1).
+    pub private_data: Vec<u8>,
+    /// Reads and atomics of the peer that we take at once.
+    pub ird: u16,
+    /// Reads and atomics that we have outstanding at once, at most.
+    pub ord: u16,
+    /// Settings of the wire protocol.
+    pub options: LinkOptions,
+}
+
+impl Default for ConnParam {
+    fn default() -> Self {
+        ConnParam {
+            private_data: Vec::new(),
+            ird: 16,
+            ord: 16,
+            options: LinkOptions::default(),
+        }
+    }
+}
+
+impl ConnParam {
+    fn config(&self, device: &DeviceInner) -> Config {
+        let options = &self.options;
+        Config {
+            crc: options.crc,
+            recv_markers: options.recv_markers,
+            revision: if options.revision == 1 {
+                Revision::One
+            } else {
+                Revision::Two
+            },
+            ird: self.ird.min(device.limits.max_rd_atomic),
+            ord: self.ord.min(device.limits.max_rd_atomic),
+            peer_to_peer: options.peer_to_peer.then_some(RtrSet {
+                send: false,
+                write: true,
+                read: true,
+            }),
+        }
+    }
+}
+
+/// The private data that came with an accepted connection, or why there is none.
+pub type Dialed = Result<Vec<u8>, ConnectError>;
+type DialDone = Box<dyn FnOnce(Dialed) + Send>;
+
+enum DialStage {
+    /// Waiting for the transport's connection.
+    Connecting(OwnedFd),
+    /// Waiting for the reply.
+    Started(Arc<dyn Link>, Vec<u8>),
+    Over,
+}
+
+struct Dial {
+    qp: Arc<crate::qp::QpInner>,
+    options: LinkOptions,
+    machine: Initiator,
+    request: Vec<u8>,
+    stage: Mutex<DialStage>,
+    done: Mutex<Option<DialDone>>,
+    token: OnceLock<Token>,
+}
+
+impl Device {
+    /// Connect `qp` to a listener at `addr`. Returns at once; `done` is called once, from the engine's thread or, for
+    /// errors found at once, from this one.
+    pub fn dial(
+        &self,
+        addr: SocketAddr,
+        source: Option<SocketAddr>,
+        qp: &Qp,
+        param: &ConnParam,
+        done: impl FnOnce(Dialed) + Send + 'static,
+    ) {
+        if let Err((error, done)) = self.start_dial(addr, source, qp, param, Box::new(done)) {
+            done(Err(error));
+        }
+    }
+
+    fn start_dial(
+        &self,
+        addr: SocketAddr,
+        source: Option<SocketAddr>,
+        qp: &Qp,
+        param: &ConnParam,
+        done: DialDone,
+    ) -> Result<(), (ConnectError, DialDone)> {
+        let config = param.config(&self.0);
+        let (machine, request) = match Initiator::new(config, &param.private_data) {
+            Ok(started) => started,
+            Err(error) => return Err((ConnectError::Invalid(error.to_string()), done)),
+        };
+        let (stage, fd) = match &self.0.transport {
+            Transport::Tcp => match tcp::connect_start(addr, source) {
+                Ok(fd) => (None, Some(fd)),
+                Err(error) => return Err((error.into(), done)),
+            },
+            Transport::Sim(net) => match net.connect(addr) {
+                Ok(link) => (Some(link), None),
+                Err(error) => return Err((error.into(), done)),
+            },
+        };
+        let deadline = Instant::now() + param.options.timeout;
+        let make = |stage| {
+            Arc::new(Dial {
+                qp: Arc::clone(&qp.0),
+                options: param.options,
+                machine,
+                request,
+                stage: Mutex::new(stage),
+                done: Mutex::new(Some(done)),
+                token: OnceLock::new(),
+            })
+        };
+        let engine = &self.0.engine;
+        let dial = match (stage, fd) {
+            (_, Some(fd)) => make(DialStage::Connecting(fd)),
+            (Some(link), None) => make(DialStage::Started(link, Vec::new())),
+            (None, None) => return Ok(()),
+        };
+        let mut stage = lock(&dial.stage);
+        let registered = match &*stage {
+            DialStage::Connecting(fd) => engine.register(
+                Arc::clone(&dial) as Arc<dyn Source>,
+                fd.as_fd(),
+                Interest::WRITE,
+            ),
+            DialStage::Started(link, _) => {
+                let sent = send_all(&**link, &dial.request);
+                sent.and_then(|()| {
+                    engine.register(
+                        Arc::clone(&dial) as Arc<dyn Source>,
+                        link.fd(),
+                        Interest::READ,
+                    )
+                })
+            }
+            DialStage::Over => return Ok(()),
+        };
+        match registered {
+            Ok(token) => {
+                let _ = dial.token.set(token);
+                engine.set_timer(token, deadline);
+                Ok(())
+            }
+            Err(error) => {
+                *stage = DialStage::Over;
+                drop(stage);
+                match lock(&dial.done).take() {
+                    Some(done) => Err((error.into(), done)),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl Dial {
+    fn finish(&self, engine: &Engine, stage: &mut DialStage, outcome: Dialed) {
+        if let Some(token) = self.token.get() {
+            match &*stage {
+                DialStage::Connecting(fd) => engine.unregister(*token, fd.as_fd()),
+                DialStage::Started(link, _) => {
+                    if outcome.is_err() {
+                        engine.unregister(*token, link.fd());
+                        link.abort();
+                    }
+                }
+                DialStage::Over => {}
+            }
+        }
+        *stage = DialStage::Over;
+        if let Some(done) = lock(&self.done).take() {
+            done(outcome);
+        }
+    }
+
+    fn step(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        stage: &mut DialStage,
+    ) -> Result<(), ConnectError> {
+        let Some(&token) = self.token.get() else {
+            return Ok(());
+        };
+        if let DialStage::Connecting(fd) = stage {
+            if !tcp::connect_result(&*fd)? {
+                engine.arm(token, fd.as_fd(), Interest::WRITE);
+                return Ok(());
+            }
+            let DialStage::Connecting(fd) = std::mem::replace(stage, DialStage::Over) else {
+                return Ok(());
+            };
+            let link: Arc<dyn Link> = Arc::new(TcpLink::new(fd)?);
+            // A new socket takes a frame of this size whole.
+            let sent = send_all(&*link, &self.request);
+            *stage = DialStage::Started(link, Vec::new());
+            sent?;
+        }
+        let DialStage::Started(link, buf) = stage else {
+            return Ok(());
+        };
+        read_some(&**link, buf)?;
+        match self.machine.on_bytes(buf)? {
+            InitStep::NeedMore => {
+                engine.arm(token, link.fd(), Interest::READ);
+                Ok(())
+            }
+            InitStep::Rejected { private_data, .. } => Err(ConnectError::Rejected { private_data }),
+            InitStep::Accepted {
+                params,
+                private_data,
+                consumed,
+            } => {
+                engine.unregister(token, link.fd());
+                let early = buf.split_off(consumed.min(buf.len()));
+                let link = Arc::clone(link);
+                *stage = DialStage::Over;
+                self.qp.attach(link, &params, &self.options, &[], &early)?;
+                if let Some(done) = lock(&self.done).take() {
+                    done(Ok(private_data));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Source for Dial {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        let mut stage = lock(&self.stage);
+        if let Err(error) = self.step(engine, &mut stage) {
+            self.finish(engine, &mut stage, Err(error));
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        let mut stage = lock(&self.stage);
+        if !matches!(*stage, DialStage::Over) {
+            self.finish(engine, &mut stage, Err(ConnectError::TimedOut));
+        }
+    }
+}
+
+fn send_all(link: &dyn Link, bytes: &[u8]) -> io::Result<()> {
+    let mut list = SendList::new();
+    list.push_bytes(bytes);
+    if link.send(&list)? == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WriteZero.into())
+    }
+}
+
+/// Read what is there, up to the longest start-up frame and a little more. The end of the stream is an error.
+fn read_some(link: &dyn Link, buf: &mut Vec<u8>) -> io::Result<()> {
+    while buf.len() < EARLY {
+        let have = buf.len();
+        buf.resize((have + 2048).min(EARLY), 0);
+        let mut list = RecvList::new();
+        list.push_buf(&mut buf[have..]);
+        let outcome = link.recv(&mut list);
+        drop(list);
+        let n = outcome.as_ref().copied().unwrap_or(0);
+        buf.truncate(have + n);
+        match outcome {
+            Ok(0) if have == 0 => return Err(io::ErrorKind::ConnectionReset.into()),
+            // The end comes after bytes that decide: let them be looked at.
+            Ok(0) if have >= MAX_FRAME => return Ok(()),
+            Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        // The key is known to be wrong after its first bytes: no need for the rest.
+        if buf.len() >= MAX_FRAME {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// A connection request that waits for an answer. Dropping it rejects it.
+pub struct Incoming {
+    device: Arc<DeviceInner>,
+    link: Arc<dyn Link>,
+    pending: Option<PendingRequest>,
+    early: Vec<u8>,
+    _permit: Counted,
+}
+
+impl Incoming {
+    /// What the initiator's program sent with its request.
+    pub fn private_data(&self) -> &[u8] {
+        self.pending
+            .as_ref()
+            .map_or(&[], PendingRequest::private_data)
+    }
+
+    /// Reads and atomics that the initiator takes and has outstanding (its IRD and ORD), when it said so.
+    pub fn depths(&self) -> Option<(u16, u16)> {
+        self.pending.as_ref()?.enhanced().map(|e| (e.ird, e.ord))
+    }
+
+    /// The initiator's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.link.peer_addr()
+    }
+
+    /// The address that it dialled.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.link.local_addr()
+    }
+
+    /// Accept, on `qp`.
+    ///
+    /// # Errors
+    /// [`ConnectError::Invalid`], [`ConnectError::Closed`] when the initiator has gone meanwhile.
+    pub fn accept(mut self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
+        let Some(pending) = self.pending.take() else {
+            return Err(ConnectError::Closed);
+        };
+        let cap = self.device.limits.max_rd_atomic;
+        let accepted = pending.accept(&param.private_data, param.ird.min(cap), param.ord.min(cap));
+        let (params, reply) =
+            accepted.map_err(|error: AcceptError| ConnectError::Invalid(error.to_string()))?;
+        qp.0.attach(
+            Arc::clone(&self.link),
+            &params,
+            &param.options,
+            &reply,
+            &self.early,
+        )?;
+        Ok(())
+    }
+
+    /// Reject, with private data for the initiator's program.
+    ///
+    /// # Errors
+    /// [`ConnectError::Invalid`] for private data that is too long.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), ConnectError> {
+        let Some(pending) = self.pending.take() else {
+            return Ok(());
+        };
+        let frame = pending
+            .reject(private_data)
+            .map_err(|e| ConnectError::Invalid(e.to_string()))?;
+        self.close_with(&frame);
+        Ok(())
+    }
+
+    fn close_with(&self, frame: &[u8]) {
+        if send_all(&*self.link, frame).is_ok() {
+            self.link.shutdown_write();
+        } else {
+            self.link.abort();
+        }
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let Some(pending) = self.pending.take() {
+            match pending.reject(&[]) {
+                Ok(frame) => self.close_with(&frame),
+                Err(_) => self.link.abort(),
+            }
+        }
+    }
+}
+
+type OnRequest = Arc<dyn Fn(Incoming) + Send + Sync>;
+
+enum Door {
+    Tcp(OwnedFd),
+    Sim(SimListener),
+}
+
+struct ListenerInner {
+    device: Arc<DeviceInner>,
+    door: Door,
+    addr: SocketAddr,
+    config: Config,
+    timeout: Duration,
+    /// Requests given to the program that it has not answered, and how many there may be.
+    waiting: Arc<AtomicU32>,
+    backlog: u32,
+    on_request: OnRequest,
+    token: OnceLock<Token>,
+}
+
+/// A listening address. Dropping it stops listening; connections made through it live on.
+pub struct Listening(Arc<ListenerInner>);
+
+impl Device {
+    /// Listen on `addr` (port 0: any free one). Each complete request is given to `on_request`, from the engine's
+    /// thread: it must not block. With `backlog` requests unanswered, further peers are turned away. Of `param`, the
+    /// options and depths are used.
+    ///
+    /// # Errors
+    /// As `bind(2)` and `listen(2)`.
+    pub fn listen(
+        &self,
+        addr: SocketAddr,
+        backlog: u32,
+        param: &ConnParam,
+        on_request: impl Fn(Incoming) + Send + Sync + 'static,
+    ) -> io::Result<Listening> {
+        let (door, addr) = match &self.0.transport {
+            Transport::Tcp => {
+                let fd = tcp::listen(addr, backlog.clamp(1, 4096), true)?;
+                let addr = tcp::local_addr(&fd)?;
+                (Door::Tcp(fd), addr)
+            }
+            Transport::Sim(net) => {
+                let listener = net.listen(addr)?;
+                let addr = listener.addr();
+                (Door::Sim(listener), addr)
+            }
+        };
+        let inner = Arc::new(ListenerInner {
+            device: Arc::clone(&self.0),
+            door,
+            addr,
+            config: param.config(&self.0),
+            timeout: param.options.timeout,
+            waiting: Arc::default(),
+            backlog: backlog.max(1),
+            on_request: Arc::new(on_request),
+            token: OnceLock::new(),
+        });
+        let source = Arc::clone(&inner) as Arc<dyn Source>;
+        let token = self.0.engine.register(source, inner.fd(), Interest::READ)?;
+        let _ = inner.token.set(token);
+        // An event before the token was there found nothing to arm with.
+        self.0.engine.arm(token, inner.fd(), Interest::READ);
+        Ok(Listening(inner))
+    }
+}
+
+impl Listening {
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.addr
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Some(token) = self.0.token.get() {
+            self.0.device.engine.unregister(*token, self.0.fd());
+        }
+    }
+}
+
+impl ListenerInner {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match &self.door {
+            Door::Tcp(fd) => fd.as_fd(),
+            Door::Sim(listener) => listener.fd(),
+        }
+    }
+
+    fn accept_one(&self) -> io::Result<Option<Arc<dyn Link>>> {
+        match &self.door {
+            Door::Tcp(fd) => match tcp::accept(fd)? {
+                // A peer that is gone already is no reason to stop.
+                Some((socket, _)) => Ok(Some(Arc::new(TcpLink::new(socket)?))),
+                None => Ok(None),
+            },
+            Door::Sim(listener) => Ok(listener.accept()),
+        }
+    }
+
+    fn admit(self: &Arc<Self>, engine: &Arc<Engine>, link: Arc<dyn Link>) {
+        let Some(permit) = self.device.take_pending() else {
+            tracing::warn!(peer = %link.peer_addr(), "too many connections in start-up: turned away");
+            link.abort();
+            return;
+        };
+        let greeting = Arc::new(Greeting {
+            listener: Arc::clone(self),
+            state: Mutex::new(Some(Greeted {
+                link,
+                buf: Vec::new(),
+                permit,
+            })),
+            token: OnceLock::new(),
+        });
+        let state = lock(&greeting.state);
+        let Some(greeted) = &*state else { return };
+        match engine.register(
+            Arc::clone(&greeting) as Arc<dyn Source>,
+            greeted.link.fd(),
+            Interest::READ,
+        ) {
+            Ok(token) => {
+                let _ = greeting.token.set(token);
+                engine.set_timer(token, Instant::now() + self.timeout);
+            }
+            Err(error) => tracing::warn!(%error, "cannot watch a new connection"),
+        }
+    }
+}
+
+impl Source for ListenerInner {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        // A bounded number at a time: established connections want their turn too.
+        for _ in 0..64 {
+            match self.accept_one() {
+                Ok(Some(link)) => self.admit(engine, link),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a connection failed");
+                    if let Some(token) = self.token.get() {
+                        // No descriptors left, most likely: try again later, not in a busy loop.
+                        engine.set_timer(*token, Instant::now() + Duration::from_millis(50));
+                    }
+                    return Next::Done;
+                }
+            }
+        }
+        if let Some(token) = self.token.get() {
+            engine.arm(*token, self.fd(), Interest::READ);
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        if let Some(token) = self.token.get() {
+            engine.arm(*token, self.fd(), Interest::READ);
+        }
+    }
+}
+
+struct Greeted {
+    link: Arc<dyn Link>,
+    buf: Vec<u8>,
+    permit: Counted,
+}
+
+/// An accepted connection whose request is not complete.
+struct Greeting {
+    listener: Arc<ListenerInner>,
+    state: Mutex<Option<Greeted>>,
+    token: OnceLock<Token>,
+}
+
+impl Greeting {
+    fn close(&self, engine: &Engine, state: &mut Option<Greeted>) -> Option<Greeted> {
+        let greeted = state.take()?;
+        if let Some(token) = self.token.get() {
+            engine.unregister(*token, greeted.link.fd());
+        }
+        Some(greeted)
+    }
+}
+
+impl Source for Greeting {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        let mut state = lock(&self.state);
+        let (Some(greeted), Some(&token)) = (&mut *state, self.token.get()) else {
+            return Next::Done;
+        };
+        let step = read_some(&*greeted.link, &mut greeted.buf)
+            .map_err(ConnectError::from)
+            .and_then(|()| Ok(Responder::new(self.listener.config).on_bytes(&greeted.buf)?));
+        match step {
+            Ok(RespStep::NeedMore) => engine.arm(token, greeted.link.fd(), Interest::READ),
+            Ok(RespStep::Request(pending)) => {
+                let Some(mut greeted) = self.close(engine, &mut state) else {
+                    return Next::Done;
+                };
+                drop(state);
+                let early = greeted
+                    .buf
+                    .split_off(pending.consumed().min(greeted.buf.len()));
+                let listener = &self.listener;
+                let count = Counted::unlimited(&listener.waiting);
+                if listener.waiting.load(Ordering::Relaxed) > listener.backlog {
+                    tracing::warn!(peer = %greeted.link.peer_addr(), "the backlog is full: turned away");
+                    greeted.link.abort();
+                    return Next::Done;
+                }
+                drop(greeted.permit);
+                (listener.on_request)(Incoming {
+                    device: Arc::clone(&listener.device),
+                    link: greeted.link,
+                    pending: Some(pending),
+                    early,
+                    _permit: count,
+                });
+            }
+            Err(error) => {
+                tracing::debug!(peer = %greeted.link.peer_addr(), %error, "start-up failed");
+                if let Some(greeted) = self.close(engine, &mut state) {
+                    greeted.link.abort();
+                }
+            }
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        let mut state = lock(&self.state);
+        if let Some(greeted) = self.close(engine, &mut state) {
+            tracing::debug!(peer = %greeted.link.peer_addr(), "start-up took too long");
+            greeted.link.abort();
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Memory regions and windows.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use weft_mem::{MemError, Region, Window};
+
+use crate::device::PdInner;
+use crate::types::{Access, RemoteAddr, SendOp, SendWr, Sge};
+
+/// A memory region. It owns its bytes, and they may change at any time while a peer may write to them: so they are
+/// read and written by copies, never borrowed. Dropping it deregisters.
+pub struct Mr {
+    pub(crate) region: Region,
+    pub(crate) _pd: Arc<PdInner>,
+}
+
+impl Mr {
+    /// Key for our own work requests.
+    pub fn lkey(&self) -> u32 {
+        self.region.stag()
+    }
+    /// Key for the peer's (the same `STag`; what the peer may do with it, the access rights say).
+    pub fn rkey(&self) -> u32 {
+        self.region.stag()
+    }
+    /// Address of its first byte in work requests: 0 for regions made in safe Rust.
+    pub fn addr(&self) -> u64 {
+        self.region.iova()
+    }
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.region.len()
+    }
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.region.is_empty()
+    }
+    /// What may be done with it.
+    pub fn access(&self) -> Access {
+        self.region.access()
+    }
+    /// A scatter/gather element of `len` bytes from `off` on. Not checked here: a work request past the end fails.
+    /// At most 2^32 - 1 bytes.
+    pub fn sge(&self, off: usize, len: usize) -> Sge {
+        Sge {
+            addr: self.addr().wrapping_add(off as u64),
+            len: u32::try_from(len).unwrap_or(u32::MAX),
+            lkey: self.lkey(),
+        }
+    }
+    /// The whole region as one element.
+    pub fn whole(&self) -> Sge {
+        self.sge(0, self.len())
+    }
+    /// What to tell a peer so that it can reach the byte at `off`.
+    pub fn remote(&self, off: usize) -> RemoteAddr {
+        RemoteAddr {
+            addr: self.addr().wrapping_add(off as u64),
+            rkey: self.rkey(),
+        }
+    }
+    /// Copy `src` in at `off`.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), MemError> {
+        self.region.write(off, src)
+    }
+    /// Copy out from `off` into `dst`. Bytes that a peer writes meanwhile may be old or new, each for itself.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), MemError> {
+        self.region.read(off, dst)
+    }
+    /// A copy of `len` bytes from `off` on.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn to_vec(&self, off: usize, len: usize) -> Result<Vec<u8>, MemError> {
+        if off.checked_add(len).is_none_or(|end| end > self.len()) {
+            return Err(MemError::Bounds);
+        }
+        let mut out = vec![0; len];
+        self.read(off, &mut out)?;
+        Ok(out)
+    }
+    /// Set `len` bytes from `off` on to `byte`.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn fill(&self, off: usize, len: usize, byte: u8) -> Result<(), MemError> {
+        self.region.fill(off, len, byte)
+    }
+    /// Load eight aligned bytes at once, host byte order: sees a peer's atomic operations and writes.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`], [`MemError::Misaligned`].
+    pub fn load_u64(&self, off: usize) -> Result<u64, MemError> {
+        self.region.load_u64(off)
+    }
+    /// Store eight aligned bytes at once, host byte order.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`], [`MemError::Misaligned`].
+    pub fn store_u64(&self, off: usize, value: u64) -> Result<(), MemError> {
+        self.region.store_u64(off, value)
+    }
+    /// Load one byte: to poll for the end of a peer's write.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn load_u8(&self, off: usize) -> Result<u8, MemError> {
+        self.region.load_u8(off)
+    }
+    /// Read from a file or socket straight into the region; `file_off: None` reads at the file's own position.
+    ///
+    /// # Errors
+    /// As `read(2)`; `InvalidInput` out of bounds.
+    pub fn read_from_file(
+        &self,
+        fd: impl AsFd,
+        file_off: Option<u64>,
+        off: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        self.region.read_from_file(fd.as_fd(), file_off, off, len)
+    }
+    /// Write to a file or socket straight from the region; `file_off: None` writes at the file's own position.
+    ///
+    /// # Errors
+    /// As `write(2)`; `InvalidInput` out of bounds.
+    pub fn write_to_file(
+        &self,
+        fd: impl AsFd,
+        file_off: Option<u64>,
+        off: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        self.region.write_to_file(fd.as_fd(), file_off, off, len)
+    }
+    /// Keep the region's pages in memory. Never needed for correctness: no device reads physical pages.
+    ///
+    /// # Errors
+    /// [`MemError::Limit`] when the limit on locked memory is too low.
+    pub fn lock_pages(&self) -> Result<(), MemError> {
+        self.region.lock_pages()
+    }
+    /// Deregister: from here on the keys are stale. A buffer given to [`Pd::reg_mr`](crate::Pd::reg_mr) comes back.
+    ///
+    /// # Errors
+    /// [`MemError::InUse`] while windows are bound to it; the region comes back too.
+    pub fn deregister(self) -> Result<Option<Vec<u8>>, (Mr, MemError)> {
+        let Mr { region, _pd } = self;
+        region
+            .deregister()
+            .map_err(|(region, error)| (Mr { region, _pd }, error))
+    }
+}
+
+/// A type 2 memory window: a part of a region that one queue pair's peer may use until it is invalidated.
+pub struct Mw {
+    pub(crate) window: Window,
+    pub(crate) _pd: Arc<PdInner>,
+}
+
+impl Mw {
+    /// Its current key; useless to the peer until a bind has completed.
+    pub fn rkey(&self) -> u32 {
+        self.window.stag()
+    }
+
+    /// The work request that binds it to a range of `mr` with a new key, and that key.
+    pub fn bind(&self, id: u64, mr: &Mr, off: usize, len: usize, access: Access) -> (SendWr, u32) {
+        let window = self.rkey();
+        let new_rkey = (window & !0xff) | (window.wrapping_add(1) & 0xff);
+        let addr = mr.addr().wrapping_add(off as u64);
+        let op = SendOp::BindMw {
+            window,
+            new_rkey,
+            region: mr.rkey(),
+            addr,
+            len: len as u64,
+            access,
+        };
+        (SendWr::new(id, op), new_rkey)
+    }
+}

@@ -1,0 +1,600 @@
+//! The receive side: bytes become segments, segments are checked and placed.
+//!
+//! Headers and small payloads are read into a staging buffer that the connection borrows while it has bytes to look
+//! at. A large payload goes straight to its place in the next `recvmsg`, which also fetches its trailer and the next
+//! header. With CRC every FPDU is staged, checked, and only then placed: nothing of a damaged FPDU touches memory
+//! (docs/adr/0003).
+
+use std::io;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use weft_mem::{Access, MemError, RecvList, Span};
+use weft_proto::rdmap::{Event, Fault, Rx as Step};
+use weft_wire::crc::crc32c;
+use weft_wire::ddp::{Header, HeaderError, UNTAGGED_LEN};
+use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, MarkerStripper, fpdu_len};
+use weft_wire::rdmap::{AtomicOp, AtomicRequest};
+
+use super::tx::{fault_of, sub_list};
+use super::{Core, EndReason, QpInner, peer_terminated, term_code};
+use crate::pool::Pool;
+use crate::transport::Link;
+use crate::types::{RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len};
+
+/// Segments up to this length are looked at only when they are there as a whole: every control message is shorter.
+const WHOLE: usize = 256;
+/// An FPDU longer than this announces bulk: the next header is read alone, so that its payload is not staged.
+const BULK: usize = 16 * 1024;
+/// Rounds of one drive, so that one connection cannot keep the others waiting.
+const ROUNDS: u32 = 32;
+/// What is left at the end of a drive is kept in a small buffer of its own up to this size.
+const KEEP_SMALL: usize = 256;
+
+/// Where the rest of a payload goes.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Write { stag: u32, to: u64 },
+    Read { seq: u64, offset: u32 },
+    Recv { mo: u32 },
+}
+
+impl Target {
+    fn advance(&mut self, n: u32) {
+        match self {
+            Target::Write { to, .. } => *to += u64::from(n),
+            Target::Read { offset, .. } => *offset += n,
+            Target::Recv { mo } => *mo += n,
+        }
+    }
+}
+
+struct Direct {
+    target: Target,
+    left: u32,
+    bulk: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Rx {
+    crc: bool,
+    markers: Option<Box<MarkerStripper>>,
+    buf: Option<Box<[u8]>>,
+    start: usize,
+    end: usize,
+    /// Bytes left over when the buffer went back to the pool.
+    small: SmallVec<[u8; 32]>,
+    direct: Option<Direct>,
+    /// Bytes of padding and (unchecked) CRC still to skip.
+    trailer: usize,
+    bulk: bool,
+    /// The receive of the message in progress.
+    recv: Option<RecvWr>,
+    eof: bool,
+}
+
+/// Why receiving stops.
+enum Stop {
+    Fault(Fault),
+    /// A receive of ours is at fault, and the peer with it or not.
+    Recv(Fault, WcStatus),
+    Terminated,
+    Lost,
+    Eof,
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Stop::Fault(fault)
+    }
+}
+
+impl Rx {
+    pub(super) fn start(&mut self, crc: bool, markers: bool, early: &[u8]) {
+        self.crc = crc;
+        self.markers = markers.then(|| Box::new(MarkerStripper::new(crc)));
+        self.small = SmallVec::from_slice(early);
+    }
+
+    pub(super) fn take_recv(&mut self) -> Option<RecvWr> {
+        self.recv.take()
+    }
+
+    pub(super) fn release(&mut self, pool: &Pool) {
+        if let Some(buf) = self.buf.take() {
+            pool.put_rx(buf);
+        }
+        self.small = SmallVec::new();
+        (self.start, self.end) = (0, 0);
+    }
+
+    /// After the end: read and forget. Says whether the peer has closed.
+    pub(super) fn discard(&mut self, link: &dyn Link, pool: &Pool) -> bool {
+        if self.eof {
+            return true;
+        }
+        let mut buf = self.buf.take().unwrap_or_else(|| pool.get_rx());
+        for _ in 0..ROUNDS {
+            let mut list = RecvList::new();
+            list.push_buf(&mut buf);
+            match link.recv(&mut list) {
+                Ok(0) => self.eof = true,
+                Ok(_) => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => self.eof = true,
+            }
+            break;
+        }
+        pool.put_rx(buf);
+        self.eof
+    }
+
+    /// Borrow the buffer, with what was left over at its front.
+    fn borrow(&mut self, pool: &Pool) {
+        if self.buf.is_none() {
+            let mut buf = pool.get_rx();
+            let n = self.small.len().min(buf.len());
+            buf[..n].copy_from_slice(&self.small[..n]);
+            self.small.clear();
+            self.buf = Some(buf);
+            (self.start, self.end) = (0, n);
+        }
+    }
+
+    /// Give the buffer back if there is little in it.
+    fn give_back(&mut self, pool: &Pool) {
+        if self.end - self.start <= KEEP_SMALL
+            && let Some(buf) = self.buf.take()
+        {
+            self.small = SmallVec::from_slice(&buf[self.start..self.end]);
+            (self.start, self.end) = (0, 0);
+            pool.put_rx(buf);
+        }
+    }
+}
+
+impl QpInner {
+    /// Receive until the transport has nothing more. Says whether bytes moved.
+    pub(super) fn pump_rx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+        let mut moved = false;
+        for _ in 0..ROUNDS {
+            core.rx.borrow(self.device.pool());
+            let outcome = self.parse(core).and_then(|()| self.receive(core, link));
+            match outcome {
+                Ok(Received::Some { drained }) => {
+                    moved = true;
+                    if core.done.recv.len() >= 64 {
+                        self.deliver(core);
+                    }
+                    if drained {
+                        // The socket gave less than it was asked for: it is empty, do not ask again.
+                        match self.parse(core) {
+                            Ok(()) => {}
+                            Err(stop) => {
+                                self.stop(core, stop);
+                                return true;
+                            }
+                        }
+                        break;
+                    }
+                }
+                Ok(Received::Nothing) => break,
+                Err(stop) => {
+                    self.stop(core, stop);
+                    return true;
+                }
+            }
+        }
+        core.rx.give_back(self.device.pool());
+        moved
+    }
+
+    fn stop(self: &Arc<Self>, core: &mut Core, stop: Stop) {
+        match stop {
+            Stop::Fault(fault) => self.fault(core, fault),
+            Stop::Recv(fault, status) => {
+                if let Some(wr) = core.rx.recv.take() {
+                    core.done.recv_urgent = true;
+                    core.done.recv.push(self.recv_wc(wr.id, status, 0));
+                }
+                self.fault(core, fault);
+            }
+            Stop::Terminated => {}
+            Stop::Lost => self.end(core, EndReason::Lost),
+            Stop::Eof => {
+                core.rx.eof = true;
+                self.end(core, EndReason::Disconnected);
+            }
+        }
+    }
+
+    /// One system call.
+    fn receive(&self, core: &mut Core, link: &dyn Link) -> Result<Received, Stop> {
+        core.ledger.rx_syscalls += 1;
+        if core.rx.markers.is_some() {
+            return self.receive_marked(core, link);
+        }
+        let spans = match &core.rx.direct {
+            Some(direct) => self.spans(core, direct.target, direct.left)?,
+            None => SmallVec::new(),
+        };
+        let Core { rx, ledger, .. } = core;
+        let Some(buf) = &mut rx.buf else {
+            return Ok(Received::Nothing);
+        };
+        let mut list = RecvList::new();
+        let placed_max = match &rx.direct {
+            Some(direct) => {
+                for span in &spans {
+                    list.push_span(span, 0, span.len());
+                }
+                // Bulk: no more than the trailer and the next header, whatever follows has its own place.
+                let tail = if direct.bulk {
+                    rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN
+                } else {
+                    buf.len()
+                };
+                list.push_buf(&mut buf[..tail]);
+                direct.left as usize
+            }
+            None => {
+                if rx.start > 0 {
+                    buf.copy_within(rx.start..rx.end, 0);
+                    rx.end -= rx.start;
+                    rx.start = 0;
+                }
+                let room = if rx.bulk && !rx.crc {
+                    (rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN)
+                        .max(rx.end + 1)
+                        .min(buf.len())
+                } else {
+                    buf.len()
+                };
+                list.push_buf(&mut buf[rx.end..room]);
+                0
+            }
+        };
+        let asked = list.len_bytes();
+        let n = match link.recv(&mut list) {
+            Ok(0) => return Err(if rx.in_frame() { Stop::Lost } else { Stop::Eof }),
+            Ok(n) => n,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Received::Nothing);
+            }
+            Err(error) => {
+                tracing::debug!(qp = self.num, %error, "receiving failed");
+                return Err(Stop::Lost);
+            }
+        };
+        drop(list);
+        let placed = n.min(placed_max);
+        ledger.rx_direct += placed as u64;
+        if let Some(direct) = &mut rx.direct {
+            direct.target.advance(placed as u32);
+            direct.left -= placed as u32;
+        }
+        rx.end += n - placed;
+        Ok(Received::Some { drained: n < asked })
+    }
+
+    /// With markers: stage the raw bytes, and keep what is left without markers.
+    fn receive_marked(&self, core: &mut Core, link: &dyn Link) -> Result<Received, Stop> {
+        let rx = &mut core.rx;
+        let Some(buf) = &mut rx.buf else {
+            return Ok(Received::Nothing);
+        };
+        buf.copy_within(rx.start..rx.end, 0);
+        rx.end -= rx.start;
+        rx.start = 0;
+        let room = buf.len() - rx.end;
+        let mut list = RecvList::new();
+        list.push_buf(&mut buf[rx.end..]);
+        let n = match link.recv(&mut list) {
+            Ok(0) => return Err(if rx.in_frame() { Stop::Lost } else { Stop::Eof }),
+            Ok(n) => n,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Received::Nothing);
+            }
+            Err(_) => return Err(Stop::Lost),
+        };
+        drop(list);
+        let mut plain = Vec::with_capacity(n);
+        if let Some(stripper) = &mut rx.markers {
+            stripper
+                .strip(&buf[rx.end..rx.end + n], &mut plain)
+                .map_err(|_| Fault::Marker)?;
+        }
+        buf[rx.end..rx.end + plain.len()].copy_from_slice(&plain);
+        rx.end += plain.len();
+        Ok(Received::Some { drained: n < room })
+    }
+
+    /// Look at everything in the staging buffer.
+    fn parse(self: &Arc<Self>, core: &mut Core) -> Result<(), Stop> {
+        loop {
+            if core.ended.is_some() {
+                return Err(Stop::Terminated);
+            }
+            if let Some(direct) = &core.rx.direct {
+                if direct.left > 0 {
+                    return Ok(());
+                }
+                core.rx.direct = None;
+                self.placed(core)?;
+            }
+            let rx = &mut core.rx;
+            let skip = rx.trailer.min(rx.end - rx.start);
+            rx.trailer -= skip;
+            rx.start += skip;
+            if rx.start == rx.end {
+                (rx.start, rx.end) = (0, 0);
+            }
+            if rx.trailer > 0 {
+                return Ok(());
+            }
+            // The buffer is out of the connection while payloads are placed from it.
+            let Some(buf) = rx.buf.take() else {
+                return Ok(());
+            };
+            let outcome = self.segment(core, &buf);
+            core.rx.buf = Some(buf);
+            if !outcome? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next segment, if enough of it is there. `Ok(false)`: more bytes are needed.
+    fn segment(self: &Arc<Self>, core: &mut Core, buf: &[u8]) -> Result<bool, Stop> {
+        let have = &buf[core.rx.start..core.rx.end];
+        let Some((length, rest)) = have.split_first_chunk::<FPDU_HEADER_LEN>() else {
+            return Ok(false);
+        };
+        let ulpdu_len = usize::from(u16::from_be_bytes(*length));
+        let total = fpdu_len(ulpdu_len);
+        let whole = have.len() >= total;
+        if !whole && (core.rx.crc || total <= WHOLE || core.rx.markers.is_some()) {
+            return Ok(false);
+        }
+        if core.rx.crc {
+            let (covered, trailer) = have[..total].split_at(total - CRC_LEN);
+            if crc32c(covered).to_le_bytes() != trailer {
+                return Err(Fault::Crc.into());
+            }
+        }
+        let ulpdu = &rest[..ulpdu_len.min(rest.len())];
+        let header = match Header::parse(ulpdu) {
+            Ok(header) => header,
+            Err(HeaderError::Short) if ulpdu.len() < ulpdu_len => return Ok(false),
+            Err(error) => return Err(Fault::from(error).into()),
+        };
+        let Core {
+            stream: Some(stream),
+            rx,
+            ledger,
+            ..
+        } = core
+        else {
+            return Ok(false);
+        };
+        let step = stream.rx_segment(&header, ulpdu_len)?;
+        ledger.rx_fpdus += 1;
+        rx.bulk = total > BULK;
+        let payload = &ulpdu[header.len().min(ulpdu.len())..];
+        let (target, len) = match step {
+            Step::Control { len } => {
+                let body = payload.get(..len as usize).ok_or(Fault::BadFrame)?;
+                let event = stream.rx_control(body)?;
+                rx.start += total;
+                if let Some(event) = event {
+                    self.event(core, event)?;
+                }
+                return Ok(true);
+            }
+            Step::PlaceWrite { stag, to, len } => (Target::Write { stag, to }, len),
+            Step::PlaceRead { seq, offset, len } => (Target::Read { seq, offset }, len),
+            Step::PlaceRecv { first, mo, len } => {
+                if first {
+                    rx.recv = Some(self.take_recv().ok_or(Fault::NoReceive)?);
+                }
+                let room = rx
+                    .recv
+                    .as_ref()
+                    .and_then(|wr| sg_len(&wr.sges))
+                    .unwrap_or(0);
+                if mo.checked_add(len).is_none_or(|end| end > room) {
+                    return Err(Stop::Recv(Fault::ReceiveTooSmall, WcStatus::LocLenErr));
+                }
+                (Target::Recv { mo }, len)
+            }
+        };
+        // The whole segment is checked before its first byte is placed.
+        let here = payload.len().min(len as usize);
+        if len > 0 {
+            let spans = self.spans(core, target, len)?;
+            let mut from = &payload[..here];
+            for span in &spans {
+                let (now, later) = from.split_at(span.len().min(from.len()));
+                span.copy_in(0, now);
+                from = later;
+            }
+            core.ledger.rx_copied += here as u64;
+        }
+        let rx = &mut core.rx;
+        if whole {
+            rx.start += total;
+            self.placed(core)?;
+        } else {
+            let mut target = target;
+            target.advance(here as u32);
+            rx.direct = Some(Direct {
+                target,
+                left: len - here as u32,
+                bulk: total > BULK,
+            });
+            // Everything staged belongs to this payload, but for bytes of padding and CRC that came with its end.
+            rx.start += FPDU_HEADER_LEN + header.len() + here;
+            rx.trailer = total - FPDU_HEADER_LEN - ulpdu_len;
+            if rx.start == rx.end {
+                (rx.start, rx.end) = (0, 0);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Checked ranges of memory for `len` bytes at this target.
+    fn spans(&self, core: &Core, target: Target, len: u32) -> Result<SmallVec<[Span; 2]>, Stop> {
+        match target {
+            Target::Write { stag, to } => {
+                let span = self
+                    .remote_span(stag, to, len, Access::REMOTE_WRITE)
+                    .map_err(fault_of)?;
+                Ok(SmallVec::from_iter([span]))
+            }
+            Target::Read { seq, offset } => {
+                let slot = seq
+                    .checked_sub(core.sq_base)
+                    .and_then(|i| core.sq.get(usize::try_from(i).ok()?))
+                    .ok_or(Fault::LocalCatastrophic)?;
+                self.list_spans(&slot.wr.sges, offset, len)
+                    .map_err(|_| Fault::LocalCatastrophic.into())
+            }
+            Target::Recv { mo } => {
+                let sges = core.rx.recv.as_ref().map_or(&[][..], |wr| &wr.sges);
+                self.list_spans(sges, mo, len)
+                    .map_err(|_| Stop::Recv(Fault::LocalCatastrophic, WcStatus::LocProtErr))
+            }
+        }
+    }
+
+    fn list_spans(
+        &self,
+        sges: &[Sge],
+        offset: u32,
+        len: u32,
+    ) -> Result<SmallVec<[Span; 2]>, MemError> {
+        sub_list(sges, offset, len)
+            .map(|sge| self.local_span(sge, Access::LOCAL_WRITE))
+            .collect()
+    }
+
+    /// The payload of the segment is in place.
+    fn placed(self: &Arc<Self>, core: &mut Core) -> Result<(), Stop> {
+        let Some(stream) = &mut core.stream else {
+            return Ok(());
+        };
+        match stream.rx_placed() {
+            Some(event) => self.event(core, event),
+            None => Ok(()),
+        }
+    }
+
+    fn event(self: &Arc<Self>, core: &mut Core, event: Event) -> Result<(), Stop> {
+        let Some(stream) = &mut core.stream else {
+            return Ok(());
+        };
+        match event {
+            Event::Received {
+                len,
+                solicited,
+                invalidate,
+                immediate,
+            } => {
+                let wr = match immediate {
+                    Some(_) => self.take_recv(),
+                    None => core.rx.recv.take(),
+                };
+                let Some(wr) = wr else {
+                    return Err(Fault::NoReceive.into());
+                };
+                if let Some(stag) = invalidate
+                    && let Err(error) = self.device.table.invalidate(self.pd.id, self.num, stag)
+                {
+                    core.rx.recv = Some(wr);
+                    return Err(match error {
+                        MemError::Pd => Fault::StagNotAssociated,
+                        _ => Fault::CannotInvalidate,
+                    }
+                    .into());
+                }
+                core.done.recv_urgent |= solicited;
+                core.done.recv.push(Wc {
+                    wr_id: wr.id,
+                    status: WcStatus::Success,
+                    opcode: if immediate.is_some() {
+                        WcOpcode::RecvWithImm
+                    } else {
+                        WcOpcode::Recv
+                    },
+                    byte_len: len,
+                    qp_num: self.num,
+                    imm: immediate,
+                    invalidated: invalidate,
+                    vendor_err: 0,
+                });
+            }
+            Event::ReadRequested { stag, to, len } => {
+                if len > 0 {
+                    // Checked now for the peer's sake; the memory is looked up again when the response is sent.
+                    self.remote_span(stag, to, len, Access::REMOTE_READ)
+                        .map_err(fault_of)?;
+                }
+                stream.accept_read();
+            }
+            Event::AtomicRequested(request) => {
+                let original = self.atomic(&request).map_err(fault_of)?;
+                stream.atomic_done(original);
+            }
+            Event::AtomicResult { seq, original } => {
+                let spans = self.spans(core, Target::Read { seq, offset: 0 }, 8)?;
+                let bytes = original.to_ne_bytes();
+                let mut from = &bytes[..];
+                for span in &spans {
+                    let (now, later) = from.split_at(span.len().min(from.len()));
+                    span.copy_in(0, now);
+                    from = later;
+                }
+            }
+            Event::Terminated(terminate) => {
+                debug_assert!(peer_terminated(stream));
+                let code = term_code(&terminate.error);
+                tracing::debug!(qp = self.num, error = ?terminate.error, "the peer terminated the stream");
+                self.end(core, EndReason::PeerTerminated(code));
+                return Err(Stop::Terminated);
+            }
+        }
+        Ok(())
+    }
+
+    fn atomic(&self, request: &AtomicRequest) -> Result<u64, MemError> {
+        let span = self.remote_span(request.stag, request.to, 8, Access::REMOTE_ATOMIC)?;
+        match request.op {
+            AtomicOp::FetchAdd => {
+                span.fetch_add_masked(request.add_or_swap, request.add_or_swap_mask)
+            }
+            AtomicOp::Swap => span.swap_masked(request.add_or_swap, request.add_or_swap_mask),
+            AtomicOp::CompareSwap => span.compare_swap_masked(
+                request.compare,
+                request.compare_mask,
+                request.add_or_swap,
+                request.add_or_swap_mask,
+            ),
+        }
+    }
+}
+
+impl Rx {
+    /// Bytes of an FPDU have come, but not all of them.
+    fn in_frame(&self) -> bool {
+        self.direct.is_some() || self.trailer > 0 || self.end > self.start
+    }
+}
+
+/// What one receiving system call brought.
+enum Received {
+    Nothing,
+    Some {
+        /// The socket has no more.
+        drained: bool,
+    },
+}

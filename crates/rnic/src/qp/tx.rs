@@ -1,0 +1,506 @@
+//! The transmit side: segments become FPDUs, FPDUs become flights, a flight is one `sendmsg` where the transport
+//! takes it whole.
+//!
+//! Headers, trailers and small payloads are written to a scratch buffer; larger payloads go from registered memory
+//! in the same system call. With CRC or markers every payload is copied: the bytes that the CRC was computed over
+//! are then the bytes that are sent, whatever happens to the memory in between (docs/adr/0003).
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use weft_mem::{Access, MemError, SendList, Span};
+use weft_proto::rdmap::{self, Fault, MAX_HEADER, Payload};
+use weft_wire::crc::crc32c;
+use weft_wire::ddp::UNTAGGED_LEN;
+use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, MarkerInserter, fpdu_pad};
+
+use super::{Core, QpInner, Slot, term_code};
+use crate::pool::Pool;
+use crate::transport::Link;
+use crate::types::{Ledger, SendOp, Sge, WcStatus};
+use weft_wire::rdmap::TermError;
+
+/// Payloads up to this are copied: cheaper than another entry in the list.
+const COPY_MAX: u32 = 2048;
+/// A flight is not made longer once it has this many bytes.
+const FLIGHT_BYTES: usize = 1 << 20;
+/// The same with CRC: what was copied should still be in the second-level cache when the kernel reads it.
+const FLIGHT_BYTES_COPIED: usize = 192 * 1024;
+/// Pieces of a flight: two for each large FPDU.
+const FLIGHT_PIECES: usize = 64;
+
+enum Piece {
+    /// Bytes of the scratch buffer.
+    Scratch(Range<usize>),
+    /// A local buffer; looked up again for each system call, so that deregistration never waits for a slow peer.
+    Local(Sge),
+    /// Memory that the peer reads.
+    Source { stag: u32, to: u64, len: u32 },
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Piece::Scratch(range) => range.len(),
+            Piece::Local(sge) => sge.len as usize,
+            Piece::Source { len, .. } => *len as usize,
+        }
+    }
+    /// Take `n` bytes off the front.
+    fn advance(&mut self, n: usize) {
+        match self {
+            Piece::Scratch(range) => range.start += n,
+            Piece::Local(sge) => {
+                sge.addr += n as u64;
+                sge.len -= n as u32;
+            }
+            Piece::Source { to, len, .. } => {
+                *to += n as u64;
+                *len -= n as u32;
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Tx {
+    crc: bool,
+    markers: Option<Box<MarkerInserter>>,
+    scratch: Vec<u8>,
+    pieces: VecDeque<Piece>,
+    /// Bytes put into flights and bytes sent, over the connection's life.
+    built: u64,
+    sent: u64,
+    /// (position, work request): sent up to there, the request is transmitted.
+    marks: VecDeque<(u64, u64)>,
+    blocked: bool,
+    terminate: u32,
+}
+
+impl Tx {
+    pub(super) fn start(&mut self, crc: bool, markers: bool, prefix: &[u8]) {
+        self.crc = crc;
+        self.markers = markers.then(|| Box::new(MarkerInserter::new(crc)));
+        if !prefix.is_empty() {
+            self.scratch.extend_from_slice(prefix);
+            self.pieces.push_back(Piece::Scratch(0..prefix.len()));
+            self.built = prefix.len() as u64;
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// The transport took less than it was given.
+    pub(super) fn blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// The value of the Terminate in the flight, 0 if there is none.
+    pub(super) fn terminate_code(&self) -> u32 {
+        self.terminate
+    }
+
+    pub(super) fn release(&mut self, pool: &Pool) {
+        self.pieces = VecDeque::new();
+        self.marks = VecDeque::new();
+        self.blocked = false;
+        pool.put_tx(std::mem::take(&mut self.scratch));
+    }
+
+    fn close_scratch(&mut self, from: usize) {
+        if from == self.scratch.len() {
+            return;
+        }
+        if let Some(Piece::Scratch(last)) = self.pieces.back_mut()
+            && last.end == from
+        {
+            last.end = self.scratch.len();
+            return;
+        }
+        self.pieces
+            .push_back(Piece::Scratch(from..self.scratch.len()));
+    }
+
+    /// One system call. `Ok(false)` when the transport takes no more now.
+    fn send_once(
+        &mut self,
+        qp: &QpInner,
+        link: &dyn Link,
+        ledger: &mut Ledger,
+    ) -> io::Result<bool> {
+        // The spans must outlive the list that names them.
+        let mut spans: SmallVec<[Span; FLIGHT_PIECES / 2]> = SmallVec::new();
+        for piece in self.pieces.iter().take(FLIGHT_PIECES) {
+            let span = match piece {
+                Piece::Scratch(_) => continue,
+                Piece::Local(sge) => qp.local_span(*sge, Access::empty()),
+                Piece::Source { stag, to, len } => {
+                    qp.remote_span(*stag, *to, *len, Access::REMOTE_READ)
+                }
+            };
+            // The memory went away in the middle of an FPDU: the stream cannot be saved.
+            spans.push(span.map_err(|e| io::Error::other(e.to_string()))?);
+        }
+        let mut list = SendList::new();
+        let mut next = spans.iter();
+        for piece in self.pieces.iter().take(FLIGHT_PIECES) {
+            match piece {
+                Piece::Scratch(range) => list.push_bytes(&self.scratch[range.clone()]),
+                Piece::Local(_) | Piece::Source { .. } => {
+                    if let Some(span) = next.next() {
+                        list.push_span(span, 0, span.len());
+                    }
+                }
+            }
+        }
+        let total = list.len_bytes();
+        ledger.tx_syscalls += 1;
+        let n = match link.send(&list) {
+            Ok(n) => n,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.blocked = true;
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        drop(list);
+        self.consume(n);
+        // A short count means a full buffer: the next try would only be told so.
+        self.blocked = n < total;
+        Ok(!self.blocked)
+    }
+
+    fn consume(&mut self, mut n: usize) {
+        self.sent += n as u64;
+        while n > 0 {
+            let Some(first) = self.pieces.front_mut() else {
+                return;
+            };
+            if first.len() > n {
+                first.advance(n);
+                return;
+            }
+            n -= first.len();
+            self.pieces.pop_front();
+        }
+        while self.pieces.front().is_some_and(|p| p.len() == 0) {
+            self.pieces.pop_front();
+        }
+    }
+
+    /// Send what is in the flight and build no more. `Ok(true)`: all sent.
+    pub(super) fn send_all(
+        &mut self,
+        qp: &QpInner,
+        link: &dyn Link,
+        ledger: &mut Ledger,
+    ) -> io::Result<bool> {
+        while !self.pieces.is_empty() {
+            if !self.send_once(qp, link, ledger)? && !self.pieces.is_empty() {
+                return Ok(false);
+            }
+        }
+        self.blocked = false;
+        Ok(true)
+    }
+}
+
+impl QpInner {
+    pub(super) fn local_span(&self, sge: Sge, need: Access) -> Result<Span, MemError> {
+        self.device
+            .table
+            .local(self.pd.id, sge.lkey, sge.addr, sge.len, need)
+    }
+
+    pub(super) fn remote_span(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+    ) -> Result<Span, MemError> {
+        self.device
+            .table
+            .remote(self.pd.id, self.num, stag, to, len, need)
+    }
+
+    /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.
+    pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+        let before = core.tx.sent;
+        loop {
+            if core.tx.pieces.is_empty() {
+                self.build(core);
+                if core.tx.pieces.is_empty() {
+                    core.tx.blocked = false;
+                    if core.tx.scratch.capacity() > 0 {
+                        self.device
+                            .pool()
+                            .put_tx(std::mem::take(&mut core.tx.scratch));
+                    }
+                    break;
+                }
+            }
+            let outcome = core.tx.send_once(self, link, &mut core.ledger);
+            self.note_transmitted(core);
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    tracing::debug!(qp = self.num, %error, "sending failed");
+                    self.end(core, super::EndReason::Lost);
+                    break;
+                }
+            }
+        }
+        core.tx.sent != before
+    }
+
+    fn note_transmitted(&self, core: &mut Core) {
+        let Core {
+            stream: Some(stream),
+            tx,
+            ..
+        } = core
+        else {
+            return;
+        };
+        while let Some(&(position, seq)) = tx.marks.front() {
+            if position > tx.sent {
+                break;
+            }
+            tx.marks.pop_front();
+            stream.transmitted(seq);
+        }
+    }
+
+    /// Make the next flight.
+    pub(super) fn build(self: &Arc<Self>, core: &mut Core) {
+        let mut hdr = [0; MAX_HEADER];
+        if core.tx.pieces.is_empty() {
+            core.tx.scratch.clear();
+        }
+        let copy_all = core.tx.crc || core.tx.markers.is_some();
+        let limit = if copy_all {
+            FLIGHT_BYTES_COPIED
+        } else {
+            FLIGHT_BYTES
+        };
+        let mut bytes = 0;
+        let mut failed = None;
+        loop {
+            let Core {
+                stream: Some(stream),
+                sq,
+                sq_base,
+                tx,
+                ledger,
+                ..
+            } = core
+            else {
+                return;
+            };
+            let Some(segment) = stream.next_tx(&mut hdr) else {
+                break;
+            };
+            if segment.terminate {
+                tx.terminate = hdr.get(UNTAGGED_LEN..UNTAGGED_LEN + 2).map_or(0, |b| {
+                    term_code(&TermError::from_parts(b[0] >> 4, b[0] & 15, b[1]))
+                });
+            }
+            if tx.scratch.capacity() == 0 {
+                tx.scratch = self.device.pool().get_tx();
+            }
+            let start = tx.scratch.len();
+            let ulpdu_len = segment.header_len + segment.payload.len() as usize;
+            let payload = match segment.payload {
+                Payload::Local { seq } => {
+                    if let Some(slot) = slot(sq, *sq_base, seq) {
+                        slot.fault = self.do_local(slot.wr.op);
+                        if slot.fault.is_some() {
+                            failed = Some(Fault::LocalCatastrophic);
+                            break;
+                        }
+                    }
+                    stream.transmitted(seq);
+                    continue;
+                }
+                payload => payload,
+            };
+            tx.scratch
+                .extend_from_slice(&(ulpdu_len as u16).to_be_bytes());
+            tx.scratch.extend_from_slice(&hdr[..segment.header_len]);
+            let copy = copy_all || payload.len() <= COPY_MAX;
+            let put = match payload {
+                Payload::None | Payload::Local { .. } => Ok(()),
+                Payload::Wr { seq, offset, len } => match slot(sq, *sq_base, seq) {
+                    Some(slot) => self.put_wr(tx, slot, start, offset, len, copy),
+                    None => Err(Fault::LocalCatastrophic),
+                },
+                Payload::Source { stag, to, len } => {
+                    let put = self
+                        .remote_span(stag, to, len, Access::REMOTE_READ)
+                        .map(|span| {
+                            if copy {
+                                span.extend(0, span.len(), &mut tx.scratch);
+                            } else {
+                                tx.close_scratch(start);
+                                tx.pieces.push_back(Piece::Source { stag, to, len });
+                            }
+                        });
+                    if let Err(error) = put {
+                        // The region went away while the response was on its way: nothing of this FPDU is sent.
+                        tx.scratch.truncate(start);
+                        stream.fail_source(fault_of(error));
+                        continue;
+                    }
+                    Ok(())
+                }
+            };
+            if let Err(fault) = put {
+                tx.scratch.truncate(start);
+                failed = Some(fault);
+                break;
+            }
+            let direct = !copy && !payload.is_empty();
+            if direct {
+                ledger.tx_direct += u64::from(payload.len());
+            } else {
+                ledger.tx_copied += u64::from(payload.len());
+            }
+            ledger.tx_fpdus += 1;
+            let trailer_from = if direct { tx.scratch.len() } else { start };
+            let pad = fpdu_pad(ulpdu_len);
+            tx.scratch.extend_from_slice(&[0; 3][..pad]);
+            let crc = if tx.crc {
+                crc32c(&tx.scratch[start..])
+            } else {
+                0
+            };
+            tx.scratch.extend_from_slice(&crc.to_le_bytes());
+            let mut fpdu_len = FPDU_HEADER_LEN + ulpdu_len + pad + CRC_LEN;
+            if let Some(markers) = &mut tx.markers {
+                let fpdu = tx.scratch.split_off(start);
+                markers.insert(&fpdu, &mut tx.scratch);
+                fpdu_len = tx.scratch.len() - start;
+            }
+            tx.close_scratch(trailer_from);
+            tx.built += fpdu_len as u64;
+            bytes += fpdu_len;
+            if let Some(seq) = segment.completes {
+                tx.marks.push_back((tx.built, seq));
+            }
+            if bytes >= limit || tx.pieces.len() >= FLIGHT_PIECES {
+                break;
+            }
+        }
+        if let Some(fault) = failed {
+            self.fault(core, fault);
+        }
+    }
+
+    /// Put payload of a work request into the flight.
+    fn put_wr(
+        &self,
+        tx: &mut Tx,
+        slot: &mut Slot,
+        start: usize,
+        offset: u32,
+        len: u32,
+        copy: bool,
+    ) -> Result<(), Fault> {
+        if let Some(data) = &slot.wr.inline {
+            let range = offset as usize..offset as usize + len as usize;
+            tx.scratch
+                .extend_from_slice(data.get(range).ok_or(Fault::LocalCatastrophic)?);
+            return Ok(());
+        }
+        let pieces = tx.pieces.len();
+        for sge in sub_list(&slot.wr.sges, offset, len) {
+            let outcome = self.local_span(sge, Access::empty()).map(|span| {
+                if copy {
+                    span.extend(0, span.len(), &mut tx.scratch);
+                }
+            });
+            if outcome.is_err() {
+                tx.pieces.truncate(pieces);
+                slot.fault = Some(WcStatus::LocProtErr);
+                return Err(Fault::LocalCatastrophic);
+            }
+        }
+        if !copy {
+            tx.close_scratch(start);
+            tx.pieces
+                .extend(sub_list(&slot.wr.sges, offset, len).map(Piece::Local));
+        }
+        Ok(())
+    }
+
+    /// Carry out a request that does not touch the wire.
+    fn do_local(&self, op: SendOp) -> Option<WcStatus> {
+        let table = &self.device.table;
+        match op {
+            SendOp::LocalInvalidate { rkey } => table
+                .invalidate(self.pd.id, self.num, rkey)
+                .err()
+                .map(|_| WcStatus::LocQpOpErr),
+            SendOp::BindMw {
+                window,
+                new_rkey,
+                region,
+                addr,
+                len,
+                access,
+            } => table
+                .bind(window, new_rkey as u8, self.num, region, addr, len, access)
+                .err()
+                .map(|_| WcStatus::MwBindErr),
+            _ => None,
+        }
+    }
+}
+
+fn slot(sq: &mut VecDeque<Slot>, base: u64, seq: u64) -> Option<&mut Slot> {
+    sq.get_mut(usize::try_from(seq.checked_sub(base)?).ok()?)
+}
+
+/// The part of a list that covers `len` bytes from `offset` on.
+pub(super) fn sub_list(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Item = Sge> + '_ {
+    let mut skip = offset;
+    let mut left = len;
+    sges.iter().filter_map(move |sge| {
+        if skip >= sge.len {
+            skip -= sge.len;
+            return None;
+        }
+        let take = (sge.len - skip).min(left);
+        let part = Sge {
+            addr: sge.addr.wrapping_add(u64::from(skip)),
+            len: take,
+            lkey: sge.lkey,
+        };
+        skip = 0;
+        left -= take;
+        (take > 0).then_some(part)
+    })
+}
+
+/// What the peer is told about memory of ours that it may not use.
+pub(super) fn fault_of(error: MemError) -> Fault {
+    match error {
+        MemError::InvalidStag => Fault::InvalidStag,
+        MemError::Bounds | MemError::Misaligned => Fault::Bounds,
+        MemError::Access => Fault::AccessRights,
+        MemError::Pd => Fault::StagNotAssociated,
+        MemError::Wrap => Fault::ToWrap,
+        MemError::CannotInvalidate => Fault::CannotInvalidate,
+        _ => Fault::LocalCatastrophic,
+    }
+}
+
+#[allow(unused_imports)]
+use rdmap as _;

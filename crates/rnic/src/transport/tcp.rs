@@ -1,0 +1,60 @@
+//! The TCP transport.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use weft_mem::{RecvList, SendList};
+use weft_sys::tcp;
+
+use super::Link;
+
+/// A connected TCP socket.
+pub(crate) struct TcpLink {
+    fd: OwnedFd,
+    local: SocketAddr,
+    peer: SocketAddr,
+}
+
+impl TcpLink {
+    /// Takes over a connected, non-blocking socket.
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+        // Every sendmsg of ours is a whole batch: waiting for more would only delay it.
+        tcp::set_nodelay(&fd, true)?;
+        let local = tcp::local_addr(&fd)?;
+        let peer = tcp::peer_addr(&fd)?;
+        Ok(TcpLink { fd, local, peer })
+    }
+}
+
+impl Link for TcpLink {
+    fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
+        list.send(self.fd.as_fd(), false)
+    }
+    fn recv(&self, list: &mut RecvList<'_>) -> io::Result<usize> {
+        list.recv(self.fd.as_fd())
+    }
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+    fn shutdown_write(&self) {
+        // NotConnected: the peer reset the connection first.
+        let _ = tcp::shutdown_write(&self.fd);
+    }
+    fn abort(&self) {
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+    fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+    fn max_fpdu(&self) -> Option<u32> {
+        // Nobody on loopback is an RNIC.
+        if self.peer.ip().to_canonical().is_loopback() || self.local.ip() == self.peer.ip() {
+            return None;
+        }
+        tcp::mss(&self.fd).ok()
+    }
+}

@@ -1,0 +1,589 @@
+//! The plain data of verbs: work requests, completions, states, limits and events.
+
+use std::fmt;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+pub use weft_mem::Access;
+
+/// One scatter/gather element: a range of a registered region, named by the region's local key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sge {
+    /// Address of the first byte in the region's own address space (see `Mr::addr`).
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// Local key (the region's `STag`).
+    pub lkey: u32,
+}
+
+/// A place in the peer's memory: tagged offset and remote key (`STag`), as the peer advertised them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAddr {
+    /// Tagged offset (TO) of the first byte.
+    pub addr: u64,
+    /// Remote key (the `STag`).
+    pub rkey: u32,
+}
+
+/// A scatter/gather list.
+pub type SgList = SmallVec<[Sge; 2]>;
+
+/// What a send work request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOp {
+    /// Send into the peer's oldest posted receive.
+    Send,
+    /// Send, and invalidate this `STag` of the peer when the message is complete there.
+    SendInvalidate {
+        /// The peer's `STag`.
+        rkey: u32,
+    },
+    /// RDMA Write: one-sided, the peer's program does not notice.
+    Write {
+        /// Where the first byte goes.
+        remote: RemoteAddr,
+    },
+    /// RDMA Write followed by Immediate Data (RFC 7306 6): completes a receive of the peer.
+    WriteImm {
+        /// Where the first byte goes.
+        remote: RemoteAddr,
+        /// The eight bytes of immediate data, as a number in host order.
+        imm: u64,
+    },
+    /// RDMA Read: one-sided, from the peer's memory into the scatter list.
+    Read {
+        /// Where the first byte comes from.
+        remote: RemoteAddr,
+    },
+    /// Atomic fetch and add on eight aligned bytes of the peer; the old value lands in the scatter list.
+    FetchAdd {
+        /// The eight bytes.
+        remote: RemoteAddr,
+        /// What is added, modulo 2^64.
+        add: u64,
+    },
+    /// Atomic compare and swap on eight aligned bytes of the peer; the old value lands in the scatter list.
+    CompareSwap {
+        /// The eight bytes.
+        remote: RemoteAddr,
+        /// The value that they must have.
+        compare: u64,
+        /// The value that they then get.
+        swap: u64,
+    },
+    /// Atomic swap on eight aligned bytes of the peer; the old value lands in the scatter list.
+    Swap {
+        /// The eight bytes.
+        remote: RemoteAddr,
+        /// Their new value.
+        value: u64,
+    },
+    /// Invalidate a memory window of our own, in the order of the send queue.
+    LocalInvalidate {
+        /// The window's `STag`.
+        rkey: u32,
+    },
+    /// Bind a type 2 memory window to a range of a region, in the order of the send queue.
+    BindMw {
+        /// The window's current key; its low eight bits are replaced by those of `new_rkey`.
+        window: u32,
+        /// The key that the window has from then on.
+        new_rkey: u32,
+        /// The region.
+        region: u32,
+        /// First byte, in the region's address space.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+        /// What the peer may do through the window.
+        access: Access,
+    },
+}
+
+impl SendOp {
+    pub(crate) const fn opcode(&self) -> WcOpcode {
+        match self {
+            SendOp::Send | SendOp::SendInvalidate { .. } => WcOpcode::Send,
+            SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
+            SendOp::Read { .. } => WcOpcode::Read,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::CompareSwap { .. } => WcOpcode::CompareSwap,
+            SendOp::Swap { .. } => WcOpcode::Swap,
+            SendOp::LocalInvalidate { .. } => WcOpcode::LocalInvalidate,
+            SendOp::BindMw { .. } => WcOpcode::BindMw,
+        }
+    }
+    pub(crate) const fn is_atomic(&self) -> bool {
+        matches!(
+            self,
+            SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. } | SendOp::Swap { .. }
+        )
+    }
+}
+
+/// A send work request. Unsignaled unless [`SendWr::signaled`] or the queue pair says otherwise.
+#[derive(Clone, Debug)]
+pub struct SendWr {
+    /// The caller's number; it comes back in the completion.
+    pub id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// Where the data is (or goes, for reads and atomics).
+    pub sges: SgList,
+    /// Data taken at posting time in place of the list.
+    pub inline: Option<SmallVec<[u8; 32]>>,
+    /// Whether success makes a completion. Failures always do.
+    pub signaled: bool,
+    /// Wait for all earlier reads and atomics first.
+    pub fence: bool,
+    /// Raise a solicited event at the peer.
+    pub solicited: bool,
+}
+
+impl SendWr {
+    /// A request with this operation, no data, and no flags.
+    pub fn new(id: u64, op: SendOp) -> Self {
+        SendWr {
+            id,
+            op,
+            sges: SgList::new(),
+            inline: None,
+            signaled: false,
+            fence: false,
+            solicited: false,
+        }
+    }
+    /// A Send.
+    pub fn send(id: u64) -> Self {
+        Self::new(id, SendOp::Send)
+    }
+    /// A Send with Invalidate.
+    pub fn send_invalidate(id: u64, rkey: u32) -> Self {
+        Self::new(id, SendOp::SendInvalidate { rkey })
+    }
+    /// An RDMA Write.
+    pub fn write(id: u64, remote: RemoteAddr) -> Self {
+        Self::new(id, SendOp::Write { remote })
+    }
+    /// An RDMA Write with Immediate Data.
+    pub fn write_imm(id: u64, remote: RemoteAddr, imm: u64) -> Self {
+        Self::new(id, SendOp::WriteImm { remote, imm })
+    }
+    /// An RDMA Read.
+    pub fn read(id: u64, remote: RemoteAddr) -> Self {
+        Self::new(id, SendOp::Read { remote })
+    }
+    /// An atomic fetch and add; needs a scatter list of eight bytes.
+    pub fn fetch_add(id: u64, remote: RemoteAddr, add: u64) -> Self {
+        Self::new(id, SendOp::FetchAdd { remote, add })
+    }
+    /// An atomic compare and swap; needs a scatter list of eight bytes.
+    pub fn compare_swap(id: u64, remote: RemoteAddr, compare: u64, swap: u64) -> Self {
+        Self::new(
+            id,
+            SendOp::CompareSwap {
+                remote,
+                compare,
+                swap,
+            },
+        )
+    }
+    /// An atomic swap; needs a scatter list of eight bytes.
+    pub fn swap(id: u64, remote: RemoteAddr, value: u64) -> Self {
+        Self::new(id, SendOp::Swap { remote, value })
+    }
+    /// Invalidate a window of our own.
+    pub fn local_invalidate(id: u64, rkey: u32) -> Self {
+        Self::new(id, SendOp::LocalInvalidate { rkey })
+    }
+    /// Append one scatter/gather element.
+    #[must_use]
+    pub fn sge(mut self, sge: Sge) -> Self {
+        self.sges.push(sge);
+        self
+    }
+    /// Append several scatter/gather elements.
+    #[must_use]
+    pub fn sges(mut self, sges: &[Sge]) -> Self {
+        self.sges.extend_from_slice(sges);
+        self
+    }
+    /// Take the data now: `data` may change as soon as the call that posts this returns.
+    #[must_use]
+    pub fn inline(mut self, data: &[u8]) -> Self {
+        self.inline = Some(SmallVec::from_slice(data));
+        self
+    }
+    /// Ask for a completion.
+    #[must_use]
+    pub fn signaled(mut self) -> Self {
+        self.signaled = true;
+        self
+    }
+    /// Wait for all earlier reads and atomics before this one starts.
+    #[must_use]
+    pub fn fence(mut self) -> Self {
+        self.fence = true;
+        self
+    }
+    /// Raise a solicited event at the peer.
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.solicited = true;
+        self
+    }
+    /// Bytes of payload; `None` when the list is longer than a message can be.
+    pub(crate) fn len(&self) -> Option<u32> {
+        match &self.inline {
+            Some(data) => u32::try_from(data.len()).ok(),
+            None => sg_len(&self.sges),
+        }
+    }
+}
+
+/// Total bytes of a list; `None` past 2^32 - 1.
+pub(crate) fn sg_len(sges: &[Sge]) -> Option<u32> {
+    sges.iter()
+        .try_fold(0u32, |sum, sge| sum.checked_add(sge.len))
+}
+
+/// A receive work request.
+#[derive(Clone, Debug)]
+pub struct RecvWr {
+    /// The caller's number; it comes back in the completion.
+    pub id: u64,
+    /// Where the message goes.
+    pub sges: SmallVec<[Sge; 1]>,
+}
+
+impl RecvWr {
+    /// A request without memory: good for zero-length messages and immediate data.
+    pub fn new(id: u64) -> Self {
+        RecvWr {
+            id,
+            sges: SmallVec::new(),
+        }
+    }
+    /// Append one scatter element.
+    #[must_use]
+    pub fn sge(mut self, sge: Sge) -> Self {
+        self.sges.push(sge);
+        self
+    }
+}
+
+/// How a work request ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WcStatus {
+    /// Done.
+    #[default]
+    Success,
+    /// The message was longer than the receive.
+    LocLenErr,
+    /// The queue pair could not carry out the request.
+    LocQpOpErr,
+    /// The scatter/gather list names memory that is not ours to use.
+    LocProtErr,
+    /// The queue pair had failed or was closed before this request was carried out.
+    WrFlushErr,
+    /// The window could not be bound.
+    MwBindErr,
+    /// The peer refused access to its memory.
+    RemAccessErr,
+    /// The peer found the request invalid.
+    RemInvReqErr,
+    /// The peer could not carry out the request.
+    RemOpErr,
+    /// Anything else.
+    GeneralErr,
+}
+
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WcStatus::Success => "success",
+            WcStatus::LocLenErr => "local length error",
+            WcStatus::LocQpOpErr => "local QP operation error",
+            WcStatus::LocProtErr => "local protection error",
+            WcStatus::WrFlushErr => "work request flushed",
+            WcStatus::MwBindErr => "memory window bind error",
+            WcStatus::RemAccessErr => "remote access error",
+            WcStatus::RemInvReqErr => "remote invalid request",
+            WcStatus::RemOpErr => "remote operation error",
+            WcStatus::GeneralErr => "general error",
+        })
+    }
+}
+
+/// Which operation a completion is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WcOpcode {
+    /// Send, of any kind.
+    #[default]
+    Send,
+    /// RDMA Write, with or without immediate data.
+    Write,
+    /// RDMA Read.
+    Read,
+    /// Fetch and add.
+    FetchAdd,
+    /// Compare and swap.
+    CompareSwap,
+    /// Swap.
+    Swap,
+    /// Local invalidate.
+    LocalInvalidate,
+    /// Bind memory window.
+    BindMw,
+    /// A message arrived.
+    Recv,
+    /// Immediate data arrived (after the data of its write).
+    RecvWithImm,
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wc {
+    /// The number from the work request.
+    pub wr_id: u64,
+    /// How it ended. With an error, only `wr_id`, `opcode`, `qp_num` and `vendor_err` mean something.
+    pub status: WcStatus,
+    /// Which operation.
+    pub opcode: WcOpcode,
+    /// Bytes received (receives, reads, atomics) or sent.
+    pub byte_len: u32,
+    /// The queue pair.
+    pub qp_num: u32,
+    /// Immediate data.
+    pub imm: Option<u64>,
+    /// The `STag` of ours that the peer's Send with Invalidate invalidated.
+    pub invalidated: Option<u32>,
+    /// When a Terminate ended the stream: layer << 12 | type << 8 | code, as on the wire; else 0.
+    pub vendor_err: u32,
+}
+
+/// The states of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum QpState {
+    /// Created: receives can be posted, not yet connected.
+    Init = 0,
+    /// Connected.
+    Rts = 1,
+    /// We have asked to disconnect; what is queued still goes out.
+    Closing = 2,
+    /// Ended, in order or not; everything posted is flushed.
+    Error = 3,
+}
+
+impl QpState {
+    pub(crate) const fn from_u8(v: u8) -> Self {
+        match v {
+            0 => QpState::Init,
+            1 => QpState::Rts,
+            2 => QpState::Closing,
+            _ => QpState::Error,
+        }
+    }
+}
+
+/// Why a post was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostReason {
+    /// The queue has its full number of requests outstanding.
+    #[error("the queue is full")]
+    Full,
+    /// More scatter/gather elements than the queue pair was created for.
+    #[error("too many scatter/gather elements")]
+    TooManySges,
+    /// More inline data than the queue pair was created for, or inline data with an operation that takes none.
+    #[error("inline data is too long, or not allowed with this operation")]
+    Inline,
+    /// The list is longer than 2^32 - 1 bytes, or not eight bytes for an atomic.
+    #[error("the scatter/gather list has a length that this operation cannot have")]
+    Length,
+    /// The queue pair is not connected.
+    #[error("the queue pair is not connected")]
+    State,
+    /// The queue pair takes its receives from a shared receive queue.
+    #[error("the queue pair uses a shared receive queue")]
+    UsesSrq,
+}
+
+/// A refused post: requests before `index` were taken, that one and those after it were not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("work request {index} refused: {reason}")]
+pub struct PostError {
+    /// Index of the refused request.
+    pub index: usize,
+    /// Why.
+    pub reason: PostReason,
+}
+
+/// Settings of one connection's wire protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkOptions {
+    /// Ask for CRC32c on every FPDU (RFC 5044 7.1: on when either side asks). Default on.
+    pub crc: bool,
+    /// Ask the peer for markers in what we receive. Default off; on costs a copy.
+    pub recv_markers: bool,
+    /// MPA revision that we start with: 1 (RFC 5044) or 2 (RFC 6581). Default 2.
+    pub revision: u8,
+    /// Longest ULPDU that we send, in bytes with the DDP header: 256 to 65,532. Default 65,532.
+    pub max_ulpdu: u32,
+    /// Limit for TCP connect and MPA start-up together. Default 10 s.
+    pub timeout: Duration,
+    /// Offer or take the peer-to-peer mode of RFC 6581, in which the responder may send first. Default on.
+    pub peer_to_peer: bool,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        LinkOptions {
+            crc: true,
+            recv_markers: false,
+            revision: 2,
+            max_ulpdu: 65_532,
+            timeout: Duration::from_secs(10),
+            peer_to_peer: true,
+        }
+    }
+}
+
+/// Limits of a device: a program, or a flood of peers, cannot take more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Memory regions and windows together.
+    pub max_mr: u32,
+    /// Entries of one completion queue.
+    pub max_cqe: u32,
+    /// Work requests of one queue.
+    pub max_wr: u32,
+    /// Scatter/gather elements of one work request.
+    pub max_sge: u32,
+    /// Inline bytes of one work request.
+    pub max_inline: u32,
+    /// RDMA Reads and atomics outstanding on one connection, in each direction.
+    pub max_rd_atomic: u16,
+    /// Accepted connections whose start-up is not complete, over all listeners.
+    pub max_pending: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_qp: 65_536,
+            max_cq: 65_536,
+            max_srq: 65_536,
+            max_mr: 1 << 20,
+            max_cqe: 1 << 22,
+            max_wr: 1 << 17,
+            max_sge: 32,
+            max_inline: 4096,
+            max_rd_atomic: 128,
+            max_pending: 1024,
+        }
+    }
+}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceAttr {
+    /// Its limits.
+    pub limits: Limits,
+    /// Name of the transport: `tcp`, `sim`.
+    pub transport: &'static str,
+    /// Atomic operations (RFC 7306).
+    pub atomics: bool,
+    /// Immediate data (RFC 7306).
+    pub immediate: bool,
+    /// Shared receive queues.
+    pub srq: bool,
+    /// Type 2 memory windows.
+    pub windows: bool,
+}
+
+/// Something that happened to an object, not to a work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// A queue pair's stream ended by an error.
+    QpFatal {
+        /// Which.
+        qp_num: u32,
+        /// The Terminate's value, see [`Wc::vendor_err`]; 0 when the connection was cut.
+        reason: u32,
+    },
+    /// The peer tried to use memory that it may not use.
+    QpAccessErr {
+        /// Which.
+        qp_num: u32,
+        /// The Terminate's value, see [`Wc::vendor_err`].
+        reason: u32,
+    },
+    /// A completion queue had no room for a completion.
+    CqOverrun {
+        /// Which.
+        cq_num: u32,
+    },
+    /// A shared receive queue fell below the limit that was armed.
+    SrqLimitReached {
+        /// Which.
+        srq_num: u32,
+    },
+}
+
+/// Errors of creating objects.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A limit of the device, see [`Limits`].
+    #[error("limit of the device reached: {0}")]
+    Limit(&'static str),
+    /// An argument that can never work.
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    /// The memory layer refused.
+    #[error("memory: {0}")]
+    Memory(#[from] weft_mem::MemError),
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Os {
+        /// What we asked of it.
+        what: &'static str,
+        /// Its answer.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn os(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |source| Error::Os { what, source }
+    }
+}
+
+/// Counters of one connection: where its bytes went and what they cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// Payload bytes sent straight from registered memory.
+    pub tx_direct: u64,
+    /// Payload bytes copied once on their way out: small ones, and all of them with CRC (docs/adr/0003).
+    pub tx_copied: u64,
+    /// Payload bytes received straight into their place.
+    pub rx_direct: u64,
+    /// Payload bytes copied once on their way in.
+    pub rx_copied: u64,
+    /// FPDUs sent.
+    pub tx_fpdus: u64,
+    /// FPDUs received.
+    pub rx_fpdus: u64,
+    /// System calls that sent.
+    pub tx_syscalls: u64,
+    /// System calls that received, empty ones as well.
+    pub rx_syscalls: u64,
+}

@@ -1,0 +1,182 @@
+//! The connection manager.
+//!
+//! Two styles over the same machinery: blocking calls for programs that have a thread to spare ([`connect`],
+//! [`Listener`]), and events in the manner of `rdma_cm` ([`EventChannel`], [`CmId`]).
+
+mod events;
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
+pub use weft_rnic::{ConnParam, ConnectError, LinkOptions};
+use weft_rnic::{Incoming, Listening, Signal};
+
+use crate::{Device, Pd, Qp, QpInit};
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connected queue pair, and what the peer's program said when it was connected.
+pub struct Connection {
+    /// The queue pair; dropping it closes the connection.
+    pub qp: Qp,
+    /// The peer's private data. From a kernel peer it can be followed by zero bytes.
+    pub private_data: Vec<u8>,
+}
+
+/// Make a queue pair and connect it; blocks until the peer has answered or the time-out of the options is over.
+///
+/// # Errors
+/// [`ConnectError`].
+pub fn connect(
+    addr: SocketAddr,
+    pd: &Pd,
+    qp: &QpInit,
+    param: &ConnParam,
+) -> Result<Connection, ConnectError> {
+    let qp = pd
+        .create_qp(qp)
+        .map_err(|e| ConnectError::Invalid(e.to_string()))?;
+    connect_qp(addr, qp, &pd.device(), param)
+}
+
+/// As [`connect`], with a queue pair that exists (and has receives posted, say).
+///
+/// # Errors
+/// [`ConnectError`].
+pub fn connect_qp(
+    addr: SocketAddr,
+    qp: Qp,
+    device: &Device,
+    param: &ConnParam,
+) -> Result<Connection, ConnectError> {
+    let (tx, rx) = mpsc::sync_channel(1);
+    device.dial(addr, None, &qp, param, move |outcome| {
+        // Fails only when the caller is gone.
+        let _ = tx.send(outcome);
+    });
+    let private_data = rx.recv().map_err(|_| ConnectError::Closed)??;
+    Ok(Connection { qp, private_data })
+}
+
+struct Requests {
+    queue: Mutex<VecDeque<Incoming>>,
+    signal: Signal,
+}
+
+/// Listens for connection requests. Its descriptor is readable while requests wait.
+pub struct Listener {
+    listening: Listening,
+    requests: Arc<Requests>,
+}
+
+impl Listener {
+    /// Listen on `addr` (port 0: any free one); with `backlog` requests waiting, further peers are turned away. Of
+    /// `param`, the options and depths are used.
+    ///
+    /// # Errors
+    /// As `bind(2)` and `listen(2)`.
+    pub fn bind(
+        device: &Device,
+        addr: SocketAddr,
+        backlog: u32,
+        param: &ConnParam,
+    ) -> std::io::Result<Listener> {
+        let requests = Arc::new(Requests {
+            queue: Mutex::default(),
+            signal: Signal::new()?,
+        });
+        let sink = Arc::clone(&requests);
+        let listening = device.listen(addr, backlog, param, move |incoming| {
+            lock(&sink.queue).push_back(incoming);
+            sink.signal.raise();
+        })?;
+        Ok(Listener {
+            listening,
+            requests,
+        })
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listening.local_addr()
+    }
+
+    /// The next request; waits up to `timeout` (`None`: for ever). `None` when the time is up.
+    pub fn next_request(&self, timeout: Option<Duration>) -> Option<Request> {
+        let incoming = wait_pop(&self.requests.queue, &self.requests.signal, timeout)?;
+        Some(Request(incoming))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.requests.signal.as_fd()
+    }
+}
+
+/// Take from a queue whose signal is raised while it has entries.
+fn wait_pop<T>(
+    queue: &Mutex<VecDeque<T>>,
+    signal: &Signal,
+    timeout: Option<Duration>,
+) -> Option<T> {
+    let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+    loop {
+        {
+            let mut queue = lock(queue);
+            let first = queue.pop_front();
+            if queue.is_empty() {
+                signal.clear();
+            }
+            if first.is_some() {
+                return first;
+            }
+        }
+        let left = match deadline {
+            None => None,
+            Some(end) => Some(end.checked_duration_since(Instant::now())?),
+        };
+        signal.wait(left);
+    }
+}
+
+/// A connection request. Dropping it rejects it.
+pub struct Request(Incoming);
+
+impl Request {
+    /// What the initiator's program sent with it.
+    pub fn private_data(&self) -> &[u8] {
+        self.0.private_data()
+    }
+    /// The initiator's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.0.peer_addr()
+    }
+    /// The address that it dialled.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.local_addr()
+    }
+    /// Accept it on a queue pair, which should have its first receives posted by now: the peer may send at once.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn accept(self, qp: Qp, param: &ConnParam) -> Result<Connection, ConnectError> {
+        let private_data = self.0.private_data().to_vec();
+        self.0.accept(&qp, param)?;
+        Ok(Connection { qp, private_data })
+    }
+    /// Reject it, with private data for the initiator's program.
+    ///
+    /// # Errors
+    /// [`ConnectError::Invalid`] for private data that is too long.
+    pub fn reject(self, private_data: &[u8]) -> Result<(), ConnectError> {
+        self.0.reject(private_data)
+    }
+}
