@@ -1,0 +1,214 @@
+//! The results as JSON, one object a line.
+
+use crate::stats::Summary;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Write};
+
+/// What a record's numbers are; the unit is in the name (GB is 10^9 bytes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(non_camel_case_types, missing_docs)]
+pub enum Metric {
+    bandwidth_GBps,
+    latency_us_p50,
+    latency_us_p99,
+    messages_per_s,
+    cpu_s_per_GB,
+    cpu_us_per_message,
+    instructions_per_byte,
+    bytes_per_qp,
+    time_us,
+}
+
+impl Metric {
+    /// The name as in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::bandwidth_GBps => "bandwidth_GBps",
+            Self::latency_us_p50 => "latency_us_p50",
+            Self::latency_us_p99 => "latency_us_p99",
+            Self::messages_per_s => "messages_per_s",
+            Self::cpu_s_per_GB => "cpu_s_per_GB",
+            Self::cpu_us_per_message => "cpu_us_per_message",
+            Self::instructions_per_byte => "instructions_per_byte",
+            Self::bytes_per_qp => "bytes_per_qp",
+            Self::time_us => "time_us",
+        }
+    }
+}
+
+/// Which process a number belongs to, where the two differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The process that the data leaves.
+    Sender,
+    /// The process that the data reaches.
+    Receiver,
+}
+
+/// One measured point: one line of `--json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The suite: `verbs`.
+    pub bench: String,
+    /// The operation: `send`, `write`, `read`, ...
+    pub op: String,
+    /// What carries the bytes: `tcp`, `sim`.
+    pub transport: String,
+    /// Who was measured: `weft`, `weft-iw`, `tcp`, `memcpy`.
+    pub stack: String,
+    /// Message size.
+    pub bytes: u64,
+    /// What the numbers are.
+    pub metric: Metric,
+    /// Median, min, max, quartiles and runs.
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// Whether FPDUs carried a CRC, where there are FPDUs.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub crc: Option<bool>,
+    /// `busy` or `block`: how both sides waited, where it was chosen.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub poll: Option<String>,
+    /// Whose number it is, where the two sides differ.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub side: Option<Side>,
+    /// The variant within the operation: a buffer scheme, a step of the set-up.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub case: Option<String>,
+    /// Median of this stack's runs over the plain TCP runs beside them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratio_tcp: Option<f64>,
+    /// Smallest of those ratios.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratio_tcp_min: Option<f64>,
+    /// Largest of those ratios.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratio_tcp_max: Option<f64>,
+}
+
+impl Record {
+    /// A record without the optional fields.
+    pub fn new(
+        op: &str,
+        transport: &str,
+        stack: &str,
+        bytes: u64,
+        metric: Metric,
+        summary: Summary,
+    ) -> Self {
+        Self {
+            bench: "verbs".to_owned(),
+            op: op.to_owned(),
+            transport: transport.to_owned(),
+            stack: stack.to_owned(),
+            bytes,
+            metric,
+            summary,
+            crc: None,
+            poll: None,
+            side: None,
+            case: None,
+            ratio_tcp: None,
+            ratio_tcp_min: None,
+            ratio_tcp_max: None,
+        }
+    }
+
+    /// Adds the ratio to plain TCP.
+    #[must_use]
+    pub fn with_ratio(mut self, ratio: Option<Summary>) -> Self {
+        self.ratio_tcp = ratio.map(|ratio| ratio.median);
+        self.ratio_tcp_min = ratio.map(|ratio| ratio.min);
+        self.ratio_tcp_max = ratio.map(|ratio| ratio.max);
+        self
+    }
+}
+
+/// Writes `records`, one JSON object a line.
+pub fn write_lines(out: &mut impl Write, records: &[Record]) -> io::Result<()> {
+    for record in records {
+        serde_json::to_writer(&mut *out, record)?;
+        out.write_all(b"\n")?;
+    }
+    out.flush()
+}
+
+/// Reads what [`write_lines`] wrote.
+pub fn read_lines(text: &str) -> Result<Vec<Record>, serde_json::Error> {
+    text.lines()
+        .filter(|line| !line.trim().is_empty())
+        .map(serde_json::from_str)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        let summary = Summary::of(&[1.0, 2.0, 4.0]).unwrap();
+        Record::new(
+            "write",
+            "tcp",
+            "weft",
+            1 << 20,
+            Metric::bandwidth_GBps,
+            summary,
+        )
+    }
+
+    #[test]
+    fn one_object_a_line_with_the_agreed_names() {
+        let mut with_crc = record().with_ratio(Summary::of(&[0.9, 1.1]));
+        with_crc.crc = Some(true);
+        with_crc.side = Some(Side::Receiver);
+        let mut out = Vec::new();
+        write_lines(&mut out, &[record(), with_crc.clone()]).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<serde_json::Value> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines.len(), 2);
+        for key in [
+            "bench",
+            "op",
+            "transport",
+            "stack",
+            "bytes",
+            "metric",
+            "median",
+            "min",
+            "max",
+            "runs",
+        ] {
+            assert!(lines[0].get(key).is_some(), "{key} is missing in {text}");
+        }
+        assert!(lines[0].get("crc").is_none());
+        assert_eq!(lines[0]["metric"], "bandwidth_GBps");
+        assert_eq!(lines[0]["median"], 2.0);
+        assert_eq!(lines[0]["runs"], 3);
+        assert_eq!(lines[1]["crc"], true);
+        assert_eq!(lines[1]["side"], "receiver");
+        assert_eq!(lines[1]["ratio_tcp"], 1.0);
+        assert_eq!(read_lines(&text).unwrap(), [record(), with_crc]);
+    }
+
+    #[test]
+    fn metric_names_are_their_json() {
+        for metric in [
+            Metric::bandwidth_GBps,
+            Metric::latency_us_p50,
+            Metric::latency_us_p99,
+            Metric::messages_per_s,
+            Metric::cpu_s_per_GB,
+            Metric::cpu_us_per_message,
+            Metric::instructions_per_byte,
+            Metric::bytes_per_qp,
+            Metric::time_us,
+        ] {
+            assert_eq!(serde_json::to_value(metric).unwrap(), metric.name());
+        }
+    }
+}
