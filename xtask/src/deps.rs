@@ -16,7 +16,18 @@ pub(crate) struct Row {
     pub(crate) package: String,
     pub(crate) folder: String,
     pub(crate) may_use: BTreeSet<String>,
-    pub(crate) may_be_unsafe: bool,
+    pub(crate) unsafe_code: UnsafeCode,
+}
+
+/// The column `unsafe` of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UnsafeCode {
+    /// The crate may have unsafe code.
+    Allowed,
+    /// None in its own text, but a macro of another crate may bring some, so the compiler cannot be told to forbid it.
+    InMacros,
+    /// None, and each root of the crate says so to the compiler.
+    Forbidden,
 }
 
 /// One package of the tree, as cargo sees it.
@@ -54,12 +65,13 @@ pub(crate) fn parse_table(document: &str) -> Result<Vec<Row>, String> {
         let [package, folder, may_use, unsafe_code, ..] = &cells[..] else {
             return Err(format!("too few cells in the crate table: {line}"));
         };
-        let may_be_unsafe = match unsafe_code.as_str() {
-            "allowed" => true,
-            "forbidden" => false,
+        let unsafe_code = match unsafe_code.as_str() {
+            "allowed" => UnsafeCode::Allowed,
+            "in macros" => UnsafeCode::InMacros,
+            "forbidden" => UnsafeCode::Forbidden,
             other => {
                 return Err(format!(
-                    "'{other}' in the column unsafe of {package}: say 'allowed' or 'forbidden'"
+                    "'{other}' in the column unsafe of {package}: say 'allowed', 'in macros' or 'forbidden'"
                 ));
             }
         };
@@ -74,7 +86,7 @@ pub(crate) fn parse_table(document: &str) -> Result<Vec<Row>, String> {
                 .filter(|name| !matches!(*name, "" | "-" | "—"))
                 .map(Into::into)
                 .collect(),
-            may_be_unsafe,
+            unsafe_code,
         });
     }
     if rows.is_empty() {
@@ -221,11 +233,12 @@ mod tests {
                 .collect::<Vec<_>>(),
             ["a", "b", "c"]
         );
-        assert!(table[0].may_use.is_empty() && table[0].may_be_unsafe);
+        assert!(table[0].may_use.is_empty());
+        assert_eq!(table[0].unsafe_code, UnsafeCode::Allowed);
         assert_eq!(table[2].may_use, ["a".to_owned(), "b".to_owned()].into());
         assert_eq!(
-            (table[2].folder.as_str(), table[2].may_be_unsafe),
-            ("crates/c", false)
+            (table[2].folder.as_str(), table[2].unsafe_code),
+            ("crates/c", UnsafeCode::Forbidden)
         );
     }
 
@@ -335,7 +348,7 @@ mod tests {
         assert!(
             table
                 .iter()
-                .any(|row| row.package == "xtask" && !row.may_be_unsafe)
+                .any(|row| row.package == "xtask" && row.unsafe_code == UnsafeCode::Forbidden)
         );
     }
 }

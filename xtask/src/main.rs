@@ -62,9 +62,8 @@ fn check_deps() -> Result<String, Vec<String>> {
     let mut problems = deps::check(&table, &packages);
     let mut files = 0;
     for package in &packages {
-        let unsafe_allowed = table
-            .iter()
-            .any(|row| row.package == package.name && row.may_be_unsafe);
+        let row = table.iter().find(|row| row.package == package.name);
+        let unsafe_code = row.map_or(deps::UnsafeCode::Forbidden, |row| row.unsafe_code);
         for file in
             source::rust_files(&root.join(&package.folder)).map_err(|e| fatal(e.to_string()))?
         {
@@ -76,7 +75,7 @@ fn check_deps() -> Result<String, Vec<String>> {
                 .unwrap_or(&file)
                 .display()
                 .to_string();
-            problems.extend(source::check(&shown, &text, unsafe_allowed, is_root));
+            problems.extend(source::check(&shown, &text, unsafe_code, is_root));
             files += 1;
         }
     }

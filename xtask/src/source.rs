@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::deps::UnsafeCode;
+
 /// Files should stay near or under 1,000 lines; above this many the check fails.
 pub(crate) const MAX_LINES: usize = 1_100;
 
@@ -27,7 +29,7 @@ pub(crate) fn rust_files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 /// All that is wrong with one file. `is_root`: it is the root of a library or program.
-pub(crate) fn check(name: &str, text: &str, unsafe_allowed: bool, is_root: bool) -> Vec<String> {
+pub(crate) fn check(name: &str, text: &str, unsafe_code: UnsafeCode, is_root: bool) -> Vec<String> {
     let mut problems = Vec::new();
     let lines = text.lines().count();
     if lines > MAX_LINES {
@@ -35,9 +37,10 @@ pub(crate) fn check(name: &str, text: &str, unsafe_allowed: bool, is_root: bool)
             "{name} has {lines} lines; split it at or under {MAX_LINES}"
         ));
     }
-    if !unsafe_allowed {
+    if unsafe_code != UnsafeCode::Allowed {
         let code = code_only(text);
         if is_root
+            && unsafe_code == UnsafeCode::Forbidden
             && !code
                 .split_whitespace()
                 .collect::<String>()
@@ -155,6 +158,7 @@ fn is_char_literal(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use UnsafeCode::{Allowed, Forbidden, InMacros};
 
     #[test]
     fn finds_unsafe_code_and_nothing_else() {
@@ -166,35 +170,37 @@ const C: char = '\''; const D: u8 = b'"'; fn unsafe_name() {} fn r#for() {}
 fn g() { unsafe { h() } }
 unsafe impl Send for X {}
 "##;
-        let found = check("f.rs", text, false, true);
+        let found = check("f.rs", text, Forbidden, true);
         let place = |line: u32| format!("f.rs:{line}: unsafe code in a crate that may not have it");
         assert_eq!(found, [place(6), place(7)]);
-        assert_eq!(check("f.rs", text, true, true), [""; 0]);
+        assert_eq!(check("f.rs", text, Allowed, true), [""; 0]);
     }
 
     #[test]
     fn a_root_must_forbid_unsafe_in_code() {
         let complaint = ["lib.rs lacks #![forbid(unsafe_code)]"];
         assert_eq!(
-            check("lib.rs", "// #![forbid(unsafe_code)]\n", false, true),
+            check("lib.rs", "// #![forbid(unsafe_code)]\n", Forbidden, true),
             complaint
         );
         assert_eq!(
-            check("lib.rs", "#![deny(unsafe_code)]\n", false, true),
+            check("lib.rs", "#![deny(unsafe_code)]\n", Forbidden, true),
             complaint
         );
         assert_eq!(
-            check("lib.rs", "#![forbid( unsafe_code )]\n", false, true),
+            check("lib.rs", "#![forbid( unsafe_code )]\n", Forbidden, true),
             [""; 0]
         );
-        assert_eq!(check("m.rs", "", false, false), [""; 0]);
+        assert_eq!(check("m.rs", "", Forbidden, false), [""; 0]);
+        assert_eq!(check("lib.rs", "", InMacros, true), [""; 0]);
+        assert_eq!(check("lib.rs", "unsafe fn f() {}", InMacros, true).len(), 1);
     }
 
     #[test]
     fn a_long_file_fails() {
         let text = "\n".repeat(MAX_LINES);
-        assert_eq!(check("f.rs", &text, true, false), [""; 0]);
-        assert_eq!(check("f.rs", &(text + "\n"), true, false).len(), 1);
+        assert_eq!(check("f.rs", &text, Allowed, false), [""; 0]);
+        assert_eq!(check("f.rs", &(text + "\n"), Allowed, false).len(), 1);
     }
 
     #[test]
