@@ -1,0 +1,36 @@
+//! `weft cp`: files moved with one-sided RDMA Writes.
+//!
+//! The pieces, from pure to busy: [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
+//! [`target`] and [`walk`] (what goes where), [`store`] (the receiver's directory), [`link`] with [`rdma`]
+//! and [`tcp`] (connections), [`sender`] and [`receiver`], and
+//! [`session`] that joins them. The protocol is described in docs/spec/cp.md.
+
+use std::time::Duration;
+
+pub mod auth;
+pub mod digest;
+pub mod link;
+pub mod protocol;
+pub mod rdma;
+pub mod receiver;
+pub mod sender;
+pub mod session;
+pub mod store;
+pub mod target;
+pub mod tcp;
+pub mod walk;
+
+/// The port that `weft cp` uses unless told.
+pub const DEFAULT_PORT: u16 = 7471;
+/// Slots in a ring unless told.
+pub const DEFAULT_SLOTS: u16 = 16;
+/// Length of a slot in bytes unless told.
+pub const DEFAULT_SLOT_LEN: u32 = 1 << 20;
+/// How long a peer may take for each step of the start.
+pub const START_PATIENCE: Duration = Duration::from_secs(10);
+
+/// CPU time that this process has used, user and system.
+pub fn cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
+}

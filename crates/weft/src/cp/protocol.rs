@@ -1,0 +1,979 @@
+//! The control messages of `weft cp`: a pure codec, no I/O.
+//!
+//! `docs/spec/cp.md` draws every message. All integers are big-endian; reserved fields are zero and a
+//! decoder refuses anything else, so that a later version can give them a meaning. [`Message::decode`]
+//! takes arbitrary bytes from a hostile peer: it never panics and allocates no more than it was given.
+
+use std::fmt;
+use std::time::Duration;
+
+/// The protocol version that this program speaks.
+pub const VERSION: u16 = 1;
+/// What the private data of both MPA start-up frames begins with.
+pub const MAGIC: [u8; 8] = *b"weft-cp\0";
+/// Length of a [`Hello`] in bytes.
+pub const HELLO_LEN: usize = 48;
+/// Length of the header of every message in bytes.
+pub const HEADER_LEN: usize = 8;
+/// The longest relative path in bytes (`PATH_MAX` less its NUL).
+pub const MAX_PATH: usize = 4095;
+/// The longest explanation that travels with an error, in bytes.
+pub const MAX_TEXT: usize = 512;
+/// The longest message in bytes: a LINK with the longest path and target.
+pub const MAX_MESSAGE: usize = HEADER_LEN + 8 + 2 * MAX_PATH + 2;
+/// Most entries (files, directories, links) whose RESULT may be outstanding.
+pub const WINDOW: usize = 64;
+/// Bounds of the number of slots in a ring.
+pub const SLOTS: std::ops::RangeInclusive<u16> = 1..=64;
+/// Bounds of a slot's length in bytes.
+pub const SLOT_LEN: std::ops::RangeInclusive<u32> = 4096..=16 << 20;
+/// Length of a nonce, a key at least, and a proof in bytes.
+pub const PROOF_LEN: usize = 32;
+/// How long a side may say nothing before it sends a CREDIT message as a sign of life.
+pub const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// A 128-bit digest (XXH3-128, big-endian) of a block, of a list of blocks or of a source's identity.
+pub type Digest = [u8; 16];
+
+/// Why bytes are not a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The message is shorter than its kind demands.
+    #[error("the message is cut short")]
+    Short,
+    /// The message is longer than its fields.
+    #[error("bytes follow the message")]
+    Trailing,
+    /// The length in the header is not the length received, or above [`MAX_MESSAGE`].
+    #[error("the length field is wrong")]
+    Length,
+    /// No such kind of message.
+    #[error("unknown kind of message {0}")]
+    Kind(u8),
+    /// A reserved field or flag is not zero.
+    #[error("a reserved field is not zero")]
+    Reserved,
+    /// The hello does not begin with [`MAGIC`].
+    #[error("not a weft cp hello")]
+    Magic,
+    /// A field's value is out of its bounds.
+    #[error("the value of `{0}` is out of bounds")]
+    Value(&'static str),
+    /// A path could lead out of the directory.
+    #[error("unsafe path: {0}")]
+    Path(PathError),
+}
+
+/// Why a path is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PathError {
+    /// No component at all.
+    #[error("it is empty")]
+    Empty,
+    /// Begins with a slash.
+    #[error("it is absolute")]
+    Absolute,
+    /// Has a `.` or `..` or empty component.
+    #[error("it has a `.`, `..` or empty component")]
+    Dots,
+    /// Has a NUL byte.
+    #[error("it has a NUL byte")]
+    Nul,
+    /// A component is longer than 255 bytes or the whole is longer than [`MAX_PATH`].
+    #[error("it is too long")]
+    Long,
+    /// The last component has the form of our own temporary files.
+    #[error("the form `.NAME.weft-XXXX.part` is kept for unfinished files")]
+    OwnName,
+}
+
+/// A relative path that cannot express an escape: one or more components, none of them empty, `.` or `..`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RelPath(Vec<u8>);
+
+impl RelPath {
+    /// Checks `bytes` and takes them as a path.
+    pub fn new(bytes: &[u8]) -> Result<Self, PathError> {
+        if bytes.is_empty() {
+            return Err(PathError::Empty);
+        }
+        if bytes.len() > MAX_PATH {
+            return Err(PathError::Long);
+        }
+        if bytes[0] == b'/' {
+            return Err(PathError::Absolute);
+        }
+        for part in bytes.split(|&b| b == b'/') {
+            if part.is_empty() || part == b"." || part == b".." {
+                return Err(PathError::Dots);
+            }
+            if part.contains(&0) {
+                return Err(PathError::Nul);
+            }
+            if part.len() > 255 {
+                return Err(PathError::Long);
+            }
+            if is_own_name(part) {
+                return Err(PathError::OwnName);
+            }
+        }
+        Ok(Self(bytes.to_vec()))
+    }
+
+    /// The path's bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The components in order, the last of them the name.
+    pub fn components(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.split(|&b| b == b'/')
+    }
+
+    /// The parent's components and the name.
+    pub fn split(&self) -> (&[u8], &[u8]) {
+        match self.0.iter().rposition(|&b| b == b'/') {
+            Some(at) => (&self.0[..at], &self.0[at + 1..]),
+            None => (&[], &self.0),
+        }
+    }
+}
+
+impl fmt::Display for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(&self.0))
+    }
+}
+
+impl fmt::Debug for RelPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", printable(&self.0))
+    }
+}
+
+/// Whether a name has the form of our temporary files and journals.
+fn is_own_name(name: &[u8]) -> bool {
+    name.first() == Some(&b'.')
+        && (name.ends_with(b".part") || name.ends_with(b".journal"))
+        && name.windows(6).any(|w| w == b".weft-")
+}
+
+/// Bytes from a peer as text that cannot drive a terminal: control characters become `?`.
+pub fn printable(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+/// What a responder answers to a hello, in the reply's private data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Go on (also in the initiator's hello, where it means nothing).
+    Ok,
+    /// This version is not spoken here.
+    Version,
+    /// Too many senders at once.
+    Busy,
+    /// A key is wanted and the initiator has none.
+    KeyWanted,
+    /// The initiator wants a key proved and there is none here.
+    NoKey,
+}
+
+impl Status {
+    fn code(self) -> u16 {
+        match self {
+            Self::Ok => 0,
+            Self::Version => 1,
+            Self::Busy => 2,
+            Self::KeyWanted => 3,
+            Self::NoKey => 4,
+        }
+    }
+}
+
+/// What travels as private data in both MPA start-up frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello {
+    /// The sender's protocol version.
+    pub version: u16,
+    /// The responder's verdict.
+    pub status: Status,
+    /// Whether this side has a shared key and wants the other to prove it.
+    pub key: bool,
+    /// This side's fresh random challenge.
+    pub nonce: [u8; PROOF_LEN],
+}
+
+impl Hello {
+    /// The 48 bytes of the hello.
+    pub fn encode(&self) -> [u8; HELLO_LEN] {
+        let mut out = [0; HELLO_LEN];
+        out[..8].copy_from_slice(&MAGIC);
+        out[8..10].copy_from_slice(&self.version.to_be_bytes());
+        out[10..12].copy_from_slice(&self.status.code().to_be_bytes());
+        out[12..14].copy_from_slice(&u16::from(self.key).to_be_bytes());
+        out[16..].copy_from_slice(&self.nonce);
+        out
+    }
+
+    /// Reads a hello. One of another version is read as far as every version agrees: magic, version, status.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut r = Reader(bytes);
+        if r.bytes(8).ok() != Some(&MAGIC[..]) {
+            return Err(DecodeError::Magic);
+        }
+        let version = r.u16()?;
+        let status = match r.u16()? {
+            0 => Status::Ok,
+            1 => Status::Version,
+            2 => Status::Busy,
+            3 => Status::KeyWanted,
+            4 => Status::NoKey,
+            _ => return Err(DecodeError::Value("status")),
+        };
+        if version != VERSION {
+            return Ok(Self { version, status, key: false, nonce: [0; PROOF_LEN] });
+        }
+        let key = r.flags(1)? == 1;
+        r.zero(2)?;
+        let nonce = r.array()?;
+        r.end()?;
+        Ok(Self { version, status, key, nonce })
+    }
+}
+
+/// What became of an entry, or why a connection is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Code {
+    /// The entry stands under its final name.
+    Written = 0,
+    /// The entry was there already and was to be left alone.
+    Kept = 1,
+    /// No space, or over quota.
+    NoSpace = 2,
+    /// No permission.
+    Permission = 3,
+    /// A file without write permission is there; `--force` replaces it.
+    ReadOnly = 4,
+    /// A directory is in the way.
+    IsDirectory = 5,
+    /// Something that is not a directory is in the way, or a symbolic link is on the path.
+    NotDirectory = 6,
+    /// The name or path is not possible here.
+    BadPath = 7,
+    /// A checksum did not match.
+    Corrupt = 8,
+    /// Another transfer of the same file is under way.
+    Busy = 9,
+    /// Another error of the file system.
+    Io = 10,
+    /// The sender gave the entry up.
+    Abandoned = 11,
+    /// The peer's proof of the key was wrong.
+    KeyWrong = 64,
+    /// The peer broke the protocol.
+    Violation = 65,
+    /// The peer is going away.
+    Going = 66,
+    /// The peer ran out of memory or descriptors for this connection.
+    Resources = 67,
+}
+
+impl Code {
+    const ALL: [Self; 16] = [
+        Self::Written,
+        Self::Kept,
+        Self::NoSpace,
+        Self::Permission,
+        Self::ReadOnly,
+        Self::IsDirectory,
+        Self::NotDirectory,
+        Self::BadPath,
+        Self::Corrupt,
+        Self::Busy,
+        Self::Io,
+        Self::Abandoned,
+        Self::KeyWrong,
+        Self::Violation,
+        Self::Going,
+        Self::Resources,
+    ];
+
+    fn from_u16(v: u16) -> Result<Self, DecodeError> {
+        Self::ALL.into_iter().find(|c| *c as u16 == v).ok_or(DecodeError::Value("code"))
+    }
+}
+
+/// Flags of a FILE or LINK message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FileFlags {
+    /// The file fits one slot and the sender goes on without waiting for an OFFER.
+    pub no_wait: bool,
+    /// Leave a file alone that is there already.
+    pub no_clobber: bool,
+    /// Replace also a file without write permission.
+    pub force: bool,
+    /// Bring the file to the disk (fsync) before it gets its name.
+    pub sync: bool,
+}
+
+impl FileFlags {
+    fn code(self) -> u16 {
+        u16::from(self.no_wait)
+            | u16::from(self.no_clobber) << 1
+            | u16::from(self.force) << 2
+            | u16::from(self.sync) << 3
+    }
+
+    fn from_u16(v: u16) -> Self {
+        Self { no_wait: v & 1 != 0, no_clobber: v & 2 != 0, force: v & 4 != 0, sync: v & 8 != 0 }
+    }
+}
+
+/// A modification time: seconds since 1970 and nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Mtime {
+    /// Seconds since 1970-01-01 00:00 UTC.
+    pub secs: i64,
+    /// Nanoseconds, below 1,000,000,000.
+    pub nanos: u32,
+}
+
+/// A file about to be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSpec {
+    /// How to treat it.
+    pub flags: FileFlags,
+    /// Permission bits, 0 to 0o777.
+    pub mode: u32,
+    /// Modification time of the source.
+    pub mtime: Mtime,
+    /// Length in bytes.
+    pub size: u64,
+    /// Identity of the source; the same source has the same in a later run.
+    pub source: Digest,
+    /// Where it goes.
+    pub path: RelPath,
+}
+
+/// Where a receiver's ring is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingAdvert {
+    /// Number of slots.
+    pub slots: u16,
+    /// Length of each slot in bytes.
+    pub slot_len: u32,
+    /// The `STag` that the sender writes to (0 over plain TCP).
+    pub rkey: u32,
+    /// Tagged offset of slot 0; slot `n` begins at `addr + n * slot_len`.
+    pub addr: u64,
+}
+
+/// One control message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// Initiator's first message: its receives and its proof (zero without a key).
+    Start {
+        /// Receives that the initiator has posted.
+        receives: u16,
+        /// HMAC-SHA256 as role 1.
+        proof: [u8; PROOF_LEN],
+    },
+    /// Responder's answer: the ring and its own proof.
+    Ready {
+        /// Receives that the responder has posted.
+        receives: u16,
+        /// The ring.
+        ring: RingAdvert,
+        /// HMAC-SHA256 as role 2.
+        proof: [u8; PROOF_LEN],
+    },
+    /// The connection ends here, and why.
+    Refuse {
+        /// Why.
+        code: Code,
+        /// One sentence for a human.
+        text: String,
+    },
+    /// A file begins.
+    File {
+        /// The entry's number, counting up from 0 in one connection.
+        id: u32,
+        /// The file.
+        spec: FileSpec,
+    },
+    /// The receiver holds this verified prefix of the file.
+    Offer {
+        /// The entry.
+        id: u32,
+        /// Whole blocks held.
+        blocks: u64,
+        /// Digest of the list of their digests.
+        digest: Digest,
+    },
+    /// The sender goes on from this block: the offer's, or 0.
+    From {
+        /// The entry.
+        id: u32,
+        /// The first block that will come.
+        block: u64,
+    },
+    /// A slot has been filled with a block.
+    Block {
+        /// The entry.
+        id: u32,
+        /// The slot.
+        slot: u16,
+        /// The block's index in the file.
+        index: u64,
+        /// The block's length in bytes; only the last block of a file is shorter than a slot.
+        len: u32,
+        /// The block's digest.
+        digest: Digest,
+    },
+    /// The slot may be filled again.
+    Free {
+        /// The slot.
+        slot: u16,
+    },
+    /// The file is complete.
+    End {
+        /// The entry.
+        id: u32,
+        /// Digest of the list of all blocks' digests and the length.
+        digest: Digest,
+    },
+    /// The sender cannot go on with this file.
+    Abandon {
+        /// The entry.
+        id: u32,
+    },
+    /// What became of an entry.
+    Result {
+        /// The entry.
+        id: u32,
+        /// Outcome.
+        code: Code,
+        /// One sentence for a human, empty with [`Code::Written`].
+        text: String,
+    },
+    /// Make a directory (`leave` false), or set its mode and time once its content is there (`leave` true).
+    Directory {
+        /// The entry.
+        id: u32,
+        /// Whether the content is complete.
+        leave: bool,
+        /// Permission bits, 0 to 0o777.
+        mode: u32,
+        /// Modification time of the source.
+        mtime: Mtime,
+        /// Where it is.
+        path: RelPath,
+    },
+    /// Make a symbolic link.
+    Link {
+        /// The entry.
+        id: u32,
+        /// Treatment of an existing entry; `no_wait` and `sync` are zero.
+        flags: FileFlags,
+        /// What the link says.
+        target: Vec<u8>,
+        /// Where it goes.
+        path: RelPath,
+    },
+    /// Only credits, or a sign of life.
+    Credit,
+    /// Everything has been sent; the receiver answers with the same once everything is done.
+    Done {
+        /// CPU time that this side spent, in microseconds.
+        cpu_us: u64,
+    },
+}
+
+impl Message {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Start { .. } => 1,
+            Self::Ready { .. } => 2,
+            Self::Refuse { .. } => 3,
+            Self::File { .. } => 4,
+            Self::Offer { .. } => 5,
+            Self::From { .. } => 6,
+            Self::Block { .. } => 7,
+            Self::Free { .. } => 8,
+            Self::End { .. } => 9,
+            Self::Abandon { .. } => 10,
+            Self::Result { .. } => 11,
+            Self::Directory { .. } => 12,
+            Self::Link { .. } => 13,
+            Self::Credit => 14,
+            Self::Done { .. } => 15,
+        }
+    }
+
+    /// Appends the message to `out`, granting `credits` more receives to the peer.
+    pub fn encode(&self, credits: u16, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend([self.kind(), 0]);
+        out.extend(credits.to_be_bytes());
+        out.extend([0; 4]);
+        match self {
+            Self::Start { receives, proof } => {
+                out.extend(receives.to_be_bytes());
+                out.extend([0; 6]);
+                out.extend(proof);
+            }
+            Self::Ready { receives, ring, proof } => {
+                out.extend(receives.to_be_bytes());
+                out.extend(ring.slots.to_be_bytes());
+                out.extend(ring.slot_len.to_be_bytes());
+                out.extend(ring.addr.to_be_bytes());
+                out.extend(ring.rkey.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(proof);
+            }
+            Self::Refuse { code, text } => {
+                out.extend((*code as u16).to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(clip(text));
+            }
+            Self::File { id, spec } => {
+                out.extend(id.to_be_bytes());
+                out.extend(spec.flags.code().to_be_bytes());
+                out.extend((spec.mode as u16).to_be_bytes());
+                put_mtime(out, spec.mtime);
+                out.extend([0; 4]);
+                out.extend(spec.size.to_be_bytes());
+                out.extend(spec.source);
+                out.extend(spec.path.as_bytes());
+            }
+            Self::Offer { id, blocks, digest } => {
+                out.extend(id.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(blocks.to_be_bytes());
+                out.extend(digest);
+            }
+            Self::From { id, block } => {
+                out.extend(id.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(block.to_be_bytes());
+            }
+            Self::Block { id, slot, index, len, digest } => {
+                out.extend(id.to_be_bytes());
+                out.extend(slot.to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(index.to_be_bytes());
+                out.extend(len.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(digest);
+            }
+            Self::Free { slot } => {
+                out.extend(slot.to_be_bytes());
+                out.extend([0; 2]);
+            }
+            Self::End { id, digest } => {
+                out.extend(id.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(digest);
+            }
+            Self::Abandon { id } => out.extend(id.to_be_bytes()),
+            Self::Result { id, code, text } => {
+                out.extend(id.to_be_bytes());
+                out.extend((*code as u16).to_be_bytes());
+                out.extend([0; 2]);
+                out.extend(clip(text));
+            }
+            Self::Directory { id, leave, mode, mtime, path } => {
+                out.extend(id.to_be_bytes());
+                out.extend(u16::from(*leave).to_be_bytes());
+                out.extend((*mode as u16).to_be_bytes());
+                put_mtime(out, *mtime);
+                out.extend([0; 4]);
+                out.extend(path.as_bytes());
+            }
+            Self::Link { id, flags, target, path } => {
+                out.extend(id.to_be_bytes());
+                out.extend(flags.code().to_be_bytes());
+                out.extend((target.len() as u16).to_be_bytes());
+                out.extend(target);
+                out.extend(path.as_bytes());
+            }
+            Self::Credit => {}
+            Self::Done { cpu_us } => out.extend(cpu_us.to_be_bytes()),
+        }
+        let len = (out.len() - start) as u32;
+        out[start + 4..start + 8].copy_from_slice(&len.to_be_bytes());
+    }
+
+    /// The whole length of a message, from the first [`HEADER_LEN`] bytes of it.
+    pub fn length(header: [u8; HEADER_LEN]) -> Result<usize, DecodeError> {
+        let len = u32::from_be_bytes([header[4], header[5], header[6], header[7]]) as usize;
+        if (HEADER_LEN..=MAX_MESSAGE).contains(&len) { Ok(len) } else { Err(DecodeError::Length) }
+    }
+
+    /// Reads one message: the credits that it grants, and itself.
+    pub fn decode(bytes: &[u8]) -> Result<(u16, Self), DecodeError> {
+        let mut r = Reader(bytes);
+        let kind = r.u8()?;
+        r.zero(1)?;
+        let credits = r.u16()?;
+        if r.u32()? as usize != bytes.len() || bytes.len() > MAX_MESSAGE {
+            return Err(DecodeError::Length);
+        }
+        let message = match kind {
+            1 => {
+                let receives = r.receives()?;
+                r.zero(6)?;
+                Self::Start { receives, proof: r.array()? }
+            }
+            2 => {
+                let receives = r.receives()?;
+                let slots = r.u16()?;
+                let slot_len = r.u32()?;
+                let addr = r.u64()?;
+                let rkey = r.u32()?;
+                r.zero(4)?;
+                if !SLOTS.contains(&slots) {
+                    return Err(DecodeError::Value("slots"));
+                }
+                if !SLOT_LEN.contains(&slot_len) {
+                    return Err(DecodeError::Value("slot length"));
+                }
+                if addr.checked_add(u64::from(slots) * u64::from(slot_len)).is_none() {
+                    return Err(DecodeError::Value("address"));
+                }
+                let ring = RingAdvert { slots, slot_len, rkey, addr };
+                Self::Ready { receives, ring, proof: r.array()? }
+            }
+            3 => {
+                let code = Code::from_u16(r.u16()?)?;
+                r.zero(2)?;
+                Self::Refuse { code, text: r.text()? }
+            }
+            4 => {
+                let id = r.u32()?;
+                let flags = FileFlags::from_u16(r.flags(0b1111)?);
+                let mode = r.mode()?;
+                let mtime = r.mtime()?;
+                r.zero(4)?;
+                let size = r.u64()?;
+                if i64::try_from(size).is_err() {
+                    return Err(DecodeError::Value("size"));
+                }
+                let source = r.array()?;
+                let path = r.path()?;
+                Self::File { id, spec: FileSpec { flags, mode, mtime, size, source, path } }
+            }
+            5 => {
+                let id = r.u32()?;
+                r.zero(4)?;
+                Self::Offer { id, blocks: r.u64()?, digest: r.array()? }
+            }
+            6 => {
+                let id = r.u32()?;
+                r.zero(4)?;
+                Self::From { id, block: r.u64()? }
+            }
+            7 => {
+                let id = r.u32()?;
+                let slot = r.u16()?;
+                r.zero(2)?;
+                let index = r.u64()?;
+                let len = r.u32()?;
+                r.zero(4)?;
+                if len == 0 || len > *SLOT_LEN.end() {
+                    return Err(DecodeError::Value("block length"));
+                }
+                Self::Block { id, slot, index, len, digest: r.array()? }
+            }
+            8 => {
+                let slot = r.u16()?;
+                r.zero(2)?;
+                Self::Free { slot }
+            }
+            9 => {
+                let id = r.u32()?;
+                r.zero(4)?;
+                Self::End { id, digest: r.array()? }
+            }
+            10 => Self::Abandon { id: r.u32()? },
+            11 => {
+                let id = r.u32()?;
+                let code = Code::from_u16(r.u16()?)?;
+                r.zero(2)?;
+                Self::Result { id, code, text: r.text()? }
+            }
+            12 => {
+                let id = r.u32()?;
+                let leave = r.flags(1)? == 1;
+                let mode = r.mode()?;
+                let mtime = r.mtime()?;
+                r.zero(4)?;
+                Self::Directory { id, leave, mode, mtime, path: r.path()? }
+            }
+            13 => {
+                let id = r.u32()?;
+                let flags = FileFlags::from_u16(r.flags(0b0110)?);
+                let len = usize::from(r.u16()?);
+                if len == 0 || len > MAX_PATH {
+                    return Err(DecodeError::Value("link target"));
+                }
+                let target = r.bytes(len)?.to_vec();
+                if target.contains(&0) {
+                    return Err(DecodeError::Value("link target"));
+                }
+                Self::Link { id, flags, target, path: r.path()? }
+            }
+            14 => Self::Credit,
+            15 => Self::Done { cpu_us: r.u64()? },
+            _ => return Err(DecodeError::Kind(kind)),
+        };
+        r.end()?;
+        Ok((credits, message))
+    }
+}
+
+/// A text cut to [`MAX_TEXT`] bytes at a character's border.
+fn clip(text: &str) -> &[u8] {
+    &text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]
+}
+
+fn put_mtime(out: &mut Vec<u8>, t: Mtime) {
+    out.extend(t.secs.to_be_bytes());
+    out.extend(t.nanos.to_be_bytes());
+}
+
+/// What is left of a message.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn bytes(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
+        let (head, tail) = self.0.split_at_checked(n).ok_or(DecodeError::Short)?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let (head, tail) = self.0.split_first_chunk().ok_or(DecodeError::Short)?;
+        self.0 = tail;
+        Ok(*head)
+    }
+
+    fn u8(&mut self) -> Result<u8, DecodeError> {
+        self.array().map(u8::from_be_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, DecodeError> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, DecodeError> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, DecodeError> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    fn zero(&mut self, n: usize) -> Result<(), DecodeError> {
+        if self.bytes(n)?.iter().all(|&b| b == 0) { Ok(()) } else { Err(DecodeError::Reserved) }
+    }
+
+    fn flags(&mut self, known: u16) -> Result<u16, DecodeError> {
+        let v = self.u16()?;
+        if v & !known == 0 { Ok(v) } else { Err(DecodeError::Reserved) }
+    }
+
+    fn mode(&mut self) -> Result<u32, DecodeError> {
+        let mode = self.u16()?;
+        if mode <= 0o777 { Ok(u32::from(mode)) } else { Err(DecodeError::Value("mode")) }
+    }
+
+    /// Fewer than 4 receives could not carry data, answers and credits at once.
+    fn receives(&mut self) -> Result<u16, DecodeError> {
+        let n = self.u16()?;
+        if (4..=4096).contains(&n) { Ok(n) } else { Err(DecodeError::Value("receives")) }
+    }
+
+    fn mtime(&mut self) -> Result<Mtime, DecodeError> {
+        let secs = i64::from_be_bytes(self.array()?);
+        let nanos = self.u32()?;
+        if nanos < 1_000_000_000 { Ok(Mtime { secs, nanos }) } else { Err(DecodeError::Value("mtime")) }
+    }
+
+    fn text(&mut self) -> Result<String, DecodeError> {
+        let rest = std::mem::take(&mut self.0);
+        if rest.len() > MAX_TEXT { Err(DecodeError::Value("text")) } else { Ok(printable(rest)) }
+    }
+
+    fn path(&mut self) -> Result<RelPath, DecodeError> {
+        RelPath::new(std::mem::take(&mut self.0)).map_err(DecodeError::Path)
+    }
+
+    fn end(&self) -> Result<(), DecodeError> {
+        if self.0.is_empty() { Ok(()) } else { Err(DecodeError::Trailing) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn path() -> impl Strategy<Value = RelPath> {
+        "[a-z]{1,9}(/[ -.0-~]{1,20}x){0,4}".prop_filter_map("a path", |s| RelPath::new(s.as_bytes()).ok())
+    }
+
+    fn mtime() -> impl Strategy<Value = Mtime> {
+        (any::<i64>(), 0..1_000_000_000u32).prop_map(|(secs, nanos)| Mtime { secs, nanos })
+    }
+
+    fn flags() -> impl Strategy<Value = FileFlags> {
+        (0..16u16).prop_map(FileFlags::from_u16)
+    }
+
+    fn code() -> impl Strategy<Value = Code> {
+        (0..Code::ALL.len()).prop_map(|i| Code::ALL[i])
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let ring = (1..=64u16, 4096..=1u32 << 24, any::<u32>(), 0..1u64 << 40)
+            .prop_map(|(slots, slot_len, rkey, addr)| RingAdvert { slots, slot_len, rkey, addr });
+        let spec = (flags(), 0..=0o777u32, mtime(), 0..1u64 << 62, any::<Digest>(), path()).prop_map(
+            |(flags, mode, mtime, size, source, path)| FileSpec { flags, mode, mtime, size, source, path },
+        );
+        prop_oneof![
+            (4..=4096u16, any::<[u8; 32]>()).prop_map(|(receives, proof)| Message::Start { receives, proof }),
+            (4..=4096u16, ring, any::<[u8; 32]>()).prop_map(|(receives, ring, proof)| Message::Ready {
+                receives,
+                ring,
+                proof
+            }),
+            (code(), "[ -~]{0,80}").prop_map(|(code, text)| Message::Refuse { code, text }),
+            (any::<u32>(), spec).prop_map(|(id, spec)| Message::File { id, spec }),
+            (any::<u32>(), any::<u64>(), any::<Digest>()).prop_map(|(id, blocks, digest)| Message::Offer {
+                id,
+                blocks,
+                digest
+            }),
+            (any::<u32>(), any::<u64>()).prop_map(|(id, block)| Message::From { id, block }),
+            (any::<u32>(), any::<u16>(), any::<u64>(), 1..=1u32 << 24, any::<Digest>())
+                .prop_map(|(id, slot, index, len, digest)| Message::Block { id, slot, index, len, digest }),
+            any::<u16>().prop_map(|slot| Message::Free { slot }),
+            (any::<u32>(), any::<Digest>()).prop_map(|(id, digest)| Message::End { id, digest }),
+            any::<u32>().prop_map(|id| Message::Abandon { id }),
+            (any::<u32>(), code(), "[ -~]{0,80}").prop_map(|(id, code, text)| Message::Result { id, code, text }),
+            (any::<u32>(), any::<bool>(), 0..=0o777u32, mtime(), path())
+                .prop_map(|(id, leave, mode, mtime, path)| Message::Directory { id, leave, mode, mtime, path }),
+            (any::<u32>(), 0..4u16, "[a-z/.]{1,40}", path()).prop_map(|(id, f, target, path)| Message::Link {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                target: target.into_bytes(),
+                path
+            }),
+            Just(Message::Credit),
+            any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_message_survives_the_wire(m in message(), credits: u16) {
+            let mut bytes = Vec::new();
+            m.encode(credits, &mut bytes);
+            prop_assert!(bytes.len() <= MAX_MESSAGE);
+            prop_assert_eq!(Message::decode(&bytes), Ok((credits, m)));
+        }
+
+        #[test]
+        fn a_message_cut_anywhere_is_refused(m in message(), cut in 0.0..1.0f64) {
+            let mut bytes = Vec::new();
+            m.encode(0, &mut bytes);
+            bytes.truncate((bytes.len() as f64 * cut) as usize);
+            prop_assert!(Message::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn what_decodes_encodes_to_the_same_bytes(m in message(), at: usize, to: u8) {
+            let mut bytes = Vec::new();
+            m.encode(7, &mut bytes);
+            let at = at % bytes.len();
+            bytes[at] = to;
+            if let Ok((credits, m)) = Message::decode(&bytes) {
+                let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. });
+                let mut again = Vec::new();
+                m.encode(credits, &mut again);
+                prop_assert!(again == bytes || has_text);
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
+            let _ = Message::decode(&bytes);
+            let _ = Hello::decode(&bytes);
+        }
+
+        #[test]
+        fn a_path_never_climbs(bytes in "[./a]{0,12}") {
+            if let Ok(p) = RelPath::new(bytes.as_bytes()) {
+                prop_assert!(!bytes.starts_with('/'));
+                prop_assert!(p.components().all(|c| !c.is_empty() && c != b".." && c != b"."));
+            }
+        }
+    }
+
+    #[test]
+    fn literal_bytes() {
+        let mut out = Vec::new();
+        let digest = [0xdd; 16];
+        Message::Block { id: 1, slot: 2, index: 3, len: 4096, digest }.encode(5, &mut out);
+        assert_eq!(
+            out,
+            [
+                &[7, 0, 0, 5, 0, 0, 0, 48][..],
+                &[0, 0, 0, 1, 0, 2, 0, 0],
+                &[0, 0, 0, 0, 0, 0, 0, 3],
+                &[0, 0, 16, 0, 0, 0, 0, 0],
+                &digest
+            ]
+            .concat()
+        );
+        let hello = Hello { version: 1, status: Status::KeyWanted, key: true, nonce: [9; 32] };
+        let mut expected = b"weft-cp\0\x00\x01\x00\x03\x00\x01\x00\x00".to_vec();
+        expected.extend([9; 32]);
+        assert_eq!(hello.encode()[..], expected);
+        assert_eq!(Hello::decode(&expected), Ok(hello));
+    }
+
+    #[test]
+    fn paths_that_escape_are_refused() {
+        for (bytes, why) in [
+            (&b""[..], PathError::Empty),
+            (b"/etc/passwd", PathError::Absolute),
+            (b"../x", PathError::Dots),
+            (b"a/../../x", PathError::Dots),
+            (b"a//b", PathError::Dots),
+            (b"a/", PathError::Dots),
+            (b"./a", PathError::Dots),
+            (b"a\0b", PathError::Nul),
+            (&[b'a'; 256], PathError::Long),
+            (b"d/.x.weft-0011.part", PathError::OwnName),
+        ] {
+            assert_eq!(RelPath::new(bytes), Err(why), "{bytes:?}");
+        }
+        assert_eq!(RelPath::new(&b"ab/".repeat(1400)), Err(PathError::Long));
+        assert_eq!(RelPath::new(b"...").unwrap().as_bytes(), b"...");
+    }
+
+    #[test]
+    fn a_hello_of_another_version_still_tells_its_version() {
+        let mut bytes = Hello { version: 9, status: Status::Version, key: true, nonce: [1; 32] }.encode().to_vec();
+        bytes.extend([7; 20]);
+        let hello = Hello::decode(&bytes).unwrap();
+        assert_eq!((hello.version, hello.status), (9, Status::Version));
+        assert_eq!(Hello::decode(b"SSH-2.0-OpenSSH_9.2"), Err(DecodeError::Magic));
+    }
+}

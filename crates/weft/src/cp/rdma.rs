@@ -1,0 +1,366 @@
+//! A [`Link`] over RDMA: control messages by Send and Receive, blocks by one-sided Writes.
+//!
+//! Each side tells the other how many receives it has posted; every message grants as many more as have
+//! been posted anew since the last. A side always keeps one credit back for a CREDIT message, and sends one
+//! when it owes half of its receives, so that two sides with nothing else to say never starve each other.
+//! Slots are read and written by the kernel straight from and to registered memory.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use weft_verbs::{Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
+
+use super::digest::Stream;
+use super::link::{Link, LinkError};
+use super::protocol::{MAX_MESSAGE, Message, RingAdvert};
+
+/// Receives that a side posts.
+const RECEIVES: u16 = 64;
+/// Sends that may be outstanding.
+const SENDS: u32 = 128;
+/// Messages up to this length travel inline; only long paths make longer ones.
+const INLINE: usize = 256;
+
+/// One side of a connection that is not there yet: receives are posted before the peer can send.
+pub struct Prepared {
+    pd: Pd,
+    send_cq: Cq,
+    recv_cq: Cq,
+    recv: Mr,
+}
+
+impl Prepared {
+    /// Makes the objects of one connection, in a protection domain of their own: what one peer is told of
+    /// memory is of no use to another.
+    pub fn new(device: &Device) -> Result<(Self, Qp), weft_verbs::Error> {
+        let pd = device.alloc_pd()?;
+        let send_cq = device.create_cq(2 * SENDS, None)?;
+        let recv_cq = device.create_cq(2 * u32::from(RECEIVES), None)?;
+        let recv = pd.alloc_mr(usize::from(RECEIVES) * MAX_MESSAGE, Access::LOCAL_WRITE)?;
+        let qp = pd.create_qp(&QpInit {
+            max_send_wr: SENDS,
+            max_recv_wr: RECEIVES.into(),
+            max_sge: 1,
+            max_inline: INLINE as u32,
+            ..QpInit::new(&send_cq, &recv_cq)
+        })?;
+        let all: Vec<_> = (0..u64::from(RECEIVES)).map(|i| receive(&recv, i)).collect();
+        qp.post_recv(&all).map_err(|_| weft_verbs::Error::Invalid("receives"))?;
+        Ok((Self { pd, send_cq, recv_cq, recv }, qp))
+    }
+}
+
+fn receive(recv: &Mr, index: u64) -> RecvWr {
+    RecvWr::new(index).sge(recv.sge(index as usize * MAX_MESSAGE, MAX_MESSAGE))
+}
+
+/// A connection over RDMA.
+pub struct RdmaLink {
+    // Dropped first: no memory goes away under a connection.
+    qp: Qp,
+    base: Prepared,
+    credits: Mutex<Credits>,
+    granted: Condvar,
+    post: Mutex<Post>,
+    inbox: Mutex<Inbox>,
+    ring: OnceLock<Ring>,
+    closed: AtomicBool,
+    /// How long to wait for credits or completions.
+    patience: Duration,
+}
+
+struct Ring {
+    mr: Mr,
+    slot_len: usize,
+    /// The peer's ring, or our own on the side that receives.
+    remote: RemoteAddr,
+}
+
+struct Credits {
+    /// Receives that the peer has for us.
+    ours: u32,
+    /// All that it ever has.
+    most: u32,
+    /// Receives posted anew that the peer has not been told of.
+    owed: u16,
+}
+
+#[derive(Default)]
+struct Post {
+    outstanding: u32,
+    /// Long messages are sent from here.
+    staging: Option<Mr>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    messages: VecDeque<Message>,
+    end: Option<LinkError>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn ended(wc: &Wc) -> LinkError {
+    LinkError::Gone(match wc.status {
+        WcStatus::WrFlushErr if wc.vendor_err == 0 => "the peer closed it or went away".into(),
+        status => format!("{status:?}, Terminate {:#06x}", wc.vendor_err),
+    })
+}
+
+impl RdmaLink {
+    /// Takes over the queue pair of `base`, once it is connected.
+    pub fn new(base: Prepared, qp: Qp, patience: Duration) -> Self {
+        Self {
+            qp,
+            base,
+            // START and READY travel before any grant: each side has posted its receives.
+            credits: Mutex::new(Credits { ours: 2, most: 2, owed: 0 }),
+            granted: Condvar::new(),
+            post: Mutex::default(),
+            inbox: Mutex::default(),
+            ring: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            patience,
+        }
+    }
+
+    fn ring(&self) -> &Ring {
+        self.ring.get().expect("the ring is made before slots are used")
+    }
+
+    fn at(&self, slot: u16, at: u32) -> usize {
+        usize::from(slot) * self.ring().slot_len + at as usize
+    }
+
+    fn region(&self, slots: u16, slot_len: u32, access: Access) -> Result<Mr, LinkError> {
+        let len = usize::from(slots) * slot_len as usize;
+        let local = |e| LinkError::Local(format!("cannot register {len} bytes for the ring: {e}"));
+        self.base.pd.alloc_mr(len, access).map_err(local)
+    }
+
+    fn set_ring(&self, mr: Mr, slot_len: u32, remote: RemoteAddr) -> Result<(), LinkError> {
+        let ring = Ring { mr, slot_len: slot_len as usize, remote };
+        self.ring.set(ring).map_err(|_| LinkError::Local("a second ring".into()))
+    }
+
+    /// Waits until the peer has a receive beyond the one kept for CREDIT; takes it and what we owe.
+    fn take_credit(&self) -> Result<u16, LinkError> {
+        let deadline = Instant::now() + self.patience;
+        let mut credits = lock(&self.credits);
+        loop {
+            if self.closed.load(Ordering::Acquire) {
+                return Err(LinkError::Gone("it was closed".into()));
+            }
+            if credits.ours >= 2 {
+                credits.ours -= 1;
+                return Ok(std::mem::take(&mut credits.owed));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(LinkError::Gone("the peer stopped receiving".into()));
+            }
+            credits = self.granted.wait_timeout(credits, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Posts a message, behind `write` if there is one, and collects what has completed.
+    fn transmit(&self, write: Option<SendWr>, owed: u16, message: &Message) -> Result<(), LinkError> {
+        let mut bytes = Vec::with_capacity(INLINE);
+        message.encode(owed, &mut bytes);
+        let mut post = lock(&self.post);
+        let refused = |e: &dyn std::fmt::Display| LinkError::Gone(format!("cannot send: {e}"));
+        let mut announce = SendWr::send(0).signaled();
+        if bytes.len() <= INLINE {
+            announce = announce.inline(&bytes);
+        } else {
+            if post.staging.is_none() {
+                let mr = self.base.pd.alloc_mr(MAX_MESSAGE, Access::LOCAL_WRITE).map_err(|e| refused(&e))?;
+                post.staging = Some(mr);
+            }
+            let staging = post.staging.as_ref().expect("just made");
+            staging.write(0, &bytes).map_err(|e| refused(&e))?;
+            announce = announce.sge(staging.sge(0, bytes.len()));
+        }
+        let count = 1 + u32::from(write.is_some());
+        self.collect(&mut post, SENDS - count)?;
+        let posted = match write {
+            Some(write) => self.qp.post_send(&[write, announce]),
+            None => self.qp.post_send_one(announce),
+        };
+        posted.map_err(|e| refused(&e))?;
+        post.outstanding += 1;
+        // The staging buffer is free again only when the message has gone out.
+        let most = if bytes.len() > INLINE { 0 } else { SENDS / 2 };
+        self.collect(&mut post, most)
+    }
+
+    /// Takes completions of sends; blocks while more than `most` are outstanding.
+    fn collect(&self, post: &mut Post, most: u32) -> Result<(), LinkError> {
+        let mut wcs = [Wc::default(); 32];
+        // A Write and its announcement are two requests and one completion.
+        let most = most / 2;
+        loop {
+            let got = if post.outstanding > most {
+                self.base.send_cq.wait(&mut wcs, Some(self.patience))
+            } else {
+                self.base.send_cq.poll(&mut wcs)
+            };
+            let got = got.map_err(|e| LinkError::Local(e.to_string()))?;
+            if got == 0 && post.outstanding > most {
+                return Err(LinkError::Gone("the peer stopped receiving".into()));
+            }
+            for wc in &wcs[..got] {
+                if wc.status != WcStatus::Success {
+                    return Err(ended(wc));
+                }
+                post.outstanding = post.outstanding.saturating_sub(1);
+            }
+            if got < wcs.len() && post.outstanding <= most {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Grants credits by themselves if that needs no waiting.
+    fn send_credit(&self, at_least: u16) -> Result<(), LinkError> {
+        let owed = {
+            let mut credits = lock(&self.credits);
+            if credits.owed < at_least || credits.ours == 0 || self.closed.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            credits.ours -= 1;
+            std::mem::take(&mut credits.owed)
+        };
+        self.transmit(None, owed, &Message::Credit)
+    }
+
+    /// Takes one completed receive.
+    fn take(&self, wc: &Wc, inbox: &mut Inbox) -> Result<(), LinkError> {
+        let index = wc.wr_id;
+        let mut bytes = vec![0; (wc.byte_len as usize).min(MAX_MESSAGE)];
+        let local = |e: &dyn std::fmt::Display| LinkError::Local(e.to_string());
+        self.base.recv.read(index as usize * MAX_MESSAGE, &mut bytes).map_err(|e| local(&e))?;
+        self.qp.post_recv(&[receive(&self.base.recv, index)]).map_err(|e| local(&e))?;
+        let (granted, message) = Message::decode(&bytes).map_err(|e| LinkError::Violation(e.to_string()))?;
+        {
+            let mut credits = lock(&self.credits);
+            credits.owed += 1;
+            credits.ours += u32::from(granted);
+            if granted > 0 {
+                if credits.ours > credits.most {
+                    return Err(LinkError::Violation("more credits than receives".into()));
+                }
+                self.granted.notify_all();
+            }
+        }
+        inbox.messages.push_back(message);
+        Ok(())
+    }
+}
+
+impl Link for RdmaLink {
+    fn receives(&self) -> u16 {
+        RECEIVES
+    }
+
+    fn set_peer_receives(&self, receives: u16) {
+        let mut credits = lock(&self.credits);
+        // What we have sent before (START or REFUSE) is taken off until it is granted again.
+        let used = credits.most - credits.ours.min(credits.most);
+        credits.most = receives.into();
+        credits.ours = credits.most.saturating_sub(used);
+        self.granted.notify_all();
+    }
+
+    fn create_ring(&self, slots: u16, slot_len: u32) -> Result<RingAdvert, LinkError> {
+        let mr = self.region(slots, slot_len, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let at = mr.remote(0);
+        self.set_ring(mr, slot_len, at)?;
+        Ok(RingAdvert { slots, slot_len, rkey: at.rkey, addr: at.addr })
+    }
+
+    fn use_ring(&self, ring: RingAdvert) -> Result<(), LinkError> {
+        let mr = self.region(ring.slots, ring.slot_len, Access::LOCAL_WRITE)?;
+        self.set_ring(mr, ring.slot_len, RemoteAddr { addr: ring.addr, rkey: ring.rkey })
+    }
+
+    fn send(&self, message: &Message) -> Result<(), LinkError> {
+        let owed = self.take_credit()?;
+        self.transmit(None, owed, message)
+    }
+
+    fn push(&self, slot: u16, len: u32, message: &Message) -> Result<(), LinkError> {
+        let ring = self.ring();
+        let at = self.at(slot, 0);
+        let remote = RemoteAddr { addr: ring.remote.addr + at as u64, rkey: ring.remote.rkey };
+        let write = SendWr::write(0, remote).sge(ring.mr.sge(at, len as usize));
+        let owed = self.take_credit()?;
+        self.transmit(Some(write), owed, message)
+    }
+
+    fn keepalive(&self) -> Result<(), LinkError> {
+        self.send_credit(0)
+    }
+
+    fn recv(&self, timeout: Duration) -> Result<Option<Message>, LinkError> {
+        let mut inbox = lock(&self.inbox);
+        if let Some(message) = inbox.messages.pop_front() {
+            return Ok(Some(message));
+        }
+        if let Some(end) = &inbox.end {
+            return Err(end.clone());
+        }
+        let mut wcs = [Wc::default(); 16];
+        let got = self.base.recv_cq.wait(&mut wcs, Some(timeout)).map_err(|e| LinkError::Local(e.to_string()))?;
+        for wc in &wcs[..got] {
+            let taken = if wc.status == WcStatus::Success { self.take(wc, &mut inbox) } else { Err(ended(wc)) };
+            if let Err(e) = taken {
+                inbox.end = Some(e);
+                break;
+            }
+        }
+        if inbox.end.is_none() {
+            self.send_credit(RECEIVES / 2)?;
+        }
+        match inbox.messages.pop_front() {
+            Some(message) => Ok(Some(message)),
+            None => inbox.end.clone().map_or(Ok(None), Err),
+        }
+    }
+
+    fn slot_from_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize> {
+        self.ring().mr.read_from_file(file, Some(offset), self.at(slot, at), len as usize)
+    }
+
+    fn slot_to_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize> {
+        self.ring().mr.write_to_file(file, Some(offset), self.at(slot, at), len as usize)
+    }
+
+    fn hash_slot(&self, slot: u16, len: u32, into: &mut Stream) {
+        // Registered memory is never a Rust slice (docs/adr/0001): it is hashed through a buffer that stays
+        // in the first cache.
+        let mut buf = [0; 16 << 10];
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(buf.len() as u32) as usize;
+            // Slots lie inside the region: reading them cannot fail.
+            if self.ring().mr.read(self.at(slot, done), &mut buf[..n]).is_err() {
+                return;
+            }
+            into.add(&buf[..n]);
+            done += n as u32;
+        }
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.granted.notify_all();
+        self.qp.disconnect();
+    }
+}

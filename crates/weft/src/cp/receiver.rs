@@ -1,0 +1,397 @@
+//! The receiving side of one connection, over any [`Link`].
+//!
+//! Two threads: the one that calls [`serve`] receives control messages and checks them, a worker writes
+//! slots to files and answers. Disk and wire overlap, and the work that can be queued is bounded by the
+//! ring and by [`WINDOW`], which a peer cannot exceed.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use super::auth::{Key, Role};
+use super::link::{Link, LinkError, slot_digest, write_slot};
+use super::protocol::{Code, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
+use super::store::{Incoming, Store, StoreError};
+use super::{START_PATIENCE, cpu_time};
+
+/// How a receiver serves.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The shared key, if peers have to prove one.
+    pub key: Option<Key>,
+    /// Slots in each sender's ring.
+    pub slots: u16,
+    /// Length of a slot in bytes.
+    pub slot_len: u32,
+    /// How long a sender may stay silent.
+    pub patience: Duration,
+}
+
+/// What one connection brought.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Files written.
+    pub files: u64,
+    /// Their bytes that came over the wire.
+    pub bytes: u64,
+    /// Entries that could not be written.
+    pub failed: u64,
+    /// Whether the sender proved itself and the transfer began.
+    pub started: bool,
+    /// Whether the sender came to its end.
+    pub complete: bool,
+}
+
+/// Something that the listener may show while a connection is served.
+pub trait Watch: Sync {
+    /// An entry was not written.
+    fn entry_failed(&self, path: &str, error: &StoreError);
+}
+
+/// Proves the key both ways, then receives until the sender is done or gone. `ours` and `theirs` are the
+/// hellos that have been exchanged.
+pub fn serve(
+    link: &dyn Link,
+    ours: &Hello,
+    theirs: &Hello,
+    store: Store,
+    options: &Options,
+    watch: &dyn Watch,
+) -> (Totals, Result<(), LinkError>) {
+    let shared = Shared::new(options.slots);
+    let result = start(link, ours, theirs, options).and_then(|ring| {
+        shared.count(|t| t.started = true);
+        std::thread::scope(|scope| {
+            let (jobs, queue) = channel();
+            let worker = Worker { link, store, slot_len: ring.slot_len, shared: &shared, watch, current: Current::None, cpu: cpu_time() };
+            let worker = scope.spawn(move || worker.run(&queue));
+            let received = receive(link, ring, options.patience, &shared, &jobs);
+            drop(jobs);
+            // A worker may wait for credits that no longer come.
+            if received.is_err() {
+                link.close();
+            }
+            let worked = worker.join().unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
+            // The worker's reason is the cause when both have one: it closes the link under the other.
+            worked.and(received)
+        })
+    });
+    if let Err(LinkError::Violation(text)) = &result {
+        let _ = link.keepalive().and_then(|()| {
+            link.send(&Message::Refuse { code: Code::Violation, text: text.clone() })
+        });
+    }
+    link.close();
+    (shared.totals(), result)
+}
+
+/// The first messages: START with the initiator's proof, READY with ours.
+fn start(link: &dyn Link, ours: &Hello, theirs: &Hello, options: &Options) -> Result<RingAdvert, LinkError> {
+    let first = link.recv(START_PATIENCE)?.ok_or_else(|| LinkError::Gone("the peer never started".into()))?;
+    let Message::Start { receives, proof } = first else {
+        return Err(LinkError::Violation("the first message is not START".into()));
+    };
+    link.set_peer_receives(receives);
+    let mut ready_proof = [0; 32];
+    if let Some(key) = &options.key {
+        if !key.verify(Role::Initiator, &theirs.nonce, &ours.nonce, &proof) {
+            let text = "the key is not the one that is wanted here".to_owned();
+            link.send(&Message::Refuse { code: Code::KeyWrong, text })?;
+            // The peer reads the refusal and closes; a silent one is not waited for any longer than this.
+            let _ = link.recv(Duration::from_secs(1));
+            return Err(LinkError::Gone("the peer does not have the key".into()));
+        }
+        ready_proof = key.prove(Role::Responder, &theirs.nonce, &ours.nonce);
+    }
+    // Only a peer that has proved itself costs the memory of a ring.
+    let ring = match link.create_ring(options.slots, options.slot_len) {
+        Ok(ring) => ring,
+        Err(e) => {
+            link.send(&Message::Refuse { code: Code::Resources, text: e.to_string() })?;
+            return Err(e);
+        }
+    };
+    link.send(&Message::Ready { receives: link.receives(), ring, proof: ready_proof })?;
+    Ok(ring)
+}
+
+/// What both threads know.
+struct Shared {
+    /// Slots that hold a block which the worker has not written yet.
+    busy: Vec<AtomicBool>,
+    /// Entries whose RESULT has not been sent.
+    open: AtomicUsize,
+    /// Jobs that the worker has not finished: it is busy even if it says nothing.
+    queued: AtomicUsize,
+    totals: Mutex<Totals>,
+}
+
+impl Shared {
+    fn new(slots: u16) -> Self {
+        Self {
+            busy: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+            open: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
+            totals: Mutex::default(),
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        *self.totals.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn count(&self, f: impl FnOnce(&mut Totals)) {
+        f(&mut self.totals.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    }
+}
+
+/// Receives and checks messages until DONE and the end of the connection.
+fn receive(
+    link: &dyn Link,
+    ring: RingAdvert,
+    patience: Duration,
+    shared: &Shared,
+    jobs: &Sender<Message>,
+) -> Result<(), LinkError> {
+    let violation = |text: &str| Err(LinkError::Violation(text.into()));
+    let mut next_id = 0u32;
+    let mut heard = Instant::now();
+    let mut done = false;
+    loop {
+        let message = match link.recv(KEEPALIVE.min(patience)) {
+            Ok(Some(message)) => message,
+            Ok(None) => {
+                if heard.elapsed() >= patience {
+                    return Err(LinkError::Gone("the sender stopped answering".into()));
+                }
+                if shared.queued.load(Ordering::Acquire) > 0 {
+                    link.keepalive()?;
+                }
+                continue;
+            }
+            Err(LinkError::Gone(_)) if done && shared.totals().complete => return Ok(()),
+            Err(e) => return Err(e),
+        };
+        heard = Instant::now();
+        if done {
+            // Only signs of life while the last files are finished.
+            if message == Message::Credit {
+                continue;
+            }
+            return violation("a message follows DONE");
+        }
+        match &message {
+            Message::Credit => continue,
+            Message::File { id, .. } | Message::Directory { id, .. } | Message::Link { id, .. } => {
+                if *id != next_id {
+                    return violation("an entry out of order");
+                }
+                next_id = next_id.wrapping_add(1);
+                if shared.open.fetch_add(1, Ordering::AcqRel) >= WINDOW {
+                    return violation("more entries than the window allows");
+                }
+            }
+            Message::Block { slot, len, .. } => {
+                let Some(busy) = shared.busy.get(usize::from(*slot)) else {
+                    return violation("a block outside the ring");
+                };
+                if *len > ring.slot_len {
+                    return violation("a block longer than a slot");
+                }
+                if busy.swap(true, Ordering::AcqRel) {
+                    return violation("a block in a slot that is in use");
+                }
+            }
+            // At most one more job for each entry; the worker refuses any that does not fit its state, and
+            // the bound below holds whatever a peer sends.
+            Message::From { .. } | Message::End { .. } | Message::Abandon { .. } => {}
+            Message::Done { .. } => done = true,
+            Message::Refuse { text, .. } => return Err(LinkError::Gone(format!("the sender says: {text}"))),
+            _ => return violation("a message that only a receiver sends"),
+        }
+        if shared.queued.fetch_add(1, Ordering::AcqRel) > 4 * WINDOW + shared.busy.len() {
+            return violation("more messages than the window allows");
+        }
+        if jobs.send(message).is_err() {
+            // The worker has ended the connection and has the reason.
+            return Ok(());
+        }
+    }
+}
+
+/// The file that blocks go to.
+enum Current {
+    None,
+    /// OFFER is out, FROM has to come.
+    Offered(u32, Incoming),
+    Open(u32, Incoming),
+    /// RESULT with an error is out; what the sender had sent before it knew is dropped.
+    Failed(u32),
+}
+
+struct Worker<'a> {
+    link: &'a dyn Link,
+    store: Store,
+    slot_len: u32,
+    shared: &'a Shared,
+    watch: &'a dyn Watch,
+    current: Current,
+    /// CPU time of the process when the session began.
+    cpu: Duration,
+}
+
+impl Worker<'_> {
+    fn run(mut self, queue: &Receiver<Message>) -> Result<(), LinkError> {
+        while let Ok(message) = queue.recv() {
+            let done = self.handle(message);
+            self.shared.queued.fetch_sub(1, Ordering::AcqRel);
+            if let Err(e) = done {
+                if let LinkError::Violation(text) = &e {
+                    let _ = self.link.send(&Message::Refuse { code: Code::Violation, text: text.clone() });
+                }
+                self.link.close();
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, message: Message) -> Result<(), LinkError> {
+        let violation = |text: &str| Err(LinkError::Violation(text.into()));
+        let current = std::mem::replace(&mut self.current, Current::None);
+        match (message, current) {
+            (Message::File { id, spec }, Current::None) => {
+                if spec.flags.no_wait && spec.size > u64::from(self.slot_len) {
+                    return violation("a file of several blocks has to wait for its OFFER");
+                }
+                let (no_wait, path) = (spec.flags.no_wait, spec.path.to_string());
+                match self.store.begin(spec, self.slot_len) {
+                    Ok(file) if no_wait => self.current = Current::Open(id, file),
+                    Ok(mut file) => match file.offer() {
+                        Ok((blocks, digest)) => {
+                            self.link.send(&Message::Offer { id, blocks, digest })?;
+                            self.current = Current::Offered(id, file);
+                        }
+                        Err(e) => self.failed(id, &path, &e)?,
+                    },
+                    Err(e) => {
+                        self.failed(id, &path, &e)?;
+                        if no_wait {
+                            self.current = Current::Failed(id);
+                        }
+                    }
+                }
+            }
+            (Message::From { id, block }, Current::Offered(ours, mut file)) if id == ours => match file.start(block) {
+                None => return violation("FROM is neither the offer nor 0"),
+                Some(Ok(())) => self.current = Current::Open(id, file),
+                Some(Err(e)) => self.fail_current(id, file, &e)?,
+            },
+            (Message::Block { id, slot, index, len, digest }, Current::Open(ours, mut file)) if id == ours => {
+                let wrote = self.write_block(&mut file, slot, index, len, &digest)?;
+                match wrote {
+                    Ok(()) => self.current = Current::Open(id, file),
+                    Err(e) => self.fail_current(id, file, &e)?,
+                }
+                self.free(slot)?;
+            }
+            (Message::Block { id, slot, .. }, Current::Failed(ours)) if id == ours => {
+                self.current = Current::Failed(id);
+                self.free(slot)?;
+            }
+            (Message::End { id, digest }, Current::Open(ours, file)) if id == ours => {
+                let path = file.path();
+                match self.store.commit(file, &digest) {
+                    Ok(()) => self.written(id)?,
+                    Err(e) => self.failed(id, &path, &e)?,
+                }
+            }
+            (Message::Abandon { id }, Current::Open(ours, file) | Current::Offered(ours, file)) if id == ours => {
+                let error = StoreError { code: Code::Abandoned, text: "the sender gave it up".into() };
+                self.failed(id, &file.path(), &error)?;
+            }
+            (Message::End { id, .. } | Message::Abandon { id }, Current::Failed(ours)) if id == ours => {}
+            (Message::Directory { id, leave, mode, mtime, path }, Current::None) => {
+                let made = if leave {
+                    self.store.leave_directory(&path, mode, mtime)
+                } else {
+                    self.store.enter_directory(&path)
+                };
+                match made {
+                    Ok(()) => self.result(id, Code::Written, String::new())?,
+                    Err(e) => self.failed(id, &path.to_string(), &e)?,
+                }
+            }
+            (Message::Link { id, flags, target, path }, Current::None) => {
+                match self.store.make_link(&path, &target, flags) {
+                    Ok(()) => self.written(id)?,
+                    Err(e) => self.failed(id, &path.to_string(), &e)?,
+                }
+            }
+            (Message::Done { .. }, Current::None) => {
+                self.shared.count(|t| t.complete = true);
+                self.link.send(&Message::Done { cpu_us: cpu_time().saturating_sub(self.cpu).as_micros() as u64 })?;
+            }
+            _ => return violation("a message that does not fit the state of the file"),
+        }
+        Ok(())
+    }
+
+    /// Checks a block in its slot and writes it from there; the outer error ends the connection.
+    fn write_block(
+        &self,
+        file: &mut Incoming,
+        slot: u16,
+        index: u64,
+        len: u32,
+        digest: &[u8; 16],
+    ) -> Result<Result<(), StoreError>, LinkError> {
+        let Some((fd, at)) = file.expect(index, len) else {
+            return Err(LinkError::Violation("a block that is not the next one of its file".into()));
+        };
+        if slot_digest(self.link, slot, len) != *digest {
+            let text = format!("the checksum of block {index} does not match");
+            return Ok(Err(StoreError { code: Code::Corrupt, text }));
+        }
+        if let Err(e) = write_slot(self.link, slot, fd, at, len) {
+            return Ok(Err(StoreError::io("cannot write", &e)));
+        }
+        self.shared.count(|t| t.bytes += u64::from(len));
+        Ok(file.written(digest))
+    }
+
+    fn fail_current(&mut self, id: u32, file: Incoming, e: &StoreError) -> Result<(), LinkError> {
+        self.failed(id, &file.path(), e)?;
+        // A full disk should not stay full because of a file that cannot be finished.
+        if e.code == Code::NoSpace {
+            file.discard();
+        }
+        self.current = Current::Failed(id);
+        Ok(())
+    }
+
+    fn free(&self, slot: u16) -> Result<(), LinkError> {
+        // Before the message: the sender may use the slot as soon as it is told.
+        self.shared.busy[usize::from(slot)].store(false, Ordering::Release);
+        self.link.send(&Message::Free { slot })
+    }
+
+    fn written(&self, id: u32) -> Result<(), LinkError> {
+        self.shared.count(|t| t.files += 1);
+        self.result(id, Code::Written, String::new())
+    }
+
+    fn failed(&self, id: u32, path: &str, e: &StoreError) -> Result<(), LinkError> {
+        if e.code != Code::Kept {
+            self.shared.count(|t| t.failed += 1);
+            self.watch.entry_failed(path, e);
+        }
+        self.result(id, e.code, e.text.clone())
+    }
+
+    fn result(&self, id: u32, code: Code, text: String) -> Result<(), LinkError> {
+        self.shared.open.fetch_sub(1, Ordering::AcqRel);
+        self.link.send(&Message::Result { id, code, text })
+    }
+}

@@ -1,0 +1,462 @@
+//! The sending side of one connection, over any [`Link`].
+//!
+//! The calling thread reads files into free slots and receives the peer's answers; a second one moves
+//! filled slots over the wire in order. So disk reads, the wire and the peer's disk writes overlap.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use super::auth::{Key, Role};
+use super::digest::{BlockList, digest};
+use super::link::{Link, LinkError, read_slot, slot_digest};
+use super::protocol::{Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
+use super::walk::{Entry, Kind, Plan, mtime};
+use super::{START_PATIENCE, cpu_time};
+
+/// How a sender sends.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The shared key, if the receiver has to prove one.
+    pub key: Option<Key>,
+    /// Treatment of files that are there already, and fsync.
+    pub flags: FileFlags,
+    /// How long the receiver may stay silent.
+    pub patience: Duration,
+}
+
+/// Something that shows progress.
+pub trait Progress {
+    /// So many more bytes are in the receiver's files: over the wire, or found there (`held`).
+    fn advance(&mut self, bytes: u64, held: bool);
+    /// A line for the user.
+    fn note(&mut self, line: &str);
+}
+
+/// What came of it all.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Files and links written.
+    pub written: u64,
+    /// Files that were there already and were left alone.
+    pub kept: u64,
+    /// Entries that failed.
+    pub failed: u64,
+    /// Bytes moved over the wire.
+    pub bytes: u64,
+    /// Bytes that were there from an earlier transfer.
+    pub held: u64,
+    /// CPU time of the receiver's process during the session, as it says.
+    pub peer_cpu: Duration,
+}
+
+/// Why a transfer ended early.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SendError {
+    /// The connection failed.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The receiver refused to go on.
+    #[error("the receiver says: {text}")]
+    Refused {
+        /// Why.
+        code: Code,
+        /// In words.
+        text: String,
+    },
+    /// The receiver could not prove that it has the key.
+    #[error("the receiver does not have the key")]
+    Impostor,
+}
+
+/// What the wire thread sends.
+enum Out {
+    Message(Message),
+    Block { slot: u16, len: u32, message: Message },
+}
+
+/// Proves the key both ways, then sends everything in `plan`.
+pub fn send(
+    link: &dyn Link,
+    ours: &Hello,
+    theirs: &Hello,
+    plan: &Plan,
+    options: &Options,
+    progress: &mut dyn Progress,
+) -> Result<Report, SendError> {
+    let result = start(link, ours, theirs, options).and_then(|ring| {
+        std::thread::scope(|scope| {
+            let (out, queue) = channel();
+            let wire = scope.spawn(move || drive(link, &queue));
+            let mut sender = Sending::new(link, out, ring, options, progress);
+            let sent = sender.all(plan);
+            let report = sender.report;
+            drop(sender.out);
+            if sent.is_err() {
+                link.close();
+            }
+            let wired = wire.join().unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
+            match (sent, wired) {
+                (Ok(()), _) => Ok(report),
+                // What went wrong on the wire is told better by the one who saw it first.
+                (Err(SendError::Link(LinkError::Gone(_))), Err(e)) => Err(e.into()),
+                (Err(e), _) => Err(e),
+            }
+        })
+    });
+    link.close();
+    result
+}
+
+fn start(link: &dyn Link, ours: &Hello, theirs: &Hello, options: &Options) -> Result<RingAdvert, SendError> {
+    let proof = options.key.as_ref().map_or([0; 32], |k| k.prove(Role::Initiator, &ours.nonce, &theirs.nonce));
+    link.send(&Message::Start { receives: link.receives(), proof })?;
+    match link.recv(START_PATIENCE)?.ok_or_else(|| LinkError::Gone("the receiver never answered".into()))? {
+        Message::Ready { receives, ring, proof } => {
+            if let Some(key) = &options.key
+                && !key.verify(Role::Responder, &ours.nonce, &theirs.nonce, &proof)
+            {
+                return Err(SendError::Impostor);
+            }
+            link.set_peer_receives(receives);
+            link.use_ring(ring)?;
+            Ok(ring)
+        }
+        Message::Refuse { code, text } => Err(SendError::Refused { code, text }),
+        _ => Err(LinkError::Violation("the first answer is not READY".into()).into()),
+    }
+}
+
+/// The wire thread: sends in order, and a sign of life when there is nothing to send.
+fn drive(link: &dyn Link, queue: &Receiver<Out>) -> Result<(), LinkError> {
+    loop {
+        let sent = match queue.recv_timeout(KEEPALIVE) {
+            Ok(Out::Message(message)) => link.send(&message),
+            Ok(Out::Block { slot, len, message }) => link.push(slot, len, &message),
+            Err(RecvTimeoutError::Timeout) => link.keepalive(),
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        };
+        if let Err(e) = sent {
+            link.close();
+            return Err(e);
+        }
+    }
+}
+
+/// Why one file was given up; the transfer goes on with the next.
+enum FileError {
+    /// Something here; the receiver has to be told.
+    Here(String),
+    /// The receiver has said why instead of an offer: it has forgotten the file already.
+    Declined,
+    /// The receiver has said why, and drops what comes until the file's end.
+    There,
+    Fatal(SendError),
+}
+
+impl From<SendError> for FileError {
+    fn from(e: SendError) -> Self {
+        Self::Fatal(e)
+    }
+}
+
+struct Sending<'a> {
+    link: &'a dyn Link,
+    out: Sender<Out>,
+    ring: RingAdvert,
+    options: &'a Options,
+    progress: &'a mut dyn Progress,
+    free: Vec<u16>,
+    /// Length of the block in each slot that is in use.
+    in_use: Vec<Option<u32>>,
+    next_id: u32,
+    /// Entries without a RESULT, and what to call them; `None` for directories, which are not counted.
+    open: HashMap<u32, (PathBuf, bool)>,
+    offer: Option<(u32, u64, Digest)>,
+    done: bool,
+    report: Report,
+}
+
+impl<'a> Sending<'a> {
+    fn new(
+        link: &'a dyn Link,
+        out: Sender<Out>,
+        ring: RingAdvert,
+        options: &'a Options,
+        progress: &'a mut dyn Progress,
+    ) -> Self {
+        Self {
+            link,
+            out,
+            ring,
+            options,
+            progress,
+            free: (0..ring.slots).rev().collect(),
+            in_use: vec![None; usize::from(ring.slots)],
+            next_id: 0,
+            open: HashMap::new(),
+            offer: None,
+            done: false,
+            report: Report::default(),
+        }
+    }
+
+    fn all(&mut self, plan: &Plan) -> Result<(), SendError> {
+        for entry in &plan.entries {
+            while self.open.len() >= WINDOW {
+                self.pump()?;
+            }
+            self.entry(entry)?;
+        }
+        self.post(Message::Done { cpu_us: cpu_time().as_micros() as u64 })?;
+        while !self.done {
+            self.pump()?;
+        }
+        if self.open.is_empty() {
+            Ok(())
+        } else {
+            Err(LinkError::Violation("DONE came before all results".into()).into())
+        }
+    }
+
+    fn entry(&mut self, entry: &Entry) -> Result<(), SendError> {
+        let path = entry.path.clone();
+        match &entry.kind {
+            Kind::File(_) => match self.file(entry) {
+                Ok(()) | Err(FileError::Declined | FileError::There) => {}
+                Err(FileError::Here(why)) => self.fail(entry, &why),
+                Err(FileError::Fatal(e)) => return Err(e),
+            },
+            Kind::Enter => {
+                let id = self.open(entry, false);
+                let (mode, mtime) = (0o700, super::protocol::Mtime::default());
+                self.post(Message::Directory { id, leave: false, mode, mtime, path })?;
+            }
+            Kind::Leave { mode, mtime } => {
+                let id = self.open(entry, false);
+                self.post(Message::Directory { id, leave: true, mode: *mode, mtime: *mtime, path })?;
+            }
+            Kind::Link(target) => {
+                let id = self.open(entry, true);
+                let flags = FileFlags { no_wait: false, sync: false, ..self.options.flags };
+                self.post(Message::Link { id, flags, target: target.clone(), path })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, entry: &Entry, why: &str) {
+        self.report.failed += 1;
+        self.progress.note(&format!("{}: {why}", entry.source.display()));
+    }
+
+    fn open(&mut self, entry: &Entry, counted: bool) -> u32 {
+        let id = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        self.open.insert(id, (entry.source.clone(), counted));
+        id
+    }
+
+    fn post(&self, message: Message) -> Result<(), SendError> {
+        self.queue(Out::Message(message))
+    }
+
+    fn queue(&self, out: Out) -> Result<(), SendError> {
+        self.out.send(out).map_err(|_| LinkError::Gone("the wire failed".into()).into())
+    }
+
+    fn file(&mut self, entry: &Entry) -> Result<(), FileError> {
+        let here = |e: std::io::Error| FileError::Here(e.to_string());
+        // NONBLOCK: what was a file when it was found may be a FIFO by now.
+        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
+        let file = File::options().read(true).custom_flags(flags).open(&entry.source).map_err(here)?;
+        let meta = file.metadata().map_err(here)?;
+        if !meta.is_file() {
+            return Err(FileError::Here("is not a regular file any more".into()));
+        }
+        let (size, block_len) = (meta.len(), u64::from(self.ring.slot_len));
+        let no_wait = size <= block_len;
+        let id = self.open(entry, true);
+        let spec = FileSpec {
+            flags: FileFlags { no_wait, ..self.options.flags },
+            mode: meta.mode() & 0o777,
+            mtime: mtime(&meta),
+            size,
+            source: identity(meta.dev(), meta.ino()),
+            path: entry.path.clone(),
+        };
+        self.post(Message::File { id, spec })?;
+        let mut list = BlockList::default();
+        let sent = self.blocks(id, &file, size, no_wait, &mut list).and_then(|()| {
+            let now = file.metadata().map_err(here)?;
+            if (now.len(), mtime(&now)) == (size, mtime(&meta)) {
+                Ok(())
+            } else {
+                Err(FileError::Here("changed while it was read; send it again".into()))
+            }
+        });
+        match sent {
+            Ok(()) => self.post(Message::End { id, digest: list.complete(size) })?,
+            Err(FileError::Here(why)) => {
+                // The receiver's RESULT will say that we gave it up; we know better why.
+                if let Some(open) = self.open.get_mut(&id) {
+                    open.1 = false;
+                }
+                self.post(Message::Abandon { id })?;
+                return Err(FileError::Here(why));
+            }
+            Err(FileError::There) => {
+                self.post(Message::Abandon { id })?;
+                return Err(FileError::There);
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    fn blocks(&mut self, id: u32, file: &File, size: u64, no_wait: bool, list: &mut BlockList) -> Result<(), FileError> {
+        let block_len = u64::from(self.ring.slot_len);
+        let total = size.div_ceil(block_len);
+        if !no_wait {
+            let (blocks, theirs) = loop {
+                match self.offer.take() {
+                    Some((of, blocks, digest)) if of == id && blocks <= total => break (blocks, digest),
+                    Some(_) => {
+                        return Err(SendError::from(LinkError::Violation("an offer that was not asked for".into())).into());
+                    }
+                    None if !self.open.contains_key(&id) => return Err(FileError::Declined),
+                    None => self.pump()?,
+                }
+            };
+            if blocks > 0 {
+                *list = prefix(file, blocks, size, self.ring.slot_len).map_err(|e| FileError::Here(e.to_string()))?;
+                if list.prefix() == theirs {
+                    let held = size.min(blocks * block_len);
+                    self.report.held += held;
+                    self.progress.advance(held, true);
+                } else {
+                    *list = BlockList::default();
+                }
+            }
+            self.post(Message::From { id, block: list.blocks() })?;
+        }
+        while list.blocks() < total {
+            let slot = loop {
+                match self.free.pop() {
+                    Some(slot) => break slot,
+                    None => self.pump()?,
+                }
+            };
+            if !self.open.contains_key(&id) {
+                self.free.push(slot);
+                return Err(FileError::There);
+            }
+            let index = list.blocks();
+            let len = block_len.min(size - index * block_len) as u32;
+            if let Err(e) = read_slot(self.link, slot, file.as_fd(), index * block_len, len) {
+                self.free.push(slot);
+                return Err(FileError::Here(if e.kind() == std::io::ErrorKind::UnexpectedEof {
+                    "became shorter while it was read; send it again".into()
+                } else {
+                    e.to_string()
+                }));
+            }
+            let digest = slot_digest(self.link, slot, len);
+            list.push(&digest);
+            self.in_use[usize::from(slot)] = Some(len);
+            self.queue(Out::Block { slot, len, message: Message::Block { id, slot, index, len, digest } })?;
+        }
+        Ok(())
+    }
+
+    /// Receives one message and acts on it.
+    fn pump(&mut self) -> Result<(), SendError> {
+        let heard = Instant::now();
+        let message = loop {
+            if let Some(message) = self.link.recv(KEEPALIVE.min(self.options.patience))? {
+                break message;
+            }
+            if heard.elapsed() >= self.options.patience {
+                return Err(LinkError::Gone("the receiver stopped answering".into()).into());
+            }
+        };
+        let violation = |text: &str| Err(LinkError::Violation(text.into()).into());
+        match message {
+            Message::Credit => {}
+            Message::Free { slot } => {
+                let Some(len) = self.in_use.get_mut(usize::from(slot)).and_then(Option::take) else {
+                    return violation("a slot was freed that is not in use");
+                };
+                self.free.push(slot);
+                self.report.bytes += u64::from(len);
+                self.progress.advance(len.into(), false);
+            }
+            Message::Offer { id, blocks, digest } => self.offer = Some((id, blocks, digest)),
+            Message::Result { id, code, text } => {
+                let Some((source, counted)) = self.open.remove(&id) else {
+                    return violation("a result for nothing");
+                };
+                match code {
+                    Code::Written => self.report.written += u64::from(counted),
+                    Code::Kept => {
+                        self.report.kept += 1;
+                        self.progress.note(&format!("{}: left alone: {text}", source.display()));
+                    }
+                    Code::Abandoned => {}
+                    _ => {
+                        self.report.failed += 1;
+                        self.progress.note(&format!("{}: the receiver says: {text}{}", source.display(), advice(code)));
+                    }
+                }
+            }
+            Message::Done { cpu_us } => {
+                self.report.peer_cpu = Duration::from_micros(cpu_us);
+                self.done = true;
+            }
+            Message::Refuse { code, text } => return Err(SendError::Refused { code, text }),
+            _ => return violation("a message that only a sender sends"),
+        }
+        Ok(())
+    }
+}
+
+/// What a user can do about an outcome.
+fn advice(code: Code) -> &'static str {
+    match code {
+        Code::NoSpace => "\n  try: free some space there, or send to another disk",
+        Code::Permission => "\n  try: run the listener as a user who can write there",
+        Code::ReadOnly => "\n  try: --force replaces it",
+        Code::IsDirectory | Code::NotDirectory => "\n  try: another directory, or move away what is there",
+        Code::BadPath => "\n  try: another name",
+        Code::Corrupt => "\n  try: send it again; it was damaged on the way or changed meanwhile",
+        Code::Busy => "\n  try: again when the other transfer is over",
+        _ => "",
+    }
+}
+
+/// The digests of the first `blocks` blocks of a file.
+fn prefix(file: &File, blocks: u64, size: u64, block_len: u32) -> std::io::Result<BlockList> {
+    let mut list = BlockList::default();
+    let mut buf = vec![0; block_len as usize];
+    while list.blocks() < blocks {
+        let at = list.blocks() * u64::from(block_len);
+        let len = u64::from(block_len).min(size - at) as usize;
+        file.read_exact_at(&mut buf[..len], at)?;
+        list.push(&digest(&buf[..len]));
+    }
+    Ok(list)
+}
+
+/// The identity of a source: this machine, the file system and the inode.
+fn identity(dev: u64, ino: u64) -> Digest {
+    let mut bytes = std::fs::read("/etc/machine-id").unwrap_or_default();
+    bytes.extend(dev.to_be_bytes());
+    bytes.extend(ino.to_be_bytes());
+    digest(&bytes)
+}

@@ -1,0 +1,661 @@
+//! The receiver's directory: names that stay inside it, unfinished files, journals, atomic renames.
+//!
+//! Paths are walked component by component with `O_NOFOLLOW`, from a descriptor of the directory; a
+//! [`RelPath`] has no `..`, so nothing outside can be reached, whatever links others put in the way. A file
+//! grows as `.NAME.weft-XXXX.part` (XXXX from the source's identity) and gets its name by rename only when
+//! its checksum holds. A file of more than one block has a journal beside it with the digests of the blocks
+//! that are in place, from which a later transfer of the same source goes on.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
+use rustix::io::Errno;
+
+use super::digest::{BlockList, digest};
+use super::protocol::{Code, Digest, FileFlags, FileSpec, Mtime, RelPath, printable};
+
+const JOURNAL_MAGIC: [u8; 8] = *b"weftcpj1";
+const JOURNAL_HEADER: u64 = 56;
+
+/// Why an entry was not written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct StoreError {
+    /// The kind, as a RESULT carries it.
+    pub code: Code,
+    /// One sentence for a human.
+    pub text: String,
+}
+
+impl StoreError {
+    fn new(code: Code, text: impl Into<String>) -> Self {
+        Self { code, text: text.into() }
+    }
+
+    /// An error of the file system while doing `what`.
+    pub fn io(what: &str, e: &io::Error) -> Self {
+        let code = match Errno::from_io_error(e) {
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => Code::NoSpace,
+            Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => Code::Permission,
+            Some(Errno::ISDIR) => Code::IsDirectory,
+            Some(Errno::NOTDIR | Errno::LOOP) => Code::NotDirectory,
+            Some(Errno::NAMETOOLONG | Errno::ILSEQ) => Code::BadPath,
+            _ => Code::Io,
+        };
+        Self::new(code, format!("{what}: {e}"))
+    }
+}
+
+fn errno(what: &'static str) -> impl Fn(Errno) -> StoreError {
+    move |e| StoreError::io(what, &e.into())
+}
+
+/// What the receiver decides whatever a sender asks.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Policy {
+    /// Never replace an existing file.
+    pub no_clobber: bool,
+    /// Bring every file to the disk before it gets its name.
+    pub sync: bool,
+}
+
+/// The directory that files are received into.
+pub struct Store {
+    root: OwnedFd,
+    policy: Policy,
+    /// The last parent directory: many small files come from one.
+    last: Option<(Vec<u8>, OwnedFd)>,
+}
+
+const WALK: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl Store {
+    /// Opens the directory.
+    pub fn open(dir: &Path, policy: Policy) -> io::Result<Self> {
+        let root = fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self { root, policy, last: None })
+    }
+
+    /// Another handle of the same directory, for another connection.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { root: self.root.try_clone()?, policy: self.policy, last: None })
+    }
+
+    /// The directory of the path's last component, made as needed.
+    fn parent(&mut self, path: &RelPath) -> Result<OwnedFd, StoreError> {
+        let (parent, _) = path.split();
+        let dup = |fd: &OwnedFd| fd.try_clone().map_err(|e| StoreError::io("cannot open the directory", &e));
+        if parent.is_empty() {
+            return dup(&self.root);
+        }
+        if let Some((known, fd)) = &self.last
+            && known == parent
+        {
+            return dup(fd);
+        }
+        let mut at = dup(&self.root)?;
+        for name in parent.split(|&b| b == b'/') {
+            at = match fs::openat(&at, name, WALK, Mode::empty()) {
+                Err(Errno::NOENT) => {
+                    make_dir(&at, name, Mode::from_raw_mode(0o777))?;
+                    fs::openat(&at, name, WALK, Mode::empty())
+                }
+                other => other,
+            }
+            .map_err(|e| walk_error(name, e))?;
+        }
+        self.last = Some((parent.to_vec(), dup(&at)?));
+        Ok(at)
+    }
+
+    /// Makes a directory, or takes the one that is there.
+    pub fn enter_directory(&mut self, path: &RelPath) -> Result<(), StoreError> {
+        let parent = self.parent(path)?;
+        let (_, name) = path.split();
+        make_dir(&parent, name, Mode::RWXU)?;
+        fs::openat(&parent, name, WALK, Mode::empty()).map_err(|e| walk_error(name, e))?;
+        Ok(())
+    }
+
+    /// Gives a directory its mode and time, once its content is there.
+    pub fn leave_directory(&mut self, path: &RelPath, mode: u32, mtime: Mtime) -> Result<(), StoreError> {
+        let parent = self.parent(path)?;
+        let (_, name) = path.split();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = fs::openat(&parent, name, flags, Mode::empty()).map_err(|e| walk_error(name, e))?;
+        fs::futimens(&dir, &times(mtime)).map_err(errno("cannot set the directory's time"))?;
+        fs::fchmod(&dir, Mode::from_raw_mode(mode & 0o777)).map_err(errno("cannot set the directory's mode"))
+    }
+
+    /// Makes a symbolic link, atomically replacing a file that is there.
+    pub fn make_link(&mut self, path: &RelPath, target: &[u8], flags: FileFlags) -> Result<(), StoreError> {
+        let parent = self.parent(path)?;
+        let (_, name) = path.split();
+        self.check_existing(&parent, name, flags)?;
+        let temp = temp_name(name, &digest(target), "part");
+        let _ = fs::unlinkat(&parent, &temp, AtFlags::empty());
+        fs::symlinkat(target, &parent, &temp).map_err(errno("cannot make the link"))?;
+        self.name(&parent, &temp, name, flags).inspect_err(|_| {
+            let _ = fs::unlinkat(&parent, &temp, AtFlags::empty());
+        })
+    }
+
+    fn keeps(&self, flags: FileFlags) -> bool {
+        flags.no_clobber || self.policy.no_clobber
+    }
+
+    /// Whether what stands under the name already may be replaced.
+    fn check_existing(&self, parent: &OwnedFd, name: &[u8], flags: FileFlags) -> Result<(), StoreError> {
+        let stat = match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(()),
+            other => other.map_err(errno("cannot look at the name"))?,
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Directory {
+            return Err(StoreError::new(Code::IsDirectory, "a directory of this name is there"));
+        }
+        if self.keeps(flags) {
+            return Err(StoreError::new(Code::Kept, "it is there already"));
+        }
+        if kind == FileType::RegularFile && stat.st_mode & 0o200 == 0 && !flags.force {
+            return Err(StoreError::new(Code::ReadOnly, "a read-only file of this name is there"));
+        }
+        Ok(())
+    }
+
+    /// Gives a finished temporary its final name.
+    fn name(&self, parent: &OwnedFd, temp: &[u8], name: &[u8], flags: FileFlags) -> Result<(), StoreError> {
+        let kept = || StoreError::new(Code::Kept, "it is there already");
+        if !self.keeps(flags) {
+            return fs::renameat(parent, temp, parent, name).map_err(errno("cannot rename to the final name"));
+        }
+        match fs::renameat_with(parent, temp, parent, name, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => Err(kept()),
+            // File systems without this kind of rename can still refuse to link over a name.
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                match fs::linkat(parent, temp, parent, name, AtFlags::empty()) {
+                    Err(Errno::EXIST) => return Err(kept()),
+                    other => other.map_err(errno("cannot link the final name"))?,
+                }
+                fs::unlinkat(parent, temp, AtFlags::empty()).map_err(errno("cannot remove the temporary name"))
+            }
+            Err(e) => Err(errno("cannot rename to the final name")(e)),
+        }
+    }
+
+    /// Opens the unfinished file of a source, with whatever an earlier transfer left in it.
+    pub fn begin(&mut self, spec: FileSpec, block_len: u32) -> Result<Incoming, StoreError> {
+        let parent = self.parent(&spec.path)?;
+        let (_, name) = spec.path.split();
+        self.check_existing(&parent, name, spec.flags)?;
+        let part_name = temp_name(name, &spec.source, "part");
+        let part = open_part(&parent, &part_name)?;
+        let journal_name = temp_name(name, &spec.source, "journal");
+        let mut incoming = Incoming {
+            parent,
+            part,
+            part_name,
+            journal: None,
+            journal_name,
+            held: Vec::new(),
+            list: BlockList::default(),
+            spec,
+            block_len,
+            keep: false,
+        };
+        if !incoming.spec.flags.no_wait {
+            incoming.check_space()?;
+            incoming.open_journal()?;
+        }
+        Ok(incoming)
+    }
+
+    /// Gives a complete file its name if its digest is right.
+    pub fn commit(&self, mut file: Incoming, complete: &Digest) -> Result<(), StoreError> {
+        let list = std::mem::take(&mut file.list);
+        file.keep = false;
+        let spec = &file.spec;
+        if list.blocks() != spec.size.div_ceil(u64::from(file.block_len)) {
+            return Err(StoreError::new(Code::Corrupt, "the end came before all blocks"));
+        }
+        if list.complete(spec.size) != *complete {
+            return Err(StoreError::new(Code::Corrupt, "the checksum of the file does not match"));
+        }
+        let stat = fs::fstat(&file.part).map_err(errno("cannot look at the temporary file"))?;
+        if u64::try_from(stat.st_size) != Ok(spec.size) {
+            fs::ftruncate(&file.part, spec.size).map_err(errno("cannot set the length"))?;
+        }
+        fs::futimens(&file.part, &times(spec.mtime)).map_err(errno("cannot set the time"))?;
+        fs::fchmod(&file.part, Mode::from_raw_mode(spec.mode & 0o777)).map_err(errno("cannot set the mode"))?;
+        let sync = self.policy.sync || spec.flags.sync;
+        if sync {
+            fs::fsync(&file.part).map_err(errno("cannot bring the file to the disk"))?;
+        }
+        let (_, name) = spec.path.split();
+        // Checked again: it may have appeared while the data came.
+        self.check_existing(&file.parent, name, spec.flags)?;
+        self.name(&file.parent, &file.part_name, name, spec.flags)?;
+        if sync {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            fs::openat(&file.parent, ".", flags, Mode::empty())
+                .and_then(fs::fsync)
+                .map_err(errno("cannot bring the directory to the disk"))?;
+        }
+        Ok(())
+    }
+}
+
+fn walk_error(name: &[u8], e: Errno) -> StoreError {
+    if matches!(e, Errno::NOTDIR | Errno::LOOP) {
+        return StoreError::new(
+            Code::NotDirectory,
+            format!("{} is not a directory (symbolic links are not followed)", printable(name)),
+        );
+    }
+    StoreError::io(&format!("cannot open the directory {}", printable(name)), &e.into())
+}
+
+fn make_dir(parent: &OwnedFd, name: &[u8], mode: Mode) -> Result<(), StoreError> {
+    match fs::mkdirat(parent, name, mode) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(e) => Err(StoreError::io(&format!("cannot make the directory {}", printable(name)), &e.into())),
+    }
+}
+
+fn times(mtime: Mtime) -> Timestamps {
+    let t = Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() };
+    Timestamps { last_access: t, last_modification: t }
+}
+
+/// `.NAME.weft-XXXX.SUFFIX`, NAME cut so that the whole stays a legal name.
+fn temp_name(name: &[u8], id: &Digest, suffix: &str) -> Vec<u8> {
+    let mut out = vec![b'.'];
+    let mut cut = name.len().min(200);
+    while cut > 0 && cut < name.len() && name[cut] & 0xc0 == 0x80 {
+        cut -= 1;
+    }
+    out.extend(&name[..cut]);
+    out.extend(b".weft-");
+    // A cut name is told apart by its digest.
+    let id = u64::from_be_bytes(*id.first_chunk().expect("16 bytes"));
+    let name = u64::from_be_bytes(*digest(name).first_chunk().expect("16 bytes"));
+    out.extend(format!("{:016x}.{suffix}", id ^ name).bytes());
+    out
+}
+
+/// Opens and locks the temporary file, so that two transfers never write to one.
+fn open_part(parent: &OwnedFd, name: &[u8]) -> Result<File, StoreError> {
+    // NONBLOCK: something else than a file under our name must not make the open wait.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    for _ in 0..8 {
+        let fd = fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(errno("cannot make a temporary file in the directory"))?;
+        match fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => {
+                return Err(StoreError::new(Code::Busy, "another transfer of the same file is under way"));
+            }
+            other => other.map_err(errno("cannot lock the temporary file"))?,
+        }
+        let stat = fs::fstat(&fd).map_err(errno("cannot look at the temporary file"))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
+            return Err(StoreError::new(Code::BadPath, "something else has the temporary file's name"));
+        }
+        // The former owner of the lock may have renamed or removed the file just before it let go.
+        match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => return Ok(File::from(fd)),
+            _ => {}
+        }
+    }
+    Err(StoreError::new(Code::Busy, "other transfers of the same file are under way"))
+}
+
+/// An unfinished file. Dropped without commit it stays for a resume if it has a journal with blocks, else
+/// it is removed.
+pub struct Incoming {
+    parent: OwnedFd,
+    part: File,
+    part_name: Vec<u8>,
+    journal: Option<File>,
+    journal_name: Vec<u8>,
+    /// Digests that the journal holds and that have not been verified.
+    held: Vec<Digest>,
+    list: BlockList,
+    spec: FileSpec,
+    block_len: u32,
+    keep: bool,
+}
+
+impl Incoming {
+    fn check_space(&self) -> Result<(), StoreError> {
+        let vfs = fs::fstatvfs(&self.part).map_err(errno("cannot ask for the free space"))?;
+        let stat = fs::fstat(&self.part).map_err(errno("cannot look at the temporary file"))?;
+        let free = vfs.f_bavail.saturating_mul(vfs.f_frsize);
+        let have = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        if free.saturating_add(have) < self.spec.size {
+            return Err(StoreError::new(
+                Code::NoSpace,
+                format!("no space: {} bytes are needed and {free} are free", self.spec.size - have.min(self.spec.size)),
+            ));
+        }
+        Ok(())
+    }
+
+    fn journal_header(&self) -> [u8; JOURNAL_HEADER as usize] {
+        let mut h = [0; JOURNAL_HEADER as usize];
+        h[..8].copy_from_slice(&JOURNAL_MAGIC);
+        h[8..12].copy_from_slice(&self.block_len.to_be_bytes());
+        h[16..24].copy_from_slice(&self.spec.size.to_be_bytes());
+        h[24..32].copy_from_slice(&self.spec.mtime.secs.to_be_bytes());
+        h[32..36].copy_from_slice(&self.spec.mtime.nanos.to_be_bytes());
+        h[40..56].copy_from_slice(&self.spec.source);
+        h
+    }
+
+    fn open_journal(&mut self) -> Result<(), StoreError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = fs::openat(&self.parent, &self.journal_name, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(errno("cannot make a journal in the directory"))?;
+        let mut journal = File::from(fd);
+        let io = |e: io::Error| StoreError::io("cannot read the journal", &e);
+        let mut header = Vec::new();
+        (&mut journal).take(JOURNAL_HEADER).read_to_end(&mut header).map_err(io)?;
+        if header == self.journal_header() {
+            let stat = fs::fstat(&self.part).map_err(errno("cannot look at the temporary file"))?;
+            let whole = u64::try_from(stat.st_size).unwrap_or(0).min(self.spec.size);
+            let most = if whole == self.spec.size {
+                whole.div_ceil(u64::from(self.block_len))
+            } else {
+                whole / u64::from(self.block_len)
+            };
+            let mut bytes = Vec::new();
+            (&mut journal).take(most.saturating_mul(16)).read_to_end(&mut bytes).map_err(io)?;
+            self.held = bytes.as_chunks::<16>().0.to_vec();
+        } else {
+            journal.set_len(0).map_err(io)?;
+            journal.seek(SeekFrom::Start(0)).map_err(io)?;
+            journal.write_all(&self.journal_header()).map_err(|e| StoreError::io("cannot write the journal", &e))?;
+        }
+        self.keep = !self.held.is_empty();
+        self.journal = Some(journal);
+        Ok(())
+    }
+
+    /// Where the file goes, for humans.
+    pub fn path(&self) -> String {
+        self.spec.path.to_string()
+    }
+
+    /// Whether the sender waits for an OFFER.
+    pub fn waits(&self) -> bool {
+        self.journal.is_some()
+    }
+
+    /// Verifies the prefix that an earlier transfer left: the whole blocks that are right, and their digest.
+    pub fn offer(&mut self) -> Result<(u64, Digest), StoreError> {
+        let mut block = vec![0; self.block_len as usize];
+        for held in std::mem::take(&mut self.held) {
+            let len = self.len_of(self.list.blocks()) as usize;
+            let at = self.list.blocks() * u64::from(self.block_len);
+            let read = std::os::unix::fs::FileExt::read_exact_at(&self.part, &mut block[..len], at);
+            if read.is_err() || digest(&block[..len]) != held {
+                break;
+            }
+            self.list.push(&held);
+        }
+        Ok((self.list.blocks(), self.list.prefix()))
+    }
+
+    /// The length of block `index`.
+    fn len_of(&self, index: u64) -> u32 {
+        let at = index.saturating_mul(u64::from(self.block_len));
+        u64::from(self.block_len).min(self.spec.size.saturating_sub(at)) as u32
+    }
+
+    /// Goes on from `block`: what [`Self::offer`] said, or 0. `None` if it is neither.
+    pub fn start(&mut self, block: u64) -> Option<Result<(), StoreError>> {
+        if block == 0 {
+            self.list = BlockList::default();
+        } else if block != self.list.blocks() {
+            return None;
+        }
+        self.keep = block > 0;
+        let journal = self.journal.as_mut()?;
+        let at = JOURNAL_HEADER + block * 16;
+        Some(
+            journal
+                .set_len(at)
+                .and_then(|()| journal.seek(SeekFrom::Start(at)).map(drop))
+                .map_err(|e| StoreError::io("cannot write the journal", &e)),
+        )
+    }
+
+    /// Where the block goes, if it is the one that has to come next and has the length that it must have.
+    pub fn expect(&self, index: u64, len: u32) -> Option<(BorrowedFd<'_>, u64)> {
+        let next = index == self.list.blocks() && len != 0 && len == self.len_of(index);
+        next.then(|| (self.part.as_fd(), index * u64::from(self.block_len)))
+    }
+
+    /// Notes that the expected block is in the file.
+    pub fn written(&mut self, digest: &Digest) -> Result<(), StoreError> {
+        if let Some(journal) = &mut self.journal {
+            journal.write_all(digest).map_err(|e| StoreError::io("cannot write the journal", &e))?;
+            self.keep = true;
+        }
+        self.list.push(digest);
+        Ok(())
+    }
+
+    /// Removes the unfinished file rather than keeping it for a resume.
+    pub fn discard(mut self) {
+        self.keep = false;
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if self.keep {
+            return;
+        }
+        if self.journal.is_some() {
+            let _ = fs::unlinkat(&self.parent, &self.journal_name, AtFlags::empty());
+        }
+        // After a commit the temporary name is gone already, or belongs to a transfer that began since then
+        // and holds the lock of another inode.
+        if let (Ok(ours), Ok(named)) =
+            (fs::fstat(&self.part), fs::statat(&self.parent, &self.part_name, AtFlags::SYMLINK_NOFOLLOW))
+            && (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino)
+        {
+            let _ = fs::unlinkat(&self.parent, &self.part_name, AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+
+    const BLOCK: u32 = 4096;
+
+    fn spec(path: &str, size: u64, flags: FileFlags) -> FileSpec {
+        let mtime = Mtime { secs: 1_000_000_000, nanos: 5 };
+        FileSpec { flags, mode: 0o640, mtime, size, source: [7; 16], path: RelPath::new(path.as_bytes()).unwrap() }
+    }
+
+    fn put(store: &mut Store, path: &str, data: &[u8], flags: FileFlags) -> Result<(), StoreError> {
+        let no_wait = data.len() <= BLOCK as usize;
+        let mut file = store.begin(spec(path, data.len() as u64, FileFlags { no_wait, ..flags }), BLOCK)?;
+        let mut list = BlockList::default();
+        if file.waits() {
+            let (blocks, _) = file.offer()?;
+            assert_eq!(blocks, 0);
+            file.start(0).unwrap()?;
+        }
+        for (i, block) in data.chunks(BLOCK as usize).enumerate() {
+            add(&mut file, i as u64, block)?;
+            list.push(&digest(block));
+        }
+        store.commit(file, &list.complete(data.len() as u64))
+    }
+
+    fn add(file: &mut Incoming, index: u64, block: &[u8]) -> Result<(), StoreError> {
+        let (fd, at) = file.expect(index, block.len() as u32).expect("the next block");
+        rustix::io::pwrite(fd, block, at).unwrap();
+        file.written(&digest(block))
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn files_get_their_name_mode_and_time_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        for size in [0, 1, 4096, 4097, 20_000] {
+            let data = vec![size as u8; size];
+            put(&mut store, "a/b/c", &data, FileFlags::default()).unwrap();
+            let path = dir.path().join("a/b/c");
+            assert_eq!(std::fs::read(&path).unwrap(), data);
+            let meta = path.metadata().unwrap();
+            assert_eq!((meta.mode() & 0o7777, meta.mtime(), meta.mtime_nsec()), (0o640, 1_000_000_000, 5));
+            assert_eq!(names(&dir.path().join("a/b")), ["c"], "nothing else is left");
+        }
+    }
+
+    #[test]
+    fn symbolic_links_are_never_followed() {
+        let outside = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        symlink(outside.path(), dir.path().join("out")).unwrap();
+        symlink(outside.path().join("target"), dir.path().join("file")).unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let flags = FileFlags::default();
+        assert_eq!(put(&mut store, "out/x", b"x", flags).unwrap_err().code, Code::NotDirectory);
+        let out = RelPath::new(b"out").unwrap();
+        assert_eq!(store.enter_directory(&out).unwrap_err().code, Code::NotDirectory);
+        assert_eq!(store.leave_directory(&out, 0, Mtime::default()).unwrap_err().code, Code::NotDirectory);
+        put(&mut store, "file", b"x", flags).unwrap();
+        assert!(dir.path().join("file").symlink_metadata().unwrap().is_file(), "the link itself was replaced");
+        assert!(names(outside.path()).is_empty());
+    }
+
+    #[test]
+    fn existing_files_follow_the_policy() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let (plain, keep) = (FileFlags::default(), FileFlags { no_clobber: true, ..FileFlags::default() });
+        put(&mut store, "f", b"1", plain).unwrap();
+        assert_eq!(put(&mut store, "f", b"2", keep).unwrap_err().code, Code::Kept);
+        put(&mut store, "f", b"3", plain).unwrap();
+        assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), b"3");
+        std::fs::set_permissions(
+            dir.path().join("f"),
+            std::os::unix::fs::PermissionsExt::from_mode(0o444),
+        )
+        .unwrap();
+        assert_eq!(put(&mut store, "f", b"4", plain).unwrap_err().code, Code::ReadOnly);
+        put(&mut store, "f", b"5", FileFlags { force: true, ..plain }).unwrap();
+        std::fs::create_dir(dir.path().join("d")).unwrap();
+        assert_eq!(put(&mut store, "d", b"4", plain).unwrap_err().code, Code::IsDirectory);
+        assert_eq!(put(&mut store, "f/x", b"4", plain).unwrap_err().code, Code::NotDirectory);
+        let mut strict = Store::open(dir.path(), Policy { no_clobber: true, sync: true }).unwrap();
+        assert_eq!(put(&mut strict, "f", b"6", plain).unwrap_err().code, Code::Kept);
+        put(&mut strict, "g", b"7", plain).unwrap();
+        let link = RelPath::new(b"l").unwrap();
+        strict.make_link(&link, b"/etc/passwd", plain).unwrap();
+        assert_eq!(strict.make_link(&link, b"other", plain).unwrap_err().code, Code::Kept);
+        assert_eq!(names(dir.path()), ["d", "f", "g", "l"]);
+    }
+
+    #[test]
+    fn a_wrong_digest_or_early_end_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let mut file = store.begin(spec("f", 9000, FileFlags::default()), BLOCK).unwrap();
+        file.offer().unwrap();
+        file.start(0).unwrap().unwrap();
+        add(&mut file, 0, &[1; 4096]).unwrap();
+        assert!(file.expect(0, 4096).is_none(), "not the next block");
+        assert!(file.expect(1, 4095).is_none(), "only the last block is short");
+        assert_eq!(store.commit(file, &[0; 16]).unwrap_err().code, Code::Corrupt);
+        assert!(names(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn an_unfinished_file_goes_on_where_it_was_right() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let blocks = [[1u8; 4096], [2; 4096], [3; 4096]];
+        let begin = |store: &mut Store| store.begin(spec("f", 4 * 4096, FileFlags::default()), BLOCK).unwrap();
+        let mut file = begin(&mut store);
+        file.offer().unwrap();
+        file.start(0).unwrap().unwrap();
+        for (i, b) in blocks.iter().enumerate() {
+            add(&mut file, i as u64, b).unwrap();
+        }
+        let busy = store.begin(spec("f", 4 * 4096, FileFlags::default()), BLOCK);
+        assert_eq!(busy.err().unwrap().code, Code::Busy, "locked by the first");
+        drop(file);
+        assert_eq!(names(dir.path()).len(), 2, "part and journal stay");
+
+        // A block that does not match its journal is not offered.
+        let part = names(dir.path()).into_iter().find(|n| n.ends_with(".part")).unwrap();
+        let part = std::fs::OpenOptions::new().write(true).open(dir.path().join(part)).unwrap();
+        part.write_all_at(&[9], 2 * 4096 + 7).unwrap();
+        let mut file = begin(&mut store);
+        let (held, _) = file.offer().unwrap();
+        assert_eq!(held, 2);
+        assert!(file.start(1).is_none(), "neither the offer nor 0");
+        file.start(2).unwrap().unwrap();
+        let mut list = BlockList::default();
+        blocks[..2].iter().for_each(|b| list.push(&digest(b)));
+        for (i, b) in [[5u8; 4096], [6; 4096]].iter().enumerate() {
+            add(&mut file, i as u64 + 2, b).unwrap();
+            list.push(&digest(b));
+        }
+        store.commit(file, &list.complete(4 * 4096)).unwrap();
+        assert_eq!(names(dir.path()), ["f"]);
+        assert_eq!(std::fs::read(dir.path().join("f")).unwrap()[2 * 4096 + 7], 5);
+    }
+
+    #[test]
+    fn a_journal_of_another_version_of_the_source_is_not_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let mut file = store.begin(spec("f", 9000, FileFlags::default()), BLOCK).unwrap();
+        file.offer().unwrap();
+        file.start(0).unwrap().unwrap();
+        add(&mut file, 0, &[1; 4096]).unwrap();
+        drop(file);
+        let mut newer = spec("f", 9000, FileFlags::default());
+        newer.mtime.secs += 1;
+        let mut file = store.begin(newer, BLOCK).unwrap();
+        assert_eq!(file.offer().unwrap().0, 0);
+    }
+
+    #[test]
+    fn no_space_is_told_before_the_first_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let error = store.begin(spec("f", i64::MAX as u64, FileFlags::default()), BLOCK).err().unwrap();
+        assert_eq!(error.code, Code::NoSpace);
+        assert!(names(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn long_names_have_temporaries_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let name = "ü".repeat(127);
+        put(&mut store, &name, b"x", FileFlags::default()).unwrap();
+        assert_eq!(names(dir.path()), [name]);
+    }
+}
