@@ -502,6 +502,14 @@ fn atomic_responses_must_be_what_was_asked() {
     a.post(wr(FETCH_ADD, 8));
     let (request, _) = must_tx(&mut a);
     let id = u32::from_be_bytes(request[22..26].try_into().unwrap());
+    // Nor can the identifier serve as the sink of a Read.
+    let tagged = Header::Tagged(Tagged {
+        opcode: Opcode::ReadResponse,
+        last: true,
+        stag: id,
+        to: 0,
+    });
+    assert_eq!(a.rx_segment(&tagged, 14), Err(Fault::InvalidStag));
     let other = format!("{header} {:08x} 0000000000000000", id ^ 1);
     refuses_by(
         a,

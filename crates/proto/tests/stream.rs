@@ -470,6 +470,27 @@ fn nothing_is_too_short() {
     );
 }
 
+/// A peer may begin a message with a segment that carries nothing: it takes one receive all the same.
+#[test]
+fn an_empty_first_segment_opens_the_message() {
+    let mut b = stream();
+    for (header, payload, first, event) in [
+        ("01 43 00000000 00000000 00000001 00000000", 0, true, None),
+        ("01 43 00000000 00000000 00000001 00000000", 0, false, None),
+        (
+            "41 43 00000000 00000000 00000001 00000000",
+            5,
+            false,
+            received(5),
+        ),
+    ] {
+        let rx = announce(&mut b, &hex(header), payload);
+        let len = payload as u32;
+        assert_eq!(rx, Ok(Rx::PlaceRecv { first, mo: 0, len }));
+        assert_eq!(b.rx_placed(), event);
+    }
+}
+
 #[test]
 fn completions_wait_for_earlier_ones() {
     let (mut a, mut b) = (stream(), stream());

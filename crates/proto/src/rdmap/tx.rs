@@ -347,7 +347,13 @@ impl Stream {
     /// How much of `left` bytes the next segment carries, and whether that is the end.
     fn piece(&self, left: u32, header_len: usize) -> (u32, bool) {
         let room = self.config.max_ulpdu - header_len as u32;
-        (left.min(room), left <= room)
+        if left <= room {
+            return (left, true);
+        }
+        // Even pieces: a short one at the end of each message would cost the receiver as much as a long one. Multiples
+        // of four need no padding.
+        let even = left.div_ceil(left.div_ceil(room)).next_multiple_of(4);
+        (even.min(room), false)
     }
 }
 

@@ -7,175 +7,24 @@
 //! That is what the peer must see in the end, and what Reads and Atomics must return, as long as a Write or Atomic that
 //! overlaps an earlier Read is fenced: RFC 5040 section 5.5 allows a Read Response to see later Writes.
 
+mod evil;
+mod model;
+mod start;
+mod workload;
+
 use std::collections::VecDeque;
 
-use weft_proto::mpa::{
-    self, InitStep, Initiator, Params, RespStep, Responder, Revision, Rtr, RtrSet,
-};
+use weft_proto::mpa::Params;
 use weft_proto::rdmap::{
     Config, DoneStatus, Event, Fault, MAX_HEADER, Op, Payload, Rx, SendWr, State, Stream,
 };
 use weft_wire::crc::crc32c;
-use weft_wire::ddp::{Header, Tagged, UNTAGGED_LEN, Untagged};
+use weft_wire::ddp::{Header, Tagged};
 use weft_wire::mpa::{MarkerInserter, MarkerStripper, fpdu_len};
-use weft_wire::rdmap::{
-    AtomicOp, MpaError, OperationError, ProtectionError, TaggedError, TermError, UntaggedError,
-};
+use weft_wire::rdmap::{MpaError, Opcode, OperationError, TaggedError, TermError, UntaggedError};
 
-/// xorshift64*, so that a seed means the same for ever.
-struct Rng(u64);
-
-impl Rng {
-    fn new(seed: u64) -> Self {
-        let mut rng = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        rng.next();
-        rng.next();
-        rng
-    }
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        ((self.next() >> 32) as usize * n) >> 32
-    }
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(len + 8);
-        while out.len() < len {
-            out.extend_from_slice(&self.next().to_le_bytes());
-        }
-        out.truncate(len);
-        out
-    }
-}
-
-const SIZE: usize = 2048;
-/// Written and read by the peer.
-const DATA: Region = Region {
-    stag: 0x0001_0005,
-    base: 0x7f00_0000_1003,
-};
-/// Read only; its last byte is the last that a tagged offset can name.
-const FIXED: Region = Region {
-    stag: 0x0002_0006,
-    base: u64::MAX - SIZE as u64,
-};
-/// Atomics only, words of 8 bytes.
-const WORDS: Region = Region {
-    stag: 0x0003_0007,
-    base: 0x40,
-};
-
-#[derive(Clone, Copy)]
-struct Region {
-    stag: u32,
-    base: u64,
-}
-
-#[derive(Clone, PartialEq, Debug)]
-struct Memory {
-    data: Vec<u8>,
-    fixed: Vec<u8>,
-    words: [u64; 8],
-}
-
-impl Memory {
-    fn new(rng: &mut Rng) -> Self {
-        Self {
-            data: rng.bytes(SIZE),
-            fixed: rng.bytes(SIZE),
-            words: std::array::from_fn(|_| rng.next()),
-        }
-    }
-    /// What an RNIC checks for a Read or Write.
-    fn locate(
-        &self,
-        stag: u32,
-        to: u64,
-        len: u32,
-        write: bool,
-    ) -> Result<(&Vec<u8>, usize), Fault> {
-        let (region, bytes) = match stag {
-            s if s == DATA.stag => (DATA, &self.data),
-            s if s == FIXED.stag => (FIXED, &self.fixed),
-            _ => return Err(Fault::InvalidStag),
-        };
-        let offset = to.checked_sub(region.base).ok_or(Fault::Bounds)?;
-        if offset + u64::from(len) > SIZE as u64 {
-            return Err(Fault::Bounds);
-        }
-        if write && stag == FIXED.stag {
-            return Err(Fault::AccessRights);
-        }
-        Ok((bytes, offset as usize))
-    }
-    fn read(&self, stag: u32, to: u64, len: u32) -> Result<&[u8], Fault> {
-        if len == 0 {
-            return Ok(&[]);
-        }
-        let (bytes, offset) = self.locate(stag, to, len, false)?;
-        Ok(&bytes[offset..offset + len as usize])
-    }
-    fn atomic(
-        &mut self,
-        stag: u32,
-        to: u64,
-        op: AtomicOp,
-        value: u64,
-        compare: u64,
-    ) -> Result<u64, Fault> {
-        if stag != WORDS.stag {
-            return Err(Fault::InvalidStag);
-        }
-        let index = to
-            .checked_sub(WORDS.base)
-            .map(|o| o as usize / 8)
-            .filter(|i| *i < 8)
-            .ok_or(Fault::Bounds)?;
-        let word = &mut self.words[index];
-        let original = *word;
-        match op {
-            AtomicOp::FetchAdd => *word = original.wrapping_add(value),
-            AtomicOp::Swap => *word = value,
-            AtomicOp::CompareSwap if original == compare => *word = value,
-            AtomicOp::CompareSwap => {}
-        }
-        Ok(original)
-    }
-}
-
-/// Where a Send or Write takes its bytes from.
-enum Source {
-    Own(Vec<u8>),
-    /// The sink of an earlier Read, which a fence makes sure of.
-    SinkOf(u64),
-}
-
-/// A posted work request, what it has done so far and what it must do.
-struct Posted {
-    wr: SendWr,
-    source: Source,
-    sink: Vec<u8>,
-    /// The final content of the sink.
-    expect: Vec<u8>,
-    started: bool,
-    transmitted: bool,
-    /// It must fail at the peer, with this error.
-    poison: Option<TermError>,
-}
-
-#[derive(Debug, PartialEq)]
-struct Message {
-    data: Vec<u8>,
-    solicited: bool,
-    invalidate: Option<u32>,
-    immediate: Option<u64>,
-}
+use model::{Memory, Message, Posted, Rng, Source};
+use start::start;
 
 /// One direction's oracle and pipe: from endpoint `i` to the other.
 struct Direction {
@@ -241,89 +90,6 @@ struct Totals {
     remote_errors: u64,
     faults: u64,
     cuts: u64,
-}
-
-fn random_config(rng: &mut Rng) -> mpa::Config {
-    mpa::Config {
-        crc: rng.one_in(2),
-        recv_markers: rng.one_in(3),
-        revision: if rng.one_in(4) {
-            Revision::One
-        } else {
-            Revision::Two
-        },
-        ird: 1 + rng.below(6) as u16,
-        ord: 1 + rng.below(6) as u16,
-        peer_to_peer: None,
-    }
-}
-
-/// Both start-up machines over pieces of bytes.
-fn start(rng: &mut Rng) -> [Params; 2] {
-    let (mut ours, mut theirs) = (random_config(rng), random_config(rng));
-    if rng.one_in(2) && ours.revision == Revision::Two && theirs.revision == Revision::Two {
-        let set = RtrSet {
-            send: false,
-            write: true,
-            read: rng.one_in(2),
-        };
-        (ours.peer_to_peer, theirs.peer_to_peer) = (
-            Some(set),
-            Some(RtrSet {
-                send: rng.one_in(2),
-                ..set
-            }),
-        );
-    }
-    // Without negotiation the users must agree by other means; here the initiator's limits fit.
-    if ours.revision == Revision::One || theirs.revision == Revision::One {
-        (ours.ird, ours.ord) = (theirs.ord, theirs.ird);
-    }
-    let len = rng.below(509);
-    let data = rng.bytes(len);
-    let (initiator, request) = Initiator::new(ours, &data).unwrap();
-    let mut given = 0;
-    let pending = loop {
-        match Responder::new(theirs).on_bytes(&request[..given]).unwrap() {
-            RespStep::NeedMore => given += 1 + rng.below(request.len() - given),
-            RespStep::Request(pending) => break pending,
-        }
-    };
-    assert_eq!(
-        (pending.private_data(), pending.consumed()),
-        (&data[..], request.len())
-    );
-    let len = rng.below(pending.max_private_data() + 1);
-    let data = rng.bytes(len);
-    let (theirs, mut reply) = pending.accept(&data, theirs.ird, theirs.ord).unwrap();
-    let reply_len = reply.len();
-    reply.extend_from_slice(b"early");
-    let mut given = 0;
-    let ours = loop {
-        match initiator.on_bytes(&reply[..given]).unwrap() {
-            InitStep::NeedMore => given += 1 + rng.below(reply.len() - given),
-            InitStep::Accepted {
-                params,
-                private_data,
-                consumed,
-            } => {
-                assert_eq!((private_data, consumed), (data, reply_len));
-                break params;
-            }
-            InitStep::Rejected { .. } => panic!("rejected"),
-        }
-    };
-    assert_eq!(
-        (ours.crc, ours.tx_markers, ours.rx_markers),
-        (theirs.crc, theirs.rx_markers, theirs.tx_markers)
-    );
-    assert!(
-        ours.ord <= theirs.ird && theirs.ord <= ours.ird,
-        "{ours:?} {theirs:?}"
-    );
-    assert_eq!(ours.rtr, theirs.rtr);
-    assert!(matches!(ours.rtr, None | Some(Rtr::Write | Rtr::Read)));
-    [ours, theirs]
 }
 
 impl World {
@@ -392,298 +158,6 @@ impl World {
         world.ways[0].writes.push_back((0, 0, Vec::new()));
         world.push(0, wr, Source::Own(Vec::new()), Vec::new(), None);
         world
-    }
-
-    fn push(
-        &mut self,
-        i: usize,
-        wr: SendWr,
-        source: Source,
-        expect: Vec<u8>,
-        poison: Option<TermError>,
-    ) {
-        let seq = self.ends[i].stream.post(wr);
-        assert_eq!(seq, self.ends[i].posted.len() as u64);
-        let sink = vec![0; expect.len()];
-        self.ends[i].posted.push(Posted {
-            wr,
-            source,
-            sink,
-            expect,
-            started: false,
-            transmitted: false,
-            poison,
-        });
-    }
-
-    /// Posts a random work request and executes it on the model.
-    fn post(&mut self, i: usize) {
-        if self.ends[i].posted.len() - self.ends[i].next_done as usize > 24 || self.ways[i].poisoned
-        {
-            return;
-        }
-        let rng = &mut self.rng;
-        let way = &mut self.ways[i];
-        let mut fence = rng.one_in(8);
-        let len = match rng.below(8) {
-            0 => 0,
-            1 => rng.below(SIZE),
-            _ => rng.below(300),
-        };
-        let solicited = rng.one_in(2);
-        match rng.below(12) {
-            0..=2 => {
-                let invalidate = rng.one_in(3).then(|| rng.next() as u32);
-                let op = Op::Send {
-                    solicited,
-                    invalidate,
-                };
-                let read = self.ends[i]
-                    .posted
-                    .iter()
-                    .rposition(|p| matches!(p.wr.op, Op::Read { .. }) && p.poison.is_none());
-                let (source, data) = match read {
-                    Some(read) if rng.one_in(4) => {
-                        fence = true;
-                        (
-                            Source::SinkOf(read as u64),
-                            self.ends[i].posted[read].expect.clone(),
-                        )
-                    }
-                    _ => {
-                        let data = rng.bytes(len);
-                        (Source::Own(data.clone()), data)
-                    }
-                };
-                let len = data.len();
-                self.ends[1 - i].receives.push_back(len + rng.below(10));
-                way.messages.push_back(Message {
-                    data,
-                    solicited,
-                    invalidate,
-                    immediate: None,
-                });
-                self.finish(
-                    i,
-                    SendWr {
-                        op,
-                        len: len as u32,
-                        fence,
-                    },
-                    source,
-                    Vec::new(),
-                );
-            }
-            3..=5 => {
-                let offset = rng.below(SIZE - len + 1);
-                let (stag, to) = (DATA.stag, DATA.base + offset as u64);
-                let range = offset..offset + len;
-                fence |= way
-                    .unfenced
-                    .iter()
-                    .any(|r| r.start < range.end && range.start < r.end);
-                let data = rng.bytes(len);
-                way.model.data[range].copy_from_slice(&data);
-                way.writes.push_back((stag, to, data.clone()));
-                let imm = rng.next();
-                let op = if rng.one_in(4) {
-                    self.ends[1 - i].receives.push_back(0);
-                    way.messages.push_back(Message {
-                        data: Vec::new(),
-                        solicited,
-                        invalidate: None,
-                        immediate: Some(imm),
-                    });
-                    Op::WriteImm {
-                        stag,
-                        to,
-                        imm,
-                        solicited,
-                    }
-                } else {
-                    Op::Write { stag, to }
-                };
-                self.finish(
-                    i,
-                    SendWr {
-                        op,
-                        len: len as u32,
-                        fence,
-                    },
-                    Source::Own(data),
-                    Vec::new(),
-                );
-            }
-            6 => {
-                let imm = rng.next();
-                self.ends[1 - i].receives.push_back(rng.below(3));
-                way.messages.push_back(Message {
-                    data: Vec::new(),
-                    solicited,
-                    invalidate: None,
-                    immediate: Some(imm),
-                });
-                let wr = SendWr {
-                    op: Op::Imm { imm, solicited },
-                    len: 0,
-                    fence,
-                };
-                self.finish(i, wr, Source::Own(Vec::new()), Vec::new());
-            }
-            7..=9 => {
-                let offset = rng.below(SIZE - len + 1);
-                let (region, expect) = if rng.one_in(3) {
-                    (FIXED, way.model.fixed[offset..offset + len].to_vec())
-                } else {
-                    (DATA, way.model.data[offset..offset + len].to_vec())
-                };
-                let op = Op::Read {
-                    src_stag: region.stag,
-                    src_to: region.base + offset as u64,
-                };
-                self.finish(
-                    i,
-                    SendWr {
-                        op,
-                        len: len as u32,
-                        fence,
-                    },
-                    Source::Own(Vec::new()),
-                    expect,
-                );
-                if region.stag == DATA.stag {
-                    self.ways[i].unfenced.push(offset..offset + len);
-                }
-            }
-            10 => {
-                let index = rng.below(8);
-                let op = [AtomicOp::FetchAdd, AtomicOp::Swap, AtomicOp::CompareSwap][rng.below(3)];
-                let value = rng.next();
-                let compare = if rng.one_in(2) {
-                    way.model.words[index]
-                } else {
-                    rng.next()
-                };
-                let to = WORDS.base + 8 * index as u64;
-                let original = way
-                    .model
-                    .atomic(WORDS.stag, to, op, value, compare)
-                    .unwrap();
-                let op = Op::Atomic {
-                    op,
-                    stag: WORDS.stag,
-                    to,
-                    add_or_swap: value,
-                    add_or_swap_mask: u64::MAX,
-                    compare,
-                    compare_mask: u64::MAX,
-                };
-                let expect = original.to_be_bytes().to_vec();
-                self.finish(
-                    i,
-                    SendWr { op, len: 8, fence },
-                    Source::Own(Vec::new()),
-                    expect,
-                );
-            }
-            _ => self.finish(
-                i,
-                SendWr {
-                    op: Op::Local,
-                    len: 0,
-                    fence,
-                },
-                Source::Own(Vec::new()),
-                Vec::new(),
-            ),
-        }
-    }
-
-    fn finish(&mut self, i: usize, wr: SendWr, source: Source, expect: Vec<u8>) {
-        if wr.fence {
-            self.ways[i].unfenced.clear();
-        }
-        self.push(i, wr, source, expect, None);
-    }
-
-    /// Posts a work request that the peer must refuse with a known error. Nothing is posted after it.
-    fn poison(&mut self, i: usize) {
-        if self.ways[i].poisoned {
-            return;
-        }
-        let rng = &mut self.rng;
-        let send = Op::Send {
-            solicited: false,
-            invalidate: None,
-        };
-        let bad = 0xdead_0001;
-        let read = |src_stag, src_to| Op::Read { src_stag, src_to };
-        let (op, len, error) = match rng.below(8) {
-            0 => (send, 1, TermError::Untagged(UntaggedError::NoBuffer)),
-            1 => {
-                let room = rng.below(1000);
-                self.ends[1 - i].receives.push_back(room);
-                (
-                    send,
-                    room as u32 + 1,
-                    TermError::Untagged(UntaggedError::TooLong),
-                )
-            }
-            2 => (
-                Op::Write { stag: bad, to: 0 },
-                1,
-                TermError::Tagged(TaggedError::InvalidStag),
-            ),
-            3 => (
-                Op::Write {
-                    stag: DATA.stag,
-                    to: DATA.base + SIZE as u64,
-                },
-                1,
-                TermError::Tagged(TaggedError::BaseBounds),
-            ),
-            4 => (
-                Op::Write {
-                    stag: FIXED.stag,
-                    to: FIXED.base,
-                },
-                1,
-                TermError::Protection(ProtectionError::AccessRights),
-            ),
-            5 => (
-                read(bad, 0),
-                5,
-                TermError::Protection(ProtectionError::InvalidStag),
-            ),
-            6 => (
-                read(DATA.stag, DATA.base - 1),
-                5,
-                TermError::Protection(ProtectionError::BaseBounds),
-            ),
-            _ => (
-                read(FIXED.stag, u64::MAX - 3),
-                5,
-                TermError::Protection(ProtectionError::ToWrap),
-            ),
-        };
-        if matches!(op, Op::Write { .. }) {
-            self.ways[i].writes.push_back((0, 0, Vec::new()));
-        }
-        let expect = if op.is_answered() {
-            rng.bytes(len as usize)
-        } else {
-            Vec::new()
-        };
-        let data = vec![7; len as usize];
-        let fence = rng.one_in(4);
-        self.ways[i].poisoned = true;
-        self.push(
-            i,
-            SendWr { op, len, fence },
-            Source::Own(data),
-            expect,
-            Some(error),
-        );
     }
 
     /// Frames up to `count` segments into the outbox.
@@ -760,19 +234,24 @@ impl World {
     }
 
     fn frame(&mut self, i: usize, mut ulpdu: Vec<u8>) {
-        if self.ways[i].want_evil
-            && self.ways[i].evil.is_none()
-            && let Some(other) = self.alter(i, &mut ulpdu)
+        let way = &mut self.ways[i];
+        let before = way.last_segment.take();
+        if way.want_evil
+            && way.evil.is_none()
+            && let Some((fault, first)) = evil::alter(&mut self.rng, before, &mut ulpdu)
         {
-            self.put(i, &other);
+            way.evil = Some((way.sent_fpdus, fault));
+            if let Some(first) = first {
+                self.put(i, &first);
+            }
         }
-        self.ways[i].last_segment =
-            Some((Header::parse(&ulpdu).unwrap_or(LAST_RESORT), ulpdu.clone()));
+        let header = Header::parse(&ulpdu).ok();
+        self.ways[i].last_segment = header.map(|header| (header, ulpdu.clone()));
         self.put(i, &ulpdu);
     }
 
     fn put(&mut self, i: usize, ulpdu: &[u8]) {
-        assert!(ulpdu.len() <= 1000, "beyond max_ulpdu");
+        assert!(ulpdu.len() <= 1001, "beyond max_ulpdu");
         let params = self.ends[i].params;
         let way = &mut self.ways[i];
         let mut fpdu = (ulpdu.len() as u16).to_be_bytes().to_vec();
@@ -789,101 +268,6 @@ impl World {
         way.framed += out.len() as u64;
         way.sent_fpdus += 1;
         way.outbox.extend(&out);
-    }
-
-    /// Makes the segment one that the receiver must refuse, and notes with which fault. May return a segment to send
-    /// before it instead.
-    fn alter(&mut self, i: usize, ulpdu: &mut Vec<u8>) -> Option<Vec<u8>> {
-        let Ok(header) = Header::parse(ulpdu) else {
-            return None;
-        };
-        let choice = self.rng.below(6);
-        let last = self.ways[i].last_segment.take();
-        let mut replay = None;
-        let fault = match (header, choice) {
-            (Header::Untagged(h), _) if h.qn == 2 => return None,
-            // The segment before, once more.
-            (_, 0) => {
-                let (header, segment) = last?;
-                let fault = match header {
-                    Header::Untagged(h) if h.last => Fault::MsnRange,
-                    Header::Untagged(_) => Fault::InvalidMo,
-                    Header::Tagged(h) if h.opcode as u8 == 0 && h.last => return None,
-                    Header::Tagged(h) if h.opcode as u8 == 0 => Fault::Bounds,
-                    Header::Tagged(_) => return None,
-                };
-                replay = Some(segment);
-                fault
-            }
-            (Header::Untagged(h), 1) => {
-                rewrite(
-                    ulpdu,
-                    Header::Untagged(Untagged {
-                        msn: h.msn.wrapping_add(1),
-                        ..h
-                    }),
-                );
-                Fault::MsnRange
-            }
-            (Header::Untagged(h), 2) => {
-                rewrite(
-                    ulpdu,
-                    Header::Untagged(Untagged {
-                        msn: h.msn.wrapping_sub(1),
-                        ..h
-                    }),
-                );
-                Fault::MsnRange
-            }
-            (Header::Untagged(h), 3) => {
-                rewrite(ulpdu, Header::Untagged(Untagged { mo: h.mo ^ 4, ..h }));
-                Fault::InvalidMo
-            }
-            (Header::Untagged(h), 4) if h.qn != 0 => {
-                rewrite(ulpdu, Header::Untagged(Untagged { last: false, ..h }));
-                Fault::ReceiveTooSmall
-            }
-            (Header::Untagged(h), 5) if h.qn == 3 => {
-                ulpdu[UNTAGGED_LEN] ^= 1;
-                Fault::AtomicMismatch
-            }
-            (Header::Untagged(_), _) => {
-                ulpdu[1] |= 0x0f;
-                Fault::UnexpectedOpcode
-            }
-            (Header::Tagged(h), 1) if h.opcode as u8 == 2 => {
-                rewrite(
-                    ulpdu,
-                    Header::Tagged(Tagged {
-                        stag: h.stag ^ 1,
-                        ..h
-                    }),
-                );
-                Fault::InvalidStag
-            }
-            (Header::Tagged(h), 2) if h.opcode as u8 == 2 => {
-                rewrite(ulpdu, Header::Tagged(Tagged { to: h.to + 1, ..h }));
-                Fault::Bounds
-            }
-            (Header::Tagged(h), 3) if h.opcode as u8 == 2 => {
-                rewrite(ulpdu, Header::Tagged(Tagged { last: !h.last, ..h }));
-                Fault::Bounds
-            }
-            (Header::Tagged(h), 4) if h.opcode as u8 == 2 && h.last => {
-                ulpdu.push(0);
-                Fault::Bounds
-            }
-            (Header::Tagged(_), 5) => {
-                ulpdu[0] ^= 0x02;
-                Fault::DdpVersion { tagged: true }
-            }
-            (Header::Tagged(_), _) => {
-                ulpdu[1] ^= 0x80;
-                Fault::RdmapVersion
-            }
-        };
-        self.ways[i].evil = Some((self.ways[i].sent_fpdus, fault));
-        replay
     }
 
     /// Moves up to `n` bytes from the outbox to the wire.
@@ -981,7 +365,7 @@ impl World {
         assert_eq!(end.stream.state(), State::Terminating);
         // Nothing is accepted any more.
         let write = Header::Tagged(Tagged {
-            opcode: weft_wire::rdmap::Opcode::Write,
+            opcode: Opcode::Write,
             last: true,
             stag: 1,
             to: 0,
@@ -1279,19 +663,6 @@ impl World {
         totals.faults += refusals;
         self.flush(totals);
     }
-}
-
-const LAST_RESORT: Header = Header::Tagged(Tagged {
-    opcode: weft_wire::rdmap::Opcode::ReadResponse,
-    last: true,
-    stag: 0,
-    to: 0,
-});
-
-fn rewrite(ulpdu: &mut [u8], header: Header) {
-    let mut raw = [0; UNTAGGED_LEN];
-    let len = header.emit(&mut raw);
-    ulpdu[..len].copy_from_slice(&raw[..len]);
 }
 
 /// One connection from start-up to its end.
