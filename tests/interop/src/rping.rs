@@ -1,0 +1,364 @@
+//! The protocol of rdma-core's `rping`, both sides.
+//!
+//! ```text
+//!   client                                             server
+//!   fills its source buffer
+//!   Send: address, rkey, size of the source ---------> RDMA Read of the source
+//!   <------------------------------------------------- Send: go ahead
+//!   Send: address, rkey, size of the sink -----------> RDMA Write of the same bytes into the sink
+//!   <------------------------------------------------- Send: go ahead
+//!   compares sink and source, next round
+//! ```
+//!
+//! Every Send carries the same 16 bytes, big-endian: address (8), rkey (4), size (4); in the server's they mean
+//! nothing. The pattern begins with the text `rdma-ping-N: ` and goes on with the letters from `A` to `z` in a circle,
+//! starting one later each round; its last byte is zero.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use weft_verbs::cm::{self, ConnParam, ConnectError, Request};
+use weft_verbs::{
+    Access, Cq, CqOverrun, Device, MemError, Mr, Pd, PostError, Qp, QpInit, RecvWr, RemoteAddr,
+    SendWr, Wc, WcOpcode, WcStatus,
+};
+
+/// The port that `rping` uses unless told.
+pub const PORT: u16 = 7174;
+/// The smallest size that `rping` takes: room for the text of any round.
+pub const MIN_SIZE: usize = 26;
+/// The largest size that `rping` itself takes; our two sides take more.
+pub const MAX_SIZE: usize = 64 * 1024 - 1;
+
+const INFO_LEN: usize = 16;
+const FIRST_LETTER: u8 = b'A';
+const LETTERS: usize = (b'z' - b'A') as usize + 1;
+/// A ping whose answer takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How to ping.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Bytes a ping, see [`MIN_SIZE`]. On the server's side the most that it takes.
+    pub size: usize,
+    /// Rounds; `None`: until the peer leaves.
+    pub count: Option<u32>,
+    /// Check the data: the client that what comes back is what it sent, the server that it is the pattern of `rping`.
+    pub verify: bool,
+    /// Print each round's data.
+    pub verbose: bool,
+    /// Connection settings.
+    pub param: ConnParam,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            size: 64,
+            count: None,
+            verify: false,
+            verbose: false,
+            param: ConnParam {
+                ird: 1,
+                ord: 1,
+                ..ConnParam::default()
+            },
+        }
+    }
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Rounds completed.
+    pub rounds: u32,
+    /// Rounds whose data was checked.
+    pub verified: u32,
+    /// Bytes moved in one direction.
+    pub bytes: u64,
+    /// From the first ping to the end.
+    pub time: Duration,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each = self.time.as_secs_f64() * 1e6 / f64::from(self.rounds.max(1));
+        write!(
+            f,
+            "{} rounds, {} verified, {} bytes each way, {each:.1} us a round",
+            self.rounds, self.verified, self.bytes
+        )
+    }
+}
+
+/// Why the pinging failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The device refused to make an object.
+    #[error(transparent)]
+    Verbs(#[from] weft_verbs::Error),
+    /// No connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A request was refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// Completions were lost.
+    #[error(transparent)]
+    Overrun(#[from] CqOverrun),
+    /// A buffer was too small for what the peer wants.
+    #[error(transparent)]
+    Memory(#[from] MemError),
+    /// A request failed.
+    #[error("{:?} failed: {} (Terminate {:#06x})", .0.opcode, .0.status, .0.vendor_err)]
+    Completion(Wc),
+    /// The peer left in the middle.
+    #[error("the peer disconnected in round {0}")]
+    Disconnected(u32),
+    /// The peer did not answer in time.
+    #[error("no answer in round {0}")]
+    Silent(u32),
+    /// The peer does not keep to the protocol.
+    #[error("the peer does not speak rping's protocol: {0}")]
+    Protocol(String),
+    /// The data is not what it should be.
+    #[error("round {round}: byte {at} of the data is wrong")]
+    Mismatch {
+        /// Which round, from 0.
+        round: u32,
+        /// The first wrong byte.
+        at: usize,
+    },
+}
+
+/// The data of a round, as `rping` makes it.
+pub fn pattern(round: u32, size: usize) -> Vec<u8> {
+    let mut data = format!("rdma-ping-{round}: ").into_bytes();
+    data.truncate(size);
+    let start = round as usize % LETTERS;
+    let letters = (start..).map(|i| FIRST_LETTER + (i % LETTERS) as u8);
+    let missing = size - data.len();
+    data.extend(letters.take(missing));
+    if let Some(last) = data.last_mut() {
+        *last = 0;
+    }
+    data
+}
+
+fn check(round: u32, found: &[u8]) -> Result<(), Error> {
+    let wanted = pattern(round, found.len());
+    match found.iter().zip(&wanted).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(at) => Err(Error::Mismatch { round, at }),
+    }
+}
+
+/// One side: its queue pair and its small buffers.
+struct Side {
+    qp: Qp,
+    cq: Cq,
+    /// Two receives of 16 bytes.
+    inbox: Mr,
+    outbox: Mr,
+    round: u32,
+}
+
+impl Side {
+    fn objects(pd: &Pd) -> Result<(QpInit, Mr, Mr), Error> {
+        let cq = pd.device().create_cq(64, None)?;
+        let init = QpInit {
+            max_send_wr: 16,
+            max_recv_wr: 2,
+            ..QpInit::new(&cq, &cq)
+        };
+        let inbox = pd.alloc_mr(2 * INFO_LEN, Access::LOCAL_WRITE)?;
+        let outbox = pd.alloc_mr(INFO_LEN, Access::empty())?;
+        Ok((init, inbox, outbox))
+    }
+
+    /// With both receives posted, so that the peer may send at once.
+    fn new(pd: &Pd) -> Result<Side, Error> {
+        let (init, inbox, outbox) = Self::objects(pd)?;
+        let side = Side {
+            qp: pd.create_qp(&init)?,
+            cq: init.recv_cq,
+            inbox,
+            outbox,
+            round: 0,
+        };
+        side.post_recv(0)?;
+        side.post_recv(1)?;
+        Ok(side)
+    }
+
+    fn post_recv(&self, slot: u64) -> Result<(), Error> {
+        let place = self.inbox.sge(slot as usize * INFO_LEN, INFO_LEN);
+        Ok(self.qp.post_recv(&[RecvWr::new(slot).sge(place)])?)
+    }
+
+    /// The next completion, which must be this one. `None` when the peer has disconnected.
+    fn next(&self, wanted: WcOpcode) -> Result<Option<Wc>, Error> {
+        let mut wc = [Wc::default()];
+        if self.cq.wait(&mut wc, Some(PATIENCE))? == 0 {
+            return Err(Error::Silent(self.round));
+        }
+        match wc[0] {
+            wc if wc.status == WcStatus::WrFlushErr && wc.vendor_err == 0 => Ok(None),
+            wc if wc.status != WcStatus::Success => Err(Error::Completion(wc)),
+            wc if wc.opcode == wanted => Ok(Some(wc)),
+            wc => Err(Error::Protocol(format!(
+                "{:?} where {wanted:?} was due",
+                wc.opcode
+            ))),
+        }
+    }
+
+    /// The next message. `None` when the peer has disconnected.
+    fn receive(&self) -> Result<Option<(RemoteAddr, usize)>, Error> {
+        let Some(wc) = self.next(WcOpcode::Recv)? else {
+            return Ok(None);
+        };
+        if wc.byte_len as usize != INFO_LEN {
+            return Err(Error::Protocol(format!(
+                "a message of {} bytes",
+                wc.byte_len
+            )));
+        }
+        let mut info = [0; INFO_LEN];
+        self.inbox.read(wc.wr_id as usize * INFO_LEN, &mut info)?;
+        self.post_recv(wc.wr_id)?;
+        let [addr @ .., a, b, c, d, e, f, g, h] = info;
+        let remote = RemoteAddr {
+            addr: u64::from_be_bytes(addr),
+            rkey: u32::from_be_bytes([a, b, c, d]),
+        };
+        Ok(Some((remote, u32::from_be_bytes([e, f, g, h]) as usize)))
+    }
+
+    fn receive_in_round(&self) -> Result<(RemoteAddr, usize), Error> {
+        self.receive()?.ok_or(Error::Disconnected(self.round))
+    }
+
+    fn message(&self) -> SendWr {
+        SendWr::send(0).sge(self.outbox.whole())
+    }
+
+    fn advertise(&self, mr: &Mr) -> Result<(), Error> {
+        let remote = mr.remote(0);
+        self.outbox.write(0, &remote.addr.to_be_bytes())?;
+        self.outbox.write(8, &remote.rkey.to_be_bytes())?;
+        self.outbox.write(12, &(mr.len() as u32).to_be_bytes())?;
+        Ok(self.qp.post_send_one(self.message())?)
+    }
+}
+
+fn show(side: &str, data: &[u8]) {
+    let text = data.split(|&byte| byte == 0).next().unwrap_or_default();
+    println!("{side}ping data: {}", String::from_utf8_lossy(text));
+}
+
+/// Ping a server.
+///
+/// # Errors
+/// [`Error`].
+pub fn client(device: &Device, addr: SocketAddr, options: &Options) -> Result<Report, Error> {
+    let pd = device.alloc_pd()?;
+    let remote_use = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let source = pd.alloc_mr(options.size, remote_use)?;
+    let sink = pd.alloc_mr(options.size, remote_use)?;
+    let mut side = Side::new(&pd)?;
+    let Side { qp, cq, .. } = side;
+    let connection = cm::connect_qp(addr, qp, device, &options.param)?;
+    side = Side {
+        qp: connection.qp,
+        cq,
+        ..side
+    };
+    let mut report = Report {
+        rounds: 0,
+        verified: 0,
+        bytes: 0,
+        time: Duration::ZERO,
+    };
+    let begun = Instant::now();
+    while options.count.is_none_or(|count| side.round < count) {
+        let data = pattern(side.round, options.size);
+        source.write(0, &data)?;
+        if options.verify {
+            sink.fill(0, sink.len(), 0xff)?;
+        }
+        side.advertise(&source)?;
+        side.receive_in_round()?;
+        side.advertise(&sink)?;
+        side.receive_in_round()?;
+        if options.verify {
+            check(side.round, &sink.to_vec(0, options.size)?)?;
+            report.verified += 1;
+        }
+        if options.verbose {
+            show("", &sink.to_vec(0, options.size)?);
+        }
+        report.bytes += options.size as u64;
+        side.round += 1;
+        report.rounds = side.round;
+    }
+    report.time = begun.elapsed();
+    side.qp.disconnect();
+    Ok(report)
+}
+
+/// Serve one client until it disconnects.
+///
+/// # Errors
+/// [`Error`].
+pub fn serve(device: &Device, request: Request, options: &Options) -> Result<Report, Error> {
+    let pd = device.alloc_pd()?;
+    let mr = pd.alloc_mr(options.size, Access::LOCAL_WRITE)?;
+    let mut side = Side::new(&pd)?;
+    let Side { qp, .. } = side;
+    let connection = request.accept(qp, &options.param)?;
+    side.qp = connection.qp;
+    let mut report = Report {
+        rounds: 0,
+        verified: 0,
+        bytes: 0,
+        time: Duration::ZERO,
+    };
+    let begun = Instant::now();
+    while let Some((source, len)) = side.receive()? {
+        let place = |len| {
+            if len > mr.len() {
+                Err(Error::Protocol(format!(
+                    "a ping of {len} bytes, our buffer has {}",
+                    mr.len()
+                )))
+            } else {
+                Ok(mr.sge(0, len))
+            }
+        };
+        let read = SendWr::read(1, source).sge(place(len)?).signaled();
+        side.qp.post_send_one(read)?;
+        if side.next(WcOpcode::Read)?.is_none() {
+            return Err(Error::Disconnected(side.round));
+        }
+        if options.verify {
+            check(side.round, &mr.to_vec(0, len)?)?;
+            report.verified += 1;
+        }
+        if options.verbose {
+            show("server ", &mr.to_vec(0, len)?);
+        }
+        side.qp.post_send_one(side.message())?;
+        let (sink, room) = side.receive_in_round()?;
+        // As rping does: what is written is what was read, whatever room there is said to be.
+        let write = SendWr::write(2, sink).sge(place(len.min(room))?);
+        side.qp.post_send(&[write, side.message()])?;
+        report.bytes += len as u64;
+        side.round += 1;
+        report.rounds = side.round;
+    }
+    report.time = begun.elapsed();
+    side.qp.disconnect();
+    Ok(report)
+}
