@@ -30,7 +30,7 @@ fn received(len: u32) -> Option<Event> {
 #[test]
 fn a_send_is_cut_at_the_ulpdu_limit() {
     let (mut a, mut b) = (Stream::new(SMALL), stream());
-    assert_eq!(a.post(wr(SEND, 200)), 0);
+    assert_eq!(a.post(wr(SEND, 220)), 0);
     let (header, first) = must_tx(&mut a);
     assert_eq!(header, hex("01 43 00000000 00000000 00000001 00000000"));
     assert_eq!(
@@ -59,25 +59,25 @@ fn a_send_is_cut_at_the_ulpdu_limit() {
         Payload::Wr {
             seq: 0,
             offset: 110,
-            len: 90
+            len: 110
         }
     );
     assert_eq!(second.completes, Some(0));
     assert_eq!(
-        announce(&mut b, &header, 90),
+        announce(&mut b, &header, 110),
         Ok(Rx::PlaceRecv {
             first: false,
             mo: 110,
-            len: 90
+            len: 110
         })
     );
-    assert_eq!(b.rx_placed(), received(200));
+    assert_eq!(b.rx_placed(), received(220));
     assert_eq!(b.rx_placed(), None, "only once");
 
     assert_eq!(tx(&mut a), None);
     assert_eq!(a.pop_completed(), None, "not with the transport yet");
     a.transmitted(0);
-    assert_eq!(a.pop_completed(), ok(0, 200));
+    assert_eq!(a.pop_completed(), ok(0, 220));
     assert_eq!(a.pop_completed(), None);
 
     // A payload that fills the segment exactly is one segment, and the next message has the next number.
@@ -85,6 +85,23 @@ fn a_send_is_cut_at_the_ulpdu_limit() {
     let (header, tx) = must_tx(&mut a);
     assert_eq!(header, hex("41 43 00000000 00000000 00000002 00000000"));
     assert_eq!(tx.payload.len(), 110);
+}
+
+#[test]
+fn segments_of_a_message_are_even_and_need_no_padding() {
+    for (len, pieces) in [
+        (110, vec![110]),
+        (111, vec![56, 55]),
+        (200, vec![100, 100]),
+        (330, vec![110, 110, 110]),
+        (331, vec![84, 84, 84, 79]),
+    ] {
+        let mut a = Stream::new(SMALL);
+        a.post(wr(SEND, len));
+        let sent: Vec<u32> =
+            std::iter::from_fn(|| tx(&mut a).map(|(_, tx)| tx.payload.len())).collect();
+        assert_eq!(sent, pieces);
+    }
 }
 
 #[test]
@@ -130,7 +147,7 @@ fn a_write_is_tagged() {
             stag: 0x0102_0304,
             to: 0x1000,
         },
-        114 + 1,
+        2 * 114,
     ));
     let (header, first) = must_tx(&mut a);
     assert_eq!(header, hex("81 40 01020304 0000000000001000"));
@@ -159,22 +176,22 @@ fn a_write_is_tagged() {
             Payload::Wr {
                 seq: 0,
                 offset: 114,
-                len: 1
+                len: 114
             },
             Some(0)
         )
     );
     assert_eq!(
-        announce(&mut b, &header, 1),
+        announce(&mut b, &header, 114),
         Ok(Rx::PlaceWrite {
             stag: 0x0102_0304,
             to: 0x1072,
-            len: 1
+            len: 114
         })
     );
     assert_eq!(b.rx_placed(), None);
     a.transmitted(0);
-    assert_eq!(a.pop_completed(), ok(0, 115));
+    assert_eq!(a.pop_completed(), ok(0, 228));
 }
 
 #[test]
@@ -281,38 +298,38 @@ fn a_read_is_answered_in_its_own_sink() {
         Payload::Source {
             stag: 0x1122_3344,
             to: 0x5566,
-            len: 114
+            len: 60
         }
     );
     assert_eq!(
-        announce(&mut a, &header, 114),
+        announce(&mut a, &header, 60),
         Ok(Rx::PlaceRead {
             seq: 0,
             offset: 0,
-            len: 114
+            len: 60
         })
     );
     assert_eq!(a.rx_placed(), None);
     let (header, last) = must_tx(&mut b);
     expected[0] = 0xc1;
-    assert_eq!(header, [&expected[..], &hex("0000000000000072")].concat());
+    assert_eq!(header, [&expected[..], &hex("000000000000003c")].concat());
     assert_eq!(
         last.payload,
         Payload::Source {
             stag: 0x1122_3344,
-            to: 0x55d8,
-            len: 6
+            to: 0x55a2,
+            len: 60
         }
     );
     assert_eq!((last.completes, b.inbound_requests()), (None, 0));
 
     a.transmitted(0);
     assert_eq!(
-        announce(&mut a, &header, 6),
+        announce(&mut a, &header, 60),
         Ok(Rx::PlaceRead {
             seq: 0,
-            offset: 114,
-            len: 6
+            offset: 60,
+            len: 60
         })
     );
     assert_eq!(
@@ -661,7 +678,7 @@ fn the_ulpdu_limit_has_limits() {
             max_ulpdu: asked,
             ..CONFIG
         });
-        a.post(wr(SEND, 100_000));
+        a.post(wr(SEND, 2 * (used - 18)));
         assert_eq!(must_tx(&mut a).1.payload.len(), used - 18);
     }
     // The longest message there is.
@@ -846,7 +863,7 @@ fn a_vanished_source_is_reported_with_its_request() {
         Payload::Source {
             stag: 2,
             to: 3,
-            len: 114
+            len: 100
         }
     ));
     b.fail_source(Fault::InvalidStag);

@@ -76,7 +76,8 @@ pub const MAX_CONTROL: usize = if AtomicRequest::LEN > Terminate::MAX_LEN {
 /// Room for what [`Stream::next_tx`] writes, in bytes: a header and the longest control body.
 pub const MAX_HEADER: usize = ddp::UNTAGGED_LEN + MAX_CONTROL;
 
-/// The largest ULPDU whose FPDU needs no padding: tagged segments then carry 65,520 bytes.
+/// The largest ULPDU whose FPDU needs no padding: tagged segments then carry up to 65,520
+/// bytes.
 pub const DEFAULT_MAX_ULPDU: u32 = 65_534;
 
 /// The smallest ULPDU that a stream can be limited to: room for every control message.

@@ -68,10 +68,6 @@ pub(super) fn alter(
             ulpdu[UNTAGGED_LEN] ^= 1;
             Fault::AtomicMismatch
         }
-        (Header::Untagged(_), _) => {
-            ulpdu[1] |= 0x0f;
-            Fault::UnexpectedOpcode
-        }
         (Header::Tagged(h), 1) if h.opcode == Opcode::ReadResponse || within_write => {
             rewrite(
                 ulpdu,
@@ -105,6 +101,12 @@ pub(super) fn alter(
             let last = rng.one_in(2);
             rewrite(ulpdu, Header::Tagged(Tagged { last, ..h }));
             Fault::Bounds
+        }
+        // Rather wait for a segment where there is more to break.
+        _ if !rng.one_in(4) => return None,
+        (Header::Untagged(_), _) => {
+            ulpdu[1] |= 0x0f;
+            Fault::UnexpectedOpcode
         }
         (Header::Tagged(_), 5) => {
             ulpdu[0] ^= 0x02;

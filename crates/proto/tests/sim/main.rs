@@ -708,13 +708,13 @@ fn episode(seed: u64, totals: &mut Totals) {
 }
 
 #[test]
-fn a_million_steps_against_the_oracle() {
+fn millions_of_steps_against_the_oracle() {
     let number = |name| {
         std::env::var(name)
             .ok()
             .map(|v| v.parse::<u64>().expect("a number"))
     };
-    let steps = number("WEFT_STEPS").unwrap_or(1_000_000);
+    let steps = number("WEFT_STEPS").unwrap_or(3_000_000);
     let first = number("WEFT_SEED");
     let mut totals = Totals::default();
     let mut seed = first.unwrap_or(1);
