@@ -1,0 +1,138 @@
+//! Memory here and at the peer, and the message that tells of it.
+
+use weft_verbs::{MemError, Mr, RemoteAddr, Sge};
+
+use crate::Error;
+
+/// Length of an advertisement in bytes.
+pub const ADV_LEN: usize = 16;
+
+/// A region of local memory. Dropping it deregisters it; an advertisement of it is void then.
+///
+/// It is reached by copies, because a peer may write to it at any time.
+pub struct Lmr(pub(crate) Mr);
+
+impl Lmr {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Copies `bytes` to offset `at`.
+    pub fn write(&self, at: usize, bytes: &[u8]) -> Result<(), MemError> {
+        self.0.write(at, bytes)
+    }
+
+    /// Copies from offset `at` to `out`.
+    pub fn read(&self, at: usize, out: &mut [u8]) -> Result<(), MemError> {
+        self.0.read(at, out)
+    }
+
+    /// A copy of `len` bytes from offset `at`.
+    pub fn to_vec(&self, at: usize, len: usize) -> Result<Vec<u8>, MemError> {
+        self.0.to_vec(at, len)
+    }
+
+    /// A scatter/gather element of `len` bytes from offset `at`.
+    pub fn sge(&self, at: usize, len: usize) -> Result<Sge, Error> {
+        check(at as u64, len as u64, self.len() as u64)?;
+        Ok(self.0.sge(at, len))
+    }
+
+    /// The region of the verbs underneath.
+    pub fn mr(&self) -> &Mr {
+        &self.0
+    }
+
+    /// Ends the registration, once no peer uses the memory any more, and gives a registered buffer back.
+    pub fn deregister(self) -> Result<Option<Vec<u8>>, Error> {
+        self.0.deregister().map_err(|(_, e)| e.into())
+    }
+
+    /// What the peer has to know to use the region: 16 bytes, see docs/spec/iw.md.
+    pub(crate) fn advertisement(&self) -> Result<[u8; ADV_LEN], Error> {
+        let remote = self.0.remote(0);
+        let len = self.len() as u64;
+        let len32 = u32::try_from(len).map_err(|_| Error::Range { at: 0, len, region: u32::MAX.into() })?;
+        Ok(Rmr { remote, len: len32 }.encode())
+    }
+}
+
+/// A region at the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rmr {
+    remote: RemoteAddr,
+    len: u32,
+}
+
+impl Rmr {
+    /// A region that the peer told of by other means.
+    pub fn new(remote: RemoteAddr, len: u32) -> Self {
+        Self { remote, len }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of `len` bytes from offset `at`.
+    pub(crate) fn at(&self, at: usize, len: usize) -> Result<RemoteAddr, Error> {
+        check(at as u64, len as u64, self.len.into())?;
+        // The peer's address may be anything: a sum that wraps is refused by the peer.
+        Ok(RemoteAddr { addr: self.remote.addr.wrapping_add(at as u64), rkey: self.remote.rkey })
+    }
+
+    /// The region as an advertisement.
+    pub fn encode(&self) -> [u8; ADV_LEN] {
+        let mut out = [0; ADV_LEN];
+        out[..8].copy_from_slice(&self.remote.addr.to_be_bytes());
+        out[8..12].copy_from_slice(&self.remote.rkey.to_be_bytes());
+        out[12..].copy_from_slice(&self.len.to_be_bytes());
+        out
+    }
+
+    /// Reads an advertisement.
+    pub fn decode(bytes: [u8; ADV_LEN]) -> Self {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = bytes;
+        let addr = u64::from_be_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
+        let rkey = u32::from_be_bytes([k0, k1, k2, k3]);
+        Self { remote: RemoteAddr { addr, rkey }, len: u32::from_be_bytes([l0, l1, l2, l3]) }
+    }
+}
+
+fn check(at: u64, len: u64, region: u64) -> Result<(), Error> {
+    if at.checked_add(len).is_some_and(|end| end <= region) { Ok(()) } else { Err(Error::Range { at, len, region }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_advertisement_is_sixteen_big_endian_bytes() {
+        let rmr = Rmr::new(RemoteAddr { addr: 0x0102_0304_0506_0708, rkey: 0x1112_1314 }, 0x2122_2324);
+        let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24];
+        assert_eq!(rmr.encode(), bytes);
+        assert_eq!(Rmr::decode(bytes), rmr);
+    }
+
+    #[test]
+    fn offsets_stay_in_the_region() {
+        let rmr = Rmr::new(RemoteAddr { addr: u64::MAX - 1, rkey: 1 }, 10);
+        assert_eq!(rmr.at(2, 8).unwrap().addr, 0);
+        assert!(rmr.at(10, 0).is_ok());
+        assert!(rmr.at(3, 8).is_err());
+        assert!(rmr.at(usize::MAX, 2).is_err());
+    }
+}
