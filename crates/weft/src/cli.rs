@@ -1,0 +1,85 @@
+//! The command line.
+
+use clap::{ArgAction, Parser, Subcommand};
+use tracing::level_filters::LevelFilter;
+
+use crate::cmd;
+use crate::failure::{EXIT_CODES, Exit, Failure};
+
+/// RDMA on any machine: no RNIC, no kernel module, no root.
+#[derive(Debug, Parser)]
+#[command(name = "weft", version, propagate_version = true, after_long_help = EXIT_CODES)]
+pub struct Cli {
+    /// Options of every subcommand.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every subcommand.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Global {
+    /// Say more on stderr; twice: say everything. WEFT_LOG=off|error|warn|info|debug|trace says it exactly
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// Say nothing but errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+}
+
+impl Global {
+    /// Sends log lines to stderr: as much as WEFT_LOG says, or the options.
+    pub fn start_log(self) {
+        let asked = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+        let level = asked.unwrap_or(match (self.quiet, self.verbose) {
+            (true, _) => LevelFilter::ERROR,
+            (_, 0) => LevelFilter::WARN,
+            (_, 1) => LevelFilter::INFO,
+            _ => LevelFilter::DEBUG,
+        });
+        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false).init();
+    }
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Copy files to another machine with RDMA Writes, or receive them
+    #[command(long_about = cmd::cp::LONG)]
+    Cp(cmd::cp::Args),
+    /// The first RDMA program: write to a peer's memory and read it back
+    #[command(long_about = cmd::hello::LONG)]
+    Hello(cmd::hello::Args),
+    /// Tell what this machine allows and what each lack costs
+    Doctor(cmd::doctor::Args),
+    /// Print the manual page, or write one for every subcommand
+    Man(cmd::man::Args),
+    /// Print the completion script of a shell
+    Completion(cmd::completion::Args),
+}
+
+impl Cli {
+    /// Runs the subcommand.
+    pub fn run(self) -> Result<Exit, Failure> {
+        match self.command {
+            Command::Cp(args) => cmd::cp::run(&args, self.global),
+            Command::Hello(args) => cmd::hello::run(&args),
+            Command::Doctor(args) => cmd::doctor::run(&args),
+            Command::Man(args) => cmd::man::run(&args),
+            Command::Completion(args) => cmd::completion::run(&args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

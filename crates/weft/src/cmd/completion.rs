@@ -1,0 +1,22 @@
+//! `weft completion`.
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::cli::Cli;
+use crate::failure::{Exit, Failure};
+
+/// Options of `weft completion`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The shell
+    shell: Shell,
+}
+
+/// Prints a completion script.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "weft", &mut script);
+    let _ = std::io::Write::write_all(&mut std::io::stdout(), &script);
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,306 @@
+//! `weft cp`.
+
+use std::io::IsTerminal;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+
+use super::say;
+use crate::cli::Global;
+use crate::cp::auth::Key;
+use crate::cp::link::LinkError;
+use crate::cp::protocol::FileFlags;
+use crate::cp::receiver::{self, Totals};
+use crate::cp::sender::{self, Progress, Report};
+use crate::cp::session::{self, Config, Events, Listener, Wire};
+use crate::cp::store::{Policy, StoreError};
+use crate::cp::target::Target;
+use crate::cp::walk::Plan;
+use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
+use crate::failure::{Exit, Failure};
+
+pub(crate) const LONG: &str = "\
+Copy files to another machine with one-sided RDMA Writes, or receive them.
+
+A file gets its final name only when it is complete and its checksum is right; one that is there already is \
+replaced at that moment, as a whole. An interrupted transfer leaves a hidden .NAME.weft-XXXX.part and its journal: \
+the same command again goes on where it was. Nothing is ever written outside the listener's directory.";
+
+const EXAMPLES: &str = "\
+Examples:
+  weft cp --listen /srv/in                       receive on this machine's loopback address
+  weft cp data.bin localhost:                    and send to it
+  weft cp --gen-key ~/weft.key                   make a key; copy it to the other machine
+  weft cp --listen /srv/in --bind 0.0.0.0 --key ~/weft.key
+  weft cp -r --key ~/weft.key photos music host:backup/today
+  weft cp big.iso [2001:db8::7]:7471:            IPv6 addresses stand in brackets";
+
+/// Options of `weft cp`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = EXAMPLES,
+    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]] [--key FILE | --open] [--once]\n       weft cp --gen-key FILE"
+)]
+pub struct Args {
+    /// Files to send, then where to: HOST[:PORT]:DIR, DIR below the listener's directory and made if missing
+    #[arg(value_names = ["FILE", "HOST[:PORT]:DIR"], required_unless_present_any = ["listen", "gen_key"], num_args = 2..)]
+    paths: Vec<PathBuf>,
+
+    /// Receive files into DIR
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "gen_key"], help_heading = "Receiving")]
+    listen: Option<PathBuf>,
+    /// Listen on this address; any but a loopback address needs --key or --open [default: 127.0.0.1:7471]
+    #[arg(long, value_name = "ADDR[:PORT]", requires = "listen", value_parser = parse_bind, help_heading = "Receiving")]
+    bind: Option<SocketAddr>,
+    /// Let anybody send who can reach the address
+    #[arg(long, requires = "listen", conflicts_with = "key", help_heading = "Receiving")]
+    open: bool,
+    /// Stop after the first sender, with its outcome as exit status
+    #[arg(long, requires = "listen", help_heading = "Receiving")]
+    once: bool,
+    /// Senders served at the same time
+    #[arg(long, value_name = "N", requires = "listen", default_value_t = 32, help_heading = "Receiving")]
+    max_senders: usize,
+
+    /// The shared key, which both sides prove to each other and never send
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Make a new key in FILE, readable by its owner alone
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    gen_key: Option<PathBuf>,
+
+    /// Send directories with everything in them
+    #[arg(short, long, conflicts_with = "listen", help_heading = "Sending")]
+    recursive: bool,
+    /// Copy symbolic links found in directories as links, rather than leave them out
+    #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
+    links: bool,
+    /// Replace files without write permission too
+    #[arg(short, long, conflicts_with_all = ["listen", "no_clobber"], help_heading = "Sending")]
+    force: bool,
+    /// No progress bar
+    #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
+    no_progress: bool,
+
+    /// Leave files alone that are there already (either side can say so)
+    #[arg(short, long)]
+    no_clobber: bool,
+    /// Bring each file to the disk before it gets its name (either side can say so)
+    #[arg(long)]
+    fsync: bool,
+    /// Check every FPDU with MPA's CRC32c as well; blocks have a checksum of their own
+    #[arg(long)]
+    crc: bool,
+    /// Give the peer up after so many seconds of silence
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+
+    /// The same pipeline over plain TCP, to compare with; both sides have to say so
+    #[arg(long, hide = true, conflicts_with = "crc")]
+    plain_tcp: bool,
+    /// Slots in each sender's ring
+    #[arg(long, hide = true, requires = "listen", default_value_t = DEFAULT_SLOTS, value_parser = clap::value_parser!(u16).range(1..=64))]
+    slots: u16,
+    /// Length of a slot in bytes
+    #[arg(long, hide = true, requires = "listen", default_value_t = DEFAULT_SLOT_LEN, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
+    slot_len: u32,
+}
+
+/// `ADDR:PORT`, or an address alone for the default port.
+fn parse_bind(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    bare.parse::<IpAddr>()
+        .map(|ip| SocketAddr::new(ip, DEFAULT_PORT))
+        .or_else(|_| text.parse())
+        .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
+}
+
+/// Sends, receives or makes a key.
+pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+    if let Some(path) = &args.gen_key {
+        Key::generate(path)?;
+        if !global.quiet {
+            say(format_args!("{}: a new key; copy it to the other machine over a channel that you trust", path.display()));
+        }
+        return Ok(Exit::Ok);
+    }
+    let key = args.key.as_deref().map(Key::read).transpose()?;
+    match &args.listen {
+        Some(dir) => listen(args, dir, key, global),
+        None => send(args, key, global),
+    }
+}
+
+impl Args {
+    fn wire(&self) -> Wire {
+        match (self.plain_tcp, self.crc) {
+            (true, _) => Wire::PlainTcp,
+            (_, true) => Wire::RdmaCrc,
+            _ => Wire::Rdma,
+        }
+    }
+}
+
+fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
+    let listener = Listener::bind(Config {
+        dir: dir.into(),
+        bind: args.bind.unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()),
+        wire: args.wire(),
+        policy: Policy { no_clobber: args.no_clobber, sync: args.fsync },
+        serve: receiver::Options {
+            key,
+            slots: args.slots,
+            slot_len: args.slot_len,
+            patience: Duration::from_secs(args.timeout),
+        },
+        open: args.open,
+        once: args.once,
+        max_senders: args.max_senders.max(1),
+    })?;
+    if !global.quiet {
+        say(format_args!("listening on {}, files go to {}", listener.local_addr(), dir.display()));
+    }
+    let events: Arc<dyn Events> = Arc::new(Lines { quiet: global.quiet });
+    listener.run(&events).map(|()| Exit::Ok)
+}
+
+/// What a listener prints.
+struct Lines {
+    quiet: bool,
+}
+
+impl Events for Lines {
+    fn connected(&self, peer: SocketAddr) {
+        tracing::info!("{peer}: connected");
+    }
+
+    fn entry_failed(&self, peer: SocketAddr, path: &str, error: &StoreError) {
+        eprintln!("weft: {peer}: {path}: {error}");
+    }
+
+    fn finished(&self, peer: SocketAddr, totals: Totals, took: Duration, end: Result<(), LinkError>) {
+        if let Err(e) = &end {
+            let hint = if totals.started { "; what had begun goes on when it is sent again" } else { "" };
+            eprintln!("weft: {peer}: {e}{hint}");
+        }
+        if !self.quiet && totals.started {
+            say(format_args!("{peer}: {}", speed(totals.files, totals.bytes, took)));
+        }
+    }
+}
+
+fn speed(files: u64, bytes: u64, took: Duration) -> String {
+    let seconds = took.as_secs_f64().max(1e-6);
+    let plural = if files == 1 { "" } else { "s" };
+    format!("{files} file{plural}, {} in {seconds:.2} s, {:.2} GB/s", HumanBytes(bytes), bytes as f64 / seconds / 1e9)
+}
+
+fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
+    let (target, sources) = args.paths.split_last().expect("clap wants two paths");
+    let target = target
+        .to_str()
+        .ok_or_else(|| Failure::usage("the target is not valid UTF-8").hint("write HOST[:PORT]:DIR"))?;
+    let target = Target::parse(target)?;
+    let plan = Plan::new(sources, target.dir.as_ref(), args.recursive, args.links)?;
+    let mut failed = 0;
+    for skipped in &plan.skipped {
+        failed += u64::from(skipped.error);
+        if skipped.error || !global.quiet {
+            eprintln!("weft: {}: {}", skipped.source.display(), skipped.why);
+        }
+    }
+    if plan.entries.is_empty() {
+        return Err(Failure::failed("there is nothing to send").hint("name files that exist and that you can read"));
+    }
+    let options = sender::Options {
+        key,
+        flags: FileFlags { no_wait: false, no_clobber: args.no_clobber, force: args.force, sync: args.fsync },
+        patience: Duration::from_secs(args.timeout),
+    };
+    let began = Instant::now();
+    let mut show = Show::new(plan.bytes, global.quiet || args.no_progress);
+    let sent = session::send(&target, args.wire(), &plan, &options, &mut show);
+    show.finish();
+    let report = sent?;
+    if !global.quiet {
+        say(summary(&report, began.elapsed()));
+    }
+    failed += report.failed;
+    if failed > 0 {
+        return Err(Failure::failed(format!("{failed} of {} could not be sent", plan.files.max(failed)))
+            .hint("see the lines above; the same command again sends what is missing"));
+    }
+    Ok(Exit::Ok)
+}
+
+fn summary(report: &Report, took: Duration) -> String {
+    let mut line = speed(report.written, report.bytes, took);
+    line += &format!(", CPU {:.2} s here and {:.2} s there", cpu_time().as_secs_f64(), report.peer_cpu.as_secs_f64());
+    if report.held > 0 {
+        line += &format!("; {} were there already", HumanBytes(report.held));
+    }
+    if report.kept > 0 {
+        line += &format!("; {} left alone", report.kept);
+    }
+    line
+}
+
+/// A bar on a terminal, a line every few seconds elsewhere.
+struct Show {
+    bar: Option<ProgressBar>,
+    total: u64,
+    done: u64,
+    began: Instant,
+    told: Instant,
+    plain: bool,
+}
+
+impl Show {
+    fn new(total: u64, silent: bool) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let bar = (terminal && !silent).then(|| {
+            let style = "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+            let bar = ProgressBar::new(total);
+            bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar
+        });
+        let now = Instant::now();
+        Self { bar, total, done: 0, began: now, told: now, plain: !terminal && !silent }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Progress for Show {
+    fn advance(&mut self, bytes: u64, held: bool) {
+        self.done += bytes;
+        match &self.bar {
+            Some(bar) if held => {
+                bar.inc(bytes);
+                bar.reset_eta();
+            }
+            Some(bar) => bar.inc(bytes),
+            None if self.plain && self.told.elapsed() >= Duration::from_secs(5) => {
+                self.told = Instant::now();
+                let percent = self.done * 100 / self.total.max(1);
+                let seconds = self.began.elapsed().as_secs();
+                eprintln!("{percent} % of {} after {seconds} s", HumanBytes(self.total));
+            }
+            None => {}
+        }
+    }
+
+    fn note(&mut self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("weft: {line}")),
+            None => eprintln!("weft: {line}"),
+        }
+    }
+}

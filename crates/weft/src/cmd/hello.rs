@@ -1,0 +1,114 @@
+//! `weft hello`: the thesis's first program (fig. 3.17) on the `iw` crate.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Wc};
+
+use super::say;
+use crate::failure::{Exit, Failure};
+
+/// The port that `weft hello` uses unless told.
+pub const DEFAULT_PORT: u16 = 7472;
+const TEXT: &[u8] = b"Hello iWARP!";
+/// Length of the buffer that the responder advertises.
+const BUFFER: usize = 4096;
+
+pub(crate) const LONG: &str = "\
+The first program of the thesis (fig. 3.17): the responder advertises a buffer, the initiator writes to it with an RDMA \
+Write, reads it back with an RDMA Read, compares, and says goodbye with a Send.
+
+Without arguments both run in this process. The example hello_iwarp of the crate weft-iw is the same in 52 lines.";
+
+/// Options of `weft hello`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Be the responder, here or on another address [default: 127.0.0.1:7472]
+    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, require_equals = true, conflicts_with = "peer")]
+    listen: Option<Option<SocketAddr>>,
+    /// Be the initiator: the responder's HOST[:PORT], IPv6 addresses in brackets
+    #[arg(value_name = "HOST[:PORT]")]
+    peer: Option<String>,
+}
+
+/// Runs one role, or both.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let here = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    if let Some(listen) = args.listen {
+        let listener = open(listen.unwrap_or(here(DEFAULT_PORT)))?;
+        say(format_args!("responder: listening on {}", listener.local_addr()));
+        responder(&listener).map_err(|e| failed("the responder", &e))?;
+    } else if let Some(peer) = &args.peer {
+        initiator(with_port(peer)).map_err(|e| failed(&format!("the initiator, with {peer}"), &e))?;
+    } else {
+        let listener = open(here(0))?;
+        let addr = listener.local_addr();
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| responder(&listener).map_err(|e| failed("the responder", &e)));
+            initiator(addr.to_string()).map_err(|e| failed("the initiator", &e))?;
+            serving.join().map_err(|_| Failure::failed("the responder's thread panicked"))?
+        })?;
+    }
+    Ok(Exit::Ok)
+}
+
+/// A host without a port gets the default one.
+fn with_port(peer: &str) -> String {
+    let bare = peer.strip_prefix('[').and_then(|p| p.strip_suffix(']')).unwrap_or(peer);
+    match bare.parse::<IpAddr>() {
+        Ok(ip) => SocketAddr::new(ip, DEFAULT_PORT).to_string(),
+        Err(_) if peer.contains(':') => peer.to_owned(),
+        Err(_) => format!("{peer}:{DEFAULT_PORT}"),
+    }
+}
+
+fn open(addr: SocketAddr) -> Result<Listener, Failure> {
+    Listener::open(addr).map_err(|e| {
+        Failure::failed(e.to_string()).hint("another program may use the port: give another with --listen=ADDR:PORT")
+    })
+}
+
+fn failed(who: &str, e: &Error) -> Failure {
+    match e {
+        Error::Connect(_) | Error::Address { .. } => Failure::peer(format!("{who}: {e}"))
+            .hint("check the address, and that `weft hello --listen` runs there"),
+        Error::Completion(_) | Error::Ended => {
+            Failure::peer(format!("{who}: {e}")).hint("the peer went away; see what it says")
+        }
+        _ => Failure::failed(format!("{who}: {e}")).hint("`weft doctor` tells what this machine lacks"),
+    }
+}
+
+fn responder(listener: &Listener) -> Result<(), Error> {
+    let mut ctx = listener.listen()?;
+    let data = ctx.lmr_create(BUFFER, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+    let ctrl = ctx.lmr_create(1, Access::LOCAL_WRITE)?;
+    // The initiator's final Send needs a receive: it is posted before the initiator can know of the buffer.
+    ctx.post_recv_lmr(&ctrl, 0, 1)?;
+    ctx.accept()?;
+    ctx.post_send_adv(&data)?;
+    say(format_args!("responder: advertised {BUFFER} bytes to the initiator"));
+    // Write and Read are one-sided; only the final Send tells that they are over.
+    ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
+    let text = data.to_vec(0, TEXT.len())?;
+    say(format_args!("responder: the buffer holds {:?}", String::from_utf8_lossy(&text)));
+    ctx.disconnect()
+}
+
+fn initiator(addr: String) -> Result<(), Error> {
+    let mut ctx = Context::alloc(addr)?;
+    ctx.post_recv_adv()?;
+    ctx.connect()?;
+    let src = ctx.lmr_register(TEXT.to_vec(), Access::LOCAL_WRITE)?;
+    let dst = ctx.lmr_create(TEXT.len(), Access::LOCAL_WRITE)?;
+    let rmr = ctx.wait_recv_adv()?;
+    // The Read does not overtake the Write: only the Read has to be waited for.
+    ctx.post_write_lmr(&src, 0, &rmr, 0, TEXT.len(), Flags::empty())?;
+    ctx.post_read_lmr(&dst, 0, &rmr, 0, TEXT.len(), Flags::SIGNALED)?;
+    ctx.await_completions(CqType::Send, &mut [Wc::default()])?;
+    let back = dst.to_vec(0, TEXT.len())?;
+    let verdict = if back == TEXT { "as written" } else { "NOT what was written" };
+    say(format_args!("initiator: read back {:?}, {verdict}", String::from_utf8_lossy(&back)));
+    ctx.post_send_lmr(&src, 0, 1, Flags::SIGNALED)?;
+    ctx.await_completions(CqType::Send, &mut [Wc::default()])?;
+    ctx.await_disconnect().map(drop)
+}

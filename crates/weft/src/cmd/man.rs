@@ -1,0 +1,36 @@
+//! `weft man`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+
+use crate::cli::Cli;
+use crate::failure::{Exit, Failure};
+
+/// Options of `weft man`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Write weft.1 and a page for every subcommand into this directory
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Prints or writes manual pages.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let command = Cli::command();
+    match &args.dir {
+        Some(dir) => clap_mangen::generate_to(command, dir).map_err(|e| {
+            Failure::failed(format!("cannot write manual pages to {}: {e}", dir.display()))
+                .hint("name a directory that exists and that you can write to")
+        })?,
+        None => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(command)
+                .render(&mut page)
+                .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;
+            let _ = std::io::stdout().write_all(&page);
+        }
+    }
+    Ok(Exit::Ok)
+}

@@ -1,0 +1,13 @@
+//! One module for each subcommand: its options, and how they become calls of the library.
+
+pub mod completion;
+pub mod cp;
+pub mod doctor;
+pub mod hello;
+pub mod man;
+
+/// Prints a line to stdout; a reader that has gone is not an error.
+pub(crate) fn say(line: impl std::fmt::Display) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stdout(), "{line}");
+}

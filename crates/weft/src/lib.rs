@@ -1,0 +1,10 @@
+//! The library part of the `weft` program: what its subcommands do, for tests and for other programs.
+//!
+//! RDMA itself is in [`weft_verbs`] and, in its small form, in [`weft_iw`]; start there to write programs.
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod cmd;
+pub mod cp;
+pub mod doctor;
+pub mod failure;
