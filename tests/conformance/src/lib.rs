@@ -1,1 +1,27 @@
-//! Skeleton.
+//! One suite of verbs semantics for every transport.
+//!
+//! A [`bed::Setup`] says what carries the connections and how they are set up; a *scenario* is a plain function over a
+//! [`bed::Bed`], and states in its doc comment what it holds the implementation to. `tests/suite.rs` instantiates every
+//! scenario for every setup; a new transport is one more line there. A scenario that needs what a device does not have
+//! says so and returns (see [`need!`]).
+//!
+//! `tests/hostile` holds the other half: peers that break the rules, over raw sockets.
+#![forbid(unsafe_code)]
+
+pub mod bed;
+pub mod scenarios;
+
+/// Skip the scenario, with the reason printed, unless the device has this capability.
+#[macro_export]
+macro_rules! need {
+    ($bed:expr, $capability:ident) => {
+        if !$bed.a.attr().$capability {
+            println!(
+                "skipped: the {} transport has no {}",
+                $bed.a.attr().transport,
+                stringify!($capability)
+            );
+            return;
+        }
+    };
+}

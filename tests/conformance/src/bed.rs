@@ -1,0 +1,446 @@
+//! What a scenario stands on: two devices of one transport, and connected pairs of queue pairs between them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
+use weft_verbs::{
+    Access, AsyncEvent, CompChannel, Cq, Device, LinkOptions, Mr, Pd, Qp, QpInit, RecvWr, SendWr,
+    SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
+};
+
+/// Bound of every wait: far more than any of them takes, on a slow and busy machine too.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What carries the connections.
+#[derive(Clone, Copy, Debug)]
+pub enum Carrier {
+    /// TCP over the loopback of IPv4.
+    Tcp4,
+    /// TCP over the loopback of IPv6.
+    Tcp6,
+    /// The simulated network, with this seed and these faults.
+    Sim(u64, SimFaults),
+}
+
+/// How connections are made: one column of the suite.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// What carries them.
+    pub carrier: Carrier,
+    /// Their options, the same on both sides.
+    pub options: LinkOptions,
+    /// Longest message of the scenarios that try sizes, in bytes.
+    pub largest: usize,
+}
+
+impl Setup {
+    /// TCP over IPv4 with the default options.
+    pub fn tcp() -> Self {
+        Setup {
+            carrier: Carrier::Tcp4,
+            options: LinkOptions::default(),
+            largest: 3 << 20,
+        }
+    }
+    /// The simulated network.
+    pub fn sim(seed: u64, faults: SimFaults) -> Self {
+        Setup {
+            carrier: Carrier::Sim(seed, faults),
+            ..Setup::tcp()
+        }
+    }
+    /// The same with other options.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut LinkOptions)) -> Self {
+        change(&mut self.options);
+        self
+    }
+    /// The same over IPv6.
+    #[must_use]
+    pub fn v6(mut self) -> Self {
+        self.carrier = Carrier::Tcp6;
+        self
+    }
+    /// The same with shorter messages.
+    #[must_use]
+    pub fn largest(mut self, bytes: usize) -> Self {
+        self.largest = bytes;
+        self
+    }
+}
+
+/// Two devices that reach each other.
+pub struct Bed {
+    /// How connections are made.
+    pub setup: Setup,
+    /// The initiators' device.
+    pub a: Device,
+    /// The responders' device.
+    pub b: Device,
+    transport: Transport,
+}
+
+/// One side's wishes for a connection.
+#[derive(Clone)]
+pub struct Half {
+    /// See [`QpInit::max_send_wr`].
+    pub max_send_wr: u32,
+    /// See [`QpInit::max_recv_wr`].
+    pub max_recv_wr: u32,
+    /// See [`QpInit::max_sge`].
+    pub max_sge: u32,
+    /// See [`QpInit::max_inline`].
+    pub max_inline: u32,
+    /// See [`QpInit::sq_sig_all`].
+    pub sq_sig_all: bool,
+    /// Entries of each completion queue made for it.
+    pub depth: u32,
+    /// Use these completion queues (send, receive), not new ones.
+    pub cqs: Option<(Cq, Cq)>,
+    /// New completion queues announce on this.
+    pub channel: Option<CompChannel>,
+    /// Use this protection domain, not a new one.
+    pub pd: Option<Pd>,
+    /// Take receives from here.
+    pub srq: Option<Srq>,
+    /// Posted before the connection is made.
+    pub recvs: Vec<RecvWr>,
+    /// Depths and private data.
+    pub param: ConnParam,
+}
+
+impl Default for Half {
+    fn default() -> Self {
+        Half {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_sge: 8,
+            max_inline: 256,
+            sq_sig_all: false,
+            depth: 1024,
+            cqs: None,
+            channel: None,
+            pd: None,
+            srq: None,
+            recvs: Vec::new(),
+            param: ConnParam::default(),
+        }
+    }
+}
+
+impl Bed {
+    /// Two devices; `None`, with the reason printed, where this machine cannot carry the setup.
+    pub fn new(setup: Setup) -> Option<Bed> {
+        if matches!(setup.carrier, Carrier::Tcp6)
+            && let Err(error) = std::net::TcpListener::bind((Ipv6Addr::LOCALHOST, 0))
+        {
+            println!("skipped: no IPv6 loopback here ({error})");
+            return None;
+        }
+        let transport = match setup.carrier {
+            Carrier::Tcp4 | Carrier::Tcp6 => Transport::Tcp,
+            Carrier::Sim(seed, faults) => Transport::Sim(SimNet::with_faults(seed, faults)),
+        };
+        let open = || Device::builder().transport(transport.clone()).open();
+        Some(Bed {
+            a: open().expect("a device"),
+            b: open().expect("a device"),
+            setup,
+            transport,
+        })
+    }
+
+    /// One more device on the same network, with these limits.
+    pub fn device(&self, limits: weft_verbs::Limits) -> Device {
+        let builder = Device::builder().transport(self.transport.clone());
+        builder.limits(limits).open().expect("a device")
+    }
+
+    /// Any free port of the loopback.
+    pub fn any_addr(&self) -> SocketAddr {
+        let ip = match self.setup.carrier {
+            Carrier::Tcp6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+            Carrier::Tcp4 | Carrier::Sim(..) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        };
+        SocketAddr::new(ip, 0)
+    }
+
+    /// Connection parameters with the setup's options.
+    pub fn param(&self) -> ConnParam {
+        ConnParam {
+            options: self.setup.options,
+            ..ConnParam::default()
+        }
+    }
+
+    /// A listener on the responders' device.
+    pub fn listener(&self, backlog: u32) -> Listener {
+        Listener::bind(&self.b, self.any_addr(), backlog, &self.param()).expect("a listener")
+    }
+
+    /// Message lengths worth trying: none, one, odd, around 64 KiB, several MiB.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> + '_ {
+        [
+            0,
+            1,
+            2,
+            3,
+            5,
+            63,
+            255,
+            256,
+            257,
+            1461,
+            4095,
+            16_385,
+            65_514,
+            65_518,
+            65_519,
+            65_535,
+            65_536,
+            65_537,
+            1 << 20,
+            (3 << 20) - 1,
+        ]
+        .into_iter()
+        .filter(|size| *size <= self.setup.largest)
+    }
+
+    /// An unconnected end.
+    pub fn end(&self, device: &Device, half: &Half) -> End {
+        let pd = match &half.pd {
+            Some(pd) => pd.clone(),
+            None => device.alloc_pd().expect("a PD"),
+        };
+        let (scq, rcq) = match &half.cqs {
+            Some(cqs) => cqs.clone(),
+            None => {
+                let cq = || device.create_cq(half.depth, half.channel.as_ref());
+                (cq().expect("a CQ"), cq().expect("a CQ"))
+            }
+        };
+        let mut init = QpInit::new(&scq, &rcq);
+        init.srq.clone_from(&half.srq);
+        init.max_send_wr = half.max_send_wr;
+        init.max_recv_wr = half.max_recv_wr;
+        init.max_sge = half.max_sge;
+        init.max_inline = half.max_inline;
+        init.sq_sig_all = half.sq_sig_all;
+        let qp = pd.create_qp(&init).expect("a QP");
+        if !half.recvs.is_empty() {
+            qp.post_recv(&half.recvs).expect("receives");
+        }
+        End {
+            device: device.clone(),
+            pd,
+            scq,
+            rcq,
+            qp,
+            private_data: Vec::new(),
+        }
+    }
+
+    /// A connected pair: the initiator on `a`, the responder on `b`.
+    pub fn pair(&self) -> (End, End) {
+        self.pair_with(&Half::default(), &Half::default())
+    }
+
+    /// A connected pair that has exchanged a first message, so that the responder may send in every revision.
+    pub fn talking_pair(&self) -> (End, End) {
+        let (a, b) = self.pair();
+        b.post_recv(RecvWr::new(0));
+        a.run(SendWr::send(0));
+        b.received();
+        (a, b)
+    }
+
+    /// A connected pair with these wishes.
+    pub fn pair_with(&self, a: &Half, b: &Half) -> (End, End) {
+        let listener = self.listener(16);
+        self.pair_through(&listener, a, b)
+    }
+
+    /// A connected pair through this listener.
+    pub fn pair_through(&self, listener: &Listener, a: &Half, b: &Half) -> (End, End) {
+        let (there, here) = (self.end(&self.a, a), self.end(&self.b, b));
+        std::thread::scope(|scope| {
+            let dial = scope.spawn(|| self.dial(listener.local_addr(), there, &a.param));
+            let request = listener
+                .next_request(Some(PATIENCE))
+                .expect("a connection request");
+            let param = ConnParam {
+                options: self.setup.options,
+                ..b.param.clone()
+            };
+            let here = here.over(|qp| request.accept(qp, &param)).expect("accept");
+            let there = dial.join().expect("no panic").expect("connect");
+            (there, here)
+        })
+    }
+
+    /// Connect an end to `addr`.
+    ///
+    /// # Errors
+    /// As [`connect_qp`].
+    pub fn dial(&self, addr: SocketAddr, end: End, param: &ConnParam) -> Result<End, ConnectError> {
+        let param = ConnParam {
+            options: self.setup.options,
+            ..param.clone()
+        };
+        let device = end.device.clone();
+        end.over(|qp| connect_qp(addr, qp, &device, &param))
+    }
+}
+
+/// One side of a connection, with everything that it was made of.
+pub struct End {
+    /// Its device.
+    pub device: Device,
+    /// Its protection domain.
+    pub pd: Pd,
+    /// Completions of its sends.
+    pub scq: Cq,
+    /// Completions of its receives.
+    pub rcq: Cq,
+    /// Its queue pair.
+    pub qp: Qp,
+    /// What the peer said when they were connected.
+    pub private_data: Vec<u8>,
+}
+
+/// Every right that a region can have.
+pub const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND);
+
+impl End {
+    fn over(
+        self,
+        connect: impl FnOnce(Qp) -> Result<Connection, ConnectError>,
+    ) -> Result<End, ConnectError> {
+        let Connection { qp, private_data } = connect(self.qp)?;
+        Ok(End {
+            qp,
+            private_data,
+            ..self
+        })
+    }
+
+    /// A zeroed region with every right.
+    pub fn mr(&self, len: usize) -> Mr {
+        self.pd.alloc_mr(len, ALL).expect("a region")
+    }
+
+    /// A region with every right that holds these bytes.
+    pub fn mr_of(&self, bytes: &[u8]) -> Mr {
+        self.pd.reg_mr(bytes.to_vec(), ALL).expect("a region")
+    }
+
+    /// Post one send.
+    pub fn post(&self, wr: SendWr) {
+        self.qp.post_send_one(wr).expect("post");
+    }
+
+    /// Post one receive.
+    pub fn post_recv(&self, wr: RecvWr) {
+        self.qp.post_recv(&[wr]).expect("post");
+    }
+
+    /// Post one signaled send and wait for its success.
+    pub fn run(&self, wr: SendWr) -> Wc {
+        let id = wr.id;
+        self.post(wr.signaled());
+        let wc = self.sent();
+        assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success), "{wc:?}");
+        wc
+    }
+
+    /// The next completion of a send.
+    pub fn sent(&self) -> Wc {
+        take(&self.scq, 1)[0]
+    }
+
+    /// The next completion of a receive.
+    pub fn received(&self) -> Wc {
+        take(&self.rcq, 1)[0]
+    }
+
+    /// The device's next asynchronous event.
+    pub fn event(&self) -> AsyncEvent {
+        let event = self.device.get_async_event(Some(PATIENCE));
+        event.expect("an asynchronous event in time")
+    }
+}
+
+/// Wait for this many completions.
+pub fn take(cq: &Cq, count: usize) -> Vec<Wc> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut all = Vec::with_capacity(count);
+    while all.len() < count {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut out = vec![Wc::default(); count - all.len()];
+        let n = cq.wait(&mut out, Some(left)).expect("no overrun");
+        assert!(
+            n > 0,
+            "{} of {count} completions in time: {all:?}",
+            all.len()
+        );
+        all.extend_from_slice(&out[..n]);
+    }
+    all
+}
+
+/// The queue is empty now. Says nothing about what may still come: use it where an order makes it say something.
+pub fn assert_none(cq: &Cq) {
+    let mut out = [Wc::default(); 1];
+    let n = cq.poll(&mut out).expect("no overrun");
+    assert_eq!(n, 0, "unexpected {:?}", out[0]);
+}
+
+/// Successful, of this request and operation.
+pub fn assert_ok(wc: &Wc, id: u64, opcode: WcOpcode, len: usize) {
+    assert_eq!(
+        (wc.wr_id, wc.status, wc.opcode, wc.byte_len as usize),
+        (id, WcStatus::Success, opcode, len),
+        "{wc:?}"
+    );
+}
+
+/// Bytes in which every offset is told from its neighbours, and every seed from the others.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x >> 32) as u8
+        })
+        .collect()
+}
+
+/// Region and bytes agree; says where they do not, rather than print megabytes.
+pub fn assert_bytes(mr: &Mr, off: usize, want: &[u8], what: &str) {
+    let got = mr.to_vec(off, want.len()).expect("within the region");
+    if let Some(at) = (0..want.len()).find(|i| got[*i] != want[*i]) {
+        let differ = (0..want.len()).filter(|i| got[*i] != want[*i]).count();
+        panic!(
+            "{what}: byte {at} of {} is {:#04x}, not {:#04x}; {differ} differ",
+            want.len(),
+            got[at],
+            want[at]
+        );
+    }
+}
+
+/// Wait until this holds: for states that no completion announces.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}

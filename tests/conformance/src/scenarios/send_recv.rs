@@ -1,0 +1,314 @@
+//! Sends and receives: data, lengths, lists, inline data, order.
+
+use weft_verbs::{Mr, PostReason, RecvWr, SendWr, Sge, WcOpcode, WcStatus};
+
+use crate::bed::{Bed, Half, assert_bytes, assert_none, assert_ok, pattern, take};
+
+/// Messages of every length arrive whole, and nothing beyond them changes.
+pub fn every_size(bed: &Bed) {
+    let (a, b) = bed.pair();
+    let room = bed.setup.largest + 16;
+    let (src, dst) = (a.mr(room), b.mr(room));
+    for (i, len) in bed.sizes().enumerate() {
+        let data = pattern(i as u64, len);
+        src.write(1, &data).unwrap();
+        dst.fill(0, room, 0xee).unwrap();
+        b.post_recv(RecvWr::new(i as u64).sge(dst.sge(3, len)));
+        let wc = a.run(SendWr::send(100 + i as u64).sge(src.sge(1, len)));
+        assert_ok(&wc, 100 + i as u64, WcOpcode::Send, len);
+        let wc = b.received();
+        assert_ok(&wc, i as u64, WcOpcode::Recv, len);
+        assert_eq!(wc.qp_num, b.qp.num());
+        assert_eq!((wc.imm, wc.invalidated, wc.vendor_err), (None, None, 0));
+        assert_bytes(&dst, 3, &data, "message");
+        assert_bytes(&dst, 0, &[0xee; 3], "before it");
+        assert_bytes(&dst, 3 + len, &[0xee; 13], "after it");
+    }
+}
+
+/// The responder may send as well, once the initiator has; both directions at once.
+pub fn both_ways(bed: &Bed) {
+    let half = || Half::default();
+    let (a, b) = bed.pair_with(&half(), &half());
+    let len = 70_001.min(bed.setup.largest);
+    let (ma, mb) = (a.mr(2 * len), b.mr(2 * len));
+    ma.write(0, &pattern(1, len)).unwrap();
+    mb.write(0, &pattern(2, len)).unwrap();
+    for round in 0..8 {
+        a.post_recv(RecvWr::new(round).sge(ma.sge(len, len)));
+        b.post_recv(RecvWr::new(round).sge(mb.sge(len, len)));
+        a.post(SendWr::send(round).sge(ma.sge(0, len)).signaled());
+        b.post(SendWr::send(round).sge(mb.sge(0, len)).signaled());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_ok(&a.sent(), round, WcOpcode::Send, len);
+                assert_ok(&a.received(), round, WcOpcode::Recv, len);
+            });
+            assert_ok(&b.sent(), round, WcOpcode::Send, len);
+            assert_ok(&b.received(), round, WcOpcode::Recv, len);
+        });
+        assert_bytes(&ma, len, &pattern(2, len), "from the responder");
+        assert_bytes(&mb, len, &pattern(1, len), "from the initiator");
+    }
+}
+
+/// A message is gathered from several elements and scattered over several others, cut at odd places, empty elements and
+/// several regions among them.
+pub fn scatter_gather(bed: &Bed) {
+    let (a, b) = bed.pair();
+    let (s1, s2) = (a.mr(100_000), a.mr(100_000));
+    let (d1, d2) = (b.mr(100_000), b.mr(100_000));
+    let cuts: &[(&[usize], &[usize])] = &[
+        (&[1, 2, 3, 0, 5], &[11]),
+        (&[11], &[1, 0, 2, 3, 5]),
+        (&[7, 4093, 1], &[4000, 100, 1]),
+        (&[20_001, 1, 30_011, 0, 9], &[3, 29_999, 20_020]),
+        (&[1; 8], &[1; 8]),
+        (&[0, 0, 0], &[0]),
+        (&[255, 1, 16_000, 16_001], &[16_384, 16_384]),
+    ];
+    for (i, (from, to)) in cuts.iter().enumerate() {
+        let (id, total) = (i as u64, from.iter().sum());
+        if total > bed.setup.largest {
+            continue;
+        }
+        let data = pattern(id, total);
+        for mr in [&d1, &d2] {
+            mr.fill(0, mr.len(), 0xaa).unwrap();
+        }
+        let (mut send, mut recv) = (SendWr::send(id), RecvWr::new(id));
+        let mut rest = &data[..];
+        for (mr, off, len) in places(from, [&s1, &s2]) {
+            let (now, later) = rest.split_at(len);
+            mr.write(off, now).unwrap();
+            send = send.sge(mr.sge(off, len));
+            rest = later;
+        }
+        for (mr, off, len) in places(to, [&d1, &d2]) {
+            recv = recv.sge(mr.sge(off, len));
+        }
+        b.post_recv(recv);
+        a.run(send);
+        assert_ok(&b.received(), id, WcOpcode::Recv, total);
+        let mut rest = &data[..];
+        for (mr, off, len) in places(to, [&d1, &d2]) {
+            let (now, later) = rest.split_at(len.min(rest.len()));
+            assert_bytes(mr, off, now, "scattered part");
+            assert_bytes(mr, off + len, &[0xaa; 13], "after it");
+            rest = later;
+        }
+    }
+}
+
+/// Where the elements of a list lie: in two regions by turns, from their ends downwards, with gaps.
+fn places<'a>(lens: &[usize], mrs: [&'a Mr; 2]) -> Vec<(&'a Mr, usize, usize)> {
+    let mut tops = mrs.map(Mr::len);
+    let place = |(k, len): (usize, &usize)| {
+        tops[k % 2] -= len + 13;
+        (mrs[k % 2], tops[k % 2], *len)
+    };
+    lens.iter().enumerate().map(place).collect()
+}
+
+/// A receive may be longer than its message: the rest of it stays as it was.
+pub fn receive_longer_than_message(bed: &Bed) {
+    let (a, b) = bed.pair();
+    let dst = b.mr(64);
+    dst.fill(0, 64, 0x55).unwrap();
+    b.post_recv(RecvWr::new(1).sge(dst.sge(0, 20)).sge(dst.sge(30, 20)));
+    a.run(SendWr::send(1).inline(&[7; 23]));
+    assert_ok(&b.received(), 1, WcOpcode::Recv, 23);
+    assert_bytes(&dst, 0, &[7; 20], "first element");
+    assert_bytes(&dst, 20, &[0x55; 10], "between");
+    assert_bytes(&dst, 30, &[7; 3], "second element");
+    assert_bytes(&dst, 33, &[0x55; 31], "unused");
+}
+
+/// Inline data is taken when it is posted: the source may be overwritten at once. No region is needed.
+pub fn inline_is_taken_at_once(bed: &Bed) {
+    let (a, b) = bed.pair();
+    let dst = b.mr(256 * 64);
+    let mut data = vec![0; 256];
+    for i in 0..64usize {
+        b.post_recv(RecvWr::new(i as u64).sge(dst.sge(i * 256, 256)));
+        data.fill(i as u8);
+        a.post(SendWr::send(i as u64).inline(&data[..i * 4]));
+        data.fill(0xff);
+    }
+    for (i, wc) in take(&b.rcq, 64).iter().enumerate() {
+        assert_ok(wc, i as u64, WcOpcode::Recv, i * 4);
+        assert_bytes(&dst, i * 256, &vec![i as u8; i * 4], "inline data");
+    }
+    assert_none(&a.scq);
+}
+
+/// Receives are consumed in the order posted, messages arrive in the order sent.
+pub fn in_order(bed: &Bed) {
+    let (a, b) = bed.pair();
+    let dst = b.mr(100 * 8);
+    let wrs: Vec<_> = (0..100usize)
+        .map(|i| RecvWr::new(i as u64).sge(dst.sge(i * 8, 8)))
+        .collect();
+    b.qp.post_recv(&wrs).unwrap();
+    let wrs: Vec<_> = (0..100u64)
+        .map(|i| SendWr::send(i).inline(&i.to_ne_bytes()))
+        .collect();
+    a.qp.post_send(&wrs).unwrap();
+    for (i, wc) in take(&b.rcq, 100).iter().enumerate() {
+        assert_ok(wc, i as u64, WcOpcode::Recv, 8);
+        assert_eq!(dst.load_u64(i * 8).unwrap(), i as u64);
+    }
+}
+
+/// Unsignaled requests make no completion; a signaled one stands for all before it, and frees their places.
+pub fn unsignaled(bed: &Bed) {
+    let half = Half {
+        max_send_wr: 16,
+        ..Half::default()
+    };
+    let (a, b) = bed.pair_with(&half, &Half::default());
+    let dst = b.mr(8);
+    for round in 0..20u64 {
+        for i in 0..16u64 {
+            b.post_recv(RecvWr::new(i).sge(dst.whole()));
+            let wr = SendWr::send(round * 16 + i).inline(&[1; 8]);
+            // All places free again: the signaled completion of the last round said so.
+            a.post(if i == 15 { wr.signaled() } else { wr });
+        }
+        assert_ok(&a.sent(), round * 16 + 15, WcOpcode::Send, 8);
+        take(&b.rcq, 16);
+    }
+    assert_none(&a.scq);
+}
+
+/// `sq_sig_all` makes every request signaled.
+pub fn all_signaled(bed: &Bed) {
+    let half = Half {
+        sq_sig_all: true,
+        ..Half::default()
+    };
+    let (a, b) = bed.pair_with(&half, &Half::default());
+    let mr = b.mr(64);
+    for i in 0..10 {
+        b.post_recv(RecvWr::new(i));
+        a.post(SendWr::send(2 * i));
+        a.post(SendWr::write(2 * i + 1, mr.remote(0)).inline(&[1; 9]));
+    }
+    for (i, wc) in take(&a.scq, 20).iter().enumerate() {
+        let (opcode, len) = if i % 2 == 0 {
+            (WcOpcode::Send, 0)
+        } else {
+            (WcOpcode::Write, 9)
+        };
+        assert_ok(wc, i as u64, opcode, len);
+    }
+}
+
+/// A message longer than its receive ends the stream: length error here, an error there, nothing beyond the receive
+/// changes.
+pub fn message_too_long(bed: &Bed) {
+    let (a, b) = bed.pair();
+    let dst = b.mr(64);
+    dst.fill(0, 64, 0x11).unwrap();
+    b.post_recv(RecvWr::new(1).sge(dst.sge(0, 8)));
+    b.post_recv(RecvWr::new(2).sge(dst.sge(0, 8)));
+    a.post(SendWr::send(1).inline(&[9; 9]).signaled());
+    let wcs = take(&b.rcq, 2);
+    assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::LocLenErr));
+    assert_eq!((wcs[1].wr_id, wcs[1].status), (2, WcStatus::WrFlushErr));
+    assert_bytes(&dst, 8, &[0x11; 56], "beyond the receive");
+    // The send was with the transport before the peer complained, or was flushed or blamed: one completion either way.
+    assert_eq!(a.sent().wr_id, 1);
+    crate::bed::until("the sender's end", || {
+        a.qp.state() == weft_verbs::QpState::Error
+    });
+}
+
+/// A send without a receive ends the stream.
+pub fn no_receive(bed: &Bed) {
+    let (a, b) = bed.pair();
+    a.post(SendWr::send(1).inline(&[1]));
+    for end in [&a, &b] {
+        crate::bed::until("both ends", || end.qp.state() == weft_verbs::QpState::Error);
+    }
+    assert_none(&b.rcq);
+}
+
+/// Every reason to refuse a post, and that what came before the refused request was taken.
+pub fn refused_posts(bed: &Bed) {
+    let half = Half {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        max_sge: 2,
+        max_inline: 16,
+        ..Half::default()
+    };
+    let (a, b) = bed.pair_with(&half, &half);
+    let mr = a.mr(64);
+    let remote = b.mr(64).remote(0);
+    let sge = mr.sge(0, 1);
+    let reason = |wr: SendWr| a.qp.post_send_one(wr).unwrap_err().reason;
+    assert_eq!(
+        reason(SendWr::send(0).sges(&[sge; 3])),
+        PostReason::TooManySges
+    );
+    assert_eq!(reason(SendWr::send(0).inline(&[0; 17])), PostReason::Inline);
+    assert_eq!(
+        reason(SendWr::send(0).inline(&[0; 4]).sge(sge)),
+        PostReason::Inline
+    );
+    assert_eq!(
+        reason(SendWr::read(0, remote).inline(&[0; 4])),
+        PostReason::Inline
+    );
+    assert_eq!(
+        reason(SendWr::fetch_add(0, remote, 1).sge(mr.sge(0, 7))),
+        PostReason::Length
+    );
+    assert_eq!(
+        reason(SendWr::compare_swap(0, remote, 1, 2)),
+        PostReason::Length
+    );
+    let huge = Sge {
+        len: u32::MAX,
+        ..sge
+    };
+    assert_eq!(
+        reason(SendWr::send(0).sge(huge).sge(sge)),
+        PostReason::Length
+    );
+    let recv = |wr: RecvWr| a.qp.post_recv(&[wr]).unwrap_err().reason;
+    assert_eq!(recv(RecvWr::new(0).sge(huge).sge(huge)), PostReason::Length);
+    assert_eq!(
+        recv(RecvWr::new(0).sge(sge).sge(sge).sge(sge)),
+        PostReason::TooManySges
+    );
+    // Two good ones, then a bad one, then a good one that must not be taken.
+    for _ in 0..3 {
+        b.post_recv(RecvWr::new(0));
+    }
+    let error =
+        a.qp.post_send(&[
+            SendWr::send(1).signaled(),
+            SendWr::send(2).signaled(),
+            SendWr::send(3).sges(&[sge; 3]),
+            SendWr::send(4).signaled(),
+        ])
+        .unwrap_err();
+    assert_eq!((error.index, error.reason), (2, PostReason::TooManySges));
+    let ids: Vec<_> = take(&a.scq, 2).iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, [1, 2]);
+    take(&b.rcq, 2);
+    // Receives: one is left at b.
+    for _ in 0..3 {
+        b.post_recv(RecvWr::new(9));
+    }
+    let error = b.qp.post_recv(&[RecvWr::new(9)]).unwrap_err();
+    assert_eq!((error.index, error.reason), (0, PostReason::Full));
+    // Reads are outstanding until answered, so the send queue fills up behind a fence of nothing: four places.
+    let wrs: Vec<_> = (0..5)
+        .map(|i| SendWr::read(i, remote).sge(mr.sge(0, 4)).signaled())
+        .collect();
+    let error = a.qp.post_send(&wrs).unwrap_err();
+    assert_eq!((error.index, error.reason), (4, PostReason::Full));
+}

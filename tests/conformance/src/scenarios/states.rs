@@ -1,0 +1,125 @@
+//! The life of a queue pair: what may be posted when, what is flushed, and how a connection ends.
+
+use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, WcOpcode, WcStatus};
+
+use crate::bed::{Bed, End, Half, PATIENCE, assert_none, assert_ok, take, until};
+
+/// What a hook of [`weft_verbs::Qp::on_end`] said.
+pub(crate) fn watch_end(end: &End) -> std::sync::mpsc::Receiver<EndReason> {
+    let (tx, rx) = std::sync::mpsc::channel();
+    end.qp.on_end(move |reason| {
+        let _ = tx.send(reason);
+    });
+    rx
+}
+
+/// Before it is connected a queue pair takes receives and no sends.
+pub fn before_connected(bed: &Bed) {
+    let end = bed.end(&bed.a, &Half::default());
+    assert_eq!(end.qp.state(), QpState::Init);
+    let error = end.qp.post_send_one(SendWr::send(1)).unwrap_err();
+    assert_eq!((error.index, error.reason), (0, PostReason::State));
+    end.post_recv(RecvWr::new(7));
+    end.qp.to_error();
+    assert_eq!(end.qp.state(), QpState::Error);
+    let wc = end.received();
+    assert_eq!((wc.wr_id, wc.status), (7, WcStatus::WrFlushErr));
+    // In the error state both kinds are taken, and flushed.
+    end.post(SendWr::send(8));
+    end.post_recv(RecvWr::new(9));
+    assert_eq!(end.sent().status, WcStatus::WrFlushErr);
+    assert_eq!(end.received().wr_id, 9);
+}
+
+/// Closing in order, from either side: what was posted arrives, then both sides see the end and their receives are
+/// flushed, in order; no asynchronous event is raised.
+pub fn disconnect(bed: &Bed) {
+    for from_initiator in [true, false] {
+        let (a, b) = bed.talking_pair();
+        let (near, far) = if from_initiator { (a, b) } else { (b, a) };
+        let ends = [watch_end(&near), watch_end(&far)];
+        for i in 0..4 {
+            near.post_recv(RecvWr::new(10 + i));
+            far.post_recv(RecvWr::new(20 + i));
+        }
+        near.post(SendWr::send(1));
+        near.post(SendWr::send(2).signaled());
+        near.qp.disconnect();
+        let error = near.qp.post_send_one(SendWr::send(3));
+        assert!(
+            near.qp.state() == QpState::Error || error.unwrap_err().reason == PostReason::State,
+            "no more sends while closing"
+        );
+        let wcs = take(&far.rcq, 4);
+        assert_ok(&wcs[0], 20, WcOpcode::Recv, 0);
+        assert_ok(&wcs[1], 21, WcOpcode::Recv, 0);
+        assert_eq!((wcs[2].wr_id, wcs[2].status), (22, WcStatus::WrFlushErr));
+        assert_eq!((wcs[3].wr_id, wcs[3].status), (23, WcStatus::WrFlushErr));
+        assert_ok(&near.sent(), 2, WcOpcode::Send, 0);
+        far.qp.disconnect();
+        for (i, wc) in take(&near.rcq, 4).iter().enumerate() {
+            assert_eq!((wc.wr_id, wc.status), (10 + i as u64, WcStatus::WrFlushErr));
+        }
+        for end in ends {
+            let reason = end.recv_timeout(PATIENCE).expect("the end is announced");
+            assert_eq!(reason, EndReason::Disconnected);
+        }
+        assert_eq!(near.qp.state(), QpState::Error);
+        assert_eq!(far.qp.state(), QpState::Error);
+        for end in [&near, &far] {
+            assert_eq!(
+                end.device.get_async_event(Some(std::time::Duration::ZERO)),
+                None
+            );
+        }
+    }
+}
+
+/// An abortive end flushes everything on both sides: sends in the order posted, receives in the order posted.
+pub fn to_error(bed: &Bed) {
+    let (a, b) = bed.talking_pair();
+    let ends = [watch_end(&a), watch_end(&b)];
+    for i in 0..5 {
+        a.post_recv(RecvWr::new(100 + i));
+        b.post_recv(RecvWr::new(200 + i));
+    }
+    a.qp.to_error();
+    assert_eq!(a.qp.state(), QpState::Error);
+    for (cq, base) in [(&a.rcq, 100), (&b.rcq, 200)] {
+        for (i, wc) in take(cq, 5).iter().enumerate() {
+            assert_eq!(
+                (wc.wr_id, wc.status, wc.opcode),
+                (base + i as u64, WcStatus::WrFlushErr, WcOpcode::Recv)
+            );
+        }
+    }
+    for i in 0..5 {
+        a.post(SendWr::send(300 + i));
+    }
+    for (i, wc) in take(&a.scq, 5).iter().enumerate() {
+        assert_eq!(
+            (wc.wr_id, wc.status),
+            (300 + i as u64, WcStatus::WrFlushErr)
+        );
+    }
+    let [near, far] = ends.map(|end| end.recv_timeout(PATIENCE).expect("announced"));
+    assert!(matches!(near, EndReason::Terminated(_)), "{near:?}");
+    assert!(matches!(far, EndReason::PeerTerminated(_)), "{far:?}");
+    a.post_recv(RecvWr::new(9));
+    assert_eq!(a.received().status, WcStatus::WrFlushErr);
+    assert_none(&a.scq);
+    assert_none(&a.rcq);
+}
+
+/// Dropping a queue pair closes its connection: the peer is flushed.
+pub fn drop_of_a_qp(bed: &Bed) {
+    let (a, b) = bed.pair();
+    b.post_recv(RecvWr::new(1));
+    b.post_recv(RecvWr::new(2));
+    a.run(SendWr::send(1));
+    assert_ok(&b.received(), 1, WcOpcode::Recv, 0);
+    let End { qp, .. } = a;
+    drop(qp);
+    assert_eq!(b.received().status, WcStatus::WrFlushErr);
+    until("the end", || b.qp.state() == QpState::Error);
+}

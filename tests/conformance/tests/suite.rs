@@ -1,0 +1,89 @@
+//! Every scenario on every setup.
+
+use weft_conformance::bed::{Bed, Setup};
+use weft_verbs::SimFaults;
+
+/// `columns!` holds the setups, `rows` the scenarios: one test for each field of the table.
+macro_rules! column {
+    ($name:ident, $setup:expr, { $($topic:ident: $($scenario:ident),+ $(,)?;)+ }) => {
+        mod $name {
+            use super::*;
+            $(mod $topic {
+                use super::*;
+                $(#[test]
+                fn $scenario() {
+                    if let Some(bed) = Bed::new($setup) {
+                        weft_conformance::scenarios::$topic::$scenario(&bed);
+                    }
+                })+
+            })+
+        }
+    };
+}
+
+macro_rules! on_every_setup {
+    ($rows:tt) => {
+        column!(tcp, Setup::tcp(), $rows);
+        column!(tcp_without_crc, Setup::tcp().with(|o| o.crc = false), $rows);
+        column!(tcp_over_ipv6, Setup::tcp().v6(), $rows);
+        column!(
+            tcp_with_markers,
+            Setup::tcp().with(|o| o.recv_markers = true),
+            $rows
+        );
+        column!(
+            tcp_with_markers_without_crc,
+            Setup::tcp().with(|o| (o.recv_markers, o.crc) = (true, false)),
+            $rows
+        );
+        column!(tcp_revision_1, Setup::tcp().with(|o| o.revision = 1), $rows);
+        column!(
+            tcp_in_short_segments,
+            Setup::tcp()
+                .with(|o| (o.max_ulpdu, o.crc) = (263, false))
+                .largest(70_000),
+            $rows
+        );
+        column!(sim, Setup::sim(1, SimFaults::default()), $rows);
+        column!(
+            sim_without_crc,
+            Setup::sim(2, SimFaults::default()).with(|o| o.crc = false),
+            $rows
+        );
+        column!(
+            sim_byte_by_byte,
+            Setup::sim(3, faults(1, 0)).largest(70_000),
+            $rows
+        );
+        column!(
+            sim_in_crumbs_without_crc,
+            Setup::sim(4, faults(37, 5))
+                .with(|o| o.crc = false)
+                .largest(70_000),
+            $rows
+        );
+        column!(
+            sim_in_pieces_with_delays,
+            Setup::sim(5, faults(3000, 9)).with(|o| o.crc = false),
+            $rows
+        );
+    };
+}
+
+fn faults(max_segment: u32, max_delay: u32) -> SimFaults {
+    SimFaults {
+        max_segment,
+        max_delay,
+        cut_after: None,
+    }
+}
+
+on_every_setup!({
+    send_recv: every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
+        unsignaled, all_signaled, message_too_long, no_receive, refused_posts;
+    write_read: write_every_size, read_every_size, responder_reads_and_writes, read_and_write_lists,
+        write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,
+        target_is_asleep, target_watches_memory, refused_access, zero_length_needs_no_key, bad_local_list;
+    atomics: each_operation, concurrent, refused;
+    states: before_connected, disconnect, to_error, drop_of_a_qp;
+});
