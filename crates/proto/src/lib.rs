@@ -9,5 +9,7 @@
 //! * [`rdmap`]: one DDP/RDMAP stream, both directions (RFC 5040, RFC 5041, RFC 7306).
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod mpa;
 pub mod rdmap;

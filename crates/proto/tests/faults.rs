@@ -95,6 +95,30 @@ fn versions_and_opcodes() {
         "1201 0000",
     );
     refuses(&[good, "c1 42 00"], Fault::BadFrame, "1000 0000");
+    for (bad, fault, body) in [
+        (
+            "c2 40 00000001 0000000000000000",
+            Fault::DdpVersion { tagged: true },
+            "1104 0000",
+        ),
+        (
+            "40 43 00000000 00000000 00000002 00000000",
+            Fault::DdpVersion { tagged: false },
+            "1206 0000",
+        ),
+        (
+            "41 83 00000000 00000000 00000002 00000000",
+            Fault::RdmapVersion,
+            "0205 0000",
+        ),
+        (
+            "41 4c 00000000 00000000 00000002 00000000",
+            Fault::UnexpectedOpcode,
+            "0206 0000",
+        ),
+    ] {
+        refuses(&[good, bad], fault, body);
+    }
 }
 
 #[test]

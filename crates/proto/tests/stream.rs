@@ -714,6 +714,7 @@ fn a_cut_connection_flushes_what_is_not_done() {
         b.accept_read();
     }
     a.flush();
+    assert_eq!(a.outbound_requests(), 0);
     assert_eq!(a.state(), State::Closed);
     assert_eq!(tx(&mut a), None);
     assert!(!a.has_work());
@@ -740,7 +741,7 @@ const WRITE: Tagged = Tagged {
     to: 0,
 };
 
-/// The work requests that a Terminate can blame, all under way, and one that is not.
+/// The work requests that a Terminate can blame, all under way, and two that are not.
 fn busy() -> Stream {
     let mut a = Stream::new(Config { ord: 2, ..SMALL });
     for op in [
@@ -756,6 +757,7 @@ fn busy() -> Stream {
         a.post(wr(op, 200));
     }
     a.post(wr(READ, 200));
+    a.post(wr(Op::Write { stag: 10, to: 0 }, 200));
     while let Some((_, tx)) = tx(&mut a) {
         tx.completes.into_iter().for_each(|seq| a.transmitted(seq));
     }
@@ -822,9 +824,11 @@ fn a_terminate_blames_the_request_it_names() {
         (tagged(9, 999), None),
         (tagged(9, 1201), None),
         (tagged(8, 1000), None),
+        // Not sent yet.
+        (tagged(10, 0), None),
         (None, None),
     ] {
-        let mut expected = [DoneStatus::Flushed; 6];
+        let mut expected = [DoneStatus::Flushed; 7];
         if let Some(blamed) = blamed {
             expected[blamed] = DoneStatus::RemoteError(error);
         }

@@ -248,9 +248,10 @@ impl Stream {
 
     /// All bytes of this work request are with the transport, or it was local work and is done.
     pub fn transmitted(&mut self, seq: u64) {
-        if let Some(entry) = self.entry(seq)
+        // Only what was handed out to its end can be: `next` is still being cut.
+        if seq < self.next
+            && let Some(entry) = self.entry(seq)
             && !entry.wr.op.is_answered()
-            && entry.progress == Progress::Started
         {
             entry.progress = Progress::Done;
         }
@@ -286,7 +287,6 @@ impl Stream {
     /// request that the peer's Terminate names with its error, the rest flushed.
     pub fn flush(&mut self) {
         self.state = self.state.on(Input::Flush);
-        self.terminate = None;
         self.outstanding.clear();
         self.responses.clear();
         self.pending = Pending::Idle;

@@ -1,0 +1,368 @@
+//! Bodies of the fuzz targets in `fuzz/`, and the replay of their corpora by plain `cargo test`.
+
+use weft_wire::ddp::{Header, Tagged, Untagged};
+use weft_wire::rdmap::{AtomicOp, Opcode};
+
+use crate::mpa::{self, InitStep, Initiator, RespStep, Responder, Revision, RtrSet};
+use crate::rdmap::{
+    Config, DoneStatus, Event, Fault, MAX_CONTROL, MAX_HEADER, Op, Payload, Rx, SendWr, State,
+    Stream,
+};
+
+/// Bytes that run out as zeros.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut out = [0; N];
+        let n = N.min(self.0.len());
+        out[..n].copy_from_slice(&self.0[..n]);
+        self.0 = &self.0[n..];
+        out
+    }
+    fn u8(&mut self) -> u8 {
+        self.take::<1>()[0]
+    }
+    fn u16(&mut self) -> u16 {
+        u16::from_be_bytes(self.take())
+    }
+    fn u32(&mut self) -> u32 {
+        u32::from_be_bytes(self.take())
+    }
+    fn u64(&mut self) -> u64 {
+        u64::from_be_bytes(self.take())
+    }
+}
+
+/// Both sides of the start-up on any bytes: whatever they agree to keeps within what each was configured with, and bytes
+/// that come later change no verdict.
+pub fn start_up(data: &[u8]) {
+    let mut input = Input(data);
+    let flags = input.u8();
+    let config = mpa::Config {
+        crc: flags & 1 != 0,
+        recv_markers: flags & 2 != 0,
+        revision: if flags & 4 != 0 {
+            Revision::One
+        } else {
+            Revision::Two
+        },
+        ird: input.u16(),
+        ord: input.u16(),
+        peer_to_peer: (flags & 8 != 0).then_some(RtrSet {
+            send: flags & 16 != 0,
+            write: flags & 32 != 0,
+            read: flags & 64 != 0,
+        }),
+    };
+    let bytes = input.0;
+    let (initiator, request) = Initiator::new(config, b"data").expect("short private data");
+    let step = initiator.on_bytes(bytes);
+    if let Ok(InitStep::Accepted {
+        params,
+        consumed,
+        private_data,
+    }) = &step
+    {
+        assert!(*consumed <= bytes.len().min(mpa::MAX_FRAME) && private_data.len() <= *consumed);
+        assert!(params.ord <= config.ord.max(1) && params.ird <= config.ird);
+        assert!(params.crc || !config.crc);
+        assert_eq!(params.rx_markers, config.recv_markers);
+        assert!(params.rtr.is_none() || config.peer_to_peer.is_some());
+    }
+    let mut longer = bytes.to_vec();
+    longer.push(0);
+    if step != Ok(InitStep::NeedMore) {
+        assert_eq!(initiator.on_bytes(&longer), step);
+    }
+
+    let responder = Responder::new(config);
+    let step = responder.on_bytes(bytes);
+    if step != Ok(RespStep::NeedMore) {
+        assert_eq!(responder.on_bytes(&longer), step);
+    }
+    // The initiator understands every answer to what the peer asked, unless it asked for something else.
+    for request in [bytes, &request] {
+        let Ok(RespStep::Request(pending)) = responder.on_bytes(request) else {
+            continue;
+        };
+        assert!(pending.consumed() <= request.len());
+        let reply = pending.clone().reject(b"no").expect("short private data");
+        let rejected = initiator.on_bytes(&reply);
+        assert!(
+            matches!(rejected, Ok(InitStep::Rejected { consumed, .. }) if consumed == reply.len())
+        );
+        if let Ok((params, reply)) = pending.accept(b"yes", config.ird, config.ord) {
+            assert!(params.ord <= config.ord && params.ird <= config.ird.max(1));
+            assert!(params.must_wait_for_first_fpdu);
+            if let Ok(step) = initiator.on_bytes(&reply) {
+                assert!(
+                    matches!(step, InitStep::Accepted { consumed, .. } if consumed == reply.len())
+                );
+            }
+        }
+    }
+}
+
+/// A stream and what a caller remembers of it.
+struct Caller {
+    stream: Stream,
+    config: Config,
+    posted: Vec<SendWr>,
+    popped: u64,
+    /// The next number that the stream should accept, for each queue.
+    msn: [u32; 4],
+    /// The body of the request that the stream sent last, which begins with the name its answer must bear.
+    asked: [u8; MAX_CONTROL],
+    terminates: usize,
+}
+
+/// A stream fed arbitrary headers, bodies and calls: no panic, bounded state, and nothing to place where it must not go.
+pub fn rdmap_stream(data: &[u8]) {
+    let mut input = Input(data);
+    let config = Config {
+        max_ulpdu: input.u16().into(),
+        ird: (input.u8() % 8).into(),
+        ord: (input.u8() % 8).into(),
+        hold_until_first_rx: input.u8() % 4 == 1,
+        sink_key: input.u32(),
+    };
+    let mut caller = Caller {
+        stream: Stream::new(config),
+        config,
+        posted: Vec::new(),
+        popped: 0,
+        msn: [1; 4],
+        asked: [0; MAX_CONTROL],
+        terminates: 0,
+    };
+    while !input.0.is_empty() {
+        match input.u8() % 8 {
+            0 => caller.post(&mut input),
+            1 | 2 => caller.transmit(&mut input),
+            3..=6 => caller.receive(&mut input),
+            _ => match input.u8() {
+                0 => caller.stream.flush(),
+                1 => caller.stream.fail(Fault::Bounds),
+                2 => caller.stream.fail_source(Fault::InvalidStag),
+                seq => caller
+                    .stream
+                    .transmitted(caller.popped.wrapping_add(seq.into()).wrapping_sub(9)),
+            },
+        }
+        caller.reap();
+        let stream = &caller.stream;
+        assert!(stream.inbound_requests() <= config.ird as usize);
+        assert!(stream.outbound_requests() <= config.ord as usize);
+        assert_eq!(
+            stream.posted() as u64 + caller.popped,
+            caller.posted.len() as u64
+        );
+    }
+    caller.stream.flush();
+    caller.reap();
+    assert_eq!(caller.popped, caller.posted.len() as u64);
+    assert_eq!(
+        (caller.stream.state(), caller.stream.has_work()),
+        (State::Closed, false)
+    );
+}
+
+impl Caller {
+    fn post(&mut self, input: &mut Input<'_>) {
+        let flags = input.u8();
+        let solicited = flags & 8 != 0;
+        let (stag, to) = (1, u64::from(flags).wrapping_neg());
+        let op = match flags % 8 {
+            0 => Op::Send {
+                solicited,
+                invalidate: None,
+            },
+            1 => Op::Send {
+                solicited,
+                invalidate: Some(7),
+            },
+            2 => Op::Write { stag, to },
+            3 => Op::WriteImm {
+                stag,
+                to,
+                imm: 5,
+                solicited,
+            },
+            4 => Op::Imm { imm: 6, solicited },
+            5 => Op::Read {
+                src_stag: stag,
+                src_to: to,
+            },
+            6 => Op::Atomic {
+                op: AtomicOp::Swap,
+                stag,
+                to,
+                add_or_swap: 0,
+                add_or_swap_mask: 0,
+                compare: 0,
+                compare_mask: 0,
+            },
+            _ => Op::Local,
+        };
+        let wr = SendWr {
+            op,
+            len: input.u16().into(),
+            fence: flags & 16 != 0,
+        };
+        assert_eq!(self.stream.post(wr), self.posted.len() as u64);
+        self.posted.push(wr);
+    }
+
+    fn transmit(&mut self, input: &mut Input<'_>) {
+        let mut hdr = [0; MAX_HEADER];
+        let has_work = self.stream.has_work();
+        let tx = self.stream.next_tx(&mut hdr);
+        assert_eq!(tx.is_some(), has_work);
+        let Some(tx) = tx else { return };
+        let limit = self.config.max_ulpdu.max(crate::rdmap::MIN_MAX_ULPDU);
+        assert!(tx.header_len as u32 + tx.payload.len() <= limit);
+        if let Payload::Wr { seq, offset, len } = tx.payload {
+            assert!(len > 0 && offset + len <= self.posted[seq as usize].len);
+        }
+        self.terminates += usize::from(tx.terminate);
+        assert!(self.terminates <= 1);
+        if let Payload::Local { .. } = tx.payload {
+            assert_eq!(tx.header_len, 0);
+        } else {
+            let header = Header::parse(&hdr[..tx.header_len]).expect("a header that parses");
+            if matches!(header.opcode(), Opcode::ReadRequest | Opcode::AtomicRequest) {
+                self.asked.copy_from_slice(&hdr[header.len()..]);
+            }
+        }
+        if let Some(seq) = tx.completes.filter(|_| !input.u8().is_multiple_of(4)) {
+            self.stream.transmitted(seq);
+        }
+    }
+
+    /// A header that is often the right one.
+    fn header(&self, input: &mut Input<'_>) -> Header {
+        let flags = input.u8();
+        let opcode = Opcode::from_code(flags & 0xf).unwrap_or(Opcode::ReadResponse);
+        let last = flags & 0x10 == 0;
+        let (a, b) = if flags & 0x20 == 0 {
+            (0, 0)
+        } else {
+            (input.u32(), input.u64())
+        };
+        match opcode.queue() {
+            None => {
+                let name = if opcode == Opcode::ReadResponse {
+                    u32::from_be_bytes([self.asked[0], self.asked[1], self.asked[2], self.asked[3]])
+                } else {
+                    0
+                };
+                Header::Tagged(Tagged {
+                    opcode,
+                    last,
+                    stag: name ^ a,
+                    to: b,
+                })
+            }
+            Some(qn) => {
+                let msn = self.msn[qn as usize] ^ a;
+                Header::Untagged(Untagged {
+                    opcode,
+                    last,
+                    invalidate: 3,
+                    qn,
+                    msn,
+                    mo: b as u32,
+                })
+            }
+        }
+    }
+
+    fn receive(&mut self, input: &mut Input<'_>) {
+        let header = self.header(input);
+        let payload = usize::from(input.u16());
+        let open = self.stream.state() == State::Open;
+        let verdict = self.stream.rx_segment(&header, header.len() + payload);
+        assert!(open || verdict == Err(Fault::Closed));
+        let event = match verdict {
+            Err(fault) => {
+                self.stream.fail(fault);
+                return;
+            }
+            Ok(Rx::PlaceWrite { to, len, .. }) => {
+                assert_eq!(len as usize, payload);
+                assert!(to.checked_add(len.into()).is_some());
+                Ok(self.stream.rx_placed())
+            }
+            Ok(Rx::PlaceRead { seq, offset, len }) => {
+                let wr = self.posted[seq as usize];
+                assert!(matches!(wr.op, Op::Read { .. }) && seq >= self.popped);
+                assert!(
+                    len as usize == payload
+                        && offset.checked_add(len).is_some_and(|end| end <= wr.len)
+                );
+                Ok(self.stream.rx_placed())
+            }
+            Ok(Rx::PlaceRecv { mo, len, .. }) => {
+                assert!(len as usize == payload && mo.checked_add(len).is_some());
+                Ok(self.stream.rx_placed())
+            }
+            Ok(Rx::Control { len }) => {
+                assert!(len as usize == payload && payload <= MAX_CONTROL);
+                let mut body = self.asked;
+                if input.u8().is_multiple_of(2) {
+                    body = input.take();
+                } else {
+                    // An Atomic Response begins with what the request has after its operation.
+                    body.copy_within(4..8, 0);
+                }
+                self.stream.rx_control(&body[..payload])
+            }
+        };
+        if let Header::Untagged(h) = header
+            && h.last
+        {
+            self.msn[h.qn as usize] = self.msn[h.qn as usize].wrapping_add(1);
+        }
+        match event {
+            Err(fault) => self.stream.fail(fault),
+            Ok(Some(Event::ReadRequested { to, len, .. })) => {
+                assert!(to.checked_add(len.into()).is_some());
+                self.stream.accept_read();
+            }
+            Ok(Some(Event::AtomicRequested(_))) => self.stream.atomic_done(input.u64()),
+            Ok(Some(Event::AtomicResult { seq, .. })) => {
+                assert!(
+                    matches!(self.posted[seq as usize].op, Op::Atomic { .. }) && seq >= self.popped
+                );
+            }
+            Ok(Some(Event::Terminated(_))) => assert_eq!(self.stream.state(), State::Terminated),
+            Ok(Some(Event::Received { .. }) | None) => {}
+        }
+    }
+
+    fn reap(&mut self) {
+        while let Some(done) = self.stream.pop_completed() {
+            assert_eq!(done.seq, self.popped);
+            self.popped += 1;
+            if done.status == DoneStatus::Flushed {
+                assert_eq!(self.stream.state(), State::Closed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weft_wire::fuzzing::replay;
+
+    #[test]
+    fn start_up() {
+        replay("start_up", super::start_up);
+    }
+
+    #[test]
+    fn rdmap_stream() {
+        replay("rdmap_stream", super::rdmap_stream);
+    }
+}
