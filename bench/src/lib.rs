@@ -1,7 +1,43 @@
 //! The scenarios, drivers and reports of `weft bench`.
+//!
+//! A scenario is data: which operation, which sizes, which stacks. One loop runs them all, and a
+//! thin driver per stack carries them out. The stacks take turns within each run, so that a
+//! disturbance of the machine meets all of them, and ratios are taken run by run. Each side is a
+//! process of its own, so that CPU time belongs to one side.
+//!
+//! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
 #![forbid(unsafe_code)]
 
+mod args;
+mod driver;
+mod error;
+mod process;
+mod progress;
 pub mod record;
 pub mod report;
+mod scenario;
 pub mod size;
 pub mod stats;
+mod usage;
+mod verbs;
+
+pub use args::{BenchArgs, CommonArgs, Figure, Poll, Suite, Switch, VerbsArgs, VerbsOp};
+pub use driver::{Stack, Transport};
+pub use error::BenchError;
+pub use process::PEER_ARGS;
+
+use std::process::ExitCode;
+
+/// Runs a suite. The program that calls it must run itself as the peer when its arguments begin
+/// with [`PEER_ARGS`]: that is, give them to this function too, parsed as [`BenchArgs`].
+///
+/// # Errors
+/// [`BenchError`] when the options do not fit together, a result file cannot be written or the
+/// peer process cannot be started. Points that fail are reported on standard error, left out of the
+/// results, and make the exit code a failure.
+pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
+    match args.suite {
+        Suite::Verbs(args) => verbs::run(&args),
+        Suite::Peer => process::serve_peer().map(|()| ExitCode::SUCCESS),
+    }
+}

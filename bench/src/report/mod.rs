@@ -99,7 +99,7 @@ impl Report {
         html::page(self)
     }
 
-    /// The tables and paragraphs for a terminal `width` columns wide (`None`: as wide as it needs).
+    /// The tables and their paragraphs for a terminal `width` columns wide (`None`: as wide as it needs).
     pub fn to_text(&self, width: Option<u16>) -> String {
         let mut out = String::new();
         let mut line = |text: &str| {
@@ -110,7 +110,11 @@ impl Report {
         for paragraph in &self.intro {
             line(paragraph);
         }
-        for section in &self.sections {
+        let has_table = |section: &&Section| {
+            let mut blocks = section.blocks.iter();
+            blocks.any(|block| matches!(block, Block::Table(_)))
+        };
+        for section in self.sections.iter().filter(has_table) {
             line(&format!("\n{}", section.title));
             for block in &section.blocks {
                 match block {

@@ -39,7 +39,15 @@ impl Table {
     pub fn to_text(&self, width: Option<u16>) -> String {
         let mut table = comfy_table::Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        table.remove_style(TableComponent::HorizontalLines);
+        // Rules between rows would double the length of the longer tables.
+        for rule in [
+            TableComponent::HorizontalLines,
+            TableComponent::MiddleIntersections,
+            TableComponent::LeftBorderIntersections,
+            TableComponent::RightBorderIntersections,
+        ] {
+            table.remove_style(rule);
+        }
         if let Some(width) = width {
             table.set_content_arrangement(ContentArrangement::Dynamic);
             table.set_width(width);
@@ -85,6 +93,7 @@ mod tests {
             lines[1].trim_end().chars().count(),
             "{text}"
         );
+        assert_eq!(text.lines().count(), 6, "{text}");
         assert!(!table.is_numeric(0));
         assert!(table.is_numeric(1));
         assert!(!table.is_empty());

@@ -1,0 +1,256 @@
+//! The command line of `weft bench`.
+
+use crate::driver::{Stack, Transport};
+use crate::size::Sizes;
+use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Measures weft beside plain TCP in the same run.
+#[derive(Args, Clone, Debug)]
+pub struct BenchArgs {
+    /// What to measure.
+    #[command(subcommand)]
+    pub suite: Suite,
+}
+
+/// The suites.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Suite {
+    /// The verbs beside plain TCP: throughput, CPU of both sides, latency, message rate, registration, set-up and memory
+    Verbs(Box<VerbsArgs>),
+    /// The far end of a benchmark; started by the benchmark itself
+    #[command(hide = true)]
+    Peer,
+}
+
+/// Options of `weft bench verbs`.
+#[derive(Args, Clone, Debug)]
+pub struct VerbsArgs {
+    /// What to measure, separated by commas [default: send,write,read,rate; all: everything]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        hide_possible_values = false
+    )]
+    pub op: Vec<VerbsOp>,
+    /// What to report of the transfers
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Figure::Bandwidth, Figure::Latency])]
+    pub figure: Vec<Figure>,
+    /// The options that every suite has.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// Options that every suite has.
+#[derive(Args, Clone, Debug)]
+pub struct CommonArgs {
+    /// Message sizes: a list, or ranges by powers: 64,4K or 1..64M or 1..64M*4
+    #[arg(long, value_name = "LIST|RANGE")]
+    pub size: Option<Sizes>,
+    /// What carries weft's bytes
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Transport::Tcp])]
+    pub transport: Vec<Transport>,
+    /// Whose code carries the bytes
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Stack::Weft, Stack::Tcp])]
+    pub stack: Vec<Stack>,
+    /// Runs of each point; the stacks take turns within each run [default: 10, quick: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: Option<u32>,
+    /// With or without the CRC of each FPDU
+    #[arg(long, value_name = "WHICH", default_value_t = Switch::Both)]
+    pub crc: Switch,
+    /// How both sides wait in latency points: spinning or sleeping
+    #[arg(long, value_name = "WHICH", default_value_t = Poll::Both)]
+    pub poll: Poll,
+    /// Seconds that one run of a point should take [default: 0.15, quick: 0.03]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Bytes that one run of a throughput point moves, instead of a time
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse_size)]
+    pub bytes: Option<u64>,
+    /// Few sizes and short runs: a minute instead of a quarter of an hour
+    #[arg(long)]
+    pub quick: bool,
+    /// Writes the results as JSON, one object a line
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Writes tables and plots as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Writes each plot as an SVG file into this directory
+    #[arg(long, value_name = "DIR")]
+    pub svg: Option<PathBuf>,
+}
+
+impl CommonArgs {
+    pub(crate) fn runs(&self) -> u32 {
+        self.runs.unwrap_or(if self.quick { 3 } else { 10 })
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.15 })
+    }
+
+    /// The chosen sizes, or `full` (`quick` with `--quick`).
+    pub(crate) fn sizes(&self, full: &[u64], quick: &[u64]) -> Vec<u64> {
+        match &self.size {
+            Some(sizes) => sizes.0.clone(),
+            None if self.quick => quick.to_vec(),
+            None => full.to_vec(),
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= 3600.0 => Ok(value),
+        _ => Err("write a number of seconds from 0 to 3600".to_owned()),
+    }
+}
+
+/// What `--op` selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum VerbsOp {
+    /// Send
+    Send,
+    /// RDMA Write
+    Write,
+    /// RDMA Write with immediate data
+    WriteImm,
+    /// RDMA Read
+    Read,
+    /// Atomic fetch and add
+    FetchAdd,
+    /// Atomic compare and swap
+    CompareSwap,
+    /// Atomic swap
+    Swap,
+    /// 64 B sends, 128 in flight
+    Rate,
+    /// Registration beside copying (thesis figs. 4.3-4.10)
+    Register,
+    /// Steps of a connection's life (thesis table 4.1)
+    Setup,
+    /// The iw library beside the verbs (thesis fig. 3.21)
+    Iw,
+    /// Buffers reused, registered anew or copied (thesis fig. 4.11)
+    Buffers,
+    /// Memory per idle connection
+    Memory,
+    /// Everything
+    All,
+}
+
+/// What `--figure` selects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Figure {
+    /// Throughput and CPU time
+    Bandwidth,
+    /// Latency
+    Latency,
+}
+
+/// On, off or one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Switch {
+    On,
+    Off,
+    Both,
+}
+
+impl Switch {
+    pub(crate) fn values(self) -> &'static [bool] {
+        match self {
+            Self::On => &[true],
+            Self::Off => &[false],
+            Self::Both => &[false, true],
+        }
+    }
+}
+
+/// How a side waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Poll {
+    Busy,
+    Block,
+    Both,
+}
+
+impl Poll {
+    /// Whether to spin.
+    pub(crate) fn values(self) -> &'static [bool] {
+        match self {
+            Self::Busy => &[true],
+            Self::Block => &[false],
+            Self::Both => &[true, false],
+        }
+    }
+}
+
+macro_rules! display_as_value {
+    ($($name:ty),*) => {$(
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.to_possible_value().map_or(Ok(()), |value| f.write_str(value.get_name()))
+            }
+        }
+    )*};
+}
+display_as_value!(Figure, Switch, Poll, Transport, Stack);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn verbs(line: &str) -> Result<VerbsArgs, clap::Error> {
+        let words = std::iter::once("bench").chain(line.split_whitespace());
+        match Program::try_parse_from(words)?.bench.suite {
+            Suite::Verbs(args) => Ok(*args),
+            Suite::Peer => panic!("{line} is not the verbs suite"),
+        }
+    }
+
+    #[test]
+    fn defaults() {
+        let args = verbs("verbs").unwrap();
+        assert!(args.op.is_empty());
+        assert_eq!(args.common.runs(), 10);
+        assert_eq!(args.common.crc.values(), [false, true]);
+        assert_eq!(args.common.stack, [Stack::Weft, Stack::Tcp]);
+        assert_eq!(args.common.sizes(&[1, 2], &[3]), [1, 2]);
+    }
+
+    #[test]
+    fn options() {
+        let args = verbs("verbs --op write_imm,fetch_add --size 1..4K*4,3 --crc on --poll block --quick --runs 2 --seconds 0.5 --json a --html b").unwrap();
+        assert_eq!(args.op, [VerbsOp::WriteImm, VerbsOp::FetchAdd]);
+        assert_eq!(
+            args.common.sizes(&[], &[]),
+            [1, 3, 4, 16, 64, 256, 1024, 4096]
+        );
+        assert_eq!(args.common.runs(), 2);
+        assert_eq!(args.common.crc.values(), [true]);
+        assert_eq!(args.common.poll.values(), [false]);
+        for bad in [
+            "verbs --runs 0",
+            "verbs --seconds 0",
+            "verbs --size x",
+            "verbs --op fly",
+            "verbs --transport pigeon",
+            "",
+        ] {
+            assert!(verbs(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! A thin driver per stack: how one stack carries out a scenario's operations, at either end.
+
+mod tcp;
+mod weft;
+
+use crate::error::{BenchError, Result};
+use crate::process::PATIENCE;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+pub(crate) use tcp::transfer_whole as tcp_transfer_whole;
+pub(crate) use weft::{Context, accept_one, deregister, param, stack};
+
+/// Whose code carries the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stack {
+    /// weft's verbs.
+    Weft,
+    /// weft's small iWARP library over the verbs.
+    WeftIw,
+    /// Plain TCP sockets.
+    Tcp,
+}
+
+impl Stack {
+    /// The name as in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Weft => "weft",
+            Self::WeftIw => "weft-iw",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// What carries weft's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// iWARP over TCP.
+    Tcp,
+}
+
+impl Transport {
+    /// The name as in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// One operation. Plain TCP stands beside it with the same direction of the data: for `Read` and
+/// the atomics the peer answers a request, for the others the initiator pushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Op {
+    /// Send into a posted receive.
+    Send,
+    /// RDMA Write.
+    Write,
+    /// RDMA Write with immediate data, which completes a receive (RFC 7306).
+    WriteImm,
+    /// RDMA Read.
+    Read,
+    /// Atomic fetch and add of 8 bytes (RFC 7306).
+    FetchAdd,
+    /// Atomic compare and swap of 8 bytes (RFC 7306).
+    CompareSwap,
+    /// Atomic swap of 8 bytes (RFC 7306).
+    Swap,
+}
+
+impl Op {
+    /// The name as in the results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::WriteImm => "write_imm",
+            Self::Read => "read",
+            Self::FetchAdd => "fetch_add",
+            Self::CompareSwap => "compare_swap",
+            Self::Swap => "swap",
+        }
+    }
+
+    /// Whether the data (or the old value) flows to the initiator.
+    pub(crate) fn pulls(self) -> bool {
+        matches!(
+            self,
+            Self::Read | Self::FetchAdd | Self::CompareSwap | Self::Swap
+        )
+    }
+}
+
+/// What the initiator does with the buffer between two transfers (thesis fig. 4.11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Scheme {
+    /// One registered buffer for all operations in flight.
+    Single,
+    /// A registered buffer per operation in flight, used again and again.
+    Reuse,
+    /// Registers the buffer before each transfer and deregisters it after.
+    Reregister,
+    /// Copies the data into a registered buffer before each transfer.
+    Copy,
+}
+
+impl Scheme {
+    /// The name as in the results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Reuse => "reuse",
+            Self::Reregister => "reregister",
+            Self::Copy => "copy",
+        }
+    }
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    /// Many operations in flight, one direction, until the last byte is known to be at its far end.
+    Stream,
+    /// One operation at a time, back and forth.
+    PingPong,
+}
+
+/// One connection of a scenario, as both ends must know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Spec {
+    /// Who carries it.
+    pub(crate) stack: Stack,
+    /// Over what (weft's stacks).
+    pub(crate) transport: Transport,
+    /// The operation.
+    pub(crate) op: Op,
+    /// What is timed.
+    pub(crate) kind: Kind,
+    /// Message size in bytes.
+    pub(crate) bytes: u64,
+    /// FPDUs carry a CRC (weft's stacks).
+    pub(crate) crc: bool,
+    /// Both ends spin instead of sleeping.
+    pub(crate) busy: bool,
+    /// Operations in flight at most ([`Kind::Stream`]).
+    pub(crate) window: u32,
+    /// The initiator's buffer ([`Kind::Stream`] writes).
+    pub(crate) scheme: Scheme,
+}
+
+impl Spec {
+    /// The message size as a length in memory.
+    pub(crate) fn len(&self) -> Result<usize> {
+        usize::try_from(self.bytes)
+            .map_err(|_| BenchError::Usage("the size is too large".to_owned()))
+    }
+}
+
+/// A buffer at the other end that one-sided operations name.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Remote {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+}
+
+/// The end that posts the operations and takes the time.
+pub(crate) trait Initiator {
+    /// Learns the peer's target buffer.
+    fn set_remote(&mut self, _remote: Option<Remote>) {}
+
+    /// This end's target buffer.
+    fn remote(&self) -> Option<Remote> {
+        None
+    }
+
+    /// Carries out `count` operations and returns when the last one's data is at its far end.
+    /// [`Kind::PingPong`] appends each operation's time in microseconds to `laps`: half the round trip when
+    /// the initiator pushes, the whole when it pulls.
+    fn drive(&mut self, count: u64, laps: &mut Vec<f64>) -> Result<()>;
+}
+
+/// The end that answers.
+pub(crate) trait Responder {
+    /// This end's target buffer.
+    fn remote(&self) -> Option<Remote> {
+        None
+    }
+
+    /// Gets ready for `count` operations; the initiator starts after it.
+    fn prepare(&mut self, _count: u64, _remote: Option<Remote>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Answers `count` operations.
+    fn serve(&mut self, count: u64) -> Result<()>;
+}
+
+/// Connects to an [`Acceptor`] in the peer process.
+pub(crate) fn connect(
+    context: &mut Context,
+    spec: &Spec,
+    addr: SocketAddr,
+) -> Result<Box<dyn Initiator>> {
+    match spec.stack {
+        Stack::Tcp => tcp::connect(spec, addr),
+        Stack::Weft | Stack::WeftIw => weft::connect(context, spec, addr),
+    }
+}
+
+/// A listening end for one connection.
+pub(crate) enum Acceptor {
+    Tcp(std::net::TcpListener),
+    Weft(weft::Listening),
+}
+
+impl Acceptor {
+    pub(crate) fn listen(context: &mut Context, spec: &Spec) -> Result<Self> {
+        match spec.stack {
+            Stack::Tcp => Ok(Self::Tcp(tcp::listen()?)),
+            Stack::Weft | Stack::WeftIw => Ok(Self::Weft(weft::listen(context, spec.crc)?)),
+        }
+    }
+
+    pub(crate) fn addr(&self) -> Result<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener
+                .local_addr()
+                .map_err(BenchError::system("read a socket's address")),
+            Self::Weft(listening) => Ok(listening.addr()),
+        }
+    }
+
+    pub(crate) fn accept(self, context: &mut Context, spec: &Spec) -> Result<Box<dyn Responder>> {
+        match self {
+            Self::Tcp(listener) => tcp::accept(&listener, spec),
+            Self::Weft(listening) => weft::accept(context, &listening, spec),
+        }
+    }
+}
+
+/// Ends a spin that goes on for longer than [`PATIENCE`]; looks at the clock now and then only.
+pub(crate) struct Patience {
+    until: Instant,
+    spins: u32,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Self {
+            until: Instant::now() + PATIENCE,
+            spins: 0,
+        }
+    }
+
+    pub(crate) fn spin(&mut self, waiting_for: &'static str) -> Result<()> {
+        std::hint::spin_loop();
+        self.spins = self.spins.wrapping_add(1);
+        if self.spins.is_multiple_of(1 << 16) && Instant::now() > self.until {
+            return Err(BenchError::Stuck(PATIENCE.as_secs(), waiting_for));
+        }
+        Ok(())
+    }
+}

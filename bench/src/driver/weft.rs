@@ -1,0 +1,588 @@
+//! weft's verbs, used as an RDMA programmer would use them.
+//!
+//! Work requests are posted several to a doorbell and only the last of each batch is signaled. A send
+//! needs a posted receive, so the receiver posts [`RECVS`] and tells the sender of every
+//! [`GRANT`] that it has posted again. The end of a stream is acknowledged by the application at the far end.
+
+use super::{Initiator, Kind, Op, Patience, Remote, Responder, Scheme, Spec};
+use crate::error::{BenchError, Result};
+use crate::process::PATIENCE;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Instant;
+use weft_verbs::cm::{self, ConnParam, Connection, LinkOptions, Listener};
+use weft_verbs::{
+    Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcOpcode, WcStatus,
+};
+
+/// Receives that stand posted at the far end of sends.
+const RECVS: u32 = 512;
+/// Receives after which the receiver lets the sender know.
+const GRANT: u32 = RECVS / 2;
+/// Receives beyond [`RECVS`], so that used ones can be posted again several at a time.
+const SPARE: u32 = 16;
+/// Length of the note that grants [`GRANT`] more sends.
+const NOTE_GRANT: usize = 1;
+/// Length of the note that ends a run: from the initiator "that was all", from the peer "all is here".
+const NOTE_END: usize = 2;
+/// Completions taken at a time.
+const BATCH: usize = 64;
+/// In a ping-pong every so many posts are signaled, to free their slots.
+const SIGNAL_EVERY: u64 = 32;
+/// Smallest buffer: notes and atomics fit in it.
+const SMALLEST: usize = 16;
+
+pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) -> BenchError {
+    move |error| BenchError::Stack {
+        what,
+        why: error.to_string(),
+    }
+}
+
+/// The device and protection domain of this process, opened when first used.
+#[derive(Default)]
+pub(crate) struct Context {
+    open: Option<(Device, Pd)>,
+    held: Vec<Connection>,
+}
+
+impl Context {
+    /// Keeps connections until the process ends.
+    pub(crate) fn hold(&mut self, connections: Vec<Connection>) {
+        self.held.extend(connections);
+    }
+
+    pub(crate) fn device(&mut self) -> Result<&(Device, Pd)> {
+        if self.open.is_none() {
+            let device = Device::open().map_err(stack("open the device"))?;
+            let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
+            self.open = Some((device, pd));
+        }
+        self.open
+            .as_ref()
+            .ok_or_else(|| BenchError::Usage("no device".to_owned()))
+    }
+}
+
+pub(crate) struct Listening(pub(crate) Listener);
+
+pub(super) fn listen(context: &mut Context, crc: bool) -> Result<Listening> {
+    let (device, _) = context.device()?;
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    Listener::bind(device, addr, 128, &param(crc))
+        .map(Listening)
+        .map_err(stack("listen"))
+}
+
+impl Listening {
+    pub(super) fn addr(&self) -> SocketAddr {
+        self.0.local_addr()
+    }
+}
+
+pub(crate) fn param(crc: bool) -> ConnParam {
+    ConnParam {
+        options: LinkOptions {
+            crc,
+            ..LinkOptions::default()
+        },
+        ..ConnParam::default()
+    }
+}
+
+/// Queues as deep as `spec` needs.
+fn queues(device: &Device, spec: &Spec) -> Result<(Cq, QpInit)> {
+    let (max_send_wr, max_recv_wr) = (spec.window + 64, RECVS + SPARE);
+    let cq = device
+        .create_cq(max_send_wr + max_recv_wr, None)
+        .map_err(stack("create a CQ"))?;
+    let mut init = QpInit::new(&cq, &cq);
+    init.max_send_wr = max_send_wr;
+    init.max_recv_wr = max_recv_wr;
+    Ok((cq, init))
+}
+
+pub(super) fn connect(
+    context: &mut Context,
+    spec: &Spec,
+    addr: SocketAddr,
+) -> Result<Box<dyn Initiator>> {
+    let (device, pd) = context.device()?;
+    let (cq, init) = queues(device, spec)?;
+    let connection = cm::connect(addr, pd, &init, &param(spec.crc)).map_err(stack("connect"))?;
+    Ok(Box::new(End::new(
+        pd,
+        cq,
+        connection,
+        spec,
+        Role::Initiator,
+    )?))
+}
+
+pub(super) fn accept(
+    context: &mut Context,
+    listening: &Listening,
+    spec: &Spec,
+) -> Result<Box<dyn Responder>> {
+    let (device, pd) = context.device()?;
+    let (cq, init) = queues(device, spec)?;
+    let qp = pd.create_qp(&init).map_err(stack("create a QP"))?;
+    let connection = accept_one(&listening.0, qp, spec.crc)?;
+    Ok(Box::new(End::new(pd, cq, connection, spec, Role::Peer)?))
+}
+
+/// Accepts the next connection on `qp`.
+pub(crate) fn accept_one(listener: &Listener, qp: Qp, crc: bool) -> Result<Connection> {
+    let request = listener
+        .next_request(Some(PATIENCE))
+        .ok_or(BenchError::Stuck(PATIENCE.as_secs(), "a connection"))?;
+    request.accept(qp, &param(crc)).map_err(stack("accept"))
+}
+
+/// What a round of completions brought.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    /// Own operations that are complete.
+    done: u64,
+    /// Messages received.
+    messages: u64,
+    grants: u32,
+    ends: u32,
+}
+
+/// Which end of the connection this is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Initiator,
+    Peer,
+}
+
+/// One end of a connection.
+struct End {
+    qp: Qp,
+    cq: Cq,
+    spec: Spec,
+    pd: Pd,
+    /// What arrives in receives is notes, not the messages that are measured.
+    notes: bool,
+    /// Where data leaves from, and where pulled data goes.
+    source: Mr,
+    /// Where the other end's data goes.
+    target: Mr,
+    remote: Option<RemoteAddr>,
+    recvs: Vec<RecvWr>,
+    to_repost: usize,
+    wcs: Vec<Wc>,
+    /// Sends that the other end has room for.
+    credit: u32,
+    since_grant: u32,
+    /// Ping-pongs posted so far, for signaling now and then and for the flag byte of writes.
+    turn: u64,
+    ring: Vec<Slot>,
+}
+
+/// A buffer of a stream whose [`Scheme`] is not the single buffer.
+struct Slot {
+    /// Taken out while it is registered anew.
+    mr: Option<Mr>,
+    /// What the application would send ([`Scheme::Copy`]).
+    data: Vec<u8>,
+}
+
+/// Deregisters a buffer that was given to [`Pd::reg_mr`].
+pub(crate) fn deregister(mr: Mr) -> Result<Vec<u8>> {
+    mr.deregister()
+        .map_err(|(_, error)| stack("deregister memory")(error))?
+        .ok_or_else(|| BenchError::Usage("the buffer did not come back".to_owned()))
+}
+
+/// A registered buffer whose pages are there.
+fn resident(pd: &Pd, len: usize, access: Access) -> Result<Mr> {
+    let mr = pd
+        .alloc_mr(len, access)
+        .map_err(stack("allocate a memory region"))?;
+    mr.fill(0, len, 0).map_err(stack("fill a memory region"))?;
+    Ok(mr)
+}
+
+impl End {
+    fn new(pd: &Pd, cq: Cq, connection: Connection, spec: &Spec, role: Role) -> Result<Self> {
+        let len = spec.len()?.max(SMALLEST);
+        let rights = Access::LOCAL_WRITE
+            | Access::REMOTE_WRITE
+            | Access::REMOTE_READ
+            | Access::REMOTE_ATOMIC;
+        let target = resident(pd, len, rights)?;
+        let recv = RecvWr::new(0).sge(target.sge(0, len));
+        let takes_receives = matches!(spec.op, Op::Send | Op::WriteImm);
+        let mut end = Self {
+            qp: connection.qp,
+            cq,
+            spec: *spec,
+            pd: pd.clone(),
+            notes: match role {
+                Role::Initiator => spec.kind == Kind::Stream || !takes_receives,
+                Role::Peer => !takes_receives,
+            },
+            source: resident(pd, len, Access::LOCAL_WRITE)?,
+            target,
+            remote: None,
+            recvs: vec![recv; (RECVS + SPARE) as usize],
+            to_repost: 0,
+            wcs: vec![Wc::default(); BATCH],
+            credit: RECVS,
+            since_grant: 0,
+            turn: 0,
+            ring: Vec::new(),
+        };
+        if role == Role::Initiator && spec.scheme != Scheme::Single {
+            end.fill_ring()?;
+        }
+        end.repost(end.recvs.len())?;
+        Ok(end)
+    }
+
+    fn fill_ring(&mut self) -> Result<()> {
+        let len = self.spec.len()?;
+        for _ in 0..self.spec.window {
+            let mr = self
+                .pd
+                .reg_mr(vec![1; len], Access::LOCAL_WRITE)
+                .map_err(stack("register memory"))?;
+            let data = match self.spec.scheme {
+                Scheme::Copy => vec![2; len],
+                _ => Vec::new(),
+            };
+            self.ring.push(Slot { mr: Some(mr), data });
+        }
+        Ok(())
+    }
+
+    fn repost(&mut self, count: usize) -> Result<()> {
+        self.qp
+            .post_recv(&self.recvs[..count])
+            .map_err(stack("post receives"))
+    }
+
+    fn here(&self) -> Remote {
+        let remote = self.target.remote(0);
+        Remote {
+            addr: remote.addr,
+            rkey: remote.rkey,
+        }
+    }
+
+    fn there(&self) -> Result<RemoteAddr> {
+        self.remote
+            .ok_or_else(|| BenchError::Usage("no target buffer".to_owned()))
+    }
+
+    fn learn(&mut self, remote: Option<Remote>) {
+        self.remote = remote.map(|Remote { addr, rkey }| RemoteAddr { addr, rkey });
+    }
+
+    /// One operation, unsignaled; its identifier counts the operations that its completion stands for.
+    fn operation(&self) -> Result<SendWr> {
+        let sge = self.source.sge(0, self.spec.len()?);
+        Ok(match self.spec.op {
+            Op::Send => SendWr::send(1).sge(sge),
+            Op::Write => SendWr::write(1, self.there()?).sge(sge),
+            Op::WriteImm => SendWr::write_imm(1, self.there()?, 7).sge(sge),
+            Op::Read => SendWr::read(1, self.there()?).sge(sge),
+            Op::FetchAdd => SendWr::fetch_add(1, self.there()?, 1).sge(sge),
+            Op::CompareSwap => SendWr::compare_swap(1, self.there()?, 0, 0).sge(sge),
+            Op::Swap => SendWr::swap(1, self.there()?, 1).sge(sge),
+        })
+    }
+
+    fn post(&self, wrs: &[SendWr]) -> Result<()> {
+        self.qp.post_send(wrs).map_err(stack("post operations"))
+    }
+
+    fn note(&self, len: usize) -> Result<()> {
+        let sge = self.source.sge(0, len);
+        self.post(&[SendWr::send(0).sge(sge).signaled()])
+    }
+
+    /// Takes completions: spins or sleeps until there is at least one.
+    fn progress(&mut self) -> Result<Progress> {
+        let count = if self.spec.busy {
+            let mut patience = Patience::new();
+            loop {
+                match self.cq.poll(&mut self.wcs).map_err(stack("poll"))? {
+                    0 => patience.spin("completions")?,
+                    count => break count,
+                }
+            }
+        } else {
+            self.cq
+                .wait(&mut self.wcs, Some(PATIENCE))
+                .map_err(stack("wait for completions"))?
+        };
+        if count == 0 {
+            return Err(BenchError::Stuck(PATIENCE.as_secs(), "completions"));
+        }
+        self.account(count)
+    }
+
+    /// Checks and counts the first `count` completions and posts their receives again.
+    fn account(&mut self, count: usize) -> Result<Progress> {
+        let mut progress = Progress::default();
+        for wc in &self.wcs[..count] {
+            if wc.status != WcStatus::Success {
+                return Err(BenchError::Stack {
+                    what: "complete an operation",
+                    why: format!("{:?} of {:?}", wc.status, wc.opcode),
+                });
+            }
+            match wc.opcode {
+                WcOpcode::Recv | WcOpcode::RecvWithImm => {
+                    self.to_repost += 1;
+                    match wc.byte_len as usize {
+                        NOTE_GRANT if self.notes => progress.grants += 1,
+                        NOTE_END if self.notes => progress.ends += 1,
+                        _ => progress.messages += 1,
+                    }
+                }
+                _ => progress.done += wc.wr_id,
+            }
+        }
+        if self.to_repost >= SPARE as usize / 2 {
+            let due = std::mem::take(&mut self.to_repost);
+            self.repost(due)?;
+        }
+        self.credit += progress.grants * GRANT;
+        Ok(progress)
+    }
+
+    fn await_end(&mut self) -> Result<()> {
+        while self.progress()?.ends == 0 {}
+        Ok(())
+    }
+
+    /// Posts `count` operations, `window` in flight, in batches with one doorbell and one signal each.
+    fn stream(&mut self, count: u64) -> Result<()> {
+        let window = u64::from(self.spec.window);
+        let needs_credit = matches!(self.spec.op, Op::Send | Op::WriteImm);
+        let wr = self.operation()?;
+        let mut batch = vec![wr.clone(); (window / 4).max(1) as usize];
+        let full = batch.len() as u64;
+        let (mut posted, mut done, mut ends) = (0, 0, 0);
+        while done < count {
+            loop {
+                let len = full.min(count - posted);
+                let credit = !needs_credit || u64::from(self.credit) >= len;
+                if len == 0 || posted - done + len > window || !credit {
+                    break;
+                }
+                let last = len as usize - 1;
+                batch[last] = wr.clone().signaled();
+                batch[last].id = len;
+                self.post(&batch[..=last])?;
+                batch[last] = wr.clone();
+                posted += len;
+                if needs_credit {
+                    self.credit -= len as u32;
+                }
+            }
+            let progress = self.progress()?;
+            done += progress.done;
+            ends += progress.ends;
+        }
+        if !needs_credit {
+            self.note(NOTE_END)?;
+        }
+        if ends == 0 {
+            self.await_end()?;
+        }
+        Ok(())
+    }
+
+    /// The same with a buffer per operation in flight, which is used again, registered anew or copied into.
+    fn stream_ring(&mut self, count: u64) -> Result<()> {
+        let window = self.ring.len() as u64;
+        let (len, remote) = (self.spec.len()?, self.there()?);
+        let (mut posted, mut done) = (0, 0);
+        while done < count {
+            while posted < count && posted - done < window {
+                let slot = &mut self.ring[(posted % window) as usize];
+                let mut mr = slot
+                    .mr
+                    .take()
+                    .ok_or_else(|| BenchError::Usage("no buffer".to_owned()))?;
+                match self.spec.scheme {
+                    Scheme::Reregister => {
+                        let data = deregister(mr)?;
+                        mr = self
+                            .pd
+                            .reg_mr(data, Access::LOCAL_WRITE)
+                            .map_err(stack("register memory"))?;
+                    }
+                    Scheme::Copy => mr.write(0, &slot.data).map_err(stack("copy data"))?,
+                    Scheme::Reuse | Scheme::Single => {}
+                }
+                let wr = SendWr::write(1, remote).sge(mr.sge(0, len)).signaled();
+                slot.mr = Some(mr);
+                self.post(&[wr])?;
+                posted += 1;
+            }
+            done += self.progress()?.done;
+        }
+        self.note(NOTE_END)?;
+        self.await_end()
+    }
+
+    /// Posts one operation of a ping-pong.
+    fn ping(&mut self, wr: &SendWr) -> Result<()> {
+        self.turn += 1;
+        let wr = if self.turn.is_multiple_of(SIGNAL_EVERY) {
+            wr.clone().signaled()
+        } else {
+            wr.clone()
+        };
+        self.post(&[wr])
+    }
+
+    fn await_message(&mut self) -> Result<()> {
+        while self.progress()?.messages == 0 {}
+        Ok(())
+    }
+
+    /// The flag of a former run must not stand for the first write of this one.
+    fn clear_flag(&self) -> Result<()> {
+        let last = self.spec.len()?.max(1) - 1;
+        self.target
+            .fill(last, 1, 0)
+            .map_err(stack("fill a memory region"))
+    }
+
+    /// Spins until the other end's write has put `flag` into the last byte.
+    fn await_flag(&mut self, flag: u8) -> Result<()> {
+        let last = self.spec.len()?.max(1) - 1;
+        let mut patience = Patience::new();
+        loop {
+            let count = self.cq.poll(&mut self.wcs).map_err(stack("poll"))?;
+            if count > 0 {
+                self.account(count)?;
+            }
+            let seen = self
+                .target
+                .load_u8(last)
+                .map_err(stack("read a memory region"))?;
+            if seen == flag {
+                return Ok(());
+            }
+            patience.spin("a write")?;
+        }
+    }
+
+    /// Writes `flag` as the last byte of the message.
+    fn ping_flag(&mut self, wr: &SendWr, flag: u8) -> Result<()> {
+        let last = self.spec.len()?.max(1) - 1;
+        self.source
+            .fill(last, 1, flag)
+            .map_err(stack("fill a memory region"))?;
+        self.ping(wr)
+    }
+}
+
+/// The last byte of the `turn`th write of a ping-pong: never that of the write before it.
+fn flag(turn: u64) -> u8 {
+    (turn % 255) as u8 + 1
+}
+
+impl Initiator for End {
+    fn set_remote(&mut self, remote: Option<Remote>) {
+        self.learn(remote);
+    }
+
+    fn remote(&self) -> Option<Remote> {
+        Some(self.here())
+    }
+
+    fn drive(&mut self, count: u64, laps: &mut Vec<f64>) -> Result<()> {
+        if self.spec.kind == Kind::Stream {
+            return if self.ring.is_empty() {
+                self.stream(count)
+            } else {
+                self.stream_ring(count)
+            };
+        }
+        self.clear_flag()?;
+        let wr = self.operation()?;
+        for turn in 0..count {
+            let start = Instant::now();
+            let share = match self.spec.op {
+                Op::Send | Op::WriteImm => {
+                    self.ping(&wr)?;
+                    self.await_message()?;
+                    0.5
+                }
+                Op::Write => {
+                    self.ping_flag(&wr, flag(turn))?;
+                    self.await_flag(flag(turn))?;
+                    0.5
+                }
+                Op::Read | Op::FetchAdd | Op::CompareSwap | Op::Swap => {
+                    self.post(&[wr.clone().signaled()])?;
+                    while self.progress()?.done == 0 {}
+                    1.0
+                }
+            };
+            laps.push(start.elapsed().as_secs_f64() * 1e6 * share);
+        }
+        if self.spec.op.pulls() {
+            self.note(NOTE_END)?;
+            self.await_end()?;
+        }
+        Ok(())
+    }
+}
+
+impl Responder for End {
+    fn remote(&self) -> Option<Remote> {
+        Some(self.here())
+    }
+
+    fn prepare(&mut self, _count: u64, remote: Option<Remote>) -> Result<()> {
+        self.learn(remote);
+        self.clear_flag()
+    }
+
+    fn serve(&mut self, count: u64) -> Result<()> {
+        match (self.spec.kind, self.spec.op) {
+            (Kind::Stream, Op::Send | Op::WriteImm) => {
+                let mut received = 0;
+                while received < count {
+                    let messages = self.progress()?.messages;
+                    received += messages;
+                    self.since_grant += messages as u32;
+                    while self.since_grant >= GRANT {
+                        self.since_grant -= GRANT;
+                        self.note(NOTE_GRANT)?;
+                    }
+                }
+                self.note(NOTE_END)
+            }
+            (Kind::PingPong, Op::Send | Op::WriteImm) => {
+                let wr = self.operation()?;
+                for _ in 0..count {
+                    self.await_message()?;
+                    self.ping(&wr)?;
+                }
+                Ok(())
+            }
+            (Kind::PingPong, Op::Write) => {
+                let wr = self.operation()?;
+                for turn in 0..count {
+                    self.await_flag(flag(turn))?;
+                    self.ping_flag(&wr, flag(turn))?;
+                }
+                Ok(())
+            }
+            _ => {
+                self.await_end()?;
+                self.note(NOTE_END)
+            }
+        }
+    }
+}

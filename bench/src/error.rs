@@ -1,0 +1,55 @@
+//! What can go wrong in a benchmark.
+
+use std::io;
+
+/// Why a benchmark ended without a result.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The options do not fit together.
+    #[error("{0}")]
+    Usage(String),
+    /// A file of results could not be written.
+    #[error("{path}: {source}")]
+    Output {
+        /// The file.
+        path: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// An operation of the stack under test failed.
+    #[error("{what}: {why}")]
+    Stack {
+        /// What was tried.
+        what: &'static str,
+        /// What the stack said.
+        why: String,
+    },
+    /// The peer process failed, and said why.
+    #[error("the peer process failed: {0}")]
+    Peer(String),
+    /// The peer process ended or spoke nonsense.
+    #[error("the peer process is gone ({0})")]
+    PeerGone(String),
+    /// Both ends failed, one perhaps for the other's sake.
+    #[error("{0}; and {1}")]
+    Both(Box<BenchError>, Box<BenchError>),
+    /// Nothing moved for so many seconds.
+    #[error("nothing moved for {0} seconds: {1}")]
+    Stuck(u64, &'static str),
+}
+
+impl BenchError {
+    pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+}
+
+pub(crate) type Result<T> = std::result::Result<T, BenchError>;

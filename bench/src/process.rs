@@ -1,0 +1,232 @@
+//! The peer process and the pipe to it.
+//!
+//! Both sides of a benchmark are processes of their own, so that the CPU time of each is its own.
+//! The parent runs its own program again with the hidden argument `bench peer` and speaks to it in
+//! JSON lines over the child's standard input and output: the pipes end with either process, take
+//! no port, and nobody else can reach them. The data connections are the stacks' own.
+
+use crate::driver::{Acceptor, Context, Remote, Responder, Spec};
+use crate::error::{BenchError, Result};
+use crate::usage;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+/// How long either side waits for the other before it gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The arguments after which the program becomes the peer.
+pub const PEER_ARGS: [&str; 2] = ["bench", "peer"];
+
+/// What the parent asks for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Listen, accept one connection of this kind and keep it as session `id`.
+    Open { id: u32, spec: Spec },
+    /// Serve `count` operations of session `id`; `remote` is the parent's target buffer.
+    Go {
+        id: u32,
+        count: u64,
+        remote: Option<Remote>,
+    },
+    /// Forget session `id`.
+    Close { id: u32 },
+    /// Time registrations; see [`crate::verbs::register`].
+    Register(crate::verbs::register::Plan),
+    /// Accept connections one after the other; see [`crate::verbs::setup`].
+    Setup(crate::verbs::setup::Plan),
+    /// Accept connections and keep them idle; see [`crate::verbs::memory`].
+    Hold(crate::verbs::memory::Plan),
+}
+
+/// What the peer answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    /// To `Open`, `Setup` and `Hold`: connect here.
+    Listening { addr: SocketAddr },
+    /// The connection stands; the peer's target buffer, if it has one.
+    Opened { remote: Option<Remote> },
+    /// To `Go`: ready for the operations.
+    Ready,
+    /// All operations are done; CPU seconds that the peer spent on them.
+    Done { cpu: f64 },
+    /// To `Close`.
+    Closed,
+    /// To `Register`.
+    Registered(Vec<crate::verbs::register::Row>),
+    /// To `Hold`: bytes of private memory that all connections together took.
+    Held { bytes: u64 },
+    /// Any request can fail.
+    Failed { why: String },
+}
+
+/// The parent's handle of the peer process; dropping it ends the process.
+pub(crate) struct Peer {
+    child: Child,
+    to: Option<BufWriter<ChildStdin>>,
+    from: BufReader<ChildStdout>,
+    next_id: u32,
+}
+
+impl Peer {
+    /// Starts this program again as the peer, with extra environment variables.
+    pub(crate) fn spawn(environment: &[(&str, &str)]) -> Result<Self> {
+        let program =
+            std::env::current_exe().map_err(BenchError::system("find this program's file"))?;
+        let mut child = Command::new(program)
+            .args(PEER_ARGS)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(BenchError::system("start the peer process"))?;
+        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(BenchError::PeerGone("no pipes".to_owned()));
+        };
+        Ok(Self {
+            child,
+            to: Some(BufWriter::new(to)),
+            from: BufReader::new(from),
+            next_id: 0,
+        })
+    }
+
+    /// A number for a new session.
+    pub(crate) fn new_id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    pub(crate) fn send(&mut self, request: &Request) -> Result<()> {
+        let to = self
+            .to
+            .as_mut()
+            .ok_or_else(|| BenchError::PeerGone("closed".to_owned()))?;
+        write_line(to, request).map_err(|error| BenchError::PeerGone(error.to_string()))
+    }
+
+    pub(crate) fn receive(&mut self) -> Result<Reply> {
+        match read_line(&mut self.from) {
+            Ok(Some(Reply::Failed { why })) => Err(BenchError::Peer(why)),
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(BenchError::PeerGone("it ended".to_owned())),
+            Err(error) => Err(BenchError::PeerGone(error.to_string())),
+        }
+    }
+
+    /// Receives the address to connect to.
+    pub(crate) fn listening(&mut self) -> Result<SocketAddr> {
+        match self.receive()? {
+            Reply::Listening { addr } => Ok(addr),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        // The end of its input is the peer's signal; killing is for one that is stuck in a transfer.
+        self.to = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn unexpected(reply: &Reply) -> BenchError {
+    BenchError::PeerGone(format!("it answered {reply:?}"))
+}
+
+fn write_line(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *to, message)?;
+    to.write_all(b"\n")?;
+    to.flush()
+}
+
+fn read_line<T: for<'a> Deserialize<'a>>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+    let mut line = String::new();
+    if from.read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&line)?))
+}
+
+/// The peer's side: answers requests on standard input until it ends.
+pub(crate) fn serve_peer() -> Result<()> {
+    let mut from = io::stdin().lock();
+    let mut to = io::stdout().lock();
+    let mut served = Served::default();
+    loop {
+        let request = match read_line(&mut from) {
+            Ok(Some(request)) => request,
+            Ok(None) => return Ok(()),
+            Err(error) => return Err(BenchError::PeerGone(error.to_string())),
+        };
+        let mut reply = |reply: Reply| {
+            write_line(&mut to, &reply).map_err(|error| BenchError::PeerGone(error.to_string()))
+        };
+        match served.answer(request, &mut reply) {
+            Err(BenchError::PeerGone(why)) => return Err(BenchError::PeerGone(why)),
+            Err(error) => reply(Reply::Failed {
+                why: error.to_string(),
+            })?,
+            Ok(()) => {}
+        }
+    }
+}
+
+#[derive(Default)]
+struct Served {
+    sessions: HashMap<u32, Box<dyn Responder>>,
+    context: Context,
+}
+
+impl Served {
+    fn answer(
+        &mut self,
+        request: Request,
+        reply: &mut dyn FnMut(Reply) -> Result<()>,
+    ) -> Result<()> {
+        match request {
+            Request::Open { id, spec } => {
+                let acceptor = Acceptor::listen(&mut self.context, &spec)?;
+                reply(Reply::Listening {
+                    addr: acceptor.addr()?,
+                })?;
+                let responder = acceptor.accept(&mut self.context, &spec)?;
+                let remote = responder.remote();
+                self.sessions.insert(id, responder);
+                reply(Reply::Opened { remote })
+            }
+            Request::Go { id, count, remote } => {
+                let Some(session) = self.sessions.get_mut(&id) else {
+                    return Err(BenchError::Peer(format!("there is no session {id}")));
+                };
+                let mut run = || {
+                    session.prepare(count, remote)?;
+                    let before = usage::cpu_seconds();
+                    reply(Reply::Ready)?;
+                    session.serve(count)?;
+                    reply(Reply::Done {
+                        cpu: usage::cpu_seconds() - before,
+                    })
+                };
+                let result = run();
+                if result.is_err() {
+                    // Closing the connection is how the parent learns of it in the middle of a transfer.
+                    self.sessions.remove(&id);
+                }
+                result
+            }
+            Request::Close { id } => {
+                self.sessions.remove(&id);
+                reply(Reply::Closed)
+            }
+            Request::Register(plan) => reply(Reply::Registered(plan.run(&mut self.context)?)),
+            Request::Setup(plan) => plan.serve(&mut self.context, reply),
+            Request::Hold(plan) => plan.serve(&mut self.context, reply),
+        }
+    }
+}

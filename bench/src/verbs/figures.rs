@@ -1,0 +1,765 @@
+//! The report of the suite: from records to tables and plots.
+
+use super::register::{CASES, critical_size};
+use super::setup::STEPS;
+use crate::args::CommonArgs;
+use crate::record::{Metric, Record, Side};
+use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
+use crate::size::human;
+
+/// Records that share something.
+#[derive(Clone)]
+struct View<'a>(Vec<&'a Record>);
+
+impl<'a> View<'a> {
+    fn filter(&self, keep: impl Fn(&Record) -> bool) -> Self {
+        Self(
+            self.0
+                .iter()
+                .copied()
+                .filter(|record| keep(record))
+                .collect(),
+        )
+    }
+
+    fn op(&self, op: &str) -> Self {
+        self.filter(|record| record.op == op)
+    }
+
+    fn metric(&self, metric: Metric) -> Self {
+        self.filter(|record| record.metric == metric)
+    }
+
+    fn line(&self, line: &Line) -> Self {
+        self.filter(|record| {
+            record.stack == line.stack && record.crc == line.crc && record.case == line.case
+        })
+    }
+
+    fn poll(&self, poll: &str) -> Self {
+        self.filter(|record| record.poll.as_deref() == Some(poll))
+    }
+
+    fn stack(&self, stack: &str) -> Self {
+        self.filter(|record| record.stack == stack)
+    }
+
+    fn case(&self, case: &str) -> Self {
+        self.filter(|record| record.case.as_deref() == Some(case))
+    }
+
+    fn side(&self, side: Side) -> Self {
+        self.filter(|record| record.side == Some(side))
+    }
+
+    fn at(&self, bytes: u64) -> Option<&'a Record> {
+        self.0.iter().copied().find(|record| record.bytes == bytes)
+    }
+
+    fn sizes(&self) -> Vec<u64> {
+        let mut sizes: Vec<u64> = self.0.iter().map(|record| record.bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Which stacks and variants there are, in the order in which they were measured.
+    fn lines(&self) -> Vec<Line> {
+        let mut lines: Vec<Line> = Vec::new();
+        for record in &self.0 {
+            let line = Line {
+                stack: record.stack.clone(),
+                crc: record.crc,
+                case: record.case.clone(),
+            };
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+        lines
+    }
+
+    /// Medians over sizes, with the spread of the runs.
+    fn series(&self, label: String, stroke: Stroke) -> Series {
+        let mut records = self.0.clone();
+        records.sort_unstable_by_key(|record| record.bytes);
+        let points = records
+            .iter()
+            .map(|record| (record.bytes as f64, record.summary.median));
+        let spread = records.iter().map(|record| {
+            let summary = &record.summary;
+            (record.bytes as f64, summary.q1, summary.q3)
+        });
+        Series::new(label, stroke, points.collect()).spread(spread.collect())
+    }
+}
+
+/// One line of a plot, one group of columns of a table.
+#[derive(Clone, PartialEq, Eq)]
+struct Line {
+    stack: String,
+    crc: Option<bool>,
+    case: Option<String>,
+}
+
+impl Line {
+    fn label(&self) -> String {
+        let mut label = self.stack.clone();
+        if self.crc == Some(true) {
+            label.push_str(" CRC");
+        }
+        if let Some(case) = &self.case {
+            label = format!("{label} {case}");
+        }
+        label
+    }
+
+    fn stroke(&self) -> Stroke {
+        match (self.stack.as_str(), self.crc, self.case.as_deref()) {
+            ("tcp" | "memcpy", _, _) => Stroke::Tcp,
+            ("weft-iw", _, _) | (_, _, Some("reregister")) => Stroke::WeftOther,
+            (_, _, Some("copy")) => Stroke::Other,
+            (_, Some(true), _) => Stroke::WeftCrc,
+            _ => Stroke::Weft,
+        }
+    }
+}
+
+/// A median with the spread of its runs.
+fn spread(record: Option<&Record>) -> String {
+    record.map_or_else(
+        || "-".to_owned(),
+        |record| {
+            let summary = &record.summary;
+            format!(
+                "{} ({}..{})",
+                number(summary.median),
+                number(summary.min),
+                number(summary.max)
+            )
+        },
+    )
+}
+
+fn median(record: Option<&Record>) -> String {
+    record.map_or_else(|| "-".to_owned(), |record| number(record.summary.median))
+}
+
+fn ratio(record: Option<&Record>) -> String {
+    record
+        .and_then(|record| record.ratio_tcp)
+        .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+}
+
+pub(super) fn report(records: &[Record], common: &CommonArgs) -> Report {
+    let all = View(records.iter().collect());
+    let mut report = Report::new("weft bench verbs");
+    report.intro = vec![
+        machine(),
+        format!(
+            "Two processes on this machine over loopback; {} runs, the stacks taking turns within each. \
+             Numbers are medians, with the smallest and largest run in brackets; ratios are medians of each run's \
+             weft over the plain TCP beside it. GB is 10^9 bytes; CPU is user and system time of a whole process.",
+            common.runs()
+        ),
+    ];
+    let sections = [
+        goals(&all),
+        operations(&all),
+        transfer(&all, "send", "Send"),
+        transfer(&all, "write", "RDMA Write"),
+        transfer(&all, "write_imm", "RDMA Write with immediate data"),
+        transfer(&all, "read", "RDMA Read"),
+        latency(&all, "send", "Send"),
+        latency(&all, "write", "RDMA Write"),
+        latency(&all, "write_imm", "RDMA Write with immediate data"),
+        latency(&all, "read", "RDMA Read"),
+        atomics(&all),
+        rate(&all),
+        iw(&all),
+        buffers(&all),
+        register(records, &all),
+        setup(&all),
+        memory(&all),
+    ];
+    report.sections = sections.into_iter().flatten().collect();
+    report
+}
+
+/// One line of the table of aims.
+struct Goal {
+    what: &'static str,
+    op: &'static str,
+    metric: Metric,
+    bytes: u64,
+    crc: bool,
+    poll: Option<&'static str>,
+    /// Against plain TCP in the same run: at least, or at most for latencies.
+    ratio: f64,
+    /// An absolute number that is enough whatever the ratio.
+    enough: Option<f64>,
+}
+
+const GOALS: [Goal; 5] = [
+    Goal {
+        what: "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP",
+        op: "write",
+        metric: Metric::bandwidth_GBps,
+        bytes: 1 << 20,
+        crc: false,
+        poll: None,
+        ratio: 0.95,
+        enough: None,
+    },
+    Goal {
+        what: "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP",
+        op: "write",
+        metric: Metric::bandwidth_GBps,
+        bytes: 1 << 20,
+        crc: true,
+        poll: None,
+        ratio: 0.80,
+        enough: None,
+    },
+    Goal {
+        what: "64 B Send ping-pong, spinning, at most 1.3 times plain TCP",
+        op: "send",
+        metric: Metric::latency_us_p50,
+        bytes: 64,
+        crc: false,
+        poll: Some("busy"),
+        ratio: 1.3,
+        enough: None,
+    },
+    Goal {
+        what: "64 B Send ping-pong, sleeping, at most 1.1 times plain TCP",
+        op: "send",
+        metric: Metric::latency_us_p50,
+        bytes: 64,
+        crc: false,
+        poll: Some("block"),
+        ratio: 1.1,
+        enough: None,
+    },
+    Goal {
+        what: "64 B sends, 128 in flight: at least 3 times plain TCP, or 1.5 million/s",
+        op: "rate",
+        metric: Metric::messages_per_s,
+        bytes: 64,
+        crc: false,
+        poll: None,
+        ratio: 3.0,
+        enough: Some(1.5e6),
+    },
+];
+
+/// Bytes that an idle connection may take.
+const QP_BYTES: f64 = 16384.0;
+
+fn goals(all: &View<'_>) -> Option<Section> {
+    let mut table = Table::new(&["aim", "weft", "plain TCP", "ratio", "met"]);
+    for goal in &GOALS {
+        let points = all
+            .op(goal.op)
+            .metric(goal.metric)
+            .filter(|record| record.bytes == goal.bytes && record.poll.as_deref() == goal.poll);
+        let weft = points.filter(|record| record.stack == "weft" && record.crc == Some(goal.crc));
+        let tcp = points.stack("tcp");
+        let Some((record, against)) = weft
+            .at(goal.bytes)
+            .and_then(|record| Some((record, record.ratio_tcp?)))
+        else {
+            continue;
+        };
+        let at_most = goal.metric == Metric::latency_us_p50;
+        let met = if at_most {
+            against <= goal.ratio
+        } else {
+            against >= goal.ratio
+                || goal
+                    .enough
+                    .is_some_and(|enough| record.summary.median >= enough)
+        };
+        table.push([
+            goal.what.to_owned(),
+            median(Some(record)),
+            median(tcp.at(goal.bytes)),
+            format!("{against:.2}"),
+            if met { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    for record in &all.op("memory").0 {
+        table.push([
+            format!(
+                "under 16 KiB for an idle connection ({})",
+                record.case.as_deref().unwrap_or_default()
+            ),
+            median(Some(record)),
+            "-".to_owned(),
+            "-".to_owned(),
+            if record.summary.median < QP_BYTES {
+                "yes"
+            } else {
+                "no"
+            }
+            .to_owned(),
+        ]);
+    }
+    (!table.is_empty()).then(|| Section::new("Aims").table(table))
+}
+
+/// All operations in one plot (thesis fig. 3.19).
+fn operations(all: &View<'_>) -> Option<Section> {
+    let ops = [
+        ("send", "Send", Stroke::Weft),
+        ("write", "Write", Stroke::WeftCrc),
+        ("read", "Read", Stroke::WeftOther),
+        ("write_imm", "Write with imm", Stroke::Other),
+    ];
+    let bandwidth = all.metric(Metric::bandwidth_GBps);
+    let crc = if bandwidth
+        .filter(|record| record.crc == Some(false))
+        .is_empty()
+    {
+        Some(true)
+    } else {
+        Some(false)
+    };
+    let mut plot = Plot::new(
+        "Throughput of the operations",
+        Axis::bytes(),
+        Axis::linear("GB/s"),
+    );
+    let mut shown = 0;
+    for (op, label, stroke) in ops {
+        let line = bandwidth
+            .op(op)
+            .filter(|record| record.stack == "weft" && record.crc == crc);
+        if !line.is_empty() {
+            shown += 1;
+            plot = plot.series(line.series(label.to_owned(), stroke));
+        }
+    }
+    (shown > 1).then(|| {
+        Section::new("All operations")
+            .text("Throughput over message size, one direction (thesis fig. 3.19).")
+            .plot(plot)
+    })
+}
+
+/// Throughput and CPU of one operation (thesis fig. 3.20).
+fn transfer(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
+    let of_op = all.op(op);
+    let bandwidth = of_op.metric(Metric::bandwidth_GBps);
+    if bandwidth.is_empty() {
+        return None;
+    }
+    let cpu = of_op.metric(Metric::cpu_s_per_GB);
+    let lines = bandwidth.lines();
+    let mut headers = vec!["size".to_owned()];
+    for line in &lines {
+        headers.push(format!("{} GB/s", line.label()));
+        if line.stack != "tcp" {
+            headers.push("of TCP".to_owned());
+        }
+    }
+    for line in &lines {
+        headers.push(format!("{} CPU s/GB sender + receiver", line.label()));
+    }
+    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+    let mut table = Table::new(&headers);
+    for bytes in bandwidth.sizes() {
+        let mut row = vec![human(bytes)];
+        for line in &lines {
+            let record = bandwidth.line(line).at(bytes);
+            row.push(spread(record));
+            if line.stack != "tcp" {
+                row.push(ratio(record));
+            }
+        }
+        for line in &lines {
+            let side = |side| median(cpu.line(line).side(side).at(bytes));
+            row.push(format!("{} + {}", side(Side::Sender), side(Side::Receiver)));
+        }
+        table.push(row);
+    }
+    let mut speed = Plot::new(
+        format!("{name}: throughput"),
+        Axis::bytes(),
+        Axis::linear("GB/s"),
+    );
+    let mut load = Plot::new(
+        format!("{name}: CPU time for a gigabyte"),
+        Axis::bytes(),
+        Axis::log("CPU seconds per GB"),
+    );
+    for line in &lines {
+        speed = speed.series(bandwidth.line(line).series(line.label(), line.stroke()));
+    }
+    for line in &lines {
+        let sides = cpu.line(line);
+        let label = |side| format!("{} {side}", line.label());
+        load = load
+            .series(
+                sides
+                    .side(Side::Sender)
+                    .series(label("sender"), line.stroke()),
+            )
+            .series(
+                sides
+                    .side(Side::Receiver)
+                    .series(label("receiver"), line.stroke())
+                    .dashed(),
+            );
+    }
+    Some(
+        Section::new(format!("{name}: throughput and CPU"))
+            .text(
+                "Many operations in flight, one direction, until the last byte is known to be at its far end; plain TCP \
+                 writes with the same size. The shaded bands are the middle half of the runs.",
+            )
+            .plot(speed)
+            .plot(load)
+            .table(table),
+    )
+}
+
+fn latency(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
+    let of_op = all.op(op).filter(|record| record.poll.is_some());
+    let middle = of_op.metric(Metric::latency_us_p50);
+    let tail = of_op.metric(Metric::latency_us_p99);
+    if middle.is_empty() {
+        return None;
+    }
+    let lines = middle.lines();
+    let mut headers = vec!["size".to_owned(), "waiting".to_owned()];
+    for line in &lines {
+        headers.push(format!("{} median µs", line.label()));
+        headers.push("99 %".to_owned());
+        if line.stack != "tcp" {
+            headers.push("of TCP".to_owned());
+        }
+    }
+    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+    let mut table = Table::new(&headers);
+    let what = if op == "read" {
+        "the whole round trip"
+    } else {
+        "half the round trip"
+    };
+    let mut section = Section::new(format!("{name}: latency")).text(format!(
+        "One operation at a time, {what}; both sides spin (busy) or sleep (block)."
+    ));
+    for (poll, words) in [("busy", "both sides spin"), ("block", "both sides sleep")] {
+        let mut plot = Plot::new(
+            format!("{name}: latency, {words}"),
+            Axis::bytes(),
+            Axis::log("µs"),
+        );
+        for bytes in middle.sizes() {
+            let mut row = vec![human(bytes), poll.to_owned()];
+            let mut any = false;
+            for line in &lines {
+                let record = middle.line(line).poll(poll).at(bytes);
+                any |= record.is_some();
+                row.push(spread(record));
+                row.push(median(tail.line(line).poll(poll).at(bytes)));
+                if line.stack != "tcp" {
+                    row.push(ratio(record));
+                }
+            }
+            if any {
+                table.push(row);
+            }
+        }
+        for line in &lines {
+            plot = plot
+                .series(
+                    middle
+                        .line(line)
+                        .poll(poll)
+                        .series(format!("{} median", line.label()), line.stroke()),
+                )
+                .series(
+                    tail.line(line)
+                        .poll(poll)
+                        .series(format!("{} 99 %", line.label()), line.stroke())
+                        .dashed(),
+                );
+        }
+        section = section.plot(plot);
+    }
+    Some(section.table(table))
+}
+
+fn atomics(all: &View<'_>) -> Option<Section> {
+    let mut table = Table::new(&["operation", "stack", "measure", "median (runs)", "of TCP"]);
+    for op in ["fetch_add", "compare_swap", "swap"] {
+        let of_op = all.op(op);
+        for record in &of_op.0 {
+            let measure = match (record.metric, record.poll.as_deref()) {
+                (Metric::latency_us_p50, Some(poll)) => format!("latency µs, {poll}"),
+                (Metric::messages_per_s, _) => "operations/s".to_owned(),
+                _ => continue,
+            };
+            let line = Line {
+                stack: record.stack.clone(),
+                crc: record.crc,
+                case: None,
+            };
+            table.push([
+                op.to_owned(),
+                line.label(),
+                measure,
+                spread(Some(record)),
+                ratio(Some(record)),
+            ]);
+        }
+    }
+    (!table.is_empty()).then(|| {
+        Section::new("Atomics")
+            .text("8 bytes; plain TCP beside them answers a request of 16 bytes with 8.")
+            .table(table)
+    })
+}
+
+fn rate(all: &View<'_>) -> Option<Section> {
+    let of_op = all.op("rate");
+    let rate = of_op.metric(Metric::messages_per_s);
+    let mut table = Table::new(&[
+        "stack",
+        "messages/s",
+        "of TCP",
+        "CPU s/GB sender",
+        "CPU s/GB receiver",
+    ]);
+    for line in rate.lines() {
+        let record = rate.line(&line).0.first().copied();
+        let cpu = of_op.metric(Metric::cpu_s_per_GB).line(&line);
+        table.push([
+            line.label(),
+            spread(record),
+            ratio(record),
+            median(cpu.side(Side::Sender).0.first().copied()),
+            median(cpu.side(Side::Receiver).0.first().copied()),
+        ]);
+    }
+    (!table.is_empty()).then(|| {
+        Section::new("Message rate")
+            .text(
+                "Sends of 64 B, at most 128 in flight; plain TCP sends each message with one call.",
+            )
+            .table(table)
+    })
+}
+
+fn iw(all: &View<'_>) -> Option<Section> {
+    let of_op = all.op("iw");
+    let bandwidth = of_op.metric(Metric::bandwidth_GBps);
+    if bandwidth.is_empty() {
+        return None;
+    }
+    let cpu = of_op.metric(Metric::cpu_s_per_GB);
+    let mut table = Table::new(&[
+        "size",
+        "library GB/s",
+        "verbs GB/s",
+        "library CPU s/GB sender",
+        "verbs CPU s/GB sender",
+    ]);
+    let sender = cpu.side(Side::Sender);
+    for bytes in bandwidth.sizes() {
+        table.push([
+            human(bytes),
+            spread(bandwidth.stack("weft-iw").at(bytes)),
+            spread(bandwidth.stack("weft").at(bytes)),
+            median(sender.stack("weft-iw").at(bytes)),
+            median(sender.stack("weft").at(bytes)),
+        ]);
+    }
+    let mut plot = Plot::new(
+        "RDMA Write over the iw library and over verbs",
+        Axis::bytes(),
+        Axis::linear("GB/s"),
+    );
+    for line in bandwidth.lines() {
+        plot = plot.series(bandwidth.line(&line).series(line.label(), line.stroke()));
+    }
+    Some(
+        Section::new("The iw library over verbs")
+            .text("RDMA Writes without CRC through the small library and through the verbs that it stands on (thesis fig. 3.21).")
+            .plot(plot)
+            .table(table),
+    )
+}
+
+fn buffers(all: &View<'_>) -> Option<Section> {
+    let of_op = all.op("buffers");
+    let bandwidth = of_op.metric(Metric::bandwidth_GBps);
+    if bandwidth.is_empty() {
+        return None;
+    }
+    let cpu = of_op.metric(Metric::cpu_s_per_GB).side(Side::Sender);
+    let lines = bandwidth.lines();
+    let mut table = Table::new(&[
+        "size",
+        "reuse GB/s",
+        "register anew GB/s",
+        "copy GB/s",
+        "reuse CPU s/GB",
+        "register anew CPU s/GB",
+        "copy CPU s/GB",
+    ]);
+    for bytes in bandwidth.sizes() {
+        let mut row = vec![human(bytes)];
+        row.extend(
+            lines
+                .iter()
+                .map(|line| spread(bandwidth.line(line).at(bytes))),
+        );
+        row.extend(lines.iter().map(|line| median(cpu.line(line).at(bytes))));
+        table.push(row);
+    }
+    let mut speed = Plot::new(
+        "Buffer schemes: throughput",
+        Axis::bytes(),
+        Axis::linear("GB/s"),
+    );
+    let mut load = Plot::new(
+        "Buffer schemes: CPU of the sender",
+        Axis::bytes(),
+        Axis::log("CPU seconds per GB"),
+    );
+    for line in &lines {
+        let label = line.case.clone().unwrap_or_default();
+        speed = speed.series(bandwidth.line(line).series(label.clone(), line.stroke()));
+        load = load.series(cpu.line(line).series(label, line.stroke()));
+    }
+    Some(
+        Section::new("Buffers reused, registered anew, or copied into")
+            .text("RDMA Writes without CRC, a buffer per operation in flight (thesis fig. 4.11).")
+            .plot(speed)
+            .plot(load)
+            .table(table),
+    )
+}
+
+fn register(records: &[Record], all: &View<'_>) -> Option<Section> {
+    let of_op = all.op("register");
+    if of_op.is_empty() {
+        return None;
+    }
+    let mut headers = vec!["size"];
+    headers.extend(CASES.iter().map(|(_, case)| *case));
+    let mut table = Table::new(&headers);
+    let columns = CASES.map(|(_, case)| of_op.case(case));
+    for bytes in of_op.sizes() {
+        let mut row = vec![human(bytes)];
+        row.extend(columns.iter().map(|column| median(column.at(bytes))));
+        table.push(row);
+    }
+    let line =
+        |index: usize, stroke: Stroke| columns[index].series(CASES[index].1.to_owned(), stroke);
+    let plot = |title: &str| Plot::new(title, Axis::bytes(), Axis::log("µs"));
+    let critical = |register: usize, copy: usize| {
+        critical_size(records, CASES[register].1, CASES[copy].1).map_or_else(
+            || "none of the measured sizes".to_owned(),
+            |bytes| format!("{} and more", human(bytes)),
+        )
+    };
+    Some(
+        Section::new("Registration and copying")
+            .text(
+                "Microseconds to register, deregister and copy (thesis figs. 4.3-4.10). weft pins nothing and asks no device: \
+                 registering enters a region in a table, whatever its size, and pages that are not there are fetched by whoever \
+                 touches them first. The column that registers and touches has that cost in it.",
+            )
+            .text(format!(
+                "Critical buffer size, from which registering a buffer is not slower than copying it: resident {}; not resident {}; \
+                 not resident and then touched {}.",
+                critical(0, 4),
+                critical(1, 5),
+                critical(3, 5)
+            ))
+            .plot(
+                plot("Registration")
+                    .series(line(0, Stroke::Weft))
+                    .series(line(1, Stroke::WeftOther).dashed())
+                    .series(line(2, Stroke::WeftCrc)),
+            )
+            .plot(
+                plot("Registration or copy, pages resident")
+                    .series(line(0, Stroke::Weft))
+                    .series(line(4, Stroke::Tcp)),
+            )
+            .plot(
+                plot("Registration or copy, pages not resident")
+                    .series(line(1, Stroke::Weft))
+                    .series(line(3, Stroke::WeftOther))
+                    .series(line(5, Stroke::Tcp)),
+            )
+            .plot(
+                plot("Registration on two threads")
+                    .series(line(6, Stroke::Weft))
+                    .series(line(7, Stroke::Tcp))
+                    .series(line(8, Stroke::WeftCrc)),
+            )
+            .table(table),
+    )
+}
+
+fn setup(all: &View<'_>) -> Option<Section> {
+    let of_op = all.op("setup");
+    if of_op.is_empty() {
+        return None;
+    }
+    let sizes = of_op.sizes();
+    let stacks = ["weft", "tcp"];
+    let mut headers = vec!["step, µs".to_owned()];
+    for stack in stacks {
+        headers.extend(
+            sizes
+                .iter()
+                .map(|bytes| format!("{stack} {}", human(*bytes))),
+        );
+    }
+    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+    let mut table = Table::new(&headers);
+    for step in STEPS {
+        let steps = of_op.case(step);
+        let mut row = vec![step.to_owned()];
+        for stack in stacks {
+            let ours = steps.stack(stack);
+            row.extend(sizes.iter().map(|bytes| median(ours.at(*bytes))));
+        }
+        table.push(row);
+    }
+    Some(
+        Section::new("Setting up and tearing down")
+            .text(
+                "The life of a connection that transfers one message (thesis table 4.1). The transfer ends when the far end's \
+                 application has answered, in both stacks; plain TCP's objects are its socket, made by connect.",
+            )
+            .table(table),
+    )
+}
+
+fn memory(all: &View<'_>) -> Option<Section> {
+    let of_op = all.op("memory");
+    let mut table = Table::new(&["process", "bytes for each idle connection"]);
+    for record in &of_op.0 {
+        table.push([
+            record.case.clone().unwrap_or_default(),
+            spread(Some(record)),
+        ]);
+    }
+    (!table.is_empty()).then(|| {
+        Section::new("Memory of idle connections")
+            .text("Growth of private anonymous memory, divided by connections; the kernel's socket memory is not in it.")
+            .table(table)
+    })
+}

@@ -1,0 +1,119 @@
+//! Bytes of user-space memory that an idle connected QP takes.
+//!
+//! Both ends are fresh processes: in one that has measured before, memory that was freed would
+//! serve again and hide what a connection needs.
+
+use crate::args::CommonArgs;
+use crate::driver::{Context, accept_one, param, stack};
+use crate::error::{BenchError, Result};
+use crate::process::{Peer, Reply, Request, unexpected};
+use crate::record::{Metric, Record};
+use crate::stats::Summary;
+use crate::usage;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, SocketAddr};
+use weft_verbs::QpInit;
+use weft_verbs::cm::{self, Listener};
+
+/// Connections in each of the two processes.
+const QPS: u32 = 5_000;
+const QUICK_QPS: u32 = 1_000;
+/// Descriptors that a process needs beside those of its connections.
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// Which end of how many connections to hold.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    count: u32,
+    /// Where to connect to; accepts when there is none.
+    to: Option<SocketAddr>,
+}
+
+pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {
+    let count = if common.quick { QUICK_QPS } else { QPS };
+    // A process's memory hardly varies: a few runs show that it does not.
+    let runs = common.runs().min(3);
+    let (mut accepting, mut connecting) = (Vec::new(), Vec::new());
+    for _ in 0..runs {
+        let mut server = Peer::spawn(&[])?;
+        let mut client = Peer::spawn(&[])?;
+        server.send(&Request::Hold(Plan { count, to: None }))?;
+        let to = Some(server.listening()?);
+        client.send(&Request::Hold(Plan { count, to }))?;
+        for (peer, samples) in [
+            (&mut client, &mut connecting),
+            (&mut server, &mut accepting),
+        ] {
+            match peer.receive()? {
+                Reply::Held { bytes } => samples.push(bytes as f64 / f64::from(count)),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+    let record = |case: &str, samples: &[f64]| {
+        let summary = Summary::of(samples)?;
+        let mut record = Record::new("memory", "tcp", "weft", 0, Metric::bytes_per_qp, summary);
+        record.case = Some(format!("{case}, {count} connections"));
+        Some(record)
+    };
+    Ok([("connecting", connecting), ("accepting", accepting)]
+        .iter()
+        .filter_map(|(case, samples)| record(case, samples))
+        .collect())
+}
+
+/// Lets this process have as many descriptors as `count` connections need.
+fn allow_descriptors(count: u32) -> Result<()> {
+    let need = u64::from(count) * 2 + OTHER_DESCRIPTORS;
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < need) {
+        limit.current = limit.maximum;
+        setrlimit(Resource::Nofile, limit)
+            .map_err(|error| BenchError::system("raise the limit of descriptors")(error.into()))?;
+    }
+    Ok(())
+}
+
+impl Plan {
+    /// Holds the connections until the process ends.
+    pub(crate) fn serve(
+        &self,
+        context: &mut Context,
+        reply: &mut dyn FnMut(Reply) -> Result<()>,
+    ) -> Result<()> {
+        allow_descriptors(self.count)?;
+        let (device, pd) = context.device()?;
+        let listener = if self.to.is_some() {
+            None
+        } else {
+            let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+            let listener =
+                Listener::bind(device, addr, 128, &param(true)).map_err(stack("listen"))?;
+            reply(Reply::Listening {
+                addr: listener.local_addr(),
+            })?;
+            Some(listener)
+        };
+        let cq = device.create_cq(1024, None).map_err(stack("create a CQ"))?;
+        let init = QpInit::new(&cq, &cq);
+        let mut held = Vec::with_capacity(self.count as usize);
+        let connection = || match (&listener, self.to) {
+            (Some(listener), _) => {
+                let qp = pd.create_qp(&init).map_err(stack("create a QP"))?;
+                accept_one(listener, qp, true)
+            }
+            (None, Some(to)) => cm::connect(to, pd, &init, &param(true)).map_err(stack("connect")),
+            (None, None) => Err(BenchError::Usage("neither end".to_owned())),
+        };
+        let before = usage::private_bytes().map_err(BenchError::system("read smaps_rollup"))?;
+        for _ in 0..self.count {
+            held.push(connection()?);
+        }
+        let after = usage::private_bytes().map_err(BenchError::system("read smaps_rollup"))?;
+        context.hold(held);
+        reply(Reply::Held {
+            bytes: after.saturating_sub(before),
+        })
+    }
+}

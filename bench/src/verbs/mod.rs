@@ -1,0 +1,388 @@
+//! The suite `weft bench verbs`: thesis figs. 3.19-3.22 and 4.3-4.11, table 4.1.
+
+mod figures;
+pub(crate) mod memory;
+pub(crate) mod register;
+pub(crate) mod setup;
+
+use crate::args::{CommonArgs, Figure, VerbsArgs, VerbsOp};
+use crate::driver::{Context, Kind, Op, Scheme, Spec, Stack, Transport};
+use crate::error::{BenchError, Result};
+use crate::process::Peer;
+use crate::progress::Progress;
+use crate::record::{Record, write_lines};
+use crate::scenario::{Contender, Effort, Group, run_group, window};
+use std::fs::File;
+use std::io::{BufWriter, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// 1 B to 64 MiB by powers of four.
+const SIZES: [u64; 14] = [
+    1,
+    4,
+    16,
+    64,
+    256,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+];
+const QUICK_SIZES: [u64; 5] = [64, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
+/// Latency is a matter of small messages; larger ones only when asked for.
+const LATENCY_SIZES: [u64; 9] = [1, 4, 16, 64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+const QUICK_LATENCY_SIZES: [u64; 2] = [64, 4 << 10];
+const BUFFER_SIZES: [u64; 8] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+];
+const QUICK_BUFFER_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
+/// The message rate's size and how many are in flight.
+const RATE_BYTES: u64 = 64;
+const RATE_WINDOW: u32 = 128;
+
+/// Runs the suite: prints tables, and writes what the options ask for.
+pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
+    let common = &args.common;
+    let ops = chosen(&args.op);
+    // Files that cannot be written are better known before the measurements than after.
+    let mut json = common.json.as_deref().map(create).transpose()?;
+    let html = common.html.as_deref().map(create).transpose()?;
+    if let Some(directory) = &common.svg {
+        std::fs::create_dir_all(directory).map_err(|source| output(directory, source))?;
+    }
+    let effort = Effort {
+        runs: common.runs(),
+        target: Duration::from_secs_f64(common.seconds()),
+        bytes: common.bytes,
+    };
+    let groups = groups(&ops, &args.figure, common);
+    let extras: Vec<VerbsOp> = ops
+        .iter()
+        .copied()
+        .filter(|op| matches!(op, VerbsOp::Register | VerbsOp::Setup | VerbsOp::Memory))
+        .collect();
+    if groups.is_empty() && extras.is_empty() {
+        return Err(BenchError::Usage(
+            "nothing to measure: the options leave no point".to_owned(),
+        ));
+    }
+    let mut records = Vec::new();
+    let mut failures = 0;
+    let mut keep = |what: &str, result: Result<Vec<Record>>| -> Result<()> {
+        match result {
+            Ok(new) => {
+                if let Some((path, file)) = &mut json {
+                    write_lines(file, &new).map_err(|source| output(path, source))?;
+                }
+                records.extend(new);
+            }
+            Err(error) => {
+                failures += 1;
+                eprintln!("{what}: {error}");
+            }
+        }
+        Ok(())
+    };
+    let mut progress = Progress::new((groups.len() + extras.len()) as u64);
+    let mut context = Context::default();
+    let mut peer = None;
+    for group in &groups {
+        let what = group.describe();
+        progress.at(&what);
+        let mut process = match peer.take() {
+            Some(process) => process,
+            None => Peer::spawn(&[])?,
+        };
+        let result = run_group(&mut context, &mut process, group, &effort);
+        // After a failure the two sides may not agree on what comes next.
+        if result.is_ok() {
+            peer = Some(process);
+        }
+        keep(&what, result)?;
+        progress.step();
+    }
+    drop(peer);
+    for op in extras {
+        let (what, result) = match op {
+            VerbsOp::Register => {
+                progress.at("registration");
+                ("registration", register::measure(common))
+            }
+            VerbsOp::Setup => {
+                progress.at("set-up");
+                ("set-up", setup::measure(&mut context, common))
+            }
+            _ => {
+                progress.at("memory");
+                ("memory", memory::measure(common))
+            }
+        };
+        keep(what, result)?;
+        progress.step();
+    }
+    drop(progress);
+    let report = figures::report(&records, common);
+    let width = std::io::stdout()
+        .is_terminal()
+        .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| size.ws_col));
+    print(&report.to_text(width))?;
+    if let Some((path, mut file)) = html {
+        file.write_all(report.to_html().as_bytes())
+            .and_then(|()| file.flush())
+            .map_err(|source| output(&path, source))?;
+    }
+    if let Some(directory) = &common.svg {
+        for (name, plot) in report.plots() {
+            let path = directory.join(format!("{name}.svg"));
+            std::fs::write(&path, plot.to_svg()).map_err(|source| output(&path, source))?;
+        }
+    }
+    Ok(if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        eprintln!("{failures} of the points failed");
+        ExitCode::FAILURE
+    })
+}
+
+/// Prints on standard output; a reader that has gone away is not an error.
+fn print(text: &str) -> Result<()> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(BenchError::system("print")(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+type Output = (std::path::PathBuf, BufWriter<File>);
+
+fn create(path: &Path) -> Result<Output> {
+    let file = File::create(path).map_err(|source| output(path, source))?;
+    Ok((path.to_owned(), BufWriter::new(file)))
+}
+
+fn output(path: &Path, source: std::io::Error) -> BenchError {
+    BenchError::Output {
+        path: path.display().to_string(),
+        source,
+    }
+}
+
+fn chosen(ops: &[VerbsOp]) -> Vec<VerbsOp> {
+    use VerbsOp::{
+        Buffers, CompareSwap, FetchAdd, Iw, Memory, Rate, Read, Register, Send, Setup, Swap, Write,
+        WriteImm,
+    };
+    if ops.is_empty() {
+        return vec![Send, Write, Read, Rate];
+    }
+    if ops.contains(&VerbsOp::All) {
+        return vec![
+            Send,
+            Write,
+            WriteImm,
+            Read,
+            FetchAdd,
+            CompareSwap,
+            Swap,
+            Rate,
+            Iw,
+            Buffers,
+            Register,
+            Setup,
+            Memory,
+        ];
+    }
+    let mut unique = Vec::new();
+    for op in ops {
+        if !unique.contains(op) {
+            unique.push(*op);
+        }
+    }
+    unique
+}
+
+/// All points that are streams or ping-pongs.
+fn groups(ops: &[VerbsOp], figures: &[Figure], common: &CommonArgs) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for op in ops {
+        match op {
+            VerbsOp::Send => transfer(&mut groups, Op::Send, figures, common),
+            VerbsOp::Write => transfer(&mut groups, Op::Write, figures, common),
+            VerbsOp::WriteImm => transfer(&mut groups, Op::WriteImm, figures, common),
+            VerbsOp::Read => transfer(&mut groups, Op::Read, figures, common),
+            VerbsOp::FetchAdd => atomic(&mut groups, Op::FetchAdd, figures, common),
+            VerbsOp::CompareSwap => atomic(&mut groups, Op::CompareSwap, figures, common),
+            VerbsOp::Swap => atomic(&mut groups, Op::Swap, figures, common),
+            VerbsOp::Rate => groups.push(Group {
+                op: "rate",
+                contenders: contenders(common, |mut spec| {
+                    spec.op = Op::Send;
+                    spec.bytes = RATE_BYTES;
+                    spec.window = RATE_WINDOW;
+                    spec
+                }),
+            }),
+            VerbsOp::Iw => iw(&mut groups, common),
+            VerbsOp::Buffers => buffers(&mut groups, common),
+            VerbsOp::Register | VerbsOp::Setup | VerbsOp::Memory | VerbsOp::All => {}
+        }
+    }
+    groups.retain(|group| !group.contenders.is_empty());
+    groups
+}
+
+/// A send of one byte over TCP, to be changed.
+const BASE: Spec = Spec {
+    stack: Stack::Weft,
+    transport: Transport::Tcp,
+    op: Op::Send,
+    kind: Kind::Stream,
+    bytes: 1,
+    crc: false,
+    busy: false,
+    window: 1,
+    scheme: Scheme::Single,
+};
+
+/// The chosen stacks with their variants, each made by `spec` from one with stack, transport and CRC set.
+fn contenders(common: &CommonArgs, spec: impl Fn(Spec) -> Spec) -> Vec<Contender> {
+    let mut contenders = Vec::new();
+    let mut add = |base: Spec| {
+        contenders.push(Contender {
+            spec: spec(base),
+            case: None,
+        });
+    };
+    for stack in &common.stack {
+        if *stack == Stack::Tcp {
+            add(Spec {
+                stack: *stack,
+                ..BASE
+            });
+            continue;
+        }
+        for transport in &common.transport {
+            for crc in common.crc.values() {
+                add(Spec {
+                    stack: *stack,
+                    transport: *transport,
+                    crc: *crc,
+                    ..BASE
+                });
+            }
+        }
+    }
+    contenders
+}
+
+fn transfer(groups: &mut Vec<Group>, op: Op, figures: &[Figure], common: &CommonArgs) {
+    if figures.contains(&Figure::Bandwidth) {
+        for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
+            stream(groups, op, bytes, common);
+        }
+    }
+    if figures.contains(&Figure::Latency) {
+        for bytes in common.sizes(&LATENCY_SIZES, &QUICK_LATENCY_SIZES) {
+            ping_pong(groups, op, bytes, common);
+        }
+    }
+}
+
+fn atomic(groups: &mut Vec<Group>, op: Op, figures: &[Figure], common: &CommonArgs) {
+    if figures.contains(&Figure::Bandwidth) {
+        stream(groups, op, 8, common);
+    }
+    if figures.contains(&Figure::Latency) {
+        ping_pong(groups, op, 8, common);
+    }
+}
+
+fn stream(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
+    groups.push(Group {
+        op: op.name(),
+        contenders: contenders(common, |spec| Spec {
+            op,
+            bytes,
+            window: window(op, bytes),
+            ..spec
+        }),
+    });
+}
+
+fn ping_pong(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
+    for &busy in common.poll.values() {
+        // Nothing wakes the target of a plain write: there is no sleeping ping-pong of writes.
+        if op == Op::Write && !busy {
+            continue;
+        }
+        groups.push(Group {
+            op: op.name(),
+            contenders: contenders(common, |spec| Spec {
+                op,
+                kind: Kind::PingPong,
+                bytes,
+                busy,
+                ..spec
+            }),
+        });
+    }
+}
+
+/// Writes over the library and over the verbs that it stands on.
+fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
+    for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
+        let spec = |stack| Spec {
+            stack,
+            op: Op::Write,
+            bytes,
+            window: window(Op::Write, bytes),
+            ..BASE
+        };
+        groups.push(Group {
+            op: "iw",
+            contenders: [Stack::WeftIw, Stack::Weft]
+                .map(|stack| Contender {
+                    spec: spec(stack),
+                    case: None,
+                })
+                .into(),
+        });
+    }
+}
+
+fn buffers(groups: &mut Vec<Group>, common: &CommonArgs) {
+    for bytes in common.sizes(&BUFFER_SIZES, &QUICK_BUFFER_SIZES) {
+        let contender = |scheme: Scheme| Contender {
+            spec: Spec {
+                op: Op::Write,
+                bytes,
+                window: window(Op::Write, bytes).min(16),
+                scheme,
+                ..BASE
+            },
+            case: Some(scheme.name()),
+        };
+        groups.push(Group {
+            op: "buffers",
+            contenders: [Scheme::Reuse, Scheme::Reregister, Scheme::Copy]
+                .map(contender)
+                .into(),
+        });
+    }
+}

@@ -1,0 +1,199 @@
+//! Every operation end to end for one tiny point: this program is both the benchmark and, run again
+//! by it, its peer process.
+
+use clap::Parser;
+use std::path::Path;
+use std::process::ExitCode;
+use weft_bench::record::{Metric, Record, Side, read_lines};
+use weft_bench::{BenchArgs, PEER_ARGS};
+
+#[derive(Parser)]
+struct Program {
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+/// Runs the suite with `options` and returns its records and its page.
+fn bench(directory: &Path, options: &str) -> (Vec<Record>, String) {
+    let (json, html) = (directory.join("out.jsonl"), directory.join("out.html"));
+    let words = format!("bench verbs --runs 2 --seconds 0.002 {options}");
+    let args = words.split_whitespace().map(str::to_owned).chain([
+        format!("--json={}", json.display()),
+        format!("--html={}", html.display()),
+        format!("--svg={}", directory.join("plots").display()),
+    ]);
+    let code = weft_bench::run(Program::parse_from(args).bench).expect(options);
+    assert_eq!(code, ExitCode::SUCCESS, "{options}");
+    let text = std::fs::read_to_string(json).expect("the JSON file");
+    let page = std::fs::read_to_string(html).expect("the page");
+    (read_lines(&text).expect("JSON lines"), page)
+}
+
+fn find(records: &[Record], stack: &str, metric: Metric, crc: Option<bool>) -> Option<Record> {
+    records
+        .iter()
+        .find(|record| record.stack == stack && record.metric == metric && record.crc == crc)
+        .cloned()
+}
+
+fn transfers(directory: &Path) {
+    for op in ["send", "write", "write_imm", "read"] {
+        for size in ["1", "5000", "1M"] {
+            let (records, page) = bench(directory, &format!("--op {op} --size {size}"));
+            assert!(records.iter().all(|record| record.op == op));
+            assert!(page.contains("<svg"));
+            for (stack, crc) in [("weft", Some(false)), ("weft", Some(true)), ("tcp", None)] {
+                for metric in [
+                    Metric::bandwidth_GBps,
+                    Metric::messages_per_s,
+                    Metric::cpu_s_per_GB,
+                    Metric::latency_us_p50,
+                    Metric::latency_us_p99,
+                ] {
+                    let record = find(&records, stack, metric, crc)
+                        .unwrap_or_else(|| panic!("{op} {size} {stack} {metric:?} is missing"));
+                    let summary = record.summary;
+                    assert_eq!(summary.runs, 2);
+                    assert!(
+                        summary.min <= summary.median && summary.median <= summary.max,
+                        "{record:?}"
+                    );
+                    assert!(summary.max > 0.0, "{record:?}");
+                    assert_eq!(record.ratio_tcp.is_some(), stack != "tcp", "{record:?}");
+                }
+            }
+            for side in [Side::Sender, Side::Receiver] {
+                assert!(records.iter().any(|record| record.side == Some(side)));
+            }
+            let polls = |poll: &str| {
+                records
+                    .iter()
+                    .any(|record| record.poll.as_deref() == Some(poll))
+            };
+            assert!(polls("busy"));
+            assert_eq!(polls("block"), op != "write");
+        }
+    }
+}
+
+fn atomics(directory: &Path) {
+    for op in ["fetch_add", "compare_swap", "swap"] {
+        let (records, _) = bench(directory, &format!("--op {op} --crc on"));
+        let latency = find(&records, "weft", Metric::latency_us_p50, Some(true));
+        assert_eq!(latency.expect(op).bytes, 8);
+        assert!(find(&records, "weft", Metric::messages_per_s, Some(true)).is_some());
+    }
+}
+
+fn rate(directory: &Path) {
+    let (records, page) = bench(directory, "--op rate");
+    let rate = find(&records, "weft", Metric::messages_per_s, Some(false)).expect("a rate");
+    assert_eq!((rate.op.as_str(), rate.bytes), ("rate", 64));
+    assert!(page.contains("Aims"));
+}
+
+fn library(directory: &Path) {
+    let (records, _) = bench(directory, "--op iw --size 4K");
+    for stack in ["weft", "weft-iw"] {
+        assert!(find(&records, stack, Metric::bandwidth_GBps, Some(false)).is_some());
+    }
+}
+
+fn buffers(directory: &Path) {
+    let (records, _) = bench(directory, "--op buffers --size 64K");
+    for case in ["reuse", "reregister", "copy"] {
+        assert!(
+            records
+                .iter()
+                .any(|record| record.case.as_deref() == Some(case))
+        );
+    }
+}
+
+fn registration(directory: &Path) {
+    let (records, page) = bench(directory, "--op register --size 4K,1M");
+    assert!(
+        records
+            .iter()
+            .all(|record| record.metric == Metric::time_us)
+    );
+    for stack in ["weft", "memcpy"] {
+        assert!(find(&records, stack, Metric::time_us, None).is_some());
+    }
+    assert!(page.contains("Critical buffer size"));
+}
+
+fn setup(directory: &Path) {
+    let (records, _) = bench(directory, "--op setup --size 1,1M");
+    for stack in ["weft", "tcp"] {
+        for step in ["connect", "send data", "total"] {
+            assert!(
+                records
+                    .iter()
+                    .any(|record| record.stack == stack && record.case.as_deref() == Some(step)),
+                "{stack} {step}"
+            );
+        }
+    }
+}
+
+fn memory(directory: &Path) {
+    let (records, _) = bench(directory, "--op memory --quick");
+    assert_eq!(records.len(), 2);
+    for record in &records {
+        assert_eq!(record.metric, Metric::bytes_per_qp);
+        assert!(record.summary.median > 0.0, "{record:?}");
+    }
+}
+
+fn several_sizes_and_one_stack(directory: &Path) {
+    let (records, _) = bench(
+        directory,
+        "--op write --figure bandwidth --stack weft --crc off --size 1..64*8 --bytes 1M",
+    );
+    let mut sizes: Vec<u64> = records.iter().map(|record| record.bytes).collect();
+    sizes.dedup();
+    assert_eq!(sizes, [1, 8, 64]);
+    assert!(records.iter().all(|record| record.stack == "weft"));
+}
+
+/// A name and what to do, given a directory for results.
+type Test = (&'static str, fn(&Path));
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).take(2).collect();
+    if words == PEER_ARGS {
+        let args = Program::parse_from(std::env::args().skip(1)).bench;
+        return weft_bench::run(args).unwrap_or(ExitCode::FAILURE);
+    }
+    let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory for results");
+    let tests: [Test; 9] = [
+        ("transfers", transfers),
+        ("atomics", atomics),
+        ("rate", rate),
+        ("library", library),
+        ("buffers", buffers),
+        ("registration", registration),
+        ("setup", setup),
+        ("memory", memory),
+        ("several_sizes_and_one_stack", several_sizes_and_one_stack),
+    ];
+    // `cargo test NAME` and its lists work as with any other test; one at a time, as benchmarks should run.
+    let list = std::env::args().any(|word| word == "--list");
+    let wanted = std::env::args().skip(1).find(|word| !word.starts_with('-'));
+    for (name, test) in tests {
+        if wanted.as_ref().is_some_and(|wanted| !name.contains(wanted)) {
+            continue;
+        }
+        if list {
+            println!("{name}: test");
+            continue;
+        }
+        eprintln!("test {name} ...");
+        test(&directory);
+        eprintln!("test {name} ... ok");
+    }
+    std::fs::remove_dir_all(&directory).expect("remove the results");
+    ExitCode::SUCCESS
+}
