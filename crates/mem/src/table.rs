@@ -369,17 +369,18 @@ impl Table {
     /// Binds a window (of the verbs' type 2) to `len` bytes of a region at `addr`, for the stream of queue
     /// pair `qp`. Only the index of `window_stag` counts; the new `STag`, which is returned, has `new_key`
     /// as its low 8 bits. Peers name the bytes as in the region, or from 0 with
-    /// [`Access::ZERO_BASED`]. The caller checks that the queue pair is in the window's domain.
+    /// [`Access::ZERO_BASED`]. `pd` is the queue pair's domain.
     ///
     /// # Errors
     /// [`MemError::InvalidStag`] when either is unknown; [`MemError::InUse`] for a bound window
-    /// (invalidate it first); [`MemError::Pd`] when the two are of different domains;
+    /// (invalidate it first); [`MemError::Pd`] when the three are not of one domain;
     /// [`MemError::Access`] when the region lacks [`Access::MW_BIND`], or [`Access::LOCAL_WRITE`] where the
     /// window gives peers the right to change; [`MemError::Wrap`], [`MemError::Bounds`];
     /// [`MemError::BadArgument`] for no bytes, or rights that windows do not have.
     #[allow(clippy::too_many_arguments)] // the verbs' own list
     pub fn bind(
         &self,
+        pd: PdId,
         window_stag: u32,
         new_key: u8,
         qp: u32,
@@ -402,7 +403,7 @@ impl Table {
         if window.bound.is_some() {
             return Err(MemError::InUse);
         }
-        if window.pd != region.pd {
+        if window.pd != pd || region.pd != pd {
             return Err(MemError::Pd);
         }
         if !region.access.contains(Access::MW_BIND)

@@ -161,7 +161,7 @@ fn binding_while_the_region_goes() {
         thread::scope(|s| {
             let binder = s.spawn(|| {
                 start.wait();
-                table.bind(window.stag(), 1, QP, stag, 0, 16, Access::REMOTE_READ)
+                table.bind(PD, window.stag(), 1, QP, stag, 0, 16, Access::REMOTE_READ)
             });
             start.wait();
             if round % 2 == 0 {

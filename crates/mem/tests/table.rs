@@ -258,7 +258,7 @@ fn a_window_from_bind_to_invalidate() {
     assert_eq!(err(get(first, 1000, 1)), MemError::InvalidStag);
     assert_eq!(err(table.invalidate(PD, QP, first)), MemError::InvalidStag);
     let stag = table
-        .bind(first, 0xA5, QP, r.stag(), 1010, 20, Access::REMOTE_READ)
+        .bind(PD, first, 0xA5, QP, r.stag(), 1010, 20, Access::REMOTE_READ)
         .unwrap();
     assert_eq!((stag & 0xFF, stag >> 8), (0xA5, first >> 8));
     assert_eq!(w.stag(), stag);
@@ -287,7 +287,7 @@ fn a_window_from_bind_to_invalidate() {
     );
 
     // A bound window is not bound again, and holds its region.
-    let again = table.bind(stag, 1, QP, r.stag(), 1000, 1, Access::REMOTE_READ);
+    let again = table.bind(PD, stag, 1, QP, r.stag(), 1000, 1, Access::REMOTE_READ);
     assert_eq!(err(again), MemError::InUse);
     let (r, e) = r.deregister().expect_err("a window is bound");
     assert_eq!(e, MemError::InUse);
@@ -311,7 +311,7 @@ fn a_window_from_bind_to_invalidate() {
     // The new key counts, the old one is dead; addresses from 0 this time.
     let zero = Access::REMOTE_READ | Access::ZERO_BASED;
     let new = table
-        .bind(stag, 0xA6, QP, r.stag(), 1050, 50, zero)
+        .bind(PD, stag, 0xA6, QP, r.stag(), 1050, 50, zero)
         .unwrap();
     assert_eq!(err(get(stag, 0, 1)), MemError::InvalidStag);
     assert_eq!(bytes(&get(new, 49, 1).unwrap()), [99]);
@@ -327,7 +327,7 @@ fn binds_refused() {
     let r = region(&table, 10, 100, ALL);
     let w = table.alloc_window(PD).unwrap();
     let bind = |window, region: u32, addr, len, access| {
-        table.bind(window, 1, QP, region, addr, len, access)
+        table.bind(PD, window, 1, QP, region, addr, len, access)
     };
     let read = Access::REMOTE_READ;
     let s = r.stag();
@@ -382,7 +382,7 @@ fn a_dropped_region_takes_its_windows_along() {
             let w = table.alloc_window(PD).unwrap();
             let to = if i % 2 == 0 { &r } else { &other };
             table
-                .bind(w.stag(), 0, QP, to.stag(), 0, 10, Access::REMOTE_READ)
+                .bind(PD, w.stag(), 0, QP, to.stag(), 0, 10, Access::REMOTE_READ)
                 .unwrap();
             w
         })
@@ -395,6 +395,7 @@ fn a_dropped_region_takes_its_windows_along() {
     // Unbound, not bound to something dead: it binds again.
     table
         .bind(
+            PD,
             windows[0].stag(),
             3,
             QP,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{Backing, PdId, Table};
@@ -11,6 +11,7 @@ use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::cq::{CompChannel, Cq};
 use crate::engine::Engine;
+use crate::establish::Greeting;
 use crate::lock::lock;
 use crate::mr::{Mr, Mw};
 use crate::pool::Pool;
@@ -65,7 +66,9 @@ pub(crate) struct DeviceInner {
     pub(crate) engine: Arc<Engine>,
     pub(crate) transport: Transport,
     pub(crate) cores: usize,
-    pub(crate) pending: Arc<AtomicU32>,
+    pending: Arc<AtomicU32>,
+    /// Connections in start-up, oldest first.
+    pub(crate) greetings: Mutex<VecDeque<Weak<Greeting>>>,
     pool: Pool,
     next_id: AtomicU32,
     qps: Arc<AtomicU32>,
@@ -153,13 +156,15 @@ impl DeviceBuilder {
     /// # Errors
     /// [`Error::Os`] when the process may have no more threads or descriptors.
     pub fn open(self) -> Result<Device, Error> {
+        let cores = weft_sys::cpu_count();
         Ok(Device(Arc::new(DeviceInner {
             limits: self.limits,
             table: Table::new(self.limits.max_mr as usize),
-            engine: Engine::start().map_err(Error::os("starting the engine"))?,
+            engine: Engine::start(cores).map_err(Error::os("starting the engine"))?,
             transport: self.transport,
-            cores: weft_sys::cpu_count(),
+            cores,
             pending: Arc::default(),
+            greetings: Mutex::default(),
             pool: Pool::default(),
             next_id: AtomicU32::new(1),
             qps: Arc::default(),

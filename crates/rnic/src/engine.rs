@@ -26,7 +26,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// Quiet ticks (all lent queue pairs have a sleeping owner) after which the engine sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
 /// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
-const HOT_SPIN: Duration = Duration::from_micros(15);
+const HOT_SPIN: Duration = Duration::from_micros(10);
 const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Something with a descriptor that the engine serves.
@@ -77,11 +77,13 @@ pub(crate) struct Engine {
     /// The engine looks at `lent` every tick; when false, whoever needs that must wake it.
     ticking: AtomicBool,
     stop: AtomicBool,
+    /// There are cores to spare for spinning.
+    spins: bool,
 }
 
 impl Engine {
     /// Start the engine's thread.
-    pub(crate) fn start() -> std::io::Result<Arc<Engine>> {
+    pub(crate) fn start(cores: usize) -> std::io::Result<Arc<Engine>> {
         let engine = Arc::new(Engine {
             epoll: Epoll::new()?,
             wake: EventFd::new()?,
@@ -90,6 +92,7 @@ impl Engine {
             lent: Mutex::default(),
             ticking: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            spins: cores > 1,
         });
         engine
             .epoll
@@ -179,7 +182,9 @@ impl Engine {
 
     /// A poller drives this queue pair now.
     pub(crate) fn lend(&self, qp: &Arc<QpInner>) {
-        lock(&self.lent).push(Arc::downgrade(qp));
+        if qp.enter_lent() {
+            lock(&self.lent).push(Arc::downgrade(qp));
+        }
         self.keep_ticking();
     }
 
@@ -238,7 +243,8 @@ impl Engine {
         lock(&self.lent).clear();
     }
 
-    /// Data comes in bursts: stay with the queue pairs that just moved some, for a bounded time.
+    /// Data comes in bursts: stay with the queue pairs that just moved some, for a bounded time, unless their owner
+    /// has come back.
     fn drive_hot(&self, hot: &mut Vec<Arc<QpInner>>) {
         if hot.is_empty() {
             return;
@@ -247,15 +253,20 @@ impl Engine {
         let mut last_move = start;
         loop {
             let mut moved = false;
-            for qp in hot.iter() {
+            hot.retain(|qp| {
+                if matches!(qp.lease_state(), Lease::Polled | Lease::Asleep) {
+                    self.lend(qp);
+                    return false;
+                }
                 moved |= qp.drive_engine();
-            }
+                true
+            });
             let now = Instant::now();
             if moved {
                 last_move = now;
             }
             // Others wait: look at them at least every tick.
-            if now - last_move > HOT_SPIN || now - start > TICK {
+            if hot.is_empty() || !self.spins || now - last_move > HOT_SPIN || now - start > TICK {
                 break;
             }
             std::hint::spin_loop();

@@ -295,8 +295,9 @@ impl Dial {
         let DialStage::Started(link, buf) = stage else {
             return Ok(());
         };
-        read_some(&**link, buf)?;
+        let ended = read_some(&**link, buf)?;
         match self.machine.on_bytes(buf)? {
+            InitStep::NeedMore if ended => Err(ConnectError::Closed),
             InitStep::NeedMore => {
                 engine.arm(token, link.fd(), Interest::READ);
                 Ok(())
@@ -348,8 +349,8 @@ fn send_all(link: &dyn Link, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Read what is there, up to the longest start-up frame and a little more. The end of the stream is an error.
-fn read_some(link: &dyn Link, buf: &mut Vec<u8>) -> io::Result<()> {
+/// Read what is there, up to the longest start-up frame and a little more. `Ok(true)`: nothing will follow.
+fn read_some(link: &dyn Link, buf: &mut Vec<u8>) -> io::Result<bool> {
     while buf.len() < EARLY {
         let have = buf.len();
         buf.resize((have + 2048).min(EARLY), 0);
@@ -360,20 +361,19 @@ fn read_some(link: &dyn Link, buf: &mut Vec<u8>) -> io::Result<()> {
         let n = outcome.as_ref().copied().unwrap_or(0);
         buf.truncate(have + n);
         match outcome {
-            Ok(0) if have == 0 => return Err(io::ErrorKind::ConnectionReset.into()),
-            // The end comes after bytes that decide: let them be looked at.
-            Ok(0) if have >= MAX_FRAME => return Ok(()),
-            Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Ok(0) => return Ok(true),
             Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            // What came before the reset may decide.
+            Err(_) if have > 0 => return Ok(true),
             Err(error) => return Err(error),
         }
-        // The key is known to be wrong after its first bytes: no need for the rest.
+        // Enough to decide.
         if buf.len() >= MAX_FRAME {
-            return Ok(());
+            break;
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 /// A connection request that waits for an answer. Dropping it rejects it.
@@ -472,16 +472,21 @@ enum Door {
     Sim(SimListener),
 }
 
-struct ListenerInner {
+/// What a connection in start-up needs of its listener: not the listening socket, which may be closed meanwhile.
+struct Reception {
     device: Arc<DeviceInner>,
-    door: Door,
-    addr: SocketAddr,
     config: Config,
     timeout: Duration,
     /// Requests given to the program that it has not answered, and how many there may be.
     waiting: Arc<AtomicU32>,
     backlog: u32,
     on_request: OnRequest,
+}
+
+struct ListenerInner {
+    reception: Arc<Reception>,
+    door: Door,
+    addr: SocketAddr,
     token: OnceLock<Token>,
 }
 
@@ -514,15 +519,18 @@ impl Device {
                 (Door::Sim(listener), addr)
             }
         };
-        let inner = Arc::new(ListenerInner {
+        let reception = Arc::new(Reception {
             device: Arc::clone(&self.0),
-            door,
-            addr,
             config: param.config(&self.0),
             timeout: param.options.timeout,
             waiting: Arc::default(),
             backlog: backlog.max(1),
             on_request: Arc::new(on_request),
+        });
+        let inner = Arc::new(ListenerInner {
+            reception,
+            door,
+            addr,
             token: OnceLock::new(),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
@@ -544,7 +552,11 @@ impl Listening {
 impl Drop for Listening {
     fn drop(&mut self) {
         if let Some(token) = self.0.token.get() {
-            self.0.device.engine.unregister(*token, self.0.fd());
+            self.0
+                .reception
+                .device
+                .engine
+                .unregister(*token, self.0.fd());
         }
     }
 }
@@ -567,15 +579,26 @@ impl ListenerInner {
             Door::Sim(listener) => Ok(listener.accept()),
         }
     }
+}
 
+impl Reception {
     fn admit(self: &Arc<Self>, engine: &Arc<Engine>, link: Arc<dyn Link>) {
-        let Some(permit) = self.device.take_pending() else {
+        let permit = self.device.take_pending().or_else(|| {
+            // A flood of silent peers must not keep the others out: the one that has been silent longest goes.
+            let oldest = {
+                let mut greetings = lock(&self.device.greetings);
+                std::iter::from_fn(|| greetings.pop_front()).find_map(|g| g.upgrade())?
+            };
+            oldest.give_up(engine, "made room for a newer connection");
+            self.device.take_pending()
+        });
+        let Some(permit) = permit else {
             tracing::warn!(peer = %link.peer_addr(), "too many connections in start-up: turned away");
             link.abort();
             return;
         };
         let greeting = Arc::new(Greeting {
-            listener: Arc::clone(self),
+            reception: Arc::clone(self),
             state: Mutex::new(Some(Greeted {
                 link,
                 buf: Vec::new(),
@@ -593,6 +616,12 @@ impl ListenerInner {
             Ok(token) => {
                 let _ = greeting.token.set(token);
                 engine.set_timer(token, Instant::now() + self.timeout);
+                drop(state);
+                let mut greetings = lock(&self.device.greetings);
+                while greetings.front().is_some_and(|g| g.strong_count() == 0) {
+                    greetings.pop_front();
+                }
+                greetings.push_back(Arc::downgrade(&greeting));
             }
             Err(error) => tracing::warn!(%error, "cannot watch a new connection"),
         }
@@ -604,7 +633,7 @@ impl Source for ListenerInner {
         // A bounded number at a time: established connections want their turn too.
         for _ in 0..64 {
             match self.accept_one() {
-                Ok(Some(link)) => self.admit(engine, link),
+                Ok(Some(link)) => self.reception.admit(engine, link),
                 Ok(None) => break,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a connection failed");
@@ -636,8 +665,8 @@ struct Greeted {
 }
 
 /// An accepted connection whose request is not complete.
-struct Greeting {
-    listener: Arc<ListenerInner>,
+pub(crate) struct Greeting {
+    reception: Arc<Reception>,
     state: Mutex<Option<Greeted>>,
     token: OnceLock<Token>,
 }
@@ -650,6 +679,14 @@ impl Greeting {
         }
         Some(greeted)
     }
+
+    fn give_up(&self, engine: &Engine, why: &str) {
+        let greeted = self.close(engine, &mut lock(&self.state));
+        if let Some(greeted) = greeted {
+            tracing::debug!(peer = %greeted.link.peer_addr(), why, "closed a connection in start-up");
+            greeted.link.abort();
+        }
+    }
 }
 
 impl Source for Greeting {
@@ -660,7 +697,12 @@ impl Source for Greeting {
         };
         let step = read_some(&*greeted.link, &mut greeted.buf)
             .map_err(ConnectError::from)
-            .and_then(|()| Ok(Responder::new(self.listener.config).on_bytes(&greeted.buf)?));
+            .and_then(|ended| {
+                match Responder::new(self.reception.config).on_bytes(&greeted.buf)? {
+                    RespStep::NeedMore if ended => Err(ConnectError::Closed),
+                    step => Ok(step),
+                }
+            });
         match step {
             Ok(RespStep::NeedMore) => engine.arm(token, greeted.link.fd(), Interest::READ),
             Ok(RespStep::Request(pending)) => {
@@ -671,16 +713,16 @@ impl Source for Greeting {
                 let early = greeted
                     .buf
                     .split_off(pending.consumed().min(greeted.buf.len()));
-                let listener = &self.listener;
-                let count = Counted::unlimited(&listener.waiting);
-                if listener.waiting.load(Ordering::Relaxed) > listener.backlog {
+                let reception = &self.reception;
+                let count = Counted::unlimited(&reception.waiting);
+                if reception.waiting.load(Ordering::Relaxed) > reception.backlog {
                     tracing::warn!(peer = %greeted.link.peer_addr(), "the backlog is full: turned away");
                     greeted.link.abort();
                     return Next::Done;
                 }
                 drop(greeted.permit);
-                (listener.on_request)(Incoming {
-                    device: Arc::clone(&listener.device),
+                (reception.on_request)(Incoming {
+                    device: Arc::clone(&reception.device),
                     link: greeted.link,
                     pending: Some(pending),
                     early,
@@ -698,10 +740,6 @@ impl Source for Greeting {
     }
 
     fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
-        let mut state = lock(&self.state);
-        if let Some(greeted) = self.close(engine, &mut state) {
-            tracing::debug!(peer = %greeted.link.peer_addr(), "start-up took too long");
-            greeted.link.abort();
-        }
+        self.give_up(engine, "start-up took too long");
     }
 }

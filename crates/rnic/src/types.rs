@@ -114,6 +114,10 @@ impl SendOp {
             SendOp::BindMw { .. } => WcOpcode::BindMw,
         }
     }
+    /// Whether the scatter/gather list is written to, not read.
+    pub(crate) const fn is_sink(&self) -> bool {
+        matches!(self, SendOp::Read { .. }) || self.is_atomic()
+    }
     pub(crate) const fn is_atomic(&self) -> bool {
         matches!(
             self,

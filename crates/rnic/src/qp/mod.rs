@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 use weft_proto::mpa::{Params, Rtr};
 use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState, Stream};
 use weft_sys::{Event, Interest};
+use weft_wire::mpa::MAX_MARKED_ULPDU;
 use weft_wire::rdmap::{OperationError, ProtectionError, TaggedError, TermError};
 
 use crate::cq::{Cq, CqInner};
@@ -164,6 +165,8 @@ pub(crate) struct QpInner {
     connected: OnceLock<Connected>,
     /// Nothing more will happen on the socket.
     dead: AtomicBool,
+    /// The owner's handle is gone: no more completions.
+    orphan: AtomicBool,
     armed: AtomicBool,
     in_lent: AtomicBool,
     tx_blocked: AtomicBool,
@@ -172,7 +175,6 @@ pub(crate) struct QpInner {
     waiters: AtomicU32,
     core: Mutex<Core>,
     on_end: Mutex<Option<EndHook>>,
-    _count: Counted,
 }
 
 impl QpInner {
@@ -194,7 +196,12 @@ impl QpInner {
         prefix: &[u8],
         early: &[u8],
     ) -> io::Result<()> {
-        let max_ulpdu = max_ulpdu(options.max_ulpdu, link.max_fpdu());
+        let marked = if params.tx_markers {
+            MAX_MARKED_ULPDU as u32
+        } else {
+            u32::MAX
+        };
+        let max_ulpdu = max_ulpdu(options.max_ulpdu, link.max_fpdu()).min(marked);
         {
             let mut core = lock(&self.core);
             if self.state() != QpState::Init || core.stream.is_some() {
@@ -327,8 +334,11 @@ impl QpInner {
     /// The doorbell. While a poller holds the lease, only the first post after its poll goes out at once; the ones
     /// after it ride along with the next poll, the 64th post, or the engine's tick, whichever comes first.
     fn ring(self: &Arc<Self>, count: u32, bytes: u32) {
-        let before = self.deferred.fetch_add(count, Ordering::Relaxed);
-        let lent = !self.armed.load(Ordering::Relaxed);
+        let before = self.deferred.fetch_add(count, Ordering::SeqCst);
+        // Somebody must be sure to come by: a poller, or the engine's tick. A sleeping owner counts for neither.
+        let lent = !self.armed.load(Ordering::SeqCst)
+            && self.waiters.load(Ordering::SeqCst) == 0
+            && self.state() == QpState::Rts;
         if lent
             && before > 0
             && before % DEFER_MAX + count < DEFER_MAX
@@ -336,6 +346,7 @@ impl QpInner {
         {
             self.send_cq.deferred.store(true, Ordering::Relaxed);
             self.recv_cq.deferred.store(true, Ordering::Relaxed);
+            self.engine().keep_ticking();
             return;
         }
         self.drive(false);
@@ -343,7 +354,7 @@ impl QpInner {
 
     /// A poll that found completions: send what was put off.
     pub(crate) fn flush_deferred(self: &Arc<Self>) {
-        if self.deferred.swap(0, Ordering::Relaxed) > 1 {
+        if self.deferred.swap(0, Ordering::SeqCst) > 1 {
             self.drive(false);
         }
     }
@@ -358,23 +369,21 @@ impl QpInner {
             Ordering::Relaxed,
         );
         self.take_lease();
-        self.deferred.store(0, Ordering::Relaxed);
+        self.deferred.store(0, Ordering::SeqCst);
         self.drive(true);
     }
 
     fn take_lease(self: &Arc<Self>) {
-        if self.armed.load(Ordering::Relaxed)
-            && self.armed.swap(false, Ordering::SeqCst)
-            && !self.in_lent.swap(true, Ordering::SeqCst)
-        {
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
             self.engine().lend(self);
         }
     }
 
     /// The owner goes to sleep somewhere else: the engine takes over at once.
-    pub(crate) fn release_lease(&self) {
+    pub(crate) fn release_lease(self: &Arc<Self>) {
         if !self.armed.load(Ordering::Relaxed) {
             self.rearm();
+            self.flush_deferred();
         }
     }
 
@@ -385,6 +394,8 @@ impl QpInner {
             return None;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
+        // A post before it saw this waiter may have been put off.
+        self.flush_deferred();
         self.take_lease();
         Some((connected.link.fd(), self.interest()))
     }
@@ -426,6 +437,11 @@ impl QpInner {
         } else {
             Lease::Idle
         }
+    }
+
+    /// Whether it has to be put on the engine's list of lent queue pairs now.
+    pub(crate) fn enter_lent(&self) -> bool {
+        !self.in_lent.swap(true, Ordering::SeqCst)
     }
 
     /// The engine takes a lent queue pair back.
@@ -601,6 +617,10 @@ impl QpInner {
 
     fn deliver(self: &Arc<Self>, core: &mut Core) {
         let done = &mut core.done;
+        if self.orphan.load(Ordering::Relaxed) {
+            *done = Completions::default();
+            return;
+        }
         let mut fits = true;
         if !done.send.is_empty() {
             fits &= self.send_cq.push(&done.send, done.send_urgent);
@@ -813,6 +833,7 @@ impl QpInner {
     /// The owner's handle is gone.
     fn destroy(self: &Arc<Self>) {
         lock(&self.on_end).take();
+        self.orphan.store(true, Ordering::SeqCst);
         if self.connected.get().is_some() {
             self.drive(false);
             let mut core = lock(&self.core);
@@ -837,13 +858,7 @@ impl Source for QpInner {
             return Next::Done;
         }
         match self.lease_state() {
-            Lease::Polled | Lease::Asleep => {
-                if self.in_lent.swap(true, Ordering::SeqCst) {
-                    Next::Done
-                } else {
-                    Next::Lent(self)
-                }
-            }
+            Lease::Polled | Lease::Asleep => Next::Lent(self),
             Lease::Idle => {
                 self.drive_engine();
                 Next::Hot(self)
@@ -874,7 +889,7 @@ impl Source for QpInner {
 
 /// A queue pair: a send queue, a receive queue and the connection that joins them to a peer's. Dropping it closes the
 /// connection; requests that have not completed by then make no completions any more.
-pub struct Qp(pub(crate) Arc<QpInner>);
+pub struct Qp(pub(crate) Arc<QpInner>, #[allow(dead_code)] Counted);
 
 impl Qp {
     pub(crate) fn new(pd: &Arc<PdInner>, num: u32, init: &QpInit, count: Counted) -> Qp {
@@ -901,6 +916,7 @@ impl Qp {
             deferred: AtomicU32::new(0),
             connected: OnceLock::new(),
             dead: AtomicBool::new(false),
+            orphan: AtomicBool::new(false),
             armed: AtomicBool::new(false),
             in_lent: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
@@ -920,13 +936,12 @@ impl Qp {
                 linger_until: None,
             }),
             on_end: Mutex::new(None),
-            _count: count,
         });
         inner.send_cq.attach(&inner);
         if !init.send_cq.same(&init.recv_cq) {
             inner.recv_cq.attach(&inner);
         }
-        Qp(inner)
+        Qp(inner, count)
     }
 
     /// The queue pair's number, as in [`Wc::qp_num`].

@@ -67,6 +67,8 @@ pub(super) struct Rx {
     direct: Option<Direct>,
     /// Bytes of padding and (unchecked) CRC still to skip.
     trailer: usize,
+    /// Length of the FPDU at the front of the buffer, while it is not there as a whole.
+    need: usize,
     bulk: bool,
     /// The receive of the message in progress.
     recv: Option<RecvWr>,
@@ -78,6 +80,8 @@ enum Stop {
     Fault(Fault),
     /// A receive of ours is at fault, and the peer with it or not.
     Recv(Fault, WcStatus),
+    /// The scatter list of this Read or atomic of ours is at fault.
+    Sink(u64),
     Terminated,
     Lost,
     Eof,
@@ -198,6 +202,15 @@ impl QpInner {
                     core.done.recv.push(self.recv_wc(wr.id, status, 0));
                 }
                 self.fault(core, fault);
+            }
+            Stop::Sink(seq) => {
+                let index = seq
+                    .checked_sub(core.sq_base)
+                    .and_then(|i| usize::try_from(i).ok());
+                if let Some(slot) = index.and_then(|i| core.sq.get_mut(i)) {
+                    slot.fault = Some(WcStatus::LocProtErr);
+                }
+                self.fault(core, Fault::LocalCatastrophic);
             }
             Stop::Terminated => {}
             Stop::Lost => self.end(core, EndReason::Lost),
@@ -353,7 +366,9 @@ impl QpInner {
         let ulpdu_len = usize::from(u16::from_be_bytes(*length));
         let total = fpdu_len(ulpdu_len);
         let whole = have.len() >= total;
+        core.rx.need = 0;
         if !whole && (core.rx.crc || total <= WHOLE || core.rx.markers.is_some()) {
+            core.rx.need = total;
             return Ok(false);
         }
         if core.rx.crc {
@@ -457,7 +472,7 @@ impl QpInner {
                     .and_then(|i| core.sq.get(usize::try_from(i).ok()?))
                     .ok_or(Fault::LocalCatastrophic)?;
                 self.list_spans(&slot.wr.sges, offset, len)
-                    .map_err(|_| Fault::LocalCatastrophic.into())
+                    .map_err(|_| Stop::Sink(seq))
             }
             Target::Recv { mo } => {
                 let sges = core.rx.recv.as_ref().map_or(&[][..], |wr| &wr.sges);

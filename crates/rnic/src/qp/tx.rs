@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use weft_mem::{Access, MemError, SendList, Span};
-use weft_proto::rdmap::{self, Fault, MAX_HEADER, Payload};
+use weft_proto::rdmap::{Fault, MAX_HEADER, Payload};
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::UNTAGGED_LEN;
 use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, MarkerInserter, fpdu_pad};
@@ -336,7 +336,12 @@ impl QpInner {
             tx.scratch.extend_from_slice(&hdr[..segment.header_len]);
             let copy = copy_all || payload.len() <= COPY_MAX;
             let put = match payload {
-                Payload::None | Payload::Local { .. } => Ok(()),
+                // The answer will need its place: better to find out before the peer is asked.
+                Payload::None => match segment.completes.and_then(|seq| slot(sq, *sq_base, seq)) {
+                    Some(slot) if slot.wr.op.is_sink() => self.check_sink(slot),
+                    _ => Ok(()),
+                },
+                Payload::Local { .. } => Ok(()),
                 Payload::Wr { seq, offset, len } => match slot(sq, *sq_base, seq) {
                     Some(slot) => self.put_wr(tx, slot, start, offset, len, copy),
                     None => Err(Fault::LocalCatastrophic),
@@ -440,6 +445,16 @@ impl QpInner {
         Ok(())
     }
 
+    fn check_sink(&self, slot: &mut Slot) -> Result<(), Fault> {
+        for sge in slot.wr.sges.iter().filter(|sge| sge.len > 0) {
+            if self.local_span(*sge, Access::LOCAL_WRITE).is_err() {
+                slot.fault = Some(WcStatus::LocProtErr);
+                return Err(Fault::LocalCatastrophic);
+            }
+        }
+        Ok(())
+    }
+
     /// Carry out a request that does not touch the wire.
     fn do_local(&self, op: SendOp) -> Option<WcStatus> {
         let table = &self.device.table;
@@ -456,7 +471,16 @@ impl QpInner {
                 len,
                 access,
             } => table
-                .bind(window, new_rkey as u8, self.num, region, addr, len, access)
+                .bind(
+                    self.pd.id,
+                    window,
+                    new_rkey as u8,
+                    self.num,
+                    region,
+                    addr,
+                    len,
+                    access,
+                )
                 .err()
                 .map(|_| WcStatus::MwBindErr),
             _ => None,
@@ -501,6 +525,3 @@ pub(super) fn fault_of(error: MemError) -> Fault {
         _ => Fault::LocalCatastrophic,
     }
 }
-
-#[allow(unused_imports)]
-use rdmap as _;
