@@ -660,6 +660,13 @@ fn a_confused_caller_does_no_harm() {
         "the first is not placed"
     );
     assert_eq!(b.rx_control(&[]), Err(Fault::LocalCatastrophic));
+    // A work request of which half was handed out is not done.
+    let mut a = stream();
+    a.post(wr(Op::Write { stag: 1, to: 0 }, 100_000));
+    must_tx(&mut a);
+    a.transmitted(0);
+    assert_eq!(a.pop_completed(), None);
+    assert_eq!(must_tx(&mut a).1.completes, Some(0));
     let mut b = stream();
     let read = hex(&format!(
         "41 41 00000000 00000001 00000001 00000000 {READ_BODY}"
