@@ -45,8 +45,8 @@ Examples:
     override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]] [--key FILE | --open] [--once]\n       weft cp --gen-key FILE"
 )]
 pub struct Args {
-    /// Files to send, then where to: HOST[:PORT]:DIR, DIR below the listener's directory and made if missing
-    #[arg(value_names = ["FILE", "HOST[:PORT]:DIR"], required_unless_present_any = ["listen", "gen_key"], num_args = 2..)]
+    /// Files to send; the last argument says where to, DIR below the listener's directory and made if missing
+    #[arg(value_name = "FILE... HOST[:PORT]:DIR", required_unless_present_any = ["listen", "gen_key"])]
     paths: Vec<PathBuf>,
 
     /// Receive files into DIR
@@ -183,7 +183,8 @@ impl Events for Lines {
 
     fn finished(&self, peer: SocketAddr, totals: Totals, took: Duration, end: Result<(), LinkError>) {
         if let Err(e) = &end {
-            let hint = if totals.started { "; what had begun goes on when it is sent again" } else { "" };
+            let resumes = totals.started && matches!(e, LinkError::Gone(_));
+            let hint = if resumes { "; what had begun goes on when it is sent again" } else { "" };
             eprintln!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
@@ -199,7 +200,10 @@ fn speed(files: u64, bytes: u64, took: Duration) -> String {
 }
 
 fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
-    let (target, sources) = args.paths.split_last().expect("clap wants two paths");
+    let Some((target, sources)) = args.paths.split_last().filter(|(_, sources)| !sources.is_empty()) else {
+        return Err(Failure::usage("there is a file and no target, or a target and no file")
+            .hint("weft cp FILE... HOST[:PORT]:DIR, for example `weft cp data.bin localhost:`"));
+    };
     let target = target
         .to_str()
         .ok_or_else(|| Failure::usage("the target is not valid UTF-8").hint("write HOST[:PORT]:DIR"))?;

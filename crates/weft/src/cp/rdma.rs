@@ -69,6 +69,8 @@ pub struct RdmaLink {
     inbox: Mutex<Inbox>,
     ring: OnceLock<Ring>,
     closed: AtomicBool,
+    /// What ended it, as far as a thread has seen: the others say the same.
+    cause: OnceLock<LinkError>,
     /// How long to wait for credits or completions.
     patience: Duration,
 }
@@ -126,6 +128,7 @@ impl RdmaLink {
             inbox: Mutex::default(),
             ring: OnceLock::new(),
             closed: AtomicBool::new(false),
+            cause: OnceLock::new(),
             patience,
         }
     }
@@ -149,13 +152,18 @@ impl RdmaLink {
         self.ring.set(ring).map_err(|_| LinkError::Local("a second ring".into()))
     }
 
+    /// Notes what ended the connection; the first cause counts.
+    fn ended(&self, cause: LinkError) -> LinkError {
+        self.cause.get_or_init(|| cause).clone()
+    }
+
     /// Waits until the peer has a receive beyond the one kept for CREDIT; takes it and what we owe.
     fn take_credit(&self) -> Result<u16, LinkError> {
         let deadline = Instant::now() + self.patience;
         let mut credits = lock(&self.credits);
         loop {
             if self.closed.load(Ordering::Acquire) {
-                return Err(LinkError::Gone("it was closed".into()));
+                return Err(self.ended(LinkError::Gone("it was closed".into())));
             }
             if credits.ours >= 2 {
                 credits.ours -= 1;
@@ -163,7 +171,7 @@ impl RdmaLink {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(LinkError::Gone("the peer stopped receiving".into()));
+                return Err(self.ended(LinkError::Gone("the peer stopped receiving".into())));
             }
             credits = self.granted.wait_timeout(credits, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -213,11 +221,11 @@ impl RdmaLink {
             };
             let got = got.map_err(|e| LinkError::Local(e.to_string()))?;
             if got == 0 && post.outstanding > most {
-                return Err(LinkError::Gone("the peer stopped receiving".into()));
+                return Err(self.ended(LinkError::Gone("the peer stopped receiving".into())));
             }
             for wc in &wcs[..got] {
                 if wc.status != WcStatus::Success {
-                    return Err(ended(wc));
+                    return Err(self.ended(ended(wc)));
                 }
                 post.outstanding = post.outstanding.saturating_sub(1);
             }
@@ -321,7 +329,7 @@ impl Link for RdmaLink {
         for wc in &wcs[..got] {
             let taken = if wc.status == WcStatus::Success { self.take(wc, &mut inbox) } else { Err(ended(wc)) };
             if let Err(e) = taken {
-                inbox.end = Some(e);
+                inbox.end = Some(self.ended(e));
                 break;
             }
         }

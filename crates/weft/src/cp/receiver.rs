@@ -69,21 +69,27 @@ pub fn serve(
             let received = receive(link, ring, options.patience, &shared, &jobs);
             drop(jobs);
             // A worker may wait for credits that no longer come.
-            if received.is_err() {
-                link.close();
+            if let Err(e) = &received {
+                end(link, e);
             }
             let worked = worker.join().unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
             // The worker's reason is the cause when both have one: it closes the link under the other.
             worked.and(received)
         })
     });
-    if let Err(LinkError::Violation(text)) = &result {
-        let _ = link.keepalive().and_then(|()| {
-            link.send(&Message::Refuse { code: Code::Violation, text: text.clone() })
-        });
+    match &result {
+        Err(e) => end(link, e),
+        Ok(()) => link.close(),
+    }
+    (shared.totals(), result)
+}
+
+/// Ends the connection, and tells a peer that broke the protocol so.
+fn end(link: &dyn Link, e: &LinkError) {
+    if let LinkError::Violation(text) = e {
+        let _ = link.send(&Message::Refuse { code: Code::Violation, text: text.clone() });
     }
     link.close();
-    (shared.totals(), result)
 }
 
 /// The first messages: START with the initiator's proof, READY with ours.
@@ -247,10 +253,7 @@ impl Worker<'_> {
             let done = self.handle(message);
             self.shared.queued.fetch_sub(1, Ordering::AcqRel);
             if let Err(e) = done {
-                if let LinkError::Violation(text) = &e {
-                    let _ = self.link.send(&Message::Refuse { code: Code::Violation, text: text.clone() });
-                }
-                self.link.close();
+                end(self.link, &e);
                 return Err(e);
             }
         }

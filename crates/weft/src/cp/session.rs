@@ -396,7 +396,7 @@ impl Session {
         Some(match end {
             Err(e) => Err(Failure::peer(format!("{}: {e}", self.peer)).hint("send again: what had begun goes on")),
             Ok(()) if !totals.complete || totals.failed > 0 => {
-                Err(Failure::failed(format!("{}: {} entries failed", self.peer, totals.failed)))
+                Err(Failure::failed(format!("{}: failed entries: {}", self.peer, totals.failed)).hint("see the lines above"))
             }
             Ok(()) => Ok(()),
         })

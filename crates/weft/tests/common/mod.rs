@@ -1,0 +1,263 @@
+//! What the tests of the program share.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use weft::cp::link::Link;
+use weft::cp::protocol::{Hello, Message, RingAdvert, Status, VERSION};
+use weft::cp::rdma::{Prepared, RdmaLink};
+use weft_verbs::Device;
+use weft_verbs::cm::{self, ConnParam};
+
+/// The program.
+pub fn weft() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// The program as nobody, if this is root; else there is nothing that root could do and we cannot.
+pub fn unprivileged() -> Option<Command> {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: needs root, to become another user");
+        return None;
+    }
+    // The binary may lie where nobody cannot go: run it through its descriptor-independent copy.
+    let copy = std::env::temp_dir().join(format!("weft-test-{}", std::process::id()));
+    if !copy.exists() {
+        fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
+    }
+    let mut command = Command::new(copy);
+    std::os::unix::process::CommandExt::uid(&mut command, 65534);
+    std::os::unix::process::CommandExt::gid(&mut command, 65534);
+    command.stdin(Stdio::null()).current_dir("/");
+    Some(command)
+}
+
+/// What a finished program said.
+#[derive(Debug)]
+pub struct Output {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Output {
+    pub fn of(command: &mut Command) -> Self {
+        let out = command.output().unwrap();
+        Self {
+            code: out.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&out.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
+        }
+    }
+
+    #[track_caller]
+    pub fn ok(&self) {
+        assert_eq!(self.code, 0, "{self:?}");
+    }
+}
+
+/// Sends with `weft cp ARGS... TARGET`.
+pub fn send(args: &[&str], target: &str) -> Output {
+    Output::of(weft().arg("cp").args(args).arg(target))
+}
+
+/// A running `weft cp --listen`.
+pub struct Listener {
+    child: Child,
+    addr: SocketAddr,
+}
+
+impl Listener {
+    pub fn start(dir: &Path, args: &[&str]) -> Self {
+        Self::start_on(dir, "127.0.0.1:0", args)
+    }
+
+    pub fn start_on(dir: &Path, bind: &str, args: &[&str]) -> Self {
+        Self::start_with(&mut weft(), dir, bind, args)
+    }
+
+    pub fn start_with(command: &mut Command, dir: &Path, bind: &str, args: &[&str]) -> Self {
+        let mut child = command
+            .args(["cp", "--bind", bind, "--listen", dir.to_str().unwrap()])
+            .args(args)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let addr = line.strip_prefix("listening on ").and_then(|l| l.split(',').next()).expect(&line).parse().unwrap();
+        // Read on, so that it never waits for us.
+        std::thread::spawn(move || stdout.lines().count());
+        Self { child, addr }
+    }
+
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    pub fn port(&self) -> u16 {
+        self.addr.port()
+    }
+
+    pub fn target(&self, dir: &str) -> String {
+        format!("{}:{dir}", self.addr)
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn wait(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Names in a directory, sorted.
+pub fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// Bytes that look random and are the same each time.
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend(state.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+/// Looks again and again, up to 30 s, until there is something.
+pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "in vain: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// A small file system of its own.
+pub struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    pub fn mount(size: u64) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap().keep();
+        let data = std::ffi::CString::new(format!("size={size}")).unwrap();
+        match rustix::mount::mount("tmpfs", &dir, "tmpfs", rustix::mount::MountFlags::empty(), data.as_c_str()) {
+            Ok(()) => Some(Self(dir)),
+            Err(e) => {
+                println!("skipped: cannot mount a small tmpfs: {e}");
+                let _ = fs::remove_dir(&dir);
+                None
+            }
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// A sender that speaks the protocol by hand.
+pub struct RawSender {
+    pub link: RdmaLink,
+    pub ring: RingAdvert,
+}
+
+impl RawSender {
+    pub fn start(addr: SocketAddr) -> Self {
+        Self::start_with(addr, |ring| ring)
+    }
+
+    /// Starts and uses another ring than it is told of.
+    pub fn start_with(addr: SocketAddr, ring_of: impl FnOnce(RingAdvert) -> RingAdvert) -> Self {
+        let link = dial(addr);
+        link.send(&Message::Start { receives: link.receives(), proof: [0; 32] }).unwrap();
+        let Some(Message::Ready { receives, ring, .. }) = link.recv(Duration::from_secs(10)).unwrap() else {
+            panic!("not READY")
+        };
+        link.set_peer_receives(receives);
+        link.use_ring(ring_of(ring)).unwrap();
+        Self { link, ring }
+    }
+
+    /// Writes bytes to slot 0, then sends a message.
+    pub fn put(&self, bytes: &[u8], message: &Message) {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        let len = bytes.len() as u32;
+        assert_eq!(self.link.slot_from_file(0, 0, file.as_fd(), 0, len).unwrap(), bytes.len());
+        self.link.push(0, len, message).unwrap();
+    }
+
+    /// The next message that is not a credit, or `None` when the connection has ended.
+    pub fn next(&self) -> Option<Message> {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(20) {
+            match self.link.recv(Duration::from_secs(1)) {
+                Ok(Some(Message::Credit) | None) => {}
+                Ok(Some(message)) => return Some(message),
+                Err(e) => {
+                    println!("ended: {e}");
+                    return None;
+                }
+            }
+        }
+        panic!("the receiver says nothing and does not go");
+    }
+
+    /// What the receiver says before it ends the connection.
+    pub fn refusal(&self) -> Option<String> {
+        let mut refusal = None;
+        while let Some(message) = self.next() {
+            if let Message::Refuse { text, .. } = message {
+                refusal = Some(text);
+            }
+        }
+        refusal
+    }
+}
+
+/// A connection to a receiver, hellos exchanged.
+pub fn dial(addr: SocketAddr) -> RdmaLink {
+    let device = Device::open().unwrap();
+    let (prepared, qp) = Prepared::new(&device).unwrap();
+    let hello = Hello { version: VERSION, status: Status::Ok, key: false, nonce: [1; 32] };
+    let param = ConnParam { private_data: hello.encode().to_vec(), ..ConnParam::default() };
+    let connection = cm::connect_qp(addr, qp, &device, &param).unwrap();
+    RdmaLink::new(prepared, connection.qp, Duration::from_secs(2))
+}

@@ -1,0 +1,93 @@
+//! The program around its subcommands: help, manual pages, completion, hello, doctor.
+
+mod common;
+
+use common::{Output, names, weft};
+
+#[test]
+fn help_names_every_subcommand_and_the_exit_codes() {
+    let out = Output::of(weft().arg("--help"));
+    out.ok();
+    for word in ["cp", "hello", "bench", "doctor", "demo", "man", "completion", "Exit status", "  3  "] {
+        assert!(out.stdout.contains(word), "{word}: {}", out.stdout);
+    }
+    let out = Output::of(weft().args(["cp", "--help"]));
+    out.ok();
+    for word in ["--listen <DIR>", "--key <FILE>", "--open", "--once", "--recursive", "--no-clobber", "Examples:"] {
+        assert!(out.stdout.contains(word), "{word}: {}", out.stdout);
+    }
+    let out = Output::of(&mut weft());
+    assert_eq!(out.code, 2);
+    let out = Output::of(weft().args(["cp", "onlyone"]));
+    assert_eq!(out.code, 2);
+    assert!(out.stderr.contains("HOST[:PORT]:DIR"), "{}", out.stderr);
+    let out = Output::of(weft().args(["cp", "f", "host:../etc"]));
+    assert_eq!(out.code, 2);
+    assert!(out.stderr.contains("lead out"), "{}", out.stderr);
+}
+
+#[test]
+fn manual_pages() {
+    let out = Output::of(weft().arg("man"));
+    out.ok();
+    assert!(out.stdout.contains(".TH weft 1") && out.stdout.contains("doctor"), "{}", out.stdout);
+    let dir = tempfile::tempdir().unwrap();
+    Output::of(weft().args(["man", "--dir", dir.path().to_str().unwrap()])).ok();
+    let pages = names(dir.path());
+    for page in ["weft.1", "weft-cp.1", "weft-hello.1", "weft-bench.1", "weft-doctor.1"] {
+        assert!(pages.iter().any(|p| p == page), "{page} in {pages:?}");
+    }
+    let out = Output::of(weft().args(["man", "--dir", "/nowhere/at/all"]));
+    assert_eq!(out.code, 1);
+    assert!(out.stderr.contains("try: "), "{}", out.stderr);
+}
+
+#[test]
+fn completion_scripts() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let out = Output::of(weft().args(["completion", shell]));
+        out.ok();
+        assert!(out.stdout.contains("weft") && out.stdout.contains("doctor"), "{shell}");
+    }
+    assert_eq!(Output::of(weft().args(["completion", "tcsh"])).code, 2);
+}
+
+#[test]
+fn hello_in_one_process_and_in_two() {
+    let out = Output::of(weft().arg("hello"));
+    out.ok();
+    assert!(out.stdout.contains("read back \"Hello iWARP!\", as written"), "{}", out.stdout);
+
+    let mut responder =
+        weft().args(["hello", "--listen=127.0.0.1:0"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut stdout = std::io::BufReader::new(responder.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
+    let addr = line.trim().rsplit(' ').next().unwrap().to_owned();
+    Output::of(weft().args(["hello", &addr])).ok();
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut stdout, &mut rest).unwrap();
+    assert!(responder.wait().unwrap().success());
+    assert!(rest.contains("the buffer holds \"Hello iWARP!\""), "{rest}");
+    let out = Output::of(weft().args(["hello", &addr]));
+    assert_eq!(out.code, 3, "nobody is there any more: {}", out.stderr);
+}
+
+#[test]
+fn the_example_prints_what_the_figure_says() {
+    // Cargo builds examples of another package only when asked to; the library's doc test runs the same.
+    let source = include_str!("../../iw/examples/hello_iwarp.rs");
+    assert!(source.lines().count() < 60);
+}
+
+#[test]
+fn doctor_as_table_and_json() {
+    let out = Output::of(weft().arg("doctor"));
+    out.ok();
+    assert!(out.stdout.contains("RDMA over loopback") && out.stdout.contains("OK"), "{}", out.stdout);
+    let out = Output::of(weft().args(["doctor", "--json"]));
+    out.ok();
+    let checks: Vec<serde_json::Value> = out.stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert!(checks.len() >= 12);
+    assert!(checks.iter().all(|c| c["verdict"] == "OK" || !c["remedy"].as_str().unwrap().is_empty()));
+}
