@@ -5,11 +5,15 @@
 //! scenario for every setup; a new transport is one more line there. A scenario that needs what a device does not have
 //! says so and returns (see [`need!`]).
 //!
-//! `tests/hostile` holds the other half: peers that break the rules, over raw sockets.
+//! The other half are peers that break the rules: [`raw`] speaks to a [`victim`] over plain sockets and may send any
+//! bytes. See `tests/hostile.rs` (frames), `tests/startup.rs` (before the first frame), `tests/pressure.rs` (floods and
+//! stalls) and `tests/random.rs` (mutated traffic).
 #![forbid(unsafe_code)]
 
 pub mod bed;
+pub mod raw;
 pub mod scenarios;
+pub mod victim;
 
 /// Skip the scenario, with the reason printed, unless the device has this capability.
 #[macro_export]

@@ -1,0 +1,256 @@
+//! A peer made of a plain socket: it sends any bytes, and reads what comes back.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+
+use weft_wire::crc::crc32c;
+use weft_wire::ddp::{Header, MAX_LEN, Tagged, Untagged};
+use weft_wire::mpa::{
+    CRC_LEN, Enhanced, FPDU_HEADER_LEN, FrameKind, MAX_PRIVATE_DATA, START_HEADER_LEN, StartFrame,
+    fpdu_len,
+};
+use weft_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate};
+
+use crate::bed::PATIENCE;
+
+/// A raw peer.
+pub struct Raw {
+    /// The socket.
+    pub stream: TcpStream,
+    /// FPDUs carry CRCs.
+    pub crc: bool,
+}
+
+/// A start-up frame as a well-behaved peer would send it.
+pub fn start_frame(kind: FrameKind, crc: bool, depth: u16) -> StartFrame<'static> {
+    StartFrame {
+        kind,
+        markers: false,
+        crc,
+        reject: false,
+        revision: 2,
+        enhanced: Some(Enhanced {
+            ird: depth,
+            ord: depth,
+            ..Enhanced::default()
+        }),
+        private_data: &[],
+    }
+}
+
+impl Raw {
+    /// Connect, and say nothing.
+    pub fn connect(addr: SocketAddr) -> Raw {
+        let stream = TcpStream::connect(addr).expect("connect");
+        Raw::over(stream)
+    }
+
+    /// A socket that is connected.
+    pub fn over(stream: TcpStream) -> Raw {
+        stream.set_read_timeout(Some(PATIENCE)).expect("time-out");
+        stream.set_write_timeout(Some(PATIENCE)).expect("time-out");
+        stream.set_nodelay(true).expect("no delay");
+        Raw { stream, crc: false }
+    }
+
+    /// Connect and send a good request.
+    pub fn request(addr: SocketAddr, crc: bool, depth: u16) -> Raw {
+        let mut raw = Raw::connect(addr);
+        raw.crc = crc;
+        raw.send(&start_frame(FrameKind::Request, crc, depth).emit());
+        raw
+    }
+
+    /// Read the reply to [`Raw::request`]; says whether it accepts.
+    pub fn reply(&mut self) -> bool {
+        let frame = self.read_start();
+        let (reply, used) = StartFrame::parse(FrameKind::Reply, &frame)
+            .expect("a good reply")
+            .expect("a whole reply");
+        assert_eq!(used, frame.len());
+        !reply.reject
+    }
+
+    /// Take the connection of an initiator, read its request and accept it.
+    pub fn accept(listener: &TcpListener, crc: bool, depth: u16) -> Raw {
+        let (stream, _) = listener.accept().expect("accept");
+        let mut raw = Raw::over(stream);
+        raw.crc = crc;
+        let frame = raw.read_start();
+        StartFrame::parse(FrameKind::Request, &frame)
+            .expect("a good request")
+            .expect("a whole request");
+        raw.send(&start_frame(FrameKind::Reply, crc, depth).emit());
+        raw
+    }
+
+    fn read_start(&mut self) -> Vec<u8> {
+        let mut frame = vec![0; START_HEADER_LEN];
+        self.stream.read_exact(&mut frame).expect("a start frame");
+        let len = usize::from(u16::from_be_bytes([frame[18], frame[19]]));
+        assert!(len <= MAX_PRIVATE_DATA);
+        frame.resize(START_HEADER_LEN + len, 0);
+        let rest = &mut frame[START_HEADER_LEN..];
+        self.stream.read_exact(rest).expect("private data");
+        frame
+    }
+
+    /// Send these bytes as they are. A victim that has closed meanwhile is no failure of the test.
+    pub fn send(&mut self, bytes: &[u8]) {
+        match self.stream.write_all(bytes) {
+            Ok(()) => {}
+            Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
+            Err(e) => panic!("sending: {e}"),
+        }
+    }
+
+    /// Send ULPDUs, each in an FPDU of its own, all in one write.
+    pub fn send_ulpdus(&mut self, ulpdus: &[Vec<u8>]) {
+        let mut bytes = Vec::new();
+        for ulpdu in ulpdus {
+            bytes.extend(fpdu(ulpdu, self.crc));
+        }
+        self.send(&bytes);
+    }
+
+    /// The next ULPDU; `None` at the end of the stream. A frame that is cut or has a wrong CRC is a failure.
+    pub fn ulpdu(&mut self) -> Option<Vec<u8>> {
+        let mut length = [0; FPDU_HEADER_LEN];
+        match self.stream.read(&mut length[..1]) {
+            Ok(0) => return None,
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => return None,
+            Err(e) => panic!("no answer in time: {e}"),
+        }
+        let rest = &mut length[1..];
+        self.stream.read_exact(rest).expect("a whole length field");
+        let len = usize::from(u16::from_be_bytes(length));
+        let mut frame = length.to_vec();
+        frame.resize(fpdu_len(len), 0);
+        let rest = &mut frame[FPDU_HEADER_LEN..];
+        self.stream.read_exact(rest).expect("a whole FPDU");
+        let (covered, trailer) = frame.split_at(frame.len() - CRC_LEN);
+        let want = if self.crc { crc32c(covered) } else { 0 };
+        assert_eq!(want.to_le_bytes(), trailer, "CRC of what weft sent");
+        Some(covered[FPDU_HEADER_LEN..FPDU_HEADER_LEN + len].to_vec())
+    }
+
+    /// The next segment: its header and payload.
+    pub fn segment(&mut self) -> Option<(Header, Vec<u8>)> {
+        let ulpdu = self.ulpdu()?;
+        let header = Header::parse(&ulpdu).expect("weft's headers are good");
+        Some((header, ulpdu[header.len()..].to_vec()))
+    }
+
+    /// Read on until a Terminate comes; `None` if the stream ends without.
+    pub fn terminate(&mut self) -> Option<Terminate> {
+        while let Some((header, payload)) = self.segment() {
+            if header.opcode() == Opcode::Terminate {
+                return Some(Terminate::parse(&payload).expect("a whole Terminate"));
+            }
+        }
+        None
+    }
+
+    /// Nothing more comes but the end of the stream.
+    pub fn expect_end(&mut self) {
+        let mut rest = Vec::new();
+        match self.stream.read_to_end(&mut rest) {
+            Ok(_) => assert!(rest.is_empty(), "{} bytes before the end", rest.len()),
+            Err(e) => assert_eq!(e.kind(), ErrorKind::ConnectionReset, "{e}"),
+        }
+    }
+
+    /// Close our direction.
+    pub fn finish(&mut self) {
+        // Fails only when the victim was quicker.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+/// The FPDU around a ULPDU.
+pub fn fpdu(ulpdu: &[u8], crc: bool) -> Vec<u8> {
+    let len = u16::try_from(ulpdu.len()).expect("a ULPDU has at most 65,535 bytes");
+    let mut out = Vec::with_capacity(fpdu_len(ulpdu.len()));
+    out.extend_from_slice(&len.to_be_bytes());
+    out.extend_from_slice(ulpdu);
+    out.resize(fpdu_len(ulpdu.len()) - CRC_LEN, 0);
+    let sum = if crc { crc32c(&out) } else { 0 };
+    out.extend_from_slice(&sum.to_le_bytes());
+    out
+}
+
+/// A segment's bytes.
+pub fn segment(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let mut hdr = [0; MAX_LEN];
+    let n = header.emit(&mut hdr);
+    [&hdr[..n], payload].concat()
+}
+
+/// A whole RDMA Write of one segment.
+pub fn write(stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
+    tagged(Opcode::Write, true, stag, to, payload)
+}
+
+/// A tagged segment.
+pub fn tagged(opcode: Opcode, last: bool, stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
+    let header = Tagged {
+        opcode,
+        last,
+        stag,
+        to,
+    };
+    segment(&Header::Tagged(header), payload)
+}
+
+/// An untagged segment on the queue of its opcode.
+pub fn untagged(opcode: Opcode, last: bool, msn: u32, mo: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Untagged {
+        opcode,
+        last,
+        invalidate: 0,
+        qn: opcode.queue().expect("an untagged opcode"),
+        msn,
+        mo,
+    };
+    segment(&Header::Untagged(header), payload)
+}
+
+/// A whole Send of one segment.
+pub fn send(msn: u32, payload: &[u8]) -> Vec<u8> {
+    untagged(Opcode::Send, true, msn, 0, payload)
+}
+
+/// A Send with Invalidate of one segment.
+pub fn send_invalidate(msn: u32, stag: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Untagged {
+        opcode: Opcode::SendInvalidate,
+        last: true,
+        invalidate: stag,
+        qn: 0,
+        msn,
+        mo: 0,
+    };
+    segment(&Header::Untagged(header), payload)
+}
+
+/// A Read Request.
+pub fn read_request(msn: u32, request: &ReadRequest) -> Vec<u8> {
+    let mut body = [0; ReadRequest::LEN];
+    request.emit(&mut body);
+    untagged(Opcode::ReadRequest, true, msn, 0, &body)
+}
+
+/// An Atomic Request.
+pub fn atomic_request(msn: u32, request: &AtomicRequest) -> Vec<u8> {
+    let mut body = [0; AtomicRequest::LEN];
+    request.emit(&mut body);
+    untagged(Opcode::AtomicRequest, true, msn, 0, &body)
+}
+
+/// An Atomic Response.
+pub fn atomic_response(msn: u32, response: &AtomicResponse) -> Vec<u8> {
+    let mut body = [0; AtomicResponse::LEN];
+    response.emit(&mut body);
+    untagged(Opcode::AtomicResponse, true, msn, 0, &body)
+}
