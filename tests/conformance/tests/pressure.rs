@@ -1,0 +1,338 @@
+//! Floods and stalls: many connections that say nothing, peers that stop reading, peers that ask without end. Memory
+//! stays bounded, good peers get in, and other connections go on.
+//!
+//! The tests of this file measure the memory of their process, so they take turns.
+
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, until};
+use weft_conformance::raw::{Raw, read_request, send, start_frame, write};
+use weft_conformance::victim::{Bystander, Role, Victim};
+use weft_verbs::cm::{ConnParam, Listener, connect};
+use weft_verbs::{Device, Limits, LinkOptions, QpInit, QpState, SendWr, WcStatus};
+use weft_wire::mpa::FrameKind;
+use weft_wire::rdmap::ReadRequest;
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const MIB: usize = 1 << 20;
+
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Resident bytes of this process that no file backs.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find(|l| l.starts_with("RssAnon:"));
+    let kib = line.and_then(|l| l.split_whitespace().nth(1));
+    kib.and_then(|k| k.parse::<usize>().ok()).expect("RssAnon") * 1024
+}
+
+fn param(timeout: Duration) -> ConnParam {
+    ConnParam {
+        options: LinkOptions {
+            timeout,
+            peer_to_peer: false,
+            ..LinkOptions::default()
+        },
+        ..ConnParam::default()
+    }
+}
+
+/// Open descriptors that this process may still have.
+fn spare_descriptors() -> usize {
+    let limits = std::fs::read_to_string("/proc/self/limits").expect("procfs");
+    let line = limits.lines().find(|l| l.starts_with("Max open files"));
+    let soft = line.and_then(|l| l.split_whitespace().nth(3));
+    let soft = soft.and_then(|s| s.parse().ok()).unwrap_or(usize::MAX);
+    let used = std::fs::read_dir("/proc/self/fd").expect("procfs").count();
+    soft.saturating_sub(used)
+}
+
+/// Connect and accept a good peer in the middle of a flood, trying again when it is turned away.
+fn good_peer_gets_in(device: &Device, listener: &Listener) {
+    let (done, over) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let addr = listener.local_addr();
+        scope.spawn(move || {
+            let cq = device.create_cq(4, None).expect("a CQ");
+            let pd = device.alloc_pd().expect("a PD");
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let mut param = param(Duration::from_secs(5));
+                param.private_data = b"good".to_vec();
+                match connect(addr, &pd, &QpInit::new(&cq, &cq), &param) {
+                    Ok(conn) => {
+                        done.send(conn).expect("the test waits");
+                        return;
+                    }
+                    Err(error) if Instant::now() > deadline => panic!("shut out: {error}"),
+                    Err(_) => {}
+                }
+            }
+        });
+        let cq = device.create_cq(4, None).expect("a CQ");
+        let pd = device.alloc_pd().expect("a PD");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < deadline, "a good peer in time");
+            if let Some(request) = listener.next_request(Some(Duration::from_millis(100)))
+                && request.private_data() == b"good"
+            {
+                let qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a QP");
+                let accepted = request.accept(qp, &param(PATIENCE));
+                if accepted.is_ok() && over.recv_timeout(Duration::from_secs(5)).is_ok() {
+                    return;
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn two_thousand_connections_that_say_nothing() {
+    let _turn = turn();
+    let wanted = 2000;
+    let flood = wanted.min(spare_descriptors().saturating_sub(200) / 2);
+    if flood < wanted {
+        println!("only {flood} connections: the limit on open descriptors is low");
+    }
+    let device = Device::open().expect("a device");
+    let bystander = Bystander::new(&device);
+    let listener = Listener::bind(&device, ANY, 64, &param(PATIENCE)).expect("a listener");
+    bystander.ping();
+    let before = resident();
+    let frame = start_frame(FrameKind::Request, true, 4).emit();
+    let mut flood: Vec<_> = (0..flood)
+        .map(|i| {
+            let mut raw = Raw::connect(listener.local_addr());
+            // Some say a little more than nothing.
+            raw.send(&frame[..if i % 4 == 0 { frame.len() - 1 } else { 0 }]);
+            if i % 100 == 0 {
+                bystander.ping();
+            }
+            raw
+        })
+        .collect();
+    good_peer_gets_in(&device, &listener);
+    bystander.ping();
+    let grown = resident().saturating_sub(before);
+    println!("{} connections, {grown} bytes", flood.len());
+    assert!(grown < 32 * MIB, "{grown} bytes for a flood");
+    // Beyond the device's limit the oldest were turned away: never more than that are held.
+    let most = device.attr().limits.max_pending as usize;
+    let mut open = 0;
+    for raw in &mut flood {
+        raw.stream.set_nonblocking(true).expect("non-blocking");
+        let state = raw.stream.read(&mut [0; 16]);
+        open += usize::from(state.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
+    }
+    println!("{open} of {} are still held", flood.len());
+    assert!(open <= most, "{open} held, the limit is {most}");
+    drop(flood);
+    good_peer_gets_in(&device, &listener);
+    bystander.ping();
+}
+
+#[test]
+fn floods_beyond_a_small_limit() {
+    let _turn = turn();
+    let limits = Limits {
+        max_pending: 16,
+        ..Limits::default()
+    };
+    let device = Device::builder().limits(limits).open().expect("a device");
+    let bystander = Bystander::new(&device);
+    let listener = Listener::bind(&device, ANY, 64, &param(PATIENCE)).expect("a listener");
+    let flood: Vec<_> = (0..200)
+        .map(|_| TcpStream::connect(listener.local_addr()).expect("connect"))
+        .collect();
+    good_peer_gets_in(&device, &listener);
+    bystander.ping();
+    drop(flood);
+}
+
+#[test]
+fn requests_that_nobody_answers() {
+    let _turn = turn();
+    let device = Device::open().expect("a device");
+    let bystander = Bystander::new(&device);
+    let listener = Listener::bind(&device, ANY, 8, &param(PATIENCE)).expect("a listener");
+    // Complete requests, far more than the backlog takes: the rest is turned away.
+    let mut raws: Vec<_> = (0..100)
+        .map(|_| Raw::request(listener.local_addr(), true, 4))
+        .collect();
+    let mut ended = 0;
+    for raw in &mut raws {
+        raw.stream
+            .set_read_timeout(Some(Duration::from_millis(20)))
+            .expect("time-out");
+        let outcome = raw.stream.read(&mut [0; 64]);
+        ended += usize::from(!outcome.is_err_and(|e| e.kind() == std::io::ErrorKind::WouldBlock));
+    }
+    assert!(ended >= 100 - 8 - 1, "{ended} of 100 turned away");
+    bystander.ping();
+    let mut waiting = 0;
+    while let Some(request) = listener.next_request(Some(Duration::ZERO)) {
+        waiting += 1;
+        drop(request);
+    }
+    assert!((1..=9).contains(&waiting), "{waiting} in a backlog of 8");
+    good_peer_gets_in(&device, &listener);
+}
+
+#[test]
+fn a_peer_that_stops_reading() {
+    let _turn = turn();
+    const LEN: usize = 16 * MIB;
+    for (role, crc) in [
+        (Role::Initiator, true),
+        (Role::Responder, true),
+        (Role::Initiator, false),
+    ] {
+        for goes_on in [true, false] {
+            let device = Device::open().expect("a device");
+            let bystander = Bystander::new(&device);
+            let (victim, mut raw) = Victim::new(&device, role, crc, 1);
+            // Its own read must not hold up what is sent.
+            let big = victim.pd.alloc_mr(LEN, ALL).expect("a region");
+            big.write(LEN - 64, &pattern(3, 64)).expect("within");
+            bystander.ping();
+            let before = resident();
+            let nowhere = weft_verbs::RemoteAddr { addr: 0, rkey: 1 };
+            for id in 0..4 {
+                let wr = SendWr::write(100 + id, nowhere).sge(big.whole()).signaled();
+                victim.qp.post_send_one(wr).expect("post");
+            }
+            for _ in 0..20 {
+                bystander.ping();
+            }
+            // Reading the region maps its zero page, which is not counted as ours.
+            let grown = resident().saturating_sub(before);
+            assert!(grown < 16 * MIB, "{role:?}, crc {crc}: {grown} bytes");
+            assert_eq!(victim.qp.state(), QpState::Rts);
+            if goes_on {
+                // The answer to the victim's read lets its writes complete, in order.
+                raw.send_ulpdus(&[weft_conformance::raw::tagged(
+                    weft_wire::rdmap::Opcode::ReadResponse,
+                    true,
+                    victim.sink,
+                    0,
+                    &[0; weft_conformance::victim::READ_LEN],
+                )]);
+                let mut total = 0;
+                while total < 4 * LEN {
+                    let (_, payload) = raw.segment().expect("the writes");
+                    total += payload.len();
+                }
+                for (id, wc) in take(&victim.scq, 4).iter().enumerate() {
+                    assert_eq!((wc.wr_id, wc.status), (100 + id as u64, WcStatus::Success));
+                }
+            } else {
+                drop(raw);
+                for wc in take(&victim.scq, 5) {
+                    assert_eq!(wc.status, WcStatus::WrFlushErr);
+                }
+                assert_eq!(victim.qp.state(), QpState::Error);
+            }
+            bystander.ping();
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_reads_without_taking_the_answers() {
+    let _turn = turn();
+    const LEN: usize = 64 * MIB;
+    let device = Device::open().expect("a device");
+    let bystander = Bystander::new(&device);
+    for role in [Role::Initiator, Role::Responder] {
+        let (victim, mut raw) = Victim::new(&device, role, true, 1);
+        let big = victim.pd.alloc_mr(LEN, ALL).expect("a region");
+        bystander.ping();
+        let before = resident();
+        for msn in 1..=4 {
+            raw.send_ulpdus(&[read_request(
+                msn,
+                &ReadRequest {
+                    sink_stag: 7,
+                    sink_to: 0,
+                    size: LEN as u32,
+                    src_stag: big.rkey(),
+                    src_to: 0,
+                },
+            )]);
+        }
+        for _ in 0..20 {
+            bystander.ping();
+        }
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 16 * MIB, "{role:?}: {grown} bytes");
+        // Its other traffic is not held up by the answers that it does not take.
+        let data = pattern(8, 100);
+        raw.send_ulpdus(&[write(victim.target.rkey(), 0, &data)]);
+        until("the write", || {
+            victim.target.to_vec(0, 100).is_ok_and(|now| now == data)
+        });
+        // The owner leaves: it does not wait for the peer.
+        victim.qp.to_error();
+        assert_eq!(take(&victim.rcq, 1)[0].status, WcStatus::WrFlushErr);
+        bystander.ping();
+    }
+}
+
+#[test]
+fn a_peer_that_never_closes() {
+    let _turn = turn();
+    let limits = Limits {
+        max_qp: 8,
+        ..Limits::default()
+    };
+    let device = Device::builder().limits(limits).open().expect("a device");
+    let bystander = Bystander::new(&device);
+    // Each victim ends; its peer neither reads nor closes. Queue pairs and descriptors come back all the same.
+    let mut raws = Vec::new();
+    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("procfs").count();
+    let before = descriptors();
+    for round in 0..20 {
+        let (victim, mut raw) = Victim::new(&device, Role::Responder, true, 1);
+        raw.send_ulpdus(&[send(7, &[round])]);
+        until("the victim's end", || victim.qp.state() == QpState::Error);
+        raws.push(raw);
+    }
+    bystander.ping();
+    // What is left is our side of the raw sockets.
+    until("descriptors come back", || {
+        descriptors() <= before + raws.len() + 4
+    });
+}
+
+#[test]
+fn connections_come_and_go() {
+    let _turn = turn();
+    let device = Device::open().expect("a device");
+    let bystander = Bystander::new(&device);
+    let round = || {
+        let (victim, mut raw) = Victim::new(&device, Role::Responder, true, 1);
+        raw.send_ulpdus(&[send(1, b"hello")]);
+        assert_eq!(take(&victim.rcq, 1)[0].status, WcStatus::Success);
+        assert_bytes(&victim.private, 0, b"hello", "message");
+    };
+    for _ in 0..100 {
+        round();
+    }
+    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("procfs").count();
+    until("the first ones are gone", || descriptors() < 100);
+    let before = resident();
+    for _ in 0..400 {
+        round();
+    }
+    until("all are gone", || descriptors() < 100);
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 8 * MIB, "{grown} bytes after 400 connections");
+    bystander.ping();
+}
