@@ -1,0 +1,539 @@
+//! Seeded random peers: valid traffic, mutated. Thousands of connections against one device whose memory is watched.
+//!
+//! `WEFT_HOSTILE_SEED` and `WEFT_HOSTILE_CONNECTIONS` set the seed and how many connections are tried.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, until};
+use weft_conformance::raw::{
+    Raw, atomic_request, atomic_response, fpdu, read_request, send, send_invalidate, start_frame,
+    tagged, untagged, write,
+};
+use weft_conformance::victim::Bystander;
+use weft_verbs::cm::{ConnParam, Listener};
+use weft_verbs::{
+    Access, Cq, Device, LinkOptions, Mr, Pd, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
+};
+use weft_wire::mpa::FrameKind;
+use weft_wire::rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest, TermError, Terminate,
+};
+
+const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+/// Bytes of each region; only the middle third of the windowed one may change.
+const REGION: usize = 12_288;
+const THIRD: usize = REGION / 3;
+const DEPTH: u16 = 4;
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 16) as usize % n.max(1)
+    }
+    fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        pattern(self.next(), len)
+    }
+}
+
+/// What the raw side must know of a victim.
+struct Target {
+    window: u32,
+    region: u32,
+    guarded: u32,
+    foreign: u32,
+}
+
+/// Memory that no peer may change, and some that it may.
+struct Memory {
+    /// Rights for nobody; windows are bound to its middle third.
+    guarded: Mr,
+    /// Every right: a peer may do what it wants here.
+    open: Mr,
+    /// Every right, in another protection domain.
+    foreign: Mr,
+    /// Receives and the sinks of reads.
+    private: Mr,
+}
+
+impl Memory {
+    fn new(pd: &Pd, other: &Pd) -> Memory {
+        let mr = |pd: &Pd, seed, access| {
+            let bytes = pattern(seed, REGION);
+            pd.reg_mr(bytes, access).expect("a region")
+        };
+        Memory {
+            guarded: mr(pd, 1, Access::LOCAL_WRITE | Access::MW_BIND),
+            open: mr(pd, 2, ALL),
+            foreign: mr(other, 3, ALL),
+            private: mr(pd, 4, Access::LOCAL_WRITE),
+        }
+    }
+
+    fn assert_guards(&self) {
+        let want = pattern(1, REGION);
+        assert_bytes(&self.guarded, 0, &want[..THIRD], "before the window");
+        let after = 2 * THIRD;
+        assert_bytes(&self.guarded, after, &want[after..], "after the window");
+        assert_bytes(&self.foreign, 0, &pattern(3, REGION), "another PD");
+        // Receives and sinks take the first half; peers place nothing beyond them.
+        let half = REGION / 2;
+        let want = pattern(4, REGION);
+        assert_bytes(&self.private, half, &want[half..], "the private half");
+    }
+}
+
+/// Valid traffic, in order: what a mutation starts from.
+struct Traffic<'a> {
+    rng: &'a mut Rng,
+    target: &'a Target,
+    send_msn: u32,
+    request_msn: u32,
+}
+
+impl Traffic<'_> {
+    fn place(&mut self) -> (u32, u64) {
+        let len = THIRD - 1024;
+        let off = self.rng.below(len / 8) as u64 * 8;
+        if self.rng.chance(2) {
+            (self.target.window, THIRD as u64 + off)
+        } else {
+            (self.target.region, off)
+        }
+    }
+
+    fn message(&mut self) -> Vec<Vec<u8>> {
+        let len = self.rng.pick(&[0, 1, 7, 8, 63, 64, 300, 1000]);
+        let payload = self.rng.bytes(len);
+        let (stag, to) = self.place();
+        match self.rng.below(8) {
+            0 | 1 => vec![write(stag, to, &payload)],
+            2 => {
+                let cut = self.rng.below(len + 1);
+                vec![
+                    tagged(Opcode::Write, false, stag, to, &payload[..cut]),
+                    tagged(Opcode::Write, true, stag, to + cut as u64, &payload[cut..]),
+                ]
+            }
+            3 => {
+                let msn = self.send_msn;
+                self.send_msn += 1;
+                vec![send(msn, &payload[..len.min(64)])]
+            }
+            4 => {
+                let msn = self.send_msn;
+                self.send_msn += 1;
+                let (cut, len) = (len.min(64) / 2, len.min(64));
+                vec![
+                    untagged(Opcode::SendSe, false, msn, 0, &payload[..cut]),
+                    untagged(Opcode::SendSe, true, msn, cut as u32, &payload[cut..len]),
+                ]
+            }
+            5 => {
+                let msn = self.send_msn;
+                self.send_msn += 1;
+                vec![untagged(Opcode::Immediate, true, msn, 0, &[5; 8])]
+            }
+            6 => {
+                let msn = self.request_msn;
+                self.request_msn += 1;
+                let request = ReadRequest {
+                    sink_stag: 1,
+                    sink_to: 0,
+                    size: len as u32,
+                    src_stag: stag,
+                    src_to: to,
+                };
+                vec![read_request(msn, &request)]
+            }
+            _ => {
+                let msn = self.request_msn;
+                self.request_msn += 1;
+                let op =
+                    self.rng
+                        .pick(&[AtomicOp::FetchAdd, AtomicOp::Swap, AtomicOp::CompareSwap]);
+                let request = AtomicRequest {
+                    op,
+                    request_id: msn,
+                    stag,
+                    to,
+                    add_or_swap: self.rng.next(),
+                    add_or_swap_mask: u64::MAX,
+                    compare: 0,
+                    compare_mask: u64::MAX,
+                };
+                vec![atomic_request(msn, &request)]
+            }
+        }
+    }
+
+    /// Something that is well formed and wrong.
+    fn odd(&mut self) -> Vec<u8> {
+        let stag = self.rng.pick(&[
+            self.target.guarded,
+            self.target.foreign,
+            self.target.window,
+            self.target.region,
+            self.target.window ^ 0xff,
+        ]);
+        let edge = self.rng.pick(&[
+            0,
+            THIRD as u64 - 1,
+            2 * THIRD as u64 - 3,
+            REGION as u64 - 1,
+            REGION as u64,
+            u64::MAX,
+            u64::MAX - 7,
+        ]);
+        let len = self.rng.pick(&[0, 1, 4, 8, 5000, 60_000]);
+        let msn = self.rng.pick(&[0, 1, self.send_msn, u32::MAX]);
+        match self.rng.below(8) {
+            0 => write(stag, edge, &self.rng.bytes(len)),
+            1 => tagged(
+                Opcode::ReadResponse,
+                self.rng.chance(2),
+                stag,
+                edge,
+                &self.rng.bytes(len),
+            ),
+            2 => send_invalidate(msn, stag, &[]),
+            3 => read_request(
+                msn,
+                &ReadRequest {
+                    sink_stag: stag,
+                    sink_to: edge,
+                    size: len as u32,
+                    src_stag: stag,
+                    src_to: edge,
+                },
+            ),
+            4 => atomic_response(
+                msn,
+                &AtomicResponse {
+                    request_id: msn,
+                    original: edge,
+                },
+            ),
+            5 => {
+                let mut body = [0; Terminate::MAX_LEN];
+                let error = TermError::from_parts(
+                    self.rng.below(16) as u8,
+                    self.rng.below(16) as u8,
+                    self.rng.below(256) as u8,
+                );
+                let n = Terminate::bare(error).emit(&mut body);
+                untagged(
+                    Opcode::Terminate,
+                    true,
+                    self.rng.pick(&[1, msn]),
+                    0,
+                    &body[..n],
+                )
+            }
+            6 => send(msn, &self.rng.bytes(len)),
+            _ => {
+                let len = self.rng.below(200);
+                self.rng.bytes(len)
+            }
+        }
+    }
+}
+
+/// The bytes of one connection after start-up.
+fn attack(rng: &mut Rng, target: &Target, crc: bool) -> Vec<u8> {
+    let mut traffic = Traffic {
+        rng,
+        target,
+        send_msn: 1,
+        request_msn: 1,
+    };
+    let mut ulpdus: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..1 + traffic.rng.below(12) {
+        ulpdus.extend(traffic.message());
+    }
+    // Mutations of whole segments, each with a good CRC.
+    for _ in 0..traffic.rng.below(3) {
+        let at = traffic.rng.below(ulpdus.len());
+        match traffic.rng.below(7) {
+            0 => {
+                let bit = traffic.rng.below(ulpdus[at].len() * 8);
+                if let Some(byte) = ulpdus[at].get_mut(bit / 8) {
+                    *byte ^= 1 << (bit % 8);
+                }
+            }
+            1 => {
+                let len = traffic.rng.below(ulpdus[at].len() + 1);
+                ulpdus[at].truncate(len);
+            }
+            2 => {
+                let more = traffic.rng.below(3000);
+                let more = traffic.rng.bytes(more);
+                ulpdus[at].extend(more);
+            }
+            3 => {
+                let again = ulpdus[at].clone();
+                ulpdus.insert(at, again);
+            }
+            4 => {
+                let other = traffic.rng.below(ulpdus.len());
+                ulpdus.swap(at, other);
+            }
+            5 => {
+                let odd = traffic.odd();
+                ulpdus.insert(at, odd);
+            }
+            _ => {
+                ulpdus.remove(at);
+                if ulpdus.is_empty() {
+                    ulpdus.push(traffic.odd());
+                }
+            }
+        }
+    }
+    let mut bytes: Vec<u8> = ulpdus.iter().flat_map(|ulpdu| fpdu(ulpdu, crc)).collect();
+    // Mutations of the stream: the CRC, where there is one, must find them.
+    if rng.chance(4) {
+        for _ in 0..1 + rng.below(3) {
+            let at = rng.below(bytes.len());
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte ^= 1 << rng.below(8);
+            }
+        }
+    }
+    if rng.chance(4) {
+        let len = rng.below(bytes.len());
+        bytes.truncate(len);
+    }
+    bytes
+}
+
+fn param(crc: bool) -> ConnParam {
+    ConnParam {
+        ird: DEPTH,
+        ord: DEPTH,
+        options: LinkOptions {
+            crc,
+            peer_to_peer: false,
+            ..LinkOptions::default()
+        },
+        ..ConnParam::default()
+    }
+}
+
+/// One connection of a hostile peer, from its start-up to its end, and everything that must hold of it.
+fn connection(
+    rng: &mut Rng,
+    device: &Device,
+    listener: &Listener,
+    (pd, memory, cq): (&Pd, &Memory, &Cq),
+    crc: bool,
+) {
+    let mut frame = start_frame(FrameKind::Request, crc, DEPTH).emit();
+    let bad_start = rng.chance(16);
+    if bad_start {
+        let at = rng.below(frame.len());
+        frame[at] ^= 1 << rng.below(8);
+        if rng.chance(2) {
+            frame.truncate(at + 1);
+        }
+    }
+    let mut raw = Raw::connect(listener.local_addr());
+    raw.crc = crc;
+    raw.send(&frame);
+    if bad_start {
+        // Whatever it was: a request, or a frame that is turned away when we hang up.
+        raw.finish();
+    }
+    let patience = if bad_start {
+        Duration::from_millis(20)
+    } else {
+        PATIENCE
+    };
+    let Some(request) = listener.next_request(Some(patience)) else {
+        assert!(bad_start, "a good request in time");
+        return;
+    };
+    let mut init = QpInit::new(cq, cq);
+    (init.max_send_wr, init.max_recv_wr) = (16, 16);
+    let qp = pd.create_qp(&init).expect("a QP");
+    let (tx, ended) = mpsc::channel();
+    qp.on_end(move |reason| {
+        let _ = tx.send(reason);
+    });
+    for id in 0..16 {
+        let sge = memory.private.sge(id as usize * 128, 64);
+        qp.post_recv(&[RecvWr::new(id).sge(sge)]).expect("post");
+    }
+    let Ok(conn) = request.accept(qp, &param(crc)) else {
+        return;
+    };
+    if !bad_start {
+        assert!(raw.reply());
+        raw.send_ulpdus(&[write(0, 0, &[])]);
+    }
+    let mw = pd.alloc_mw().expect("a window");
+    let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let (bind, window) = mw.bind(100, &memory.guarded, THIRD, THIRD, rights);
+    // Traffic of its own: a read and an atomic, which the peer may answer, or try to.
+    let nowhere = RemoteAddr { addr: 0, rkey: 0 };
+    conn.qp
+        .post_send(&[
+            bind.signaled(),
+            SendWr::read(101, nowhere)
+                .sge(memory.private.sge(4096, 256))
+                .signaled(),
+            SendWr::send(102).inline(b"hello").signaled(),
+            SendWr::fetch_add(103, nowhere, 1)
+                .sge(memory.private.sge(4352, 8))
+                .signaled(),
+        ])
+        .expect("post");
+    if !bad_start {
+        let first = take(cq, 1)[0];
+        assert_eq!((first.wr_id, first.status), (100, WcStatus::Success));
+        let target = Target {
+            window,
+            region: memory.open.rkey(),
+            guarded: memory.guarded.rkey(),
+            foreign: memory.foreign.rkey(),
+        };
+        let bytes = attack(rng, &target, crc);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let n = rng.pick(&[1, 7, 100, 5000, usize::MAX]).min(rest.len());
+            raw.send(&rest[..n]);
+            rest = &rest[n..];
+        }
+        match rng.below(3) {
+            // A reset, when there is something unread.
+            0 => drop(raw),
+            // The end of the stream, and nobody who reads what comes.
+            1 => raw.finish(),
+            // The same, and it is read to its end.
+            _ => {
+                raw.finish();
+                let mut sink = Vec::new();
+                let _ = std::io::Read::read_to_end(&mut raw.stream, &mut sink);
+            }
+        }
+    }
+    let reason = ended.recv_timeout(PATIENCE);
+    assert!(reason.is_ok(), "a stuck connection: {:?}", conn.qp.state());
+    // Every request has exactly one completion: 16 receives, and the sends whose first we have seen.
+    let mut seen = [0; 20];
+    for wc in take(cq, if bad_start { 20 } else { 19 }) {
+        assert_eq!(wc.qp_num, conn.qp.num());
+        seen[if wc.wr_id < 16 {
+            wc.wr_id
+        } else {
+            wc.wr_id - 84
+        } as usize] += 1;
+    }
+    seen[16] = 1;
+    assert_eq!(seen, [1; 20], "one completion each");
+    assert_eq!(cq.poll(&mut [Wc::default(); 1]), Ok(0));
+    memory.assert_guards();
+    while device.get_async_event(Some(Duration::ZERO)).is_some() {}
+}
+
+/// Says which connection it was when its test fails.
+struct Note(u64, bool, u64);
+
+impl Drop for Note {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("worker {}, CRC {}, connection {}", self.0, self.1, self.2);
+        }
+    }
+}
+
+/// Counts a worker's connections as done, however it ends.
+struct Finished<'a>(&'a AtomicUsize, usize);
+
+impl Drop for Finished<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(self.1, Ordering::Relaxed);
+    }
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(value) => value.parse().expect("a number"),
+        Err(_) => default,
+    }
+}
+
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = status.lines().find(|l| l.starts_with("RssAnon:"));
+    let kib = line.and_then(|l| l.split_whitespace().nth(1));
+    kib.and_then(|k| k.parse::<usize>().ok()).expect("RssAnon") * 1024
+}
+
+#[test]
+fn mutated_traffic_harms_nobody() {
+    const WORKERS: u64 = 4;
+    let seed = number("WEFT_HOSTILE_SEED", 0x1337);
+    let connections = number("WEFT_HOSTILE_CONNECTIONS", 4000);
+    println!("seed {seed}, {connections} connections");
+    let device = Device::open().expect("a device");
+    let bystander = Bystander::new(&device);
+    bystander.ping();
+    let done = AtomicUsize::new(0);
+    let before = resident();
+    std::thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            let (device, done) = (&device, &done);
+            scope.spawn(move || {
+                // A worker that fails must not leave the bystander's thread waiting.
+                let _all = Finished(done, (connections / WORKERS) as usize);
+                let (pd, other) = (
+                    device.alloc_pd().expect("a PD"),
+                    device.alloc_pd().expect("a PD"),
+                );
+                let memory = Memory::new(&pd, &other);
+                let cq = device.create_cq(64, None).expect("a CQ");
+                for crc in [true, false] {
+                    let listener = Listener::bind(device, ANY, 16, &param(crc)).expect("listen");
+                    for i in 0..connections / WORKERS / 2 {
+                        // Each connection has a seed of its own: `WEFT_HOSTILE_SEED` and the number of the connection
+                        // find it again.
+                        let number = worker << 40 | u64::from(crc) << 32 | i;
+                        let mut rng = Rng(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
+                        let _note = Note(worker, crc, i);
+                        connection(&mut rng, device, &listener, (&pd, &memory, &cq), crc);
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            while done.load(Ordering::Relaxed) < (connections / WORKERS * WORKERS) as usize {
+                bystander.ping();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+    });
+    bystander.ping();
+    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("procfs").count();
+    until("all connections are gone", || descriptors() < 64);
+    let grown = resident().saturating_sub(before);
+    println!("grown by {grown} bytes");
+    assert!(grown < 32 << 20, "{grown} bytes");
+}
