@@ -1,10 +1,12 @@
 //! The command line.
 
+use std::process::ExitCode;
+
 use clap::{ArgAction, Parser, Subcommand};
 use tracing::level_filters::LevelFilter;
 
 use crate::cmd;
-use crate::failure::{EXIT_CODES, Exit, Failure};
+use crate::failure::{EXIT_CODES, Failure};
 
 /// RDMA on any machine: no RNIC, no kernel module, no root.
 #[derive(Debug, Parser)]
@@ -52,8 +54,12 @@ pub enum Command {
     /// The first RDMA program: write to a peer's memory and read it back
     #[command(long_about = cmd::hello::LONG)]
     Hello(cmd::hello::Args),
+    /// Measure RDMA operations beside plain TCP
+    Bench(weft_bench::BenchArgs),
     /// Tell what this machine allows and what each lack costs
     Doctor(cmd::doctor::Args),
+    /// Move a real file beside plain TCP, measure, and write a report
+    Demo(cmd::demo::Args),
     /// Print the manual page, or write one for every subcommand
     Man(cmd::man::Args),
     /// Print the completion script of a shell
@@ -62,13 +68,15 @@ pub enum Command {
 
 impl Cli {
     /// Runs the subcommand.
-    pub fn run(self) -> Result<Exit, Failure> {
+    pub fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
-            Command::Cp(args) => cmd::cp::run(&args, self.global),
-            Command::Hello(args) => cmd::hello::run(&args),
-            Command::Doctor(args) => cmd::doctor::run(&args),
-            Command::Man(args) => cmd::man::run(&args),
-            Command::Completion(args) => cmd::completion::run(&args),
+            Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
+            Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
+            Command::Bench(args) => cmd::bench::run(args),
+            Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
+            Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
+            Command::Man(args) => cmd::man::run(&args).map(Into::into),
+            Command::Completion(args) => cmd::completion::run(&args).map(Into::into),
         }
     }
 }

@@ -6,5 +6,6 @@
 pub mod cli;
 pub mod cmd;
 pub mod cp;
+pub mod demo;
 pub mod doctor;
 pub mod failure;

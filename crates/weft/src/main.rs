@@ -10,7 +10,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     cli.global.start_log();
     match cli.run() {
-        Ok(exit) => exit.into(),
+        Ok(exit) => exit,
         Err(failure) => {
             eprintln!("weft: {failure}");
             failure.exit().into()

@@ -85,6 +85,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
+    /// Print the summary as a JSON object: files, bytes, held, seconds, cpu_s, peer_cpu_s
+    #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
+    json: bool,
+
     /// Leave files alone that are there already (either side can say so)
     #[arg(short, long)]
     no_clobber: bool,
@@ -229,8 +233,18 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     let sent = session::send(&target, args.wire(), &plan, &options, &mut show);
     show.finish();
     let report = sent?;
-    if !global.quiet {
-        say(summary(&report, began.elapsed()));
+    let took = began.elapsed();
+    if args.json {
+        say(serde_json::json!({
+            "files": report.written,
+            "bytes": report.bytes,
+            "held": report.held,
+            "seconds": took.as_secs_f64(),
+            "cpu_s": cpu_time().as_secs_f64(),
+            "peer_cpu_s": report.peer_cpu.as_secs_f64(),
+        }));
+    } else if !global.quiet {
+        say(summary(&report, took));
     }
     failed += report.failed;
     if failed > 0 {

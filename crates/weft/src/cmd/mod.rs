@@ -1,7 +1,9 @@
 //! One module for each subcommand: its options, and how they become calls of the library.
 
+pub mod bench;
 pub mod completion;
 pub mod cp;
+pub mod demo;
 pub mod doctor;
 pub mod hello;
 pub mod man;

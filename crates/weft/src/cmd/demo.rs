@@ -1,0 +1,31 @@
+//! `weft demo`.
+
+use std::path::PathBuf;
+
+use super::say;
+use crate::demo::{self, Options};
+use crate::failure::{Exit, Failure};
+
+/// Options of `weft demo`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Write the report here, as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    html: PathBuf,
+    /// Length of the file that is moved
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = weft_bench::size::parse_size)]
+    size: u64,
+    /// Work in this directory, on a disk for example [default: /dev/shm if it has room, so that the disk is not what is measured]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// How often each way moves the file; they take turns
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: u32,
+}
+
+/// Moves the file, measures, and writes the report.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let options = Options { html: args.html.clone(), size: args.size, dir: args.dir.clone(), runs: args.runs };
+    demo::run(&options, &mut |line| say(line))?;
+    Ok(Exit::Ok)
+}
