@@ -1,5 +1,6 @@
 //! A thin driver per stack: how one stack carries out a scenario's operations, at either end.
 
+mod iw;
 mod tcp;
 mod weft;
 
@@ -151,6 +152,8 @@ pub(crate) struct Spec {
     pub(crate) busy: bool,
     /// Operations in flight at most ([`Kind::Stream`]).
     pub(crate) window: u32,
+    /// Every operation has a doorbell of its own, as in the library ([`Kind::Stream`]).
+    pub(crate) one_by_one: bool,
     /// The initiator's buffer ([`Kind::Stream`] writes).
     pub(crate) scheme: Scheme,
 }
@@ -210,7 +213,8 @@ pub(crate) fn connect(
 ) -> Result<Box<dyn Initiator>> {
     match spec.stack {
         Stack::Tcp => tcp::connect(spec, addr),
-        Stack::Weft | Stack::WeftIw => weft::connect(context, spec, addr),
+        Stack::Weft => weft::connect(context, spec, addr),
+        Stack::WeftIw => iw::connect(context, spec, addr),
     }
 }
 

@@ -206,6 +206,7 @@ mod tests {
             crc: false,
             busy,
             window: 1,
+            one_by_one: false,
             scheme: Scheme::Single,
         };
         let listener = listen().unwrap();

@@ -23,7 +23,7 @@ const SPARE: u32 = 16;
 /// Length of the note that grants [`GRANT`] more sends.
 const NOTE_GRANT: usize = 1;
 /// Length of the note that ends a run: from the initiator "that was all", from the peer "all is here".
-const NOTE_END: usize = 2;
+pub(super) const NOTE_END: usize = 2;
 /// Completions taken at a time.
 const BATCH: usize = 64;
 /// In a ping-pong every so many posts are signaled, to free their slots.
@@ -377,7 +377,13 @@ impl End {
                 let last = len as usize - 1;
                 batch[last] = wr.clone().signaled();
                 batch[last].id = len;
-                self.post(&batch[..=last])?;
+                if self.spec.one_by_one {
+                    for wr in &batch[..=last] {
+                        self.post(std::slice::from_ref(wr))?;
+                    }
+                } else {
+                    self.post(&batch[..=last])?;
+                }
                 batch[last] = wr.clone();
                 posted += len;
                 if needs_credit {

@@ -568,15 +568,23 @@ fn iw(all: &View<'_>) -> Option<Section> {
         "size",
         "library GB/s",
         "verbs GB/s",
+        "library of verbs",
         "library CPU s/GB sender",
         "verbs CPU s/GB sender",
     ]);
     let sender = cpu.side(Side::Sender);
     for bytes in bandwidth.sizes() {
+        let library = bandwidth.stack("weft-iw").at(bytes);
+        let verbs = bandwidth.stack("weft").at(bytes);
+        let share = library.zip(verbs).map_or_else(
+            || "-".to_owned(),
+            |(library, verbs)| format!("{:.2}", library.summary.median / verbs.summary.median),
+        );
         table.push([
             human(bytes),
-            spread(bandwidth.stack("weft-iw").at(bytes)),
-            spread(bandwidth.stack("weft").at(bytes)),
+            spread(library),
+            spread(verbs),
+            share,
             median(sender.stack("weft-iw").at(bytes)),
             median(sender.stack("weft").at(bytes)),
         ]);

@@ -257,6 +257,7 @@ const BASE: Spec = Spec {
     crc: false,
     busy: false,
     window: 1,
+    one_by_one: false,
     scheme: Scheme::Single,
 };
 
@@ -352,6 +353,7 @@ fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
             op: Op::Write,
             bytes,
             window: window(Op::Write, bytes),
+            one_by_one: true,
             ..BASE
         };
         groups.push(Group {
