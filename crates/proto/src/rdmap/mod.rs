@@ -365,3 +365,66 @@ impl Entry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, DEFAULT_MAX_ULPDU, Event, MAX_HEADER, Op, Rx, SendWr, Stream};
+    use weft_wire::ddp::Header;
+
+    /// Sequence numbers count modulo 2^32 (RFC 5041 section 5).
+    #[test]
+    fn sequence_numbers_wrap() {
+        let config = Config {
+            max_ulpdu: DEFAULT_MAX_ULPDU,
+            ird: 1,
+            ord: 1,
+            hold_until_first_rx: false,
+            sink_key: 0,
+        };
+        let (mut a, mut b) = (Stream::new(config), Stream::new(config));
+        (a.send_msn, a.request_msn, b.atomic_response_msn) = (u32::MAX, u32::MAX, u32::MAX);
+        (a.rx_msn, b.rx_msn) = ([u32::MAX; 4], [u32::MAX; 4]);
+        let send = Op::Send {
+            solicited: false,
+            invalidate: None,
+        };
+        let atomic = Op::Atomic {
+            op: weft_wire::rdmap::AtomicOp::Swap,
+            stag: 0,
+            to: 0,
+            add_or_swap: 0,
+            add_or_swap_mask: 0,
+            compare: 0,
+            compare_mask: 0,
+        };
+        for msn in [u32::MAX, 0, 1] {
+            for op in [send, atomic] {
+                a.post(SendWr {
+                    op,
+                    len: 0,
+                    fence: false,
+                });
+            }
+            let next = |from: &mut Stream, to: &mut Stream| {
+                let mut hdr = [0; MAX_HEADER];
+                let tx = from.next_tx(&mut hdr).unwrap();
+                let header = Header::parse(&hdr).unwrap();
+                assert!(matches!(header, Header::Untagged(h) if h.msn == msn));
+                match to.rx_segment(&header, tx.header_len).unwrap() {
+                    Rx::Control { .. } => to.rx_control(&hdr[header.len()..tx.header_len]).unwrap(),
+                    _ => to.rx_placed(),
+                }
+            };
+            assert!(matches!(next(&mut a, &mut b), Some(Event::Received { .. })));
+            assert!(matches!(
+                next(&mut a, &mut b),
+                Some(Event::AtomicRequested(_))
+            ));
+            b.atomic_done(0);
+            assert!(matches!(
+                next(&mut b, &mut a),
+                Some(Event::AtomicResult { .. })
+            ));
+        }
+    }
+}

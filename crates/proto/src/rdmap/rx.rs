@@ -139,7 +139,7 @@ impl Stream {
         Ok(rx)
     }
 
-    /// A segment of a message goes on where the one before ended, with the same opcode and `STag` (RFC 5041 section 5.1).
+    /// A segment of a message goes on where the one before ended, with the same opcode and `STag` (RFC 5041 section 5).
     fn rx_tagged(&mut self, header: &Tagged, len: u32) -> Result<Rx, Fault> {
         let Tagged {
             opcode,

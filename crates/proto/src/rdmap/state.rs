@@ -1,4 +1,4 @@
-//! The life of a stream (RFC 5040 section 6.1, seen from one side).
+//! The life of a stream (RFC 5040 section 6, seen from one side).
 //!
 //! ```text
 //!              fail: our Terminate is queued

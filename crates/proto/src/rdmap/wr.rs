@@ -17,14 +17,14 @@ pub struct SendWr {
 /// The operations of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Send, with Solicited Event and with Invalidate as asked (RFC 5040 section 4.3).
+    /// Send, with Solicited Event and with Invalidate as asked (RFC 5040 sections 4.6 and 4.7).
     Send {
         /// Ask for an event at the receiver.
         solicited: bool,
         /// An `STag` of the peer to invalidate when the message is delivered.
         invalidate: Option<u32>,
     },
-    /// RDMA Write (RFC 5040 section 4.2... tagged).
+    /// RDMA Write (RFC 5040 section 4.3).
     Write {
         /// The peer's region.
         stag: u32,
