@@ -161,32 +161,25 @@ impl QpInner {
     /// Receive until the transport has nothing more. Says whether bytes moved.
     pub(super) fn pump_rx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
         let mut moved = false;
-        for _ in 0..ROUNDS {
-            core.rx.borrow(self.device.pool());
-            let outcome = self.parse(core).and_then(|()| self.receive(core, link));
+        core.rx.borrow(self.device.pool());
+        let mut drained = false;
+        for round in 0.. {
+            // What the last system call brought is looked at in any case: nobody would be woken for it.
+            let outcome = match self.parse(core) {
+                Ok(()) if drained || round == ROUNDS => break,
+                Ok(()) => self.receive(core, link),
+                Err(stop) => Err(stop),
+            };
             match outcome {
-                Ok(Received::Some { drained }) => {
-                    moved = true;
-                    if core.done.recv.len() >= 64 {
-                        self.deliver(core);
-                    }
-                    if drained {
-                        // The socket gave less than it was asked for: it is empty, do not ask again.
-                        match self.parse(core) {
-                            Ok(()) => {}
-                            Err(stop) => {
-                                self.stop(core, stop);
-                                return true;
-                            }
-                        }
-                        break;
-                    }
-                }
+                Ok(Received::Some { drained: d }) => (moved, drained) = (true, d),
                 Ok(Received::Nothing) => break,
                 Err(stop) => {
                     self.stop(core, stop);
                     return true;
                 }
+            }
+            if core.done.recv.len() >= 64 {
+                self.deliver(core);
             }
         }
         core.rx.give_back(self.device.pool());
