@@ -28,7 +28,7 @@ const COPY_MAX: u32 = 2048;
 /// A flight is not made longer once it has this many bytes.
 const FLIGHT_BYTES: usize = 1 << 20;
 /// The same with CRC: what was copied should still be in the second-level cache when the kernel reads it.
-const FLIGHT_BYTES_COPIED: usize = 192 * 1024;
+const FLIGHT_BYTES_COPIED: usize = 256 * 1024;
 /// Pieces of a flight: two for each large FPDU.
 const FLIGHT_PIECES: usize = 64;
 
