@@ -12,7 +12,10 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     ctx.post_send_adv(&data)?;
     // Write and Read are one-sided; only the final Send tells that they are over.
     ctx.await_completions(CqType::Recv, &mut [Wc::default()])?;
-    println!("responder: the buffer holds {:?}", String::from_utf8_lossy(&data.to_vec(0, 12)?));
+    println!(
+        "responder: the buffer holds {:?}",
+        String::from_utf8_lossy(&data.to_vec(0, 12)?)
+    );
     ctx.disconnect()
 }
 

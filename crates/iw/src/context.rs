@@ -78,7 +78,13 @@ impl Options {
     /// A device of its own, CRC on, 128 sends, 128 receives, 4 elements.
     pub fn new() -> Result<Self, Error> {
         let param = ConnParam::default();
-        Ok(Self { device: Device::open()?, param, max_send_wr: 128, max_recv_wr: 128, max_sge: 4 })
+        Ok(Self {
+            device: Device::open()?,
+            param,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_sge: 4,
+        })
     }
 }
 
@@ -129,7 +135,10 @@ impl Context {
     }
 
     /// As [`Self::alloc`], with options.
-    pub fn alloc_with(addr: impl ToSocketAddrs + std::fmt::Debug, options: Options) -> Result<Self, Error> {
+    pub fn alloc_with(
+        addr: impl ToSocketAddrs + std::fmt::Debug,
+        options: Options,
+    ) -> Result<Self, Error> {
         let addr = resolve(&addr)?;
         Self::new(Peer::Address(addr), State::Valid, options)
     }
@@ -172,19 +181,29 @@ impl Context {
 
     /// Where the context is in its life.
     pub fn state(&self) -> State {
-        if self.state == State::Connected && lock(&self.end.0).is_some() { State::Invalid } else { self.state }
+        if self.state == State::Connected && lock(&self.end.0).is_some() {
+            State::Invalid
+        } else {
+            self.state
+        }
     }
 
     fn need(&self, call: &'static str, needs: State) -> Result<(), Error> {
         let is = self.state();
-        if is == needs { Ok(()) } else { Err(Error::State { call, needs, is }) }
+        if is == needs {
+            Ok(())
+        } else {
+            Err(Error::State { call, needs, is })
+        }
     }
 
     /// Connects; blocks until the responder has accepted or rejected, or for the time-out of
     /// [`Options::param`] (`iw_connect`).
     pub fn connect(&mut self) -> Result<(), Error> {
         self.need("connect()", State::Valid)?;
-        let (Peer::Address(addr), Some(qp)) = (&self.peer, self.qp.take()) else { return Err(Error::Ended) };
+        let (Peer::Address(addr), Some(qp)) = (&self.peer, self.qp.take()) else {
+            return Err(Error::Ended);
+        };
         self.state = State::Invalid;
         let connection = cm::connect_qp(*addr, qp, &self.options.device, &self.options.param)?;
         self.connected(connection);
@@ -195,7 +214,9 @@ impl Context {
     pub fn accept(&mut self) -> Result<(), Error> {
         self.need("accept()", State::ConnReq)?;
         let peer = std::mem::replace(&mut self.peer, Peer::Gone);
-        let (Peer::Request(request), Some(qp)) = (peer, self.qp.take()) else { return Err(Error::Ended) };
+        let (Peer::Request(request), Some(qp)) = (peer, self.qp.take()) else {
+            return Err(Error::Ended);
+        };
         self.state = State::Invalid;
         let connection = request.accept(qp, &self.options.param)?;
         self.connected(connection);
@@ -220,7 +241,8 @@ impl Context {
     /// Closes the connection in order: what has been posted is sent, then the peer sees the end. Returns
     /// when both sides have closed, or the peer has not within 2 s (`iw_disconnect`).
     pub fn disconnect(self) -> Result<(), Error> {
-        self.need("disconnect()", State::Connected).or_else(|e| self.ended_well().ok_or(e))?;
+        self.need("disconnect()", State::Connected)
+            .or_else(|e| self.ended_well().ok_or(e))?;
         if let Some(qp) = &self.qp {
             qp.disconnect();
         }
@@ -230,7 +252,8 @@ impl Context {
 
     /// Waits until the peer has closed the connection, and closes this side too (`iw_await_disconnect`).
     pub fn await_disconnect(self) -> Result<EndReason, Error> {
-        self.need("await_disconnect()", State::Connected).or_else(|e| self.ended_well().ok_or(e))?;
+        self.need("await_disconnect()", State::Connected)
+            .or_else(|e| self.ended_well().ok_or(e))?;
         Ok(self.wait_end())
     }
 
@@ -314,7 +337,10 @@ impl Context {
             if got == 0 {
                 self.look()?;
             }
-            if let Some(failed) = out[done..done + got].iter().find(|wc| wc.status != WcStatus::Success) {
+            if let Some(failed) = out[done..done + got]
+                .iter()
+                .find(|wc| wc.status != WcStatus::Success)
+            {
                 return Err(Error::Completion(*failed));
             }
             done += got;
@@ -383,7 +409,11 @@ impl Context {
             let got = self.recv_cq.wait(&mut wcs, Some(LOOK))?;
             let mut stash = lock(&self.stash);
             for wc in &wcs[..got] {
-                if wc.wr_id & ADV_ID == 0 { stash.recv.push_back(*wc) } else { stash.advs.push_back(*wc) }
+                if wc.wr_id & ADV_ID == 0 {
+                    stash.recv.push_back(*wc);
+                } else {
+                    stash.advs.push_back(*wc);
+                }
             }
             drop(stash);
             if got == 0 {
@@ -405,9 +435,14 @@ impl Context {
 }
 
 fn resolve(addr: &(impl ToSocketAddrs + std::fmt::Debug)) -> Result<SocketAddr, Error> {
-    let error = |source| Error::Address { what: format!("{addr:?}"), source };
+    let error = |source| Error::Address {
+        what: format!("{addr:?}"),
+        source,
+    };
     let mut found = addr.to_socket_addrs().map_err(error)?;
-    found.next().ok_or_else(|| error(std::io::ErrorKind::NotFound.into()))
+    found
+        .next()
+        .ok_or_else(|| error(std::io::ErrorKind::NotFound.into()))
 }
 
 /// Waits for peers that want to connect.
@@ -423,10 +458,18 @@ impl Listener {
     }
 
     /// As [`Self::open`], with options for the contexts of all connections.
-    pub fn open_with(addr: impl ToSocketAddrs + std::fmt::Debug, options: Options) -> Result<Self, Error> {
+    pub fn open_with(
+        addr: impl ToSocketAddrs + std::fmt::Debug,
+        options: Options,
+    ) -> Result<Self, Error> {
         let at = resolve(&addr)?;
-        let listener = cm::Listener::bind(&options.device, at, 64, &options.param)
-            .map_err(|source| Error::Address { what: format!("{addr:?}"), source })?;
+        let listener =
+            cm::Listener::bind(&options.device, at, 64, &options.param).map_err(|source| {
+                Error::Address {
+                    what: format!("{addr:?}"),
+                    source,
+                }
+            })?;
         Ok(Self { listener, options })
     }
 

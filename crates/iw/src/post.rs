@@ -54,7 +54,11 @@ impl Context {
     /// no completion.
     pub fn post_send_adv(&self, lmr: &Lmr) -> Result<u64, Error> {
         let id = self.id();
-        self.post(SendWr::send(id).inline(&lmr.advertisement()?), id, Flags::empty())
+        self.post(
+            SendWr::send(id).inline(&lmr.advertisement()?),
+            id,
+            Flags::empty(),
+        )
     }
 
     /// Posts a receive for an advertisement, up to 16 at once (`iw_post_recv_adv`). The peer's Sends take
@@ -71,7 +75,13 @@ impl Context {
     }
 
     /// Sends `len` bytes of `src` from offset `at` (`post_send_lmr`).
-    pub fn post_send_lmr(&self, src: &Lmr, at: usize, len: usize, flags: Flags) -> Result<u64, Error> {
+    pub fn post_send_lmr(
+        &self,
+        src: &Lmr,
+        at: usize,
+        len: usize,
+        flags: Flags,
+    ) -> Result<u64, Error> {
         let id = self.id();
         self.post(SendWr::send(id).sge(src.sge(at, len)?), id, flags)
     }
@@ -87,7 +97,11 @@ impl Context {
         flags: Flags,
     ) -> Result<u64, Error> {
         let id = self.id();
-        self.post(SendWr::write(id, dst.at(to, len)?).sge(src.sge(at, len)?), id, flags)
+        self.post(
+            SendWr::write(id, dst.at(to, len)?).sge(src.sge(at, len)?),
+            id,
+            flags,
+        )
     }
 
     /// Reads `len` bytes of `src` from offset `from` to offset `at` of `dst` (`post_read_lmr`).
@@ -101,13 +115,18 @@ impl Context {
         flags: Flags,
     ) -> Result<u64, Error> {
         let id = self.id();
-        self.post(SendWr::read(id, src.at(from, len)?).sge(dst.sge(at, len)?), id, flags)
+        self.post(
+            SendWr::read(id, src.at(from, len)?).sge(dst.sge(at, len)?),
+            id,
+            flags,
+        )
     }
 
     /// Receives up to `len` bytes into `dst` at offset `at` (`post_recv_lmr`).
     pub fn post_recv_lmr(&self, dst: &Lmr, at: usize, len: usize) -> Result<u64, Error> {
         let id = self.id();
-        self.queue()?.post_recv(&[RecvWr::new(id).sge(dst.sge(at, len)?)])?;
+        self.queue()?
+            .post_recv(&[RecvWr::new(id).sge(dst.sge(at, len)?)])?;
         Ok(id)
     }
 
@@ -118,15 +137,35 @@ impl Context {
     }
 
     /// As [`Self::post_write_lmr`], gathered from several ranges.
-    pub fn post_write_sgl(&self, src: &[Sge], dst: &Rmr, to: usize, flags: Flags) -> Result<u64, Error> {
+    pub fn post_write_sgl(
+        &self,
+        src: &[Sge],
+        dst: &Rmr,
+        to: usize,
+        flags: Flags,
+    ) -> Result<u64, Error> {
         let id = self.id();
-        self.post(SendWr::write(id, dst.at(to, total(src))?).sges(src), id, flags)
+        self.post(
+            SendWr::write(id, dst.at(to, total(src))?).sges(src),
+            id,
+            flags,
+        )
     }
 
     /// As [`Self::post_read_lmr`], scattered to several ranges.
-    pub fn post_read_sgl(&self, dst: &[Sge], src: &Rmr, from: usize, flags: Flags) -> Result<u64, Error> {
+    pub fn post_read_sgl(
+        &self,
+        dst: &[Sge],
+        src: &Rmr,
+        from: usize,
+        flags: Flags,
+    ) -> Result<u64, Error> {
         let id = self.id();
-        self.post(SendWr::read(id, src.at(from, total(dst))?).sges(dst), id, flags)
+        self.post(
+            SendWr::read(id, src.at(from, total(dst))?).sges(dst),
+            id,
+            flags,
+        )
     }
 
     /// As [`Self::post_recv_lmr`], scattered to several ranges.
@@ -139,5 +178,7 @@ impl Context {
 }
 
 fn total(sges: &[Sge]) -> usize {
-    sges.iter().map(|s| s.len as usize).fold(0, usize::saturating_add)
+    sges.iter()
+        .map(|s| s.len as usize)
+        .fold(0, usize::saturating_add)
 }

@@ -58,7 +58,11 @@ impl Lmr {
     pub(crate) fn advertisement(&self) -> Result<[u8; ADV_LEN], Error> {
         let remote = self.0.remote(0);
         let len = self.len() as u64;
-        let len32 = u32::try_from(len).map_err(|_| Error::Range { at: 0, len, region: u32::MAX.into() })?;
+        let len32 = u32::try_from(len).map_err(|_| Error::Range {
+            at: 0,
+            len,
+            region: u32::MAX.into(),
+        })?;
         Ok(Rmr { remote, len: len32 }.encode())
     }
 }
@@ -90,7 +94,10 @@ impl Rmr {
     pub(crate) fn at(&self, at: usize, len: usize) -> Result<RemoteAddr, Error> {
         check(at as u64, len as u64, self.len.into())?;
         // The peer's address may be anything: a sum that wraps is refused by the peer.
-        Ok(RemoteAddr { addr: self.remote.addr.wrapping_add(at as u64), rkey: self.remote.rkey })
+        Ok(RemoteAddr {
+            addr: self.remote.addr.wrapping_add(at as u64),
+            rkey: self.remote.rkey,
+        })
     }
 
     /// The region as an advertisement.
@@ -104,15 +111,39 @@ impl Rmr {
 
     /// Reads an advertisement.
     pub fn decode(bytes: [u8; ADV_LEN]) -> Self {
-        let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3] = bytes;
+        let [
+            a0,
+            a1,
+            a2,
+            a3,
+            a4,
+            a5,
+            a6,
+            a7,
+            k0,
+            k1,
+            k2,
+            k3,
+            l0,
+            l1,
+            l2,
+            l3,
+        ] = bytes;
         let addr = u64::from_be_bytes([a0, a1, a2, a3, a4, a5, a6, a7]);
         let rkey = u32::from_be_bytes([k0, k1, k2, k3]);
-        Self { remote: RemoteAddr { addr, rkey }, len: u32::from_be_bytes([l0, l1, l2, l3]) }
+        Self {
+            remote: RemoteAddr { addr, rkey },
+            len: u32::from_be_bytes([l0, l1, l2, l3]),
+        }
     }
 }
 
 fn check(at: u64, len: u64, region: u64) -> Result<(), Error> {
-    if at.checked_add(len).is_some_and(|end| end <= region) { Ok(()) } else { Err(Error::Range { at, len, region }) }
+    if at.checked_add(len).is_some_and(|end| end <= region) {
+        Ok(())
+    } else {
+        Err(Error::Range { at, len, region })
+    }
 }
 
 #[cfg(test)]
@@ -121,15 +152,29 @@ mod tests {
 
     #[test]
     fn an_advertisement_is_sixteen_big_endian_bytes() {
-        let rmr = Rmr::new(RemoteAddr { addr: 0x0102_0304_0506_0708, rkey: 0x1112_1314 }, 0x2122_2324);
-        let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24];
+        let rmr = Rmr::new(
+            RemoteAddr {
+                addr: 0x0102_0304_0506_0708,
+                rkey: 0x1112_1314,
+            },
+            0x2122_2324,
+        );
+        let bytes = [
+            1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0x21, 0x22, 0x23, 0x24,
+        ];
         assert_eq!(rmr.encode(), bytes);
         assert_eq!(Rmr::decode(bytes), rmr);
     }
 
     #[test]
     fn offsets_stay_in_the_region() {
-        let rmr = Rmr::new(RemoteAddr { addr: u64::MAX - 1, rkey: 1 }, 10);
+        let rmr = Rmr::new(
+            RemoteAddr {
+                addr: u64::MAX - 1,
+                rkey: 1,
+            },
+            10,
+        );
         assert_eq!(rmr.at(2, 8).unwrap().addr, 0);
         assert!(rmr.at(10, 0).is_ok());
         assert!(rmr.at(3, 8).is_err());

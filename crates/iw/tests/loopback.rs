@@ -2,17 +2,21 @@
 
 use std::thread;
 
-use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Rmr, State, Wc, WcOpcode, WcStatus};
+use weft_iw::{
+    Access, Context, CqType, Error, Flags, Listener, Rmr, State, Wc, WcOpcode, WcStatus,
+};
 use weft_verbs::RemoteAddr;
 
 const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
-/// Runs an initiator against a responder whose context has come to CONN_REQ.
+/// Runs an initiator against a responder whose context has come to `CONN_REQ`.
 fn pair<I: Send, R: Send>(
     initiator: impl FnOnce(Context) -> I + Send,
     responder: impl FnOnce(Context) -> R + Send,
 ) -> (I, R) {
-    let listener = Listener::open("[::1]:0").or_else(|_| Listener::open("127.0.0.1:0")).unwrap();
+    let listener = Listener::open("[::1]:0")
+        .or_else(|_| Listener::open("127.0.0.1:0"))
+        .unwrap();
     let addr = listener.local_addr();
     thread::scope(|scope| {
         let responder = scope.spawn(move || responder(listener.listen().unwrap()));
@@ -26,10 +30,23 @@ fn states_follow_the_diagram() {
     pair(
         |mut ctx| {
             assert_eq!(ctx.state(), State::Valid);
-            assert!(matches!(ctx.accept(), Err(Error::State { needs: State::ConnReq, is: State::Valid, .. })));
+            assert!(matches!(
+                ctx.accept(),
+                Err(Error::State {
+                    needs: State::ConnReq,
+                    is: State::Valid,
+                    ..
+                })
+            ));
             ctx.connect().unwrap();
             assert_eq!(ctx.state(), State::Connected);
-            assert!(matches!(ctx.connect(), Err(Error::State { needs: State::Valid, .. })));
+            assert!(matches!(
+                ctx.connect(),
+                Err(Error::State {
+                    needs: State::Valid,
+                    ..
+                })
+            ));
             let bye = ctx.lmr_create(1, Access::LOCAL_WRITE).unwrap();
             ctx.post_send_lmr(&bye, 0, 1, Flags::empty()).unwrap();
             let wait = ctx.await_completions(CqType::Recv, &mut [Wc::default()]);
@@ -44,7 +61,8 @@ fn states_follow_the_diagram() {
             ctx.post_recv_lmr(&bye, 0, 1).unwrap();
             ctx.accept().unwrap();
             assert_eq!(ctx.state(), State::Connected);
-            ctx.await_completions(CqType::Recv, &mut [Wc::default()]).unwrap();
+            ctx.await_completions(CqType::Recv, &mut [Wc::default()])
+                .unwrap();
             ctx.disconnect().unwrap();
         },
     );
@@ -60,16 +78,24 @@ fn a_rejected_initiator_learns_why() {
         },
         |ctx| ctx.reject(b"not today").unwrap(),
     );
-    let Error::Connect(weft_verbs::cm::ConnectError::Rejected { private_data }) = error else { panic!("{error}") };
+    let Error::Connect(weft_verbs::cm::ConnectError::Rejected { private_data }) = error else {
+        panic!("{error}")
+    };
     assert_eq!(private_data, b"not today");
 }
 
 #[test]
 fn nobody_listening_is_refused() {
-    let addr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let addr = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let mut ctx = Context::alloc(addr).unwrap();
     assert!(matches!(ctx.connect(), Err(Error::Connect(_))));
-    assert!(matches!(Context::alloc("nobody.invalid:1"), Err(Error::Address { .. })));
+    assert!(matches!(
+        Context::alloc("nobody.invalid:1"),
+        Err(Error::Address { .. })
+    ));
 }
 
 #[test]
@@ -93,14 +119,21 @@ fn advertisements_and_messages_keep_their_kinds_apart() {
             ctx.await_disconnect().unwrap();
         },
         |mut ctx| {
-            let (a, b) = (ctx.lmr_create(100, ALL).unwrap(), ctx.lmr_create(200, ALL).unwrap());
-            let text = ctx.lmr_register(b"onethree".to_vec(), Access::LOCAL_WRITE).unwrap();
+            let (a, b) = (
+                ctx.lmr_create(100, ALL).unwrap(),
+                ctx.lmr_create(200, ALL).unwrap(),
+            );
+            let text = ctx
+                .lmr_register(b"onethree".to_vec(), Access::LOCAL_WRITE)
+                .unwrap();
             ctx.accept().unwrap();
             ctx.post_send_adv(&a).unwrap();
             ctx.post_send_lmr(&text, 0, 3, Flags::empty()).unwrap();
             ctx.post_send_adv(&b).unwrap();
-            ctx.post_send_lmr(&text, 3, 5, Flags::SIGNALED | Flags::SOLICITED).unwrap();
-            ctx.await_completions(CqType::Send, &mut [Wc::default()]).unwrap();
+            ctx.post_send_lmr(&text, 3, 5, Flags::SIGNALED | Flags::SOLICITED)
+                .unwrap();
+            ctx.await_completions(CqType::Send, &mut [Wc::default()])
+                .unwrap();
             ctx.disconnect().unwrap();
         },
     );
@@ -112,20 +145,32 @@ fn ranges_are_gathered_and_scattered() {
         |mut ctx| {
             ctx.post_recv_adv().unwrap();
             ctx.connect().unwrap();
-            let a = ctx.lmr_register(b"..weft..".to_vec(), Access::LOCAL_WRITE).unwrap();
-            let b = ctx.lmr_register(b"-and-warp-".to_vec(), Access::LOCAL_WRITE).unwrap();
+            let a = ctx
+                .lmr_register(b"..weft..".to_vec(), Access::LOCAL_WRITE)
+                .unwrap();
+            let b = ctx
+                .lmr_register(b"-and-warp-".to_vec(), Access::LOCAL_WRITE)
+                .unwrap();
             let rmr = ctx.wait_recv_adv().unwrap();
-            let gathered = [a.sge(2, 4).unwrap(), b.sge(0, 5).unwrap(), b.sge(5, 4).unwrap()];
-            ctx.post_write_sgl(&gathered, &rmr, 10, Flags::empty()).unwrap();
+            let gathered = [
+                a.sge(2, 4).unwrap(),
+                b.sge(0, 5).unwrap(),
+                b.sge(5, 4).unwrap(),
+            ];
+            ctx.post_write_sgl(&gathered, &rmr, 10, Flags::empty())
+                .unwrap();
             let to = ctx.lmr_create(32, Access::LOCAL_WRITE).unwrap();
             let scattered = [to.sge(20, 6).unwrap(), to.sge(0, 7).unwrap()];
-            let id = ctx.post_read_sgl(&scattered, &rmr, 10, Flags::SIGNALED).unwrap();
+            let id = ctx
+                .post_read_sgl(&scattered, &rmr, 10, Flags::SIGNALED)
+                .unwrap();
             let mut wc = [Wc::default()];
             ctx.await_completions(CqType::Send, &mut wc).unwrap();
             assert_eq!((wc[0].wr_id, wc[0].opcode), (id, WcOpcode::Read));
             assert_eq!(to.to_vec(20, 6).unwrap(), b"weft-a");
             assert_eq!(to.to_vec(0, 7).unwrap(), b"nd-warp");
-            ctx.post_send_sgl(&gathered[..2], Flags::SIGNALED | Flags::FENCE).unwrap();
+            ctx.post_send_sgl(&gathered[..2], Flags::SIGNALED | Flags::FENCE)
+                .unwrap();
             ctx.await_completions(CqType::Send, &mut wc).unwrap();
             assert_eq!(ctx.poll_completions(CqType::Send, &mut wc).unwrap(), 0);
             assert_eq!(a.deregister().unwrap().unwrap(), b"..weft..");
@@ -134,7 +179,8 @@ fn ranges_are_gathered_and_scattered() {
         |mut ctx| {
             let data = ctx.lmr_create(32, ALL).unwrap();
             let inbox = ctx.lmr_create(32, Access::LOCAL_WRITE).unwrap();
-            ctx.post_recv_sgl(&[inbox.sge(16, 2).unwrap(), inbox.sge(0, 16).unwrap()]).unwrap();
+            ctx.post_recv_sgl(&[inbox.sge(16, 2).unwrap(), inbox.sge(0, 16).unwrap()])
+                .unwrap();
             ctx.accept().unwrap();
             ctx.post_send_adv(&data).unwrap();
             let mut wc = [Wc::default()];
@@ -155,20 +201,38 @@ fn wrong_ranges_are_refused_here_and_wrong_keys_there() {
             ctx.connect().unwrap();
             let src = ctx.lmr_create(64, Access::LOCAL_WRITE).unwrap();
             let rmr = ctx.wait_recv_adv().unwrap();
-            assert!(matches!(ctx.post_write_lmr(&src, 0, &rmr, 1, 64, Flags::empty()), Err(Error::Range { .. })));
-            assert!(matches!(ctx.post_write_lmr(&src, 1, &rmr, 0, 64, Flags::empty()), Err(Error::Range { .. })));
+            assert!(matches!(
+                ctx.post_write_lmr(&src, 0, &rmr, 1, 64, Flags::empty()),
+                Err(Error::Range { .. })
+            ));
+            assert!(matches!(
+                ctx.post_write_lmr(&src, 1, &rmr, 0, 64, Flags::empty()),
+                Err(Error::Range { .. })
+            ));
             assert!(matches!(src.sge(usize::MAX, 2), Err(Error::Range { .. })));
             for _ in 0..16 {
                 ctx.post_recv_adv().unwrap();
             }
             assert!(ctx.post_recv_adv().is_err(), "sixteen at once");
 
-            let invented = Rmr::new(RemoteAddr { addr: 0, rkey: 0x1234_5678 }, 64);
-            ctx.post_read_lmr(&src, 0, &invented, 0, 64, Flags::SIGNALED).unwrap();
+            let invented = Rmr::new(
+                RemoteAddr {
+                    addr: 0,
+                    rkey: 0x1234_5678,
+                },
+                64,
+            );
+            ctx.post_read_lmr(&src, 0, &invented, 0, 64, Flags::SIGNALED)
+                .unwrap();
             let failed = ctx.await_completions(CqType::Send, &mut [Wc::default()]);
-            let Err(Error::Completion(wc)) = failed else { panic!("{failed:?}") };
+            let Err(Error::Completion(wc)) = failed else {
+                panic!("{failed:?}")
+            };
             assert_ne!(wc.status, WcStatus::Success);
-            assert!(matches!(ctx.wait_recv_adv(), Err(Error::Completion(_))), "flushed");
+            assert!(
+                matches!(ctx.wait_recv_adv(), Err(Error::Completion(_))),
+                "flushed"
+            );
         },
         |mut ctx| {
             let data = ctx.lmr_create(64, ALL).unwrap();
@@ -185,7 +249,10 @@ fn a_message_where_an_advertisement_should_be_is_told() {
         |mut ctx| {
             ctx.post_recv_adv().unwrap();
             ctx.connect().unwrap();
-            assert!(matches!(ctx.wait_recv_adv(), Err(Error::NotAnAdvertisement(3))));
+            assert!(matches!(
+                ctx.wait_recv_adv(),
+                Err(Error::NotAnAdvertisement(3))
+            ));
             ctx.await_disconnect().unwrap();
         },
         |mut ctx| {

@@ -23,7 +23,7 @@ pub struct Cli {
 /// Options of every subcommand.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Global {
-    /// Say more on stderr; twice: say everything. WEFT_LOG=off|error|warn|info|debug|trace says it exactly
+    /// Say more on stderr; twice: say everything. `WEFT_LOG=off|error|warn|info|debug|trace` says it exactly
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
     /// Say nothing but errors
@@ -32,7 +32,7 @@ pub struct Global {
 }
 
 impl Global {
-    /// Sends log lines to stderr: as much as WEFT_LOG says, or the options.
+    /// Sends log lines to stderr: as much as `WEFT_LOG` says, or the options.
     pub fn start_log(self) {
         let asked = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
         let level = asked.unwrap_or(match (self.quiet, self.verbose) {
@@ -41,7 +41,11 @@ impl Global {
             (_, 1) => LevelFilter::INFO,
             _ => LevelFilter::DEBUG,
         });
-        tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false).init();
+        tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .init();
     }
 }
 

@@ -16,6 +16,7 @@ use weft_bench::size::human;
 use weft_bench::stats::{Summary, paired_ratio};
 
 use crate::cli::{Cli, Command as Sub};
+use crate::cp::auth::hex;
 use crate::failure::Failure;
 
 /// What to do.
@@ -29,6 +30,8 @@ pub struct Options {
     pub dir: Option<PathBuf>,
     /// Runs of each way.
     pub runs: u32,
+    /// Whether to measure the verbs too.
+    pub verbs: bool,
 }
 
 /// One way to move the file.
@@ -39,9 +42,21 @@ struct Way {
 }
 
 const WAYS: [Way; 3] = [
-    Way { name: "weft (RDMA Writes)", args: &[], stroke: Stroke::Weft },
-    Way { name: "weft, CRC on every FPDU", args: &["--crc"], stroke: Stroke::WeftCrc },
-    Way { name: "plain TCP", args: &["--plain-tcp"], stroke: Stroke::Tcp },
+    Way {
+        name: "weft (RDMA Writes)",
+        args: &[],
+        stroke: Stroke::Weft,
+    },
+    Way {
+        name: "weft, CRC on every FPDU",
+        args: &["--crc"],
+        stroke: Stroke::WeftCrc,
+    },
+    Way {
+        name: "plain TCP",
+        args: &["--plain-tcp"],
+        stroke: Stroke::Tcp,
+    },
 ];
 const TCP: usize = 2;
 
@@ -54,24 +69,41 @@ struct Measured {
 }
 
 fn broken(what: &str) -> impl Fn(std::io::Error) -> Failure {
-    move |e| Failure::failed(format!("{what}: {e}")).hint("--dir DIR works elsewhere; `weft doctor` tells what is missing")
+    move |e| {
+        Failure::failed(format!("{what}: {e}"))
+            .hint("--dir DIR works elsewhere; `weft doctor` tells what is missing")
+    }
 }
 
 /// Runs the demonstration; `say` gets a line at a time.
 pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> {
     // A report that cannot be written is better known before the measurements than after.
     let mut html = File::create(&options.html).map_err(|e| {
-        Failure::failed(format!("cannot write the report {}: {e}", options.html.display()))
-            .hint("name a file in a directory that you can write to")
+        Failure::failed(format!(
+            "cannot write the report {}: {e}",
+            options.html.display()
+        ))
+        .hint("name a file in a directory that you can write to")
     })?;
     let work = WorkDir::new(options)?;
-    say(&format!("weft demo in {} on {}", work.0.display(), machine()));
+    say(&format!(
+        "weft demo in {} on {}",
+        work.0.display(),
+        machine()
+    ));
     let source = work.0.join("file");
     let (sum, took) = make_file(&source, options.size)?;
-    say(&format!("made a file of {} in {took:.1} s, SHA-256 {}", human(options.size), &sum[..16]));
+    say(&format!(
+        "made a file of {} in {took:.1} s, SHA-256 {}",
+        human(options.size),
+        &sum[..16]
+    ));
 
     let mut measured: [Measured; 3] = Default::default();
-    let receivers = WAYS.iter().map(|way| Receiver::start(way, &work.0)).collect::<Result<Vec<_>, _>>()?;
+    let receivers = WAYS
+        .iter()
+        .map(|way| Receiver::start(way, &work.0))
+        .collect::<Result<Vec<_>, _>>()?;
     // One round before the ones that count: the memory of all processes has been touched then.
     for run in 0..=options.runs {
         for turn in 0..WAYS.len() {
@@ -82,16 +114,23 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
                 let to = &mut measured[at];
                 to.gbps.push(options.size as f64 / one.seconds / 1e9);
                 to.sender_cpu.push(one.cpu / (options.size as f64 / 1e9));
-                to.receiver_cpu.push(one.peer_cpu / (options.size as f64 / 1e9));
+                to.receiver_cpu
+                    .push(one.peer_cpu / (options.size as f64 / 1e9));
             }
         }
     }
     drop(receivers);
     let (section, lines) = file_section(options, &measured);
-    lines.iter().for_each(|line| say(line));
+    for line in &lines {
+        say(line);
+    }
 
-    say("measuring the verbs beside plain TCP ...");
-    let records = bench(&work.0)?;
+    let records = if options.verbs {
+        say("measuring the verbs beside plain TCP ...");
+        bench(&work.0)?
+    } else {
+        Vec::new()
+    };
     let mut report = Report::new("weft demo");
     report.intro = vec![
         format!("weft {} on {}.", env!("CARGO_PKG_VERSION"), machine()),
@@ -106,7 +145,8 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
     ];
     report.sections.push(section);
     report.sections.extend(verbs_sections(&records));
-    html.write_all(report.to_html().as_bytes()).map_err(broken("cannot write the report"))?;
+    html.write_all(report.to_html().as_bytes())
+        .map_err(broken("cannot write the report"))?;
     say(&format!("report: {}", options.html.display()));
     Ok(())
 }
@@ -118,15 +158,21 @@ impl WorkDir {
     fn new(options: &Options) -> Result<Self, Failure> {
         // The file, the finished copy and the one that grows.
         let need = options.size.saturating_mul(3).saturating_add(64 << 20);
-        let room = |dir: &Path| rustix::fs::statvfs(dir).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) >= need);
+        let room = |dir: &Path| {
+            rustix::fs::statvfs(dir).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) >= need)
+        };
         let base = match &options.dir {
             Some(dir) => dir.clone(),
             None if room(Path::new("/dev/shm")) => "/dev/shm".into(),
             None => std::env::temp_dir(),
         };
         if !room(&base) {
-            return Err(Failure::failed(format!("{} has no room for {}", base.display(), human(need)))
-                .hint("--dir DIR works elsewhere, --size SIZE moves less"));
+            return Err(Failure::failed(format!(
+                "{} has no room for {}",
+                base.display(),
+                human(need)
+            ))
+            .hint("--dir DIR works elsewhere, --size SIZE moves less"));
         }
         let dir = base.join(format!("weft-demo-{}", std::process::id()));
         fs::create_dir(&dir).map_err(broken("cannot make a directory to work in"))?;
@@ -165,10 +211,6 @@ fn make_file(path: &Path, size: u64) -> Result<(String, f64), Failure> {
     Ok((hex(&sum.finalize()), began.elapsed().as_secs_f64()))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
 fn sha256(path: &Path) -> std::io::Result<String> {
     let mut file = File::open(path)?;
     let mut sum = Sha256::new();
@@ -198,7 +240,10 @@ struct Receiver {
 impl Receiver {
     fn start(way: &Way, work: &Path) -> Result<Self, Failure> {
         let error = broken("cannot start the receiver");
-        let dir = work.join(format!("into{}", way.args.first().copied().unwrap_or("-weft")));
+        let dir = work.join(format!(
+            "into{}",
+            way.args.first().copied().unwrap_or("-weft")
+        ));
         fs::create_dir(&dir).map_err(&error)?;
         let mut child = this_program()?
             .args(["--bind", "127.0.0.1:0", "--listen"])
@@ -209,16 +254,24 @@ impl Receiver {
             .map_err(&error)?;
         let mut line = String::new();
         let stdout = child.stdout.take();
-        let mut receiver = Self { child, addr: String::new(), dir };
+        let mut receiver = Self {
+            child,
+            addr: String::new(),
+            dir,
+        };
         if let Some(stdout) = stdout {
             let mut stdout = BufReader::new(stdout);
             stdout.read_line(&mut line).map_err(&error)?;
             // Read on, so that it never waits for us; ends with the receiver.
             std::thread::spawn(move || stdout.lines().count());
         }
-        let addr = line.strip_prefix("listening on ").and_then(|l| l.split(',').next());
-        receiver.addr =
-            addr.ok_or_else(|| Failure::failed("the receiver did not start").hint("see its message above"))?.to_owned();
+        let addr = line
+            .strip_prefix("listening on ")
+            .and_then(|l| l.split(',').next());
+        let Some(addr) = addr else {
+            return Err(Failure::failed("the receiver did not start").hint("see its message above"));
+        };
+        addr.clone_into(&mut receiver.addr);
         Ok(receiver)
     }
 }
@@ -247,35 +300,62 @@ fn transfer(way: &Way, receiver: &Receiver, source: &Path, sum: &str) -> Result<
         .output()
         .map_err(broken("cannot start the sender"))?;
     if !out.status.success() {
-        return Err(Failure::failed(format!("{}: the transfer failed", way.name)).hint("see its message above"));
+        return Err(
+            Failure::failed(format!("{}: the transfer failed", way.name))
+                .hint("see its message above"),
+        );
     }
     let summary: Value = serde_json::from_slice(&out.stdout).unwrap_or_default();
     let field = |name: &str| {
-        summary[name].as_f64().ok_or_else(|| Failure::failed(format!("{}: the sender's summary has no `{name}`", way.name)))
+        summary[name].as_f64().ok_or_else(|| {
+            Failure::failed(format!(
+                "{}: the sender's summary has no `{name}`",
+                way.name
+            ))
+        })
     };
     let copy = receiver.dir.join("file");
     let got = sha256(&copy).map_err(broken("cannot verify the copy"))?;
     if got != sum {
-        return Err(Failure::failed(format!("{}: the copy differs from the file: SHA-256 {got}", way.name))
-            .hint("this is a bug: please report it"));
+        return Err(Failure::failed(format!(
+            "{}: the copy differs from the file: SHA-256 {got}",
+            way.name
+        ))
+        .hint("this is a bug: please report it"));
     }
     fs::remove_file(&copy).map_err(broken("cannot remove the copy"))?;
-    Ok(Transfer { seconds: field("seconds")?, cpu: field("cpu_s")?, peer_cpu: field("peer_cpu_s")? })
+    Ok(Transfer {
+        seconds: field("seconds")?,
+        cpu: field("cpu_s")?,
+        peer_cpu: field("peer_cpu_s")?,
+    })
 }
 
 /// The file's part of the report, and its lines for the terminal.
 fn file_section(options: &Options, measured: &[Measured; 3]) -> (Section, Vec<String>) {
-    let mut table = Table::new(&["way", "GB/s", "min", "max", "beside TCP", "sender CPU s/GB", "receiver CPU s/GB"]);
+    let mut table = Table::new(&[
+        "way",
+        "GB/s",
+        "min",
+        "max",
+        "beside TCP",
+        "sender CPU s/GB",
+        "receiver CPU s/GB",
+    ]);
     let mut plot = Plot::new(
         format!("{} file, every run", human(options.size)),
         Axis::linear("run"),
         Axis::linear("GB/s"),
     );
     let mut lines = Vec::new();
-    let median = |samples: &[f64]| Summary::of(samples).map_or_else(String::new, |s| number(s.median));
+    let median =
+        |samples: &[f64]| Summary::of(samples).map_or_else(String::new, |s| number(s.median));
     for (way, m) in WAYS.iter().zip(measured) {
-        let Some(speed) = Summary::of(&m.gbps) else { continue };
-        let ratio = paired_ratio(&m.gbps, &measured[TCP].gbps).map_or_else(String::new, |r| number(r.median));
+        let Some(speed) = Summary::of(&m.gbps) else {
+            continue;
+        };
+        let ratio = paired_ratio(&m.gbps, &measured[TCP].gbps)
+            .map_or_else(String::new, |r| number(r.median));
         lines.push(format!(
             "{:<24} {} GB/s (median of {}, {} to {}), {ratio} of plain TCP, CPU {} + {} s/GB",
             way.name,
@@ -295,7 +375,12 @@ fn file_section(options: &Options, measured: &[Measured; 3]) -> (Section, Vec<St
             median(&m.sender_cpu),
             median(&m.receiver_cpu),
         ]);
-        let points = m.gbps.iter().enumerate().map(|(i, g)| ((i + 1) as f64, *g)).collect();
+        let points = m
+            .gbps
+            .iter()
+            .enumerate()
+            .map(|(i, g)| ((i + 1) as f64, *g))
+            .collect();
         plot = plot.series(Series::new(way.name, way.stroke, points));
     }
     let section = Section::new(format!("A file of {}", human(options.size)))
@@ -313,11 +398,26 @@ fn bench(work: &Path) -> Result<Vec<Record>, Failure> {
     let json = work.join("bench.json");
     let file = json.display().to_string();
     let args = [
-        "weft", "bench", "verbs", "--quick", "--op", "send,write,read", "--size", "64,4K,64K,1M,16M", "--runs", "5",
-        "--poll", "block", "--json", &file,
+        "weft",
+        "bench",
+        "verbs",
+        "--quick",
+        "--op",
+        "send,write,read",
+        "--size",
+        "64,4K,64K,1M,4M",
+        "--runs",
+        "5",
+        "--poll",
+        "block",
+        "--json",
+        &file,
     ];
-    let cli = Cli::try_parse_from(args).map_err(|e| Failure::failed(format!("the bench does not take its options: {e}")))?;
-    let Sub::Bench(args) = cli.command else { return Ok(Vec::new()) };
+    let cli = Cli::try_parse_from(args)
+        .map_err(|e| Failure::failed(format!("the bench does not take its options: {e}")))?;
+    let Sub::Bench(args) = cli.command else {
+        return Ok(Vec::new());
+    };
     crate::cmd::bench::run(args)?;
     let text = fs::read_to_string(&json).map_err(broken("cannot read the bench's results"))?;
     read_lines(&text).map_err(|e| Failure::failed(format!("cannot read the bench's results: {e}")))
@@ -328,19 +428,27 @@ fn verbs_sections(records: &[Record]) -> Vec<Section> {
     let mut sections = Vec::new();
     for (title, metric, axis) in [
         ("throughput", Metric::bandwidth_GBps, Axis::log("GB/s")),
-        ("latency, half a round trip, median", Metric::latency_us_p50, Axis::log("µs")),
+        (
+            "latency, half a round trip, median",
+            Metric::latency_us_p50,
+            Axis::log("µs"),
+        ),
     ] {
         for op in ["send", "write", "read"] {
             let of = |r: &&Record| r.op == op && r.metric == metric;
             let mut plot = Plot::new(format!("{op}: {title}"), Axis::bytes(), axis.clone());
-            let mut table = Table::new(&["stack", "size", metric.name(), "min", "max", "beside TCP"]);
+            let mut table =
+                Table::new(&["stack", "size", metric.name(), "min", "max", "beside TCP"]);
             for (stack, crc, stroke) in [
                 ("weft", Some(false), Stroke::Weft),
                 ("weft", Some(true), Stroke::WeftCrc),
                 ("tcp", None, Stroke::Tcp),
             ] {
-                let mut of: Vec<_> =
-                    records.iter().filter(of).filter(|r| r.stack == stack && (stack == "tcp" || r.crc == crc)).collect();
+                let mut of: Vec<_> = records
+                    .iter()
+                    .filter(of)
+                    .filter(|r| r.stack == stack && (stack == "tcp" || r.crc == crc))
+                    .collect();
                 of.sort_by_key(|r| r.bytes);
                 let name = match crc {
                     Some(true) => "weft with CRC",
@@ -350,15 +458,29 @@ fn verbs_sections(records: &[Record]) -> Vec<Section> {
                 for r in &of {
                     let s = &r.summary;
                     let ratio = r.ratio_tcp.map_or_else(String::new, number);
-                    table.push([name.to_owned(), human(r.bytes), number(s.median), number(s.min), number(s.max), ratio]);
+                    table.push([
+                        name.to_owned(),
+                        human(r.bytes),
+                        number(s.median),
+                        number(s.min),
+                        number(s.max),
+                        ratio,
+                    ]);
                 }
                 let at = |r: &&Record| r.bytes as f64;
                 let points = of.iter().map(|r| (at(r), r.summary.median)).collect();
-                let spread = of.iter().map(|r| (at(r), r.summary.min, r.summary.max)).collect();
+                let spread = of
+                    .iter()
+                    .map(|r| (at(r), r.summary.min, r.summary.max))
+                    .collect();
                 plot = plot.series(Series::new(name, stroke, points).spread(spread));
             }
             if plot.has_points() {
-                sections.push(Section::new(format!("{op}: {title}")).plot(plot).table(table));
+                sections.push(
+                    Section::new(format!("{op}: {title}"))
+                        .plot(plot)
+                        .table(table),
+                );
             }
         }
     }

@@ -51,15 +51,40 @@ pub struct Check {
 
 impl Check {
     fn ok(name: &'static str, finding: impl Into<String>) -> Self {
-        Self { name, verdict: Verdict::Ok, finding: finding.into(), cost: "", remedy: "" }
+        Self {
+            name,
+            verdict: Verdict::Ok,
+            finding: finding.into(),
+            cost: "",
+            remedy: "",
+        }
     }
 
-    fn warn(name: &'static str, finding: impl Into<String>, cost: &'static str, remedy: &'static str) -> Self {
-        Self { name, verdict: Verdict::Warn, finding: finding.into(), cost, remedy }
+    fn warn(
+        name: &'static str,
+        finding: impl Into<String>,
+        cost: &'static str,
+        remedy: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            verdict: Verdict::Warn,
+            finding: finding.into(),
+            cost,
+            remedy,
+        }
     }
 
-    fn missing(name: &'static str, finding: impl Into<String>, cost: &'static str, remedy: &'static str) -> Self {
-        Self { verdict: Verdict::Missing, ..Self::warn(name, finding, cost, remedy) }
+    fn missing(
+        name: &'static str,
+        finding: impl Into<String>,
+        cost: &'static str,
+        remedy: &'static str,
+    ) -> Self {
+        Self {
+            verdict: Verdict::Missing,
+            ..Self::warn(name, finding, cost, remedy)
+        }
     }
 
     /// The check as a JSON object.
@@ -77,8 +102,23 @@ impl Check {
 
 /// Runs every check.
 pub fn all() -> Vec<Check> {
-    let mut checks = vec![rdma(), cpus(), crc32c(), memory_access(), memlock(), descriptors(), io_uring(), ipv6()];
-    checks.extend([("cp port", cp::DEFAULT_PORT), ("hello port", hello::DEFAULT_PORT)].map(|(n, p)| port(n, p)));
+    let mut checks = vec![
+        rdma(),
+        cpus(),
+        crc32c(),
+        memory_access(),
+        memlock(),
+        descriptors(),
+        io_uring(),
+        ipv6(),
+    ];
+    checks.extend(
+        [
+            ("cp port", cp::DEFAULT_PORT),
+            ("hello port", hello::DEFAULT_PORT),
+        ]
+        .map(|(n, p)| port(n, p)),
+    );
     checks.extend(mtus());
     checks.push(user_namespaces());
     checks
@@ -95,7 +135,7 @@ pub fn table(checks: &[Check]) -> String {
     for check in checks {
         let mut finding = check.finding.clone();
         if !check.cost.is_empty() {
-            finding += &format!("\ncost: {}\ntry: {}", check.cost, check.remedy);
+            finding = format!("{finding}\ncost: {}\ntry: {}", check.cost, check.remedy);
         }
         table.add_row([check.name, check.verdict.name(), &finding]);
     }
@@ -105,7 +145,10 @@ pub fn table(checks: &[Check]) -> String {
 /// The one essential: a connection to ourselves and a one-sided Write over it.
 fn rdma() -> Check {
     match write_to_self() {
-        Ok(()) => Check::ok("RDMA over loopback", "a connection to this machine carried an RDMA Write"),
+        Ok(()) => Check::ok(
+            "RDMA over loopback",
+            "a connection to this machine carried an RDMA Write",
+        ),
         Err(e) => Check::missing(
             "RDMA over loopback",
             format!("an RDMA Write to this machine failed: {e}"),
@@ -118,24 +161,39 @@ fn rdma() -> Check {
 fn write_to_self() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::open()?;
     let (pd, cq) = (device.alloc_pd()?, device.create_cq(16, None)?);
-    let listener = cm::Listener::bind(&device, (Ipv4Addr::LOCALHOST, 0).into(), 1, &ConnParam::default())?;
-    let target = pd.alloc_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ)?;
+    let listener = cm::Listener::bind(
+        &device,
+        (Ipv4Addr::LOCALHOST, 0).into(),
+        1,
+        &ConnParam::default(),
+    )?;
+    let target = pd.alloc_mr(
+        4096,
+        Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+    )?;
     let addr = listener.local_addr();
     let init = QpInit::new(&cq, &cq);
     std::thread::scope(|scope| -> Result<(), Box<dyn std::error::Error>> {
         let accepting = scope.spawn(|| -> Result<_, Box<dyn std::error::Error + Send + Sync>> {
-            let request = listener.next_request(Some(cp::START_PATIENCE)).ok_or("no request came")?;
+            let request = listener
+                .next_request(Some(cp::START_PATIENCE))
+                .ok_or("no request came")?;
             let qp = pd.create_qp(&init)?;
             Ok(request.accept(qp, &ConnParam::default())?)
         });
         let connection = cm::connect(addr, &pd, &init, &ConnParam::default())?;
-        let _accepted = accepting.join().map_err(|_| "the accepting thread panicked")?.map_err(|e| e.to_string())?;
+        let _accepted = accepting
+            .join()
+            .map_err(|_| "the accepting thread panicked")?
+            .map_err(|e| e.to_string())?;
         let source = pd.alloc_mr(4096, Access::LOCAL_WRITE)?;
         source.fill(0, 4096, 0x5a)?;
         connection.qp.post_send(&[
             SendWr::write(1, target.remote(0)).sge(source.whole()),
             // Reading back proves that the Write has been placed.
-            SendWr::read(2, target.remote(0)).sge(source.whole()).signaled(),
+            SendWr::read(2, target.remote(0))
+                .sge(source.whole())
+                .signaled(),
         ])?;
         let mut wc = [Wc::default()];
         if cq.wait(&mut wc, Some(cp::START_PATIENCE))? == 0 {
@@ -144,7 +202,11 @@ fn write_to_self() -> Result<(), Box<dyn std::error::Error>> {
         if wc[0].status != WcStatus::Success {
             return Err(format!("{:?}", wc[0].status).into());
         }
-        if target.load_u8(4095)? == 0x5a { Ok(()) } else { Err("the bytes are not there".into()) }
+        if target.load_u8(4095)? == 0x5a {
+            Ok(())
+        } else {
+            Err("the bytes are not there".into())
+        }
     })
 }
 
@@ -169,8 +231,10 @@ fn crc32c() -> Check {
         is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq"),
     );
     #[cfg(target_arch = "aarch64")]
-    let (hardware, fast) =
-        (std::arch::is_aarch64_feature_detected!("crc"), std::arch::is_aarch64_feature_detected!("aes"));
+    let (hardware, fast) = (
+        std::arch::is_aarch64_feature_detected!("crc"),
+        std::arch::is_aarch64_feature_detected!("aes"),
+    );
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let (hardware, fast) = (false, false);
     match (hardware, fast) {
@@ -197,11 +261,18 @@ impl Drop for Sleeper {
 
 /// `/proc/PID/mem` asks the kernel the same question as `process_vm_readv` (`ptrace_may_access`).
 fn read_child() -> std::io::Result<()> {
-    let child = Command::new("sleep").arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+    let child = Command::new("sleep")
+        .arg("60")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()?;
     let child = Sleeper(child);
     let pid = child.0.id();
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let address = maps.split('-').next().and_then(|a| u64::from_str_radix(a, 16).ok());
+    let address = maps
+        .split('-')
+        .next()
+        .and_then(|a| u64::from_str_radix(a, 16).ok());
     let address = address.ok_or(std::io::ErrorKind::InvalidData)?;
     let mut mem = fs::File::open(format!("/proc/{pid}/mem"))?;
     mem.seek(SeekFrom::Start(address))?;
@@ -215,7 +286,9 @@ fn read_number(path: &str) -> Option<i64> {
 /// Whether a seccomp filter is in force, which may forbid single system calls.
 fn filtered() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    status.lines().any(|l| l.strip_prefix("Seccomp:").is_some_and(|v| v.trim() == "2"))
+    status
+        .lines()
+        .any(|l| l.strip_prefix("Seccomp:").is_some_and(|v| v.trim() == "2"))
 }
 
 fn memory_access() -> Check {
@@ -237,9 +310,10 @@ fn memory_access() -> Check {
             COST,
             "sysctl kernel.yama.ptrace_scope=0, where other programs of the same user are trusted",
         ),
-        (Ok(()), _) if filtered() => {
-            Check::ok(NAME, "allowed, though a seccomp filter is in force and may forbid process_vm_readv")
-        }
+        (Ok(()), _) if filtered() => Check::ok(
+            NAME,
+            "allowed, though a seccomp filter is in force and may forbid process_vm_readv",
+        ),
         (Ok(()), _) => Check::ok(NAME, "allowed"),
     }
 }
@@ -249,13 +323,20 @@ fn memlock() -> Check {
         None => "no limit".to_owned(),
         Some(bytes) => format!("{} KiB", bytes / 1024),
     };
-    Check::ok("memlock limit", format!("{limit}; weft registers memory without pinning it, only the lock option needs it"))
+    Check::ok(
+        "memlock limit",
+        format!("{limit}; weft registers memory without pinning it, only the lock option needs it"),
+    )
 }
 
 fn descriptors() -> Check {
     let limit = getrlimit(Resource::Nofile);
     let show = |v: Option<u64>| v.map_or("no limit".to_owned(), |n| n.to_string());
-    let finding = format!("{} now, {} at most; a connection takes one", show(limit.current), show(limit.maximum));
+    let finding = format!(
+        "{} now, {} at most; a connection takes one",
+        show(limit.current),
+        show(limit.maximum)
+    );
     if limit.maximum.is_none_or(|n| n >= 4096) {
         Check::ok("file descriptors", finding)
     } else {
@@ -269,20 +350,27 @@ fn descriptors() -> Check {
 }
 
 fn io_uring() -> Check {
-    const COST: &str = "none today: weft uses epoll; a later transport over io_uring would stay off here";
+    const COST: &str =
+        "none today: weft uses epoll; a later transport over io_uring would stay off here";
     const REMEDY: &str = "sysctl kernel.io_uring_disabled=0, where local users are trusted";
     match read_number("/proc/sys/kernel/io_uring_disabled") {
-        Some(0) if filtered() => {
-            Check::ok("io_uring", "the kernel allows it; a seccomp filter is in force and may forbid it")
-        }
+        Some(0) if filtered() => Check::ok(
+            "io_uring",
+            "the kernel allows it; a seccomp filter is in force and may forbid it",
+        ),
         Some(0) => Check::ok("io_uring", "the kernel allows it"),
-        Some(1) if rustix::process::geteuid().is_root() => Check::ok("io_uring", "allowed for root and its group"),
+        Some(1) if rustix::process::geteuid().is_root() => {
+            Check::ok("io_uring", "allowed for root and its group")
+        }
         Some(_) => Check::warn("io_uring", "the kernel forbids it", COST, REMEDY),
         // Kernels before 6.6 have no switch, those before 5.1 no io_uring.
         None if fs::exists("/proc/sys/kernel/io_uring_group").unwrap_or(false) => {
             Check::ok("io_uring", "the kernel allows it")
         }
-        None => Check::ok("io_uring", "this kernel has no switch for it; not used by weft today"),
+        None => Check::ok(
+            "io_uring",
+            "this kernel has no switch for it; not used by weft today",
+        ),
     }
 }
 
@@ -312,7 +400,10 @@ fn port(name: &'static str, port: u16) -> Check {
 
 fn mtus() -> Vec<Check> {
     let mut names: Vec<_> = fs::read_dir("/sys/class/net")
-        .map(|list| list.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect())
+        .map(|list| {
+            list.filter_map(|e| e.ok()?.file_name().into_string().ok())
+                .collect()
+        })
         .unwrap_or_default();
     names.sort();
     let mut found = Vec::new();
@@ -373,7 +464,12 @@ mod tests {
         for check in &checks {
             assert!(!check.finding.is_empty(), "{}", check.name);
             let lack = check.verdict != Verdict::Ok;
-            assert_eq!((check.cost.is_empty(), check.remedy.is_empty()), (!lack, !lack), "{}", check.name);
+            assert_eq!(
+                (check.cost.is_empty(), check.remedy.is_empty()),
+                (!lack, !lack),
+                "{}",
+                check.name
+            );
             let json: serde_json::Value = serde_json::from_str(&check.json()).unwrap();
             assert_eq!(json["check"], check.name);
         }

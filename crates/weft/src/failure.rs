@@ -43,7 +43,11 @@ pub struct Failure {
 
 impl Failure {
     fn new(exit: Exit, what: impl Into<String>) -> Self {
-        Self { exit, what: what.into(), hint: String::new() }
+        Self {
+            exit,
+            what: what.into(),
+            hint: String::new(),
+        }
     }
 
     /// Something failed.

@@ -32,7 +32,10 @@ fn sizes_from_nothing_to_many_blocks() {
         args.extend(wire);
         send(&args, &listener.target("")).ok();
         for size in sizes {
-            assert!(fs::read(to.join(size.to_string())).unwrap() == noise(size, size as u64), "{size} {wire:?}");
+            assert!(
+                fs::read(to.join(size.to_string())).unwrap() == noise(size, size as u64),
+                "{size} {wire:?}"
+            );
         }
         assert_eq!(names(&to).len(), sizes.len(), "nothing else is left");
     }
@@ -53,13 +56,23 @@ fn a_sparse_file_larger_than_the_ring_over_ipv6_with_crc_and_fsync() {
             return;
         }
     };
-    let out = send(&["--crc", "--fsync", source.to_str().unwrap()], &listener.target("deep/er"));
+    let out = send(
+        &["--crc", "--fsync", source.to_str().unwrap()],
+        &listener.target("deep/er"),
+    );
     out.ok();
-    assert!(out.stdout.contains("GB/s") && out.stdout.contains("CPU"), "{}", out.stdout);
+    assert!(
+        out.stdout.contains("GB/s") && out.stdout.contains("CPU"),
+        "{}",
+        out.stdout
+    );
     let got = fs::File::open(to.join("deep/er/sparse")).unwrap();
     let mut word = [0; 13];
     got.read_exact_at(&mut word, 77 << 20).unwrap();
-    assert_eq!((&word, got.metadata().unwrap().len()), (b"in the middle", 150 << 20));
+    assert_eq!(
+        (&word, got.metadata().unwrap().len()),
+        (b"in the middle", 150 << 20)
+    );
 }
 
 #[test]
@@ -77,7 +90,10 @@ fn trees_keep_modes_times_and_empty_directories() {
     let then = SystemTime::UNIX_EPOCH + Duration::new(1_234_567_890, 123_456_789);
     fs::File::open(&script).unwrap().set_modified(then).unwrap();
     symlink("script", tree.join("link")).unwrap();
-    fs::File::open(tree.join("a/empty")).unwrap().set_modified(then).unwrap();
+    fs::File::open(tree.join("a/empty"))
+        .unwrap()
+        .set_modified(then)
+        .unwrap();
     fs::set_permissions(tree.join("a/empty"), fs::Permissions::from_mode(0o555)).unwrap();
     let listener = Listener::start(&to, &[]);
     let tree_arg = tree.to_str().unwrap();
@@ -91,15 +107,24 @@ fn trees_keep_modes_times_and_empty_directories() {
     assert!(out.stderr.contains("symbolic link"), "{}", out.stderr);
     assert!(!to.join("x/tree/link").exists());
     send(&["-r", "--links", tree_arg], &listener.target("x")).ok();
-    assert_eq!(fs::read_link(to.join("x/tree/link")).unwrap(), Path::new("script"));
+    assert_eq!(
+        fs::read_link(to.join("x/tree/link")).unwrap(),
+        Path::new("script")
+    );
     for i in 0..500 {
-        assert_eq!(fs::read(to.join(format!("x/tree/a/{i}"))).unwrap(), noise(i, 7));
+        assert_eq!(
+            fs::read(to.join(format!("x/tree/a/{i}"))).unwrap(),
+            noise(i, 7)
+        );
     }
     let meta = fs::metadata(to.join("x/tree/script")).unwrap();
     assert_eq!(meta.mode() & 0o7777, 0o751);
     assert_eq!(meta.modified().unwrap(), then);
     let meta = fs::metadata(to.join("x/tree/a/empty")).unwrap();
-    assert_eq!((meta.mode() & 0o7777, meta.modified().unwrap()), (0o555, then));
+    assert_eq!(
+        (meta.mode() & 0o7777, meta.modified().unwrap()),
+        (0o555, then)
+    );
 }
 
 #[test]
@@ -120,13 +145,24 @@ fn existing_files_are_replaced_whole_or_left_alone() {
     fs::set_permissions(to.join("f"), fs::Permissions::from_mode(0o400)).unwrap();
     let out = send(&[path], &listener.target(""));
     assert_eq!(out.code, 1);
-    assert!(out.stderr.contains("read-only") && out.stderr.contains("--force"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("read-only") && out.stderr.contains("--force"),
+        "{}",
+        out.stderr
+    );
     send(&["-f", path], &listener.target("")).ok();
     fs::create_dir(to.join("d")).unwrap();
     fs::write(dir.path().join("d"), "x").unwrap();
-    let out = send(&[dir.path().join("d").to_str().unwrap()], &listener.target(""));
+    let out = send(
+        &[dir.path().join("d").to_str().unwrap()],
+        &listener.target(""),
+    );
     assert_eq!(out.code, 1);
-    assert!(out.stderr.contains("a directory of this name"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("a directory of this name"),
+        "{}",
+        out.stderr
+    );
 }
 
 /// Kills one side with SIGKILL once part of the file is there, then sends again.
@@ -138,18 +174,32 @@ fn killed_in_the_middle(kill_sender: bool) {
     fs::write(&source, noise(size, 3)).unwrap();
     let mut listener = Listener::start(&to, &[]);
     // The FIFO of the sender's standard error is not needed; the receiver's directory tells how far it is.
-    let mut sender = weft().args(["cp", source.to_str().unwrap(), &listener.target("")]).spawn().unwrap();
+    let mut sender = weft()
+        .args(["cp", source.to_str().unwrap(), &listener.target("")])
+        .spawn()
+        .unwrap();
     let part = common::until("the temporary file grows", || {
-        let name = names(&to).into_iter().find(|n| n.ends_with(".part"))?;
+        let name = names(&to).into_iter().find(|n| n.contains(".part"))?;
         (fs::metadata(to.join(&name)).ok()?.len() >= 8 << 20).then_some(name)
     });
-    if kill_sender { sender.kill().unwrap() } else { listener.kill() }
+    if kill_sender {
+        sender.kill().unwrap();
+    } else {
+        listener.kill();
+    }
     let status = sender.wait().unwrap();
     if !kill_sender {
-        assert_eq!(status.code(), Some(3), "the sender says that the peer has gone");
+        assert_eq!(
+            status.code(),
+            Some(3),
+            "the sender says that the peer has gone"
+        );
         listener = Listener::start(&to, &[]);
     }
-    assert!(!to.join("big").exists(), "never a half-written file under its final name");
+    assert!(
+        !to.join("big").exists(),
+        "never a half-written file under its final name"
+    );
     if kill_sender {
         // The receiver has to let go of the file before it can go on.
         let lock = fs::File::open(to.join(&part)).unwrap();
@@ -174,14 +224,20 @@ fn a_transfer_goes_on_after_kill_9_of_the_receiver() {
 
 #[test]
 fn a_full_disk_is_told_early_and_late() {
-    let Some(small) = common::Tmpfs::mount(8 << 20) else { return };
+    let Some(small) = common::Tmpfs::mount(8 << 20) else {
+        return;
+    };
     let dir = tempfile::tempdir().unwrap();
     let listener = Listener::start(small.path(), &[]);
     let big = dir.path().join("big");
     fs::write(&big, noise(12 << 20, 1)).unwrap();
     let out = send(&[big.to_str().unwrap()], &listener.target(""));
     assert_eq!(out.code, 1);
-    assert!(out.stderr.contains("no space") && out.stderr.contains("free some space"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("no space") && out.stderr.contains("free some space"),
+        "{}",
+        out.stderr
+    );
     assert!(names(small.path()).is_empty(), "told before the first byte");
 
     // Files that fit one by one, and not together: the last does not find room while it is written.
@@ -199,7 +255,10 @@ fn a_full_disk_is_told_early_and_late() {
     assert!(!there.is_empty() && there.len() < 10);
     for name in there {
         let i = name[1..].parse().expect("no temporary file is left");
-        assert!(fs::read(small.path().join(&name)).unwrap() == noise(1 << 20, i), "{name} is whole");
+        assert!(
+            fs::read(small.path().join(&name)).unwrap() == noise(1 << 20, i),
+            "{name} is whole"
+        );
     }
 }
 
@@ -211,18 +270,30 @@ fn no_permission_is_told_by_both_sides() {
     fs::create_dir_all(to.join("closed")).unwrap();
     fs::write(dir.path().join("f"), "x").unwrap();
     let source = dir.path().join("f");
-    let Some(mut command) = common::unprivileged() else { return };
+    let Some(mut command) = common::unprivileged() else {
+        return;
+    };
     // The unprivileged listener may write to `to`, not to `to/closed`.
     fs::set_permissions(&to, fs::Permissions::from_mode(0o777)).unwrap();
     let listener = Listener::start_with(&mut command, &to, "127.0.0.1:0", &[]);
     let out = send(&[source.to_str().unwrap()], &listener.target("closed"));
     assert_eq!(out.code, 1);
-    assert!(out.stderr.contains("Permission denied") && out.stderr.contains("run the listener as"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("Permission denied") && out.stderr.contains("run the listener as"),
+        "{}",
+        out.stderr
+    );
     send(&[source.to_str().unwrap()], &listener.target("")).ok();
 
     fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = common::unprivileged().unwrap();
-    let out = Output::of(command.args(["cp", "--bind", "127.0.0.1:0", "--listen", to.to_str().unwrap()]));
+    let out = Output::of(command.args([
+        "cp",
+        "--bind",
+        "127.0.0.1:0",
+        "--listen",
+        to.to_str().unwrap(),
+    ]));
     assert_eq!(out.code, 1);
     assert!(out.stderr.contains("cannot receive into"), "{}", out.stderr);
 }
@@ -235,9 +306,16 @@ fn unreadable_and_missing_sources_do_not_stop_the_others() {
     fs::write(dir.path().join("good"), "x").unwrap();
     let listener = Listener::start(&to, &[]);
     let (good, missing) = (dir.path().join("good"), dir.path().join("missing"));
-    let out = send(&[missing.to_str().unwrap(), good.to_str().unwrap()], &listener.target(""));
+    let out = send(
+        &[missing.to_str().unwrap(), good.to_str().unwrap()],
+        &listener.target(""),
+    );
     assert_eq!(out.code, 1);
-    assert!(out.stderr.contains("missing: No such file"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("missing: No such file"),
+        "{}",
+        out.stderr
+    );
     assert_eq!(names(&to), ["good"]);
     let out = send(&[missing.to_str().unwrap()], &listener.target(""));
     assert!(out.stderr.contains("nothing to send"), "{}", out.stderr);
@@ -253,13 +331,19 @@ fn another_protocol_on_the_port() {
     let at = format!("127.0.0.1:{}:", http.local_addr().unwrap().port());
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = http.accept().unwrap();
-        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        let _ = stream.write_all(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+        );
         stream
     });
     let out = send(&[source.to_str().unwrap()], &at);
     drop(answering.join().unwrap());
     assert_eq!(out.code, 4, "{}", out.stderr);
-    assert!(out.stderr.contains("does not") && out.stderr.contains("iWARP"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("does not") && out.stderr.contains("iWARP"),
+        "{}",
+        out.stderr
+    );
 
     // Accepted by the kernel, never answered.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -283,7 +367,11 @@ fn another_protocol_on_the_port() {
     assert!(out.stderr.contains("not `weft cp`"), "{}", out.stderr);
 
     // Nobody at all.
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let out = send(&[source.to_str().unwrap()], &format!("127.0.0.1:{free}:"));
     assert_eq!(out.code, 3, "{}", out.stderr);
     assert!(out.stderr.contains("weft cp --listen"), "{}", out.stderr);
@@ -307,16 +395,28 @@ fn keys_are_proved_both_ways() {
     let to_arg = to.to_str().unwrap();
     let out = Output::of(weft().args(["cp", "--bind", "0.0.0.0:0", "--listen", to_arg]));
     assert_eq!(out.code, 2);
-    assert!(out.stderr.contains("--key") && out.stderr.contains("--open"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("--key") && out.stderr.contains("--open"),
+        "{}",
+        out.stderr
+    );
 
     let listener = Listener::start_on(&to, "0.0.0.0:0", &["--key", &path("right")]);
     let target = format!("127.0.0.1:{}:", listener.port());
     let out = send(&[&path("f")], &target);
     assert_eq!(out.code, 4, "{}", out.stderr);
-    assert!(out.stderr.contains("wants a key") && out.stderr.contains("--key FILE"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("wants a key") && out.stderr.contains("--key FILE"),
+        "{}",
+        out.stderr
+    );
     let out = send(&["--key", &path("wrong"), &path("f")], &target);
     assert_eq!(out.code, 4, "{}", out.stderr);
-    assert!(out.stderr.contains("the key is not the one"), "{}", out.stderr);
+    assert!(
+        out.stderr.contains("the key is not the one"),
+        "{}",
+        out.stderr
+    );
     assert!(names(&to).is_empty());
     send(&["--key", &path("right"), &path("f")], &target).ok();
     assert_eq!(names(&to), ["f"]);
@@ -328,7 +428,10 @@ fn keys_are_proved_both_ways() {
 
     // A sender that wants a proof does not send to a receiver without a key.
     let open = Listener::start_on(&to, "0.0.0.0:0", &["--open"]);
-    let out = send(&["--key", &path("wrong"), &path("f")], &format!("127.0.0.1:{}:", open.port()));
+    let out = send(
+        &["--key", &path("wrong"), &path("f")],
+        &format!("127.0.0.1:{}:", open.port()),
+    );
     assert_eq!(out.code, 4, "{}", out.stderr);
     assert!(out.stderr.contains("no key to prove"), "{}", out.stderr);
     send(&[&path("f")], &format!("127.0.0.1:{}:g", open.port())).ok();
@@ -344,7 +447,10 @@ fn several_senders_at_once_and_one_too_many() {
         .map(|i| {
             let path = dir.path().join(format!("f{i}"));
             fs::write(&path, noise(5_000_000, i)).unwrap();
-            weft().args(["cp", "-q", path.to_str().unwrap(), &listener.target("")]).spawn().unwrap()
+            weft()
+                .args(["cp", "-q", path.to_str().unwrap(), &listener.target("")])
+                .spawn()
+                .unwrap()
         })
         .collect();
     for mut sender in senders {
@@ -382,6 +488,10 @@ fn once_ends_with_the_first_senders_outcome() {
     fs::create_dir(to.join("d")).unwrap();
     let mut listener = Listener::start(&to, &["--once"]);
     let out = send(&[source.to_str().unwrap()], &listener.target("f"));
-    assert_eq!(out.code, 1, "`f` is a file, not a directory: {}", out.stderr);
+    assert_eq!(
+        out.code, 1,
+        "`f` is a file, not a directory: {}",
+        out.stderr
+    );
     assert_eq!(listener.wait(), Some(1));
 }

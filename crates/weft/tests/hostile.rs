@@ -12,19 +12,33 @@ use common::{Listener, RawSender, names, send};
 use weft::cp::digest::{BlockList, digest};
 use weft::cp::link::Link;
 use weft::cp::protocol::{
-    Code, FileFlags, FileSpec, Hello, MAX_PATH, Message, Mtime, RelPath, RingAdvert, Status, VERSION, WINDOW,
+    Code, FileFlags, FileSpec, Hello, MAX_PATH, Message, Mtime, RelPath, RingAdvert, Status,
+    VERSION, WINDOW,
 };
 use weft_verbs::cm::{self, ConnParam, ConnectError};
 use weft_verbs::{Device, QpInit};
 
 fn spec(path: &str, size: u64, no_wait: bool) -> FileSpec {
     let path = RelPath::new(path.as_bytes()).unwrap();
-    let flags = FileFlags { no_wait, ..FileFlags::default() };
-    FileSpec { flags, mode: 0o644, mtime: Mtime::default(), size, source: [1; 16], path }
+    let flags = FileFlags {
+        no_wait,
+        ..FileFlags::default()
+    };
+    FileSpec {
+        flags,
+        mode: 0o644,
+        mtime: Mtime::default(),
+        size,
+        source: [1; 16],
+        path,
+    }
 }
 
 fn file(id: u32, path: &str, size: u64) -> Message {
-    Message::File { id, spec: spec(path, size, true) }
+    Message::File {
+        id,
+        spec: spec(path, size, true),
+    }
 }
 
 /// The bytes of a message whose path the codec would refuse to build: every byte of `placeholder` is
@@ -33,7 +47,10 @@ fn with_path(message: &Message, placeholder: &str, path: &str) -> Vec<u8> {
     assert_eq!(placeholder.len(), path.len());
     let mut bytes = Vec::new();
     message.encode(0, &mut bytes);
-    let at = bytes.windows(placeholder.len()).rposition(|w| w == placeholder.as_bytes()).unwrap();
+    let at = bytes
+        .windows(placeholder.len())
+        .rposition(|w| w == placeholder.as_bytes())
+        .unwrap();
     bytes[at..at + path.len()].copy_from_slice(path.as_bytes());
     bytes
 }
@@ -42,11 +59,22 @@ fn with_path(message: &Message, placeholder: &str, path: &str) -> Vec<u8> {
 /// ended the connection.
 fn raw(listener: &Listener, bytes: &[u8]) -> bool {
     let mut stream = TcpStream::connect(listener.addr()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let hello = Hello { version: VERSION, status: Status::Ok, key: false, nonce: [1; 32] };
+    stream
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let hello = Hello {
+        version: VERSION,
+        status: Status::Ok,
+        key: false,
+        nonce: [1; 32],
+    };
     stream.write_all(&hello.encode()).unwrap();
     let mut start = Vec::new();
-    Message::Start { receives: 64, proof: [0; 32] }.encode(0, &mut start);
+    Message::Start {
+        receives: 64,
+        proof: [0; 32],
+    }
+    .encode(0, &mut start);
     stream.write_all(&start).unwrap();
     stream.write_all(bytes).unwrap();
     // Until the end: the receiver's hello, READY, a refusal.
@@ -72,7 +100,13 @@ fn paths_that_lead_out_are_refused() {
         ("xx", ".."),
         ("x", "/"),
     ] {
-        assert!(raw(&plain, &with_path(&file(0, placeholder, 0), placeholder, path)), "{path}");
+        assert!(
+            raw(
+                &plain,
+                &with_path(&file(0, placeholder, 0), placeholder, path)
+            ),
+            "{path}"
+        );
         let mkdir = Message::Directory {
             id: 0,
             leave: false,
@@ -90,10 +124,24 @@ fn paths_that_lead_out_are_refused() {
     let sender = RawSender::start(listener.addr());
     let path = RelPath::new(b"mine").unwrap();
     let target = b"../outside".to_vec();
-    sender.link.send(&Message::Link { id: 0, flags: FileFlags::default(), target, path }).unwrap();
+    sender
+        .link
+        .send(&Message::Link {
+            id: 0,
+            flags: FileFlags::default(),
+            target,
+            path,
+        })
+        .unwrap();
     for (id, path) in [(1, "link/f"), (2, "mine/f"), (3, "dangling")] {
         sender.link.send(&file(id, path, 0)).unwrap();
-        sender.link.send(&Message::End { id, digest: BlockList::default().complete(0) }).unwrap();
+        sender
+            .link
+            .send(&Message::End {
+                id,
+                digest: BlockList::default().complete(0),
+            })
+            .unwrap();
     }
     let mut codes = Vec::new();
     while codes.len() < 4 {
@@ -101,9 +149,20 @@ fn paths_that_lead_out_are_refused() {
             codes.push(code);
         }
     }
-    assert_eq!(codes, [Code::Written, Code::NotDirectory, Code::NotDirectory, Code::Written]);
+    assert_eq!(
+        codes,
+        [
+            Code::Written,
+            Code::NotDirectory,
+            Code::NotDirectory,
+            Code::Written
+        ]
+    );
     assert!(names(&outside).is_empty(), "{:?}", names(&outside));
-    assert!(to.join("dangling").symlink_metadata().unwrap().is_file(), "the link itself was replaced");
+    assert!(
+        to.join("dangling").symlink_metadata().unwrap().is_file(),
+        "the link itself was replaced"
+    );
     assert!(!std::path::Path::new("/tmp/weft-escape").exists());
 }
 
@@ -117,27 +176,75 @@ fn messages_that_break_the_protocol_end_the_connection_and_no_other() {
     let bystander = RawSender::start(listener.addr());
     bystander.link.send(&file(0, "bystander", 3)).unwrap();
 
-    let block = |id, slot, index, len| Message::Block { id, slot, index, len, digest: [0; 16] };
-    let waiting = Message::File { id: 0, spec: spec("w", 5 << 20, false) };
-    let end = |id| Message::End { id, digest: [0; 16] };
+    let block = |id, slot, index, len| Message::Block {
+        id,
+        slot,
+        index,
+        len,
+        digest: [0; 16],
+    };
+    let waiting = Message::File {
+        id: 0,
+        spec: spec("w", 5 << 20, false),
+    };
+    let end = |id| Message::End {
+        id,
+        digest: [0; 16],
+    };
     let cases: Vec<(&str, Vec<Message>)> = vec![
         ("a block of nothing", vec![block(0, 0, 0, 1)]),
         ("the end of nothing", vec![end(0)]),
-        ("FROM without an offer", vec![Message::From { id: 0, block: 0 }]),
+        (
+            "FROM without an offer",
+            vec![Message::From { id: 0, block: 0 }],
+        ),
         ("an entry out of order", vec![file(1, "a", 0)]),
-        ("a second file before the end of the first", vec![file(0, "a", 0), file(1, "b", 0)]),
+        (
+            "a second file before the end of the first",
+            vec![file(0, "a", 0), file(1, "b", 0)],
+        ),
         ("a big file that does not wait", vec![file(0, "a", 2 << 20)]),
-        ("a slot beyond the ring", vec![file(0, "a", 5), block(0, 16, 0, 5)]),
-        ("a block longer than the file", vec![file(0, "a", 5), block(0, 0, 0, 6)]),
-        ("a block longer than a slot", vec![file(0, "a", 5), block(0, 0, 0, 2 << 20)]),
+        (
+            "a slot beyond the ring",
+            vec![file(0, "a", 5), block(0, 16, 0, 5)],
+        ),
+        (
+            "a block longer than the file",
+            vec![file(0, "a", 5), block(0, 0, 0, 6)],
+        ),
+        (
+            "a block longer than a slot",
+            vec![file(0, "a", 5), block(0, 0, 0, 2 << 20)],
+        ),
         ("a block too many", vec![file(0, "a", 5), block(0, 0, 1, 5)]),
-        ("a block of another file", vec![file(0, "a", 5), block(7, 0, 0, 5)]),
-        ("FROM beyond the offer", vec![waiting.clone(), Message::From { id: 0, block: 3 }]),
-        ("a block before FROM", vec![waiting, block(0, 0, 0, 1 << 20)]),
+        (
+            "a block of another file",
+            vec![file(0, "a", 5), block(7, 0, 0, 5)],
+        ),
+        (
+            "FROM beyond the offer",
+            vec![waiting.clone(), Message::From { id: 0, block: 3 }],
+        ),
+        (
+            "a block before FROM",
+            vec![waiting, block(0, 0, 0, 1 << 20)],
+        ),
         ("what only a receiver says", vec![Message::Free { slot: 0 }]),
-        ("START again", vec![Message::Start { receives: 64, proof: [0; 32] }]),
-        ("more after DONE", vec![Message::Done { cpu_us: 0 }, file(0, "a", 0)]),
-        ("DONE in the middle", vec![file(0, "a", 5), Message::Done { cpu_us: 0 }]),
+        (
+            "START again",
+            vec![Message::Start {
+                receives: 64,
+                proof: [0; 32],
+            }],
+        ),
+        (
+            "more after DONE",
+            vec![Message::Done { cpu_us: 0 }, file(0, "a", 0)],
+        ),
+        (
+            "DONE in the middle",
+            vec![file(0, "a", 5), Message::Done { cpu_us: 0 }],
+        ),
     ];
     for (what, messages) in cases {
         let sender = RawSender::start(listener.addr());
@@ -146,12 +253,21 @@ fn messages_that_break_the_protocol_end_the_connection_and_no_other() {
                 break;
             }
         }
-        assert!(sender.refusal().is_some(), "{what}: refused, and not in silence");
+        assert!(
+            sender.refusal().is_some(),
+            "{what}: refused, and not in silence"
+        );
     }
 
     // More entries than the window, which a file in the middle keeps open.
     let sender = RawSender::start(listener.addr());
-    sender.link.send(&Message::File { id: 0, spec: spec("w", 5 << 20, false) }).unwrap();
+    sender
+        .link
+        .send(&Message::File {
+            id: 0,
+            spec: spec("w", 5 << 20, false),
+        })
+        .unwrap();
     for id in 1..=WINDOW as u32 + 1 {
         if sender.link.send(&file(id, "x", 0)).is_err() {
             break;
@@ -161,10 +277,25 @@ fn messages_that_break_the_protocol_end_the_connection_and_no_other() {
 
     // The bystander's file comes in as if nothing had been.
     let d = digest(b"abc");
-    bystander.put(b"abc", &Message::Block { id: 0, slot: 0, index: 0, len: 3, digest: d });
+    bystander.put(
+        b"abc",
+        &Message::Block {
+            id: 0,
+            slot: 0,
+            index: 0,
+            len: 3,
+            digest: d,
+        },
+    );
     let mut list = BlockList::default();
     list.push(&d);
-    bystander.link.send(&Message::End { id: 0, digest: list.complete(3) }).unwrap();
+    bystander
+        .link
+        .send(&Message::End {
+            id: 0,
+            digest: list.complete(3),
+        })
+        .unwrap();
     loop {
         match bystander.next().expect("still there") {
             Message::Result { code, .. } => break assert_eq!(code, Code::Written),
@@ -173,8 +304,16 @@ fn messages_that_break_the_protocol_end_the_connection_and_no_other() {
         }
     }
     assert_eq!(fs::read(to.join("bystander")).unwrap(), b"abc");
-    send(&[dir.path().join("good").to_str().unwrap()], &listener.target("")).ok();
-    assert_eq!(names(&to), ["bystander", "good"], "nothing of the others is left");
+    send(
+        &[dir.path().join("good").to_str().unwrap()],
+        &listener.target(""),
+    )
+    .ok();
+    assert_eq!(
+        names(&to),
+        ["bystander", "good"],
+        "nothing of the others is left"
+    );
 }
 
 #[test]
@@ -183,10 +322,31 @@ fn a_block_that_does_not_match_its_checksum_fails_its_file_only() {
     let listener = Listener::start(dir.path(), &[]);
     let sender = RawSender::start(listener.addr());
     sender.link.send(&file(0, "bad", 5)).unwrap();
-    sender.put(b"wrong", &Message::Block { id: 0, slot: 0, index: 0, len: 5, digest: digest(b"right") });
-    sender.link.send(&Message::End { id: 0, digest: [0; 16] }).unwrap();
+    sender.put(
+        b"wrong",
+        &Message::Block {
+            id: 0,
+            slot: 0,
+            index: 0,
+            len: 5,
+            digest: digest(b"right"),
+        },
+    );
+    sender
+        .link
+        .send(&Message::End {
+            id: 0,
+            digest: [0; 16],
+        })
+        .unwrap();
     sender.link.send(&file(1, "good", 0)).unwrap();
-    sender.link.send(&Message::End { id: 1, digest: BlockList::default().complete(0) }).unwrap();
+    sender
+        .link
+        .send(&Message::End {
+            id: 1,
+            digest: BlockList::default().complete(0),
+        })
+        .unwrap();
     let mut codes = Vec::new();
     while codes.len() < 2 {
         if let Message::Result { code, .. } = sender.next().unwrap() {
@@ -210,16 +370,40 @@ fn one_senders_ring_is_of_no_use_to_another_and_has_bounds() {
     other.put(b"yours", &Message::Credit);
     assert!(other.next().is_none(), "the connection has ended");
     let length = u64::from(victim.ring.slots) * u64::from(victim.ring.slot_len);
-    let over = RawSender::start_with(listener.addr(), |ring| RingAdvert { addr: ring.addr + length - 2, ..ring });
+    let over = RawSender::start_with(listener.addr(), |ring| RingAdvert {
+        addr: ring.addr + length - 2,
+        ..ring
+    });
     over.put(b"yours", &Message::Credit);
     assert!(over.next().is_none(), "the connection has ended");
 
     let d = digest(b"mine");
-    victim.put(b"mine", &Message::Block { id: 0, slot: 0, index: 0, len: 4, digest: d });
+    victim.put(
+        b"mine",
+        &Message::Block {
+            id: 0,
+            slot: 0,
+            index: 0,
+            len: 4,
+            digest: d,
+        },
+    );
     let mut list = BlockList::default();
     list.push(&d);
-    victim.link.send(&Message::End { id: 0, digest: list.complete(4) }).unwrap();
-    while !matches!(victim.next().unwrap(), Message::Result { code: Code::Written, .. }) {}
+    victim
+        .link
+        .send(&Message::End {
+            id: 0,
+            digest: list.complete(4),
+        })
+        .unwrap();
+    while !matches!(
+        victim.next().unwrap(),
+        Message::Result {
+            code: Code::Written,
+            ..
+        }
+    ) {}
     assert_eq!(fs::read(dir.path().join("f")).unwrap(), b"mine");
 }
 
@@ -230,32 +414,55 @@ fn strangers_and_silent_peers_are_shown_the_door() {
     fs::create_dir(&to).unwrap();
     let listener = Listener::start(&to, &["--max-senders", "2"]);
     // HTTP, nothing at all, and half a start-up frame.
-    let strangers: Vec<_> = [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], b"", b"MPA ID Req"]
-        .into_iter()
-        .cycle()
-        .take(30)
-        .map(|bytes| {
-            let mut stream = TcpStream::connect(listener.addr()).unwrap();
-            stream.write_all(bytes).unwrap();
-            stream
-        })
-        .collect();
+    let strangers: Vec<_> = [
+        &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
+        b"",
+        b"MPA ID Req",
+    ]
+    .into_iter()
+    .cycle()
+    .take(30)
+    .map(|bytes| {
+        let mut stream = TcpStream::connect(listener.addr()).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream
+    })
+    .collect();
     // They do not take the places of senders.
     fs::write(dir.path().join("f"), "x").unwrap();
-    send(&[dir.path().join("f").to_str().unwrap()], &listener.target("")).ok();
+    send(
+        &[dir.path().join("f").to_str().unwrap()],
+        &listener.target(""),
+    )
+    .ok();
     drop(strangers);
 
     // A hello of another version, and one that is none, are rejected with our version.
     let device = Device::open().unwrap();
     for hello in [
-        Hello { version: 77, status: Status::Ok, key: false, nonce: [0; 32] }.encode().to_vec(),
+        Hello {
+            version: 77,
+            status: Status::Ok,
+            key: false,
+            nonce: [0; 32],
+        }
+        .encode()
+        .to_vec(),
         b"NFS/RDMA".to_vec(),
         Vec::new(),
     ] {
-        let (pd, cq) = (device.alloc_pd().unwrap(), device.create_cq(4, None).unwrap());
-        let param = ConnParam { private_data: hello, ..ConnParam::default() };
+        let (pd, cq) = (
+            device.alloc_pd().unwrap(),
+            device.create_cq(4, None).unwrap(),
+        );
+        let param = ConnParam {
+            private_data: hello,
+            ..ConnParam::default()
+        };
         let refused = cm::connect(listener.addr(), &pd, &QpInit::new(&cq, &cq), &param).err();
-        let Some(ConnectError::Rejected { private_data }) = refused else { panic!("{refused:?}") };
+        let Some(ConnectError::Rejected { private_data }) = refused else {
+            panic!("{refused:?}")
+        };
         let theirs = Hello::decode(&private_data).unwrap();
         assert_eq!((theirs.version, theirs.status), (VERSION, Status::Version));
     }
@@ -269,13 +476,37 @@ fn longest_paths_travel() {
     let long = "d/".repeat(200) + &"n".repeat(255);
     assert!(long.len() > 600 && long.len() < MAX_PATH);
     sender.link.send(&file(0, &long, 0)).unwrap();
-    sender.link.send(&Message::End { id: 0, digest: BlockList::default().complete(0) }).unwrap();
-    let Some(Message::Result { code, text, .. }) = sender.next() else { panic!("no result") };
+    sender
+        .link
+        .send(&Message::End {
+            id: 0,
+            digest: BlockList::default().complete(0),
+        })
+        .unwrap();
+    let Some(Message::Result { code, text, .. }) = sender.next() else {
+        panic!("no result")
+    };
     assert_eq!(code, Code::Written, "{text}");
     let target = vec![b't'; MAX_PATH - 100];
     let path = RelPath::new(b"link").unwrap();
-    sender.link.send(&Message::Link { id: 1, flags: FileFlags::default(), target: target.clone(), path }).unwrap();
-    let Some(Message::Result { code, text, .. }) = sender.next() else { panic!("no result") };
+    sender
+        .link
+        .send(&Message::Link {
+            id: 1,
+            flags: FileFlags::default(),
+            target: target.clone(),
+            path,
+        })
+        .unwrap();
+    let Some(Message::Result { code, text, .. }) = sender.next() else {
+        panic!("no result")
+    };
     assert_eq!(code, Code::Written, "{text}");
-    assert_eq!(fs::read_link(dir.path().join("link")).unwrap().as_os_str().len(), target.len());
+    assert_eq!(
+        fs::read_link(dir.path().join("link"))
+            .unwrap()
+            .as_os_str()
+            .len(),
+        target.len()
+    );
 }

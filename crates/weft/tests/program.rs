@@ -8,12 +8,30 @@ use common::{Output, names, weft};
 fn help_names_every_subcommand_and_the_exit_codes() {
     let out = Output::of(weft().arg("--help"));
     out.ok();
-    for word in ["cp", "hello", "bench", "doctor", "demo", "man", "completion", "Exit status", "  3  "] {
+    for word in [
+        "cp",
+        "hello",
+        "bench",
+        "doctor",
+        "demo",
+        "man",
+        "completion",
+        "Exit status",
+        "  3  ",
+    ] {
         assert!(out.stdout.contains(word), "{word}: {}", out.stdout);
     }
     let out = Output::of(weft().args(["cp", "--help"]));
     out.ok();
-    for word in ["--listen <DIR>", "--key <FILE>", "--open", "--once", "--recursive", "--no-clobber", "Examples:"] {
+    for word in [
+        "--listen <DIR>",
+        "--key <FILE>",
+        "--open",
+        "--once",
+        "--recursive",
+        "--no-clobber",
+        "Examples:",
+    ] {
         assert!(out.stdout.contains(word), "{word}: {}", out.stdout);
     }
     let out = Output::of(&mut weft());
@@ -30,11 +48,21 @@ fn help_names_every_subcommand_and_the_exit_codes() {
 fn manual_pages() {
     let out = Output::of(weft().arg("man"));
     out.ok();
-    assert!(out.stdout.contains(".TH weft 1") && out.stdout.contains("doctor"), "{}", out.stdout);
+    assert!(
+        out.stdout.contains(".TH weft 1") && out.stdout.contains("doctor"),
+        "{}",
+        out.stdout
+    );
     let dir = tempfile::tempdir().unwrap();
     Output::of(weft().args(["man", "--dir", dir.path().to_str().unwrap()])).ok();
     let pages = names(dir.path());
-    for page in ["weft.1", "weft-cp.1", "weft-hello.1", "weft-bench.1", "weft-doctor.1"] {
+    for page in [
+        "weft.1",
+        "weft-cp.1",
+        "weft-hello.1",
+        "weft-bench.1",
+        "weft-doctor.1",
+    ] {
         assert!(pages.iter().any(|p| p == page), "{page} in {pages:?}");
     }
     let out = Output::of(weft().args(["man", "--dir", "/nowhere/at/all"]));
@@ -47,7 +75,10 @@ fn completion_scripts() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let out = Output::of(weft().args(["completion", shell]));
         out.ok();
-        assert!(out.stdout.contains("weft") && out.stdout.contains("doctor"), "{shell}");
+        assert!(
+            out.stdout.contains("weft") && out.stdout.contains("doctor"),
+            "{shell}"
+        );
     }
     assert_eq!(Output::of(weft().args(["completion", "tcsh"])).code, 2);
 }
@@ -56,10 +87,18 @@ fn completion_scripts() {
 fn hello_in_one_process_and_in_two() {
     let out = Output::of(weft().arg("hello"));
     out.ok();
-    assert!(out.stdout.contains("read back \"Hello iWARP!\", as written"), "{}", out.stdout);
+    assert!(
+        out.stdout
+            .contains("read back \"Hello iWARP!\", as written"),
+        "{}",
+        out.stdout
+    );
 
-    let mut responder =
-        weft().args(["hello", "--listen=127.0.0.1:0"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut responder = weft()
+        .args(["hello", "--listen=127.0.0.1:0"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut stdout = std::io::BufReader::new(responder.stdout.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
@@ -81,13 +120,58 @@ fn the_example_prints_what_the_figure_says() {
 }
 
 #[test]
+fn the_demo_moves_a_file_and_writes_one_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let html = dir.path().join("report.html");
+    let out = Output::of(weft().args([
+        "demo",
+        "--no-verbs",
+        "--size",
+        "5M",
+        "--runs",
+        "2",
+        "--dir",
+        dir.path().to_str().unwrap(),
+        "--html",
+        html.to_str().unwrap(),
+    ]));
+    out.ok();
+    assert!(out.stdout.contains("of plain TCP"), "{}", out.stdout);
+    let page = std::fs::read_to_string(&html).unwrap();
+    assert!(page.contains("<svg") && page.contains("A file of 5 MiB"));
+    for foreign in ["<script", "<link", "src=\"http", "@import"] {
+        assert!(!page.contains(foreign), "the page stands alone: {foreign}");
+    }
+    assert_eq!(names(dir.path()), ["report.html"], "nothing else is left");
+    let out = Output::of(weft().args(["demo", "--html", "/nowhere/at/all.html"]));
+    assert_eq!(out.code, 1);
+    assert!(
+        out.stderr.contains("cannot write the report"),
+        "{}",
+        out.stderr
+    );
+}
+
+#[test]
 fn doctor_as_table_and_json() {
     let out = Output::of(weft().arg("doctor"));
     out.ok();
-    assert!(out.stdout.contains("RDMA over loopback") && out.stdout.contains("OK"), "{}", out.stdout);
+    assert!(
+        out.stdout.contains("RDMA over loopback") && out.stdout.contains("OK"),
+        "{}",
+        out.stdout
+    );
     let out = Output::of(weft().args(["doctor", "--json"]));
     out.ok();
-    let checks: Vec<serde_json::Value> = out.stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let checks: Vec<serde_json::Value> = out
+        .stdout
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .collect();
     assert!(checks.len() >= 12);
-    assert!(checks.iter().all(|c| c["verdict"] == "OK" || !c["remedy"].as_str().unwrap().is_empty()));
+    assert!(
+        checks
+            .iter()
+            .all(|c| c["verdict"] == "OK" || !c["remedy"].as_str().unwrap().is_empty())
+    );
 }

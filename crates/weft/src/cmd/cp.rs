@@ -1,5 +1,6 @@
 //! `weft cp`.
 
+use std::fmt::Write;
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -56,13 +57,24 @@ pub struct Args {
     #[arg(long, value_name = "ADDR[:PORT]", requires = "listen", value_parser = parse_bind, help_heading = "Receiving")]
     bind: Option<SocketAddr>,
     /// Let anybody send who can reach the address
-    #[arg(long, requires = "listen", conflicts_with = "key", help_heading = "Receiving")]
+    #[arg(
+        long,
+        requires = "listen",
+        conflicts_with = "key",
+        help_heading = "Receiving"
+    )]
     open: bool,
     /// Stop after the first sender, with its outcome as exit status
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     once: bool,
     /// Senders served at the same time
-    #[arg(long, value_name = "N", requires = "listen", default_value_t = 32, help_heading = "Receiving")]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "listen",
+        default_value_t = 32,
+        help_heading = "Receiving"
+    )]
     max_senders: usize,
 
     /// The shared key, which both sides prove to each other and never send
@@ -85,7 +97,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
-    /// Print the summary as a JSON object: files, bytes, held, seconds, cpu_s, peer_cpu_s
+    /// Print the summary as a JSON object: files, bytes, held, seconds, `cpu_s`, `peer_cpu_s`
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
@@ -95,7 +107,7 @@ pub struct Args {
     /// Bring each file to the disk before it gets its name (either side can say so)
     #[arg(long)]
     fsync: bool,
-    /// Check every FPDU with MPA's CRC32c as well; blocks have a checksum of their own
+    /// Check every FPDU with MPA's `CRC32c` as well; blocks have a checksum of their own
     #[arg(long)]
     crc: bool,
     /// Give the peer up after so many seconds of silence
@@ -115,7 +127,10 @@ pub struct Args {
 
 /// `ADDR:PORT`, or an address alone for the default port.
 fn parse_bind(text: &str) -> Result<SocketAddr, String> {
-    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|t| t.strip_suffix(']'))
+        .unwrap_or(text);
     bare.parse::<IpAddr>()
         .map(|ip| SocketAddr::new(ip, DEFAULT_PORT))
         .or_else(|_| text.parse())
@@ -127,7 +142,10 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     if let Some(path) = &args.gen_key {
         Key::generate(path)?;
         if !global.quiet {
-            say(format_args!("{}: a new key; copy it to the other machine over a channel that you trust", path.display()));
+            say(format_args!(
+                "{}: a new key; copy it to the other machine over a channel that you trust",
+                path.display()
+            ));
         }
         return Ok(Exit::Ok);
     }
@@ -151,9 +169,14 @@ impl Args {
 fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
     let listener = Listener::bind(Config {
         dir: dir.into(),
-        bind: args.bind.unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()),
+        bind: args
+            .bind
+            .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into()),
         wire: args.wire(),
-        policy: Policy { no_clobber: args.no_clobber, sync: args.fsync },
+        policy: Policy {
+            no_clobber: args.no_clobber,
+            sync: args.fsync,
+        },
         serve: receiver::Options {
             key,
             slots: args.slots,
@@ -165,9 +188,15 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
         max_senders: args.max_senders.max(1),
     })?;
     if !global.quiet {
-        say(format_args!("listening on {}, files go to {}", listener.local_addr(), dir.display()));
+        say(format_args!(
+            "listening on {}, files go to {}",
+            listener.local_addr(),
+            dir.display()
+        ));
     }
-    let events: Arc<dyn Events> = Arc::new(Lines { quiet: global.quiet });
+    let events: Arc<dyn Events> = Arc::new(Lines {
+        quiet: global.quiet,
+    });
     listener.run(&events).map(|()| Exit::Ok)
 }
 
@@ -185,14 +214,27 @@ impl Events for Lines {
         eprintln!("weft: {peer}: {path}: {error}");
     }
 
-    fn finished(&self, peer: SocketAddr, totals: Totals, took: Duration, end: Result<(), LinkError>) {
+    fn finished(
+        &self,
+        peer: SocketAddr,
+        totals: Totals,
+        took: Duration,
+        end: Result<(), LinkError>,
+    ) {
         if let Err(e) = &end {
             let resumes = totals.started && matches!(e, LinkError::Gone(_));
-            let hint = if resumes { "; what had begun goes on when it is sent again" } else { "" };
+            let hint = if resumes {
+                "; what had begun goes on when it is sent again"
+            } else {
+                ""
+            };
             eprintln!("weft: {peer}: {e}{hint}");
         }
         if !self.quiet && totals.started {
-            say(format_args!("{peer}: {}", speed(totals.files, totals.bytes, took)));
+            say(format_args!(
+                "{peer}: {}",
+                speed(totals.files, totals.bytes, took)
+            ));
         }
     }
 }
@@ -200,17 +242,27 @@ impl Events for Lines {
 fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
     let plural = if files == 1 { "" } else { "s" };
-    format!("{files} file{plural}, {} in {seconds:.2} s, {:.2} GB/s", HumanBytes(bytes), bytes as f64 / seconds / 1e9)
+    format!(
+        "{files} file{plural}, {} in {seconds:.2} s, {:.2} GB/s",
+        HumanBytes(bytes),
+        bytes as f64 / seconds / 1e9
+    )
 }
 
 fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
-    let Some((target, sources)) = args.paths.split_last().filter(|(_, sources)| !sources.is_empty()) else {
-        return Err(Failure::usage("there is a file and no target, or a target and no file")
-            .hint("weft cp FILE... HOST[:PORT]:DIR, for example `weft cp data.bin localhost:`"));
+    let Some((target, sources)) = args
+        .paths
+        .split_last()
+        .filter(|(_, sources)| !sources.is_empty())
+    else {
+        return Err(
+            Failure::usage("there is a file and no target, or a target and no file")
+                .hint("weft cp FILE... HOST[:PORT]:DIR, for example `weft cp data.bin localhost:`"),
+        );
     };
-    let target = target
-        .to_str()
-        .ok_or_else(|| Failure::usage("the target is not valid UTF-8").hint("write HOST[:PORT]:DIR"))?;
+    let target = target.to_str().ok_or_else(|| {
+        Failure::usage("the target is not valid UTF-8").hint("write HOST[:PORT]:DIR")
+    })?;
     let target = Target::parse(target)?;
     let plan = Plan::new(sources, target.dir.as_ref(), args.recursive, args.links)?;
     let mut failed = 0;
@@ -221,11 +273,17 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         }
     }
     if plan.entries.is_empty() {
-        return Err(Failure::failed("there is nothing to send").hint("name files that exist and that you can read"));
+        return Err(Failure::failed("there is nothing to send")
+            .hint("name files that exist and that you can read"));
     }
     let options = sender::Options {
         key,
-        flags: FileFlags { no_wait: false, no_clobber: args.no_clobber, force: args.force, sync: args.fsync },
+        flags: FileFlags {
+            no_wait: false,
+            no_clobber: args.no_clobber,
+            force: args.force,
+            sync: args.fsync,
+        },
         patience: Duration::from_secs(args.timeout),
     };
     let began = Instant::now();
@@ -248,20 +306,28 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     }
     failed += report.failed;
     if failed > 0 {
-        return Err(Failure::failed(format!("{failed} of {} could not be sent", plan.files.max(failed)))
-            .hint("see the lines above; the same command again sends what is missing"));
+        return Err(Failure::failed(format!(
+            "{failed} of {} could not be sent",
+            plan.files.max(failed)
+        ))
+        .hint("see the lines above; the same command again sends what is missing"));
     }
     Ok(Exit::Ok)
 }
 
 fn summary(report: &Report, took: Duration) -> String {
-    let mut line = speed(report.written, report.bytes, took);
-    line += &format!(", CPU {:.2} s here and {:.2} s there", cpu_time().as_secs_f64(), report.peer_cpu.as_secs_f64());
+    let mut line = format!(
+        "{}, CPU {:.2} s here and {:.2} s there",
+        speed(report.written, report.bytes, took),
+        cpu_time().as_secs_f64(),
+        report.peer_cpu.as_secs_f64()
+    );
+    // Writing to a string cannot fail.
     if report.held > 0 {
-        line += &format!("; {} were there already", HumanBytes(report.held));
+        let _ = write!(line, "; {} were there already", HumanBytes(report.held));
     }
     if report.kept > 0 {
-        line += &format!("; {} left alone", report.kept);
+        let _ = write!(line, "; {} left alone", report.kept);
     }
     line
 }
@@ -280,13 +346,24 @@ impl Show {
     fn new(total: u64, silent: bool) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let bar = (terminal && !silent).then(|| {
-            let style = "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+            let style =
+                "{wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
             let bar = ProgressBar::new(total);
-            bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_style(
+                ProgressStyle::with_template(style)
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
             bar
         });
         let now = Instant::now();
-        Self { bar, total, done: 0, began: now, told: now, plain: !terminal && !silent }
+        Self {
+            bar,
+            total,
+            done: 0,
+            began: now,
+            told: now,
+            plain: !terminal && !silent,
+        }
     }
 
     fn finish(&self) {
@@ -309,7 +386,10 @@ impl Progress for Show {
                 self.told = Instant::now();
                 let percent = self.done * 100 / self.total.max(1);
                 let seconds = self.began.elapsed().as_secs();
-                eprintln!("{percent} % of {} after {seconds} s", HumanBytes(self.total));
+                eprintln!(
+                    "{percent} % of {} after {seconds} s",
+                    HumanBytes(self.total)
+                );
             }
             None => {}
         }

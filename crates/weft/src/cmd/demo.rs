@@ -21,11 +21,20 @@ pub struct Args {
     /// How often each way moves the file; they take turns
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
+    /// Leave the figures of the verbs out
+    #[arg(long)]
+    no_verbs: bool,
 }
 
 /// Moves the file, measures, and writes the report.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let options = Options { html: args.html.clone(), size: args.size, dir: args.dir.clone(), runs: args.runs };
+    let options = Options {
+        html: args.html.clone(),
+        size: args.size,
+        dir: args.dir.clone(),
+        runs: args.runs,
+        verbs: !args.no_verbs,
+    };
     demo::run(&options, &mut |line| say(line))?;
     Ok(Exit::Ok)
 }

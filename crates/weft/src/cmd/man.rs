@@ -19,18 +19,20 @@ pub struct Args {
 /// Prints or writes manual pages.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let command = Cli::command();
-    match &args.dir {
-        Some(dir) => clap_mangen::generate_to(command, dir).map_err(|e| {
-            Failure::failed(format!("cannot write manual pages to {}: {e}", dir.display()))
-                .hint("name a directory that exists and that you can write to")
-        })?,
-        None => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(command)
-                .render(&mut page)
-                .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;
-            let _ = std::io::stdout().write_all(&page);
-        }
+    if let Some(dir) = &args.dir {
+        clap_mangen::generate_to(command, dir).map_err(|e| {
+            Failure::failed(format!(
+                "cannot write manual pages to {}: {e}",
+                dir.display()
+            ))
+            .hint("name a directory that exists and that you can write to")
+        })?;
+    } else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command)
+            .render(&mut page)
+            .map_err(|e| Failure::failed(format!("cannot make the manual page: {e}")))?;
+        let _ = std::io::stdout().write_all(&page);
     }
     Ok(Exit::Ok)
 }

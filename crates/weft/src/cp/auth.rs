@@ -47,26 +47,36 @@ impl Key {
         let file = std::fs::File::open(path).map_err(cannot)?;
         let meta = file.metadata().map_err(cannot)?;
         if !meta.is_file() {
-            return Err(Failure::usage(format!("the key file {shown} is not a regular file"))
-                .hint("name a file made with `weft cp --gen-key FILE`"));
+            return Err(
+                Failure::usage(format!("the key file {shown} is not a regular file"))
+                    .hint("name a file made with `weft cp --gen-key FILE`"),
+            );
         }
         if meta.mode() & 0o077 != 0 {
             return Err(Failure::usage(format!(
                 "the key file {shown} can be used by others (mode {:o})",
                 meta.mode() & 0o7777
             ))
-            .hint(format!("run `chmod 600 {shown}`; if others may have read it, make a new key")));
+            .hint(format!(
+                "run `chmod 600 {shown}`; if others may have read it, make a new key"
+            )));
         }
         let mut bytes = Vec::new();
-        file.take(MAX_KEY_FILE + 1).read_to_end(&mut bytes).map_err(cannot)?;
+        file.take(MAX_KEY_FILE + 1)
+            .read_to_end(&mut bytes)
+            .map_err(cannot)?;
         if bytes.len() as u64 > MAX_KEY_FILE {
-            return Err(Failure::usage(format!("the key file {shown} is longer than {MAX_KEY_FILE} bytes"))
-                .hint("make one with `weft cp --gen-key FILE`"));
+            return Err(Failure::usage(format!(
+                "the key file {shown} is longer than {MAX_KEY_FILE} bytes"
+            ))
+            .hint("make one with `weft cp --gen-key FILE`"));
         }
         let key = parse_hex(bytes.trim_ascii()).unwrap_or(bytes);
         Self::new(key).ok_or_else(|| {
-            Failure::usage(format!("the key in {shown} is shorter than 32 bytes (64 hexadecimal digits)"))
-                .hint("make one with `weft cp --gen-key FILE`")
+            Failure::usage(format!(
+                "the key in {shown} is shorter than 32 bytes (64 hexadecimal digits)"
+            ))
+            .hint("make one with `weft cp --gen-key FILE`")
         })
     }
 
@@ -74,7 +84,7 @@ impl Key {
     pub fn generate(path: &Path) -> Result<(), Failure> {
         let mut bytes = [0; PROOF_LEN];
         fill_random(&mut bytes)?;
-        let text: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        let text = hex(&bytes);
         std::fs::OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -87,8 +97,14 @@ impl Key {
             })
     }
 
-    fn mac(&self, role: Role, initiator: &[u8; PROOF_LEN], responder: &[u8; PROOF_LEN]) -> Hmac<Sha256> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+    fn mac(
+        &self,
+        role: Role,
+        initiator: &[u8; PROOF_LEN],
+        responder: &[u8; PROOF_LEN],
+    ) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         mac.update(b"weft-cp proof");
         mac.update(&VERSION.to_be_bytes());
         mac.update(&[role as u8]);
@@ -98,8 +114,16 @@ impl Key {
     }
 
     /// The proof that this side has the key.
-    pub fn prove(&self, role: Role, initiator: &[u8; PROOF_LEN], responder: &[u8; PROOF_LEN]) -> [u8; PROOF_LEN] {
-        self.mac(role, initiator, responder).finalize().into_bytes().into()
+    pub fn prove(
+        &self,
+        role: Role,
+        initiator: &[u8; PROOF_LEN],
+        responder: &[u8; PROOF_LEN],
+    ) -> [u8; PROOF_LEN] {
+        self.mac(role, initiator, responder)
+            .finalize()
+            .into_bytes()
+            .into()
     }
 
     /// Whether the other side, in the given role, has the key; takes the same time for every wrong proof.
@@ -110,7 +134,9 @@ impl Key {
         responder: &[u8; PROOF_LEN],
         proof: &[u8; PROOF_LEN],
     ) -> bool {
-        self.mac(role, initiator, responder).verify_slice(proof).is_ok()
+        self.mac(role, initiator, responder)
+            .verify_slice(proof)
+            .is_ok()
     }
 }
 
@@ -128,8 +154,16 @@ pub fn fill_random(out: &mut [u8]) -> Result<(), Failure> {
     })
 }
 
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, b| {
+        text.extend([b >> 4, b & 15].map(|d| char::from(b"0123456789abcdef"[usize::from(d)])));
+        text
+    })
+}
+
 fn parse_hex(text: &[u8]) -> Option<Vec<u8>> {
-    if text.len() < 2 * PROOF_LEN || text.len() % 2 != 0 {
+    if text.len() < 2 * PROOF_LEN || !text.len().is_multiple_of(2) {
         return None;
     }
     text.chunks_exact(2)
@@ -153,10 +187,16 @@ mod tests {
         let (i, r) = ([3; 32], [4; 32]);
         let proof = key.prove(Role::Initiator, &i, &r);
         assert!(key.verify(Role::Initiator, &i, &r, &proof));
-        assert!(!key.verify(Role::Responder, &i, &r, &proof), "a reflected proof");
+        assert!(
+            !key.verify(Role::Responder, &i, &r, &proof),
+            "a reflected proof"
+        );
         assert!(!key.verify(Role::Initiator, &r, &i, &proof));
         assert!(!other.verify(Role::Initiator, &i, &r, &proof));
-        assert!(!key.verify(Role::Initiator, &i, &[5; 32], &proof), "a replayed proof");
+        assert!(
+            !key.verify(Role::Initiator, &i, &[5; 32], &proof),
+            "a replayed proof"
+        );
         assert!(Key::new(vec![0; 31]).is_none());
         assert_eq!(format!("{key:?}"), "Key(..)");
     }
@@ -166,14 +206,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
         Key::generate(&path).unwrap();
-        assert!(Key::generate(&path).is_err(), "an existing file is left alone");
+        assert!(
+            Key::generate(&path).is_err(),
+            "an existing file is left alone"
+        );
         let key = Key::read(&path).unwrap();
         assert_eq!(key.0.len(), 32);
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.trim().len(), 64);
 
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
-        assert!(Key::read(&path).unwrap_err().what().contains("used by others"));
+        assert!(
+            Key::read(&path)
+                .unwrap_err()
+                .what()
+                .contains("used by others")
+        );
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::fs::write(&path, [0xff; 40]).unwrap();
         assert_eq!(Key::read(&path).unwrap().0, [0xff; 40]);

@@ -67,7 +67,10 @@ mod tests {
     #[test]
     fn known_values() {
         // The empty input's XXH3-128 with seed 0, as the reference implementation gives it.
-        assert_eq!(digest(b"").map(|b| format!("{b:02x}")).concat(), "99aa06d3014798d86001c324468d497f");
+        assert_eq!(
+            digest(b"").map(|b| format!("{b:02x}")).concat(),
+            "99aa06d3014798d86001c324468d497f"
+        );
         let mut s = Stream::default();
         s.add(b"we");
         s.add(b"ft");
@@ -79,7 +82,9 @@ mod tests {
         let (a, b) = (digest(b"a"), digest(b"b"));
         let list = |blocks: &[Digest]| {
             let mut l = BlockList::default();
-            blocks.iter().for_each(|d| l.push(d));
+            for d in blocks {
+                l.push(d);
+            }
             l
         };
         assert_ne!(list(&[a, b]).prefix(), list(&[b, a]).prefix());

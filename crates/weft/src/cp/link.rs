@@ -52,10 +52,24 @@ pub trait Link: Send + Sync {
     fn recv(&self, timeout: Duration) -> Result<Option<Message>, LinkError>;
 
     /// Reads from `file` at `offset` into slot `slot`: as many bytes as one system call gives.
-    fn slot_from_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize>;
+    fn slot_from_file(
+        &self,
+        slot: u16,
+        at: u32,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u32,
+    ) -> io::Result<usize>;
 
     /// Writes from slot `slot` to `file` at `offset`: as many bytes as one system call takes.
-    fn slot_to_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize>;
+    fn slot_to_file(
+        &self,
+        slot: u16,
+        at: u32,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u32,
+    ) -> io::Result<usize>;
 
     /// Adds `len` bytes of slot `slot` to a checksum.
     fn hash_slot(&self, slot: u16, len: u32, into: &mut Stream);
@@ -72,7 +86,13 @@ pub fn slot_digest(link: &dyn Link, slot: u16, len: u32) -> Digest {
 }
 
 /// Fills a slot with exactly `len` bytes of a file.
-pub fn read_slot(link: &dyn Link, slot: u16, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<()> {
+pub fn read_slot(
+    link: &dyn Link,
+    slot: u16,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: u32,
+) -> io::Result<()> {
     let mut done = 0;
     while done < len {
         match link.slot_from_file(slot, done, file, offset + u64::from(done), len - done) {
@@ -86,7 +106,13 @@ pub fn read_slot(link: &dyn Link, slot: u16, file: BorrowedFd<'_>, offset: u64, 
 }
 
 /// Writes exactly `len` bytes of a slot to a file.
-pub fn write_slot(link: &dyn Link, slot: u16, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<()> {
+pub fn write_slot(
+    link: &dyn Link,
+    slot: u16,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: u32,
+) -> io::Result<()> {
     let mut done = 0;
     while done < len {
         match link.slot_to_file(slot, done, file, offset + u64::from(done), len - done) {

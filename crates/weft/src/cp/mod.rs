@@ -1,6 +1,6 @@
 //! `weft cp`: files moved with one-sided RDMA Writes.
 //!
-//! The pieces, from pure to busy: [`protocol`] (messages), [`auth`] (the key), [`digest`] (checksums),
+//! The pieces, from pure to busy: [`protocol`] (messages), [`path`], [`auth`] (the key), [`digest`] (checksums),
 //! [`target`] and [`walk`] (what goes where), [`store`] (the receiver's directory), [`link`] with [`rdma`]
 //! and [`tcp`] (connections), [`sender`] and [`receiver`], and
 //! [`session`] that joins them. The protocol is described in docs/spec/cp.md.
@@ -10,6 +10,7 @@ use std::time::Duration;
 pub mod auth;
 pub mod digest;
 pub mod link;
+pub mod path;
 pub mod protocol;
 pub mod rdma;
 pub mod receiver;
@@ -32,5 +33,8 @@ pub const START_PATIENCE: Duration = Duration::from_secs(10);
 /// CPU time that this process has used, user and system.
 pub fn cpu_time() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(u64::try_from(t.tv_sec).unwrap_or(0), u32::try_from(t.tv_nsec).unwrap_or(0))
+    Duration::new(
+        u64::try_from(t.tv_sec).unwrap_or(0),
+        u32::try_from(t.tv_nsec).unwrap_or(0),
+    )
 }

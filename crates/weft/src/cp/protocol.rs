@@ -4,8 +4,9 @@
 //! decoder refuses anything else, so that a later version can give them a meaning. [`Message::decode`]
 //! takes arbitrary bytes from a hostile peer: it never panics and allocates no more than it was given.
 
-use std::fmt;
 use std::time::Duration;
+
+pub use super::path::{PathError, RelPath, printable};
 
 /// The protocol version that this program speaks.
 pub const VERSION: u16 = 1;
@@ -62,108 +63,6 @@ pub enum DecodeError {
     /// A path could lead out of the directory.
     #[error("unsafe path: {0}")]
     Path(PathError),
-}
-
-/// Why a path is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum PathError {
-    /// No component at all.
-    #[error("it is empty")]
-    Empty,
-    /// Begins with a slash.
-    #[error("it is absolute")]
-    Absolute,
-    /// Has a `.` or `..` or empty component.
-    #[error("it has a `.`, `..` or empty component")]
-    Dots,
-    /// Has a NUL byte.
-    #[error("it has a NUL byte")]
-    Nul,
-    /// A component is longer than 255 bytes or the whole is longer than [`MAX_PATH`].
-    #[error("it is too long")]
-    Long,
-    /// The last component has the form of our own temporary files.
-    #[error("the form `.NAME.weft-XXXX.part` is kept for unfinished files")]
-    OwnName,
-}
-
-/// A relative path that cannot express an escape: one or more components, none of them empty, `.` or `..`.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RelPath(Vec<u8>);
-
-impl RelPath {
-    /// Checks `bytes` and takes them as a path.
-    pub fn new(bytes: &[u8]) -> Result<Self, PathError> {
-        if bytes.is_empty() {
-            return Err(PathError::Empty);
-        }
-        if bytes.len() > MAX_PATH {
-            return Err(PathError::Long);
-        }
-        if bytes[0] == b'/' {
-            return Err(PathError::Absolute);
-        }
-        for part in bytes.split(|&b| b == b'/') {
-            if part.is_empty() || part == b"." || part == b".." {
-                return Err(PathError::Dots);
-            }
-            if part.contains(&0) {
-                return Err(PathError::Nul);
-            }
-            if part.len() > 255 {
-                return Err(PathError::Long);
-            }
-            if is_own_name(part) {
-                return Err(PathError::OwnName);
-            }
-        }
-        Ok(Self(bytes.to_vec()))
-    }
-
-    /// The path's bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    /// The components in order, the last of them the name.
-    pub fn components(&self) -> impl Iterator<Item = &[u8]> {
-        self.0.split(|&b| b == b'/')
-    }
-
-    /// The parent's components and the name.
-    pub fn split(&self) -> (&[u8], &[u8]) {
-        match self.0.iter().rposition(|&b| b == b'/') {
-            Some(at) => (&self.0[..at], &self.0[at + 1..]),
-            None => (&[], &self.0),
-        }
-    }
-}
-
-impl fmt::Display for RelPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(&self.0))
-    }
-}
-
-impl fmt::Debug for RelPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", printable(&self.0))
-    }
-}
-
-/// Whether a name has the form of our temporary files and journals.
-fn is_own_name(name: &[u8]) -> bool {
-    name.first() == Some(&b'.')
-        && (name.ends_with(b".part") || name.ends_with(b".journal"))
-        && name.windows(6).any(|w| w == b".weft-")
-}
-
-/// Bytes from a peer as text that cannot drive a terminal: control characters become `?`.
-pub fn printable(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes)
-        .chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }
 
 /// What a responder answers to a hello, in the reply's private data.
@@ -234,13 +133,23 @@ impl Hello {
             _ => return Err(DecodeError::Value("status")),
         };
         if version != VERSION {
-            return Ok(Self { version, status, key: false, nonce: [0; PROOF_LEN] });
+            return Ok(Self {
+                version,
+                status,
+                key: false,
+                nonce: [0; PROOF_LEN],
+            });
         }
         let key = r.flags(1)? == 1;
         r.zero(2)?;
         let nonce = r.array()?;
         r.end()?;
-        Ok(Self { version, status, key, nonce })
+        Ok(Self {
+            version,
+            status,
+            key,
+            nonce,
+        })
     }
 }
 
@@ -303,7 +212,10 @@ impl Code {
     ];
 
     fn from_u16(v: u16) -> Result<Self, DecodeError> {
-        Self::ALL.into_iter().find(|c| *c as u16 == v).ok_or(DecodeError::Value("code"))
+        Self::ALL
+            .into_iter()
+            .find(|c| *c as u16 == v)
+            .ok_or(DecodeError::Value("code"))
     }
 }
 
@@ -329,7 +241,12 @@ impl FileFlags {
     }
 
     fn from_u16(v: u16) -> Self {
-        Self { no_wait: v & 1 != 0, no_clobber: v & 2 != 0, force: v & 4 != 0, sync: v & 8 != 0 }
+        Self {
+            no_wait: v & 1 != 0,
+            no_clobber: v & 2 != 0,
+            force: v & 4 != 0,
+            sync: v & 8 != 0,
+        }
     }
 }
 
@@ -526,7 +443,11 @@ impl Message {
                 out.extend([0; 6]);
                 out.extend(proof);
             }
-            Self::Ready { receives, ring, proof } => {
+            Self::Ready {
+                receives,
+                ring,
+                proof,
+            } => {
                 out.extend(receives.to_be_bytes());
                 out.extend(ring.slots.to_be_bytes());
                 out.extend(ring.slot_len.to_be_bytes());
@@ -561,7 +482,13 @@ impl Message {
                 out.extend([0; 4]);
                 out.extend(block.to_be_bytes());
             }
-            Self::Block { id, slot, index, len, digest } => {
+            Self::Block {
+                id,
+                slot,
+                index,
+                len,
+                digest,
+            } => {
                 out.extend(id.to_be_bytes());
                 out.extend(slot.to_be_bytes());
                 out.extend([0; 2]);
@@ -586,7 +513,13 @@ impl Message {
                 out.extend([0; 2]);
                 out.extend(clip(text));
             }
-            Self::Directory { id, leave, mode, mtime, path } => {
+            Self::Directory {
+                id,
+                leave,
+                mode,
+                mtime,
+                path,
+            } => {
                 out.extend(id.to_be_bytes());
                 out.extend(u16::from(*leave).to_be_bytes());
                 out.extend((*mode as u16).to_be_bytes());
@@ -594,7 +527,12 @@ impl Message {
                 out.extend([0; 4]);
                 out.extend(path.as_bytes());
             }
-            Self::Link { id, flags, target, path } => {
+            Self::Link {
+                id,
+                flags,
+                target,
+                path,
+            } => {
                 out.extend(id.to_be_bytes());
                 out.extend(flags.code().to_be_bytes());
                 out.extend((target.len() as u16).to_be_bytes());
@@ -611,7 +549,11 @@ impl Message {
     /// The whole length of a message, from the first [`HEADER_LEN`] bytes of it.
     pub fn length(header: [u8; HEADER_LEN]) -> Result<usize, DecodeError> {
         let len = u32::from_be_bytes([header[4], header[5], header[6], header[7]]) as usize;
-        if (HEADER_LEN..=MAX_MESSAGE).contains(&len) { Ok(len) } else { Err(DecodeError::Length) }
+        if (HEADER_LEN..=MAX_MESSAGE).contains(&len) {
+            Ok(len)
+        } else {
+            Err(DecodeError::Length)
+        }
     }
 
     /// Reads one message: the credits that it grants, and itself.
@@ -627,7 +569,10 @@ impl Message {
             1 => {
                 let receives = r.receives()?;
                 r.zero(6)?;
-                Self::Start { receives, proof: r.array()? }
+                Self::Start {
+                    receives,
+                    proof: r.array()?,
+                }
             }
             2 => {
                 let receives = r.receives()?;
@@ -642,16 +587,31 @@ impl Message {
                 if !SLOT_LEN.contains(&slot_len) {
                     return Err(DecodeError::Value("slot length"));
                 }
-                if addr.checked_add(u64::from(slots) * u64::from(slot_len)).is_none() {
+                if addr
+                    .checked_add(u64::from(slots) * u64::from(slot_len))
+                    .is_none()
+                {
                     return Err(DecodeError::Value("address"));
                 }
-                let ring = RingAdvert { slots, slot_len, rkey, addr };
-                Self::Ready { receives, ring, proof: r.array()? }
+                let ring = RingAdvert {
+                    slots,
+                    slot_len,
+                    rkey,
+                    addr,
+                };
+                Self::Ready {
+                    receives,
+                    ring,
+                    proof: r.array()?,
+                }
             }
             3 => {
                 let code = Code::from_u16(r.u16()?)?;
                 r.zero(2)?;
-                Self::Refuse { code, text: r.text()? }
+                Self::Refuse {
+                    code,
+                    text: r.text()?,
+                }
             }
             4 => {
                 let id = r.u32()?;
@@ -665,17 +625,34 @@ impl Message {
                 }
                 let source = r.array()?;
                 let path = r.path()?;
-                Self::File { id, spec: FileSpec { flags, mode, mtime, size, source, path } }
+                Self::File {
+                    id,
+                    spec: FileSpec {
+                        flags,
+                        mode,
+                        mtime,
+                        size,
+                        source,
+                        path,
+                    },
+                }
             }
             5 => {
                 let id = r.u32()?;
                 r.zero(4)?;
-                Self::Offer { id, blocks: r.u64()?, digest: r.array()? }
+                Self::Offer {
+                    id,
+                    blocks: r.u64()?,
+                    digest: r.array()?,
+                }
             }
             6 => {
                 let id = r.u32()?;
                 r.zero(4)?;
-                Self::From { id, block: r.u64()? }
+                Self::From {
+                    id,
+                    block: r.u64()?,
+                }
             }
             7 => {
                 let id = r.u32()?;
@@ -687,7 +664,13 @@ impl Message {
                 if len == 0 || len > *SLOT_LEN.end() {
                     return Err(DecodeError::Value("block length"));
                 }
-                Self::Block { id, slot, index, len, digest: r.array()? }
+                Self::Block {
+                    id,
+                    slot,
+                    index,
+                    len,
+                    digest: r.array()?,
+                }
             }
             8 => {
                 let slot = r.u16()?;
@@ -697,14 +680,21 @@ impl Message {
             9 => {
                 let id = r.u32()?;
                 r.zero(4)?;
-                Self::End { id, digest: r.array()? }
+                Self::End {
+                    id,
+                    digest: r.array()?,
+                }
             }
             10 => Self::Abandon { id: r.u32()? },
             11 => {
                 let id = r.u32()?;
                 let code = Code::from_u16(r.u16()?)?;
                 r.zero(2)?;
-                Self::Result { id, code, text: r.text()? }
+                Self::Result {
+                    id,
+                    code,
+                    text: r.text()?,
+                }
             }
             12 => {
                 let id = r.u32()?;
@@ -712,7 +702,13 @@ impl Message {
                 let mode = r.mode()?;
                 let mtime = r.mtime()?;
                 r.zero(4)?;
-                Self::Directory { id, leave, mode, mtime, path: r.path()? }
+                Self::Directory {
+                    id,
+                    leave,
+                    mode,
+                    mtime,
+                    path: r.path()?,
+                }
             }
             13 => {
                 let id = r.u32()?;
@@ -725,7 +721,12 @@ impl Message {
                 if target.contains(&0) {
                     return Err(DecodeError::Value("link target"));
                 }
-                Self::Link { id, flags, target, path: r.path()? }
+                Self::Link {
+                    id,
+                    flags,
+                    target,
+                    path: r.path()?,
+                }
             }
             14 => Self::Credit,
             15 => Self::Done { cpu_us: r.u64()? },
@@ -779,34 +780,58 @@ impl<'a> Reader<'a> {
     }
 
     fn zero(&mut self, n: usize) -> Result<(), DecodeError> {
-        if self.bytes(n)?.iter().all(|&b| b == 0) { Ok(()) } else { Err(DecodeError::Reserved) }
+        if self.bytes(n)?.iter().all(|&b| b == 0) {
+            Ok(())
+        } else {
+            Err(DecodeError::Reserved)
+        }
     }
 
     fn flags(&mut self, known: u16) -> Result<u16, DecodeError> {
         let v = self.u16()?;
-        if v & !known == 0 { Ok(v) } else { Err(DecodeError::Reserved) }
+        if v & !known == 0 {
+            Ok(v)
+        } else {
+            Err(DecodeError::Reserved)
+        }
     }
 
     fn mode(&mut self) -> Result<u32, DecodeError> {
         let mode = self.u16()?;
-        if mode <= 0o777 { Ok(u32::from(mode)) } else { Err(DecodeError::Value("mode")) }
+        if mode <= 0o777 {
+            Ok(u32::from(mode))
+        } else {
+            Err(DecodeError::Value("mode"))
+        }
     }
 
     /// Fewer than 4 receives could not carry data, answers and credits at once.
     fn receives(&mut self) -> Result<u16, DecodeError> {
         let n = self.u16()?;
-        if (4..=4096).contains(&n) { Ok(n) } else { Err(DecodeError::Value("receives")) }
+        if (4..=4096).contains(&n) {
+            Ok(n)
+        } else {
+            Err(DecodeError::Value("receives"))
+        }
     }
 
     fn mtime(&mut self) -> Result<Mtime, DecodeError> {
         let secs = i64::from_be_bytes(self.array()?);
         let nanos = self.u32()?;
-        if nanos < 1_000_000_000 { Ok(Mtime { secs, nanos }) } else { Err(DecodeError::Value("mtime")) }
+        if nanos < 1_000_000_000 {
+            Ok(Mtime { secs, nanos })
+        } else {
+            Err(DecodeError::Value("mtime"))
+        }
     }
 
     fn text(&mut self) -> Result<String, DecodeError> {
         let rest = std::mem::take(&mut self.0);
-        if rest.len() > MAX_TEXT { Err(DecodeError::Value("text")) } else { Ok(printable(rest)) }
+        if rest.len() > MAX_TEXT {
+            Err(DecodeError::Value("text"))
+        } else {
+            Ok(printable(rest))
+        }
     }
 
     fn path(&mut self) -> Result<RelPath, DecodeError> {
@@ -814,166 +839,13 @@ impl<'a> Reader<'a> {
     }
 
     fn end(&self) -> Result<(), DecodeError> {
-        if self.0.is_empty() { Ok(()) } else { Err(DecodeError::Trailing) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError::Trailing)
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn path() -> impl Strategy<Value = RelPath> {
-        "[a-z]{1,9}(/[ -.0-~]{1,20}x){0,4}".prop_filter_map("a path", |s| RelPath::new(s.as_bytes()).ok())
-    }
-
-    fn mtime() -> impl Strategy<Value = Mtime> {
-        (any::<i64>(), 0..1_000_000_000u32).prop_map(|(secs, nanos)| Mtime { secs, nanos })
-    }
-
-    fn flags() -> impl Strategy<Value = FileFlags> {
-        (0..16u16).prop_map(FileFlags::from_u16)
-    }
-
-    fn code() -> impl Strategy<Value = Code> {
-        (0..Code::ALL.len()).prop_map(|i| Code::ALL[i])
-    }
-
-    fn message() -> impl Strategy<Value = Message> {
-        let ring = (1..=64u16, 4096..=1u32 << 24, any::<u32>(), 0..1u64 << 40)
-            .prop_map(|(slots, slot_len, rkey, addr)| RingAdvert { slots, slot_len, rkey, addr });
-        let spec = (flags(), 0..=0o777u32, mtime(), 0..1u64 << 62, any::<Digest>(), path()).prop_map(
-            |(flags, mode, mtime, size, source, path)| FileSpec { flags, mode, mtime, size, source, path },
-        );
-        prop_oneof![
-            (4..=4096u16, any::<[u8; 32]>()).prop_map(|(receives, proof)| Message::Start { receives, proof }),
-            (4..=4096u16, ring, any::<[u8; 32]>()).prop_map(|(receives, ring, proof)| Message::Ready {
-                receives,
-                ring,
-                proof
-            }),
-            (code(), "[ -~]{0,80}").prop_map(|(code, text)| Message::Refuse { code, text }),
-            (any::<u32>(), spec).prop_map(|(id, spec)| Message::File { id, spec }),
-            (any::<u32>(), any::<u64>(), any::<Digest>()).prop_map(|(id, blocks, digest)| Message::Offer {
-                id,
-                blocks,
-                digest
-            }),
-            (any::<u32>(), any::<u64>()).prop_map(|(id, block)| Message::From { id, block }),
-            (any::<u32>(), any::<u16>(), any::<u64>(), 1..=1u32 << 24, any::<Digest>())
-                .prop_map(|(id, slot, index, len, digest)| Message::Block { id, slot, index, len, digest }),
-            any::<u16>().prop_map(|slot| Message::Free { slot }),
-            (any::<u32>(), any::<Digest>()).prop_map(|(id, digest)| Message::End { id, digest }),
-            any::<u32>().prop_map(|id| Message::Abandon { id }),
-            (any::<u32>(), code(), "[ -~]{0,80}").prop_map(|(id, code, text)| Message::Result { id, code, text }),
-            (any::<u32>(), any::<bool>(), 0..=0o777u32, mtime(), path())
-                .prop_map(|(id, leave, mode, mtime, path)| Message::Directory { id, leave, mode, mtime, path }),
-            (any::<u32>(), 0..4u16, "[a-z/.]{1,40}", path()).prop_map(|(id, f, target, path)| Message::Link {
-                id,
-                flags: FileFlags::from_u16(f << 1),
-                target: target.into_bytes(),
-                path
-            }),
-            Just(Message::Credit),
-            any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn every_message_survives_the_wire(m in message(), credits: u16) {
-            let mut bytes = Vec::new();
-            m.encode(credits, &mut bytes);
-            prop_assert!(bytes.len() <= MAX_MESSAGE);
-            prop_assert_eq!(Message::decode(&bytes), Ok((credits, m)));
-        }
-
-        #[test]
-        fn a_message_cut_anywhere_is_refused(m in message(), cut in 0.0..1.0f64) {
-            let mut bytes = Vec::new();
-            m.encode(0, &mut bytes);
-            bytes.truncate((bytes.len() as f64 * cut) as usize);
-            prop_assert!(Message::decode(&bytes).is_err());
-        }
-
-        #[test]
-        fn what_decodes_encodes_to_the_same_bytes(m in message(), at: usize, to: u8) {
-            let mut bytes = Vec::new();
-            m.encode(7, &mut bytes);
-            let at = at % bytes.len();
-            bytes[at] = to;
-            if let Ok((credits, m)) = Message::decode(&bytes) {
-                let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. });
-                let mut again = Vec::new();
-                m.encode(credits, &mut again);
-                prop_assert!(again == bytes || has_text);
-            }
-        }
-
-        #[test]
-        fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
-            let _ = Message::decode(&bytes);
-            let _ = Hello::decode(&bytes);
-        }
-
-        #[test]
-        fn a_path_never_climbs(bytes in "[./a]{0,12}") {
-            if let Ok(p) = RelPath::new(bytes.as_bytes()) {
-                prop_assert!(!bytes.starts_with('/'));
-                prop_assert!(p.components().all(|c| !c.is_empty() && c != b".." && c != b"."));
-            }
-        }
-    }
-
-    #[test]
-    fn literal_bytes() {
-        let mut out = Vec::new();
-        let digest = [0xdd; 16];
-        Message::Block { id: 1, slot: 2, index: 3, len: 4096, digest }.encode(5, &mut out);
-        assert_eq!(
-            out,
-            [
-                &[7, 0, 0, 5, 0, 0, 0, 48][..],
-                &[0, 0, 0, 1, 0, 2, 0, 0],
-                &[0, 0, 0, 0, 0, 0, 0, 3],
-                &[0, 0, 16, 0, 0, 0, 0, 0],
-                &digest
-            ]
-            .concat()
-        );
-        let hello = Hello { version: 1, status: Status::KeyWanted, key: true, nonce: [9; 32] };
-        let mut expected = b"weft-cp\0\x00\x01\x00\x03\x00\x01\x00\x00".to_vec();
-        expected.extend([9; 32]);
-        assert_eq!(hello.encode()[..], expected);
-        assert_eq!(Hello::decode(&expected), Ok(hello));
-    }
-
-    #[test]
-    fn paths_that_escape_are_refused() {
-        for (bytes, why) in [
-            (&b""[..], PathError::Empty),
-            (b"/etc/passwd", PathError::Absolute),
-            (b"../x", PathError::Dots),
-            (b"a/../../x", PathError::Dots),
-            (b"a//b", PathError::Dots),
-            (b"a/", PathError::Dots),
-            (b"./a", PathError::Dots),
-            (b"a\0b", PathError::Nul),
-            (&[b'a'; 256], PathError::Long),
-            (b"d/.x.weft-0011.part", PathError::OwnName),
-        ] {
-            assert_eq!(RelPath::new(bytes), Err(why), "{bytes:?}");
-        }
-        assert_eq!(RelPath::new(&b"ab/".repeat(1400)), Err(PathError::Long));
-        assert_eq!(RelPath::new(b"...").unwrap().as_bytes(), b"...");
-    }
-
-    #[test]
-    fn a_hello_of_another_version_still_tells_its_version() {
-        let mut bytes = Hello { version: 9, status: Status::Version, key: true, nonce: [1; 32] }.encode().to_vec();
-        bytes.extend([7; 20]);
-        let hello = Hello::decode(&bytes).unwrap();
-        assert_eq!((hello.version, hello.status), (9, Status::Version));
-        assert_eq!(Hello::decode(b"SSH-2.0-OpenSSH_9.2"), Err(DecodeError::Magic));
-    }
-}
+mod tests;

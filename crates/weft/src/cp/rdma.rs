@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_verbs::{Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
+use weft_verbs::{
+    Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
+};
 
 use super::digest::Stream;
 use super::link::{Link, LinkError};
@@ -48,9 +50,20 @@ impl Prepared {
             max_inline: INLINE as u32,
             ..QpInit::new(&send_cq, &recv_cq)
         })?;
-        let all: Vec<_> = (0..u64::from(RECEIVES)).map(|i| receive(&recv, i)).collect();
-        qp.post_recv(&all).map_err(|_| weft_verbs::Error::Invalid("receives"))?;
-        Ok((Self { pd, send_cq, recv_cq, recv }, qp))
+        let all: Vec<_> = (0..u64::from(RECEIVES))
+            .map(|i| receive(&recv, i))
+            .collect();
+        qp.post_recv(&all)
+            .map_err(|_| weft_verbs::Error::Invalid("receives"))?;
+        Ok((
+            Self {
+                pd,
+                send_cq,
+                recv_cq,
+                recv,
+            },
+            qp,
+        ))
     }
 }
 
@@ -122,7 +135,11 @@ impl RdmaLink {
             qp,
             base,
             // START and READY travel before any grant: each side has posted its receives.
-            credits: Mutex::new(Credits { ours: 2, most: 2, owed: 0 }),
+            credits: Mutex::new(Credits {
+                ours: 2,
+                most: 2,
+                owed: 0,
+            }),
             granted: Condvar::new(),
             post: Mutex::default(),
             inbox: Mutex::default(),
@@ -134,7 +151,9 @@ impl RdmaLink {
     }
 
     fn ring(&self) -> &Ring {
-        self.ring.get().expect("the ring is made before slots are used")
+        self.ring
+            .get()
+            .expect("the ring is made before slots are used")
     }
 
     fn at(&self, slot: u16, at: u32) -> usize {
@@ -148,8 +167,14 @@ impl RdmaLink {
     }
 
     fn set_ring(&self, mr: Mr, slot_len: u32, remote: RemoteAddr) -> Result<(), LinkError> {
-        let ring = Ring { mr, slot_len: slot_len as usize, remote };
-        self.ring.set(ring).map_err(|_| LinkError::Local("a second ring".into()))
+        let ring = Ring {
+            mr,
+            slot_len: slot_len as usize,
+            remote,
+        };
+        self.ring
+            .set(ring)
+            .map_err(|_| LinkError::Local("a second ring".into()))
     }
 
     /// Notes what ended the connection; the first cause counts.
@@ -173,12 +198,21 @@ impl RdmaLink {
             if left.is_zero() {
                 return Err(self.ended(LinkError::Gone("the peer stopped receiving".into())));
             }
-            credits = self.granted.wait_timeout(credits, left).unwrap_or_else(PoisonError::into_inner).0;
+            credits = self
+                .granted
+                .wait_timeout(credits, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 
     /// Posts a message, behind `write` if there is one, and collects what has completed.
-    fn transmit(&self, write: Option<SendWr>, owed: u16, message: &Message) -> Result<(), LinkError> {
+    fn transmit(
+        &self,
+        write: Option<SendWr>,
+        owed: u16,
+        message: &Message,
+    ) -> Result<(), LinkError> {
         let mut bytes = Vec::with_capacity(INLINE);
         message.encode(owed, &mut bytes);
         let mut post = lock(&self.post);
@@ -188,7 +222,11 @@ impl RdmaLink {
             announce = announce.inline(&bytes);
         } else {
             if post.staging.is_none() {
-                let mr = self.base.pd.alloc_mr(MAX_MESSAGE, Access::LOCAL_WRITE).map_err(|e| refused(&e))?;
+                let mr = self
+                    .base
+                    .pd
+                    .alloc_mr(MAX_MESSAGE, Access::LOCAL_WRITE)
+                    .map_err(|e| refused(&e))?;
                 post.staging = Some(mr);
             }
             let staging = post.staging.as_ref().expect("just made");
@@ -253,9 +291,15 @@ impl RdmaLink {
         let index = wc.wr_id;
         let mut bytes = vec![0; (wc.byte_len as usize).min(MAX_MESSAGE)];
         let local = |e: &dyn std::fmt::Display| LinkError::Local(e.to_string());
-        self.base.recv.read(index as usize * MAX_MESSAGE, &mut bytes).map_err(|e| local(&e))?;
-        self.qp.post_recv(&[receive(&self.base.recv, index)]).map_err(|e| local(&e))?;
-        let (granted, message) = Message::decode(&bytes).map_err(|e| LinkError::Violation(e.to_string()))?;
+        self.base
+            .recv
+            .read(index as usize * MAX_MESSAGE, &mut bytes)
+            .map_err(|e| local(&e))?;
+        self.qp
+            .post_recv(&[receive(&self.base.recv, index)])
+            .map_err(|e| local(&e))?;
+        let (granted, message) =
+            Message::decode(&bytes).map_err(|e| LinkError::Violation(e.to_string()))?;
         {
             let mut credits = lock(&self.credits);
             credits.owed += 1;
@@ -290,12 +334,24 @@ impl Link for RdmaLink {
         let mr = self.region(slots, slot_len, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let at = mr.remote(0);
         self.set_ring(mr, slot_len, at)?;
-        Ok(RingAdvert { slots, slot_len, rkey: at.rkey, addr: at.addr })
+        Ok(RingAdvert {
+            slots,
+            slot_len,
+            rkey: at.rkey,
+            addr: at.addr,
+        })
     }
 
     fn use_ring(&self, ring: RingAdvert) -> Result<(), LinkError> {
         let mr = self.region(ring.slots, ring.slot_len, Access::LOCAL_WRITE)?;
-        self.set_ring(mr, ring.slot_len, RemoteAddr { addr: ring.addr, rkey: ring.rkey })
+        self.set_ring(
+            mr,
+            ring.slot_len,
+            RemoteAddr {
+                addr: ring.addr,
+                rkey: ring.rkey,
+            },
+        )
     }
 
     fn send(&self, message: &Message) -> Result<(), LinkError> {
@@ -306,7 +362,10 @@ impl Link for RdmaLink {
     fn push(&self, slot: u16, len: u32, message: &Message) -> Result<(), LinkError> {
         let ring = self.ring();
         let at = self.at(slot, 0);
-        let remote = RemoteAddr { addr: ring.remote.addr + at as u64, rkey: ring.remote.rkey };
+        let remote = RemoteAddr {
+            addr: ring.remote.addr + at as u64,
+            rkey: ring.remote.rkey,
+        };
         let write = SendWr::write(0, remote).sge(ring.mr.sge(at, len as usize));
         let owed = self.take_credit()?;
         self.transmit(Some(write), owed, message)
@@ -325,9 +384,17 @@ impl Link for RdmaLink {
             return Err(end.clone());
         }
         let mut wcs = [Wc::default(); 16];
-        let got = self.base.recv_cq.wait(&mut wcs, Some(timeout)).map_err(|e| LinkError::Local(e.to_string()))?;
+        let got = self
+            .base
+            .recv_cq
+            .wait(&mut wcs, Some(timeout))
+            .map_err(|e| LinkError::Local(e.to_string()))?;
         for wc in &wcs[..got] {
-            let taken = if wc.status == WcStatus::Success { self.take(wc, &mut inbox) } else { Err(ended(wc)) };
+            let taken = if wc.status == WcStatus::Success {
+                self.take(wc, &mut inbox)
+            } else {
+                Err(ended(wc))
+            };
             if let Err(e) = taken {
                 inbox.end = Some(self.ended(e));
                 break;
@@ -342,12 +409,30 @@ impl Link for RdmaLink {
         }
     }
 
-    fn slot_from_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize> {
-        self.ring().mr.read_from_file(file, Some(offset), self.at(slot, at), len as usize)
+    fn slot_from_file(
+        &self,
+        slot: u16,
+        at: u32,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u32,
+    ) -> io::Result<usize> {
+        self.ring()
+            .mr
+            .read_from_file(file, Some(offset), self.at(slot, at), len as usize)
     }
 
-    fn slot_to_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize> {
-        self.ring().mr.write_to_file(file, Some(offset), self.at(slot, at), len as usize)
+    fn slot_to_file(
+        &self,
+        slot: u16,
+        at: u32,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u32,
+    ) -> io::Result<usize> {
+        self.ring()
+            .mr
+            .write_to_file(file, Some(offset), self.at(slot, at), len as usize)
     }
 
     fn hash_slot(&self, slot: u16, len: u32, into: &mut Stream) {
@@ -358,7 +443,12 @@ impl Link for RdmaLink {
         while done < len {
             let n = (len - done).min(buf.len() as u32) as usize;
             // Slots lie inside the region: reading them cannot fail.
-            if self.ring().mr.read(self.at(slot, done), &mut buf[..n]).is_err() {
+            if self
+                .ring()
+                .mr
+                .read(self.at(slot, done), &mut buf[..n])
+                .is_err()
+            {
                 return;
             }
             into.add(&buf[..n]);

@@ -64,7 +64,15 @@ pub fn serve(
         shared.count(|t| t.started = true);
         std::thread::scope(|scope| {
             let (jobs, queue) = channel();
-            let worker = Worker { link, store, slot_len: ring.slot_len, shared: &shared, watch, current: Current::None, cpu: cpu_time() };
+            let worker = Worker {
+                link,
+                store,
+                slot_len: ring.slot_len,
+                shared: &shared,
+                watch,
+                current: Current::None,
+                cpu: cpu_time(),
+            };
             let worker = scope.spawn(move || worker.run(&queue));
             let received = receive(link, ring, options.patience, &shared, &jobs);
             drop(jobs);
@@ -72,7 +80,9 @@ pub fn serve(
             if let Err(e) = &received {
                 end(link, e);
             }
-            let worked = worker.join().unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
+            let worked = worker
+                .join()
+                .unwrap_or_else(|_| Err(LinkError::Local("the writing thread panicked".into())));
             // The worker's reason is the cause when both have one: it closes the link under the other.
             worked.and(received)
         })
@@ -87,23 +97,38 @@ pub fn serve(
 /// Ends the connection, and tells a peer that broke the protocol so.
 fn end(link: &dyn Link, e: &LinkError) {
     if let LinkError::Violation(text) = e {
-        let _ = link.send(&Message::Refuse { code: Code::Violation, text: text.clone() });
+        let _ = link.send(&Message::Refuse {
+            code: Code::Violation,
+            text: text.clone(),
+        });
     }
     link.close();
 }
 
 /// The first messages: START with the initiator's proof, READY with ours.
-fn start(link: &dyn Link, ours: &Hello, theirs: &Hello, options: &Options) -> Result<RingAdvert, LinkError> {
-    let first = link.recv(START_PATIENCE)?.ok_or_else(|| LinkError::Gone("the peer never started".into()))?;
+fn start(
+    link: &dyn Link,
+    ours: &Hello,
+    theirs: &Hello,
+    options: &Options,
+) -> Result<RingAdvert, LinkError> {
+    let first = link
+        .recv(START_PATIENCE)?
+        .ok_or_else(|| LinkError::Gone("the peer never started".into()))?;
     let Message::Start { receives, proof } = first else {
-        return Err(LinkError::Violation("the first message is not START".into()));
+        return Err(LinkError::Violation(
+            "the first message is not START".into(),
+        ));
     };
     link.set_peer_receives(receives);
     let mut ready_proof = [0; 32];
     if let Some(key) = &options.key {
         if !key.verify(Role::Initiator, &theirs.nonce, &ours.nonce, &proof) {
             let text = "the key is not the one that is wanted here".to_owned();
-            link.send(&Message::Refuse { code: Code::KeyWrong, text })?;
+            link.send(&Message::Refuse {
+                code: Code::KeyWrong,
+                text,
+            })?;
             // The peer reads the refusal and closes; a silent one is not waited for any longer than this.
             let _ = link.recv(Duration::from_secs(1));
             return Err(LinkError::Gone("the peer does not have the key".into()));
@@ -114,11 +139,18 @@ fn start(link: &dyn Link, ours: &Hello, theirs: &Hello, options: &Options) -> Re
     let ring = match link.create_ring(options.slots, options.slot_len) {
         Ok(ring) => ring,
         Err(e) => {
-            link.send(&Message::Refuse { code: Code::Resources, text: e.to_string() })?;
+            link.send(&Message::Refuse {
+                code: Code::Resources,
+                text: e.to_string(),
+            })?;
             return Err(e);
         }
     };
-    link.send(&Message::Ready { receives: link.receives(), ring, proof: ready_proof })?;
+    link.send(&Message::Ready {
+        receives: link.receives(),
+        ring,
+        proof: ready_proof,
+    })?;
     Ok(ring)
 }
 
@@ -144,11 +176,17 @@ impl Shared {
     }
 
     fn totals(&self) -> Totals {
-        *self.totals.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self
+            .totals
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn count(&self, f: impl FnOnce(&mut Totals)) {
-        f(&mut self.totals.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        f(&mut self
+            .totals
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner));
     }
 }
 
@@ -213,7 +251,9 @@ fn receive(
             // the bound below holds whatever a peer sends.
             Message::From { .. } | Message::End { .. } | Message::Abandon { .. } => {}
             Message::Done { .. } => done = true,
-            Message::Refuse { text, .. } => return Err(LinkError::Gone(format!("the sender says: {text}"))),
+            Message::Refuse { text, .. } => {
+                return Err(LinkError::Gone(format!("the sender says: {text}")));
+            }
             _ => return violation("a message that only a receiver sends"),
         }
         if shared.queued.fetch_add(1, Ordering::AcqRel) > 4 * WINDOW + shared.busy.len() {
@@ -286,12 +326,23 @@ impl Worker<'_> {
                     }
                 }
             }
-            (Message::From { id, block }, Current::Offered(ours, mut file)) if id == ours => match file.start(block) {
-                None => return violation("FROM is neither the offer nor 0"),
-                Some(Ok(())) => self.current = Current::Open(id, file),
-                Some(Err(e)) => self.fail_current(id, file, &e)?,
-            },
-            (Message::Block { id, slot, index, len, digest }, Current::Open(ours, mut file)) if id == ours => {
+            (Message::From { id, block }, Current::Offered(ours, mut file)) if id == ours => {
+                match file.start(block) {
+                    None => return violation("FROM is neither the offer nor 0"),
+                    Some(Ok(())) => self.current = Current::Open(id, file),
+                    Some(Err(e)) => self.fail_current(id, file, &e)?,
+                }
+            }
+            (
+                Message::Block {
+                    id,
+                    slot,
+                    index,
+                    len,
+                    digest,
+                },
+                Current::Open(ours, mut file),
+            ) if id == ours => {
                 let wrote = self.write_block(&mut file, slot, index, len, &digest)?;
                 match wrote {
                     Ok(()) => self.current = Current::Open(id, file),
@@ -310,12 +361,27 @@ impl Worker<'_> {
                     Err(e) => self.failed(id, &path, &e)?,
                 }
             }
-            (Message::Abandon { id }, Current::Open(ours, file) | Current::Offered(ours, file)) if id == ours => {
-                let error = StoreError { code: Code::Abandoned, text: "the sender gave it up".into() };
+            (Message::Abandon { id }, Current::Open(ours, file) | Current::Offered(ours, file))
+                if id == ours =>
+            {
+                let error = StoreError {
+                    code: Code::Abandoned,
+                    text: "the sender gave it up".into(),
+                };
                 self.failed(id, &file.path(), &error)?;
             }
-            (Message::End { id, .. } | Message::Abandon { id }, Current::Failed(ours)) if id == ours => {}
-            (Message::Directory { id, leave, mode, mtime, path }, Current::None) => {
+            (Message::End { id, .. } | Message::Abandon { id }, Current::Failed(ours))
+                if id == ours => {}
+            (
+                Message::Directory {
+                    id,
+                    leave,
+                    mode,
+                    mtime,
+                    path,
+                },
+                Current::None,
+            ) => {
                 let made = if leave {
                     self.store.leave_directory(&path, mode, mtime)
                 } else {
@@ -326,15 +392,23 @@ impl Worker<'_> {
                     Err(e) => self.failed(id, &path.to_string(), &e)?,
                 }
             }
-            (Message::Link { id, flags, target, path }, Current::None) => {
-                match self.store.make_link(&path, &target, flags) {
-                    Ok(()) => self.written(id)?,
-                    Err(e) => self.failed(id, &path.to_string(), &e)?,
-                }
-            }
+            (
+                Message::Link {
+                    id,
+                    flags,
+                    target,
+                    path,
+                },
+                Current::None,
+            ) => match self.store.make_link(&path, &target, flags) {
+                Ok(()) => self.written(id)?,
+                Err(e) => self.failed(id, &path.to_string(), &e)?,
+            },
             (Message::Done { .. }, Current::None) => {
                 self.shared.count(|t| t.complete = true);
-                self.link.send(&Message::Done { cpu_us: cpu_time().saturating_sub(self.cpu).as_micros() as u64 })?;
+                self.link.send(&Message::Done {
+                    cpu_us: cpu_time().saturating_sub(self.cpu).as_micros() as u64,
+                })?;
             }
             _ => return violation("a message that does not fit the state of the file"),
         }
@@ -351,11 +425,16 @@ impl Worker<'_> {
         digest: &[u8; 16],
     ) -> Result<Result<(), StoreError>, LinkError> {
         let Some((fd, at)) = file.expect(index, len) else {
-            return Err(LinkError::Violation("a block that is not the next one of its file".into()));
+            return Err(LinkError::Violation(
+                "a block that is not the next one of its file".into(),
+            ));
         };
         if slot_digest(self.link, slot, len) != *digest {
             let text = format!("the checksum of block {index} does not match");
-            return Ok(Err(StoreError { code: Code::Corrupt, text }));
+            return Ok(Err(StoreError {
+                code: Code::Corrupt,
+                text,
+            }));
         }
         if let Err(e) = write_slot(self.link, slot, fd, at, len) {
             return Ok(Err(StoreError::io("cannot write", &e)));

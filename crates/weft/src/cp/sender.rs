@@ -16,7 +16,9 @@ use rustix::fs::OFlags;
 use super::auth::{Key, Role};
 use super::digest::{BlockList, digest};
 use super::link::{Link, LinkError, read_slot, slot_digest};
-use super::protocol::{Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
+use super::protocol::{
+    Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, RingAdvert, WINDOW,
+};
 use super::walk::{Entry, Kind, Plan, mtime};
 use super::{START_PATIENCE, cpu_time};
 
@@ -78,7 +80,11 @@ pub enum SendError {
 /// What the wire thread sends.
 enum Out {
     Message(Message),
-    Block { slot: u16, len: u32, message: Message },
+    Block {
+        slot: u16,
+        len: u32,
+        message: Message,
+    },
 }
 
 /// Proves the key both ways, then sends everything in `plan`.
@@ -101,7 +107,9 @@ pub fn send(
             if sent.is_err() {
                 link.close();
             }
-            let wired = wire.join().unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
+            let wired = wire
+                .join()
+                .unwrap_or_else(|_| Err(LinkError::Local("the wire thread panicked".into())));
             match (sent, wired) {
                 (Ok(()), _) => Ok(report),
                 // What went wrong on the wire is told better by the one who saw it first.
@@ -114,11 +122,28 @@ pub fn send(
     result
 }
 
-fn start(link: &dyn Link, ours: &Hello, theirs: &Hello, options: &Options) -> Result<RingAdvert, SendError> {
-    let proof = options.key.as_ref().map_or([0; 32], |k| k.prove(Role::Initiator, &ours.nonce, &theirs.nonce));
-    link.send(&Message::Start { receives: link.receives(), proof })?;
-    match link.recv(START_PATIENCE)?.ok_or_else(|| LinkError::Gone("the receiver never answered".into()))? {
-        Message::Ready { receives, ring, proof } => {
+fn start(
+    link: &dyn Link,
+    ours: &Hello,
+    theirs: &Hello,
+    options: &Options,
+) -> Result<RingAdvert, SendError> {
+    let proof = options.key.as_ref().map_or([0; 32], |k| {
+        k.prove(Role::Initiator, &ours.nonce, &theirs.nonce)
+    });
+    link.send(&Message::Start {
+        receives: link.receives(),
+        proof,
+    })?;
+    match link
+        .recv(START_PATIENCE)?
+        .ok_or_else(|| LinkError::Gone("the receiver never answered".into()))?
+    {
+        Message::Ready {
+            receives,
+            ring,
+            proof,
+        } => {
             if let Some(key) = &options.key
                 && !key.verify(Role::Responder, &ours.nonce, &theirs.nonce, &proof)
             {
@@ -214,7 +239,9 @@ impl<'a> Sending<'a> {
             }
             self.entry(entry)?;
         }
-        self.post(Message::Done { cpu_us: cpu_time().as_micros() as u64 })?;
+        self.post(Message::Done {
+            cpu_us: cpu_time().as_micros() as u64,
+        })?;
         while !self.done {
             self.pump()?;
         }
@@ -236,16 +263,37 @@ impl<'a> Sending<'a> {
             Kind::Enter => {
                 let id = self.open(entry, false);
                 let (mode, mtime) = (0o700, super::protocol::Mtime::default());
-                self.post(Message::Directory { id, leave: false, mode, mtime, path })?;
+                self.post(Message::Directory {
+                    id,
+                    leave: false,
+                    mode,
+                    mtime,
+                    path,
+                })?;
             }
             Kind::Leave { mode, mtime } => {
                 let id = self.open(entry, false);
-                self.post(Message::Directory { id, leave: true, mode: *mode, mtime: *mtime, path })?;
+                self.post(Message::Directory {
+                    id,
+                    leave: true,
+                    mode: *mode,
+                    mtime: *mtime,
+                    path,
+                })?;
             }
             Kind::Link(target) => {
                 let id = self.open(entry, true);
-                let flags = FileFlags { no_wait: false, sync: false, ..self.options.flags };
-                self.post(Message::Link { id, flags, target: target.clone(), path })?;
+                let flags = FileFlags {
+                    no_wait: false,
+                    sync: false,
+                    ..self.options.flags
+                };
+                self.post(Message::Link {
+                    id,
+                    flags,
+                    target: target.clone(),
+                    path,
+                })?;
             }
         }
         Ok(())
@@ -253,7 +301,8 @@ impl<'a> Sending<'a> {
 
     fn fail(&mut self, entry: &Entry, why: &str) {
         self.report.failed += 1;
-        self.progress.note(&format!("{}: {why}", entry.source.display()));
+        self.progress
+            .note(&format!("{}: {why}", entry.source.display()));
     }
 
     fn open(&mut self, entry: &Entry, counted: bool) -> u32 {
@@ -268,14 +317,20 @@ impl<'a> Sending<'a> {
     }
 
     fn queue(&self, out: Out) -> Result<(), SendError> {
-        self.out.send(out).map_err(|_| LinkError::Gone("the wire failed".into()).into())
+        self.out
+            .send(out)
+            .map_err(|_| LinkError::Gone("the wire failed".into()).into())
     }
 
     fn file(&mut self, entry: &Entry) -> Result<(), FileError> {
         let here = |e: std::io::Error| FileError::Here(e.to_string());
         // NONBLOCK: what was a file when it was found may be a FIFO by now.
-        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits() as i32;
-        let file = File::options().read(true).custom_flags(flags).open(&entry.source).map_err(here)?;
+        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+        let file = File::options()
+            .read(true)
+            .custom_flags(flags)
+            .open(&entry.source)
+            .map_err(here)?;
         let meta = file.metadata().map_err(here)?;
         if !meta.is_file() {
             return Err(FileError::Here("is not a regular file any more".into()));
@@ -284,7 +339,10 @@ impl<'a> Sending<'a> {
         let no_wait = size <= block_len;
         let id = self.open(entry, true);
         let spec = FileSpec {
-            flags: FileFlags { no_wait, ..self.options.flags },
+            flags: FileFlags {
+                no_wait,
+                ..self.options.flags
+            },
             mode: meta.mode() & 0o777,
             mtime: mtime(&meta),
             size,
@@ -293,16 +351,23 @@ impl<'a> Sending<'a> {
         };
         self.post(Message::File { id, spec })?;
         let mut list = BlockList::default();
-        let sent = self.blocks(id, &file, size, no_wait, &mut list).and_then(|()| {
-            let now = file.metadata().map_err(here)?;
-            if (now.len(), mtime(&now)) == (size, mtime(&meta)) {
-                Ok(())
-            } else {
-                Err(FileError::Here("changed while it was read; send it again".into()))
-            }
-        });
+        let sent = self
+            .blocks(id, &file, size, no_wait, &mut list)
+            .and_then(|()| {
+                let now = file.metadata().map_err(here)?;
+                if (now.len(), mtime(&now)) == (size, mtime(&meta)) {
+                    Ok(())
+                } else {
+                    Err(FileError::Here(
+                        "changed while it was read; send it again".into(),
+                    ))
+                }
+            });
         match sent {
-            Ok(()) => self.post(Message::End { id, digest: list.complete(size) })?,
+            Ok(()) => self.post(Message::End {
+                id,
+                digest: list.complete(size),
+            })?,
             Err(FileError::Here(why)) => {
                 // The receiver's RESULT will say that we gave it up; we know better why.
                 if let Some(open) = self.open.get_mut(&id) {
@@ -320,22 +385,35 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    fn blocks(&mut self, id: u32, file: &File, size: u64, no_wait: bool, list: &mut BlockList) -> Result<(), FileError> {
+    fn blocks(
+        &mut self,
+        id: u32,
+        file: &File,
+        size: u64,
+        no_wait: bool,
+        list: &mut BlockList,
+    ) -> Result<(), FileError> {
         let block_len = u64::from(self.ring.slot_len);
         let total = size.div_ceil(block_len);
         if !no_wait {
             let (blocks, theirs) = loop {
                 match self.offer.take() {
-                    Some((of, blocks, digest)) if of == id && blocks <= total => break (blocks, digest),
+                    Some((of, blocks, digest)) if of == id && blocks <= total => {
+                        break (blocks, digest);
+                    }
                     Some(_) => {
-                        return Err(SendError::from(LinkError::Violation("an offer that was not asked for".into())).into());
+                        return Err(SendError::from(LinkError::Violation(
+                            "an offer that was not asked for".into(),
+                        ))
+                        .into());
                     }
                     None if !self.open.contains_key(&id) => return Err(FileError::Declined),
                     None => self.pump()?,
                 }
             };
             if blocks > 0 {
-                *list = prefix(file, blocks, size, self.ring.slot_len).map_err(|e| FileError::Here(e.to_string()))?;
+                *list = prefix(file, blocks, size, self.ring.slot_len)
+                    .map_err(|e| FileError::Here(e.to_string()))?;
                 if list.prefix() == theirs {
                     let held = size.min(blocks * block_len);
                     self.report.held += held;
@@ -344,7 +422,10 @@ impl<'a> Sending<'a> {
                     *list = BlockList::default();
                 }
             }
-            self.post(Message::From { id, block: list.blocks() })?;
+            self.post(Message::From {
+                id,
+                block: list.blocks(),
+            })?;
         }
         while list.blocks() < total {
             let slot = loop {
@@ -361,16 +442,28 @@ impl<'a> Sending<'a> {
             let len = block_len.min(size - index * block_len) as u32;
             if let Err(e) = read_slot(self.link, slot, file.as_fd(), index * block_len, len) {
                 self.free.push(slot);
-                return Err(FileError::Here(if e.kind() == std::io::ErrorKind::UnexpectedEof {
-                    "became shorter while it was read; send it again".into()
-                } else {
-                    e.to_string()
-                }));
+                return Err(FileError::Here(
+                    if e.kind() == std::io::ErrorKind::UnexpectedEof {
+                        "became shorter while it was read; send it again".into()
+                    } else {
+                        e.to_string()
+                    },
+                ));
             }
             let digest = slot_digest(self.link, slot, len);
             list.push(&digest);
             self.in_use[usize::from(slot)] = Some(len);
-            self.queue(Out::Block { slot, len, message: Message::Block { id, slot, index, len, digest } })?;
+            self.queue(Out::Block {
+                slot,
+                len,
+                message: Message::Block {
+                    id,
+                    slot,
+                    index,
+                    len,
+                    digest,
+                },
+            })?;
         }
         Ok(())
     }
@@ -390,7 +483,11 @@ impl<'a> Sending<'a> {
         match message {
             Message::Credit => {}
             Message::Free { slot } => {
-                let Some(len) = self.in_use.get_mut(usize::from(slot)).and_then(Option::take) else {
+                let Some(len) = self
+                    .in_use
+                    .get_mut(usize::from(slot))
+                    .and_then(Option::take)
+                else {
                     return violation("a slot was freed that is not in use");
                 };
                 self.free.push(slot);
@@ -406,12 +503,17 @@ impl<'a> Sending<'a> {
                     Code::Written => self.report.written += u64::from(counted),
                     Code::Kept => {
                         self.report.kept += 1;
-                        self.progress.note(&format!("{}: left alone: {text}", source.display()));
+                        self.progress
+                            .note(&format!("{}: left alone: {text}", source.display()));
                     }
                     Code::Abandoned => {}
                     _ => {
                         self.report.failed += 1;
-                        self.progress.note(&format!("{}: the receiver says: {text}{}", source.display(), advice(code)));
+                        self.progress.note(&format!(
+                            "{}: the receiver says: {text}{}",
+                            source.display(),
+                            advice(code)
+                        ));
                     }
                 }
             }
@@ -432,7 +534,9 @@ fn advice(code: Code) -> &'static str {
         Code::NoSpace => "\n  try: free some space there, or send to another disk",
         Code::Permission => "\n  try: run the listener as a user who can write there",
         Code::ReadOnly => "\n  try: --force replaces it",
-        Code::IsDirectory | Code::NotDirectory => "\n  try: another directory, or move away what is there",
+        Code::IsDirectory | Code::NotDirectory => {
+            "\n  try: another directory, or move away what is there"
+        }
         Code::BadPath => "\n  try: another name",
         Code::Corrupt => "\n  try: send it again; it was damaged on the way or changed meanwhile",
         Code::Busy => "\n  try: again when the other transfer is over",

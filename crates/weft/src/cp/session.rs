@@ -28,7 +28,7 @@ pub enum Wire {
     /// One-sided RDMA Writes; blocks carry their own checksum, so MPA's CRC is off unless the peer wants it.
     #[default]
     Rdma,
-    /// The same with MPA's CRC32c on every FPDU.
+    /// The same with MPA's `CRC32c` on every FPDU.
     RdmaCrc,
     /// A plain TCP stream, to compare with.
     PlainTcp,
@@ -36,19 +36,33 @@ pub enum Wire {
 
 impl Wire {
     fn param(self, private_data: Vec<u8>) -> ConnParam {
-        let options = LinkOptions { crc: self == Self::RdmaCrc, timeout: START_PATIENCE, ..LinkOptions::default() };
-        ConnParam { private_data, options, ..ConnParam::default() }
+        let options = LinkOptions {
+            crc: self == Self::RdmaCrc,
+            timeout: START_PATIENCE,
+            ..LinkOptions::default()
+        };
+        ConnParam {
+            private_data,
+            options,
+            ..ConnParam::default()
+        }
     }
 }
 
 fn hello(key: bool, status: Status) -> Result<Hello, Failure> {
     let mut nonce = [0; 32];
     fill_random(&mut nonce)?;
-    Ok(Hello { version: VERSION, status, key, nonce })
+    Ok(Hello {
+        version: VERSION,
+        status,
+        key,
+        nonce,
+    })
 }
 
 fn no_device(e: &dyn std::fmt::Display) -> Failure {
-    Failure::failed(format!("cannot open the soft RNIC: {e}")).hint("`weft doctor` tells what this machine lacks")
+    Failure::failed(format!("cannot open the soft RNIC: {e}"))
+        .hint("`weft doctor` tells what this machine lacks")
 }
 
 /// Connects to a receiver and sends everything in `plan`.
@@ -65,7 +79,8 @@ pub fn send(
         match dial(addr, wire, &ours, options.patience) {
             Ok((link, reply)) => {
                 let theirs = check_reply(addr, &reply, options.key.is_some())?;
-                return sender::send(&*link, &ours, &theirs, plan, options, progress).map_err(|e| explain(addr, &e));
+                return sender::send(&*link, &ours, &theirs, plan, options, progress)
+                    .map_err(|e| explain(addr, &e));
             }
             Err(Dialed::Next(failure)) => last = Some(failure),
             Err(Dialed::Final(failure)) => return Err(failure),
@@ -80,37 +95,60 @@ enum Dialed {
     Final(Failure),
 }
 
-fn dial(addr: SocketAddr, wire: Wire, ours: &Hello, patience: Duration) -> Result<(Box<dyn Link>, Vec<u8>), Dialed> {
+fn dial(
+    addr: SocketAddr,
+    wire: Wire,
+    ours: &Hello,
+    patience: Duration,
+) -> Result<(Box<dyn Link>, Vec<u8>), Dialed> {
     let unreachable = |e: &dyn std::fmt::Display| {
-        Dialed::Next(Failure::peer(format!("cannot reach {addr}: {e}")).hint(format!(
-            "check the address and that `weft cp --listen DIR --bind {addr}` runs there"
-        )))
+        Dialed::Next(
+            Failure::peer(format!("cannot reach {addr}: {e}")).hint(format!(
+                "check the address and that `weft cp --listen DIR --bind {addr}` runs there"
+            )),
+        )
     };
     if wire == Wire::PlainTcp {
-        let stream = TcpStream::connect_timeout(&addr, START_PATIENCE).map_err(|e| unreachable(&e))?;
+        let stream =
+            TcpStream::connect_timeout(&addr, START_PATIENCE).map_err(|e| unreachable(&e))?;
         let link = TcpLink::new(stream, patience).map_err(|e| unreachable(&e))?;
-        let reply = link.send_hello(&ours.encode()).and_then(|()| link.recv_hello()).map_err(|e| unreachable(&e))?;
+        let reply = link
+            .send_hello(&ours.encode())
+            .and_then(|()| link.recv_hello())
+            .map_err(|e| unreachable(&e))?;
         return Ok((Box::new(link), reply.to_vec()));
     }
     let device = Device::open().map_err(|e| Dialed::Final(no_device(&e)))?;
     let (prepared, qp) = Prepared::new(&device).map_err(|e| Dialed::Final(no_device(&e)))?;
     match cm::connect_qp(addr, qp, &device, &wire.param(ours.encode().to_vec())) {
-        Ok(conn) => Ok((Box::new(RdmaLink::new(prepared, conn.qp, patience)), conn.private_data)),
-        Err(ConnectError::Rejected { private_data }) => Err(Dialed::Final(match check_reply(addr, &private_data, ours.key) {
-            Err(failure) => failure,
-            Ok(_) => Failure::refused(format!("{addr} refused the connection without a reason")),
-        })),
+        Ok(conn) => Ok((
+            Box::new(RdmaLink::new(prepared, conn.qp, patience)),
+            conn.private_data,
+        )),
+        Err(ConnectError::Rejected { private_data }) => Err(Dialed::Final(
+            match check_reply(addr, &private_data, ours.key) {
+                Err(failure) => failure,
+                Ok(_) => {
+                    Failure::refused(format!("{addr} refused the connection without a reason"))
+                }
+            },
+        )),
         Err(ConnectError::Protocol(e)) => Err(Dialed::Final(
             Failure::refused(format!("what listens on {addr} does not speak iWARP: {e}"))
                 .hint("check the port; `weft cp --listen` prints the one that it uses"),
         )),
         Err(ConnectError::Closed) => Err(Dialed::Final(
-            Failure::refused(format!("what listens on {addr} closed the connection: it does not seem to speak iWARP"))
-                .hint("check the port; `weft cp --listen` prints the one that it uses"),
+            Failure::refused(format!(
+                "what listens on {addr} closed the connection: it does not seem to speak iWARP"
+            ))
+            .hint("check the port; `weft cp --listen` prints the one that it uses"),
         )),
         Err(ConnectError::TimedOut) => Err(Dialed::Next(
-            Failure::peer(format!("no answer from {addr} within {} s", START_PATIENCE.as_secs()))
-                .hint("check the address and the port, and that no firewall drops the packets"),
+            Failure::peer(format!(
+                "no answer from {addr} within {} s",
+                START_PATIENCE.as_secs()
+            ))
+            .hint("check the address and the port, and that no firewall drops the packets"),
         )),
         Err(e) => Err(unreachable(&e)),
     }
@@ -120,14 +158,16 @@ fn dial(addr: SocketAddr, wire: Wire, ours: &Hello, patience: Duration) -> Resul
 fn check_reply(addr: SocketAddr, reply: &[u8], key: bool) -> Result<Hello, Failure> {
     let reply = &reply[..reply.len().min(HELLO_LEN)];
     let theirs = Hello::decode(reply).map_err(|e| match e {
-        DecodeError::Magic | DecodeError::Short => {
-            Failure::refused(format!("what listens on {addr} speaks iWARP and is not `weft cp`"))
-                .hint("check the port; `weft cp --listen` prints the one that it uses")
-        }
-        e => Failure::refused(format!("{addr} sent a malformed hello: {e}")).hint("use the same version on both sides"),
+        DecodeError::Magic | DecodeError::Short => Failure::refused(format!(
+            "what listens on {addr} speaks iWARP and is not `weft cp`"
+        ))
+        .hint("check the port; `weft cp --listen` prints the one that it uses"),
+        e => Failure::refused(format!("{addr} sent a malformed hello: {e}"))
+            .hint("use the same version on both sides"),
     })?;
     let wants_key = || {
-        Failure::refused(format!("the receiver at {addr} wants a key")).hint("pass the key file that it uses with --key FILE")
+        Failure::refused(format!("the receiver at {addr} wants a key"))
+            .hint("pass the key file that it uses with --key FILE")
     };
     match theirs.status {
         _ if theirs.version != VERSION => Err(Failure::refused(format!(
@@ -156,19 +196,29 @@ fn no_key(addr: SocketAddr) -> Failure {
 fn explain(addr: SocketAddr, e: &SendError) -> Failure {
     use super::protocol::Code;
     match e {
-        SendError::Link(LinkError::Gone(why)) => Failure::peer(format!("the connection to {addr} ended: {why}"))
-            .hint("run the same command again: files that had begun go on where they were"),
+        SendError::Link(LinkError::Gone(why)) => {
+            Failure::peer(format!("the connection to {addr} ended: {why}"))
+                .hint("run the same command again: files that had begun go on where they were")
+        }
         SendError::Link(LinkError::Violation(why)) => {
             Failure::refused(format!("the receiver at {addr} broke the protocol: {why}"))
                 .hint("use the same version on both sides")
         }
-        SendError::Link(LinkError::Local(why)) => Failure::failed(why.clone()).hint("`weft doctor` tells what is missing"),
-        SendError::Refused { code: Code::KeyWrong, .. } | SendError::Impostor => {
+        SendError::Link(LinkError::Local(why)) => {
+            Failure::failed(why.clone()).hint("`weft doctor` tells what is missing")
+        }
+        SendError::Refused {
+            code: Code::KeyWrong,
+            ..
+        }
+        | SendError::Impostor => {
             Failure::refused(format!("the key is not the one of the receiver at {addr}"))
                 .hint("copy the receiver's key file here; the key itself is never sent")
         }
-        SendError::Refused { text, .. } => Failure::refused(format!("the receiver at {addr} says: {text}"))
-            .hint("run the same command again: files that had begun go on where they were"),
+        SendError::Refused { text, .. } => {
+            Failure::refused(format!("the receiver at {addr} says: {text}"))
+                .hint("run the same command again: files that had begun go on where they were")
+        }
     }
 }
 
@@ -200,7 +250,13 @@ pub trait Events: Sync + Send {
     /// An entry of a sender was not written.
     fn entry_failed(&self, peer: SocketAddr, path: &str, error: &StoreError);
     /// A sender is done or gone.
-    fn finished(&self, peer: SocketAddr, totals: Totals, took: Duration, end: Result<(), LinkError>);
+    fn finished(
+        &self,
+        peer: SocketAddr,
+        totals: Totals,
+        took: Duration,
+        end: Result<(), LinkError>,
+    );
 }
 
 enum Door {
@@ -233,8 +289,11 @@ impl Listener {
         }
         let dir_error = |e: std::io::Error| cannot_listen(&config.dir, &e);
         let store = Store::open(&config.dir, config.policy).map_err(dir_error)?;
-        rustix::fs::access(&config.dir, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)
-            .map_err(|e| dir_error(e.into()))?;
+        rustix::fs::access(
+            &config.dir,
+            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+        )
+        .map_err(|e| dir_error(e.into()))?;
         let bind_error = |e: &dyn std::fmt::Display| {
             Failure::failed(format!("cannot listen on {}: {e}", config.bind))
                 .hint("another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one")
@@ -243,11 +302,16 @@ impl Listener {
             Door::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
         } else {
             let device = Device::open().map_err(|e| no_device(&e))?;
-            let listener = cm::Listener::bind(&device, config.bind, 64, &config.wire.param(Vec::new()))
-                .map_err(|e| bind_error(&e))?;
+            let listener =
+                cm::Listener::bind(&device, config.bind, 64, &config.wire.param(Vec::new()))
+                    .map_err(|e| bind_error(&e))?;
             Door::Rdma(device, listener)
         };
-        Ok(Self { door, store, config: Arc::new(config) })
+        Ok(Self {
+            door,
+            store,
+            config: Arc::new(config),
+        })
     }
 
     /// The address, with the port that was chosen.
@@ -263,7 +327,9 @@ impl Listener {
     pub fn run(&self, events: &Arc<dyn Events>) -> Result<(), Failure> {
         let active = Arc::new(AtomicUsize::new(0));
         loop {
-            let Some(caller) = self.next_caller() else { continue };
+            let Some(caller) = self.next_caller() else {
+                continue;
+            };
             let peer = caller.peer();
             let place = Place::take(&active, self.config.max_senders);
             let store = match self.store.try_clone() {
@@ -274,9 +340,17 @@ impl Listener {
                     continue;
                 }
             };
-            let session = Session { config: Arc::clone(&self.config), store, events: Arc::clone(events), peer };
+            let session = Session {
+                config: Arc::clone(&self.config),
+                store,
+                events: Arc::clone(events),
+                peer,
+            };
             let Some(place) = place else {
-                tracing::warn!("{peer}: turned away: {} senders are served", self.config.max_senders);
+                tracing::warn!(
+                    "{peer}: turned away: {} senders are served",
+                    self.config.max_senders
+                );
                 caller.turn_away(Status::Busy);
                 continue;
             };
@@ -287,10 +361,12 @@ impl Listener {
                 continue;
             }
             // Without a thread the caller is dropped, which closes the connection.
-            let spawned = std::thread::Builder::new().name("weft-cp".into()).spawn(move || {
-                session.serve(caller);
-                drop(place);
-            });
+            let spawned = std::thread::Builder::new()
+                .name("weft-cp".into())
+                .spawn(move || {
+                    session.serve(caller);
+                    drop(place);
+                });
             if let Err(e) = spawned {
                 tracing::warn!("{peer}: turned away: {e}");
             }
@@ -299,9 +375,9 @@ impl Listener {
 
     fn next_caller(&self) -> Option<Caller> {
         match &self.door {
-            Door::Rdma(device, listener) => {
-                listener.next_request(None).map(|request| Caller::Rdma(device.clone(), request))
-            }
+            Door::Rdma(device, listener) => listener
+                .next_request(None)
+                .map(|request| Caller::Rdma(device.clone(), request)),
             Door::Plain(listener) => match listener.accept() {
                 Ok((stream, peer)) => Some(Caller::Plain(stream, peer)),
                 Err(e) => {
@@ -346,7 +422,13 @@ impl Caller {
     }
 
     fn turn_away(self, status: Status) {
-        let reply = Hello { version: VERSION, status, key: false, nonce: [0; 32] }.encode();
+        let reply = Hello {
+            version: VERSION,
+            status,
+            key: false,
+            nonce: [0; 32],
+        }
+        .encode();
         match self {
             Self::Rdma(_, request) => {
                 let _ = request.reject(&reply);
@@ -388,16 +470,21 @@ impl Session {
             Ok(store) => store,
             Err(e) => return Some(Err(cannot_listen(&self.config.dir, &e))),
         };
-        let (totals, end) = receiver::serve(&*link, &ours, &theirs, store, &self.config.serve, &self);
-        self.events.finished(self.peer, totals, began.elapsed(), end.clone());
+        let (totals, end) =
+            receiver::serve(&*link, &ours, &theirs, store, &self.config.serve, &self);
+        self.events
+            .finished(self.peer, totals, began.elapsed(), end.clone());
         if !totals.started {
             return None;
         }
         Some(match end {
-            Err(e) => Err(Failure::peer(format!("{}: {e}", self.peer)).hint("send again: what had begun goes on")),
-            Ok(()) if !totals.complete || totals.failed > 0 => {
-                Err(Failure::failed(format!("{}: failed entries: {}", self.peer, totals.failed)).hint("see the lines above"))
-            }
+            Err(e) => Err(Failure::peer(format!("{}: {e}", self.peer))
+                .hint("send again: what had begun goes on")),
+            Ok(()) if !totals.complete || totals.failed > 0 => Err(Failure::failed(format!(
+                "{}: failed entries: {}",
+                self.peer, totals.failed
+            ))
+            .hint("see the lines above")),
             Ok(()) => Ok(()),
         })
     }
@@ -420,7 +507,11 @@ impl Session {
                 let (prepared, qp) = Prepared::new(&device).map_err(|e| e.to_string())?;
                 let param = self.config.wire.param(ours.encode().to_vec());
                 let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
-                Ok((Box::new(RdmaLink::new(prepared, conn.qp, patience)), theirs, ours))
+                Ok((
+                    Box::new(RdmaLink::new(prepared, conn.qp, patience)),
+                    theirs,
+                    ours,
+                ))
             }
             Caller::Plain(stream, _) => {
                 let link = TcpLink::new(stream, patience).map_err(|e| e.to_string())?;
@@ -431,7 +522,12 @@ impl Session {
                         Ok((Box::new(link), theirs, ours))
                     }
                     Err((status, why)) => {
-                        let reply = Hello { version: VERSION, status, key: false, nonce: [0; 32] };
+                        let reply = Hello {
+                            version: VERSION,
+                            status,
+                            key: false,
+                            nonce: [0; 32],
+                        };
                         let _ = link.send_hello(&reply.encode());
                         Err(why)
                     }
@@ -445,11 +541,17 @@ impl Session {
 fn judge(theirs: &[u8], has_key: bool) -> Result<(Hello, Hello), (Status, String)> {
     let theirs = Hello::decode(theirs).map_err(|e| (Status::Version, e.to_string()))?;
     if theirs.version != VERSION {
-        return Err((Status::Version, format!("it speaks version {}", theirs.version)));
+        return Err((
+            Status::Version,
+            format!("it speaks version {}", theirs.version),
+        ));
     }
     match (has_key, theirs.key) {
         (true, false) => Err((Status::KeyWanted, "it has no key".into())),
-        (false, true) => Err((Status::NoKey, "it wants a key, and there is none here".into())),
+        (false, true) => Err((
+            Status::NoKey,
+            "it wants a key, and there is none here".into(),
+        )),
         _ => {
             let ours = hello(has_key, Status::Ok).map_err(|e| (Status::Busy, e.to_string()))?;
             Ok((theirs, ours))

@@ -17,7 +17,8 @@ pub struct Target {
     pub dir: Option<RelPath>,
 }
 
-const FORM: &str = "write HOST:DIR, HOST:PORT:DIR or [IPV6]:PORT:DIR; DIR may be empty, as in `host:`";
+const FORM: &str =
+    "write HOST:DIR, HOST:PORT:DIR or [IPV6]:PORT:DIR; DIR may be empty, as in `host:`";
 
 impl Target {
     /// Reads a target.
@@ -28,10 +29,14 @@ impl Target {
                 let (host, rest) = inner
                     .split_once(']')
                     .ok_or_else(|| wrong(format!("`{text}` has `[` without `]`")))?;
-                let rest = rest.strip_prefix(':').ok_or_else(|| wrong(format!("`{text}` names no directory")))?;
+                let rest = rest
+                    .strip_prefix(':')
+                    .ok_or_else(|| wrong(format!("`{text}` names no directory")))?;
                 (host, rest)
             }
-            None => text.split_once(':').ok_or_else(|| wrong(format!("`{text}` is not HOST[:PORT]:DIR")))?,
+            None => text
+                .split_once(':')
+                .ok_or_else(|| wrong(format!("`{text}` is not HOST[:PORT]:DIR")))?,
         };
         if host.is_empty() {
             return Err(wrong(format!("`{text}` names no host")));
@@ -40,11 +45,19 @@ impl Target {
         let (port, dir) = match rest.split_once(':') {
             Some((port, dir)) if digits(port) => {
                 let port = port.parse().ok().filter(|&p| p != 0);
-                (port.ok_or_else(|| wrong(format!("`{text}` has no valid port")))?, dir)
+                (
+                    port.ok_or_else(|| wrong(format!("`{text}` has no valid port")))?,
+                    dir,
+                )
             }
             None if digits(rest) => {
-                return Err(Failure::usage(format!("`{text}`: is {rest} a port or a directory?"))
-                    .hint(format!("write {host}:{rest}: for the port, {host}:./{rest} for the directory")));
+                return Err(
+                    Failure::usage(format!("`{text}`: is {rest} a port or a directory?")).hint(
+                        format!(
+                            "write {host}:{rest}: for the port, {host}:./{rest} for the directory"
+                        ),
+                    ),
+                );
             }
             _ => (DEFAULT_PORT, rest),
         };
@@ -54,7 +67,9 @@ impl Target {
         }
         let dir = match relative {
             "" if dir.starts_with('/') => {
-                return Err(wrong(format!("`{dir}` is absolute; DIR lies below the listener's directory")));
+                return Err(wrong(format!(
+                    "`{dir}` is absolute; DIR lies below the listener's directory"
+                )));
             }
             "" | "." => None,
             path => Some(RelPath::new(path.as_bytes()).map_err(|e| {
@@ -62,7 +77,11 @@ impl Target {
                     .hint("DIR is relative to the listener's directory and cannot lead out of it")
             })?),
         };
-        Ok(Self { host: host.into(), port, dir })
+        Ok(Self {
+            host: host.into(),
+            port,
+            dir,
+        })
     }
 
     /// The addresses that the host has.
@@ -103,7 +122,10 @@ mod tests {
         ] {
             assert_eq!(Target::parse(text).unwrap(), target, "{text}");
         }
-        for text in ["h", ":d", "[::1]", "[::1:d", "h:99", "h:0:", "h:70000:", "h:/etc", "h:/", "h:../x", "h:a/../b"] {
+        for text in [
+            "h", ":d", "[::1]", "[::1:d", "h:99", "h:0:", "h:70000:", "h:/etc", "h:/", "h:../x",
+            "h:a/../b",
+        ] {
             let failure = Target::parse(text).unwrap_err();
             assert_eq!(failure.exit(), crate::failure::Exit::Usage, "{text}");
         }

@@ -27,7 +27,12 @@ impl TcpLink {
     pub fn new(stream: TcpStream, patience: Duration) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(patience))?;
-        Ok(Self { stream, send: Mutex::default(), ring: OnceLock::new(), patience })
+        Ok(Self {
+            stream,
+            send: Mutex::default(),
+            ring: OnceLock::new(),
+            patience,
+        })
     }
 
     /// Sends this side's hello; over RDMA it is private data of the start-up frames.
@@ -37,7 +42,9 @@ impl TcpLink {
 
     /// The peer's hello.
     pub fn recv_hello(&self) -> Result<[u8; HELLO_LEN], LinkError> {
-        self.stream.set_read_timeout(Some(self.patience)).map_err(gone)?;
+        self.stream
+            .set_read_timeout(Some(self.patience))
+            .map_err(gone)?;
         let mut out = [0; HELLO_LEN];
         (&self.stream).read_exact(&mut out).map_err(gone)?;
         Ok(out)
@@ -45,20 +52,33 @@ impl TcpLink {
 
     fn make(&self, slots: u16, slot_len: u32) {
         self.ring.get_or_init(|| {
-            (0..slots).map(|_| Mutex::new(vec![0; slot_len as usize].into_boxed_slice())).collect()
+            (0..slots)
+                .map(|_| Mutex::new(vec![0; slot_len as usize].into_boxed_slice()))
+                .collect()
         });
     }
 
     fn slot(&self, slot: u16) -> MutexGuard<'_, Box<[u8]>> {
-        let ring = self.ring.get().expect("the ring is made before slots are used");
-        ring[usize::from(slot)].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        let ring = self
+            .ring
+            .get()
+            .expect("the ring is made before slots are used");
+        ring[usize::from(slot)]
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn sender(&self) -> MutexGuard<'_, Vec<u8>> {
-        self.send.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.send
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the shape that map_err wants"
+)]
 fn gone(e: io::Error) -> LinkError {
     LinkError::Gone(match e.kind() {
         io::ErrorKind::UnexpectedEof => "the peer closed it".into(),
@@ -76,7 +96,12 @@ impl Link for TcpLink {
 
     fn create_ring(&self, slots: u16, slot_len: u32) -> Result<RingAdvert, LinkError> {
         self.make(slots, slot_len);
-        Ok(RingAdvert { slots, slot_len, rkey: 0, addr: 0 })
+        Ok(RingAdvert {
+            slots,
+            slot_len,
+            rkey: 0,
+            addr: 0,
+        })
     }
 
     fn use_ring(&self, ring: RingAdvert) -> Result<(), LinkError> {
@@ -96,24 +121,39 @@ impl Link for TcpLink {
         buf.clear();
         message.encode(0, &mut buf);
         (&self.stream).write_all(&buf).map_err(gone)?;
-        (&self.stream).write_all(&self.slot(slot)[..len as usize]).map_err(gone)
+        (&self.stream)
+            .write_all(&self.slot(slot)[..len as usize])
+            .map_err(gone)
     }
 
     fn keepalive(&self) -> Result<(), LinkError> {
         // A sender that holds the lock is busy sending, which is a sign of life in itself.
-        if self.send.try_lock().is_ok() { self.send(&Message::Credit) } else { Ok(()) }
+        if self.send.try_lock().is_ok() {
+            self.send(&Message::Credit)
+        } else {
+            Ok(())
+        }
     }
 
     fn recv(&self, timeout: Duration) -> Result<Option<Message>, LinkError> {
         let mut stream = &self.stream;
-        stream.set_read_timeout(Some(timeout.max(Duration::from_millis(1)))).map_err(gone)?;
+        stream
+            .set_read_timeout(Some(timeout.max(Duration::from_millis(1))))
+            .map_err(gone)?;
         let mut header = [0; HEADER_LEN];
         let got = loop {
             match stream.read(&mut header) {
                 Ok(0) => return Err(LinkError::Gone("the peer closed it".into())),
                 Ok(n) => break n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => return Ok(None),
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    return Ok(None);
+                }
                 Err(e) => return Err(gone(e)),
             }
         };
@@ -130,19 +170,43 @@ impl Link for TcpLink {
             if usize::from(slot) >= ring || len as usize > self.slot(slot).len() {
                 return Err(LinkError::Violation("a block outside the ring".into()));
             }
-            stream.read_exact(&mut self.slot(slot)[..len as usize]).map_err(gone)?;
+            stream
+                .read_exact(&mut self.slot(slot)[..len as usize])
+                .map_err(gone)?;
         }
         Ok(Some(message))
     }
 
-    fn slot_from_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize> {
+    fn slot_from_file(
+        &self,
+        slot: u16,
+        at: u32,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u32,
+    ) -> io::Result<usize> {
         let at = at as usize;
-        Ok(rustix::io::pread(file, &mut self.slot(slot)[at..at + len as usize], offset)?)
+        Ok(rustix::io::pread(
+            file,
+            &mut self.slot(slot)[at..at + len as usize],
+            offset,
+        )?)
     }
 
-    fn slot_to_file(&self, slot: u16, at: u32, file: BorrowedFd<'_>, offset: u64, len: u32) -> io::Result<usize> {
+    fn slot_to_file(
+        &self,
+        slot: u16,
+        at: u32,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: u32,
+    ) -> io::Result<usize> {
         let at = at as usize;
-        Ok(rustix::io::pwrite(file, &self.slot(slot)[at..at + len as usize], offset)?)
+        Ok(rustix::io::pwrite(
+            file,
+            &self.slot(slot)[at..at + len as usize],
+            offset,
+        )?)
     }
 
     fn hash_slot(&self, slot: u16, len: u32, into: &mut Stream) {

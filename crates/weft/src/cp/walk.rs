@@ -66,12 +66,20 @@ pub struct Skipped {
 
 /// A file's modification time.
 pub fn mtime(meta: &Metadata) -> Mtime {
-    Mtime { secs: meta.mtime(), nanos: u32::try_from(meta.mtime_nsec()).unwrap_or(0) }
+    Mtime {
+        secs: meta.mtime(),
+        nanos: u32::try_from(meta.mtime_nsec()).unwrap_or(0),
+    }
 }
 
 impl Plan {
     /// Looks at `sources` and plans to send them below `dir`.
-    pub fn new(sources: &[PathBuf], dir: Option<&RelPath>, recursive: bool, links: bool) -> Result<Self, Failure> {
+    pub fn new(
+        sources: &[PathBuf],
+        dir: Option<&RelPath>,
+        recursive: bool,
+        links: bool,
+    ) -> Result<Self, Failure> {
         let mut plan = Self::default();
         let mut taken = HashSet::new();
         let base = dir.map_or(&[][..], RelPath::as_bytes);
@@ -86,14 +94,21 @@ impl Plan {
             };
             if meta.is_dir() && !recursive {
                 let why = "is a directory; use --recursive".to_owned();
-                plan.skipped.push(Skipped { source: source.clone(), why, error: true });
+                plan.skipped.push(Skipped {
+                    source: source.clone(),
+                    why,
+                    error: true,
+                });
                 continue;
             }
             match source.file_name() {
                 Some(name) => {
                     if !taken.insert(name.to_owned()) {
-                        return Err(Failure::usage(format!("two sources would both become `{}`", name.display()))
-                            .hint("send them to different directories, one command each"));
+                        return Err(Failure::usage(format!(
+                            "two sources would both become `{}`",
+                            name.display()
+                        ))
+                        .hint("send them to different directories, one command each"));
                     }
                     plan.add(source, base, name, &meta, links);
                 }
@@ -105,24 +120,45 @@ impl Plan {
     }
 
     fn error(&mut self, source: &Path, e: &io::Error) {
-        self.skipped.push(Skipped { source: source.into(), why: e.to_string(), error: true });
+        self.skipped.push(Skipped {
+            source: source.into(),
+            why: e.to_string(),
+            error: true,
+        });
     }
 
     fn note(&mut self, source: &Path, why: &str) {
-        self.skipped.push(Skipped { source: source.into(), why: why.into(), error: false });
+        self.skipped.push(Skipped {
+            source: source.into(),
+            why: why.into(),
+            error: false,
+        });
     }
 
     fn add(&mut self, source: &Path, parent: &[u8], name: &OsStr, meta: &Metadata, links: bool) {
-        let joined = [parent, if parent.is_empty() { b"" } else { b"/" }, name.as_bytes()].concat();
+        let joined = [
+            parent,
+            if parent.is_empty() { b"" } else { b"/" },
+            name.as_bytes(),
+        ]
+        .concat();
         let path = match RelPath::new(&joined) {
             Ok(path) => path,
             Err(e) => {
                 let why = format!("its path cannot be sent: {e}");
-                self.skipped.push(Skipped { source: source.into(), why, error: true });
+                self.skipped.push(Skipped {
+                    source: source.into(),
+                    why,
+                    error: true,
+                });
                 return;
             }
         };
-        let entry = |kind| Entry { source: source.into(), path: path.clone(), kind };
+        let entry = |kind| Entry {
+            source: source.into(),
+            path: path.clone(),
+            kind,
+        };
         let kind = meta.file_type();
         if kind.is_file() {
             self.bytes = self.bytes.saturating_add(meta.len());
@@ -131,14 +167,22 @@ impl Plan {
         } else if kind.is_dir() {
             self.entries.push(entry(Kind::Enter));
             self.content(source, path.as_bytes(), links);
-            self.entries.push(entry(Kind::Leave { mode: meta.mode() & 0o777, mtime: mtime(meta) }));
+            self.entries.push(entry(Kind::Leave {
+                mode: meta.mode() & 0o777,
+                mtime: mtime(meta),
+            }));
         } else if kind.is_symlink() {
             if !links {
-                self.note(source, "a symbolic link, left out; --links copies it as a link");
+                self.note(
+                    source,
+                    "a symbolic link, left out; --links copies it as a link",
+                );
                 return;
             }
             match source.read_link() {
-                Ok(target) => self.entries.push(entry(Kind::Link(target.as_os_str().as_bytes().to_vec()))),
+                Ok(target) => self
+                    .entries
+                    .push(entry(Kind::Link(target.as_os_str().as_bytes().to_vec()))),
                 Err(e) => self.error(source, &e),
             }
         } else {
@@ -199,8 +243,15 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let plan = Plan::new(std::slice::from_ref(&root), Some(&to), true, true).unwrap();
-        let expected =
-            ["< x/y/root", "1 x/y/root/a", "2 x/y/root/b", "< x/y/root/empty", "> x/y/root/empty", "->a x/y/root/link", "> x/y/root"];
+        let expected = [
+            "< x/y/root",
+            "1 x/y/root/a",
+            "2 x/y/root/b",
+            "< x/y/root/empty",
+            "> x/y/root/empty",
+            "->a x/y/root/link",
+            "> x/y/root",
+        ];
         assert_eq!(show(&plan), expected);
         assert_eq!((plan.files, plan.bytes), (2, 3));
 

@@ -1,5 +1,9 @@
 //! What the tests of the program share.
-#![allow(dead_code, unreachable_pub, reason = "each test program uses its own part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test program uses its own part"
+)]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -94,7 +98,12 @@ impl Listener {
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
-        let addr = line.strip_prefix("listening on ").and_then(|l| l.split(',').next()).expect(&line).parse().unwrap();
+        let addr = line
+            .strip_prefix("listening on ")
+            .and_then(|l| l.split(',').next())
+            .expect(&line)
+            .parse()
+            .unwrap();
         // Read on, so that it never waits for us.
         std::thread::spawn(move || stdout.lines().count());
         Self { child, addr }
@@ -131,8 +140,10 @@ impl Drop for Listener {
 
 /// Names in a directory, sorted.
 pub fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        fs::read_dir(dir).unwrap().filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .filter_map(|e| e.ok()?.file_name().into_string().ok())
+        .collect();
     names.sort();
     names
 }
@@ -170,7 +181,13 @@ impl Tmpfs {
     pub fn mount(size: u64) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap().keep();
         let data = std::ffi::CString::new(format!("size={size}")).unwrap();
-        match rustix::mount::mount("tmpfs", &dir, "tmpfs", rustix::mount::MountFlags::empty(), data.as_c_str()) {
+        match rustix::mount::mount(
+            "tmpfs",
+            &dir,
+            "tmpfs",
+            rustix::mount::MountFlags::empty(),
+            data.as_c_str(),
+        ) {
             Ok(()) => Some(Self(dir)),
             Err(e) => {
                 println!("skipped: cannot mount a small tmpfs: {e}");
@@ -206,8 +223,14 @@ impl RawSender {
     /// Starts and uses another ring than it is told of.
     pub fn start_with(addr: SocketAddr, ring_of: impl FnOnce(RingAdvert) -> RingAdvert) -> Self {
         let link = dial(addr);
-        link.send(&Message::Start { receives: link.receives(), proof: [0; 32] }).unwrap();
-        let Some(Message::Ready { receives, ring, .. }) = link.recv(Duration::from_secs(10)).unwrap() else {
+        link.send(&Message::Start {
+            receives: link.receives(),
+            proof: [0; 32],
+        })
+        .unwrap();
+        let Some(Message::Ready { receives, ring, .. }) =
+            link.recv(Duration::from_secs(10)).unwrap()
+        else {
             panic!("not READY")
         };
         link.set_peer_receives(receives);
@@ -220,7 +243,12 @@ impl RawSender {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         let len = bytes.len() as u32;
-        assert_eq!(self.link.slot_from_file(0, 0, file.as_fd(), 0, len).unwrap(), bytes.len());
+        assert_eq!(
+            self.link
+                .slot_from_file(0, 0, file.as_fd(), 0, len)
+                .unwrap(),
+            bytes.len()
+        );
         self.link.push(0, len, message).unwrap();
     }
 
@@ -256,8 +284,16 @@ impl RawSender {
 pub fn dial(addr: SocketAddr) -> RdmaLink {
     let device = Device::open().unwrap();
     let (prepared, qp) = Prepared::new(&device).unwrap();
-    let hello = Hello { version: VERSION, status: Status::Ok, key: false, nonce: [1; 32] };
-    let param = ConnParam { private_data: hello.encode().to_vec(), ..ConnParam::default() };
+    let hello = Hello {
+        version: VERSION,
+        status: Status::Ok,
+        key: false,
+        nonce: [1; 32],
+    };
+    let param = ConnParam {
+        private_data: hello.encode().to_vec(),
+        ..ConnParam::default()
+    };
     let connection = cm::connect_qp(addr, qp, &device, &param).unwrap();
     RdmaLink::new(prepared, connection.qp, Duration::from_secs(2))
 }

@@ -1,0 +1,203 @@
+use super::*;
+use proptest::prelude::*;
+
+fn path() -> impl Strategy<Value = RelPath> {
+    "[a-z]{1,9}(/[ -.0-~]{1,20}x){0,4}"
+        .prop_filter_map("a path", |s| RelPath::new(s.as_bytes()).ok())
+}
+
+fn mtime() -> impl Strategy<Value = Mtime> {
+    (any::<i64>(), 0..1_000_000_000u32).prop_map(|(secs, nanos)| Mtime { secs, nanos })
+}
+
+fn flags() -> impl Strategy<Value = FileFlags> {
+    (0..16u16).prop_map(FileFlags::from_u16)
+}
+
+fn code() -> impl Strategy<Value = Code> {
+    (0..Code::ALL.len()).prop_map(|i| Code::ALL[i])
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    let ring = (1..=64u16, 4096..=1u32 << 24, any::<u32>(), 0..1u64 << 40).prop_map(
+        |(slots, slot_len, rkey, addr)| RingAdvert {
+            slots,
+            slot_len,
+            rkey,
+            addr,
+        },
+    );
+    let spec = (
+        flags(),
+        0..=0o777u32,
+        mtime(),
+        0..1u64 << 62,
+        any::<Digest>(),
+        path(),
+    )
+        .prop_map(|(flags, mode, mtime, size, source, path)| FileSpec {
+            flags,
+            mode,
+            mtime,
+            size,
+            source,
+            path,
+        });
+    prop_oneof![
+        (4..=4096u16, any::<[u8; 32]>())
+            .prop_map(|(receives, proof)| Message::Start { receives, proof }),
+        (4..=4096u16, ring, any::<[u8; 32]>()).prop_map(|(receives, ring, proof)| {
+            Message::Ready {
+                receives,
+                ring,
+                proof,
+            }
+        }),
+        (code(), "[ -~]{0,80}").prop_map(|(code, text)| Message::Refuse { code, text }),
+        (any::<u32>(), spec).prop_map(|(id, spec)| Message::File { id, spec }),
+        (any::<u32>(), any::<u64>(), any::<Digest>())
+            .prop_map(|(id, blocks, digest)| Message::Offer { id, blocks, digest }),
+        (any::<u32>(), any::<u64>()).prop_map(|(id, block)| Message::From { id, block }),
+        (
+            any::<u32>(),
+            any::<u16>(),
+            any::<u64>(),
+            1..=1u32 << 24,
+            any::<Digest>()
+        )
+            .prop_map(|(id, slot, index, len, digest)| Message::Block {
+                id,
+                slot,
+                index,
+                len,
+                digest
+            }),
+        any::<u16>().prop_map(|slot| Message::Free { slot }),
+        (any::<u32>(), any::<Digest>()).prop_map(|(id, digest)| Message::End { id, digest }),
+        any::<u32>().prop_map(|id| Message::Abandon { id }),
+        (any::<u32>(), code(), "[ -~]{0,80}").prop_map(|(id, code, text)| Message::Result {
+            id,
+            code,
+            text
+        }),
+        (any::<u32>(), any::<bool>(), 0..=0o777u32, mtime(), path()).prop_map(
+            |(id, leave, mode, mtime, path)| Message::Directory {
+                id,
+                leave,
+                mode,
+                mtime,
+                path
+            }
+        ),
+        (any::<u32>(), 0..4u16, "[a-z/.]{1,40}", path()).prop_map(|(id, f, target, path)| {
+            Message::Link {
+                id,
+                flags: FileFlags::from_u16(f << 1),
+                target: target.into_bytes(),
+                path,
+            }
+        }),
+        Just(Message::Credit),
+        any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_message_survives_the_wire(m in message(), credits: u16) {
+        let mut bytes = Vec::new();
+        m.encode(credits, &mut bytes);
+        prop_assert!(bytes.len() <= MAX_MESSAGE);
+        prop_assert_eq!(Message::decode(&bytes), Ok((credits, m)));
+    }
+
+    #[test]
+    fn a_message_cut_anywhere_is_refused(m in message(), cut in 0.0..1.0f64) {
+        let mut bytes = Vec::new();
+        m.encode(0, &mut bytes);
+        bytes.truncate((bytes.len() as f64 * cut) as usize);
+        prop_assert!(Message::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn what_decodes_encodes_to_the_same_bytes(m in message(), at: usize, to: u8) {
+        let mut bytes = Vec::new();
+        m.encode(7, &mut bytes);
+        let at = at % bytes.len();
+        bytes[at] = to;
+        if let Ok((credits, m)) = Message::decode(&bytes) {
+            let has_text = matches!(m, Message::Refuse { .. } | Message::Result { .. });
+            let mut again = Vec::new();
+            m.encode(credits, &mut again);
+            prop_assert!(again == bytes || has_text);
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
+        let _ = Message::decode(&bytes);
+        let _ = Hello::decode(&bytes);
+    }
+
+    #[test]
+    fn a_path_never_climbs(bytes in "[./a]{0,12}") {
+        if let Ok(p) = RelPath::new(bytes.as_bytes()) {
+            prop_assert!(!bytes.starts_with('/'));
+            prop_assert!(p.components().all(|c| !c.is_empty() && c != b".." && c != b"."));
+        }
+    }
+}
+
+#[test]
+fn literal_bytes() {
+    let mut out = Vec::new();
+    let digest = [0xdd; 16];
+    Message::Block {
+        id: 1,
+        slot: 2,
+        index: 3,
+        len: 4096,
+        digest,
+    }
+    .encode(5, &mut out);
+    assert_eq!(
+        out,
+        [
+            &[7, 0, 0, 5, 0, 0, 0, 48][..],
+            &[0, 0, 0, 1, 0, 2, 0, 0],
+            &[0, 0, 0, 0, 0, 0, 0, 3],
+            &[0, 0, 16, 0, 0, 0, 0, 0],
+            &digest
+        ]
+        .concat()
+    );
+    let hello = Hello {
+        version: 1,
+        status: Status::KeyWanted,
+        key: true,
+        nonce: [9; 32],
+    };
+    let mut expected = b"weft-cp\0\x00\x01\x00\x03\x00\x01\x00\x00".to_vec();
+    expected.extend([9; 32]);
+    assert_eq!(hello.encode()[..], expected);
+    assert_eq!(Hello::decode(&expected), Ok(hello));
+}
+
+#[test]
+fn a_hello_of_another_version_still_tells_its_version() {
+    let mut bytes = Hello {
+        version: 9,
+        status: Status::Version,
+        key: true,
+        nonce: [1; 32],
+    }
+    .encode()
+    .to_vec();
+    bytes.extend([7; 20]);
+    let hello = Hello::decode(&bytes).unwrap();
+    assert_eq!((hello.version, hello.status), (9, Status::Version));
+    assert_eq!(
+        Hello::decode(b"SSH-2.0-OpenSSH_9.2"),
+        Err(DecodeError::Magic)
+    );
+}
