@@ -112,7 +112,7 @@ impl Cq {
         let n = cq.pop(out)?;
         if n > 0 {
             if cq.deferred.load(Ordering::Relaxed) && cq.deferred.swap(false, Ordering::Relaxed) {
-                cq.for_members(|qp| qp.flush_deferred());
+                cq.for_members(super::qp::QpInner::flush_deferred);
             }
             return Ok(n);
         }
@@ -237,10 +237,9 @@ impl CqInner {
         let armed = self.armed.load(Ordering::SeqCst);
         if (armed == ARMED_ANY || (armed == ARMED_SOLICITED && (solicited || !fits)))
             && self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
+            && let Some(channel) = &self.channel
         {
-            if let Some(channel) = &self.channel {
-                channel.push(self.num);
-            }
+            channel.push(self.num);
         }
         fits
     }
@@ -296,9 +295,9 @@ impl CqInner {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
             .len();
         if count <= DIRECT_MEMBERS {
-            self.for_members(|qp| qp.drive_leased());
+            self.for_members(super::qp::QpInner::drive_leased);
         } else {
-            self.for_members(|qp| qp.flush_deferred());
+            self.for_members(super::qp::QpInner::flush_deferred);
         }
     }
 
@@ -319,7 +318,7 @@ impl CqInner {
                     }
                 }
             } else {
-                members.iter().for_each(|qp| qp.release_lease());
+                members.iter().for_each(super::qp::QpInner::release_lease);
             }
             let ready = poll_fds(&fds, timeout).unwrap_or(1);
             for qp in leased {

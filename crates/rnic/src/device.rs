@@ -305,7 +305,7 @@ impl Pd {
             .register(self.0.id, backing, 0, access)?;
         Ok(Mr {
             region,
-            _pd: Arc::clone(&self.0),
+            pd: Arc::clone(&self.0),
         })
     }
 
@@ -316,7 +316,7 @@ impl Pd {
     pub fn alloc_mw(&self) -> Result<Mw, Error> {
         Ok(Mw {
             window: self.0.device.table.alloc_window(self.0.id)?,
-            _pd: Arc::clone(&self.0),
+            pd: Arc::clone(&self.0),
         })
     }
 

@@ -9,7 +9,7 @@
 //! `lent` list, which the engine looks at every [`TICK`] while it is not empty: one whose owner has not polled since
 //! the last look, and is not asleep on it, is driven by the engine from then on and armed again.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -72,7 +72,7 @@ pub(crate) struct Engine {
     epoll: Epoll,
     wake: EventFd,
     slots: Mutex<Slots>,
-    timers: Mutex<BTreeMap<(Instant, Token), ()>>,
+    timers: Mutex<BTreeSet<(Instant, Token)>>,
     lent: Mutex<Vec<Weak<QpInner>>>,
     /// The engine looks at `lent` every tick; when false, whoever needs that must wake it.
     ticking: AtomicBool,
@@ -117,12 +117,11 @@ impl Engine {
         interest: Interest,
     ) -> std::io::Result<Token> {
         let mut slots = lock(&self.slots);
-        let index = match slots.free.pop() {
-            Some(index) => index,
-            None => {
-                slots.entries.push((0, None));
-                (slots.entries.len() - 1) as u32
-            }
+        let index = if let Some(index) = slots.free.pop() {
+            index
+        } else {
+            slots.entries.push((0, None));
+            (slots.entries.len() - 1) as u32
         };
         let entry = &mut slots.entries[index as usize];
         let token = Token(u64::from(entry.0) << 32 | u64::from(index));
@@ -170,10 +169,8 @@ impl Engine {
     pub(crate) fn set_timer(&self, token: Token, at: Instant) {
         let first = {
             let mut timers = lock(&self.timers);
-            timers.insert((at, token), ());
-            timers
-                .first_key_value()
-                .is_some_and(|(key, ())| *key == (at, token))
+            timers.insert((at, token));
+            timers.first() == Some(&(at, token))
         };
         if first {
             self.wake.signal();
@@ -203,8 +200,8 @@ impl Engine {
         while !self.stop.load(Ordering::SeqCst) {
             let now = Instant::now();
             let timer = lock(&self.timers)
-                .first_key_value()
-                .map(|((at, _), ())| at.saturating_duration_since(now));
+                .first()
+                .map(|(at, _)| at.saturating_duration_since(now));
             let tick = self
                 .ticking
                 .load(Ordering::SeqCst)
@@ -281,8 +278,8 @@ impl Engine {
         loop {
             let token = {
                 let mut timers = lock(&self.timers);
-                match timers.first_key_value() {
-                    Some((&(at, token), ())) if at <= now => {
+                match timers.first() {
+                    Some(&(at, token)) if at <= now => {
                         timers.remove(&(at, token));
                         token
                     }

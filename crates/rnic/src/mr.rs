@@ -13,7 +13,8 @@ use crate::types::{Access, RemoteAddr, SendOp, SendWr, Sge};
 /// read and written by copies, never borrowed. Dropping it deregisters.
 pub struct Mr {
     pub(crate) region: Region,
-    pub(crate) _pd: Arc<PdInner>,
+    #[allow(dead_code)] // keeps the domain alive
+    pub(crate) pd: Arc<PdInner>,
 }
 
 impl Mr {
@@ -153,17 +154,18 @@ impl Mr {
     /// # Errors
     /// [`MemError::InUse`] while windows are bound to it; the region comes back too.
     pub fn deregister(self) -> Result<Option<Vec<u8>>, (Mr, MemError)> {
-        let Mr { region, _pd } = self;
+        let Mr { region, pd } = self;
         region
             .deregister()
-            .map_err(|(region, error)| (Mr { region, _pd }, error))
+            .map_err(|(region, error)| (Mr { region, pd }, error))
     }
 }
 
 /// A type 2 memory window: a part of a region that one queue pair's peer may use until it is invalidated.
 pub struct Mw {
     pub(crate) window: Window,
-    pub(crate) _pd: Arc<PdInner>,
+    #[allow(dead_code)] // keeps the domain alive
+    pub(crate) pd: Arc<PdInner>,
 }
 
 impl Mw {

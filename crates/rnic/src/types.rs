@@ -428,7 +428,7 @@ pub struct PostError {
 /// Settings of one connection's wire protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkOptions {
-    /// Ask for CRC32c on every FPDU (RFC 5044 7.1: on when either side asks). Default on.
+    /// Ask for `CRC32c` on every FPDU (RFC 5044 7.1: on when either side asks). Default on.
     pub crc: bool,
     /// Ask the peer for markers in what we receive. Default off; on costs a copy.
     pub recv_markers: bool,

@@ -10,93 +10,46 @@
 //! fails to get it sets `pending`, and the holder looks at `pending` after letting go: nobody waits for a system
 //! call that another thread makes.
 
+mod convert;
+mod end;
+mod handle;
 mod rx;
 mod tx;
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 use weft_proto::mpa::{Params, Rtr};
 use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState, Stream};
 use weft_sys::{Event, Interest};
 use weft_wire::mpa::MAX_MARKED_ULPDU;
-use weft_wire::rdmap::{OperationError, ProtectionError, TaggedError, TermError};
 
-use crate::cq::{Cq, CqInner};
-use crate::device::{Counted, DeviceInner, PdInner};
+use crate::cq::CqInner;
+use crate::device::{DeviceInner, PdInner};
 use crate::engine::{Engine, Lease, Next, Source, Token};
 use crate::lock::{lock, try_lock};
-use crate::srq::{RecvQueue, Srq, SrqInner};
+use crate::srq::{RecvQueue, SrqInner};
 use crate::transport::Link;
 use crate::types::{
-    AsyncEvent, Error, Ledger, LinkOptions, PostError, PostReason, QpState, RecvWr, SendOp, SendWr,
-    Wc, WcOpcode, WcStatus,
+    Ledger, LinkOptions, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
+    WcStatus,
 };
+use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
+pub use end::EndReason;
+pub(crate) use handle::check_init;
+pub use handle::{Qp, QpInit};
 use rx::Rx;
 use tx::Tx;
 
-/// How long a closed connection may take to send what it owes and to see the peer's end.
-const LINGER: Duration = Duration::from_secs(2);
 /// Posts that may wait for the next poll, see [`Qp::post_send`].
 const DEFER_MAX: u32 = 64;
 /// Requests with more payload than this are never put off.
 const DEFER_BYTES: u32 = 4096;
-
-/// What a queue pair is made of.
-#[derive(Clone)]
-pub struct QpInit {
-    /// Where completions of sends go.
-    pub send_cq: Cq,
-    /// Where completions of receives go; may be the same queue.
-    pub recv_cq: Cq,
-    /// Take receives from here, not from a queue of its own.
-    pub srq: Option<Srq>,
-    /// Sends outstanding at once.
-    pub max_send_wr: u32,
-    /// Receives outstanding at once.
-    pub max_recv_wr: u32,
-    /// Scatter/gather elements of one request.
-    pub max_sge: u32,
-    /// Inline bytes of one request.
-    pub max_inline: u32,
-    /// Every send makes a completion, signaled or not.
-    pub sq_sig_all: bool,
-}
-
-impl QpInit {
-    /// 128 sends, 128 receives, 4 elements, 256 inline bytes, completions only where asked for.
-    pub fn new(send_cq: &Cq, recv_cq: &Cq) -> Self {
-        QpInit {
-            send_cq: send_cq.clone(),
-            recv_cq: recv_cq.clone(),
-            srq: None,
-            max_send_wr: 128,
-            max_recv_wr: 128,
-            max_sge: 4,
-            max_inline: 256,
-            sq_sig_all: false,
-        }
-    }
-}
-
-/// How a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndReason {
-    /// Both sides closed in order.
-    Disconnected,
-    /// The connection broke: reset, cut in the middle of an FPDU, or the peer did not close in time.
-    Lost,
-    /// We ended it with a Terminate of this value, see [`Wc::vendor_err`].
-    Terminated(u32),
-    /// The peer ended it with a Terminate of this value.
-    PeerTerminated(u32),
-}
 
 type EndHook = Box<dyn FnOnce(EndReason) + Send>;
 
@@ -222,13 +175,13 @@ impl QpInner {
             match params.rtr {
                 // The frame that tells the responder that it may send (RFC 6581 4.2); only the initiator has `rtr`.
                 Some(Rtr::Write) if !params.must_wait_for_first_fpdu => {
-                    self.post_internal(&mut core, zero_write())
+                    post_internal(&mut core, zero_write());
                 }
                 Some(Rtr::Read) if !params.must_wait_for_first_fpdu => {
-                    self.post_internal(&mut core, zero_read())
+                    post_internal(&mut core, zero_read());
                 }
                 Some(Rtr::Send) if !params.must_wait_for_first_fpdu => {
-                    self.post_internal(&mut core, SendWr::send(0))
+                    post_internal(&mut core, SendWr::send(0));
                 }
                 _ => {}
             }
@@ -250,23 +203,6 @@ impl QpInner {
         // The engine may have looked before there was anything to see.
         self.rearm();
         Ok(())
-    }
-
-    fn post_internal(&self, core: &mut Core, wr: SendWr) {
-        let Core {
-            stream: Some(stream),
-            sq,
-            ..
-        } = core
-        else {
-            return;
-        };
-        stream.post(to_proto(&wr));
-        sq.push_back(Slot {
-            wr,
-            internal: true,
-            fault: None,
-        });
     }
 
     fn post_send(self: &Arc<Self>, wrs: impl Iterator<Item = SendWr>) -> Result<(), PostError> {
@@ -512,7 +448,11 @@ impl QpInner {
         self.reap(core);
         self.deliver(core);
         if core.ended.is_none() && self.state() == QpState::Closing {
-            self.try_close(core, link);
+            // Closing in order: once everything is sent, the peer sees our end.
+            if core.sq.is_empty() && core.tx.is_empty() && !core.shut {
+                link.shutdown_write();
+                core.shut = true;
+            }
         }
         moved
     }
@@ -584,8 +524,8 @@ impl QpInner {
                 _ if slot.fault.is_some() => (slot.fault.unwrap_or_default(), 0),
                 DoneStatus::Ok { byte_len } => (WcStatus::Success, byte_len),
                 DoneStatus::RemoteError(error) => {
-                    vendor_err = term_code(&error);
-                    (remote_status(&error), 0)
+                    vendor_err = term_code(error);
+                    (remote_status(error), 0)
                 }
                 DoneStatus::Flushed => {
                     if let Some(EndReason::Terminated(code) | EndReason::PeerTerminated(code)) =
@@ -644,86 +584,6 @@ impl QpInner {
         }
     }
 
-    /// We found something wrong with what the peer sent (or with ourselves): send a Terminate and end.
-    fn fault(self: &Arc<Self>, core: &mut Core, fault: Fault) {
-        tracing::debug!(qp = self.num, %fault, "terminating the stream");
-        if let Some(stream) = &mut core.stream {
-            stream.fail(fault);
-        }
-        // The Terminate goes into the flight before the stream is flushed.
-        self.build(core);
-        let code = core.tx.terminate_code();
-        self.end(core, EndReason::Terminated(code));
-    }
-
-    /// The connection is over, for this reason: flush everything.
-    fn end(self: &Arc<Self>, core: &mut Core, reason: EndReason) {
-        if core.ended.is_some() {
-            return;
-        }
-        core.ended = Some(reason);
-        self.state.store(QpState::Error as u8, Ordering::Release);
-        self.take_inbox(core);
-        self.flush_sends(core);
-        self.flush_recvs(core);
-        match reason {
-            EndReason::Disconnected => {}
-            EndReason::Lost => self.device.raise(AsyncEvent::QpFatal {
-                qp_num: self.num,
-                reason: 0,
-            }),
-            EndReason::Terminated(reason) if is_access_code(reason) => {
-                self.device.raise(AsyncEvent::QpAccessErr {
-                    qp_num: self.num,
-                    reason,
-                });
-            }
-            EndReason::Terminated(reason) | EndReason::PeerTerminated(reason) => {
-                self.device.raise(AsyncEvent::QpFatal {
-                    qp_num: self.num,
-                    reason,
-                });
-            }
-        }
-        self.deliver(core);
-        if let Some(connected) = self.connected.get() {
-            let until = Instant::now() + LINGER;
-            core.linger_until = Some(until);
-            self.engine().set_timer(connected.token, until);
-            if reason == EndReason::Lost {
-                connected.link.abort();
-                self.bury(core);
-            } else {
-                self.drain(core, &*connected.link);
-            }
-        }
-    }
-
-    fn flush_sends(&self, core: &mut Core) {
-        if let Some(stream) = &mut core.stream {
-            stream.flush();
-        }
-        self.reap(core);
-    }
-
-    fn flush_recvs(&self, core: &mut Core) {
-        let current = core.rx.take_recv();
-        let queued = match &self.recv {
-            RecvSource::Own(queue) => queue.drain(),
-            RecvSource::Shared(_) => VecDeque::new(),
-        };
-        let vendor_err = match core.ended {
-            Some(EndReason::Terminated(code) | EndReason::PeerTerminated(code)) => code,
-            _ => 0,
-        };
-        for wr in current.into_iter().chain(queued) {
-            core.done.recv_urgent = true;
-            core.done
-                .recv
-                .push(self.recv_wc(wr.id, WcStatus::WrFlushErr, vendor_err));
-        }
-    }
-
     fn recv_wc(&self, wr_id: u64, status: WcStatus, vendor_err: u32) -> Wc {
         Wc {
             wr_id,
@@ -733,122 +593,6 @@ impl QpInner {
             vendor_err,
             ..Wc::default()
         }
-    }
-
-    /// After the end: send what is owed (the Terminate), close our direction, and wait for the peer's end.
-    fn drain(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
-        if self.dead.load(Ordering::Relaxed) {
-            return false;
-        }
-        if !core.shut {
-            match core.tx.send_all(self, link, &mut core.ledger) {
-                Ok(true) => {
-                    link.shutdown_write();
-                    core.shut = true;
-                }
-                Ok(false) => {}
-                Err(_) => {
-                    link.abort();
-                    self.bury(core);
-                    return true;
-                }
-            }
-        }
-        // What still comes in is of no interest, but unread bytes would turn our close into a reset that overtakes
-        // the Terminate.
-        if core.rx.discard(link, self.device.pool()) {
-            self.bury(core);
-        }
-        false
-    }
-
-    /// Closing in order: everything is sent.
-    fn try_close(self: &Arc<Self>, core: &mut Core, link: &dyn Link) {
-        if core.sq.is_empty() && core.tx.is_empty() && !core.shut {
-            link.shutdown_write();
-            core.shut = true;
-        }
-    }
-
-    /// Nothing more will happen on the socket.
-    fn bury(&self, core: &mut Core) {
-        if !self.dead.swap(true, Ordering::SeqCst) {
-            if let Some(connected) = self.connected.get() {
-                connected.link.abort();
-                self.engine()
-                    .unregister(connected.token, connected.link.fd());
-            }
-            core.tx.release(self.device.pool());
-            core.rx.release(self.device.pool());
-            core.sq = VecDeque::new();
-        }
-    }
-
-    fn announce_end(&self, reason: EndReason) {
-        let hook = lock(&self.on_end).take();
-        if let Some(hook) = hook {
-            hook(reason);
-        }
-    }
-
-    fn disconnect(self: &Arc<Self>) {
-        let rts = QpState::Rts as u8;
-        let closing = QpState::Closing as u8;
-        if self
-            .state
-            .compare_exchange(rts, closing, Ordering::SeqCst, Ordering::SeqCst)
-            .is_err()
-        {
-            return;
-        }
-        if let Some(connected) = self.connected.get() {
-            let until = Instant::now() + LINGER;
-            lock(&self.core).linger_until = Some(until);
-            self.engine().set_timer(connected.token, until);
-        }
-        self.drive(true);
-        self.release_lease();
-    }
-
-    /// End at once, with a Terminate when connected.
-    fn to_error(self: &Arc<Self>) {
-        let mut core = lock(&self.core);
-        let ended_before = core.ended.is_some();
-        if self.connected.get().is_some() {
-            if !ended_before {
-                self.fault(&mut core, Fault::LocalCatastrophic);
-            }
-        } else {
-            self.state.store(QpState::Error as u8, Ordering::Release);
-            self.flush_recvs(&mut core);
-            self.deliver(&mut core);
-        }
-        let ended = if ended_before { None } else { core.ended };
-        drop(core);
-        if let Some(reason) = ended {
-            self.announce_end(reason);
-        }
-    }
-
-    /// The owner's handle is gone.
-    fn destroy(self: &Arc<Self>) {
-        lock(&self.on_end).take();
-        self.orphan.store(true, Ordering::SeqCst);
-        if self.connected.get().is_some() {
-            self.drive(false);
-            let mut core = lock(&self.core);
-            if core.ended.is_none() {
-                // What was posted is sent (the flight is kept), nothing more is accepted.
-                self.end(&mut core, EndReason::Disconnected);
-            }
-        }
-        self.send_cq.detach(self);
-        self.recv_cq.detach(self);
-        self.release_lease();
-    }
-
-    pub(crate) fn set_end_hook(&self, hook: EndHook) {
-        *lock(&self.on_end) = Some(hook);
     }
 }
 
@@ -887,260 +631,25 @@ impl Source for QpInner {
     }
 }
 
-/// A queue pair: a send queue, a receive queue and the connection that joins them to a peer's. Dropping it closes the
-/// connection; requests that have not completed by then make no completions any more.
-pub struct Qp(pub(crate) Arc<QpInner>, #[allow(dead_code)] Counted);
-
-impl Qp {
-    pub(crate) fn new(pd: &Arc<PdInner>, num: u32, init: &QpInit, count: Counted) -> Qp {
-        let device = &pd.device;
-        let recv = match &init.srq {
-            Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
-            None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
-        };
-        let inner = Arc::new(QpInner {
-            num,
-            device: Arc::clone(device),
-            pd: Arc::clone(pd),
-            send_cq: Arc::clone(&init.send_cq.0),
-            recv_cq: Arc::clone(&init.recv_cq.0),
-            recv,
-            max_send_wr: init.max_send_wr,
-            max_sge: init.max_sge,
-            max_inline: init.max_inline,
-            sq_sig_all: init.sq_sig_all,
-            state: AtomicU8::new(QpState::Init as u8),
-            sq_used: AtomicU32::new(0),
-            inbox: Mutex::default(),
-            pending: AtomicBool::new(false),
-            deferred: AtomicU32::new(0),
-            connected: OnceLock::new(),
-            dead: AtomicBool::new(false),
-            orphan: AtomicBool::new(false),
-            armed: AtomicBool::new(false),
-            in_lent: AtomicBool::new(false),
-            tx_blocked: AtomicBool::new(false),
-            drive_seq: AtomicU32::new(0),
-            seen_seq: AtomicU32::new(0),
-            waiters: AtomicU32::new(0),
-            core: Mutex::new(Core {
-                stream: None,
-                sq: VecDeque::new(),
-                sq_base: 0,
-                tx: Tx::default(),
-                rx: Rx::default(),
-                done: Completions::default(),
-                ledger: Ledger::default(),
-                ended: None,
-                shut: false,
-                linger_until: None,
-            }),
-            on_end: Mutex::new(None),
-        });
-        inner.send_cq.attach(&inner);
-        if !init.send_cq.same(&init.recv_cq) {
-            inner.recv_cq.attach(&inner);
-        }
-        Qp(inner, count)
-    }
-
-    /// The queue pair's number, as in [`Wc::qp_num`].
-    pub fn num(&self) -> u32 {
-        self.0.num
-    }
-
-    /// Its state.
-    pub fn state(&self) -> QpState {
-        self.0.state()
-    }
-
-    /// Post sends. The first post after a poll goes out before this returns (as far as the transport takes it);
-    /// a run of small ones without a poll between them is sent in batches, at the latest after a millisecond.
-    ///
-    /// # Errors
-    /// [`PostError`] names the first request that was refused. On a queue pair in the error state requests are
-    /// taken, and flushed.
-    pub fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
-        self.0.post_send(wrs.iter().cloned())
-    }
-
-    /// Post one send, see [`Qp::post_send`].
-    ///
-    /// # Errors
-    /// As [`Qp::post_send`], index 0.
-    pub fn post_send_one(&self, wr: SendWr) -> Result<(), PostError> {
-        self.0.post_send(std::iter::once(wr))
-    }
-
-    /// Post receives. They are taken in order, one a message.
-    ///
-    /// # Errors
-    /// [`PostError`] names the first request that was refused.
-    pub fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
-        let RecvSource::Own(queue) = &self.0.recv else {
-            return Err(PostError {
-                index: 0,
-                reason: PostReason::UsesSrq,
-            });
-        };
-        let result = queue.post(wrs);
-        if self.0.state() == QpState::Error {
-            let mut core = lock(&self.0.core);
-            self.0.flush_recvs(&mut core);
-            self.0.deliver(&mut core);
-        }
-        result
-    }
-
-    /// Close in order: what was posted is sent, then the peer sees the end. Receives are flushed when the peer has
-    /// closed its side too. Returns at once.
-    pub fn disconnect(&self) {
-        self.0.disconnect();
-    }
-
-    /// End the connection at once; the peer gets a Terminate. Everything outstanding is flushed.
-    pub fn to_error(&self) {
-        self.0.to_error();
-    }
-
-    /// What the connection's bytes cost so far.
-    pub fn ledger(&self) -> Ledger {
-        lock(&self.0.core).ledger
-    }
-
-    /// Our address, once connected.
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.0.connected.get().map(|c| c.link.local_addr())
-    }
-
-    /// The peer's address, once connected.
-    pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.0.connected.get().map(|c| c.link.peer_addr())
-    }
-
-    /// Call this once when the connection ends, from whichever thread notices. Only one hook: the last one set.
-    pub fn on_end(&self, hook: impl FnOnce(EndReason) + Send + 'static) {
-        self.0.set_end_hook(Box::new(hook));
-    }
-}
-
-impl Drop for Qp {
-    fn drop(&mut self) {
-        self.0.destroy();
-    }
-}
-
-fn zero_write() -> SendWr {
-    SendWr::write(0, crate::types::RemoteAddr { addr: 0, rkey: 0 })
-}
-
-fn zero_read() -> SendWr {
-    SendWr::read(0, crate::types::RemoteAddr { addr: 0, rkey: 0 })
-}
-
-/// The longest ULPDU whose FPDU fits the path: 2 bytes of length and 4 of CRC around it, and no padding.
-fn max_ulpdu(wanted: u32, max_fpdu: Option<u32>) -> u32 {
-    let path = max_fpdu.map_or(u32::MAX, |fpdu| (fpdu & !3).saturating_sub(6));
-    wanted.min(path)
-}
-
-fn to_proto(wr: &SendWr) -> rdmap::SendWr {
-    use weft_wire::rdmap::AtomicOp;
-    let atomic = |op, remote: crate::types::RemoteAddr, add_or_swap, compare| rdmap::Op::Atomic {
-        op,
-        stag: remote.rkey,
-        to: remote.addr,
-        add_or_swap,
-        // An add without carry boundaries, or a swap of all bits (RFC 7306 5.2).
-        add_or_swap_mask: if op == AtomicOp::FetchAdd {
-            0
-        } else {
-            u64::MAX
-        },
-        compare,
-        compare_mask: u64::MAX,
-    };
-    let op = match wr.op {
-        SendOp::Send => rdmap::Op::Send {
-            solicited: wr.solicited,
-            invalidate: None,
-        },
-        SendOp::SendInvalidate { rkey } => rdmap::Op::Send {
-            solicited: wr.solicited,
-            invalidate: Some(rkey),
-        },
-        SendOp::Write { remote } => rdmap::Op::Write {
-            stag: remote.rkey,
-            to: remote.addr,
-        },
-        SendOp::WriteImm { remote, imm } => rdmap::Op::WriteImm {
-            stag: remote.rkey,
-            to: remote.addr,
-            imm,
-            solicited: wr.solicited,
-        },
-        SendOp::Read { remote } => rdmap::Op::Read {
-            src_stag: remote.rkey,
-            src_to: remote.addr,
-        },
-        SendOp::FetchAdd { remote, add } => atomic(AtomicOp::FetchAdd, remote, add, 0),
-        SendOp::CompareSwap {
-            remote,
-            compare,
-            swap,
-        } => atomic(AtomicOp::CompareSwap, remote, swap, compare),
-        SendOp::Swap { remote, value } => atomic(AtomicOp::Swap, remote, value, 0),
-        SendOp::LocalInvalidate { .. } | SendOp::BindMw { .. } => rdmap::Op::Local,
-    };
-    rdmap::SendWr {
-        op,
-        len: wr.len().unwrap_or(0),
-        fence: wr.fence,
-    }
-}
-
-/// Layer, type and code of a Terminate as one number, laid out as on the wire.
-fn term_code(error: &TermError) -> u32 {
-    let (layer, etype, code) = error.parts();
-    u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code)
-}
-
-fn is_access_code(code: u32) -> bool {
-    let (layer, etype, code) = ((code >> 12) as u8, (code >> 8 & 15) as u8, code as u8);
-    matches!(
-        TermError::from_parts(layer, etype, code),
-        TermError::Protection(_) | TermError::Tagged(_)
-    )
-}
-
-fn remote_status(error: &TermError) -> WcStatus {
-    match error {
-        TermError::Protection(ProtectionError::CannotInvalidate) => WcStatus::RemInvReqErr,
-        TermError::Tagged(TaggedError::InvalidVersion)
-        | TermError::Operation(OperationError::InvalidVersion | OperationError::UnexpectedOpcode) => {
-            WcStatus::RemInvReqErr
-        }
-        TermError::Protection(_) | TermError::Tagged(_) => WcStatus::RemAccessErr,
-        _ => WcStatus::RemOpErr,
-    }
-}
-
 /// Whether the stream has ended by what the peer said.
 fn peer_terminated(stream: &Stream) -> bool {
     stream.state() == StreamState::Terminated
 }
 
-pub(crate) fn check_init(init: &QpInit, device: &DeviceInner) -> Result<(), Error> {
-    let limits = &device.limits;
-    let over = init.max_send_wr > limits.max_wr
-        || init.max_recv_wr > limits.max_wr
-        || init.max_sge > limits.max_sge
-        || init.max_inline > limits.max_inline;
-    if over {
-        Err(Error::Limit(
-            "work requests, elements or inline bytes of a queue pair",
-        ))
-    } else {
-        Ok(())
-    }
+/// Post a request of our own, which makes no completion.
+fn post_internal(core: &mut Core, wr: SendWr) {
+    let Core {
+        stream: Some(stream),
+        sq,
+        ..
+    } = core
+    else {
+        return;
+    };
+    stream.post(to_proto(&wr));
+    sq.push_back(Slot {
+        wr,
+        internal: true,
+        fault: None,
+    });
 }

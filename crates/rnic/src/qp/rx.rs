@@ -16,8 +16,9 @@ use weft_wire::ddp::{Header, HeaderError, UNTAGGED_LEN};
 use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, MarkerStripper, fpdu_len};
 use weft_wire::rdmap::{AtomicOp, AtomicRequest};
 
+use super::convert::term_code;
 use super::tx::{fault_of, sub_list};
-use super::{Core, EndReason, QpInner, peer_terminated, term_code};
+use super::{Core, EndReason, QpInner, peer_terminated};
 use crate::pool::Pool;
 use crate::transport::Link;
 use crate::types::{RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len};
@@ -76,6 +77,7 @@ pub(super) struct Rx {
 }
 
 /// Why receiving stops.
+#[derive(Clone, Copy)]
 enum Stop {
     Fault(Fault),
     /// A receive of ours is at fault, and the peer with it or not.
@@ -218,7 +220,7 @@ impl QpInner {
     fn receive(&self, core: &mut Core, link: &dyn Link) -> Result<Received, Stop> {
         core.ledger.rx_syscalls += 1;
         if core.rx.markers.is_some() {
-            return self.receive_marked(core, link);
+            return core.rx.receive_marked(link);
         }
         let spans = match &core.rx.direct {
             Some(direct) => self.spans(core, direct.target, direct.left)?,
@@ -229,36 +231,33 @@ impl QpInner {
             return Ok(Received::Nothing);
         };
         let mut list = RecvList::new();
-        let placed_max = match &rx.direct {
-            Some(direct) => {
-                for span in &spans {
-                    list.push_span(span, 0, span.len());
-                }
-                // Bulk: no more than the trailer and the next header, whatever follows has its own place.
-                let tail = if direct.bulk {
-                    rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN
-                } else {
-                    buf.len()
-                };
-                list.push_buf(&mut buf[..tail]);
-                direct.left as usize
+        let placed_max = if let Some(direct) = &rx.direct {
+            for span in &spans {
+                list.push_span(span, 0, span.len());
             }
-            None => {
-                if rx.start > 0 {
-                    buf.copy_within(rx.start..rx.end, 0);
-                    rx.end -= rx.start;
-                    rx.start = 0;
-                }
-                let room = if rx.bulk && !rx.crc {
-                    (rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN)
-                        .max(rx.end + 1)
-                        .min(buf.len())
-                } else {
-                    buf.len()
-                };
-                list.push_buf(&mut buf[rx.end..room]);
-                0
+            // Bulk: no more than the trailer and the next header, whatever follows has its own place.
+            let tail = if direct.bulk {
+                rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN
+            } else {
+                buf.len()
+            };
+            list.push_buf(&mut buf[..tail]);
+            direct.left as usize
+        } else {
+            if rx.start > 0 {
+                buf.copy_within(rx.start..rx.end, 0);
+                rx.end -= rx.start;
+                rx.start = 0;
             }
+            let room = if rx.bulk && !rx.crc {
+                (rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN)
+                    .max(rx.end + 1)
+                    .min(buf.len())
+            } else {
+                buf.len()
+            };
+            list.push_buf(&mut buf[rx.end..room]);
+            0
         };
         let asked = list.len_bytes();
         let n = match link.recv(&mut list) {
@@ -281,38 +280,6 @@ impl QpInner {
         }
         rx.end += n - placed;
         Ok(Received::Some { drained: n < asked })
-    }
-
-    /// With markers: stage the raw bytes, and keep what is left without markers.
-    fn receive_marked(&self, core: &mut Core, link: &dyn Link) -> Result<Received, Stop> {
-        let rx = &mut core.rx;
-        let Some(buf) = &mut rx.buf else {
-            return Ok(Received::Nothing);
-        };
-        buf.copy_within(rx.start..rx.end, 0);
-        rx.end -= rx.start;
-        rx.start = 0;
-        let room = buf.len() - rx.end;
-        let mut list = RecvList::new();
-        list.push_buf(&mut buf[rx.end..]);
-        let n = match link.recv(&mut list) {
-            Ok(0) => return Err(if rx.in_frame() { Stop::Lost } else { Stop::Eof }),
-            Ok(n) => n,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Received::Nothing);
-            }
-            Err(_) => return Err(Stop::Lost),
-        };
-        drop(list);
-        let mut plain = Vec::with_capacity(n);
-        if let Some(stripper) = &mut rx.markers {
-            stripper
-                .strip(&buf[rx.end..rx.end + n], &mut plain)
-                .map_err(|_| Fault::Marker)?;
-        }
-        buf[rx.end..rx.end + plain.len()].copy_from_slice(&plain);
-        rx.end += plain.len();
-        Ok(Received::Some { drained: n < room })
     }
 
     /// Look at everything in the staging buffer.
@@ -565,7 +532,7 @@ impl QpInner {
             }
             Event::Terminated(terminate) => {
                 debug_assert!(peer_terminated(stream));
-                let code = term_code(&terminate.error);
+                let code = term_code(terminate.error);
                 tracing::debug!(qp = self.num, error = ?terminate.error, "the peer terminated the stream");
                 self.end(core, EndReason::PeerTerminated(code));
                 return Err(Stop::Terminated);
@@ -592,6 +559,38 @@ impl QpInner {
 }
 
 impl Rx {
+    /// With markers: stage the raw bytes, and keep what is left without markers.
+    fn receive_marked(&mut self, link: &dyn Link) -> Result<Received, Stop> {
+        let rx = self;
+        let Some(buf) = &mut rx.buf else {
+            return Ok(Received::Nothing);
+        };
+        buf.copy_within(rx.start..rx.end, 0);
+        rx.end -= rx.start;
+        rx.start = 0;
+        let room = buf.len() - rx.end;
+        let mut list = RecvList::new();
+        list.push_buf(&mut buf[rx.end..]);
+        let n = match link.recv(&mut list) {
+            Ok(0) => return Err(if rx.in_frame() { Stop::Lost } else { Stop::Eof }),
+            Ok(n) => n,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Ok(Received::Nothing);
+            }
+            Err(_) => return Err(Stop::Lost),
+        };
+        drop(list);
+        let mut plain = Vec::with_capacity(n);
+        if let Some(stripper) = &mut rx.markers {
+            stripper
+                .strip(&buf[rx.end..rx.end + n], &mut plain)
+                .map_err(|_| Fault::Marker)?;
+        }
+        buf[rx.end..rx.end + plain.len()].copy_from_slice(&plain);
+        rx.end += plain.len();
+        Ok(Received::Some { drained: n < room })
+    }
+
     /// Bytes of an FPDU have come, but not all of them.
     fn in_frame(&self) -> bool {
         self.direct.is_some() || self.trailer > 0 || self.end > self.start

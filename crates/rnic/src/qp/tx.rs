@@ -17,7 +17,8 @@ use weft_wire::crc::crc32c;
 use weft_wire::ddp::UNTAGGED_LEN;
 use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, MarkerInserter, fpdu_pad};
 
-use super::{Core, QpInner, Slot, term_code};
+use super::convert::term_code;
+use super::{Core, QpInner, Slot};
 use crate::pool::Pool;
 use crate::transport::Link;
 use crate::types::{Ledger, SendOp, Sge, WcStatus};
@@ -246,7 +247,7 @@ impl QpInner {
                 }
             }
             let outcome = core.tx.send_once(self, link, &mut core.ledger);
-            self.note_transmitted(core);
+            note_transmitted(core);
             match outcome {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -258,24 +259,6 @@ impl QpInner {
             }
         }
         core.tx.sent != before
-    }
-
-    fn note_transmitted(&self, core: &mut Core) {
-        let Core {
-            stream: Some(stream),
-            tx,
-            ..
-        } = core
-        else {
-            return;
-        };
-        while let Some(&(position, seq)) = tx.marks.front() {
-            if position > tx.sent {
-                break;
-            }
-            tx.marks.pop_front();
-            stream.transmitted(seq);
-        }
     }
 
     /// Make the next flight.
@@ -309,7 +292,7 @@ impl QpInner {
             };
             if segment.terminate {
                 tx.terminate = hdr.get(UNTAGGED_LEN..UNTAGGED_LEN + 2).map_or(0, |b| {
-                    term_code(&TermError::from_parts(b[0] >> 4, b[0] & 15, b[1]))
+                    term_code(TermError::from_parts(b[0] >> 4, b[0] & 15, b[1]))
                 });
             }
             if tx.scratch.capacity() == 0 {
@@ -523,5 +506,23 @@ pub(super) fn fault_of(error: MemError) -> Fault {
         MemError::Wrap => Fault::ToWrap,
         MemError::CannotInvalidate => Fault::CannotInvalidate,
         _ => Fault::LocalCatastrophic,
+    }
+}
+
+fn note_transmitted(core: &mut Core) {
+    let Core {
+        stream: Some(stream),
+        tx,
+        ..
+    } = core
+    else {
+        return;
+    };
+    while let Some(&(position, seq)) = tx.marks.front() {
+        if position > tx.sent {
+            break;
+        }
+        tx.marks.pop_front();
+        stream.transmitted(seq);
     }
 }

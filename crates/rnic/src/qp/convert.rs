@@ -1,0 +1,100 @@
+//! Between the terms of verbs and those of the protocol machine.
+
+use weft_proto::rdmap;
+use weft_wire::rdmap::{AtomicOp, OperationError, ProtectionError, TaggedError, TermError};
+
+use crate::types::{RemoteAddr, SendOp, SendWr, WcStatus};
+
+pub(super) fn zero_write() -> SendWr {
+    SendWr::write(0, RemoteAddr { addr: 0, rkey: 0 })
+}
+
+pub(super) fn zero_read() -> SendWr {
+    SendWr::read(0, RemoteAddr { addr: 0, rkey: 0 })
+}
+
+/// The longest ULPDU whose FPDU fits the path: 2 bytes of length and 4 of CRC around it, and no padding.
+pub(super) fn max_ulpdu(wanted: u32, max_fpdu: Option<u32>) -> u32 {
+    let path = max_fpdu.map_or(u32::MAX, |fpdu| (fpdu & !3).saturating_sub(6));
+    wanted.min(path)
+}
+
+pub(super) fn to_proto(wr: &SendWr) -> rdmap::SendWr {
+    let atomic = |op, remote: RemoteAddr, add_or_swap, compare| rdmap::Op::Atomic {
+        op,
+        stag: remote.rkey,
+        to: remote.addr,
+        add_or_swap,
+        // An add without carry boundaries, or a swap of all bits (RFC 7306 5.2).
+        add_or_swap_mask: if op == AtomicOp::FetchAdd {
+            0
+        } else {
+            u64::MAX
+        },
+        compare,
+        compare_mask: u64::MAX,
+    };
+    let op = match wr.op {
+        SendOp::Send => rdmap::Op::Send {
+            solicited: wr.solicited,
+            invalidate: None,
+        },
+        SendOp::SendInvalidate { rkey } => rdmap::Op::Send {
+            solicited: wr.solicited,
+            invalidate: Some(rkey),
+        },
+        SendOp::Write { remote } => rdmap::Op::Write {
+            stag: remote.rkey,
+            to: remote.addr,
+        },
+        SendOp::WriteImm { remote, imm } => rdmap::Op::WriteImm {
+            stag: remote.rkey,
+            to: remote.addr,
+            imm,
+            solicited: wr.solicited,
+        },
+        SendOp::Read { remote } => rdmap::Op::Read {
+            src_stag: remote.rkey,
+            src_to: remote.addr,
+        },
+        SendOp::FetchAdd { remote, add } => atomic(AtomicOp::FetchAdd, remote, add, 0),
+        SendOp::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } => atomic(AtomicOp::CompareSwap, remote, swap, compare),
+        SendOp::Swap { remote, value } => atomic(AtomicOp::Swap, remote, value, 0),
+        SendOp::LocalInvalidate { .. } | SendOp::BindMw { .. } => rdmap::Op::Local,
+    };
+    rdmap::SendWr {
+        op,
+        len: wr.len().unwrap_or(0),
+        fence: wr.fence,
+    }
+}
+
+/// Layer, type and code of a Terminate as one number, laid out as on the wire.
+pub(super) fn term_code(error: TermError) -> u32 {
+    let (layer, etype, code) = error.parts();
+    u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code)
+}
+
+pub(super) fn is_access_code(code: u32) -> bool {
+    let (layer, etype, code) = ((code >> 12) as u8, (code >> 8 & 15) as u8, code as u8);
+    matches!(
+        TermError::from_parts(layer, etype, code),
+        TermError::Protection(_) | TermError::Tagged(_)
+    )
+}
+
+pub(super) fn remote_status(error: TermError) -> WcStatus {
+    match error {
+        TermError::Protection(ProtectionError::CannotInvalidate) => WcStatus::RemInvReqErr,
+        TermError::Tagged(TaggedError::InvalidVersion)
+        | TermError::Operation(OperationError::InvalidVersion | OperationError::UnexpectedOpcode) => {
+            WcStatus::RemInvReqErr
+        }
+        TermError::Protection(_) | TermError::Tagged(_) => WcStatus::RemAccessErr,
+        _ => WcStatus::RemOpErr,
+    }
+}

@@ -1,0 +1,220 @@
+//! The end of a connection: faults, flushing, closing in order, and what is left of the socket.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use weft_proto::rdmap::Fault;
+
+use super::convert::is_access_code;
+use super::{Core, EndHook, QpInner, RecvSource};
+use crate::lock::lock;
+use crate::transport::Link;
+use crate::types::{AsyncEvent, QpState, WcStatus};
+
+/// How long a closed connection may take to send what it owes and to see the peer's end.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// Both sides closed in order.
+    Disconnected,
+    /// The connection broke: reset, cut in the middle of an FPDU, or the peer did not close in time.
+    Lost,
+    /// We ended it with a Terminate of this value, see [`Wc::vendor_err`].
+    Terminated(u32),
+    /// The peer ended it with a Terminate of this value.
+    PeerTerminated(u32),
+}
+
+impl QpInner {
+    /// We found something wrong with what the peer sent (or with ourselves): send a Terminate and end.
+    pub(super) fn fault(self: &Arc<Self>, core: &mut Core, fault: Fault) {
+        tracing::debug!(qp = self.num, %fault, "terminating the stream");
+        if let Some(stream) = &mut core.stream {
+            stream.fail(fault);
+        }
+        // The Terminate goes into the flight before the stream is flushed.
+        self.build(core);
+        let code = core.tx.terminate_code();
+        self.end(core, EndReason::Terminated(code));
+    }
+
+    /// The connection is over, for this reason: flush everything.
+    pub(super) fn end(self: &Arc<Self>, core: &mut Core, reason: EndReason) {
+        if core.ended.is_some() {
+            return;
+        }
+        core.ended = Some(reason);
+        self.state.store(QpState::Error as u8, Ordering::Release);
+        self.take_inbox(core);
+        self.flush_sends(core);
+        self.flush_recvs(core);
+        match reason {
+            EndReason::Disconnected => {}
+            EndReason::Lost => self.device.raise(AsyncEvent::QpFatal {
+                qp_num: self.num,
+                reason: 0,
+            }),
+            EndReason::Terminated(reason) if is_access_code(reason) => {
+                self.device.raise(AsyncEvent::QpAccessErr {
+                    qp_num: self.num,
+                    reason,
+                });
+            }
+            EndReason::Terminated(reason) | EndReason::PeerTerminated(reason) => {
+                self.device.raise(AsyncEvent::QpFatal {
+                    qp_num: self.num,
+                    reason,
+                });
+            }
+        }
+        self.deliver(core);
+        if let Some(connected) = self.connected.get() {
+            let until = Instant::now() + LINGER;
+            core.linger_until = Some(until);
+            self.engine().set_timer(connected.token, until);
+            if reason == EndReason::Lost {
+                connected.link.abort();
+                self.bury(core);
+            } else {
+                self.drain(core, &*connected.link);
+            }
+        }
+    }
+
+    pub(super) fn flush_sends(&self, core: &mut Core) {
+        if let Some(stream) = &mut core.stream {
+            stream.flush();
+        }
+        self.reap(core);
+    }
+
+    pub(super) fn flush_recvs(&self, core: &mut Core) {
+        let current = core.rx.take_recv();
+        let queued = match &self.recv {
+            RecvSource::Own(queue) => queue.drain(),
+            RecvSource::Shared(_) => VecDeque::new(),
+        };
+        let vendor_err = match core.ended {
+            Some(EndReason::Terminated(code) | EndReason::PeerTerminated(code)) => code,
+            _ => 0,
+        };
+        for wr in current.into_iter().chain(queued) {
+            core.done.recv_urgent = true;
+            core.done
+                .recv
+                .push(self.recv_wc(wr.id, WcStatus::WrFlushErr, vendor_err));
+        }
+    }
+
+    /// After the end: send what is owed (the Terminate), close our direction, and wait for the peer's end.
+    pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+        if self.dead.load(Ordering::Relaxed) {
+            return false;
+        }
+        if !core.shut {
+            match core.tx.send_all(self, link, &mut core.ledger) {
+                Ok(true) => {
+                    link.shutdown_write();
+                    core.shut = true;
+                }
+                Ok(false) => {}
+                Err(_) => {
+                    link.abort();
+                    self.bury(core);
+                    return true;
+                }
+            }
+        }
+        // What still comes in is of no interest, but unread bytes would turn our close into a reset that overtakes
+        // the Terminate.
+        if core.rx.discard(link, self.device.pool()) {
+            self.bury(core);
+        }
+        false
+    }
+
+    /// Nothing more will happen on the socket.
+    pub(super) fn bury(&self, core: &mut Core) {
+        if !self.dead.swap(true, Ordering::SeqCst) {
+            if let Some(connected) = self.connected.get() {
+                connected.link.abort();
+                self.engine()
+                    .unregister(connected.token, connected.link.fd());
+            }
+            core.tx.release(self.device.pool());
+            core.rx.release(self.device.pool());
+            core.sq = VecDeque::new();
+        }
+    }
+
+    pub(super) fn announce_end(&self, reason: EndReason) {
+        let hook = lock(&self.on_end).take();
+        if let Some(hook) = hook {
+            hook(reason);
+        }
+    }
+
+    pub(super) fn disconnect(self: &Arc<Self>) {
+        let rts = QpState::Rts as u8;
+        let closing = QpState::Closing as u8;
+        if self
+            .state
+            .compare_exchange(rts, closing, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err()
+        {
+            return;
+        }
+        if let Some(connected) = self.connected.get() {
+            let until = Instant::now() + LINGER;
+            lock(&self.core).linger_until = Some(until);
+            self.engine().set_timer(connected.token, until);
+        }
+        self.drive(true);
+        self.release_lease();
+    }
+
+    /// End at once, with a Terminate when connected.
+    pub(super) fn to_error(self: &Arc<Self>) {
+        let mut core = lock(&self.core);
+        let ended_before = core.ended.is_some();
+        if self.connected.get().is_some() {
+            if !ended_before {
+                self.fault(&mut core, Fault::LocalCatastrophic);
+            }
+        } else {
+            self.state.store(QpState::Error as u8, Ordering::Release);
+            self.flush_recvs(&mut core);
+            self.deliver(&mut core);
+        }
+        let ended = if ended_before { None } else { core.ended };
+        drop(core);
+        if let Some(reason) = ended {
+            self.announce_end(reason);
+        }
+    }
+
+    /// The owner's handle is gone.
+    pub(super) fn destroy(self: &Arc<Self>) {
+        lock(&self.on_end).take();
+        self.orphan.store(true, Ordering::SeqCst);
+        if self.connected.get().is_some() {
+            self.drive(false);
+            let mut core = lock(&self.core);
+            if core.ended.is_none() {
+                // What was posted is sent (the flight is kept), nothing more is accepted.
+                self.end(&mut core, EndReason::Disconnected);
+            }
+        }
+        self.send_cq.detach(self);
+        self.recv_cq.detach(self);
+        self.release_lease();
+    }
+
+    pub(crate) fn set_end_hook(&self, hook: EndHook) {
+        *lock(&self.on_end) = Some(hook);
+    }
+}

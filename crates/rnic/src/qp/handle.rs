@@ -1,0 +1,210 @@
+//! The queue pair as programs hold it.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::rx::Rx;
+use super::tx::Tx;
+use super::{Completions, Core, EndReason, QpInner, RecvSource};
+use crate::cq::Cq;
+use crate::device::{Counted, DeviceInner, PdInner};
+use crate::lock::lock;
+use crate::srq::{RecvQueue, Srq};
+use crate::types::{Error, Ledger, PostError, PostReason, QpState, RecvWr, SendWr};
+
+/// What a queue pair is made of.
+#[derive(Clone)]
+pub struct QpInit {
+    /// Where completions of sends go.
+    pub send_cq: Cq,
+    /// Where completions of receives go; may be the same queue.
+    pub recv_cq: Cq,
+    /// Take receives from here, not from a queue of its own.
+    pub srq: Option<Srq>,
+    /// Sends outstanding at once.
+    pub max_send_wr: u32,
+    /// Receives outstanding at once.
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of one request.
+    pub max_sge: u32,
+    /// Inline bytes of one request.
+    pub max_inline: u32,
+    /// Every send makes a completion, signaled or not.
+    pub sq_sig_all: bool,
+}
+
+impl QpInit {
+    /// 128 sends, 128 receives, 4 elements, 256 inline bytes, completions only where asked for.
+    pub fn new(send_cq: &Cq, recv_cq: &Cq) -> Self {
+        QpInit {
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: None,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_sge: 4,
+            max_inline: 256,
+            sq_sig_all: false,
+        }
+    }
+}
+
+/// A queue pair: a send queue, a receive queue and the connection that joins them to a peer's. Dropping it closes the
+/// connection; requests that have not completed by then make no completions any more.
+pub struct Qp(pub(crate) Arc<QpInner>, #[allow(dead_code)] Counted);
+
+impl Qp {
+    pub(crate) fn new(pd: &Arc<PdInner>, num: u32, init: &QpInit, count: Counted) -> Qp {
+        let device = &pd.device;
+        let recv = match &init.srq {
+            Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
+            None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
+        };
+        let inner = Arc::new(QpInner {
+            num,
+            device: Arc::clone(device),
+            pd: Arc::clone(pd),
+            send_cq: Arc::clone(&init.send_cq.0),
+            recv_cq: Arc::clone(&init.recv_cq.0),
+            recv,
+            max_send_wr: init.max_send_wr,
+            max_sge: init.max_sge,
+            max_inline: init.max_inline,
+            sq_sig_all: init.sq_sig_all,
+            state: AtomicU8::new(QpState::Init as u8),
+            sq_used: AtomicU32::new(0),
+            inbox: Mutex::default(),
+            pending: AtomicBool::new(false),
+            deferred: AtomicU32::new(0),
+            connected: OnceLock::new(),
+            dead: AtomicBool::new(false),
+            orphan: AtomicBool::new(false),
+            armed: AtomicBool::new(false),
+            in_lent: AtomicBool::new(false),
+            tx_blocked: AtomicBool::new(false),
+            drive_seq: AtomicU32::new(0),
+            seen_seq: AtomicU32::new(0),
+            waiters: AtomicU32::new(0),
+            core: Mutex::new(Core {
+                stream: None,
+                sq: VecDeque::new(),
+                sq_base: 0,
+                tx: Tx::default(),
+                rx: Rx::default(),
+                done: Completions::default(),
+                ledger: Ledger::default(),
+                ended: None,
+                shut: false,
+                linger_until: None,
+            }),
+            on_end: Mutex::new(None),
+        });
+        inner.send_cq.attach(&inner);
+        if !init.send_cq.same(&init.recv_cq) {
+            inner.recv_cq.attach(&inner);
+        }
+        Qp(inner, count)
+    }
+
+    /// The queue pair's number, as in [`Wc::qp_num`].
+    pub fn num(&self) -> u32 {
+        self.0.num
+    }
+
+    /// Its state.
+    pub fn state(&self) -> QpState {
+        self.0.state()
+    }
+
+    /// Post sends. The first post after a poll goes out before this returns (as far as the transport takes it);
+    /// a run of small ones without a poll between them is sent in batches, at the latest after a millisecond.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first request that was refused. On a queue pair in the error state requests are
+    /// taken, and flushed.
+    pub fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
+        self.0.post_send(wrs.iter().cloned())
+    }
+
+    /// Post one send, see [`Qp::post_send`].
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`], index 0.
+    pub fn post_send_one(&self, wr: SendWr) -> Result<(), PostError> {
+        self.0.post_send(std::iter::once(wr))
+    }
+
+    /// Post receives. They are taken in order, one a message.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first request that was refused.
+    pub fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
+        let RecvSource::Own(queue) = &self.0.recv else {
+            return Err(PostError {
+                index: 0,
+                reason: PostReason::UsesSrq,
+            });
+        };
+        let result = queue.post(wrs);
+        if self.0.state() == QpState::Error {
+            let mut core = lock(&self.0.core);
+            self.0.flush_recvs(&mut core);
+            self.0.deliver(&mut core);
+        }
+        result
+    }
+
+    /// Close in order: what was posted is sent, then the peer sees the end. Receives are flushed when the peer has
+    /// closed its side too. Returns at once.
+    pub fn disconnect(&self) {
+        self.0.disconnect();
+    }
+
+    /// End the connection at once; the peer gets a Terminate. Everything outstanding is flushed.
+    pub fn to_error(&self) {
+        self.0.to_error();
+    }
+
+    /// What the connection's bytes cost so far.
+    pub fn ledger(&self) -> Ledger {
+        lock(&self.0.core).ledger
+    }
+
+    /// Our address, once connected.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.0.connected.get().map(|c| c.link.local_addr())
+    }
+
+    /// The peer's address, once connected.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.0.connected.get().map(|c| c.link.peer_addr())
+    }
+
+    /// Call this once when the connection ends, from whichever thread notices. Only one hook: the last one set.
+    pub fn on_end(&self, hook: impl FnOnce(EndReason) + Send + 'static) {
+        self.0.set_end_hook(Box::new(hook));
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+pub(crate) fn check_init(init: &QpInit, device: &DeviceInner) -> Result<(), Error> {
+    let limits = &device.limits;
+    let over = init.max_send_wr > limits.max_wr
+        || init.max_recv_wr > limits.max_wr
+        || init.max_sge > limits.max_sge
+        || init.max_inline > limits.max_inline;
+    if over {
+        Err(Error::Limit(
+            "work requests, elements or inline bytes of a queue pair",
+        ))
+    } else {
+        Ok(())
+    }
+}
