@@ -85,5 +85,12 @@ on_every_setup!({
         write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,
         target_is_asleep, target_watches_memory, refused_access, zero_length_needs_no_key, bad_local_list;
     atomics: each_operation, concurrent, refused;
+    windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
+        other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
+    srq: shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
+    cq: wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, post_while_another_thread_waits,
+        overrun, filled_to_the_brim, shared_by_many;
+    events: arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
+        two_queues_on_one_channel, in_an_epoll, wait_in_vain;
     states: before_connected, disconnect, to_error, drop_of_a_qp;
 });

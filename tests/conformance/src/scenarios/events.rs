@@ -1,0 +1,215 @@
+//! Completion channels.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use weft_verbs::{CompChannel, RecvWr, SendWr, Wc, WcStatus};
+
+use crate::bed::{Bed, End, Half, PATIENCE, take};
+
+const NOW: Option<Duration> = Some(Duration::ZERO);
+
+/// A pair whose responder's queues announce on a channel.
+fn pair(bed: &Bed) -> (End, End, CompChannel) {
+    let channel = bed.b.create_comp_channel().unwrap();
+    let half = Half {
+        channel: Some(channel.clone()),
+        max_recv_wr: 256,
+        ..Half::default()
+    };
+    let (a, b) = bed.pair_with(&Half::default(), &half);
+    (a, b, channel)
+}
+
+/// One event for one arming: nothing before it, one for the next completion, nothing for those after it.
+pub fn arm_and_event(bed: &Bed) {
+    let (a, b, channel) = pair(bed);
+    for id in 0..3 {
+        b.post_recv(RecvWr::new(id));
+    }
+    a.run(SendWr::send(1));
+    take(&b.rcq, 1);
+    assert_eq!(channel.get_event(NOW), None, "never armed");
+    b.rcq.req_notify(false);
+    b.rcq.req_notify(false);
+    assert_eq!(channel.get_event(NOW), None, "armed twice, no completion");
+    a.run(SendWr::send(1));
+    assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
+    a.run(SendWr::send(1));
+    take(&b.rcq, 2);
+    assert_eq!(channel.get_event(NOW), None, "not armed again");
+}
+
+/// A completion that was there before the queue was armed makes no event; the next one does.
+pub fn completion_already_there(bed: &Bed) {
+    let (a, b, channel) = pair(bed);
+    b.post_recv(RecvWr::new(1));
+    b.post_recv(RecvWr::new(2));
+    a.run(SendWr::send(1));
+    let first = take(&b.rcq, 1)[0];
+    assert_eq!(first.wr_id, 1);
+    b.rcq.req_notify(false);
+    // As every program must: look once more after arming.
+    assert_eq!(b.rcq.poll(&mut [Wc::default(); 1]), Ok(0));
+    a.run(SendWr::send(2));
+    assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
+    assert_eq!(take(&b.rcq, 1)[0].wr_id, 2);
+}
+
+/// The loop that every event-driven program has loses no completion, though nobody polls in between.
+pub fn event_loop(bed: &Bed) {
+    const COUNT: usize = 200;
+    let (a, b, channel) = pair(bed);
+    for id in 0..COUNT {
+        b.post_recv(RecvWr::new(id as u64));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..COUNT / 2 {
+                a.post(SendWr::send(1));
+                a.run(SendWr::send(1));
+            }
+        });
+        let mut seen = 0;
+        let mut out = [Wc::default(); 7];
+        while seen < COUNT {
+            b.rcq.req_notify(false);
+            loop {
+                let n = b.rcq.poll(&mut out).unwrap();
+                if n == 0 {
+                    break;
+                }
+                for (i, wc) in out[..n].iter().enumerate() {
+                    assert_eq!(
+                        (wc.wr_id, wc.status),
+                        ((seen + i) as u64, WcStatus::Success)
+                    );
+                }
+                seen += n;
+            }
+            if seen < COUNT {
+                let event = channel.get_event(Some(PATIENCE));
+                assert_eq!(event, Some(b.rcq.num()), "{seen} of {COUNT}");
+            }
+        }
+    });
+}
+
+/// Armed for solicited completions, only a solicited receive or an error makes an event.
+pub fn solicited_only(bed: &Bed) {
+    let (a, b, channel) = pair(bed);
+    for id in 0..5 {
+        b.post_recv(RecvWr::new(id));
+    }
+    b.rcq.req_notify(true);
+    a.run(SendWr::send(1));
+    a.run(SendWr::send(1));
+    take(&b.rcq, 2);
+    assert_eq!(channel.get_event(NOW), None, "not solicited");
+    a.run(SendWr::send(1).solicited());
+    assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
+    // Armed for solicited, then for any: any counts.
+    take(&b.rcq, 1);
+    b.rcq.req_notify(true);
+    b.rcq.req_notify(false);
+    b.rcq.req_notify(true);
+    a.run(SendWr::send(1));
+    assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
+    take(&b.rcq, 1);
+    // An error is as good as solicited.
+    b.rcq.req_notify(true);
+    a.qp.to_error();
+    assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
+}
+
+/// Solicited immediate data makes an event as well.
+pub fn solicited_immediate(bed: &Bed) {
+    crate::need!(bed, immediate);
+    let (a, b, channel) = pair(bed);
+    let mr = b.mr(8);
+    b.post_recv(RecvWr::new(1));
+    b.post_recv(RecvWr::new(2));
+    b.rcq.req_notify(true);
+    a.run(SendWr::write_imm(1, mr.remote(0), 7));
+    take(&b.rcq, 1);
+    assert_eq!(channel.get_event(NOW), None, "not solicited");
+    a.run(SendWr::write_imm(1, mr.remote(0), 7).solicited());
+    assert_eq!(channel.get_event(Some(PATIENCE)), Some(b.rcq.num()));
+}
+
+/// Two queues on one channel: each announces for itself.
+pub fn two_queues_on_one_channel(bed: &Bed) {
+    let (a, b, channel) = pair(bed);
+    b.post_recv(RecvWr::new(1));
+    a.run(SendWr::send(1));
+    take(&b.rcq, 1);
+    b.post_recv(RecvWr::new(1));
+    a.post_recv(RecvWr::new(1));
+    b.scq.req_notify(false);
+    b.rcq.req_notify(false);
+    a.run(SendWr::send(1));
+    b.post(SendWr::send(2).signaled());
+    let mut nums = [(); 2].map(|()| channel.get_event(Some(PATIENCE)).expect("an event"));
+    nums.sort_unstable();
+    let mut want = [b.scq.num(), b.rcq.num()];
+    want.sort_unstable();
+    assert_eq!(nums, want);
+    assert_eq!(channel.get_event(NOW), None);
+}
+
+/// The descriptor is readable exactly while events wait; edge-triggered, each event is an edge.
+pub fn in_an_epoll(bed: &Bed) {
+    for edge in [false, true] {
+        let (a, b, channel) = pair(bed);
+        let poller = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let flags = if edge {
+            epoll::EventFlags::IN | epoll::EventFlags::ET
+        } else {
+            epoll::EventFlags::IN
+        };
+        epoll::add(
+            &poller,
+            channel.as_fd(),
+            epoll::EventData::new_u64(7),
+            flags,
+        )
+        .unwrap();
+        let ready = |time: Duration| {
+            let mut events = Vec::with_capacity(4);
+            let time = Timespec::try_from(time).unwrap();
+            epoll::wait(
+                &poller,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&time),
+            )
+            .unwrap();
+            !events.is_empty()
+        };
+        // An edge may be there from the start; it stands for no event.
+        let first = ready(Duration::ZERO);
+        assert!(edge || !first, "readable without an event");
+        for id in 0..10 {
+            b.post_recv(RecvWr::new(id));
+            b.rcq.req_notify(false);
+            a.run(SendWr::send(1));
+            assert!(ready(PATIENCE), "round {id}, edge {edge}");
+            if !edge {
+                assert!(ready(Duration::ZERO), "readable until it is fetched");
+            }
+            assert_eq!(channel.get_event(NOW), Some(b.rcq.num()));
+            assert!(edge || !ready(Duration::ZERO), "fetched");
+            take(&b.rcq, 1);
+        }
+    }
+}
+
+/// Waiting for an event ends when its time is up.
+pub fn wait_in_vain(bed: &Bed) {
+    let (_a, b, channel) = pair(bed);
+    b.rcq.req_notify(false);
+    let time = Duration::from_millis(60);
+    let start = std::time::Instant::now();
+    assert_eq!(channel.get_event(Some(time)), None);
+    assert!(start.elapsed() >= time);
+}
