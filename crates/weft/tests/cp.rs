@@ -270,7 +270,7 @@ fn no_permission_is_told_by_both_sides() {
     fs::create_dir_all(to.join("closed")).unwrap();
     fs::write(dir.path().join("f"), "x").unwrap();
     let source = dir.path().join("f");
-    let Some(mut command) = common::unprivileged() else {
+    let Some(mut command) = common::unprivileged(dir.path()) else {
         return;
     };
     // The unprivileged listener may write to `to`, not to `to/closed`.
@@ -286,7 +286,7 @@ fn no_permission_is_told_by_both_sides() {
     send(&[source.to_str().unwrap()], &listener.target("")).ok();
 
     fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut command = common::unprivileged().unwrap();
+    let mut command = common::unprivileged(dir.path()).unwrap();
     let out = Output::of(command.args([
         "cp",
         "--bind",

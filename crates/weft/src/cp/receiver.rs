@@ -200,17 +200,19 @@ fn receive(
 ) -> Result<(), LinkError> {
     let violation = |text: &str| Err(LinkError::Violation(text.into()));
     let mut next_id = 0u32;
-    let mut heard = Instant::now();
+    let (mut heard, mut said) = (Instant::now(), Instant::now());
     let mut done = false;
     loop {
+        // The worker may be busy for long with nothing to say: checking what is there, fsync.
+        if said.elapsed() >= KEEPALIVE && shared.queued.load(Ordering::Acquire) > 0 {
+            link.keepalive()?;
+            said = Instant::now();
+        }
         let message = match link.recv(KEEPALIVE.min(patience)) {
             Ok(Some(message)) => message,
             Ok(None) => {
                 if heard.elapsed() >= patience {
                     return Err(LinkError::Gone("the sender stopped answering".into()));
-                }
-                if shared.queued.load(Ordering::Acquire) > 0 {
-                    link.keepalive()?;
                 }
                 continue;
             }

@@ -412,8 +412,7 @@ impl<'a> Sending<'a> {
                 }
             };
             if blocks > 0 {
-                *list = prefix(file, blocks, size, self.ring.slot_len)
-                    .map_err(|e| FileError::Here(e.to_string()))?;
+                self.read_prefix(file, blocks, size, list)?;
                 if list.prefix() == theirs {
                     let held = size.min(blocks * block_len);
                     self.report.held += held;
@@ -468,17 +467,49 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
+    /// Adds the digests of the first `blocks` blocks of the file.
+    fn read_prefix(
+        &mut self,
+        file: &File,
+        blocks: u64,
+        size: u64,
+        list: &mut BlockList,
+    ) -> Result<(), FileError> {
+        let block_len = u64::from(self.ring.slot_len);
+        let mut buf = vec![0; self.ring.slot_len as usize];
+        while list.blocks() < blocks {
+            self.drain()?;
+            let at = list.blocks() * block_len;
+            let len = block_len.min(size - at) as usize;
+            file.read_exact_at(&mut buf[..len], at)
+                .map_err(|e| FileError::Here(e.to_string()))?;
+            list.push(&digest(&buf[..len]));
+        }
+        Ok(())
+    }
+
     /// Receives one message and acts on it.
     fn pump(&mut self) -> Result<(), SendError> {
-        let heard = Instant::now();
-        let message = loop {
+        let began = Instant::now();
+        loop {
             if let Some(message) = self.link.recv(KEEPALIVE.min(self.options.patience))? {
-                break message;
+                return self.handle(message);
             }
-            if heard.elapsed() >= self.options.patience {
+            if began.elapsed() >= self.options.patience {
                 return Err(LinkError::Gone("the receiver stopped answering".into()).into());
             }
-        };
+        }
+    }
+
+    /// Acts on what has come, without waiting: the receiver may have to wait for us otherwise.
+    fn drain(&mut self) -> Result<(), SendError> {
+        while let Some(message) = self.link.recv(Duration::ZERO)? {
+            self.handle(message)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, message: Message) -> Result<(), SendError> {
         let violation = |text: &str| Err(LinkError::Violation(text.into()).into());
         match message {
             Message::Credit => {}
@@ -542,19 +573,6 @@ fn advice(code: Code) -> &'static str {
         Code::Busy => "\n  try: again when the other transfer is over",
         _ => "",
     }
-}
-
-/// The digests of the first `blocks` blocks of a file.
-fn prefix(file: &File, blocks: u64, size: u64, block_len: u32) -> std::io::Result<BlockList> {
-    let mut list = BlockList::default();
-    let mut buf = vec![0; block_len as usize];
-    while list.blocks() < blocks {
-        let at = list.blocks() * u64::from(block_len);
-        let len = u64::from(block_len).min(size - at) as usize;
-        file.read_exact_at(&mut buf[..len], at)?;
-        list.push(&digest(&buf[..len]));
-    }
-    Ok(list)
 }
 
 /// The identity of a source: this machine, the file system and the inode.

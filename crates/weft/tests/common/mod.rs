@@ -27,13 +27,13 @@ pub fn weft() -> Command {
 }
 
 /// The program as nobody, if this is root; else there is nothing that root could do and we cannot.
-pub fn unprivileged() -> Option<Command> {
+pub fn unprivileged(dir: &Path) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root, to become another user");
         return None;
     }
-    // The binary may lie where nobody cannot go: run it through its descriptor-independent copy.
-    let copy = std::env::temp_dir().join(format!("weft-test-{}", std::process::id()));
+    // The program may lie where that user cannot go.
+    let copy = dir.join("weft");
     if !copy.exists() {
         fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
     }
