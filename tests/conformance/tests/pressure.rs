@@ -336,3 +336,42 @@ fn connections_come_and_go() {
     assert!(grown < 8 * MIB, "{grown} bytes after 400 connections");
     bystander.ping();
 }
+
+#[test]
+fn a_slow_peer_gets_all_before_the_end() {
+    let _turn = turn();
+    const LEN: usize = 16 * MIB;
+    let device = Device::open().expect("a device");
+    for role in [Role::Initiator, Role::Responder] {
+        let (victim, mut raw) = Victim::new(&device, role, false, 1);
+        raw.send_ulpdus(&[weft_conformance::raw::tagged(
+            weft_wire::rdmap::Opcode::ReadResponse,
+            true,
+            victim.sink,
+            0,
+            &[0; weft_conformance::victim::READ_LEN],
+        )]);
+        let big = victim.pd.alloc_mr(LEN, ALL).expect("a region");
+        let nowhere = weft_verbs::RemoteAddr { addr: 0, rkey: 1 };
+        let wr = SendWr::write(1, nowhere).sge(big.whole());
+        victim.qp.post_send_one(wr).expect("post");
+        let wr = SendWr::send(2).inline(b"that was all");
+        victim.qp.post_send_one(wr).expect("post");
+        victim.qp.disconnect();
+        // It reads a little now and then, for longer than any limit on a peer that has gone silent.
+        let slow = Instant::now();
+        let (mut total, mut last) = (0, Vec::new());
+        while let Some((header, payload)) = raw.segment() {
+            if header.opcode() == weft_wire::rdmap::Opcode::Send {
+                last = payload;
+            } else {
+                total += payload.len();
+            }
+            if slow.elapsed() < Duration::from_secs(4) {
+                // The pace of the peer, not a synchronisation.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+        assert_eq!((total, &last[..]), (LEN, &b"that was all"[..]), "{role:?}");
+    }
+}

@@ -92,5 +92,34 @@ on_every_setup!({
         overrun, filled_to_the_brim, shared_by_many;
     events: arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
         two_queues_on_one_channel, in_an_epoll, wait_in_vain;
+    cm: private_data, private_data_too_long, reject, refused, address_in_use, addresses, connected_once, backlog,
+        time_out, time_out_after_success, several_at_once, events, events_of_failure, events_out_of_order, descriptors,
+        strangers;
+    lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
+        receive_without_right, disconnect_after_much, drop_after_post;
+    threads: two_post_to_one, ended_while_in_use;
     states: before_connected, disconnect, to_error, drop_of_a_qp;
+});
+
+/// Scenarios that take a while, or that the setup makes no difference to.
+macro_rules! on_some_setups {
+    ($rows:tt) => {
+        column!(tcp_at_length, Setup::tcp(), $rows);
+        column!(
+            tcp_without_crc_at_length,
+            Setup::tcp().with(|o| o.crc = false),
+            $rows
+        );
+        column!(
+            sim_at_length,
+            Setup::sim(11, faults(20_000, 3)).largest(70_000),
+            $rows
+        );
+    };
+}
+
+on_some_setups!({
+    cm: two_hundred;
+    limits: completion_queues, queue_pairs, connected_queue_pairs, shared_receive_queues, regions, owner_access;
+    threads: stress;
 });
