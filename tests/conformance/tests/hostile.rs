@@ -12,10 +12,11 @@ use weft_conformance::raw::{
 use weft_conformance::victim::{
     Bystander, DEPTH, READ_LEN, RECV, REGION, Role, Victim, assert_copies,
 };
-use weft_verbs::{Device, SendWr, WcStatus};
+use weft_verbs::{AsyncEvent, Device, SendWr, WcStatus};
+use weft_wire::ddp::Header;
 use weft_wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, MpaError, Opcode, OperationError, ProtectionError,
-    ReadRequest, TaggedError, TermError, UntaggedError,
+    ReadRequest, TaggedError, TermError, Terminate, UntaggedError,
 };
 
 /// Segments, the last of them the offending one, and what must come of it.
@@ -530,4 +531,78 @@ fn control_messages_of_the_wrong_length() {
     });
     attack.run(|_| vec![untagged(Opcode::Immediate, true, 1, 0, &[1; 9])]);
     attack.run(|_| vec![untagged(Opcode::Terminate, true, 1, 0, &[1; 1000])]);
+}
+
+/// A peer's Terminate ends the victim: the request whose header it copies gets a status of its own, the rest is
+/// flushed, and whatever follows the Terminate is of no effect.
+#[test]
+fn terminates_of_all_kinds() {
+    let read = |victim: &Victim| {
+        // The victim's read request, as it was on the wire.
+        let request = ReadRequest {
+            sink_stag: victim.sink,
+            sink_to: 0,
+            size: READ_LEN as u32,
+            src_stag: 0,
+            src_to: 0,
+        };
+        (
+            Header::parse(&read_request(1, &request)).expect("good"),
+            request,
+        )
+    };
+    let protection = |e| TermError::Protection(e);
+    for (error, named, status) in [
+        (
+            protection(ProtectionError::InvalidStag),
+            true,
+            WcStatus::RemAccessErr,
+        ),
+        (
+            protection(ProtectionError::BaseBounds),
+            true,
+            WcStatus::RemAccessErr,
+        ),
+        (
+            protection(ProtectionError::AccessRights),
+            true,
+            WcStatus::RemAccessErr,
+        ),
+        (TermError::RdmapCatastrophic, true, WcStatus::RemOpErr),
+        (protection(ProtectionError::AccessRights), false, Flushed),
+        (TermError::RdmapCatastrophic, false, Flushed),
+        (TermError::from_parts(15, 15, 255), false, Flushed),
+    ] {
+        let device = Device::open().expect("a device");
+        let bystander = Bystander::new(&device);
+        for role in [Role::Initiator, Role::Responder] {
+            let (victim, mut raw) = Victim::new(&device, role, true, 2);
+            let (header, request) = read(&victim);
+            let terminate = Terminate {
+                error,
+                ddp_segment_len: named.then_some(46),
+                ddp_header: named.then_some(header),
+                read_request: named.then_some(request),
+            };
+            let mut body = [0; Terminate::MAX_LEN];
+            let n = terminate.emit(&mut body);
+            let after = write(victim.target.rkey(), 0, &[0xff; 100]);
+            let ulpdu = untagged(Opcode::Terminate, true, 1, 0, &body[..n]);
+            raw.send_ulpdus(&[ulpdu, after]);
+            // No Terminate answers a Terminate.
+            assert!(raw.terminate().is_none());
+            let (layer, etype, code) = error.parts();
+            let reason = u32::from(layer) << 12 | u32::from(etype) << 8 | u32::from(code);
+            let wc = weft_conformance::bed::take(&victim.scq, 1)[0];
+            assert_eq!((wc.status, wc.vendor_err), (status, reason), "{terminate}");
+            for wc in victim.received(2) {
+                assert_eq!((wc.status, wc.vendor_err), (Flushed, reason));
+            }
+            let qp_num = victim.qp.num();
+            let event = device.get_async_event(Some(weft_conformance::bed::PATIENCE));
+            assert_eq!(event, Some(AsyncEvent::QpFatal { qp_num, reason }));
+            victim.assert_untouched(0);
+            bystander.ping();
+        }
+    }
 }

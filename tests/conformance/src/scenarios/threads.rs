@@ -54,6 +54,30 @@ pub fn two_post_to_one(bed: &Bed) {
     });
 }
 
+/// A long stream of large writes to a target that only ever sleeps on its completion queue: the Send behind them
+/// arrives.
+pub fn stream_to_a_sleeper(bed: &Bed) {
+    let len = bed.setup.largest.min(1 << 20);
+    let count = if len < 1 << 20 { 2 } else { 16 };
+    let (a, b) = bed.pair();
+    let (src, dst) = (a.mr(len), b.mr(len));
+    for round in 0..4u8 {
+        b.post_recv(RecvWr::new(u64::from(round)));
+        src.fill(0, len, round + 1).unwrap();
+        std::thread::scope(|scope| {
+            // One wait without a poll in between, as a blocking program does; the time-out is the test's.
+            let sleeper = scope.spawn(|| b.received());
+            for id in 0..count {
+                a.post(SendWr::write(id, dst.remote(0)).sge(src.whole()));
+            }
+            a.run(SendWr::send(99));
+            let wc = sleeper.join().expect("no panic");
+            assert_eq!((wc.wr_id, wc.status), (u64::from(round), WcStatus::Success));
+        });
+        assert_bytes(&dst, 0, &vec![round + 1; len], "written");
+    }
+}
+
 /// A queue pair is used, ended and dropped by different threads at once: no thread hangs, every request is flushed.
 pub fn ended_while_in_use(bed: &Bed) {
     for _ in 0..20 {
