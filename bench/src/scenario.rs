@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 const MOST_OPERATIONS: u64 = 4_000_000;
 /// No run of a ping-pong takes fewer laps, so that a 99th percentile means something.
 const FEWEST_LAPS: u64 = 20;
+/// The same for messages of [`LARGE`] bytes and more, whose laps take long.
+const FEWEST_LARGE_LAPS: u64 = 5;
+const LARGE: u64 = 1 << 20;
 
 /// Connections that are measured turn by turn: one point of a figure.
 pub(crate) struct Group {
@@ -140,6 +143,7 @@ impl Session {
     /// Finds how many operations fill the time; warms everything up on the way.
     fn calibrate(&mut self, peer: &mut Peer, effort: &Effort) -> Result<()> {
         let fewest = match self.spec.kind {
+            Kind::PingPong if self.spec.bytes >= LARGE => FEWEST_LARGE_LAPS,
             Kind::PingPong => FEWEST_LAPS,
             Kind::Stream => 2,
         };
