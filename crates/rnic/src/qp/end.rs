@@ -13,8 +13,10 @@ use crate::lock::lock;
 use crate::transport::Link;
 use crate::types::{AsyncEvent, QpState, WcStatus};
 
-/// How long a closed connection may take to send what it owes and to see the peer's end.
-const LINGER: Duration = Duration::from_secs(2);
+/// How long a closing connection may go without sending a byte of what it owes, and then wait for the peer's end.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long a peer can draw out the end of a connection that has failed, by reading slowly.
+const LONGEST_END: Duration = Duration::from_secs(20);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,9 +75,8 @@ impl QpInner {
         }
         self.deliver(core);
         if let Some(connected) = self.connected.get() {
-            let until = Instant::now() + LINGER;
-            core.linger_until = Some(until);
-            self.engine().set_timer(connected.token, until);
+            core.give_up = Instant::now().checked_add(LONGEST_END);
+            self.linger(core);
             if reason == EndReason::Lost {
                 connected.link.abort();
                 self.bury(core);
@@ -118,8 +119,7 @@ impl QpInner {
         if !core.shut {
             match core.tx.send_all(self, link, &mut core.ledger) {
                 Ok(true) => {
-                    link.shutdown_write();
-                    core.shut = true;
+                    self.shut(core, link);
                 }
                 Ok(false) => {}
                 Err(_) => {
@@ -135,6 +135,49 @@ impl QpInner {
             self.bury(core);
         }
         false
+    }
+
+    /// Start the time that the connection has from here on.
+    fn linger(&self, core: &mut Core) {
+        if let Some(connected) = self.connected.get() {
+            let until = Instant::now() + LINGER;
+            core.linger_until = Some(until);
+            core.linger_mark = core.tx.sent();
+            self.engine().set_timer(connected.token, until);
+        }
+    }
+
+    /// Everything is sent: the peer sees our end.
+    pub(super) fn shut(&self, core: &mut Core, link: &dyn Link) {
+        link.shutdown_write();
+        core.shut = true;
+        self.linger(core);
+    }
+
+    /// The time is up: give the connection more as long as bytes move, else end it.
+    pub(super) fn linger_expired(self: &Arc<Self>) {
+        let mut core = lock(&self.core);
+        let due = core
+            .linger_until
+            .is_some_and(|until| Instant::now() >= until);
+        if !due || self.dead.load(Ordering::SeqCst) {
+            return;
+        }
+        let patience = core.give_up.is_none_or(|end| Instant::now() < end);
+        if patience && !core.shut && core.tx.sent() != core.linger_mark {
+            self.linger(&mut core);
+            return;
+        }
+        let ended_before = core.ended.is_some();
+        if !ended_before {
+            self.end(&mut core, EndReason::Lost);
+        }
+        self.bury(&mut core);
+        let ended = if ended_before { None } else { core.ended };
+        drop(core);
+        if let Some(reason) = ended {
+            self.announce_end(reason);
+        }
     }
 
     /// Nothing more will happen on the socket.
@@ -168,11 +211,7 @@ impl QpInner {
         {
             return;
         }
-        if let Some(connected) = self.connected.get() {
-            let until = Instant::now() + LINGER;
-            lock(&self.core).linger_until = Some(until);
-            self.engine().set_timer(connected.token, until);
-        }
+        self.linger(&mut lock(&self.core));
         self.drive(true);
         self.release_lease();
     }

@@ -52,7 +52,7 @@ impl QpInit {
 }
 
 /// A queue pair: a send queue, a receive queue and the connection that joins them to a peer's. Dropping it closes the
-/// connection; requests that have not completed by then make no completions any more.
+/// connection: requests that have not completed by then make no completions any more, and may not be carried out.
 pub struct Qp(pub(crate) Arc<QpInner>, #[allow(dead_code)] Counted);
 
 impl Qp {
@@ -98,6 +98,8 @@ impl Qp {
                 ended: None,
                 shut: false,
                 linger_until: None,
+                linger_mark: 0,
+                give_up: None,
             }),
             on_end: Mutex::new(None),
         });

@@ -82,6 +82,10 @@ struct Core {
     /// Our direction is closed.
     shut: bool,
     linger_until: Option<Instant>,
+    /// Bytes sent when that was set.
+    linger_mark: u64,
+    /// The end of all patience, once it has ended.
+    give_up: Option<Instant>,
 }
 
 /// Completions made under the lock, delivered in batches.
@@ -450,8 +454,7 @@ impl QpInner {
         if core.ended.is_none() && self.state() == QpState::Closing {
             // Closing in order: once everything is sent, the peer sees our end.
             if core.sq.is_empty() && core.tx.is_empty() && !core.shut {
-                link.shutdown_write();
-                core.shut = true;
+                self.shut(core, link);
             }
         }
         moved
@@ -611,23 +614,7 @@ impl Source for QpInner {
     }
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
-        let mut core = lock(&self.core);
-        let due = core
-            .linger_until
-            .is_some_and(|until| Instant::now() >= until);
-        if !due || self.dead.load(Ordering::SeqCst) {
-            return;
-        }
-        let ended_before = core.ended.is_some();
-        if !ended_before {
-            self.end(&mut core, EndReason::Lost);
-        }
-        self.bury(&mut core);
-        let ended = if ended_before { None } else { core.ended };
-        drop(core);
-        if let Some(reason) = ended {
-            self.announce_end(reason);
-        }
+        self.linger_expired();
     }
 }
 

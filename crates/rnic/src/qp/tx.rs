@@ -92,6 +92,11 @@ impl Tx {
         }
     }
 
+    /// Bytes sent so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
