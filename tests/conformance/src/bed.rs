@@ -213,13 +213,11 @@ impl Bed {
             Some(pd) => pd.clone(),
             None => device.alloc_pd().expect("a PD"),
         };
-        let (scq, rcq) = match &half.cqs {
-            Some(cqs) => cqs.clone(),
-            None => {
-                let cq = || device.create_cq(half.depth, half.channel.as_ref());
-                (cq().expect("a CQ"), cq().expect("a CQ"))
-            }
-        };
+        let cq = || device.create_cq(half.depth, half.channel.as_ref());
+        let (scq, rcq) = half
+            .cqs
+            .clone()
+            .unwrap_or_else(|| (cq().expect("a CQ"), cq().expect("a CQ")));
         let mut init = QpInit::new(&scq, &rcq);
         init.srq.clone_from(&half.srq);
         init.max_send_wr = half.max_send_wr;
@@ -442,5 +440,40 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     while !holds() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         std::thread::yield_now();
+    }
+}
+
+/// A seeded source of choices.
+pub struct Rng(u64);
+
+impl Rng {
+    /// The same seed makes the same choices.
+    pub fn new(seed: u64) -> Self {
+        Rng(seed)
+    }
+    /// Any number.
+    pub fn number(&mut self) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// A number below `n`; 0 if `n` is.
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.number() >> 16) as usize % n.max(1)
+    }
+    /// True once in so many times.
+    pub fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+    /// One of these.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+    /// Bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        pattern(self.number(), len)
     }
 }

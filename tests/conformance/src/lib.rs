@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bed;
+pub mod gauge;
 pub mod raw;
 pub mod scenarios;
 pub mod victim;

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, until};
+use weft_conformance::bed::{ALL, PATIENCE, Rng, assert_bytes, pattern, take, until};
+use weft_conformance::gauge::{descriptors, resident};
 use weft_conformance::raw::{
     Raw, atomic_request, atomic_response, fpdu, read_request, send, send_invalidate, start_frame,
     tagged, untagged, write,
@@ -27,31 +28,6 @@ const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST
 const REGION: usize = 12_288;
 const THIRD: usize = REGION / 3;
 const DEPTH: u16 = 4;
-
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() >> 16) as usize % n.max(1)
-    }
-    fn chance(&mut self, one_in: usize) -> bool {
-        self.below(one_in) == 0
-    }
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())]
-    }
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        pattern(self.next(), len)
-    }
-}
 
 /// What the raw side must know of a victim.
 struct Target {
@@ -174,7 +150,7 @@ impl Traffic<'_> {
                     request_id: msn,
                     stag,
                     to,
-                    add_or_swap: self.rng.next(),
+                    add_or_swap: self.rng.number(),
                     add_or_swap_mask: u64::MAX,
                     compare: 0,
                     compare_mask: u64::MAX,
@@ -265,7 +241,7 @@ fn attack(rng: &mut Rng, target: &Target, crc: bool) -> Vec<u8> {
         request_msn: 1,
     };
     let mut ulpdus: Vec<Vec<u8>> = Vec::new();
-    for _ in 0..1 + traffic.rng.below(12) {
+    for _ in 0..=traffic.rng.below(12) {
         ulpdus.extend(traffic.message());
     }
     // Mutations of whole segments, each with a good CRC.
@@ -310,7 +286,7 @@ fn attack(rng: &mut Rng, target: &Target, crc: bool) -> Vec<u8> {
     let mut bytes: Vec<u8> = ulpdus.iter().flat_map(|ulpdu| fpdu(ulpdu, crc)).collect();
     // Mutations of the stream: the CRC, where there is one, must find them.
     if rng.chance(4) {
-        for _ in 0..1 + rng.below(3) {
+        for _ in 0..=rng.below(3) {
             let at = rng.below(bytes.len());
             if let Some(byte) = bytes.get_mut(at) {
                 *byte ^= 1 << rng.below(8);
@@ -480,13 +456,6 @@ fn number(variable: &str, default: u64) -> u64 {
     }
 }
 
-fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
-    let line = status.lines().find(|l| l.starts_with("RssAnon:"));
-    let kib = line.and_then(|l| l.split_whitespace().nth(1));
-    kib.and_then(|k| k.parse::<usize>().ok()).expect("RssAnon") * 1024
-}
-
 #[test]
 fn mutated_traffic_harms_nobody() {
     const WORKERS: u64 = 4;
@@ -516,7 +485,7 @@ fn mutated_traffic_harms_nobody() {
                         // Each connection has a seed of its own: `WEFT_HOSTILE_SEED` and the number of the connection
                         // find it again.
                         let number = worker << 40 | u64::from(crc) << 32 | i;
-                        let mut rng = Rng(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
+                        let mut rng = Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
                         let _note = Note(worker, crc, i);
                         connection(&mut rng, device, &listener, (&pd, &memory, &cq), crc);
                     }
@@ -531,7 +500,6 @@ fn mutated_traffic_harms_nobody() {
         });
     });
     bystander.ping();
-    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("procfs").count();
     until("all connections are gone", || descriptors() < 64);
     let grown = resident().saturating_sub(before);
     println!("grown by {grown} bytes");

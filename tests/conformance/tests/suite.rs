@@ -52,7 +52,7 @@ macro_rules! on_every_setup {
         );
         column!(
             sim_byte_by_byte,
-            Setup::sim(3, faults(1, 0)).largest(70_000),
+            Setup::sim(3, faults(1, 0)).largest(5000),
             $rows
         );
         column!(
@@ -97,7 +97,7 @@ on_every_setup!({
         strangers;
     lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
         receive_without_right, disconnect_after_much, drop_after_post;
-    threads: stream_to_a_sleeper, two_post_to_one, ended_while_in_use;
+    threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
     states: before_connected, disconnect, to_error, drop_of_a_qp;
 });
 

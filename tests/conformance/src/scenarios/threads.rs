@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use weft_verbs::{Mr, PostReason, RecvWr, RemoteAddr, SendWr, WcOpcode, WcStatus};
 
-use crate::bed::{Bed, End, Half, assert_bytes, pattern, take};
+use crate::bed::{Bed, End, Half, Rng, assert_bytes, pattern, take};
 
 /// Two threads post to one queue pair: nothing is lost or doubled, and each thread's requests keep their order.
 pub fn two_post_to_one(bed: &Bed) {
@@ -51,6 +51,30 @@ pub fn two_post_to_one(bed: &Bed) {
             assert_eq!(i, next[thread]);
             next[thread] += 1;
         }
+    });
+}
+
+/// More than the transport takes at once, posted while another thread sleeps on the queue pair's receives: all of it
+/// goes out, though neither thread looks at the queue pair again.
+pub fn much_posted_beside_a_sleeper(bed: &Bed) {
+    let len = 1 << 20;
+    let count = if bed.setup.largest < len { 1 } else { 16 };
+    let (a, b) = bed.talking_pair();
+    let (src, dst) = (a.mr(len), b.mr(len));
+    src.fill(0, len, 7).unwrap();
+    a.post_recv(RecvWr::new(5));
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| a.received());
+        // It sleeps, or will soon: both must do.
+        std::thread::yield_now();
+        for id in 0..count {
+            a.post(SendWr::write(id, dst.remote(0)).sge(src.whole()));
+        }
+        let done = dst.remote(0);
+        a.post(SendWr::write(99, done).inline(&1u64.to_ne_bytes()));
+        crate::bed::until("the last write", || dst.load_u64(0).unwrap() == 1);
+        b.post(SendWr::send(1));
+        assert_eq!(sleeper.join().expect("no panic").wr_id, 5);
     });
 }
 
@@ -107,22 +131,6 @@ pub fn ended_while_in_use(bed: &Bed) {
                 assert_eq!(b.received().status, WcStatus::WrFlushErr);
             });
         });
-    }
-}
-
-/// SplitMix64.
-struct Rng(u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() >> 16) as usize % n.max(1)
     }
 }
 
@@ -209,7 +217,7 @@ fn one_side(
     seed: u64,
     added: &AtomicU64,
 ) {
-    let mut rng = Rng(seed ^ 0xfeed);
+    let mut rng = Rng::new(seed ^ 0xfeed);
     let mut model = vec![0; ARENA];
     let (mut sent, mut sum) = (0u64, 0u64);
     let old = end.mr(8 * 16);
@@ -219,7 +227,7 @@ fn one_side(
         let mut reads: Vec<(usize, usize, Vec<u8>)> = Vec::new();
         let mut atomics = Vec::new();
         let mut scratch = 0;
-        for id in 0..1 + rng.below(16) as u64 {
+        for id in 0..=rng.below(16) as u64 {
             let len = match rng.below(4) {
                 0 => rng.below(64),
                 1 | 2 => rng.below(3000),
@@ -228,8 +236,8 @@ fn one_side(
             let off = rng.below(ARENA - len);
             let room = scratch + len <= ARENA;
             let wr = match rng.below(8) {
-                0 | 1 | 2 if room => {
-                    let data = pattern(rng.next(), len);
+                0..=2 if room => {
+                    let data = pattern(rng.number(), len);
                     own.write(scratch, &data).unwrap();
                     model[off..off + len].copy_from_slice(&data);
                     let (first, second) = (len / 3, len - len / 3);
@@ -240,14 +248,14 @@ fn one_side(
                     scratch += len;
                     wr
                 }
-                3 | 4 | 5 if room => {
+                3..=5 if room => {
                     let wr = SendWr::read(id, peer.remote(ARENA + off)).sge(sink.sge(scratch, len));
                     reads.push((scratch, len, model[off..off + len].to_vec()));
                     scratch += len;
                     wr
                 }
                 6 => {
-                    let add = rng.next() >> 40;
+                    let add = rng.number() >> 40;
                     atomics.push((batch.len(), sum));
                     sum += add;
                     SendWr::fetch_add(id, counter, add).sge(old.sge(batch.len() * 8, 8))
