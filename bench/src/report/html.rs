@@ -5,12 +5,12 @@ use std::fmt::Write;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--line:#8885}\
-body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;\
+body{font:16px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;padding:0 1rem;\
 background:Canvas;color:CanvasText}\
 h1{font-size:1.6rem}h2{font-size:1.2rem;margin-top:2.2rem;border-bottom:1px solid var(--line)}\
 .t{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;margin:.8rem 0}\
 th,td{padding:.2rem .7rem;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}\
-td.n,th.n{text-align:right}figure{margin:1rem 0}svg{width:100%;max-width:52rem;height:auto}\
+th{white-space:normal;vertical-align:bottom}td.n,th.n{text-align:right}figure{margin:1rem 0}svg{width:100%;max-width:56rem;height:auto}\
 svg text{fill:currentColor;font-family:system-ui,sans-serif}";
 
 pub(super) fn page(report: &Report) -> String {

@@ -5,10 +5,10 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-const WIDTH: i32 = 832;
+const WIDTH: i32 = 896;
 const HEIGHT: i32 = 400;
 /// Width of the column on the right that holds the legend.
-const LEGEND: i32 = 190;
+const LEGEND: i32 = 254;
 /// The grey of grids and frames, legible on light and dark.
 const GRID: RGBColor = RGBColor(128, 128, 128);
 /// The colour that stands for the page's own text colour.

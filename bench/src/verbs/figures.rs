@@ -261,7 +261,7 @@ const GOALS: [Goal; 5] = [
 const QP_BYTES: f64 = 16384.0;
 
 fn goals(all: &View<'_>) -> Option<Section> {
-    let mut table = Table::new(&["aim", "weft", "plain TCP", "ratio", "met"]);
+    let mut table = Table::new(&["aim", "unit", "weft", "plain TCP", "ratio", "met"]);
     for goal in &GOALS {
         let points = all
             .op(goal.op)
@@ -286,6 +286,12 @@ fn goals(all: &View<'_>) -> Option<Section> {
         };
         table.push([
             goal.what.to_owned(),
+            match goal.metric {
+                Metric::bandwidth_GBps => "GB/s",
+                Metric::messages_per_s => "messages/s",
+                _ => "µs",
+            }
+            .to_owned(),
             median(Some(record)),
             median(tcp.at(goal.bytes)),
             format!("{against:.2}"),
@@ -298,6 +304,7 @@ fn goals(all: &View<'_>) -> Option<Section> {
                 "under 16 KiB for an idle connection ({})",
                 record.case.as_deref().unwrap_or_default()
             ),
+            "bytes".to_owned(),
             median(Some(record)),
             "-".to_owned(),
             "-".to_owned(),
