@@ -242,10 +242,13 @@ impl Events for Lines {
 fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
     let plural = if files == 1 { "" } else { "s" };
+    let rate = match bytes as f64 / seconds {
+        fast if fast >= 1e8 => format!("{:.2} GB/s", fast / 1e9),
+        slow => format!("{:.1} MB/s", slow / 1e6),
+    };
     format!(
-        "{files} file{plural}, {} in {seconds:.2} s, {:.2} GB/s",
-        HumanBytes(bytes),
-        bytes as f64 / seconds / 1e9
+        "{files} file{plural}, {} in {seconds:.2} s, {rate}",
+        HumanBytes(bytes)
     )
 }
 
