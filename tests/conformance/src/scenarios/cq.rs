@@ -116,6 +116,32 @@ pub fn post_while_another_thread_waits(bed: &Bed) {
     });
 }
 
+/// A queue pair that joins the queue while a thread sleeps on it, and one that leaves, are the sleeper's as well.
+pub fn members_come_and_go_beside_a_sleeper(bed: &Bed) {
+    let cq = bed.b.create_cq(64, None).unwrap();
+    let half = Half {
+        cqs: Some((cq.clone(), cq.clone())),
+        ..Half::default()
+    };
+    let listener = bed.listener(8);
+    let mut before = None;
+    for round in 0..6 {
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| take(&cq, 1)[0]);
+            std::thread::yield_now();
+            let (a, b) = bed.pair_through(&listener, &Half::default(), &half);
+            // The one of the last round leaves now.
+            drop(before.take());
+            b.post_recv(RecvWr::new(round));
+            a.post(SendWr::send(1));
+            let wc = sleeper.join().expect("no panic");
+            assert_ok(&wc, round, WcOpcode::Recv, 0);
+            assert_eq!(wc.qp_num, b.qp.num());
+            before = Some((a, b));
+        });
+    }
+}
+
 /// A queue with too few entries keeps what it has, says that it was overrun, raises an event, and its queue pair ends.
 pub fn overrun(bed: &Bed) {
     let half = Half {
