@@ -4,4 +4,5 @@
 //! those tools in a guest with the kernel's siw driver, and have tshark look at what goes over the wire.
 #![forbid(unsafe_code)]
 
+pub mod guest;
 pub mod rping;

@@ -18,10 +18,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use weft_verbs::cm::{self, ConnParam, ConnectError, Request};
+use weft_verbs::cm::{self, ConnParam, ConnectError, Connection, Request};
 use weft_verbs::{
     Access, Cq, CqOverrun, Device, MemError, Mr, Pd, PostError, Qp, QpInit, RecvWr, RemoteAddr,
-    SendWr, Wc, WcOpcode, WcStatus,
+    SendWr, Sge, Wc, WcOpcode, WcStatus,
 };
 
 /// The port that `rping` uses unless told.
@@ -36,6 +36,8 @@ const FIRST_LETTER: u8 = b'A';
 const LETTERS: usize = (b'z' - b'A') as usize + 1;
 /// A ping whose answer takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait for an answer before [`Session::nudge`].
+const NUDGE: Duration = Duration::from_secs(1);
 
 /// How to ping.
 #[derive(Clone, Debug)]
@@ -79,6 +81,8 @@ pub struct Report {
     pub bytes: u64,
     /// From the first ping to the end.
     pub time: Duration,
+    /// How often a peer had to be nudged, see [`Session::nudge`].
+    pub nudges: u32,
 }
 
 impl fmt::Display for Report {
@@ -88,7 +92,11 @@ impl fmt::Display for Report {
             f,
             "{} rounds, {} verified, {} bytes each way, {each:.1} us a round",
             self.rounds, self.verified, self.bytes
-        )
+        )?;
+        match self.nudges {
+            0 => Ok(()),
+            nudges => write!(f, ", {nudges} nudges"),
+        }
     }
 }
 
@@ -154,54 +162,75 @@ fn check(round: u32, found: &[u8]) -> Result<(), Error> {
     }
 }
 
-/// One side: its queue pair and its small buffers.
-struct Side {
-    qp: Qp,
-    cq: Cq,
+/// One side of a connection, message by message: for [`client`] and [`serve`], and for tests that misbehave.
+pub struct Session {
+    /// The connected queue pair.
+    pub qp: Qp,
+    /// Where all its completions go.
+    pub cq: Cq,
+    /// The round that runs, from 0; only for messages.
+    pub round: u32,
+    /// Nudges so far.
+    pub nudges: u32,
     /// Two receives of 16 bytes.
     inbox: Mr,
     outbox: Mr,
-    round: u32,
 }
 
-impl Side {
-    fn objects(pd: &Pd) -> Result<(QpInit, Mr, Mr), Error> {
+impl Session {
+    /// Connect to a server.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], [`Error::Verbs`].
+    pub fn connect(pd: &Pd, addr: SocketAddr, param: &ConnParam) -> Result<Session, Error> {
+        Self::new(pd, |qp| cm::connect_qp(addr, qp, &pd.device(), param))
+    }
+
+    /// Accept a client.
+    ///
+    /// # Errors
+    /// [`Error::Connect`], [`Error::Verbs`].
+    pub fn accept(pd: &Pd, request: Request, param: &ConnParam) -> Result<Session, Error> {
+        Self::new(pd, |qp| request.accept(qp, param))
+    }
+
+    /// Both receives are posted before it is connected, so that the peer may send at once.
+    fn new(
+        pd: &Pd,
+        connect: impl FnOnce(Qp) -> Result<Connection, ConnectError>,
+    ) -> Result<Session, Error> {
         let cq = pd.device().create_cq(64, None)?;
-        let init = QpInit {
+        let qp = pd.create_qp(&QpInit {
             max_send_wr: 16,
             max_recv_wr: 2,
             ..QpInit::new(&cq, &cq)
-        };
+        })?;
         let inbox = pd.alloc_mr(2 * INFO_LEN, Access::LOCAL_WRITE)?;
-        let outbox = pd.alloc_mr(INFO_LEN, Access::empty())?;
-        Ok((init, inbox, outbox))
-    }
-
-    /// With both receives posted, so that the peer may send at once.
-    fn new(pd: &Pd) -> Result<Side, Error> {
-        let (init, inbox, outbox) = Self::objects(pd)?;
-        let side = Side {
-            qp: pd.create_qp(&init)?,
-            cq: init.recv_cq,
-            inbox,
-            outbox,
+        for slot in [0, 1] {
+            qp.post_recv(&[inbox_slot(&inbox, slot)])?;
+        }
+        Ok(Session {
+            qp: connect(qp)?.qp,
+            cq,
             round: 0,
-        };
-        side.post_recv(0)?;
-        side.post_recv(1)?;
-        Ok(side)
-    }
-
-    fn post_recv(&self, slot: u64) -> Result<(), Error> {
-        let place = self.inbox.sge(slot as usize * INFO_LEN, INFO_LEN);
-        Ok(self.qp.post_recv(&[RecvWr::new(slot).sge(place)])?)
+            nudges: 0,
+            inbox,
+            outbox: pd.alloc_mr(INFO_LEN, Access::empty())?,
+        })
     }
 
     /// The next completion, which must be this one. `None` when the peer has disconnected.
-    fn next(&self, wanted: WcOpcode) -> Result<Option<Wc>, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Completion`] when it failed, [`Error::Protocol`] when it is another one, [`Error::Silent`].
+    pub fn next(&mut self, wanted: WcOpcode) -> Result<Option<Wc>, Error> {
         let mut wc = [Wc::default()];
-        if self.cq.wait(&mut wc, Some(PATIENCE))? == 0 {
-            return Err(Error::Silent(self.round));
+        let end = Instant::now() + PATIENCE;
+        while self.cq.wait(&mut wc, Some(NUDGE))? == 0 {
+            if Instant::now() >= end {
+                return Err(Error::Silent(self.round));
+            }
+            self.nudge()?;
         }
         match wc[0] {
             wc if wc.status == WcStatus::WrFlushErr && wc.vendor_err == 0 => Ok(None),
@@ -214,8 +243,23 @@ impl Side {
         }
     }
 
-    /// The next message. `None` when the peer has disconnected.
-    fn receive(&self) -> Result<Option<(RemoteAddr, usize)>, Error> {
+    /// Send an RDMA Write of no bytes, which does nothing. The kernel's siw (6.1) looks at its socket only when more
+    /// comes in, and overlooks what comes in while it is at work on the accept: the first messages of an initiator
+    /// that is faster than that lie there until the next.
+    ///
+    /// # Errors
+    /// [`Error::Post`].
+    pub fn nudge(&mut self) -> Result<(), Error> {
+        self.nudges += 1;
+        let nowhere = RemoteAddr { addr: 0, rkey: 0 };
+        Ok(self.qp.post_send_one(SendWr::write(4, nowhere))?)
+    }
+
+    /// The next message: what memory it names. `None` when the peer has disconnected.
+    ///
+    /// # Errors
+    /// As [`Session::next`]; [`Error::Protocol`] when it is not 16 bytes long.
+    pub fn receive(&mut self) -> Result<Option<(RemoteAddr, usize)>, Error> {
         let Some(wc) = self.next(WcOpcode::Recv)? else {
             return Ok(None);
         };
@@ -227,7 +271,7 @@ impl Side {
         }
         let mut info = [0; INFO_LEN];
         self.inbox.read(wc.wr_id as usize * INFO_LEN, &mut info)?;
-        self.post_recv(wc.wr_id)?;
+        self.qp.post_recv(&[inbox_slot(&self.inbox, wc.wr_id)])?;
         let [addr @ .., a, b, c, d, e, f, g, h] = info;
         let remote = RemoteAddr {
             addr: u64::from_be_bytes(addr),
@@ -236,21 +280,37 @@ impl Side {
         Ok(Some((remote, u32::from_be_bytes([e, f, g, h]) as usize)))
     }
 
-    fn receive_in_round(&self) -> Result<(RemoteAddr, usize), Error> {
+    fn receive_in_round(&mut self) -> Result<(RemoteAddr, usize), Error> {
         self.receive()?.ok_or(Error::Disconnected(self.round))
     }
 
-    fn message(&self) -> SendWr {
-        SendWr::send(0).sge(self.outbox.whole())
+    /// The memory of the message that goes out next: what was advertised last.
+    pub fn message(&self) -> Sge {
+        self.outbox.whole()
     }
 
-    fn advertise(&self, mr: &Mr) -> Result<(), Error> {
-        let remote = mr.remote(0);
+    /// Send a go-ahead.
+    ///
+    /// # Errors
+    /// [`Error::Post`].
+    pub fn go_ahead(&self) -> Result<(), Error> {
+        Ok(self.qp.post_send_one(SendWr::send(0).sge(self.message()))?)
+    }
+
+    /// Tell the peer of memory, whether it is there or not.
+    ///
+    /// # Errors
+    /// [`Error::Post`].
+    pub fn advertise(&self, remote: RemoteAddr, len: usize) -> Result<(), Error> {
         self.outbox.write(0, &remote.addr.to_be_bytes())?;
         self.outbox.write(8, &remote.rkey.to_be_bytes())?;
-        self.outbox.write(12, &(mr.len() as u32).to_be_bytes())?;
-        Ok(self.qp.post_send_one(self.message())?)
+        self.outbox.write(12, &(len as u32).to_be_bytes())?;
+        self.go_ahead()
     }
+}
+
+fn inbox_slot(inbox: &Mr, slot: u64) -> RecvWr {
+    RecvWr::new(slot).sge(inbox.sge(slot as usize * INFO_LEN, INFO_LEN))
 }
 
 fn show(side: &str, data: &[u8]) {
@@ -267,19 +327,13 @@ pub fn client(device: &Device, addr: SocketAddr, options: &Options) -> Result<Re
     let remote_use = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let source = pd.alloc_mr(options.size, remote_use)?;
     let sink = pd.alloc_mr(options.size, remote_use)?;
-    let mut side = Side::new(&pd)?;
-    let Side { qp, cq, .. } = side;
-    let connection = cm::connect_qp(addr, qp, device, &options.param)?;
-    side = Side {
-        qp: connection.qp,
-        cq,
-        ..side
-    };
+    let mut side = Session::connect(&pd, addr, &options.param)?;
     let mut report = Report {
         rounds: 0,
         verified: 0,
         bytes: 0,
         time: Duration::ZERO,
+        nudges: 0,
     };
     let begun = Instant::now();
     while options.count.is_none_or(|count| side.round < count) {
@@ -288,9 +342,9 @@ pub fn client(device: &Device, addr: SocketAddr, options: &Options) -> Result<Re
         if options.verify {
             sink.fill(0, sink.len(), 0xff)?;
         }
-        side.advertise(&source)?;
+        side.advertise(source.remote(0), source.len())?;
         side.receive_in_round()?;
-        side.advertise(&sink)?;
+        side.advertise(sink.remote(0), sink.len())?;
         side.receive_in_round()?;
         if options.verify {
             check(side.round, &sink.to_vec(0, options.size)?)?;
@@ -304,6 +358,7 @@ pub fn client(device: &Device, addr: SocketAddr, options: &Options) -> Result<Re
         report.rounds = side.round;
     }
     report.time = begun.elapsed();
+    report.nudges = side.nudges;
     side.qp.disconnect();
     Ok(report)
 }
@@ -315,15 +370,13 @@ pub fn client(device: &Device, addr: SocketAddr, options: &Options) -> Result<Re
 pub fn serve(device: &Device, request: Request, options: &Options) -> Result<Report, Error> {
     let pd = device.alloc_pd()?;
     let mr = pd.alloc_mr(options.size, Access::LOCAL_WRITE)?;
-    let mut side = Side::new(&pd)?;
-    let Side { qp, .. } = side;
-    let connection = request.accept(qp, &options.param)?;
-    side.qp = connection.qp;
+    let mut side = Session::accept(&pd, request, &options.param)?;
     let mut report = Report {
         rounds: 0,
         verified: 0,
         bytes: 0,
         time: Duration::ZERO,
+        nudges: 0,
     };
     let begun = Instant::now();
     while let Some((source, len)) = side.receive()? {
@@ -349,16 +402,18 @@ pub fn serve(device: &Device, request: Request, options: &Options) -> Result<Rep
         if options.verbose {
             show("server ", &mr.to_vec(0, len)?);
         }
-        side.qp.post_send_one(side.message())?;
+        side.go_ahead()?;
         let (sink, room) = side.receive_in_round()?;
         // As rping does: what is written is what was read, whatever room there is said to be.
         let write = SendWr::write(2, sink).sge(place(len.min(room))?);
-        side.qp.post_send(&[write, side.message()])?;
+        let done = SendWr::send(3).sge(side.message());
+        side.qp.post_send(&[write, done])?;
         report.bytes += len as u64;
         side.round += 1;
         report.rounds = side.round;
     }
     report.time = begun.elapsed();
+    report.nudges = side.nudges;
     side.qp.disconnect();
     Ok(report)
 }

@@ -1,0 +1,241 @@
+//! A Linux guest with the kernel's siw driver and its tools, driven command by command.
+//!
+//! `tests/siw-vm/siw-vm` boots it under qemu. Its script connects back to us, runs each line that we send, and sends back
+//! what it prints. When our side of that connection closes, the guest powers off.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The longest that a guest lives; emulated on a busy machine it is slow.
+const LIFE: Duration = Duration::from_secs(900);
+/// For a command that does nothing.
+const STEP: Duration = Duration::from_secs(60);
+/// Before the number and the status of a command that has ended.
+const MARK: &str = "@@end";
+/// The host's loopback, seen from the guest.
+pub const HOST: &str = "10.0.2.2";
+/// The guest's address, seen from itself.
+pub const GUEST: &str = "10.0.2.15";
+
+/// Print past the test harness, which swallows what passing tests print: a skipped test says why, and a test against
+/// a peer what it saw.
+pub fn say(text: &str) {
+    let _ = writeln!(io::stderr(), "interop: {text}");
+}
+
+fn tool() -> Command {
+    let mut tool = Command::new("bash");
+    tool.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../siw-vm/siw-vm"));
+    tool
+}
+
+/// The guest's folder, as `siw-vm` chooses it.
+pub fn folder() -> PathBuf {
+    let var = |name| std::env::var_os(name).map(PathBuf::from);
+    var("SIW_VM_DIR").unwrap_or_else(|| {
+        let cache = var("XDG_CACHE_HOME")
+            .or_else(|| var("HOME").map(|home| home.join(".cache")))
+            .unwrap_or_else(|| "/root/.cache".into());
+        cache.join("weft/siw-vm")
+    })
+}
+
+/// Why there can be no guest here, or nothing.
+fn hindrance() -> Option<String> {
+    let set = |name| std::env::var(name).is_ok_and(|value| value == "1");
+    if set("WEFT_NO_VM") {
+        return Some("WEFT_NO_VM is set".into());
+    }
+    let what = if set("WEFT_NO_INSTALL") {
+        "check"
+    } else {
+        "build"
+    };
+    match tool().arg(what).output() {
+        Err(error) => Some(format!("cannot run siw-vm: {error}")),
+        Ok(output) if output.status.success() => None,
+        Ok(output) => {
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8_lossy(&text);
+            Some(text.lines().last().unwrap_or("siw-vm failed").to_owned())
+        }
+    }
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Output {
+    /// Its exit status.
+    pub status: i32,
+    /// What it printed, and the commands in the background meanwhile.
+    pub text: String,
+}
+
+/// A running guest.
+pub struct Guest {
+    child: Child,
+    control: TcpStream,
+    received: Receiver<String>,
+    console: Option<JoinHandle<String>>,
+    commands: u32,
+}
+
+impl Guest {
+    /// Boot it, with these `(host port, guest port)` forwarded, and wait until it takes commands.
+    ///
+    /// # Errors
+    /// Why there is none: that a guest cannot be had here. A guest that does not come up is a panic, not a reason to
+    /// skip.
+    ///
+    /// # Panics
+    /// When it does not boot.
+    pub fn boot(forwards: &[(u16, u16)]) -> Result<Guest, String> {
+        if let Some(why) = hindrance() {
+            return Err(why);
+        }
+        let begun = Instant::now();
+        let door = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
+        let addr = door.local_addr().expect("its address");
+        let script = tempfile::NamedTempFile::new().expect("a temporary file");
+        let text = format!(
+            "mkfifo /tmp/lines /tmp/answers; n=0\n\
+             while read -r line; do\n\
+             n=$((n+1)); eval \"$line\" </dev/null; echo \"{MARK} $n $?\"\n\
+             done </tmp/lines >/tmp/answers 2>&1 &\n\
+             nc {HOST} {} >/tmp/lines </tmp/answers\n",
+            addr.port()
+        );
+        std::fs::write(script.path(), text).expect("a written script");
+        let mut run = tool();
+        run.arg("run");
+        for (host, guest) in forwards {
+            run.args(["-p", &format!("{host}:{guest}")]);
+        }
+        run.args(["-t", &LIFE.as_secs().to_string()])
+            .arg(script.path());
+        let mut child = run
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("siw-vm runs");
+        let console = child.stdout.take().expect("its console");
+        let console = std::thread::spawn(move || {
+            let text = io::read_to_string(console).unwrap_or_default();
+            // The guest is gone: if it never called, end the wait for its call.
+            let _ = TcpStream::connect(addr);
+            text
+        });
+        let (control, caller) = door.accept().expect("the guest's call");
+        let answers = control.try_clone().expect("a descriptor");
+        let (lines, received) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(answers).lines().map_while(Result::ok) {
+                if lines.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut guest = Guest {
+            child,
+            control,
+            received,
+            console: Some(console),
+            commands: 0,
+        };
+        if guest.run("true", STEP).status != 0 {
+            panic!("the guest takes no commands from {caller}");
+        }
+        drop(script);
+        say(&format!("the guest is up after {:.1?}", begun.elapsed()));
+        Ok(guest)
+    }
+
+    /// Send a command line without waiting for its end.
+    pub fn start(&mut self, line: &str) -> Running {
+        self.commands += 1;
+        writeln!(self.control, "{line}").expect("the guest listens");
+        Running {
+            number: self.commands,
+            line: line.to_owned(),
+        }
+    }
+
+    /// Wait for the end of a command, `limit` at most.
+    ///
+    /// # Panics
+    /// When it does not end in time, or the guest dies.
+    pub fn finish(&mut self, running: &Running, limit: Duration) -> Output {
+        let end = Instant::now() + limit;
+        let mark = format!("{MARK} {} ", running.number);
+        let mut text = String::new();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.received.recv_timeout(left) {
+                Ok(line) => {
+                    // A line of a command in the background may have begun before the mark.
+                    if let Some((before, status)) = line.split_once(&mark) {
+                        text.push_str(before);
+                        let status = status.trim().parse().unwrap_or(-1);
+                        return Output { status, text };
+                    }
+                    let _ = writeln!(text, "{line}");
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("no end of `{}` in {limit:?}; so far:\n{text}", running.line)
+                }
+                Err(RecvTimeoutError::Disconnected) => panic!(
+                    "the guest died in `{}`:\n{text}\nits console:\n{}",
+                    running.line,
+                    self.end()
+                ),
+            }
+        }
+    }
+
+    /// Run a command line: `limit` at most, then it is killed.
+    ///
+    /// # Panics
+    /// When the guest does not answer or dies.
+    pub fn run(&mut self, line: &str, limit: Duration) -> Output {
+        let running = self.start(line);
+        self.finish(&running, limit)
+    }
+
+    /// As [`Guest::run`], for commands that must succeed.
+    ///
+    /// # Panics
+    /// When the command fails.
+    pub fn must(&mut self, line: &str, limit: Duration) -> String {
+        let output = self.run(line, limit);
+        assert_eq!(output.status, 0, "`{line}` failed:\n{}", output.text);
+        output.text
+    }
+}
+
+impl Guest {
+    /// Have it power off; returns its console.
+    fn end(&mut self) -> String {
+        let _ = self.control.shutdown(Shutdown::Both);
+        let _ = self.child.wait();
+        let console = self.console.take().map(JoinHandle::join);
+        console.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A command that the guest runs.
+pub struct Running {
+    number: u32,
+    line: String,
+}
