@@ -84,7 +84,7 @@ impl Cq {
             channel: channel.map(|c| Arc::clone(&c.0)),
             members: RwLock::new(Vec::new()),
             deferred: AtomicBool::new(false),
-            spin: SpinBudget::new(device.cores),
+            spin: SpinBudget::new(),
             _count: count,
         })))
     }
@@ -128,19 +128,34 @@ impl Cq {
     pub fn wait(&self, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, CqOverrun> {
         let cq = &*self.0;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let n = self.poll(out)?;
-        if n > 0 || out.is_empty() {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        let n = cq.pop(out)?;
+        if n > 0 {
+            cq.flush_deferred();
             return Ok(n);
         }
+        // Without a spin the sockets are not tried first: if one has something, the sleep is short.
         if cq.spin.worth_it() {
-            let end = Instant::now() + SPIN;
-            while Instant::now() < end {
+            let start = Instant::now();
+            loop {
+                // A peer on this core answers while we yield; on another core it answers while we spin.
+                weft_sys::thread::sched_yield();
                 let n = self.poll(out)?;
+                let spent = start.elapsed();
                 if n > 0 {
-                    cq.spin.won();
+                    // Somebody busy had the core in between: sleeping would have been quicker.
+                    if spent > 5 * SPIN {
+                        cq.spin.lost();
+                    } else {
+                        cq.spin.won();
+                    }
                     return Ok(n);
                 }
-                std::hint::spin_loop();
+                if spent > SPIN {
+                    break;
+                }
             }
             cq.spin.lost();
         }
@@ -206,6 +221,18 @@ impl CqInner {
             ring.entries.shrink_to(256);
         }
         Ok(n)
+    }
+
+    /// Send what members have put off.
+    fn flush_deferred(&self) {
+        if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::Relaxed) {
+            self.for_members(QpInner::flush_deferred);
+        }
+    }
+
+    /// Wake the sleepers: what they wait for has changed.
+    pub(crate) fn kick(&self) {
+        self.wake.signal();
     }
 
     /// Append completions; says whether all found room. `solicited`: one of them is a solicited receive or an error.
@@ -332,44 +359,48 @@ impl CqInner {
     }
 }
 
-/// Whether spinning before a sleep has paid off lately: a few losses in a row turn it off for a while.
+/// Whether spinning before a sleep has paid off lately: a few losses in a row turn it off, for longer each time.
 struct SpinBudget {
-    enabled: bool,
     losses: AtomicU32,
+    /// Sleeps until the next try.
+    pause: AtomicU32,
+    next_pause: AtomicU32,
 }
 
 impl SpinBudget {
     const PATIENCE: u32 = 4;
-    const PAUSE: u32 = 64;
+    const FIRST_PAUSE: u32 = 64;
+    const LONGEST_PAUSE: u32 = 8192;
 
-    fn new(cores: usize) -> Self {
+    fn new() -> Self {
         SpinBudget {
-            enabled: cores > 1,
             losses: AtomicU32::new(0),
+            pause: AtomicU32::new(0),
+            next_pause: AtomicU32::new(Self::FIRST_PAUSE),
         }
     }
     fn worth_it(&self) -> bool {
-        if !self.enabled {
-            return false;
+        let pause = self.pause.load(Ordering::Relaxed);
+        if pause > 0 {
+            self.pause.store(pause - 1, Ordering::Relaxed);
         }
-        let losses = self.losses.load(Ordering::Relaxed);
-        if losses < Self::PATIENCE {
-            return true;
-        }
-        // Off: count the sleeps, then try one spin again.
-        let next = if losses >= Self::PATIENCE + Self::PAUSE {
-            Self::PATIENCE - 1
-        } else {
-            losses + 1
-        };
-        self.losses.store(next, Ordering::Relaxed);
-        false
+        pause == 0
     }
     fn won(&self) {
         self.losses.store(0, Ordering::Relaxed);
+        self.next_pause.store(Self::FIRST_PAUSE, Ordering::Relaxed);
     }
     fn lost(&self) {
-        self.losses.fetch_add(1, Ordering::Relaxed);
+        let losses = self.losses.load(Ordering::Relaxed) + 1;
+        self.losses.store(losses, Ordering::Relaxed);
+        if losses >= Self::PATIENCE {
+            let pause = self.next_pause.load(Ordering::Relaxed);
+            self.pause.store(pause, Ordering::Relaxed);
+            self.next_pause
+                .store((pause * 2).min(Self::LONGEST_PAUSE), Ordering::Relaxed);
+            // One try is enough to find out whether anything has changed.
+            self.losses.store(Self::PATIENCE - 1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -65,7 +65,6 @@ pub(crate) struct DeviceInner {
     pub(crate) table: Table,
     pub(crate) engine: Arc<Engine>,
     pub(crate) transport: Transport,
-    pub(crate) cores: usize,
     pending: Arc<AtomicU32>,
     /// Connections in start-up, oldest first.
     pub(crate) greetings: Mutex<VecDeque<Weak<Greeting>>>,
@@ -162,7 +161,6 @@ impl DeviceBuilder {
             table: Table::new(self.limits.max_mr as usize),
             engine: Engine::start(cores).map_err(Error::os("starting the engine"))?,
             transport: self.transport,
-            cores,
             pending: Arc::default(),
             greetings: Mutex::default(),
             pool: Pool::default(),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use weft_sys::{Epoll, Event, EventFd, Interest};
 
 use crate::lock::lock;
-use crate::qp::QpInner;
+use crate::qp::{Drive, QpInner};
 
 /// How often the engine looks at queue pairs that it has lent out: the longest time that work which their owners left
 /// undone has to wait.
@@ -251,12 +251,17 @@ impl Engine {
         loop {
             let mut moved = false;
             hot.retain(|qp| {
-                if matches!(qp.lease_state(), Lease::Polled | Lease::Asleep) {
+                let leased = matches!(qp.lease_state(), Lease::Polled | Lease::Asleep);
+                let drove = if leased {
+                    Drive::Busy
+                } else {
+                    qp.drive_engine()
+                };
+                moved |= drove == Drive::Moved;
+                if drove == Drive::Busy {
                     self.lend(qp);
-                    return false;
                 }
-                moved |= qp.drive_engine();
-                true
+                drove != Drive::Busy
             });
             let now = Instant::now();
             if moved {
@@ -269,7 +274,7 @@ impl Engine {
             std::hint::spin_loop();
         }
         for qp in hot.drain(..) {
-            qp.rearm();
+            qp.rearm_and_flush();
         }
     }
 

@@ -16,14 +16,16 @@ pub fn poll_fds(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -
     if fds.len() > 64 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut list = Vec::with_capacity(fds.len());
-    for (fd, interest) in fds {
-        let mut f = PollFlags::empty();
-        f.set(PollFlags::IN, interest.contains(Interest::READ));
-        f.set(PollFlags::OUT, interest.contains(Interest::WRITE));
-        list.push(PollFd::from_borrowed_fd(*fd, f));
-    }
-    match poll(&mut list, timeout.map(timespec).as_ref()) {
+    // The common case, a socket and an eventfd, needs no heap.
+    let (mut few, mut many);
+    let list: &mut [PollFd<'_>] = if let [a, b] = fds {
+        few = [entry(a), entry(b)];
+        &mut few
+    } else {
+        many = fds.iter().map(entry).collect::<Vec<_>>();
+        &mut many
+    };
+    match poll(list, timeout.map(timespec).as_ref()) {
         Ok(_) => {}
         Err(rustix::io::Errno::INTR) => return Ok(0),
         Err(e) => return Err(e.into()),
@@ -33,4 +35,12 @@ pub fn poll_fds(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -
         .enumerate()
         .filter(|(_, p)| !p.revents().is_empty())
         .fold(0, |bits, (i, _)| bits | 1 << i))
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // it maps over a slice
+fn entry<'fd>(&(fd, interest): &(BorrowedFd<'fd>, Interest)) -> PollFd<'fd> {
+    let mut flags = PollFlags::empty();
+    flags.set(PollFlags::IN, interest.contains(Interest::READ));
+    flags.set(PollFlags::OUT, interest.contains(Interest::WRITE));
+    PollFd::from_borrowed_fd(fd, flags)
 }

@@ -240,11 +240,14 @@ impl QpInner {
     pub(super) fn destroy(self: &Arc<Self>) {
         lock(&self.on_end).take();
         self.orphan.store(true, Ordering::SeqCst);
-        if self.connected.get().is_some() {
-            self.drive(false);
+        self.drive(false);
+        {
             let mut core = lock(&self.core);
-            if core.ended.is_none() {
-                // What was posted is sent (the flight is kept), nothing more is accepted.
+            if self.connected.get().is_none() {
+                // A start-up that is under way finds it gone.
+                self.state.store(QpState::Error as u8, Ordering::Release);
+            } else if core.ended.is_none() {
+                // What is in the flight is still sent, nothing more is accepted.
                 self.end(&mut core, EndReason::Disconnected);
             }
         }

@@ -97,6 +97,17 @@ struct Completions {
     recv_urgent: bool,
 }
 
+/// What an attempt to make progress came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drive {
+    /// Another thread is at it.
+    Busy,
+    /// Nothing to do.
+    Still,
+    /// Bytes moved.
+    Moved,
+}
+
 struct Connected {
     link: Arc<dyn Link>,
     token: Token,
@@ -342,8 +353,19 @@ impl QpInner {
 
     pub(crate) fn end_wait(&self) {
         self.drive_seq.fetch_add(1, Ordering::Relaxed);
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        let others = self.waiters.fetch_sub(1, Ordering::SeqCst) > 1;
+        if others && self.tx_blocked.load(Ordering::SeqCst) {
+            self.kick_waiters();
+        }
         self.engine().keep_ticking();
+    }
+
+    /// Have sleeping owners look again at what they wait for.
+    fn kick_waiters(&self) {
+        self.send_cq.kick();
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.kick();
+        }
     }
 
     fn interest(&self) -> Interest {
@@ -388,23 +410,32 @@ impl QpInner {
     pub(crate) fn take_back(self: &Arc<Self>) {
         self.in_lent.store(false, Ordering::SeqCst);
         if !self.armed.load(Ordering::SeqCst) {
-            self.drive(true);
-            self.rearm();
+            if self.drive(true) == Drive::Busy {
+                self.engine().lend(self);
+            } else {
+                self.rearm_and_flush();
+            }
         }
     }
 
-    pub(crate) fn drive_engine(self: &Arc<Self>) -> bool {
+    /// Arm, and look once more: a post may have counted on whoever was driving.
+    pub(crate) fn rearm_and_flush(self: &Arc<Self>) {
+        self.rearm();
+        self.flush_deferred();
+    }
+
+    pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
         self.drive(true)
     }
 
-    /// Make progress, unless another thread is at it: then that one does ours as well. Says whether anything moved.
-    fn drive(self: &Arc<Self>, receive: bool) -> bool {
+    /// Make progress, unless another thread is at it: then that one does ours as well.
+    fn drive(self: &Arc<Self>, receive: bool) -> Drive {
         let mut moved = false;
         let mut receive = receive;
         self.pending.store(true, Ordering::SeqCst);
         loop {
             let Some(mut core) = try_lock(&self.core) else {
-                return moved;
+                return if moved { Drive::Moved } else { Drive::Busy };
             };
             self.pending.store(false, Ordering::SeqCst);
             let was_blocked = self.tx_blocked.load(Ordering::Relaxed);
@@ -414,14 +445,19 @@ impl QpInner {
             let blocked = core.tx.blocked();
             self.tx_blocked.store(blocked, Ordering::SeqCst);
             drop(core);
-            if blocked && !was_blocked && self.armed.load(Ordering::SeqCst) {
-                self.rearm();
+            if blocked && !was_blocked {
+                // Somebody must watch for room: the engine, or an owner who fell asleep before this.
+                if self.armed.load(Ordering::SeqCst) {
+                    self.rearm();
+                } else if self.waiters.load(Ordering::SeqCst) > 0 {
+                    self.kick_waiters();
+                }
             }
             if let Some(reason) = ended {
                 self.announce_end(reason);
             }
             if !self.pending.load(Ordering::SeqCst) {
-                return moved;
+                return if moved { Drive::Moved } else { Drive::Still };
             }
             receive = true;
         }
@@ -606,10 +642,10 @@ impl Source for QpInner {
         }
         match self.lease_state() {
             Lease::Polled | Lease::Asleep => Next::Lent(self),
-            Lease::Idle => {
-                self.drive_engine();
-                Next::Hot(self)
-            }
+            Lease::Idle => match self.drive_engine() {
+                Drive::Busy => Next::Lent(self),
+                Drive::Moved | Drive::Still => Next::Hot(self),
+            },
         }
     }
 

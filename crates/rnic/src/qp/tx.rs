@@ -30,6 +30,8 @@ const COPY_MAX: u32 = 2048;
 const FLIGHT_BYTES: usize = 1 << 20;
 /// The same with CRC: what was copied should still be in the second-level cache when the kernel reads it.
 const FLIGHT_BYTES_COPIED: usize = 256 * 1024;
+/// Flights of one drive, so that one connection cannot keep the others waiting.
+const FLIGHTS: u32 = 8;
 /// Pieces of a flight: two for each large FPDU.
 const FLIGHT_PIECES: usize = 64;
 
@@ -238,7 +240,7 @@ impl QpInner {
     /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.
     pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
         let before = core.tx.sent;
-        loop {
+        for flight in 0.. {
             if core.tx.pieces.is_empty() {
                 self.build(core);
                 if core.tx.pieces.is_empty() {
@@ -250,6 +252,11 @@ impl QpInner {
                     }
                     break;
                 }
+            }
+            if flight == FLIGHTS {
+                // The others have waited long enough; being writable, the socket brings us back at once.
+                core.tx.blocked = true;
+                break;
             }
             let outcome = core.tx.send_once(self, link, &mut core.ledger);
             note_transmitted(core);
@@ -322,7 +329,9 @@ impl QpInner {
             tx.scratch
                 .extend_from_slice(&(ulpdu_len as u16).to_be_bytes());
             tx.scratch.extend_from_slice(&hdr[..segment.header_len]);
-            let copy = copy_all || payload.len() <= COPY_MAX;
+            let inline = matches!(payload, Payload::Wr { seq, .. }
+                if slot(sq, *sq_base, seq).is_some_and(|slot| slot.wr.inline.is_some()));
+            let copy = copy_all || inline || payload.len() <= COPY_MAX;
             let put = match payload {
                 // The answer will need its place: better to find out before the peer is asked.
                 Payload::None => match segment.completes.and_then(|seq| slot(sq, *sq_base, seq)) {
