@@ -13,9 +13,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The longest that a guest lives; emulated on a busy machine it is slow.
-const LIFE: Duration = Duration::from_secs(900);
+const LIFE: Duration = Duration::from_mins(15);
 /// For a command that does nothing.
-const STEP: Duration = Duration::from_secs(60);
+const STEP: Duration = Duration::from_mins(1);
 /// Before the number and the status of a command that has ended.
 const MARK: &str = "@@end";
 /// The host's loopback, seen from the guest.
@@ -148,9 +148,10 @@ impl Guest {
             console: Some(console),
             commands: 0,
         };
-        if guest.run("true", STEP).status != 0 {
-            panic!("the guest takes no commands from {caller}");
-        }
+        assert!(
+            guest.run("true", STEP).status == 0,
+            "the guest takes no commands from {caller}"
+        );
         drop(script);
         say(&format!("the guest is up after {:.1?}", begun.elapsed()));
         Ok(guest)

@@ -35,7 +35,7 @@ const INFO_LEN: usize = 16;
 const FIRST_LETTER: u8 = b'A';
 const LETTERS: usize = (b'z' - b'A') as usize + 1;
 /// A ping whose answer takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// How long to wait for an answer before [`Session::nudge`].
 const NUDGE: Duration = Duration::from_secs(1);
 

@@ -18,7 +18,10 @@ pub(crate) fn offset_of(file: &[u8], name: &str) -> Option<usize> {
         let names = long(file, section(word(file, header + 40)?) + 24)?;
         for symbol in (start..start + len).step_by(24) {
             let text = file.get(names + word(file, symbol)?..)?;
-            if text.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.starts_with(&[0])) {
+            if text
+                .strip_prefix(name.as_bytes())
+                .is_some_and(|rest| rest.starts_with(&[0]))
+            {
                 let home = section(short(file, symbol + 6)?);
                 return Some(long(file, home + 24)? + long(file, symbol + 8)?);
             }

@@ -17,9 +17,9 @@ use weft_verbs::{
 };
 
 /// For one step of the protocol.
-const STEP: Duration = Duration::from_secs(60);
+const STEP: Duration = Duration::from_mins(1);
 /// For a thousand rounds on a busy machine, with the guest emulated.
-const LONG: Duration = Duration::from_secs(240);
+const LONG: Duration = Duration::from_mins(4);
 /// Where the guest's own `rping -s` listens.
 const PING_PORT: u16 = 7174;
 
@@ -75,9 +75,8 @@ impl Siw {
         let mut line = "cp /mods/siw.ko /tmp/siw.ko".to_owned();
         for (name, value) in parameters {
             let at = elf::offset_of(&module, name).unwrap_or_else(|| panic!("siw has no {name}"));
-            line += &format!(
-                " && printf '\\{value:o}' | dd of=/tmp/siw.ko bs=1 seek={at} conv=notrunc 2>/dev/null"
-            );
+            let patch = format!("dd of=/tmp/siw.ko bs=1 seek={at} conv=notrunc 2>/dev/null");
+            line.extend([" && printf '\\", &format!("{value:o}"), "' | ", &patch]);
         }
         line += " && rdma link del siw0 && rmmod siw && insmod /tmp/siw.ko && \
                  rdma link add siw0 type siw netdev eth0";
