@@ -5,4 +5,5 @@
 #![forbid(unsafe_code)]
 
 pub mod guest;
+pub mod perftest;
 pub mod rping;

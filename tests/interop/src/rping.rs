@@ -272,12 +272,12 @@ impl Session {
         let mut info = [0; INFO_LEN];
         self.inbox.read(wc.wr_id as usize * INFO_LEN, &mut info)?;
         self.qp.post_recv(&[inbox_slot(&self.inbox, wc.wr_id)])?;
-        let [addr @ .., a, b, c, d, e, f, g, h] = info;
+        let info = u128::from_be_bytes(info);
         let remote = RemoteAddr {
-            addr: u64::from_be_bytes(addr),
-            rkey: u32::from_be_bytes([a, b, c, d]),
+            addr: (info >> 64) as u64,
+            rkey: (info >> 32) as u32,
         };
-        Ok(Some((remote, u32::from_be_bytes([e, f, g, h]) as usize)))
+        Ok(Some((remote, info as u32 as usize)))
     }
 
     fn receive_in_round(&mut self) -> Result<(RemoteAddr, usize), Error> {

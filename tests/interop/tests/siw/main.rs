@@ -9,10 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_interop::guest::{self, GUEST, Guest, HOST, say};
+use weft_interop::perftest::{self, Served};
 use weft_interop::rping::{self, Error, Options, Report, Session};
 use weft_verbs::cm::{self, ConnParam, ConnectError, Connection, LinkOptions, Listener, Request};
 use weft_verbs::{
-    Access, AsyncEvent, Device, EndReason, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc,
+    Access, AsyncEvent, Cq, Device, EndReason, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc,
     WcOpcode, WcStatus,
 };
 
@@ -88,7 +89,9 @@ impl Siw {
     fn server(&mut self) -> SocketAddr {
         if !self.serving {
             let size = rping::MAX_SIZE;
-            let line = format!("rping -s -P -a {GUEST} -p {PING_PORT} -S {size} &");
+            let line = format!(
+                "killall ucmatose 2>/dev/null; rping -s -P -a {GUEST} -p {PING_PORT} -S {size} &"
+            );
             self.guest.must(&(line + &listening()), STEP);
             self.serving = true;
         }
@@ -302,44 +305,73 @@ fn siw_turns_markers_away() {
     say("siw rejects a request for markers, as it says it does");
 }
 
-/// Send `count` messages of `size` bytes, and take as many back: what ucmatose's client does with what it gets.
-fn exchange(
-    pd: &Pd,
-    connect: impl FnOnce(Qp) -> Connection,
+/// Our side of a run of ucmatose: its server sends all its messages and then takes as many, its client the other way
+/// round. Each uses one piece of memory for both, so what is on its way out must be there before more comes in.
+struct Exchange {
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    source: Mr,
+    sink: Mr,
     count: usize,
     size: usize,
-) -> (Vec<u8>, Vec<u8>) {
-    let cq = pd.device().create_cq(64, None).unwrap();
-    let sent: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
-    let source = pd.reg_mr(sent.clone(), Access::empty()).unwrap();
-    let sink = pd.alloc_mr(count * size, Access::LOCAL_WRITE).unwrap();
-    let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
-    for slot in 0..count {
-        let recv = RecvWr::new(slot as u64).sge(sink.sge(slot * size, size));
-        qp.post_recv(&[recv]).unwrap();
+}
+
+impl Exchange {
+    fn new(pd: &Pd, connect: impl FnOnce(Qp) -> Connection, count: usize, size: usize) -> Exchange {
+        let cq = pd.device().create_cq(64, None).unwrap();
+        let source = pd.reg_mr(counting(size), Access::empty()).unwrap();
+        let sink = pd.alloc_mr(count * size, Access::LOCAL_WRITE).unwrap();
+        let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
+        for slot in 0..count {
+            let recv = RecvWr::new(slot as u64).sge(sink.sge(slot * size, size));
+            qp.post_recv(&[recv]).unwrap();
+        }
+        Exchange {
+            pd: pd.clone(),
+            cq,
+            qp: connect(qp).qp,
+            source,
+            sink,
+            count,
+            size,
+        }
     }
-    let qp = connect(qp).qp;
-    for id in 0..count {
-        qp.post_send_one(SendWr::send(id as u64).sge(source.whole()))
-            .unwrap();
+
+    fn send(&self) {
+        for id in 0..self.count {
+            let send = SendWr::send(id as u64).sge(self.source.whole());
+            self.qp.post_send_one(send).unwrap();
+        }
     }
-    let mut wc = [Wc::default()];
-    for slot in 0..count {
-        assert_eq!(
-            cq.wait(&mut wc, Some(STEP)),
-            Ok(1),
-            "message {slot} of {size} B"
-        );
-        assert_eq!(
-            (wc[0].status, wc[0].opcode, wc[0].wr_id, wc[0].byte_len),
-            (WcStatus::Success, WcOpcode::Recv, slot as u64, size as u32)
-        );
+
+    fn receive(&self) {
+        for slot in 0..self.count {
+            let mut wc = [Wc::default()];
+            let size = self.size;
+            assert_eq!(
+                self.cq.wait(&mut wc, Some(STEP)),
+                Ok(1),
+                "{slot} of {size} B"
+            );
+            assert_eq!(
+                (wc[0].status, wc[0].opcode, wc[0].wr_id, wc[0].byte_len),
+                (WcStatus::Success, WcOpcode::Recv, slot as u64, size as u32),
+                "{:?}, {:?}",
+                wc[0],
+                self.pd.device().get_async_event(Some(Duration::ZERO))
+            );
+        }
     }
-    let (ended, end) = mpsc::channel();
-    qp.on_end(move |reason| ended.send(reason).unwrap());
-    qp.disconnect();
-    assert_eq!(end.recv_timeout(STEP), Ok(EndReason::Disconnected));
-    (sent, sink.to_vec(0, count * size).unwrap())
+
+    /// Disconnect; returns what was received.
+    fn end(self) -> Vec<u8> {
+        let (ended, end) = mpsc::channel();
+        self.qp.on_end(move |reason| _ = ended.send(reason));
+        self.qp.disconnect();
+        assert_eq!(end.recv_timeout(STEP), Ok(EndReason::Disconnected));
+        self.sink.to_vec(0, self.sink.len()).unwrap()
+    }
 }
 
 #[test]
@@ -361,12 +393,16 @@ fn sends_of_many_sizes_come_back_from_a_kernel_client() {
         };
         let args = format!("-C {count} -S {size}");
         let (echo, output) = siw.client_against("ucmatose -s", &args, &param, |pd, request| {
-            exchange(pd, |qp| request.accept(qp, &param).unwrap(), count, size)
+            let connect = |qp| request.accept(qp, &param).unwrap();
+            let exchange = Exchange::new(pd, connect, count, size);
+            exchange.send();
+            exchange.receive();
+            exchange.end()
         });
         assert_eq!(output.status, 0, "{}", output.text);
-        let (sent, back) = echo;
         // It sends from the memory that it received into.
-        assert!(back.chunks(size).all(|message| message == sent), "{size} B");
+        let sent = counting(size);
+        assert!(echo.chunks(size).all(|message| message == sent), "{size} B");
         say(&format!(
             "weft <-> siw ucmatose -s, {count} Sends of {size} B each way"
         ));
@@ -388,7 +424,10 @@ fn sends_of_many_sizes_to_a_kernel_server_with_revision_1() {
         };
         let pd = Device::open().unwrap().alloc_pd().unwrap();
         let connect = |qp| cm::connect_qp(addr, qp, &pd.device(), &param).unwrap();
-        exchange(&pd, connect, count, size);
+        let exchange = Exchange::new(&pd, connect, count, size);
+        exchange.receive();
+        exchange.send();
+        exchange.end();
         let output = siw.guest.run("wait", STEP);
         assert!(output.text.contains("return status 0"), "{}", output.text);
         say(&format!(
@@ -609,4 +648,66 @@ fn a_kernel_server_that_uses_memory_it_may_not_is_terminated() {
         "after six errors",
         &options(64, 10, link(true, 2, true)),
     );
+}
+
+/// Run one of perftest's programs in the guest against our server.
+fn perftest(siw: &mut Siw, program: &str, size: usize, count: u32) -> Served {
+    let device = Device::open().unwrap();
+    let param = ConnParam {
+        options: link(true, 2, true),
+        ..ConnParam::default()
+    };
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listener = Listener::bind(&device, any, 4, &param).unwrap();
+    let port = listener.local_addr().port();
+    let line = format!("timeout 100 {program} -R -F -s {size} -n {count} -p {port} {HOST}");
+    let running = siw.guest.start(&line);
+    let memory = counting(size + 8192);
+    let (served, text) = thread::scope(|scope| {
+        let serving = scope.spawn(|| perftest::serve(&device, &listener, &param, size, memory));
+        let output = siw.guest.finish(&running, LONG);
+        (serving.join().unwrap(), output.text)
+    });
+    let served = served.unwrap_or_else(|error| panic!("{program}: {error}\n{text}"));
+    let result = text.lines().find(|line| {
+        let mut words = line.split_whitespace().map(str::parse);
+        words.next() == Some(Ok(size)) && words.next() == Some(Ok(count as usize))
+    });
+    // On a busy machine it cannot tell the speed of its clock, and says that it makes no report.
+    assert!(
+        result.is_some() || text.contains("produce a report"),
+        "{text}"
+    );
+    let result = result.unwrap_or("no report").trim();
+    say(&format!("siw {program} -R -> weft: {result}"));
+    served
+}
+
+fn counting(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i % 253) as u8).collect()
+}
+
+#[test]
+fn perftest_measures_against_us() {
+    let Some(mut siw) = siw() else { return };
+    siw.driver(&[]);
+    for (size, count) in [(64, 500), (1 << 20, 20)] {
+        let all = u64::from(count) * size as u64;
+        let served = perftest(&mut siw, "ib_send_bw", size, count);
+        assert_eq!((served.messages, served.bytes), (count, all));
+
+        let served = perftest(&mut siw, "ib_write_bw", size, count);
+        let placed = served.ledger.rx_direct + served.ledger.rx_copied;
+        assert!(placed >= all, "{placed} of {all} bytes written");
+        let before = counting(served.memory.len());
+        assert_ne!(served.memory[..size], before[..size]);
+        // It goes round in a page or two where its messages are short.
+        let end = size.max(8192);
+        assert_eq!(served.memory[end..], before[end..]);
+
+        let served = perftest(&mut siw, "ib_read_bw", size, count);
+        let sent = served.ledger.tx_direct + served.ledger.tx_copied;
+        assert!(sent >= all, "{sent} of {all} bytes read");
+        assert_eq!(served.memory, before);
+    }
 }
