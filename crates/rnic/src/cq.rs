@@ -163,12 +163,18 @@ impl Cq {
             let left = match deadline {
                 None => None,
                 Some(end) => match end.checked_duration_since(Instant::now()) {
-                    None => return Ok(0),
+                    // Even without any time to wait, the sockets were tried once.
+                    None => return self.poll(out),
                     left => left,
                 },
             };
             cq.sleep(left);
-            let n = self.poll(out)?;
+            let n = self.poll(out).inspect_err(|_| {
+                // All who wait are to know.
+                if cq.waiters.load(Ordering::SeqCst) > 0 {
+                    cq.wake.signal();
+                }
+            })?;
             if n > 0 {
                 // One wake-up may stand for completions of several waiters.
                 if cq.waiters.load(Ordering::SeqCst) > 0 && cq.len.load(Ordering::SeqCst) > 0 {
@@ -228,11 +234,6 @@ impl CqInner {
         if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::Relaxed) {
             self.for_members(QpInner::flush_deferred);
         }
-    }
-
-    /// Wake the sleepers: what they wait for has changed.
-    pub(crate) fn kick(&self) {
-        self.wake.signal();
     }
 
     /// Append completions; says whether all found room. `solicited`: one of them is a solicited receive or an error.
@@ -321,10 +322,13 @@ impl CqInner {
             .read()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
             .len();
-        if count <= DIRECT_MEMBERS {
-            self.for_members(super::qp::QpInner::drive_leased);
+        if count > DIRECT_MEMBERS {
+            self.for_members(QpInner::flush_deferred);
+        } else if self.armed.load(Ordering::SeqCst) == DISARMED {
+            self.for_members(QpInner::drive_leased);
         } else {
-            self.for_members(super::qp::QpInner::flush_deferred);
+            // The last look before a sleep on the channel: the engine keeps the sockets.
+            self.for_members(QpInner::drive_unleased);
         }
     }
 

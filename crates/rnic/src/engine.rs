@@ -146,7 +146,8 @@ impl Engine {
         self.forget(token);
     }
 
-    fn forget(&self, token: Token) {
+    /// Take a source out whose descriptor is closed.
+    pub(crate) fn forget(&self, token: Token) {
         let mut slots = lock(&self.slots);
         let index = token.0 as u32;
         let gone = match slots.entries.get_mut(index as usize) {
@@ -187,7 +188,7 @@ impl Engine {
 
     /// Make sure that lent queue pairs are looked at.
     pub(crate) fn keep_ticking(&self) {
-        if !self.ticking.load(Ordering::Relaxed) && !self.ticking.swap(true, Ordering::SeqCst) {
+        if !self.ticking.load(Ordering::SeqCst) && !self.ticking.swap(true, Ordering::SeqCst) {
             self.wake.signal();
         }
     }
@@ -220,12 +221,10 @@ impl Engine {
                     continue;
                 }
                 let source = lock(&self.slots).get(Token(event.token));
-                if let Some(source) = source {
-                    match source.ready(&self, *event) {
-                        Next::Done => {}
-                        Next::Hot(qp) => hot.push(qp),
-                        Next::Lent(qp) => self.lend(&qp),
-                    }
+                match source.map(|source| guarded(|| source.ready(&self, *event))) {
+                    None | Some(None | Some(Next::Done)) => {}
+                    Some(Some(Next::Hot(qp))) => hot.push(qp),
+                    Some(Some(Next::Lent(qp))) => self.lend(&qp),
                 }
             }
             self.drive_hot(&mut hot);
@@ -293,7 +292,7 @@ impl Engine {
             };
             let source = lock(&self.slots).get(token);
             if let Some(source) = source {
-                source.expired(self);
+                guarded(|| source.expired(self));
             }
         }
     }
@@ -321,8 +320,25 @@ impl Engine {
         if lent.is_empty() || (*quiet >= QUIET_TICKS && !news) {
             *quiet = 0;
             self.ticking.store(false, Ordering::SeqCst);
+            // A sleeper that woke meanwhile saw the engine ticking, and counts on it.
+            if lent
+                .iter()
+                .filter_map(Weak::upgrade)
+                .any(|qp| qp.is_awake())
+            {
+                self.ticking.store(true, Ordering::SeqCst);
+            }
         }
     }
+}
+
+/// Run what may call into the program: its panic ends one connection's callback, not the progress of all the others.
+pub(crate) fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    if outcome.is_err() {
+        tracing::error!("a callback panicked on the engine's thread");
+    }
+    outcome.ok()
 }
 
 /// What the owner of a lent queue pair has done since the last look.

@@ -195,7 +195,7 @@ impl Device {
                 Err(error) => return Err((error.into(), done)),
             },
         };
-        let deadline = Instant::now() + param.options.timeout;
+        let deadline = deadline(param.options.timeout);
         let make = |stage| {
             Arc::new(Dial {
                 qp: Arc::clone(&qp.0),
@@ -286,7 +286,8 @@ impl Dial {
             let DialStage::Connecting(fd) = std::mem::replace(stage, DialStage::Over) else {
                 return Ok(());
             };
-            let link: Arc<dyn Link> = Arc::new(TcpLink::new(fd)?);
+            let link: Arc<dyn Link> =
+                Arc::new(TcpLink::new(fd).inspect_err(|_| engine.forget(token))?);
             // A new socket takes a frame of this size whole.
             let sent = send_all(&*link, &self.request);
             *stage = DialStage::Started(link, Vec::new());
@@ -337,6 +338,13 @@ impl Source for Dial {
             self.finish(engine, &mut stage, Err(ConnectError::TimedOut));
         }
     }
+}
+
+/// When a time limit ends; a limit beyond the clock is a day.
+fn deadline(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit)
+        .unwrap_or_else(|| now + Duration::from_hours(24))
 }
 
 fn send_all(link: &dyn Link, bytes: &[u8]) -> io::Result<()> {
@@ -571,10 +579,14 @@ impl ListenerInner {
 
     fn accept_one(&self) -> io::Result<Option<Arc<dyn Link>>> {
         match &self.door {
-            Door::Tcp(fd) => match tcp::accept(fd)? {
+            Door::Tcp(fd) => loop {
+                let Some((socket, _)) = tcp::accept(fd)? else {
+                    return Ok(None);
+                };
                 // A peer that is gone already is no reason to stop.
-                Some((socket, _)) => Ok(Some(Arc::new(TcpLink::new(socket)?))),
-                None => Ok(None),
+                if let Ok(link) = TcpLink::new(socket) {
+                    return Ok(Some(Arc::new(link)));
+                }
             },
             Door::Sim(listener) => Ok(listener.accept()),
         }
@@ -615,7 +627,7 @@ impl Reception {
         ) {
             Ok(token) => {
                 let _ = greeting.token.set(token);
-                engine.set_timer(token, Instant::now() + self.timeout);
+                engine.set_timer(token, deadline(self.timeout));
                 drop(state);
                 let mut greetings = lock(&self.device.greetings);
                 while greetings.front().is_some_and(|g| g.strong_count() == 0) {

@@ -26,7 +26,7 @@ pub use cq::{CompChannel, Cq, CqOverrun};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
 pub use establish::{ConnParam, ConnectError, Dialed, Incoming, Listening};
 pub use mr::{Mr, Mw};
-pub use qp::{EndReason, Qp, QpInit};
+pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use signal::Signal;
 pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};

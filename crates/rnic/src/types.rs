@@ -410,6 +410,9 @@ pub enum PostReason {
     /// The queue pair is not connected.
     #[error("the queue pair is not connected")]
     State,
+    /// The peer takes no RDMA Reads and atomics on this connection (its IRD is 0).
+    #[error("the peer takes no reads or atomics on this connection")]
+    NoReads,
     /// The queue pair takes its receives from a shared receive queue.
     #[error("the queue pair uses a shared receive queue")]
     UsesSrq,

@@ -135,11 +135,17 @@ impl Raw {
         Some(covered[FPDU_HEADER_LEN..FPDU_HEADER_LEN + len].to_vec())
     }
 
-    /// The next segment: its header and payload.
+    /// The next segment: its header and payload. Empty Writes are passed over: an initiator sends them to say that it
+    /// is ready, and again while it hears nothing.
     pub fn segment(&mut self) -> Option<(Header, Vec<u8>)> {
-        let ulpdu = self.ulpdu()?;
-        let header = Header::parse(&ulpdu).expect("weft's headers are good");
-        Some((header, ulpdu[header.len()..].to_vec()))
+        loop {
+            let ulpdu = self.ulpdu()?;
+            let header = Header::parse(&ulpdu).expect("weft's headers are good");
+            let payload = &ulpdu[header.len()..];
+            if header.opcode() != Opcode::Write || !payload.is_empty() {
+                return Some((header, payload.to_vec()));
+            }
+        }
     }
 
     /// Read on until a Terminate comes; `None` if the stream ends without.

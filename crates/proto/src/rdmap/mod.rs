@@ -223,6 +223,11 @@ impl Stream {
         self.sq.len()
     }
 
+    /// The peer has begun a message and not ended it: an end of the connection here is not in order.
+    pub const fn mid_message(&self) -> bool {
+        self.rx_tagged.is_some() || self.rx_untagged.is_some()
+    }
+
     /// Reads and Atomics of ours that the peer has not answered yet.
     pub fn outbound_requests(&self) -> usize {
         self.outstanding.len()

@@ -9,6 +9,7 @@ use weft_proto::rdmap::Fault;
 
 use super::convert::is_access_code;
 use super::{Core, EndHook, QpInner, RecvSource};
+use crate::engine::guarded;
 use crate::lock::lock;
 use crate::transport::Link;
 use crate::types::{AsyncEvent, QpState, WcStatus};
@@ -142,7 +143,7 @@ impl QpInner {
         if let Some(connected) = self.connected.get() {
             let until = Instant::now() + LINGER;
             core.linger_until = Some(until);
-            core.linger_mark = core.tx.sent();
+            core.linger_mark = core.moved();
             self.engine().set_timer(connected.token, until);
         }
     }
@@ -156,28 +157,23 @@ impl QpInner {
 
     /// The time is up: give the connection more as long as bytes move, else end it.
     pub(super) fn linger_expired(self: &Arc<Self>) {
-        let mut core = lock(&self.core);
-        let due = core
-            .linger_until
-            .is_some_and(|until| Instant::now() >= until);
-        if !due || self.dead.load(Ordering::SeqCst) {
-            return;
-        }
-        let patience = core.give_up.is_none_or(|end| Instant::now() < end);
-        if patience && !core.shut && core.tx.sent() != core.linger_mark {
-            self.linger(&mut core);
-            return;
-        }
-        let ended_before = core.ended.is_some();
-        if !ended_before {
-            self.end(&mut core, EndReason::Lost);
-        }
-        self.bury(&mut core);
-        let ended = if ended_before { None } else { core.ended };
-        drop(core);
-        if let Some(reason) = ended {
-            self.announce_end(reason);
-        }
+        self.with_core(|core| {
+            let due = core
+                .linger_until
+                .is_some_and(|until| Instant::now() >= until);
+            if !due || self.dead.load(Ordering::SeqCst) {
+                return;
+            }
+            let patience = core.give_up.is_none_or(|end| Instant::now() < end);
+            if patience && !core.shut && core.moved() != core.linger_mark {
+                self.linger(core);
+                return;
+            }
+            if core.ended.is_none() {
+                self.end(core, EndReason::Lost);
+            }
+            self.bury(core);
+        });
     }
 
     /// Nothing more will happen on the socket.
@@ -197,7 +193,7 @@ impl QpInner {
     pub(super) fn announce_end(&self, reason: EndReason) {
         let hook = lock(&self.on_end).take();
         if let Some(hook) = hook {
-            hook(reason);
+            guarded(|| hook(reason));
         }
     }
 
@@ -211,29 +207,22 @@ impl QpInner {
         {
             return;
         }
-        self.linger(&mut lock(&self.core));
+        self.with_core(|core| self.linger(core));
         self.drive(true);
         self.release_lease();
     }
 
     /// End at once, with a Terminate when connected.
     pub(super) fn to_error(self: &Arc<Self>) {
-        let mut core = lock(&self.core);
-        let ended_before = core.ended.is_some();
-        if self.connected.get().is_some() {
-            if !ended_before {
-                self.fault(&mut core, Fault::LocalCatastrophic);
+        self.with_core(|core| {
+            if self.connected.get().is_none() {
+                self.state.store(QpState::Error as u8, Ordering::Release);
+                self.flush_recvs(core);
+                self.deliver(core);
+            } else if core.ended.is_none() {
+                self.fault(core, Fault::LocalCatastrophic);
             }
-        } else {
-            self.state.store(QpState::Error as u8, Ordering::Release);
-            self.flush_recvs(&mut core);
-            self.deliver(&mut core);
-        }
-        let ended = if ended_before { None } else { core.ended };
-        drop(core);
-        if let Some(reason) = ended {
-            self.announce_end(reason);
-        }
+        });
     }
 
     /// The owner's handle is gone.
@@ -241,22 +230,32 @@ impl QpInner {
         lock(&self.on_end).take();
         self.orphan.store(true, Ordering::SeqCst);
         self.drive(false);
-        {
-            let mut core = lock(&self.core);
+        self.with_core(|core| {
             if self.connected.get().is_none() {
                 // A start-up that is under way finds it gone.
                 self.state.store(QpState::Error as u8, Ordering::Release);
-            } else if core.ended.is_none() {
-                // What is in the flight is still sent, nothing more is accepted.
-                self.end(&mut core, EndReason::Disconnected);
+            } else if core.ended.is_none() && self.state() != QpState::Closing {
+                // What is in the flight is still sent, nothing more is accepted. One that is closing in order goes on.
+                self.end(core, EndReason::Disconnected);
             }
-        }
+        });
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.release_lease();
     }
 
-    pub(crate) fn set_end_hook(&self, hook: EndHook) {
+    pub(crate) fn set_end_hook(self: &Arc<Self>, hook: EndHook) {
         *lock(&self.on_end) = Some(hook);
+        let ended = self.with_core(|core| core.ended);
+        if let Some(reason) = ended {
+            self.announce_end(reason);
+        }
+    }
+}
+
+impl Core {
+    /// Bytes that have moved so far, either way.
+    fn moved(&self) -> u64 {
+        self.tx.sent() + self.ledger.rx_direct + self.ledger.rx_copied
     }
 }

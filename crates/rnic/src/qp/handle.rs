@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use smallvec::SmallVec;
 
 use super::rx::Rx;
 use super::tx::Tx;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::cq::Cq;
 use crate::device::{Counted, DeviceInner, PdInner};
-use crate::lock::lock;
 use crate::srq::{RecvQueue, Srq};
 use crate::types::{Error, Ledger, PostError, PostReason, QpState, RecvWr, SendWr};
 
@@ -73,6 +74,7 @@ impl Qp {
             max_sge: init.max_sge,
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
+            depths: OnceLock::new(),
             state: AtomicU8::new(QpState::Init as u8),
             sq_used: AtomicU32::new(0),
             inbox: Mutex::default(),
@@ -96,6 +98,8 @@ impl Qp {
                 done: Completions::default(),
                 ledger: Ledger::default(),
                 ended: None,
+                nudges: SmallVec::new(),
+                send_failed: false,
                 shut: false,
                 linger_until: None,
                 linger_mark: 0,
@@ -151,9 +155,10 @@ impl Qp {
         };
         let result = queue.post(wrs);
         if self.0.state() == QpState::Error {
-            let mut core = lock(&self.0.core);
-            self.0.flush_recvs(&mut core);
-            self.0.deliver(&mut core);
+            self.0.with_core(|core| {
+                self.0.flush_recvs(core);
+                self.0.deliver(core);
+            });
         }
         result
     }
@@ -171,7 +176,12 @@ impl Qp {
 
     /// What the connection's bytes cost so far.
     pub fn ledger(&self) -> Ledger {
-        lock(&self.0.core).ledger
+        self.0.with_core(|core| core.ledger)
+    }
+
+    /// RDMA Reads and atomics that the connection may have at once: (inbound, outbound), as agreed at start-up.
+    pub fn depths(&self) -> Option<(u16, u16)> {
+        self.0.depths.get().copied()
     }
 
     /// Our address, once connected.
@@ -184,9 +194,27 @@ impl Qp {
         self.0.connected.get().map(|c| c.link.peer_addr())
     }
 
-    /// Call this once when the connection ends, from whichever thread notices. Only one hook: the last one set.
+    /// Call this once when the connection ends, from whichever thread notices; at once if it has ended already. Only one
+    /// hook: the last one set.
     pub fn on_end(&self, hook: impl FnOnce(EndReason) + Send + 'static) {
         self.0.set_end_hook(Box::new(hook));
+    }
+
+    /// Sets the hook of [`Qp::on_end`] later, from a place that does not hold the queue pair.
+    pub fn ender(&self) -> Ender {
+        Ender(Arc::downgrade(&self.0))
+    }
+}
+
+/// See [`Qp::ender`].
+pub struct Ender(Weak<QpInner>);
+
+impl Ender {
+    /// As [`Qp::on_end`]; nothing when the queue pair is gone.
+    pub fn on_end(&self, hook: impl FnOnce(EndReason) + Send + 'static) {
+        if let Some(qp) = self.0.upgrade() {
+            qp.set_end_hook(Box::new(hook));
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use weft_proto::mpa::{Params, Rtr};
@@ -42,7 +42,7 @@ use crate::types::{
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
 pub(crate) use handle::check_init;
-pub use handle::{Qp, QpInit};
+pub use handle::{Ender, Qp, QpInit};
 use rx::Rx;
 use tx::Tx;
 
@@ -50,6 +50,9 @@ use tx::Tx;
 const DEFER_MAX: u32 = 64;
 /// Requests with more payload than this are never put off.
 const DEFER_BYTES: u32 = 4096;
+
+/// When an initiator that has heard nothing nudges its peer, counted from the start.
+const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 
 type EndHook = Box<dyn FnOnce(EndReason) + Send>;
 
@@ -79,6 +82,10 @@ struct Core {
     ledger: Ledger,
     /// Why it ended, once it has.
     ended: Option<EndReason>,
+    /// When we dialled and hear nothing: the times to send something.
+    nudges: SmallVec<[Instant; 2]>,
+    /// The transport takes no more bytes: an end in order is none any more.
+    send_failed: bool,
     /// Our direction is closed.
     shut: bool,
     linger_until: Option<Instant>,
@@ -124,6 +131,8 @@ pub(crate) struct QpInner {
     max_sge: u32,
     max_inline: u32,
     sq_sig_all: bool,
+    /// Inbound and outbound Reads and atomics, once connected.
+    depths: OnceLock<(u16, u16)>,
     state: AtomicU8,
     sq_used: AtomicU32,
     inbox: Mutex<VecDeque<SendWr>>,
@@ -185,6 +194,7 @@ impl QpInner {
                 hold_until_first_rx: params.must_wait_for_first_fpdu,
                 sink_key: self.device.random_u32(),
             })));
+            let _ = self.depths.set((params.ird, params.ord));
             core.tx.start(params.crc, params.tx_markers, prefix);
             core.rx.start(params.crc, params.rx_markers, early);
             match params.rtr {
@@ -217,7 +227,41 @@ impl QpInner {
         self.drive(true);
         // The engine may have looked before there was anything to see.
         self.rearm();
+        if !params.must_wait_for_first_fpdu {
+            self.start_nudging();
+        }
         Ok(())
+    }
+
+    /// The kernel's siw, as responder, overlooks FPDUs that come between its reply and the moment when it starts to
+    /// watch the socket: they stay there until more comes. So an initiator that has heard nothing sends an empty Write,
+    /// which asks nothing of anybody (RFC 5040 does not even check its `STag`).
+    fn start_nudging(self: &Arc<Self>) {
+        let Some(connected) = self.connected.get() else {
+            return;
+        };
+        let at = NUDGES.map(|delay| Instant::now() + delay);
+        self.with_core(|core| core.nudges = at.into());
+        for at in at {
+            self.engine().set_timer(connected.token, at);
+        }
+    }
+
+    fn nudge(self: &Arc<Self>) {
+        let sent = self.with_core(|core| {
+            let due = core.nudges.first().is_some_and(|at| *at <= Instant::now());
+            let silent = core.ended.is_none() && core.ledger.rx_fpdus == 0;
+            if due {
+                core.nudges.remove(0);
+            }
+            if due && silent {
+                post_internal(core, zero_write());
+            }
+            due && silent
+        });
+        if sent {
+            self.drive(false);
+        }
     }
 
     fn post_send(self: &Arc<Self>, wrs: impl Iterator<Item = SendWr>) -> Result<(), PostError> {
@@ -279,6 +323,9 @@ impl QpInner {
         if wr.op.is_atomic() && len != 8 {
             return Err(PostReason::Length);
         }
+        if wr.op.is_sink() && self.depths.get().is_some_and(|(_, ord)| *ord == 0) {
+            return Err(PostReason::NoReads);
+        }
         Ok(len)
     }
 
@@ -324,6 +371,15 @@ impl QpInner {
         self.drive(true);
     }
 
+    /// A poll by an owner who has asked for an event: look, and leave the socket to the engine.
+    pub(crate) fn drive_unleased(self: &Arc<Self>) {
+        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
+            self.deferred.store(0, Ordering::SeqCst);
+            self.drive(true);
+            self.release_lease();
+        }
+    }
+
     fn take_lease(self: &Arc<Self>) {
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
             self.engine().lend(self);
@@ -353,19 +409,8 @@ impl QpInner {
 
     pub(crate) fn end_wait(&self) {
         self.drive_seq.fetch_add(1, Ordering::Relaxed);
-        let others = self.waiters.fetch_sub(1, Ordering::SeqCst) > 1;
-        if others && self.tx_blocked.load(Ordering::SeqCst) {
-            self.kick_waiters();
-        }
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
         self.engine().keep_ticking();
-    }
-
-    /// Have sleeping owners look again at what they wait for.
-    fn kick_waiters(&self) {
-        self.send_cq.kick();
-        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-            self.recv_cq.kick();
-        }
     }
 
     fn interest(&self) -> Interest {
@@ -383,8 +428,15 @@ impl QpInner {
         };
         if !self.dead.load(Ordering::SeqCst) {
             self.armed.store(true, Ordering::SeqCst);
-            self.engine()
-                .arm(connected.token, connected.link.fd(), self.interest());
+            loop {
+                let interest = self.interest();
+                self.engine()
+                    .arm(connected.token, connected.link.fd(), interest);
+                // Another thread may have been blocked meanwhile, and have armed before us.
+                if self.interest() == interest {
+                    break;
+                }
+            }
         }
     }
 
@@ -394,11 +446,18 @@ impl QpInner {
         let polled = self.seen_seq.swap(seq, Ordering::SeqCst) != seq;
         if polled {
             Lease::Polled
-        } else if self.waiters.load(Ordering::SeqCst) > 0 {
+        } else if self.waiters.load(Ordering::SeqCst) > 0 && !self.tx_blocked.load(Ordering::SeqCst)
+        {
+            // An owner who fell asleep before sending was blocked does not watch for room: the engine does then.
             Lease::Asleep
         } else {
             Lease::Idle
         }
+    }
+
+    /// No owner sleeps on the socket.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) == 0
     }
 
     /// Whether it has to be put on the engine's list of lent queue pairs now.
@@ -446,12 +505,7 @@ impl QpInner {
             self.tx_blocked.store(blocked, Ordering::SeqCst);
             drop(core);
             if blocked && !was_blocked {
-                // Somebody must watch for room: the engine, or an owner who fell asleep before this.
-                if self.armed.load(Ordering::SeqCst) {
-                    self.rearm();
-                } else if self.waiters.load(Ordering::SeqCst) > 0 {
-                    self.kick_waiters();
-                }
+                self.watch_for_room();
             }
             if let Some(reason) = ended {
                 self.announce_end(reason);
@@ -461,6 +515,33 @@ impl QpInner {
             }
             receive = true;
         }
+    }
+
+    /// Sending was blocked: the engine watches, unless an owner will who is awake (it looks before it sleeps).
+    fn watch_for_room(&self) {
+        if self.armed.load(Ordering::SeqCst) || self.waiters.load(Ordering::SeqCst) > 0 {
+            self.rearm();
+        }
+    }
+
+    /// Hold the lock for something else than progress, and then make the progress that others left to the holder.
+    fn with_core<R>(self: &Arc<Self>, f: impl FnOnce(&mut Core) -> R) -> R {
+        let (out, ended) = {
+            let mut core = lock(&self.core);
+            let ended_before = core.ended.is_some();
+            let out = f(&mut core);
+            if !self.tx_blocked.swap(core.tx.blocked(), Ordering::SeqCst) && core.tx.blocked() {
+                self.watch_for_room();
+            }
+            (out, if ended_before { None } else { core.ended })
+        };
+        if let Some(reason) = ended {
+            self.announce_end(reason);
+        }
+        if self.pending.load(Ordering::SeqCst) {
+            self.drive(true);
+        }
+        out
     }
 
     fn progress(self: &Arc<Self>, core: &mut Core, receive: bool) -> bool {
@@ -650,6 +731,7 @@ impl Source for QpInner {
     }
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.nudge();
         self.linger_expired();
     }
 }

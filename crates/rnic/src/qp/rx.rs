@@ -99,6 +99,13 @@ impl Rx {
     pub(super) fn start(&mut self, crc: bool, markers: bool, early: &[u8]) {
         self.crc = crc;
         self.markers = markers.then(|| Box::new(MarkerStripper::new(crc)));
+        let mut plain = Vec::new();
+        let stripped = self
+            .markers
+            .as_mut()
+            .is_some_and(|stripper| stripper.strip(early, &mut plain).is_ok());
+        // With a bad marker the bytes stay as they are, and fail as the FPDU that they are not.
+        let early = if stripped { &plain } else { early };
         self.small = SmallVec::from_slice(early);
     }
 
@@ -211,7 +218,14 @@ impl QpInner {
             Stop::Lost => self.end(core, EndReason::Lost),
             Stop::Eof => {
                 core.rx.eof = true;
-                self.end(core, EndReason::Disconnected);
+                let whole =
+                    core.stream.as_ref().is_none_or(|s| !s.mid_message()) && !core.send_failed;
+                let reason = if whole {
+                    EndReason::Disconnected
+                } else {
+                    EndReason::Lost
+                };
+                self.end(core, reason);
             }
         }
     }
@@ -249,10 +263,14 @@ impl QpInner {
                 rx.end -= rx.start;
                 rx.start = 0;
             }
-            let room = if rx.bulk && !rx.crc {
-                (rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN)
-                    .max(rx.end + 1)
-                    .min(buf.len())
+            // Bulk: no more than the rest of this FPDU and the next header. What is staged beyond would be copied, or
+            // moved to the front later.
+            let next_header = FPDU_HEADER_LEN + UNTAGGED_LEN;
+            let room = if rx.need > BULK {
+                (rx.need + next_header).min(buf.len())
+            } else if rx.bulk && !rx.crc {
+                let known = (rx.trailer + next_header).max(rx.need);
+                known.max(rx.end + 1).min(buf.len())
             } else {
                 buf.len()
             };

@@ -239,6 +239,9 @@ impl QpInner {
 
     /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.
     pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+        if core.shut {
+            return false;
+        }
         let before = core.tx.sent;
         for flight in 0.. {
             if core.tx.pieces.is_empty() {
@@ -265,6 +268,9 @@ impl QpInner {
                 Ok(false) => break,
                 Err(error) => {
                     tracing::debug!(qp = self.num, %error, "sending failed");
+                    // Why the peer hung up may be waiting to be read.
+                    core.send_failed = true;
+                    self.pump_rx(core, link);
                     self.end(core, super::EndReason::Lost);
                     break;
                 }
@@ -287,6 +293,7 @@ impl QpInner {
         };
         let mut bytes = 0;
         let mut failed = None;
+        let mut source_gone = false;
         loop {
             let Core {
                 stream: Some(stream),
@@ -358,6 +365,7 @@ impl QpInner {
                         // The region went away while the response was on its way: nothing of this FPDU is sent.
                         tx.scratch.truncate(start);
                         stream.fail_source(fault_of(error));
+                        source_gone = true;
                         continue;
                     }
                     Ok(())
@@ -402,6 +410,9 @@ impl QpInner {
         }
         if let Some(fault) = failed {
             self.fault(core, fault);
+        } else if source_gone {
+            let code = core.tx.terminate_code();
+            self.end(core, super::EndReason::Terminated(code));
         }
     }
 

@@ -4,6 +4,9 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use std::time::Duration;
+
+use rustix::net::sockopt;
 use weft_mem::{RecvList, SendList};
 use weft_sys::tcp;
 
@@ -21,6 +24,11 @@ impl TcpLink {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         // Every sendmsg of ours is a whole batch: waiting for more would only delay it.
         tcp::set_nodelay(&fd, true)?;
+        // A peer that has vanished without a word is noticed after two minutes, not never.
+        sockopt::set_socket_keepalive(&fd, true)?;
+        sockopt::set_tcp_keepidle(&fd, Duration::from_mins(1))?;
+        sockopt::set_tcp_keepintvl(&fd, Duration::from_secs(10))?;
+        sockopt::set_tcp_keepcnt(&fd, 6)?;
         let local = tcp::local_addr(&fd)?;
         let peer = tcp::peer_addr(&fd)?;
         Ok(TcpLink { fd, local, peer })

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -83,18 +83,36 @@ struct Channel {
     events: Mutex<VecDeque<CmEvent>>,
     signal: Signal,
     next: AtomicU64,
+    closed: AtomicBool,
 }
 
 impl Channel {
     fn push(&self, id: CmId, kind: CmEventKind) {
-        lock(&self.events).push_back(CmEvent { id, kind });
+        {
+            let mut events = lock(&self.events);
+            if !self.closed.load(Ordering::SeqCst) {
+                events.push_back(CmEvent { id, kind });
+            }
+        }
         self.signal.raise();
     }
 }
 
 /// Where events come out. Its descriptor is readable while events wait.
 #[derive(Clone)]
-pub struct EventChannel(Arc<Channel>);
+pub struct EventChannel(Arc<Owner>);
+
+/// The program's hold on a channel: events name identifiers, and those their channel, so that somebody has to take the
+/// events out when nobody will fetch them any more.
+struct Owner(Arc<Channel>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::SeqCst);
+        let events = std::mem::take(&mut *lock(&self.0.events));
+        drop(events);
+    }
+}
 
 impl EventChannel {
     /// A channel for identifiers of this device.
@@ -102,37 +120,38 @@ impl EventChannel {
     /// # Errors
     /// Without a free descriptor.
     pub fn new(device: &Device) -> std::io::Result<Self> {
-        Ok(EventChannel(Arc::new(Channel {
+        Ok(EventChannel(Arc::new(Owner(Arc::new(Channel {
             device: device.clone(),
             events: Mutex::default(),
             signal: Signal::new()?,
             next: AtomicU64::new(1),
-        })))
+            closed: AtomicBool::new(false),
+        })))))
     }
 
     /// A new identifier.
     pub fn create_id(&self) -> CmId {
-        self.id(State::Idle)
-    }
-
-    fn id(&self, state: State) -> CmId {
-        CmId(Arc::new(IdInner {
-            number: self.0.next.fetch_add(1, Ordering::Relaxed),
-            channel: Arc::clone(&self.0),
-            state: Mutex::new(state),
-        }))
+        new_id(&self.0.0, State::Idle)
     }
 
     /// The next event; waits up to `timeout` (`None`: for ever). `None` when the time is up.
     pub fn get_event(&self, timeout: Option<Duration>) -> Option<CmEvent> {
-        wait_pop(&self.0.events, &self.0.signal, timeout)
+        wait_pop(&self.0.0.events, &self.0.0.signal, timeout)
     }
 }
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.signal.as_fd()
+        self.0.0.signal.as_fd()
     }
+}
+
+fn new_id(channel: &Arc<Channel>, state: State) -> CmId {
+    CmId(Arc::new(IdInner {
+        number: channel.next.fetch_add(1, Ordering::Relaxed),
+        channel: Arc::clone(channel),
+        state: Mutex::new(state),
+    }))
 }
 
 enum State {
@@ -181,10 +200,6 @@ impl CmId {
 
     fn push(&self, kind: CmEventKind) {
         self.0.channel.push(self.clone(), kind);
-    }
-
-    fn channel(&self) -> EventChannel {
-        EventChannel(Arc::clone(&self.0.channel))
     }
 
     /// Find the address of `host`: a name, an IPv4 or an IPv6 address. Answers with
@@ -261,7 +276,7 @@ impl CmId {
                     return;
                 }
                 let private_data = incoming.private_data().to_vec();
-                let id = listener.channel().id(State::Requested(incoming));
+                let id = new_id(&listener.0.channel, State::Requested(incoming));
                 listener.push(CmEventKind::ConnectRequest { id, private_data });
             })?;
         *state = State::Listening(listening);
@@ -281,8 +296,8 @@ impl CmId {
             *state = State::Connecting;
             (dst, src)
         };
-        self.hook(qp);
         let id = self.clone();
+        let ender = qp.ender();
         self.0
             .channel
             .device
@@ -294,6 +309,7 @@ impl CmId {
                     });
                     id.set(State::Connected(local, dst));
                     id.push(CmEventKind::Established { private_data });
+                    ender.on_end(id.ended());
                 }
                 Err(error) => {
                     id.set(State::Ended);
@@ -328,7 +344,6 @@ impl CmId {
         // The state is right before anything can happen on the connection.
         *state = State::Connected(local, peer);
         drop(state);
-        self.hook(qp);
         if let Err(error) = incoming.accept(qp, param) {
             self.set(State::Ended);
             return Err(error.into());
@@ -336,6 +351,7 @@ impl CmId {
         self.push(CmEventKind::Established {
             private_data: Vec::new(),
         });
+        qp.on_end(self.ended());
         Ok(())
     }
 
@@ -384,11 +400,12 @@ impl CmId {
         drop(old);
     }
 
-    fn hook(&self, qp: &Qp) {
+    /// What to do when the connection ends. It is set after the connection was announced, so it comes after it too.
+    fn ended(&self) -> impl FnOnce(EndReason) + Send + 'static {
         let id = self.clone();
-        qp.on_end(move |reason| {
+        move |reason| {
             id.set(State::Ended);
             id.push(CmEventKind::Disconnected(reason));
-        });
+        }
     }
 }
