@@ -239,7 +239,9 @@ impl QpInner {
 
     /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.
     pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
-        if core.shut {
+        let idle = core.tx.pieces.is_empty() && core.stream.as_ref().is_none_or(|s| !s.has_work());
+        if core.shut || idle {
+            core.tx.blocked = false;
             return false;
         }
         let before = core.tx.sent;
