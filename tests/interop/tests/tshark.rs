@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -432,5 +432,4 @@ fn every_message_kind_is_what_tshark_takes_it_for() {
         ["0 1 0 2", "0 1 1 2"],
         "the rejection"
     );
-    let _ = io::stderr().flush();
 }
