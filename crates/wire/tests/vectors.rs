@@ -8,8 +8,8 @@ use weft_wire::mpa::{
     StartError, StartFrame, fpdu_len,
 };
 use weft_wire::rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, MpaError, Opcode, ProtectionError, ReadRequest,
-    TaggedError, TermError, Terminate,
+    AtomicOp, AtomicRequest, AtomicResponse, MpaError, Opcode, OperationError, ProtectionError,
+    ReadRequest, TaggedError, TermError, Terminate,
 };
 
 fn hex(text: &str) -> Vec<u8> {
@@ -279,6 +279,28 @@ fn terminates() {
         let len = terminate.emit(&mut raw);
         assert_eq!(raw[..len], payload[..]);
     }
+}
+
+#[test]
+fn terminates_of_siw_on_little_endian_hosts_are_read_as_meant() {
+    // As the kernel's siw (6.1) answers a Read of an unknown STag: layer and type swapped, M, D and R in the low bits.
+    let read = hex("10 00 0700 002e 41 41 00000000 00000001 00000001 00000000 \
+         11111111 0000000000000000 00000064 0bad5700 0000000000001000");
+    let terminate = Terminate::parse(&read).expect("a Terminate");
+    let wanted = TermError::Protection(ProtectionError::InvalidStag);
+    assert_eq!(terminate.error, wanted);
+    assert_eq!(terminate.ddp_segment_len, Some(0x2e));
+    assert_eq!(
+        terminate.read_request.map(|r| r.src_stag),
+        Some(0x0bad_5700)
+    );
+    // Without copies only the layer and type give it away, where they make no sense the right way round.
+    let bare = Terminate::parse(&hex("20 09 0000")).expect("a Terminate");
+    let wanted = TermError::Operation(OperationError::CannotInvalidate);
+    assert_eq!(bare, Terminate::bare(wanted));
+    // What does is taken at its word.
+    let crc = Terminate::parse(&hex("20 02 0000")).expect("a Terminate");
+    assert_eq!(crc.error, TermError::Mpa(MpaError::CrcError));
 }
 
 #[test]

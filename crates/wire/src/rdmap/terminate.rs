@@ -19,6 +19,8 @@ use thiserror::Error;
 use super::ReadRequest;
 use crate::ddp;
 
+/// M, D and R as siw sends them on little-endian hosts: the lowest bit is M.
+const SIW_FLAGS: u8 = 0x07;
 const CONTROL_LEN: usize = 4;
 const SEGMENT_LEN: usize = 2;
 
@@ -266,11 +268,25 @@ impl Terminate {
     /// Reads the payload of a Terminate segment.
     ///
     /// Copied headers that are cut short or make no sense (they may be there because they made none) are left out.
+    ///
+    /// One exception to the RFC: the kernel's siw on little-endian hosts fills this header by bit fields, so that layer and
+    /// error type change places, and M, D and R come in the low bits of their byte, which are reserved (docs/adr/0006). Where
+    /// that shows, by those bits or by a layer and type that make no sense the right way round, it is read as meant.
     pub fn parse(payload: &[u8]) -> Result<Self, TerminateShort> {
         let (&[types, code, flags, _], rest) = payload
             .split_first_chunk::<CONTROL_LEN>()
             .ok_or(TerminateShort)?;
-        let mut terminate = Self::bare(TermError::from_parts(types >> 4, types & 0xf, code));
+        let as_sent = TermError::from_parts(types >> 4, types & 0xf, code);
+        let swapped = TermError::from_parts(types & 0xf, types >> 4, code);
+        let low_bits = flags & SIW_FLAGS != 0 && flags & (M | D | R) == 0;
+        let unknown = |error| matches!(error, TermError::Other { .. });
+        let siw = low_bits || (unknown(as_sent) && !unknown(swapped));
+        let flags = if low_bits {
+            flags.reverse_bits()
+        } else {
+            flags
+        };
+        let mut terminate = Self::bare(if siw { swapped } else { as_sent });
         if flags & M == 0 {
             return Ok(terminate);
         }

@@ -512,12 +512,6 @@ impl Watched {
 /// An `STag` that nobody has.
 const NO_STAG: u32 = 0x0bad_5700;
 
-/// The value of a Terminate as siw (6.1) sends it. Its bit fields are in the host's order, not the network's: on
-/// little-endian machines layer and error type change places.
-fn as_siw_sends(code: u32) -> u32 {
-    (code & 0xf000) >> 4 | (code & 0x0f00) << 4 | code & 0xff
-}
-
 /// Connect to `rping -s`.
 fn to_server(siw: &mut Siw) -> (Pd, Watched) {
     let addr = siw.server();
@@ -544,15 +538,14 @@ fn what_siw_terminates_is_reported_with_its_code() {
     let (pd, mut peer) = to_server(&mut siw);
     let mr = pd.alloc_mr(4096, Access::LOCAL_WRITE).unwrap();
     peer.post(SendWr::read(77, nowhere).sge(mr.sge(0, 100)));
-    let code = as_siw_sends(0x0100);
-    peer.peer_terminates("a read from an invalid STag", code);
+    peer.peer_terminates("a read from an invalid STag", 0x0100);
     let wc = peer.failure(WcOpcode::Read);
-    assert_eq!((wc.status, wc.vendor_err), (WcStatus::WrFlushErr, code));
+    assert_eq!((wc.status, wc.vendor_err), (WcStatus::WrFlushErr, 0x0100));
 
     let (_pd, mut peer) = to_server(&mut siw);
     let message = peer.session.message();
     peer.post(SendWr::send_invalidate(77, NO_STAG).sge(message));
-    peer.peer_terminates("an invalidation of an invalid STag", as_siw_sends(0x0209));
+    peer.peer_terminates("an invalidation of an invalid STag", 0x0209);
 }
 
 #[test]
@@ -594,7 +587,7 @@ fn bounds_and_invalidation_of_a_kernel_clients_memory() {
                         peer.post(SendWr::read(77, source).sge(mr.sge(0, 1)));
                     }
                 }
-                peer.peer_terminates(what, as_siw_sends(code));
+                peer.peer_terminates(what, code);
                 peer.device
             });
         drop(device);
