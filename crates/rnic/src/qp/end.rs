@@ -26,7 +26,7 @@ pub enum EndReason {
     Disconnected,
     /// The connection broke: reset, cut in the middle of an FPDU, or the peer did not close in time.
     Lost,
-    /// We ended it with a Terminate of this value, see [`Wc::vendor_err`].
+    /// We ended it with a Terminate of this value, see [`Wc::vendor_err`](crate::Wc::vendor_err).
     Terminated(u32),
     /// The peer ended it with a Terminate of this value.
     PeerTerminated(u32),

@@ -114,7 +114,7 @@ impl Qp {
         Qp(inner, count)
     }
 
-    /// The queue pair's number, as in [`Wc::qp_num`].
+    /// The queue pair's number, as in [`Wc::qp_num`](crate::Wc::qp_num).
     pub fn num(&self) -> u32 {
         self.0.num
     }
