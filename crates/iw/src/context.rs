@@ -330,12 +330,16 @@ impl Context {
     pub fn await_completions(&self, of: CqType, out: &mut [Wc]) -> Result<(), Error> {
         let mut done = 0;
         while done < out.len() {
-            let got = match of {
-                CqType::Send => self.send_cq.wait(&mut out[done..], Some(LOOK))?,
-                CqType::Recv => self.take_recv(&mut out[done..], Some(LOOK))?,
+            let time = self.time_to_wait();
+            let (seen, got) = match of {
+                CqType::Send => {
+                    let got = self.send_cq.wait(&mut out[done..], Some(time))?;
+                    (got, got)
+                }
+                CqType::Recv => self.take_recv(&mut out[done..], Some(time))?,
             };
-            if got == 0 {
-                self.look()?;
+            if seen == 0 && time.is_zero() {
+                return Err(Error::Ended);
             }
             if let Some(failed) = out[done..done + got]
                 .iter()
@@ -355,7 +359,7 @@ impl Context {
     pub fn poll_completions(&self, of: CqType, out: &mut [Wc]) -> Result<usize, Error> {
         let got = match of {
             CqType::Send => self.send_cq.poll(out)?,
-            CqType::Recv => self.take_recv(out, None)?,
+            CqType::Recv => self.take_recv(out, None)?.1,
         };
         match out[..got].iter().find(|wc| wc.status != WcStatus::Success) {
             Some(failed) => Err(Error::Completion(*failed)),
@@ -363,23 +367,25 @@ impl Context {
         }
     }
 
-    /// After a wait in vain: is there anything to wait for?
-    fn look(&self) -> Result<(), Error> {
+    /// How long to wait for a completion before looking at the connection again. Nothing once it has ended: its last
+    /// completions are in the queues before its end is announced, so a look that finds nothing then is the last.
+    fn time_to_wait(&self) -> Duration {
         match self.state() {
-            State::Connected => Ok(()),
-            _ => Err(Error::Ended),
+            State::Connected => LOOK,
+            _ => Duration::ZERO,
         }
     }
 
-    /// Completions of receives that are not advertisements: from the stash, else from the queue.
-    fn take_recv(&self, out: &mut [Wc], wait: Option<Duration>) -> Result<usize, Error> {
+    /// Completions of receives that are not advertisements: from the stash, else from the queue. How many came, with
+    /// the advertisements, and how many are in `out`.
+    fn take_recv(&self, out: &mut [Wc], wait: Option<Duration>) -> Result<(usize, usize), Error> {
         let mut stash = lock(&self.stash);
         if !stash.recv.is_empty() {
             let n = out.len().min(stash.recv.len());
             for (to, wc) in out.iter_mut().zip(stash.recv.drain(..n)) {
                 *to = wc;
             }
-            return Ok(n);
+            return Ok((n, n));
         }
         drop(stash);
         let got = match wait {
@@ -395,7 +401,7 @@ impl Context {
                 lock(&self.stash).advs.push_back(out[i]);
             }
         }
-        Ok(kept)
+        Ok((got, kept))
     }
 
     /// Waits for an advertisement, for which [`Self::post_recv_adv`] has posted a receive
@@ -406,7 +412,8 @@ impl Context {
                 break wc;
             }
             let mut wcs = [Wc::default(); 8];
-            let got = self.recv_cq.wait(&mut wcs, Some(LOOK))?;
+            let time = self.time_to_wait();
+            let got = self.recv_cq.wait(&mut wcs, Some(time))?;
             let mut stash = lock(&self.stash);
             for wc in &wcs[..got] {
                 if wc.wr_id & ADV_ID == 0 {
@@ -416,8 +423,8 @@ impl Context {
                 }
             }
             drop(stash);
-            if got == 0 {
-                self.look()?;
+            if got == 0 && time.is_zero() {
+                return Err(Error::Ended);
             }
         };
         let place = (wc.wr_id & !ADV_ID) as usize;
