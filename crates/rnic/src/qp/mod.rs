@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -173,6 +173,7 @@ impl QpInner {
         prefix: &[u8],
         early: &[u8],
     ) -> io::Result<()> {
+        let initiator = !params.must_wait_for_first_fpdu;
         let marked = if params.tx_markers {
             MAX_MARKED_ULPDU as u32
         } else {
@@ -197,18 +198,14 @@ impl QpInner {
             let _ = self.depths.set((params.ird, params.ord));
             core.tx.start(params.crc, params.tx_markers, prefix);
             core.rx.start(params.crc, params.rx_markers, early);
-            match params.rtr {
-                // The frame that tells the responder that it may send (RFC 6581 4.2); only the initiator has `rtr`.
-                Some(Rtr::Write) if !params.must_wait_for_first_fpdu => {
-                    post_internal(&mut core, zero_write());
-                }
-                Some(Rtr::Read) if !params.must_wait_for_first_fpdu => {
-                    post_internal(&mut core, zero_read());
-                }
-                Some(Rtr::Send) if !params.must_wait_for_first_fpdu => {
-                    post_internal(&mut core, SendWr::send(0));
-                }
-                _ => {}
+            // The frame that tells the responder that it may send (RFC 6581 4.2).
+            if let Some(rtr) = params.rtr.filter(|_| initiator) {
+                let ready = match rtr {
+                    Rtr::Write => zero_write(),
+                    Rtr::Read => zero_read(),
+                    Rtr::Send => SendWr::send(0),
+                };
+                post_internal(&mut core, ready);
             }
             self.armed.store(true, Ordering::SeqCst);
             let token = self.engine().register(
@@ -227,7 +224,7 @@ impl QpInner {
         self.drive(true);
         // The engine may have looked before there was anything to see.
         self.rearm();
-        if !params.must_wait_for_first_fpdu {
+        if initiator {
             self.start_nudging();
         }
         Ok(())
@@ -389,8 +386,7 @@ impl QpInner {
     /// The owner goes to sleep somewhere else: the engine takes over at once.
     pub(crate) fn release_lease(self: &Arc<Self>) {
         if !self.armed.load(Ordering::Relaxed) {
-            self.rearm();
-            self.flush_deferred();
+            self.rearm_and_flush();
         }
     }
 
@@ -493,23 +489,11 @@ impl QpInner {
         let mut receive = receive;
         self.pending.store(true, Ordering::SeqCst);
         loop {
-            let Some(mut core) = try_lock(&self.core) else {
+            let Some(core) = try_lock(&self.core) else {
                 return if moved { Drive::Moved } else { Drive::Busy };
             };
             self.pending.store(false, Ordering::SeqCst);
-            let was_blocked = self.tx_blocked.load(Ordering::Relaxed);
-            let ended_before = core.ended.is_some();
-            moved |= self.progress(&mut core, receive);
-            let ended = if ended_before { None } else { core.ended };
-            let blocked = core.tx.blocked();
-            self.tx_blocked.store(blocked, Ordering::SeqCst);
-            drop(core);
-            if blocked && !was_blocked {
-                self.watch_for_room();
-            }
-            if let Some(reason) = ended {
-                self.announce_end(reason);
-            }
+            moved |= self.hold(core, |core| self.progress(core, receive));
             if !self.pending.load(Ordering::SeqCst) {
                 return if moved { Drive::Moved } else { Drive::Still };
             }
@@ -524,20 +508,26 @@ impl QpInner {
         }
     }
 
-    /// Hold the lock for something else than progress, and then make the progress that others left to the holder.
-    fn with_core<R>(self: &Arc<Self>, f: impl FnOnce(&mut Core) -> R) -> R {
-        let (out, ended) = {
-            let mut core = lock(&self.core);
-            let ended_before = core.ended.is_some();
-            let out = f(&mut core);
-            if !self.tx_blocked.swap(core.tx.blocked(), Ordering::SeqCst) && core.tx.blocked() {
-                self.watch_for_room();
-            }
-            (out, if ended_before { None } else { core.ended })
-        };
+    /// Do something under the lock, let go, and tell those who have to know what came of it.
+    fn hold<R>(&self, mut core: MutexGuard<'_, Core>, f: impl FnOnce(&mut Core) -> R) -> R {
+        let ended_before = core.ended.is_some();
+        let out = f(&mut core);
+        let ended = if ended_before { None } else { core.ended };
+        let blocked = core.tx.blocked();
+        let was_blocked = self.tx_blocked.swap(blocked, Ordering::SeqCst);
+        drop(core);
+        if blocked && !was_blocked {
+            self.watch_for_room();
+        }
         if let Some(reason) = ended {
             self.announce_end(reason);
         }
+        out
+    }
+
+    /// Hold the lock for something else than progress, and then make the progress that others left to the holder.
+    fn with_core<R>(self: &Arc<Self>, f: impl FnOnce(&mut Core) -> R) -> R {
+        let out = self.hold(lock(&self.core), f);
         if self.pending.load(Ordering::SeqCst) {
             self.drive(true);
         }
