@@ -239,7 +239,7 @@ impl Context {
     }
 
     /// Closes the connection in order: what has been posted is sent, then the peer sees the end. Returns
-    /// when both sides have closed, or the peer has not within 2 s (`iw_disconnect`).
+    /// when both sides have closed, or the peer has not within 5 s (`iw_disconnect`).
     pub fn disconnect(self) -> Result<(), Error> {
         self.need("disconnect()", State::Connected)
             .or_else(|e| self.ended_well().ok_or(e))?;
