@@ -86,7 +86,8 @@ pub const MIN_MAX_ULPDU: u32 = 128;
 /// What a stream is told when its connection is established.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Largest ULPDU to send, in bytes with the DDP header; brought into [`MIN_MAX_ULPDU`]..=65,535.
+    /// Largest ULPDU to send, in bytes with the DDP header, at least [`MIN_MAX_ULPDU`]. MPA's length field takes up to
+    /// 65,535.
     pub max_ulpdu: u32,
     /// Reads and Atomics of the peer that we accept at once; more are a fault.
     pub ird: u32,
@@ -174,7 +175,7 @@ pub struct Stream {
 impl Stream {
     /// A stream whose connection is established and has carried no FPDU.
     pub fn new(config: Config) -> Self {
-        let max_ulpdu = config.max_ulpdu.clamp(MIN_MAX_ULPDU, u16::MAX.into());
+        let max_ulpdu = config.max_ulpdu.max(MIN_MAX_ULPDU);
         Self {
             config: Config {
                 max_ulpdu,

@@ -120,17 +120,16 @@ impl Stream {
         if !matches!(self.pending, Pending::Idle) {
             return Err(Fault::LocalCatastrophic);
         }
-        let ulpdu_len = u16::try_from(ulpdu_len).map_err(|_| Fault::BadFrame)?;
+        let len = ulpdu_len.checked_sub(header.len()).map(u32::try_from);
         self.offender = Offender {
             header: Some(*header),
-            ulpdu_len,
+            // The field of a Terminate has 16 bits; frames longer than that exist only on shared memory.
+            ulpdu_len: u16::try_from(ulpdu_len).unwrap_or(u16::MAX),
             read_request: None,
         };
-        let len = u32::from(
-            ulpdu_len
-                .checked_sub(header.len() as u16)
-                .ok_or(Fault::BadFrame)?,
-        );
+        let Some(Ok(len)) = len else {
+            return Err(Fault::BadFrame);
+        };
         let rx = match header {
             Header::Tagged(header) => self.rx_tagged(header, len),
             Header::Untagged(header) => self.rx_untagged(header, len),

@@ -48,6 +48,40 @@ impl Stream {
         }
     }
 
+    /// The work request that could start now, when no message is under way: for transports on which the initiator can
+    /// carry out one-sided work itself. Say what came of it with [`done_directly`](Self::done_directly) or
+    /// [`written_directly`](Self::written_directly), or not at all: then [`next_tx`](Self::next_tx) sends it.
+    pub fn next_to_start(&self) -> Option<u64> {
+        let open = self.state == State::Open && !self.hold && self.cut == Cut::Idle;
+        (open && self.next_may_start()).then_some(self.next)
+    }
+
+    /// The work request that [`next_to_start`](Self::next_to_start) named was carried out without the peer.
+    pub fn done_directly(&mut self) {
+        let next = self.next;
+        if let Some(entry) = self.entry(next) {
+            entry.progress = Progress::Done;
+            self.finish_wr();
+        }
+    }
+
+    /// The data of the Write with Immediate that [`next_to_start`](Self::next_to_start) named is in place: what is left
+    /// to send is its Immediate Data.
+    pub fn written_directly(&mut self) {
+        let (next, msn) = (self.next, self.send_msn);
+        if let Some(entry) = self.entry(next)
+            && let Op::WriteImm { .. } = entry.wr.op
+        {
+            let offset = entry.wr.len;
+            entry.progress = Progress::Started;
+            entry.msn = msn;
+            self.cut = Cut::Wr {
+                offset,
+                immediate: true,
+            };
+        }
+    }
+
     /// Goes on with the message under way, or chooses the next.
     pub(super) fn choose(&self) -> Option<Cut> {
         if self.cut != Cut::Idle {
