@@ -2,7 +2,7 @@
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
 //! [`poll_fds`]), TCP sockets ([`tcp`]), vectored I/O on raw memory ([`raw`]), page mappings
-//! ([`map`]), and what the machine allows ([`limits`], [`cpu`]).
+//! ([`map`]), shared memory ([`memfd`]), and what the machine allows ([`limits`], [`cpu`]).
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
@@ -18,6 +18,7 @@ mod epoll;
 mod eventfd;
 pub mod limits;
 pub mod map;
+pub mod memfd;
 mod poll;
 pub mod raw;
 pub mod tcp;
