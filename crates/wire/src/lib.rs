@@ -10,6 +10,7 @@
 //! | [`mpa`] | start-up frames, FPDU arithmetic, markers |
 //! | [`ddp`] | tagged and untagged segment headers, with the RDMAP opcode they carry |
 //! | [`rdmap`] | opcodes, Read Request, atomics, Terminate |
+//! | [`local`] | how two processes of one host meet |
 //! | [`crc`] | CRC-32C |
 //!
 //! ```
@@ -31,5 +32,6 @@ pub mod crc;
 pub mod ddp;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod local;
 pub mod mpa;
 pub mod rdmap;
