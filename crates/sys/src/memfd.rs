@@ -4,12 +4,13 @@
 //! a peer is mapped only after [`check`] has seen that it can never shrink.
 
 use rustix::fs::{
-    MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
-    memfd_create,
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fchmod, fcntl_add_seals,
+    fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create, open,
 };
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::process::{Resource, getrlimit};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// A new file of `len` zero bytes whose size is sealed for good (`F_SEAL_SHRINK`, `F_SEAL_GROW`,
@@ -21,22 +22,79 @@ use std::ptr::NonNull;
 pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    within_limit(len)?;
     ftruncate(&fd, len)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(fd)
 }
 
+/// A new file of `len` zero bytes that only the mapping returned can write: nobody, whoever gets the
+/// descriptor, can map it for writing or write to it any more (`F_SEAL_FUTURE_WRITE`). Its size is sealed
+/// too; it is closed on exec.
+///
+/// # Errors
+/// As [`create`], and `EINVAL` before Linux 5.1.
+pub fn create_owned(name: &str, len: usize) -> io::Result<(OwnedFd, Mapping)> {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    within_limit(len as u64)?;
+    ftruncate(&fd, len as u64)?;
+    let mapping = Mapping::new(&fd, 0, len, true)?;
+    fcntl_add_seals(
+        &fd,
+        SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
+    )?;
+    Ok((fd, mapping))
+}
+
+/// A second descriptor of a memory file that cannot be written or mapped for writing. The file's mode
+/// becomes 0400, so that whoever gets the descriptor cannot open it again for writing either, unless
+/// they run as root, or as the very user who made the file and change its mode back.
+///
+/// # Errors
+/// `NotFound` without a mounted `/proc`, `EMFILE`.
+pub fn reader(fd: impl AsFd) -> io::Result<OwnedFd> {
+    fchmod(&fd, Mode::RUSR)?;
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    Ok(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Gives the memory behind a page-aligned range of a file back; it reads as zeros afterwards.
+///
+/// # Errors
+/// `EPERM` when a seal forbids it, `EINVAL`, `EBADF` without the right to write.
+pub fn punch(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
+    let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(rustix::io::retry_on_intr(|| {
+        fallocate(&fd, how, offset, len)
+    })?)
+}
+
+/// Making a file larger than `RLIMIT_FSIZE` allows would end the process (`SIGXFSZ`).
+fn within_limit(len: u64) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if len > limit => Err(io::ErrorKind::FileTooLarge.into()),
+        _ => Ok(()),
+    }
+}
+
 /// The length of a peer's memory file, which can be mapped that far without fear of `SIGBUS`.
 ///
 /// # Errors
-/// `InvalidData` unless it is a file of memory with `F_SEAL_SHRINK`.
+/// `InvalidData` unless it is a file of memory, of plain pages, with `F_SEAL_SHRINK`.
 pub fn check(fd: impl AsFd) -> io::Result<u64> {
     let seals = fcntl_get_seals(&fd).map_err(|_| bad("not a file of memory"))?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(bad("its size is not sealed"));
     }
+    // Touching a hole of a file of huge pages kills when the pool of those pages is empty.
+    if fstatfs(&fd)?.f_type != TMPFS {
+        return Err(bad("not of plain pages"));
+    }
     u64::try_from(fstat(&fd)?.st_size).map_err(|_| bad("a negative size"))
 }
+
+/// What `statfs` says of memory files (`TMPFS_MAGIC`).
+const TMPFS: i64 = 0x0102_1994;
 
 fn bad(why: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
@@ -83,6 +141,21 @@ impl Mapping {
         }?;
         let ptr = NonNull::new(ptr.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { ptr, len })
+    }
+
+    /// Makes a page-aligned range present in our page tables in one go, for writing or reading, instead of one
+    /// fault a page. Only advice: a kernel that does not know it (before 5.14) leaves the faults.
+    pub fn populate(&self, offset: usize, len: usize, writable: bool) {
+        if offset > self.len || len > self.len - offset {
+            return;
+        }
+        let advice = if writable {
+            Advice::LinuxPopulateWrite
+        } else {
+            Advice::LinuxPopulateRead
+        };
+        // SAFETY: a range of our own mapping; no byte changes.
+        let _ = unsafe { madvise(self.ptr.as_ptr().add(offset).cast(), len, advice) };
     }
 
     /// Its first byte; `len` bytes from there stay mapped while `self` lives.
