@@ -1,8 +1,9 @@
 //! System calls, and nothing else.
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
-//! [`poll_fds`]), TCP sockets ([`tcp`]), vectored I/O on raw memory ([`raw`]), page mappings
-//! ([`map`]), shared memory ([`memfd`]), and what the machine allows ([`limits`], [`cpu`]).
+//! [`poll_fds`]), TCP and Unix sockets ([`tcp`], [`unix`]), vectored I/O on raw memory ([`raw`]), page mappings
+//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`heart`]), and what the machine
+//! allows ([`limits`], [`cpu`]).
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
@@ -10,18 +11,21 @@
 //!
 //! # Safety
 //!
-//! The functions of [`raw`] and the unmapping ones of [`map`] take raw memory from their caller and
-//! are `unsafe`; all else is safe to call.
+//! The functions of [`raw`], the copying ones of [`process`] and the unmapping ones of [`map`] take raw memory
+//! from their caller and are `unsafe`; all else is safe to call.
 
 pub mod cpu;
 mod epoll;
 mod eventfd;
+pub mod heart;
 pub mod limits;
 pub mod map;
 pub mod memfd;
 mod poll;
+pub mod process;
 pub mod raw;
 pub mod tcp;
+pub mod unix;
 
 pub use epoll::{Epoll, Event, Interest};
 pub use eventfd::EventFd;

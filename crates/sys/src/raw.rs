@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 pub const MAX_IOV: usize = 1024;
 
 /// Retries a system call that a signal interrupted, and turns -1 into its `errno`.
-fn retry(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
+pub(crate) fn retry(mut call: impl FnMut() -> libc::c_long) -> io::Result<usize> {
     loop {
         let n = call();
         if n >= 0 {
