@@ -26,6 +26,7 @@ pub mod process;
 pub mod raw;
 pub mod tcp;
 pub mod unix;
+pub mod wake;
 
 pub use epoll::{Epoll, Event, Interest};
 pub use eventfd::EventFd;

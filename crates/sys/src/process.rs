@@ -21,6 +21,11 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
+/// The effective user of this process.
+pub fn uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// Whether the process has not ended yet (a process that ended is dead before its parent asks).
 pub fn pidfd_alive(fd: impl AsFd) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
