@@ -127,6 +127,81 @@ impl<'a> SendList<'a> {
         }
         total
     }
+
+    /// Copies `n` bytes of the list, from its byte `skip` on, to `to`; fewer when the list ends before.
+    /// Returns the bytes copied. Spans may change meanwhile, and so may the bytes at `to`.
+    ///
+    /// # Safety
+    /// `to..to + n` must be mapped, writable, and memory that nobody reaches by plain references.
+    #[inline]
+    pub unsafe fn copy_range_to(&self, skip: usize, to: *mut u8, n: usize) -> usize {
+        // SAFETY: the entries' borrows are held by `'a`; the rest is the caller's promise.
+        unsafe {
+            for_range(&self.iov, skip, n, |i, from, done, now| {
+                let to = to.add(done);
+                if self.shared[i / 64] >> (i % 64) & 1 == 1 {
+                    relay(to, from, now);
+                } else {
+                    copy::store(to, from, now);
+                }
+            })
+        }
+    }
+}
+
+/// Calls `f(entry, its address, bytes done before, bytes)` for each part of `n` bytes from byte `skip`
+/// on; returns how many bytes there were.
+///
+/// # Safety
+/// The entries' ranges must be mapped.
+#[inline]
+unsafe fn for_range(
+    iov: &[iovec],
+    mut skip: usize,
+    n: usize,
+    mut f: impl FnMut(usize, *mut u8, usize, usize),
+) -> usize {
+    let mut done = 0;
+    for (i, v) in iov.iter().enumerate() {
+        if skip >= v.iov_len {
+            skip -= v.iov_len;
+            continue;
+        }
+        let now = (v.iov_len - skip).min(n - done);
+        if now == 0 {
+            break;
+        }
+        // SAFETY: `skip` is inside the entry.
+        f(i, unsafe { v.iov_base.cast::<u8>().add(skip) }, done, now);
+        done += now;
+        skip = 0;
+    }
+    done
+}
+
+/// Copies bytes of which source and target both may change meanwhile.
+///
+/// # Safety
+/// Both ranges must be mapped for `n` bytes, `dst` writable, and not reached by plain references.
+#[inline]
+unsafe fn relay(dst: *mut u8, src: *const u8, n: usize) {
+    if cfg!(all(
+        not(miri),
+        any(target_arch = "x86_64", target_arch = "aarch64")
+    )) {
+        // SAFETY: the caller's promise; here both copies are machine code, which minds no race on
+        // either side.
+        unsafe { copy::store(dst, src, n) }
+    } else {
+        for i in 0..n {
+            let mut byte = 0;
+            // SAFETY: the caller's promise.
+            unsafe {
+                copy::load(&raw mut byte, src.add(i), 1);
+                copy::store(dst.add(i), &raw const byte, 1);
+            }
+        }
+    }
 }
 
 /// Where one system call receives to: plain buffers and spans, in order.
@@ -201,5 +276,78 @@ impl<'a> RecvList<'a> {
             }
         }
         src.len() - rest.len()
+    }
+
+    /// Copies `n` bytes at `from` into the list from its byte `skip` on; fewer when the list ends before.
+    /// Returns the bytes copied. Both sides may change meanwhile.
+    ///
+    /// # Safety
+    /// `from..from + n` must be mapped, and memory that nobody writes by plain references.
+    #[inline]
+    pub unsafe fn fill_range_from(&mut self, skip: usize, from: *const u8, n: usize) -> usize {
+        // SAFETY: the entries' borrows are held by `'a`; the rest is the caller's promise.
+        unsafe {
+            for_range(&self.iov, skip, n, |_, to, done, now| {
+                relay(to, from.add(done), now);
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Access, Backing, PdId, Table};
+
+    /// Every range of a list of plain and registered pieces, copied out and in by raw address.
+    #[test]
+    fn ranges_by_address() {
+        let table = Table::new(1);
+        let region = table
+            .register(
+                PdId(1),
+                Backing::Owned((5..12).collect()),
+                0,
+                Access::LOCAL_WRITE,
+            )
+            .unwrap();
+        let span = table
+            .local(PdId(1), region.stag(), 0, 7, Access::LOCAL_WRITE)
+            .unwrap();
+        let mut send = SendList::new();
+        send.push_bytes(&[0, 1, 2, 3, 4]);
+        send.push_span(&span, 0, 7);
+        send.push_bytes(&[12, 13, 14]);
+        for skip in 0..17 {
+            for n in 0..17 {
+                let mut out = [99; 20];
+                // SAFETY: a buffer of our own, longer than `n`.
+                let copied = unsafe { send.copy_range_to(skip, out.as_mut_ptr(), n) };
+                assert_eq!(copied, n.min(15_usize.saturating_sub(skip)));
+                assert!((0..copied).all(|i| usize::from(out[i]) == skip + i));
+                assert!(out[copied..].iter().all(|&b| b == 99));
+            }
+        }
+
+        let from: Vec<u8> = (100..120).collect();
+        for skip in 0..12 {
+            for n in 0..12 {
+                span.copy_in(0, &[7; 7]);
+                let mut buffer = [7; 3];
+                let mut recv = RecvList::new();
+                recv.push_buf(&mut buffer);
+                recv.push_span(&span, 1, 6);
+                // SAFETY: a buffer of our own, longer than `n`.
+                let copied = unsafe { recv.fill_range_from(skip, from.as_ptr(), n) };
+                assert_eq!(copied, n.min(9_usize.saturating_sub(skip)));
+                let mut got = buffer.to_vec();
+                span.extend(0, 7, &mut got);
+                assert_eq!(got.remove(3), 7, "the byte before the span's part");
+                let mut want = vec![7; 9];
+                let end = skip + copied;
+                want.splice(skip.min(9)..end.min(9), from[..copied].iter().copied());
+                assert_eq!(got, want);
+            }
+        }
     }
 }
