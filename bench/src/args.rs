@@ -1,6 +1,6 @@
 //! The command line of `weft bench`.
 
-use crate::driver::{Stack, Transport};
+use crate::driver::{Memory, Stack, Transport};
 use crate::size::Sizes;
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -37,6 +37,10 @@ pub struct VerbsArgs {
     /// What to report of the transfers
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Figure::Bandwidth, Figure::Latency])]
     pub figure: Vec<Figure>,
+    /// Beside the other ways of one host, in the same run: memcpy, a bare system call, and the benchmarks of UCX and
+    /// libfabric where installed; 8 B to 16 MiB, spinning [--op, --stack and --size still choose]
+    #[arg(long)]
+    pub peers: bool,
     /// The options that every suite has.
     #[command(flatten)]
     pub common: CommonArgs,
@@ -51,9 +55,17 @@ pub struct CommonArgs {
     /// What carries weft's bytes
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Transport::Tcp])]
     pub transport: Vec<Transport>,
-    /// Whose code carries the bytes
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Stack::Weft, Stack::Tcp])]
+    /// Whose code carries the bytes, separated by commas [default: weft,tcp; with --peers: all but weft-iw]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        hide_possible_values = false
+    )]
     pub stack: Vec<Stack>,
+    /// Whose memory weft's buffers are [default: allocated; both for streams of writes over local]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub memory: Vec<Memory>,
     /// Runs of each point; the stacks take turns within each run [default: 10, quick: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub runs: Option<u32>,
@@ -90,6 +102,15 @@ impl CommonArgs {
 
     pub(crate) fn seconds(&self) -> f64 {
         self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.15 })
+    }
+
+    /// The chosen stacks.
+    pub(crate) fn stacks(&self) -> &[Stack] {
+        if self.stack.is_empty() {
+            &[Stack::Weft, Stack::Tcp]
+        } else {
+            &self.stack
+        }
     }
 
     /// The chosen sizes, or `full` (`quick` with `--quick`).
@@ -200,7 +221,7 @@ macro_rules! display_as_value {
         }
     )*};
 }
-display_as_value!(Figure, Switch, Poll, Transport, Stack);
+display_as_value!(Figure, Switch, Poll, Transport);
 
 #[cfg(test)]
 mod tests {
@@ -227,7 +248,8 @@ mod tests {
         assert!(args.op.is_empty());
         assert_eq!(args.common.runs(), 10);
         assert_eq!(args.common.crc.values(), [false, true]);
-        assert_eq!(args.common.stack, [Stack::Weft, Stack::Tcp]);
+        assert_eq!(args.common.stacks(), [Stack::Weft, Stack::Tcp]);
+        assert!(!args.peers);
         assert_eq!(args.common.sizes(&[1, 2], &[3]), [1, 2]);
     }
 
@@ -248,6 +270,8 @@ mod tests {
             "verbs --size x",
             "verbs --op fly",
             "verbs --transport pigeon",
+            "verbs --stack ucx",
+            "verbs --memory borrowed",
             "",
         ] {
             assert!(verbs(bad).is_err(), "{bad}");

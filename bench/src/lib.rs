@@ -3,7 +3,7 @@
 //! A scenario is data: which operation, which sizes, which stacks. One loop runs them all, and a
 //! thin driver per stack carries them out. The stacks take turns within each run, so that a
 //! disturbance of the machine meets all of them, and ratios are taken run by run. Each side is a
-//! process of its own, so that CPU time belongs to one side.
+//! process of its own, so that CPU time belongs to one side. Other libraries stand beside weft through their own benchmark programs.
 //!
 //! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
 #![forbid(unsafe_code)]
@@ -22,7 +22,7 @@ mod usage;
 mod verbs;
 
 pub use args::{BenchArgs, CommonArgs, Figure, Poll, Suite, Switch, VerbsArgs, VerbsOp};
-pub use driver::{Stack, Transport};
+pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
 pub use process::PEER_ARGS;
 

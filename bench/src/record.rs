@@ -11,6 +11,7 @@ pub enum Metric {
     bandwidth_GBps,
     latency_us_p50,
     latency_us_p99,
+    latency_us_mean,
     messages_per_s,
     cpu_s_per_GB,
     cpu_us_per_message,
@@ -26,6 +27,7 @@ impl Metric {
             Self::bandwidth_GBps => "bandwidth_GBps",
             Self::latency_us_p50 => "latency_us_p50",
             Self::latency_us_p99 => "latency_us_p99",
+            Self::latency_us_mean => "latency_us_mean",
             Self::messages_per_s => "messages_per_s",
             Self::cpu_s_per_GB => "cpu_s_per_GB",
             Self::cpu_us_per_message => "cpu_us_per_message",
@@ -53,9 +55,9 @@ pub struct Record {
     pub bench: String,
     /// The operation: `send`, `write`, `read`, ...
     pub op: String,
-    /// What carries the bytes: `tcp`, `sim`.
+    /// What carries the bytes: `tcp`, `local`, `sim`.
     pub transport: String,
-    /// Who was measured: `weft`, `weft-iw`, `tcp`, `memcpy`.
+    /// Who was measured: `weft`, `weft-iw`, `tcp`, `memcpy`, `vm`, `ucx-posix`, `fi-shm`, ...
     pub stack: String,
     /// Message size.
     pub bytes: u64,
@@ -201,6 +203,7 @@ mod tests {
             Metric::bandwidth_GBps,
             Metric::latency_us_p50,
             Metric::latency_us_p99,
+            Metric::latency_us_mean,
             Metric::messages_per_s,
             Metric::cpu_s_per_GB,
             Metric::cpu_us_per_message,

@@ -1,6 +1,6 @@
 //! Scenarios as data, and the one loop that runs them all.
 
-use crate::driver::{self, Context, Initiator, Kind, Op, Spec, Stack};
+use crate::driver::{self, Context, Copy, Initiator, Kind, Op, Spec, Stack, outside};
 use crate::error::{BenchError, Result};
 use crate::process::{Peer, Reply, Request, unexpected};
 use crate::record::{Metric, Record, Side};
@@ -59,85 +59,98 @@ pub(crate) struct Effort {
 #[derive(Clone, Debug)]
 struct Sample {
     wall: f64,
-    cpu_initiator: f64,
-    cpu_peer: f64,
+    /// CPU seconds of the initiator and of its peer, where they are known.
+    cpu: Option<(f64, f64)>,
     count: u64,
-    /// Microseconds: median and 99th percentile.
-    laps: Option<(f64, f64)>,
+    /// Microseconds.
+    median: Option<f64>,
+    /// The 99th percentile, in microseconds.
+    tail: Option<f64>,
 }
 
-/// An open connection of a contender.
+/// What carries out a contender's operations.
+enum Work {
+    /// A connection to the peer process.
+    Linked(Box<dyn Initiator>),
+    /// This process alone.
+    Copy(Copy),
+    /// Processes of another library.
+    Outside,
+    /// Nothing any more: it has failed.
+    Gone,
+}
+
+/// A contender that is ready to run.
 struct Session {
     id: u32,
     spec: Spec,
-    /// Gone once it has failed.
-    initiator: Option<Box<dyn Initiator>>,
+    case: Option<&'static str>,
+    work: Work,
     count: u64,
     samples: Vec<Sample>,
 }
 
 impl Session {
-    fn open(context: &mut Context, peer: &mut Peer, spec: Spec) -> Result<Self> {
+    fn open(context: &mut Context, peer: &mut Peer, contender: &Contender) -> Result<Self> {
+        let spec = contender.spec;
         let id = peer.new_id();
-        peer.send(&Request::Open { id, spec })?;
-        let addr = peer.listening()?;
-        let mut initiator = driver::connect(context, &spec, addr)?;
-        match peer.receive()? {
-            Reply::Opened { remote } => initiator.set_remote(remote),
-            other => return Err(unexpected(&other)),
-        }
+        let work = match spec.stack {
+            Stack::Memcpy => Work::Copy(Copy::new(&spec)?),
+            Stack::Weft | Stack::WeftIw | Stack::Tcp | Stack::Vm => {
+                peer.send(&Request::Open { id, spec })?;
+                let addr = peer.listening()?;
+                let mut initiator = driver::connect(context, &spec, addr)?;
+                match peer.receive()? {
+                    Reply::Opened { remote } => initiator.set_remote(remote),
+                    other => return Err(unexpected(&other)),
+                }
+                Work::Linked(initiator)
+            }
+            _ => Work::Outside,
+        };
         Ok(Self {
             id,
             spec,
-            initiator: Some(initiator),
+            case: contender.case,
+            work,
             count: 1,
             samples: Vec::new(),
         })
     }
 
     fn run(&mut self, peer: &mut Peer, count: u64) -> Result<Sample> {
-        let Some(initiator) = &mut self.initiator else {
-            return Err(BenchError::PeerGone("connection failed".to_owned()));
-        };
-        peer.send(&Request::Go {
-            id: self.id,
-            count,
-            remote: initiator.remote(),
-        })?;
-        match peer.receive()? {
-            Reply::Ready => {}
-            other => return Err(unexpected(&other)),
+        match &mut self.work {
+            Work::Linked(initiator) => {
+                let result = run_linked(initiator.as_mut(), peer, self.id, &self.spec, count);
+                if result.is_err() {
+                    self.work = Work::Gone;
+                }
+                result
+            }
+            Work::Copy(copy) => {
+                let start = Instant::now();
+                copy.drive(count);
+                Ok(Sample {
+                    wall: start.elapsed().as_secs_f64(),
+                    cpu: None,
+                    count,
+                    median: None,
+                    tail: None,
+                })
+            }
+            Work::Outside => {
+                let said = outside::run(&self.spec, count)?;
+                let one = said.mean_us / 1e6 / share(&self.spec);
+                Ok(Sample {
+                    wall: one * count as f64,
+                    cpu: None,
+                    count,
+                    median: said.median_us,
+                    tail: None,
+                })
+            }
+            Work::Gone => Err(BenchError::PeerGone("connection failed".to_owned())),
         }
-        let mut laps = Vec::new();
-        if self.spec.kind == Kind::PingPong {
-            laps.reserve(usize::try_from(count).unwrap_or(0));
-        }
-        let cpu = usage::cpu_seconds();
-        let start = Instant::now();
-        let driven = initiator.drive(count, &mut laps);
-        let wall = start.elapsed().as_secs_f64();
-        let cpu_initiator = usage::cpu_seconds() - cpu;
-        if let Err(ours) = driven {
-            // Without its connection the peer fails too, and its reason may be the first one.
-            self.initiator = None;
-            return Err(match peer.receive() {
-                Err(theirs) => BenchError::Both(Box::new(ours), Box::new(theirs)),
-                Ok(_) => ours,
-            });
-        }
-        let cpu_peer = match peer.receive()? {
-            Reply::Done { cpu } => cpu,
-            other => return Err(unexpected(&other)),
-        };
-        laps.sort_unstable_by(f64::total_cmp);
-        let laps = percentile(&laps, 0.5).zip(percentile(&laps, 0.99));
-        Ok(Sample {
-            wall,
-            cpu_initiator,
-            cpu_peer,
-            count,
-            laps,
-        })
     }
 
     /// Finds how many operations fill the time; warms everything up on the way.
@@ -154,7 +167,12 @@ impl Session {
             return Ok(());
         }
         let target = effort.target.as_secs_f64();
-        let mut count = fewest;
+        // A program's start takes long: it gets to its number in fewer steps.
+        let (first, growth) = match self.work {
+            Work::Outside => (fewest.max(10), 1000),
+            _ => (fewest, 10),
+        };
+        let mut count = first;
         loop {
             let wall = self.run(peer, count)?.wall.max(1e-9);
             let wanted = (count as f64 * target / wall) as u64;
@@ -163,10 +181,72 @@ impl Session {
                 return Ok(());
             }
             count = wanted
-                .clamp(count + 1, count.saturating_mul(10))
+                .clamp(count + 1, count.saturating_mul(growth))
                 .min(MOST_OPERATIONS);
         }
     }
+}
+
+fn run_linked(
+    initiator: &mut dyn Initiator,
+    peer: &mut Peer,
+    id: u32,
+    spec: &Spec,
+    count: u64,
+) -> Result<Sample> {
+    peer.send(&Request::Go {
+        id,
+        count,
+        remote: initiator.remote(),
+    })?;
+    match peer.receive()? {
+        Reply::Ready => {}
+        other => return Err(unexpected(&other)),
+    }
+    let mut laps = Vec::new();
+    if spec.kind == Kind::PingPong {
+        laps.reserve(usize::try_from(count).unwrap_or(0));
+    }
+    let cpu = usage::cpu_seconds();
+    let start = Instant::now();
+    let driven = initiator.drive(count, &mut laps);
+    let wall = start.elapsed().as_secs_f64();
+    let cpu_initiator = usage::cpu_seconds() - cpu;
+    if let Err(ours) = driven {
+        // Without its connection the peer fails too, and its reason may be the first one.
+        return Err(match peer.receive() {
+            Err(theirs) => BenchError::Both(Box::new(ours), Box::new(theirs)),
+            Ok(_) => ours,
+        });
+    }
+    let cpu_peer = match peer.receive()? {
+        Reply::Done { cpu } => cpu,
+        other => return Err(unexpected(&other)),
+    };
+    laps.sort_unstable_by(f64::total_cmp);
+    Ok(Sample {
+        wall,
+        cpu: Some((cpu_initiator, cpu_peer)),
+        count,
+        median: percentile(&laps, 0.5),
+        tail: percentile(&laps, 0.99),
+    })
+}
+
+/// The share of a lap that counts: a ping-pong's latency is half the way there and back.
+fn share(spec: &Spec) -> f64 {
+    if spec.kind == Kind::PingPong && !spec.op.pulls() {
+        0.5
+    } else {
+        1.0
+    }
+}
+
+/// What a group's runs brought.
+pub(crate) struct Outcome {
+    pub(crate) records: Vec<Record>,
+    /// Why other libraries' columns lack this point.
+    pub(crate) notes: Vec<String>,
 }
 
 /// Measures a group: all contenders open, warmed up, then run after run, each run turning through all of them.
@@ -175,20 +255,40 @@ pub(crate) fn run_group(
     peer: &mut Peer,
     group: &Group,
     effort: &Effort,
-) -> Result<Vec<Record>> {
+) -> Result<Outcome> {
+    let mut notes = Vec::new();
+    // Another library's failure is its own: the point goes on without it.
+    let mut excuse = |session: &mut Session, error: BenchError| match session.work {
+        Work::Outside => {
+            session.work = Work::Gone;
+            session.samples.clear();
+            let stack = session.spec.stack.name();
+            notes.push(format!("{}: {stack}: {error}", group.describe()));
+            Ok(())
+        }
+        _ => Err(error),
+    };
     let mut sessions = Vec::new();
     for contender in &group.contenders {
-        let mut session = Session::open(context, peer, contender.spec)?;
-        session.calibrate(peer, effort)?;
+        let mut session = Session::open(context, peer, contender)?;
+        if let Err(error) = session.calibrate(peer, effort) {
+            excuse(&mut session, error)?;
+        }
         sessions.push(session);
     }
     for _ in 0..effort.runs {
         for session in &mut sessions {
-            let sample = session.run(peer, session.count)?;
-            session.samples.push(sample);
+            if matches!(session.work, Work::Gone) {
+                continue;
+            }
+            match session.run(peer, session.count) {
+                Ok(sample) => session.samples.push(sample),
+                Err(error) => excuse(session, error)?,
+            }
         }
     }
-    let ids: Vec<u32> = sessions.iter().map(|session| session.id).collect();
+    let linked = |session: &&Session| matches!(session.work, Work::Linked(_));
+    let ids: Vec<u32> = sessions.iter().filter(linked).map(|each| each.id).collect();
     let records = records(group, &sessions);
     drop(sessions);
     for id in ids {
@@ -198,7 +298,7 @@ pub(crate) fn run_group(
             other => return Err(unexpected(&other)),
         }
     }
-    Ok(records)
+    Ok(Outcome { records, notes })
 }
 
 /// A metric of a sample; `None` where it does not apply.
@@ -213,21 +313,21 @@ const STREAM: &[(Metric, Option<Side>, Reading)] = &[
         Some(run.count as f64 / run.wall)
     }),
     (Metric::cpu_s_per_GB, Some(Side::Sender), |spec, run| {
-        Some(cpu(spec, run).0 / (volume(spec, run) / 1e9))
+        Some(cpu(spec, run)?.0 / (volume(spec, run) / 1e9))
     }),
     (Metric::cpu_s_per_GB, Some(Side::Receiver), |spec, run| {
-        Some(cpu(spec, run).1 / (volume(spec, run) / 1e9))
+        Some(cpu(spec, run)?.1 / (volume(spec, run) / 1e9))
     }),
 ];
 const PING_PONG: &[(Metric, Option<Side>, Reading)] = &[
-    (Metric::latency_us_p50, None, |_, run| {
-        run.laps.map(|laps| laps.0)
-    }),
-    (Metric::latency_us_p99, None, |_, run| {
-        run.laps.map(|laps| laps.1)
+    (Metric::latency_us_p50, None, |_, run| run.median),
+    (Metric::latency_us_p99, None, |_, run| run.tail),
+    (Metric::latency_us_mean, None, |spec, run| {
+        Some(run.wall / run.count as f64 * 1e6 * share(spec))
     }),
     (Metric::cpu_us_per_message, None, |_, run| {
-        Some((run.cpu_initiator + run.cpu_peer) * 1e6 / run.count as f64)
+        let (initiator, peer) = run.cpu?;
+        Some((initiator + peer) * 1e6 / run.count as f64)
     }),
 ];
 
@@ -236,12 +336,13 @@ fn volume(spec: &Spec, run: &Sample) -> f64 {
 }
 
 /// CPU seconds of the process that the data left and of the one it reached.
-fn cpu(spec: &Spec, run: &Sample) -> (f64, f64) {
-    if spec.op.pulls() {
-        (run.cpu_peer, run.cpu_initiator)
+fn cpu(spec: &Spec, run: &Sample) -> Option<(f64, f64)> {
+    let (initiator, peer) = run.cpu?;
+    Some(if spec.op.pulls() {
+        (peer, initiator)
     } else {
-        (run.cpu_initiator, run.cpu_peer)
-    }
+        (initiator, peer)
+    })
 }
 
 fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
@@ -249,7 +350,7 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
         .iter()
         .find(|session| session.spec.stack == Stack::Tcp);
     let mut records = Vec::new();
-    for (session, contender) in sessions.iter().zip(&group.contenders) {
+    for session in sessions {
         let spec = &session.spec;
         let readings = match spec.kind {
             Kind::Stream => STREAM,
@@ -264,7 +365,11 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
             let Some(summary) = Summary::of(&ours) else {
                 continue;
             };
-            let transport = spec.transport.name();
+            let transport = if spec.stack.is_weft() {
+                spec.transport.name()
+            } else {
+                spec.stack.carrier()
+            };
             let mut record = Record::new(
                 group.op,
                 transport,
@@ -274,12 +379,14 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
                 summary,
             );
             record.side = *side;
-            record.case = contender.case.map(str::to_owned);
+            record.case = session.case.map(str::to_owned);
             if spec.kind == Kind::PingPong {
                 record.poll = Some(if spec.busy { "busy" } else { "block" }.to_owned());
             }
-            if spec.stack != Stack::Tcp {
+            if spec.stack.is_weft() {
                 record.crc = Some(spec.crc);
+            }
+            if spec.stack != Stack::Tcp {
                 record = record.with_ratio(tcp.and_then(|tcp| paired_ratio(&ours, &read(tcp))));
             }
             records.push(record);

@@ -1,6 +1,8 @@
 //! A thin driver per stack: how one stack carries out a scenario's operations, at either end.
 
 mod iw;
+mod memory;
+pub(crate) mod outside;
 mod tcp;
 mod weft;
 
@@ -10,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::time::Instant;
 
+pub(crate) use memory::Copy;
 pub(crate) use tcp::transfer_whole as tcp_transfer_whole;
 pub(crate) use weft::{Context, accept_one, deregister, param, stack};
 
@@ -23,6 +26,20 @@ pub enum Stack {
     WeftIw,
     /// Plain TCP sockets.
     Tcp,
+    /// `memcpy` in one process.
+    Memcpy,
+    /// Bare `process_vm_writev` from one process into the other.
+    Vm,
+    /// UCX over POSIX shared memory, by its `ucx_perftest`.
+    UcxPosix,
+    /// UCX over POSIX shared memory and `process_vm_readv`/`writev`.
+    UcxCma,
+    /// UCX over TCP.
+    UcxTcp,
+    /// libfabric over shared memory, by its `fi_pingpong`.
+    FiShm,
+    /// libfabric over TCP.
+    FiTcp,
 }
 
 impl Stack {
@@ -32,6 +49,26 @@ impl Stack {
             Self::Weft => "weft",
             Self::WeftIw => "weft-iw",
             Self::Tcp => "tcp",
+            Self::Memcpy => "memcpy",
+            Self::Vm => "vm",
+            Self::UcxPosix => "ucx-posix",
+            Self::UcxCma => "ucx-cma",
+            Self::UcxTcp => "ucx-tcp",
+            Self::FiShm => "fi-shm",
+            Self::FiTcp => "fi-tcp",
+        }
+    }
+
+    /// Whether the transport, the CRC and the kind of memory are the benchmark's choice.
+    pub(crate) fn is_weft(self) -> bool {
+        matches!(self, Self::Weft | Self::WeftIw)
+    }
+
+    /// What carries its bytes when that is not a choice, as in the results.
+    pub(crate) fn carrier(self) -> &'static str {
+        match self {
+            Self::Weft | Self::WeftIw | Self::Tcp | Self::UcxTcp | Self::FiTcp => "tcp",
+            Self::Memcpy | Self::Vm | Self::UcxPosix | Self::UcxCma | Self::FiShm => "local",
         }
     }
 }
@@ -42,6 +79,9 @@ impl Stack {
 pub enum Transport {
     /// iWARP over TCP.
     Tcp,
+    /// Shared memory between processes of one host and user.
+    #[value(skip)]
+    Local,
 }
 
 impl Transport {
@@ -49,6 +89,27 @@ impl Transport {
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
+            Self::Local => "local",
+        }
+    }
+}
+
+/// Whose memory weft's regions are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// Allocated by the library for the purpose.
+    Allocated,
+    /// The program's own heap memory, registered.
+    Ordinary,
+}
+
+impl Memory {
+    /// The name as in the results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Allocated => "allocated",
+            Self::Ordinary => "ordinary",
         }
     }
 }
@@ -146,7 +207,9 @@ pub(crate) struct Spec {
     pub(crate) kind: Kind,
     /// Message size in bytes.
     pub(crate) bytes: u64,
-    /// FPDUs carry a CRC (weft's stacks).
+    /// Whose memory the buffers are (weft's stacks).
+    pub(crate) memory: Memory,
+    /// FPDUs carry a CRC (weft's stacks, over TCP).
     pub(crate) crc: bool,
     /// Both ends spin instead of sleeping.
     pub(crate) busy: bool,
@@ -159,6 +222,30 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
+    /// A send of one byte by weft over TCP, to be changed.
+    pub(crate) const BASE: Self = Self {
+        stack: Stack::Weft,
+        transport: Transport::Tcp,
+        op: Op::Send,
+        kind: Kind::Stream,
+        bytes: 1,
+        memory: Memory::Allocated,
+        crc: false,
+        busy: false,
+        window: 1,
+        one_by_one: false,
+        scheme: Scheme::Single,
+    };
+
+    /// Whether the stack does such operations. weft and plain TCP do all of them.
+    pub(crate) fn is_possible(&self) -> bool {
+        match self.stack {
+            Stack::Weft | Stack::WeftIw | Stack::Tcp => true,
+            Stack::Memcpy | Stack::Vm => self.op == Op::Write && self.kind == Kind::Stream,
+            _ => outside::measures(self),
+        }
+    }
+
     /// The message size as a length in memory.
     pub(crate) fn len(&self) -> Result<usize> {
         usize::try_from(self.bytes)
@@ -166,7 +253,7 @@ impl Spec {
     }
 }
 
-/// A buffer at the other end that one-sided operations name.
+/// A buffer at the other end that one-sided operations name; for `process_vm_writev` the key is a process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Remote {
     pub(crate) addr: u64,
@@ -215,7 +302,13 @@ pub(crate) fn connect(
         Stack::Tcp => tcp::connect(spec, addr),
         Stack::Weft => weft::connect(context, spec, addr),
         Stack::WeftIw => iw::connect(context, spec, addr),
+        Stack::Vm => memory::connect(spec, addr),
+        _ => Err(unconnected(spec.stack)),
     }
+}
+
+fn unconnected(stack: Stack) -> BenchError {
+    BenchError::Usage(format!("{} has no connection of ours", stack.name()))
 }
 
 /// A listening end for one connection.
@@ -227,8 +320,9 @@ pub(crate) enum Acceptor {
 impl Acceptor {
     pub(crate) fn listen(context: &mut Context, spec: &Spec) -> Result<Self> {
         match spec.stack {
-            Stack::Tcp => Ok(Self::Tcp(tcp::listen()?)),
+            Stack::Tcp | Stack::Vm => Ok(Self::Tcp(tcp::listen()?)),
             Stack::Weft | Stack::WeftIw => Ok(Self::Weft(weft::listen(context, spec.crc)?)),
+            _ => Err(unconnected(spec.stack)),
         }
     }
 
@@ -243,22 +337,32 @@ impl Acceptor {
 
     pub(crate) fn accept(self, context: &mut Context, spec: &Spec) -> Result<Box<dyn Responder>> {
         match self {
+            Self::Tcp(listener) if spec.stack == Stack::Vm => memory::accept(&listener, spec),
             Self::Tcp(listener) => tcp::accept(&listener, spec),
             Self::Weft(listening) => weft::accept(context, &listening, spec),
         }
     }
 }
 
-/// Ends a spin that goes on for longer than [`PATIENCE`]; looks at the clock now and then only.
+/// Microseconds since `start`, which becomes now: one look at the clock for each lap.
+fn lap(start: &mut Instant) -> f64 {
+    let now = Instant::now();
+    let lap = now.duration_since(*start).as_secs_f64() * 1e6;
+    *start = now;
+    lap
+}
+
+/// Ends a spin that goes on for longer than [`PATIENCE`]; looks at the clock now and then only,
+/// never in a short spin: a look takes as long as a small message.
 pub(crate) struct Patience {
-    until: Instant,
+    until: Option<Instant>,
     spins: u32,
 }
 
 impl Patience {
     pub(crate) fn new() -> Self {
         Self {
-            until: Instant::now() + PATIENCE,
+            until: None,
             spins: 0,
         }
     }
@@ -266,8 +370,11 @@ impl Patience {
     pub(crate) fn spin(&mut self, waiting_for: &'static str) -> Result<()> {
         std::hint::spin_loop();
         self.spins = self.spins.wrapping_add(1);
-        if self.spins.is_multiple_of(1 << 16) && Instant::now() > self.until {
-            return Err(BenchError::Stuck(PATIENCE.as_secs(), waiting_for));
+        if self.spins.is_multiple_of(1 << 16) {
+            let now = Instant::now();
+            if now > *self.until.get_or_insert(now + PATIENCE) {
+                return Err(BenchError::Stuck(PATIENCE.as_secs(), waiting_for));
+            }
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Plain TCP, as good as it gets with one socket and blocking calls (or a spinning receiver).
 
-use super::{Initiator, Kind, Patience, Responder, Spec};
+use super::{Initiator, Kind, Patience, Responder, Spec, lap};
 use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use std::io::{ErrorKind, Read, Write};
@@ -132,11 +132,11 @@ impl Initiator for End {
             (Kind::PingPong, _) => {
                 let request = if pulls { REQUEST } else { self.message() };
                 let share = if pulls { 1.0 } else { 0.5 };
+                let mut start = Instant::now();
                 for _ in 0..count {
-                    let start = Instant::now();
                     self.write(request)?;
                     self.read(self.message())?;
-                    laps.push(start.elapsed().as_secs_f64() * 1e6 * share);
+                    laps.push(lap(&mut start) * share);
                 }
                 Ok(())
             }
@@ -183,7 +183,7 @@ pub(crate) fn transfer_whole(mut stream: &TcpStream, buffer: &mut [u8], push: bo
     done.map_err(BenchError::system("transfer over a socket"))
 }
 
-fn prepare_stream(stream: &TcpStream) -> Result<()> {
+pub(super) fn prepare_stream(stream: &TcpStream) -> Result<()> {
     stream
         .set_nodelay(true)
         .and_then(|()| stream.set_read_timeout(Some(PATIENCE)))
@@ -193,21 +193,17 @@ fn prepare_stream(stream: &TcpStream) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Op, Scheme, Stack, Transport};
+    use super::super::{Op, Stack};
     use super::*;
 
     fn both_ends(op: Op, kind: Kind, busy: bool, bytes: u64, count: u64) -> Vec<f64> {
         let spec = Spec {
             stack: Stack::Tcp,
-            transport: Transport::Tcp,
             op,
             kind,
             bytes,
-            crc: false,
             busy,
-            window: 1,
-            one_by_one: false,
-            scheme: Scheme::Single,
+            ..Spec::BASE
         };
         let listener = listen().unwrap();
         let addr = listener.local_addr().unwrap();

@@ -4,7 +4,7 @@
 //! needs a posted receive, so the receiver posts [`RECVS`] and tells the sender of every
 //! [`GRANT`] that it has posted again. The end of a stream is acknowledged by the application at the far end.
 
-use super::{Initiator, Kind, Op, Patience, Remote, Responder, Scheme, Spec};
+use super::{Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, lap};
 use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -196,10 +196,12 @@ pub(crate) fn deregister(mr: Mr) -> Result<Vec<u8>> {
 }
 
 /// A registered buffer whose pages are there.
-fn resident(pd: &Pd, len: usize, access: Access) -> Result<Mr> {
-    let mr = pd
-        .alloc_mr(len, access)
-        .map_err(stack("allocate a memory region"))?;
+fn resident(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Mr> {
+    let mr = match memory {
+        Memory::Allocated => pd.alloc_mr(len, access),
+        Memory::Ordinary => pd.reg_mr(vec![0; len], access),
+    }
+    .map_err(stack("allocate a memory region"))?;
     mr.fill(0, len, 0).map_err(stack("fill a memory region"))?;
     Ok(mr)
 }
@@ -211,7 +213,7 @@ impl End {
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ
             | Access::REMOTE_ATOMIC;
-        let target = resident(pd, len, rights)?;
+        let target = resident(pd, spec.memory, len, rights)?;
         let recv = RecvWr::new(0).sge(target.sge(0, len));
         let takes_receives = matches!(spec.op, Op::Send | Op::WriteImm);
         let mut end = Self {
@@ -223,7 +225,7 @@ impl End {
                 Role::Initiator => spec.kind == Kind::Stream || !takes_receives,
                 Role::Peer => !takes_receives,
             },
-            source: resident(pd, len, Access::LOCAL_WRITE)?,
+            source: resident(pd, spec.memory, len, Access::LOCAL_WRITE)?,
             target,
             remote: None,
             recvs: vec![recv; (RECVS + SPARE) as usize],
@@ -515,8 +517,8 @@ impl Initiator for End {
         }
         self.clear_flag()?;
         let wr = self.operation()?;
+        let mut start = Instant::now();
         for turn in 0..count {
-            let start = Instant::now();
             let share = match self.spec.op {
                 Op::Send | Op::WriteImm => {
                     self.ping(&wr)?;
@@ -534,7 +536,7 @@ impl Initiator for End {
                     1.0
                 }
             };
-            laps.push(start.elapsed().as_secs_f64() * 1e6 * share);
+            laps.push(lap(&mut start) * share);
         }
         if self.spec.op.pulls() {
             self.note(NOTE_END)?;

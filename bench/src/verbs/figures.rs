@@ -1,5 +1,6 @@
 //! The report of the suite: from records to tables and plots.
 
+use super::peers;
 use super::register::{CASES, critical_size};
 use super::setup::STEPS;
 use crate::args::CommonArgs;
@@ -9,10 +10,10 @@ use crate::size::human;
 
 /// Records that share something.
 #[derive(Clone)]
-struct View<'a>(Vec<&'a Record>);
+pub(super) struct View<'a>(pub(super) Vec<&'a Record>);
 
 impl<'a> View<'a> {
-    fn filter(&self, keep: impl Fn(&Record) -> bool) -> Self {
+    pub(super) fn filter(&self, keep: impl Fn(&Record) -> bool) -> Self {
         Self(
             self.0
                 .iter()
@@ -22,25 +23,28 @@ impl<'a> View<'a> {
         )
     }
 
-    fn op(&self, op: &str) -> Self {
+    pub(super) fn op(&self, op: &str) -> Self {
         self.filter(|record| record.op == op)
     }
 
-    fn metric(&self, metric: Metric) -> Self {
+    pub(super) fn metric(&self, metric: Metric) -> Self {
         self.filter(|record| record.metric == metric)
     }
 
-    fn line(&self, line: &Line) -> Self {
+    pub(super) fn line(&self, line: &Line) -> Self {
         self.filter(|record| {
-            record.stack == line.stack && record.crc == line.crc && record.case == line.case
+            record.stack == line.stack
+                && record.transport == line.transport
+                && record.crc == line.crc
+                && record.case == line.case
         })
     }
 
-    fn poll(&self, poll: &str) -> Self {
+    pub(super) fn poll(&self, poll: &str) -> Self {
         self.filter(|record| record.poll.as_deref() == Some(poll))
     }
 
-    fn stack(&self, stack: &str) -> Self {
+    pub(super) fn stack(&self, stack: &str) -> Self {
         self.filter(|record| record.stack == stack)
     }
 
@@ -52,30 +56,26 @@ impl<'a> View<'a> {
         self.filter(|record| record.side == Some(side))
     }
 
-    fn at(&self, bytes: u64) -> Option<&'a Record> {
+    pub(super) fn at(&self, bytes: u64) -> Option<&'a Record> {
         self.0.iter().copied().find(|record| record.bytes == bytes)
     }
 
-    fn sizes(&self) -> Vec<u64> {
+    pub(super) fn sizes(&self) -> Vec<u64> {
         let mut sizes: Vec<u64> = self.0.iter().map(|record| record.bytes).collect();
         sizes.sort_unstable();
         sizes.dedup();
         sizes
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Which stacks and variants there are, in the order in which they were measured.
-    fn lines(&self) -> Vec<Line> {
+    pub(super) fn lines(&self) -> Vec<Line> {
         let mut lines: Vec<Line> = Vec::new();
         for record in &self.0 {
-            let line = Line {
-                stack: record.stack.clone(),
-                crc: record.crc,
-                case: record.case.clone(),
-            };
+            let line = Line::of(record);
             if !lines.contains(&line) {
                 lines.push(line);
             }
@@ -84,7 +84,7 @@ impl<'a> View<'a> {
     }
 
     /// Medians over sizes, with the spread of the runs.
-    fn series(&self, label: String, stroke: Stroke) -> Series {
+    pub(super) fn series(&self, label: String, stroke: Stroke) -> Series {
         let mut records = self.0.clone();
         records.sort_unstable_by_key(|record| record.bytes);
         let points = records
@@ -100,15 +100,32 @@ impl<'a> View<'a> {
 
 /// One line of a plot, one group of columns of a table.
 #[derive(Clone, PartialEq, Eq)]
-struct Line {
-    stack: String,
+pub(super) struct Line {
+    pub(super) stack: String,
+    pub(super) transport: String,
     crc: Option<bool>,
-    case: Option<String>,
+    pub(super) case: Option<String>,
 }
 
 impl Line {
-    fn label(&self) -> String {
+    fn of(record: &Record) -> Self {
+        Self {
+            stack: record.stack.clone(),
+            transport: record.transport.clone(),
+            crc: record.crc,
+            case: record.case.clone(),
+        }
+    }
+
+    pub(super) fn is_weft(&self) -> bool {
+        self.stack.starts_with("weft")
+    }
+
+    pub(super) fn label(&self) -> String {
         let mut label = self.stack.clone();
+        if self.is_weft() && self.transport != "tcp" {
+            label = format!("{label} {}", self.transport);
+        }
         if self.crc == Some(true) {
             label.push_str(" CRC");
         }
@@ -155,8 +172,12 @@ fn ratio(record: Option<&Record>) -> String {
         .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
 }
 
-pub(super) fn report(records: &[Record], common: &CommonArgs) -> Report {
-    let all = View(records.iter().collect());
+pub(super) fn report(records: &[Record], common: &CommonArgs, notes: &[String]) -> Report {
+    let every = View(records.iter().collect());
+    // The others have tables of their own, one measure in each: here they would crowd.
+    let all = every.filter(|record| {
+        record.stack.starts_with("weft") || record.stack == "tcp" || record.op == "register"
+    });
     let mut report = Report::new("weft bench verbs");
     report.intro = vec![
         machine(),
@@ -167,8 +188,9 @@ pub(super) fn report(records: &[Record], common: &CommonArgs) -> Report {
             common.runs()
         ),
     ];
+    report.sections = [goals(&every)].into_iter().flatten().collect();
+    report.sections.extend(peers::sections(&every, notes));
     let sections = [
-        goals(&all),
         operations(&all),
         transfer(&all, "send", "Send"),
         transfer(&all, "write", "RDMA Write"),
@@ -179,81 +201,161 @@ pub(super) fn report(records: &[Record], common: &CommonArgs) -> Report {
         latency(&all, "write_imm", "RDMA Write with immediate data"),
         latency(&all, "read", "RDMA Read"),
         atomics(&all),
-        rate(&all),
+        rate(&every),
         iw(&all),
         buffers(&all),
         register(records, &all),
         setup(&all),
         memory(&all),
     ];
-    report.sections = sections.into_iter().flatten().collect();
+    report.sections.extend(sections.into_iter().flatten());
     report
+}
+
+/// What an aim's number is held against, in the same run.
+#[derive(Clone, Copy)]
+enum Against {
+    /// The median of the runs' ratios to plain TCP; at least, or at most for latencies.
+    Tcp(f64),
+    /// The ratio of the medians to another stack; at least.
+    Stack(&'static str, f64),
+    /// Nothing: the number itself is the aim.
+    Nothing,
 }
 
 /// One line of the table of aims.
 struct Goal {
     what: &'static str,
     op: &'static str,
+    transport: &'static str,
     metric: Metric,
     bytes: u64,
     crc: bool,
     poll: Option<&'static str>,
-    /// Against plain TCP in the same run: at least, or at most for latencies.
-    ratio: f64,
+    case: Option<&'static str>,
+    against: Against,
     /// An absolute number that is enough whatever the ratio.
     enough: Option<f64>,
 }
 
-const GOALS: [Goal; 5] = [
-    Goal {
-        what: "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP",
+impl Goal {
+    /// An aim for the throughput of RDMA Writes over TCP, to be changed.
+    const BASE: Self = Self {
+        what: "",
         op: "write",
+        transport: "tcp",
         metric: Metric::bandwidth_GBps,
         bytes: 1 << 20,
         crc: false,
         poll: None,
-        ratio: 0.95,
+        case: None,
+        against: Against::Nothing,
         enough: None,
+    };
+    const LOCAL: Self = Self {
+        transport: "local",
+        ..Self::BASE
+    };
+}
+
+const GOALS: [Goal; 14] = [
+    Goal {
+        what: "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP",
+        against: Against::Tcp(0.95),
+        ..Goal::BASE
     },
     Goal {
         what: "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP",
-        op: "write",
-        metric: Metric::bandwidth_GBps,
-        bytes: 1 << 20,
         crc: true,
-        poll: None,
-        ratio: 0.80,
-        enough: None,
+        against: Against::Tcp(0.80),
+        ..Goal::BASE
     },
     Goal {
         what: "64 B Send ping-pong, spinning, at most 1.3 times plain TCP",
         op: "send",
         metric: Metric::latency_us_p50,
         bytes: 64,
-        crc: false,
         poll: Some("busy"),
-        ratio: 1.3,
-        enough: None,
+        against: Against::Tcp(1.3),
+        ..Goal::BASE
     },
     Goal {
         what: "64 B Send ping-pong, sleeping, at most 1.1 times plain TCP",
         op: "send",
         metric: Metric::latency_us_p50,
         bytes: 64,
-        crc: false,
         poll: Some("block"),
-        ratio: 1.1,
-        enough: None,
+        against: Against::Tcp(1.1),
+        ..Goal::BASE
     },
     Goal {
         what: "64 B sends, 128 in flight: at least 3 times plain TCP, or 1.5 million/s",
         op: "rate",
         metric: Metric::messages_per_s,
         bytes: 64,
-        crc: false,
-        poll: None,
-        ratio: 3.0,
+        against: Against::Tcp(3.0),
         enough: Some(1.5e6),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "same host, 64 KiB RDMA Write, library's memory: at least 0.9 of memcpy",
+        bytes: 64 << 10,
+        against: Against::Stack("memcpy", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 1 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
+        against: Against::Stack("memcpy", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 16 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
+        bytes: 16 << 20,
+        against: Against::Stack("memcpy", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 64 KiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
+        bytes: 64 << 10,
+        case: Some("ordinary"),
+        against: Against::Stack("vm", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 1 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
+        case: Some("ordinary"),
+        against: Against::Stack("vm", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 16 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
+        bytes: 16 << 20,
+        case: Some("ordinary"),
+        against: Against::Stack("vm", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 1 MiB RDMA Write, ordinary memory: at least 3.5 times plain TCP",
+        case: Some("ordinary"),
+        against: Against::Tcp(3.5),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 64 B write-with-immediate ping-pong, spinning: at most 0.4 µs one way",
+        op: "write_imm",
+        metric: Metric::latency_us_p50,
+        bytes: 64,
+        poll: Some("busy"),
+        enough: Some(0.4),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 64 B sends, 128 in flight: at least 8 million/s",
+        op: "rate",
+        metric: Metric::messages_per_s,
+        bytes: 64,
+        enough: Some(8e6),
+        ..Goal::LOCAL
     },
 ];
 
@@ -261,29 +363,41 @@ const GOALS: [Goal; 5] = [
 const QP_BYTES: f64 = 16384.0;
 
 fn goals(all: &View<'_>) -> Option<Section> {
-    let mut table = Table::new(&["aim", "unit", "weft", "plain TCP", "ratio", "met"]);
+    let mut table = Table::new(&["aim", "unit", "weft", "beside it", "ratio", "met"]);
     for goal in &GOALS {
         let points = all
             .op(goal.op)
             .metric(goal.metric)
             .filter(|record| record.bytes == goal.bytes && record.poll.as_deref() == goal.poll);
-        let weft = points.filter(|record| record.stack == "weft" && record.crc == Some(goal.crc));
-        let tcp = points.stack("tcp");
-        let Some((record, against)) = weft
-            .at(goal.bytes)
-            .and_then(|record| Some((record, record.ratio_tcp?)))
-        else {
+        let weft = points.filter(|record| {
+            record.stack == "weft"
+                && record.transport == goal.transport
+                && record.crc.unwrap_or(false) == goal.crc
+                && record.case.as_deref() == goal.case
+        });
+        let Some(record) = weft.at(goal.bytes) else {
             continue;
         };
         let at_most = goal.metric == Metric::latency_us_p50;
-        let met = if at_most {
-            against <= goal.ratio
-        } else {
-            against >= goal.ratio
-                || goal
-                    .enough
-                    .is_some_and(|enough| record.summary.median >= enough)
+        let reaches = |value: f64, aim: f64| {
+            if at_most { value <= aim } else { value >= aim }
         };
+        let (beside, ratio, aim) = match goal.against {
+            Against::Tcp(aim) => (points.stack("tcp").at(goal.bytes), record.ratio_tcp, aim),
+            Against::Stack(stack, aim) => {
+                let beside = points.stack(stack).at(goal.bytes);
+                let ratio = beside.map(|beside| record.summary.median / beside.summary.median);
+                (beside, ratio, aim)
+            }
+            Against::Nothing => (None, None, 0.0),
+        };
+        if ratio.is_none() && !matches!(goal.against, Against::Nothing) {
+            continue;
+        }
+        let enough = goal
+            .enough
+            .is_some_and(|enough| reaches(record.summary.median, enough));
+        let met = enough || ratio.is_some_and(|ratio| reaches(ratio, aim));
         table.push([
             goal.what.to_owned(),
             match goal.metric {
@@ -293,8 +407,8 @@ fn goals(all: &View<'_>) -> Option<Section> {
             }
             .to_owned(),
             median(Some(record)),
-            median(tcp.at(goal.bytes)),
-            format!("{against:.2}"),
+            median(beside),
+            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
             if met { "yes" } else { "no" }.to_owned(),
         ]);
     }
@@ -327,7 +441,13 @@ fn operations(all: &View<'_>) -> Option<Section> {
         ("read", "Read", Stroke::WeftOther),
         ("write_imm", "Write with imm", Stroke::Other),
     ];
-    let bandwidth = all.metric(Metric::bandwidth_GBps);
+    let bandwidth = all
+        .metric(Metric::bandwidth_GBps)
+        .filter(|record| record.case.is_none());
+    let carrier = match bandwidth.stack("weft").0.first() {
+        Some(record) => record.transport.as_str(),
+        None => return None,
+    };
     let crc = if bandwidth
         .filter(|record| record.crc == Some(false))
         .is_empty()
@@ -343,9 +463,9 @@ fn operations(all: &View<'_>) -> Option<Section> {
     );
     let mut shown = 0;
     for (op, label, stroke) in ops {
-        let line = bandwidth
-            .op(op)
-            .filter(|record| record.stack == "weft" && record.crc == crc);
+        let line = bandwidth.op(op).filter(|record| {
+            record.stack == "weft" && record.transport == carrier && record.crc == crc
+        });
         if !line.is_empty() {
             shown += 1;
             plot = plot.series(line.series(label.to_owned(), stroke));
@@ -513,11 +633,7 @@ fn atomics(all: &View<'_>) -> Option<Section> {
                 (Metric::messages_per_s, _) => "operations/s".to_owned(),
                 _ => continue,
             };
-            let line = Line {
-                stack: record.stack.clone(),
-                crc: record.crc,
-                case: None,
-            };
+            let line = Line::of(record);
             table.push([
                 op.to_owned(),
                 line.label(),

@@ -2,16 +2,18 @@
 
 mod figures;
 pub(crate) mod memory;
+mod peers;
 pub(crate) mod register;
 pub(crate) mod setup;
 
-use crate::args::{CommonArgs, Figure, VerbsArgs, VerbsOp};
-use crate::driver::{Context, Kind, Op, Scheme, Spec, Stack, Transport};
+use crate::args::{CommonArgs, Figure, Poll, Switch, VerbsArgs, VerbsOp};
+use crate::driver::{Context, Kind, Memory, Op, Scheme, Spec, Stack, Transport, outside};
 use crate::error::{BenchError, Result};
 use crate::process::Peer;
 use crate::progress::Progress;
 use crate::record::{Record, write_lines};
 use crate::scenario::{Contender, Effort, Group, run_group, window};
+use crate::size::Sizes;
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::Path;
@@ -50,12 +52,29 @@ const BUFFER_SIZES: [u64; 8] = [
     64 << 20,
 ];
 const QUICK_BUFFER_SIZES: [u64; 3] = [4 << 10, 64 << 10, 1 << 20];
+/// What the other libraries are compared at: 8 B to 16 MiB.
+const PEER_SIZES: [u64; 9] = [
+    8,
+    64,
+    512,
+    4 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+];
 /// The message rate's size and how many are in flight.
 const RATE_BYTES: u64 = 64;
 const RATE_WINDOW: u32 = 128;
 
 /// Runs the suite: prints tables, and writes what the options ask for.
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
+    let mut args = with_peers(args);
+    let (missing, mut notes) = outside::inventory(args.common.stacks());
+    args.common.stack = args.common.stacks().to_vec();
+    args.common.stack.retain(|stack| !missing.contains(stack));
+    let args = &args;
     let common = &args.common;
     let ops = chosen(&args.op);
     // Files that cannot be written are better known before the measurements than after.
@@ -69,7 +88,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         target: Duration::from_secs_f64(common.seconds()),
         bytes: common.bytes,
     };
-    let groups = groups(&ops, &args.figure, common);
+    let groups = groups(&ops, args);
     let extras: Vec<VerbsOp> = ops
         .iter()
         .copied()
@@ -112,6 +131,10 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         if result.is_ok() {
             peer = Some(process);
         }
+        let result = result.map(|outcome| {
+            notes.extend(outcome.notes);
+            outcome.records
+        });
         keep(&what, result)?;
         progress.step();
     }
@@ -135,7 +158,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         progress.step();
     }
     drop(progress);
-    let report = figures::report(&records, common);
+    let report = figures::report(&records, common, &notes);
     let width = std::io::stdout()
         .is_terminal()
         .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| size.ws_col));
@@ -217,13 +240,58 @@ fn chosen(ops: &[VerbsOp]) -> Vec<VerbsOp> {
     unique
 }
 
+/// What `--peers` stands for, where the options do not say something else.
+fn with_peers(args: &VerbsArgs) -> VerbsArgs {
+    let mut args = args.clone();
+    if !args.peers {
+        return args;
+    }
+    if args.op.is_empty() {
+        args.op = vec![
+            VerbsOp::Send,
+            VerbsOp::Write,
+            VerbsOp::WriteImm,
+            VerbsOp::Rate,
+        ];
+    }
+    let common = &mut args.common;
+    if common.stack.is_empty() {
+        common.stack = vec![
+            Stack::Weft,
+            Stack::Tcp,
+            Stack::Memcpy,
+            Stack::Vm,
+            Stack::UcxPosix,
+            Stack::UcxCma,
+            Stack::UcxTcp,
+            Stack::FiShm,
+            Stack::FiTcp,
+        ];
+    }
+    if common.size.is_none() {
+        common.size = Some(Sizes(PEER_SIZES.to_vec()));
+    }
+    if common.crc == Switch::Both {
+        common.crc = Switch::Off;
+    }
+    if common.poll == Poll::Both {
+        common.poll = Poll::Busy;
+    }
+    args
+}
+
 /// All points that are streams or ping-pongs.
-fn groups(ops: &[VerbsOp], figures: &[Figure], common: &CommonArgs) -> Vec<Group> {
+fn groups(ops: &[VerbsOp], args: &VerbsArgs) -> Vec<Group> {
+    let (figures, common) = (&args.figure[..], &args.common);
     let mut groups = Vec::new();
     for op in ops {
         match op {
             VerbsOp::Send => transfer(&mut groups, Op::Send, figures, common),
             VerbsOp::Write => transfer(&mut groups, Op::Write, figures, common),
+            // No other library has it: one point for itself.
+            VerbsOp::WriteImm if args.peers => {
+                ping_pong(&mut groups, Op::WriteImm, RATE_BYTES, common);
+            }
             VerbsOp::WriteImm => transfer(&mut groups, Op::WriteImm, figures, common),
             VerbsOp::Read => transfer(&mut groups, Op::Read, figures, common),
             VerbsOp::FetchAdd => atomic(&mut groups, Op::FetchAdd, figures, common),
@@ -247,45 +315,50 @@ fn groups(ops: &[VerbsOp], figures: &[Figure], common: &CommonArgs) -> Vec<Group
     groups
 }
 
-/// A send of one byte over TCP, to be changed.
-const BASE: Spec = Spec {
-    stack: Stack::Weft,
-    transport: Transport::Tcp,
-    op: Op::Send,
-    kind: Kind::Stream,
-    bytes: 1,
-    crc: false,
-    busy: false,
-    window: 1,
-    one_by_one: false,
-    scheme: Scheme::Single,
-};
-
 /// The chosen stacks with their variants, each made by `spec` from one with stack, transport and CRC set.
 fn contenders(common: &CommonArgs, spec: impl Fn(Spec) -> Spec) -> Vec<Contender> {
     let mut contenders = Vec::new();
     let mut add = |base: Spec| {
-        contenders.push(Contender {
-            spec: spec(base),
-            case: None,
-        });
-    };
-    for stack in &common.stack {
-        if *stack == Stack::Tcp {
-            add(Spec {
-                stack: *stack,
-                ..BASE
+        let spec = spec(base);
+        // Ordinary memory takes another way than the library's only where bytes are put straight into it.
+        let chosen = spec.memory == Memory::Allocated
+            || !common.memory.is_empty()
+            || (spec.op == Op::Write && spec.kind == Kind::Stream);
+        if chosen && spec.is_possible() {
+            let ordinary = spec.memory == Memory::Ordinary;
+            contenders.push(Contender {
+                spec,
+                case: ordinary.then_some(Memory::Ordinary.name()),
             });
+        }
+    };
+    for &stack in common.stacks() {
+        let base = Spec {
+            stack,
+            ..Spec::BASE
+        };
+        if !stack.is_weft() {
+            add(base);
             continue;
         }
-        for transport in &common.transport {
-            for crc in common.crc.values() {
-                add(Spec {
-                    stack: *stack,
-                    transport: *transport,
-                    crc: *crc,
-                    ..BASE
-                });
+        for &transport in &common.transport {
+            let local = transport == Transport::Local;
+            let memory: &[Memory] = match (common.memory.as_slice(), local) {
+                ([], true) => &[Memory::Allocated, Memory::Ordinary],
+                ([], false) => &[Memory::Allocated],
+                (chosen, _) => chosen,
+            };
+            // Shared memory has no FPDUs that a CRC could protect.
+            let crc = if local { &[false] } else { common.crc.values() };
+            for &memory in memory {
+                for &crc in crc {
+                    add(Spec {
+                        transport,
+                        memory,
+                        crc,
+                        ..base
+                    });
+                }
             }
         }
     }
@@ -354,7 +427,7 @@ fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
             bytes,
             window: window(Op::Write, bytes),
             one_by_one: true,
-            ..BASE
+            ..Spec::BASE
         };
         groups.push(Group {
             op: "iw",
@@ -376,7 +449,7 @@ fn buffers(groups: &mut Vec<Group>, common: &CommonArgs) {
                 bytes,
                 window: window(Op::Write, bytes).min(16),
                 scheme,
-                ..BASE
+                ..Spec::BASE
             },
             case: Some(scheme.name()),
         };

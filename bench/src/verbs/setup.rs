@@ -47,8 +47,8 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
             common.runs()
         };
         let mut ends = Vec::new();
-        for &which in &common.stack {
-            if which == Stack::WeftIw {
+        for &which in common.stacks() {
+            if !matches!(which, Stack::Weft | Stack::Tcp) {
                 continue;
             }
             let mut peer = Peer::spawn(&[])?;

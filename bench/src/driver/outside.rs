@@ -1,0 +1,417 @@
+//! Other libraries' own benchmarks, as child processes: `ucx_perftest` of UCX and `fi_pingpong` of libfabric.
+//!
+//! Each run is a server and a client on this machine. They find each other over loopback TCP, then use
+//! what the stack's name says. Their clocks take the time, their start is not in it, and nothing is pinned,
+//! neither theirs nor ours.
+
+use super::{Kind, Op, Spec, Stack};
+use crate::error::{BenchError, Result};
+use crate::process::PATIENCE;
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// What one run of a program said.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Said {
+    /// Microseconds for an operation: of a ping-pong one way, of a stream all time divided by all operations.
+    pub(crate) mean_us: f64,
+    /// The median of a ping-pong, one way, where the program tells it.
+    pub(crate) median_us: Option<f64>,
+}
+
+/// A program that measures another library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Program {
+    Ucx,
+    Fabric,
+}
+
+impl Program {
+    /// The program that measures `stack`, and what makes it use that transport.
+    fn of(stack: Stack) -> Option<(Self, &'static str)> {
+        Some(match stack {
+            Stack::UcxPosix => (Self::Ucx, "posix,self"),
+            Stack::UcxCma => (Self::Ucx, "posix,cma,self"),
+            Stack::UcxTcp => (Self::Ucx, "tcp"),
+            Stack::FiShm => (Self::Fabric, "shm"),
+            Stack::FiTcp => (Self::Fabric, "tcp;ofi_rxm"),
+            Stack::Weft | Stack::WeftIw | Stack::Tcp | Stack::Memcpy | Stack::Vm => return None,
+        })
+    }
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::Ucx => "ucx_perftest",
+            Self::Fabric => "fi_pingpong",
+        }
+    }
+
+    /// Debian's package.
+    fn package(self) -> &'static str {
+        match self {
+            Self::Ucx => "ucx-utils",
+            Self::Fabric => "libfabric-bin",
+        }
+    }
+
+    /// The version that the program's library says it has.
+    fn version(self) -> Option<String> {
+        let (file, prefix) = match self {
+            Self::Ucx => ("ucx_info", "# Version "),
+            Self::Fabric => ("fi_info", "libfabric: "),
+        };
+        let argument = if self == Self::Ucx { "-v" } else { "--version" };
+        let output = Command::new(file).arg(argument).output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find_map(|line| line.strip_prefix(prefix))?;
+        Some(line.trim().to_owned())
+    }
+}
+
+/// Whether another library's program can measure this at all. They know no sleeping.
+pub(crate) fn measures(spec: &Spec) -> bool {
+    let spins = spec.kind == Kind::Stream || spec.busy;
+    match (Program::of(spec.stack), spec.op, spec.kind) {
+        (Some((Program::Ucx, _)), Op::Send | Op::Write, _)
+        | (Some((Program::Fabric, _)), Op::Send, Kind::PingPong) => spins,
+        _ => false,
+    }
+}
+
+/// Which of `stacks` are programs that are not installed, as a sentence for each program; and the versions of the others.
+pub(crate) fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
+    let mut missing = Vec::new();
+    let mut notes = Vec::new();
+    for program in [Program::Ucx, Program::Fabric] {
+        let of_program = |stack: &Stack| Program::of(*stack).is_some_and(|(of, _)| of == program);
+        let wanted: Vec<Stack> = stacks.iter().copied().filter(of_program).collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        if in_path(program.file()) {
+            let version = program.version().unwrap_or_else(|| "unknown".to_owned());
+            notes.push(format!("{}: version {version}.", program.file()));
+        } else {
+            notes.push(format!(
+                "{} is not installed, so its columns are missing; on Debian and Ubuntu: apt-get install {}.",
+                program.file(),
+                program.package()
+            ));
+            missing.extend(wanted);
+        }
+    }
+    (missing, notes)
+}
+
+fn in_path(file: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(file).is_file())
+}
+
+/// A child that does not outlive its handle.
+struct Running {
+    child: Child,
+    output: Receiver<String>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Result<Self> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(BenchError::system("start another library's program"))?;
+        let (send, output) = channel();
+        let pipes: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|pipe| Box::new(pipe) as _),
+            child.stderr.take().map(|pipe| Box::new(pipe) as _),
+        ];
+        for mut pipe in pipes.into_iter().flatten() {
+            let send = send.clone();
+            std::thread::spawn(move || {
+                let mut bytes = Vec::new();
+                let _ = pipe.read_to_end(&mut bytes);
+                let _ = send.send(String::from_utf8_lossy(&bytes).into_owned());
+            });
+        }
+        Ok(Self { child, output })
+    }
+
+    /// All that the program printed, once it has ended.
+    fn finish(&mut self, file: &'static str) -> Result<String> {
+        let until = Instant::now() + PATIENCE;
+        let mut text = String::new();
+        for _ in 0..2 {
+            let left = until.saturating_duration_since(Instant::now());
+            text += &self
+                .output
+                .recv_timeout(left)
+                .map_err(|_| BenchError::Stuck(PATIENCE.as_secs(), file))?;
+        }
+        let status = self.child.wait().map_err(BenchError::system("wait"))?;
+        if status.success() {
+            Ok(text)
+        } else {
+            Err(nonsense(file, &text))
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn nonsense(what: &'static str, text: &str) -> BenchError {
+    let mut why: String = text.trim().chars().take(400).collect();
+    if why.is_empty() {
+        "it said nothing".clone_into(&mut why);
+    }
+    BenchError::Stack { what, why }
+}
+
+/// Runs `count` operations of `spec` between a server and a client of the other library.
+pub(crate) fn run(spec: &Spec, count: u64) -> Result<Said> {
+    let (program, transport) = Program::of(spec.stack)
+        .ok_or_else(|| BenchError::Usage("not another library".to_owned()))?;
+    let port = free_port()?;
+    let mut server = Running::start(command(program, transport, spec, count, port, false))?;
+    await_listener(&mut server, program, port)?;
+    let mut client = Running::start(command(program, transport, spec, count, port, true))?;
+    let text = client.finish(program.file())?;
+    server.finish(program.file())?;
+    match program {
+        Program::Ucx => parse_ucx(&text),
+        Program::Fabric => parse_fabric(&text, spec.bytes),
+    }
+    .ok_or_else(|| nonsense(program.file(), &text))
+}
+
+/// The command of either end.
+fn command(
+    program: Program,
+    transport: &str,
+    spec: &Spec,
+    count: u64,
+    port: u16,
+    client: bool,
+) -> Command {
+    let mut command = Command::new(program.file());
+    let mut arguments: Vec<String> = Vec::new();
+    let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    match program {
+        Program::Ucx => {
+            let test = match (spec.op, spec.kind) {
+                (Op::Write, Kind::Stream) => "ucp_put_bw",
+                (Op::Write, Kind::PingPong) => "ucp_put_lat",
+                (_, Kind::Stream) => "tag_bw",
+                (_, Kind::PingPong) => "tag_lat",
+            };
+            option("-t", test.to_owned());
+            option("-s", spec.bytes.to_string());
+            option("-n", count.to_string());
+            option("-w", (count / 10).clamp(2, 10_000).to_string());
+            option("-p", port.to_string());
+            // Comma separated, and only the last numbers.
+            arguments.extend(["-v".to_owned(), "-f".to_owned()]);
+            command
+                .env("UCX_TLS", transport)
+                .env(
+                    "UCX_NET_DEVICES",
+                    if transport == "tcp" { "lo" } else { "all" },
+                )
+                .env("UCX_WARN_UNUSED_ENV_VARS", "n");
+        }
+        Program::Fabric => {
+            option("-p", transport.to_owned());
+            option("-e", "rdm".to_owned());
+            option("-I", count.to_string());
+            option("-S", spec.bytes.to_string());
+            option(if client { "-P" } else { "-B" }, port.to_string());
+            command.env("FI_TCP_IFACE", "lo");
+        }
+    }
+    if client {
+        arguments.push(Ipv4Addr::LOCALHOST.to_string());
+    }
+    command.args(arguments);
+    command
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let addr = listener.and_then(|listener| listener.local_addr());
+    Ok(addr.map_err(BenchError::system("find a free port"))?.port())
+}
+
+/// Waits until the server listens. It serves whoever connects first, so trying would spoil the run.
+fn await_listener(server: &mut Running, program: Program, port: u16) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            let text = std::fs::read_to_string(table).unwrap_or_default();
+            if listens(&text, port) {
+                return Ok(());
+            }
+        }
+        if !matches!(server.child.try_wait(), Ok(None)) {
+            let text = server.finish(program.file())?;
+            return Err(nonsense(program.file(), &text));
+        }
+        if Instant::now() > until {
+            return Err(BenchError::Stuck(PATIENCE.as_secs(), "a listening server"));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether a socket of the kernel's table listens on `port`.
+fn listens(table: &str, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let local = format!(":{port:04X}");
+    table.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|word| word.ends_with(&local)) && words.nth(1) == Some(LISTEN)
+    })
+}
+
+/// The line of numbers under the line of names that `ucx_perftest -v -f` prints.
+fn parse_ucx(text: &str) -> Option<Said> {
+    let mut lines = text.lines();
+    let names = lines.find(|line| line.trim_start().starts_with("iterations,"))?;
+    let numbers = lines.find(|line| line.contains(','))?;
+    let column = |name: &str| -> Option<f64> {
+        let index = names.split(',').position(|word| word.trim() == name)?;
+        let value = numbers.split(',').nth(index)?.trim().parse::<f64>().ok()?;
+        (value > 0.0).then_some(value)
+    };
+    // Times have three decimals, rates none: each is exact where the other is not.
+    let time = column("overall_lat");
+    let mean_us = match (time, column("overall_mr")) {
+        (Some(time), Some(rate)) if time < 100.0 => 1e6 / rate,
+        (Some(time), _) => time,
+        (None, rate) => 1e6 / rate?,
+    };
+    Some(Said {
+        mean_us,
+        median_us: column("50.0_percentile_lat"),
+    })
+}
+
+/// The line of numbers under the line of names that `fi_pingpong` prints. A transfer is one way.
+fn parse_fabric(text: &str, bytes: u64) -> Option<Said> {
+    let mut lines = text.lines();
+    let names = lines.find(|line| line.contains("usec/xfer"))?;
+    let numbers = lines.find(|line| !line.trim().is_empty())?;
+    let column = |name: &str| -> Option<f64> {
+        let index = names.split_whitespace().position(|word| word == name)?;
+        let word = numbers.split_whitespace().nth(index)?;
+        word.parse::<f64>().ok().filter(|value| *value > 0.0)
+    };
+    // Both have two decimals: the larger one is the more exact.
+    let time = column("usec/xfer")?;
+    let mean_us = match column("MB/sec") {
+        Some(speed) if speed > time => bytes as f64 / speed,
+        _ => time,
+    };
+    Some(Said {
+        mean_us,
+        median_us: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(left: f64, right: f64) {
+        assert!((left / right - 1.0).abs() < 1e-6, "{left} is not {right}");
+    }
+
+    #[test]
+    fn ucx_is_read() {
+        let names = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr";
+        let small = format!(
+            "[a warning, with a comma]\n{names}\n10000,0.155,0.154,0.154,396.22,396.22,6491726,6491726\n"
+        );
+        let said = parse_ucx(&small).unwrap();
+        close(said.mean_us, 1e6 / 6_491_726.0);
+        assert_eq!(said.median_us, Some(0.155));
+        let large = format!("{names}\n  20,702.469,755.405,755.405,21180.68,21180.68,1324,1324\n");
+        close(parse_ucx(&large).unwrap().mean_us, 755.405);
+        for bad in [
+            "",
+            names,
+            &format!("{names}\n20,a,b,c,d,e,f,g\n"),
+            "20,1,1,1,1,1,1,1",
+        ] {
+            assert_eq!(parse_ucx(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn libfabric_is_read() {
+        let names =
+            "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec";
+        let line = |numbers: &str| format!("{names}\n{numbers}\n");
+        let small =
+            line("64      1k      =1k      125k        0.00s    103.98       0.62       1.62");
+        close(parse_fabric(&small, 64).unwrap().mean_us, 64.0 / 103.98);
+        let slow =
+            line("64      1k      =1k      125k        0.06s      2.32      27.55       0.04");
+        close(parse_fabric(&slow, 64).unwrap().mean_us, 27.55);
+        let large =
+            line("16m     100     =100     3.1g        0.56s   6033.10    2780.86       0.00");
+        close(
+            parse_fabric(&large, 16 << 20).unwrap().mean_us,
+            16_777_216.0 / 6033.1,
+        );
+        for bad in ["", names, &line("fi_getinfo(): no data available")] {
+            assert_eq!(parse_fabric(bad, 64), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_listener_is_seen_and_a_connection_is_not_one() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let table = || std::fs::read_to_string("/proc/net/tcp").unwrap();
+        assert!(listens(&table(), port));
+        let near = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        assert!(!listens(&table(), near.local_addr().unwrap().port()));
+    }
+
+    #[test]
+    fn nothing_else_is_measured() {
+        let spec = |stack, op, kind, busy| Spec {
+            stack,
+            op,
+            kind,
+            busy,
+            ..Spec::BASE
+        };
+        for (stack, op, kind) in [
+            (Stack::UcxCma, Op::Write, Kind::Stream),
+            (Stack::UcxTcp, Op::Send, Kind::PingPong),
+            (Stack::FiShm, Op::Send, Kind::PingPong),
+        ] {
+            assert!(measures(&spec(stack, op, kind, true)), "{stack:?} {op:?}");
+        }
+        for (stack, op, kind, busy) in [
+            (Stack::FiShm, Op::Send, Kind::Stream, true),
+            (Stack::FiTcp, Op::Write, Kind::PingPong, true),
+            (Stack::UcxTcp, Op::WriteImm, Kind::PingPong, true),
+            (Stack::UcxCma, Op::Send, Kind::PingPong, false),
+            (Stack::Weft, Op::Send, Kind::Stream, false),
+        ] {
+            assert!(!measures(&spec(stack, op, kind, busy)), "{stack:?} {op:?}");
+        }
+    }
+}
