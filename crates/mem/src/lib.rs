@@ -7,6 +7,10 @@
 //! domain, rights and bounds were checked; while it lives, the memory cannot go away.
 //! [`SendList`] and [`RecvList`] gather spans and plain buffers for one system call.
 //!
+//! Processes of one host can reach each other's memory without a system call: a [`Domain`] is what a
+//! protection domain shows of itself, a [`Peer`] is another process's domain as seen from here, and
+//! [`Backing::Shared`] is memory that both can map.
+//!
 //! ```
 //! use weft_mem::{Access, Backing, PdId, Table};
 //! # fn main() -> Result<(), weft_mem::MemError> {
@@ -30,14 +34,24 @@
 //! [`Backing::Owned`] buffer gives it up when registering it and gets it back at
 //! [`Region::deregister`], after the last span is gone; [`Table::register_raw`] leaves that promise to
 //! its caller.
+//!
+//! Peers of the same host are bound by the rules of the hosts' users, not by this crate: one that may trace this process, or
+//! has been given the memory of a [`Domain`], can write at any time what it could write at all. What
+//! this crate promises is that its own process stays sound whatever they write ([`Peer`]), and
+//! that a peer that plays by the rules is out of the memory before its owner has it back.
 
 mod copy;
+mod domain;
+mod export;
 mod list;
+mod peer;
 mod region;
 mod span;
 mod table;
 
-pub use list::{RecvList, SendList};
+pub use domain::{Domain, Place, Reader};
+pub use list::{Piece, RecvList, SendList};
+pub use peer::{Peer, Process, Target};
 pub use region::{Backing, Region};
 pub use span::Span;
 pub use table::{Table, Window};

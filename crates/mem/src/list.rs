@@ -7,7 +7,7 @@
 //! and the rest of the memory is touched by system calls and racing copies only. The raw pointers
 //! make the lists neither `Send` nor `Sync`, which nobody needs.
 
-use crate::{Span, copy};
+use crate::{Place, Span, copy};
 use libc::iovec;
 use smallvec::SmallVec;
 use std::io;
@@ -21,10 +21,19 @@ const INLINE: usize = 64;
 #[derive(Default)]
 pub struct SendList<'a> {
     iov: SmallVec<[iovec; INLINE]>,
-    /// One bit an entry: registered memory, not to be read by a plain copy.
-    shared: SmallVec<[u64; 2]>,
+    /// For each entry the span that it is part of, if it is: such bytes are not to be read by a plain copy.
+    spans: SmallVec<[Option<&'a Span>; INLINE]>,
     bytes: usize,
     _borrow: PhantomData<&'a [u8]>,
+}
+
+/// One entry of a [`SendList`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it is for a peer of this host; `None` for plain bytes, which may be gone before a peer looks.
+    pub place: Option<Place>,
+    /// Bytes.
+    pub len: usize,
 }
 
 impl<'a> SendList<'a> {
@@ -33,7 +42,7 @@ impl<'a> SendList<'a> {
     pub fn new() -> Self {
         SendList {
             iov: SmallVec::new(),
-            shared: SmallVec::new(),
+            spans: SmallVec::new(),
             bytes: 0,
             _borrow: PhantomData,
         }
@@ -43,23 +52,17 @@ impl<'a> SendList<'a> {
     pub fn with_capacity(n: usize) -> Self {
         SendList {
             iov: SmallVec::with_capacity(n),
-            shared: SmallVec::new(),
+            spans: SmallVec::with_capacity(n),
             bytes: 0,
             _borrow: PhantomData,
         }
     }
 
     #[inline]
-    fn push(&mut self, base: *const u8, len: usize, shared: bool) {
+    fn push(&mut self, base: *const u8, len: usize, span: Option<&'a Span>) {
         if len != 0 {
             self.bytes += len;
-            let bit = self.iov.len() % 64;
-            if bit == 0 {
-                self.shared.push(0);
-            }
-            if let Some(word) = self.shared.last_mut() {
-                *word |= u64::from(shared) << bit;
-            }
+            self.spans.push(span);
             self.iov.push(iovec {
                 iov_base: base.cast_mut().cast(),
                 iov_len: len,
@@ -70,13 +73,13 @@ impl<'a> SendList<'a> {
     /// Appends plain bytes.
     #[inline]
     pub fn push_bytes(&mut self, bytes: &'a [u8]) {
-        self.push(bytes.as_ptr(), bytes.len(), false);
+        self.push(bytes.as_ptr(), bytes.len(), None);
     }
 
     /// Appends `len` bytes of a span from `off`; panics when they are not inside it.
     #[inline]
     pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
-        self.push(span.range(off, len), len, true);
+        self.push(span.range(off, len), len, Some(span));
     }
 
     /// Bytes in the list.
@@ -89,6 +92,19 @@ impl<'a> SendList<'a> {
     #[inline]
     pub fn iovs(&self) -> usize {
         self.iov.len()
+    }
+
+    /// The entries in order, and where they are for a peer of this host.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.iov.iter().zip(&self.spans).map(|(v, span)| Piece {
+            place: span.map(|s| s.place_of(v.iov_base.cast())),
+            len: v.iov_len,
+        })
+    }
+
+    /// The memory of `n` bytes from byte `skip` on, or of what there is of them.
+    pub(crate) fn ranges(&self, skip: usize, n: usize) -> impl Iterator<Item = iovec> {
+        ranges(&self.iov, skip, n)
     }
 
     /// Sends on a stream socket without blocking; `more` says that more follows at once. Returns
@@ -113,7 +129,7 @@ impl<'a> SendList<'a> {
             // SAFETY: the entry's borrow is held by `'a`; `reserve` made room for all.
             unsafe {
                 let to = out.as_mut_ptr().add(out.len());
-                if self.shared[i / 64] >> (i % 64) & 1 == 1 {
+                if self.spans[i].is_some() {
                     copy::load(to, from, n);
                 } else {
                     to.copy_from_nonoverlapping(from, n);
@@ -139,7 +155,7 @@ impl<'a> SendList<'a> {
         unsafe {
             for_range(&self.iov, skip, n, |i, from, done, now| {
                 let to = to.add(done);
-                if self.shared[i / 64] >> (i % 64) & 1 == 1 {
+                if self.spans[i].is_some() {
                     relay(to, from, now);
                 } else {
                     copy::store(to, from, now);
@@ -147,6 +163,20 @@ impl<'a> SendList<'a> {
             })
         }
     }
+}
+
+/// The parts of `n` bytes from byte `skip` on.
+fn ranges(iov: &[iovec], mut skip: usize, mut n: usize) -> impl Iterator<Item = iovec> {
+    iov.iter().filter_map(move |v| {
+        let skipped = skip.min(v.iov_len);
+        skip -= skipped;
+        let len = (v.iov_len - skipped).min(n);
+        n -= len;
+        (len != 0).then(|| iovec {
+            iov_base: v.iov_base.wrapping_byte_add(skipped),
+            iov_len: len,
+        })
+    })
 }
 
 /// Calls `f(entry, its address, bytes done before, bytes)` for each part of `n` bytes from byte `skip`
@@ -250,6 +280,11 @@ impl<'a> RecvList<'a> {
     #[inline]
     pub fn len_bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The memory of `n` bytes from byte `skip` on, or of what there is of them.
+    pub(crate) fn ranges(&mut self, skip: usize, n: usize) -> impl Iterator<Item = iovec> {
+        ranges(&self.iov, skip, n)
     }
 
     /// Receives from a stream socket without blocking; returns the bytes received, 0 at the end of

@@ -7,8 +7,9 @@
 //! owner if it waits, else to the system. Only `Storage::Raw` is not ours to keep, so dropping such a
 //! region waits for the spans.
 
+use crate::domain::{Domain, Lent};
 use crate::table::Table;
-use crate::{Access, MemError, PdId, copy};
+use crate::{Access, MemError, PdId, Place, copy};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
@@ -16,10 +17,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long [`Region::deregister`] waits for spans in flight.
-const DEREGISTER_WAIT: Duration = Duration::from_secs(1);
+/// How long [`Region::deregister`] waits for spans in flight and for peers.
+pub(crate) const DEREGISTER_WAIT: Duration = Duration::from_secs(1);
 
 /// Set in `Registered::windows` once no more windows may be bound.
 const CLOSED: u32 = 1 << 31;
@@ -31,6 +32,13 @@ pub enum Backing {
     Owned(Vec<u8>),
     /// So many bytes of new zeroed memory, on pages of its own; pages take memory when touched.
     Anonymous(usize),
+    /// So many bytes of new zeroed memory that peers of this host can map, if their connection is a local one and the
+    /// access rights let them: in the protection domain's arena of memory that peers may write
+    /// (`REMOTE_WRITE`, `REMOTE_ATOMIC`), may read (`REMOTE_READ`), or may not reach. *Every* such peer of the domain can reach
+    /// all regions of its kind there, whatever its windows. The same as `Anonymous` where memory files are not to be had.
+    ///
+    /// A child of `fork` shares these bytes with its parent, rather than getting a copy: both see what either writes.
+    Shared(usize),
 }
 
 enum Storage {
@@ -38,6 +46,8 @@ enum Storage {
         capacity: usize,
     },
     Map,
+    /// Part of an arena.
+    Lent(Box<Lent>),
     /// Somebody else's.
     Raw,
     Nothing,
@@ -82,8 +92,11 @@ impl Registered {
                 let ptr = unsafe { NonNull::new_unchecked(v.as_mut_ptr()) };
                 (ptr, v.len(), Storage::Heap { capacity })
             }
-            Backing::Anonymous(0) => (NonNull::dangling(), 0, Storage::Nothing),
-            Backing::Anonymous(len) => {
+            Backing::Anonymous(0) | Backing::Shared(0) => {
+                (NonNull::dangling(), 0, Storage::Nothing)
+            }
+            // Those that could be lent are made by `from_lent`.
+            Backing::Anonymous(len) | Backing::Shared(len) => {
                 let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::Limit)?;
                 (ptr, len, Storage::Map)
             }
@@ -104,6 +117,37 @@ impl Registered {
             None => return Err(MemError::BadArgument),
         };
         Registered::build(pd, ptr, len, Storage::Raw, iova, access)
+    }
+
+    /// `len` bytes of an arena.
+    pub(crate) fn from_lent(
+        pd: PdId,
+        lent: Lent,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let ptr = NonNull::new(lent.as_ptr()).ok_or(MemError::Limit)?;
+        Registered::build(pd, ptr, len, Storage::Lent(Box::new(lent)), iova, access)
+    }
+
+    /// Whether its bytes are in an arena.
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self.storage, Storage::Lent(_))
+    }
+
+    /// Where the byte at an offset is, for a peer of this host.
+    pub(crate) fn place(&self, offset: usize) -> Place {
+        match &self.storage {
+            Storage::Lent(lent) => Place {
+                space: lent.place.space,
+                addr: lent.place.addr + offset as u64,
+            },
+            _ => Place {
+                space: 0,
+                addr: self.at(offset).as_ptr().addr() as u64,
+            },
+        }
     }
 
     fn build(
@@ -189,7 +233,8 @@ impl Registered {
                 debug_assert!(unmapped.is_ok());
                 None
             }
-            Storage::Raw | Storage::Nothing => None,
+            // The mapping goes, and with it the memory.
+            Storage::Lent(_) | Storage::Raw | Storage::Nothing => None,
         }
     }
 }
@@ -206,7 +251,8 @@ impl Drop for Registered {
 }
 
 /// The owner's handle on registered memory. Dropping it deregisters: windows bound to it become
-/// invalid, and the memory is freed when the last [`crate::Span`] is gone.
+/// invalid, and the memory is freed when the last [`crate::Span`] is gone. A peer of this host that uses the memory
+/// itself is waited for, at most a second; one that goes on for longer makes the memory leak.
 pub struct Region {
     table: Table,
     /// `None` only after `deregister`.
@@ -278,11 +324,12 @@ impl Region {
     }
 
     /// Ends the registration and gives an [`Backing::Owned`] buffer back. From the call on the `STag` is
-    /// invalid; spans in flight are waited for, at most a second.
+    /// invalid; spans in flight, and peers of this host that use the memory themselves, are waited for, at most a
+    /// second.
     ///
     /// # Errors
     /// [`MemError::InUse`] when windows are bound to it (nothing has changed then), or when a span
-    /// outlasts the wait: the `STag` stays invalid, and deregistering again waits again.
+    /// or peer outlasts the wait: the `STag` stays invalid, and deregistering again waits again.
     pub fn deregister(mut self) -> Result<Option<Vec<u8>>, (Region, MemError)> {
         if !self.inner().close_if_no_windows() {
             return Err((self, MemError::InUse));
@@ -290,8 +337,15 @@ impl Region {
         let Some(inner) = self.inner.take() else {
             return Ok(None);
         };
-        self.table.remove_region(&inner);
-        match wait_for_spans(inner, Some(DEREGISTER_WAIT)) {
+        let deadline = Instant::now() + DEREGISTER_WAIT;
+        let domain = self.table.remove_region(&inner);
+        if !settle(&inner, domain.as_deref(), Some(deadline)) {
+            self.inner = Some(inner);
+            return Err((self, MemError::InUse));
+        }
+        drop(domain);
+        let left = deadline.saturating_duration_since(Instant::now());
+        match wait_for_spans(inner, Some(left)) {
             Ok(buffer) => Ok(buffer),
             Err(inner) => {
                 self.inner = Some(inner);
@@ -410,6 +464,15 @@ fn invalid(e: MemError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, e)
 }
 
+/// Waits until no peer of this host uses a region that the table no longer has; says whether that is so. What
+/// peers use through windows that are gone keeps a hold, as spans do.
+fn settle(r: &Arc<Registered>, domain: Option<&Domain>, deadline: Option<Instant>) -> bool {
+    domain.is_none_or(|d| {
+        d.settle_overdue(r, deadline);
+        d.settle(r.stag, deadline)
+    })
+}
+
 /// Waits until ours is the last hold on a region that the table no longer has, then releases it.
 /// Gives the hold back when the time is over.
 fn wait_for_spans(
@@ -446,14 +509,29 @@ impl Drop for Region {
         let Some(inner) = self.inner.take() else {
             return;
         };
-        self.table.remove_region(&inner);
+        let domain = self.table.remove_region(&inner);
         // No bind can pass this, so the windows found next are all there will ever be.
         if inner.windows.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED != 0 {
             self.table.unbind_all(&inner);
         }
         if matches!(inner.storage, Storage::Raw) {
-            // The caller of `register_raw` takes the memory back after this.
-            let _ = wait_for_spans(inner, None);
+            // The caller of `register_raw` takes the memory back after this. Windows that others
+            // are about to take away may turn up as overdue at any time.
+            let mut hold = inner;
+            loop {
+                settle(&hold, domain.as_deref(), None);
+                let limit = domain.is_some().then_some(DEREGISTER_WAIT);
+                match wait_for_spans(hold, limit) {
+                    Ok(_) => return,
+                    Err(again) => hold = again,
+                }
+            }
+        }
+        let deadline = Instant::now() + DEREGISTER_WAIT;
+        if !settle(&inner, domain.as_deref(), Some(deadline)) && !inner.is_lent() {
+            // A peer that was let in may write here yet: nobody else may get this memory. (A late write to an arena
+            // goes into a hole.)
+            std::mem::forget(inner);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! the bytes. Every method checks its own range against the span's before a pointer is used.
 
 use crate::region::Registered;
-use crate::{MemError, copy};
+use crate::{MemError, Place, copy};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,6 +47,17 @@ impl Span {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Where its first byte is, for a peer of this host.
+    pub fn place(&self) -> Place {
+        self.place_of(self.ptr.as_ptr())
+    }
+
+    /// The same for an address inside.
+    pub(crate) fn place_of(&self, p: *const u8) -> Place {
+        self.region
+            .place(p.addr() - self.region.at(0).as_ptr().addr())
     }
 
     /// The address of `len` bytes at `off`.

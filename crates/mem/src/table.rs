@@ -1,11 +1,14 @@
 //! The `STag` table (translation and protection table) of one device.
 
+use crate::domain::Domain;
+use crate::export;
 use crate::region::Registered;
 use crate::{Access, Backing, MemError, PdId, Region, Span};
 use std::collections::{HashMap, VecDeque, hash_map};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// One for each value of an `STag`'s top 4 bits.
 const SHARDS: usize = 16;
@@ -28,6 +31,8 @@ struct Inner {
     entries: AtomicUsize,
     max: usize,
     indices: Mutex<Indices>,
+    /// What protection domains show to peers of this host. May be locked inside of a shard's lock.
+    domains: RwLock<HashMap<PdId, Weak<Domain>>>,
 }
 
 type Shard = HashMap<u32, Entry, BuildHasherDefault<IndexHasher>>;
@@ -117,7 +122,7 @@ fn index(stag: u32) -> u32 {
 
 /// Where a range begins in a region or window, if it is inside.
 #[inline]
-fn locate(base: u64, size: u64, addr: u64, len: u64) -> Result<u64, MemError> {
+pub(crate) fn locate(base: u64, size: u64, addr: u64, len: u64) -> Result<u64, MemError> {
     if addr.checked_add(len.saturating_sub(1)).is_none() {
         return Err(MemError::Wrap);
     }
@@ -170,9 +175,23 @@ impl Inner {
         }
     }
 
-    fn remove(&self, stag: u32) -> Option<Entry> {
+    /// What a protection domain shows, if it shows anything. Not in a child of `fork`, which must leave that to its
+    /// parent.
+    fn shown(&self, pd: PdId) -> Option<Arc<Domain>> {
+        let domains = self.domains.read().unwrap_or_else(PoisonError::into_inner);
+        let domain = domains.get(&pd)?.upgrade()?;
+        drop(domains);
+        domain.is_ours().then_some(domain)
+    }
+
+    /// Takes an entry out, also out of what peers see. Those that are to be waited for come back too.
+    fn remove(&self, stag: u32) -> Option<(Entry, Option<Arc<Domain>>)> {
         let mut shard = self.write(stag);
         let entry = shard.remove(&index(stag))?;
+        let domain = match &entry {
+            Entry::Region(r) => self.retract(r.pd, r.stag),
+            Entry::Window(w) => self.retract(w.pd, w.stag),
+        };
         if shard.capacity() > 64 && shard.len() < shard.capacity() / 8 {
             let room = shard.len() * 2;
             shard.shrink_to(room);
@@ -181,7 +200,44 @@ impl Inner {
         self.entries.fetch_sub(1, Ordering::Relaxed);
         let mut indices = self.indices.lock().unwrap_or_else(PoisonError::into_inner);
         indices.rest(index(stag));
-        Some(entry)
+        Some((entry, domain))
+    }
+
+    /// Hides an `STag` from peers of this host. Called under the lock of the entry's shard, as
+    /// [`Entry::show`] is, so that what peers see follows what holds.
+    fn retract(&self, pd: PdId, stag: u32) -> Option<Arc<Domain>> {
+        let domain = self.shown(pd)?;
+        domain.retract(stag);
+        Some(domain)
+    }
+}
+
+impl Entry {
+    /// Shows a region or a bound window to peers of this host.
+    fn show(&self, domain: &Domain) {
+        match self {
+            Entry::Region(r) => domain.publish(&export::Entry {
+                stag: r.stag,
+                qp: 0,
+                base: r.iova,
+                len: r.len() as u64,
+                rights: r.access,
+                place: r.place(0),
+            }),
+            Entry::Window(w) => {
+                // A queue pair 0 would read as any.
+                if let Some(b) = w.bound.as_ref().filter(|b| b.qp != 0) {
+                    domain.publish(&export::Entry {
+                        stag: w.stag,
+                        qp: b.qp,
+                        base: b.base,
+                        len: b.len,
+                        rights: b.access,
+                        place: b.region.place(b.start),
+                    });
+                }
+            }
+        }
     }
 }
 
@@ -194,6 +250,7 @@ impl Table {
             entries: AtomicUsize::new(0),
             max: max_regions.min(MAX_ENTRIES),
             indices: Mutex::default(),
+            domains: RwLock::default(),
         }))
     }
 
@@ -212,7 +269,55 @@ impl Table {
         iova: u64,
         access: Access,
     ) -> Result<Region, MemError> {
+        if let Backing::Shared(len @ 1..) = backing
+            && let Ok(lent) = self.domain(pd).and_then(|d| d.lend(len, access))
+        {
+            return self.enter(Registered::from_lent(pd, lent, len, iova, access)?);
+        }
         self.enter(Registered::new(pd, backing, iova, access)?)
+    }
+
+    /// What a protection domain shows to peers of this host: made on first need, with all that is registered and bound then.
+    ///
+    /// # Errors
+    /// Those of making memory files: `Unsupported` in a child of `fork` whose parent made it, and
+    /// whatever the system says where there are none (old kernels, no `/proc`, `RLIMIT_FSIZE`, too many open files).
+    pub fn domain(&self, pd: PdId) -> io::Result<Arc<Domain>> {
+        let lock = || {
+            let domains = self.0.domains.write();
+            domains.unwrap_or_else(PoisonError::into_inner)
+        };
+        if let Some(domain) = self.0.shown(pd) {
+            return Ok(domain);
+        }
+        // Both may be dropped below, and the drop of neither may see the lock.
+        let (new, old);
+        {
+            let mut domains = lock();
+            old = domains.get(&pd).and_then(Weak::upgrade);
+            match &old {
+                Some(domain) if domain.is_ours() => return Ok(domain.clone()),
+                Some(_) => return Err(io::ErrorKind::Unsupported.into()),
+                None => {}
+            }
+            new = Arc::new(Domain::new()?);
+            domains.retain(|_, d| d.strong_count() != 0);
+            domains.insert(pd, Arc::downgrade(&new));
+        }
+        // What is registered from here on shows itself.
+        for shard in &self.0.shards {
+            let shard = shard.read().unwrap_or_else(PoisonError::into_inner);
+            for entry in shard.values() {
+                let of = match entry {
+                    Entry::Region(r) => r.pd,
+                    Entry::Window(w) => w.pd,
+                };
+                if of == pd {
+                    entry.show(&new);
+                }
+            }
+        }
+        Ok(new)
     }
 
     /// Registers memory that somebody else owns. Dropping the region waits for its spans without a
@@ -240,24 +345,32 @@ impl Table {
         let inner = self.0.insert(|stag| {
             new.stag = stag;
             let inner = Arc::new(new);
-            (Entry::Region(inner.clone()), inner)
+            let entry = Entry::Region(inner.clone());
+            if let Some(domain) = self.0.shown(inner.pd) {
+                entry.show(&domain);
+            }
+            (entry, inner)
         })?;
         Ok(Region::new(self.clone(), inner))
     }
 
-    /// Takes a region out; again is fine.
-    pub(crate) fn remove_region(&self, region: &Arc<Registered>) {
+    /// Takes a region out; again is fine. Tells whose peers are to be waited for.
+    pub(crate) fn remove_region(&self, region: &Arc<Registered>) -> Option<Arc<Domain>> {
         let here = match self.0.read(region.stag).get(&index(region.stag)) {
             Some(Entry::Region(r)) => Arc::ptr_eq(r, region),
             _ => false,
         };
         if here {
-            self.0.remove(region.stag);
+            self.0.remove(region.stag)?.1
+        } else {
+            self.0.shown(region.pd)
         }
     }
 
-    /// Unbinds every window of a region that is going away.
+    /// Unbinds every window of a region that is going away, and waits for its peers of this host.
     pub(crate) fn unbind_all(&self, region: &Arc<Registered>) {
+        let domain = self.0.shown(region.pd);
+        let mut stags = Vec::new();
         for shard in &self.0.shards {
             let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
             for entry in shard.values_mut() {
@@ -266,7 +379,16 @@ impl Table {
                 {
                     w.bound = None;
                     region.drop_window();
+                    if let Some(domain) = &domain {
+                        domain.retract(w.stag);
+                        stags.push(w.stag);
+                    }
                 }
+            }
+        }
+        if let Some(domain) = domain {
+            for stag in stags {
+                domain.settle_window(stag, region.clone());
             }
         }
     }
@@ -325,25 +447,34 @@ impl Table {
     }
 
     /// Unbinds a window, as Send with Invalidate (RFC 5040 section 5.3) and Local Invalidate do. Spans made
-    /// through it before live on.
+    /// through it before live on; a peer of this host that uses it itself is waited for, at most a second.
     ///
     /// # Errors
+    /// [`MemError::InUse`] when that peer goes on for longer: the window is unbound all the same.
     /// [`MemError::InvalidStag`] (also for an unbound window), [`MemError::Pd`] for another
     /// domain's or queue pair's window, [`MemError::CannotInvalidate`] for a region.
     pub fn invalidate(&self, pd: PdId, qp: u32, stag: u32) -> Result<(), MemError> {
-        match self.0.write(stag).get_mut(&index(stag)) {
-            Some(Entry::Region(r)) if r.stag == stag => Err(if r.pd == pd {
-                MemError::CannotInvalidate
-            } else {
-                MemError::Pd
-            }),
+        let (region, domain) = match self.0.write(stag).get_mut(&index(stag)) {
+            Some(Entry::Region(r)) if r.stag == stag => {
+                return Err(if r.pd == pd {
+                    MemError::CannotInvalidate
+                } else {
+                    MemError::Pd
+                });
+            }
             Some(Entry::Window(w)) => {
                 w.check(pd, qp, stag)?;
-                w.unbind();
-                Ok(())
+                let domain = self.0.retract(pd, stag);
+                (w.unbind(), domain)
             }
-            _ => Err(MemError::InvalidStag),
+            _ => return Err(MemError::InvalidStag),
+        };
+        if let (Some(region), Some(domain)) = (region, domain)
+            && !domain.settle_window(stag, region)
+        {
+            return Err(MemError::InUse);
         }
+        Ok(())
     }
 
     /// A new window, bound to nothing: its `STag` is invalid until [`Self::bind`].
@@ -414,6 +545,7 @@ impl Table {
         let start = locate(region.iova, region.len() as u64, addr, len)? as usize;
         region.add_window()?;
         window.stag = index(window_stag) << 8 | u32::from(new_key);
+        let stag = window.stag;
         window.bound = Some(Binding {
             region,
             qp,
@@ -426,7 +558,12 @@ impl Table {
             len,
             access,
         });
-        Ok(window.stag)
+        if let Some(domain) = self.0.shown(pd)
+            && let Some(entry) = shard.get(&index(window_stag))
+        {
+            entry.show(&domain);
+        }
+        Ok(stag)
     }
 }
 
@@ -468,10 +605,11 @@ impl WindowState {
         }
     }
 
-    fn unbind(&mut self) {
-        if let Some(b) = self.bound.take() {
-            b.region.drop_window();
-        }
+    /// Tells what it was bound to.
+    fn unbind(&mut self) -> Option<Arc<Registered>> {
+        let region = self.bound.take()?.region;
+        region.drop_window();
+        Some(region)
     }
 }
 
@@ -510,8 +648,11 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        if let Some(Entry::Window(mut w)) = self.table.0.remove(self.stag) {
-            w.unbind();
+        if let Some((Entry::Window(mut w), domain)) = self.table.0.remove(self.stag)
+            && let Some(region) = w.unbind()
+            && let Some(domain) = domain
+        {
+            domain.settle_window(w.stag, region);
         }
     }
 }

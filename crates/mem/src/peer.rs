@@ -1,0 +1,474 @@
+//! A peer's domain, as a process of the same host sees it.
+//!
+//! # Safety
+//!
+//! What comes from the peer is hostile: its table is read through atomics and each number is checked against
+//! the length of a file that cannot shrink, before a byte is mapped or touched. Arenas are mapped in windows that live while
+//! a copy holds them, and are never behind a reference. The peer's own address space is reached through the kernel,
+//! which checks the addresses.
+
+use crate::Access;
+use crate::domain::{Place, RW};
+use crate::export::{self, Words};
+use crate::list::{RecvList, SendList};
+use crate::table::locate;
+use libc::iovec;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
+use weft_sys::heart::Pulse;
+use weft_sys::memfd::{self, Mapping};
+use weft_sys::process::{pidfd_alive, vm_readv, vm_writev};
+
+/// Bytes of one mapping of an arena.
+const WINDOW: u64 = 64 << 20;
+/// Windows kept mapped.
+const MAX_WINDOWS: usize = 1024;
+/// From this size on, pages that were not touched yet are made present in one system call.
+const POPULATE: usize = 64 << 10;
+/// Parts of a window that are remembered as present.
+const GRAIN: usize = 64 << 10;
+/// How often the peer's process is asked for, on top of its pulse.
+const ASK_EVERY_MS: u64 = 1;
+
+/// A peer's process, for memory that is not in arenas.
+#[derive(Debug)]
+pub struct Process {
+    /// Its number, as this process sees it.
+    pub pid: u32,
+    /// A descriptor that stands for it.
+    pub pidfd: OwnedFd,
+    /// Whether its address space is still the one that the peer's table speaks of.
+    pub pulse: Pulse,
+}
+
+/// A range of a peer's memory that its exported table allows to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    place: Place,
+    len: u32,
+}
+
+impl Target {
+    /// Where its first byte is.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)] // a length of zero is nothing special
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+}
+
+/// A peer's [`crate::Domain`]: finds what its `STag`s mean, and copies.
+///
+/// Before [`Self::find`] the caller tells the peer which `STag` it is about to use, where the peer's
+/// [`crate::Reader`] looks, and passes a full fence (`SeqCst`); it takes that back when the copy is done. Otherwise the
+/// peer may take its memory back meanwhile.
+pub struct Peer {
+    table: Mapping,
+    arenas: SmallVec<[Arena; 3]>,
+    windows: RwLock<HashMap<(u32, u64), Slot>>,
+    /// Counts uses of windows, to know the oldest.
+    clock: AtomicU64,
+    process: OnceLock<Process>,
+    started: Instant,
+    /// Milliseconds after `started` when the process was last asked for.
+    asked: AtomicU64,
+}
+
+struct Arena {
+    fd: OwnedFd,
+    len: u64,
+}
+
+struct Slot {
+    window: Arc<Window>,
+    used: AtomicU64,
+}
+
+struct Window {
+    mapping: Mapping,
+    /// A bit for each grain that was made present.
+    present: [AtomicU64; WINDOW as usize / GRAIN / 64],
+}
+
+impl Window {
+    /// Makes pages present that were not touched yet.
+    fn prepare(&self, offset: usize, len: usize, write: bool) {
+        if len < POPULATE {
+            return;
+        }
+        let mut fresh = false;
+        for grain in offset / GRAIN..=(offset + len - 1) / GRAIN {
+            let bit = 1 << (grain % 64);
+            let word = &self.present[grain / 64];
+            if word.load(Ordering::Relaxed) & bit == 0 {
+                fresh = true;
+                word.fetch_or(bit, Ordering::Relaxed);
+            }
+        }
+        if fresh {
+            let start = offset & !(PAGE - 1);
+            let end = (offset + len)
+                .next_multiple_of(PAGE)
+                .min(self.mapping.len());
+            self.mapping.populate(start, end - start, write);
+        }
+    }
+}
+
+/// Good enough for advice on ranges.
+const PAGE: usize = 4096;
+
+fn unsupported() -> io::Error {
+    io::ErrorKind::Unsupported.into()
+}
+
+fn invalid(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// A transfer that failed before its first byte may go another way.
+fn at_start(done: usize, e: io::Error) -> io::Error {
+    if done == 0 { unsupported() } else { e }
+}
+
+impl Peer {
+    /// Takes a peer's descriptors, in the order of [`crate::Domain::fds`].
+    ///
+    /// # Errors
+    /// `InvalidData` for the wrong number of them, for files that could shrink, and for a table that is not one or not
+    /// in use.
+    pub fn open(fds: Vec<OwnedFd>) -> io::Result<Peer> {
+        if !(3..=4).contains(&fds.len()) {
+            return Err(invalid("three or four files make a domain"));
+        }
+        let mut fds = fds.into_iter();
+        let table = fds.next().ok_or_else(|| invalid("no table"))?;
+        if memfd::check(&table)? < export::BYTES as u64 {
+            return Err(invalid("the table is too short"));
+        }
+        let peer = Peer {
+            table: Mapping::new(&table, 0, export::BYTES, false)?,
+            arenas: fds
+                .map(|fd| {
+                    let len = memfd::check(&fd)?;
+                    Ok(Arena { fd, len })
+                })
+                .collect::<io::Result<_>>()?,
+            windows: RwLock::default(),
+            clock: AtomicU64::new(0),
+            process: OnceLock::new(),
+            started: Instant::now(),
+            asked: AtomicU64::new(0),
+        };
+        match peer.id() {
+            Some(_) => Ok(peer),
+            None => Err(invalid("not a table in use")),
+        }
+    }
+
+    fn words(&self) -> Words<'_> {
+        // SAFETY: a mapping of the right size that lives as long as `self`.
+        unsafe { Words::of(self.table.as_ptr()) }
+    }
+
+    /// The name of its domain; `None` once the domain is gone.
+    pub fn id(&self) -> Option<[u8; 16]> {
+        self.words().id()
+    }
+
+    /// Allows memory of the peer's process to be used. Only the first call counts.
+    pub fn set_process(&self, process: Process) {
+        let _ = self.process.set(process);
+    }
+
+    /// Whether the peer's address space is still there; true while no process is set.
+    #[inline]
+    pub fn alive(&self) -> bool {
+        self.process.get().is_none_or(|p| p.pulse.beats())
+    }
+
+    /// Reads 16 bytes at an address of the peer's process: whether that works at all, and whether it is
+    /// the right process.
+    pub fn probe(&self, addr: u64, cookie: &[u8; 16]) -> bool {
+        let mut bytes = [0; 16];
+        let mut list = RecvList::new();
+        list.push_buf(&mut bytes);
+        let place = Place { space: 0, addr };
+        self.pull(place, &mut list, 0, 16).is_ok() && bytes == *cookie
+    }
+
+    /// Looks an `STag` up in the peer's table, for its queue pair `qp`. `None` when the table does not know it, or does
+    /// not allow the rights and the range, or when this process cannot reach the memory: then the peer is asked to do it.
+    #[inline]
+    pub fn find(&self, qp: u32, stag: u32, to: u64, len: u32, need: Access) -> Option<Target> {
+        let e = self.words().look(stag)?;
+        if (e.qp != 0 && e.qp != qp) || !e.rights.contains(need) {
+            return None;
+        }
+        let at = locate(e.base, e.len, to, len.into()).ok()?;
+        let place = Place {
+            addr: e.place.addr.checked_add(at)?,
+            ..e.place
+        };
+        let end = place.addr.checked_add(len.into())?;
+        if place.space == 0 {
+            self.process.get()?;
+        } else {
+            let arena = self.arena(place.space)?;
+            let change = need.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            if end > arena.len || (change && place.space != RW) {
+                return None;
+            }
+        }
+        Some(Target { place, len })
+    }
+
+    #[inline]
+    fn arena(&self, space: u32) -> Option<&Arena> {
+        self.arenas.get((space as usize).checked_sub(1)?)
+    }
+
+    /// The window with this byte of an arena.
+    fn window(&self, space: u32, addr: u64) -> io::Result<Arc<Window>> {
+        let key = (space, addr / WINDOW);
+        let now = self.clock.fetch_add(1, Ordering::Relaxed);
+        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(slot) = windows.get(&key) {
+            slot.used.store(now, Ordering::Relaxed);
+            return Ok(slot.window.clone());
+        }
+        drop(windows);
+        let arena = self.arena(space).ok_or_else(unsupported)?;
+        let start = key.1 * WINDOW;
+        let len = arena.len.saturating_sub(start).min(WINDOW);
+        let window = Arc::new(Window {
+            mapping: Mapping::new(&arena.fd, start, len as usize, space == RW)?,
+            present: [const { AtomicU64::new(0) }; _],
+        });
+        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        if windows.len() >= MAX_WINDOWS {
+            let used = |s: &Slot| s.used.load(Ordering::Relaxed);
+            let oldest = windows.iter().min_by_key(|(_, s)| used(s)).map(|(k, _)| *k);
+            oldest.and_then(|k| windows.remove(&k));
+        }
+        let slot = Slot {
+            window: window.clone(),
+            used: AtomicU64::new(now),
+        };
+        windows.insert(key, slot);
+        Ok(window)
+    }
+
+    /// Calls `f(address, bytes done before, bytes)` for each part of a range of an arena.
+    fn in_arena(
+        &self,
+        place: Place,
+        n: usize,
+        write: bool,
+        mut f: impl FnMut(*mut u8, usize, usize),
+    ) -> io::Result<()> {
+        let arena = self.arena(place.space).ok_or_else(unsupported)?;
+        let end = place.addr.checked_add(n as u64);
+        if end.is_none_or(|end| end > arena.len) {
+            return Err(invalid("outside the arena"));
+        }
+        if write && place.space != RW {
+            return Err(unsupported());
+        }
+        let mut done = 0;
+        while done < n {
+            let addr = place.addr + done as u64;
+            let window = self
+                .window(place.space, addr)
+                .map_err(|e| at_start(done, e))?;
+            let offset = (addr % WINDOW) as usize;
+            let now = (window.mapping.len() - offset).min(n - done);
+            window.prepare(offset, now, write);
+            // SAFETY: `offset` is inside the mapping, which holds `now` bytes more.
+            f(unsafe { window.mapping.as_ptr().add(offset) }, done, now);
+            done += now;
+        }
+        Ok(())
+    }
+
+    /// The process, if it is alive as far as can be told.
+    fn process(&self) -> io::Result<&Process> {
+        let process = self.process.get().ok_or_else(unsupported)?;
+        let dead = || io::Error::new(io::ErrorKind::NotConnected, "the peer's process is gone");
+        if !process.pulse.beats() {
+            return Err(dead());
+        }
+        let now = self.started.elapsed().as_millis() as u64 + 1;
+        let asked = self.asked.load(Ordering::Relaxed);
+        if now >= asked + ASK_EVERY_MS {
+            if !pidfd_alive(&process.pidfd) {
+                return Err(dead());
+            }
+            self.asked.store(now, Ordering::Relaxed);
+        }
+        Ok(process)
+    }
+
+    /// Moves the bytes of `local` to or from an address of the peer's process, by `call`.
+    fn by_kernel(
+        &self,
+        mut local: &mut [iovec],
+        mut addr: u64,
+        mut call: impl FnMut(u32, &[iovec], &[iovec]) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while !local.is_empty() {
+            let process = self.process()?;
+            let batch = &local[..local.len().min(weft_sys::raw::MAX_IOV)];
+            let len = batch.iter().map(|v| v.iov_len).sum();
+            let at = usize::try_from(addr).map_err(|_| invalid("not an address"))?;
+            let remote = iovec {
+                iov_base: std::ptr::without_provenance_mut(at),
+                iov_len: len,
+            };
+            let n = match call(process.pid, batch, &[remote]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => n.min(len),
+                Err(e) => {
+                    return Err(match e.raw_os_error() {
+                        Some(libc::EPERM | libc::ENOSYS) => at_start(done, e),
+                        _ => e,
+                    });
+                }
+            };
+            done += n;
+            addr = addr.wrapping_add(n as u64);
+            let mut left = n;
+            while let Some(first) = local.first_mut() {
+                if left < first.iov_len {
+                    first.iov_base = first.iov_base.wrapping_byte_add(left);
+                    first.iov_len -= left;
+                    break;
+                }
+                left -= first.iov_len;
+                local = &mut local[1..];
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the list's bytes to the target, which may be longer.
+    ///
+    /// # Errors
+    /// `Unsupported`: nothing was written, go another way. Others end the connection: `InvalidInput` (the list is longer
+    /// than the target), `EFAULT`, `NotConnected` and `ESRCH` (the peer's process is gone), `InvalidData` (the peer's numbers
+    /// are wrong).
+    pub fn write(&self, target: &Target, from: &SendList<'_>) -> io::Result<()> {
+        let n = from.len_bytes();
+        if n as u64 > target.len.into() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if target.place.space != 0 {
+            // SAFETY: the peer's memory is mapped for the call, and reached by racing copies and atomics only.
+            return self.in_arena(target.place, n, true, |to, done, now| unsafe {
+                from.copy_range_to(done, to, now);
+            });
+        }
+        let mut local: SmallVec<[iovec; 64]> = from.ranges(0, n).collect();
+        self.by_kernel(&mut local, target.place.addr, |pid, local, remote| {
+            // SAFETY: the list keeps its ranges.
+            unsafe { vm_writev(pid, local, remote) }
+        })
+    }
+
+    /// Fills the list from the target's start; the target may be longer.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn read(&self, target: &Target, into: &mut RecvList<'_>) -> io::Result<()> {
+        let n = into.len_bytes();
+        if n as u64 > target.len.into() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.pull(target.place, into, 0, n)
+    }
+
+    /// Fills `n` bytes of the list, from its byte `skip` on, from the peer's memory.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub fn pull(
+        &self,
+        place: Place,
+        into: &mut RecvList<'_>,
+        skip: usize,
+        n: usize,
+    ) -> io::Result<()> {
+        if skip > into.len_bytes() || n > into.len_bytes() - skip {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if place.space != 0 {
+            return self.in_arena(place, n, false, |from, done, now| {
+                // SAFETY: as in `write`.
+                unsafe { into.fill_range_from(skip + done, from, now) };
+            });
+        }
+        let mut local: SmallVec<[iovec; 64]> = into.ranges(skip, n).collect();
+        self.by_kernel(&mut local, place.addr, |pid, local, remote| {
+            // SAFETY: the list keeps its ranges, which nobody else refers to while it is borrowed.
+            unsafe { vm_readv(pid, local, remote) }
+        })
+    }
+
+    /// Runs an atomic on the target's first eight bytes.
+    fn atomic(&self, target: &Target, f: impl FnOnce(&AtomicU64) -> u64) -> Option<u64> {
+        let Place { space, addr } = target.place;
+        if space != RW || addr % 8 != 0 || target.len < 8 {
+            return None;
+        }
+        let mut f = Some(f);
+        let mut old = None;
+        self.in_arena(target.place, 8, true, |p, _, _| {
+            #[allow(clippy::cast_ptr_alignment)] // checked above; windows begin on pages
+            let p = p.cast::<u64>();
+            // SAFETY: eight mapped bytes (an aligned word is in one window), never behind a plain reference.
+            old = f.take().map(|f| f(unsafe { AtomicU64::from_ptr(p) }));
+        })
+        .ok()?;
+        old
+    }
+
+    /// Adds to the host-endian word at the target's start, atomically also against its owner; returns what was there. `None`
+    /// unless it is in an arena that peers may write, and at a multiple of 8: then the peer is asked to do it. The same for
+    /// the other atomics.
+    pub fn fetch_add(&self, target: &Target, v: u64) -> Option<u64> {
+        self.atomic(target, |w| w.fetch_add(v, Ordering::SeqCst))
+    }
+
+    /// Replaces the word; returns what was there.
+    pub fn swap(&self, target: &Target, v: u64) -> Option<u64> {
+        self.atomic(target, |w| w.swap(v, Ordering::SeqCst))
+    }
+
+    /// Replaces the word by `swap` if it equals `compare`; returns what was there.
+    pub fn compare_swap(&self, target: &Target, compare: u64, swap: u64) -> Option<u64> {
+        self.atomic(target, |w| {
+            let (Ok(old) | Err(old)) =
+                w.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+            old
+        })
+    }
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer")
+            .field("arenas", &self.arenas.len())
+            .field("process", &self.process)
+            .finish_non_exhaustive()
+    }
+}
