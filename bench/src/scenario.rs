@@ -1,6 +1,6 @@
 //! Scenarios as data, and the one loop that runs them all.
 
-use crate::driver::{self, Context, Copy, Initiator, Kind, Op, Spec, Stack, outside};
+use crate::driver::{self, Context, Copy, Initiator, Kind, Op, Spec, Stack, Transport, outside};
 use crate::error::{BenchError, Result};
 use crate::process::{Peer, Reply, Request, unexpected};
 use crate::record::{Metric, Record, Side};
@@ -383,7 +383,7 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
             if spec.kind == Kind::PingPong {
                 record.poll = Some(if spec.busy { "busy" } else { "block" }.to_owned());
             }
-            if spec.stack.is_weft() {
+            if spec.stack.is_weft() && spec.transport == Transport::Tcp {
                 record.crc = Some(spec.crc);
             }
             if spec.stack != Stack::Tcp {

@@ -146,6 +146,48 @@ fn memory(directory: &Path) {
     }
 }
 
+fn limits(directory: &Path) {
+    let (records, page) = bench(
+        directory,
+        "--op write --figure bandwidth --stack weft,memcpy,vm --crc off --size 8,100K",
+    );
+    for stack in ["weft", "memcpy", "vm"] {
+        let of_stack = records.iter().filter(|record| record.stack == stack);
+        let speeds = of_stack.filter(|record| record.metric == Metric::bandwidth_GBps);
+        assert_eq!(speeds.filter(|record| record.summary.min > 0.0).count(), 2);
+    }
+    assert!(page.contains("RDMA Write: throughput beside others"));
+    assert!(page.contains("weft of memcpy"));
+}
+
+/// The other libraries' programs need not be there, or not work here: then the page says so.
+fn peers(directory: &Path) {
+    let (records, page) = bench(
+        directory,
+        "--peers --op send --stack weft,ucx-cma,fi-shm --size 64",
+    );
+    for (stack, metric, package) in [
+        ("ucx-cma", Metric::bandwidth_GBps, "ucx-utils"),
+        ("ucx-cma", Metric::latency_us_mean, "ucx-utils"),
+        ("fi-shm", Metric::latency_us_mean, "libfabric-bin"),
+    ] {
+        match find(&records, stack, metric, None) {
+            Some(record) => assert!(record.summary.min > 0.0, "{record:?}"),
+            None => assert!(
+                page.contains(&format!("apt-get install {package}"))
+                    || page.contains(&format!(": {stack}: ")),
+                "{stack} {metric:?}"
+            ),
+        }
+    }
+    assert!(find(&records, "weft", Metric::latency_us_mean, Some(false)).is_some());
+    assert!(
+        records
+            .iter()
+            .all(|record| record.poll.as_deref() != Some("block"))
+    );
+}
+
 fn several_sizes_and_one_stack(directory: &Path) {
     let (records, _) = bench(
         directory,
@@ -168,7 +210,7 @@ fn main() -> ExitCode {
     }
     let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for results");
-    let tests: [Test; 9] = [
+    let tests: [Test; 11] = [
         ("transfers", transfers),
         ("atomics", atomics),
         ("rate", rate),
@@ -177,6 +219,8 @@ fn main() -> ExitCode {
         ("registration", registration),
         ("setup", setup),
         ("memory", memory),
+        ("limits", limits),
+        ("peers", peers),
         ("several_sizes_and_one_stack", several_sizes_and_one_stack),
     ];
     // `cargo test NAME` and its lists work as with any other test; one at a time, as benchmarks should run.

@@ -13,7 +13,7 @@ pub(super) fn connect(
     spec: &Spec,
     addr: SocketAddr,
 ) -> Result<Box<dyn Initiator>> {
-    let (device, _) = context.device()?;
+    let (device, _) = context.device(spec.transport)?;
     let options = Options {
         device: device.clone(),
         param: param(spec.crc),

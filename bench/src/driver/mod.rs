@@ -321,7 +321,7 @@ impl Acceptor {
     pub(crate) fn listen(context: &mut Context, spec: &Spec) -> Result<Self> {
         match spec.stack {
             Stack::Tcp | Stack::Vm => Ok(Self::Tcp(tcp::listen()?)),
-            Stack::Weft | Stack::WeftIw => Ok(Self::Weft(weft::listen(context, spec.crc)?)),
+            Stack::Weft | Stack::WeftIw => Ok(Self::Weft(weft::listen(context, spec)?)),
             _ => Err(unconnected(spec.stack)),
         }
     }

@@ -4,7 +4,9 @@
 //! needs a posted receive, so the receiver posts [`RECVS`] and tells the sender of every
 //! [`GRANT`] that it has posted again. The end of a stream is acknowledged by the application at the far end.
 
-use super::{Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, lap};
+use super::{
+    Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Transport, lap,
+};
 use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,7 +21,7 @@ const RECVS: u32 = 512;
 /// Receives after which the receiver lets the sender know.
 const GRANT: u32 = RECVS / 2;
 /// Receives beyond [`RECVS`], so that used ones can be posted again several at a time.
-const SPARE: u32 = 16;
+const SPARE: u32 = 64;
 /// Length of the note that grants [`GRANT`] more sends.
 const NOTE_GRANT: usize = 1;
 /// Length of the note that ends a run: from the initiator "that was all", from the peer "all is here".
@@ -38,10 +40,10 @@ pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) 
     }
 }
 
-/// The device and protection domain of this process, opened when first used.
+/// The devices of this process, one for each transport, each with a protection domain; opened when first used.
 #[derive(Default)]
 pub(crate) struct Context {
-    open: Option<(Device, Pd)>,
+    open: Vec<(Transport, (Device, Pd))>,
     held: Vec<Connection>,
 }
 
@@ -51,24 +53,33 @@ impl Context {
         self.held.extend(connections);
     }
 
-    pub(crate) fn device(&mut self) -> Result<&(Device, Pd)> {
-        if self.open.is_none() {
-            let device = Device::open().map_err(stack("open the device"))?;
+    pub(crate) fn device(&mut self, transport: Transport) -> Result<&(Device, Pd)> {
+        let open = self.open.iter().position(|(of, _)| *of == transport);
+        let index = if let Some(index) = open {
+            index
+        } else {
+            let device = open_device(transport)?;
             let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
-            self.open = Some((device, pd));
-        }
-        self.open
-            .as_ref()
-            .ok_or_else(|| BenchError::Usage("no device".to_owned()))
+            self.open.push((transport, (device, pd)));
+            self.open.len() - 1
+        };
+        Ok(&self.open[index].1)
+    }
+}
+
+fn open_device(transport: Transport) -> Result<Device> {
+    match transport {
+        Transport::Tcp => Device::open().map_err(stack("open the device")),
+        Transport::Local => Err(BenchError::Usage("no device for this transport".to_owned())),
     }
 }
 
 pub(crate) struct Listening(pub(crate) Listener);
 
-pub(super) fn listen(context: &mut Context, crc: bool) -> Result<Listening> {
-    let (device, _) = context.device()?;
+pub(super) fn listen(context: &mut Context, spec: &Spec) -> Result<Listening> {
+    let (device, _) = context.device(spec.transport)?;
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    Listener::bind(device, addr, 128, &param(crc))
+    Listener::bind(device, addr, 128, &param(spec.crc))
         .map(Listening)
         .map_err(stack("listen"))
 }
@@ -106,7 +117,7 @@ pub(super) fn connect(
     spec: &Spec,
     addr: SocketAddr,
 ) -> Result<Box<dyn Initiator>> {
-    let (device, pd) = context.device()?;
+    let (device, pd) = context.device(spec.transport)?;
     let (cq, init) = queues(device, spec)?;
     let connection = cm::connect(addr, pd, &init, &param(spec.crc)).map_err(stack("connect"))?;
     Ok(Box::new(End::new(
@@ -123,7 +134,7 @@ pub(super) fn accept(
     listening: &Listening,
     spec: &Spec,
 ) -> Result<Box<dyn Responder>> {
-    let (device, pd) = context.device()?;
+    let (device, pd) = context.device(spec.transport)?;
     let (cq, init) = queues(device, spec)?;
     let qp = pd.create_qp(&init).map_err(stack("create a QP"))?;
     let connection = accept_one(&listening.0, qp, spec.crc)?;
@@ -439,15 +450,17 @@ impl End {
         self.await_end()
     }
 
+    /// The operation of a ping-pong, made once: without and with a signal.
+    fn ball(&self) -> Result<[SendWr; 2]> {
+        let wr = self.operation()?;
+        Ok([wr.clone(), wr.signaled()])
+    }
+
     /// Posts one operation of a ping-pong.
-    fn ping(&mut self, wr: &SendWr) -> Result<()> {
+    fn ping(&mut self, ball: &[SendWr; 2]) -> Result<()> {
         self.turn += 1;
-        let wr = if self.turn.is_multiple_of(SIGNAL_EVERY) {
-            wr.clone().signaled()
-        } else {
-            wr.clone()
-        };
-        self.post(&[wr])
+        let signaled = self.turn.is_multiple_of(SIGNAL_EVERY);
+        self.post(std::slice::from_ref(&ball[usize::from(signaled)]))
     }
 
     fn await_message(&mut self) -> Result<()> {
@@ -484,12 +497,12 @@ impl End {
     }
 
     /// Writes `flag` as the last byte of the message.
-    fn ping_flag(&mut self, wr: &SendWr, flag: u8) -> Result<()> {
+    fn ping_flag(&mut self, ball: &[SendWr; 2], flag: u8) -> Result<()> {
         let last = self.spec.len()?.max(1) - 1;
         self.source
             .fill(last, 1, flag)
             .map_err(stack("fill a memory region"))?;
-        self.ping(wr)
+        self.ping(ball)
     }
 }
 
@@ -516,22 +529,22 @@ impl Initiator for End {
             };
         }
         self.clear_flag()?;
-        let wr = self.operation()?;
+        let ball = self.ball()?;
         let mut start = Instant::now();
         for turn in 0..count {
             let share = match self.spec.op {
                 Op::Send | Op::WriteImm => {
-                    self.ping(&wr)?;
+                    self.ping(&ball)?;
                     self.await_message()?;
                     0.5
                 }
                 Op::Write => {
-                    self.ping_flag(&wr, flag(turn))?;
+                    self.ping_flag(&ball, flag(turn))?;
                     self.await_flag(flag(turn))?;
                     0.5
                 }
                 Op::Read | Op::FetchAdd | Op::CompareSwap | Op::Swap => {
-                    self.post(&[wr.clone().signaled()])?;
+                    self.post(&ball[1..])?;
                     while self.progress()?.done == 0 {}
                     1.0
                 }
@@ -572,18 +585,18 @@ impl Responder for End {
                 self.note(NOTE_END)
             }
             (Kind::PingPong, Op::Send | Op::WriteImm) => {
-                let wr = self.operation()?;
+                let ball = self.ball()?;
                 for _ in 0..count {
                     self.await_message()?;
-                    self.ping(&wr)?;
+                    self.ping(&ball)?;
                 }
                 Ok(())
             }
             (Kind::PingPong, Op::Write) => {
-                let wr = self.operation()?;
+                let ball = self.ball()?;
                 for turn in 0..count {
                     self.await_flag(flag(turn))?;
-                    self.ping_flag(&wr, flag(turn))?;
+                    self.ping_flag(&ball, flag(turn))?;
                 }
                 Ok(())
             }

@@ -56,6 +56,21 @@ impl<'a> View<'a> {
         self.filter(|record| record.side == Some(side))
     }
 
+    fn transport(&self, transport: &str) -> Self {
+        self.filter(|record| record.transport == transport)
+    }
+
+    /// The transports, in the order in which they were measured.
+    fn transports(&self) -> Vec<String> {
+        let mut transports = Vec::new();
+        for record in &self.0 {
+            if !transports.contains(&record.transport) {
+                transports.push(record.transport.clone());
+            }
+        }
+        transports
+    }
+
     pub(super) fn at(&self, bytes: u64) -> Option<&'a Record> {
         self.0.iter().copied().find(|record| record.bytes == bytes)
     }
@@ -139,7 +154,8 @@ impl Line {
         match (self.stack.as_str(), self.crc, self.case.as_deref()) {
             ("tcp" | "memcpy", _, _) => Stroke::Tcp,
             ("weft-iw", _, _) | (_, _, Some("reregister")) => Stroke::WeftOther,
-            (_, _, Some("copy")) => Stroke::Other,
+            (_, _, Some("copy" | "ordinary")) => Stroke::Other,
+            _ if self.transport == "local" => Stroke::WeftOther,
             (_, Some(true), _) => Stroke::WeftCrc,
             _ => Stroke::Weft,
         }
@@ -448,14 +464,9 @@ fn operations(all: &View<'_>) -> Option<Section> {
         Some(record) => record.transport.as_str(),
         None => return None,
     };
-    let crc = if bandwidth
-        .filter(|record| record.crc == Some(false))
-        .is_empty()
-    {
-        Some(true)
-    } else {
-        Some(false)
-    };
+    let weft = bandwidth.stack("weft");
+    let plain = weft.0.iter().find(|record| record.crc != Some(true));
+    let crc = plain.map_or(Some(true), |record| record.crc);
     let mut plot = Plot::new(
         "Throughput of the operations",
         Axis::bytes(),
@@ -689,6 +700,7 @@ fn iw(all: &View<'_>) -> Option<Section> {
     let cpu = of_op.metric(Metric::cpu_s_per_GB);
     let mut table = Table::new(&[
         "size",
+        "over",
         "library GB/s",
         "verbs GB/s",
         "library of verbs",
@@ -696,21 +708,28 @@ fn iw(all: &View<'_>) -> Option<Section> {
         "verbs CPU s/GB sender",
     ]);
     let sender = cpu.side(Side::Sender);
-    for bytes in bandwidth.sizes() {
-        let library = bandwidth.stack("weft-iw").at(bytes);
-        let verbs = bandwidth.stack("weft").at(bytes);
-        let share = library.zip(verbs).map_or_else(
-            || "-".to_owned(),
-            |(library, verbs)| format!("{:.2}", library.summary.median / verbs.summary.median),
+    for transport in bandwidth.transports() {
+        let (speed, load) = (
+            bandwidth.transport(&transport),
+            sender.transport(&transport),
         );
-        table.push([
-            human(bytes),
-            spread(library),
-            spread(verbs),
-            share,
-            median(sender.stack("weft-iw").at(bytes)),
-            median(sender.stack("weft").at(bytes)),
-        ]);
+        for bytes in speed.sizes() {
+            let library = speed.stack("weft-iw").at(bytes);
+            let verbs = speed.stack("weft").at(bytes);
+            let share = library.zip(verbs).map_or_else(
+                || "-".to_owned(),
+                |(library, verbs)| format!("{:.2}", library.summary.median / verbs.summary.median),
+            );
+            table.push([
+                human(bytes),
+                transport.clone(),
+                spread(library),
+                spread(verbs),
+                share,
+                median(load.stack("weft-iw").at(bytes)),
+                median(load.stack("weft").at(bytes)),
+            ]);
+        }
     }
     let mut plot = Plot::new(
         "RDMA Write over the iw library and over verbs",

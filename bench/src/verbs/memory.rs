@@ -4,7 +4,7 @@
 //! serve again and hide what a connection needs.
 
 use crate::args::CommonArgs;
-use crate::driver::{Context, accept_one, param, stack};
+use crate::driver::{Context, Transport, accept_one, param, stack};
 use crate::error::{BenchError, Result};
 use crate::process::{Peer, Reply, Request, unexpected};
 use crate::record::{Metric, Record};
@@ -83,7 +83,7 @@ impl Plan {
         reply: &mut dyn FnMut(Reply) -> Result<()>,
     ) -> Result<()> {
         allow_descriptors(self.count)?;
-        let (device, pd) = context.device()?;
+        let (device, pd) = context.device(Transport::Tcp)?;
         let listener = if self.to.is_some() {
             None
         } else {

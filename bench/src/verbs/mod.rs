@@ -421,22 +421,24 @@ fn ping_pong(groups: &mut Vec<Group>, op: Op, bytes: u64, common: &CommonArgs) {
 /// Writes over the library and over the verbs that it stands on.
 fn iw(groups: &mut Vec<Group>, common: &CommonArgs) {
     for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
-        let spec = |stack| Spec {
-            stack,
-            op: Op::Write,
-            bytes,
-            window: window(Op::Write, bytes),
-            one_by_one: true,
-            ..Spec::BASE
-        };
+        let mut contenders = Vec::new();
+        for &transport in &common.transport {
+            for stack in [Stack::WeftIw, Stack::Weft] {
+                let spec = Spec {
+                    stack,
+                    transport,
+                    op: Op::Write,
+                    bytes,
+                    window: window(Op::Write, bytes),
+                    one_by_one: true,
+                    ..Spec::BASE
+                };
+                contenders.push(Contender { spec, case: None });
+            }
+        }
         groups.push(Group {
             op: "iw",
-            contenders: [Stack::WeftIw, Stack::Weft]
-                .map(|stack| Contender {
-                    spec: spec(stack),
-                    case: None,
-                })
-                .into(),
+            contenders,
         });
     }
 }

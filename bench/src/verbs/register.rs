@@ -4,7 +4,7 @@
 //! fresh mapping whose pages are not resident, without a line of unsafe code.
 
 use crate::args::CommonArgs;
-use crate::driver::{Context, deregister, stack};
+use crate::driver::{Context, Transport, deregister, stack};
 use crate::error::{BenchError, Result};
 use crate::process::{Peer, Reply, Request, unexpected};
 use crate::record::{Metric, Record};
@@ -112,7 +112,7 @@ fn register(pd: &Pd, buffer: Vec<u8>) -> Result<Mr> {
 impl Plan {
     /// Times everything; in the peer process.
     pub(crate) fn run(&self, context: &mut Context) -> Result<Vec<Row>> {
-        let (_, pd) = context.device()?;
+        let (_, pd) = context.device(Transport::Tcp)?;
         let mut rows = Vec::new();
         for &bytes in &self.sizes {
             let len = usize::try_from(bytes)

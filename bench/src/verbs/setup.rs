@@ -1,7 +1,9 @@
 //! The steps of a connection's life: thesis table 4.1, beside the same life of a TCP connection.
 
 use crate::args::CommonArgs;
-use crate::driver::{Context, Stack, accept_one, deregister, param, stack, tcp_transfer_whole};
+use crate::driver::{
+    Context, Stack, Transport, accept_one, deregister, param, stack, tcp_transfer_whole,
+};
 use crate::error::{BenchError, Result};
 use crate::process::{PATIENCE, Peer, Reply, Request};
 use crate::record::{Metric, Record};
@@ -38,7 +40,7 @@ pub(crate) struct Plan {
 pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<Record>> {
     let mut records = Vec::new();
     // The engine's own start is not part of a connection's life.
-    context.device()?;
+    context.device(Transport::Tcp)?;
     for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
         // The two ends of 1 GiB fill memory and seconds: fewer runs say enough.
         let runs = if bytes >= 1 << 28 {
@@ -231,7 +233,7 @@ impl Plan {
             }
             return Ok(());
         }
-        let (device, pd) = context.device()?;
+        let (device, pd) = context.device(Transport::Tcp)?;
         let listener =
             Listener::bind(device, addr, 16, &param(self.crc)).map_err(stack("listen"))?;
         let mr = pd
