@@ -1,0 +1,544 @@
+//! One side of a connection.
+
+use crate::segment::{AtomicU64 as Shared, Segment, announce, fence, look};
+use crate::{Broken, Front, Ref, Role, Word};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
+use weft_mem::{RecvList, SendList};
+
+/// Values of [`Word::End`]; a direction's value only rises.
+pub(crate) const OPEN: u64 = 0;
+pub(crate) const FINISHED: u64 = 1;
+pub(crate) const ABORTED: u64 = 2;
+
+/// Kinds of records, in the upper half of a header; the lower half is the body's length in bytes. No
+/// header is 0, which stands where the next one will be.
+const BYTES: u8 = 1;
+const REF: u8 = 2;
+/// No record has been begun.
+const NONE: u8 = 0;
+
+/// Bytes of a record's header, and of the zero that follows the last record.
+const HEADER: u64 = 8;
+/// Bytes of a reference's body: space, address, length.
+const REF_BODY: u64 = 24;
+
+fn header(kind: u8, len: u64) -> u64 {
+    u64::from(kind) << 32 | len
+}
+
+/// What the sending side knows; on lines that the receiving side does not use.
+#[derive(Default)]
+#[repr(align(128))]
+struct Sender {
+    /// Position after everything pushed.
+    pushed: AtomicU64,
+    /// Position after everything that the peer can see.
+    published: AtomicU64,
+    /// The header of the record at `published`, which is kept back until everything after it is there; 0: none.
+    held: AtomicU64,
+    /// What the peer had consumed when last looked.
+    consumed: AtomicU64,
+    asleep: AtomicBool,
+}
+
+/// What the receiving side knows.
+#[derive(Default)]
+#[repr(align(128))]
+struct Receiver {
+    /// The next byte to read: a header if `kind` is `NONE`, of a reference its header, of bytes their next.
+    position: AtomicU64,
+    /// What the peer was told.
+    released: AtomicU64,
+    kind: AtomicU8,
+    /// A reference was consumed that the peer was not told of.
+    ref_done: AtomicBool,
+    asleep: AtomicBool,
+    /// The peer must be woken, which `release` has yet to say.
+    owed: AtomicBool,
+    space: AtomicU32,
+    addr: AtomicU64,
+    /// Bytes left in the record begun.
+    left: AtomicU64,
+}
+
+/// One side of a connection.
+///
+/// Sending: [`room`](Self::room), [`push`](Self::push), [`push_ref`](Self::push_ref),
+/// [`publish`](Self::publish), [`consumed`](Self::consumed), [`finish`](Self::finish),
+/// [`sleep_on_room`](Self::sleep_on_room). Receiving: [`front`](Self::front), [`take`](Self::take),
+/// [`advance_ref`](Self::advance_ref), [`release`](Self::release), [`sleep_on_data`](Self::sleep_on_data). The methods
+/// of each family must not run at the same time as one another: if they do, bytes get mixed up, but memory stays safe.
+/// The two families may run at the same time, and so may all other methods, except for [`awake`](Self::awake), which
+/// ends the sleep of both.
+///
+/// What returns "the peer must be woken" has cleared the peer's flag: if the caller does not wake it, nobody does.
+pub struct End {
+    segment: Arc<Segment>,
+    role: Role,
+    tx: Sender,
+    rx: Receiver,
+}
+
+impl End {
+    /// One side of `segment`, as new: to be made once for a side.
+    pub fn new(segment: Arc<Segment>, role: Role) -> End {
+        End {
+            segment,
+            role,
+            tx: Sender::default(),
+            rx: Receiver::default(),
+        }
+    }
+
+    #[inline]
+    fn mine(&self, word: Word) -> &Shared {
+        self.segment.control(self.role, word)
+    }
+
+    #[inline]
+    fn theirs(&self, word: Word) -> &Shared {
+        self.segment.control(self.role.peer(), word)
+    }
+
+    /// Whether the peer sleeps on `flag` and must be woken. What it sleeps for must have been announced.
+    #[inline]
+    fn wakes(&self, flag: Word) -> bool {
+        let flag = self.theirs(flag);
+        look(flag) != 0 && flag.swap(0, AcqRel) != 0
+    }
+
+    // ---- sending
+
+    /// Payload that fits, by what is known of the peer's consumption. A multiple of 8.
+    #[inline]
+    fn known_room(&self) -> u64 {
+        let used = self
+            .tx
+            .pushed
+            .load(Relaxed)
+            .saturating_sub(self.tx.consumed.load(Relaxed));
+        // A record's header, and the zero after it.
+        (self.segment.capacity() as u64).saturating_sub(used + 2 * HEADER)
+    }
+
+    /// Whether `n` bytes of payload fit, or else how many.
+    #[inline]
+    fn room_for(&self, n: u64) -> Result<u64, Broken> {
+        let known = self.known_room();
+        if known >= n {
+            return Ok(n);
+        }
+        self.consumed()?;
+        Ok(self.known_room().min(n))
+    }
+
+    /// Bytes of payload that [`push`](Self::push) would take now (0: full). An empty ring takes its
+    /// capacity less 16.
+    #[inline]
+    pub fn room(&self) -> Result<usize, Broken> {
+        self.consumed()?;
+        Ok(self.known_room() as usize)
+    }
+
+    /// Appends a record whose body of `len` bytes was written already.
+    #[inline]
+    fn append(&self, kind: u8, len: u64) {
+        let at = self.tx.pushed.load(Relaxed);
+        let end = at + HEADER + len.next_multiple_of(8);
+        // The peer finds it after this record, until there is another.
+        self.segment.word(self.role, end).store(0, Relaxed);
+        let header = header(kind, len);
+        if self.tx.held.load(Relaxed) == 0 {
+            self.tx.held.store(header, Relaxed);
+        } else {
+            // Nobody gets here before the header that is held.
+            self.segment.word(self.role, at).store(header, Relaxed);
+        }
+        self.tx.pushed.store(end, Relaxed);
+    }
+
+    /// Copies up to `n` bytes of `list`, from its byte `skip` on, into the ring as one record; returns
+    /// the bytes taken, fewer when the ring is full or the list ends. The peer sees nothing before
+    /// [`publish`](Self::publish).
+    #[inline]
+    pub fn push(&self, list: &SendList<'_>, skip: usize, n: usize) -> Result<usize, Broken> {
+        let n = n.min(list.len_bytes().saturating_sub(skip));
+        let n = self.room_for(n as u64)? as usize;
+        if n == 0 {
+            return Ok(0);
+        }
+        let at = self.tx.pushed.load(Relaxed);
+        let n = self.segment.copy_in(self.role, at + HEADER, list, skip, n);
+        self.append(BYTES, n as u64);
+        Ok(n)
+    }
+
+    /// Appends a reference; false when there is no room for it. The memory must stay as it is until
+    /// [`consumed`](Self::consumed) says that the peer is done with it. Panics when `len` is 0 or
+    /// `addr + len` wraps.
+    pub fn push_ref(&self, r: Ref) -> Result<bool, Broken> {
+        assert!(
+            r.len != 0 && r.addr.checked_add(r.len).is_some(),
+            "{r:?} is no range"
+        );
+        if self.room_for(REF_BODY)? < REF_BODY {
+            return Ok(false);
+        }
+        let at = self.tx.pushed.load(Relaxed) + HEADER;
+        for (i, value) in [u64::from(r.space), r.addr, r.len].into_iter().enumerate() {
+            self.segment
+                .word(self.role, at + 8 * i as u64)
+                .store(value, Relaxed);
+        }
+        self.append(REF, REF_BODY);
+        Ok(true)
+    }
+
+    /// Makes everything pushed visible. Returns true when the peer sleeps and must be woken.
+    #[inline]
+    #[must_use]
+    pub fn publish(&self) -> bool {
+        let held = self.tx.held.load(Relaxed);
+        if held == 0 {
+            return false;
+        }
+        let at = self.tx.published.load(Relaxed);
+        announce(self.segment.word(self.role, at), held);
+        self.tx.held.store(0, Relaxed);
+        self.tx
+            .published
+            .store(self.tx.pushed.load(Relaxed), Relaxed);
+        self.wakes(Word::WantData)
+    }
+
+    /// Whether `head` is a position that the peer can have reached; then up to where it has consumed.
+    #[inline]
+    fn check_head(&self, head: u64) -> Result<u64, Broken> {
+        let possible = self.tx.consumed.load(Relaxed)..=self.tx.published.load(Relaxed);
+        if !possible.contains(&head) || !head.is_multiple_of(8) {
+            return Err(Broken);
+        }
+        Ok(head)
+    }
+
+    /// The ring position up to which the peer has consumed, and told us. It only rises, and reaches
+    /// [`pushed`](Self::pushed). Positions count bytes since the start, headers included.
+    #[inline]
+    pub fn consumed(&self) -> Result<u64, Broken> {
+        let head = self.check_head(self.theirs(Word::Head).load(Acquire))?;
+        self.tx.consumed.store(head, Relaxed);
+        Ok(head)
+    }
+
+    /// The ring position after everything pushed.
+    #[inline]
+    pub fn pushed(&self) -> u64 {
+        self.tx.pushed.load(Relaxed)
+    }
+
+    /// Raises our `End` word, and lets nothing that follows be done before.
+    fn end(&self, value: u64) {
+        self.mine(Word::End).fetch_max(value, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Publishes, and says that nothing follows in our direction. Returns true when the peer must be woken.
+    #[must_use]
+    pub fn finish(&self) -> bool {
+        let published = self.publish();
+        self.end(FINISHED);
+        self.wakes(Word::WantData) | published
+    }
+
+    /// The abrupt end of both directions: what was not published is lost, and references are good no longer. Returns
+    /// true when the peer must be woken. May run at the same time as anything.
+    #[must_use]
+    pub fn abort(&self) -> bool {
+        self.end(ABORTED);
+        self.wakes(Word::WantData) | self.wakes(Word::WantRoom)
+    }
+
+    // ---- receiving
+
+    /// What is at the front. While it is [`Front::Empty`], a call costs two loads of lines that nobody writes.
+    #[inline]
+    pub fn front(&self) -> Result<Front, Broken> {
+        let rx = &self.rx;
+        match rx.kind.load(Relaxed) {
+            BYTES => return Ok(Front::Bytes(rx.left.load(Relaxed) as usize)),
+            REF => return Ok(Front::Ref(self.reference())),
+            _ => {}
+        }
+        let at = rx.position.load(Relaxed);
+        let word = self.segment.word(self.role.peer(), at);
+        let mut header = word.load(Acquire);
+        if header == 0 {
+            match self.theirs(Word::End).load(Acquire) {
+                OPEN => return Ok(Front::Empty),
+                end @ (FINISHED | ABORTED) => {
+                    // It may have been published after the first look.
+                    header = word.load(Acquire);
+                    match (header, end) {
+                        (0, FINISHED) => return Ok(Front::End),
+                        (0, _) => return Ok(Front::Aborted),
+                        _ => {}
+                    }
+                }
+                _ => return Err(Broken),
+            }
+        }
+        self.begin(at, header)
+    }
+
+    /// Begins the record at `at`: from here on what was checked is private.
+    #[inline]
+    fn begin(&self, at: u64, header: u64) -> Result<Front, Broken> {
+        let rx = &self.rx;
+        let (kind, len) = (header >> 32, u64::from(header as u32));
+        if kind == u64::from(BYTES) {
+            if len == 0 || len > self.segment.capacity() as u64 - 2 * HEADER {
+                return Err(Broken);
+            }
+            rx.position.store(at + HEADER, Relaxed);
+            rx.left.store(len, Relaxed);
+            rx.kind.store(BYTES, Relaxed);
+            return Ok(Front::Bytes(len as usize));
+        }
+        if kind != u64::from(REF) || len != REF_BODY {
+            return Err(Broken);
+        }
+        let body = |i: u64| {
+            let word = self.segment.word(self.role.peer(), at + HEADER + 8 * i);
+            word.load(Relaxed)
+        };
+        let (space, addr, len) = (body(0), body(1), body(2));
+        let space = u32::try_from(space).map_err(|_| Broken)?;
+        if len == 0 || addr.checked_add(len).is_none() {
+            return Err(Broken);
+        }
+        rx.space.store(space, Relaxed);
+        rx.addr.store(addr, Relaxed);
+        rx.left.store(len, Relaxed);
+        rx.kind.store(REF, Relaxed);
+        Ok(Front::Ref(Ref { space, addr, len }))
+    }
+
+    fn reference(&self) -> Ref {
+        Ref {
+            space: self.rx.space.load(Relaxed),
+            addr: self.rx.addr.load(Relaxed),
+            len: self.rx.left.load(Relaxed),
+        }
+    }
+
+    /// Copies up to `n` bytes of the front record into `list` from its byte `skip` on, and takes them
+    /// off; returns how many: fewer when the record or the list ends before.
+    ///
+    /// # Errors
+    /// [`Broken`] when the last [`front`](Self::front) was not [`Front::Bytes`].
+    #[inline]
+    pub fn take(&self, list: &mut RecvList<'_>, skip: usize, n: usize) -> Result<usize, Broken> {
+        let rx = &self.rx;
+        if rx.kind.load(Relaxed) != BYTES {
+            return Err(Broken);
+        }
+        let (at, left) = (rx.position.load(Relaxed), rx.left.load(Relaxed));
+        let n = n.min(left as usize);
+        let n = self.segment.copy_out(self.role.peer(), at, list, skip, n) as u64;
+        rx.left.store(left - n, Relaxed);
+        if n < left {
+            rx.position.store(at + n, Relaxed);
+        } else {
+            rx.position.store((at + n).next_multiple_of(8), Relaxed);
+            rx.kind.store(NONE, Relaxed);
+        }
+        Ok(n as usize)
+    }
+
+    /// Takes `n` bytes off the front reference, after they have been pulled. Panics when it has not as many.
+    pub fn advance_ref(&self, n: u64) {
+        let rx = &self.rx;
+        let left = rx.left.load(Relaxed);
+        assert!(
+            rx.kind.load(Relaxed) == REF && n <= left,
+            "{n} bytes of no reference, or of one of {left}"
+        );
+        rx.addr.store(rx.addr.load(Relaxed) + n, Relaxed);
+        rx.left.store(left - n, Relaxed);
+        if n == left {
+            let at = rx.position.load(Relaxed);
+            rx.position.store(at + HEADER + REF_BODY, Relaxed);
+            rx.kind.store(NONE, Relaxed);
+            rx.ref_done.store(true, Relaxed);
+        }
+    }
+
+    /// Up to where everything has been consumed. In a record of bytes that is inside of it.
+    #[inline]
+    fn read_to(&self) -> u64 {
+        self.rx.position.load(Relaxed) & !7
+    }
+
+    /// Tells the peer up to where we have consumed; true when it slept until it is told, and must be woken.
+    fn tell(&self, position: u64) -> bool {
+        announce(self.mine(Word::Head), position);
+        self.rx.released.store(position, Relaxed);
+        self.rx.ref_done.store(false, Relaxed);
+        self.wakes(Word::WantRoom)
+    }
+
+    /// Tells the peer how far we are: when a quarter of the ring or a reference was consumed since it was last told,
+    /// when it waits for room, or with `force`. Returns true when the peer must be woken.
+    ///
+    /// To be called at the end of each attempt to receive, also of one that found nothing: the peer may have begun to wait
+    /// since.
+    #[inline]
+    #[must_use]
+    pub fn release(&self, force: bool) -> bool {
+        let rx = &self.rx;
+        let owed = rx.owed.load(Relaxed);
+        if owed {
+            rx.owed.store(false, Relaxed);
+        }
+        let position = self.read_to();
+        let news = position.saturating_sub(rx.released.load(Relaxed));
+        if news != 0
+            && (force
+                || news >= self.segment.capacity() as u64 / 4
+                || rx.ref_done.load(Relaxed)
+                || self.theirs(Word::WantRoom).load(Relaxed) != 0)
+        {
+            return self.tell(position) | owed;
+        }
+        owed
+    }
+
+    // ---- sleeping
+
+    /// We are about to sleep until there is something to receive: sets our flag, for the peer to see. Returns false, with the
+    /// flag cleared, when there is something already (or the end, or nonsense), or when
+    /// [`release`](Self::release) has to be called first because the peer must be woken.
+    #[must_use]
+    pub fn sleep_on_data(&self) -> bool {
+        let rx = &self.rx;
+        // The peer may wait for less than `release` had thought worth telling, and we shall not look again.
+        let position = self.read_to();
+        if position != rx.released.load(Relaxed) && self.tell(position) {
+            rx.owed.store(true, Relaxed);
+        }
+        rx.asleep.store(true, Relaxed);
+        let flag = self.mine(Word::WantData);
+        announce(flag, 1);
+        let at = rx.position.load(Relaxed);
+        if rx.owed.load(Relaxed)
+            || rx.kind.load(Relaxed) != NONE
+            || look(self.segment.word(self.role.peer(), at)) != 0
+            || look(self.theirs(Word::End)) != OPEN
+        {
+            flag.store(0, Relaxed);
+            rx.asleep.store(false, Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// We are about to sleep until the peer has consumed more than up to `position`: sets our flag. Returns false, with the
+    /// flag cleared, when it has already, or when it aborted or wrote nonsense.
+    #[must_use]
+    pub fn sleep_on_room(&self, position: u64) -> bool {
+        self.tx.asleep.store(true, Relaxed);
+        let flag = self.mine(Word::WantRoom);
+        announce(flag, 1);
+        let head = self.check_head(look(self.theirs(Word::Head)));
+        if head.map_or(true, |head| head > position) || look(self.theirs(Word::End)) >= ABORTED {
+            flag.store(0, Relaxed);
+            self.tx.asleep.store(false, Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// We sleep no longer: clears both our flags.
+    #[inline]
+    pub fn awake(&self) {
+        for (asleep, flag) in [
+            (&self.rx.asleep, Word::WantData),
+            (&self.tx.asleep, Word::WantRoom),
+        ] {
+            if asleep.load(Relaxed) {
+                asleep.store(false, Relaxed);
+                self.mine(flag).store(0, Relaxed);
+            }
+        }
+    }
+
+    // ---- one-sided access
+
+    /// We are about to touch the peer's memory that `stag` names. Stores our mark, then a full fence: what is read
+    /// afterwards (doors, table) is what a peer that misses the mark has written before.
+    #[inline]
+    pub fn enter(&self, stag: u32) {
+        self.mine(Word::Mark).store(stag.into(), Release);
+        fence(SeqCst);
+    }
+
+    /// We touch the peer's memory no longer.
+    #[inline]
+    pub fn leave(&self) {
+        self.mine(Word::Mark).store(0, Release);
+    }
+
+    /// The `STag` of ours that the peer touches now; 0: none. A hostile value. After a retraction: the fence between is in
+    /// here.
+    pub fn peer_mark(&self) -> u32 {
+        fence(SeqCst);
+        self.theirs(Word::Mark).load(Acquire) as u32
+    }
+
+    /// Lets the peer touch our memory directly.
+    pub fn open_doors(&self) {
+        self.mine(Word::Doors).store(1, Release);
+    }
+
+    /// Forbids it again. After that a peer whose mark is not seen touches nothing; one whose mark is seen may still be
+    /// at it.
+    pub fn shut_doors(&self) {
+        self.mine(Word::Doors).store(0, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Whether the peer lets us touch its memory; to be asked after [`enter`](Self::enter).
+    #[inline]
+    pub fn peer_doors_open(&self) -> bool {
+        self.theirs(Word::Doors).load(Acquire) != 0
+    }
+
+    /// Says what this side can do; the bits are the caller's.
+    pub fn set_caps(&self, bits: u32) {
+        self.mine(Word::Caps).store(bits.into(), Release);
+    }
+
+    /// What the peer says it can do. A hostile value.
+    pub fn peer_caps(&self) -> u32 {
+        self.theirs(Word::Caps).load(Acquire) as u32
+    }
+
+    /// Whether the peer has aborted. What was read of its memory before this says no was read while it was good.
+    pub fn peer_aborted(&self) -> bool {
+        fence(SeqCst);
+        self.theirs(Word::End).load(SeqCst) >= ABORTED
+    }
+}
+
+impl std::fmt::Debug for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("End")
+            .field("role", &self.role)
+            .field("pushed", &self.tx.pushed)
+            .field("published", &self.tx.published)
+            .field("position", &self.rx.position)
+            .finish_non_exhaustive()
+    }
+}
