@@ -1,0 +1,464 @@
+//! Memory shown to peers of this host: within one process, where every interleaving can be arranged.
+
+#![cfg(not(miri))] // memory files
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+use weft_mem::{
+    Access, Backing, Domain, MemError, PdId, Peer, Piece, Place, Reader, RecvList, Region,
+    SendList, Table,
+};
+use weft_sys::memfd::{self, Mapping};
+
+const PD: PdId = PdId(3);
+const QP: u32 = 7;
+const LOCAL: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
+const WRITE: Access = LOCAL.union(Access::REMOTE_WRITE);
+const ALL: Access = WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+fn copies(domain: &Domain, trusted: bool) -> Vec<OwnedFd> {
+    let fds = domain.fds(trusted);
+    fds.iter()
+        .map(|fd| fd.try_clone_to_owned().unwrap())
+        .collect()
+}
+
+/// A table, what it shows, and a peer that sees it.
+fn shown(trusted: bool) -> (Table, Arc<Domain>, Peer) {
+    let table = Table::new(1000);
+    let domain = table.domain(PD).unwrap();
+    let peer = Peer::open(copies(&domain, trusted)).unwrap();
+    assert_eq!(peer.id(), Some(domain.id()));
+    (table, domain, peer)
+}
+
+fn shared(table: &Table, len: usize, access: Access) -> Region {
+    table.register(PD, Backing::Shared(len), 0, access).unwrap()
+}
+
+fn write(peer: &Peer, stag: u32, to: u64, bytes: &[u8]) -> Option<()> {
+    let target = peer.find(QP, stag, to, bytes.len() as u32, Access::REMOTE_WRITE)?;
+    let mut list = SendList::new();
+    let (a, b) = bytes.split_at(bytes.len() / 3);
+    list.push_bytes(a);
+    list.push_bytes(b);
+    peer.write(&target, &list).unwrap();
+    Some(())
+}
+
+fn read(peer: &Peer, stag: u32, to: u64, bytes: &mut [u8]) -> Option<()> {
+    let target = peer.find(QP, stag, to, bytes.len() as u32, Access::REMOTE_READ)?;
+    let mut list = RecvList::new();
+    let (a, b) = bytes.split_at_mut(bytes.len() / 3);
+    list.push_buf(a);
+    list.push_buf(b);
+    peer.read(&target, &mut list).unwrap();
+    Some(())
+}
+
+#[test]
+fn a_peer_writes_reads_and_counts_in_shared_memory() {
+    let (table, _domain, peer) = shown(false);
+    // Longer than a window of the peer's mappings, and not at its beginning.
+    let _first = shared(&table, 5, ALL);
+    let len = (65 << 20) + 10;
+    let r = shared(&table, len, ALL);
+    let text: Vec<u8> = (0..200_000_u32).map(|i| (i % 251) as u8).collect();
+    for to in [0, 1, (64 << 20) - 70_000, len - text.len()] {
+        write(&peer, r.stag(), to as u64, &text).unwrap();
+        let mut here = vec![0; text.len()];
+        r.read(to, &mut here).unwrap();
+        assert!(here == text, "written to {to}");
+        r.write(to, b"changed").unwrap();
+        read(&peer, r.stag(), to as u64, &mut here).unwrap();
+        assert!(here.starts_with(b"changed") && here[7..] == text[7..]);
+    }
+    write(&peer, r.stag(), len as u64, b"").unwrap();
+
+    let word = |to| {
+        peer.find(QP, r.stag(), to, 8, Access::REMOTE_ATOMIC)
+            .unwrap()
+    };
+    r.store_u64(64, 40).unwrap();
+    assert_eq!(peer.fetch_add(&word(64), 2), Some(40));
+    assert_eq!(peer.compare_swap(&word(64), 42, 7), Some(42));
+    assert_eq!(peer.compare_swap(&word(64), 42, 8), Some(7));
+    assert_eq!(peer.swap(&word(64), 9), Some(7));
+    assert_eq!(r.load_u64(64), Ok(9));
+    assert_eq!(peer.fetch_add(&word(65), 2), None);
+    let short = peer
+        .find(QP, r.stag(), 64, 7, Access::REMOTE_ATOMIC)
+        .unwrap();
+    assert_eq!(peer.swap(&short, 2), None);
+    let mut long = SendList::new();
+    long.push_bytes(b"too long");
+    assert!(peer.write(&short, &long).is_err());
+    assert_eq!(r.load_u64(64), Ok(9));
+}
+
+#[test]
+fn a_peer_finds_what_the_table_would_allow() {
+    let (table, _domain, peer) = shown(true);
+    let find = |qp, stag, to, len, need| peer.find(qp, stag, to, len, need).is_some();
+    let (w, rd) = (Access::REMOTE_WRITE, Access::REMOTE_READ);
+
+    let r = table
+        .register(PD, Backing::Shared(100), 1000, WRITE)
+        .unwrap();
+    assert!(find(QP, r.stag(), 1000, 100, w) && find(0, r.stag(), 1100, 0, w));
+    assert!(!find(QP, r.stag(), 999, 1, w) && !find(QP, r.stag(), 1000, 101, w));
+    assert!(!find(QP, r.stag(), 1099, 2, w) && !find(QP, r.stag(), u64::MAX, 2, w));
+    assert!(!find(QP, r.stag(), 1000, 1, rd) && !find(QP, r.stag() ^ 1, 1000, 1, w));
+    assert!(!find(QP, r.stag() ^ 0x100, 1000, 1, w) && !find(QP, 0, 0, 0, w));
+
+    // Heap memory is not reachable while no process is known.
+    let heap = table
+        .register(PD, Backing::Owned(vec![0; 8]), 0, ALL)
+        .unwrap();
+    assert!(!find(QP, heap.stag(), 0, 1, rd));
+    // Nor is another domain's.
+    let other = table
+        .register(PdId(99), Backing::Shared(8), 0, ALL)
+        .unwrap();
+    assert!(!find(QP, other.stag(), 0, 1, rd));
+
+    // A window speaks for its queue pair and range; memory that peers may not change is not changed through it.
+    let window = table.alloc_window(PD).unwrap();
+    let bound = |stag, len, rights| {
+        let base = table
+            .local(PD, stag, 1000, 1, Access::empty())
+            .map_or(0, |_| 1000);
+        table
+            .bind(PD, window.stag(), 5, QP, stag, base + 10, len, rights)
+            .unwrap()
+    };
+    let stag = bound(r.stag(), 20, w | Access::ZERO_BASED);
+    assert!(find(QP, stag, 0, 20, w));
+    assert!(!find(QP + 1, stag, 0, 20, w) && !find(QP, stag, 1, 20, w) && !find(0, stag, 0, 1, w));
+    write(&peer, stag, 0, b"window").unwrap();
+    let mut here = [0; 6];
+    r.read(10, &mut here).unwrap();
+    assert_eq!(&here, b"window");
+    table.invalidate(PD, QP, stag).unwrap();
+    assert!(!find(QP, stag, 0, 20, w));
+    let private = shared(&table, 100, LOCAL);
+    let stag = bound(private.stag(), 20, w | rd);
+    assert!(find(QP, stag, 10, 20, rd) && !find(QP, stag, 10, 20, w));
+    drop(window);
+    assert!(!find(QP, stag, 10, 20, rd));
+
+    let stag = r.stag();
+    r.deregister().unwrap();
+    assert!(!find(QP, stag, 1000, 1, w));
+}
+
+#[test]
+fn a_domain_shows_what_was_there_before_it() {
+    let table = Table::new(100);
+    let before = table.register(PD, Backing::Anonymous(100), 0, ALL).unwrap();
+    let region = shared(&table, 100, ALL);
+    let window = table.alloc_window(PD).unwrap();
+    let stag = table
+        .bind(
+            PD,
+            window.stag(),
+            1,
+            QP,
+            region.stag(),
+            0,
+            9,
+            Access::REMOTE_READ,
+        )
+        .unwrap();
+    let domain = table.domain(PD).unwrap();
+    assert!(Arc::ptr_eq(&domain, &table.domain(PD).unwrap()));
+    let peer = Peer::open(copies(&domain, true)).unwrap();
+    for stag in [region.stag(), stag] {
+        assert!(peer.find(QP, stag, 0, 9, Access::REMOTE_READ).is_some());
+    }
+    assert!(
+        peer.find(QP, before.stag(), 0, 9, Access::REMOTE_READ)
+            .is_none()
+    );
+    let other = table.domain(PdId(8)).unwrap();
+    assert_ne!(other.id(), domain.id());
+    // With the last hold the table is void.
+    drop((domain, window));
+    assert!(
+        peer.find(QP, region.stag(), 0, 9, Access::REMOTE_READ)
+            .is_some()
+    );
+    drop(region);
+    assert_eq!(peer.id(), None);
+    drop(other);
+}
+
+#[test]
+fn references_are_pulled_from_where_they_say() {
+    let (table, _domain, peer) = shown(true);
+    let shared = shared(&table, 1000, LOCAL);
+    shared.write(0, &[1; 1000]).unwrap();
+    shared.write(500, b"referenced").unwrap();
+    let span = |r: &Region| table.local(PD, r.stag(), 0, 1000, Access::empty()).unwrap();
+    let (arena, heap) = (span(&shared), vec![7; 1000]);
+    let at = heap.as_ptr().addr() as u64;
+    let heap = table.register(PD, Backing::Owned(heap), 0, LOCAL).unwrap();
+    let own = span(&heap);
+    let mut list = SendList::new();
+    list.push_bytes(b"plain");
+    list.push_span(&arena, 500, 10);
+    list.push_span(&own, 3, 4);
+    let pieces: Vec<Piece> = list.pieces().collect();
+    let place = |space, addr| Some(Place { space, addr });
+    let base = arena.place();
+    assert_eq!(base.space, 3);
+    assert_eq!(
+        pieces.iter().map(|p| (p.place, p.len)).collect::<Vec<_>>(),
+        [
+            (None, 5),
+            (place(3, base.addr + 500), 10),
+            (place(0, at + 3), 4)
+        ]
+    );
+    let (mut x, mut y) = ([0; 3], [0; 12]);
+    let mut into = RecvList::new();
+    into.push_buf(&mut x);
+    into.push_buf(&mut y);
+    peer.pull(pieces[1].place.unwrap(), &mut into, 1, 10)
+        .unwrap();
+    // Nobody said whose address space it would be.
+    let e = peer.pull(pieces[2].place.unwrap(), &mut into, 0, 4);
+    assert_eq!(e.unwrap_err().kind(), std::io::ErrorKind::Unsupported);
+    assert!(peer.pull(base, &mut into, 6, 10).is_err());
+    for (space, addr) in [(1, 1 << 46), (2, u64::MAX), (4, 0), (u32::MAX, 0)] {
+        let nonsense = Place { space, addr };
+        assert!(peer.pull(nonsense, &mut into, 0, 10).is_err());
+    }
+    assert_eq!((&x, &y), (b"\0re", b"ferenced\0\0\0\0"));
+
+    // A peer that is not trusted does not get memory without remote rights.
+    let peer = Peer::open(copies(&table.domain(PD).unwrap(), false)).unwrap();
+    let mut into = RecvList::new();
+    into.push_buf(&mut x);
+    assert!(peer.pull(base, &mut into, 0, 1).is_err());
+}
+
+/// A peer's mark: which `STag` it uses.
+#[derive(Default)]
+struct Mark(AtomicU32);
+
+impl Reader for Mark {
+    fn uses(&self, stag: u32) -> bool {
+        self.0.load(Ordering::SeqCst) == stag
+    }
+}
+
+fn mark(domain: &Domain) -> Arc<Mark> {
+    let mark = Arc::new(Mark::default());
+    let weak: Weak<dyn Reader> = Arc::downgrade(&(mark.clone() as Arc<dyn Reader>));
+    domain.add_reader(weak);
+    mark
+}
+
+/// Writers do as peers do: mark, fence, find, copy, unmark.
+fn writers(domain: &Domain, peer: &Peer, run: impl FnOnce(&AtomicU32, &dyn Fn(u64))) {
+    let marks = [mark(domain), mark(domain)];
+    let (stag, stop) = (AtomicU32::new(0), AtomicBool::new(false));
+    let attempts: Vec<_> = marks.iter().map(|_| AtomicU64::new(0)).collect();
+    let hits = AtomicU64::new(0);
+    std::thread::scope(|s| {
+        for (mark, attempts) in marks.iter().zip(&attempts) {
+            let (stag, stop, hits) = (&stag, &stop, &hits);
+            s.spawn(move || {
+                let mut n = 0_u8;
+                while !stop.load(Ordering::Relaxed) {
+                    let stag = stag.load(Ordering::SeqCst);
+                    mark.0.store(stag, Ordering::SeqCst);
+                    fence(Ordering::SeqCst);
+                    n = n.wrapping_add(1);
+                    if stag != 0 && write(peer, stag, 0, &[n; 4096]).is_some() {
+                        hits.fetch_add(1, Ordering::Relaxed);
+                    }
+                    mark.0.store(0, Ordering::SeqCst);
+                    attempts.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        let wait = |more: u64| {
+            let now: Vec<_> = attempts.iter().map(|a| a.load(Ordering::SeqCst)).collect();
+            for (a, now) in attempts.iter().zip(now) {
+                while a.load(Ordering::SeqCst) < now + more {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        run(&stag, &wait);
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(hits.load(Ordering::Relaxed) > 0, "nothing was written");
+}
+
+#[test]
+fn nothing_is_written_after_a_window_is_invalid() {
+    let (table, domain, peer) = shown(false);
+    let region = shared(&table, 4096, WRITE);
+    let window = table.alloc_window(PD).unwrap();
+    writers(&domain, &peer, |stag, wait| {
+        for round in 0..300 {
+            let rights = Access::REMOTE_WRITE | Access::ZERO_BASED;
+            let bound = table
+                .bind(
+                    PD,
+                    window.stag(),
+                    round as u8,
+                    QP,
+                    region.stag(),
+                    0,
+                    4096,
+                    rights,
+                )
+                .unwrap();
+            stag.store(bound, Ordering::SeqCst);
+            wait(round % 4);
+            table.invalidate(PD, QP, bound).unwrap();
+            let (mut then, mut later) = ([0; 4096], [0; 4096]);
+            region.read(0, &mut then).unwrap();
+            wait(3);
+            region.read(0, &mut later).unwrap();
+            assert!(then == later, "written in round {round}");
+        }
+    });
+}
+
+#[test]
+fn nothing_is_written_after_a_region_is_deregistered() {
+    let (table, domain, peer) = shown(false);
+    writers(&domain, &peer, |stag, wait| {
+        for round in 0..300 {
+            let region = shared(&table, 4096, WRITE);
+            let place = table
+                .local(PD, region.stag(), 0, 1, Access::empty())
+                .unwrap()
+                .place();
+            stag.store(region.stag(), Ordering::SeqCst);
+            wait(round % 4);
+            assert!(region.deregister().is_ok());
+            // A hole, and it stays one.
+            let look = Mapping::new(domain.fds(false)[1], place.addr, 4096, false).unwrap();
+            for _ in 0..2 {
+                for i in 0..4096 {
+                    // SAFETY: inside the mapping; no references.
+                    let byte = unsafe { look.as_ptr().add(i).read_volatile() };
+                    assert_eq!(byte, 0, "round {round}");
+                }
+                wait(2);
+            }
+        }
+    });
+}
+
+#[test]
+fn memory_comes_back_after_its_peer_is_out_of_it() {
+    let (table, domain, _peer) = shown(false);
+    let mark = mark(&domain);
+    let region = |n| {
+        table
+            .register(PD, Backing::Owned(vec![n; 64]), 0, WRITE)
+            .unwrap()
+    };
+    let uses = |stag| mark.0.store(stag, Ordering::SeqCst);
+
+    // The wait is bounded, and may be repeated.
+    let r = region(1);
+    uses(r.stag());
+    let start = Instant::now();
+    let (r, e) = r.deregister().expect_err("the peer is in it");
+    assert_eq!(e, MemError::InUse);
+    assert!(start.elapsed().as_secs() < 3);
+    uses(0);
+    assert_eq!(r.deregister().unwrap(), Some(vec![1; 64]));
+
+    // So for a window, which is gone nevertheless.
+    let r = region(2);
+    let w = table.alloc_window(PD).unwrap();
+    let bind = |key| {
+        table
+            .bind(PD, w.stag(), key, QP, r.stag(), 0, 64, Access::REMOTE_WRITE)
+            .unwrap()
+    };
+    let stag = bind(1);
+    uses(stag);
+    assert_eq!(table.invalidate(PD, QP, stag), Err(MemError::InUse));
+    assert_eq!(table.invalidate(PD, QP, stag), Err(MemError::InvalidStag));
+    bind(2);
+    drop(w);
+    let (r, e) = r.deregister().expect_err("the peer is in the old window");
+    assert_eq!(e, MemError::InUse);
+    uses(0);
+    assert_eq!(r.deregister().unwrap(), Some(vec![2; 64]));
+
+    // Memory that was dropped too early leaks: it keeps its bytes.
+    let r = region(3);
+    let p = r.as_ptr();
+    uses(r.stag());
+    drop(r);
+    // SAFETY: it leaked, so it is there for ever.
+    assert_eq!(unsafe { p.read_volatile() }, 3);
+
+    // A thread in the wait goes on as soon as it can.
+    let r = region(4);
+    uses(r.stag());
+    std::thread::scope(|s| {
+        let waiting = s.spawn(|| r.deregister());
+        std::thread::yield_now();
+        uses(0);
+        assert_eq!(waiting.join().unwrap().unwrap(), Some(vec![4; 64]));
+    });
+
+    // A peer that is gone is not asked.
+    let r = region(5);
+    uses(r.stag());
+    drop(mark);
+    assert_eq!(r.deregister().unwrap(), Some(vec![5; 64]));
+}
+
+#[test]
+fn strange_files_are_no_domain() {
+    let (_table, domain, _peer) = shown(true);
+    let open = |change: &dyn Fn(&mut Vec<OwnedFd>)| {
+        let mut fds = copies(&domain, true);
+        change(&mut fds);
+        Peer::open(fds).map(|_| ()).map_err(|e| e.kind())
+    };
+    let bad = Err(std::io::ErrorKind::InvalidData);
+    assert_eq!(open(&|_| {}), Ok(()));
+    assert_eq!(open(&|fds| fds.truncate(2)), bad);
+    assert_eq!(open(&|fds| fds.push(fds[0].try_clone().unwrap())), bad);
+    assert_eq!(open(&|fds| fds.swap(0, 1)), bad, "an arena is no table");
+    let plain = std::fs::File::open("/proc/self/exe").unwrap();
+    assert_eq!(open(&|fds| fds[2] = plain.try_clone().unwrap().into()), bad);
+    assert_eq!(open(&|fds| fds[0] = plain.try_clone().unwrap().into()), bad);
+    assert_eq!(
+        open(&|fds| fds[0] = memfd::create("weft-test", 4096).unwrap()),
+        bad
+    );
+    assert_eq!(
+        open(&|fds| fds[0] = memfd::create("weft-test", 1 << 24).unwrap()),
+        bad
+    );
+}
+
+#[test]
+fn read_only_files_cannot_be_mapped_for_writing() {
+    let (_table, domain, _peer) = shown(true);
+    let fds = domain.fds(true);
+    for (i, writable) in [false, true, false, false].into_iter().enumerate() {
+        let fd = fds[i].as_fd();
+        assert_eq!(Mapping::new(fd, 0, 4096, true).is_ok(), writable, "{i}");
+        assert!(Mapping::new(fd, 0, 4096, false).is_ok(), "{i}");
+    }
+}
