@@ -40,7 +40,7 @@ fn take(end: &End, into: &mut [u8]) -> usize {
 /// Nanoseconds of a push with its publish, and of a front with take and release, on one thread.
 fn one_thread(size: usize) -> (f64, f64) {
     const BATCH: u32 = 100;
-    let (a, b) = ends(64 << 10);
+    let (a, b) = ends(256 << 10);
     let message = vec![1; size];
     let mut buffer = vec![0; size];
     let (mut pushes, mut takes) = (Vec::new(), Vec::new());
