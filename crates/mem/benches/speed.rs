@@ -5,7 +5,9 @@
 
 use std::hint::black_box;
 use std::time::Instant;
-use weft_mem::{Access, Backing, PdId, SendList, Table};
+use weft_mem::{Access, Backing, PdId, Peer, Process, SendList, Table};
+use weft_sys::heart::{Heart, Pulse};
+use weft_sys::process;
 
 const PD: PdId = PdId(1);
 
@@ -118,4 +120,135 @@ fn main() {
         }],
     );
     println!("register + deregister: {t:.0} ns");
+
+    peers();
+}
+
+/// What a peer of the same host pays, with this very process as the peer.
+fn peers() {
+    let table = Table::new(1 << 20);
+    let domain = table.domain(PD).unwrap();
+    let fds = domain.fds(true);
+    let fds = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap());
+    let peer = Peer::open(fds.collect()).unwrap();
+    let heart = Heart::start().unwrap();
+    let pid = std::process::id();
+    peer.set_process(Process {
+        pid,
+        pidfd: process::pidfd_open(pid).unwrap(),
+        pulse: Pulse::open(heart.fd()).unwrap(),
+    });
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+
+    println!(
+        "peer           plain us  mapped  ratio  process_vm us    weft  ratio  first write us"
+    );
+    for size in [4096, 1 << 16, 1 << 20, 16 << 20] {
+        let region = |backing| table.register(PD, backing, 0, rights).unwrap();
+        let target = |stag| {
+            let found = peer.find(1, stag, 0, size as u32, Access::REMOTE_WRITE);
+            found.unwrap()
+        };
+        let source = region(Backing::Anonymous(size));
+        source.fill(0, size, 7).unwrap();
+        let span = table
+            .local(PD, source.stag(), 0, size as u32, Access::empty())
+            .unwrap();
+        let mut list = SendList::new();
+        list.push_span(&span, 0, size);
+        let private = region(Backing::Anonymous(size));
+        private.fill(0, size, 7).unwrap();
+        // SAFETY: regions that nothing else uses while these are used, and that outlive them.
+        let (dst, src) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(private.as_ptr(), size),
+                std::slice::from_raw_parts(source.as_ptr(), size),
+            )
+        };
+        let arena = region(Backing::Shared(size));
+        let mapped = target(arena.stag());
+        let other = region(Backing::Anonymous(size));
+        let by_kernel = target(other.stag());
+        peer.write(&mapped, &list).unwrap();
+        peer.write(&by_kernel, &list).unwrap();
+        let vec = |p: *mut u8| libc::iovec {
+            iov_base: p.cast(),
+            iov_len: size,
+        };
+        let (local, remote) = ([vec(source.as_ptr())], [vec(other.as_ptr())]);
+        let [plain, write, bare, vm] = race(
+            (40_000_000 / size as u32).clamp(4, 1000),
+            [
+                &mut || dst.copy_from_slice(black_box(src)),
+                &mut || peer.write(black_box(&mapped), &list).unwrap(),
+                // SAFETY: both ranges are registered memory of this process.
+                &mut || unsafe {
+                    process::vm_writev(pid, black_box(&local), &remote).unwrap();
+                },
+                &mut || peer.write(black_box(&by_kernel), &list).unwrap(),
+            ],
+        )
+        .map(|ns| ns / 1000.0);
+        let mut first: Vec<_> = (0..21)
+            .map(|_| {
+                let fresh = region(Backing::Shared(size));
+                let target = target(fresh.stag());
+                // The page tables of its owner are not what is measured.
+                fresh.fill(0, size, 1).unwrap();
+                let start = Instant::now();
+                peer.write(&target, &list).unwrap();
+                start.elapsed().as_secs_f64() * 1e6
+            })
+            .collect();
+        first.sort_by(f64::total_cmp);
+        println!(
+            "{size:>8} B {plain:>11.2} {write:>7.2} {:>6.2} {bare:>14.2} {vm:>7.2} {:>6.2} {:>15.1}",
+            write / plain,
+            vm / bare,
+            first[first.len() / 2]
+        );
+    }
+
+    for regions in [1, 1000, 20_000] {
+        let held: Vec<_> = (0..regions)
+            .map(|_| {
+                table
+                    .register(PD, Backing::Anonymous(64), 0, rights)
+                    .unwrap()
+            })
+            .collect();
+        let stags: Vec<_> = held.iter().map(weft_mem::Region::stag).collect();
+        let mut next = 0;
+        let [t] = race(
+            100_000,
+            [&mut || {
+                next = (next + 1) % stags.len();
+                // Some of many find their bucket full, and are not there.
+                black_box(peer.find(1, stags[next], 8, 32, Access::REMOTE_WRITE));
+            }],
+        );
+        println!("find, {regions} regions: {t:.1} ns");
+    }
+    let word = table
+        .register(PD, Backing::Shared(8), 0, rights | Access::REMOTE_ATOMIC)
+        .unwrap();
+    let [t] = race(
+        100_000,
+        [&mut || {
+            let target = peer.find(1, word.stag(), 0, 8, Access::REMOTE_ATOMIC);
+            black_box(peer.fetch_add(&target.unwrap(), 1)).unwrap();
+        }],
+    );
+    println!("find + fetch_add: {t:.1} ns");
+    let buffer = std::cell::Cell::new(vec![0; 4096]);
+    let [t] = race(
+        20_000,
+        [&mut || {
+            let r = table
+                .register(PD, Backing::Owned(buffer.take()), 0, rights)
+                .unwrap();
+            buffer.set(r.deregister().unwrap().unwrap());
+        }],
+    );
+    println!("register + deregister in a domain that is shown: {t:.0} ns");
 }
