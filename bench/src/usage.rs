@@ -8,6 +8,13 @@ pub(crate) fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
+/// The machine's load of the last minute, as the kernel prints it.
+pub(crate) fn load_average() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let first = text.split_whitespace().next();
+    first.unwrap_or("unknown").to_owned()
+}
+
 /// Bytes of private anonymous memory that are resident in this process, page tables not counted.
 pub(crate) fn private_bytes() -> std::io::Result<u64> {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
@@ -34,6 +41,11 @@ mod tests {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
         assert!(sum > 0);
+    }
+
+    #[test]
+    fn the_load_is_a_number() {
+        assert!(load_average().parse::<f64>().unwrap() >= 0.0);
     }
 
     #[test]

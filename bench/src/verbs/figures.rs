@@ -188,7 +188,12 @@ fn ratio(record: Option<&Record>) -> String {
         .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
 }
 
-pub(super) fn report(records: &[Record], common: &CommonArgs, notes: &[String]) -> Report {
+pub(super) fn report(
+    records: &[Record],
+    common: &CommonArgs,
+    notes: &[String],
+    load: &str,
+) -> Report {
     let every = View(records.iter().collect());
     // The others have tables of their own, one measure in each: here they would crowd.
     let all = every.filter(|record| {
@@ -196,7 +201,10 @@ pub(super) fn report(records: &[Record], common: &CommonArgs, notes: &[String]) 
     });
     let mut report = Report::new("weft bench verbs");
     report.intro = vec![
-        machine(),
+        format!(
+            "{}; load average {load} when the measurements began: what spins needs the CPUs for itself.",
+            machine()
+        ),
         format!(
             "Two processes on this machine over loopback; {} runs, the stacks taking turns within each. \
              Numbers are medians, with the smallest and largest run in brackets; ratios are medians of each run's \

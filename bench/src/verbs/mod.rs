@@ -14,6 +14,7 @@ use crate::progress::Progress;
 use crate::record::{Record, write_lines};
 use crate::scenario::{Contender, Effort, Group, run_group, window};
 use crate::size::Sizes;
+use crate::usage;
 use std::fs::File;
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::Path;
@@ -99,6 +100,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
             "nothing to measure: the options leave no point".to_owned(),
         ));
     }
+    let load = usage::load_average();
     let mut records = Vec::new();
     let mut failures = 0;
     let mut keep = |what: &str, result: Result<Vec<Record>>| -> Result<()> {
@@ -158,7 +160,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         progress.step();
     }
     drop(progress);
-    let report = figures::report(&records, common, &notes);
+    let report = figures::report(&records, common, &notes, &load);
     let width = std::io::stdout()
         .is_terminal()
         .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| size.ws_col));

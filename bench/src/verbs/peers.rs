@@ -109,6 +109,7 @@ fn section(every: &View<'_>, measure: &Measure) -> Option<Section> {
         return None;
     }
     let value = |record: &Record| (measure.value)(record.bytes, record.summary.median);
+    let band = |record: &Record| Band::of(measure, record);
     let ours = contender(&lines);
     let ordinary = lines
         .iter()
@@ -144,8 +145,11 @@ fn section(every: &View<'_>, measure: &Measure) -> Option<Section> {
         }
         if let (true, Some(line)) = (libraries, ours) {
             let others = lines.iter().filter(|line| is_library(&line.stack));
-            let others = others.filter_map(|line| Some((line.stack.as_str(), at(line)?)));
-            row.push(verdict(at(line), others, measure.least));
+            let others = others.filter_map(|line| {
+                Some((line.stack.as_str(), of_op.line(line).at(bytes).map(band)?))
+            });
+            let ours = of_op.line(line).at(bytes).map(band);
+            row.push(verdict(ours, others, measure.least));
         }
         table.push(row);
     }
@@ -186,20 +190,54 @@ fn contender(lines: &[Line]) -> Option<&Line> {
         .or_else(|| weft().next())
 }
 
-/// How `ours` stands to the best of `others`: a factor of 1.5 is half as much again as good.
+/// A median with the middle half of its runs.
+#[derive(Clone, Copy)]
+struct Band {
+    median: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Band {
+    fn of(measure: &Measure, record: &Record) -> Self {
+        let value = |of: f64| (measure.value)(record.bytes, of);
+        let (q1, q3) = (value(record.summary.q1), value(record.summary.q3));
+        Self {
+            median: value(record.summary.median),
+            low: q1.min(q3),
+            high: q1.max(q3),
+        }
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.low <= other.high && other.low <= self.high
+    }
+}
+
+/// How `ours` stands to the best of `others`: a factor of 1.5 is half as much again as good. Where the middle halves of
+/// the runs overlap, the factor may be noise, and the verdict says so.
 fn verdict<'a>(
-    ours: Option<f64>,
-    others: impl Iterator<Item = (&'a str, f64)>,
+    ours: Option<Band>,
+    others: impl Iterator<Item = (&'a str, Band)>,
     least: bool,
 ) -> String {
-    let factor = |ours: f64, other: f64| if least { other / ours } else { ours / other };
-    let closest = ours.and_then(|ours| {
-        let factors = others.map(|(stack, other)| (stack, factor(ours, other)));
-        factors.min_by(|a, b| a.1.total_cmp(&b.1))
-    });
-    match closest {
-        Some((stack, factor)) if factor > 1.0 => format!("{factor:.2} of {stack}"),
-        Some((stack, factor)) => format!("{factor:.2} BEHIND {stack}"),
+    let Some(ours) = ours else {
+        return "-".to_owned();
+    };
+    let factor = |other: &Band| {
+        if least {
+            other.median / ours.median
+        } else {
+            ours.median / other.median
+        }
+    };
+    let factors = others.map(|(stack, other)| (stack, factor(&other), ours.overlaps(&other)));
+    match factors.min_by(|a, b| a.1.total_cmp(&b.1)) {
+        Some((stack, factor, overlap)) => {
+            let word = if factor > 1.0 { "of" } else { "BEHIND" };
+            let noise = if overlap { ", within noise" } else { "" };
+            format!("{factor:.2} {word} {stack}{noise}")
+        }
         None => "-".to_owned(),
     }
 }
@@ -276,6 +314,19 @@ mod tests {
             text.contains("ping-pong throughput") && text.contains("0.13"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_lead_within_the_spread_is_called_noise() {
+        let metric = Metric::latency_us_mean;
+        let mut records = [
+            record("send", "weft", "local", metric, 0.5),
+            record("send", "fi-shm", "local", metric, 0.6),
+        ];
+        assert!(!text(&records, &[]).contains("noise"));
+        records[1].summary = Summary::of(&[0.4, 0.6, 0.8]).unwrap();
+        let text = text(&records, &[]);
+        assert!(text.contains("1.20 of fi-shm, within noise"), "{text}");
     }
 
     #[test]
