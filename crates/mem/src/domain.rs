@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use weft_sys::memfd::{self, Mapping};
+use weft_sys::process::Birthmark;
 
 /// Bytes of an arena; all but those in use are a hole.
 const ARENA: u64 = 1 << 46;
@@ -52,7 +53,7 @@ pub trait Reader: Send + Sync {
 pub struct Domain {
     id: [u8; 16],
     /// Children of `fork` share the files, but must not act on them.
-    process: u32,
+    process: Birthmark,
     table: OwnedFd,
     words: Mapping,
     /// Held while the table is written.
@@ -107,7 +108,7 @@ impl Domain {
         let (table, words) = memfd::create_owned("weft-stags", export::BYTES)?;
         let domain = Domain {
             id,
-            process: std::process::id(),
+            process: Birthmark::new()?,
             table,
             words,
             writer: Mutex::new(()),
@@ -136,7 +137,7 @@ impl Domain {
 
     /// Whether this process made it, and not its parent.
     pub(crate) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.process.is_here()
     }
 
     /// Its random name.

@@ -3,13 +3,18 @@
 //! # Safety
 //!
 //! [`vm_readv`] and [`vm_writev`] take raw memory from their caller and are `unsafe` as the functions of
-//! [`crate::raw`] are. One more `unsafe` call is `prctl`.
+//! [`crate::raw`] are. [`Birthmark`] owns the page that it reads, and `prctl` reads
+//! nothing of ours.
 
+use crate::map::{map_anonymous, unmap};
 use crate::raw::{MAX_IOV, retry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, PidfdFlags};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// A descriptor that goes on standing for this one process, whoever gets its number next.
 ///
@@ -89,6 +94,48 @@ unsafe fn vm(
             0_usize,
         )
     })
+}
+
+/// Tells the process that made it from its children by `fork`, without a system call.
+#[derive(Debug)]
+pub struct Birthmark(NonNull<u8>);
+
+// SAFETY: a page of its own, of which one byte is read through an atomic.
+unsafe impl Send for Birthmark {}
+// SAFETY: as above.
+unsafe impl Sync for Birthmark {}
+
+impl Birthmark {
+    /// A mark of the calling process: a page that the kernel empties in children.
+    ///
+    /// # Errors
+    /// `OutOfMemory`; `InvalidInput` before Linux 4.14.
+    pub fn new() -> io::Result<Birthmark> {
+        let mark = Birthmark(map_anonymous(1)?);
+        // SAFETY: our own mapping, so far without a content.
+        unsafe { madvise(mark.0.as_ptr().cast(), 1, Advice::LinuxWipeOnFork) }?;
+        mark.byte().store(1, Ordering::Relaxed);
+        Ok(mark)
+    }
+
+    fn byte(&self) -> &AtomicU8 {
+        // SAFETY: mapped as long as `self` lives, and only ever reached through an atomic.
+        unsafe { AtomicU8::from_ptr(self.0.as_ptr()) }
+    }
+
+    /// Whether this is the process that made it.
+    #[inline]
+    pub fn is_here(&self) -> bool {
+        self.byte().load(Ordering::Relaxed) != 0
+    }
+}
+
+impl Drop for Birthmark {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length, and nobody has the address.
+        let unmapped = unsafe { unmap(self.0, 1) };
+        debug_assert!(unmapped.is_ok());
+    }
 }
 
 /// Whether processes of the same user may trace us, and so read and write our memory: we are dumpable, and the

@@ -78,6 +78,8 @@ fn child() {
         return;
     }
     let heart = Heart::start().unwrap();
+    let mark = process::Birthmark::new().unwrap();
+    assert!(mark.is_here());
     unix::send_with_fds(&conn, b"heart", &[heart.fd()]).unwrap();
     assert!(receive(&conn, 0).is_some());
     match part.as_str() {
@@ -102,11 +104,12 @@ fn child() {
             if pid == 0 {
                 drop(heart);
                 // SAFETY: it is always allowed to end.
-                unsafe { libc::_exit(0) };
+                unsafe { libc::_exit(i32::from(mark.is_here())) };
             }
             let mut status = 0;
             // SAFETY: `status` is ours to fill.
             assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+            assert!(mark.is_here() && status == 0);
             say(b"reaped", &[]);
             let _ = receive(&conn, 0);
         }
@@ -366,8 +369,8 @@ fn a_readers_descriptor_cannot_write() {
         memfd::punch(&fd, far, 4096).unwrap();
         assert_eq!(theirs.as_ptr().read_volatile(), 0);
     }
-    ours.populate(0, 4096, true);
-    theirs.populate(0, 4096, false);
+    ours.populate(0, 4096);
+    theirs.populate(0, 8192);
 
     let (fd, ours) = memfd::create_owned("weft-test", 4096).unwrap();
     assert!(Mapping::new(&fd, 0, 4096, true).is_err());
