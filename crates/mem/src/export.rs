@@ -109,12 +109,19 @@ impl<'a> Words<'a> {
 
     /// Writes an entry, over an older one with the same index if there is one. One writer at a time.
     pub(crate) fn publish(self, new: &Entry) -> bool {
-        let has = |test: &dyn Fn(u32) -> bool| {
-            self.bucket(new.stag)
-                .find(|e| test(e[1].load(Ordering::Relaxed) as u32))
+        let (mut slot, mut free) = (None, None);
+        for entry in self.bucket(new.stag) {
+            let stag = entry[1].load(Ordering::Relaxed) as u32;
+            if stag == 0 {
+                free = free.or(Some(entry));
+            } else if stag >> 8 == new.stag >> 8 {
+                slot = Some(entry);
+                break;
+            }
+        }
+        let Some(slot) = slot.or(free) else {
+            return false;
         };
-        let slot = has(&|s| s >> 8 == new.stag >> 8 && s != 0).or_else(|| has(&|s| s == 0));
-        let Some(slot) = slot else { return false };
         write(
             slot,
             [

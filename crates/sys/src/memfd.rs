@@ -143,17 +143,14 @@ impl Mapping {
         Ok(Mapping { ptr, len })
     }
 
-    /// Makes a page-aligned range present in our page tables in one go, for writing or reading, instead of one
-    /// fault a page. Only advice: a kernel that does not know it (before 5.14) leaves the faults.
-    pub fn populate(&self, offset: usize, len: usize, writable: bool) {
+    /// Makes a page-aligned range present in our page tables in one go, instead of one fault a page. Done for
+    /// reading also where writes follow: the kernel then maps many pages at a time, and these can be
+    /// written at once. Only advice: a kernel that does not know it (before 5.14) leaves the faults.
+    pub fn populate(&self, offset: usize, len: usize) {
         if offset > self.len || len > self.len - offset {
             return;
         }
-        let advice = if writable {
-            Advice::LinuxPopulateWrite
-        } else {
-            Advice::LinuxPopulateRead
-        };
+        let advice = Advice::LinuxPopulateRead;
         // SAFETY: a range of our own mapping; no byte changes.
         let _ = unsafe { madvise(self.ptr.as_ptr().add(offset).cast(), len, advice) };
     }
