@@ -272,6 +272,13 @@ impl CqInner {
         fits
     }
 
+    /// Wake those who wait: they are to look at the members again.
+    pub(crate) fn kick(&self) {
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            self.wake.signal();
+        }
+    }
+
     pub(crate) fn attach(&self, qp: &Arc<QpInner>) {
         let mut members = self
             .members
@@ -340,11 +347,15 @@ impl CqInner {
             let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
                 SmallVec::new();
             fds.push((self.wake.as_fd(), Interest::READ));
+            let mut timeout = timeout;
             let mut leased: SmallVec<[&Arc<QpInner>; DIRECT_MEMBERS]> = SmallVec::new();
             if members.len() <= DIRECT_MEMBERS {
                 for qp in &members {
                     if let Some((fd, interest)) = qp.begin_wait() {
-                        fds.push((fd, interest));
+                        match interest {
+                            Some(interest) => fds.push((fd, interest)),
+                            None => timeout = Some(Duration::ZERO),
+                        }
                         leased.push(qp);
                     }
                 }

@@ -2,23 +2,25 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Backing, PdId, Table};
+use weft_mem::{Backing, Domain, PdId, Table};
 use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::cq::{CompChannel, Cq};
 use crate::engine::Engine;
 use crate::establish::Greeting;
 use crate::lock::lock;
+use crate::meet::Neighbours;
 use crate::mr::{Mr, Mw};
 use crate::pool::Pool;
 use crate::qp::{Qp, QpInit, check_init};
 use crate::srq::Srq;
 use crate::transport::sim::SimNet;
-use crate::types::{Access, AsyncEvent, DeviceAttr, Error, Limits};
+use crate::types::{Access, AsyncEvent, DeviceAttr, Error, Limits, LocalMode};
 
 /// Asynchronous events kept for a program that does not fetch them.
 const MAX_EVENTS: usize = 1024;
@@ -68,6 +70,12 @@ pub(crate) struct DeviceInner {
     pending: Arc<AtomicU32>,
     /// Connections in start-up, oldest first.
     pub(crate) greetings: Mutex<VecDeque<Weak<Greeting>>>,
+    pub(crate) local: LocalMode,
+    /// Where doors that containers share are: a directory mounted into each (`WEFT_LOCAL_DIR`).
+    pub(crate) local_dir: Option<PathBuf>,
+    pub(crate) neighbours: Neighbours,
+    /// Sixteen random bytes by which peers recognise our address space.
+    pub(crate) cookie: Box<[u8; 16]>,
     pool: Pool,
     next_id: AtomicU32,
     qps: Arc<AtomicU32>,
@@ -113,6 +121,11 @@ impl DeviceInner {
         .ok()
     }
 
+    /// Connections are TCP's, not a simulated network's.
+    pub(crate) fn is_tcp(&self) -> bool {
+        matches!(self.transport, Transport::Tcp)
+    }
+
     fn id(&self) -> u32 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
@@ -133,9 +146,18 @@ pub struct Device(pub(crate) Arc<DeviceInner>);
 pub struct DeviceBuilder {
     transport: Transport,
     limits: Limits,
+    local: Option<LocalMode>,
 }
 
 impl DeviceBuilder {
+    /// Whether peers on the same host are met in shared memory. Default: what [`LocalMode::from_env`] says. Without
+    /// meaning for a simulated network.
+    #[must_use]
+    pub fn local(mut self, mode: LocalMode) -> Self {
+        self.local = Some(mode);
+        self
+    }
+
     /// What carries its connections. Default TCP.
     #[must_use]
     pub fn transport(mut self, transport: Transport) -> Self {
@@ -153,13 +175,25 @@ impl DeviceBuilder {
     /// Open it. Starts the engine's thread.
     ///
     /// # Errors
-    /// [`Error::Os`] when the process may have no more threads or descriptors.
+    /// [`Error::Os`] when the process may have no more threads or descriptors; [`Error::Invalid`] for a `WEFT_LOCAL`
+    /// that says nothing known.
     pub fn open(self) -> Result<Device, Error> {
         let cores = weft_sys::cpu_count();
+        let local = match (&self.transport, self.local) {
+            (Transport::Sim(_), _) => LocalMode::Off,
+            (Transport::Tcp, Some(mode)) => mode,
+            (Transport::Tcp, None) => LocalMode::from_env()?,
+        };
+        let mut cookie = Box::new([0; 16]);
+        getrandom::fill(&mut *cookie).map_err(|_| Error::Invalid("no source of randomness"))?;
         Ok(Device(Arc::new(DeviceInner {
             limits: self.limits,
             table: Table::new(self.limits.max_mr as usize),
-            engine: Engine::start(cores).map_err(Error::os("starting the engine"))?,
+            local,
+            local_dir: std::env::var_os("WEFT_LOCAL_DIR").map(PathBuf::from),
+            neighbours: Neighbours::default(),
+            cookie,
+            engine: Engine::start(cores, local != LocalMode::Off).map_err(Error::os("starting the engine"))?,
             transport: self.transport,
             pending: Arc::default(),
             greetings: Mutex::default(),
@@ -212,6 +246,7 @@ impl Device {
     pub fn alloc_pd(&self) -> Result<Pd, Error> {
         Ok(Pd(Arc::new(PdInner {
             id: PdId(self.0.id()),
+            domain: OnceLock::new(),
             device: Arc::clone(&self.0),
         })))
     }
@@ -266,6 +301,8 @@ impl Device {
 
 pub(crate) struct PdInner {
     pub(crate) id: PdId,
+    /// What peers of this host see of it, once one was met.
+    pub(crate) domain: OnceLock<Arc<Domain>>,
     pub(crate) device: Arc<DeviceInner>,
 }
 
@@ -284,7 +321,13 @@ impl Pd {
     /// # Errors
     /// [`Error::Memory`] without memory or past the limit of regions.
     pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
-        self.register(Backing::Anonymous(len), access)
+        let shared = self.0.device.local != LocalMode::Off;
+        let backing = if shared {
+            Backing::Shared(len)
+        } else {
+            Backing::Anonymous(len)
+        };
+        self.register(backing, access)
     }
 
     /// Register a buffer; [`Mr::deregister`] gives it back. Its addresses start at 0.

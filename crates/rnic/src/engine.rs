@@ -10,11 +10,12 @@
 //! the last look, and is not asleep on it, is driven by the engine from then on and armed again.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
 use std::time::{Duration, Instant};
 
+use weft_sys::heart::Heart;
 use weft_sys::{Epoll, Event, EventFd, Interest};
 
 use crate::lock::lock;
@@ -27,6 +28,8 @@ const TICK: Duration = Duration::from_millis(1);
 const QUIET_TICKS: u32 = 20;
 /// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
 const HOT_SPIN: Duration = Duration::from_micros(10);
+/// Ticks between two looks at whether the peers of polled queue pairs are alive.
+const CHECK_TICKS: u32 = 32;
 const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Something with a descriptor that the engine serves.
@@ -74,34 +77,62 @@ pub(crate) struct Engine {
     slots: Mutex<Slots>,
     timers: Mutex<BTreeSet<(Instant, Token)>>,
     lent: Mutex<Vec<Weak<QpInner>>>,
+    /// Sources that are ready without their descriptor saying so.
+    poked: Mutex<Vec<Token>>,
+    /// Shows peers of this host that our address space is still the one they met.
+    heart: OnceLock<OwnedFd>,
     /// The engine looks at `lent` every tick; when false, whoever needs that must wake it.
     ticking: AtomicBool,
     stop: AtomicBool,
+    ticks: AtomicU32,
     /// There are cores to spare for spinning.
     spins: bool,
 }
 
 impl Engine {
     /// Start the engine's thread.
-    pub(crate) fn start(cores: usize) -> std::io::Result<Arc<Engine>> {
+    pub(crate) fn start(cores: usize, with_heart: bool) -> std::io::Result<Arc<Engine>> {
         let engine = Arc::new(Engine {
             epoll: Epoll::new()?,
             wake: EventFd::new()?,
             slots: Mutex::default(),
             timers: Mutex::default(),
             lent: Mutex::default(),
+            poked: Mutex::default(),
+            heart: OnceLock::new(),
             ticking: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            ticks: AtomicU32::new(0),
             spins: cores > 1,
         });
         engine
             .epoll
             .add(engine.wake.as_fd(), WAKE_TOKEN, Interest::READ)?;
         let runner = Arc::clone(&engine);
+        let (started, wait) = mpsc::sync_channel(1);
         std::thread::Builder::new()
             .name("weft-engine".into())
-            .spawn(move || runner.run())?;
+            .spawn(move || {
+                // It lives as long as the thread.
+                let heart = with_heart.then(Heart::start).transpose();
+                match &heart {
+                    Ok(Some(heart)) => match heart.fd().try_clone_to_owned() {
+                        Ok(fd) => drop(runner.heart.set(fd)),
+                        Err(error) => tracing::warn!(%error, "no same-host connections"),
+                    },
+                    Ok(None) => {}
+                    Err(error) => tracing::warn!(%error, "no same-host connections"),
+                }
+                let _ = started.send(());
+                runner.run();
+            })?;
+        let _ = wait.recv();
         Ok(engine)
+    }
+
+    /// For peers of this host, if they can be served.
+    pub(crate) fn heart(&self) -> Option<BorrowedFd<'_>> {
+        self.heart.get().map(AsFd::as_fd)
     }
 
     pub(crate) fn shut_down(&self) {
@@ -138,6 +169,12 @@ impl Engine {
     pub(crate) fn arm(&self, token: Token, fd: BorrowedFd<'_>, interest: Interest) {
         // Fails only when the registration is gone: then nobody waits for it.
         let _ = self.epoll.modify(fd, token.0, interest | Interest::ONESHOT);
+    }
+
+    /// Call the source's `ready` as if its descriptor had become readable.
+    pub(crate) fn poke(&self, token: Token) {
+        lock(&self.poked).push(token);
+        self.wake.signal();
     }
 
     /// Take a source out.
@@ -215,9 +252,18 @@ impl Engine {
                 tracing::error!(%error, "the engine's epoll failed");
                 std::thread::sleep(Duration::from_millis(10));
             }
+            if events.iter().any(|event| event.token == WAKE_TOKEN) {
+                self.wake.drain();
+                let poked = std::mem::take(&mut *lock(&self.poked));
+                events.extend(poked.into_iter().map(|token| Event {
+                    token: token.0,
+                    readable: true,
+                    writable: false,
+                    hangup: false,
+                }));
+            }
             for event in &events {
                 if event.token == WAKE_TOKEN {
-                    self.wake.drain();
                     continue;
                 }
                 let source = lock(&self.slots).get(Token(event.token));
@@ -302,11 +348,16 @@ impl Engine {
         let lent = std::mem::take(&mut *lock(&self.lent));
         let mut keep = Vec::with_capacity(lent.len());
         let mut active = false;
+        let ticks = self.ticks.fetch_add(1, Ordering::Relaxed);
+        let look = ticks.is_multiple_of(CHECK_TICKS);
         for weak in lent {
             let Some(qp) = weak.upgrade() else { continue };
             match qp.lease_state() {
                 Lease::Polled => {
                     active = true;
+                    if look {
+                        qp.check_peer();
+                    }
                     keep.push(weak);
                 }
                 Lease::Asleep => keep.push(weak),

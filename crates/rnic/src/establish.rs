@@ -26,11 +26,16 @@ use weft_sys::{Event, Interest, tcp};
 use crate::device::{Counted, Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Source, Token};
 use crate::lock::lock;
+use crate::meet::{Answer, Guest, Knock};
 use crate::qp::Qp;
 use crate::transport::Link;
 use crate::transport::sim::SimListener;
 use crate::transport::tcp::TcpLink;
-use crate::types::LinkOptions;
+use crate::types::{LinkOptions, LocalMode};
+
+mod entrance;
+
+use entrance::Entrance;
 
 /// Bytes that may follow a start-up frame before the queue pair takes over.
 const EARLY: usize = 64 * 1024;
@@ -62,6 +67,9 @@ pub enum ConnectError {
     /// Private data too long, or a queue pair that cannot be connected.
     #[error("{0}")]
     Invalid(String),
+    /// The device takes only connections in shared memory ([`LocalMode::Require`](crate::LocalMode)).
+    #[error("no shared memory with the peer, and nothing else is allowed (WEFT_LOCAL=require): {0}")]
+    NotLocal(String),
     /// The operating system refused.
     #[error(transparent)]
     Io(io::Error),
@@ -141,16 +149,20 @@ type DialDone = Box<dyn FnOnce(Dialed) + Send>;
 enum DialStage {
     /// Waiting for the transport's connection.
     Connecting(OwnedFd),
+    /// The peer is on our host: waiting to be let in.
+    Knocking(Arc<dyn Link>, Box<Knock>),
     /// Waiting for the reply.
-    Started(Arc<dyn Link>, Vec<u8>),
+    Started(Arc<dyn Link>, Vec<u8>, Option<Box<Knock>>),
     Over,
 }
 
 struct Dial {
     qp: Arc<crate::qp::QpInner>,
+    device: Arc<DeviceInner>,
     options: LinkOptions,
     machine: Initiator,
     request: Vec<u8>,
+    deadline: Instant,
     stage: Mutex<DialStage>,
     done: Mutex<Option<DialDone>>,
     token: OnceLock<Token>,
@@ -199,9 +211,11 @@ impl Device {
         let make = |stage| {
             Arc::new(Dial {
                 qp: Arc::clone(&qp.0),
+                device: Arc::clone(&self.0),
                 options: param.options,
                 machine,
                 request,
+                deadline,
                 stage: Mutex::new(stage),
                 done: Mutex::new(Some(done)),
                 token: OnceLock::new(),
@@ -210,7 +224,7 @@ impl Device {
         let engine = &self.0.engine;
         let dial = match (stage, fd) {
             (_, Some(fd)) => make(DialStage::Connecting(fd)),
-            (Some(link), None) => make(DialStage::Started(link, Vec::new())),
+            (Some(link), None) => make(DialStage::Started(link, Vec::new(), None)),
             (None, None) => return Ok(()),
         };
         let mut stage = lock(&dial.stage);
@@ -220,7 +234,7 @@ impl Device {
                 fd.as_fd(),
                 Interest::WRITE,
             ),
-            DialStage::Started(link, _) => {
+            DialStage::Started(link, ..) => {
                 let sent = send_all(&**link, &dial.request);
                 sent.and_then(|()| {
                     engine.register(
@@ -230,7 +244,7 @@ impl Device {
                     )
                 })
             }
-            DialStage::Over => return Ok(()),
+            DialStage::Knocking(..) | DialStage::Over => return Ok(()),
         };
         match registered {
             Ok(token) => {
@@ -255,7 +269,14 @@ impl Dial {
         if let Some(token) = self.token.get() {
             match &*stage {
                 DialStage::Connecting(fd) => engine.unregister(*token, fd.as_fd()),
-                DialStage::Started(link, _) => {
+                DialStage::Knocking(link, knock) => {
+                    if let Some(token) = knock.token {
+                        engine.unregister(token, knock.fd());
+                    }
+                    engine.unregister(*token, link.fd());
+                    link.abort();
+                }
+                DialStage::Started(link, ..) => {
                     if outcome.is_err() {
                         engine.unregister(*token, link.fd());
                         link.abort();
@@ -288,12 +309,34 @@ impl Dial {
             };
             let link: Arc<dyn Link> =
                 Arc::new(TcpLink::new(fd).inspect_err(|_| engine.forget(token))?);
-            // A new socket takes a frame of this size whole.
-            let sent = send_all(&*link, &self.request);
-            *stage = DialStage::Started(link, Vec::new());
-            sent?;
+            *stage = self.knock(engine, link)?;
         }
-        let DialStage::Started(link, buf) = stage else {
+        if let DialStage::Knocking(_, knock) = stage {
+            let why = match knock.answer() {
+                Answer::Wait if Instant::now() < knock.deadline => {
+                    if let Some(token) = knock.token {
+                        engine.arm(token, knock.fd(), Interest::READ);
+                    }
+                    return Ok(());
+                }
+                Answer::Wait => Some("the peer's door does not answer".to_owned()),
+                Answer::Welcome => None,
+                Answer::No(why) => Some(why),
+            };
+            close_knock(engine, knock);
+            let DialStage::Knocking(link, knock) = std::mem::replace(stage, DialStage::Over) else {
+                return Ok(());
+            };
+            let knock = match why {
+                None => Some(knock),
+                Some(why) => {
+                    self.stays_on_tcp(why)?;
+                    None
+                }
+            };
+            *stage = self.request(link, knock)?;
+        }
+        let DialStage::Started(link, buf, knock) = stage else {
             return Ok(());
         };
         let ended = read_some(&**link, buf)?;
@@ -311,8 +354,24 @@ impl Dial {
             } => {
                 engine.unregister(token, link.fd());
                 let early = buf.split_off(consumed.min(buf.len()));
-                let link = Arc::clone(link);
+                let mut link = Arc::clone(link);
+                let knock = knock.take();
                 *stage = DialStage::Over;
+                if let Some(knock) = knock {
+                    let met = knock
+                        .finish(&self.device, Arc::clone(&link))
+                        .inspect_err(|_| link.abort())?;
+                    match met {
+                        Ok(_) if !early.is_empty() => {
+                            link.abort();
+                            return Err(ConnectError::Protocol(
+                                "it sends FPDUs on TCP after agreeing on shared memory".into(),
+                            ));
+                        }
+                        Ok(local) => link = local,
+                        Err(why) => self.stays_on_tcp(why).inspect_err(|_| link.abort())?,
+                    }
+                }
                 self.qp.attach(link, &params, &self.options, &[], &early)?;
                 if let Some(done) = lock(&self.done).take() {
                     done(Ok(private_data));
@@ -320,6 +379,63 @@ impl Dial {
                 Ok(())
             }
         }
+    }
+}
+
+impl Dial {
+    /// The TCP connection is there: is the peer on our host?
+    fn knock(
+        self: &Arc<Self>,
+        engine: &Engine,
+        link: Arc<dyn Link>,
+    ) -> Result<DialStage, ConnectError> {
+        if self.device.local == LocalMode::Off {
+            return self.request(link, None);
+        }
+        let knocked = Knock::start(&self.device, self.qp.pd(), self.qp.num(), &*link).and_then(
+            |mut knock| {
+                let source = Arc::clone(self) as Arc<dyn Source>;
+                let token = engine
+                    .register(source, knock.fd(), Interest::READ)
+                    .map_err(|error| error.to_string())?;
+                engine.set_timer(token, knock.deadline);
+                knock.token = Some(token);
+                Ok(knock)
+            },
+        );
+        match knocked {
+            Ok(knock) => Ok(DialStage::Knocking(link, Box::new(knock))),
+            Err(why) => {
+                self.stays_on_tcp(why)?;
+                self.request(link, None)
+            }
+        }
+    }
+
+    fn stays_on_tcp(&self, why: String) -> Result<(), ConnectError> {
+        if self.device.local == LocalMode::Require {
+            return Err(ConnectError::NotLocal(why));
+        }
+        tracing::debug!(qp = self.qp.num(), why, "the connection stays on TCP");
+        let _ = self.qp.reason.set(why);
+        Ok(())
+    }
+
+    /// Begin MPA start-up. A new socket takes a frame of this size whole.
+    fn request(
+        &self,
+        link: Arc<dyn Link>,
+        knock: Option<Box<Knock>>,
+    ) -> Result<DialStage, ConnectError> {
+        send_all(&*link, &self.request)?;
+        Ok(DialStage::Started(link, Vec::new(), knock))
+    }
+}
+
+/// The engine does not watch the door any more.
+fn close_knock(engine: &Engine, knock: &mut Knock) {
+    if let Some(token) = knock.token.take() {
+        engine.unregister(token, knock.fd());
     }
 }
 
@@ -334,8 +450,17 @@ impl Source for Dial {
 
     fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
         let mut stage = lock(&self.stage);
-        if !matches!(*stage, DialStage::Over) {
-            self.finish(engine, &mut stage, Err(ConnectError::TimedOut));
+        match &*stage {
+            DialStage::Over => {}
+            _ if Instant::now() >= self.deadline => {
+                self.finish(engine, &mut stage, Err(ConnectError::TimedOut));
+            }
+            DialStage::Knocking(..) => {
+                if let Err(error) = self.step(engine, &mut stage) {
+                    self.finish(engine, &mut stage, Err(error));
+                }
+            }
+            _ => {}
         }
     }
 }
@@ -366,10 +491,10 @@ fn read_some(link: &dyn Link, buf: &mut Vec<u8>) -> io::Result<bool> {
         list.push_buf(&mut buf[have..]);
         let outcome = link.recv(&mut list);
         drop(list);
-        let n = outcome.as_ref().copied().unwrap_or(0);
+        let n = outcome.as_ref().map_or(0, |received| received.n);
         buf.truncate(have + n);
         match outcome {
-            Ok(0) => return Ok(true),
+            Ok(_) if n == 0 => return Ok(true),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             // What came before the reset may decide.
@@ -390,6 +515,7 @@ pub struct Incoming {
     link: Arc<dyn Link>,
     pending: Option<PendingRequest>,
     early: Vec<u8>,
+    guest: Option<Guest>,
     _permit: Counted,
 }
 
@@ -428,14 +554,35 @@ impl Incoming {
         let accepted = pending.accept(&param.private_data, param.ird.min(cap), param.ord.min(cap));
         let (params, reply) =
             accepted.map_err(|error: AcceptError| ConnectError::Invalid(error.to_string()))?;
-        qp.0.attach(
-            Arc::clone(&self.link),
-            &params,
-            &param.options,
-            &reply,
-            &self.early,
-        )?;
-        Ok(())
+        let tcp = Arc::clone(&self.link);
+        let local = match self.guest.take() {
+            Some(guest) => guest.accept(&self.device, qp.0.pd(), qp.0.num(), Arc::clone(&tcp)),
+            None => Err("the initiator did not ask for shared memory".to_owned()),
+        };
+        match local {
+            Ok(_) if !self.early.is_empty() => {
+                tcp.abort();
+                Err(ConnectError::Protocol(
+                    "it sends FPDUs on TCP after agreeing on shared memory".into(),
+                ))
+            }
+            Ok(local) => {
+                qp.0.attach(local, &params, &param.options, &[], &[])?;
+                send_all(&*tcp, &reply).inspect_err(|_| tcp.abort())?;
+                Ok(())
+            }
+            Err(why) => {
+                if self.device.local == LocalMode::Require {
+                    tcp.abort();
+                    return Err(ConnectError::NotLocal(why));
+                }
+                if self.device.local == LocalMode::Auto && self.device.is_tcp() {
+                    let _ = qp.0.reason.set(why);
+                }
+                qp.0.attach(tcp, &params, &param.options, &reply, &self.early)?;
+                Ok(())
+            }
+        }
     }
 
     /// Reject, with private data for the initiator's program.
@@ -496,6 +643,8 @@ struct ListenerInner {
     door: Door,
     addr: SocketAddr,
     token: OnceLock<Token>,
+    /// Where initiators of this host say hello.
+    entrances: Mutex<Vec<Arc<Entrance>>>,
 }
 
 /// A listening address. Dropping it stops listening; connections made through it live on.
@@ -540,12 +689,16 @@ impl Device {
             door,
             addr,
             token: OnceLock::new(),
+            entrances: Mutex::default(),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
         let token = self.0.engine.register(source, inner.fd(), Interest::READ)?;
         let _ = inner.token.set(token);
         // An event before the token was there found nothing to arm with.
         self.0.engine.arm(token, inner.fd(), Interest::READ);
+        if self.0.local != LocalMode::Off {
+            *lock(&inner.entrances) = entrance::open(&self.0, &inner);
+        }
         Ok(Listening(inner))
     }
 }
@@ -559,6 +712,9 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
+        for entrance in lock(&self.0.entrances).drain(..) {
+            entrance.close();
+        }
         if let Some(token) = self.0.token.get() {
             self.0
                 .reception
@@ -615,6 +771,7 @@ impl Reception {
                 link,
                 buf: Vec::new(),
                 permit,
+                guest: None,
             })),
             token: OnceLock::new(),
         });
@@ -640,22 +797,28 @@ impl Reception {
     }
 }
 
+impl ListenerInner {
+    /// Take in who waits: a bounded number at a time, established connections want their turn too.
+    fn accept_some(&self, engine: &Arc<Engine>) -> io::Result<()> {
+        for _ in 0..64 {
+            match self.accept_one()? {
+                Some(link) => self.reception.admit(engine, link),
+                None => break,
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Source for ListenerInner {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
-        // A bounded number at a time: established connections want their turn too.
-        for _ in 0..64 {
-            match self.accept_one() {
-                Ok(Some(link)) => self.reception.admit(engine, link),
-                Ok(None) => break,
-                Err(error) => {
-                    tracing::warn!(%error, "accepting a connection failed");
-                    if let Some(token) = self.token.get() {
-                        // No descriptors left, most likely: try again later, not in a busy loop.
-                        engine.set_timer(*token, Instant::now() + Duration::from_millis(50));
-                    }
-                    return Next::Done;
-                }
+        if let Err(error) = self.accept_some(engine) {
+            tracing::warn!(%error, "accepting a connection failed");
+            if let Some(token) = self.token.get() {
+                // No descriptors left, most likely: try again later, not in a busy loop.
+                engine.set_timer(*token, Instant::now() + Duration::from_millis(50));
             }
+            return Next::Done;
         }
         if let Some(token) = self.token.get() {
             engine.arm(*token, self.fd(), Interest::READ);
@@ -674,6 +837,7 @@ struct Greeted {
     link: Arc<dyn Link>,
     buf: Vec<u8>,
     permit: Counted,
+    guest: Option<Guest>,
 }
 
 /// An accepted connection whose request is not complete.
@@ -684,6 +848,20 @@ pub(crate) struct Greeting {
 }
 
 impl Greeting {
+    /// Where it comes from, while it is in start-up.
+    fn peer(&self) -> Option<(std::net::IpAddr, u16)> {
+        let state = lock(&self.state);
+        let addr = state.as_ref()?.link.peer_addr();
+        Some((addr.ip().to_canonical(), addr.port()))
+    }
+
+    /// Its initiator is on our host and has said hello.
+    fn receive_guest(&self, guest: Guest) {
+        if let Some(greeted) = &mut *lock(&self.state) {
+            greeted.guest = Some(guest);
+        }
+    }
+
     fn close(&self, engine: &Engine, state: &mut Option<Greeted>) -> Option<Greeted> {
         let greeted = state.take()?;
         if let Some(token) = self.token.get() {
@@ -738,6 +916,7 @@ impl Source for Greeting {
                     link: greeted.link,
                     pending: Some(pending),
                     early,
+                    guest: greeted.guest,
                     _permit: count,
                 });
             }

@@ -14,6 +14,7 @@ mod device;
 mod engine;
 mod establish;
 mod lock;
+mod meet;
 mod mr;
 mod pool;
 mod qp;

@@ -458,6 +458,47 @@ impl Default for LinkOptions {
     }
 }
 
+/// Whether peers on the same host are met in shared memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LocalMode {
+    /// Never: everything goes over TCP.
+    Off,
+    /// Where both sides can; over TCP where not, see [`Path::reason`].
+    #[default]
+    Auto,
+    /// Only there: connections that would stay on TCP fail.
+    Require,
+}
+
+impl LocalMode {
+    /// What the environment asks for: `WEFT_LOCAL=off|auto|require`, `auto` when it is not set.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for any other value.
+    pub fn from_env() -> Result<Self, Error> {
+        match std::env::var_os("WEFT_LOCAL") {
+            None => Ok(LocalMode::Auto),
+            Some(value) => match value.to_str() {
+                Some("off") => Ok(LocalMode::Off),
+                Some("auto" | "") => Ok(LocalMode::Auto),
+                Some("require") => Ok(LocalMode::Require),
+                _ => Err(Error::Invalid(
+                    "the environment variable WEFT_LOCAL has to be off, auto or require",
+                )),
+            },
+        }
+    }
+}
+
+/// What carries a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// `local` (shared memory), `tcp`, or `sim`.
+    pub transport: &'static str,
+    /// Why it is not shared memory, where that was tried or could be expected.
+    pub reason: Option<String>,
+}
+
 /// Limits of a device: a program, or a flood of peers, cannot take more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -591,6 +632,10 @@ pub struct Ledger {
     pub rx_fpdus: u64,
     /// System calls that sent.
     pub tx_syscalls: u64,
-    /// System calls that received, empty ones as well.
+    /// System calls that received, empty ones as well; on shared memory, looks at the ring.
     pub rx_syscalls: u64,
+    /// One-sided operations that we carried out in the peer's memory ourselves (same host).
+    pub one_sided: u64,
+    /// Bytes that they moved.
+    pub one_sided_bytes: u64,
 }

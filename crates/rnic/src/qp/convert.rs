@@ -16,7 +16,7 @@ pub(super) fn zero_read() -> SendWr {
 /// The longest ULPDU whose FPDU fits the path: 2 bytes of length and 4 of CRC around it, and no padding.
 pub(super) fn max_ulpdu(wanted: u32, max_fpdu: Option<u32>) -> u32 {
     let path = max_fpdu.map_or(u32::MAX, |fpdu| (fpdu & !3).saturating_sub(6));
-    wanted.min(path)
+    wanted.min(path).min(u32::from(u16::MAX))
 }
 
 pub(super) fn to_proto(wr: &SendWr) -> rdmap::SendWr {

@@ -40,18 +40,30 @@ impl QpInner {
             stream.fail(fault);
         }
         // The Terminate goes into the flight before the stream is flushed.
-        self.build(core);
+        if let Some(connected) = self.connected.get() {
+            self.build(core, &*connected.link);
+        }
         let code = core.tx.terminate_code();
         self.end(core, EndReason::Terminated(code));
     }
 
     /// The connection is over, for this reason: flush everything.
-    pub(super) fn end(self: &Arc<Self>, core: &mut Core, reason: EndReason) {
+    pub(super) fn end(self: &Arc<Self>, core: &mut Core, mut reason: EndReason) {
         if core.ended.is_some() {
             return;
         }
-        core.ended = Some(reason);
         self.state.store(QpState::Error as u8, Ordering::Release);
+        if let Some(connected) = self.connected.get()
+            && let Some(local) = connected.link.local()
+        {
+            // What is flushed is its owner's again: nobody may touch it from here on.
+            local.shut_doors();
+            if core.tx.lends() {
+                connected.link.abort();
+                reason = EndReason::Lost;
+            }
+        }
+        core.ended = Some(reason);
         self.take_inbox(core);
         self.flush_sends(core);
         self.flush_recvs(core);

@@ -13,7 +13,7 @@ use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::cq::Cq;
 use crate::device::{Counted, DeviceInner, PdInner};
 use crate::srq::{RecvQueue, Srq};
-use crate::types::{Error, Ledger, PostError, PostReason, QpState, RecvWr, SendWr};
+use crate::types::{Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, SendWr};
 
 /// What a queue pair is made of.
 #[derive(Clone)]
@@ -81,6 +81,7 @@ impl Qp {
             pending: AtomicBool::new(false),
             deferred: AtomicU32::new(0),
             connected: OnceLock::new(),
+            reason: OnceLock::new(),
             dead: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             armed: AtomicBool::new(false),
@@ -182,6 +183,14 @@ impl Qp {
     /// RDMA Reads and atomics that the connection may have at once: (inbound, outbound), as agreed at start-up.
     pub fn depths(&self) -> Option<(u16, u16)> {
         self.0.depths.get().copied()
+    }
+
+    /// What carries the connection, once connected.
+    pub fn path(&self) -> Option<Path> {
+        self.0.connected.get().map(|c| Path {
+            transport: c.link.name(),
+            reason: self.0.reason.get().cloned(),
+        })
     }
 
     /// Our address, once connected.

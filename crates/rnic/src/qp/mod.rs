@@ -11,7 +11,9 @@
 //! call that another thread makes.
 
 mod convert;
+mod direct;
 mod end;
+mod frame;
 mod handle;
 mod rx;
 mod tx;
@@ -41,6 +43,7 @@ use crate::types::{
 };
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
+use frame::Frame;
 pub(crate) use handle::check_init;
 pub use handle::{Ender, Qp, QpInit};
 use rx::Rx;
@@ -50,6 +53,9 @@ use tx::Tx;
 const DEFER_MAX: u32 = 64;
 /// Requests with more payload than this are never put off.
 const DEFER_BYTES: u32 = 4096;
+
+/// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
+const LOCAL_MAX_ULPDU: u32 = 16 << 20;
 
 /// When an initiator that has heard nothing nudges its peer, counted from the start.
 const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
@@ -140,6 +146,8 @@ pub(crate) struct QpInner {
     /// Posts since the last poll.
     deferred: AtomicU32,
     connected: OnceLock<Connected>,
+    /// Why the connection is not on shared memory.
+    pub(crate) reason: OnceLock<String>,
     /// Nothing more will happen on the socket.
     dead: AtomicBool,
     /// The owner's handle is gone: no more completions.
@@ -179,7 +187,14 @@ impl QpInner {
         } else {
             u32::MAX
         };
-        let max_ulpdu = max_ulpdu(options.max_ulpdu, link.max_fpdu()).min(marked);
+        let shared = link.local().is_some();
+        let (frame, max_ulpdu) = if shared {
+            (Frame::Local, LOCAL_MAX_ULPDU)
+        } else {
+            let mpa = max_ulpdu(options.max_ulpdu, link.max_fpdu()).min(marked);
+            (Frame::Mpa, mpa)
+        };
+        let mpa = |on: bool| on && !shared;
         {
             let mut core = lock(&self.core);
             if self.state() != QpState::Init || core.stream.is_some() {
@@ -196,8 +211,10 @@ impl QpInner {
                 sink_key: self.device.random_u32(),
             })));
             let _ = self.depths.set((params.ird, params.ord));
-            core.tx.start(params.crc, params.tx_markers, prefix);
-            core.rx.start(params.crc, params.rx_markers, early);
+            core.tx
+                .start(frame, mpa(params.crc), mpa(params.tx_markers), prefix);
+            core.rx
+                .start(frame, mpa(params.crc), mpa(params.rx_markers), early);
             // The frame that tells the responder that it may send (RFC 6581 4.2).
             if let Some(rtr) = params.rtr.filter(|_| initiator) {
                 let ready = match rtr {
@@ -220,6 +237,14 @@ impl QpInner {
                 ));
             }
             self.state.store(QpState::Rts as u8, Ordering::Release);
+            if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
+                local.open_doors();
+                if let Some(neighbour) = local.neighbour()
+                    && !neighbour.add(self)
+                {
+                    local.set_dead();
+                }
+            }
         }
         self.drive(true);
         // The engine may have looked before there was anything to see.
@@ -390,8 +415,8 @@ impl QpInner {
         }
     }
 
-    /// The owner goes to sleep on this socket.
-    pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<(BorrowedFd<'_>, Interest)> {
+    /// The owner goes to sleep on this descriptor; `None` in place of an interest: it should look again first.
+    pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
         let connected = self.connected.get()?;
         if self.dead.load(Ordering::Relaxed) {
             return None;
@@ -400,7 +425,7 @@ impl QpInner {
         // A post before it saw this waiter may have been put off.
         self.flush_deferred();
         self.take_lease();
-        Some((connected.link.fd(), self.interest()))
+        Some((connected.link.fd(), connected.link.watch(self.interest())))
     }
 
     pub(crate) fn end_wait(&self) {
@@ -426,8 +451,12 @@ impl QpInner {
             self.armed.store(true, Ordering::SeqCst);
             loop {
                 let interest = self.interest();
-                self.engine()
-                    .arm(connected.token, connected.link.fd(), interest);
+                match connected.link.watch(interest) {
+                    Some(what) => self
+                        .engine()
+                        .arm(connected.token, connected.link.fd(), what),
+                    None => self.engine().poke(connected.token),
+                }
                 // Another thread may have been blocked meanwhile, and have armed before us.
                 if self.interest() == interest {
                     break;
@@ -477,6 +506,49 @@ impl QpInner {
     pub(crate) fn rearm_and_flush(self: &Arc<Self>) {
         self.rearm();
         self.flush_deferred();
+    }
+
+    /// After looking at a transport whose wake-ups come once: somebody who sleeps, and was woken while another thread
+    /// took what came, is to hear of the next thing too.
+    fn watch_again(&self, link: &dyn Link) {
+        let armed = self.armed.load(Ordering::SeqCst);
+        let sleepers = self.waiters.load(Ordering::SeqCst) > 0;
+        if (!armed && !sleepers) || link.watch(self.interest()).is_some() {
+            return;
+        }
+        if let Some(connected) = self.connected.get().filter(|_| armed) {
+            self.engine().poke(connected.token);
+        }
+        if sleepers {
+            self.send_cq.kick();
+            self.recv_cq.kick();
+        }
+    }
+
+    /// Whether the peer is still there; the engine asks while somebody polls.
+    pub(crate) fn check_peer(self: &Arc<Self>) {
+        if let Some(local) = self.connected.get().and_then(|c| c.link.local())
+            && !self.dead.load(Ordering::Relaxed)
+            && !local.check()
+        {
+            self.drive(true);
+        }
+    }
+
+    /// The peer's process has ended.
+    pub(crate) fn pd(&self) -> &PdInner {
+        &self.pd
+    }
+
+    pub(crate) fn num(&self) -> u32 {
+        self.num
+    }
+
+    pub(crate) fn peer_died(self: &Arc<Self>) {
+        if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
+            local.set_dead();
+            self.drive(true);
+        }
     }
 
     pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {

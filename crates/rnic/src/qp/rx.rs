@@ -13,14 +13,15 @@ use weft_mem::{Access, MemError, RecvList, Span};
 use weft_proto::rdmap::{Event, Fault, Rx as Step};
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{Header, HeaderError, UNTAGGED_LEN};
-use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, MarkerStripper, fpdu_len};
+use weft_wire::mpa::{CRC_LEN, MarkerStripper};
 use weft_wire::rdmap::{AtomicOp, AtomicRequest};
 
 use super::convert::term_code;
+use super::frame::Frame;
 use super::tx::{fault_of, sub_list};
 use super::{Core, EndReason, QpInner, peer_terminated};
 use crate::pool::Pool;
-use crate::transport::Link;
+use crate::transport::{Link, Received};
 use crate::types::{RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len};
 
 /// Segments up to this length are looked at only when they are there as a whole: every control message is shorter.
@@ -58,6 +59,7 @@ struct Direct {
 
 #[derive(Default)]
 pub(super) struct Rx {
+    frame: Frame,
     crc: bool,
     markers: Option<Box<MarkerStripper>>,
     buf: Option<Box<[u8]>>,
@@ -96,7 +98,8 @@ impl From<Fault> for Stop {
 }
 
 impl Rx {
-    pub(super) fn start(&mut self, crc: bool, markers: bool, early: &[u8]) {
+    pub(super) fn start(&mut self, frame: Frame, crc: bool, markers: bool, early: &[u8]) {
+        self.frame = frame;
         self.crc = crc;
         self.markers = markers.then(|| Box::new(MarkerStripper::new(crc)));
         let mut plain = Vec::new();
@@ -131,7 +134,7 @@ impl Rx {
             let mut list = RecvList::new();
             list.push_buf(&mut buf);
             match link.recv(&mut list) {
-                Ok(0) => self.eof = true,
+                Ok(received) if received.n == 0 => self.eof = true,
                 Ok(_) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => self.eof = true,
@@ -180,8 +183,8 @@ impl QpInner {
                 Err(stop) => Err(stop),
             };
             match outcome {
-                Ok(Received::Some { drained: d }) => (moved, drained) = (true, d),
-                Ok(Received::Nothing) => break,
+                Ok(Some(received)) => (moved, drained) = (true, received.drained),
+                Ok(None) => break,
                 Err(stop) => {
                     self.stop(core, stop);
                     return true;
@@ -192,6 +195,9 @@ impl QpInner {
             }
         }
         core.rx.give_back(self.device.pool());
+        if link.local().is_some() {
+            self.watch_again(link);
+        }
         moved
     }
 
@@ -231,7 +237,7 @@ impl QpInner {
     }
 
     /// One system call.
-    fn receive(&self, core: &mut Core, link: &dyn Link) -> Result<Received, Stop> {
+    fn receive(&self, core: &mut Core, link: &dyn Link) -> Result<Option<Received>, Stop> {
         core.ledger.rx_syscalls += 1;
         if core.rx.markers.is_some() {
             return core.rx.receive_marked(link);
@@ -241,9 +247,11 @@ impl QpInner {
             None => SmallVec::new(),
         };
         let Core { rx, ledger, .. } = core;
+        let in_frame = rx.in_frame();
         let Some(buf) = &mut rx.buf else {
-            return Ok(Received::Nothing);
+            return Ok(None);
         };
+        let next_header = rx.frame.header_len() + UNTAGGED_LEN;
         let mut list = RecvList::new();
         let placed_max = if let Some(direct) = &rx.direct {
             for span in &spans {
@@ -251,7 +259,7 @@ impl QpInner {
             }
             // Bulk: no more than the trailer and the next header, whatever follows has its own place.
             let tail = if direct.bulk {
-                rx.trailer + FPDU_HEADER_LEN + UNTAGGED_LEN
+                rx.trailer + next_header
             } else {
                 buf.len()
             };
@@ -265,7 +273,6 @@ impl QpInner {
             }
             // Bulk: no more than the rest of this FPDU and the next header. What is staged beyond would be copied, or
             // moved to the front later.
-            let next_header = FPDU_HEADER_LEN + UNTAGGED_LEN;
             let room = if rx.need > BULK {
                 (rx.need + next_header).min(buf.len())
             } else if rx.bulk && !rx.crc {
@@ -277,19 +284,11 @@ impl QpInner {
             list.push_buf(&mut buf[rx.end..room]);
             0
         };
-        let asked = list.len_bytes();
-        let n = match link.recv(&mut list) {
-            Ok(0) => return Err(if rx.in_frame() { Stop::Lost } else { Stop::Eof }),
-            Ok(n) => n,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Received::Nothing);
-            }
-            Err(error) => {
-                tracing::debug!(qp = self.num, %error, "receiving failed");
-                return Err(Stop::Lost);
-            }
-        };
+        let received = receive_from(link, &mut list, in_frame)?;
         drop(list);
+        let Some(Received { n, .. }) = received else {
+            return Ok(None);
+        };
         let placed = n.min(placed_max);
         ledger.rx_direct += placed as u64;
         if let Some(direct) = &mut rx.direct {
@@ -297,7 +296,7 @@ impl QpInner {
             direct.left -= placed as u32;
         }
         rx.end += n - placed;
-        Ok(Received::Some { drained: n < asked })
+        Ok(received)
     }
 
     /// Look at everything in the staging buffer.
@@ -338,11 +337,11 @@ impl QpInner {
     /// The next segment, if enough of it is there. `Ok(false)`: more bytes are needed.
     fn segment(self: &Arc<Self>, core: &mut Core, buf: &[u8]) -> Result<bool, Stop> {
         let have = &buf[core.rx.start..core.rx.end];
-        let Some((length, rest)) = have.split_first_chunk::<FPDU_HEADER_LEN>() else {
+        let frame = core.rx.frame;
+        let Some((ulpdu_len, rest)) = frame.parse(have) else {
             return Ok(false);
         };
-        let ulpdu_len = usize::from(u16::from_be_bytes(*length));
-        let total = fpdu_len(ulpdu_len);
+        let total = frame.total(ulpdu_len);
         let whole = have.len() >= total;
         core.rx.need = 0;
         if !whole && (core.rx.crc || total <= WHOLE || core.rx.markers.is_some()) {
@@ -426,8 +425,8 @@ impl QpInner {
                 bulk: total > BULK,
             });
             // Everything staged belongs to this payload, but for bytes of padding and CRC that came with its end.
-            rx.start += FPDU_HEADER_LEN + header.len() + here;
-            rx.trailer = total - FPDU_HEADER_LEN - ulpdu_len;
+            rx.start += frame.header_len() + header.len() + here;
+            rx.trailer = frame.trailer_len(ulpdu_len);
             if rx.start == rx.end {
                 (rx.start, rx.end) = (0, 0);
             }
@@ -578,26 +577,22 @@ impl QpInner {
 
 impl Rx {
     /// With markers: stage the raw bytes, and keep what is left without markers.
-    fn receive_marked(&mut self, link: &dyn Link) -> Result<Received, Stop> {
+    fn receive_marked(&mut self, link: &dyn Link) -> Result<Option<Received>, Stop> {
         let rx = self;
+        let in_frame = rx.in_frame();
         let Some(buf) = &mut rx.buf else {
-            return Ok(Received::Nothing);
+            return Ok(None);
         };
         buf.copy_within(rx.start..rx.end, 0);
         rx.end -= rx.start;
         rx.start = 0;
-        let room = buf.len() - rx.end;
         let mut list = RecvList::new();
         list.push_buf(&mut buf[rx.end..]);
-        let n = match link.recv(&mut list) {
-            Ok(0) => return Err(if rx.in_frame() { Stop::Lost } else { Stop::Eof }),
-            Ok(n) => n,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Received::Nothing);
-            }
-            Err(_) => return Err(Stop::Lost),
-        };
+        let received = receive_from(link, &mut list, in_frame)?;
         drop(list);
+        let Some(Received { n, .. }) = received else {
+            return Ok(None);
+        };
         let mut plain = Vec::with_capacity(n);
         if let Some(stripper) = &mut rx.markers {
             stripper
@@ -606,7 +601,7 @@ impl Rx {
         }
         buf[rx.end..rx.end + plain.len()].copy_from_slice(&plain);
         rx.end += plain.len();
-        Ok(Received::Some { drained: n < room })
+        Ok(received)
     }
 
     /// Bytes of an FPDU have come, but not all of them.
@@ -615,11 +610,19 @@ impl Rx {
     }
 }
 
-/// What one receiving system call brought.
-enum Received {
-    Nothing,
-    Some {
-        /// The socket has no more.
-        drained: bool,
-    },
+/// One system call. `None`: nothing there now.
+fn receive_from(
+    link: &dyn Link,
+    list: &mut RecvList<'_>,
+    in_frame: bool,
+) -> Result<Option<Received>, Stop> {
+    match link.recv(list) {
+        Ok(received) if received.n == 0 => Err(if in_frame { Stop::Lost } else { Stop::Eof }),
+        Ok(received) => Ok(Some(received)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => {
+            tracing::debug!(%error, "receiving failed");
+            Err(Stop::Lost)
+        }
+    }
 }

@@ -14,13 +14,16 @@ use smallvec::SmallVec;
 use weft_mem::{Access, MemError, SendList, Span};
 use weft_proto::rdmap::{Fault, MAX_HEADER, Payload};
 use weft_wire::crc::crc32c;
-use weft_wire::ddp::UNTAGGED_LEN;
-use weft_wire::mpa::{CRC_LEN, FPDU_HEADER_LEN, MarkerInserter, fpdu_pad};
+use weft_wire::ddp::{Header, UNTAGGED_LEN};
+use weft_wire::mpa::MarkerInserter;
 
 use super::convert::term_code;
+use super::direct::Barrier;
+use super::frame::Frame;
 use super::{Core, QpInner, Slot};
 use crate::pool::Pool;
 use crate::transport::Link;
+use crate::transport::local::LocalLink;
 use crate::types::{Ledger, SendOp, Sge, WcStatus};
 use weft_wire::rdmap::TermError;
 
@@ -70,6 +73,7 @@ impl Piece {
 
 #[derive(Default)]
 pub(super) struct Tx {
+    frame: Frame,
     crc: bool,
     markers: Option<Box<MarkerInserter>>,
     scratch: Vec<u8>,
@@ -81,10 +85,16 @@ pub(super) struct Tx {
     marks: VecDeque<(u64, u64)>,
     blocked: bool,
     terminate: u32,
+    barrier: Barrier,
+    /// Memory that the transport still reads, by the position in the stream up to which it does.
+    held: VecDeque<(u64, Held)>,
 }
 
+type Held = SmallVec<[Span; FLIGHT_PIECES / 2]>;
+
 impl Tx {
-    pub(super) fn start(&mut self, crc: bool, markers: bool, prefix: &[u8]) {
+    pub(super) fn start(&mut self, frame: Frame, crc: bool, markers: bool, prefix: &[u8]) {
+        self.frame = frame;
         self.crc = crc;
         self.markers = markers.then(|| Box::new(MarkerInserter::new(crc)));
         if !prefix.is_empty() {
@@ -115,9 +125,28 @@ impl Tx {
 
     pub(super) fn release(&mut self, pool: &Pool) {
         self.pieces = VecDeque::new();
+        self.held = VecDeque::new();
         self.marks = VecDeque::new();
         self.blocked = false;
         pool.put_tx(std::mem::take(&mut self.scratch));
+    }
+
+    /// Whether work may be done directly now, before what is in the ring.
+    pub(super) fn may_overtake(&mut self, local: &LocalLink) -> bool {
+        if self.barrier == Barrier::Built && self.pieces.is_empty() {
+            self.barrier = Barrier::Ring(local.pushed());
+        }
+        if let Barrier::Ring(position) = self.barrier
+            && local.consumed() >= position
+        {
+            self.barrier = Barrier::None;
+        }
+        self.barrier == Barrier::None
+    }
+
+    /// The transport still reads memory of ours.
+    pub(super) fn lends(&self) -> bool {
+        !self.held.is_empty()
     }
 
     fn close_scratch(&mut self, from: usize) {
@@ -142,7 +171,7 @@ impl Tx {
         ledger: &mut Ledger,
     ) -> io::Result<bool> {
         // The spans must outlive the list that names them.
-        let mut spans: SmallVec<[Span; FLIGHT_PIECES / 2]> = SmallVec::new();
+        let mut spans = Held::new();
         for piece in self.pieces.iter().take(FLIGHT_PIECES) {
             let span = match piece {
                 Piece::Scratch(_) => continue,
@@ -178,6 +207,9 @@ impl Tx {
         };
         drop(list);
         self.consume(n);
+        if !spans.is_empty() && link.settled(self.sent) < self.sent {
+            self.held.push_back((self.sent, spans));
+        }
         // A short count means a full buffer: the next try would only be told so.
         self.blocked = n < total;
         Ok(!self.blocked)
@@ -239,15 +271,22 @@ impl QpInner {
 
     /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.
     pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+        if core.tx.lends() {
+            note_transmitted(core, link);
+        }
         let idle = core.tx.pieces.is_empty() && core.stream.as_ref().is_none_or(|s| !s.has_work());
         if core.shut || idle {
             core.tx.blocked = false;
             return false;
         }
         let before = core.tx.sent;
+        let mut direct = false;
         for flight in 0.. {
             if core.tx.pieces.is_empty() {
-                self.build(core);
+                direct |= self.build(core, link);
+                if core.ended.is_some() {
+                    return true;
+                }
                 if core.tx.pieces.is_empty() {
                     core.tx.blocked = false;
                     if core.tx.scratch.capacity() > 0 {
@@ -264,7 +303,7 @@ impl QpInner {
                 break;
             }
             let outcome = core.tx.send_once(self, link, &mut core.ledger);
-            note_transmitted(core);
+            note_transmitted(core, link);
             match outcome {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -278,11 +317,11 @@ impl QpInner {
                 }
             }
         }
-        core.tx.sent != before
+        direct || core.tx.sent != before
     }
 
-    /// Make the next flight.
-    pub(super) fn build(self: &Arc<Self>, core: &mut Core) {
+    /// Make the next flight, and do what can be done without one: says whether anything was.
+    pub(super) fn build(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
         let mut hdr = [0; MAX_HEADER];
         if core.tx.pieces.is_empty() {
             core.tx.scratch.clear();
@@ -296,7 +335,9 @@ impl QpInner {
         let mut bytes = 0;
         let mut failed = None;
         let mut source_gone = false;
+        let mut direct = false;
         loop {
+            direct |= self.work_directly(core, link);
             let Core {
                 stream: Some(stream),
                 sq,
@@ -306,7 +347,7 @@ impl QpInner {
                 ..
             } = core
             else {
-                return;
+                return direct;
             };
             let Some(segment) = stream.next_tx(&mut hdr) else {
                 break;
@@ -335,8 +376,7 @@ impl QpInner {
                 }
                 payload => payload,
             };
-            tx.scratch
-                .extend_from_slice(&(ulpdu_len as u16).to_be_bytes());
+            tx.frame.emit(ulpdu_len, &mut tx.scratch);
             tx.scratch.extend_from_slice(&hdr[..segment.header_len]);
             let inline = matches!(payload, Payload::Wr { seq, .. }
                 if slot(sq, *sq_base, seq).is_some_and(|slot| slot.wr.inline.is_some()));
@@ -378,23 +418,25 @@ impl QpInner {
                 failed = Some(fault);
                 break;
             }
-            let direct = !copy && !payload.is_empty();
-            if direct {
+            let in_place = !copy && !payload.is_empty();
+            if in_place {
                 ledger.tx_direct += u64::from(payload.len());
             } else {
                 ledger.tx_copied += u64::from(payload.len());
             }
             ledger.tx_fpdus += 1;
-            let trailer_from = if direct { tx.scratch.len() } else { start };
-            let pad = fpdu_pad(ulpdu_len);
+            let trailer_from = if in_place { tx.scratch.len() } else { start };
+            let pad = tx.frame.pad(ulpdu_len);
             tx.scratch.extend_from_slice(&[0; 3][..pad]);
-            let crc = if tx.crc {
-                crc32c(&tx.scratch[start..])
-            } else {
-                0
-            };
-            tx.scratch.extend_from_slice(&crc.to_le_bytes());
-            let mut fpdu_len = FPDU_HEADER_LEN + ulpdu_len + pad + CRC_LEN;
+            if tx.frame.has_crc() {
+                let crc = if tx.crc {
+                    crc32c(&tx.scratch[start..])
+                } else {
+                    0
+                };
+                tx.scratch.extend_from_slice(&crc.to_le_bytes());
+            }
+            let mut fpdu_len = tx.frame.total(ulpdu_len);
             if let Some(markers) = &mut tx.markers {
                 let fpdu = tx.scratch.split_off(start);
                 markers.insert(&fpdu, &mut tx.scratch);
@@ -406,6 +448,9 @@ impl QpInner {
             if let Some(seq) = segment.completes {
                 tx.marks.push_back((tx.built, seq));
             }
+            if tx.frame == Frame::Local && touches_memory(&hdr) {
+                tx.barrier = Barrier::Built;
+            }
             if bytes >= limit || tx.pieces.len() >= FLIGHT_PIECES {
                 break;
             }
@@ -416,6 +461,7 @@ impl QpInner {
             let code = core.tx.terminate_code();
             self.end(core, super::EndReason::Terminated(code));
         }
+        direct
     }
 
     /// Put payload of a work request into the flight.
@@ -536,7 +582,23 @@ pub(super) fn fault_of(error: MemError) -> Fault {
     }
 }
 
-fn note_transmitted(core: &mut Core) {
+/// Whether a segment of ours changes or reads the peer's memory other than its receives, or takes rights away.
+fn touches_memory(hdr: &[u8; MAX_HEADER]) -> bool {
+    use weft_wire::rdmap::Opcode;
+    let Ok(header) = Header::parse(hdr) else {
+        return true;
+    };
+    matches!(
+        header.opcode(),
+        Opcode::Write
+            | Opcode::ReadRequest
+            | Opcode::AtomicRequest
+            | Opcode::SendInvalidate
+            | Opcode::SendSeInvalidate
+    )
+}
+
+fn note_transmitted(core: &mut Core, link: &dyn Link) {
     let Core {
         stream: Some(stream),
         tx,
@@ -545,8 +607,12 @@ fn note_transmitted(core: &mut Core) {
     else {
         return;
     };
+    let settled = link.settled(tx.sent);
+    while tx.held.front().is_some_and(|(end, _)| *end <= settled) {
+        tx.held.pop_front();
+    }
     while let Some(&(position, seq)) = tx.marks.front() {
-        if position > tx.sent {
+        if position > settled {
             break;
         }
         tx.marks.pop_front();

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use weft_mem::{RecvList, SendList};
 use weft_sys::EventFd;
 
-use super::Link;
+use super::{Link, Received};
 use crate::lock::lock;
 
 /// Bytes a pipe holds.
@@ -273,8 +273,10 @@ impl Link for SimLink {
     fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
         self.tx.send(list)
     }
-    fn recv(&self, list: &mut RecvList<'_>) -> io::Result<usize> {
-        self.rx.recv(list)
+    fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received> {
+        let n = self.rx.recv(list)?;
+        let drained = n < list.len_bytes();
+        Ok(Received { n, drained })
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.rx.ready.as_fd()
@@ -291,6 +293,9 @@ impl Link for SimLink {
     }
     fn peer_addr(&self) -> SocketAddr {
         self.peer
+    }
+    fn name(&self) -> &'static str {
+        "sim"
     }
     fn max_fpdu(&self) -> Option<u32> {
         None

@@ -10,7 +10,7 @@ use rustix::net::sockopt;
 use weft_mem::{RecvList, SendList};
 use weft_sys::tcp;
 
-use super::Link;
+use super::{Link, Received};
 
 /// A connected TCP socket.
 pub(crate) struct TcpLink {
@@ -39,8 +39,10 @@ impl Link for TcpLink {
     fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
         list.send(self.fd.as_fd(), false)
     }
-    fn recv(&self, list: &mut RecvList<'_>) -> io::Result<usize> {
-        list.recv(self.fd.as_fd())
+    fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received> {
+        let n = list.recv(self.fd.as_fd())?;
+        let drained = n < list.len_bytes();
+        Ok(Received { n, drained })
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -57,6 +59,9 @@ impl Link for TcpLink {
     }
     fn peer_addr(&self) -> SocketAddr {
         self.peer
+    }
+    fn name(&self) -> &'static str {
+        "tcp"
     }
     fn max_fpdu(&self) -> Option<u32> {
         // Nobody on loopback is an RNIC.

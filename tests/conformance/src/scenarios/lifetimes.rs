@@ -99,7 +99,9 @@ pub fn deregistration_in_use(bed: &Bed) {
                 }
                 unreachable!("it goes on until it fails");
             });
-            until("the user is at it", || b.qp.ledger().rx_fpdus > 5);
+            until("the user is at it", || {
+                b.qp.ledger().rx_fpdus + a.qp.ledger().one_sided > 5
+            });
             let mut bytes = mr.deregister().map_err(|(_, e)| e).unwrap().unwrap();
             bytes.fill(3);
             let status = user.join().expect("no panic");

@@ -1,0 +1,262 @@
+//! The responder's side of meeting on one host: a Unix socket beside each listening TCP port, at which initiators say
+//! hello (see [`crate::meet`]).
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use weft_sys::unix::{self, Name};
+use weft_sys::{Event, Interest};
+
+use super::{Greeting, ListenerInner};
+use crate::device::{Counted, DeviceInner};
+use crate::engine::{Engine, Next, Source, Token};
+use crate::lock::lock;
+use crate::meet::{Hello, Names, Visitor};
+
+/// How long somebody at the door may take to say hello.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// A TCP connection can come in a moment after the hello about it: when to look again, counted from the hello.
+const LOOK_AGAIN: [Duration; 3] = [
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+];
+
+/// A door beside a listener.
+pub(super) struct Entrance {
+    fd: OwnedFd,
+    path: Option<PathBuf>,
+    device: Weak<DeviceInner>,
+    listener: Weak<ListenerInner>,
+    token: OnceLock<Token>,
+}
+
+/// Open the doors of a listener. Without any, its connections stay on TCP.
+pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<ListenerInner>) -> Vec<Arc<Entrance>> {
+    let names = Names::at(listener.addr, device.local_dir.as_deref());
+    let abstracts = names.abstracts.iter().map(|name| (Name::Abstract(name), None));
+    let paths = names
+        .paths
+        .iter()
+        .map(|path| (Name::Path(path), Some(path.clone())));
+    let mut doors = Vec::new();
+    for (name, path) in abstracts.chain(paths) {
+        let opened = unix::listen(name, 128).and_then(|fd| {
+            let entrance = Arc::new(Entrance {
+                fd,
+                path,
+                device: Arc::downgrade(device),
+                listener: Arc::downgrade(listener),
+                token: OnceLock::new(),
+            });
+            let source = Arc::clone(&entrance) as Arc<dyn Source>;
+            let token = device
+                .engine
+                .register(source, entrance.fd.as_fd(), Interest::READ)?;
+            let _ = entrance.token.set(token);
+            // An event before the token was there found nothing to arm with.
+            device.engine.arm(token, entrance.fd.as_fd(), Interest::READ);
+            Ok(entrance)
+        });
+        match opened {
+            Ok(entrance) => doors.push(entrance),
+            Err(error) => {
+                tracing::warn!(addr = %listener.addr, %error, "no door for peers of this host: they stay on TCP");
+            }
+        }
+    }
+    doors
+}
+
+impl Entrance {
+    pub(super) fn close(&self) {
+        if let (Some(device), Some(token)) = (self.device.upgrade(), self.token.get()) {
+            device.engine.unregister(*token, self.fd.as_fd());
+        }
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Source for Entrance {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        let (Some(device), Some(listener), Some(&token)) = (
+            self.device.upgrade(),
+            self.listener.upgrade(),
+            self.token.get(),
+        ) else {
+            return Next::Done;
+        };
+        for _ in 0..64 {
+            match unix::accept(&self.fd) {
+                Ok(Some(wire)) => greet(engine, &device, &listener, wire),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a peer of this host failed");
+                    engine.set_timer(token, Instant::now() + Duration::from_millis(50));
+                    return Next::Done;
+                }
+            }
+        }
+        engine.arm(token, self.fd.as_fd(), Interest::READ);
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        if let Some(token) = self.token.get() {
+            engine.arm(*token, self.fd.as_fd(), Interest::READ);
+        }
+    }
+}
+
+fn greet(
+    engine: &Arc<Engine>,
+    device: &Arc<DeviceInner>,
+    listener: &Arc<ListenerInner>,
+    wire: OwnedFd,
+) {
+    let Some(visitor) = Visitor::admit(wire) else {
+        return;
+    };
+    let Some(permit) = device.take_pending() else {
+        visitor.decline("too many connections in start-up".into());
+        return;
+    };
+    let call = Arc::new(Call {
+        device: Arc::downgrade(device),
+        listener: Arc::downgrade(listener),
+        state: Mutex::new(Some(Calling {
+            visitor,
+            hello: None,
+            permit,
+        })),
+        token: OnceLock::new(),
+    });
+    let state = lock(&call.state);
+    let Some(calling) = &*state else { return };
+    let source = Arc::clone(&call) as Arc<dyn Source>;
+    match engine.register(source, calling.visitor.fd(), Interest::READ) {
+        Ok(token) => {
+            let _ = call.token.set(token);
+            engine.set_timer(token, Instant::now() + PATIENCE);
+        }
+        Err(error) => tracing::warn!(%error, "cannot watch a peer of this host"),
+    }
+}
+
+struct Calling {
+    visitor: Visitor,
+    /// What it said, since when, and how often we have looked for its TCP connection.
+    hello: Option<(Hello, SocketAddr, Instant, usize)>,
+    #[allow(dead_code)] // holds its place
+    permit: Counted,
+}
+
+/// Somebody at the door.
+struct Call {
+    device: Weak<DeviceInner>,
+    listener: Weak<ListenerInner>,
+    state: Mutex<Option<Calling>>,
+    token: OnceLock<Token>,
+}
+
+impl Call {
+    /// Done with it: the engine watches it no more.
+    fn leave(&self, engine: &Engine, state: &mut Option<Calling>) -> Option<Calling> {
+        let calling = state.take()?;
+        if let Some(token) = self.token.get() {
+            engine.unregister(*token, calling.visitor.fd());
+        }
+        Some(calling)
+    }
+
+    fn decline(&self, engine: &Engine, state: &mut Option<Calling>, why: &str) {
+        if let Some(calling) = self.leave(engine, state) {
+            tracing::debug!(why, "a peer of this host stays on TCP");
+            calling.visitor.decline(why.to_owned());
+        }
+    }
+
+    fn step(&self, engine: &Arc<Engine>) {
+        let mut state = lock(&self.state);
+        let (Some(device), Some(listener)) = (self.device.upgrade(), self.listener.upgrade())
+        else {
+            self.decline(engine, &mut state, "the listener has closed");
+            return;
+        };
+        let (Some(calling), Some(&token)) = (&mut *state, self.token.get()) else {
+            return;
+        };
+        if calling.hello.is_none() {
+            match calling.visitor.hello() {
+                Ok(None) => {
+                    engine.arm(token, calling.visitor.fd(), Interest::READ);
+                    return;
+                }
+                Ok(Some((hello, from))) => calling.hello = Some((hello, from, Instant::now(), 0)),
+                Err(why) => {
+                    self.decline(engine, &mut state, &why);
+                    return;
+                }
+            }
+        }
+        let Some((_, from, since, looks)) = &mut calling.hello else {
+            return;
+        };
+        if let Err(error) = listener.accept_some(engine) {
+            tracing::debug!(%error, "accepting a connection failed");
+        }
+        if let Some(greeting) = find(&device, *from) {
+            if let Some(calling) = self.leave(engine, &mut state)
+                && let Some((hello, ..)) = calling.hello
+            {
+                greeting.receive_guest(calling.visitor.welcome(hello));
+            }
+            return;
+        }
+        match LOOK_AGAIN.get(*looks) {
+            Some(delay) => {
+                engine.set_timer(token, *since + *delay);
+                *looks += 1;
+            }
+            None => self.decline(
+                engine,
+                &mut state,
+                "no such TCP connection here: another process has that port, or the address is translated",
+            ),
+        }
+    }
+}
+
+/// The connection in start-up that comes from this address.
+fn find(device: &DeviceInner, from: SocketAddr) -> Option<Arc<Greeting>> {
+    let wanted = (from.ip().to_canonical(), from.port());
+    let greetings = lock(&device.greetings);
+    greetings
+        .iter()
+        .rev()
+        .filter_map(Weak::upgrade)
+        .find(|greeting| greeting.peer() == Some(wanted))
+}
+
+impl Source for Call {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        self.step(engine);
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        let said = lock(&self.state)
+            .as_ref()
+            .is_some_and(|calling| calling.hello.is_some());
+        if said {
+            self.step(engine);
+        } else {
+            self.decline(engine, &mut lock(&self.state), "no hello in time");
+        }
+    }
+}

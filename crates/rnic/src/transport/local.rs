@@ -1,0 +1,387 @@
+//! The same-host transport: rings in shared memory, references to large payloads that the receiver pulls, and one-sided
+//! work that the initiator does itself (docs/spec/local.md).
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use weft_mem::{Access, Place, Reader, RecvList, SendList, Target};
+use weft_ring::{Broken, End, Front, Ref};
+use weft_sys::{Interest, wake};
+
+use super::{Link, Received};
+use crate::lock::lock;
+use crate::meet::Neighbour;
+
+/// Bytes of each ring.
+pub(crate) const RING_BYTES: u32 = 256 * 1024;
+/// Payloads from here on are referenced where the receiver has the memory mapped: one copy in place of two.
+const REF_MAPPED: usize = 8 * 1024;
+/// The same where each pull is a system call.
+const REF_PROCESS: usize = 16 * 1024;
+/// One pull takes no more, so that nobody waits for long.
+const PULL_MAX: u64 = 4 << 20;
+/// Writes to memory that is not mapped: shorter ones go through the ring, which costs less than a system call.
+pub(crate) const PROCESS_MIN: u32 = 1024;
+/// How long the end of a connection waits for a peer that is touching our memory at that moment.
+const TOUCH_WAIT: Duration = Duration::from_millis(100);
+
+/// [`End::set_caps`]: this side can read the other's process.
+pub(crate) const CAN_READ: u32 = 1;
+
+/// A reference that the peer has not pulled: the ring position behind its record, and where its bytes begin in the
+/// stream.
+struct Lent {
+    ring: u64,
+    stream: u64,
+}
+
+/// What both ends of a connection agreed on when they met.
+pub(crate) struct Joint {
+    pub(crate) end: End,
+    pub(crate) peer: Arc<weft_mem::Peer>,
+    /// The Unix socket on which they met: from now on it carries wake-ups, and ends with the peer.
+    pub(crate) wire: OwnedFd,
+    /// The TCP connection, which keeps the addresses taken.
+    pub(crate) tcp: Arc<dyn Link>,
+    /// The peer's queue pair.
+    pub(crate) peer_qp: u32,
+    /// We can read and write the peer's process.
+    pub(crate) process: bool,
+    /// The peer has our arena of regions without remote rights.
+    pub(crate) trusted: bool,
+}
+
+pub(crate) struct LocalLink {
+    joint: Joint,
+    /// Bytes of the stream handed over so far; only the sender's.
+    stream: AtomicU64,
+    /// References that are out, oldest first, and how many, for a look without the lock.
+    lending: Mutex<VecDeque<Lent>>,
+    lent: AtomicUsize,
+    /// Somebody may have been woken since the wire was drained.
+    watched: AtomicBool,
+    dead: AtomicBool,
+    /// Our direction has ended in order.
+    finished: AtomicBool,
+    neighbour: Option<Arc<Neighbour>>,
+}
+
+impl LocalLink {
+    pub(crate) fn new(joint: Joint, neighbour: Option<Arc<Neighbour>>) -> Arc<LocalLink> {
+        let can_read = joint.process;
+        joint.end.set_caps(if can_read { CAN_READ } else { 0 });
+        Arc::new(LocalLink {
+            joint,
+            stream: AtomicU64::new(0),
+            lending: Mutex::default(),
+            lent: AtomicUsize::new(0),
+            watched: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            finished: AtomicBool::new(false),
+            neighbour,
+        })
+    }
+
+    /// The peer's process, when it is not our own.
+    pub(crate) fn neighbour(&self) -> Option<&Neighbour> {
+        self.neighbour.as_deref()
+    }
+
+    /// The peer may touch our memory from here on.
+    pub(crate) fn open_doors(&self) {
+        self.joint.end.open_doors();
+    }
+
+    /// The peer may not touch our memory any more: from the return on it does not.
+    pub(crate) fn shut_doors(&self) {
+        self.joint.end.shut_doors();
+        let start = Instant::now();
+        while self.joint.end.peer_mark() != 0 && !self.is_dead() {
+            if start.elapsed() > TOUCH_WAIT {
+                tracing::warn!(
+                    "the peer goes on touching memory of a connection that has ended"
+                );
+                return;
+            }
+            weft_sys::thread::sched_yield();
+        }
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// The peer's process is gone.
+    pub(crate) fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether the peer is still there, in its process and on the wire.
+    pub(crate) fn check(&self) -> bool {
+        self.drain_wire();
+        !self.is_dead()
+    }
+
+    /// References that the peer has not pulled are out.
+    pub(crate) fn lends(&self) -> bool {
+        self.lent.load(Ordering::Relaxed) > 0
+    }
+
+    /// Everything handed over so far has been taken by the peer.
+    pub(crate) fn pushed(&self) -> u64 {
+        self.joint.end.pushed()
+    }
+
+    /// How far the peer has come.
+    pub(crate) fn consumed(&self) -> u64 {
+        self.joint.end.consumed().unwrap_or(0)
+    }
+
+    /// Do something with `len` bytes of the peer's memory, if its table allows that (`None` if not).
+    pub(crate) fn touch<R>(
+        &self,
+        stag: u32,
+        to: u64,
+        len: u32,
+        need: Access,
+        f: impl FnOnce(&weft_mem::Peer, &Target) -> R,
+    ) -> Option<R> {
+        let Joint {
+            end, peer, peer_qp, ..
+        } = &self.joint;
+        end.enter(stag);
+        let out = (end.peer_doors_open() && !self.is_dead())
+            .then(|| peer.find(*peer_qp, stag, to, len, need))
+            .flatten()
+            .map(|target| f(peer, &target));
+        end.leave();
+        out
+    }
+
+    fn wake(&self) {
+        // Full: it has been woken often enough. Gone: nobody needs it.
+        let _ = wake::poke(&self.joint.wire);
+    }
+
+    fn drain_wire(&self) {
+        if !wake::drain(&self.joint.wire) {
+            self.set_dead();
+        }
+    }
+
+    /// Where the peer finds a payload of ours, if it should fetch it itself.
+    fn reference(&self, place: Option<Place>, len: usize) -> Option<Ref> {
+        let Place { space, addr } = place?;
+        let reachable = match space {
+            0 => len >= REF_PROCESS && self.joint.end.peer_caps() & CAN_READ != 0,
+            1 | 2 => len >= REF_MAPPED,
+            _ => len >= REF_MAPPED && self.joint.trusted,
+        };
+        reachable.then_some(Ref {
+            space,
+            addr,
+            len: len as u64,
+        })
+    }
+
+    /// Put bytes and references into the ring; how many bytes of the stream it took.
+    fn push(&self, list: &SendList<'_>) -> Result<usize, Broken> {
+        let end = &self.joint.end;
+        if list.len_bytes() < REF_MAPPED {
+            return end.push(list, 0, list.len_bytes());
+        }
+        let base = self.stream.load(Ordering::Relaxed);
+        let (mut done, mut bytes) = (0, 0);
+        for piece in list.pieces() {
+            let Some(reference) = self.reference(piece.place, piece.len) else {
+                bytes += piece.len;
+                continue;
+            };
+            if bytes > 0 {
+                let n = end.push(list, done, bytes)?;
+                done += n;
+                if n < bytes {
+                    return Ok(done);
+                }
+                bytes = 0;
+            }
+            if !end.push_ref(reference)? {
+                return Ok(done);
+            }
+            let mut lending = lock(&self.lending);
+            lending.push_back(Lent {
+                ring: end.pushed(),
+                stream: base + done as u64,
+            });
+            self.lent.store(lending.len(), Ordering::Relaxed);
+            done += piece.len;
+        }
+        if bytes > 0 {
+            done += end.push(list, done, bytes)?;
+        }
+        Ok(done)
+    }
+
+    fn pull(&self, from: Ref, list: &mut RecvList<'_>, skip: usize) -> io::Result<usize> {
+        let end = &self.joint.end;
+        let room = (list.len_bytes() - skip) as u64;
+        let n = from.len.min(room).min(PULL_MAX) as usize;
+        let place = Place {
+            space: from.space,
+            addr: from.addr,
+        };
+        self.joint.peer.pull(place, list, skip, n)?;
+        // What was pulled counts only if it still was the sender's to give.
+        if end.peer_aborted() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        end.advance_ref(n as u64);
+        Ok(n)
+    }
+
+    /// Take what is there; (bytes, drained, ended).
+    fn take(&self, list: &mut RecvList<'_>) -> io::Result<(usize, bool, bool)> {
+        let end = &self.joint.end;
+        let mut n = 0;
+        while n < list.len_bytes() {
+            match end.front().map_err(broken)? {
+                Front::Empty => return Ok((n, true, false)),
+                Front::End => return Ok((n, n == 0, n == 0)),
+                Front::Aborted => return Err(io::ErrorKind::ConnectionReset.into()),
+                Front::Bytes(there) => {
+                    let want = there.min(list.len_bytes() - n);
+                    n += end.take(list, n, want).map_err(broken)?;
+                }
+                // A payload of its own: the receiver says first where it goes.
+                Front::Ref(_) if n > 0 => break,
+                Front::Ref(from) => {
+                    let got = self.pull(from, list, n)?;
+                    n += got;
+                    if got as u64 == PULL_MAX {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok((n, false, false))
+    }
+}
+
+fn broken(_: Broken) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the peer broke the shared ring",
+    )
+}
+
+impl Reader for LocalLink {
+    fn uses(&self, stag: u32) -> bool {
+        self.joint.end.peer_mark() == stag && !self.is_dead()
+    }
+}
+
+impl Link for LocalLink {
+    fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
+        if self.is_dead() || self.joint.end.peer_aborted() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let n = self.push(list).map_err(broken)?;
+        let stream = self.stream.load(Ordering::Relaxed) + n as u64;
+        self.stream.store(stream, Ordering::Relaxed);
+        if self.joint.end.publish() {
+            self.wake();
+        }
+        if n == 0 && list.len_bytes() > 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(n)
+    }
+
+    fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received> {
+        if self.watched.load(Ordering::Relaxed) && self.watched.swap(false, Ordering::Relaxed) {
+            self.drain_wire();
+        }
+        // Looked at first: what a peer wrote before it died is still received.
+        let dead = self.is_dead();
+        let (n, drained, ended) = self.take(list)?;
+        if self.joint.end.release(n == 0) {
+            self.wake();
+        }
+        if n == 0 && !ended && !dead {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(Received { n, drained })
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.joint.wire.as_fd()
+    }
+
+    fn watch(&self, interest: Interest) -> Option<Interest> {
+        let end = &self.joint.end;
+        self.watched.store(true, Ordering::SeqCst);
+        let mut quiet = !self.is_dead() && end.sleep_on_data();
+        if interest.contains(Interest::WRITE) {
+            quiet &= end.sleep_on_room(self.consumed());
+        } else if self.lends() {
+            let first = lock(&self.lending).front().map(|lent| lent.ring);
+            quiet &= first.is_none_or(|ring| end.sleep_on_room(ring - 1));
+        }
+        quiet.then_some(Interest::READ)
+    }
+
+    fn settled(&self, sent: u64) -> u64 {
+        if !self.lends() {
+            return sent;
+        }
+        let consumed = self.consumed();
+        let mut lending = lock(&self.lending);
+        while lending.front().is_some_and(|lent| lent.ring <= consumed) {
+            lending.pop_front();
+        }
+        self.lent.store(lending.len(), Ordering::Relaxed);
+        lending.front().map_or(sent, |lent| lent.stream)
+    }
+
+    fn shutdown_write(&self) {
+        self.finished.store(true, Ordering::SeqCst);
+        if self.joint.end.finish() {
+            self.wake();
+        }
+    }
+
+    fn abort(&self) {
+        self.joint.end.shut_doors();
+        // After an end in order the peer may read to it, unless memory is lent that is about to be taken back.
+        if !self.finished.load(Ordering::SeqCst) || self.lends() {
+            let _ = self.joint.end.abort();
+        }
+        self.wake();
+        self.joint.tcp.abort();
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.joint.tcp.local_addr()
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.joint.tcp.peer_addr()
+    }
+
+    fn max_fpdu(&self) -> Option<u32> {
+        None
+    }
+
+    fn local(&self) -> Option<&LocalLink> {
+        Some(self)
+    }
+
+    fn name(&self) -> &'static str {
+        "local"
+    }
+}
