@@ -264,6 +264,19 @@ fn mark(domain: &Domain) -> Arc<Mark> {
     mark
 }
 
+/// What the writers write in one go.
+/// Long enough for the owner to come in between.
+const BLOCK: usize = 1 << 20;
+
+/// Ends the writers, also when their owner panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Writers do as peers do: mark, fence, find, copy, unmark.
 fn writers(domain: &Domain, peer: &Peer, run: impl FnOnce(&AtomicU32, &dyn Fn(u64))) {
     let marks = [mark(domain), mark(domain)];
@@ -274,17 +287,19 @@ fn writers(domain: &Domain, peer: &Peer, run: impl FnOnce(&AtomicU32, &dyn Fn(u6
         for (mark, attempts) in marks.iter().zip(&attempts) {
             let (stag, stop, hits) = (&stag, &stop, &hits);
             s.spawn(move || {
-                let mut n = 0_u8;
+                let (mut n, mut bytes) = (0_u8, vec![0; BLOCK]);
                 while !stop.load(Ordering::Relaxed) {
+                    n = n.wrapping_add(1);
+                    bytes.fill(n);
                     let stag = stag.load(Ordering::SeqCst);
                     mark.0.store(stag, Ordering::SeqCst);
                     fence(Ordering::SeqCst);
-                    n = n.wrapping_add(1);
-                    if stag != 0 && write(peer, stag, 0, &[n; 4096]).is_some() {
+                    if stag != 0 && write(peer, stag, 0, &bytes).is_some() {
                         hits.fetch_add(1, Ordering::Relaxed);
                     }
                     mark.0.store(0, Ordering::SeqCst);
                     attempts.fetch_add(1, Ordering::SeqCst);
+                    std::thread::yield_now();
                 }
             });
         }
@@ -296,19 +311,26 @@ fn writers(domain: &Domain, peer: &Peer, run: impl FnOnce(&AtomicU32, &dyn Fn(u6
                 }
             }
         };
+        let _stop = Stop(&stop);
         run(&stag, &wait);
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(hits.load(Ordering::Relaxed) > 0, "nothing was written");
+}
+
+/// Some time, shorter than what a copy takes.
+fn spin(round: u64) {
+    for _ in 0..round * 97 % 2000 {
+        std::hint::spin_loop();
+    }
 }
 
 #[test]
 fn nothing_is_written_after_a_window_is_invalid() {
     let (table, domain, peer) = shown(false);
-    let region = shared(&table, 4096, WRITE);
+    let region = shared(&table, BLOCK, WRITE);
     let window = table.alloc_window(PD).unwrap();
     writers(&domain, &peer, |stag, wait| {
-        for round in 0..300 {
+        for round in 0..400 {
             let rights = Access::REMOTE_WRITE | Access::ZERO_BASED;
             let bound = table
                 .bind(
@@ -318,14 +340,15 @@ fn nothing_is_written_after_a_window_is_invalid() {
                     QP,
                     region.stag(),
                     0,
-                    4096,
+                    BLOCK as u64,
                     rights,
                 )
                 .unwrap();
             stag.store(bound, Ordering::SeqCst);
-            wait(round % 4);
+            wait(round % 2);
+            spin(round);
             table.invalidate(PD, QP, bound).unwrap();
-            let (mut then, mut later) = ([0; 4096], [0; 4096]);
+            let (mut then, mut later) = (vec![0; BLOCK], vec![0; BLOCK]);
             region.read(0, &mut then).unwrap();
             wait(3);
             region.read(0, &mut later).unwrap();
@@ -338,19 +361,20 @@ fn nothing_is_written_after_a_window_is_invalid() {
 fn nothing_is_written_after_a_region_is_deregistered() {
     let (table, domain, peer) = shown(false);
     writers(&domain, &peer, |stag, wait| {
-        for round in 0..300 {
-            let region = shared(&table, 4096, WRITE);
+        for round in 0..400 {
+            let region = shared(&table, BLOCK, WRITE);
             let place = table
                 .local(PD, region.stag(), 0, 1, Access::empty())
                 .unwrap()
                 .place();
             stag.store(region.stag(), Ordering::SeqCst);
-            wait(round % 4);
+            wait(round % 2);
+            spin(round);
             assert!(region.deregister().is_ok());
             // A hole, and it stays one.
-            let look = Mapping::new(domain.fds(false)[1], place.addr, 4096, false).unwrap();
+            let look = Mapping::new(domain.fds(false)[1], place.addr, BLOCK, false).unwrap();
             for _ in 0..2 {
-                for i in 0..4096 {
+                for i in (0..BLOCK).step_by(512) {
                     // SAFETY: inside the mapping; no references.
                     let byte = unsafe { look.as_ptr().add(i).read_volatile() };
                     assert_eq!(byte, 0, "round {round}");
