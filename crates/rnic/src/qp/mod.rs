@@ -529,8 +529,8 @@ impl QpInner {
     pub(crate) fn check_peer(self: &Arc<Self>) {
         if let Some(local) = self.connected.get().and_then(|c| c.link.local())
             && !self.dead.load(Ordering::Relaxed)
-            && !local.check()
         {
+            local.check();
             self.drive(true);
         }
     }
@@ -627,6 +627,10 @@ impl QpInner {
             if core.ended.is_none() {
                 moved |= self.pump_tx(core, link);
             }
+        }
+        // After all sending: what was lent just now makes a sleeper wait for one thing more.
+        if core.ended.is_none() && link.local().is_some_and(|local| receive || local.lends()) {
+            self.watch_again(link);
         }
         self.reap(core);
         self.deliver(core);

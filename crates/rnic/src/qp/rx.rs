@@ -195,9 +195,6 @@ impl QpInner {
             }
         }
         core.rx.give_back(self.device.pool());
-        if link.local().is_some() {
-            self.watch_again(link);
-        }
         moved
     }
 

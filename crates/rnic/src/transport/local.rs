@@ -121,10 +121,9 @@ impl LocalLink {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Whether the peer is still there, in its process and on the wire.
-    pub(crate) fn check(&self) -> bool {
+    /// See whether the wire has ended. Takes wake-ups off it: what they are about is to be looked at next.
+    pub(crate) fn check(&self) {
         self.drain_wire();
-        !self.is_dead()
     }
 
     /// References that the peer has not pulled are out.
