@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::{
-    Access, AsyncEvent, CompChannel, Cq, Device, LinkOptions, Mr, Pd, Qp, QpInit, RecvWr, SendWr,
-    SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
+    Access, AsyncEvent, CompChannel, Cq, Device, LinkOptions, LocalMode, Mr, Pd, Qp, QpInit,
+    RecvWr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
 };
 
 /// Bound of every wait: far more than any of them takes, on a slow and busy machine too.
@@ -23,11 +23,26 @@ pub enum Carrier {
     Sim(u64, SimFaults),
 }
 
+/// What regions are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// The library's for zeroed ones, the program's for those with a content.
+    Both,
+    /// The library allocates all.
+    Allocated,
+    /// The program's own buffers, registered.
+    Ordinary,
+}
+
 /// How connections are made: one column of the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     /// What carries them.
     pub carrier: Carrier,
+    /// Whether they go through shared memory.
+    pub local: LocalMode,
+    /// What the regions that scenarios ask the bed for are made of.
+    pub memory: Memory,
     /// Their options, the same on both sides.
     pub options: LinkOptions,
     /// Longest message of the scenarios that try sizes, in bytes.
@@ -35,12 +50,22 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// TCP over IPv4 with the default options.
+    /// TCP over IPv4 with the default options, and nothing but TCP.
     pub fn tcp() -> Self {
         Setup {
             carrier: Carrier::Tcp4,
+            local: LocalMode::Off,
+            memory: Memory::Both,
             options: LinkOptions::default(),
             largest: 3 << 20,
+        }
+    }
+    /// Shared memory beside TCP over IPv4, and nothing but that.
+    pub fn local(memory: Memory) -> Self {
+        Setup {
+            local: LocalMode::Require,
+            memory,
+            ..Setup::tcp()
         }
     }
     /// The simulated network.
@@ -142,7 +167,10 @@ impl Bed {
             Carrier::Tcp4 | Carrier::Tcp6 => Transport::Tcp,
             Carrier::Sim(seed, faults) => Transport::Sim(SimNet::with_faults(seed, faults)),
         };
-        let open = || Device::builder().transport(transport.clone()).open();
+        let open = || {
+            let builder = Device::builder().transport(transport.clone());
+            builder.local(setup.local).open()
+        };
         Some(Bed {
             a: open().expect("a device"),
             b: open().expect("a device"),
@@ -154,7 +182,11 @@ impl Bed {
     /// One more device on the same network, with these limits.
     pub fn device(&self, limits: weft_verbs::Limits) -> Device {
         let builder = Device::builder().transport(self.transport.clone());
-        builder.limits(limits).open().expect("a device")
+        builder
+            .local(self.setup.local)
+            .limits(limits)
+            .open()
+            .expect("a device")
     }
 
     /// Any free port of the loopback.
@@ -236,6 +268,7 @@ impl Bed {
             rcq,
             qp,
             private_data: Vec::new(),
+            memory: self.setup.memory,
         }
     }
 
@@ -273,6 +306,15 @@ impl Bed {
             };
             let here = here.over(|qp| request.accept(qp, &param)).expect("accept");
             let there = dial.join().expect("no panic").expect("connect");
+            for end in [&there, &here] {
+                let path = end.qp.path().expect("connected");
+                let want = match (self.setup.carrier, self.setup.local) {
+                    (Carrier::Sim(..), _) => "sim",
+                    (_, LocalMode::Off) => "tcp",
+                    _ => "local",
+                };
+                assert_eq!(path.transport, want, "{path:?}");
+            }
             (there, here)
         })
     }
@@ -305,6 +347,13 @@ pub struct End {
     pub qp: Qp,
     /// What the peer said when they were connected.
     pub private_data: Vec<u8>,
+    memory: Memory,
+}
+
+/// A device whose connections are TCP's, also with peers on the same host: for peers made of plain sockets.
+pub fn tcp_device() -> Device {
+    let builder = Device::builder().local(LocalMode::Off);
+    builder.open().expect("a device")
 }
 
 /// Every right that a region can have.
@@ -315,7 +364,11 @@ pub const ALL: Access = Access::LOCAL_WRITE
     .union(Access::MW_BIND);
 
 impl End {
-    fn over(
+    /// The same with a queue pair that is connected now.
+    ///
+    /// # Errors
+    /// Those of `connect`.
+    pub fn over(
         self,
         connect: impl FnOnce(Qp) -> Result<Connection, ConnectError>,
     ) -> Result<End, ConnectError> {
@@ -329,12 +382,21 @@ impl End {
 
     /// A zeroed region with every right.
     pub fn mr(&self, len: usize) -> Mr {
-        self.pd.alloc_mr(len, ALL).expect("a region")
+        match self.memory {
+            Memory::Both | Memory::Allocated => self.pd.alloc_mr(len, ALL),
+            Memory::Ordinary => self.pd.reg_mr(vec![0; len], ALL),
+        }
+        .expect("a region")
     }
 
     /// A region with every right that holds these bytes.
     pub fn mr_of(&self, bytes: &[u8]) -> Mr {
-        self.pd.reg_mr(bytes.to_vec(), ALL).expect("a region")
+        if self.memory != Memory::Allocated {
+            return self.pd.reg_mr(bytes.to_vec(), ALL).expect("a region");
+        }
+        let mr = self.pd.alloc_mr(bytes.len(), ALL).expect("a region");
+        mr.write(0, bytes).expect("within the region");
+        mr
     }
 
     /// Post one send.

@@ -24,24 +24,7 @@ fn connect(bed: &Bed) -> Result<(End, End), ConnectError> {
             answered = listener.next_request(Some(Duration::from_millis(10)));
         }
         let b = match answered {
-            Some(request) => {
-                let End {
-                    qp,
-                    private_data,
-                    device,
-                    pd,
-                    scq,
-                    rcq,
-                } = b;
-                request.accept(qp, &bed.param()).map(|conn| End {
-                    qp: conn.qp,
-                    private_data,
-                    device,
-                    pd,
-                    scq,
-                    rcq,
-                })
-            }
+            Some(request) => b.over(|qp| request.accept(qp, &bed.param())),
             None => Err(ConnectError::Closed),
         };
         let a = dial.join().expect("no panic")?;

@@ -5,6 +5,7 @@
 //! offending headers, the victim's queues flush with its code, the asynchronous event is raised, and a connection of
 //! the same device goes on.
 
+use weft_conformance::bed::tcp_device;
 use weft_conformance::raw::{
     Raw, atomic_request, atomic_response, fpdu, read_request, send, send_invalidate, tagged,
     untagged, write,
@@ -12,7 +13,7 @@ use weft_conformance::raw::{
 use weft_conformance::victim::{
     Bystander, DEPTH, READ_LEN, RECV, REGION, Role, Victim, assert_copies,
 };
-use weft_verbs::{AsyncEvent, Device, SendWr, WcStatus};
+use weft_verbs::{AsyncEvent, SendWr, WcStatus};
 use weft_wire::ddp::Header;
 use weft_wire::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, MpaError, Opcode, OperationError, ProtectionError,
@@ -73,7 +74,7 @@ impl Attack {
 
     /// The attack by any bytes; `act` returns the offending ULPDU.
     fn run_raw(&self, act: impl Fn(&Victim, &mut Raw) -> Vec<u8>) {
-        let device = Device::open().expect("a device");
+        let device = tcp_device();
         let bystander = Bystander::new(&device);
         for role in [Role::Initiator, Role::Responder] {
             for crc in [true, false] {
@@ -305,7 +306,7 @@ fn message_within_a_message() {
 #[test]
 fn bad_crc() {
     for flip in [0, 2, 5, 30, usize::MAX] {
-        let device = Device::open().expect("a device");
+        let device = tcp_device();
         let bystander = Bystander::new(&device);
         for role in [Role::Initiator, Role::Responder] {
             let (victim, mut raw) = Victim::new(&device, role, true, 3);
@@ -417,7 +418,7 @@ fn read_response_that_does_not_fit() {
 
 #[test]
 fn answers_nobody_asked_for() {
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     for role in [Role::Initiator, Role::Responder] {
         let (victim, mut raw) = Victim::new(&device, role, true, 1);
@@ -482,7 +483,7 @@ fn atomic_operation_that_is_unknown() {
 
 #[test]
 fn more_reads_than_agreed() {
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     for role in [Role::Initiator, Role::Responder] {
         let (victim, mut raw) = Victim::new(&device, role, false, 1);
@@ -573,7 +574,7 @@ fn terminates_of_all_kinds() {
         (TermError::RdmapCatastrophic, false, Flushed),
         (TermError::from_parts(15, 15, 255), false, Flushed),
     ] {
-        let device = Device::open().expect("a device");
+        let device = tcp_device();
         let bystander = Bystander::new(&device);
         for role in [Role::Initiator, Role::Responder] {
             let (victim, mut raw) = Victim::new(&device, role, true, 2);

@@ -8,12 +8,12 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, until};
+use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, tcp_device, until};
 use weft_conformance::gauge::{descriptors, resident};
 use weft_conformance::raw::{Raw, read_request, send, start_frame, write};
 use weft_conformance::victim::{Bystander, Role, Victim};
 use weft_verbs::cm::{ConnParam, Listener, connect};
-use weft_verbs::{Device, Limits, LinkOptions, QpInit, QpState, SendWr, WcStatus};
+use weft_verbs::{Device, Limits, LinkOptions, LocalMode, QpInit, QpState, SendWr, WcStatus};
 use weft_wire::mpa::FrameKind;
 use weft_wire::rdmap::ReadRequest;
 
@@ -93,7 +93,7 @@ fn two_thousand_connections_that_say_nothing() {
     if flood < wanted {
         println!("only {flood} connections: the limit on open descriptors is low");
     }
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     let listener = Listener::bind(&device, ANY, 1024, &param(PATIENCE)).expect("a listener");
     bystander.ping();
@@ -137,7 +137,11 @@ fn floods_beyond_a_small_limit() {
         max_pending: 16,
         ..Limits::default()
     };
-    let device = Device::builder().limits(limits).open().expect("a device");
+    let device = Device::builder()
+        .local(LocalMode::Off)
+        .limits(limits)
+        .open()
+        .expect("a device");
     let bystander = Bystander::new(&device);
     let listener = Listener::bind(&device, ANY, 64, &param(PATIENCE)).expect("a listener");
     let flood: Vec<_> = (0..200)
@@ -151,7 +155,7 @@ fn floods_beyond_a_small_limit() {
 #[test]
 fn requests_that_nobody_answers() {
     let _turn = turn();
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     let listener = Listener::bind(&device, ANY, 8, &param(PATIENCE)).expect("a listener");
     // Complete requests, far more than the backlog takes: the rest is turned away.
@@ -187,7 +191,7 @@ fn a_peer_that_stops_reading() {
         (Role::Initiator, false),
     ] {
         for goes_on in [true, false] {
-            let device = Device::open().expect("a device");
+            let device = tcp_device();
             let bystander = Bystander::new(&device);
             let (victim, mut raw) = Victim::new(&device, role, crc, 1);
             // Its own read must not hold up what is sent.
@@ -240,7 +244,7 @@ fn a_peer_that_stops_reading() {
 fn a_peer_that_reads_without_taking_the_answers() {
     let _turn = turn();
     const LEN: usize = 64 * MIB;
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     for role in [Role::Initiator, Role::Responder] {
         let (victim, mut raw) = Victim::new(&device, role, true, 1);
@@ -284,7 +288,11 @@ fn a_peer_that_never_closes() {
         max_qp: 8,
         ..Limits::default()
     };
-    let device = Device::builder().limits(limits).open().expect("a device");
+    let device = Device::builder()
+        .local(LocalMode::Off)
+        .limits(limits)
+        .open()
+        .expect("a device");
     let bystander = Bystander::new(&device);
     // Each victim ends; its peer neither reads nor closes. Queue pairs and descriptors come back all the same.
     let mut raws = Vec::new();
@@ -305,7 +313,7 @@ fn a_peer_that_never_closes() {
 #[test]
 fn connections_come_and_go() {
     let _turn = turn();
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     let round = || {
         let (victim, mut raw) = Victim::new(&device, Role::Responder, true, 1);
@@ -331,7 +339,7 @@ fn connections_come_and_go() {
 fn a_slow_peer_gets_all_before_the_end() {
     let _turn = turn();
     const LEN: usize = 16 * MIB;
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     for role in [Role::Initiator, Role::Responder] {
         let (victim, mut raw) = Victim::new(&device, role, false, 1);
         raw.send_ulpdus(&[weft_conformance::raw::tagged(

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use weft_conformance::bed::{ALL, PATIENCE, Rng, assert_bytes, pattern, take, until};
+use weft_conformance::bed::{ALL, PATIENCE, Rng, assert_bytes, pattern, take, tcp_device, until};
 use weft_conformance::gauge::{descriptors, resident};
 use weft_conformance::raw::{
     Raw, atomic_request, atomic_response, fpdu, read_request, send, send_invalidate, start_frame,
@@ -462,7 +462,7 @@ fn mutated_traffic_harms_nobody() {
     let seed = number("WEFT_HOSTILE_SEED", 0x1337);
     let connections = number("WEFT_HOSTILE_CONNECTIONS", 4000);
     println!("seed {seed}, {connections} connections");
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     bystander.ping();
     let done = AtomicUsize::new(0);

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use weft_conformance::bed::{PATIENCE, assert_bytes, take, until};
+use weft_conformance::bed::{PATIENCE, assert_bytes, take, tcp_device, until};
 use weft_conformance::raw::{Raw, fpdu, send, start_frame, write};
 use weft_conformance::victim::{Bystander, Role, Victim};
 use weft_verbs::cm::{ConnParam, ConnectError, Listener, connect};
@@ -28,7 +28,7 @@ fn param(timeout: Duration) -> ConnParam {
 
 /// A device, a listener on it, and a connection that must not notice.
 fn stage(timeout: Duration) -> (Device, Listener, Bystander) {
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let listener = Listener::bind(&device, ANY, 16, &param(timeout)).expect("a listener");
     let bystander = Bystander::new(&device);
     (device, listener, bystander)
@@ -227,7 +227,7 @@ fn a_peer_that_leaves_after_its_request() {
 
 #[test]
 fn a_peer_that_is_silent_after_startup() {
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     for role in [Role::Initiator, Role::Responder] {
         let (victim, raw) = Victim::new(&device, role, true, 2);
@@ -247,7 +247,7 @@ fn a_peer_that_is_silent_after_startup() {
 
 #[test]
 fn a_peer_that_closes_within_an_fpdu() {
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     for role in [Role::Initiator, Role::Responder] {
         for crc in [true, false] {
@@ -279,7 +279,7 @@ fn a_peer_that_closes_within_an_fpdu() {
 
 /// What an initiator says of a responder that does `act`.
 fn against_initiator(param: &ConnParam, act: impl FnOnce(Raw) + Send) -> ConnectError {
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let bystander = Bystander::new(&device);
     let listener = TcpListener::bind(ANY).expect("a listener");
     let addr = listener.local_addr().expect("an address");
@@ -406,7 +406,7 @@ fn a_rejection_and_the_end_in_one_segment() {
 
 #[test]
 fn a_reply_with_messages_and_the_end_in_one_segment() {
-    let device = Device::open().expect("a device");
+    let device = tcp_device();
     let listener = TcpListener::bind(ANY).expect("a listener");
     let addr = listener.local_addr().expect("an address");
     for crc in [true, false] {

@@ -1,6 +1,6 @@
 //! Every scenario on every setup.
 
-use weft_conformance::bed::{Bed, Setup};
+use weft_conformance::bed::{Bed, Memory, Setup};
 use weft_verbs::SimFaults;
 
 /// `columns!` holds the setups, `rows` the scenarios: one test for each field of the table.
@@ -42,6 +42,18 @@ macro_rules! on_every_setup {
             Setup::tcp()
                 .with(|o| (o.max_ulpdu, o.crc) = (263, false))
                 .largest(70_000),
+            $rows
+        );
+        column!(local, Setup::local(Memory::Allocated), $rows);
+        column!(local_ordinary, Setup::local(Memory::Ordinary), $rows);
+        column!(
+            local_mixed_over_ipv6,
+            Setup::local(Memory::Both).v6(),
+            $rows
+        );
+        column!(
+            local_revision_1,
+            Setup::local(Memory::Both).with(|o| o.revision = 1),
             $rows
         );
         column!(sim, Setup::sim(1, SimFaults::default()), $rows);
@@ -108,6 +120,12 @@ macro_rules! on_some_setups {
         column!(
             tcp_without_crc_at_length,
             Setup::tcp().with(|o| o.crc = false),
+            $rows
+        );
+        column!(local_at_length, Setup::local(Memory::Allocated), $rows);
+        column!(
+            local_ordinary_at_length,
+            Setup::local(Memory::Ordinary),
             $rows
         );
         column!(
