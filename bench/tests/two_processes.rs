@@ -160,6 +160,25 @@ fn limits(directory: &Path) {
     assert!(page.contains("weft of memcpy"));
 }
 
+fn same_host(directory: &Path) {
+    let (records, page) = bench(
+        directory,
+        "--transport local --op write,rate --stack weft,vm --size 64K",
+    );
+    assert!(records.iter().all(|record| record.transport == "local"));
+    for case in [None, Some("ordinary")] {
+        let speed = records.iter().find(|record| {
+            (record.op.as_str(), record.stack.as_str()) == ("write", "weft")
+                && record.metric == Metric::bandwidth_GBps
+                && record.case.as_deref() == case
+        });
+        let speed = speed.unwrap_or_else(|| panic!("{case:?}"));
+        assert_eq!(speed.crc, None);
+        assert!(speed.summary.min > 0.0, "{speed:?}");
+    }
+    assert!(page.contains("weft local ordinary of vm"));
+}
+
 /// The other libraries' programs need not be there, or not work here: then the page says so.
 fn peers(directory: &Path) {
     let (records, page) = bench(
@@ -210,7 +229,7 @@ fn main() -> ExitCode {
     }
     let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for results");
-    let tests: [Test; 11] = [
+    let tests: [Test; 12] = [
         ("transfers", transfers),
         ("atomics", atomics),
         ("rate", rate),
@@ -220,6 +239,7 @@ fn main() -> ExitCode {
         ("setup", setup),
         ("memory", memory),
         ("limits", limits),
+        ("same_host", same_host),
         ("peers", peers),
         ("several_sizes_and_one_stack", several_sizes_and_one_stack),
     ];

@@ -80,7 +80,6 @@ pub enum Transport {
     /// iWARP over TCP.
     Tcp,
     /// Shared memory between processes of one host and user.
-    #[value(skip)]
     Local,
 }
 

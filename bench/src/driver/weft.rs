@@ -13,7 +13,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 use weft_verbs::cm::{self, ConnParam, Connection, LinkOptions, Listener};
 use weft_verbs::{
-    Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcOpcode,
+    WcStatus,
 };
 
 /// Receives that stand posted at the far end of sends.
@@ -67,11 +68,14 @@ impl Context {
     }
 }
 
+/// A device that uses this transport and no other.
 fn open_device(transport: Transport) -> Result<Device> {
-    match transport {
-        Transport::Tcp => Device::open().map_err(stack("open the device")),
-        Transport::Local => Err(BenchError::Usage("no device for this transport".to_owned())),
-    }
+    let mode = match transport {
+        Transport::Tcp => LocalMode::Off,
+        Transport::Local => LocalMode::Require,
+    };
+    let device = Device::builder().local(mode).open();
+    device.map_err(stack("open the device"))
 }
 
 pub(crate) struct Listening(pub(crate) Listener);

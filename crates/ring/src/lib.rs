@@ -43,6 +43,9 @@
 //! mapping; what steers the code (positions, lengths, kinds) is loaded once, checked, and kept in private
 //! memory. All unsafe code is in one module, which under loom is replaced by a safe model.
 
+#[cfg(all(not(loom), any(test, feature = "fuzzing")))]
+pub mod fuzzing;
+
 #[cfg_attr(loom, path = "model.rs")]
 mod segment;
 

@@ -282,6 +282,29 @@ fn an_abort_wakes_both_sleeps() {
     });
 }
 
+#[test]
+fn an_abort_wakes_who_waits_for_room_alone() {
+    model(3, || {
+        let (a, b) = ends(64);
+        let bell = Arc::new(Bell::default());
+        assert_eq!(push(&a, b"x"), 1);
+        let _ = a.publish();
+        let rings = bell.clone();
+        let peer = thread::spawn(move || {
+            if b.abort() {
+                rings.ring();
+            }
+        });
+        while !a.peer_aborted() {
+            if a.sleep_on_room(0) {
+                bell.wait();
+                a.awake();
+            }
+        }
+        peer.join().unwrap();
+    });
+}
+
 /// A retraction: the entry is made invalid; then, once no mark is seen, the memory is the owner's alone.
 #[test]
 fn after_a_retraction_nobody_touches_the_memory() {

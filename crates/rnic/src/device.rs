@@ -19,6 +19,7 @@ use crate::mr::{Mr, Mw};
 use crate::pool::Pool;
 use crate::qp::{Qp, QpInit, check_init};
 use crate::srq::Srq;
+use crate::stat;
 use crate::transport::sim::SimNet;
 use crate::types::{Access, AsyncEvent, DeviceAttr, Error, Limits, LocalMode};
 
@@ -186,6 +187,10 @@ impl DeviceBuilder {
         };
         let mut cookie = Box::new([0; 16]);
         getrandom::fill(&mut *cookie).map_err(|_| Error::Invalid("no source of randomness"))?;
+        let engine = Engine::start(cores, local != LocalMode::Off).map_err(Error::os("starting the engine"))?;
+        if matches!(self.transport, Transport::Tcp) {
+            stat::open_desk(&engine);
+        }
         Ok(Device(Arc::new(DeviceInner {
             limits: self.limits,
             table: Table::new(self.limits.max_mr as usize),
@@ -193,7 +198,7 @@ impl DeviceBuilder {
             local_dir: std::env::var_os("WEFT_LOCAL_DIR").map(PathBuf::from),
             neighbours: Neighbours::default(),
             cookie,
-            engine: Engine::start(cores, local != LocalMode::Off).map_err(Error::os("starting the engine"))?,
+            engine,
             transport: self.transport,
             pending: Arc::default(),
             greetings: Mutex::default(),

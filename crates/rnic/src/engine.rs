@@ -20,6 +20,7 @@ use weft_sys::{Epoll, Event, EventFd, Interest};
 
 use crate::lock::lock;
 use crate::qp::{Drive, QpInner};
+use crate::stat::Connection;
 
 /// How often the engine looks at queue pairs that it has lent out: the longest time that work which their owners left
 /// undone has to wait.
@@ -38,6 +39,10 @@ pub(crate) trait Source: Send + Sync {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, event: Event) -> Next;
     /// Its time has come (see [`Engine::set_timer`]).
     fn expired(self: Arc<Self>, engine: &Arc<Engine>);
+    /// What [`crate::stat`] tells of it, if it is a connection.
+    fn stat(self: Arc<Self>) -> Option<Connection> {
+        None
+    }
 }
 
 /// What the engine does with a source after `ready`.
@@ -163,6 +168,13 @@ impl Engine {
             return Err(error);
         }
         Ok(token)
+    }
+
+    /// The first source in the slots from `from` on, and its slot.
+    pub(crate) fn source_from(&self, from: usize) -> Option<(usize, Arc<dyn Source>)> {
+        let slots = lock(&self.slots);
+        let mut rest = slots.entries.iter().enumerate().skip(from);
+        rest.find_map(|(index, (_, source))| Some((index, Arc::clone(source.as_ref()?))))
     }
 
     /// Arm a registered source again.

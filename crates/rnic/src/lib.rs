@@ -6,6 +6,7 @@
 //! * `qp`: posting, the transmit and receive sides, and the end of a connection.
 //! * `engine`: who makes progress, and when.
 //! * `establish`: TCP connections and MPA start-up.
+//! * [`stat`]: what other programs may ask about our connections, and how.
 //! * `transport`: TCP, and a simulated network with seeded faults.
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod pool;
 mod qp;
 mod signal;
 mod srq;
+pub mod stat;
 mod transport;
 mod types;
 

@@ -49,5 +49,5 @@ pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,
     Error, Ledger, Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PostError, PostReason, Qp, QpInit,
     QpState, RecvWr, RemoteAddr, SendOp, SendWr, SgList, Sge, SimFaults, SimNet, Srq, Transport,
-    Wc, WcOpcode, WcStatus,
+    Wc, WcOpcode, WcStatus, stat,
 };

@@ -60,6 +60,9 @@ pub enum Command {
     Hello(cmd::hello::Args),
     /// Measure RDMA operations beside plain TCP
     Bench(weft_bench::BenchArgs),
+    /// Show the connections of this host's weft processes
+    #[command(long_about = cmd::stat::LONG)]
+    Stat(cmd::stat::Args),
     /// Tell what this machine allows and what each lack costs
     Doctor(cmd::doctor::Args),
     /// Move a real file beside plain TCP, measure, and write a report
@@ -78,6 +81,7 @@ impl Cli {
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => cmd::bench::run(args),
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
+            Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
             Command::Man(args) => cmd::man::run(&args).map(Into::into),
             Command::Completion(args) => cmd::completion::run(&args).map(Into::into),

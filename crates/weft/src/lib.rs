@@ -9,3 +9,4 @@ pub mod cp;
 pub mod demo;
 pub mod doctor;
 pub mod failure;
+pub mod stat;

@@ -16,6 +16,7 @@ mod end;
 mod frame;
 mod handle;
 mod rx;
+mod stat;
 mod tx;
 
 use std::collections::VecDeque;
@@ -36,6 +37,7 @@ use crate::device::{DeviceInner, PdInner};
 use crate::engine::{Engine, Lease, Next, Source, Token};
 use crate::lock::{lock, try_lock};
 use crate::srq::{RecvQueue, SrqInner};
+use crate::stat::Connection;
 use crate::transport::Link;
 use crate::types::{
     Ledger, LinkOptions, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
@@ -124,6 +126,7 @@ pub(crate) enum Drive {
 struct Connected {
     link: Arc<dyn Link>,
     token: Token,
+    since: Instant,
 }
 
 pub(crate) struct QpInner {
@@ -230,7 +233,8 @@ impl QpInner {
                 link.fd(),
                 Interest::READ,
             )?;
-            if self.connected.set(Connected { link, token }).is_err() {
+            let since = Instant::now();
+            if self.connected.set(Connected { link, token, since }).is_err() {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
                     "the queue pair has been connected before",
@@ -783,6 +787,10 @@ impl QpInner {
 }
 
 impl Source for QpInner {
+    fn stat(self: Arc<Self>) -> Option<Connection> {
+        self.describe()
+    }
+
     fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
         if !self.armed.swap(false, Ordering::SeqCst) {
             return Next::Done;

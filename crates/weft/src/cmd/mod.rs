@@ -7,6 +7,7 @@ pub mod demo;
 pub mod doctor;
 pub mod hello;
 pub mod man;
+pub mod stat;
 
 /// Prints a line to stdout; a reader that has gone is not an error.
 pub(crate) fn say(line: impl std::fmt::Display) {

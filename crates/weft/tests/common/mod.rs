@@ -113,6 +113,10 @@ impl Listener {
         self.addr
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn port(&self) -> u16 {
         self.addr.port()
     }

@@ -1,0 +1,179 @@
+//! The side that answers.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use weft_sys::unix::{self, Name};
+use weft_sys::{Event, Interest, process};
+
+use super::{DEVICE, END, desk_name};
+use crate::engine::{Engine, Next, Source, Token};
+use crate::lock::lock;
+
+/// Clients served at once; more are turned away.
+const MAX_CLIENTS: usize = 8;
+/// Packets to one client before others get their turn.
+const TURN: usize = 32;
+/// How long a client may take to read everything.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Devices of this process so far.
+static DEVICES: AtomicU32 = AtomicU32::new(0);
+
+/// A socket at which clients ask. The engine's slots own it: it closes with the engine.
+struct Desk {
+    fd: OwnedFd,
+    device: u32,
+    token: OnceLock<Token>,
+    /// Each client has a clone.
+    clients: Arc<()>,
+}
+
+/// Open this device's desk, unless `WEFT_STAT=off`. Without one, `weft stat` does not see its connections.
+pub(crate) fn open_desk(engine: &Arc<Engine>) {
+    if std::env::var_os("WEFT_STAT").is_some_and(|value| value == "off") {
+        return;
+    }
+    let opened = (|| {
+        // The number is random so that nobody can take the name before us, be it a process of the same number in
+        // another namespace.
+        let random = getrandom::u32().map_err(|_| std::io::ErrorKind::Unsupported)?;
+        let desk = Arc::new(Desk {
+            fd: unix::listen(Name::Abstract(desk_name(random).as_bytes()), 8)?,
+            device: DEVICES.fetch_add(1, Ordering::Relaxed),
+            token: OnceLock::new(),
+            clients: Arc::new(()),
+        });
+        let source = Arc::clone(&desk) as Arc<dyn Source>;
+        let token = engine.register(source, desk.fd.as_fd(), Interest::READ)?;
+        let _ = desk.token.set(token);
+        // An event before the token was there found nothing to arm with.
+        engine.arm(token, desk.fd.as_fd(), Interest::READ);
+        Ok::<_, std::io::Error>(())
+    })();
+    if let Err(error) = opened {
+        tracing::debug!(%error, "weft stat will not see this device");
+    }
+}
+
+impl Desk {
+    fn admit(&self, engine: &Engine, wire: OwnedFd) {
+        let allowed = unix::peer_cred(&wire).is_ok_and(|c| c.uid == 0 || c.uid == process::uid());
+        if !allowed || Arc::strong_count(&self.clients) > MAX_CLIENTS {
+            return;
+        }
+        let teller = Arc::new(Teller {
+            wire,
+            next: Mutex::new(At::Start),
+            device: self.device,
+            token: OnceLock::new(),
+            _client: Arc::clone(&self.clients),
+        });
+        let next = lock(&teller.next);
+        let source = Arc::clone(&teller) as Arc<dyn Source>;
+        if let Ok(token) = engine.register(source, teller.wire.as_fd(), Interest::WRITE) {
+            let _ = teller.token.set(token);
+            engine.set_timer(token, Instant::now() + PATIENCE);
+        }
+        drop(next);
+    }
+}
+
+impl Source for Desk {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        let Some(&token) = self.token.get() else {
+            return Next::Done;
+        };
+        for _ in 0..MAX_CLIENTS {
+            match unix::accept(&self.fd) {
+                Ok(Some(wire)) => self.admit(engine, wire),
+                Ok(None) => break,
+                Err(_) => {
+                    // No descriptors: later, perhaps.
+                    engine.set_timer(token, Instant::now() + PATIENCE);
+                    return Next::Done;
+                }
+            }
+        }
+        engine.arm(token, self.fd.as_fd(), Interest::READ);
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        if let Some(token) = self.token.get() {
+            engine.arm(*token, self.fd.as_fd(), Interest::READ);
+        }
+    }
+}
+
+/// What a client hears next.
+#[derive(Clone, Copy)]
+enum At {
+    Start,
+    /// The connections from this slot of the engine on.
+    Slot(usize),
+}
+
+/// A client that is being told. Nothing is kept for it but where it is: what it does not read, it does not get.
+struct Teller {
+    wire: OwnedFd,
+    next: Mutex<At>,
+    device: u32,
+    token: OnceLock<Token>,
+    _client: Arc<()>,
+}
+
+impl Teller {
+    /// One packet. `Ok(false)` after the last.
+    fn tell(&self, engine: &Engine, next: &mut At) -> std::io::Result<bool> {
+        let send = |text: &str| unix::send_with_fds(&self.wire, text.as_bytes(), &[]);
+        let At::Slot(mut slot) = *next else {
+            send(&format!("{DEVICE}{}", self.device))?;
+            *next = At::Slot(0);
+            return Ok(true);
+        };
+        while let Some((index, source)) = engine.source_from(slot) {
+            if let Some(connection) = source.stat() {
+                send(&connection.to_string())?;
+                *next = At::Slot(index + 1);
+                return Ok(true);
+            }
+            slot = index + 1;
+            *next = At::Slot(slot);
+        }
+        send(END)?;
+        Ok(false)
+    }
+
+    fn leave(&self, engine: &Engine) {
+        if let Some(token) = self.token.get() {
+            engine.unregister(*token, self.wire.as_fd());
+        }
+    }
+}
+
+impl Source for Teller {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        let mut next = lock(&self.next);
+        for _ in 0..TURN {
+            match self.tell(engine, &mut next) {
+                Ok(true) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Ok(false) | Err(_) => {
+                    self.leave(engine);
+                    return Next::Done;
+                }
+            }
+        }
+        if let Some(token) = self.token.get() {
+            engine.arm(*token, self.wire.as_fd(), Interest::WRITE);
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        self.leave(engine);
+    }
+}

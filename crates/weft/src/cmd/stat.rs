@@ -1,0 +1,121 @@
+//! `weft stat`.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use weft_verbs::stat::{Survey, survey};
+
+use crate::failure::{Exit, Failure};
+use crate::stat::{Watch, table};
+
+pub(crate) const LONG: &str = "\
+Show the connections of this host's weft processes: all programs that use the weft libraries, of this user, or of all users for \
+root.
+
+For each connection: what carries it (`local` is shared memory) and why it is not shared memory, since when, payload bytes sent and \
+received, how many of them were copied once more than needed, one-sided operations that the process carried out in its peer's \
+memory itself, FPDUs and system calls, out and in. A process that was started with WEFT_STAT=off is not seen, nor are those of \
+another network namespace.";
+
+/// How long to wait for processes that do not answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Options of `weft stat`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Only these processes
+    #[arg(value_name = "PID")]
+    pids: Vec<u32>,
+    /// Print JSON, one connection a line
+    #[arg(long)]
+    json: bool,
+    /// Look again every SECONDS, and show what moved in a second
+    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
+    watch: Option<Duration>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse()
+        .ok()
+        .filter(|s| (0.1..=86_400.0).contains(s))
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "from 0.1 to 86400 seconds".to_owned())
+}
+
+/// Shows them once, or until it is interrupted, or the processes named have ended.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let mut watch = Watch::default();
+    let mut first = true;
+    loop {
+        let began = Instant::now();
+        let found = survey(PATIENCE).map_err(|e| {
+            Failure::failed(format!("cannot read /proc/net/unix: {e}")).hint("mount /proc")
+        })?;
+        let unknown = args.pids.iter().find(|pid| !knows(&found, **pid));
+        if let Some(pid) = unknown.filter(|_| first) {
+            return Err(
+                Failure::failed(format!("no weft process {pid} is seen from here")).hint(
+                    "`weft stat` without arguments lists all; it may run as another user, in another network \
+                     namespace, or with WEFT_STAT=off",
+                ),
+            );
+        }
+        if unknown.is_some() && !args.pids.iter().any(|pid| knows(&found, *pid)) {
+            // All that were to be watched have ended.
+            return Ok(Exit::Ok);
+        }
+        if first {
+            for note in notes(&found, &args.pids) {
+                eprintln!("weft: {note}");
+            }
+        }
+        let rows = watch.rows(found, &args.pids);
+        let mut text = String::new();
+        if args.json {
+            for row in &rows {
+                text += &row.json();
+                text.push('\n');
+            }
+        } else if !rows.is_empty() {
+            text = table(&rows, args.watch.is_some() && !first) + "\n";
+        } else {
+            text = "no connections\n".to_owned();
+        }
+        // One that is watched by a program, or goes to a file, is not cleared.
+        let mut out = std::io::stdout();
+        if args.watch.is_some() && !args.json && out.is_terminal() {
+            text.insert_str(0, "\x1b[H\x1b[2J");
+        }
+        if out
+            .write_all(text.as_bytes())
+            .and_then(|()| out.flush())
+            .is_err()
+        {
+            // Nobody reads any more.
+            return Ok(Exit::Ok);
+        }
+        let Some(interval) = args.watch else {
+            return Ok(Exit::Ok);
+        };
+        first = false;
+        std::thread::sleep(interval.saturating_sub(began.elapsed()));
+    }
+}
+
+fn knows(found: &Survey, pid: u32) -> bool {
+    found.desks.iter().any(|desk| desk.pid == Some(pid)) || found.silent.contains(&Some(pid))
+}
+
+/// What is not in the table.
+fn notes(found: &Survey, pids: &[u32]) -> Vec<String> {
+    let asked = |pid: &&Option<u32>| pids.is_empty() || pid.is_some_and(|pid| pids.contains(&pid));
+    let silent = found.silent.iter().filter(asked).map(|pid| {
+        let who = pid.map_or("a process out of sight".to_owned(), |pid| {
+            format!("process {pid}")
+        });
+        format!("{who} does not answer: stopped, ending, or asked by many at once")
+    });
+    let foreign = (found.foreign > 0 && pids.is_empty())
+        .then(|| format!("{} of other users, which only root may ask", found.foreign));
+    silent.chain(foreign).collect()
+}
