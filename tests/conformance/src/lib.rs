@@ -6,12 +6,13 @@
 //! says so and returns (see [`need!`]).
 //!
 //! The other half are peers that break the rules: [`raw`] speaks to a [`victim`] over plain sockets and may send any
-//! bytes. See `tests/hostile.rs` (frames), `tests/startup.rs` (before the first frame), `tests/pressure.rs` (floods and
+//! bytes; with [`local`] it does so in shared memory. See `tests/hostile.rs` (frames), `tests/startup.rs` (before the first frame), `tests/pressure.rs` (floods and
 //! stalls) and `tests/random.rs` (mutated traffic).
 #![forbid(unsafe_code)]
 
 pub mod bed;
 pub mod gauge;
+pub mod local;
 pub mod raw;
 pub mod scenarios;
 pub mod victim;

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{Header, MAX_LEN, Tagged, Untagged};
@@ -12,6 +13,7 @@ use weft_wire::mpa::{
 use weft_wire::rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate};
 
 use crate::bed::PATIENCE;
+use crate::local::{Local, frame};
 
 /// A raw peer.
 pub struct Raw {
@@ -19,6 +21,8 @@ pub struct Raw {
     pub stream: TcpStream,
     /// FPDUs carry CRCs.
     pub crc: bool,
+    /// Where the frames go once both sides are in shared memory.
+    pub local: Option<Local>,
 }
 
 /// A start-up frame as a well-behaved peer would send it.
@@ -50,7 +54,11 @@ impl Raw {
         stream.set_read_timeout(Some(PATIENCE)).expect("time-out");
         stream.set_write_timeout(Some(PATIENCE)).expect("time-out");
         stream.set_nodelay(true).expect("no delay");
-        Raw { stream, crc: false }
+        Raw {
+            stream,
+            crc: false,
+            local: None,
+        }
     }
 
     /// Connect and send a good request.
@@ -61,8 +69,23 @@ impl Raw {
         raw
     }
 
+    /// Connect, knock at the door for peers of the same host, and send a good request.
+    pub fn local_request(addr: SocketAddr, depth: u16) -> Raw {
+        let mut raw = Raw::connect(addr);
+        raw.local = Some(Local::knock(&raw.stream).expect("a welcome"));
+        raw.send_start(&start_frame(FrameKind::Request, false, depth).emit());
+        raw
+    }
+
+    fn send_start(&mut self, frame: &[u8]) {
+        self.stream.write_all(frame).expect("a start frame");
+    }
+
     /// Read the reply to [`Raw::request`]; says whether it accepts.
     pub fn reply(&mut self) -> bool {
+        if let Some(local) = &mut self.local {
+            assert!(local.attached());
+        }
         let frame = self.read_start();
         let (reply, used) = StartFrame::parse(FrameKind::Reply, &frame)
             .expect("a good reply")
@@ -84,6 +107,21 @@ impl Raw {
         raw
     }
 
+    /// The same, after letting the initiator in at a door of our own.
+    pub fn accept_local(listener: &TcpListener, door: &OwnedFd, depth: u16) -> Raw {
+        let (stream, _) = listener.accept().expect("accept");
+        let mut raw = Raw::over(stream);
+        let local = Local::welcome(door);
+        let frame = raw.read_start();
+        StartFrame::parse(FrameKind::Request, &frame)
+            .expect("a good request")
+            .expect("a whole request");
+        local.attach();
+        raw.local = Some(local);
+        raw.send_start(&start_frame(FrameKind::Reply, false, depth).emit());
+        raw
+    }
+
     fn read_start(&mut self) -> Vec<u8> {
         let mut frame = vec![0; START_HEADER_LEN];
         self.stream.read_exact(&mut frame).expect("a start frame");
@@ -97,6 +135,10 @@ impl Raw {
 
     /// Send these bytes as they are. A victim that has closed meanwhile is no failure of the test.
     pub fn send(&mut self, bytes: &[u8]) {
+        if let Some(local) = &self.local {
+            local.send(bytes);
+            return;
+        }
         match self.stream.write_all(bytes) {
             Ok(()) => {}
             Err(e) if matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
@@ -108,13 +150,20 @@ impl Raw {
     pub fn send_ulpdus(&mut self, ulpdus: &[Vec<u8>]) {
         let mut bytes = Vec::new();
         for ulpdu in ulpdus {
-            bytes.extend(fpdu(ulpdu, self.crc));
+            if self.local.is_some() {
+                bytes.extend(frame(ulpdu));
+            } else {
+                bytes.extend(fpdu(ulpdu, self.crc));
+            }
         }
         self.send(&bytes);
     }
 
     /// The next ULPDU; `None` at the end of the stream. A frame that is cut or has a wrong CRC is a failure.
     pub fn ulpdu(&mut self) -> Option<Vec<u8>> {
+        if let Some(local) = &mut self.local {
+            return local.ulpdu();
+        }
         let mut length = [0; FPDU_HEADER_LEN];
         match self.stream.read(&mut length[..1]) {
             Ok(0) => return None,
@@ -160,6 +209,10 @@ impl Raw {
 
     /// Nothing more comes but the end of the stream.
     pub fn expect_end(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.expect_end();
+            return;
+        }
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
             Ok(_) => assert!(rest.is_empty(), "{} bytes before the end", rest.len()),
@@ -169,6 +222,9 @@ impl Raw {
 
     /// Close our direction.
     pub fn finish(&mut self) {
+        if let Some(local) = &self.local {
+            local.finish();
+        }
         // Fails only when the victim was quicker.
         let _ = self.stream.shutdown(Shutdown::Write);
     }

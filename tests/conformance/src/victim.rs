@@ -5,13 +5,14 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use weft_verbs::cm::{ConnParam, Listener, connect_qp};
 use weft_verbs::{
-    Access, AsyncEvent, Cq, Device, LinkOptions, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc,
-    WcStatus,
+    Access, AsyncEvent, Cq, Device, LinkOptions, LocalMode, Mr, Pd, Qp, QpInit, QpState, RecvWr,
+    SendWr, Wc, WcStatus,
 };
 use weft_wire::ddp::Header;
 use weft_wire::rdmap::{Opcode, ReadRequest, TermError, Terminate};
 
 use crate::bed::{ALL, PATIENCE, assert_bytes, pattern, take, until};
+use crate::local::Local;
 use crate::raw::{Raw, write};
 
 /// Which side of the connection the victim is.
@@ -21,6 +22,40 @@ pub enum Role {
     Initiator,
     /// It listened.
     Responder,
+}
+
+/// What is between the hostile peer and its victim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// TCP.
+    Tcp {
+        /// With CRC.
+        crc: bool,
+    },
+    /// Shared memory; the victim's device must allow that.
+    Local,
+}
+
+impl Wire {
+    /// All of them.
+    pub const ALL: [Wire; 3] = [
+        Wire::Tcp { crc: true },
+        Wire::Tcp { crc: false },
+        Wire::Local,
+    ];
+
+    /// A device for victims on this wire.
+    pub fn device(self) -> Device {
+        let mode = match self {
+            Wire::Tcp { .. } => LocalMode::Off,
+            Wire::Local => LocalMode::Require,
+        };
+        Device::builder().local(mode).open().expect("a device")
+    }
+
+    fn crc(self) -> bool {
+        self == Wire::Tcp { crc: true }
+    }
 }
 
 /// Inbound reads and atomics that the victim takes.
@@ -78,6 +113,11 @@ fn param(crc: bool) -> ConnParam {
 impl Victim {
     /// A victim with this many receives posted and one read outstanding, and its raw peer. The first message is over.
     pub fn new(device: &Device, role: Role, crc: bool, recvs: u64) -> (Victim, Raw) {
+        Self::on(device, role, Wire::Tcp { crc }, recvs)
+    }
+
+    /// The same on any wire.
+    pub fn on(device: &Device, role: Role, wire: Wire, recvs: u64) -> (Victim, Raw) {
         let pd = device.alloc_pd().expect("a PD");
         let other = device.alloc_pd().expect("a PD");
         let scq = device.create_cq(64, None).expect("a CQ");
@@ -95,7 +135,7 @@ impl Victim {
         let gone = mr(&pd, 9, ALL);
         let stale = gone.rkey();
         drop(gone);
-        let (qp, mut raw) = connected(device, qp, role, crc);
+        let (qp, mut raw) = connected(device, qp, role, wire);
         if role == Role::Responder {
             // The first FPDU is the initiator's.
             raw.send_ulpdus(&[write(0, 0, &[])]);
@@ -174,23 +214,31 @@ impl Victim {
 }
 
 /// Connect a queue pair with a raw peer.
-pub fn connected(device: &Device, qp: Qp, role: Role, crc: bool) -> (Qp, Raw) {
+pub fn connected(device: &Device, qp: Qp, role: Role, wire: Wire) -> (Qp, Raw) {
     match role {
         Role::Responder => {
             let any = (Ipv4Addr::LOCALHOST, 0).into();
-            let listener = Listener::bind(device, any, 16, &param(crc)).expect("a listener");
-            let mut raw = Raw::request(listener.local_addr(), crc, DEPTH);
+            let listener = Listener::bind(device, any, 16, &param(wire.crc())).expect("a listener");
+            let addr = listener.local_addr();
+            let mut raw = match wire {
+                Wire::Tcp { crc } => Raw::request(addr, crc, DEPTH),
+                Wire::Local => Raw::local_request(addr, DEPTH),
+            };
             let request = listener.next_request(Some(PATIENCE)).expect("a request");
-            let conn = request.accept(qp, &param(crc)).expect("accept");
+            let conn = request.accept(qp, &param(wire.crc())).expect("accept");
             assert!(raw.reply());
             (conn.qp, raw)
         }
         Role::Initiator => {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a listener");
             let addr = listener.local_addr().expect("an address");
+            let door = (wire == Wire::Local).then(|| Local::door(&listener));
             std::thread::scope(|scope| {
-                let raw = scope.spawn(|| Raw::accept(&listener, crc, DEPTH));
-                let conn = connect_qp(addr, qp, device, &param(crc)).expect("connect");
+                let raw = scope.spawn(|| match (wire, &door) {
+                    (_, Some(door)) => Raw::accept_local(&listener, door, DEPTH),
+                    (_, None) => Raw::accept(&listener, wire.crc(), DEPTH),
+                });
+                let conn = connect_qp(addr, qp, device, &param(wire.crc())).expect("connect");
                 (conn.qp, raw.join().expect("no panic"))
             })
         }

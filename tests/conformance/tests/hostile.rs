@@ -1,6 +1,6 @@
 //! Peers that speak MPA and then break the rules of DDP and RDMAP.
 //!
-//! Every attack is run with the victim as initiator and as responder, with CRC and without. Each time: no byte of the
+//! Every attack is run with the victim as initiator and as responder, on TCP with CRC and without, and in shared memory. Each time: no byte of the
 //! victim's memory changes, the Terminate that the RFCs name arrives at the attacker with the right copies of the
 //! offending headers, the victim's queues flush with its code, the asynchronous event is raised, and a connection of
 //! the same device goes on.
@@ -11,7 +11,7 @@ use weft_conformance::raw::{
     untagged, write,
 };
 use weft_conformance::victim::{
-    Bystander, DEPTH, READ_LEN, RECV, REGION, Role, Victim, assert_copies,
+    Bystander, DEPTH, READ_LEN, RECV, REGION, Role, Victim, Wire, assert_copies,
 };
 use weft_verbs::{AsyncEvent, SendWr, WcStatus};
 use weft_wire::ddp::Header;
@@ -74,17 +74,17 @@ impl Attack {
 
     /// The attack by any bytes; `act` returns the offending ULPDU.
     fn run_raw(&self, act: impl Fn(&Victim, &mut Raw) -> Vec<u8>) {
-        let device = tcp_device();
-        let bystander = Bystander::new(&device);
-        for role in [Role::Initiator, Role::Responder] {
-            for crc in [true, false] {
-                let (victim, mut raw) = Victim::new(&device, role, crc, self.recvs);
+        for wire in Wire::ALL {
+            let device = wire.device();
+            let bystander = Bystander::new(&device);
+            for role in [Role::Initiator, Role::Responder] {
+                let (victim, mut raw) = Victim::on(&device, role, wire, self.recvs);
                 let offender = act(&victim, &mut raw);
                 bystander.ping();
                 let terminate = raw.terminate().expect("a Terminate");
                 assert_eq!(
                     terminate.error, self.error,
-                    "{role:?}, crc {crc}: {terminate}"
+                    "{role:?}, {wire:?}: {terminate}"
                 );
                 assert_copies(&terminate, self.copied.then_some(&offender[..]));
                 raw.expect_end();
@@ -94,7 +94,7 @@ impl Attack {
                     assert_eq!(
                         (wc.wr_id, wc.status),
                         (id as u64, *status),
-                        "{role:?}, crc {crc}"
+                        "{role:?}, {wire:?}"
                     );
                 }
                 let used = self.statuses.iter().filter(|s| **s == Success);
@@ -103,6 +103,14 @@ impl Attack {
             }
         }
     }
+}
+
+/// Every wire, and both sides of it.
+fn everywhere() -> impl Iterator<Item = (Wire, Role)> {
+    let roles = [Role::Initiator, Role::Responder];
+    Wire::ALL
+        .into_iter()
+        .flat_map(move |wire| roles.map(|role| (wire, role)))
 }
 
 fn read_of(src_stag: u32, src_to: u64, size: u32) -> ReadRequest {
@@ -418,10 +426,10 @@ fn read_response_that_does_not_fit() {
 
 #[test]
 fn answers_nobody_asked_for() {
-    let device = tcp_device();
-    let bystander = Bystander::new(&device);
-    for role in [Role::Initiator, Role::Responder] {
-        let (victim, mut raw) = Victim::new(&device, role, true, 1);
+    for (wire, role) in everywhere() {
+        let device = wire.device();
+        let bystander = Bystander::new(&device);
+        let (victim, mut raw) = Victim::on(&device, role, wire, 1);
         // The outstanding read is answered: what it asked for, and no more.
         let sink = victim.sink;
         let answer = tagged(Opcode::ReadResponse, true, sink, 0, &[0x77; READ_LEN]);
@@ -483,10 +491,10 @@ fn atomic_operation_that_is_unknown() {
 
 #[test]
 fn more_reads_than_agreed() {
-    let device = tcp_device();
-    let bystander = Bystander::new(&device);
-    for role in [Role::Initiator, Role::Responder] {
-        let (victim, mut raw) = Victim::new(&device, role, false, 1);
+    for (wire, role) in everywhere() {
+        let device = wire.device();
+        let bystander = Bystander::new(&device);
+        let (victim, mut raw) = Victim::on(&device, role, wire, 1);
         // Answers far beyond what sockets hold, so that none of the requests is done with.
         let big = victim
             .pd
@@ -574,10 +582,10 @@ fn terminates_of_all_kinds() {
         (TermError::RdmapCatastrophic, false, Flushed),
         (TermError::from_parts(15, 15, 255), false, Flushed),
     ] {
-        let device = tcp_device();
-        let bystander = Bystander::new(&device);
-        for role in [Role::Initiator, Role::Responder] {
-            let (victim, mut raw) = Victim::new(&device, role, true, 2);
+        for (wire, role) in everywhere() {
+            let device = wire.device();
+            let bystander = Bystander::new(&device);
+            let (victim, mut raw) = Victim::on(&device, role, wire, 2);
             let (header, request) = read(&victim);
             let terminate = Terminate {
                 error,

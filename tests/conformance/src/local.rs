@@ -1,0 +1,252 @@
+//! A peer that meets a device of weft in shared memory by hand (docs/spec/local.md), and may then do there what it wants.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use weft_mem::{Domain, PdId, RecvList, SendList, Table};
+use weft_ring::{End, Front, Role, Segment};
+use weft_sys::heart::Heart;
+use weft_sys::unix::{self, Name};
+use weft_sys::{Interest, poll_fds, wake};
+use weft_wire::local::{MAX_LEN, Message, Party};
+
+use crate::bed::PATIENCE;
+
+/// Bytes of each ring of a segment that we bring.
+pub const RING: u32 = 64 * 1024;
+
+/// Where a listener's door is.
+pub fn door(addr: SocketAddr) -> Vec<u8> {
+    format!("weft/1/{}/{}", addr.ip(), addr.port()).into_bytes()
+}
+
+/// A sign of life that beats as long as the process.
+pub fn heart() -> BorrowedFd<'static> {
+    static HEART: OnceLock<OwnedFd> = OnceLock::new();
+    let fd = HEART.get_or_init(|| {
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let heart = Heart::start().expect("a heart");
+            let _ = tell.send(heart.fd().try_clone_to_owned().expect("a descriptor"));
+            loop {
+                std::thread::park();
+            }
+        });
+        told.recv().expect("a heart")
+    });
+    fd.as_fd()
+}
+
+/// What we say of ourselves.
+pub fn party(domain: &Domain) -> Party {
+    Party {
+        qp: 1,
+        trusted: false,
+        cookie_addr: 0,
+        cookie: [0; 16],
+        domain: domain.id(),
+    }
+}
+
+/// A domain without any region.
+pub fn domain() -> Arc<Domain> {
+    Table::new(4).domain(PdId(1)).expect("memory files")
+}
+
+/// Send a message of the rendezvous.
+pub fn say(wire: &OwnedFd, message: &Message, fds: &[BorrowedFd<'_>]) {
+    let mut bytes = Vec::new();
+    message.emit(&mut bytes);
+    unix::send_with_fds(wire, &bytes, fds).expect("the victim listens");
+}
+
+/// The next message of the rendezvous; `None` when the victim hangs up.
+pub fn hear(wire: &OwnedFd) -> Option<(Message, Vec<OwnedFd>)> {
+    let mut buf = [0; MAX_LEN];
+    let ready = poll_fds(&[(wire.as_fd(), Interest::READ)], Some(PATIENCE)).expect("poll");
+    assert_ne!(ready, 0, "an answer in time");
+    match unix::recv_with_fds(wire, &mut buf, 8) {
+        Ok(Some((n, fds))) => Some((Message::parse(&buf[..n]).expect("weft's messages"), fds)),
+        Ok(None) => None,
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
+        Err(error) => panic!("hearing: {error}"),
+    }
+}
+
+/// Accept one connection at a door of our own.
+pub fn open_door(door: &OwnedFd) -> OwnedFd {
+    let ready = poll_fds(&[(door.as_fd(), Interest::READ)], Some(PATIENCE)).expect("poll");
+    assert_ne!(ready, 0, "a knock in time");
+    unix::accept(door).expect("accept").expect("somebody")
+}
+
+/// The descriptors that follow a segment in a Hello, or are those of an Attach.
+pub fn fds(domain: &Domain) -> Vec<BorrowedFd<'_>> {
+    let mut fds = vec![heart()];
+    fds.extend(domain.fds(false));
+    fds
+}
+
+/// One end of a segment, by hand.
+pub struct Local {
+    /// The ring.
+    pub end: End,
+    /// The file of the segment: any of its bytes can be written.
+    pub file: std::fs::File,
+    /// Wake-ups.
+    pub wire: OwnedFd,
+    buf: Vec<u8>,
+    domain: Arc<Domain>,
+}
+
+impl Local {
+    /// Knock at the door beside `tcp`'s peer; says whether we were welcomed.
+    pub fn knock(tcp: &TcpStream) -> Option<Local> {
+        let (to, from) = (tcp.peer_addr().ok()?, tcp.local_addr().ok()?);
+        let wire = unix::connect(Name::Abstract(&door(to))).expect("a door");
+        let (segment, fd) = Segment::create(RING).expect("a segment");
+        let domain = domain();
+        let hello = Message::Hello {
+            party: party(&domain),
+            from,
+        };
+        let mut all = vec![fd.as_fd()];
+        all.extend(fds(&domain));
+        say(&wire, &hello, &all);
+        let welcome = hear(&wire).is_some_and(|(message, _)| message == Message::Welcome);
+        welcome.then(|| Local {
+            end: End::new(Arc::new(segment), Role::Initiator),
+            file: fd.into(),
+            wire,
+            buf: Vec::new(),
+            domain,
+        })
+    }
+
+    /// The victim has accepted: it says so before its reply.
+    pub fn attached(&mut self) -> bool {
+        matches!(hear(&self.wire), Some((Message::Attach(_), _)))
+    }
+
+    /// Take a victim's Hello at our own door, and welcome it.
+    pub fn welcome(door: &OwnedFd) -> Local {
+        let wire = open_door(door);
+        let Some((Message::Hello { .. }, mut fds)) = hear(&wire) else {
+            panic!("no hello");
+        };
+        let fd = fds.remove(0);
+        let file = fd.try_clone().expect("a descriptor").into();
+        let segment = Segment::open(fd).expect("a good segment");
+        say(&wire, &Message::Welcome, &[]);
+        Local {
+            end: End::new(Arc::new(segment), Role::Responder),
+            file,
+            wire,
+            buf: Vec::new(),
+            domain: domain(),
+        }
+    }
+
+    /// Tell the victim that we go there with it.
+    pub fn attach(&self) {
+        let message = Message::Attach(party(&self.domain));
+        say(&self.wire, &message, &fds(&self.domain));
+    }
+
+    /// Our door beside a TCP listener.
+    pub fn door(listener: &TcpListener) -> OwnedFd {
+        let addr = listener.local_addr().expect("an address");
+        unix::listen(Name::Abstract(&door(addr)), 16).expect("a door")
+    }
+
+    /// Put bytes into the stream. A victim that ends meanwhile is no failure of the test.
+    pub fn send(&self, bytes: &[u8]) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut list = SendList::new();
+        list.push_bytes(bytes);
+        let mut done = 0;
+        while done < bytes.len() && !self.end.peer_aborted() {
+            match self.end.push(&list, done, bytes.len() - done) {
+                Ok(n) => done += n,
+                Err(error) => panic!("the victim's ring: {error}"),
+            }
+            self.publish();
+            assert!(Instant::now() < deadline, "the victim takes nothing");
+            if done < bytes.len() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Show what was pushed, and wake the victim.
+    pub fn publish(&self) {
+        if self.end.publish() {
+            let _ = wake::poke(&self.wire);
+        }
+    }
+
+    /// Wake the victim whether it sleeps or not.
+    pub fn poke(&self) {
+        let _ = wake::poke(&self.wire);
+    }
+
+    /// Our direction ends.
+    pub fn finish(&self) {
+        let _ = self.end.finish();
+        self.poke();
+    }
+
+    /// `n` more bytes of the stream; `None` at its end.
+    pub fn read(&mut self, n: usize) -> Option<Vec<u8>> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.buf.len() < n {
+            match self.end.front() {
+                Ok(Front::Bytes(there)) => {
+                    let mut bytes = vec![0; there];
+                    let mut list = RecvList::new();
+                    list.push_buf(&mut bytes);
+                    let taken = self.end.take(&mut list, 0, there).expect("bytes");
+                    drop(list);
+                    self.buf.extend_from_slice(&bytes[..taken]);
+                }
+                Ok(Front::Empty) => {
+                    assert!(Instant::now() < deadline, "no answer in time");
+                    let quiet = self.end.sleep_on_data();
+                    if quiet {
+                        let wire = [(self.wire.as_fd(), Interest::READ)];
+                        let _ = poll_fds(&wire, Some(Duration::from_millis(20)));
+                        self.end.awake();
+                        wake::drain(&self.wire);
+                    }
+                }
+                Ok(Front::Ref(r)) => panic!("a reference to a peer that cannot pull: {r:?}"),
+                Ok(Front::End | Front::Aborted) | Err(_) => return None,
+            }
+            if self.end.release(true) {
+                self.poke();
+            }
+        }
+        Some(self.buf.drain(..n).collect())
+    }
+
+    /// The next ULPDU; `None` at the end of the stream.
+    pub fn ulpdu(&mut self) -> Option<Vec<u8>> {
+        let length = self.read(4)?;
+        let length = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+        let ulpdu = self.read(length as usize);
+        Some(ulpdu.expect("a whole frame"))
+    }
+
+    /// Nothing more comes but the end.
+    pub fn expect_end(&mut self) {
+        assert!(self.read(1).is_none(), "bytes before the end");
+    }
+}
+
+/// The frame around a ULPDU.
+pub fn frame(ulpdu: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(ulpdu.len()).expect("short");
+    [&length.to_le_bytes(), ulpdu].concat()
+}
