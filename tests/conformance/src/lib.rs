@@ -15,6 +15,7 @@ pub mod gauge;
 pub mod local;
 pub mod raw;
 pub mod scenarios;
+pub mod twin;
 pub mod victim;
 
 /// Skip the scenario, with the reason printed, unless the device has this capability.

@@ -1,0 +1,312 @@
+//! Peers in processes of their own: the test binary starts itself again.
+//!
+//! A test file with twins has one ignored test that calls [`role`], and names it in [`Twin::start`]. The twin takes
+//! commands, a line each, and answers each with a line that begins with `@`.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use weft_verbs::{Device, Mr, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
+
+use crate::bed::{Bed, End, Half, Memory, PATIENCE, Setup, take, until};
+
+/// Bytes of each region of a twin.
+pub const REGION: usize = 4 << 20;
+/// Receives that a twin has posted, and bytes of each: they begin at the start of its first region.
+pub const RECVS: u64 = 16;
+/// Bytes of each receive.
+pub const RECV: usize = 64 << 10;
+/// Times that a twin adds one when it is asked to.
+pub const ADDS: u64 = 20_000;
+/// Says that this process is a twin.
+const VARIABLE: &str = "WEFT_TWIN";
+
+/// Another process.
+pub struct Twin {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    /// Where it listens.
+    pub addr: SocketAddr,
+}
+
+impl Twin {
+    /// Start one; `change` may change its user or environment.
+    ///
+    /// # Errors
+    /// Those of starting a program.
+    pub fn start(test: &str, change: impl FnOnce(&mut Command)) -> std::io::Result<Twin> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["--exact", test, "--ignored", "--nocapture", "-q"])
+            .env(VARIABLE, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit());
+        change(&mut command);
+        let mut child = command.spawn()?;
+        let mut twin = Twin {
+            input: child.stdin.take(),
+            output: BufReader::new(child.stdout.take().ok_or(std::io::ErrorKind::Other)?),
+            child,
+            addr: ([127, 0, 0, 1], 0).into(),
+        };
+        twin.addr = twin.answer().parse().expect("an address");
+        Ok(twin)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Send it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).expect("our own child");
+    }
+
+    /// Stop it, and wait until it has stopped.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        until("the twin stops", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+            stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|s| s.starts_with(" T")))
+        });
+    }
+
+    /// Let it go on.
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Give it a command.
+    pub fn tell(&mut self, command: &str) {
+        let input = self.input.as_mut().expect("it listens");
+        writeln!(input, "{command}").expect("the twin lives");
+    }
+
+    /// Its next answer.
+    pub fn answer(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            let n = self.output.read_line(&mut line).expect("its output");
+            assert_ne!(n, 0, "the twin has ended");
+            if let Some((_, answer)) = line.split_once('@') {
+                return answer.trim().to_owned();
+            }
+        }
+    }
+
+    /// A command and its answer.
+    pub fn ask(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.answer()
+    }
+
+    /// Nanoseconds of processor time that its threads have had so far.
+    pub fn cpu(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("procfs");
+        tasks
+            .flatten()
+            .filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok())
+            .filter_map(|stat| stat.split_whitespace().next()?.parse::<u64>().ok())
+            .sum()
+    }
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Our side of a connection with a twin.
+pub struct Pair {
+    /// The other process.
+    pub twin: Twin,
+    /// Our end.
+    pub end: End,
+    /// The twin's region that the library allocated, and the one that it registered.
+    pub regions: [RemoteAddr; 2],
+    /// A region of ours, of the same size.
+    pub mr: Mr,
+}
+
+impl Pair {
+    /// Connect with a new twin through shared memory.
+    pub fn new(test: &str, half: &Half) -> Pair {
+        Pair::with(
+            test,
+            half,
+            &Bed::new(Setup::local(Memory::Both)).expect("a bed"),
+        )
+    }
+
+    /// Connect `bed`'s first device with a new twin.
+    pub fn with(test: &str, half: &Half, bed: &Bed) -> Pair {
+        let twin = Twin::start(test, |_| ()).expect("a twin");
+        let end = bed.end(&bed.a, half);
+        Pair::over(twin, bed, end)
+    }
+
+    /// Connect this end with that twin.
+    pub fn over(mut twin: Twin, bed: &Bed, end: End) -> Pair {
+        let end = bed.dial(twin.addr, end, &bed.param()).expect("connect");
+        let keys = twin.answer();
+        let mut keys = keys
+            .split(' ')
+            .map(|key| key.parse::<u32>().expect("a key"));
+        let regions = [(); 2].map(|()| RemoteAddr {
+            addr: 0,
+            rkey: keys.next().expect("two keys"),
+        });
+        let mr = end.mr(REGION);
+        Pair {
+            twin,
+            end,
+            regions,
+            mr,
+        }
+    }
+
+    /// Our device.
+    pub fn device(&self) -> &Device {
+        &self.end.device
+    }
+
+    /// A message there and one back.
+    pub fn echo(&mut self, byte: u8) {
+        self.end
+            .post_recv(RecvWr::new(7).sge(self.mr.sge(REGION - 8, 8)));
+        self.end.run(SendWr::send(8).inline(&[byte; 8]));
+        assert_eq!(self.twin.ask("echo"), "echoed");
+        let wc = self.end.received();
+        assert_eq!((wc.status, wc.byte_len), (WcStatus::Success, 8));
+        assert_eq!(self.mr.to_vec(REGION - 8, 8).expect("within"), [byte; 8]);
+    }
+}
+
+/// A twin's life. Does nothing in a process that is none.
+pub fn role() {
+    if std::env::var_os(VARIABLE).is_none() {
+        return;
+    }
+    let mode = weft_verbs::LocalMode::from_env().expect("WEFT_LOCAL");
+    let setup = Setup {
+        local: mode,
+        ..Setup::local(Memory::Both)
+    };
+    let bed = Bed::new(setup).expect("a bed");
+    let listener = bed.listener(16);
+    println!("@{}", listener.local_addr());
+    let channel = bed.b.create_comp_channel().expect("a channel");
+    let half = Half {
+        channel: Some(channel.clone()),
+        ..Half::default()
+    };
+    let end = bed.end(&bed.b, &half);
+    let mrs = [
+        end.mr(REGION),
+        end.pd
+            .reg_mr(vec![0; REGION], crate::bed::ALL)
+            .expect("a region"),
+    ];
+    for id in 0..RECVS {
+        end.post_recv(RecvWr::new(id).sge(mrs[0].sge(id as usize * RECV, RECV)));
+    }
+    let request = listener.next_request(Some(PATIENCE)).expect("a request");
+    let end = end
+        .over(|qp| request.accept(qp, &bed.param()))
+        .expect("accept");
+    println!("@{} {}", mrs[0].rkey(), mrs[1].rkey());
+    for line in std::io::stdin().lines() {
+        let line = line.expect("a line");
+        let (command, number) = line.split_once(' ').unwrap_or((&line, "0"));
+        let number: u64 = number.parse().expect("a number");
+        match command {
+            "path" => println!("@{:?}", end.qp.path().expect("connected")),
+            "echo" => {
+                let wc = end.received();
+                assert_eq!(wc.status, WcStatus::Success);
+                let at = wc.wr_id as usize * RECV;
+                end.run(SendWr::send(1).sge(mrs[0].sge(at, wc.byte_len as usize)));
+                end.post_recv(RecvWr::new(wc.wr_id).sge(mrs[0].sge(at, RECV)));
+                println!("@echoed");
+            }
+            // Compute, and look at nothing but memory.
+            "spin" => {
+                println!("@spinning");
+                until("the end of the spin", || {
+                    mrs.iter()
+                        .all(|mr| mr.load_u64(REGION - 8).expect("within") == u64::MAX)
+                });
+                println!("@spun");
+            }
+            "sum" => {
+                let value = mrs[number as usize].load_u64(REGION - 16);
+                println!("@{}", value.expect("within"));
+            }
+            // A child that runs another program, and one that runs none.
+            "fork" => {
+                forks();
+                println!("@forked");
+            }
+            "exec" => {
+                println!("@goodbye");
+                let error = Command::new("/bin/sleep").arg("30").exec();
+                panic!("exec: {error}");
+            }
+            "wait" => {
+                println!("@waiting");
+                let mut wc = [Wc::default(); 1];
+                let n = end.rcq.wait(&mut wc, Some(PATIENCE)).expect("no overrun");
+                println!("@{n}");
+            }
+            "event" => {
+                end.rcq.req_notify(false);
+                println!("@waiting");
+                println!("@{:?}", channel.get_event(Some(PATIENCE)).is_some());
+            }
+            "add" => {
+                let word = RemoteAddr {
+                    addr: (REGION - 16) as u64,
+                    rkey: number as u32,
+                };
+                for _ in 0..ADDS {
+                    end.run(SendWr::fetch_add(1, word, 1).sge(mrs[0].sge(0, 8)));
+                }
+                println!("@added");
+            }
+            "pingpong" => {
+                for round in 0..number {
+                    let wc = take(&end.rcq, 1)[0];
+                    assert_eq!(wc.status, WcStatus::Success, "round {round}");
+                    let at = wc.wr_id as usize * RECV;
+                    end.post_recv(RecvWr::new(wc.wr_id).sge(mrs[0].sge(at, RECV)));
+                    let back = mrs[0].sge(at, wc.byte_len as usize);
+                    end.post(SendWr::send(1).sge(back).signaled());
+                    assert_eq!(end.sent().status, WcStatus::Success);
+                }
+                println!("@done");
+            }
+            other => panic!("{other}?"),
+        }
+    }
+}
+
+/// Children by a real `fork` (a change of user is beyond `posix_spawn`): one runs a program, one ends without.
+pub fn forks() {
+    let uid = rustix::process::getuid().as_raw();
+    let status = Command::new("/bin/true").uid(uid).status().expect("fork");
+    assert!(status.success());
+    let error = Command::new("/nowhere/to/be/found").uid(uid).status();
+    assert!(error.is_err());
+    // Long enough for the engine's tick in parent and child alike: the pace, not a synchronisation.
+    std::thread::sleep(Duration::from_millis(2));
+}
