@@ -38,7 +38,7 @@ impl Twin {
     /// Start one; `change` may change its user or environment.
     ///
     /// # Errors
-    /// Those of starting a program.
+    /// Those of starting a program, and what the twin says when it cannot open its device.
     pub fn start(test: &str, change: impl FnOnce(&mut Command)) -> std::io::Result<Twin> {
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -55,7 +55,8 @@ impl Twin {
             child,
             addr: ([127, 0, 0, 1], 0).into(),
         };
-        twin.addr = twin.answer().parse().expect("an address");
+        let answer = twin.answer();
+        twin.addr = answer.parse().map_err(|_| std::io::Error::other(answer))?;
         Ok(twin)
     }
 
@@ -197,7 +198,11 @@ pub fn role() {
     if std::env::var_os(VARIABLE).is_none() {
         return;
     }
-    let mode = weft_verbs::LocalMode::from_env().expect("WEFT_LOCAL");
+    let Ok(mode) = weft_verbs::LocalMode::from_env() else {
+        let error = Device::open().err().expect("what the environment says");
+        println!("@{error}");
+        return;
+    };
     let setup = Setup {
         local: mode,
         ..Setup::local(Memory::Both)
