@@ -1,0 +1,63 @@
+//! What many connections in shared memory take, and that all of it is given back. One test, because it counts what the
+//! whole process has.
+
+use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
+use weft_conformance::gauge::descriptors;
+use weft_verbs::{Device, RecvWr, SendWr};
+
+fn maps() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
+    // A device keeps its own sign of life.
+    let shared = maps.lines().filter(|line| line.contains("weft-"));
+    shared.filter(|line| !line.contains("weft-heart")).count()
+}
+
+/// Connect, talk and go, `count` pairs at a time.
+fn round(bed: &Bed, count: usize, shared: bool) {
+    let listener = bed.listener(64);
+    let half = |device: &Device| {
+        let cq = || device.create_cq(16, None).expect("a CQ");
+        Half {
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            depth: 8,
+            cqs: shared.then(|| (cq(), cq())),
+            pd: shared.then(|| device.alloc_pd().expect("a PD")),
+            ..Half::default()
+        }
+    };
+    let (near, far) = (half(&bed.a), half(&bed.b));
+    let mut pairs = Vec::new();
+    for _ in 0..count {
+        let (a, b) = bed.pair_through(&listener, &near, &far);
+        b.post_recv(RecvWr::new(1));
+        a.run(SendWr::send(1));
+        b.received();
+        pairs.push((a.mr(64), b.mr(64), a, b));
+    }
+    for (near, far, a, _) in &pairs {
+        a.run(SendWr::write(2, far.remote(0)).sge(near.whole()));
+    }
+}
+
+#[test]
+fn everything_is_given_back() {
+    let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
+    round(&bed, 2, false);
+    until("the first ones are gone", || maps() == 0);
+    let before = descriptors();
+    for _ in 0..5 {
+        round(&bed, 20, false);
+    }
+    until("all descriptors are given back", || descriptors() <= before);
+    until("all mappings are given back", || maps() == 0);
+
+    // Two thousand at once, where so many descriptors are allowed: in this process there are both ends.
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let room = limits.current.unwrap_or(1 << 20) as usize;
+    let count = (room / 8).min(2000);
+    println!("{count} connections");
+    round(&bed, count, true);
+    until("all descriptors are given back", || descriptors() <= before);
+    until("all mappings are given back", || maps() == 0);
+}
