@@ -70,17 +70,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             }
         }
         let rows = watch.rows(found, &args.pids);
-        let mut text = String::new();
-        if args.json {
-            for row in &rows {
-                text += &row.json();
-                text.push('\n');
-            }
-        } else if !rows.is_empty() {
-            text = table(&rows, args.watch.is_some() && !first) + "\n";
+        let mut text = if args.json {
+            let lines = rows.iter().map(|row| row.json() + "\n");
+            lines.collect()
+        } else if rows.is_empty() {
+            "no connections\n".to_owned()
         } else {
-            text = "no connections\n".to_owned();
-        }
+            table(&rows, args.watch.is_some() && !first) + "\n"
+        };
         // One that is watched by a program, or goes to a file, is not cleared.
         let mut out = std::io::stdout();
         if args.watch.is_some() && !args.json && out.is_terminal() {
