@@ -68,7 +68,9 @@ pub enum ConnectError {
     #[error("{0}")]
     Invalid(String),
     /// The device takes only connections in shared memory ([`LocalMode::Require`](crate::LocalMode)).
-    #[error("no shared memory with the peer, and nothing else is allowed (WEFT_LOCAL=require): {0}")]
+    #[error(
+        "no shared memory with the peer, and nothing else is allowed (WEFT_LOCAL=require): {0}"
+    )]
     NotLocal(String),
     /// The operating system refused.
     #[error(transparent)]

@@ -234,7 +234,11 @@ impl QpInner {
                 Interest::READ,
             )?;
             let since = Instant::now();
-            if self.connected.set(Connected { link, token, since }).is_err() {
+            if self
+                .connected
+                .set(Connected { link, token, since })
+                .is_err()
+            {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
                     "the queue pair has been connected before",
