@@ -64,6 +64,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             // All that were to be watched have ended.
             return Ok(Exit::Ok);
         }
+        let mute = args.pids.iter().find(|pid| !answered(&found, **pid));
+        if let Some(pid) = mute.filter(|_| args.watch.is_none()) {
+            return Err(
+                Failure::failed(format!("process {pid} does not answer")).hint(
+                    "it is stopped or ending, or many ask at once: the same command again later",
+                ),
+            );
+        }
         if first {
             for note in notes(&found, &args.pids) {
                 eprintln!("weft: {note}");
@@ -99,8 +107,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
+fn answered(found: &Survey, pid: u32) -> bool {
+    found.desks.iter().any(|desk| desk.pid == Some(pid))
+}
+
 fn knows(found: &Survey, pid: u32) -> bool {
-    found.desks.iter().any(|desk| desk.pid == Some(pid)) || found.silent.contains(&Some(pid))
+    answered(found, pid) || found.silent.contains(&Some(pid))
 }
 
 /// What is not in the table.
