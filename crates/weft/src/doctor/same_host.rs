@@ -24,7 +24,7 @@ const SLOWER: &str = "processes of this host talk over loopback TCP, several tim
 /// Bytes that the peer writes and reads back: enough for any way of copying.
 const LEN: usize = 64 << 10;
 
-/// Who the peer of [`transport`] is.
+/// Who the peer of the same-host check is.
 #[derive(Debug, Clone, Copy)]
 pub enum Peer<'a> {
     /// Another process, of this program: `PROGRAM doctor --peer ADDR`.
