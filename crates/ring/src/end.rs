@@ -134,6 +134,12 @@ impl End {
         Ok(self.known_room().min(n))
     }
 
+    /// Whether [`push`](Self::push) would take a list of `n` bytes whole.
+    #[inline]
+    pub fn fits(&self, n: usize) -> Result<bool, Broken> {
+        Ok(self.room_for(n as u64)? == n as u64)
+    }
+
     /// Bytes of payload that [`push`](Self::push) would take now (0: full). An empty ring takes its
     /// capacity less 16.
     #[inline]

@@ -246,6 +246,7 @@ fn find(device: &DeviceInner, from: SocketAddr) -> Option<Arc<Greeting>> {
         .rev()
         .filter_map(Weak::upgrade)
         .find(|greeting| greeting.peer() == Some(wanted))
+        .filter(|greeting| device.local_dir.is_some() || greeting.is_on_our_host())
 }
 
 impl Source for Call {

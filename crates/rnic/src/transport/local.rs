@@ -127,6 +127,27 @@ impl LocalLink {
         self.drain_wire();
     }
 
+    /// The ring takes a frame of this size.
+    pub(crate) fn has_room(&self, n: usize) -> bool {
+        !self.is_dead() && self.joint.end.fits(n) == Ok(true)
+    }
+
+    /// Put a frame into the ring that has room for it; [`LocalLink::flush`] shows it to the peer. How many bytes it took.
+    pub(crate) fn push_frame(&self, list: &SendList<'_>) -> usize {
+        // What breaks here breaks again at the next send, and ends the connection there.
+        let n = self.joint.end.push(list, 0, list.len_bytes()).unwrap_or(0);
+        let stream = self.stream.load(Ordering::Relaxed) + n as u64;
+        self.stream.store(stream, Ordering::Relaxed);
+        n
+    }
+
+    /// Show the peer what was put into the ring.
+    pub(crate) fn flush(&self) {
+        if self.joint.end.publish() {
+            self.wake();
+        }
+    }
+
     /// References that the peer has not pulled are out.
     pub(crate) fn lends(&self) -> bool {
         self.lent.load(Ordering::Relaxed) > 0
