@@ -11,10 +11,11 @@ use crate::Access;
 use crate::domain::{Place, RW};
 use crate::export::{self, Words};
 use crate::list::{RecvList, SendList};
-use crate::table::locate;
+use crate::table::{IndexHasher, locate};
 use libc::iovec;
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -75,8 +76,8 @@ impl Target {
 pub struct Peer {
     table: Mapping,
     arenas: SmallVec<[Arena; 3]>,
-    windows: RwLock<HashMap<(u32, u64), Slot>>,
-    /// Counts uses of windows, to know the oldest.
+    windows: RwLock<HashMap<u64, Slot, BuildHasherDefault<IndexHasher>>>,
+    /// Counts windows made, to know roughly which was not used for longest.
     clock: AtomicU64,
     process: OnceLock<Process>,
     started: Instant,
@@ -240,21 +241,24 @@ impl Peer {
 
     /// The window with this byte of an arena.
     fn window(&self, space: u32, addr: u64) -> io::Result<Arc<Window>> {
-        let key = (space, addr / WINDOW);
-        let now = self.clock.fetch_add(1, Ordering::Relaxed);
+        let key = (u64::from(space) << 56) | (addr / WINDOW);
+        let now = self.clock.load(Ordering::Relaxed);
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = windows.get(&key) {
-            slot.used.store(now, Ordering::Relaxed);
+            if slot.used.load(Ordering::Relaxed) != now {
+                slot.used.store(now, Ordering::Relaxed);
+            }
             return Ok(slot.window.clone());
         }
         drop(windows);
         let arena = self.arena(space).ok_or_else(unsupported)?;
-        let start = key.1 * WINDOW;
+        let start = addr / WINDOW * WINDOW;
         let len = arena.len.saturating_sub(start).min(WINDOW);
         let window = Arc::new(Window {
             mapping: Mapping::new(&arena.fd, start, len as usize, space == RW)?,
             present: [const { AtomicU64::new(0) }; _],
         });
+        let now = self.clock.fetch_add(1, Ordering::Relaxed) + 1;
         let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
         if windows.len() >= MAX_WINDOWS {
             let used = |s: &Slot| s.used.load(Ordering::Relaxed);

@@ -193,6 +193,30 @@ impl Registered {
         unsafe { self.ptr.add(offset) }
     }
 
+    /// Appends `len` bytes from `offset` to `out`; panics when they are not inside the region.
+    #[inline]
+    pub(crate) fn append_to(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
+        assert!(offset <= self.len && len <= self.len - offset);
+        out.reserve(len);
+        // SAFETY: a checked range of memory that lives as long as `self`; `reserve` made room, all of which is written.
+        unsafe {
+            copy::load(
+                out.as_mut_ptr().add(out.len()),
+                self.at(offset).as_ptr(),
+                len,
+            );
+            out.set_len(out.len() + len);
+        }
+    }
+
+    /// Copies `bytes` to `offset`; panics when they do not fit there.
+    #[inline]
+    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset <= self.len && bytes.len() <= self.len - offset);
+        // SAFETY: as in `append_to`.
+        unsafe { copy::store(self.at(offset).as_ptr(), bytes.as_ptr(), bytes.len()) }
+    }
+
     /// Counts one more window, unless the region is going away.
     pub(crate) fn add_window(&self) -> Result<(), MemError> {
         self.windows

@@ -63,7 +63,7 @@ struct Binding {
 
 /// Indices are random already; this only spreads them over the bits that the map looks at.
 #[derive(Default)]
-struct IndexHasher(u64);
+pub(crate) struct IndexHasher(u64);
 
 impl Hasher for IndexHasher {
     fn write(&mut self, bytes: &[u8]) {
@@ -73,7 +73,11 @@ impl Hasher for IndexHasher {
     }
 
     fn write_u32(&mut self, v: u32) {
-        self.0 = (self.0 ^ u64::from(v)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        self.write_u64(v.into());
+    }
+
+    fn write_u64(&mut self, v: u64) {
+        self.0 = (self.0 ^ v).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 
     fn finish(&self) -> u64 {
@@ -415,6 +419,51 @@ impl Table {
         }
     }
 
+    /// As [`Self::local`] to read, with the copy: appends the bytes to `out`. For small ranges: the table is locked
+    /// (for those who change it) while they are copied, and the region is not kept.
+    ///
+    /// # Errors
+    /// As [`Self::local`].
+    #[inline]
+    pub fn copy_local_out(
+        &self,
+        pd: PdId,
+        stag: u32,
+        addr: u64,
+        len: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), MemError> {
+        let shard = self.0.read(stag);
+        let Some(Entry::Region(r)) = shard.get(&index(stag)) else {
+            return Err(MemError::InvalidStag);
+        };
+        let at = region_range(r, pd, stag, addr, len, Access::empty())?;
+        r.append_to(at, len as usize, out);
+        Ok(())
+    }
+
+    /// As [`Self::local`] to write, with the copy of `bytes`: see [`Self::copy_local_out`].
+    ///
+    /// # Errors
+    /// As [`Self::local`].
+    #[inline]
+    pub fn copy_local_in(
+        &self,
+        pd: PdId,
+        stag: u32,
+        addr: u64,
+        bytes: &[u8],
+    ) -> Result<(), MemError> {
+        let shard = self.0.read(stag);
+        let Some(Entry::Region(r)) = shard.get(&index(stag)) else {
+            return Err(MemError::InvalidStag);
+        };
+        let len = u32::try_from(bytes.len()).map_err(|_| MemError::Bounds)?;
+        let at = region_range(r, pd, stag, addr, len, Access::LOCAL_WRITE)?;
+        r.store(at, bytes);
+        Ok(())
+    }
+
     /// Checks what a peer names (RFC 5040 section 7.2, RFC 5041 section 7.1): `STag`, protection domain and
     /// queue pair, rights, bounds, in this order. A window answers only to the queue pair it was bound
     /// on.
@@ -577,6 +626,20 @@ fn region_span(
     len: u32,
     need: Access,
 ) -> Result<Span, MemError> {
+    let start = region_range(r, pd, stag, addr, len, need)?;
+    Ok(Span::new(r.clone(), start, len as usize))
+}
+
+/// Where a range of a region begins in it, if it may be used like that.
+#[inline]
+fn region_range(
+    r: &Registered,
+    pd: PdId,
+    stag: u32,
+    addr: u64,
+    len: u32,
+    need: Access,
+) -> Result<usize, MemError> {
     if r.stag != stag {
         return Err(MemError::InvalidStag);
     }
@@ -586,8 +649,7 @@ fn region_span(
     if !r.access.contains(need) {
         return Err(MemError::Access);
     }
-    let start = locate(r.iova, r.len() as u64, addr, len.into())?;
-    Ok(Span::new(r.clone(), start as usize, len as usize))
+    locate(r.iova, r.len() as u64, addr, len.into()).map(|start| start as usize)
 }
 
 impl WindowState {

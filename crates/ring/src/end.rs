@@ -1,6 +1,6 @@
 //! One side of a connection.
 
-use crate::segment::{AtomicU64 as Shared, Segment, announce, fence, look};
+use crate::segment::{AtomicU64 as Shared, Segment, announce, announce_max, fence, look};
 use crate::{Broken, Front, Ref, Role, Word};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -134,6 +134,12 @@ impl End {
         Ok(self.known_room().min(n))
     }
 
+    /// Whether [`push`](Self::push) would take a list of `n` bytes whole.
+    #[inline]
+    pub fn fits(&self, n: usize) -> Result<bool, Broken> {
+        Ok(self.room_for(n as u64)? == n as u64)
+    }
+
     /// Bytes of payload that [`push`](Self::push) would take now (0: full). An empty ring takes its
     /// capacity less 16.
     #[inline]
@@ -205,18 +211,19 @@ impl End {
             return false;
         }
         let at = self.tx.published.load(Relaxed);
-        announce(self.segment.word(self.role, at), held);
-        self.tx.held.store(0, Relaxed);
+        // First: once the peer has consumed it, no other thread must find that it went too far.
         self.tx
             .published
             .store(self.tx.pushed.load(Relaxed), Relaxed);
+        self.tx.held.store(0, Relaxed);
+        announce(self.segment.word(self.role, at), held);
         self.wakes(Word::WantData)
     }
 
     /// Whether `head` is a position that the peer can have reached; then up to where it has consumed.
     #[inline]
-    fn check_head(&self, head: u64) -> Result<u64, Broken> {
-        let possible = self.tx.consumed.load(Relaxed)..=self.tx.published.load(Relaxed);
+    fn check_head(&self, since: u64, head: u64) -> Result<u64, Broken> {
+        let possible = since..=self.tx.published.load(Relaxed);
         if !possible.contains(&head) || !head.is_multiple_of(8) {
             return Err(Broken);
         }
@@ -227,8 +234,10 @@ impl End {
     /// [`pushed`](Self::pushed). Positions count bytes since the start, headers included.
     #[inline]
     pub fn consumed(&self) -> Result<u64, Broken> {
-        let head = self.check_head(self.theirs(Word::Head).load(Acquire))?;
-        self.tx.consumed.store(head, Relaxed);
+        // Looked at before the peer's word: another thread may look at both in between.
+        let since = self.tx.consumed.load(Acquire);
+        let head = self.check_head(since, self.theirs(Word::Head).load(Acquire))?;
+        self.tx.consumed.fetch_max(head, Release);
         Ok(head)
     }
 
@@ -383,8 +392,9 @@ impl End {
 
     /// Tells the peer up to where we have consumed; true when it slept until it is told, and must be woken.
     fn tell(&self, position: u64) -> bool {
-        announce(self.mine(Word::Head), position);
-        self.rx.released.store(position, Relaxed);
+        // Another thread may have told it of more since: it only rises.
+        announce_max(self.mine(Word::Head), position);
+        self.rx.released.fetch_max(position, Relaxed);
         self.rx.ref_done.store(false, Relaxed);
         self.wakes(Word::WantRoom)
     }
@@ -417,8 +427,7 @@ impl End {
 
     // ---- sleeping
 
-    /// We are about to sleep until there is something to receive: sets our flag, for the peer to see. Returns false, with the
-    /// flag cleared, when there is something already (or the end, or nonsense), or when
+    /// We are about to sleep until there is something to receive: sets our flag, for the peer to see. Returns false when there is something already (or the end, or nonsense), or when
     /// [`release`](Self::release) has to be called first because the peer must be woken.
     #[must_use]
     pub fn sleep_on_data(&self) -> bool {
@@ -437,24 +446,21 @@ impl End {
             || look(self.segment.word(self.role.peer(), at)) != 0
             || look(self.theirs(Word::End)) != OPEN
         {
-            flag.store(0, Relaxed);
-            rx.asleep.store(false, Relaxed);
+            // The flag stays: another thread may sleep by it. At worst it is woken once for nothing.
             return false;
         }
         true
     }
 
-    /// We are about to sleep until the peer has consumed more than up to `position`: sets our flag. Returns false, with the
-    /// flag cleared, when it has already, or when it aborted or wrote nonsense.
+    /// We are about to sleep until the peer has consumed more than up to `position`: sets our flag. Returns false when it has already, or when it aborted or wrote nonsense.
     #[must_use]
     pub fn sleep_on_room(&self, position: u64) -> bool {
         self.tx.asleep.store(true, Relaxed);
         let flag = self.mine(Word::WantRoom);
         announce(flag, 1);
-        let head = self.check_head(look(self.theirs(Word::Head)));
+        let since = self.tx.consumed.load(Acquire);
+        let head = self.check_head(since, look(self.theirs(Word::Head)));
         if head.map_or(true, |head| head > position) || look(self.theirs(Word::End)) >= ABORTED {
-            flag.store(0, Relaxed);
-            self.tx.asleep.store(false, Relaxed);
             return false;
         }
         true

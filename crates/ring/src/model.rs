@@ -86,6 +86,11 @@ pub(crate) fn announce(word: &AtomicU64, value: u64) {
     fence(SeqCst);
 }
 
+pub(crate) fn announce_max(word: &AtomicU64, value: u64) {
+    word.fetch_max(value, Release);
+    fence(SeqCst);
+}
+
 pub(crate) fn look(word: &AtomicU64) -> u64 {
     word.load(Acquire)
 }

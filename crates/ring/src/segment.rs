@@ -186,6 +186,12 @@ pub(crate) fn announce(word: &AtomicU64, value: u64) {
     word.store(value, SeqCst);
 }
 
+/// As [`announce`], but the word only rises.
+#[inline]
+pub(crate) fn announce_max(word: &AtomicU64, value: u64) {
+    word.fetch_max(value, SeqCst);
+}
+
 /// See [`announce`].
 #[inline]
 pub(crate) fn look(word: &AtomicU64) -> u64 {

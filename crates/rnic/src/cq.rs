@@ -324,12 +324,22 @@ impl CqInner {
 
     fn drive_members(&self) {
         self.deferred.store(false, Ordering::Relaxed);
-        let count = self
-            .members
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .len();
-        if count > DIRECT_MEMBERS {
+        let (count, only) = {
+            let members = self
+                .members
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            let only = match members.as_slice() {
+                [one] => one.upgrade(),
+                _ => None,
+            };
+            (members.len(), only)
+        };
+        if let Some(qp) = only
+            && self.armed.load(Ordering::SeqCst) == DISARMED
+        {
+            qp.drive_leased();
+        } else if count > DIRECT_MEMBERS {
             self.for_members(QpInner::flush_deferred);
         } else if self.armed.load(Ordering::SeqCst) == DISARMED {
             self.for_members(QpInner::drive_leased);

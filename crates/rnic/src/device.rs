@@ -187,7 +187,8 @@ impl DeviceBuilder {
         };
         let mut cookie = Box::new([0; 16]);
         getrandom::fill(&mut *cookie).map_err(|_| Error::Invalid("no source of randomness"))?;
-        let engine = Engine::start(cores, local != LocalMode::Off).map_err(Error::os("starting the engine"))?;
+        let engine = Engine::start(cores, local != LocalMode::Off)
+            .map_err(Error::os("starting the engine"))?;
         if matches!(self.transport, Transport::Tcp) {
             stat::open_desk(&engine);
         }

@@ -25,12 +25,16 @@ use crate::stat::Connection;
 /// How often the engine looks at queue pairs that it has lent out: the longest time that work which their owners left
 /// undone has to wait.
 const TICK: Duration = Duration::from_millis(1);
+/// The same while owners have polled without a break for [`STEADY_TICKS`], and have put nothing off: each look takes a
+/// core from somebody who spins.
+const SLOW_TICK: Duration = Duration::from_millis(4);
+const STEADY_TICKS: u32 = 32;
 /// Quiet ticks (all lent queue pairs have a sleeping owner) after which the engine sleeps until it is called.
 const QUIET_TICKS: u32 = 20;
 /// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
 const HOT_SPIN: Duration = Duration::from_micros(10);
 /// Ticks between two looks at whether the peers of polled queue pairs are alive.
-const CHECK_TICKS: u32 = 32;
+const CHECK_TICKS: u32 = 8;
 const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Something with a descriptor that the engine serves.
@@ -88,6 +92,8 @@ pub(crate) struct Engine {
     heart: OnceLock<OwnedFd>,
     /// The engine looks at `lent` every tick; when false, whoever needs that must wake it.
     ticking: AtomicBool,
+    /// It does so at the slow pace; whoever puts work off must wake it.
+    slow: AtomicBool,
     stop: AtomicBool,
     ticks: AtomicU32,
     /// There are cores to spare for spinning.
@@ -106,6 +112,7 @@ impl Engine {
             poked: Mutex::default(),
             heart: OnceLock::new(),
             ticking: AtomicBool::new(false),
+            slow: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             ticks: AtomicU32::new(0),
             spins: cores > 1,
@@ -235,6 +242,14 @@ impl Engine {
         self.keep_ticking();
     }
 
+    /// Work was put off: make sure that lent queue pairs are looked at within a [`TICK`].
+    pub(crate) fn hurry(&self) {
+        if self.slow.load(Ordering::SeqCst) && self.slow.swap(false, Ordering::SeqCst) {
+            self.wake.signal();
+        }
+        self.keep_ticking();
+    }
+
     /// Make sure that lent queue pairs are looked at.
     pub(crate) fn keep_ticking(&self) {
         if !self.ticking.load(Ordering::SeqCst) && !self.ticking.swap(true, Ordering::SeqCst) {
@@ -245,8 +260,9 @@ impl Engine {
     fn run(self: Arc<Self>) {
         let mut events = Vec::with_capacity(64);
         let mut hot: Vec<Arc<QpInner>> = Vec::new();
-        let mut quiet = 0;
+        let (mut quiet, mut steady) = (0, 0);
         let mut next_tick = Instant::now();
+        let mut last_tick = next_tick;
         while !self.stop.load(Ordering::SeqCst) {
             let now = Instant::now();
             let timer = lock(&self.timers)
@@ -255,7 +271,7 @@ impl Engine {
             let tick = self
                 .ticking
                 .load(Ordering::SeqCst)
-                .then(|| next_tick.saturating_duration_since(now).min(TICK));
+                .then(|| next_tick.saturating_duration_since(now));
             let timeout = match (timer, tick) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
@@ -288,8 +304,16 @@ impl Engine {
             self.drive_hot(&mut hot);
             self.run_timers();
             if self.ticking.load(Ordering::SeqCst) && Instant::now() >= next_tick {
-                next_tick = Instant::now() + TICK;
-                self.tick(&mut quiet);
+                let only_polled = self.tick(&mut quiet);
+                steady = if only_polled { steady + 1 } else { 0 };
+                let slow = steady >= STEADY_TICKS;
+                self.slow.store(slow, Ordering::SeqCst);
+                last_tick = Instant::now();
+                next_tick = last_tick + if slow { SLOW_TICK } else { TICK };
+            } else if steady >= STEADY_TICKS && !self.slow.load(Ordering::SeqCst) {
+                // Somebody is in a hurry.
+                steady = 0;
+                next_tick = last_tick + TICK;
             }
         }
         // Sources hold the engine: let them go.
@@ -355,11 +379,12 @@ impl Engine {
         }
     }
 
-    /// Look at what is lent: take back what nobody drives.
-    fn tick(&self, quiet: &mut u32) {
+    /// Look at what is lent: take back what nobody drives. Says whether all of it was polled, and nothing put off.
+    fn tick(&self, quiet: &mut u32) -> bool {
         let lent = std::mem::take(&mut *lock(&self.lent));
         let mut keep = Vec::with_capacity(lent.len());
         let mut active = false;
+        let mut only_polled = !lent.is_empty();
         let ticks = self.ticks.fetch_add(1, Ordering::Relaxed);
         let look = ticks.is_multiple_of(CHECK_TICKS);
         for weak in lent {
@@ -367,13 +392,20 @@ impl Engine {
             match qp.lease_state() {
                 Lease::Polled => {
                     active = true;
+                    only_polled &= !qp.has_deferred();
                     if look {
                         qp.check_peer();
                     }
                     keep.push(weak);
                 }
-                Lease::Asleep => keep.push(weak),
-                Lease::Idle => qp.take_back(),
+                Lease::Asleep => {
+                    only_polled = false;
+                    keep.push(weak);
+                }
+                Lease::Idle => {
+                    only_polled = false;
+                    qp.take_back();
+                }
             }
         }
         *quiet = if active { 0 } else { *quiet + 1 };
@@ -392,6 +424,7 @@ impl Engine {
                 self.ticking.store(true, Ordering::SeqCst);
             }
         }
+        only_polled
     }
 }
 

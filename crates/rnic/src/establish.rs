@@ -26,7 +26,7 @@ use weft_sys::{Event, Interest, tcp};
 use crate::device::{Counted, Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Source, Token};
 use crate::lock::lock;
-use crate::meet::{Answer, Guest, Knock};
+use crate::meet::{Answer, Guest, Knock, same_host};
 use crate::qp::Qp;
 use crate::transport::Link;
 use crate::transport::sim::SimListener;
@@ -68,7 +68,9 @@ pub enum ConnectError {
     #[error("{0}")]
     Invalid(String),
     /// The device takes only connections in shared memory ([`LocalMode::Require`](crate::LocalMode)).
-    #[error("no shared memory with the peer, and nothing else is allowed (WEFT_LOCAL=require): {0}")]
+    #[error(
+        "no shared memory with the peer, and nothing else is allowed (WEFT_LOCAL=require): {0}"
+    )]
     NotLocal(String),
     /// The operating system refused.
     #[error(transparent)]
@@ -515,7 +517,7 @@ pub struct Incoming {
     link: Arc<dyn Link>,
     pending: Option<PendingRequest>,
     early: Vec<u8>,
-    guest: Option<Guest>,
+    guest: Option<Box<Guest>>,
     _permit: Counted,
 }
 
@@ -837,7 +839,7 @@ struct Greeted {
     link: Arc<dyn Link>,
     buf: Vec<u8>,
     permit: Counted,
-    guest: Option<Guest>,
+    guest: Option<Box<Guest>>,
 }
 
 /// An accepted connection whose request is not complete.
@@ -855,10 +857,19 @@ impl Greeting {
         Some((addr.ip().to_canonical(), addr.port()))
     }
 
+    /// Its addresses are both this host's. In containers that share a directory they need not be.
+    fn is_on_our_host(&self) -> bool {
+        let state = lock(&self.state);
+        state.as_ref().is_some_and(|greeted| {
+            let (ours, theirs) = (greeted.link.local_addr(), greeted.link.peer_addr());
+            same_host(ours.ip(), theirs.ip())
+        })
+    }
+
     /// Its initiator is on our host and has said hello.
     fn receive_guest(&self, guest: Guest) {
         if let Some(greeted) = &mut *lock(&self.state) {
-            greeted.guest = Some(guest);
+            greeted.guest = Some(Box::new(guest));
         }
     }
 

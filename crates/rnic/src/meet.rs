@@ -36,6 +36,8 @@ use crate::transport::local::{Joint, LocalLink, RING_BYTES};
 
 /// How long an initiator waits to be welcomed before it goes on over TCP.
 pub(crate) const KNOCK_TIME: Duration = Duration::from_millis(500);
+/// The number of users that our user namespace does not know (`/proc/sys/kernel/overflowuid`).
+const OVERFLOW_UID: u32 = 65_534;
 /// Descriptors of an Attach: heart, table and up to three arenas; a Hello has the segment before them.
 const PARTY_FDS: usize = 5;
 
@@ -275,11 +277,11 @@ fn receive(wire: &OwnedFd) -> Result<Option<(Message, Vec<OwnedFd>)>, Why> {
 
 fn same_user(wire: &OwnedFd) -> Result<Cred, Why> {
     let cred = unix::peer_cred(wire).map_err(why("asking who is there"))?;
-    if cred.uid == process::uid() {
-        Ok(cred)
-    } else {
-        Err("the peer runs as another user".into())
+    // Where user namespaces do not map a user, everybody has this number.
+    if cred.uid != process::uid() || cred.uid == OVERFLOW_UID {
+        return Err("the peer runs as another user".into());
     }
+    Ok(cred)
 }
 
 /// Everything is there: make the link.
@@ -436,7 +438,8 @@ fn half_way(reason: &str) -> io::Error {
     ))
 }
 
-fn same_host(ours: IpAddr, theirs: IpAddr) -> bool {
+/// Whether a connection between these addresses stays on this host, as far as addresses tell.
+pub(crate) fn same_host(ours: IpAddr, theirs: IpAddr) -> bool {
     let (ours, theirs) = (ours.to_canonical(), theirs.to_canonical());
     ours == theirs || theirs.is_loopback()
 }

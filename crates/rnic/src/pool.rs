@@ -24,7 +24,7 @@ impl Pool {
     }
     pub(crate) fn put_rx(&self, buffer: Box<[u8]>) {
         let mut pool = lock(&self.rx);
-        if pool.len() < KEEP {
+        if pool.len() < KEEP && buffer.len() == BUFFER_LEN {
             pool.push(buffer);
         }
     }

@@ -8,9 +8,22 @@ use tracing::level_filters::LevelFilter;
 use crate::cmd;
 use crate::failure::{EXIT_CODES, Failure};
 
+const ENVIRONMENT: &str = "\
+Environment (the first three of every program that uses the weft libraries):
+  WEFT_LOCAL      Whether processes of this host and user meet in shared memory: `off`, never;
+                  `auto` (the default), where both can; `require`, or the connection fails
+  WEFT_LOCAL_DIR  A directory that containers share, where they find each other from network
+                  namespaces of their own
+  WEFT_STAT       `off`: do not answer `weft stat`
+  WEFT_LOG        What is logged to stderr: `off`, `error`, `warn`, `info`, `debug`, `trace`";
+
+fn after() -> String {
+    format!("{ENVIRONMENT}\n\n{EXIT_CODES}")
+}
+
 /// RDMA on any machine: no RNIC, no kernel module, no root.
 #[derive(Debug, Parser)]
-#[command(name = "weft", version, propagate_version = true, after_long_help = EXIT_CODES)]
+#[command(name = "weft", version, propagate_version = true, after_long_help = after())]
 pub struct Cli {
     /// Options of every subcommand.
     #[command(flatten)]

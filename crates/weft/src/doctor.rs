@@ -1,5 +1,7 @@
 //! What this machine allows, and what each lack costs.
 
+pub mod same_host;
+
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -100,8 +102,11 @@ impl Check {
     }
 }
 
-/// Runs every check.
-pub fn all() -> Vec<Check> {
+/// Why a check could not be made.
+pub type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs every check; `peer` is who the same-host transport is tried with.
+pub fn all(peer: same_host::Peer<'_>) -> Vec<Check> {
     let mut checks = vec![
         rdma(),
         cpus(),
@@ -112,6 +117,7 @@ pub fn all() -> Vec<Check> {
         io_uring(),
         ipv6(),
     ];
+    checks.extend(same_host::checks(peer));
     checks.extend(
         [
             ("cp port", cp::DEFAULT_PORT),
@@ -294,7 +300,7 @@ fn filtered() -> bool {
 fn memory_access() -> Check {
     const NAME: &str = "same-user memory access";
     const COST: &str = "processes of one host cannot copy straight from each other's memory; \
-                        they use shared segments or TCP, with one copy more";
+                        memory that is not the library's own is copied once more";
     let scope = read_number("/proc/sys/kernel/yama/ptrace_scope");
     let root = rustix::process::geteuid().is_root();
     match (read_child(), scope) {
@@ -333,7 +339,7 @@ fn descriptors() -> Check {
     let limit = getrlimit(Resource::Nofile);
     let show = |v: Option<u64>| v.map_or("no limit".to_owned(), |n| n.to_string());
     let finding = format!(
-        "{} now, {} at most; a connection takes one",
+        "{} now, {} at most; a connection takes one, with a peer of this host two",
         show(limit.current),
         show(limit.maximum)
     );
@@ -459,8 +465,8 @@ mod tests {
 
     #[test]
     fn every_lack_has_its_cost_and_remedy() {
-        let checks = all();
-        assert!(checks.len() >= 10);
+        let checks = all(same_host::Peer::Thread);
+        assert!(checks.len() >= 16);
         for check in &checks {
             assert!(!check.finding.is_empty(), "{}", check.name);
             let lack = check.verdict != Verdict::Ok;

@@ -495,3 +495,31 @@ fn once_ends_with_the_first_senders_outcome() {
     );
     assert_eq!(listener.wait(), Some(1));
 }
+
+#[test]
+fn the_summary_says_what_carried_it() {
+    let (src, dst) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = src.path().join("file");
+    std::fs::write(&file, [7; 5000]).unwrap();
+    let listener = Listener::start(dst.path(), &[]);
+    let cp = |mode: &str, options: &[&str]| {
+        let out = Output::of(
+            weft()
+                .env("WEFT_LOCAL", mode)
+                .arg("cp")
+                .args(options)
+                .args([file.to_str().unwrap(), &listener.target("")]),
+        );
+        out.ok();
+        out.stdout
+    };
+    let text = cp("require", &[]);
+    assert!(text.contains(" over shared memory, CPU"), "{text}");
+    let text = cp("off", &[]);
+    assert!(text.contains(" over TCP, CPU"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&cp("auto", &["--json"])).unwrap();
+    assert_eq!(json["transport"], "local", "{json}");
+    assert_eq!(json["reason"], serde_json::Value::Null);
+    let json: serde_json::Value = serde_json::from_str(&cp("off", &["--json"])).unwrap();
+    assert_eq!(json["transport"], "tcp", "{json}");
+}

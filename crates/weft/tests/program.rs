@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::{Output, names, weft};
 
 #[test]
@@ -12,11 +14,16 @@ fn help_names_every_subcommand_and_the_exit_codes() {
         "cp",
         "hello",
         "bench",
+        "stat",
         "doctor",
         "demo",
         "man",
         "completion",
         "Exit status",
+        "Environment",
+        "WEFT_LOCAL ",
+        "WEFT_LOCAL_DIR",
+        "WEFT_STAT",
         "  3  ",
     ] {
         assert!(out.stdout.contains(word), "{word}: {}", out.stdout);
@@ -49,7 +56,9 @@ fn manual_pages() {
     let out = Output::of(weft().arg("man"));
     out.ok();
     assert!(
-        out.stdout.contains(".TH weft 1") && out.stdout.contains("doctor"),
+        [".TH weft 1", "doctor", "WEFT_LOCAL_DIR"]
+            .iter()
+            .all(|word| out.stdout.contains(word)),
         "{}",
         out.stdout
     );
@@ -62,6 +71,7 @@ fn manual_pages() {
         "weft-hello.1",
         "weft-bench.1",
         "weft-doctor.1",
+        "weft-stat.1",
     ] {
         assert!(pages.iter().any(|p| p == page), "{page} in {pages:?}");
     }
@@ -108,6 +118,7 @@ fn hello_in_one_process_and_in_two() {
     std::io::Read::read_to_string(&mut stdout, &mut rest).unwrap();
     assert!(responder.wait().unwrap().success());
     assert!(rest.contains("the buffer holds \"Hello iWARP!\""), "{rest}");
+    assert!(rest.contains("connected over shared memory"), "{rest}");
     let out = Output::of(weft().args(["hello", &addr]));
     assert_eq!(out.code, 3, "nobody is there any more: {}", out.stderr);
 }
@@ -168,10 +179,78 @@ fn doctor_as_table_and_json() {
         .lines()
         .map(|l| serde_json::from_str(l).unwrap())
         .collect();
-    assert!(checks.len() >= 12);
+    assert!(checks.len() >= 18);
     assert!(
         checks
             .iter()
             .all(|c| c["verdict"] == "OK" || !c["remedy"].as_str().unwrap().is_empty())
     );
+}
+
+#[test]
+fn hello_says_why_it_is_on_tcp() {
+    let out = Output::of(weft().arg("hello").env("WEFT_LOCAL", "off"));
+    out.ok();
+    assert!(out.stdout.contains("connected over TCP"), "{}", out.stdout);
+}
+
+/// The verdict and the finding of one of the doctor's checks.
+fn diagnosis(doctor: &mut Command, check: &str) -> (String, String) {
+    let out = Output::of(doctor);
+    let checks = out.stdout.lines().map(|l| serde_json::from_str(l).unwrap());
+    let check: serde_json::Value = checks
+        .into_iter()
+        .find(|c: &serde_json::Value| c["check"] == check)
+        .unwrap();
+    let text = |key: &str| check[key].as_str().unwrap().to_owned();
+    (text("verdict"), text("finding"))
+}
+
+#[test]
+fn the_doctor_tries_the_same_host_transport() {
+    let json = || {
+        let mut doctor = weft();
+        doctor.args(["doctor", "--json"]);
+        doctor
+    };
+    let (verdict, finding) = diagnosis(&mut json(), "same-host transport");
+    assert!(finding.contains("rings"), "{finding}");
+    // Where other processes may not be traced, that part is missed and named.
+    assert_eq!(verdict == "OK", !finding.contains("does not"), "{finding}");
+
+    let (verdict, _) = diagnosis(json().env("WEFT_LOCAL", "off"), "WEFT_LOCAL");
+    assert_eq!(verdict, "WARN");
+    let (verdict, finding) = diagnosis(json().env("WEFT_LOCAL", "on"), "WEFT_LOCAL");
+    assert_eq!(verdict, "MISSING");
+    assert!(finding.contains("off, auto or require"), "{finding}");
+    let (verdict, finding) = diagnosis(
+        json().env("WEFT_LOCAL_DIR", "/nowhere/at/all"),
+        "WEFT_LOCAL",
+    );
+    assert_eq!(verdict, "WARN");
+    assert!(finding.contains("No such file"), "{finding}");
+
+    // Without long files there are no arenas: the doctor sees the cause and the effect.
+    let limited = || {
+        let mut shell = Command::new("sh");
+        shell.args([
+            "-c",
+            "ulimit -f 1000; exec \"$0\" doctor --json",
+            env!("CARGO_BIN_EXE_weft"),
+        ]);
+        shell
+    };
+    let (verdict, finding) = diagnosis(&mut limited(), "shared memory limits");
+    assert_eq!(verdict, "WARN");
+    assert!(finding.contains("RLIMIT_FSIZE"), "{finding}");
+    let (verdict, finding) = diagnosis(&mut limited(), "same-host transport");
+    assert_eq!(verdict, "WARN");
+    assert!(finding.contains("stayed on TCP"), "{finding}");
+}
+
+#[test]
+fn the_other_half_of_the_doctor_needs_a_doctor() {
+    let out = Output::of(weft().args(["doctor", "--peer", "127.0.0.1:1"]));
+    assert_eq!(out.code, 1);
+    assert!(out.stderr.contains("weft: "), "{}", out.stderr);
 }

@@ -82,6 +82,42 @@ impl Stream {
         }
     }
 
+    /// Whether a work request posted now would be the only one, and could start: nothing is queued, outstanding or
+    /// owed to the peer.
+    pub fn is_idle(&self) -> bool {
+        self.state == State::Open
+            && !self.hold
+            && self.cut == Cut::Idle
+            && self.sq.is_empty()
+            && self.outstanding.is_empty()
+            && self.responses.is_empty()
+    }
+
+    /// The header of a Send of one segment that the caller sends, and completes, at once: it is not entered in the queue.
+    /// Only while [`is_idle`](Self::is_idle).
+    pub fn send_at_once(&mut self, solicited: bool, hdr: &mut [u8; MAX_HEADER]) -> usize {
+        let msn = self.send_msn;
+        self.send_msn = msn.wrapping_add(1);
+        let opcode = if solicited {
+            Opcode::SendSe
+        } else {
+            Opcode::Send
+        };
+        emit(&queue_0(opcode, msn), hdr)
+    }
+
+    /// As [`send_at_once`](Self::send_at_once): an Immediate Data message.
+    pub fn immediate_at_once(
+        &mut self,
+        imm: u64,
+        solicited: bool,
+        hdr: &mut [u8; MAX_HEADER],
+    ) -> usize {
+        let msn = self.send_msn;
+        self.send_msn = msn.wrapping_add(1);
+        emit_immediate(imm, solicited, msn, hdr)
+    }
+
     /// Goes on with the message under way, or chooses the next.
     pub(super) fn choose(&self) -> Option<Cut> {
         if self.cut != Cut::Idle {
@@ -259,23 +295,8 @@ impl Stream {
     /// An Immediate Data message, the end of its work request.
     fn cut_immediate(&mut self, imm: u64, solicited: bool, hdr: &mut [u8; MAX_HEADER]) -> Tx {
         let seq = self.next;
-        let msn = self.send_msn;
-        let opcode = if solicited {
-            Opcode::ImmediateSe
-        } else {
-            Opcode::Immediate
-        };
-        self.send_msn = msn.wrapping_add(1);
+        let header_len = self.immediate_at_once(imm, solicited, hdr);
         self.finish_wr();
-        let header = Header::Untagged(Untagged {
-            opcode,
-            last: true,
-            invalidate: 0,
-            qn: QN_SEND,
-            msn,
-            mo: 0,
-        });
-        let header_len = emit_control(&header, hdr, |body| *body = imm.to_be_bytes());
         Tx {
             header_len,
             payload: Payload::None,
@@ -408,6 +429,27 @@ const fn request_header(opcode: Opcode, msn: u32) -> Header {
         msn,
         mo: 0,
     })
+}
+
+/// The header of a message of one segment on queue 0.
+const fn queue_0(opcode: Opcode, msn: u32) -> Header {
+    Header::Untagged(Untagged {
+        opcode,
+        last: true,
+        invalidate: 0,
+        qn: QN_SEND,
+        msn,
+        mo: 0,
+    })
+}
+
+fn emit_immediate(imm: u64, solicited: bool, msn: u32, hdr: &mut [u8; MAX_HEADER]) -> usize {
+    let opcode = if solicited {
+        Opcode::ImmediateSe
+    } else {
+        Opcode::Immediate
+    };
+    emit_control(&queue_0(opcode, msn), hdr, |body| *body = imm.to_be_bytes())
 }
 
 fn emit_terminate(terminate: &Terminate, hdr: &mut [u8; MAX_HEADER]) -> Tx {

@@ -37,7 +37,10 @@ pub(super) struct Entrance {
 /// Open the doors of a listener. Without any, its connections stay on TCP.
 pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<ListenerInner>) -> Vec<Arc<Entrance>> {
     let names = Names::at(listener.addr, device.local_dir.as_deref());
-    let abstracts = names.abstracts.iter().map(|name| (Name::Abstract(name), None));
+    let abstracts = names
+        .abstracts
+        .iter()
+        .map(|name| (Name::Abstract(name), None));
     let paths = names
         .paths
         .iter()
@@ -58,7 +61,9 @@ pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<ListenerInner>) -> 
                 .register(source, entrance.fd.as_fd(), Interest::READ)?;
             let _ = entrance.token.set(token);
             // An event before the token was there found nothing to arm with.
-            device.engine.arm(token, entrance.fd.as_fd(), Interest::READ);
+            device
+                .engine
+                .arm(token, entrance.fd.as_fd(), Interest::READ);
             Ok(entrance)
         });
         match opened {
@@ -241,6 +246,7 @@ fn find(device: &DeviceInner, from: SocketAddr) -> Option<Arc<Greeting>> {
         .rev()
         .filter_map(Weak::upgrade)
         .find(|greeting| greeting.peer() == Some(wanted))
+        .filter(|greeting| device.local_dir.is_some() || greeting.is_on_our_host())
 }
 
 impl Source for Call {

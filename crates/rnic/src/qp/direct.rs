@@ -32,7 +32,7 @@ pub(super) enum Barrier {
 }
 
 /// What came of trying.
-enum Outcome {
+pub(super) enum Outcome {
     /// It goes through the ring.
     NotDirect,
     Done,
@@ -85,7 +85,7 @@ impl QpInner {
         }
     }
 
-    fn one_sided(&self, wr: &SendWr, local: &LocalLink) -> Outcome {
+    pub(super) fn one_sided(&self, wr: &SendWr, local: &LocalLink) -> Outcome {
         match wr.op {
             SendOp::Write { remote } => self.write_directly(wr, remote, local, Outcome::Done),
             SendOp::WriteImm { remote, .. } => {
@@ -99,7 +99,7 @@ impl QpInner {
         }
     }
 
-    fn spans_of(&self, wr: &SendWr, need: Access) -> Option<SmallVec<[Span; 2]>> {
+    pub(super) fn spans_of(&self, wr: &SendWr, need: Access) -> Option<SmallVec<[Span; 2]>> {
         wr.sges
             .iter()
             .filter(|sge| sge.len > 0)

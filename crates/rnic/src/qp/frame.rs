@@ -50,11 +50,16 @@ impl Frame {
         }
     }
 
+    /// The header of a frame on shared memory.
+    pub(super) fn local_header(ulpdu_len: usize) -> [u8; LOCAL_HEADER_LEN] {
+        (ulpdu_len as u32).to_le_bytes()
+    }
+
     /// Append the header.
     pub(super) fn emit(self, ulpdu_len: usize, out: &mut Vec<u8>) {
         match self {
             Frame::Mpa => out.extend_from_slice(&(ulpdu_len as u16).to_be_bytes()),
-            Frame::Local => out.extend_from_slice(&(ulpdu_len as u32).to_le_bytes()),
+            Frame::Local => out.extend_from_slice(&Self::local_header(ulpdu_len)),
         }
     }
 

@@ -126,13 +126,17 @@ impl Qp {
     }
 
     /// Post sends. The first post after a poll goes out before this returns (as far as the transport takes it);
-    /// a run of small ones without a poll between them is sent in batches, at the latest after a millisecond.
+    /// a run of small ones without a poll between them is sent in batches, at the latest after a few milliseconds.
     ///
     /// # Errors
     /// [`PostError`] names the first request that was refused. On a queue pair in the error state requests are
     /// taken, and flushed.
     pub fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
-        self.0.post_send(wrs.iter().cloned())
+        let done = self.0.post_promptly(wrs);
+        if done == wrs.len() {
+            return Ok(());
+        }
+        self.0.post_send(done, wrs[done..].iter().cloned())
     }
 
     /// Post one send, see [`Qp::post_send`].
@@ -140,7 +144,10 @@ impl Qp {
     /// # Errors
     /// As [`Qp::post_send`], index 0.
     pub fn post_send_one(&self, wr: SendWr) -> Result<(), PostError> {
-        self.0.post_send(std::iter::once(wr))
+        if self.0.post_promptly(std::slice::from_ref(&wr)) == 1 {
+            return Ok(());
+        }
+        self.0.post_send(0, std::iter::once(wr))
     }
 
     /// Post receives. They are taken in order, one a message.

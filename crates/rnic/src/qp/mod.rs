@@ -15,6 +15,7 @@ mod direct;
 mod end;
 mod frame;
 mod handle;
+mod prompt;
 mod rx;
 mod stat;
 mod tx;
@@ -234,7 +235,11 @@ impl QpInner {
                 Interest::READ,
             )?;
             let since = Instant::now();
-            if self.connected.set(Connected { link, token, since }).is_err() {
+            if self
+                .connected
+                .set(Connected { link, token, since })
+                .is_err()
+            {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
                     "the queue pair has been connected before",
@@ -290,7 +295,11 @@ impl QpInner {
         }
     }
 
-    fn post_send(self: &Arc<Self>, wrs: impl Iterator<Item = SendWr>) -> Result<(), PostError> {
+    fn post_send(
+        self: &Arc<Self>,
+        first: usize,
+        wrs: impl Iterator<Item = SendWr>,
+    ) -> Result<(), PostError> {
         if !matches!(self.state(), QpState::Rts | QpState::Error) {
             return Err(PostError {
                 index: 0,
@@ -302,7 +311,7 @@ impl QpInner {
         let mut bytes = 0u32;
         {
             let mut inbox = lock(&self.inbox);
-            for (index, wr) in wrs.enumerate() {
+            for (index, wr) in (first..).zip(wrs) {
                 match self.check_post(&wr) {
                     Ok(len) => {
                         bytes = bytes.saturating_add(len);
@@ -370,7 +379,7 @@ impl QpInner {
         {
             self.send_cq.deferred.store(true, Ordering::Relaxed);
             self.recv_cq.deferred.store(true, Ordering::Relaxed);
-            self.engine().keep_ticking();
+            self.engine().hurry();
             return;
         }
         self.drive(false);
@@ -393,7 +402,9 @@ impl QpInner {
             Ordering::Relaxed,
         );
         self.take_lease();
-        self.deferred.store(0, Ordering::SeqCst);
+        if self.deferred.load(Ordering::SeqCst) != 0 {
+            self.deferred.store(0, Ordering::SeqCst);
+        }
         self.drive(true);
     }
 
@@ -484,6 +495,11 @@ impl QpInner {
         }
     }
 
+    /// Work was put off until the next poll.
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.deferred.load(Ordering::SeqCst) > 1
+    }
+
     /// No owner sleeps on the socket.
     pub(crate) fn is_awake(&self) -> bool {
         self.waiters.load(Ordering::SeqCst) == 0
@@ -563,12 +579,20 @@ impl QpInner {
     fn drive(self: &Arc<Self>, receive: bool) -> Drive {
         let mut moved = false;
         let mut receive = receive;
-        self.pending.store(true, Ordering::SeqCst);
         loop {
-            let Some(core) = try_lock(&self.core) else {
+            let core = try_lock(&self.core).or_else(|| {
+                // The holder looks at this after letting go; it may have let go just before.
+                self.pending.store(true, Ordering::SeqCst);
+                try_lock(&self.core)
+            });
+            let Some(core) = core else {
                 return if moved { Drive::Moved } else { Drive::Busy };
             };
-            self.pending.store(false, Ordering::SeqCst);
+            if self.pending.load(Ordering::SeqCst) {
+                self.pending.store(false, Ordering::SeqCst);
+                // Others count on us for what they came for.
+                receive = true;
+            }
             moved |= self.hold(core, |core| self.progress(core, receive));
             if !self.pending.load(Ordering::SeqCst) {
                 return if moved { Drive::Moved } else { Drive::Still };
@@ -590,7 +614,11 @@ impl QpInner {
         let out = f(&mut core);
         let ended = if ended_before { None } else { core.ended };
         let blocked = core.tx.blocked();
-        let was_blocked = self.tx_blocked.swap(blocked, Ordering::SeqCst);
+        // Written under the lock alone.
+        let was_blocked = self.tx_blocked.load(Ordering::SeqCst);
+        if blocked != was_blocked {
+            self.tx_blocked.store(blocked, Ordering::SeqCst);
+        }
         drop(core);
         if blocked && !was_blocked {
             self.watch_for_room();

@@ -30,6 +30,8 @@ const WHOLE: usize = 256;
 const BULK: usize = 16 * 1024;
 /// Rounds of one drive, so that one connection cannot keep the others waiting.
 const ROUNDS: u32 = 32;
+/// Staging buffer of a connection on shared memory, in bytes: longer payloads have their place when they are fetched.
+const LOCAL_STAGE: usize = 8 * 1024;
 /// What is left at the end of a drive is kept in a small buffer of its own up to this size.
 const KEEP_SMALL: usize = 256;
 
@@ -147,6 +149,11 @@ impl Rx {
 
     /// Borrow the buffer, with what was left over at its front.
     fn borrow(&mut self, pool: &Pool) {
+        if self.buf.is_none() && self.frame == Frame::Local {
+            // Its own, and kept: on shared memory two locks would be felt.
+            self.buf = Some(vec![0; LOCAL_STAGE].into_boxed_slice());
+            (self.start, self.end) = (0, 0);
+        }
         if self.buf.is_none() {
             let mut buf = pool.get_rx();
             let n = self.small.len().min(buf.len());
@@ -159,7 +166,8 @@ impl Rx {
 
     /// Give the buffer back if there is little in it.
     fn give_back(&mut self, pool: &Pool) {
-        if self.end - self.start <= KEEP_SMALL
+        if self.frame == Frame::Mpa
+            && self.end - self.start <= KEEP_SMALL
             && let Some(buf) = self.buf.take()
         {
             self.small = SmallVec::from_slice(&buf[self.start..self.end]);
@@ -399,7 +407,18 @@ impl QpInner {
         };
         // The whole segment is checked before its first byte is placed.
         let here = payload.len().min(len as usize);
-        if len > 0 {
+        if let (true, Target::Recv { mo: 0 }, Some([sge])) = (
+            whole && len > 0,
+            target,
+            core.rx.recv.as_ref().map(|wr| wr.sges.as_slice()),
+        ) {
+            // The common case, without keeping the region: one piece into one buffer.
+            let table = &self.device.table;
+            table
+                .copy_local_in(self.pd.id, sge.lkey, sge.addr, &payload[..here])
+                .map_err(|_| Stop::Recv(Fault::LocalCatastrophic, WcStatus::LocProtErr))?;
+            core.ledger.rx_copied += here as u64;
+        } else if len > 0 {
             let spans = self.spans(core, target, len)?;
             let mut from = &payload[..here];
             for span in &spans {

@@ -28,7 +28,7 @@ use crate::types::{Ledger, SendOp, Sge, WcStatus};
 use weft_wire::rdmap::TermError;
 
 /// Payloads up to this are copied: cheaper than another entry in the list.
-const COPY_MAX: u32 = 2048;
+pub(super) const COPY_MAX: u32 = 2048;
 /// A flight is not made longer once it has this many bytes.
 const FLIGHT_BYTES: usize = 1 << 20;
 /// The same with CRC: what was copied should still be in the second-level cache when the kernel reads it.
@@ -86,6 +86,8 @@ pub(super) struct Tx {
     blocked: bool,
     terminate: u32,
     barrier: Barrier,
+    /// For frames that are sent while they are posted.
+    small: Vec<u8>,
     /// Memory that the transport still reads, by the position in the stream up to which it does.
     held: VecDeque<(u64, Held)>,
 }
@@ -129,6 +131,17 @@ impl Tx {
         self.marks = VecDeque::new();
         self.blocked = false;
         pool.put_tx(std::mem::take(&mut self.scratch));
+    }
+
+    /// A buffer for one small frame.
+    pub(super) fn small(&mut self) -> &mut Vec<u8> {
+        &mut self.small
+    }
+
+    /// So many bytes went out beside the flights.
+    pub(super) fn sent_promptly(&mut self, n: usize) {
+        self.built += n as u64;
+        self.sent += n as u64;
     }
 
     /// Whether work may be done directly now, before what is in the ring.

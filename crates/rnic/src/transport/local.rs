@@ -63,6 +63,8 @@ pub(crate) struct LocalLink {
     /// References that are out, oldest first, and how many, for a look without the lock.
     lending: Mutex<VecDeque<Lent>>,
     lent: AtomicUsize,
+    /// How far the peer had come when the ring last was full: room means that it has come further.
+    blocked_at: AtomicU64,
     /// Somebody may have been woken since the wire was drained.
     watched: AtomicBool,
     dead: AtomicBool,
@@ -80,6 +82,7 @@ impl LocalLink {
             stream: AtomicU64::new(0),
             lending: Mutex::default(),
             lent: AtomicUsize::new(0),
+            blocked_at: AtomicU64::new(0),
             watched: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             finished: AtomicBool::new(false),
@@ -103,9 +106,7 @@ impl LocalLink {
         let start = Instant::now();
         while self.joint.end.peer_mark() != 0 && !self.is_dead() {
             if start.elapsed() > TOUCH_WAIT {
-                tracing::warn!(
-                    "the peer goes on touching memory of a connection that has ended"
-                );
+                tracing::warn!("the peer goes on touching memory of a connection that has ended");
                 return;
             }
             weft_sys::thread::sched_yield();
@@ -124,6 +125,27 @@ impl LocalLink {
     /// See whether the wire has ended. Takes wake-ups off it: what they are about is to be looked at next.
     pub(crate) fn check(&self) {
         self.drain_wire();
+    }
+
+    /// The ring takes a frame of this size.
+    pub(crate) fn has_room(&self, n: usize) -> bool {
+        !self.is_dead() && self.joint.end.fits(n) == Ok(true)
+    }
+
+    /// Put a frame into the ring that has room for it; [`LocalLink::flush`] shows it to the peer. How many bytes it took.
+    pub(crate) fn push_frame(&self, list: &SendList<'_>) -> usize {
+        // What breaks here breaks again at the next send, and ends the connection there.
+        let n = self.joint.end.push(list, 0, list.len_bytes()).unwrap_or(0);
+        let stream = self.stream.load(Ordering::Relaxed) + n as u64;
+        self.stream.store(stream, Ordering::Relaxed);
+        n
+    }
+
+    /// Show the peer what was put into the ring.
+    pub(crate) fn flush(&self) {
+        if self.joint.end.publish() {
+            self.wake();
+        }
     }
 
     /// References that the peer has not pulled are out.
@@ -188,29 +210,36 @@ impl LocalLink {
         })
     }
 
-    /// Put bytes and references into the ring; how many bytes of the stream it took.
-    fn push(&self, list: &SendList<'_>) -> Result<usize, Broken> {
+    /// Put bytes and references into the ring, from byte `from` of the list on; how many bytes of the stream it took.
+    fn push(&self, list: &SendList<'_>, from: usize) -> Result<usize, Broken> {
         let end = &self.joint.end;
-        if list.len_bytes() < REF_MAPPED {
-            return end.push(list, 0, list.len_bytes());
+        let total = list.len_bytes();
+        if total < REF_MAPPED {
+            return end.push(list, from, total - from);
         }
         let base = self.stream.load(Ordering::Relaxed);
-        let (mut done, mut bytes) = (0, 0);
+        // Bytes before `done` are in the ring, those up to `at` are to be copied there.
+        let (mut done, mut at) = (from, 0);
         for piece in list.pieces() {
-            let Some(reference) = self.reference(piece.place, piece.len) else {
-                bytes += piece.len;
+            let start = at;
+            at += piece.len;
+            if at <= done {
+                continue;
+            }
+            let Some(reference) = self
+                .reference(piece.place, piece.len)
+                .filter(|_| start >= done)
+            else {
                 continue;
             };
-            if bytes > 0 {
-                let n = end.push(list, done, bytes)?;
-                done += n;
-                if n < bytes {
-                    return Ok(done);
+            if start > done {
+                done += end.push(list, done, start - done)?;
+                if done < start {
+                    return Ok(done - from);
                 }
-                bytes = 0;
             }
             if !end.push_ref(reference)? {
-                return Ok(done);
+                return Ok(done - from);
             }
             let mut lending = lock(&self.lending);
             lending.push_back(Lent {
@@ -218,12 +247,12 @@ impl LocalLink {
                 stream: base + done as u64,
             });
             self.lent.store(lending.len(), Ordering::Relaxed);
-            done += piece.len;
+            done = at;
         }
-        if bytes > 0 {
-            done += end.push(list, done, bytes)?;
+        if done < total {
+            done += end.push(list, done, total - done)?;
         }
-        Ok(done)
+        Ok(done - from)
     }
 
     fn pull(&self, from: Ref, list: &mut RecvList<'_>, skip: usize) -> io::Result<usize> {
@@ -272,10 +301,7 @@ impl LocalLink {
 }
 
 fn broken(_: Broken) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        "the peer broke the shared ring",
-    )
+    io::Error::new(io::ErrorKind::InvalidData, "the peer broke the shared ring")
 }
 
 impl Reader for LocalLink {
@@ -289,7 +315,13 @@ impl Link for LocalLink {
         if self.is_dead() || self.joint.end.peer_aborted() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        let n = self.push(list).map_err(broken)?;
+        let mut n = self.push(list, 0).map_err(broken)?;
+        if n < list.len_bytes() {
+            // Looked at before the second try: if that falls short too, there is no room before the peer has moved on.
+            let consumed = self.joint.end.consumed().map_err(broken)?;
+            self.blocked_at.store(consumed, Ordering::Relaxed);
+            n += self.push(list, n).map_err(broken)?;
+        }
         let stream = self.stream.load(Ordering::Relaxed) + n as u64;
         self.stream.store(stream, Ordering::Relaxed);
         if self.joint.end.publish() {
@@ -326,7 +358,7 @@ impl Link for LocalLink {
         self.watched.store(true, Ordering::SeqCst);
         let mut quiet = !self.is_dead() && end.sleep_on_data();
         if interest.contains(Interest::WRITE) {
-            quiet &= end.sleep_on_room(self.consumed());
+            quiet &= end.sleep_on_room(self.blocked_at.load(Ordering::Relaxed));
         } else if self.lends() {
             let first = lock(&self.lending).front().map(|lent| lent.ring);
             quiet &= first.is_none_or(|ring| end.sleep_on_room(ring - 1));

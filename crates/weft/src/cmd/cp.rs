@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
-use super::say;
+use super::{carrier, say};
 use crate::cli::Global;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
@@ -97,7 +97,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
-    /// Print the summary as a JSON object: files, bytes, held, seconds, `cpu_s`, `peer_cpu_s`
+    /// Print the summary as a JSON object: files, bytes, held, seconds, `cpu_s`, `peer_cpu_s`, transport, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
@@ -303,6 +303,8 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             "seconds": took.as_secs_f64(),
             "cpu_s": cpu_time().as_secs_f64(),
             "peer_cpu_s": report.peer_cpu.as_secs_f64(),
+            "transport": report.path.as_ref().map(|path| path.transport),
+            "reason": report.path.as_ref().and_then(|path| path.reason.as_deref()),
         }));
     } else if !global.quiet {
         say(summary(&report, took));
@@ -319,8 +321,11 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
 }
 
 fn summary(report: &Report, took: Duration) -> String {
+    let via = report.path.as_ref().map_or(String::new(), |path| {
+        format!(" over {}", carrier(path.transport))
+    });
     let mut line = format!(
-        "{}, CPU {:.2} s here and {:.2} s there",
+        "{}{via}, CPU {:.2} s here and {:.2} s there",
         speed(report.written, report.bytes, took),
         cpu_time().as_secs_f64(),
         report.peer_cpu.as_secs_f64()

@@ -1,6 +1,8 @@
 //! `weft doctor`.
 
-use crate::doctor;
+use std::net::SocketAddr;
+
+use crate::doctor::{self, same_host};
 use crate::failure::{Exit, Failure};
 
 /// Options of `weft doctor`.
@@ -9,11 +11,22 @@ pub struct Args {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
+    /// Be the other process of the check of the same-host transport
+    #[arg(long, value_name = "ADDR:PORT", hide = true, exclusive = true)]
+    peer: Option<SocketAddr>,
 }
 
 /// Prints what the machine allows; fails only when something essential is missing.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let checks = doctor::all();
+    if let Some(addr) = args.peer {
+        let probe = same_host::probe(addr).map_err(|e| Failure::failed(e.to_string()))?;
+        super::say(probe);
+        return Ok(Exit::Ok);
+    }
+    let program = std::env::current_exe().map_err(|e| {
+        Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
+    })?;
+    let checks = doctor::all(same_host::Peer::Program(&program));
     if args.json {
         for check in &checks {
             super::say(check.json());

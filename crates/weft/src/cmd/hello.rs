@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Wc};
 
-use super::say;
+use super::{carrier, say};
 use crate::failure::{Exit, Failure};
 
 /// The port that `weft hello` uses unless told.
@@ -90,6 +90,14 @@ fn failed(who: &str, e: &Error) -> Failure {
     }
 }
 
+fn say_path(who: &str, ctx: &Context) {
+    if let Some(path) = ctx.qp().and_then(weft_verbs::Qp::path) {
+        let over = carrier(path.transport);
+        let why = path.reason.map_or(String::new(), |why| format!(" ({why})"));
+        say(format_args!("{who}: connected over {over}{why}"));
+    }
+}
+
 fn responder(listener: &Listener) -> Result<(), Error> {
     let mut ctx = listener.listen()?;
     let data = ctx.lmr_create(BUFFER, Access::REMOTE_WRITE | Access::REMOTE_READ)?;
@@ -97,6 +105,7 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     // The initiator's final Send needs a receive: it is posted before the initiator can know of the buffer.
     ctx.post_recv_lmr(&ctrl, 0, 1)?;
     ctx.accept()?;
+    say_path("responder", &ctx);
     ctx.post_send_adv(&data)?;
     say(format_args!(
         "responder: advertised {BUFFER} bytes to the initiator"
@@ -115,6 +124,7 @@ fn initiator(addr: String) -> Result<(), Error> {
     let mut ctx = Context::alloc(addr)?;
     ctx.post_recv_adv()?;
     ctx.connect()?;
+    say_path("initiator", &ctx);
     let src = ctx.lmr_register(TEXT.to_vec(), Access::LOCAL_WRITE)?;
     let dst = ctx.lmr_create(TEXT.len(), Access::LOCAL_WRITE)?;
     let rmr = ctx.wait_recv_adv()?;

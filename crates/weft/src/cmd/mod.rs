@@ -9,6 +9,16 @@ pub mod hello;
 pub mod man;
 pub mod stat;
 
+/// What carries a connection, in words.
+pub(crate) fn carrier(transport: &str) -> &str {
+    match transport {
+        "local" => "shared memory",
+        "tcp" => "TCP",
+        "plain-tcp" => "plain TCP",
+        other => other,
+    }
+}
+
 /// Prints a line to stdout; a reader that has gone is not an error.
 pub(crate) fn say(line: impl std::fmt::Display) {
     use std::io::Write;

@@ -64,23 +64,28 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             // All that were to be watched have ended.
             return Ok(Exit::Ok);
         }
+        let mute = args.pids.iter().find(|pid| !answered(&found, **pid));
+        if let Some(pid) = mute.filter(|_| args.watch.is_none()) {
+            return Err(
+                Failure::failed(format!("process {pid} does not answer")).hint(
+                    "it is stopped or ending, or many ask at once: the same command again later",
+                ),
+            );
+        }
         if first {
             for note in notes(&found, &args.pids) {
                 eprintln!("weft: {note}");
             }
         }
         let rows = watch.rows(found, &args.pids);
-        let mut text = String::new();
-        if args.json {
-            for row in &rows {
-                text += &row.json();
-                text.push('\n');
-            }
-        } else if !rows.is_empty() {
-            text = table(&rows, args.watch.is_some() && !first) + "\n";
+        let mut text = if args.json {
+            let lines = rows.iter().map(|row| row.json() + "\n");
+            lines.collect()
+        } else if rows.is_empty() {
+            "no connections\n".to_owned()
         } else {
-            text = "no connections\n".to_owned();
-        }
+            table(&rows, args.watch.is_some() && !first) + "\n"
+        };
         // One that is watched by a program, or goes to a file, is not cleared.
         let mut out = std::io::stdout();
         if args.watch.is_some() && !args.json && out.is_terminal() {
@@ -102,8 +107,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
 }
 
+fn answered(found: &Survey, pid: u32) -> bool {
+    found.desks.iter().any(|desk| desk.pid == Some(pid))
+}
+
 fn knows(found: &Survey, pid: u32) -> bool {
-    found.desks.iter().any(|desk| desk.pid == Some(pid)) || found.silent.contains(&Some(pid))
+    answered(found, pid) || found.silent.contains(&Some(pid))
 }
 
 /// What is not in the table.

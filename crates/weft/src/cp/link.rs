@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use weft_verbs::Path;
+
 use super::digest::Stream;
 use super::protocol::{Digest, Message, RingAdvert};
 
@@ -26,6 +28,9 @@ pub enum LinkError {
 
 /// A connection between a sender and a receiver. One thread receives; any thread sends.
 pub trait Link: Send + Sync {
+    /// What carries it.
+    fn path(&self) -> Path;
+
     /// Receives to tell the peer of, for START and READY.
     fn receives(&self) -> u16;
 

@@ -13,7 +13,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use weft_verbs::{
-    Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
+    Access, Cq, Device, Mr, Path, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
 };
 
 use super::digest::Stream;
@@ -317,6 +317,13 @@ impl RdmaLink {
 }
 
 impl Link for RdmaLink {
+    fn path(&self) -> Path {
+        self.qp.path().unwrap_or(Path {
+            transport: "tcp",
+            reason: None,
+        })
+    }
+
     fn receives(&self) -> u16 {
         RECEIVES
     }

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
+use weft_verbs::Path;
+
 use super::auth::{Key, Role};
 use super::digest::{BlockList, digest};
 use super::link::{Link, LinkError, read_slot, slot_digest};
@@ -56,6 +58,8 @@ pub struct Report {
     pub held: u64,
     /// CPU time of the receiver's process during the session, as it says.
     pub peer_cpu: Duration,
+    /// What carried it.
+    pub path: Option<Path>,
 }
 
 /// Why a transfer ended early.
@@ -96,13 +100,17 @@ pub fn send(
     options: &Options,
     progress: &mut dyn Progress,
 ) -> Result<Report, SendError> {
+    let path = link.path();
     let result = start(link, ours, theirs, options).and_then(|ring| {
         std::thread::scope(|scope| {
             let (out, queue) = channel();
             let wire = scope.spawn(move || drive(link, &queue));
             let mut sender = Sending::new(link, out, ring, options, progress);
             let sent = sender.all(plan);
-            let report = sender.report;
+            let report = Report {
+                path: Some(path),
+                ..sender.report
+            };
             drop(sender.out);
             if sent.is_err() {
                 link.close();

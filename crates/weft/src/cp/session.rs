@@ -377,7 +377,7 @@ impl Listener {
         match &self.door {
             Door::Rdma(device, listener) => listener
                 .next_request(None)
-                .map(|request| Caller::Rdma(device.clone(), request)),
+                .map(|request| Caller::Rdma(device.clone(), Box::new(request))),
             Door::Plain(listener) => match listener.accept() {
                 Ok((stream, peer)) => Some(Caller::Plain(stream, peer)),
                 Err(e) => {
@@ -409,7 +409,7 @@ impl Drop for Place {
 
 /// Somebody who connected.
 enum Caller {
-    Rdma(Device, cm::Request),
+    Rdma(Device, Box<cm::Request>),
     Plain(TcpStream, SocketAddr),
 }
 

@@ -9,6 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use weft_verbs::Path;
+
 use super::digest::Stream;
 use super::link::{Link, LinkError};
 use super::protocol::{HEADER_LEN, HELLO_LEN, Message, RingAdvert};
@@ -88,6 +90,13 @@ fn gone(e: io::Error) -> LinkError {
 }
 
 impl Link for TcpLink {
+    fn path(&self) -> Path {
+        Path {
+            transport: "plain-tcp",
+            reason: None,
+        }
+    }
+
     fn receives(&self) -> u16 {
         4096
     }
