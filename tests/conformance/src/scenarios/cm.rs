@@ -434,6 +434,12 @@ pub fn events_of_failure(bed: &Bed) {
         match failed.kind {
             CmEventKind::Unreachable(ConnectError::Refused) => true,
             CmEventKind::ConnectError(ConnectError::Closed) => false,
+            // It went while we knocked.
+            CmEventKind::ConnectError(ConnectError::NotLocal(_))
+                if bed.setup.local == LocalMode::Require =>
+            {
+                false
+            }
             other => panic!("{other:?}"),
         }
     });
