@@ -38,6 +38,7 @@ use crate::transport::local::{Joint, LocalLink, RING_BYTES};
 pub(crate) const KNOCK_TIME: Duration = Duration::from_millis(500);
 /// The number of users that our user namespace does not know (`/proc/sys/kernel/overflowuid`).
 const OVERFLOW_UID: u32 = 65_534;
+const HUNG_UP: &str = "the peer hung up";
 /// Descriptors of an Attach: heart, table and up to three arenas; a Hello has the segment before them.
 const PARTY_FDS: usize = 5;
 
@@ -269,7 +270,7 @@ fn receive(wire: &OwnedFd) -> Result<Option<(Message, Vec<OwnedFd>)>, Why> {
             Some(message) => Ok(Some((message, fds))),
             None => Err("the peer speaks another version".into()),
         },
-        Ok(None) => Err("the peer hung up".into()),
+        Ok(None) => Err(HUNG_UP.into()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
         Err(error) => Err(format!("the peer's answer: {error}")),
     }
@@ -417,6 +418,8 @@ impl Knock {
             Ok(Some((Message::Attach(party), fds))) => (party, fds),
             Ok(Some((Message::Decline(reason), _))) => return Ok(Err(reason)),
             Ok(_) => return Ok(Err("the peer did not come along".into())),
+            // Without an Attach it has gone nowhere.
+            Err(reason) if reason == HUNG_UP => return Ok(Err(reason)),
             Err(reason) => return Err(half_way(&reason)),
         };
         let met = Met {

@@ -13,10 +13,9 @@ use weft_proto::rdmap::{MAX_HEADER, Stream};
 
 use super::direct::Outcome;
 use super::frame::Frame;
-use super::tx::COPY_MAX;
 use super::{Core, QpInner};
 use crate::lock::try_lock;
-use crate::transport::local::LocalLink;
+use crate::transport::local::{LocalLink, REF_MAPPED};
 use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
 
 /// Payloads up to this are gathered with their header: cheaper than keeping the region while the ring is written.
@@ -73,7 +72,7 @@ impl QpInner {
                 self.one_sided(wr, local)
             };
             let carried = match wr.op {
-                SendOp::Send if len <= COPY_MAX => self.send_frame(stream, tx, local, wr, len),
+                SendOp::Send if (len as usize) < REF_MAPPED => self.send_frame(stream, tx, local, wr, len),
                 SendOp::WriteImm { imm, .. } => {
                     // Room for the immediate data first: the write cannot be taken back.
                     local.has_room(MAX_HEADER + 8)

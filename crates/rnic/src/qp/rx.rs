@@ -31,7 +31,7 @@ const BULK: usize = 16 * 1024;
 /// Rounds of one drive, so that one connection cannot keep the others waiting.
 const ROUNDS: u32 = 32;
 /// Staging buffer of a connection on shared memory, in bytes: longer payloads have their place when they are fetched.
-const LOCAL_STAGE: usize = 8 * 1024;
+const LOCAL_STAGE: usize = 16 * 1024;
 /// What is left at the end of a drive is kept in a small buffer of its own up to this size.
 const KEEP_SMALL: usize = 256;
 

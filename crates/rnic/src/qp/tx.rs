@@ -28,7 +28,7 @@ use crate::types::{Ledger, SendOp, Sge, WcStatus};
 use weft_wire::rdmap::TermError;
 
 /// Payloads up to this are copied: cheaper than another entry in the list.
-pub(super) const COPY_MAX: u32 = 2048;
+const COPY_MAX: u32 = 2048;
 /// A flight is not made longer once it has this many bytes.
 const FLIGHT_BYTES: usize = 1 << 20;
 /// The same with CRC: what was copied should still be in the second-level cache when the kernel reads it.

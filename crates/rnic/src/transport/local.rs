@@ -20,7 +20,7 @@ use crate::meet::Neighbour;
 /// Bytes of each ring.
 pub(crate) const RING_BYTES: u32 = 256 * 1024;
 /// Payloads from here on are referenced where the receiver has the memory mapped: one copy in place of two.
-const REF_MAPPED: usize = 8 * 1024;
+pub(crate) const REF_MAPPED: usize = 4 * 1024;
 /// The same where each pull is a system call.
 const REF_PROCESS: usize = 16 * 1024;
 /// One pull takes no more, so that nobody waits for long.
