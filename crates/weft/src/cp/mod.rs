@@ -27,6 +27,9 @@ pub const DEFAULT_PORT: u16 = 7471;
 pub const DEFAULT_SLOTS: u16 = 16;
 /// Length of a slot in bytes unless told.
 pub const DEFAULT_SLOT_LEN: u32 = 1 << 20;
+/// Longest slot in bytes on shared memory, where no distance has to be bridged: there what the sender has just written
+/// should still be in the cache when the receiver reads it.
+pub const LOCAL_SLOT_LEN: u32 = 256 << 10;
 /// How long a peer may take for each step of the start.
 pub const START_PATIENCE: Duration = Duration::from_secs(10);
 

@@ -13,7 +13,7 @@ use super::auth::{Key, Role};
 use super::link::{Link, LinkError, slot_digest, write_slot};
 use super::protocol::{Code, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
 use super::store::{Incoming, Store, StoreError};
-use super::{START_PATIENCE, cpu_time};
+use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
 
 /// How a receiver serves.
 #[derive(Debug, Clone)]
@@ -136,7 +136,11 @@ fn start(
         ready_proof = key.prove(Role::Responder, &theirs.nonce, &ours.nonce);
     }
     // Only a peer that has proved itself costs the memory of a ring.
-    let ring = match link.create_ring(options.slots, options.slot_len) {
+    let slot_len = match link.path().transport {
+        "local" => options.slot_len.min(LOCAL_SLOT_LEN),
+        _ => options.slot_len,
+    };
+    let ring = match link.create_ring(options.slots, slot_len) {
         Ok(ring) => ring,
         Err(e) => {
             link.send(&Message::Refuse {
