@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use weft_interop::guest::say;
 use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions, Listener};
-use weft_verbs::{Access, Cq, Device, EndReason, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
+use weft_verbs::{
+    Access, Cq, Device, EndReason, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus,
+};
 
 const STEP: Duration = Duration::from_mins(1);
 /// Comes last in the capture.
@@ -80,6 +82,12 @@ impl Drop for Capture {
             self.stop();
         }
     }
+}
+
+/// What is captured is what goes over the loopback interface.
+fn over_tcp() -> Device {
+    let device = Device::builder().local(LocalMode::Off).open();
+    device.expect("a device")
 }
 
 fn holds(file: &Path, mark: &[u8]) -> bool {
@@ -148,7 +156,7 @@ impl End {
 }
 
 fn connect(listener: &Listener, param: &ConnParam) -> (End, End) {
-    let device = Device::open().unwrap();
+    let device = over_tcp();
     let addr = listener.local_addr();
     thread::scope(|scope| {
         let server = scope.spawn(|| {
@@ -262,7 +270,7 @@ fn conversation(listener: &Listener, param: &ConnParam) -> Counts {
 }
 
 fn rejection(listener: &Listener, param: &ConnParam) {
-    let device = Device::open().unwrap();
+    let device = over_tcp();
     let addr = listener.local_addr();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -375,7 +383,7 @@ fn every_message_kind_is_what_tshark_takes_it_for() {
         ),
     ];
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let device = Device::open().unwrap();
+    let device = over_tcp();
     let cases = cases.map(|(what, options)| {
         let param = ConnParam {
             private_data: b"from tests/interop".to_vec(),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use weft_mem::{Access, RecvList, SendList, Span};
 
+use super::rx::scatter;
 use super::{Core, EndReason, QpInner, Slot};
 use crate::transport::Link;
 use crate::transport::local::{LocalLink, PROCESS_MIN};
@@ -180,13 +181,7 @@ impl QpInner {
         let Some(Some(original)) = original else {
             return Outcome::NotDirect;
         };
-        let bytes = original.to_ne_bytes();
-        let mut from = &bytes[..];
-        for span in &spans {
-            let (now, later) = from.split_at(span.len().min(from.len()));
-            span.copy_in(0, now);
-            from = later;
-        }
+        scatter(&spans, &original.to_ne_bytes());
         Outcome::Done
     }
 }

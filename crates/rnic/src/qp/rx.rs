@@ -420,12 +420,7 @@ impl QpInner {
             core.ledger.rx_copied += here as u64;
         } else if len > 0 {
             let spans = self.spans(core, target, len)?;
-            let mut from = &payload[..here];
-            for span in &spans {
-                let (now, later) = from.split_at(span.len().min(from.len()));
-                span.copy_in(0, now);
-                from = later;
-            }
+            scatter(&spans, &payload[..here]);
             core.ledger.rx_copied += here as u64;
         }
         let rx = &mut core.rx;
@@ -555,13 +550,7 @@ impl QpInner {
             }
             Event::AtomicResult { seq, original } => {
                 let spans = self.spans(core, Target::Read { seq, offset: 0 }, 8)?;
-                let bytes = original.to_ne_bytes();
-                let mut from = &bytes[..];
-                for span in &spans {
-                    let (now, later) = from.split_at(span.len().min(from.len()));
-                    span.copy_in(0, now);
-                    from = later;
-                }
+                scatter(&spans, &original.to_ne_bytes());
             }
             Event::Terminated(terminate) => {
                 debug_assert!(peer_terminated(stream));
@@ -640,5 +629,14 @@ fn receive_from(
             tracing::debug!(%error, "receiving failed");
             Err(Stop::Lost)
         }
+    }
+}
+
+/// Spread bytes over spans, in order.
+pub(super) fn scatter(spans: &[Span], mut bytes: &[u8]) {
+    for span in spans {
+        let (now, later) = bytes.split_at(span.len().min(bytes.len()));
+        span.copy_in(0, now);
+        bytes = later;
     }
 }
