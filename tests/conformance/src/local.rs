@@ -161,6 +161,12 @@ impl Local {
         unix::listen(Name::Abstract(&door(addr)), 16).expect("a door")
     }
 
+    /// How many descriptors it holds: the segment, the wire, and a domain (a table, three arenas, and two of those once
+    /// more to be read).
+    pub fn descriptors(&self) -> usize {
+        2 + 6
+    }
+
     /// Put bytes into the stream. A victim that ends meanwhile is no failure of the test.
     pub fn send(&self, bytes: &[u8]) {
         let deadline = Instant::now() + PATIENCE;

@@ -77,7 +77,8 @@ impl Raw {
         raw
     }
 
-    fn send_start(&mut self, frame: &[u8]) {
+    /// Send a start frame: those are TCP's on every wire.
+    pub fn send_start(&mut self, frame: &[u8]) {
         self.stream.write_all(frame).expect("a start frame");
     }
 
@@ -122,6 +123,11 @@ impl Raw {
         raw
     }
 
+    /// How many descriptors it holds.
+    pub fn descriptors(&self) -> usize {
+        1 + self.local.as_ref().map_or(0, Local::descriptors)
+    }
+
     fn read_start(&mut self) -> Vec<u8> {
         let mut frame = vec![0; START_HEADER_LEN];
         self.stream.read_exact(&mut frame).expect("a start frame");
@@ -150,13 +156,26 @@ impl Raw {
     pub fn send_ulpdus(&mut self, ulpdus: &[Vec<u8>]) {
         let mut bytes = Vec::new();
         for ulpdu in ulpdus {
-            if self.local.is_some() {
-                bytes.extend(frame(ulpdu));
-            } else {
-                bytes.extend(fpdu(ulpdu, self.crc));
-            }
+            bytes.extend(self.framed(ulpdu));
         }
         self.send(&bytes);
+    }
+
+    /// What carries a ULPDU on this wire.
+    pub fn framed(&self, ulpdu: &[u8]) -> Vec<u8> {
+        if self.local.is_some() {
+            frame(ulpdu)
+        } else {
+            fpdu(ulpdu, self.crc)
+        }
+    }
+
+    /// Read and forget all that comes up to the end, whatever that looks like.
+    pub fn read_to_end(&mut self) {
+        if let Some(local) = &mut self.local {
+            while local.read(1).is_some() {}
+        }
+        let _ = self.stream.read_to_end(&mut Vec::new());
     }
 
     /// The next ULPDU; `None` at the end of the stream. A frame that is cut or has a wrong CRC is a failure.

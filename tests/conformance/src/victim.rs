@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use weft_verbs::cm::{ConnParam, Listener, connect_qp};
 use weft_verbs::{
-    Access, AsyncEvent, Cq, Device, LinkOptions, LocalMode, Mr, Pd, Qp, QpInit, QpState, RecvWr,
-    SendWr, Wc, WcStatus,
+    Access, AsyncEvent, Cq, Device, Limits, LinkOptions, LocalMode, Mr, Pd, Qp, QpInit, QpState,
+    RecvWr, SendWr, Wc, WcStatus,
 };
 use weft_wire::ddp::Header;
 use weft_wire::rdmap::{Opcode, ReadRequest, TermError, Terminate};
@@ -46,14 +46,21 @@ impl Wire {
 
     /// A device for victims on this wire.
     pub fn device(self) -> Device {
+        self.device_with(Limits::default())
+    }
+
+    /// The same with these limits.
+    pub fn device_with(self, limits: Limits) -> Device {
         let mode = match self {
             Wire::Tcp { .. } => LocalMode::Off,
             Wire::Local => LocalMode::Require,
         };
-        Device::builder().local(mode).open().expect("a device")
+        let builder = Device::builder().local(mode).limits(limits);
+        builder.open().expect("a device")
     }
 
-    fn crc(self) -> bool {
+    /// FPDUs have CRCs.
+    pub fn crc(self) -> bool {
         self == Wire::Tcp { crc: true }
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use weft_conformance::bed::{ALL, PATIENCE, assert_bytes, pattern, take, tcp_device, until};
 use weft_conformance::gauge::{descriptors, resident};
 use weft_conformance::raw::{Raw, read_request, send, start_frame, write};
-use weft_conformance::victim::{Bystander, Role, Victim};
+use weft_conformance::victim::{Bystander, Role, Victim, Wire};
 use weft_verbs::cm::{ConnParam, Listener, connect};
 use weft_verbs::{Device, Limits, LinkOptions, LocalMode, QpInit, QpState, SendWr, WcStatus};
 use weft_wire::mpa::FrameKind;
@@ -185,17 +185,20 @@ fn requests_that_nobody_answers() {
 fn a_peer_that_stops_reading() {
     let _turn = turn();
     const LEN: usize = 16 * MIB;
-    for (role, crc) in [
-        (Role::Initiator, true),
-        (Role::Responder, true),
-        (Role::Initiator, false),
+    for (role, wire) in [
+        (Role::Initiator, Wire::Tcp { crc: true }),
+        (Role::Responder, Wire::Tcp { crc: true }),
+        (Role::Initiator, Wire::Tcp { crc: false }),
+        (Role::Initiator, Wire::Local),
+        (Role::Responder, Wire::Local),
     ] {
         for goes_on in [true, false] {
-            let device = tcp_device();
+            let device = wire.device();
             let bystander = Bystander::new(&device);
-            let (victim, mut raw) = Victim::new(&device, role, crc, 1);
-            // Its own read must not hold up what is sent.
-            let big = victim.pd.alloc_mr(LEN, ALL).expect("a region");
+            let (victim, mut raw) = Victim::on(&device, role, wire, 1);
+            // Its own read must not hold up what is sent. Memory of the program's, which no peer maps: all of it goes
+            // through the ring.
+            let big = victim.pd.reg_mr(vec![0; LEN], ALL).expect("a region");
             big.write(LEN - 64, &pattern(3, 64)).expect("within");
             bystander.ping();
             let before = resident();
@@ -209,7 +212,7 @@ fn a_peer_that_stops_reading() {
             }
             // Reading the region maps its zero page, which is not counted as ours.
             let grown = resident().saturating_sub(before);
-            assert!(grown < 16 * MIB, "{role:?}, crc {crc}: {grown} bytes");
+            assert!(grown < 16 * MIB, "{role:?}, {wire:?}: {grown} bytes");
             assert_eq!(victim.qp.state(), QpState::Rts);
             if goes_on {
                 // The answer to the victim's read lets its writes complete, in order.
@@ -244,11 +247,16 @@ fn a_peer_that_stops_reading() {
 fn a_peer_that_reads_without_taking_the_answers() {
     let _turn = turn();
     const LEN: usize = 64 * MIB;
-    let device = tcp_device();
-    let bystander = Bystander::new(&device);
-    for role in [Role::Initiator, Role::Responder] {
-        let (victim, mut raw) = Victim::new(&device, role, true, 1);
-        let big = victim.pd.alloc_mr(LEN, ALL).expect("a region");
+    for (role, wire) in [
+        (Role::Initiator, Wire::Tcp { crc: true }),
+        (Role::Responder, Wire::Tcp { crc: true }),
+        (Role::Initiator, Wire::Local),
+        (Role::Responder, Wire::Local),
+    ] {
+        let device = wire.device();
+        let bystander = Bystander::new(&device);
+        let (victim, mut raw) = Victim::on(&device, role, wire, 1);
+        let big = victim.pd.reg_mr(vec![0; LEN], ALL).expect("a region");
         bystander.ping();
         let before = resident();
         for msn in 1..=4 {
@@ -267,7 +275,7 @@ fn a_peer_that_reads_without_taking_the_answers() {
             bystander.ping();
         }
         let grown = resident().saturating_sub(before);
-        assert!(grown < 16 * MIB, "{role:?}: {grown} bytes");
+        assert!(grown < 16 * MIB, "{role:?}, {wire:?}: {grown} bytes");
         // Its other traffic is not held up by the answers that it does not take.
         let data = pattern(8, 100);
         raw.send_ulpdus(&[write(victim.target.rkey(), 0, &data)]);
@@ -288,25 +296,28 @@ fn a_peer_that_never_closes() {
         max_qp: 8,
         ..Limits::default()
     };
-    let device = Device::builder()
-        .local(LocalMode::Off)
-        .limits(limits)
-        .open()
-        .expect("a device");
-    let bystander = Bystander::new(&device);
+    let wires = [Wire::Tcp { crc: true }, Wire::Local];
+    let devices = wires.map(|wire| {
+        let device = wire.device_with(limits);
+        let bystander = Bystander::new(&device);
+        (wire, device, bystander)
+    });
     // Each victim ends; its peer neither reads nor closes. Queue pairs and descriptors come back all the same.
     let mut raws = Vec::new();
     let before = descriptors();
-    for round in 0..20 {
-        let (victim, mut raw) = Victim::new(&device, Role::Responder, true, 1);
-        raw.send_ulpdus(&[send(7, &[round])]);
-        until("the victim's end", || victim.qp.state() == QpState::Error);
-        raws.push(raw);
+    for (wire, device, bystander) in &devices {
+        for round in 0..20 {
+            let (victim, mut raw) = Victim::on(device, Role::Responder, *wire, 1);
+            raw.send_ulpdus(&[send(7, &[round])]);
+            until("the victim's end", || victim.qp.state() == QpState::Error);
+            raws.push(raw);
+        }
+        bystander.ping();
     }
-    bystander.ping();
-    // What is left is our side of the raw sockets.
+    // What is left is the raw peers'.
+    let theirs: usize = raws.iter().map(Raw::descriptors).sum();
     until("descriptors come back", || {
-        descriptors() <= before + raws.len() + 4
+        descriptors() <= before + theirs + 4
     });
 }
 
@@ -338,38 +349,50 @@ fn connections_come_and_go() {
 #[test]
 fn a_slow_peer_gets_all_before_the_end() {
     let _turn = turn();
-    const LEN: usize = 16 * MIB;
-    let device = tcp_device();
-    for role in [Role::Initiator, Role::Responder] {
-        let (victim, mut raw) = Victim::new(&device, role, false, 1);
-        raw.send_ulpdus(&[weft_conformance::raw::tagged(
-            weft_wire::rdmap::Opcode::ReadResponse,
-            true,
-            victim.sink,
-            0,
-            &[0; weft_conformance::victim::READ_LEN],
-        )]);
-        let big = victim.pd.alloc_mr(LEN, ALL).expect("a region");
-        let nowhere = weft_verbs::RemoteAddr { addr: 0, rkey: 1 };
-        let wr = SendWr::write(1, nowhere).sge(big.whole());
-        victim.qp.post_send_one(wr).expect("post");
-        let wr = SendWr::send(2).inline(b"that was all");
-        victim.qp.post_send_one(wr).expect("post");
-        victim.qp.disconnect();
-        // It reads a little now and then, for longer than any limit on a peer that has gone silent.
-        let slow = Instant::now();
-        let (mut total, mut last) = (0, Vec::new());
-        while let Some((header, payload)) = raw.segment() {
-            if header.opcode() == weft_wire::rdmap::Opcode::Send {
-                last = payload;
-            } else {
-                total += payload.len();
-            }
-            if slow.elapsed() < Duration::from_secs(4) {
-                // The pace of the peer, not a synchronisation.
-                std::thread::sleep(Duration::from_millis(100));
+    std::thread::scope(|scope| {
+        for wire in [Wire::Tcp { crc: false }, Wire::Local] {
+            for role in [Role::Initiator, Role::Responder] {
+                scope.spawn(move || a_slow_peer(wire, role));
             }
         }
-        assert_eq!((total, &last[..]), (LEN, &b"that was all"[..]), "{role:?}");
+    });
+}
+
+fn a_slow_peer(wire: Wire, role: Role) {
+    const WRITES: usize = 60;
+    const LEN: usize = MIB / 4;
+    let device = wire.device();
+    let (victim, mut raw) = Victim::on(&device, role, wire, 1);
+    raw.send_ulpdus(&[weft_conformance::raw::tagged(
+        weft_wire::rdmap::Opcode::ReadResponse,
+        true,
+        victim.sink,
+        0,
+        &[0; weft_conformance::victim::READ_LEN],
+    )]);
+    let big = victim.pd.reg_mr(vec![0; LEN], ALL).expect("a region");
+    let nowhere = weft_verbs::RemoteAddr { addr: 0, rkey: 1 };
+    for _ in 0..WRITES {
+        let wr = SendWr::write(1, nowhere).sge(big.whole());
+        victim.qp.post_send_one(wr).expect("post");
     }
+    let wr = SendWr::send(2).inline(b"that was all");
+    victim.qp.post_send_one(wr).expect("post");
+    victim.qp.disconnect();
+    // It reads a little now and then, for longer than any limit on a peer that has gone silent.
+    let slow = Instant::now();
+    let (mut total, mut last) = (0, Vec::new());
+    while let Some((header, payload)) = raw.segment() {
+        if header.opcode() == weft_wire::rdmap::Opcode::Send {
+            last = payload;
+        } else {
+            total += payload.len();
+        }
+        if slow.elapsed() < Duration::from_secs(4) {
+            // The pace of the peer, not a synchronisation.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    let want = (WRITES * LEN, &b"that was all"[..]);
+    assert_eq!((total, &last[..]), want, "{wire:?}, {role:?}");
 }

@@ -4,16 +4,17 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use weft_conformance::bed::{ALL, PATIENCE, Rng, assert_bytes, pattern, take, tcp_device, until};
+use weft_conformance::bed::{ALL, PATIENCE, Rng, assert_bytes, pattern, take, until};
 use weft_conformance::gauge::{descriptors, resident};
+use weft_conformance::local::Local;
 use weft_conformance::raw::{
-    Raw, atomic_request, atomic_response, fpdu, read_request, send, send_invalidate, start_frame,
-    tagged, untagged, write,
+    Raw, atomic_request, atomic_response, read_request, send, send_invalidate, start_frame, tagged,
+    untagged, write,
 };
-use weft_conformance::victim::Bystander;
+use weft_conformance::victim::{Bystander, Wire};
 use weft_verbs::cm::{ConnParam, Listener};
 use weft_verbs::{
     Access, Cq, Device, LinkOptions, Mr, Pd, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
@@ -233,7 +234,7 @@ impl Traffic<'_> {
 }
 
 /// The bytes of one connection after start-up.
-fn attack(rng: &mut Rng, target: &Target, crc: bool) -> Vec<u8> {
+fn attack(rng: &mut Rng, target: &Target, raw: &Raw) -> Vec<u8> {
     let mut traffic = Traffic {
         rng,
         target,
@@ -283,7 +284,7 @@ fn attack(rng: &mut Rng, target: &Target, crc: bool) -> Vec<u8> {
             }
         }
     }
-    let mut bytes: Vec<u8> = ulpdus.iter().flat_map(|ulpdu| fpdu(ulpdu, crc)).collect();
+    let mut bytes: Vec<u8> = ulpdus.iter().flat_map(|ulpdu| raw.framed(ulpdu)).collect();
     // Mutations of the stream: the CRC, where there is one, must find them.
     if rng.chance(4) {
         for _ in 0..=rng.below(3) {
@@ -319,8 +320,9 @@ fn connection(
     device: &Device,
     listener: &Listener,
     (pd, memory, cq): (&Pd, &Memory, &Cq),
-    crc: bool,
+    wire: Wire,
 ) {
+    let crc = wire.crc();
     let mut frame = start_frame(FrameKind::Request, crc, DEPTH).emit();
     let bad_start = rng.chance(16);
     if bad_start {
@@ -332,7 +334,10 @@ fn connection(
     }
     let mut raw = Raw::connect(listener.local_addr());
     raw.crc = crc;
-    raw.send(&frame);
+    if wire == Wire::Local {
+        raw.local = Some(Local::knock(&raw.stream).expect("a welcome"));
+    }
+    raw.send_start(&frame);
     if bad_start {
         // Whatever it was: a request, or a frame that is turned away when we hang up.
         raw.finish();
@@ -357,7 +362,17 @@ fn connection(
         let sge = memory.private.sge(id as usize * 128, 64);
         qp.post_recv(&[RecvWr::new(id).sge(sge)]).expect("post");
     }
+    let qp_num = qp.num();
     let Ok(conn) = request.accept(qp, &param(crc)) else {
+        assert!(bad_start, "a good peer is accepted");
+        // It was connected and over at once, or never: all receives are flushed, or none.
+        let mut flushed = [Wc::default(); 17];
+        let n = cq.poll(&mut flushed).expect("no overrun");
+        assert!(n == 0 || n == 16, "{n} completions");
+        for (wc, id) in flushed[..n].iter().zip(0..) {
+            let what = (wc.wr_id, wc.status, wc.qp_num);
+            assert_eq!(what, (id, WcStatus::WrFlushErr, qp_num));
+        }
         return;
     };
     if !bad_start {
@@ -390,7 +405,7 @@ fn connection(
             guarded: memory.guarded.rkey(),
             foreign: memory.foreign.rkey(),
         };
-        let bytes = attack(rng, &target, crc);
+        let bytes = attack(rng, &target, &raw);
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             let n = rng.pick(&[1, 7, 100, 5000, usize::MAX]).min(rest.len());
@@ -405,8 +420,7 @@ fn connection(
             // The same, and it is read to its end.
             _ => {
                 raw.finish();
-                let mut sink = Vec::new();
-                let _ = std::io::Read::read_to_end(&mut raw.stream, &mut sink);
+                raw.read_to_end();
             }
         }
     }
@@ -430,12 +444,12 @@ fn connection(
 }
 
 /// Says which connection it was when its test fails.
-struct Note(u64, bool, u64);
+struct Note(u64, Wire, u64);
 
 impl Drop for Note {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            println!("worker {}, CRC {}, connection {}", self.0, self.1, self.2);
+            println!("worker {}, {:?}, connection {}", self.0, self.1, self.2);
         }
     }
 }
@@ -456,13 +470,15 @@ fn number(variable: &str, default: u64) -> u64 {
     }
 }
 
-#[test]
-fn mutated_traffic_harms_nobody() {
+fn mutated_traffic_harms_nobody(wires: &[Wire], connections: u64) {
     const WORKERS: u64 = 4;
+    // What the process uses is measured.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let seed = number("WEFT_HOSTILE_SEED", 0x1337);
-    let connections = number("WEFT_HOSTILE_CONNECTIONS", 4000);
+    let connections = number("WEFT_HOSTILE_CONNECTIONS", connections);
     println!("seed {seed}, {connections} connections");
-    let device = tcp_device();
+    let device = wires[0].device();
     let bystander = Bystander::new(&device);
     bystander.ping();
     let done = AtomicUsize::new(0);
@@ -479,15 +495,17 @@ fn mutated_traffic_harms_nobody() {
                 );
                 let memory = Memory::new(&pd, &other);
                 let cq = device.create_cq(64, None).expect("a CQ");
-                for crc in [true, false] {
-                    let listener = Listener::bind(device, ANY, 16, &param(crc)).expect("listen");
-                    for i in 0..connections / WORKERS / 2 {
+                let each = connections / WORKERS / wires.len() as u64;
+                for wire in wires {
+                    let param = param(wire.crc());
+                    let listener = Listener::bind(device, ANY, 16, &param).expect("listen");
+                    for i in 0..each {
                         // Each connection has a seed of its own: `WEFT_HOSTILE_SEED` and the number of the connection
                         // find it again.
-                        let number = worker << 40 | u64::from(crc) << 32 | i;
+                        let number = worker << 40 | u64::from(wire.crc()) << 32 | i;
                         let mut rng = Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
-                        let _note = Note(worker, crc, i);
-                        connection(&mut rng, device, &listener, (&pd, &memory, &cq), crc);
+                        let _note = Note(worker, *wire, i);
+                        connection(&mut rng, device, &listener, (&pd, &memory, &cq), *wire);
                     }
                 }
             });
@@ -504,4 +522,14 @@ fn mutated_traffic_harms_nobody() {
     let grown = resident().saturating_sub(before);
     println!("grown by {grown} bytes");
     assert!(grown < 32 << 20, "{grown} bytes");
+}
+
+#[test]
+fn over_tcp() {
+    mutated_traffic_harms_nobody(&[Wire::Tcp { crc: true }, Wire::Tcp { crc: false }], 4000);
+}
+
+#[test]
+fn in_shared_memory() {
+    mutated_traffic_harms_nobody(&[Wire::Local], 1000);
 }
