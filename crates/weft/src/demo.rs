@@ -37,28 +37,39 @@ pub struct Options {
 /// One way to move the file.
 struct Way {
     name: &'static str,
+    /// What `WEFT_LOCAL` is set to.
+    local: &'static str,
     args: &'static [&'static str],
     stroke: Stroke,
 }
 
-const WAYS: [Way; 3] = [
+const WAYS: [Way; 4] = [
     Way {
-        name: "weft (RDMA Writes)",
+        name: "weft in shared memory",
+        local: "auto",
+        args: &[],
+        stroke: Stroke::WeftOther,
+    },
+    Way {
+        name: "weft over TCP",
+        local: "off",
         args: &[],
         stroke: Stroke::Weft,
     },
     Way {
-        name: "weft, CRC on every FPDU",
+        name: "weft over TCP with CRC",
+        local: "off",
         args: &["--crc"],
         stroke: Stroke::WeftCrc,
     },
     Way {
         name: "plain TCP",
+        local: "off",
         args: &["--plain-tcp"],
         stroke: Stroke::Tcp,
     },
 ];
-const TCP: usize = 2;
+const TCP: usize = WAYS.len() - 1;
 
 /// What one way's runs measured.
 #[derive(Default)]
@@ -99,7 +110,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
         &sum[..16]
     ));
 
-    let mut measured: [Measured; 3] = Default::default();
+    let mut measured: [Measured; WAYS.len()] = Default::default();
     let receivers = WAYS
         .iter()
         .map(|way| Receiver::start(way, &work.0))
@@ -107,7 +118,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(&str)) -> Result<(), Failure> 
     // One round before the ones that count: the memory of all processes has been touched then.
     for run in 0..=options.runs {
         for turn in 0..WAYS.len() {
-            // Each way comes first, second and last in turn.
+            // Each way comes first and last in turn.
             let at = (turn + run as usize) % WAYS.len();
             let one = transfer(&WAYS[at], &receivers[at], &source, &sum)?;
             if run > 0 {
@@ -223,10 +234,12 @@ fn sha256(path: &Path) -> std::io::Result<String> {
     }
 }
 
-fn this_program() -> Result<Command, Failure> {
+/// `weft cp`, the way that is asked for.
+fn this_program(way: &Way) -> Result<Command, Failure> {
     let program = std::env::current_exe().map_err(broken("cannot find this program's file"))?;
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).arg("cp");
+    command.env("WEFT_LOCAL", way.local);
     Ok(command)
 }
 
@@ -241,11 +254,12 @@ impl Receiver {
     fn start(way: &Way, work: &Path) -> Result<Self, Failure> {
         let error = broken("cannot start the receiver");
         let dir = work.join(format!(
-            "into{}",
-            way.args.first().copied().unwrap_or("-weft")
+            "into-{}{}",
+            way.local,
+            way.args.first().copied().unwrap_or_default()
         ));
         fs::create_dir(&dir).map_err(&error)?;
-        let mut child = this_program()?
+        let mut child = this_program(way)?
             .args(["--bind", "127.0.0.1:0", "--listen"])
             .arg(&dir)
             .args(way.args)
@@ -291,7 +305,7 @@ struct Transfer {
 }
 
 fn transfer(way: &Way, receiver: &Receiver, source: &Path, sum: &str) -> Result<Transfer, Failure> {
-    let out = this_program()?
+    let out = this_program(way)?
         .args(["--json", "--no-progress"])
         .args(way.args)
         .arg(source)
@@ -332,7 +346,7 @@ fn transfer(way: &Way, receiver: &Receiver, source: &Path, sum: &str) -> Result<
 }
 
 /// The file's part of the report, and its lines for the terminal.
-fn file_section(options: &Options, measured: &[Measured; 3]) -> (Section, Vec<String>) {
+fn file_section(options: &Options, measured: &[Measured; WAYS.len()]) -> (Section, Vec<String>) {
     let mut table = Table::new(&[
         "way",
         "GB/s",
@@ -410,6 +424,10 @@ fn bench(work: &Path) -> Result<Vec<Record>, Failure> {
         "5",
         "--poll",
         "block",
+        "--transport",
+        "tcp,local",
+        "--memory",
+        "allocated",
         "--json",
         &file,
     ];
@@ -439,22 +457,31 @@ fn verbs_sections(records: &[Record]) -> Vec<Section> {
             let mut plot = Plot::new(format!("{op}: {title}"), Axis::bytes(), axis.clone());
             let mut table =
                 Table::new(&["stack", "size", metric.name(), "min", "max", "beside TCP"]);
-            for (stack, crc, stroke) in [
-                ("weft", Some(false), Stroke::Weft),
-                ("weft", Some(true), Stroke::WeftCrc),
-                ("tcp", None, Stroke::Tcp),
+            for (stack, transport, crc, stroke, name) in [
+                (
+                    "weft",
+                    "local",
+                    None,
+                    Stroke::WeftOther,
+                    "weft in shared memory",
+                ),
+                ("weft", "tcp", Some(false), Stroke::Weft, "weft over TCP"),
+                (
+                    "weft",
+                    "tcp",
+                    Some(true),
+                    Stroke::WeftCrc,
+                    "weft over TCP with CRC",
+                ),
+                ("tcp", "tcp", None, Stroke::Tcp, "plain TCP"),
             ] {
                 let mut of: Vec<_> = records
                     .iter()
                     .filter(of)
-                    .filter(|r| r.stack == stack && (stack == "tcp" || r.crc == crc))
+                    .filter(|r| r.stack == stack && r.transport == transport)
+                    .filter(|r| crc.is_none() || r.crc == crc)
                     .collect();
                 of.sort_by_key(|r| r.bytes);
-                let name = match crc {
-                    Some(true) => "weft with CRC",
-                    Some(false) => "weft",
-                    None => "plain TCP",
-                };
                 for r in &of {
                     let s = &r.summary;
                     let ratio = r.ratio_tcp.map_or_else(String::new, number);

@@ -72,7 +72,9 @@ impl QpInner {
                 self.one_sided(wr, local)
             };
             let carried = match wr.op {
-                SendOp::Send if (len as usize) < REF_MAPPED => self.send_frame(stream, tx, local, wr, len),
+                SendOp::Send if (len as usize) < REF_MAPPED => {
+                    self.send_frame(stream, tx, local, wr, len)
+                }
                 SendOp::WriteImm { imm, .. } => {
                     // Room for the immediate data first: the write cannot be taken back.
                     local.has_room(MAX_HEADER + 8)
