@@ -101,11 +101,12 @@ impl QpInner {
     }
 
     pub(super) fn spans_of(&self, wr: &SendWr, need: Access) -> Option<SmallVec<[Span; 2]>> {
-        wr.sges
-            .iter()
-            .filter(|sge| sge.len > 0)
-            .map(|sge| self.local_span(*sge, need).ok())
-            .collect()
+        // By hand: collecting costs as much as the look-up.
+        let mut spans = SmallVec::new();
+        for sge in wr.sges.iter().filter(|sge| sge.len > 0) {
+            spans.push(self.local_span(*sge, need).ok()?);
+        }
+        Some(spans)
     }
 
     fn write_directly(

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 use weft_mem::{Access, SendList};
-use weft_proto::rdmap::{MAX_HEADER, Stream};
+use weft_proto::rdmap::{Fault, MAX_HEADER, Stream};
 
 use super::direct::Outcome;
 use super::frame::Frame;
@@ -34,18 +34,17 @@ impl QpInner {
         if self.state() != QpState::Rts || self.sq_used.load(Ordering::SeqCst) > 0 {
             return 0;
         }
-        let Some(mut core) = try_lock(&self.core) else {
+        let Some(core) = try_lock(&self.core) else {
             return 0;
         };
-        let done = self.carry_out(&mut core, local, wrs);
-        drop(core);
+        let done = self.hold(core, |core| self.carry_out(core, local, wrs));
         if self.pending.load(Ordering::SeqCst) {
             self.drive(true);
         }
         done
     }
 
-    fn carry_out(&self, core: &mut Core, local: &LocalLink, wrs: &[SendWr]) -> usize {
+    fn carry_out(self: &Arc<Self>, core: &mut Core, local: &LocalLink, wrs: &[SendWr]) -> usize {
         let Core {
             stream: Some(stream),
             tx,
@@ -123,9 +122,9 @@ impl QpInner {
             }
         }
         local.flush();
-        if !wcs.is_empty() && !self.orphan.load(Ordering::Relaxed) {
-            // An overrun queue says so itself; the usual way ends the connection at the next completion.
-            self.send_cq.push(&wcs, false);
+        let wanted = !wcs.is_empty() && !self.orphan.load(Ordering::Relaxed);
+        if wanted && !self.send_cq.push(&wcs, false) {
+            self.fault(core, Fault::LocalCatastrophic);
         }
         done
     }
