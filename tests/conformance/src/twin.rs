@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use weft_verbs::cm::Listener;
 use weft_verbs::{Device, Mr, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
 
 use crate::bed::{Bed, End, Half, Memory, PATIENCE, Setup, take, until};
@@ -24,6 +25,37 @@ pub const RECV: usize = 64 << 10;
 pub const ADDS: u64 = 20_000;
 /// Says that this process is a twin.
 const VARIABLE: &str = "WEFT_TWIN";
+/// In a twin's environment: the address that it listens on.
+pub const LISTEN: &str = "WEFT_TWIN_LISTEN";
+/// In a twin's environment: the process that it continues once it is ready for a connection.
+pub const CONTINUES: &str = "WEFT_TWIN_CONTINUES";
+
+/// This program, to run one of its ignored tests in a process of its own.
+///
+/// # Errors
+/// Those of finding the program.
+pub fn again(wrapper: &[&str], test: &str) -> std::io::Result<Command> {
+    let program = std::env::current_exe()?;
+    let mut command = match wrapper {
+        [] => Command::new(program),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+    };
+    command.args(["--exact", test, "--ignored", "--nocapture", "-q"]);
+    Ok(command)
+}
+
+/// Stop a process, and wait until it has stopped.
+fn stop(pid: Pid) {
+    kill_process(pid, Signal::STOP).expect("a process of ours");
+    until("the process stops", || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|s| s.starts_with(" T")))
+    });
+}
 
 /// Another process.
 pub struct Twin {
@@ -40,9 +72,20 @@ impl Twin {
     /// # Errors
     /// Those of starting a program, and what the twin says when it cannot open its device.
     pub fn start(test: &str, change: impl FnOnce(&mut Command)) -> std::io::Result<Twin> {
-        let mut command = Command::new(std::env::current_exe()?);
+        Twin::inside(&[], test, change)
+    }
+
+    /// The same, started by another program that takes a command line as its last arguments.
+    ///
+    /// # Errors
+    /// As [`Twin::start`].
+    pub fn inside(
+        wrapper: &[&str],
+        test: &str,
+        change: impl FnOnce(&mut Command),
+    ) -> std::io::Result<Twin> {
+        let mut command = again(wrapper, test)?;
         command
-            .args(["--exact", test, "--ignored", "--nocapture", "-q"])
             .env(VARIABLE, "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -55,9 +98,18 @@ impl Twin {
             child,
             addr: ([127, 0, 0, 1], 0).into(),
         };
-        let answer = twin.answer();
-        twin.addr = answer.parse().map_err(|_| std::io::Error::other(answer))?;
+        twin.listens()?;
         Ok(twin)
+    }
+
+    /// It says where it listens: first of all, and when another one has taken its place.
+    ///
+    /// # Errors
+    /// What it says when it does not.
+    pub fn listens(&mut self) -> std::io::Result<()> {
+        let answer = self.answer();
+        self.addr = answer.parse().map_err(|_| std::io::Error::other(answer))?;
+        Ok(())
     }
 
     /// Its process.
@@ -73,11 +125,7 @@ impl Twin {
 
     /// Stop it, and wait until it has stopped.
     pub fn stop(&self) {
-        self.signal(Signal::STOP);
-        until("the twin stops", || {
-            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
-            stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|s| s.starts_with(" T")))
-        });
+        stop(Pid::from_child(&self.child));
     }
 
     /// Let it go on.
@@ -208,7 +256,13 @@ pub fn role() {
         ..Setup::local(Memory::Both)
     };
     let bed = Bed::new(setup).expect("a bed");
-    let listener = bed.listener(16);
+    let listener = match std::env::var(LISTEN) {
+        Ok(addr) => {
+            let addr = addr.parse().expect("an address");
+            Listener::bind(&bed.b, addr, 16, &bed.param()).expect("a listener")
+        }
+        Err(_) => bed.listener(16),
+    };
     println!("@{}", listener.local_addr());
     let channel = bed.b.create_comp_channel().expect("a channel");
     let half = Half {
@@ -216,14 +270,18 @@ pub fn role() {
         ..Half::default()
     };
     let end = bed.end(&bed.b, &half);
+    let buffer = vec![0; REGION];
+    let place = buffer.as_ptr();
     let mrs = [
         end.mr(REGION),
-        end.pd
-            .reg_mr(vec![0; REGION], crate::bed::ALL)
-            .expect("a region"),
+        end.pd.reg_mr(buffer, crate::bed::ALL).expect("a region"),
     ];
     for id in 0..RECVS {
         end.post_recv(RecvWr::new(id).sge(mrs[0].sge(id as usize * RECV, RECV)));
+    }
+    if let Ok(pid) = std::env::var(CONTINUES) {
+        let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
+        kill_process(pid, Signal::CONT).expect("it waits for us");
     }
     let request = listener.next_request(Some(PATIENCE)).expect("a request");
     let end = end
@@ -235,6 +293,7 @@ pub fn role() {
         let (command, number) = line.split_once(' ').unwrap_or((&line, "0"));
         let number: u64 = number.parse().expect("a number");
         match command {
+            "where" => println!("@{place:p}"),
             "path" => println!("@{:?}", end.qp.path().expect("connected")),
             "echo" => {
                 let wc = end.received();
@@ -266,6 +325,14 @@ pub fn role() {
                 println!("@goodbye");
                 let error = Command::new("/bin/sleep").arg("30").exec();
                 panic!("exec: {error}");
+            }
+            // Stop whoever writes here, and be gone before it goes on.
+            "die" => {
+                until("the first write", || {
+                    mrs[1].load_u64(0).expect("within") != 0
+                });
+                stop(Pid::from_raw(number as i32).expect("a process"));
+                kill_process(rustix::process::getpid(), Signal::KILL).expect("ourselves");
             }
             "wait" => {
                 println!("@waiting");
