@@ -158,9 +158,12 @@ impl LocalLink {
         self.joint.end.pushed()
     }
 
-    /// How far the peer has come.
+    /// How far the peer has come. One that says nonsense is as good as dead: nothing it says later would be news.
     pub(crate) fn consumed(&self) -> u64 {
-        self.joint.end.consumed().unwrap_or(0)
+        self.joint.end.consumed().unwrap_or_else(|Broken| {
+            self.set_dead();
+            0
+        })
     }
 
     /// Do something with `len` bytes of the peer's memory, if its table allows that (`None` if not).
