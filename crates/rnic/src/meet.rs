@@ -39,6 +39,9 @@ pub(crate) const KNOCK_TIME: Duration = Duration::from_millis(500);
 /// The number of users that our user namespace does not know (`/proc/sys/kernel/overflowuid`).
 const OVERFLOW_UID: u32 = 65_534;
 const HUNG_UP: &str = "the peer hung up";
+/// The kernel does not say which; the first is what happens between peers that keep to the rules.
+const TRUNCATED: &str =
+    "a message came without all of its descriptors (too many open files), or was too long";
 /// Descriptors of an Attach: heart, table and up to three arenas; a Hello has the segment before them.
 const PARTY_FDS: usize = 5;
 
@@ -272,6 +275,7 @@ fn receive(wire: &OwnedFd) -> Result<Option<(Message, Vec<OwnedFd>)>, Why> {
         },
         Ok(None) => Err(HUNG_UP.into()),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(TRUNCATED.into()),
         Err(error) => Err(format!("the peer's answer: {error}")),
     }
 }

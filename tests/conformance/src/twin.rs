@@ -205,8 +205,13 @@ impl Pair {
     }
 
     /// Connect this end with that twin.
-    pub fn over(mut twin: Twin, bed: &Bed, end: End) -> Pair {
+    pub fn over(twin: Twin, bed: &Bed, end: End) -> Pair {
         let end = bed.dial(twin.addr, end, &bed.param()).expect("connect");
+        Pair::of(twin, end)
+    }
+
+    /// This end and that twin are connected.
+    pub fn of(mut twin: Twin, end: End) -> Pair {
         let keys = twin.answer();
         let mut keys = keys
             .split(' ')
@@ -263,7 +268,6 @@ pub fn role() {
         }
         Err(_) => bed.listener(16),
     };
-    println!("@{}", listener.local_addr());
     let channel = bed.b.create_comp_channel().expect("a channel");
     let half = Half {
         channel: Some(channel.clone()),
@@ -279,6 +283,7 @@ pub fn role() {
     for id in 0..RECVS {
         end.post_recv(RecvWr::new(id).sge(mrs[0].sge(id as usize * RECV, RECV)));
     }
+    println!("@{}", listener.local_addr());
     if let Ok(pid) = std::env::var(CONTINUES) {
         let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
         kill_process(pid, Signal::CONT).expect("it waits for us");
