@@ -27,6 +27,9 @@ pub const ADDS: u64 = 20_000;
 const VARIABLE: &str = "WEFT_TWIN";
 /// In a twin's environment: the address that it listens on.
 pub const LISTEN: &str = "WEFT_TWIN_LISTEN";
+/// In a twin's environment: the address that it connects to, instead of listening. It says so first, and then what came
+/// of it.
+pub const DIAL: &str = "WEFT_TWIN_DIAL";
 /// In a twin's environment: the process that it continues once it is ready for a connection.
 pub const CONTINUES: &str = "WEFT_TWIN_CONTINUES";
 
@@ -261,12 +264,9 @@ pub fn role() {
         ..Setup::local(Memory::Both)
     };
     let bed = Bed::new(setup).expect("a bed");
-    let listener = match std::env::var(LISTEN) {
-        Ok(addr) => {
-            let addr = addr.parse().expect("an address");
-            Listener::bind(&bed.b, addr, 16, &bed.param()).expect("a listener")
-        }
-        Err(_) => bed.listener(16),
+    let address = |variable| {
+        let addr = std::env::var(variable).ok()?;
+        Some(addr.parse().expect("an address"))
     };
     let channel = bed.b.create_comp_channel().expect("a channel");
     let half = Half {
@@ -283,15 +283,28 @@ pub fn role() {
     for id in 0..RECVS {
         end.post_recv(RecvWr::new(id).sge(mrs[0].sge(id as usize * RECV, RECV)));
     }
-    println!("@{}", listener.local_addr());
-    if let Ok(pid) = std::env::var(CONTINUES) {
-        let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
-        kill_process(pid, Signal::CONT).expect("it waits for us");
-    }
-    let request = listener.next_request(Some(PATIENCE)).expect("a request");
-    let end = end
-        .over(|qp| request.accept(qp, &bed.param()))
-        .expect("accept");
+    // It listens as long as it lives.
+    let (end, _listener) = if let Some(addr) = address(DIAL) {
+        println!("@{addr}");
+        match bed.dial(addr, end, &bed.param()) {
+            Ok(end) => (end, None),
+            Err(error) => {
+                println!("@{error}");
+                return;
+            }
+        }
+    } else {
+        let addr = address(LISTEN).unwrap_or(bed.any_addr());
+        let listener = Listener::bind(&bed.b, addr, 16, &bed.param()).expect("a listener");
+        println!("@{}", listener.local_addr());
+        if let Ok(pid) = std::env::var(CONTINUES) {
+            let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
+            kill_process(pid, Signal::CONT).expect("it waits for us");
+        }
+        let request = listener.next_request(Some(PATIENCE)).expect("a request");
+        let end = end.over(|qp| request.accept(qp, &bed.param()));
+        (end.expect("accept"), Some(listener))
+    };
     println!("@{} {}", mrs[0].rkey(), mrs[1].rkey());
     for line in std::io::stdin().lines() {
         let line = line.expect("a line");

@@ -3,13 +3,14 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use weft_conformance::bed::{Bed, Half, Memory, PATIENCE, Setup, until};
 use weft_conformance::gauge::descriptors;
 use weft_conformance::local::{Local, RING, domain, door, fds, hear, open_door, party, say};
 use weft_conformance::raw::{Raw, send, start_frame, write};
-use weft_conformance::twin::{Pair, Twin};
+use weft_conformance::twin::{DIAL, Pair, Twin};
 use weft_conformance::victim::Bystander;
 use weft_ring::Segment;
 use weft_sys::unix::{self, Name};
@@ -148,9 +149,7 @@ fn the_environment_decides() {
         let twin = Twin::start("twin", |twin| {
             twin.env("WEFT_LOCAL", value);
         });
-        let mut setup = Setup::local(Memory::Both);
-        setup.local = LocalMode::Auto;
-        let bed = Bed::new(setup).expect("a bed");
+        let bed = bed(LocalMode::Auto);
         let end = bed.end(&bed.a, &Half::default());
         let mut pair = Pair::over(twin.expect("a twin"), &bed, end);
         let path = pair.end.qp.path().expect("connected");
@@ -159,30 +158,37 @@ fn the_environment_decides() {
     }
 }
 
-#[test]
-fn another_user() {
+/// A twin of another user, where we may start one.
+fn nobody(change: impl FnOnce(&mut Command)) -> Option<Twin> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become somebody else");
-        return;
+        return None;
     }
-    let nobody = || {
-        let twin = Twin::start("twin", |twin| {
-            twin.uid(65534).gid(65534).env("WEFT_LOCAL", "auto");
-        });
-        match twin {
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                println!("skipped: nobody may not run this program");
-                None
-            }
-            twin => Some(twin.expect("a twin")),
+    let twin = Twin::start("twin", |twin| {
+        twin.uid(65534).gid(65534).env("WEFT_LOCAL", "auto");
+        change(twin);
+    });
+    match twin {
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            println!("skipped: nobody may not run this program");
+            None
         }
-    };
-    let Some(twin) = nobody() else { return };
+        twin => Some(twin.expect("a twin")),
+    }
+}
+
+fn bed(mode: LocalMode) -> Bed {
     let mut setup = Setup::local(Memory::Both);
-    setup.local = LocalMode::Auto;
-    let bed = Bed::new(setup).expect("a bed");
-    let end = bed.end(&bed.a, &Half::default());
-    let mut pair = Pair::over(twin, &bed, end);
+    setup.local = mode;
+    Bed::new(setup).expect("a bed")
+}
+
+#[test]
+fn another_user() {
+    let Some(twin) = nobody(|_| ()) else { return };
+    let auto = bed(LocalMode::Auto);
+    let end = auto.end(&auto.a, &Half::default());
+    let mut pair = Pair::over(twin, &auto, end);
     let path = pair.end.qp.path().expect("connected");
     assert_eq!(path.transport, "tcp");
     assert!(
@@ -196,14 +202,58 @@ fn another_user() {
         "{theirs}"
     );
     // Whoever insists is told why not.
-    let Some(twin) = nobody() else { return };
-    let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
-    let end = bed.end(&bed.a, &Half::default());
-    let error = bed.dial(twin.addr, end, &bed.param()).err();
+    let Some(twin) = nobody(|_| ()) else { return };
+    let strict = bed(LocalMode::Require);
+    let end = strict.end(&strict.a, &Half::default());
+    let error = strict.dial(twin.addr, end, &strict.param()).err();
     assert!(
         matches!(&error, Some(ConnectError::NotLocal(why)) if why.contains("user")),
         "{error:?}"
     );
+}
+
+/// The same with the roles exchanged: the initiator is nobody.
+#[test]
+fn another_user_dials() {
+    for (ours, theirs) in [
+        (LocalMode::Auto, "auto"),
+        (LocalMode::Auto, "require"),
+        (LocalMode::Require, "auto"),
+    ] {
+        let bed = bed(ours);
+        let listener = bed.listener(4);
+        let twin = nobody(|twin| {
+            twin.env(DIAL, listener.local_addr().to_string());
+            twin.env("WEFT_LOCAL", theirs);
+        });
+        let Some(mut twin) = twin else { return };
+        if theirs == "require" {
+            let error = twin.answer();
+            assert!(
+                error.contains("user") && error.contains("WEFT_LOCAL"),
+                "{error}"
+            );
+            continue;
+        }
+        let end = bed.end(&bed.b, &Half::default());
+        let request = listener.next_request(Some(PATIENCE)).expect("a request");
+        let accepted = end.over(|qp| request.accept(qp, &bed.param()));
+        if ours == LocalMode::Require {
+            let error = accepted.err();
+            assert!(
+                matches!(&error, Some(ConnectError::NotLocal(_))),
+                "{error:?}"
+            );
+            println!("{}", twin.answer());
+            continue;
+        }
+        let mut pair = Pair::of(twin, accepted.expect("accept"));
+        let path = pair.end.qp.path().expect("connected");
+        assert_eq!((path.transport, path.reason.is_some()), ("tcp", true));
+        let path = pair.twin.ask("path");
+        assert!(path.contains("tcp") && path.contains("user"), "{path}");
+        pair.echo(5);
+    }
 }
 
 /// Somebody else sits at the name where a listener's door should be.
