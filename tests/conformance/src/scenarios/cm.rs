@@ -184,7 +184,9 @@ pub fn backlog(bed: &Bed) {
         assert_eq!(outcomes.iter().filter(|o| o.is_ok()).count(), 2);
         for outcome in outcomes {
             if let Err(error) = outcome {
-                assert!(matches!(error, ConnectError::Closed), "{error:?}");
+                // Where only shared memory will do, a connection that the kernel's own queue had no room for is not found.
+                let away = matches!(error, ConnectError::Closed | ConnectError::NotLocal(_));
+                assert!(away, "{error:?}");
             }
         }
     });
