@@ -8,9 +8,12 @@
 //! The other half are peers that break the rules: [`raw`] speaks to a [`victim`] over plain sockets and may send any
 //! bytes; with [`local`] it does so in shared memory. See `tests/hostile.rs` (frames), `tests/startup.rs` (before the first frame), `tests/pressure.rs` (floods and
 //! stalls) and `tests/random.rs` (mutated traffic).
+//!
+//! Peers that keep to the rules while their process dies, stops, or has other namespaces are [`twin`]s.
 #![forbid(unsafe_code)]
 
 pub mod bed;
+pub mod flood;
 pub mod gauge;
 pub mod local;
 pub mod raw;

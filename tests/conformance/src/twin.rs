@@ -352,6 +352,10 @@ pub fn role() {
                 stop(Pid::from_raw(number as i32).expect("a process"));
                 kill_process(rustix::process::getpid(), Signal::KILL).expect("ourselves");
             }
+            "flood" => {
+                crate::flood::both_ways(&end, &mrs, number as u32);
+                println!("@flooded");
+            }
             "wait" => {
                 println!("@waiting");
                 let mut wc = [Wc::default(); 1];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 use weft_conformance::bed::{Bed, Half, Memory, PATIENCE, Setup, assert_bytes, pattern, take};
-use weft_conformance::twin::{ADDS, Pair, RECV, REGION, forks};
+use weft_conformance::twin::{ADDS, DIAL, Pair, RECV, REGION, Twin, forks};
 use weft_conformance::victim::Bystander;
 use weft_verbs::{AsyncEvent, EndReason, RecvWr, RemoteAddr, SendWr, WcStatus};
 
@@ -407,6 +407,34 @@ fn sleepers_on_channels_miss_nothing() {
         assert_eq!((wc.wr_id, wc.status), (round, WcStatus::Success));
     }
     assert_eq!(pair.twin.answer(), "done");
+}
+
+/// All that a connection takes, both ways at once, between two processes that stop now and then: the ring fills up, and
+/// nothing is lost, changed, or left asleep.
+#[test]
+fn floods_both_ways() {
+    let mut far = Twin::start("twin", |_| ()).expect("a twin");
+    let addr = far.addr.to_string();
+    let near = Twin::start("twin", |twin| {
+        twin.env(DIAL, addr);
+    });
+    let mut near = near.expect("a twin");
+    let keys = [near.answer(), far.answer()];
+    assert!(near.ask("path").contains("\"local\""));
+    for (twin, keys) in [(&mut far, &keys[0]), (&mut near, &keys[1])] {
+        let (first, _) = keys.split_once(' ').expect("two keys");
+        twin.tell(&format!("flood {first}"));
+    }
+    // The pace of the two, not a synchronisation.
+    for twin in [&near, &far].repeat(8) {
+        twin.stop();
+        std::thread::sleep(Duration::from_millis(5));
+        twin.go_on();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    for twin in [&mut near, &mut far] {
+        assert_eq!(twin.answer(), "flooded");
+    }
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! As many messages of all lengths as a connection takes, both ways at once: on each side two threads post, a third
+//! sleeps until their sends complete, and a fourth receives, slowly, and checks each byte.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use weft_verbs::{Mr, RecvWr, RemoteAddr, SendWr, WcStatus};
+
+use crate::bed::{End, Rng, assert_bytes, pattern, until};
+use crate::twin::{RECV, RECVS, REGION};
+
+/// Messages of each poster.
+const COUNT: u64 = 500;
+const POSTERS: u64 = 2;
+/// Receives once all are posted: what the ring between the two holds is far less.
+const MOST: u64 = 48;
+/// Buffers of each poster: enough for all receives there are, so that what stops it is the ring.
+const SLOTS: [u64; POSTERS as usize] = [MOST, 15];
+/// Where the peer says how many receives it has posted so far.
+const GRANT: usize = REGION - 8;
+
+/// What a poster's message is like.
+fn message(poster: u64, seq: u64) -> Vec<u8> {
+    let seed = poster << 32 | seq;
+    let mut rng = Rng::new(seed);
+    // Most are just too short to be fetched by the peer from a program's own memory: those fill the ring.
+    let len = if rng.chance(3) {
+        rng.pick(&[16, 100, 2000, 4095, 4096, 16_384, 40_000, RECV])
+    } else {
+        14_000 + rng.below(2000)
+    };
+    let mut bytes = pattern(seed, len);
+    bytes[..8].copy_from_slice(&poster.to_ne_bytes());
+    bytes[8..16].copy_from_slice(&seq.to_ne_bytes());
+    bytes
+}
+
+/// One side of a flood.
+struct Flood<'a> {
+    end: &'a End,
+    /// Receives and what the second poster sends; this the peer maps.
+    arena: &'a Mr,
+    /// What the first poster sends: copied through the ring up to some length.
+    ordinary: &'a Mr,
+    /// Messages posted, by both.
+    posted: AtomicU64,
+}
+
+impl Flood<'_> {
+    /// A poster's buffers.
+    fn buffer(&self, poster: u64, slot: u64) -> (&Mr, usize) {
+        let first = if poster == 0 { 0 } else { MOST as usize * RECV };
+        let mr = [self.ordinary, self.arena][poster as usize];
+        (mr, first + slot as usize * RECV)
+    }
+
+    fn post(&self, poster: u64, free: &Receiver<u64>) {
+        for seq in 0..COUNT {
+            let slot = free.recv().expect("the sleeper lives");
+            let (mr, at) = self.buffer(poster, slot);
+            let bytes = message(poster, seq);
+            mr.write(at, &bytes).expect("within");
+            // A message that finds no receive ends the connection.
+            let place = self.posted.fetch_add(1, Ordering::Relaxed);
+            until("a receive at the peer", || {
+                place < self.arena.load_u64(GRANT).expect("within").max(RECVS)
+            });
+            let wr = SendWr::send(poster << 32 | slot).sge(mr.sge(at, bytes.len()));
+            self.end.post(wr.signaled());
+        }
+    }
+
+    fn sleep(&self, free: &[Sender<u64>]) {
+        for _ in 0..POSTERS * COUNT {
+            let wc = self.end.sent();
+            assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+            // The last slots are wanted by nobody.
+            let _ = free[(wc.wr_id >> 32) as usize].send(wc.wr_id & 0xffff_ffff);
+        }
+    }
+
+    fn receive(&self, grants: RemoteAddr) {
+        let post = |id| {
+            let sge = self.arena.sge(id as usize * RECV, RECV);
+            self.end.post_recv(RecvWr::new(id).sge(sge));
+        };
+        let grant = |count: u64| {
+            let wr = SendWr::write(0, grants).inline(&count.to_ne_bytes());
+            self.end.post(wr);
+        };
+        (RECVS..MOST).for_each(post);
+        grant(MOST);
+        let mut next = [0; POSTERS as usize];
+        for done in 1..=POSTERS * COUNT {
+            let wc = self.end.received();
+            assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+            let at = wc.wr_id as usize * RECV;
+            let poster = self.arena.load_u64(at).expect("within");
+            let seq = &mut next[poster as usize];
+            let want = message(poster, *seq);
+            assert_eq!(wc.byte_len as usize, want.len());
+            assert_bytes(self.arena, at, &want, "a message");
+            *seq += 1;
+            if done % 50 == 0 {
+                // Its pace, not a synchronisation.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            post(wc.wr_id);
+            grant(MOST + done);
+        }
+        assert_eq!(next, [COUNT; POSTERS as usize]);
+    }
+}
+
+/// Both ways; the peer does the same, and its first region has this key.
+pub fn both_ways(end: &End, [arena, ordinary]: &[Mr; 2], rkey: u32) {
+    let flood = Flood {
+        end,
+        arena,
+        ordinary,
+        posted: AtomicU64::new(0),
+    };
+    let grants = RemoteAddr {
+        addr: GRANT as u64,
+        rkey,
+    };
+    std::thread::scope(|scope| {
+        let flood = &flood;
+        let mut free = Vec::new();
+        for poster in 0..POSTERS {
+            let (give, take) = channel();
+            (0..SLOTS[poster as usize])
+                .for_each(|slot| give.send(slot).expect("the other end is here"));
+            scope.spawn(move || flood.post(poster, &take));
+            free.push(give);
+        }
+        scope.spawn(move || flood.sleep(&free));
+        flood.receive(grants);
+    });
+}
