@@ -300,17 +300,18 @@ impl QpInner {
         first: usize,
         wrs: impl Iterator<Item = SendWr>,
     ) -> Result<(), PostError> {
-        if !matches!(self.state(), QpState::Rts | QpState::Error) {
-            return Err(PostError {
-                index: 0,
-                reason: PostReason::State,
-            });
-        }
         let mut refused = None;
         let mut count = 0;
         let mut bytes = 0u32;
         {
             let mut inbox = lock(&self.inbox);
+            // Under the lock, so that a closing connection that finds the inbox empty has seen the last of it.
+            if !matches!(self.state(), QpState::Rts | QpState::Error) {
+                return Err(PostError {
+                    index: 0,
+                    reason: PostReason::State,
+                });
+            }
             for (index, wr) in (first..).zip(wrs) {
                 match self.check_post(&wr) {
                     Ok(len) => {
@@ -667,8 +668,13 @@ impl QpInner {
         self.reap(core);
         self.deliver(core);
         if core.ended.is_none() && self.state() == QpState::Closing {
-            // Closing in order: once everything is sent, the peer sees our end.
-            if core.sq.is_empty() && core.tx.is_empty() && !core.shut {
+            // Closing in order: once everything is sent, the peer sees our end. What was posted before the close may
+            // have come into the inbox after this drive emptied it; whoever closes drives once more.
+            if core.sq.is_empty()
+                && core.tx.is_empty()
+                && !core.shut
+                && lock(&self.inbox).is_empty()
+            {
                 self.shut(core, link);
             }
         }

@@ -54,8 +54,12 @@ impl QpInner {
         else {
             return 0;
         };
-        // Another thread may have posted since.
-        if !stream.is_idle() || !tx.is_empty() || self.sq_used.load(Ordering::SeqCst) > 0 {
+        // Another thread may have posted since, or closed or ended the connection.
+        if self.state() != QpState::Rts
+            || !stream.is_idle()
+            || !tx.is_empty()
+            || self.sq_used.load(Ordering::SeqCst) > 0
+        {
             return 0;
         }
         let mut wcs: SmallVec<[Wc; 16]> = SmallVec::new();

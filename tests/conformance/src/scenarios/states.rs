@@ -1,6 +1,6 @@
 //! The life of a queue pair: what may be posted when, what is flushed, and how a connection ends.
 
-use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, WcOpcode, WcStatus};
+use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, End, Half, PATIENCE, assert_none, assert_ok, take, until};
 
@@ -72,6 +72,37 @@ pub fn disconnect(bed: &Bed) {
                 None
             );
         }
+    }
+}
+
+/// What was posted before an orderly end arrives, whoever else drives the connection at that moment.
+pub fn disconnect_beside_a_poller(bed: &Bed) {
+    for round in 0..60 {
+        let (near, far) = bed.talking_pair();
+        for i in 0..8 {
+            far.post_recv(RecvWr::new(i));
+        }
+        let posted = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // No look at what comes: polling only drives.
+                while !posted.load(std::sync::atomic::Ordering::Acquire) {
+                    near.rcq.poll(&mut [Wc::default()]).expect("no overrun");
+                }
+            });
+            for _ in 0..7 {
+                near.post(SendWr::send(1));
+            }
+            near.post(SendWr::send(2).signaled());
+            near.qp.disconnect();
+            posted.store(true, std::sync::atomic::Ordering::Release);
+        });
+        for (i, wc) in take(&far.rcq, 8).iter().enumerate() {
+            assert_ok(wc, i as u64, WcOpcode::Recv, 0);
+        }
+        assert_ok(&near.sent(), 2, WcOpcode::Send, 0);
+        assert_ne!(near.qp.state(), QpState::Rts, "round {round}");
+        far.qp.disconnect();
     }
 }
 
