@@ -1,0 +1,1 @@
+//! The pure protocol of EXS connections.
