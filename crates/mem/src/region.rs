@@ -50,6 +50,8 @@ enum Storage {
     Lent(Box<Lent>),
     /// Somebody else's.
     Raw,
+    /// A range of another registration, from this offset on: it keeps that one's memory.
+    Part(Arc<Registered>, usize),
     Nothing,
 }
 
@@ -119,6 +121,21 @@ impl Registered {
         Registered::build(pd, ptr, len, Storage::Raw, iova, access)
     }
 
+    /// `len` bytes from `off` of what another one has, under rights of its own.
+    pub(crate) fn from_part(
+        whole: &Arc<Registered>,
+        off: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        if off > whole.len || len > whole.len - off {
+            return Err(MemError::Bounds);
+        }
+        let storage = Storage::Part(Arc::clone(whole), off);
+        Registered::build(whole.pd, whole.at(off), len, storage, iova, access)
+    }
+
     /// `len` bytes of an arena.
     pub(crate) fn from_lent(
         pd: PdId,
@@ -133,7 +150,11 @@ impl Registered {
 
     /// Whether its bytes are in an arena.
     pub(crate) fn is_lent(&self) -> bool {
-        matches!(self.storage, Storage::Lent(_))
+        match &self.storage {
+            Storage::Lent(_) => true,
+            Storage::Part(whole, _) => whole.is_lent(),
+            _ => false,
+        }
     }
 
     /// Where the byte at an offset is, for a peer of this host.
@@ -143,6 +164,7 @@ impl Registered {
                 space: lent.place.space,
                 addr: lent.place.addr + offset as u64,
             },
+            Storage::Part(whole, off) => whole.place(off + offset),
             _ => Place {
                 space: 0,
                 addr: self.at(offset).as_ptr().addr() as u64,
@@ -242,7 +264,7 @@ impl Registered {
     /// Takes the storage apart; the buffer comes back if there was one.
     fn release(&mut self) -> Option<Vec<u8>> {
         let storage = std::mem::replace(&mut self.storage, Storage::Nothing);
-        if *self.locked.get_mut() && !matches!(storage, Storage::Nothing) {
+        if *self.locked.get_mut() && !matches!(storage, Storage::Nothing | Storage::Part(..)) {
             // SAFETY: the range is still mapped. A failure leaves the lock, which harms nobody.
             let _ = unsafe { weft_sys::map::unlock(self.ptr, self.len) };
         }
@@ -258,7 +280,7 @@ impl Registered {
                 None
             }
             // The mapping goes, and with it the memory.
-            Storage::Lent(_) | Storage::Raw | Storage::Nothing => None,
+            Storage::Lent(_) | Storage::Raw | Storage::Part(..) | Storage::Nothing => None,
         }
     }
 }
@@ -292,7 +314,7 @@ impl Region {
     }
 
     #[inline]
-    fn inner(&self) -> &Arc<Registered> {
+    pub(crate) fn inner(&self) -> &Arc<Registered> {
         self.inner.as_ref().expect("a region has its memory")
     }
 

@@ -3,7 +3,7 @@
 use crate::domain::Domain;
 use crate::export;
 use crate::region::Registered;
-use crate::{Access, Backing, MemError, PdId, Region, Span};
+use crate::{Access, Backing, MemError, PdId, RawMemory, Region, Span};
 use std::collections::{HashMap, VecDeque, hash_map};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
@@ -343,6 +343,43 @@ impl Table {
         access: Access,
     ) -> Result<Region, MemError> {
         self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
+    }
+
+    /// Registers memory that somebody has promised, see [`RawMemory::new`].
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_promised(
+        &self,
+        pd: PdId,
+        memory: &RawMemory,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        let (ptr, len) = (memory.as_ptr(), memory.len());
+        self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
+    }
+
+    /// Registers `len` bytes from `off` of a region once more, under an `STag`, an address and rights of their own: to open them to a
+    /// peer, and nothing beside them, for a while. The memory stays until both are gone.
+    ///
+    /// # Errors
+    /// As [`Self::register`], and [`MemError::Bounds`].
+    pub fn register_part(
+        &self,
+        region: &Region,
+        off: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        self.enter(Registered::from_part(
+            region.inner(),
+            off,
+            len,
+            iova,
+            access,
+        )?)
     }
 
     fn enter(&self, mut new: Registered) -> Result<Region, MemError> {

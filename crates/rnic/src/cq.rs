@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -47,6 +47,9 @@ pub(crate) struct CqInner {
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
     spin: SpinBudget,
+    /// Counts the calls of [`Cq::interrupt`].
+    epoch: AtomicU32,
+    hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
     _count: Counted,
 }
 
@@ -85,6 +88,8 @@ impl Cq {
             members: RwLock::new(Vec::new()),
             deferred: AtomicBool::new(false),
             spin: SpinBudget::new(),
+            epoch: AtomicU32::new(0),
+            hook: OnceLock::new(),
             _count: count,
         })))
     }
@@ -126,6 +131,64 @@ impl Cq {
     /// # Errors
     /// [`CqOverrun`] as in [`Cq::poll`].
     pub fn wait(&self, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, CqOverrun> {
+        self.wait_unless(out, timeout, || false)
+    }
+
+    /// As [`Cq::wait`], and `Ok(0)` as soon as somebody calls [`Cq::interrupt`] after `epoch` was read with [`Cq::epoch`]: for
+    /// owners that wait for something that another thread may do for them.
+    ///
+    /// # Errors
+    /// [`CqOverrun`] as in [`Cq::poll`].
+    pub fn wait_since(
+        &self,
+        epoch: u32,
+        out: &mut [Wc],
+        timeout: Option<Duration>,
+    ) -> Result<usize, CqOverrun> {
+        self.wait_unless(out, timeout, || {
+            self.0.epoch.load(Ordering::SeqCst) != epoch
+        })
+    }
+
+    /// See [`Cq::wait_since`].
+    pub fn epoch(&self) -> u32 {
+        self.0.epoch.load(Ordering::SeqCst)
+    }
+
+    /// End all waits of [`Cq::wait_since`] that began with an epoch of before.
+    pub fn interrupt(&self) {
+        self.0.epoch.fetch_add(1, Ordering::SeqCst);
+        self.0.kick();
+    }
+
+    /// Take up to `out.len()` completions that are there already; drives nothing.
+    ///
+    /// # Errors
+    /// [`CqOverrun`] as in [`Cq::poll`].
+    pub fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
+        self.0.pop(out)
+    }
+
+    /// The owner goes to sleep somewhere else: the engine drives the members from now on, without a look around first.
+    pub fn release(&self) {
+        self.0.for_members(|qp| {
+            qp.flush_deferred();
+            qp.release_lease();
+        });
+    }
+
+    /// Call this on the engine's thread, whenever the engine has left completions in the queue. It is how a layer above goes on
+    /// while its program does something else; it must not block. Only once, before members exist.
+    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.hook.set(Box::new(hook));
+    }
+
+    fn wait_unless(
+        &self,
+        out: &mut [Wc],
+        timeout: Option<Duration>,
+        interrupted: impl Fn() -> bool,
+    ) -> Result<usize, CqOverrun> {
         let cq = &*self.0;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         if out.is_empty() {
@@ -143,6 +206,9 @@ impl Cq {
                 // A peer on this core answers while we yield; on another core it answers while we spin.
                 weft_sys::thread::sched_yield();
                 let n = self.poll(out)?;
+                if n == 0 && interrupted() {
+                    return Ok(0);
+                }
                 let spent = start.elapsed();
                 if n > 0 {
                     // Somebody busy had the core in between: sleeping would have been quicker.
@@ -168,7 +234,7 @@ impl Cq {
                     left => left,
                 },
             };
-            cq.sleep(left);
+            cq.sleep(left, &interrupted);
             let n = self.poll(out).inspect_err(|_| {
                 // All who wait are to know.
                 if cq.waiters.load(Ordering::SeqCst) > 0 {
@@ -181,6 +247,9 @@ impl Cq {
                     cq.wake.signal();
                 }
                 return Ok(n);
+            }
+            if interrupted() {
+                return Ok(0);
             }
         }
     }
@@ -272,6 +341,15 @@ impl CqInner {
         fits
     }
 
+    /// On the engine's thread: tell the layer above of what there is.
+    pub(crate) fn call_hook(&self) {
+        if let Some(hook) = self.hook.get()
+            && self.len.load(Ordering::SeqCst) > 0
+        {
+            hook();
+        }
+    }
+
     /// Wake those who wait: they are to look at the members again.
     pub(crate) fn kick(&self) {
         if self.waiters.load(Ordering::SeqCst) > 0 {
@@ -350,9 +428,9 @@ impl CqInner {
     }
 
     /// Block until a member's socket, or a completion made by another thread, or the time-out wakes us.
-    fn sleep(&self, timeout: Option<Duration>) {
+    fn sleep(&self, timeout: Option<Duration>, interrupted: &impl Fn() -> bool) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        if self.len.load(Ordering::SeqCst) == 0 {
+        if self.len.load(Ordering::SeqCst) == 0 && !interrupted() {
             let members = self.members();
             let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
                 SmallVec::new();

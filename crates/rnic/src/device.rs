@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Backing, Domain, PdId, Table};
+use weft_mem::{Backing, Domain, PdId, RawMemory, Table};
 use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::cq::{CompChannel, Cq};
@@ -342,6 +342,31 @@ impl Pd {
     /// [`Error::Memory`] past the limit of regions.
     pub fn reg_mr(&self, buffer: Vec<u8>, access: Access) -> Result<Mr, Error> {
         self.register(Backing::Owned(buffer), access)
+    }
+
+    /// Register memory that somebody else owns, under their promise. Its addresses start at 0.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions.
+    pub fn reg_raw(&self, memory: &RawMemory, access: Access) -> Result<Mr, Error> {
+        let table = &self.0.device.table;
+        Ok(Mr {
+            region: table.register_promised(self.0.id, memory, 0, access)?,
+            pd: Arc::clone(&self.0),
+        })
+    }
+
+    /// Register a part of a region once more, with rights and keys of its own: to open it, and nothing beside it, to a peer for a while.
+    /// Its addresses start at 0; the memory stays as long as either is there.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] out of bounds, and past the limit of regions.
+    pub fn reg_part(&self, mr: &Mr, off: usize, len: usize, access: Access) -> Result<Mr, Error> {
+        let table = &self.0.device.table;
+        Ok(Mr {
+            region: table.register_part(&mr.region, off, len, 0, access)?,
+            pd: Arc::clone(&self.0),
+        })
     }
 
     fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {

@@ -258,6 +258,7 @@ impl Engine {
     }
 
     fn run(self: Arc<Self>) {
+        ON_ENGINE.set(true);
         let mut events = Vec::with_capacity(64);
         let mut hot: Vec<Arc<QpInner>> = Vec::new();
         let (mut quiet, mut steady) = (0, 0);
@@ -426,6 +427,15 @@ impl Engine {
         }
         only_polled
     }
+}
+
+thread_local! {
+    static ON_ENGINE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Whether this thread is an engine's.
+pub(crate) fn on_engine() -> bool {
+    ON_ENGINE.get()
 }
 
 /// Run what may call into the program: its panic ends one connection's callback, not the progress of all the others.

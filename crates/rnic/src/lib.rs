@@ -34,4 +34,4 @@ pub use signal::Signal;
 pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};
 pub use types::*;
-pub use weft_mem::MemError;
+pub use weft_mem::{MemError, RawMemory};

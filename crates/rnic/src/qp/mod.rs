@@ -35,7 +35,7 @@ use weft_wire::mpa::MAX_MARKED_ULPDU;
 
 use crate::cq::CqInner;
 use crate::device::{DeviceInner, PdInner};
-use crate::engine::{Engine, Lease, Next, Source, Token};
+use crate::engine::{Engine, Lease, Next, Source, Token, guarded, on_engine};
 use crate::lock::{lock, try_lock};
 use crate::srq::{RecvQueue, SrqInner};
 use crate::stat::Connection;
@@ -626,6 +626,12 @@ impl QpInner {
         }
         if let Some(reason) = ended {
             self.announce_end(reason);
+        }
+        if on_engine() {
+            guarded(|| self.recv_cq.call_hook());
+            if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+                guarded(|| self.send_cq.call_hook());
+            }
         }
         out
     }

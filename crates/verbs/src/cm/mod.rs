@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
-pub use weft_rnic::{ConnParam, ConnectError, LinkOptions};
-use weft_rnic::{Incoming, Listening, Signal};
+use weft_rnic::Signal;
+pub use weft_rnic::{ConnParam, ConnectError, Incoming, LinkOptions, Listening};
 
 use crate::{Device, Pd, Qp, QpInit};
 

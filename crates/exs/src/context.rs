@@ -1,0 +1,54 @@
+//! What all sockets of a program share: a device and a protection domain.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::Errno;
+use weft_verbs::{Device, Pd};
+
+use crate::Error;
+
+/// A device and a protection domain for sockets, queues and regions. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct Context(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    pd: Pd,
+}
+
+impl Context {
+    /// Sockets on this device.
+    ///
+    /// # Errors
+    /// Without room for a protection domain.
+    pub fn new(device: Device) -> Result<Context, Error> {
+        let pd = device.alloc_pd()?;
+        Ok(Context(Arc::new(Inner { device, pd })))
+    }
+
+    /// The program's own, made when it is first asked for.
+    ///
+    /// # Errors
+    /// When the device cannot be opened; the next call tries again.
+    pub fn global() -> Result<Context, Errno> {
+        static GLOBAL: Mutex<Option<Context>> = Mutex::new(None);
+        let mut global = GLOBAL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = &*global {
+            return Ok(context.clone());
+        }
+        let device = Device::open().map_err(Error::from)?;
+        let context = Context::new(device)?;
+        *global = Some(context.clone());
+        Ok(context)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.0.pd
+    }
+}

@@ -1,0 +1,56 @@
+//! Errors, and the numbers that a sockets programmer knows them by.
+
+use rustix::io::Errno;
+use weft_verbs::cm::ConnectError;
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A range that is not inside its region.
+    #[error("the range is not inside the region")]
+    Bounds,
+    /// Verbs refused to make an object.
+    #[error(transparent)]
+    Verbs(#[from] weft_verbs::Error),
+    /// Memory could not be used.
+    #[error(transparent)]
+    Memory(#[from] weft_verbs::MemError),
+    /// The system refused.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl Error {
+    /// The number for it.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Error::Bounds => Errno::FAULT,
+            Error::Verbs(weft_verbs::Error::Limit(_)) => Errno::NOBUFS,
+            Error::Verbs(weft_verbs::Error::Invalid(_)) => Errno::INVAL,
+            Error::Verbs(weft_verbs::Error::Memory(_)) | Error::Memory(_) => Errno::NOMEM,
+            Error::Verbs(weft_verbs::Error::Os { source, .. }) | Error::Io(source) => {
+                Errno::from_io_error(source).unwrap_or(Errno::IO)
+            }
+        }
+    }
+}
+
+impl From<Error> for Errno {
+    fn from(error: Error) -> Self {
+        error.errno()
+    }
+}
+
+/// The number for a connection that could not be made, as `connect(2)` has it.
+pub(crate) fn connect_errno(error: &ConnectError) -> Errno {
+    match error {
+        ConnectError::Rejected { .. } | ConnectError::Refused => Errno::CONNREFUSED,
+        ConnectError::TimedOut => Errno::TIMEDOUT,
+        ConnectError::Unreachable => Errno::HOSTUNREACH,
+        ConnectError::Protocol(_) => Errno::PROTO,
+        ConnectError::Closed => Errno::CONNRESET,
+        ConnectError::Invalid(_) => Errno::INVAL,
+        ConnectError::NotLocal(_) => Errno::NETUNREACH,
+        ConnectError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+    }
+}

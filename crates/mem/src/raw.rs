@@ -1,0 +1,104 @@
+//! Memory that somebody else owns, under a promise.
+//!
+//! # Safety
+//!
+//! [`RawMemory::new`] is where the promise is made; everything else keeps to the range that was promised, and moves bytes by
+//! the racing copies only.
+
+use crate::{MemError, copy};
+use std::ptr::NonNull;
+
+/// A range of memory of which somebody has promised that it stays usable, see [`RawMemory::new`]. Safe code passes it on, cuts it
+/// and copies it; a clone is another name for the same bytes.
+#[derive(Clone)]
+pub struct RawMemory {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are reached by racing copies and system calls only, from any thread.
+unsafe impl Send for RawMemory {}
+// SAFETY: as above.
+unsafe impl Sync for RawMemory {}
+
+impl RawMemory {
+    /// `None` for a null pointer with a length.
+    ///
+    /// # Safety
+    /// Until every clone is dropped, and every region made of it is deregistered, `ptr..ptr + len` must stay mapped and readable
+    /// (and writable, where it is received into), and be touched by nobody through plain Rust references or non-atomic Rust
+    /// accesses that the library's accesses may race with.
+    pub unsafe fn new(ptr: *mut u8, len: usize) -> Option<RawMemory> {
+        let ptr = match NonNull::new(ptr) {
+            Some(ptr) => ptr,
+            None if len == 0 => NonNull::dangling(),
+            None => return None,
+        };
+        ptr.addr().get().checked_add(len)?;
+        Some(RawMemory { ptr, len })
+    }
+
+    /// Its first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `len` bytes from `off` on.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`], for this and the copies.
+    pub fn slice(&self, off: usize, len: usize) -> Result<RawMemory, MemError> {
+        Ok(RawMemory {
+            ptr: self.range(off, len)?,
+            len,
+        })
+    }
+
+    fn range(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
+        if off > self.len || len > self.len - off {
+            return Err(MemError::Bounds);
+        }
+        // SAFETY: inside the promised range, or one past its end.
+        Ok(unsafe { self.ptr.add(off) })
+    }
+
+    /// Copies `src` to `off`.
+    pub fn write(&self, off: usize, src: &[u8]) -> Result<(), MemError> {
+        let p = self.range(off, src.len())?;
+        // SAFETY: a checked range of memory that was promised.
+        unsafe { copy::store(p.as_ptr(), src.as_ptr(), src.len()) };
+        Ok(())
+    }
+
+    /// Copies the bytes at `off` out.
+    pub fn read(&self, off: usize, dst: &mut [u8]) -> Result<(), MemError> {
+        let p = self.range(off, dst.len())?;
+        // SAFETY: as in `write`.
+        unsafe { copy::load(dst.as_mut_ptr(), p.as_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    /// A copy of all bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len];
+        // SAFETY: as in `write`.
+        unsafe { copy::load(out.as_mut_ptr(), self.ptr.as_ptr(), self.len) };
+        out
+    }
+}
+
+impl std::fmt::Debug for RawMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RawMemory({:p}+{})", self.ptr, self.len)
+    }
+}
