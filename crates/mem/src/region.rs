@@ -9,7 +9,7 @@
 
 use crate::domain::{Domain, Lent};
 use crate::table::Table;
-use crate::{Access, MemError, PdId, Place, copy};
+use crate::{Access, MemError, PdId, Place, RawMemory, copy};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
@@ -426,6 +426,22 @@ impl Region {
         let p = self.range(off, dst.len())?;
         // SAFETY: as in `write`.
         unsafe { copy::load(dst.as_mut_ptr(), p.as_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes from `off` to `to` in another region. The two may overlap.
+    pub fn copy_to(&self, off: usize, dst: &Region, to: usize, len: usize) -> Result<(), MemError> {
+        let (from, into) = (self.range(off, len)?, dst.range(to, len)?);
+        // SAFETY: two checked ranges of memory that lives as long as the regions.
+        unsafe { copy::store(into.as_ptr(), from.as_ptr(), len) };
+        Ok(())
+    }
+
+    /// Copies the bytes at `off` to promised memory: as many as it has.
+    pub fn copy_to_raw(&self, off: usize, dst: &RawMemory) -> Result<(), MemError> {
+        let from = self.range(off, dst.len())?;
+        // SAFETY: a checked range of memory that lives as long as `self`, and one that was promised.
+        unsafe { copy::store(dst.as_ptr(), from.as_ptr(), dst.len()) };
         Ok(())
     }
 

@@ -131,64 +131,6 @@ impl Cq {
     /// # Errors
     /// [`CqOverrun`] as in [`Cq::poll`].
     pub fn wait(&self, out: &mut [Wc], timeout: Option<Duration>) -> Result<usize, CqOverrun> {
-        self.wait_unless(out, timeout, || false)
-    }
-
-    /// As [`Cq::wait`], and `Ok(0)` as soon as somebody calls [`Cq::interrupt`] after `epoch` was read with [`Cq::epoch`]: for
-    /// owners that wait for something that another thread may do for them.
-    ///
-    /// # Errors
-    /// [`CqOverrun`] as in [`Cq::poll`].
-    pub fn wait_since(
-        &self,
-        epoch: u32,
-        out: &mut [Wc],
-        timeout: Option<Duration>,
-    ) -> Result<usize, CqOverrun> {
-        self.wait_unless(out, timeout, || {
-            self.0.epoch.load(Ordering::SeqCst) != epoch
-        })
-    }
-
-    /// See [`Cq::wait_since`].
-    pub fn epoch(&self) -> u32 {
-        self.0.epoch.load(Ordering::SeqCst)
-    }
-
-    /// End all waits of [`Cq::wait_since`] that began with an epoch of before.
-    pub fn interrupt(&self) {
-        self.0.epoch.fetch_add(1, Ordering::SeqCst);
-        self.0.kick();
-    }
-
-    /// Take up to `out.len()` completions that are there already; drives nothing.
-    ///
-    /// # Errors
-    /// [`CqOverrun`] as in [`Cq::poll`].
-    pub fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
-        self.0.pop(out)
-    }
-
-    /// The owner goes to sleep somewhere else: the engine drives the members from now on, without a look around first.
-    pub fn release(&self) {
-        self.0.for_members(|qp| {
-            qp.flush_deferred();
-            qp.release_lease();
-        });
-    }
-
-    /// Call this on the engine's thread, whenever the engine has left completions in the queue. It is how a layer above goes on
-    /// while its program does something else; it must not block. Only once, before members exist.
-    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
-        let _ = self.0.hook.set(Box::new(hook));
-    }
-
-    fn wait_unless(
-        &self,
-        out: &mut [Wc],
-        timeout: Option<Duration>,
-        interrupted: impl Fn() -> bool,
-    ) -> Result<usize, CqOverrun> {
         let cq = &*self.0;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         if out.is_empty() {
@@ -206,9 +148,6 @@ impl Cq {
                 // A peer on this core answers while we yield; on another core it answers while we spin.
                 weft_sys::thread::sched_yield();
                 let n = self.poll(out)?;
-                if n == 0 && interrupted() {
-                    return Ok(0);
-                }
                 let spent = start.elapsed();
                 if n > 0 {
                     // Somebody busy had the core in between: sleeping would have been quicker.
@@ -234,7 +173,7 @@ impl Cq {
                     left => left,
                 },
             };
-            cq.sleep(left, &interrupted);
+            cq.sleep(left, &|| false);
             let n = self.poll(out).inspect_err(|_| {
                 // All who wait are to know.
                 if cq.waiters.load(Ordering::SeqCst) > 0 {
@@ -248,10 +187,86 @@ impl Cq {
                 }
                 return Ok(n);
             }
-            if interrupted() {
-                return Ok(0);
+        }
+    }
+
+    /// Block until there is something to take, somebody calls [`Cq::interrupt`] after `epoch` was read with [`Cq::epoch`], or the
+    /// time is up. Takes nothing: for owners who take under a lock of their own, and wait for what another thread may do for them.
+    /// Without `spin` it sleeps at once.
+    pub fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) {
+        let cq = &*self.0;
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let over = || cq.len.load(Ordering::SeqCst) > 0 || cq.epoch.load(Ordering::SeqCst) != epoch;
+        if over() {
+            return;
+        }
+        if spin && cq.spin.worth_it() {
+            let start = Instant::now();
+            loop {
+                weft_sys::thread::sched_yield();
+                cq.drive_members();
+                let spent = start.elapsed();
+                if over() {
+                    if spent > 5 * SPIN {
+                        cq.spin.lost();
+                    } else {
+                        cq.spin.won();
+                    }
+                    return;
+                }
+                if spent > SPIN {
+                    break;
+                }
+            }
+            cq.spin.lost();
+        }
+        loop {
+            let left = match deadline {
+                None => None,
+                Some(end) => match end.checked_duration_since(Instant::now()) {
+                    None => return cq.drive_members(),
+                    left => left,
+                },
+            };
+            cq.sleep(left, &over);
+            cq.drive_members();
+            if over() {
+                return;
             }
         }
+    }
+
+    /// See [`Cq::watch`].
+    pub fn epoch(&self) -> u32 {
+        self.0.epoch.load(Ordering::SeqCst)
+    }
+
+    /// End all waits of [`Cq::watch`] that began with an epoch of before.
+    pub fn interrupt(&self) {
+        self.0.epoch.fetch_add(1, Ordering::SeqCst);
+        self.0.kick();
+    }
+
+    /// Take up to `out.len()` completions that are there already; drives nothing.
+    ///
+    /// # Errors
+    /// [`CqOverrun`] as in [`Cq::poll`].
+    pub fn take(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
+        self.0.pop(out)
+    }
+
+    /// The owner goes to sleep somewhere else: the engine drives the members from now on, without a look around first.
+    pub fn release(&self) {
+        self.0.for_members(|qp| {
+            qp.flush_deferred();
+            qp.release_lease();
+        });
+    }
+
+    /// Call this on the engine's thread, whenever the engine has left completions in the queue. It is how a layer above goes on
+    /// while its program does something else; it must not block. Only once, before members exist.
+    pub fn set_hook(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.hook.set(Box::new(hook));
     }
 
     /// Ask for one event on the queue's channel: for the next completion, or, with `solicited_only`, for the next

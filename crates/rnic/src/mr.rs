@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use weft_mem::{MemError, Region, Window};
+use weft_mem::{MemError, RawMemory, Region, Window};
 
 use crate::device::PdInner;
 use crate::types::{Access, RemoteAddr, SendOp, SendWr, Sge};
@@ -87,6 +87,20 @@ impl Mr {
         let mut out = vec![0; len];
         self.read(off, &mut out)?;
         Ok(out)
+    }
+    /// Copy `len` bytes from `off` to `to` in another region, or in this one.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn copy_to(&self, off: usize, dst: &Mr, to: usize, len: usize) -> Result<(), MemError> {
+        self.region.copy_to(off, &dst.region, to, len)
+    }
+    /// Copy the bytes at `off` to promised memory: as many as it has.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn copy_to_raw(&self, off: usize, dst: &RawMemory) -> Result<(), MemError> {
+        self.region.copy_to_raw(off, dst)
     }
     /// Set `len` bytes from `off` on to `byte`.
     ///
