@@ -11,6 +11,7 @@
 //! | [`ddp`] | tagged and untagged segment headers, with the RDMAP opcode they carry |
 //! | [`rdmap`] | opcodes, Read Request, atomics, Terminate |
 //! | [`local`] | how two processes of one host meet |
+//! | [`exs`] | greetings and control messages of EXS sockets |
 //! | [`crc`] | CRC-32C |
 //!
 //! ```
@@ -25,11 +26,12 @@
 #![forbid(unsafe_code)]
 #![allow(
     clippy::doc_markdown,
-    reason = "STag, FetchAdd and the like are words of the field here"
+    reason = "STag, FetchAdd, SOCK_STREAM and the like are words of the field here"
 )]
 
 pub mod crc;
 pub mod ddp;
+pub mod exs;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod local;
