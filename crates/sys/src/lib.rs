@@ -2,8 +2,8 @@
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
 //! [`poll_fds`]), TCP and Unix sockets ([`tcp`], [`unix`]), vectored I/O on raw memory ([`raw`]), page mappings
-//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`heart`]), and what the machine
-//! allows ([`limits`], [`cpu`]).
+//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`heart`]), network interfaces of ours
+//! ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
@@ -25,6 +25,7 @@ mod poll;
 pub mod process;
 pub mod raw;
 pub mod tcp;
+pub mod tun;
 pub mod unix;
 pub mod wake;
 

@@ -1,0 +1,92 @@
+//! One direction of the link: packets out of one TUN device, and into the other when they are due.
+
+use crate::shape::Shaper;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use weft_sys::tun::HEADER;
+use weft_sys::{EventFd, Interest, poll_fds};
+
+/// The longest IP packet, with its header.
+const LONGEST: usize = HEADER + 65_535;
+/// Packets read before those that are due are looked after.
+const BATCH: usize = 32;
+/// Bytes on the way, at most: what a link without a rate can be made to hold. Packets beyond are dropped.
+const MOST_ON_THE_WAY: usize = 1 << 30;
+
+/// What one direction has done.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) packets: AtomicU64,
+    pub(crate) bytes: AtomicU64,
+    pub(crate) dropped: AtomicU64,
+}
+
+pub(crate) struct Direction {
+    pub(crate) from: Arc<OwnedFd>,
+    pub(crate) to: Arc<OwnedFd>,
+    pub(crate) stop: Arc<EventFd>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) shaper: Shaper,
+}
+
+impl Direction {
+    /// Forwards until `stop` is signalled.
+    pub(crate) fn run(mut self) {
+        let epoch = Instant::now();
+        let mut scratch = vec![0; LONGEST];
+        let mut way: VecDeque<(Duration, Box<[u8]>)> = VecDeque::new();
+        let mut on_the_way = 0;
+        loop {
+            let wait = way
+                .front()
+                .map(|(due, _)| due.saturating_sub(epoch.elapsed()));
+            let fds = [
+                (self.stop.as_fd(), Interest::READ),
+                (self.from.as_fd(), Interest::READ),
+            ];
+            // Without the stop signal the thread could never be joined: an error of poll ends it.
+            let Ok(ready) = poll_fds(&fds, wait) else {
+                return;
+            };
+            if ready & 1 != 0 {
+                return;
+            }
+            for _ in 0..BATCH {
+                let len = match rustix::io::read(&*self.from, &mut scratch[..]) {
+                    Ok(len) => len,
+                    Err(Errno::INTR) => continue,
+                    Err(_) => break,
+                };
+                let packet = len.saturating_sub(HEADER);
+                let due = self.shaper.admit(epoch.elapsed(), packet);
+                match due.filter(|_| on_the_way + len <= MOST_ON_THE_WAY) {
+                    Some(due) => {
+                        on_the_way += len;
+                        way.push_back((due, scratch[..len].into()));
+                    }
+                    None => self.count_drop(),
+                }
+            }
+            let now = epoch.elapsed();
+            while let Some((_, packet)) = way.pop_front_if(|(due, _)| *due <= now) {
+                on_the_way -= packet.len();
+                match rustix::io::write(&*self.to, &packet) {
+                    Ok(_) => {
+                        let bytes = packet.len().saturating_sub(HEADER) as u64;
+                        self.counters.packets.fetch_add(1, Ordering::Relaxed);
+                        self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+                    }
+                    Err(_) => self.count_drop(),
+                }
+            }
+        }
+    }
+
+    fn count_drop(&self) {
+        self.counters.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+}
