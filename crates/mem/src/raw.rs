@@ -5,7 +5,10 @@
 //! [`RawMemory::new`] is where the promise is made; everything else keeps to the range that was promised, and moves bytes by
 //! the racing copies only.
 
+use crate::region::{invalid, iovec};
 use crate::{MemError, copy};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 /// A range of memory of which somebody has promised that it stays usable, see [`RawMemory::new`]. Safe code passes it on, cuts it
@@ -86,6 +89,37 @@ impl RawMemory {
         // SAFETY: as in `write`.
         unsafe { copy::load(dst.as_mut_ptr(), p.as_ptr(), dst.len()) };
         Ok(())
+    }
+
+    /// Sends up to `len` bytes at `off` on a stream socket, as [`crate::Region::send_to_socket`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send_to_socket(
+        &self,
+        fd: BorrowedFd<'_>,
+        off: usize,
+        len: usize,
+        more: bool,
+    ) -> io::Result<usize> {
+        let p = self.range(off, len).map_err(invalid)?;
+        // SAFETY: a checked range of memory that was promised, with no reference to it.
+        unsafe { weft_sys::send_raw(fd, &[iovec(p, len)], more) }
+    }
+
+    /// Receives up to `len` bytes from a stream socket to `off`, as [`crate::Region::recv_from_socket`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn recv_from_socket(
+        &self,
+        fd: BorrowedFd<'_>,
+        off: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let p = self.range(off, len).map_err(invalid)?;
+        // SAFETY: as in `send_to_socket`.
+        unsafe { weft_sys::recv_raw(fd, &[iovec(p, len)]) }
     }
 
     /// A copy of all bytes.

@@ -520,10 +520,50 @@ impl Region {
         // SAFETY: as in `read_from_file`.
         unsafe { weft_sys::write_raw(fd, p.as_ptr(), len, file_off) }
     }
+
+    /// Sends up to `len` bytes of the region at `off` on a stream socket, never waiting; `more` says that more follows at
+    /// once. Returns the bytes taken.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range outside the region, `WouldBlock`, or the system call's (without a signal).
+    pub fn send_to_socket(
+        &self,
+        fd: BorrowedFd<'_>,
+        off: usize,
+        len: usize,
+        more: bool,
+    ) -> io::Result<usize> {
+        let p = self.range(off, len).map_err(invalid)?;
+        // SAFETY: as in `read_from_file`.
+        unsafe { weft_sys::send_raw(fd, &[iovec(p, len)], more) }
+    }
+
+    /// Receives up to `len` bytes from a stream socket into the region at `off`, never waiting. Returns the bytes received, 0 at
+    /// the end of the stream.
+    ///
+    /// # Errors
+    /// As [`Self::send_to_socket`].
+    pub fn recv_from_socket(
+        &self,
+        fd: BorrowedFd<'_>,
+        off: usize,
+        len: usize,
+    ) -> io::Result<usize> {
+        let p = self.range(off, len).map_err(invalid)?;
+        // SAFETY: as in `read_from_file`.
+        unsafe { weft_sys::recv_raw(fd, &[iovec(p, len)]) }
+    }
 }
 
-fn invalid(e: MemError) -> io::Error {
+pub(crate) fn invalid(e: MemError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, e)
+}
+
+pub(crate) fn iovec(ptr: NonNull<u8>, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: ptr.as_ptr().cast(),
+        iov_len: len,
+    }
 }
 
 /// Waits until no peer of this host uses a region that the table no longer has; says whether that is so. What

@@ -90,7 +90,7 @@ mod system {
     use std::io::{ErrorKind, Read, Seek, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
-    use weft_mem::MemError;
+    use weft_mem::{MemError, RawMemory};
 
     #[test]
     fn through_a_socket() {
@@ -134,6 +134,46 @@ mod system {
         send.push_bytes(b"x");
         let e = send.send(far.as_fd(), false).unwrap_err();
         assert_eq!(e.kind(), ErrorKind::BrokenPipe, "and no signal");
+    }
+
+    #[test]
+    fn promised_memory_and_regions_through_a_socket() {
+        let table = Table::new(4);
+        let r = filled(&table, 1000);
+        // SAFETY: the region outlives it, and hands out no references.
+        let raw = unsafe { RawMemory::new(r.as_ptr(), r.len()) }.unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        let far = far.as_fd();
+        let fd = near.as_fd();
+        assert_eq!(r.send_to_socket(fd, 1, 3, true).unwrap(), 3);
+        assert_eq!(raw.send_to_socket(fd, 4, 3, false).unwrap(), 3);
+        assert_eq!(raw.recv_from_socket(far, 500, 4).unwrap(), 4);
+        assert_eq!(r.recv_from_socket(far, 504, 100).unwrap(), 2);
+        let mut six = [0; 6];
+        r.read(500, &mut six).unwrap();
+        assert_eq!(six, [1, 2, 3, 4, 5, 6]);
+        for e in [
+            r.recv_from_socket(far, 0, 1).unwrap_err(),
+            raw.recv_from_socket(far, 0, 1).unwrap_err(),
+        ] {
+            assert_eq!(e.kind(), ErrorKind::WouldBlock);
+        }
+        for e in [
+            r.send_to_socket(fd, 999, 2, false).unwrap_err(),
+            r.recv_from_socket(far, 1001, 0).unwrap_err(),
+            raw.send_to_socket(fd, 999, 2, false).unwrap_err(),
+            raw.recv_from_socket(far, 1001, 0).unwrap_err(),
+        ] {
+            assert_eq!(e.kind(), ErrorKind::InvalidInput);
+        }
+        drop(near);
+        assert_eq!(raw.recv_from_socket(far, 0, 1).unwrap(), 0, "the end");
+        for e in [
+            r.send_to_socket(far, 0, 1, false).unwrap_err(),
+            raw.send_to_socket(far, 0, 1, false).unwrap_err(),
+        ] {
+            assert_eq!(e.kind(), ErrorKind::BrokenPipe, "and no signal");
+        }
     }
 
     #[test]

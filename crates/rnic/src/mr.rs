@@ -156,6 +156,26 @@ impl Mr {
     ) -> io::Result<usize> {
         self.region.write_to_file(fd.as_fd(), file_off, off, len)
     }
+    /// Send on a stream socket straight from the region, never waiting; `more` says that more follows at once.
+    ///
+    /// # Errors
+    /// As `send(2)` with `MSG_DONTWAIT | MSG_NOSIGNAL`; `InvalidInput` out of bounds.
+    pub fn send_to_socket(
+        &self,
+        fd: impl AsFd,
+        off: usize,
+        len: usize,
+        more: bool,
+    ) -> io::Result<usize> {
+        self.region.send_to_socket(fd.as_fd(), off, len, more)
+    }
+    /// Receive from a stream socket straight into the region, never waiting.
+    ///
+    /// # Errors
+    /// As `recv(2)` with `MSG_DONTWAIT`; `InvalidInput` out of bounds.
+    pub fn recv_from_socket(&self, fd: impl AsFd, off: usize, len: usize) -> io::Result<usize> {
+        self.region.recv_from_socket(fd.as_fd(), off, len)
+    }
     /// Keep the region's pages in memory. Never needed for correctness: no device reads physical pages.
     ///
     /// # Errors
