@@ -1,6 +1,7 @@
 //! The command line of `weft bench`.
 
 use crate::driver::{Memory, Stack, Transport};
+use crate::link::LinkArgs;
 use crate::size::Sizes;
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -18,6 +19,8 @@ pub struct BenchArgs {
 pub enum Suite {
     /// The verbs beside plain TCP: throughput, CPU of both sides, latency, message rate, registration, set-up and memory
     Verbs(Box<VerbsArgs>),
+    /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them
+    Link(Box<LinkArgs>),
     /// The far end of a benchmark; started by the benchmark itself
     #[command(hide = true)]
     Peer,
@@ -238,7 +241,7 @@ mod tests {
         let words = std::iter::once("bench").chain(line.split_whitespace());
         match Program::try_parse_from(words)?.bench.suite {
             Suite::Verbs(args) => Ok(*args),
-            Suite::Peer => panic!("{line} is not the verbs suite"),
+            Suite::Link(_) | Suite::Peer => panic!("{line} is not the verbs suite"),
         }
     }
 

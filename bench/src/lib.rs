@@ -11,6 +11,7 @@
 mod args;
 mod driver;
 mod error;
+mod link;
 mod process;
 mod progress;
 pub mod record;
@@ -24,6 +25,7 @@ mod verbs;
 pub use args::{BenchArgs, CommonArgs, Figure, Poll, Suite, Switch, VerbsArgs, VerbsOp};
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
+pub use link::{LinkArgs, ShapeArgs, parse_time};
 pub use process::PEER_ARGS;
 
 use std::process::ExitCode;
@@ -38,6 +40,7 @@ use std::process::ExitCode;
 pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
     match args.suite {
         Suite::Verbs(args) => verbs::run(&args),
+        Suite::Link(args) => link::run(&args),
         Suite::Peer => process::serve_peer().map(|()| ExitCode::SUCCESS),
     }
 }
