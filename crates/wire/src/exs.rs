@@ -103,8 +103,10 @@ pub struct Agreed {
     pub send_credits: u32,
     /// Messages that the other end may send at first.
     pub recv_credits: u32,
-    /// The longest payload in a message, both ways, in bytes.
-    pub small: u32,
+    /// The longest payload in a message to the other end, in bytes; 0: none.
+    pub small_send: u32,
+    /// The longest payload in a message from the other end, in bytes; 0: none.
+    pub small_recv: u32,
     /// The other end's intermediate buffer.
     pub peer_ring: Option<Remote>,
 }
@@ -397,7 +399,8 @@ impl Hello {
             immediate: self.immediate && peer.immediate,
             send_credits: peer.credits,
             recv_credits: self.credits,
-            small: self.small.min(peer.small),
+            small_send: peer.small,
+            small_recv: self.small,
             peer_ring: peer.ring,
         })
     }

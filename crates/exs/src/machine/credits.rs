@@ -1,0 +1,80 @@
+//! Credits: who may still send how many messages.
+//!
+//! Every control message and every notification takes one of the control receives that its receiver has posted. The
+//! receiver says in each of its messages how many it has posted again. Three rules keep both directions alive whatever
+//! the programs do:
+//!
+//! * The last credit is only for a message that says nothing but credits ([`Credits::take_last`]).
+//! * Data inside a message keeps its buffer for as long as the program leaves it there, so it is only sent while more
+//!   than half of the credits are left ([`Credits::take_small`]): the other half always comes back.
+//! * A message that only returns credits is due at a quarter of them, and never for a single one: an answer to every
+//!   such message would never end.
+
+use weft_wire::exs::MIN_CREDITS;
+
+use super::Violation;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Credits {
+    /// Control receives that the peer has.
+    capacity: u32,
+    /// Messages that we may send.
+    available: u32,
+    /// Messages that the peer may send.
+    peer: u32,
+    /// Receives posted again that the peer does not know of.
+    owed: u32,
+    /// What is owed is returned on its own from here.
+    due: u32,
+}
+
+impl Credits {
+    pub(super) fn new(send: u32, recv: u32) -> Self {
+        Credits {
+            capacity: send,
+            available: send,
+            peer: recv,
+            owed: 0,
+            due: (recv / 4).max(MIN_CREDITS - 1),
+        }
+    }
+
+    /// A message has come, with credits.
+    pub(super) fn arrived(&mut self, returned: u16) -> Result<(), Violation> {
+        self.peer = self.peer.checked_sub(1).ok_or(Violation::NoCredit)?;
+        let returned = u32::from(returned);
+        if returned > self.capacity - self.available {
+            return Err(Violation::Credits);
+        }
+        self.available += returned;
+        Ok(())
+    }
+
+    /// A control receive is posted again.
+    pub(super) fn reposted(&mut self) {
+        self.owed += 1;
+    }
+
+    /// For a message of any kind: the credits that go with it.
+    pub(super) fn take(&mut self) -> Option<u16> {
+        (self.available > 1).then(|| self.spend())
+    }
+
+    /// For a message whose payload may lie in its buffer for long.
+    pub(super) fn take_small(&mut self) -> Option<u16> {
+        (self.available > (self.capacity / 2).max(MIN_CREDITS)).then(|| self.spend())
+    }
+
+    /// For a message that only returns credits, if one is due.
+    pub(super) fn take_last(&mut self) -> Option<u16> {
+        (self.owed >= self.due && self.available > 0).then(|| self.spend())
+    }
+
+    fn spend(&mut self) -> u16 {
+        self.available -= 1;
+        let returned = u16::try_from(self.owed).unwrap_or(u16::MAX);
+        self.owed -= u32::from(returned);
+        self.peer += u32::from(returned);
+        returned
+    }
+}

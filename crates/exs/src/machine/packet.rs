@@ -1,0 +1,7 @@
+//! `SOCK_SEQPACKET`: message *i* goes to receive *i*, by either of the two published designs.
+
+mod receiver;
+mod sender;
+
+pub(super) use receiver::Receiver;
+pub(super) use sender::Sender;

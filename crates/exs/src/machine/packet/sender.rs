@@ -1,0 +1,209 @@
+//! The half that sends messages.
+
+use std::collections::VecDeque;
+
+use weft_wire::exs::{Body, Design, Imm, Message, Packet, Transfer};
+
+use super::super::sends::Sends;
+use super::super::{
+    Action, Config, MAX_ADVERTS, MAX_TRANSFER, OpId, Refused, Shared, Stats, Violation,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Sender {
+    pub(in super::super) sends: Sends,
+    design: Design,
+    /// The number of the next message.
+    index: u64,
+    /// Adverts for this message and those after it, without a gap.
+    adverts: VecDeque<Packet>,
+    /// Messages that the peer has been told to read.
+    sources: VecDeque<Source>,
+    small: u64,
+    /// The peer waits for a [`Body::Retracted`].
+    retracted: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Source {
+    op: OpId,
+    index: u64,
+    len: u32,
+}
+
+impl Sender {
+    pub(in super::super) fn new(config: &Config, design: Design) -> Self {
+        Sender {
+            sends: Sends::default(),
+            design,
+            index: 0,
+            adverts: VecDeque::new(),
+            sources: VecDeque::new(),
+            small: config.small_send.into(),
+            retracted: false,
+        }
+    }
+
+    pub(in super::super) fn send(&mut self, op: OpId, len: u64) -> Result<(), Refused> {
+        if self.sends.is_shut() {
+            return Err(Refused::Shutdown);
+        }
+        if len > MAX_TRANSFER.into() {
+            return Err(Refused::TooLong);
+        }
+        self.sends.push(op, len);
+        Ok(())
+    }
+
+    pub(in super::super) fn on_advert(
+        &mut self,
+        advert: Packet,
+        stats: &mut Stats,
+    ) -> Result<(), Violation> {
+        if self.design != Design::Advert {
+            return Err(Violation::Unexpected);
+        }
+        if advert.addr.checked_add(advert.len.into()).is_none() {
+            return Err(Violation::Memory);
+        }
+        stats.adverts_received += 1;
+        let next = self.index + self.adverts.len() as u64;
+        // One for a message that has gone inside a message crossed it.
+        let stale = self.adverts.is_empty() && advert.index < next;
+        if stale || self.sends.is_finished() {
+            stats.adverts_dropped += 1;
+            return Ok(());
+        }
+        if advert.index != next {
+            return Err(Violation::Order);
+        }
+        if self.adverts.len() == MAX_ADVERTS {
+            return Err(Violation::TooMany);
+        }
+        self.adverts.push_back(advert);
+        Ok(())
+    }
+
+    pub(in super::super) fn on_retract(&mut self, stats: &mut Stats) -> Result<(), Violation> {
+        if self.retracted || self.design != Design::Advert {
+            return Err(Violation::Unexpected);
+        }
+        stats.adverts_dropped += self.adverts.len() as u64;
+        self.adverts.clear();
+        self.retracted = true;
+        Ok(())
+    }
+
+    pub(in super::super) fn on_source_done(
+        &mut self,
+        index: u64,
+        len: u32,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Violation> {
+        let source = self.sources.front().ok_or(Violation::Unexpected)?;
+        if source.index != index {
+            return Err(Violation::Order);
+        }
+        if len > source.len {
+            return Err(Violation::Length);
+        }
+        if let Some(source) = self.sources.pop_front() {
+            self.sends.transferred(source.op);
+        }
+        self.sends.complete(shared.done);
+        Ok(())
+    }
+
+    pub(in super::super) fn poll(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+        if self.retracted {
+            let action = shared.send(Body::Retracted { seq: self.index })?;
+            self.retracted = false;
+            return Some(action);
+        }
+        if let Some(send) = self.sends.head() {
+            let (op, len) = (send.op, send.len as u32);
+            return self.small(op, len, shared).or_else(|| match self.design {
+                Design::Advert => self.write(op, len, shared),
+                Design::Source => self.source(op, len, shared),
+            });
+        }
+        if self.sends.wants_fin() {
+            let action = shared.send(Body::Fin)?;
+            self.sends.fin_sent();
+            shared.stats.adverts_dropped += self.adverts.len() as u64;
+            self.adverts.clear();
+            return Some(action);
+        }
+        None
+    }
+
+    fn small(&mut self, op: OpId, len: u32, shared: &mut Shared<'_>) -> Option<Action> {
+        if u64::from(len) > self.small {
+            return None;
+        }
+        let credits = shared.credits.take_small()?;
+        self.index += 1;
+        // Its receive gets it that way.
+        if self.adverts.pop_front().is_some() {
+            shared.stats.adverts_dropped += 1;
+        }
+        shared.stats.small_sent += 1;
+        shared.stats.small_bytes_sent += u64::from(len);
+        Some(Action::SendSmall {
+            op,
+            off: 0,
+            len,
+            header: Message {
+                credits,
+                body: Body::Small { len },
+            },
+            last: self.sends.hand_over(len.into()),
+        })
+    }
+
+    fn write(&mut self, op: OpId, len: u32, shared: &mut Shared<'_>) -> Option<Action> {
+        let advert = *self.adverts.front()?;
+        let credits = shared.credit()?;
+        self.adverts.pop_front();
+        self.index += 1;
+        let placed = len.min(advert.len);
+        shared.stats.direct_sent += 1;
+        shared.stats.direct_bytes_sent += u64::from(placed);
+        self.sends.hand_over(len.into());
+        Some(Action::Write {
+            op,
+            off: 0,
+            len: placed,
+            addr: advert.addr,
+            rkey: advert.rkey,
+            imm: Imm {
+                transfer: Transfer::Packet {
+                    truncated: placed < len,
+                },
+                credits,
+                len: placed,
+            },
+            last: true,
+        })
+    }
+
+    fn source(&mut self, op: OpId, len: u32, shared: &mut Shared<'_>) -> Option<Action> {
+        if self.sources.len() == MAX_ADVERTS {
+            return None;
+        }
+        let credits = shared.credit()?;
+        let index = self.index;
+        self.index += 1;
+        self.sources.push_back(Source { op, index, len });
+        self.sends.hand_over(len.into());
+        shared.stats.adverts_sent += 1;
+        shared.stats.direct_sent += 1;
+        shared.stats.direct_bytes_sent += u64::from(len);
+        Some(Action::AdvertiseSource {
+            op,
+            index,
+            len,
+            credits,
+        })
+    }
+}

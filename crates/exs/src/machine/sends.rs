@@ -1,0 +1,137 @@
+//! The program's sends, until each has been told to be complete.
+
+use std::collections::VecDeque;
+
+use super::{Action, Cancel, Completion, OpId, Outcome};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Send {
+    pub(super) op: OpId,
+    pub(super) len: u64,
+    /// Bytes handed to the transport.
+    pub(super) off: u64,
+    /// Transfers whose completion has not been seen.
+    pub(super) in_flight: u32,
+}
+
+/// Sends in the order of their calls: first those that have been handed over completely, then the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Sends {
+    handed: VecDeque<Send>,
+    waiting: VecDeque<Send>,
+    fin: Fin,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Fin {
+    #[default]
+    Open,
+    Wanted,
+    Sent,
+}
+
+impl Sends {
+    pub(super) fn push(&mut self, op: OpId, len: u64) {
+        self.waiting.push_back(Send {
+            op,
+            len,
+            off: 0,
+            in_flight: 0,
+        });
+    }
+
+    /// The first send with something left to hand over.
+    pub(super) fn head(&self) -> Option<&Send> {
+        self.waiting.front()
+    }
+
+    /// `len` more bytes of the head go out in one transfer. True when these are its last.
+    pub(super) fn hand_over(&mut self, len: u64) -> bool {
+        let Some(send) = self.waiting.front_mut() else {
+            return false;
+        };
+        send.off += len;
+        send.in_flight += 1;
+        let last = send.off == send.len;
+        if last {
+            self.handed.extend(self.waiting.pop_front());
+        }
+        last
+    }
+
+    /// The head needs no transfer.
+    pub(super) fn skip(&mut self) {
+        self.handed.extend(self.waiting.pop_front());
+    }
+
+    /// One transfer of a send is complete. False when there is no such send.
+    pub(super) fn transferred(&mut self, op: OpId) -> bool {
+        // Transfers complete in order, so that the first candidate is the one, unless the driver says otherwise.
+        let send = self
+            .handed
+            .iter_mut()
+            .chain(self.waiting.front_mut())
+            .find(|send| send.op == op && send.in_flight != 0);
+        send.map(|send| send.in_flight -= 1).is_some()
+    }
+
+    /// Tell of the sends that are complete, in order.
+    pub(super) fn complete(&mut self, done: &mut VecDeque<Action>) {
+        while let Some(send) = self.handed.pop_front_if(|send| send.in_flight == 0) {
+            done.push_back(Action::Complete(Completion {
+                op: send.op,
+                len: send.len,
+                outcome: Outcome::Done,
+                in_place: None,
+            }));
+        }
+    }
+
+    /// `None`: no such send.
+    pub(super) fn cancel(&mut self, op: OpId, done: &mut VecDeque<Action>) -> Option<Cancel> {
+        if let Some(at) = self.waiting.iter().position(|send| send.op == op) {
+            if self.waiting[at].off != 0 {
+                return Some(Cancel::TooLate);
+            }
+            self.waiting.remove(at);
+            done.push_back(Action::Complete(Completion {
+                op,
+                len: 0,
+                outcome: Outcome::Canceled,
+                in_place: None,
+            }));
+            return Some(Cancel::Done);
+        }
+        let handed = self.handed.iter().any(|send| send.op == op);
+        handed.then_some(Cancel::TooLate)
+    }
+
+    pub(super) fn shutdown(&mut self) {
+        if self.fin == Fin::Open {
+            self.fin = Fin::Wanted;
+        }
+    }
+
+    pub(super) fn is_shut(&self) -> bool {
+        self.fin != Fin::Open
+    }
+
+    /// The half-close has been sent.
+    pub(super) fn is_finished(&self) -> bool {
+        self.fin == Fin::Sent
+    }
+
+    /// It is time for the half-close.
+    pub(super) fn wants_fin(&self) -> bool {
+        self.fin == Fin::Wanted && self.waiting.is_empty()
+    }
+
+    pub(super) fn fin_sent(&mut self) {
+        self.fin = Fin::Sent;
+    }
+
+    /// Nothing is left to do for the program's calls.
+    pub(super) fn is_idle(&self) -> bool {
+        self.handed.is_empty() && self.waiting.is_empty() && self.fin != Fin::Wanted
+    }
+}

@@ -1,0 +1,568 @@
+//! The receiver's half (figs. 3 to 5).
+
+use std::collections::VecDeque;
+
+use weft_wire::exs::{Body, Mode};
+
+use super::super::{
+    Action, Cancel, Completion, Config, InPlace, MAX_ADVERTS, MAX_TRANSFER, OpId, Outcome,
+    RecvFlags, Rules, Shared, Violation, WARY_ADVERTS,
+};
+use super::is_direct;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Receiver {
+    recvs: VecDeque<Recv>,
+    /// Receives from the head that need no advert any more in this phase.
+    seen: usize,
+    /// Adverts of this phase that the peer has not used up.
+    live: usize,
+    /// Receives that wait for the peer's word before they are cancelled.
+    canceled: usize,
+    retract: Retract,
+    /// `P_r`.
+    phase: u64,
+    /// `S_r`: bytes in the memory of receives.
+    seq: u64,
+    /// `S'_r`: the position that the next advert expects.
+    expected: u64,
+    /// What has come and is in no receive's memory: `b_r`.
+    buffered: VecDeque<Segment>,
+    ring: Ring,
+    small: u64,
+    mode: Mode,
+    /// The peer has sent its half-close.
+    fin: bool,
+    /// A direct transfer has come in this phase.
+    direct_seen: bool,
+    /// The adverts of the last phase were all in vain.
+    wary: bool,
+    rules: Rules,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Recv {
+    op: OpId,
+    len: u64,
+    filled: u64,
+    flags: RecvFlags,
+    /// Its last advert.
+    advert: Option<Granted>,
+    /// Its data stays where it came.
+    in_place: Option<InPlace>,
+    canceled: bool,
+    /// It came when no advert could be sent, and under the published rules gets none later.
+    passed_over: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Granted {
+    phase: u64,
+    /// Where in the receive's memory the advert ends.
+    end: u64,
+}
+
+/// Bytes in the order of the stream.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Segment {
+    Ring { len: u32 },
+    Small { buffer: u32, off: u32, len: u32 },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Ring {
+    len: u32,
+    /// Where the next byte to copy is.
+    at: u32,
+    /// Bytes that have not been copied.
+    used: u32,
+    /// Bytes copied that the peer does not know of.
+    freed: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Retract {
+    No,
+    Wanted,
+    Sent,
+}
+
+impl Recv {
+    fn is_full(&self) -> bool {
+        self.filled == self.len
+    }
+
+    /// Whether an advert gives the peer all that is left: only of a long WAITALL it does not.
+    fn is_covered(&self) -> bool {
+        !self.flags.waitall || self.advert.is_none_or(|granted| granted.end == self.len)
+    }
+}
+
+impl Receiver {
+    pub(in super::super) fn new(config: &Config) -> Self {
+        Receiver {
+            recvs: VecDeque::new(),
+            seen: 0,
+            live: 0,
+            canceled: 0,
+            retract: Retract::No,
+            phase: 0,
+            seq: 0,
+            expected: 0,
+            buffered: VecDeque::new(),
+            ring: Ring {
+                len: config.own_ring_len,
+                at: 0,
+                used: 0,
+                freed: 0,
+            },
+            small: config.small_recv.into(),
+            mode: config.mode,
+            fin: false,
+            direct_seen: false,
+            wary: false,
+            rules: config.rules,
+        }
+    }
+
+    pub(in super::super) fn recv(
+        &mut self,
+        op: OpId,
+        len: u64,
+        flags: RecvFlags,
+        shared: &mut Shared<'_>,
+    ) {
+        let passed_over = !self.rules.retry
+            && (!self.buffered.is_empty() || self.seen < self.recvs.len() || !self.may_advertise());
+        self.recvs.push_back(Recv {
+            op,
+            len,
+            filled: 0,
+            flags,
+            advert: None,
+            in_place: None,
+            canceled: false,
+            passed_over,
+        });
+        self.settle(shared);
+    }
+
+    pub(in super::super) fn cancel(&mut self, op: OpId, shared: &mut Shared<'_>) -> Cancel {
+        let Some(at) = self.recvs.iter().position(|recv| recv.op == op) else {
+            return Cancel::TooLate;
+        };
+        if self.is_live(at) {
+            if !std::mem::replace(&mut self.recvs[at].canceled, true) {
+                self.canceled += 1;
+            }
+            if self.retract == Retract::No {
+                self.retract = Retract::Wanted;
+            }
+            return Cancel::Pending;
+        }
+        self.remove(at, Outcome::Canceled, shared);
+        self.settle(shared);
+        Cancel::Done
+    }
+
+    /// Whether the peer may still write there.
+    fn is_live(&self, at: usize) -> bool {
+        let granted = self.recvs.get(at).and_then(|recv| recv.advert);
+        granted.is_some_and(|granted| granted.phase == self.phase)
+    }
+
+    /// A receive is over.
+    fn remove(&mut self, at: usize, outcome: Outcome, shared: &mut Shared<'_>) {
+        let live = self.is_live(at);
+        let Some(recv) = self.recvs.remove(at) else {
+            return;
+        };
+        self.live -= usize::from(live);
+        self.seen -= usize::from(at < self.seen);
+        if recv.canceled {
+            self.canceled -= 1;
+            if self.canceled == 0 && self.retract == Retract::Wanted {
+                self.retract = Retract::No;
+            }
+        }
+        shared.done.push_back(Action::Complete(Completion {
+            op: recv.op,
+            len: recv.filled,
+            outcome,
+            in_place: recv.in_place,
+        }));
+    }
+
+    /// Complete what needs no data: empty receives at the head, and all when the stream has ended.
+    fn settle(&mut self, shared: &mut Shared<'_>) {
+        while let Some(head) = self.recvs.front() {
+            if head.is_full() {
+                self.remove(0, Outcome::Done, shared);
+            } else if self.fin && self.buffered.is_empty() {
+                self.remove(0, Outcome::Eof, shared);
+            } else {
+                break;
+            }
+        }
+    }
+
+    /// All adverts are void: cancel what waited for that.
+    fn void_adverts(&mut self, shared: &mut Shared<'_>) {
+        self.live = 0;
+        self.seen = 0;
+        for recv in &mut self.recvs {
+            recv.advert = None;
+        }
+        while self.canceled != 0 {
+            let Some(at) = self.recvs.iter().position(|recv| recv.canceled) else {
+                break;
+            };
+            self.remove(at, Outcome::Canceled, shared);
+        }
+        self.settle(shared);
+    }
+
+    /// Fig. 4, lines 1 to 6.
+    pub(in super::super) fn on_direct(
+        &mut self,
+        len: u32,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Violation> {
+        if self.fin {
+            return Err(Violation::AfterFin);
+        }
+        if !is_direct(self.phase) || !self.is_live(0) {
+            return Err(Violation::NoAdvert);
+        }
+        let head = self.recvs.front_mut().ok_or(Violation::NoAdvert)?;
+        let end = head.advert.map_or(0, |granted| granted.end);
+        if len == 0 {
+            return Err(Violation::Length);
+        }
+        if u64::from(len) > end - head.filled {
+            return Err(Violation::NoAdvert);
+        }
+        head.filled += u64::from(len);
+        self.seq += u64::from(len);
+        if !head.flags.waitall {
+            self.expected += u64::from(len) - 1;
+        }
+        let complete = head.is_full() || !head.flags.waitall;
+        if !complete && head.filled == end {
+            // A WAITALL longer than an advert can be: it needs the next.
+            head.advert = None;
+            self.live -= 1;
+            self.seen = 0;
+        }
+        self.direct_seen = true;
+        self.wary = false;
+        shared.stats.direct_received += 1;
+        shared.stats.direct_bytes_received += u64::from(len);
+        if complete {
+            self.remove(0, Outcome::Done, shared);
+            self.settle(shared);
+        }
+        Ok(())
+    }
+
+    /// Fig. 4, lines 7 to 12.
+    pub(in super::super) fn on_indirect(
+        &mut self,
+        len: u32,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Violation> {
+        self.check_indirect(len)?;
+        let ring = &mut self.ring;
+        // Wraps only where the peer has, at the very end.
+        let taken = ring.used + ring.freed;
+        let to_end = if ring.len == 0 {
+            0
+        } else {
+            ring.len - ((u64::from(ring.at) + u64::from(ring.used)) % u64::from(ring.len)) as u32
+        };
+        if len > ring.len - taken || len > to_end {
+            return Err(Violation::Overfilled);
+        }
+        ring.used += len;
+        if let Some(Segment::Ring { len: last }) = self.buffered.back_mut() {
+            *last += len;
+        } else {
+            self.buffered.push_back(Segment::Ring { len });
+        }
+        shared.stats.indirect_received += 1;
+        shared.stats.indirect_bytes_received += u64::from(len);
+        self.enter_indirect(shared);
+        Ok(())
+    }
+
+    pub(in super::super) fn on_small(
+        &mut self,
+        buffer: u32,
+        len: u32,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Violation> {
+        self.check_indirect(len)?;
+        if u64::from(len) > self.small {
+            return Err(Violation::Length);
+        }
+        let off = 0;
+        self.buffered.push_back(Segment::Small { buffer, off, len });
+        shared.stats.small_received += 1;
+        shared.stats.small_bytes_received += u64::from(len);
+        self.enter_indirect(shared);
+        Ok(())
+    }
+
+    fn check_indirect(&self, len: u32) -> Result<(), Violation> {
+        if self.fin {
+            Err(Violation::AfterFin)
+        } else if self.mode == Mode::Direct {
+            Err(Violation::Unexpected)
+        } else if len == 0 {
+            Err(Violation::Length)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn enter_indirect(&mut self, shared: &mut Shared<'_>) {
+        if !is_direct(self.phase) {
+            return;
+        }
+        self.phase += 1;
+        self.wary |= self.live != 0 && !self.direct_seen;
+        self.direct_seen = false;
+        self.live = 0;
+        if self.rules.check_k_a {
+            self.seen = 0;
+        }
+        if self.retract == Retract::Wanted {
+            self.retract = Retract::No;
+        }
+        if self.canceled != 0 {
+            self.void_adverts(shared);
+        }
+    }
+
+    pub(in super::super) fn on_retracted(
+        &mut self,
+        seq: u64,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Violation> {
+        if self.retract != Retract::Sent {
+            return Err(Violation::Unexpected);
+        }
+        if seq != self.seq + self.readable() {
+            return Err(Violation::Order);
+        }
+        self.retract = Retract::No;
+        self.void_adverts(shared);
+        Ok(())
+    }
+
+    pub(in super::super) fn on_fin(&mut self, shared: &mut Shared<'_>) -> Result<(), Violation> {
+        if std::mem::replace(&mut self.fin, true) {
+            return Err(Violation::AfterFin);
+        }
+        self.settle(shared);
+        Ok(())
+    }
+
+    /// Fig. 5: the next copy.
+    pub(in super::super) fn deliver(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+        let head = self.recvs.front_mut()?;
+        let segment = self.buffered.front_mut()?;
+        let (op, off, rest) = (head.op, head.filled, head.len - head.filled);
+        let (len, action, emptied) = match segment {
+            Segment::Ring { len: left } => {
+                let ring = &mut self.ring;
+                let contiguous = (*left).min(ring.len - ring.at);
+                let len = rest.min(contiguous.into()) as u32;
+                let ring_off = ring.at;
+                ring.at = (ring.at + len) % ring.len;
+                ring.used -= len;
+                ring.freed += len;
+                *left -= len;
+                let copy = Action::Copy {
+                    op,
+                    off,
+                    ring_off,
+                    len,
+                };
+                (len, Some(copy), *left == 0)
+            }
+            Segment::Small {
+                buffer,
+                off: buf_off,
+                len: left,
+            } => {
+                let buffer = *buffer;
+                let fits = off == 0
+                    && u64::from(*left) <= rest
+                    && (!head.flags.waitall || u64::from(*left) == rest);
+                if head.flags.in_place && fits {
+                    let (len, off) = (u64::from(*left), *buf_off);
+                    return self.deliver_in_place(len, InPlace { buffer, off }, shared);
+                }
+                let len = rest.min((*left).into()) as u32;
+                let copy = Action::CopySmall {
+                    op,
+                    off,
+                    buffer,
+                    buf_off: *buf_off,
+                    len,
+                };
+                *buf_off += len;
+                *left -= len;
+                if *left == 0 {
+                    shared.repost(buffer);
+                }
+                (len, Some(copy), *left == 0)
+            }
+        };
+        head.filled += u64::from(len);
+        self.account_copy(len.into());
+        if emptied {
+            self.buffered.pop_front();
+        }
+        let head = self.recvs.front()?;
+        if head.is_full() || self.buffered.is_empty() && !head.flags.waitall {
+            if !self.rules.resync_seq && head.advert.is_some() && !head.flags.waitall {
+                self.expected = self.expected.wrapping_sub(1);
+            }
+            self.remove(0, Outcome::Done, shared);
+        }
+        self.settle(shared);
+        action
+    }
+
+    /// The head takes what lies in a message where it is.
+    fn deliver_in_place(
+        &mut self,
+        len: u64,
+        at: InPlace,
+        shared: &mut Shared<'_>,
+    ) -> Option<Action> {
+        self.buffered.pop_front();
+        let head = self.recvs.front_mut()?;
+        head.filled = len;
+        head.in_place = Some(at);
+        self.account_copy(len);
+        self.remove(0, Outcome::Done, shared);
+        self.settle(shared);
+        self.deliver(shared)
+    }
+
+    /// Fig. 5, lines 4 to 7. `S'_r` starts afresh with the next phase, so that only the published rules need it here.
+    fn account_copy(&mut self, len: u64) {
+        self.seq += len;
+        if self.rules.resync_seq {
+            return;
+        }
+        let head = self.recvs.front();
+        if head.is_some_and(|r| r.advert.is_some() && !r.flags.waitall) {
+            self.expected = self.expected.wrapping_add(len);
+        }
+    }
+
+    pub(in super::super) fn control(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+        if self.retract == Retract::Wanted {
+            let action = shared.send(Body::Retract)?;
+            self.retract = Retract::Sent;
+            shared.stats.retracts += 1;
+            return Some(action);
+        }
+        let Ring { len, freed, .. } = self.ring;
+        // A quarter: few enough messages, and a sender that waits for a quarter to be free gets it.
+        if freed != 0 && freed >= len / 4 && !self.fin {
+            let action = shared.send(Body::Ack { freed })?;
+            self.ring.freed = 0;
+            shared.stats.acks += 1;
+            return Some(action);
+        }
+        self.advertise(shared)
+    }
+
+    fn may_advertise(&self) -> bool {
+        self.buffered.is_empty()
+            && !self.fin
+            && self.retract == Retract::No
+            && self.mode != Mode::Indirect
+    }
+
+    /// Fig. 3: adverts go out in the order of the receives, without a gap (`k_b`), when the buffer is empty (`b_r`); what
+    /// an earlier phase left comes first, again (`k_a`).
+    fn advertise(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+        if !self.may_advertise() {
+            return None;
+        }
+        let limit = if self.wary { WARY_ADVERTS } else { MAX_ADVERTS };
+        let indirect_pays = self.mode == Mode::Dynamic && self.ring.len != 0;
+        while self.live < limit && self.seen < self.recvs.len() {
+            if self.seen > 0 && !self.recvs[self.seen - 1].is_covered() {
+                return None;
+            }
+            let recv = &self.recvs[self.seen];
+            let rest = recv.len - recv.filled;
+            if rest == 0 || recv.advert.is_some() && !self.rules.check_k_a {
+                self.seen += 1;
+                continue;
+            }
+            if recv.advert.is_some() && !self.rules.retry {
+                return None;
+            }
+            // Short data comes in a message, sooner than an advert could go and come back.
+            if rest <= self.small && indirect_pays || recv.passed_over {
+                if self.rules.check_k_b {
+                    return None;
+                }
+                self.seen += 1;
+                continue;
+            }
+            let credits = shared.credit()?;
+            if !is_direct(self.phase) {
+                self.phase += 1;
+            }
+            if self.live == 0 && self.rules.resync_seq {
+                self.expected = self.seq;
+            }
+            let len = rest.min(MAX_TRANSFER.into()) as u32;
+            let seq = self.expected;
+            let recv = &mut self.recvs[self.seen];
+            recv.advert = Some(Granted {
+                phase: self.phase,
+                end: recv.filled + u64::from(len),
+            });
+            self.expected = seq.wrapping_add(if recv.flags.waitall { len.into() } else { 1 });
+            self.live += 1;
+            self.seen += 1;
+            shared.stats.adverts_sent += 1;
+            return Some(Action::Advertise {
+                op: recv.op,
+                off: recv.filled,
+                len,
+                seq,
+                phase: self.phase,
+                waitall: recv.flags.waitall,
+                credits,
+            });
+        }
+        None
+    }
+
+    pub(in super::super) fn readable(&self) -> u64 {
+        let small = |segment: &Segment| match *segment {
+            Segment::Ring { .. } => 0,
+            Segment::Small { len, .. } => u64::from(len),
+        };
+        u64::from(self.ring.used) + self.buffered.iter().map(small).sum::<u64>()
+    }
+
+    pub(in super::super) fn eof(&self) -> bool {
+        self.fin
+    }
+
+    pub(in super::super) fn is_idle(&self) -> bool {
+        self.recvs.is_empty()
+    }
+}

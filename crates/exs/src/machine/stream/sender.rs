@@ -1,0 +1,304 @@
+//! The sender's half (fig. 2).
+
+use std::collections::VecDeque;
+
+use weft_wire::exs::{Advert, Body, Imm, Message, Mode, Remote, Transfer};
+
+use super::super::sends::Sends;
+use super::super::{
+    Action, Config, MAX_ADVERTS, MAX_TRANSFER, OpId, Refused, Rules, Shared, Stats, Violation,
+};
+use super::is_direct;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Sender {
+    pub(in super::super) sends: Sends,
+    /// `S_s`: bytes sent.
+    seq: u64,
+    /// `P_s`.
+    phase: u64,
+    /// `q_A`; of the head, `memory` is what is left of it.
+    adverts: VecDeque<Advert>,
+    /// The phase of the last advert that came.
+    advert_phase: u64,
+    ring: Option<Ring>,
+    small: u64,
+    mode: Mode,
+    /// The peer waits for a [`Body::Retracted`].
+    retracted: bool,
+    rules: Rules,
+}
+
+/// The peer's intermediate buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Ring {
+    memory: Remote,
+    /// Where the next byte goes.
+    at: u32,
+    /// `b_s`.
+    free: u32,
+}
+
+impl Sender {
+    pub(in super::super) fn new(config: &Config) -> Self {
+        Sender {
+            sends: Sends::default(),
+            seq: 0,
+            phase: 0,
+            adverts: VecDeque::new(),
+            advert_phase: 0,
+            ring: config.peer_ring.map(|memory| Ring {
+                memory,
+                at: 0,
+                free: memory.len,
+            }),
+            small: config.small_send.into(),
+            mode: config.mode,
+            retracted: false,
+            rules: config.rules,
+        }
+    }
+
+    pub(in super::super) fn send(&mut self, op: OpId, len: u64) -> Result<(), Refused> {
+        if self.sends.is_shut() {
+            return Err(Refused::Shutdown);
+        }
+        self.sends.push(op, len);
+        Ok(())
+    }
+
+    pub(in super::super) fn on_advert(
+        &mut self,
+        advert: Advert,
+        stats: &mut Stats,
+    ) -> Result<(), Violation> {
+        if self.mode == Mode::Indirect {
+            return Err(Violation::Unexpected);
+        }
+        let Remote { addr, len, .. } = advert.memory;
+        if len == 0 || addr.checked_add(len.into()).is_none() {
+            return Err(Violation::Memory);
+        }
+        // The receiver is at most one phase ahead, and that only when it has all our indirect transfers; and while we
+        // send directly it is where we are (lemma 4). Dropped adverts may have moved us ahead of it.
+        let highest = self.phase + u64::from(!is_direct(self.phase));
+        let lowest = if is_direct(self.phase) {
+            self.phase
+        } else {
+            self.advert_phase
+        };
+        if !is_direct(advert.phase) || !(lowest..=highest).contains(&advert.phase) {
+            return Err(Violation::Phase);
+        }
+        self.advert_phase = advert.phase;
+        stats.adverts_received += 1;
+        if self.adverts.len() == MAX_ADVERTS {
+            return Err(Violation::TooMany);
+        }
+        self.adverts.push_back(advert);
+        // What is stale now stays so. Without this, adverts in vain could pile up while nothing is sent.
+        while self
+            .adverts
+            .front()
+            .is_some_and(|a| !is_direct(self.phase) && self.is_stale(a, false))
+        {
+            self.drop_advert(stats);
+        }
+        if self.sends.is_finished() {
+            stats.adverts_dropped += self.adverts.len() as u64;
+            self.adverts.clear();
+        }
+        Ok(())
+    }
+
+    /// Whether an advert is of no use in an indirect phase (fig. 2, line 3). `now`: a transfer is to go there.
+    fn is_stale(&self, advert: &Advert, now: bool) -> bool {
+        advert.phase < self.phase
+            || advert.seq < self.seq
+            || now && self.rules.exact_match && advert.seq != self.seq
+    }
+
+    /// Fig. 2, lines 5 to 8: with it go all later ones of its phase, by their phase.
+    fn drop_advert(&mut self, stats: &mut Stats) {
+        if let Some(advert) = self.adverts.pop_front() {
+            stats.adverts_dropped += 1;
+            if self.rules.advance_phase && self.phase < advert.phase {
+                self.phase = advert.phase + 1;
+            }
+        }
+    }
+
+    pub(in super::super) fn on_ack(&mut self, freed: u32) -> Result<(), Violation> {
+        let ring = self.ring.as_mut().ok_or(Violation::Ack)?;
+        if freed == 0 || freed > ring.memory.len - ring.free {
+            return Err(Violation::Ack);
+        }
+        ring.free += freed;
+        Ok(())
+    }
+
+    pub(in super::super) fn on_retract(&mut self, stats: &mut Stats) -> Result<(), Violation> {
+        if self.retracted || self.mode == Mode::Indirect {
+            return Err(Violation::Unexpected);
+        }
+        stats.adverts_dropped += self.adverts.len() as u64;
+        self.adverts.clear();
+        self.retracted = true;
+        Ok(())
+    }
+
+    pub(in super::super) fn wants_indirect(&self) -> Option<u64> {
+        let send = self.sends.head()?;
+        (self.mode == Mode::Dynamic && self.adverts.is_empty()).then_some(send.len - send.off)
+    }
+
+    pub(in super::super) fn poll(
+        &mut self,
+        may_go_indirect: bool,
+        shared: &mut Shared<'_>,
+    ) -> Option<Action> {
+        if self.retracted {
+            let action = shared.send(Body::Retracted { seq: self.seq })?;
+            self.retracted = false;
+            return Some(action);
+        }
+        while let Some(send) = self.sends.head() {
+            let (op, off, rest) = (send.op, send.off, send.len - send.off);
+            if rest == 0 {
+                self.sends.skip();
+                self.sends.complete(shared.done);
+                continue;
+            }
+            let Some(&advert) = self.adverts.front() else {
+                return match self.mode {
+                    Mode::Direct => None,
+                    Mode::Dynamic if !may_go_indirect => None,
+                    _ => self.indirect(op, off, rest, shared),
+                };
+            };
+            if !is_direct(self.phase) && self.is_stale(&advert, true) {
+                self.drop_advert(shared.stats);
+                continue;
+            }
+            return self.direct(op, off, rest, advert, shared);
+        }
+        if self.sends.wants_fin() {
+            let action = shared.send(Body::Fin)?;
+            self.sends.fin_sent();
+            shared.stats.adverts_dropped += self.adverts.len() as u64;
+            self.adverts.clear();
+            return Some(action);
+        }
+        None
+    }
+
+    /// Fig. 2, lines 10 to 14.
+    fn direct(
+        &mut self,
+        op: OpId,
+        off: u64,
+        rest: u64,
+        advert: Advert,
+        shared: &mut Shared<'_>,
+    ) -> Option<Action> {
+        let credits = shared.credit()?;
+        if !is_direct(self.phase) {
+            self.phase = advert.phase;
+            shared.stats.mode_switches += 1;
+        }
+        let len = rest.min(advert.memory.len.into()).min(MAX_TRANSFER.into()) as u32;
+        self.seq += u64::from(len);
+        let Remote { addr, rkey, .. } = advert.memory;
+        if advert.waitall && len < advert.memory.len {
+            if let Some(head) = self.adverts.front_mut() {
+                head.memory.addr += u64::from(len);
+                head.memory.len -= len;
+            }
+        } else {
+            self.adverts.pop_front();
+        }
+        shared.stats.direct_sent += 1;
+        shared.stats.direct_bytes_sent += u64::from(len);
+        Some(Action::Write {
+            op,
+            off,
+            len,
+            addr,
+            rkey,
+            imm: Imm {
+                transfer: Transfer::Direct,
+                credits,
+                len,
+            },
+            last: self.sends.hand_over(len.into()),
+        })
+    }
+
+    /// Fig. 2, lines 17 to 24: in a message if the rest is short, else through the peer's buffer.
+    fn indirect(
+        &mut self,
+        op: OpId,
+        off: u64,
+        rest: u64,
+        shared: &mut Shared<'_>,
+    ) -> Option<Action> {
+        if rest <= self.small
+            && let Some(credits) = shared.credits.take_small()
+        {
+            self.go_indirect(rest, shared.stats);
+            shared.stats.small_sent += 1;
+            shared.stats.small_bytes_sent += rest;
+            let len = rest as u32;
+            return Some(Action::SendSmall {
+                op,
+                off,
+                len,
+                header: Message {
+                    credits,
+                    body: Body::Small { len },
+                },
+                last: self.sends.hand_over(rest),
+            });
+        }
+        let ring = self.ring.as_mut()?;
+        // Rather wait than go in crumbs. The peer keeps back less than a quarter of what it has freed, so that this
+        // much will be free.
+        let least = rest.min((ring.memory.len / 4).max(1).into());
+        let full = u64::from(ring.free) < least;
+        shared.stats.ring_full(full);
+        if full {
+            return None;
+        }
+        let credits = shared.credit()?;
+        let room = ring.free.min(ring.memory.len - ring.at).min(MAX_TRANSFER);
+        let len = rest.min(room.into()) as u32;
+        let addr = ring.memory.addr + u64::from(ring.at);
+        let rkey = ring.memory.rkey;
+        ring.at = (ring.at + len) % ring.memory.len;
+        ring.free -= len;
+        self.go_indirect(len.into(), shared.stats);
+        shared.stats.indirect_sent += 1;
+        shared.stats.indirect_bytes_sent += u64::from(len);
+        Some(Action::Write {
+            op,
+            off,
+            len,
+            addr,
+            rkey,
+            imm: Imm {
+                transfer: Transfer::Indirect,
+                credits,
+                len,
+            },
+            last: self.sends.hand_over(len.into()),
+        })
+    }
+
+    fn go_indirect(&mut self, len: u64, stats: &mut Stats) {
+        if is_direct(self.phase) {
+            self.phase += 1;
+            stats.mode_switches += 1;
+        }
+        self.seq += len;
+    }
+}
