@@ -1,0 +1,81 @@
+//! The border of every exported call: no panic leaves, errors become `-1` and `errno`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::io::Errno;
+
+/// Types that an exported call returns, with C's value for "failed".
+pub trait Failed {
+    /// The value for "failed; see `errno`".
+    const FAILED: Self;
+}
+
+impl Failed for libc::c_int {
+    const FAILED: Self = -1;
+}
+
+impl Failed for libc::ssize_t {
+    const FAILED: Self = -1;
+}
+
+/// Runs the body of an exported call. A panic is a mistake of the library: the call fails with `EIO`.
+pub fn run<T: Failed>(body: impl FnOnce() -> Result<T, Errno>) -> T {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => value,
+        Ok(Err(errno)) => failed(errno),
+        Err(_) => failed(Errno::IO),
+    }
+}
+
+fn failed<T: Failed>(errno: Errno) -> T {
+    // SAFETY: the address is this thread's own errno, and always valid.
+    unsafe { *libc::__errno_location() = errno.raw_os_error() };
+    T::FAILED
+}
+
+/// A length as the calls return it. No object is longer than `isize::MAX`.
+pub(crate) fn signed(len: usize) -> libc::ssize_t {
+    libc::ssize_t::try_from(len).unwrap_or(libc::ssize_t::MAX)
+}
+
+/// A system call with the program's own arguments, for descriptors that are not ours.
+///
+/// # Safety
+/// As for the system call.
+pub(crate) unsafe fn system(number: libc::c_long, args: [usize; 6]) -> Result<isize, Errno> {
+    let [a, b, c, d, e, f] = args;
+    // SAFETY: the caller's promise.
+    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    if result == -1 {
+        // SAFETY: this thread's own errno.
+        return Err(Errno::from_raw_os_error(unsafe {
+            *libc::__errno_location()
+        }));
+    }
+    Ok(result as isize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno() -> i32 {
+        std::io::Error::last_os_error().raw_os_error().unwrap()
+    }
+
+    #[test]
+    fn values_and_errors_pass_and_panics_stop() {
+        assert_eq!(run(|| Ok(7)), 7);
+        assert_eq!(run::<libc::ssize_t>(|| Err(Errno::PIPE)), -1);
+        assert_eq!(errno(), libc::EPIPE);
+        assert_eq!(run::<libc::c_int>(|| panic!("on purpose")), -1);
+        assert_eq!(errno(), libc::EIO);
+    }
+
+    #[test]
+    fn system_calls_report_their_errno() {
+        // SAFETY: no pointers.
+        let closed = unsafe { system(libc::SYS_close, [usize::MAX, 0, 0, 0, 0, 0]) };
+        assert_eq!(closed, Err(Errno::BADF));
+    }
+}
