@@ -41,6 +41,20 @@ pub enum BenchError {
     /// Both ends failed, one perhaps for the other's sake.
     #[error("{0}; and {1}")]
     Both(Box<BenchError>, Box<BenchError>),
+    /// The peer could not be connected to.
+    #[error("cannot connect to {0}: {1}")]
+    Unreachable(std::net::SocketAddr, io::Error),
+    /// The peer is not what it should be.
+    #[error("the peer does not fit: {0}")]
+    Stranger(String),
+    /// What arrived is not what was sent.
+    #[error(
+        "the bytes that arrived differ from those that were sent, from byte {0} of the stream on"
+    )]
+    Contents(u64),
+    /// An operation ended without giving its memory back.
+    #[error("an operation ended without giving its memory back")]
+    Lost,
     /// Nothing moved for so many seconds.
     #[error("nothing moved for {0} seconds: {1}")]
     Stuck(u64, &'static str),

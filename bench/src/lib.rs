@@ -11,6 +11,7 @@
 mod args;
 mod driver;
 mod error;
+pub mod exs;
 mod link;
 mod process;
 mod progress;

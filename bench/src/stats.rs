@@ -49,6 +49,48 @@ pub fn percentile(sorted: &[f64], p: f64) -> Option<f64> {
     Some(sorted[low] + (sorted[high] - sorted[low]) * share)
 }
 
+/// A mean with the half width of its 95 % confidence interval, in the unit of the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Mean {
+    /// The arithmetic mean.
+    pub mean: f64,
+    /// The interval reaches so far to either side (Student's t); `None` for a single sample.
+    pub ci95: Option<f64>,
+    /// How many samples.
+    pub runs: usize,
+}
+
+impl Mean {
+    /// The mean of `samples`; `None` when there are none.
+    pub fn of(samples: &[f64]) -> Option<Self> {
+        let runs = samples.len();
+        let degrees = runs.checked_sub(1)?;
+        let mean = samples.iter().sum::<f64>() / runs as f64;
+        let squares: f64 = samples.iter().map(|sample| (sample - mean).powi(2)).sum();
+        let ci95 = (degrees > 0).then(|| {
+            let variance = squares / degrees as f64;
+            student_t(degrees) * (variance / runs as f64).sqrt()
+        });
+        Some(Self { mean, ci95, runs })
+    }
+}
+
+/// The 97.5th percentile of Student's t distribution.
+fn student_t(degrees: usize) -> f64 {
+    const TABLE: [f64; 30] = [
+        12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+        2.052, 2.048, 2.045, 2.042,
+    ];
+    let listed = degrees.checked_sub(1).and_then(|index| TABLE.get(index));
+    // Beyond the table the first terms of the expansion around the normal distribution are good to three digits.
+    listed.copied().unwrap_or_else(|| {
+        let (z, n) = (1.959_964_f64, degrees.max(1) as f64);
+        let second = 5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z;
+        z + (z.powi(3) + z) / (4.0 * n) + second / (96.0 * n * n)
+    })
+}
+
 /// Ratios of paired runs: run `i` of `ours` over run `i` of `theirs`. Runs were interleaved, so
 /// that a disturbance of the machine meets both of a pair. Pairs with a zero divisor are left out.
 pub fn paired_ratio(ours: &[f64], theirs: &[f64]) -> Option<Summary> {
@@ -98,6 +140,20 @@ mod tests {
         close(percentile(&sorted, 0.995).unwrap(), 99.5);
         close(percentile(&sorted, 2.0).unwrap(), 100.0);
         close(percentile(&sorted, -1.0).unwrap(), 0.0);
+    }
+
+    #[test]
+    fn confidence_intervals() {
+        let mean = Mean::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        close(mean.mean, 3.0);
+        // The standard error of these five is the square root of a half.
+        close(mean.ci95.unwrap(), 2.776 * 0.5f64.sqrt());
+        assert_eq!(Mean::of(&[7.0]).unwrap().ci95, None);
+        assert_eq!(Mean::of(&[]), None);
+        close(student_t(1), 12.706);
+        close(student_t(9), 2.262);
+        assert!((student_t(31) - 2.040).abs() < 0.002);
+        assert!((student_t(120) - 1.980).abs() < 0.001);
     }
 
     #[test]

@@ -73,6 +73,9 @@ pub enum Command {
     Hello(cmd::hello::Args),
     /// Measure RDMA operations beside plain TCP
     Bench(weft_bench::BenchArgs),
+    /// Send as fast as possible over extended sockets, and measure
+    #[command(long_about = cmd::blast::LONG)]
+    Blast(Box<cmd::blast::Args>),
     /// Show the connections of this host's weft processes
     #[command(long_about = cmd::stat::LONG)]
     Stat(cmd::stat::Args),
@@ -93,6 +96,7 @@ impl Cli {
             Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => cmd::bench::run(args),
+            Command::Blast(args) => cmd::blast::run(&args, self.global).map(Into::into),
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),

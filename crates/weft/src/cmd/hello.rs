@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         ));
         responder(&listener).map_err(|e| failed("the responder", &e))?;
     } else if let Some(peer) = &args.peer {
-        initiator(with_port(peer))
+        initiator(with_port(peer, DEFAULT_PORT))
             .map_err(|e| failed(&format!("the initiator, with {peer}"), &e))?;
     } else {
         let listener = open(here(0))?;
@@ -58,16 +58,16 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// A host without a port gets the default one.
-fn with_port(peer: &str) -> String {
+/// A host without a port gets this one.
+pub(super) fn with_port(peer: &str, port: u16) -> String {
     let bare = peer
         .strip_prefix('[')
         .and_then(|p| p.strip_suffix(']'))
         .unwrap_or(peer);
     match bare.parse::<IpAddr>() {
-        Ok(ip) => SocketAddr::new(ip, DEFAULT_PORT).to_string(),
+        Ok(ip) => SocketAddr::new(ip, port).to_string(),
         Err(_) if peer.contains(':') => peer.to_owned(),
-        Err(_) => format!("{peer}:{DEFAULT_PORT}"),
+        Err(_) => format!("{peer}:{port}"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! One module for each subcommand: its options, and how they become calls of the library.
 
 pub mod bench;
+pub mod blast;
 pub mod completion;
 pub mod cp;
 pub mod demo;

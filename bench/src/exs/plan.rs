@@ -1,0 +1,375 @@
+//! What one run of blast is: the client says it, the server checks it.
+
+use crate::driver::Transport;
+use crate::error::{BenchError, Result};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use weft_exs::Options;
+
+/// Memory that either side may be asked to hold for its outstanding operations.
+const MOST_MEMORY: u64 = 4 << 30;
+/// Outstanding operations of either side, at most.
+const MOST_OUTSTANDING: u32 = 4096;
+/// The longest message.
+const LONGEST: u64 = 1 << 30;
+
+/// An enumeration as a word on the command line and in JSON, and what the sockets call it.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident = $exs:ty { $($(#[$case_doc:meta])* $case:ident => $value:expr),* $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]
+        #[serde(rename_all = "lowercase")]
+        pub enum $name { $($(#[$case_doc])* $case),* }
+
+        impl $name {
+            pub(crate) fn exs(self) -> $exs {
+                match self { $(Self::$case => $value),* }
+            }
+
+            /// The word for it.
+            pub fn name(self) -> String {
+                use clap::ValueEnum;
+                self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+            }
+        }
+    };
+}
+
+words! {
+    /// What the sockets carry.
+    Kind = weft_exs::Kind {
+        /// Bytes
+        Stream => weft_exs::Kind::Stream,
+        /// Messages
+        Seqpacket => weft_exs::Kind::SeqPacket,
+    }
+}
+words! {
+    /// How a stream moves its bytes.
+    Mode = weft_exs::Mode {
+        /// Directly where the receiver is ahead, through its buffer where the sender is
+        Dynamic => weft_exs::Mode::Dynamic,
+        /// Always directly: the sender waits for adverts
+        Direct => weft_exs::Mode::Direct,
+        /// Always through the receiver's buffer
+        Indirect => weft_exs::Mode::Indirect,
+    }
+}
+words! {
+    /// How sequenced packets are moved.
+    Design = weft_exs::Design {
+        /// The receiver adverts its memory, the sender writes to it
+        Advert => weft_exs::Design::Advert,
+        /// The sender adverts its memory, the receiver reads it
+        Source => weft_exs::Design::Source,
+    }
+}
+words! {
+    /// How both sides wait for events.
+    Wait = weft_exs::Wait {
+        /// Sleep at once
+        Notify => weft_exs::Wait::Notify,
+        /// Look for a while, then sleep
+        Adaptive => weft_exs::Wait::Adaptive,
+        /// Never sleep
+        Busy => weft_exs::Wait::BusyPoll,
+    }
+}
+
+/// How long the messages are.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lengths {
+    /// All the same, in bytes.
+    Fixed(u64),
+    /// From an exponential distribution; longer ones than `max` become `max`.
+    Exponential {
+        /// Mean before that, in bytes.
+        mean: u64,
+        /// The longest, in bytes.
+        max: u64,
+        /// Seed of the lengths.
+        seed: u64,
+    },
+}
+
+impl Lengths {
+    /// The longest message.
+    pub fn max(&self) -> u64 {
+        match *self {
+            Self::Fixed(len) => len,
+            Self::Exponential { max, .. } => max,
+        }
+    }
+
+    /// The lengths, one after the other, the same each time.
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
+        let mut state = match self {
+            Self::Fixed(_) => 0,
+            Self::Exponential { seed, .. } => seed,
+        };
+        std::iter::from_fn(move || match self {
+            Self::Fixed(len) => Some(len as usize),
+            Self::Exponential { mean, max, .. } => {
+                state = state.wrapping_add(GOLDEN);
+                // From 0, exclusive, to 1, inclusive.
+                let share = ((mix(state) >> 11) + 1) as f64 / (1u64 << 53) as f64;
+                let len = -(mean as f64) * share.ln();
+                Some((len as u64).clamp(1, max) as usize)
+            }
+        })
+    }
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finisher of splitmix64.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Writes into `out` what stands in the bytes from `offset` on of a stream made from `seed`.
+pub(crate) fn pattern(seed: u64, offset: u64, out: &mut [u8]) {
+    let mut at = offset;
+    let mut rest = out;
+    while !rest.is_empty() {
+        let word = mix(seed.wrapping_add((at / 8).wrapping_mul(GOLDEN))).to_le_bytes();
+        let from = (at % 8) as usize;
+        let len = (8 - from).min(rest.len());
+        let (now, later) = rest.split_at_mut(len);
+        now.copy_from_slice(&word[from..from + len]);
+        at = at.wrapping_add(len as u64);
+        rest = later;
+    }
+}
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Amount {
+    /// After so many messages.
+    Messages(u64),
+    /// With the message that completes so many bytes.
+    Bytes(u64),
+    /// With the first message that is complete after so many seconds.
+    Seconds(f64),
+}
+
+impl Amount {
+    /// Whether that is enough.
+    pub(crate) fn is_reached(
+        &self,
+        messages: u64,
+        bytes: u64,
+        elapsed: impl FnOnce() -> Duration,
+    ) -> bool {
+        match *self {
+            Self::Messages(most) => messages >= most,
+            Self::Bytes(most) => bytes >= most,
+            Self::Seconds(most) => elapsed().as_secs_f64() >= most,
+        }
+    }
+
+    /// How much of it is done, from 0 to 1.
+    pub fn share(&self, messages: u64, bytes: u64, elapsed: Duration) -> f64 {
+        let share = match *self {
+            Self::Messages(most) => messages as f64 / most.max(1) as f64,
+            Self::Bytes(most) => bytes as f64 / most.max(1) as f64,
+            Self::Seconds(most) => elapsed.as_secs_f64() / most,
+        };
+        share.min(1.0)
+    }
+}
+
+/// One run: a connection, its messages, its end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What carries the connection; `None`: shared memory where both can.
+    pub transport: Option<Transport>,
+    /// What the sockets carry.
+    pub kind: Kind,
+    /// How a stream moves.
+    pub mode: Mode,
+    /// How packets move.
+    pub design: Design,
+    /// How long the messages are.
+    pub lengths: Lengths,
+    /// When the run ends.
+    pub amount: Amount,
+    /// Sends that are outstanding at the client.
+    pub sends: u32,
+    /// Receives that are outstanding at the server, each as long as the longest message.
+    pub receives: u32,
+    /// Receives complete only when they are full.
+    pub waitall: bool,
+    /// The library's registered memory; else ordinary memory.
+    pub registered: bool,
+    /// Data up to so many bytes travels in the message that announces it.
+    pub small: u32,
+    /// Small data may be left where it arrived.
+    pub in_place: bool,
+    /// Bytes of the intermediate buffer.
+    pub buffer: u32,
+    /// Control receives: the peer's send credits.
+    pub credits: u32,
+    /// How both sides wait.
+    pub wait: Wait,
+    /// FPDUs carry a CRC, over TCP.
+    pub crc: bool,
+    /// Seed of the contents, which are checked; the figures then mean little.
+    pub verify: Option<u64>,
+}
+
+impl Default for Plan {
+    /// Half a second of 64 KiB messages, twice as many receives as sends, the sockets' defaults, sleeping, no CRC.
+    fn default() -> Self {
+        let sockets = Options::default();
+        Self {
+            transport: None,
+            kind: Kind::Stream,
+            mode: Mode::Dynamic,
+            design: Design::Advert,
+            lengths: Lengths::Fixed(64 << 10),
+            amount: Amount::Seconds(0.5),
+            sends: 8,
+            receives: 16,
+            waitall: false,
+            registered: true,
+            small: sockets.small_packet_max,
+            in_place: false,
+            buffer: sockets.buffer,
+            credits: sockets.credits,
+            wait: Wait::Notify,
+            crc: false,
+            verify: None,
+        }
+    }
+}
+
+impl Plan {
+    /// Refuses what cannot be, and what asks for too much memory.
+    pub fn check(&self) -> Result<()> {
+        let refuse = |why: &str| Err(BenchError::Usage(why.to_owned()));
+        let longest = self.lengths.max();
+        let mean_is_odd = matches!(self.lengths, Lengths::Exponential { mean, .. } if mean == 0 || mean > LONGEST);
+        if longest == 0 || longest > LONGEST || mean_is_odd {
+            return refuse("messages are from 1 B to 1 GiB long");
+        }
+        let outstanding = 1..=MOST_OUTSTANDING;
+        if !outstanding.contains(&self.sends) || !outstanding.contains(&self.receives) {
+            return refuse("from 1 to 4096 operations can be outstanding");
+        }
+        if longest.saturating_mul(self.sends.max(self.receives).into()) > MOST_MEMORY {
+            return refuse("the outstanding operations would need more than 4 GiB");
+        }
+        match self.amount {
+            Amount::Messages(0) | Amount::Bytes(0) => return refuse("there is nothing to send"),
+            Amount::Seconds(time) if !(time > 0.0 && time <= 3600.0) => {
+                return refuse("a run takes from 0 to 3600 seconds");
+            }
+            _ => {}
+        }
+        if !(4096..=1 << 30).contains(&self.buffer) {
+            return refuse("the intermediate buffer is from 4 KiB to 1 GiB long");
+        }
+        if !(4..=65_535).contains(&self.credits) {
+            return refuse("credits are from 4 to 65535");
+        }
+        if self.small > 1 << 16 {
+            return refuse("small packets are at most 64 KiB long");
+        }
+        Ok(())
+    }
+
+    /// Sets a socket.
+    pub(crate) fn set(&self, options: &mut Options) {
+        options.mode = self.mode.exs();
+        options.design = self.design.exs();
+        options.small_packet_max = self.small;
+        options.buffer = self.buffer;
+        options.credits = self.credits;
+        options.crc = self.crc;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exponential_lengths_have_their_mean_and_repeat() {
+        let lengths = |seed| Lengths::Exponential {
+            mean: 1 << 20,
+            max: 4 << 20,
+            seed,
+        };
+        let take = |seed| lengths(seed).iter().take(20_000).collect::<Vec<_>>();
+        let first = take(1);
+        assert_eq!(first, take(1));
+        assert_ne!(first, take(2));
+        assert!(first.iter().all(|len| (1..=4 << 20).contains(len)));
+        // Cutting at four times the mean takes e^-4 of it away.
+        let mean = first.iter().sum::<usize>() as f64 / first.len() as f64;
+        let expected = (1.0 - (-4.0f64).exp()) * f64::from(1 << 20);
+        assert!((mean / expected - 1.0).abs() < 0.03, "{mean}");
+        assert_eq!(Lengths::Fixed(7).iter().take(2).collect::<Vec<_>>(), [7, 7]);
+    }
+
+    #[test]
+    fn the_pattern_is_the_same_however_it_is_cut() {
+        let mut whole = [0; 100];
+        pattern(5, 3, &mut whole);
+        for cut in 1..99 {
+            let (mut left, mut right) = (vec![0; cut], vec![0; 100 - cut]);
+            pattern(5, 3, &mut left);
+            pattern(5, 3 + cut as u64, &mut right);
+            assert_eq!([left, right].concat(), whole);
+        }
+        let mut other = [0; 100];
+        pattern(6, 3, &mut other);
+        assert_ne!(whole, other);
+    }
+
+    #[test]
+    fn hostile_plans_are_refused() {
+        let fine = Plan::default();
+        fine.check().unwrap();
+        let bad = |change: fn(&mut Plan)| {
+            let mut plan = fine.clone();
+            change(&mut plan);
+            assert!(plan.check().is_err(), "{plan:?}");
+        };
+        bad(|plan| plan.lengths = Lengths::Fixed(0));
+        bad(|plan| plan.lengths = Lengths::Fixed(u64::MAX));
+        bad(|plan| {
+            plan.lengths = Lengths::Exponential {
+                mean: 0,
+                max: 9,
+                seed: 0,
+            }
+        });
+        bad(|plan| plan.receives = 0);
+        bad(|plan| plan.sends = u32::MAX);
+        bad(|plan| {
+            plan.lengths = Lengths::Fixed(1 << 30);
+            plan.receives = 5;
+        });
+        bad(|plan| plan.amount = Amount::Messages(0));
+        bad(|plan| plan.amount = Amount::Seconds(f64::NAN));
+        bad(|plan| plan.buffer = 1);
+        bad(|plan| plan.credits = 3);
+        bad(|plan| plan.small = u32::MAX);
+    }
+
+    #[test]
+    fn amounts() {
+        let never = || panic!("the clock is not needed");
+        assert!(Amount::Messages(3).is_reached(3, 0, never));
+        assert!(!Amount::Bytes(3).is_reached(9, 2, never));
+        assert!(Amount::Seconds(0.5).is_reached(0, 0, || Duration::from_secs(1)));
+        let share = Amount::Bytes(8).share(0, 2, Duration::ZERO);
+        assert!((share - 0.25).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,374 @@
+//! `weft blast`.
+
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use weft_bench::exs::{
+    Amount, Client, Design, Kind, Lengths, Mode, Plan, Run, Server, Wait, describe, json_lines,
+    report,
+};
+use weft_bench::size::parse_size;
+use weft_bench::{BenchError, Transport};
+
+use super::hello::with_port;
+use super::say;
+use crate::cli::Global;
+use crate::failure::{Exit, Failure};
+
+/// The port that `weft blast` uses unless told.
+pub const DEFAULT_PORT: u16 = 7473;
+/// How long a server may take to be there.
+const START: Duration = Duration::from_secs(1);
+/// Between two attempts.
+const AGAIN: Duration = Duration::from_millis(20);
+/// How long the server waits for a client that says nothing.
+const IDLE: Duration = Duration::from_mins(1);
+/// What the server's line begins with, that says where it is.
+const LISTENING: &str = "listening on ";
+/// Steps of a progress bar.
+const STEPS: f64 = 1000.0;
+
+pub(crate) const LONG: &str = "\
+Send messages as fast as possible from a client to a server over extended sockets, and measure: the tool of the stream paper.
+
+Throughput is the program's bytes over the time from the start of the first transfer to the end of the last. Each repetition has a \
+connection of its own; means come with their 95 % confidence interval. The client says how, the server follows and reports its CPU \
+time, so that one side prints everything. Without --listen and ADDR both run here, as two processes.
+
+The connections that are measured come in at ports that the server chooses for each; the address itself takes a small TCP connection on \
+which the two agree. Whoever can reach a server can make it receive.";
+
+const EXAMPLES: &str = "\
+Examples:
+  weft blast                                      both ends here, over shared memory
+  weft blast --transport tcp --no-crc --size 1M   and over TCP
+  weft blast --listen=0.0.0.0                     a server for other machines
+  weft blast server --exponential 1M --outstanding-send 4 --outstanding-recv 8 --html blast.html
+  weft blast --kind seqpacket --design source --size 4K --messages 10000
+  weft blast --mode indirect --verify             every byte is compared";
+
+/// Options of `weft blast`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    /// The server's HOST[:PORT]; IPv6 addresses stand in brackets
+    #[arg(value_name = "ADDR")]
+    server: Option<String>,
+    /// Be the server, here or on another address [default: 127.0.0.1:7473]
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1", conflicts_with = "server")]
+    listen: Option<String>,
+    /// Serve one client, and end
+    #[arg(long, requires = "listen")]
+    once: bool,
+    /// Length of each message
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_size, help_heading = "Messages")]
+    size: u64,
+    /// Lengths from an exponential distribution with this mean
+    #[arg(long, value_name = "MEAN", value_parser = parse_size, conflicts_with = "size", help_heading = "Messages")]
+    exponential: Option<u64>,
+    /// The longest message of the distribution
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size, help_heading = "Messages")]
+    max: u64,
+    /// Seed of lengths and contents
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Messages")]
+    seed: u64,
+    /// A repetition ends after so many messages
+    #[arg(long, value_name = "N", conflicts_with_all = ["bytes", "time"], help_heading = "Messages")]
+    messages: Option<u64>,
+    /// ... or with the message that completes so many bytes
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "time", help_heading = "Messages")]
+    bytes: Option<u64>,
+    /// ... or after so many seconds [default: 1]
+    #[arg(long, value_name = "SECONDS", help_heading = "Messages")]
+    time: Option<f64>,
+    /// Compare every byte that arrives; times then mean little
+    #[arg(long, help_heading = "Messages")]
+    verify: bool,
+    /// Sends outstanding at the client
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 8,
+        help_heading = "Operations"
+    )]
+    outstanding_send: u32,
+    /// Receives outstanding at the server, each as long as the longest message
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 16,
+        help_heading = "Operations"
+    )]
+    outstanding_recv: u32,
+    /// Receives complete only when they are full
+    #[arg(long, help_heading = "Operations")]
+    waitall: bool,
+    /// The library's registered memory (yes), or ordinary memory that it must register itself (no)
+    #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = parse_yes, action = clap::ArgAction::Set, help_heading = "Operations")]
+    registered: bool,
+    /// How both sides wait for events
+    #[arg(long, value_enum, default_value_t = Wait::Notify, hide_possible_values = false, help_heading = "Operations")]
+    wait: Wait,
+    /// How a stream moves its bytes
+    #[arg(long, value_enum, default_value_t = Mode::Dynamic, help_heading = "Connection")]
+    mode: Mode,
+    /// Bytes or messages
+    #[arg(long, value_enum, default_value_t = Kind::Stream, help_heading = "Connection")]
+    kind: Kind,
+    /// How sequenced packets are moved
+    #[arg(long, value_enum, default_value_t = Design::Advert, help_heading = "Connection")]
+    design: Design,
+    /// Data up to so many bytes travels in the message that announces it; 0: none
+    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = parse_small_size, help_heading = "Connection")]
+    small: u32,
+    /// Small data may be left where it arrived
+    #[arg(long, help_heading = "Connection")]
+    in_place: bool,
+    /// Intermediate buffer of either side
+    #[arg(long, value_name = "SIZE", default_value = "1M", value_parser = parse_small_size, help_heading = "Connection")]
+    buffer: u32,
+    /// Control messages that either side is ready for: its peer's credits
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 256,
+        help_heading = "Connection"
+    )]
+    credits: u32,
+    /// What carries the connection [default: shared memory where both can]
+    #[arg(long, value_enum, help_heading = "Connection")]
+    transport: Option<Transport>,
+    /// No CRC over TCP
+    #[arg(long, help_heading = "Connection")]
+    no_crc: bool,
+    /// How often
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000), help_heading = "Results")]
+    repetitions: u32,
+    /// Write every repetition and the means as JSON, one object a line
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    json: Option<PathBuf>,
+    /// Write tables and plots as one self-contained page
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    html: Option<PathBuf>,
+}
+
+fn parse_yes(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("write yes or no".to_owned()),
+    }
+}
+
+fn parse_small_size(text: &str) -> Result<u32, String> {
+    let size = parse_size(text).map_err(|e| e.to_string())?;
+    u32::try_from(size).map_err(|_| format!("'{text}' is too large"))
+}
+
+impl Args {
+    fn plan(&self) -> Plan {
+        let lengths = match self.exponential {
+            Some(mean) => Lengths::Exponential {
+                mean,
+                max: self.max,
+                seed: self.seed,
+            },
+            None => Lengths::Fixed(self.size),
+        };
+        let amount = match (self.messages, self.bytes) {
+            (Some(messages), _) => Amount::Messages(messages),
+            (None, Some(bytes)) => Amount::Bytes(bytes),
+            (None, None) => Amount::Seconds(self.time.unwrap_or(1.0)),
+        };
+        Plan {
+            transport: self.transport,
+            kind: self.kind,
+            mode: self.mode,
+            design: self.design,
+            lengths,
+            amount,
+            sends: self.outstanding_send,
+            receives: self.outstanding_recv,
+            waitall: self.waitall,
+            registered: self.registered,
+            small: self.small,
+            in_place: self.in_place,
+            buffer: self.buffer,
+            credits: self.credits,
+            wait: self.wait,
+            crc: !self.no_crc,
+            verify: self.verify.then_some(self.seed),
+        }
+    }
+}
+
+/// Serves, or measures and prints.
+pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+    if let Some(listen) = &args.listen {
+        return serve(resolve(listen)?, args.once, global);
+    }
+    let plan = args.plan();
+    plan.check()
+        .map_err(|e| Failure::usage(e.to_string()).hint("`weft blast --help` lists the options"))?;
+    // Files that cannot be written are better known before the measurements than after.
+    let outputs = [&args.json, &args.html].into_iter().flatten();
+    for path in outputs {
+        write(path, "")?;
+    }
+    let (_server, addr) = match &args.server {
+        Some(server) => (None, resolve(server)?),
+        None => start_server().map(|(server, addr)| (Some(server), addr))?,
+    };
+    let mut client = connect(addr)?;
+    let bar = progress(global);
+    let mut runs: Vec<Run> = Vec::new();
+    for repetition in 1..=args.repetitions {
+        bar.reset();
+        bar.set_prefix(format!("{repetition}/{}", args.repetitions));
+        let result = client.run(&plan, &mut |messages, bytes, elapsed| {
+            bar.set_position((plan.amount.share(messages, bytes, elapsed) * STEPS) as u64);
+            if !bar.is_hidden() {
+                let gigabits = bytes as f64 * 8e-9 / elapsed.as_secs_f64().max(1e-6);
+                bar.set_message(format!("{messages} messages, {gigabits:.2} Gb/s"));
+            }
+        });
+        runs.push(result.map_err(|e| {
+            bar.finish_and_clear();
+            failure(&e)
+        })?);
+    }
+    bar.finish_and_clear();
+    let report = report(&plan, &runs);
+    say(report.to_text(None));
+    if let Some(path) = &args.json {
+        let lines = json_lines(&plan, &runs)
+            .map_err(|e| Failure::failed(format!("cannot make JSON: {e}")))?;
+        write(path, &lines)?;
+    }
+    if let Some(path) = &args.html {
+        write(path, &report.to_html())?;
+    }
+    Ok(Exit::Ok)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| {
+        Failure::failed(format!("cannot write {}: {e}", path.display()))
+            .hint("name a file in a directory that you can write to")
+    })
+}
+
+fn resolve(peer: &str) -> Result<SocketAddr, Failure> {
+    let found = with_port(peer, DEFAULT_PORT).to_socket_addrs();
+    let unknown = |why: String| {
+        Failure::usage(format!("'{peer}' is not an address: {why}"))
+            .hint("write HOST, HOST:PORT or [IPv6]:PORT")
+    };
+    found
+        .map_err(|e| unknown(e.to_string()))?
+        .next()
+        .ok_or_else(|| unknown("it has none".to_owned()))
+}
+
+fn serve(addr: SocketAddr, once: bool, global: Global) -> Result<Exit, Failure> {
+    let mut server = Server::listen(addr).map_err(|e| {
+        Failure::failed(format!("{addr}: {e}"))
+            .hint("another program may use the port: give another with --listen=ADDR:PORT")
+    })?;
+    let addr = server.local_addr().map_err(|e| failure(&e))?;
+    say(format_args!("{LISTENING}{addr}"));
+    loop {
+        let served = server.serve(Some(IDLE), |from, plan| {
+            if global.verbose > 0 {
+                eprintln!("{from}: {}", describe(plan));
+            }
+        });
+        match served {
+            Err(e) if once => return Err(failure(&e)),
+            // The next client may fare better.
+            Err(e) => eprintln!("weft: {e}"),
+            Ok(()) if once => return Ok(Exit::Ok),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// A server of our own, that ends with us.
+struct OwnServer(Child);
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start_server() -> Result<(OwnServer, SocketAddr), Failure> {
+    let failed = |why: String| Failure::failed(format!("cannot start the server: {why}"));
+    let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+    let child = Command::new(program)
+        .args(["blast", "--listen=127.0.0.1:0", "--once"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut server = OwnServer(child.map_err(|e| failed(e.to_string()))?);
+    let mut line = String::new();
+    if let Some(stdout) = server.0.stdout.take() {
+        let _ = BufReader::new(stdout).read_line(&mut line);
+    }
+    let addr = line.trim_end().strip_prefix(LISTENING);
+    let addr = addr.and_then(|addr| addr.parse().ok());
+    let addr = addr.ok_or_else(|| failed("it did not say where it listens".to_owned()))?;
+    Ok((server, addr))
+}
+
+/// Connects; a server that was started together with us may need a moment.
+fn connect(addr: SocketAddr) -> Result<Client, Failure> {
+    let began = Instant::now();
+    loop {
+        match Client::connect(addr) {
+            Err(BenchError::Unreachable(_, e))
+                if e.kind() == std::io::ErrorKind::ConnectionRefused && began.elapsed() < START =>
+            {
+                std::thread::sleep(AGAIN);
+            }
+            result => return result.map_err(|e| failure(&e)),
+        }
+    }
+}
+
+fn progress(global: Global) -> ProgressBar {
+    if global.quiet || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(STEPS as u64);
+    if let Ok(style) = ProgressStyle::with_template("{prefix} {bar:30} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn failure(error: &BenchError) -> Failure {
+    let what = error.to_string();
+    match error {
+        BenchError::Usage(_) => Failure::usage(what).hint("`weft blast --help` lists the options"),
+        BenchError::Unreachable(..) => {
+            Failure::peer(what).hint("check the address, and that `weft blast --listen` runs there")
+        }
+        BenchError::PeerGone(_) => Failure::peer(what).hint("see what the server says"),
+        BenchError::Stranger(_) => {
+            Failure::refused(what).hint("both sides need the same version of weft")
+        }
+        BenchError::Peer(_) | BenchError::Both(..) => Failure::peer(what).hint(
+            "`weft doctor` tells what a machine lacks; shared memory needs one host and user",
+        ),
+        BenchError::Contents(_) => {
+            Failure::failed(what).hint("this is an error in weft: please report it")
+        }
+        _ => Failure::failed(what).hint("`weft doctor` tells what this machine lacks"),
+    }
+}
