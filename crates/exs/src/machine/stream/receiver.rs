@@ -132,8 +132,14 @@ impl Receiver {
         flags: RecvFlags,
         shared: &mut Shared<'_>,
     ) {
-        let passed_over = !self.rules.retry
-            && (!self.buffered.is_empty() || self.seen < self.recvs.len() || !self.may_advertise());
+        let in_the_way = |recv: &Recv| {
+            recv.passed_over
+                || recv
+                    .advert
+                    .is_some_and(|granted| granted.phase != self.phase)
+        };
+        let passed_over =
+            !self.rules.retry && (!self.buffered.is_empty() || self.recvs.iter().any(in_the_way));
         self.recvs.push_back(Recv {
             op,
             len,
@@ -159,6 +165,11 @@ impl Receiver {
                 self.retract = Retract::Wanted;
             }
             return Cancel::Pending;
+        }
+        let recv = &self.recvs[at];
+        if recv.filled != 0 && !recv.flags.waitall {
+            // Between two copies: it completes with the next.
+            return Cancel::TooLate;
         }
         self.remove(at, Outcome::Canceled, shared);
         self.settle(shared);

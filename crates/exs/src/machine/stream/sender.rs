@@ -87,7 +87,9 @@ impl Sender {
         } else {
             self.advert_phase
         };
-        if !is_direct(advert.phase) || !(lowest..=highest).contains(&advert.phase) {
+        if !is_direct(advert.phase)
+            || !(lowest..=highest).contains(&advert.phase) && self.rules.advance_phase
+        {
             return Err(Violation::Phase);
         }
         self.advert_phase = advert.phase;

@@ -1,0 +1,738 @@
+//! Two endpoints, the wires between them, and memory: what a driver and a network would be, with an oracle that knows
+//! which byte belongs where. The model checker and the simulations share it.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::collections::{BTreeMap, VecDeque};
+
+use weft_exs::machine::{
+    Action, Body, Cancel, Config, Design, Endpoint, Imm, Kind, Message, Mode, OpId, Outcome,
+    RecvFlags, Remote, Rules, Transfer,
+};
+use weft_wire::exs::{Advert, Packet};
+
+/// What is wrong, in words of the theorem.
+pub(crate) type Fault = &'static str;
+
+/// The settings of both ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) kind: Kind,
+    pub(crate) mode: Mode,
+    pub(crate) credits: u32,
+    pub(crate) small: u32,
+    pub(crate) ring: u32,
+    pub(crate) immediate: bool,
+    pub(crate) rules: Rules,
+    /// Transfers complete locally as soon as they are handed over, except RDMA Reads.
+    pub(crate) prompt: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            kind: Kind::Stream,
+            mode: Mode::Dynamic,
+            credits: 4,
+            small: 0,
+            ring: 2,
+            immediate: true,
+            rules: Rules::default(),
+            prompt: true,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct World {
+    pub(crate) ends: [End; 2],
+    /// What is on its way to each end.
+    pub(crate) wires: [VecDeque<Wire>; 2],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Wire {
+    Message(Message, Vec<u8>),
+    /// A notification, and what a direct transfer or a packet writes before it.
+    Imm(Imm, Option<(u64, Vec<u8>)>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct End {
+    pub(crate) machine: Endpoint,
+    stream: bool,
+    immediate: bool,
+    prompt: bool,
+    /// Control receives that are posted.
+    posted: Vec<u32>,
+    /// Payload in the others.
+    payload: BTreeMap<u32, Vec<u8>>,
+    /// Buffers that the program has.
+    pub(crate) held: Vec<u32>,
+    ring: Vec<Option<u8>>,
+    ring_at: usize,
+    pub(crate) sends: VecDeque<SendOp>,
+    pub(crate) recvs: VecDeque<RecvOp>,
+    /// Bytes on their way from this end, in order.
+    sent: VecDeque<u8>,
+    /// Messages on their way from this end: operation and length.
+    messages: VecDeque<(OpId, u64)>,
+    /// Transfers that have not completed locally.
+    pub(crate) local: VecDeque<Local>,
+    pub(crate) shut: bool,
+    sends_made: u64,
+    recvs_made: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SendOp {
+    pub(crate) op: OpId,
+    pub(crate) len: u64,
+    off: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct RecvOp {
+    pub(crate) op: OpId,
+    pub(crate) flags: RecvFlags,
+    pub(crate) memory: Vec<Option<u8>>,
+    pub(crate) canceled: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Local {
+    Sent(OpId),
+    Read { op: OpId, addr: u64, len: u32 },
+}
+
+/// A call of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    Send(u64),
+    Recv(u64, RecvFlags),
+    Cancel(OpId),
+    Shutdown,
+    Recycle,
+}
+
+/// The byte at `off` of a send.
+fn byte(op: OpId, off: u64) -> u8 {
+    ((op.0 >> 2) * 8 + off + (off >> 8)) as u8
+}
+
+fn memory_of(op: OpId, off: u64) -> u64 {
+    op.0 << 32 | off
+}
+
+const RING: u64 = 1 << 63;
+
+impl World {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let end = || {
+            let ring = Remote {
+                addr: RING,
+                rkey: 7,
+                len: settings.ring,
+            };
+            let config = Config {
+                kind: settings.kind,
+                mode: settings.mode,
+                send_credits: settings.credits,
+                recv_credits: settings.credits,
+                small_send: settings.small,
+                small_recv: settings.small,
+                peer_ring: (settings.ring != 0).then_some(ring),
+                own_ring_len: settings.ring,
+                immediate: settings.immediate,
+                rules: settings.rules,
+            };
+            End {
+                machine: Endpoint::new(&config),
+                stream: settings.kind == Kind::Stream,
+                immediate: settings.immediate,
+                prompt: settings.prompt,
+                posted: (0..settings.credits).rev().collect(),
+                payload: BTreeMap::new(),
+                held: Vec::new(),
+                ring: vec![None; settings.ring as usize],
+                ring_at: 0,
+                sends: VecDeque::new(),
+                recvs: VecDeque::new(),
+                sent: VecDeque::new(),
+                messages: VecDeque::new(),
+                local: VecDeque::new(),
+                shut: false,
+                sends_made: 0,
+                recvs_made: 0,
+            }
+        };
+        World {
+            ends: [end(), end()],
+            wires: Default::default(),
+        }
+    }
+
+    pub(crate) fn call(&mut self, at: usize, call: Call) -> Result<(), Fault> {
+        let end = &mut self.ends[at];
+        match call {
+            Call::Send(len) => {
+                let op = OpId(end.sends_made << 2 | (at as u64) << 1);
+                let taken = end.machine.send(op, len);
+                if taken.is_err() != end.shut {
+                    return Err("a send taken after shutdown, or refused before");
+                }
+                if taken.is_ok() {
+                    end.sends_made += 1;
+                    end.sends.push_back(SendOp { op, len, off: 0 });
+                }
+            }
+            Call::Recv(len, flags) => {
+                let op = OpId(end.recvs_made << 2 | (at as u64) << 1 | 1);
+                end.recvs_made += 1;
+                end.recvs.push_back(RecvOp {
+                    op,
+                    flags,
+                    memory: vec![None; len as usize],
+                    canceled: false,
+                });
+                end.machine.recv(op, len, flags);
+            }
+            Call::Cancel(op) => {
+                let verdict = end.machine.cancel(op);
+                if let Some(recv) = end.recvs.iter_mut().find(|recv| recv.op == op) {
+                    recv.canceled |= verdict != Cancel::TooLate;
+                } else if let Some(send) = end.sends.iter().find(|send| send.op == op)
+                    && (verdict == Cancel::Done) != (send.off == 0)
+                    && !(send.len == 0 && verdict == Cancel::TooLate)
+                {
+                    return Err("a send cancelled after it began, or not before");
+                }
+            }
+            Call::Shutdown => {
+                end.machine.shutdown();
+                end.shut = true;
+            }
+            Call::Recycle => {
+                if let Some(buffer) = end.held.pop()
+                    && !end.machine.recycle(buffer)
+                {
+                    return Err("a buffer that the machine never gave");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first of what is on its way to this end arrives.
+    pub(crate) fn deliver(&mut self, at: usize) -> Result<(), Fault> {
+        let Some(wire) = self.wires[at].pop_front() else {
+            return Ok(());
+        };
+        let end = &mut self.ends[at];
+        let buffer = end.posted.pop().ok_or("no control receive is posted")?;
+        let verdict = match wire {
+            Wire::Message(message, payload) => {
+                end.payload.insert(buffer, payload);
+                end.machine.on_message(buffer, &message)
+            }
+            Wire::Imm(imm, placed) => {
+                if let Some((addr, bytes)) = placed {
+                    let op = OpId(addr >> 32);
+                    let off = addr as u32 as usize;
+                    let recv = end.recvs.iter_mut().find(|recv| recv.op == op);
+                    let recv = recv.ok_or("a write into the memory of a finished receive")?;
+                    let cells = recv.memory.get_mut(off..off + bytes.len());
+                    for (cell, byte) in cells
+                        .ok_or("a write beyond a receive")?
+                        .iter_mut()
+                        .zip(bytes)
+                    {
+                        if cell.replace(byte).is_some() {
+                            return Err("a byte written twice");
+                        }
+                    }
+                }
+                end.payload.insert(buffer, Vec::new());
+                if end.immediate {
+                    end.machine.on_imm(buffer, imm)
+                } else {
+                    end.machine.on_message(buffer, &imm.message())
+                }
+            }
+        };
+        verdict.map_err(|_| "an honest peer taken for a hostile one")
+    }
+
+    /// The oldest local completion of this end is seen.
+    pub(crate) fn transferred(&mut self, at: usize) -> Result<(), Fault> {
+        let [a, b] = &mut self.ends;
+        let (end, peer) = if at == 0 { (a, b) } else { (b, a) };
+        match end.local.pop_front() {
+            None => {}
+            Some(Local::Sent(op)) => end.machine.on_transferred(op),
+            Some(Local::Read { op, addr, len }) => {
+                let source = OpId(addr >> 32);
+                if !peer.sends.iter().any(|send| send.op == source) {
+                    return Err("a read from the memory of a finished send");
+                }
+                let recv = end.recvs.iter_mut().find(|recv| recv.op == op);
+                let recv = recv.ok_or("a read into the memory of a finished receive")?;
+                let cells = recv
+                    .memory
+                    .get_mut(..len as usize)
+                    .ok_or("a read beyond a receive")?;
+                for (off, cell) in (0..).zip(cells) {
+                    *cell = Some(byte(source, off));
+                }
+                end.machine.on_transferred(op);
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out the next action of this end; what it was.
+    pub(crate) fn poll(
+        &mut self,
+        at: usize,
+        may_go_indirect: bool,
+    ) -> Result<Option<Action>, Fault> {
+        let [a, b] = &mut self.ends;
+        let (end, peer) = if at == 0 { (a, b) } else { (b, a) };
+        let Some(action) = end.machine.poll(may_go_indirect) else {
+            return Ok(None);
+        };
+        let wire = &mut self.wires[1 - at];
+        let mut say = |credits, body| {
+            wire.push_back(Wire::Message(Message { credits, body }, Vec::new()));
+        };
+        let window = |recvs: &VecDeque<RecvOp>, op: OpId, off: u64, len: u32| {
+            let recv = recvs.iter().find(|recv| recv.op == op);
+            let memory = &recv.ok_or("memory of a finished receive")?.memory;
+            if off + u64::from(len) > memory.len() as u64 {
+                return Err("an advert beyond a receive");
+            }
+            Ok(Remote {
+                addr: memory_of(op, off),
+                rkey: op.0 as u32,
+                len,
+            })
+        };
+        match action {
+            Action::Send(Message { credits, body }) => say(credits, body),
+            Action::Advertise {
+                op,
+                off,
+                len,
+                seq,
+                phase,
+                waitall,
+                credits,
+            } => {
+                let memory = window(&end.recvs, op, off, len)?;
+                say(
+                    credits,
+                    Body::Advert(Advert {
+                        seq,
+                        phase,
+                        waitall,
+                        memory,
+                    }),
+                );
+            }
+            Action::AdvertisePacket {
+                op,
+                index,
+                len,
+                credits,
+            } => {
+                let Remote { addr, rkey, len } = window(&end.recvs, op, 0, len)?;
+                say(
+                    credits,
+                    Body::PktAdvert(Packet {
+                        index,
+                        addr,
+                        rkey,
+                        len,
+                    }),
+                );
+            }
+            Action::AdvertiseSource {
+                op,
+                index,
+                len,
+                credits,
+            } => {
+                end.hand_over(op, 0, u64::from(len), true)?;
+                say(
+                    credits,
+                    Body::Source(Packet {
+                        index,
+                        addr: memory_of(op, 0),
+                        rkey: op.0 as u32,
+                        len,
+                    }),
+                );
+            }
+            Action::Write {
+                op,
+                off,
+                len,
+                addr,
+                rkey,
+                imm,
+                last,
+            } => {
+                let bytes = end.hand_over(op, off, u64::from(len), last)?;
+                let placed = if imm.transfer == Transfer::Indirect {
+                    if addr - RING != peer.ring_at as u64 || rkey != 7 {
+                        return Err("the positions in the intermediate buffer differ");
+                    }
+                    let cells = peer.ring.get_mut(peer.ring_at..peer.ring_at + bytes.len());
+                    for (cell, byte) in cells
+                        .ok_or("a write beyond the buffer")?
+                        .iter_mut()
+                        .zip(&bytes)
+                    {
+                        if cell.replace(*byte).is_some() {
+                            return Err("unread bytes in the buffer overwritten");
+                        }
+                    }
+                    peer.ring_at = (peer.ring_at + bytes.len()) % peer.ring.len();
+                    None
+                } else {
+                    Some((addr, bytes))
+                };
+                if imm.len != len {
+                    return Err("a notification with another length");
+                }
+                wire.push_back(Wire::Imm(imm, placed));
+                end.local.push_back(Local::Sent(op));
+            }
+            Action::SendSmall {
+                op,
+                off,
+                len,
+                header,
+                last,
+            } => {
+                let bytes = end.hand_over(op, off, u64::from(len), last)?;
+                wire.push_back(Wire::Message(header, bytes));
+                end.local.push_back(Local::Sent(op));
+            }
+            Action::Read { op, len, addr, .. } => {
+                end.local.push_back(Local::Read { op, addr, len });
+            }
+            Action::Copy {
+                op,
+                off,
+                ring_off,
+                len,
+            } => {
+                let range = ring_off as usize..(ring_off + len) as usize;
+                let cells = end.ring.get_mut(range).ok_or("a copy beyond the buffer")?;
+                let bytes: Vec<_> = cells.iter_mut().map(Option::take).collect();
+                end.copy(op, off, &bytes)?;
+            }
+            Action::CopySmall {
+                op,
+                off,
+                buffer,
+                buf_off,
+                len,
+            } => {
+                let payload = end
+                    .payload
+                    .get(&buffer)
+                    .ok_or("a copy from a posted buffer")?;
+                let bytes = payload.get(buf_off as usize..(buf_off + len) as usize);
+                let bytes: Vec<_> = bytes
+                    .ok_or("a copy beyond a payload")?
+                    .iter()
+                    .map(|&byte| Some(byte))
+                    .collect();
+                end.copy(op, off, &bytes)?;
+            }
+            Action::Repost { buffer } => {
+                if end.payload.remove(&buffer).is_none() {
+                    return Err("a buffer posted twice");
+                }
+                // Which one comes next does not matter; the same state should look the same.
+                let place = end.posted.partition_point(|&other| other > buffer);
+                end.posted.insert(place, buffer);
+            }
+            Action::Complete(told) if told.op.0 & 1 == 0 => end.send_complete(told)?,
+            Action::Complete(told) => end.recv_complete(peer, told)?,
+        }
+        if end.prompt
+            && let Some(Local::Sent(_)) = end.local.back()
+        {
+            self.transferred_last(at);
+        }
+        Ok(Some(action))
+    }
+
+    fn transferred_last(&mut self, at: usize) {
+        if let Some(Local::Sent(op)) = self.ends[at].local.pop_back() {
+            self.ends[at].machine.on_transferred(op);
+        }
+    }
+
+    /// Everything that can happen without the program happens, in a fixed order.
+    pub(crate) fn settle(&mut self) -> Result<(), Fault> {
+        loop {
+            let mut moved = false;
+            for at in 0..2 {
+                while self.poll(at, true)?.is_some() {
+                    moved = true;
+                }
+                if !self.ends[at].local.is_empty() {
+                    self.transferred(at)?;
+                    moved = true;
+                }
+                if !self.wires[at].is_empty() {
+                    self.deliver(at)?;
+                    moved = true;
+                }
+            }
+            if !moved {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Nothing can happen any more without the program.
+    pub(crate) fn is_quiet(&self) -> bool {
+        let quiet = |end: &End| end.local.is_empty() && end.machine.clone().poll(true).is_none();
+        self.wires.iter().all(VecDeque::is_empty) && self.ends.iter().all(quiet)
+    }
+
+    /// Nothing can happen while no send has leave to go indirect, and a send waits for an advert in vain.
+    pub(crate) fn waits_in_vain(&self) -> bool {
+        let waits = |end: &End| end.local.is_empty() && end.machine.clone().poll(false).is_none();
+        let stuck =
+            |at: usize| !self.ends[at].sends.is_empty() && !self.ends[1 - at].recvs.is_empty();
+        self.wires.iter().all(VecDeque::is_empty)
+            && self.ends.iter().all(waits)
+            && (stuck(0) || stuck(1))
+    }
+
+    /// In a quiet state: is anything stuck?
+    pub(crate) fn stuck(&self) -> Option<Fault> {
+        for at in 0..2 {
+            let (end, peer) = (&self.ends[at], &self.ends[1 - at]);
+            if !end.held.is_empty() || !peer.held.is_empty() {
+                continue;
+            }
+            if !end.sends.is_empty() && !peer.recvs.is_empty() {
+                return Some("a send and a receive wait for each other");
+            }
+            if let Some(head) = peer.recvs.front() {
+                let enough = if head.flags.waitall {
+                    head.memory.len()
+                } else {
+                    1
+                };
+                if end.stream && end.sent.len() >= enough {
+                    return Some("bytes have come and a receive waits");
+                }
+            }
+            if peer.recvs.iter().any(|recv| recv.canceled) {
+                return Some("a cancelled receive never ends");
+            }
+            if end.shut && end.sends.is_empty() && !end.machine.is_shut() {
+                return Some("the half-close is never sent");
+            }
+            if end.shut && end.sends.is_empty() && !peer.recvs.is_empty() {
+                return Some("the end of the stream has come and a receive waits");
+            }
+            if end.recvs.is_empty() != end.machine.is_idle() && end.sends.is_empty() {
+                return Some("idle or not");
+            }
+        }
+        None
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ends.iter().all(|end| {
+            end.sends.is_empty()
+                && end.recvs.is_empty()
+                && end.sent.is_empty()
+                && !end.shut
+                && end.held.is_empty()
+        })
+    }
+
+    /// From a quiet and idle state: a receive, and then a send, go directly.
+    pub(crate) fn returns_to_direct(&self, at: usize, len: u64) -> Result<(), Fault> {
+        let mut world = self.clone();
+        let before = *world.ends[at].machine.stats();
+        world.call(1 - at, Call::Recv(len, RecvFlags::default()))?;
+        world.settle()?;
+        world.call(at, Call::Send(len))?;
+        world.settle()?;
+        if !world.is_idle() {
+            return Err("an idle pair does not move on");
+        }
+        let after = world.ends[at].machine.stats();
+        if after.direct_sent != before.direct_sent + 1
+            || after.indirect_sent != before.indirect_sent
+        {
+            return Err("an idle pair does not return to direct transfers");
+        }
+        Ok(())
+    }
+}
+
+impl End {
+    /// Bytes of a send go out: they must be the next.
+    fn hand_over(&mut self, op: OpId, off: u64, len: u64, last: bool) -> Result<Vec<u8>, Fault> {
+        let send = self
+            .sends
+            .iter_mut()
+            .find(|send| send.off < send.len || send.op == op);
+        let send = send.ok_or("a transfer of no send")?;
+        if send.op != op || send.off != off || send.off + len > send.len {
+            return Err("sends out of order");
+        }
+        let bytes: Vec<_> = (off..off + len).map(|off| byte(op, off)).collect();
+        if self.stream {
+            send.off += len;
+            if last != (send.off == send.len) {
+                return Err("the last transfer of a send, or not");
+            }
+            self.sent.extend(&bytes);
+        } else {
+            send.off = send.len;
+            self.messages.push_back((op, send.len));
+        }
+        Ok(bytes)
+    }
+
+    fn copy(&mut self, op: OpId, off: u64, bytes: &[Option<u8>]) -> Result<(), Fault> {
+        let recv = self.recvs.iter_mut().find(|recv| recv.op == op);
+        let recv = recv.ok_or("a copy to a finished receive")?;
+        let cells = recv
+            .memory
+            .get_mut(off as usize..off as usize + bytes.len());
+        for (cell, byte) in cells
+            .ok_or("a copy beyond a receive")?
+            .iter_mut()
+            .zip(bytes)
+        {
+            if byte.is_none() {
+                return Err("a copy of bytes that have not come");
+            }
+            if std::mem::replace(cell, *byte).is_some() {
+                return Err("a byte written twice");
+            }
+        }
+        Ok(())
+    }
+
+    fn send_complete(&mut self, told: weft_exs::machine::Completion) -> Result<(), Fault> {
+        let place = self.sends.iter().position(|send| send.op == told.op);
+        let place = place.ok_or("a send told twice")?;
+        let canceled = told.outcome == Outcome::Canceled;
+        if !canceled && place != 0 {
+            return Err("sends complete out of order");
+        }
+        let send = self.sends.remove(place).ok_or("a send")?;
+        let moved = if canceled { 0 } else { send.len };
+        if send.off != moved || told.len != moved {
+            return Err("a send complete with another length");
+        }
+        Ok(())
+    }
+
+    fn recv_complete(
+        &mut self,
+        peer: &mut End,
+        told: weft_exs::machine::Completion,
+    ) -> Result<(), Fault> {
+        let place = self.recvs.iter().position(|recv| recv.op == told.op);
+        let place = place.ok_or("a receive told twice")?;
+        if told.outcome != Outcome::Canceled && place != 0 {
+            return Err("receives complete out of order");
+        }
+        let recv = self.recvs.remove(place).ok_or("a receive")?;
+        let len = told.len as usize;
+        let data: Vec<Option<u8>> = if let Some(at) = told.in_place {
+            if !recv.flags.in_place || recv.memory.iter().any(Option::is_some) {
+                return Err("in place, but not asked for or not only");
+            }
+            let payload = self
+                .payload
+                .get(&at.buffer)
+                .ok_or("in place in a posted buffer")?;
+            self.held.push(at.buffer);
+            let data = payload.get(at.off as usize..at.off as usize + len);
+            data.ok_or("in place beyond the payload")?
+                .iter()
+                .map(|&byte| Some(byte))
+                .collect()
+        } else {
+            if recv.memory.iter().skip(len).any(Option::is_some) {
+                return Err("bytes written beyond what is told");
+            }
+            recv.memory
+                .get(..len)
+                .ok_or("more told than fits")?
+                .to_vec()
+        };
+        let full = len == recv.memory.len();
+        match told.outcome {
+            Outcome::Canceled if !recv.canceled => return Err("cancelled without a call"),
+            Outcome::Canceled if !recv.flags.waitall && len != 0 => {
+                return Err("cancelled with data");
+            }
+            Outcome::Eof if !peer.shut => return Err("an end without a shutdown"),
+            Outcome::Eof
+                if !peer.sends.is_empty() && !peer.sends.iter().all(|s| s.off == s.len) =>
+            {
+                return Err("an end before all was sent");
+            }
+            Outcome::Done if self.stream && len == 0 && !recv.memory.is_empty() => {
+                return Err("done with nothing");
+            }
+            Outcome::Done if self.stream && recv.flags.waitall && !full => {
+                return Err("WAITALL not filled");
+            }
+            _ => {}
+        }
+        if self.stream {
+            for byte in data {
+                if byte.is_none() || byte != peer.sent.pop_front() {
+                    return Err("bytes lost, doubled or out of order");
+                }
+            }
+            if told.outcome == Outcome::Eof && !peer.sent.is_empty() {
+                return Err("an end before all was received");
+            }
+            return Ok(());
+        }
+        if matches!(told.outcome, Outcome::Canceled | Outcome::Eof) {
+            return if len == 0 && (told.outcome == Outcome::Canceled || peer.messages.is_empty()) {
+                Ok(())
+            } else {
+                Err("an end before all was received")
+            };
+        }
+        let (op, sent) = peer.messages.pop_front().ok_or("a message from nowhere")?;
+        let room = recv.memory.len() as u64;
+        if told.len != sent.min(room) || (told.outcome == Outcome::Truncated) != (sent > room) {
+            return Err("a message of another length");
+        }
+        if !data
+            .iter()
+            .zip(0..)
+            .all(|(&got, off)| got == Some(byte(op, off)))
+        {
+            return Err("a message with other bytes");
+        }
+        Ok(())
+    }
+}
+
+/// For the tests that name a design.
+pub(crate) fn packets(design: Design) -> Kind {
+    Kind::SeqPacket(design)
+}
