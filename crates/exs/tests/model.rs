@@ -383,6 +383,7 @@ fn a_sender_that_waits_gets_an_advert() {
 #[test]
 fn a_stream_with_cancellations_and_the_end() {
     let mut all = vec![
+        ([2, 0], [0, 2], [0, 1], [0, 0]),
         ([1, 0], [0, 2], [0, 1], [1, 0]),
         ([2, 0], [0, 1], [1, 1], [0, 0]),
         ([2, 0], [0, 1], [1, 0], [1, 0]),

@@ -556,6 +556,7 @@ impl World {
             end.sends.is_empty()
                 && end.recvs.is_empty()
                 && end.sent.is_empty()
+                && end.messages.is_empty()
                 && !end.shut
                 && end.held.is_empty()
         })

@@ -296,10 +296,12 @@ impl Sender {
         })
     }
 
+    /// The receiver changes its phase when it sees this transfer: ours goes past every advert that it has sent, those
+    /// that it took back included.
     fn go_indirect(&mut self, len: u64, stats: &mut Stats) {
-        if is_direct(self.phase) {
-            self.phase += 1;
-            stats.mode_switches += 1;
+        stats.mode_switches += u64::from(is_direct(self.phase));
+        if self.rules.advance_phase || is_direct(self.phase) {
+            self.phase = self.phase.max(self.advert_phase + 1);
         }
         self.seq += len;
     }
