@@ -4,9 +4,12 @@
 mod context;
 mod error;
 mod event;
+mod file;
 pub mod machine;
 mod memory;
 mod options;
+mod plain;
+mod process;
 mod queue;
 mod socket;
 

@@ -1,0 +1,169 @@
+//! The thread that drives ordinary sockets on which operations wait: one per process, started by the first of them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::io::Errno;
+
+use super::Plain;
+use crate::process::PerProcess;
+
+/// Number of the thread's own descriptor.
+const WAKE: u64 = 0;
+/// Sockets looked at between two looks at the clock.
+const BATCH: usize = 64;
+/// The kernel counts waits in milliseconds of an `int`; nobody minds one wake-up an hour.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+pub(super) struct Poller {
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    sockets: HashMap<u64, Weak<Plain>>,
+    timers: BTreeSet<(Instant, u64)>,
+    last: u64,
+}
+
+impl Poller {
+    /// This process's.
+    pub(super) fn get() -> Result<Arc<Poller>, Errno> {
+        static POLLER: PerProcess<Poller> = PerProcess::new();
+        POLLER.get(|| {
+            let poller = Arc::new(Poller {
+                epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+                wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+                table: Mutex::default(),
+            });
+            epoll::add(
+                &poller.epoll,
+                &poller.wake,
+                epoll::EventData::new_u64(WAKE),
+                epoll::EventFlags::IN,
+            )?;
+            let run = Arc::clone(&poller);
+            std::thread::Builder::new()
+                .name("weft-exs-plain".into())
+                .spawn(move || run.run())
+                .map_err(|_| Errno::AGAIN)?;
+            Ok(poller)
+        })
+    }
+
+    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a socket in, silent until [`Self::arm`]; returns its number.
+    pub(super) fn add(&self, fd: BorrowedFd<'_>, socket: Weak<Plain>) -> Result<u64, Errno> {
+        let mut table = self.table();
+        table.last += 1;
+        let id = table.last;
+        epoll::add(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(id),
+            epoll::EventFlags::ONESHOT,
+        )?;
+        table.sockets.insert(id, socket);
+        Ok(id)
+    }
+
+    /// Has [`Plain::on_ready`] called once when what is in `flags` happens.
+    pub(super) fn arm(
+        &self,
+        fd: BorrowedFd<'_>,
+        id: u64,
+        flags: epoll::EventFlags,
+    ) -> Result<(), Errno> {
+        epoll::modify(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(id),
+            flags | epoll::EventFlags::ONESHOT,
+        )
+    }
+
+    /// Has [`Plain::on_time`] called once, not before `when`.
+    pub(super) fn at(&self, id: u64, when: Instant) {
+        let mut table = self.table();
+        let first = table.timers.first().is_none_or(|t| when < t.0);
+        table.timers.insert((when, id));
+        drop(table);
+        if first {
+            // A full counter wakes the thread as well.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Forgets a socket. The program may have descriptors for it, so closing ours alone would not do.
+    pub(super) fn remove(&self, fd: BorrowedFd<'_>, id: u64) {
+        let _ = epoll::delete(&self.epoll, fd);
+        self.table().sockets.remove(&id);
+    }
+
+    fn socket(&self, id: u64) -> Option<Arc<Plain>> {
+        self.table().sockets.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// The next socket whose time has come, or the time until one's comes.
+    fn due(&self) -> Result<u64, Option<Duration>> {
+        let mut table = self.table();
+        let Some(&(when, id)) = table.timers.first() else {
+            return Err(None);
+        };
+        let left = when.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            table.timers.pop_first();
+            return Ok(id);
+        }
+        Err(Some(left))
+    }
+
+    fn run(&self) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(BATCH);
+        loop {
+            let timeout = loop {
+                match self.due() {
+                    Ok(id) => {
+                        if let Some(socket) = self.socket(id) {
+                            socket.on_time();
+                        }
+                    }
+                    Err(left) => break left,
+                }
+            };
+            let timeout = timeout.map(|left| {
+                let ms = left.min(LONGEST).as_nanos().div_ceil(1_000_000) as i64;
+                Timespec {
+                    tv_sec: ms / 1000,
+                    tv_nsec: ms % 1000 * 1_000_000,
+                }
+            });
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                // Only a descriptor that something else in the process has closed or taken.
+                Err(e) => {
+                    tracing::error!("ordinary sockets can no longer be waited for: {e}");
+                    return;
+                }
+            }
+            for event in &events {
+                let id = event.data.u64();
+                if id == WAKE {
+                    let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+                } else if let Some(socket) = self.socket(id) {
+                    socket.on_ready();
+                }
+            }
+        }
+    }
+}
