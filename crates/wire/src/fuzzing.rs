@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crate::crc::{crc32c, crc32c_append};
 use crate::ddp::{self, Header};
+use crate::exs;
 use crate::mpa::{CRC_LEN, FrameKind, MarkerInserter, MarkerStripper, StartFrame, fpdu_len};
 use crate::rdmap::{AtomicRequest, AtomicResponse, ReadRequest, TermError, Terminate};
 
@@ -122,6 +123,28 @@ pub fn control(data: &[u8]) {
     }
 }
 
+/// Any bytes as a control message, a greeting and immediate data of EXS: what parses comes back from `emit`, all of it.
+pub fn exs_message(data: &[u8]) {
+    if let Ok(message) = exs::Message::parse(data) {
+        let mut raw = [0; exs::MAX_LEN];
+        let len = message.emit(&mut raw);
+        assert_eq!(raw[..len], data[..len]);
+        assert!(len == data.len() || matches!(message.body, exs::Body::Small { .. }));
+        assert!(!message.to_string().is_empty());
+    }
+    if let Ok(hello) = exs::Hello::parse(data) {
+        assert_eq!(hello.emit(), data);
+        assert!(!hello.to_string().is_empty());
+    }
+    if let Some((&imm, _)) = data.split_first_chunk() {
+        let raw = u64::from_be_bytes(imm);
+        if let Ok(imm) = exs::Imm::decode(raw) {
+            assert_eq!(imm.encode(), raw);
+            assert!(!imm.to_string().is_empty());
+        }
+    }
+}
+
 /// Cuts `data` into pieces whose lengths `cuts` gives, over and over.
 fn pieces<'a>(mut data: &'a [u8], cuts: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let mut cuts = cuts.iter().cycle();
@@ -229,6 +252,7 @@ mod tests {
         ddp_header,
         terminate,
         control,
+        exs_message,
         markers,
         fpdu_crc
     );

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use weft_wire::crc::{crc32c, crc32c_append};
 use weft_wire::ddp::{self, Header, Tagged, Untagged};
+use weft_wire::exs;
 use weft_wire::mpa::{
     CRC_LEN, Enhanced, FrameKind, MARKER_INTERVAL, MARKER_LEN, MAX_MARKED_ULPDU, MarkerInserter,
     MarkerStripper, StartFrame, fpdu_len, fpdu_pad,
@@ -269,4 +270,125 @@ fn an_fpdu_too_long_for_its_markers_is_refused() {
             .strip(&marked, &mut out)
             .is_err_and(|error| error.expected > 0xffff)
     );
+}
+
+fn memory() -> impl Strategy<Value = exs::Remote> {
+    (any::<u32>(), any::<u64>(), 1u32..).prop_map(|(rkey, addr, len)| exs::Remote {
+        addr: addr.min(u64::MAX - u64::from(len)),
+        rkey,
+        len,
+    })
+}
+
+fn packet() -> impl Strategy<Value = exs::Packet> {
+    (any::<u64>(), memory(), any::<bool>()).prop_map(|(index, memory, empty)| exs::Packet {
+        index,
+        addr: memory.addr,
+        rkey: memory.rkey,
+        len: if empty { 0 } else { memory.len },
+    })
+}
+
+fn transfer() -> impl Strategy<Value = exs::Transfer> {
+    proptest::sample::select(vec![
+        exs::Transfer::Direct,
+        exs::Transfer::Indirect,
+        exs::Transfer::Packet { truncated: false },
+        exs::Transfer::Packet { truncated: true },
+    ])
+}
+
+fn exs_message() -> impl Strategy<Value = exs::Message> {
+    use exs::Body;
+    let body = prop_oneof![
+        (any::<u64>(), any::<u64>(), any::<bool>(), memory()).prop_map(
+            |(seq, phase, waitall, memory)| {
+                Body::Advert(exs::Advert {
+                    seq,
+                    phase,
+                    waitall,
+                    memory,
+                })
+            }
+        ),
+        (1u32..).prop_map(|freed| Body::Ack { freed }),
+        (0u32..3000).prop_map(|len| Body::Small { len }),
+        (transfer(), any::<u32>()).prop_map(|(transfer, len)| Body::Wrote { transfer, len }),
+        Just(Body::Retract),
+        any::<u64>().prop_map(|seq| Body::Retracted { seq }),
+        Just(Body::Fin),
+        Just(Body::Credit),
+        packet().prop_map(Body::PktAdvert),
+        packet().prop_map(Body::Source),
+        (any::<u64>(), any::<u32>()).prop_map(|(index, len)| Body::SourceDone { index, len }),
+    ];
+    (any::<u16>(), body).prop_map(|(credits, body)| exs::Message { credits, body })
+}
+
+fn hello() -> impl Strategy<Value = exs::Hello> {
+    let kinds = vec![
+        exs::Kind::Stream,
+        exs::Kind::SeqPacket(exs::Design::Advert),
+        exs::Kind::SeqPacket(exs::Design::Source),
+    ];
+    let modes = vec![exs::Mode::Dynamic, exs::Mode::Direct, exs::Mode::Indirect];
+    (
+        proptest::sample::select(kinds),
+        proptest::sample::select(modes),
+        any::<bool>(),
+        0u32..8,
+        any::<u32>(),
+        proptest::option::of(memory()),
+    )
+        .prop_map(|(kind, mode, immediate, credits, small, ring)| exs::Hello {
+            kind,
+            mode,
+            immediate,
+            credits,
+            small,
+            ring,
+        })
+}
+
+proptest! {
+    #[test]
+    fn exs_messages_survive_the_round_trip(message in exs_message()) {
+        let mut head = [0; exs::MAX_LEN];
+        let len = message.emit(&mut head);
+        let mut raw = head[..len].to_vec();
+        if let exs::Body::Small { len } = message.body {
+            raw.resize(raw.len() + len as usize, 0x55);
+        }
+        prop_assert_eq!(exs::Message::parse(&raw), Ok(message));
+        prop_assert_eq!(exs::Message::parse(&raw[..raw.len() - 1]), Err(exs::ParseError::Length));
+        raw.push(0);
+        prop_assert_eq!(exs::Message::parse(&raw), Err(exs::ParseError::Length));
+    }
+
+    #[test]
+    fn immediate_data_survives_the_round_trip(transfer in transfer(), credits: u16, len: u32, other: u64) {
+        let imm = exs::Imm { transfer, credits, len };
+        prop_assert_eq!(exs::Imm::decode(imm.encode()), Ok(imm));
+        if let Ok(imm) = exs::Imm::decode(other) {
+            prop_assert_eq!(imm.encode(), other);
+        }
+    }
+
+    #[test]
+    fn both_ends_of_an_exs_connection_agree(mine in hello(), other in hello()) {
+        prop_assert_eq!(exs::Hello::parse(&mine.emit()), Ok(mine));
+        match (mine.agree(&other), other.agree(&mine)) {
+            (Ok(a), Ok(b)) => {
+                prop_assert_eq!((a.kind, a.mode, a.immediate), (b.kind, b.mode, b.immediate));
+                prop_assert_eq!((a.send_credits, a.small_send), (b.recv_credits, b.small_recv));
+                prop_assert_eq!((b.send_credits, b.small_send), (a.recv_credits, a.small_recv));
+                prop_assert!(a.send_credits >= exs::MIN_CREDITS);
+                prop_assert_eq!(a.peer_ring, other.ring);
+            }
+            (Err(exs::Mismatch::Kind(a, b)), verdict) => {
+                prop_assert_eq!(verdict, Err(exs::Mismatch::Kind(b, a)));
+            }
+            (verdict, same) => prop_assert_eq!(verdict, same),
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{self, Header, HeaderError, Tagged, Untagged};
+use weft_wire::exs;
 use weft_wire::mpa::{
     CRC_LEN, Enhanced, FPDU_HEADER_LEN, FrameKind, MarkerError, MarkerInserter, MarkerStripper,
     StartError, StartFrame, fpdu_len,
@@ -627,4 +628,211 @@ fn markers_point_back_to_the_fpdu() {
     out.clear();
     assert_eq!(MarkerStripper::new(false).strip(&odd, &mut out), Ok(()));
     assert_eq!(out.len(), 512 + 508 + 512);
+}
+
+/// Both ways: the bytes parse to the message, and it makes the bytes.
+fn check_exs(text: &str, body: exs::Body, printed: &str) {
+    let raw = hex(text);
+    let message = exs::Message { credits: 2, body };
+    assert_eq!(exs::Message::parse(&raw), Ok(message), "{message}");
+    assert_eq!(message.to_string(), printed);
+    let mut head = [0; exs::MAX_LEN];
+    let len = message.emit(&mut head);
+    assert_eq!(head[..len], raw[..len], "{message}");
+}
+
+#[test]
+fn exs_messages() {
+    use exs::Body;
+    let memory = exs::Remote {
+        addr: 0x7f00_0000_1000,
+        rkey: 0x8001,
+        len: 4096,
+    };
+    let packet = exs::Packet {
+        index: 7,
+        addr: 0x2000,
+        rkey: 0x8002,
+        len: 16,
+    };
+    check_exs(
+        "01010002 00001000 0000000000000100 0000000000000002 00007f0000001000 00008001 00000000",
+        Body::Advert(exs::Advert {
+            seq: 256,
+            phase: 2,
+            waitall: true,
+            memory,
+        }),
+        "Advert, seq 256 phase 2, 4096 bytes at 0x7f0000001000 stag 0x00008001, waitall, 2 credits",
+    );
+    check_exs(
+        "02000002 00000400",
+        Body::Ack { freed: 1024 },
+        "Ack, 1024 bytes freed, 2 credits",
+    );
+    check_exs(
+        "03000002 00000003 616263",
+        Body::Small { len: 3 },
+        "Small, 3 bytes, 2 credits",
+    );
+    check_exs(
+        "04020002 00000064",
+        Body::Wrote {
+            transfer: exs::Transfer::Indirect,
+            len: 100,
+        },
+        "Wrote, indirect, 100 bytes, 2 credits",
+    );
+    check_exs("05000002 00000000", Body::Retract, "Retract, 2 credits");
+    check_exs(
+        "06000002 00000000 0000000000000102",
+        Body::Retracted { seq: 258 },
+        "Retracted, seq 258, 2 credits",
+    );
+    check_exs("07000002 00000000", Body::Fin, "Fin, 2 credits");
+    check_exs("08000002 00000000", Body::Credit, "Credit, 2 credits");
+    check_exs(
+        "09000002 00000010 0000000000000007 0000000000002000 00008002 00000000",
+        Body::PktAdvert(packet),
+        "PktAdvert 7, 16 bytes at 0x2000 stag 0x00008002, 2 credits",
+    );
+    check_exs(
+        "0a000002 00000010 0000000000000007 0000000000002000 00008002 00000000",
+        Body::Source(packet),
+        "Source 7, 16 bytes at 0x2000 stag 0x00008002, 2 credits",
+    );
+    check_exs(
+        "0b000002 0000000f 0000000000000007",
+        Body::SourceDone { index: 7, len: 15 },
+        "SourceDone 7, 15 bytes, 2 credits",
+    );
+}
+
+#[test]
+fn exs_messages_that_are_not() {
+    use exs::ParseError::{Kind, Length, Reserved};
+    for (text, error) in [
+        ("", Length),
+        ("08000002 000000", Length),
+        ("00000002 00000000", Kind(0)),
+        ("0c000002 00000000", Kind(12)),
+        // Flags that nothing has.
+        ("08010002 00000000", Reserved),
+        (
+            "01020002 00000001 0000000000000000 0000000000000000 0000000000000000 00000000 00000000",
+            Reserved,
+        ),
+        // An Ack of nothing, a Credit with a length, a Small that is cut.
+        ("02000002 00000000", Reserved),
+        ("08000002 00000001", Reserved),
+        ("03000002 00000003 6162", Length),
+        // Transfers that there are not.
+        ("04000002 00000001", Kind(0)),
+        ("04050002 00000001", Kind(5)),
+        // Adverts of nothing, of memory that wraps, with a last word.
+        (
+            "01000002 00000000 0000000000000000 0000000000000000 0000000000001000 00000001 00000000",
+            Reserved,
+        ),
+        (
+            "01000002 00000002 0000000000000000 0000000000000000 ffffffffffffffff 00000001 00000000",
+            Reserved,
+        ),
+        (
+            "01000002 00000002 0000000000000000 0000000000000000 0000000000001000 00000001 00000001",
+            Reserved,
+        ),
+        (
+            "0a000002 00000002 0000000000000000 ffffffffffffffff 00000001 00000000",
+            Reserved,
+        ),
+        (
+            "09000002 00000002 0000000000000000 0000000000001000 00000001",
+            Length,
+        ),
+        ("06000002 00000001 0000000000000000", Reserved),
+    ] {
+        assert_eq!(exs::Message::parse(&hex(text)), Err(error), "{text}");
+    }
+    assert_eq!(exs::Imm::decode(1 << 48 | 1 << 56), Err(Reserved));
+    assert_eq!(exs::Imm::decode(0), Err(Kind(0)));
+}
+
+#[test]
+fn exs_greeting() {
+    let text = "77657873 01 01 00 07 00000010 00000100 00007f0000002000 00008003 00010000";
+    let hello = exs::Hello {
+        kind: exs::Kind::Stream,
+        mode: exs::Mode::Dynamic,
+        immediate: true,
+        credits: 16,
+        small: 256,
+        ring: Some(exs::Remote {
+            addr: 0x7f00_0000_2000,
+            rkey: 0x8003,
+            len: 65536,
+        }),
+    };
+    assert_eq!(hello.emit(), hex(text)[..]);
+    assert_eq!(exs::Hello::parse(&hex(text)), Ok(hello));
+    assert_eq!(
+        hello.to_string(),
+        "Hello, stream, Dynamic, immediate, 16 credits, small 256, buffer 65536 bytes at 0x7f0000002000 stag 0x00008003"
+    );
+    for (at, value, error) in [
+        (0, b'W', exs::ParseError::Magic),
+        (4, 2, exs::ParseError::Version(2)),
+        (5, 3, exs::ParseError::Kind(3)),
+        (6, 1, exs::ParseError::Kind(1)),
+        (7, 4, exs::ParseError::Reserved),
+        (7, 0x17, exs::ParseError::Reserved),
+        (16, 0xff, exs::ParseError::Reserved),
+        (29, 0, exs::ParseError::Reserved),
+    ] {
+        let mut raw = hello.emit();
+        raw[at] = value;
+        if at == 16 {
+            raw[16..24].fill(0xff);
+        }
+        assert_eq!(exs::Hello::parse(&raw), Err(error), "byte {at}");
+    }
+    for cut in 0..exs::HELLO_LEN {
+        assert_eq!(
+            exs::Hello::parse(&hello.emit()[..cut]),
+            Err(exs::ParseError::Length)
+        );
+    }
+}
+
+#[test]
+fn exs_ends_that_cannot_talk() {
+    let hello = exs::Hello {
+        kind: exs::Kind::Stream,
+        mode: exs::Mode::Direct,
+        immediate: true,
+        credits: 16,
+        small: 256,
+        ring: None,
+    };
+    let packets = exs::Kind::SeqPacket(exs::Design::Source);
+    let other = exs::Hello {
+        kind: packets,
+        ..hello
+    };
+    assert_eq!(
+        hello.agree(&other),
+        Err(exs::Mismatch::Kind(exs::Kind::Stream, packets))
+    );
+    let indirect = exs::Hello {
+        mode: exs::Mode::Indirect,
+        ..hello
+    };
+    assert_eq!(hello.agree(&indirect), Err(exs::Mismatch::Mode));
+    assert_eq!(indirect.agree(&indirect), Err(exs::Mismatch::NoRing));
+    let few = exs::Hello {
+        credits: 2,
+        ..hello
+    };
+    assert_eq!(few.agree(&hello), Err(exs::Mismatch::Credits(2)));
+    assert_eq!(hello.agree(&few), Err(exs::Mismatch::Credits(2)));
 }
