@@ -11,7 +11,7 @@ use crate::usage;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -40,25 +40,33 @@ pub(crate) enum Request {
     Setup(crate::verbs::setup::Plan),
     /// Accept connections and keep them idle; see [`crate::verbs::memory`].
     Hold(crate::verbs::memory::Plan),
+    /// Be a server of blast at this address, for one client, until that goes.
+    BlastServe { ip: IpAddr },
+    /// Be a client of blast from now on.
+    BlastConnect { addr: SocketAddr },
+    /// As that client, do one run.
+    Blast(crate::exs::Plan),
 }
 
 /// What the peer answers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// To `Open`, `Setup` and `Hold`: connect here.
+    /// To `Open`, `Setup`, `Hold` and `BlastServe`: connect here.
     Listening { addr: SocketAddr },
     /// The connection stands; the peer's target buffer, if it has one.
     Opened { remote: Option<Remote> },
-    /// To `Go`: ready for the operations.
+    /// To `Go` and `BlastConnect`: ready for what comes.
     Ready,
     /// All operations are done; CPU seconds that the peer spent on them.
     Done { cpu: f64 },
-    /// To `Close`.
+    /// To `Close`; to `BlastServe`, when its client is gone.
     Closed,
     /// To `Register`.
     Registered(Vec<crate::verbs::register::Row>),
     /// To `Hold`: bytes of private memory that all connections together took.
     Held { bytes: u64 },
+    /// To `Blast`.
+    Blasted(Box<crate::exs::Run>),
     /// Any request can fail.
     Failed { why: String },
 }
@@ -74,15 +82,24 @@ pub(crate) struct Peer {
 impl Peer {
     /// Starts this program again as the peer, with extra environment variables.
     pub(crate) fn spawn(environment: &[(&str, &str)]) -> Result<Self> {
+        Self::start(environment, Command::spawn)
+    }
+
+    /// Starts it by `spawn`: in another namespace, say.
+    pub(crate) fn start(
+        environment: &[(&str, &str)],
+        spawn: impl FnOnce(&mut Command) -> io::Result<Child>,
+    ) -> Result<Self> {
         let program =
             std::env::current_exe().map_err(BenchError::system("find this program's file"))?;
-        let mut child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(PEER_ARGS)
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(BenchError::system("start the peer process"))?;
+            .stdout(Stdio::piped());
+        let mut child =
+            spawn(&mut command).map_err(BenchError::system("start the peer process"))?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(BenchError::PeerGone("no pipes".to_owned()));
         };
@@ -181,6 +198,7 @@ pub(crate) fn serve_peer() -> Result<()> {
 struct Served {
     sessions: HashMap<u32, Box<dyn Responder>>,
     context: Context,
+    blast: Option<crate::exs::Client>,
 }
 
 impl Served {
@@ -227,6 +245,24 @@ impl Served {
             Request::Register(plan) => reply(Reply::Registered(plan.run(&mut self.context)?)),
             Request::Setup(plan) => plan.serve(&mut self.context, reply),
             Request::Hold(plan) => plan.serve(&mut self.context, reply),
+            Request::BlastServe { ip } => {
+                let mut server = crate::exs::Server::listen(SocketAddr::new(ip, 0))?;
+                reply(Reply::Listening {
+                    addr: server.local_addr()?,
+                })?;
+                server.serve(None, |_, _| ())?;
+                reply(Reply::Closed)
+            }
+            Request::BlastConnect { addr } => {
+                self.blast = Some(crate::exs::Client::connect(addr)?);
+                reply(Reply::Ready)
+            }
+            Request::Blast(plan) => {
+                let client = self.blast.as_mut();
+                let client = client.ok_or_else(|| BenchError::Peer("not connected".to_owned()))?;
+                let run = client.run(&plan, &mut |_, _, _| ())?;
+                reply(Reply::Blasted(Box::new(run)))
+            }
         }
     }
 }

@@ -96,7 +96,7 @@ impl Session {
         let id = peer.new_id();
         let work = match spec.stack {
             Stack::Memcpy => Work::Copy(Copy::new(&spec)?),
-            Stack::Weft | Stack::WeftIw | Stack::Tcp | Stack::Vm => {
+            Stack::Weft | Stack::WeftIw | Stack::Exs | Stack::ExsSync | Stack::Tcp | Stack::Vm => {
                 peer.send(&Request::Open { id, spec })?;
                 let addr = peer.listening()?;
                 let mut initiator = driver::connect(context, &spec, addr)?;

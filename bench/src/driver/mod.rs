@@ -1,5 +1,6 @@
 //! A thin driver per stack: how one stack carries out a scenario's operations, at either end.
 
+mod exs;
 mod iw;
 mod memory;
 pub(crate) mod outside;
@@ -24,6 +25,10 @@ pub enum Stack {
     Weft,
     /// weft's small iWARP library over the verbs.
     WeftIw,
+    /// weft's extended sockets, asynchronously.
+    Exs,
+    /// Their blocking calls.
+    ExsSync,
     /// Plain TCP sockets.
     Tcp,
     /// `memcpy` in one process.
@@ -48,6 +53,8 @@ impl Stack {
         match self {
             Self::Weft => "weft",
             Self::WeftIw => "weft-iw",
+            Self::Exs => "exs",
+            Self::ExsSync => "exs-sync",
             Self::Tcp => "tcp",
             Self::Memcpy => "memcpy",
             Self::Vm => "vm",
@@ -61,13 +68,19 @@ impl Stack {
 
     /// Whether the transport, the CRC and the kind of memory are the benchmark's choice.
     pub(crate) fn is_weft(self) -> bool {
-        matches!(self, Self::Weft | Self::WeftIw)
+        matches!(self, Self::Weft | Self::WeftIw | Self::Exs | Self::ExsSync)
     }
 
     /// What carries its bytes when that is not a choice, as in the results.
     pub(crate) fn carrier(self) -> &'static str {
         match self {
-            Self::Weft | Self::WeftIw | Self::Tcp | Self::UcxTcp | Self::FiTcp => "tcp",
+            Self::Weft
+            | Self::WeftIw
+            | Self::Exs
+            | Self::ExsSync
+            | Self::Tcp
+            | Self::UcxTcp
+            | Self::FiTcp => "tcp",
             Self::Memcpy | Self::Vm | Self::UcxPosix | Self::UcxCma | Self::FiShm => "local",
         }
     }
@@ -240,6 +253,7 @@ impl Spec {
     pub(crate) fn is_possible(&self) -> bool {
         match self.stack {
             Stack::Weft | Stack::WeftIw | Stack::Tcp => true,
+            Stack::Exs | Stack::ExsSync => self.op == Op::Send,
             Stack::Memcpy | Stack::Vm => self.op == Op::Write && self.kind == Kind::Stream,
             _ => outside::measures(self),
         }
@@ -301,6 +315,7 @@ pub(crate) fn connect(
         Stack::Tcp => tcp::connect(spec, addr),
         Stack::Weft => weft::connect(context, spec, addr),
         Stack::WeftIw => iw::connect(context, spec, addr),
+        Stack::Exs | Stack::ExsSync => exs::connect(&mut context.exs, spec, addr),
         Stack::Vm => memory::connect(spec, addr),
         _ => Err(unconnected(spec.stack)),
     }
@@ -314,6 +329,7 @@ fn unconnected(stack: Stack) -> BenchError {
 pub(crate) enum Acceptor {
     Tcp(std::net::TcpListener),
     Weft(weft::Listening),
+    Exs(exs::Listening),
 }
 
 impl Acceptor {
@@ -321,6 +337,7 @@ impl Acceptor {
         match spec.stack {
             Stack::Tcp | Stack::Vm => Ok(Self::Tcp(tcp::listen()?)),
             Stack::Weft | Stack::WeftIw => Ok(Self::Weft(weft::listen(context, spec)?)),
+            Stack::Exs | Stack::ExsSync => Ok(Self::Exs(exs::listen(&mut context.exs, spec)?)),
             _ => Err(unconnected(spec.stack)),
         }
     }
@@ -331,6 +348,7 @@ impl Acceptor {
                 .local_addr()
                 .map_err(BenchError::system("read a socket's address")),
             Self::Weft(listening) => Ok(listening.addr()),
+            Self::Exs(listening) => listening.addr(),
         }
     }
 
@@ -339,6 +357,7 @@ impl Acceptor {
             Self::Tcp(listener) if spec.stack == Stack::Vm => memory::accept(&listener, spec),
             Self::Tcp(listener) => tcp::accept(&listener, spec),
             Self::Weft(listening) => weft::accept(context, &listening, spec),
+            Self::Exs(listening) => exs::accept(&mut context.exs, &listening, spec),
         }
     }
 }

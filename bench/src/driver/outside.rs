@@ -38,7 +38,13 @@ impl Program {
             Stack::UcxTcp => (Self::Ucx, "tcp"),
             Stack::FiShm => (Self::Fabric, "shm"),
             Stack::FiTcp => (Self::Fabric, "tcp;ofi_rxm"),
-            Stack::Weft | Stack::WeftIw | Stack::Tcp | Stack::Memcpy | Stack::Vm => return None,
+            Stack::Weft
+            | Stack::WeftIw
+            | Stack::Exs
+            | Stack::ExsSync
+            | Stack::Tcp
+            | Stack::Memcpy
+            | Stack::Vm => return None,
         })
     }
 

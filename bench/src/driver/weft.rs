@@ -46,6 +46,8 @@ pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) 
 pub(crate) struct Context {
     open: Vec<(Transport, (Device, Pd))>,
     held: Vec<Connection>,
+    /// Of the extended sockets.
+    pub(super) exs: crate::exs::Contexts,
 }
 
 impl Context {

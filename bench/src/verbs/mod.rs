@@ -12,6 +12,7 @@ use crate::error::{BenchError, Result};
 use crate::process::Peer;
 use crate::progress::Progress;
 use crate::record::{Record, write_lines};
+use crate::report::Report;
 use crate::scenario::{Contender, Effort, Group, run_group, window};
 use crate::size::Sizes;
 use crate::usage;
@@ -161,10 +162,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     }
     drop(progress);
     let report = figures::report(&records, common, &notes, &load);
-    let width = std::io::stdout()
-        .is_terminal()
-        .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| size.ws_col));
-    print(&report.to_text(width))?;
+    print(&report)?;
     if let Some((path, mut file)) = html {
         file.write_all(report.to_html().as_bytes())
             .and_then(|()| file.flush())
@@ -185,8 +183,11 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
 }
 
 /// Prints on standard output; a reader that has gone away is not an error.
-fn print(text: &str) -> Result<()> {
-    match writeln!(std::io::stdout(), "{text}") {
+pub(crate) fn print(report: &Report) -> Result<()> {
+    let width = std::io::stdout()
+        .is_terminal()
+        .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| size.ws_col));
+    match writeln!(std::io::stdout(), "{}", report.to_text(width)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(BenchError::system("print")(error))
         }
@@ -194,14 +195,14 @@ fn print(text: &str) -> Result<()> {
     }
 }
 
-type Output = (std::path::PathBuf, BufWriter<File>);
+pub(crate) type Output = (std::path::PathBuf, BufWriter<File>);
 
-fn create(path: &Path) -> Result<Output> {
+pub(crate) fn create(path: &Path) -> Result<Output> {
     let file = File::create(path).map_err(|source| output(path, source))?;
     Ok((path.to_owned(), BufWriter::new(file)))
 }
 
-fn output(path: &Path, source: std::io::Error) -> BenchError {
+pub(crate) fn output(path: &Path, source: std::io::Error) -> BenchError {
     BenchError::Output {
         path: path.display().to_string(),
         source,

@@ -1,0 +1,344 @@
+//! Extended sockets, used as their programmer would: asynchronously with an event queue, or by the blocking calls.
+//!
+//! All of them are streams. Receives stay outstanding from one run to the next; the end of a run is acknowledged by a byte.
+
+use super::{Initiator, Kind, Responder, Spec, lap, stack};
+use crate::error::{BenchError, Result};
+use crate::exs::Contexts;
+use crate::process::PATIENCE;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Instant;
+use weft_exs::{Event, EventKind, Memory, Queue, RecvFlags, Region, Sink, Socket, Wait};
+
+/// Receives outstanding in a ping-pong.
+const BALLS: usize = 4;
+/// Events taken at once.
+const BATCH: usize = 64;
+/// Length of the acknowledgement at the end of a stream.
+const ACK: usize = 1;
+
+pub(crate) struct Listening(Socket);
+
+fn socket(contexts: &mut Contexts, spec: &Spec) -> Result<Socket> {
+    let context = contexts.get(Some(spec.transport))?;
+    let socket = Socket::new(&context, false, weft_exs::Kind::Stream).map_err(stack("a socket"))?;
+    socket
+        .set_options(|options| {
+            options.crc = spec.crc;
+            options.send_timeout = Some(PATIENCE);
+            options.recv_timeout = Some(PATIENCE);
+        })
+        .map_err(stack("set a socket"))?;
+    Ok(socket)
+}
+
+pub(super) fn listen(contexts: &mut Contexts, spec: &Spec) -> Result<Listening> {
+    let socket = socket(contexts, spec)?;
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    socket
+        .bind(addr)
+        .and_then(|()| socket.listen(1))
+        .map_err(stack("listen"))?;
+    Ok(Listening(socket))
+}
+
+impl Listening {
+    pub(super) fn addr(&self) -> Result<SocketAddr> {
+        self.0.local_addr().map_err(stack("listen"))
+    }
+}
+
+pub(super) fn connect(
+    contexts: &mut Contexts,
+    spec: &Spec,
+    addr: SocketAddr,
+) -> Result<Box<dyn Initiator>> {
+    let socket = socket(contexts, spec)?;
+    socket.connect_wait(addr).map_err(stack("connect"))?;
+    Ok(if spec.stack == super::Stack::ExsSync {
+        Box::new(Blocking::new(contexts, spec, socket)?)
+    } else {
+        Box::new(End::new(contexts, spec, socket, true)?)
+    })
+}
+
+pub(super) fn accept(
+    contexts: &mut Contexts,
+    listening: &Listening,
+    spec: &Spec,
+) -> Result<Box<dyn Responder>> {
+    let socket = listening.0.accept_wait(Some(PATIENCE));
+    let socket = socket.map_err(stack("accept"))?;
+    Ok(if spec.stack == super::Stack::ExsSync {
+        Box::new(Blocking::new(contexts, spec, socket)?)
+    } else {
+        Box::new(End::new(contexts, spec, socket, false)?)
+    })
+}
+
+/// Resident memory of the library for `count` messages.
+fn slots(contexts: &mut Contexts, spec: &Spec, len: usize, count: usize) -> Result<Vec<Memory>> {
+    let context = contexts.get(Some(spec.transport))?;
+    let region = Region::alloc(&context, len * count).map_err(stack("allocate memory"))?;
+    let contents = vec![0x5a; len];
+    let slot = |index: usize| {
+        region.write(index * len, &contents)?;
+        region.slice(index * len, len)
+    };
+    let slots: std::result::Result<_, _> = (0..count).map(slot).collect();
+    slots.map_err(stack("touch memory"))
+}
+
+/// With an event queue.
+struct End {
+    socket: Socket,
+    queue: Queue,
+    spec: Spec,
+    /// What messages are sent from: in turn, by their events' numbers.
+    sources: Vec<Memory>,
+    /// What they are received into; outstanding all the time.
+    sinks: Vec<Memory>,
+    flags: RecvFlags,
+    events: Vec<Event>,
+    sent: u64,
+    received: u64,
+}
+
+impl End {
+    fn new(contexts: &mut Contexts, spec: &Spec, socket: Socket, initiator: bool) -> Result<Self> {
+        let len = spec.len()?.max(ACK);
+        let window = spec.window as usize;
+        let ping_pong = spec.kind == Kind::PingPong;
+        // What comes back in a stream is the acknowledgement; receives are twice as many as sends.
+        let (sends, receives, receive_len) = match (ping_pong, initiator) {
+            (true, _) => (1, BALLS, len),
+            (false, true) => (window, 1, ACK),
+            (false, false) => (1, 2 * window, len),
+        };
+        let context = contexts.get(Some(spec.transport))?;
+        let queue = Queue::new(&context, sends + receives).map_err(stack("make a queue"))?;
+        queue.set_wait(if spec.busy {
+            Wait::BusyPoll
+        } else {
+            Wait::Notify
+        });
+        let mut flags = RecvFlags::empty();
+        flags.set(RecvFlags::WAITALL, ping_pong);
+        let end = Self {
+            socket,
+            queue,
+            spec: *spec,
+            sources: slots(contexts, spec, len, sends)?,
+            sinks: slots(contexts, spec, receive_len, receives)?,
+            flags,
+            events: Vec::with_capacity(BATCH),
+            sent: 0,
+            received: 0,
+        };
+        for index in 0..end.sinks.len() {
+            end.receive(index)?;
+        }
+        Ok(end)
+    }
+
+    fn receive(&self, index: usize) -> Result<()> {
+        let sink = Sink::Queue(self.queue.clone(), index as u64);
+        let memory = self.sinks[index].clone();
+        self.socket
+            .recv(memory, self.flags, sink)
+            .map_err(stack("receive"))
+    }
+
+    /// Sends `len` bytes from a slot whose last send is complete.
+    fn send(&self, slot: usize, len: usize) -> Result<()> {
+        let memory = match self.sources[slot].clone() {
+            Memory::Region { region, off, .. } => Memory::Region { region, off, len },
+            other => other,
+        };
+        let sink = Sink::Queue(self.queue.clone(), slot as u64);
+        self.socket.send(memory, sink).map_err(stack("send"))
+    }
+
+    /// Waits for events, and takes them: counts bytes, posts receives again, and sends from slots that are free as long as `more` says so.
+    fn step(&mut self, mut more: impl FnMut() -> bool) -> Result<()> {
+        let mut events = std::mem::take(&mut self.events);
+        let count = self.queue.dequeue(&mut events, BATCH, 1, Some(PATIENCE));
+        if count.map_err(stack("take events"))? == 0 {
+            return Err(BenchError::Stuck(PATIENCE.as_secs(), "an event"));
+        }
+        for event in events.drain(..) {
+            let bytes = event.result.map_err(stack("complete an operation"))?;
+            let slot = event.token as usize;
+            if event.kind == EventKind::Send {
+                self.sent += 1;
+                if more() {
+                    self.send(slot, self.spec.len()?)?;
+                }
+            } else if bytes == 0 {
+                return Err(BenchError::PeerGone("connection closed".to_owned()));
+            } else {
+                self.received += bytes as u64;
+                self.receive(slot)?;
+            }
+        }
+        self.events = events;
+        Ok(())
+    }
+
+    /// Waits until so many bytes have come since the connection was made.
+    fn await_bytes(&mut self, bytes: u64) -> Result<()> {
+        while self.received < bytes {
+            self.step(|| false)?;
+        }
+        Ok(())
+    }
+
+    fn await_sent(&mut self, count: u64) -> Result<()> {
+        while self.sent < count {
+            self.step(|| false)?;
+        }
+        Ok(())
+    }
+}
+
+impl Initiator for End {
+    fn drive(&mut self, count: u64, laps: &mut Vec<f64>) -> Result<()> {
+        let (sent, received) = (self.sent, self.received);
+        let len = self.spec.len()?;
+        if self.spec.kind == Kind::PingPong {
+            let mut start = Instant::now();
+            for turn in 1..=count {
+                self.send(0, len)?;
+                self.await_bytes(received + turn * len as u64)?;
+                self.await_sent(sent + turn)?;
+                laps.push(lap(&mut start) / 2.0);
+            }
+            return Ok(());
+        }
+        let first = count.min(self.sources.len() as u64);
+        for slot in 0..first {
+            self.send(slot as usize, len)?;
+        }
+        let mut left = count - first;
+        while self.sent < sent + count {
+            self.step(|| {
+                let more = left > 0;
+                left -= u64::from(more);
+                more
+            })?;
+        }
+        self.await_bytes(received + ACK as u64)
+    }
+}
+
+impl Responder for End {
+    fn serve(&mut self, count: u64) -> Result<()> {
+        let (sent, received) = (self.sent, self.received);
+        let len = self.spec.len()?;
+        if self.spec.kind == Kind::PingPong {
+            for turn in 1..=count {
+                self.await_bytes(received + turn * len as u64)?;
+                self.send(0, len)?;
+                self.await_sent(sent + turn)?;
+            }
+            return Ok(());
+        }
+        self.await_bytes(received + count * len as u64)?;
+        self.send(0, ACK)?;
+        self.await_sent(sent + 1)
+    }
+}
+
+/// With blocking calls, one message at a time.
+struct Blocking {
+    socket: Socket,
+    spec: Spec,
+    message: Memory,
+}
+
+impl Blocking {
+    fn new(contexts: &mut Contexts, spec: &Spec, socket: Socket) -> Result<Self> {
+        let len = spec.len()?.max(ACK);
+        let message = slots(contexts, spec, len, 1)?.swap_remove(0);
+        Ok(Self {
+            socket,
+            spec: *spec,
+            message,
+        })
+    }
+
+    fn part(&self, len: usize) -> Memory {
+        match self.message.clone() {
+            Memory::Region { region, off, .. } => Memory::Region { region, off, len },
+            other => other,
+        }
+    }
+
+    fn send(&self, len: usize) -> Result<()> {
+        let sent = self.socket.send_wait(self.part(len));
+        match sent.map_err(stack("send"))? {
+            all if all == len => Ok(()),
+            part => Err(BenchError::Stack {
+                what: "send",
+                why: format!("{part} of {len} bytes"),
+            }),
+        }
+    }
+
+    fn receive(&self, len: usize) -> Result<()> {
+        let memory = self.part(len);
+        let mut left = len;
+        // As `recv` of a stream: what is there, and again.
+        while left > 0 {
+            let memory = match &memory {
+                Memory::Region { region, off, .. } => Memory::Region {
+                    region: region.clone(),
+                    off: off + len - left,
+                    len: left,
+                },
+                other => other.clone(),
+            };
+            let got = self.socket.recv_wait(&memory, RecvFlags::empty());
+            match got.map_err(stack("receive"))? {
+                0 => return Err(BenchError::PeerGone("connection closed".to_owned())),
+                some => left -= some.min(left),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Initiator for Blocking {
+    fn drive(&mut self, count: u64, laps: &mut Vec<f64>) -> Result<()> {
+        let len = self.spec.len()?;
+        if self.spec.kind == Kind::Stream {
+            for _ in 0..count {
+                self.send(len)?;
+            }
+            return self.receive(ACK);
+        }
+        let mut start = Instant::now();
+        for _ in 0..count {
+            self.send(len)?;
+            self.receive(len)?;
+            laps.push(lap(&mut start) / 2.0);
+        }
+        Ok(())
+    }
+}
+
+impl Responder for Blocking {
+    fn serve(&mut self, count: u64) -> Result<()> {
+        let len = self.spec.len()?;
+        for _ in 0..count {
+            self.receive(len)?;
+            if self.spec.kind == Kind::PingPong {
+                self.send(len)?;
+            }
+        }
+        if self.spec.kind == Kind::Stream {
+            self.send(ACK)?;
+        }
+        Ok(())
+    }
+}
