@@ -43,9 +43,9 @@ pub(crate) fn signed(len: usize) -> libc::ssize_t {
 /// # Safety
 /// As for the system call.
 pub(crate) unsafe fn system(number: libc::c_long, args: [usize; 6]) -> Result<isize, Errno> {
-    let [a, b, c, d, e, f] = args;
     // SAFETY: the caller's promise.
-    let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    let result =
+        unsafe { libc::syscall(number, args[0], args[1], args[2], args[3], args[4], args[5]) };
     if result == -1 {
         // SAFETY: this thread's own errno.
         return Err(Errno::from_raw_os_error(unsafe {

@@ -8,6 +8,7 @@
 //! Nothing here forms a reference to memory of a program, because another of its threads may change it; it is read and
 //! written through raw pointers, and data is moved by the crates below, which copy it as memory that may race.
 //! Calls go to the system through `rustix` or [`libc::syscall`], never through the libc functions that a preload library replaces.
+#![allow(clippy::cast_possible_wrap)] // C counts in `int`; what can be too large is checked
 
 pub mod call;
 pub mod exs;

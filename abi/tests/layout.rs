@@ -46,8 +46,7 @@ fn figures() -> Figures {
         "exs_signal_t" = Signal { sig_action, sig_fd }
         "exs_timeout_t" = Timeout { to_time, to_flags }
         "exs_stats_t" = Stats {
-            st_direct_transfers, st_direct_bytes, st_indirect_transfers, st_indirect_bytes, st_small_transfers, st_small_bytes,
-            st_switches, st_adverts_sent, st_adverts_received, st_adverts_dropped, st_credit_stalls,
+            st_direct_sent, st_direct_bytes_sent, st_indirect_sent, st_indirect_bytes_sent, st_small_sent, st_small_bytes_sent, st_direct_received, st_direct_bytes_received, st_indirect_received, st_indirect_bytes_received, st_small_received, st_small_bytes_received, st_mode_switches, st_adverts_sent, st_adverts_received, st_adverts_dropped, st_credit_stalls, st_ring_stalls, st_retracts, st_acks, st_credit_messages,
         }
     }
     for (name, size) in [

@@ -241,17 +241,27 @@ typedef struct exs_timeout {
 
 /* What a connection has done. */
 typedef struct exs_stats {
-    uint64_t st_direct_transfers;   /* sent straight into the peer's memory */
-    uint64_t st_direct_bytes;
-    uint64_t st_indirect_transfers; /* sent through the peer's buffer */
-    uint64_t st_indirect_bytes;
-    uint64_t st_small_transfers;    /* sent within the announcement */
-    uint64_t st_small_bytes;
-    uint64_t st_switches;           /* changes between direct and indirect */
-    uint64_t st_adverts_sent;
+    uint64_t st_direct_sent;               /* transfers straight into the peer's memory */
+    uint64_t st_direct_bytes_sent;
+    uint64_t st_indirect_sent;             /* transfers through the peer's buffer */
+    uint64_t st_indirect_bytes_sent;
+    uint64_t st_small_sent;                /* transfers within a control message */
+    uint64_t st_small_bytes_sent;
+    uint64_t st_direct_received;           /* the same three, of the peer's */
+    uint64_t st_direct_bytes_received;
+    uint64_t st_indirect_received;
+    uint64_t st_indirect_bytes_received;
+    uint64_t st_small_received;
+    uint64_t st_small_bytes_received;
+    uint64_t st_mode_switches;             /* changes between direct and indirect, as sender */
+    uint64_t st_adverts_sent;              /* announcements of memory */
     uint64_t st_adverts_received;
-    uint64_t st_adverts_dropped;    /* of the peer, that came too late to be used */
-    uint64_t st_credit_stalls;      /* times that something waited for a credit */
+    uint64_t st_adverts_dropped;           /* of those received, too late to be used */
+    uint64_t st_credit_stalls;             /* times that something waited for a credit */
+    uint64_t st_ring_stalls;               /* times that a send waited for room in the peer's buffer */
+    uint64_t st_retracts;                  /* requests to get announcements back */
+    uint64_t st_acks;                      /* messages that told of room in the buffer */
+    uint64_t st_credit_messages;           /* messages that told of nothing but credits */
 } exs_stats_t;
 
 /* ---- calls ------------------------------------------------------------------------------------------------------------------- */

@@ -36,16 +36,15 @@ impl<T> Handles<T> {
     /// `EMFILE` with 65,536 of them.
     pub(crate) fn insert(&self, object: Arc<T>) -> Result<i32, Errno> {
         let mut inner = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let place = match inner.free.pop_front() {
-            Some(place) => place,
-            None => {
-                let place = u16::try_from(inner.slots.len()).map_err(|_| Errno::MFILE)?;
-                inner.slots.push(Slot {
-                    generation: 0,
-                    object: None,
-                });
-                place
-            }
+        let place = if let Some(place) = inner.free.pop_front() {
+            place
+        } else {
+            let place = u16::try_from(inner.slots.len()).map_err(|_| Errno::MFILE)?;
+            inner.slots.push(Slot {
+                generation: 0,
+                object: None,
+            });
+            place
         };
         let slot = &mut inner.slots[usize::from(place)];
         slot.generation = slot.generation % GENERATIONS + 1;

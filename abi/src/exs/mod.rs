@@ -1,4 +1,18 @@
 //! Extended sockets for C: what `<sys/exs.h>` declares, without the names' `exs_`.
+#![allow(clippy::missing_safety_doc)] // one text for all, in the crate's documentation
 
+mod address;
+mod event;
 mod handles;
+pub mod memory;
+pub mod option;
+mod plain;
+pub mod queue;
+pub mod socket;
+mod state;
+pub mod sync;
+mod sync_poll;
+mod table;
 pub mod types;
+
+pub use state::init;

@@ -1,0 +1,316 @@
+//! Operations under way, and their events in C's clothes.
+
+use std::ffi::{c_int, c_short, c_void};
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+use rustix::io::Errno;
+use weft_exs::{EventKind, InPlace, Memory, RawMemory, Ready, Socket};
+
+use super::address;
+use super::memory::Uses;
+use super::plain::Helped;
+use super::state::{state, take};
+use super::table::Entry;
+use super::types::{
+    AHandle, AcceptAddr, EXS_EVF_IN_PLACE, EXS_EVF_TRUNC, EXS_EVT_ACCEPT, EXS_EVT_CLOSE,
+    EXS_EVT_CONNECT, EXS_EVT_POLL, EXS_EVT_RECV, EXS_EVT_RECVMSG, EXS_EVT_RECVTIMEOUT,
+    EXS_EVT_SEND, EXS_EVT_SENDFILE, EXS_EVT_SENDMSG, EXS_EVT_SENDTIMEOUT, EXS_EVT_SHUTDOWN,
+    EXS_POLLERR, EXS_POLLHUP, EXS_POLLIN, EXS_POLLOUT, Event, EvtAccept, EvtPoll, EvtUnion,
+    EvtXfer, EvtXferFile, EvtXferMsg, MHandle, MsgHdr, XferFile,
+};
+
+/// A pointer of the program's, used when the event is dequeued and not before.
+#[derive(Clone, Copy)]
+pub(super) struct Ptr<T>(pub(super) *mut T);
+// SAFETY: the program may dequeue in any thread, and promises that the pointer is good there.
+unsafe impl<T> Send for Ptr<T> {}
+
+/// What an operation was, with what its event needs.
+pub(super) enum What {
+    Connect,
+    Accept(Ptr<AcceptAddr>),
+    Xfer {
+        buf: Ptr<c_void>,
+        len: usize,
+        mh: MHandle,
+    },
+    Msg(Ptr<MsgHdr>),
+    File(Ptr<XferFile>, c_int),
+    Poll,
+    Shutdown,
+    Close,
+}
+
+/// Whose operation it is.
+pub(super) enum Of {
+    /// A socket's.
+    Socket(Arc<Entry>),
+    /// A thread's, which makes a connection of the system.
+    Helper(Helped),
+}
+
+/// An operation that has not been dequeued.
+pub(super) struct Op {
+    pub(super) fd: i32,
+    pub(super) ahandle: AHandle,
+    pub(super) of: Of,
+    pub(super) what: What,
+    /// Held until then.
+    pub(super) uses: Uses,
+}
+
+impl Op {
+    pub(super) fn new(entry: &Arc<Entry>, ahandle: AHandle, what: What) -> Op {
+        Op {
+            fd: entry.fd,
+            ahandle,
+            of: Of::Socket(Arc::clone(entry)),
+            what,
+            uses: Uses::new(),
+        }
+    }
+
+    /// The socket to cancel it on.
+    pub(super) fn socket(&self) -> Socket {
+        match &self.of {
+            Of::Socket(entry) => entry.socket.clone(),
+            Of::Helper(helped) => helped.socket(),
+        }
+    }
+}
+
+/// The event for C. A new connection gets its place in the table, and data left in place is kept for its recycling.
+pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
+    let mut errno = event.result.err().map_or(0, Errno::raw_os_error);
+    let mut flags = 0;
+    if event.truncated {
+        flags |= EXS_EVF_TRUNC;
+    }
+    // Of a helper, what the library tells is a readiness.
+    let kind = match op.what {
+        What::Connect => EXS_EVT_CONNECT,
+        What::Accept(_) => EXS_EVT_ACCEPT,
+        _ => kind(event.kind),
+    };
+    let union = match op.what {
+        What::Accept(addr) => {
+            let new = match &op.of {
+                Of::Helper(helped) => helped.accepted(),
+                Of::Socket(entry) => match event.accepted.take() {
+                    Some(socket) => enter(socket, entry.settings().ipv6),
+                    None => Err(event.result.err().unwrap_or(Errno::IO)),
+                },
+            };
+            // SAFETY: what the program gave with the call.
+            errno = unsafe { new_connection(&new, addr.0) };
+            EvtUnion {
+                exs_evt_accept: EvtAccept {
+                    exs_evt_new_socket: new.map_or(-1, |(fd, _)| fd),
+                    exs_evt_addr: addr.0,
+                },
+            }
+        }
+        What::Xfer { buf, len, mh } => {
+            let mut at = buf.0;
+            if let (Some(in_place), Of::Socket(entry)) = (event.in_place.take(), &op.of) {
+                match keep(entry, in_place) {
+                    Ok(place) => {
+                        at = place;
+                        flags |= EXS_EVF_IN_PLACE;
+                    }
+                    // SAFETY: the memory of the receive, which the program keeps until now.
+                    Err(in_place) => unsafe { copied(&in_place, buf.0, len) },
+                }
+            }
+            EvtUnion {
+                exs_evt_xfer: EvtXfer {
+                    exs_evt_buffer: at,
+                    exs_evt_length: event.bytes,
+                    exs_evt_mhandle: mh,
+                },
+            }
+        }
+        What::Msg(msg) => {
+            if matches!(event.kind, EventKind::RecvMsg | EventKind::RecvTimeout)
+                && let Of::Socket(entry) = &op.of
+            {
+                // SAFETY: what the program gave with the call.
+                unsafe { received(msg.0, entry.socket.peer_addr().ok(), event.truncated) };
+            }
+            EvtUnion {
+                exs_evt_xfermsg: EvtXferMsg {
+                    exs_evt_msg: msg.0,
+                    exs_evt_length: event.bytes,
+                },
+            }
+        }
+        What::File(vec, count) => EvtUnion {
+            exs_evt_xferfile: EvtXferFile {
+                exs_evt_vec: vec.0,
+                exs_evt_veclen: count,
+                exs_evt_length: event.bytes as u64,
+            },
+        },
+        What::Connect => {
+            if let Of::Helper(helped) = &op.of {
+                errno = helped.connected().err().map_or(0, Errno::raw_os_error);
+            }
+            ready(Ready::empty())
+        }
+        What::Poll => ready(event.ready),
+        What::Shutdown | What::Close => ready(Ready::empty()),
+    };
+    if let Of::Socket(entry) = &op.of {
+        end_of_once(&event, entry);
+    }
+    Event {
+        exs_evt_type: kind as c_int,
+        exs_evt_errno: errno,
+        exs_evt_socket: op.fd,
+        exs_evt_flags: flags as c_int,
+        exs_evt_ahandle: op.ahandle,
+        exs_evt_union: union,
+    }
+}
+
+fn kind(kind: EventKind) -> i64 {
+    match kind {
+        EventKind::Connect => EXS_EVT_CONNECT,
+        EventKind::Accept => EXS_EVT_ACCEPT,
+        EventKind::Send => EXS_EVT_SEND,
+        EventKind::Recv => EXS_EVT_RECV,
+        EventKind::SendMsg => EXS_EVT_SENDMSG,
+        EventKind::RecvMsg => EXS_EVT_RECVMSG,
+        EventKind::SendFile => EXS_EVT_SENDFILE,
+        EventKind::Poll => EXS_EVT_POLL,
+        EventKind::Shutdown => EXS_EVT_SHUTDOWN,
+        EventKind::Close => EXS_EVT_CLOSE,
+        EventKind::SendTimeout => EXS_EVT_SENDTIMEOUT,
+        EventKind::RecvTimeout => EXS_EVT_RECVTIMEOUT,
+    }
+}
+
+fn ready(ready: Ready) -> EvtUnion {
+    let bits = [
+        (Ready::IN, EXS_POLLIN),
+        (Ready::OUT, EXS_POLLOUT),
+        (Ready::ERR, EXS_POLLERR),
+        (Ready::HUP, EXS_POLLHUP),
+    ];
+    let bits = bits.iter().filter(|(r, _)| ready.contains(*r));
+    // All of the union: what the event has no use for is zero.
+    let mut union = EvtUnion {
+        exs_evt_xferfile: EvtXferFile {
+            exs_evt_vec: std::ptr::null(),
+            exs_evt_veclen: 0,
+            exs_evt_length: 0,
+        },
+    };
+    union.exs_evt_poll = EvtPoll {
+        exs_evt_events: bits.fold(0, |all, (_, bit)| all | bit) as c_short,
+    };
+    union
+}
+
+/// `EXS_TIMEOUT_ONCE`: the first operation that ran into the limit ends it.
+fn end_of_once(event: &weft_exs::Event, entry: &Entry) {
+    let (once, sends) = match event.kind {
+        EventKind::SendTimeout => (&entry.once[0], true),
+        EventKind::RecvTimeout => (&entry.once[1], false),
+        _ => return,
+    };
+    if take(once) {
+        // Limits of time can be changed at any time.
+        let _ = entry.socket.set_options(|o| {
+            if sends {
+                o.send_timeout = None;
+            } else {
+                o.recv_timeout = None;
+            }
+        });
+    }
+}
+
+/// Enters a new connection in the table: its number, and the peer's address.
+pub(super) fn enter(socket: Socket, ipv6: bool) -> Result<(i32, Option<SocketAddr>), Errno> {
+    let peer = socket.peer_addr().ok();
+    let entry = Arc::new(Entry::new(socket, ipv6));
+    Ok((state().sockets.insert(entry)?, peer))
+}
+
+/// Fills in the address of an accept; its `errno`.
+///
+/// # Safety
+/// As for `exs_accept`.
+unsafe fn new_connection(
+    new: &Result<(i32, Option<SocketAddr>), Errno>,
+    addr: *mut AcceptAddr,
+) -> c_int {
+    match new {
+        Ok((_, peer)) => {
+            if !addr.is_null() {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let AcceptAddr {
+                        aa_addr,
+                        aa_addrlen,
+                    } = addr.read();
+                    let len = peer.map_or(0, |peer| address::write(peer, aa_addr, aa_addrlen));
+                    (&raw mut (*addr).aa_addrlen).write(len);
+                }
+            }
+            0
+        }
+        Err(errno) => errno.raw_os_error(),
+    }
+}
+
+/// Fills in what a message header tells of a receive.
+///
+/// # Safety
+/// As for `exs_recvmsg`.
+pub(super) unsafe fn received(msg: *mut MsgHdr, peer: Option<SocketAddr>, truncated: bool) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let MsgHdr {
+            msg_name,
+            msg_namelen,
+            ..
+        } = msg.read();
+        let len = match peer {
+            Some(peer) if !msg_name.is_null() => address::write(peer, msg_name.cast(), msg_namelen),
+            _ => 0,
+        };
+        (&raw mut (*msg).msg_namelen).write(len);
+        (&raw mut (*msg).msg_flags).write(if truncated { libc::MSG_TRUNC } else { 0 });
+    }
+}
+
+/// Keeps data that was left in place until it is recycled; where it is. What has no address of its own comes back.
+fn keep(entry: &Entry, in_place: InPlace) -> Result<*mut c_void, InPlace> {
+    let at: *mut c_void = match in_place.memory() {
+        Memory::Raw(raw) => raw.as_ptr().cast(),
+        Memory::Owned(bytes) => bytes.as_ptr().cast_mut().cast(),
+        Memory::Region { .. } | Memory::List(_) => return Err(in_place),
+    };
+    let mut kept = entry
+        .in_place
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    kept.insert(at as usize, in_place);
+    Ok(at)
+}
+
+/// Copies data that was left in place to where the receive wanted it.
+///
+/// # Safety
+/// `len` bytes at `buf` are writable.
+unsafe fn copied(in_place: &InPlace, buf: *mut c_void, len: usize) {
+    let bytes = in_place.memory().to_vec();
+    // SAFETY: the caller's promise.
+    if let Some(buffer) = unsafe { RawMemory::new(buf.cast(), len) } {
+        // Data that is left in place is never longer than its receive.
+        let _ = buffer.write(0, &bytes[..bytes.len().min(len)]);
+    }
+}

@@ -1,0 +1,263 @@
+//! Connections of the system, made asynchronously: `exs_connect` and `exs_accept` on its own sockets.
+//!
+//! Nothing below makes them, so a thread waits for each. Its event is the readiness of a *bell*: one end of a pair of Unix sockets, on
+//! which the operation polls. The thread leaves its result and lets go of the other end. So the operation counts in its
+//! queue from the beginning, is cancelled like any other, and nobody but the library puts events into queues.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use weft_exs::{Ready, Socket};
+
+use super::address;
+use super::event::{Of, Op, What};
+use super::memory::Uses;
+use super::queue::QueueEntry;
+use super::state::state;
+use super::types::AHandle;
+
+/// What a thread found out. Nothing: it was cancelled first, or did not live to tell.
+enum Found {
+    NoThread(Errno),
+    Connected(Result<(), Errno>),
+    Accepted(Result<(OwnedFd, Option<SocketAddr>), Errno>),
+}
+
+type Fallible<T> = Result<T, Errno>;
+type Shared = Arc<Mutex<Option<Found>>>;
+
+/// An operation that a thread carries out.
+pub(super) struct Helped {
+    bell: Socket,
+    found: Shared,
+}
+
+impl Helped {
+    pub(super) fn socket(&self) -> Socket {
+        self.bell.clone()
+    }
+
+    fn take(&self) -> Option<Found> {
+        self.found
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// How the connect ended.
+    pub(super) fn connected(&self) -> Result<(), Errno> {
+        match self.take() {
+            Some(Found::Connected(result)) => result,
+            Some(Found::NoThread(errno)) => Err(errno),
+            _ => Err(Errno::CANCELED),
+        }
+    }
+
+    /// How the accept ended. The program owns the descriptor from now on.
+    pub(super) fn accepted(&self) -> Result<(RawFd, Option<SocketAddr>), Errno> {
+        match self.take() {
+            Some(Found::Accepted(result)) => result.map(|(fd, peer)| (fd.into_raw_fd(), peer)),
+            Some(Found::NoThread(errno)) => Err(errno),
+            _ => Err(Errno::CANCELED),
+        }
+    }
+}
+
+/// A descriptor of the program for the thread: its own number for the same socket.
+fn ours(fd: RawFd) -> Fallible<OwnedFd> {
+    // SAFETY: not kept; a number that is no descriptor gives EBADF.
+    let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    if sockopt::socket_type(theirs)? != rustix::net::SocketType::STREAM {
+        return Err(Errno::OPNOTSUPP);
+    }
+    rustix::io::fcntl_dupfd_cloexec(theirs, 0)
+}
+
+/// Starts the operation and the thread that does `work`, which is given an end of the bell to wait at as well: it hangs up
+/// when the operation is cancelled.
+fn help(
+    fd: RawFd,
+    what: What,
+    queue: &QueueEntry,
+    ahandle: AHandle,
+    work: impl FnOnce(BorrowedFd<'_>) -> Option<Found> + Send + 'static,
+) -> Fallible<()> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (listens, rings) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let bell = Socket::from_tcp(&state().context()?, listens)?;
+    let found = Shared::default();
+    let op = Op {
+        fd,
+        ahandle,
+        of: Of::Helper(Helped {
+            bell: bell.clone(),
+            found: Arc::clone(&found),
+        }),
+        what,
+        uses: Uses::new(),
+    };
+    queue.start(op, |sink| bell.poll(Ready::IN, sink))?;
+    drop(bell);
+    let leave = Arc::clone(&found);
+    let thread = std::thread::Builder::new()
+        .name("exs-connection".into())
+        .spawn(move || {
+            let result = work(rings.as_fd());
+            *leave.lock().unwrap_or_else(PoisonError::into_inner) = result;
+            drop(rings);
+        });
+    if thread.is_err() {
+        // The closure went with the other end of the bell: the event comes, and finds this.
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        *found = Some(Found::NoThread(Errno::AGAIN));
+    }
+    Ok(())
+}
+
+/// Waits for `what` of the socket; `false` when the operation was cancelled.
+fn wait(socket: BorrowedFd<'_>, what: PollFlags, bell: BorrowedFd<'_>) -> Fallible<bool> {
+    let mut fds = [
+        PollFd::from_borrowed_fd(socket, what),
+        PollFd::from_borrowed_fd(bell, PollFlags::IN),
+    ];
+    loop {
+        match rustix::event::poll(&mut fds, None) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => return Ok(fds[1].revents().is_empty()),
+        }
+    }
+}
+
+/// `exs_connect` on a socket of the system.
+///
+/// # Errors
+/// Those of `connect` that show at once, among them `EISCONN`.
+pub(super) fn connect(
+    fd: RawFd,
+    to: SocketAddr,
+    queue: &QueueEntry,
+    ahandle: AHandle,
+) -> Fallible<()> {
+    let socket = ours(fd)?;
+    if rustix::net::getpeername(&socket).is_ok() {
+        return Err(Errno::ISCONN);
+    }
+    help(fd, What::Connect, queue, ahandle, move |bell| {
+        // The descriptor shares its flags with the program's: they are put back.
+        let flags = match rustix::fs::fcntl_getfl(&socket) {
+            Ok(flags) => flags,
+            Err(errno) => return Some(Found::Connected(Err(errno))),
+        };
+        let result = rustix::fs::fcntl_setfl(&socket, flags | OFlags::NONBLOCK)
+            .and_then(|()| rustix::net::connect(&socket, &to));
+        let result = match result {
+            Err(Errno::INPROGRESS) => match wait(socket.as_fd(), PollFlags::OUT, bell) {
+                Ok(true) => sockopt::socket_error(&socket).and_then(|result| result),
+                Ok(false) => Err(Errno::CANCELED),
+                Err(errno) => Err(errno),
+            },
+            other => other,
+        };
+        let back = rustix::fs::fcntl_setfl(&socket, flags);
+        Some(Found::Connected(result.and(back)))
+    })
+}
+
+/// `exs_accept` on a listening socket of the system.
+///
+/// # Errors
+/// `EINVAL` when it does not listen.
+pub(super) fn accept(fd: RawFd, what: What, queue: &QueueEntry, ahandle: AHandle) -> Fallible<()> {
+    let socket = ours(fd)?;
+    if !sockopt::socket_acceptconn(&socket)? {
+        return Err(Errno::INVAL);
+    }
+    help(fd, what, queue, ahandle, move |bell| {
+        loop {
+            match wait(socket.as_fd(), PollFlags::IN, bell) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(errno) => return Some(Found::Accepted(Err(errno))),
+            }
+            if let Some(result) = accept_one(socket.as_fd()) {
+                return Some(Found::Accepted(result));
+            }
+        }
+    })
+}
+
+/// Takes a connection if one is still there. Threads of ours take turns, so that none is caught in `accept` by another's luck.
+fn accept_one(listener: BorrowedFd<'_>) -> Option<Fallible<(OwnedFd, Option<SocketAddr>)>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut fds = [PollFd::from_borrowed_fd(listener, PollFlags::IN)];
+    match rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) {
+        Ok(0) | Err(Errno::INTR) => return None,
+        Ok(_) => {}
+        Err(errno) => return Some(Err(errno)),
+    }
+    let mut addr = [0_u8; size_of::<libc::sockaddr_storage>()];
+    let mut len = addr.len() as libc::socklen_t;
+    // SAFETY: the address has the room that `len` says.
+    let new = unsafe {
+        crate::call::system(
+            libc::SYS_accept4,
+            [
+                listener.as_raw_fd() as usize,
+                addr.as_mut_ptr() as usize,
+                &raw mut len as usize,
+                libc::SOCK_CLOEXEC as usize,
+                0,
+                0,
+            ],
+        )
+    };
+    match new {
+        // SAFETY: a new descriptor, and nobody else's.
+        Ok(new) => Some(Ok(unsafe {
+            let fd = OwnedFd::from_raw_fd(new as RawFd);
+            (fd, address::read(addr.as_ptr().cast(), len).ok())
+        })),
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => None,
+        Err(errno) => Some(Err(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancelled_wait_ends() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let pair = || {
+            socketpair(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            )
+            .unwrap()
+        };
+        let (quiet, _other) = pair();
+        let (bell, cancelled) = pair();
+        drop(cancelled);
+        assert_eq!(wait(quiet.as_fd(), PollFlags::IN, bell.as_fd()), Ok(false));
+        let (bell, _kept) = pair();
+        assert_eq!(wait(quiet.as_fd(), PollFlags::OUT, bell.as_fd()), Ok(true));
+    }
+}

@@ -1,0 +1,291 @@
+//! Event queues, and the operations whose events will come to them.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use libc::timeval;
+use rustix::io::Errno;
+use weft_exs::{Queue, Sink, Wait};
+
+use super::event::{self, Op};
+use super::state::state;
+use super::types::{
+    EXS_EVTVEC_MAX, EXS_QATTR_DEPTH, EXS_QATTR_EVENTS, EXS_QATTR_SIGNAL, EXS_QATTR_WAIT,
+    EXS_SIG_DISABLE, EXS_SIG_ENABLE, EXS_WAIT_ADAPTIVE, EXS_WAIT_BUSY_POLL, EXS_WAIT_NOTIFY, Event,
+    QHandle, Signal,
+};
+
+/// What an `exs_qhandle_t` stands for.
+pub(crate) struct QueueEntry {
+    queue: Queue,
+    /// The upper half of this queue's tokens, so that a socket with operations in several queues can tell them apart.
+    serial: u32,
+    ops: Mutex<Ops>,
+}
+
+/// Operations by the lower half of their token.
+#[derive(Default)]
+struct Ops {
+    slots: Vec<Option<Op>>,
+    free: Vec<u32>,
+}
+
+impl Ops {
+    fn insert(&mut self, op: Op) -> u32 {
+        if let Some(at) = self.free.pop() {
+            self.slots[at as usize] = Some(op);
+            return at;
+        }
+        self.slots.push(Some(op));
+        self.slots.len() as u32 - 1 // bounded by the queue's depth, an `int`
+    }
+
+    fn remove(&mut self, at: u32) -> Option<Op> {
+        let op = self.slots.get_mut(at as usize)?.take()?;
+        self.free.push(at);
+        Some(op)
+    }
+}
+
+impl QueueEntry {
+    fn ops(&self) -> std::sync::MutexGuard<'_, Ops> {
+        self.ops.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts an operation with `start`, whose sink leads to this queue.
+    ///
+    /// # Errors
+    /// Those of `start`; there will be no event then.
+    pub(super) fn start(
+        &self,
+        op: Op,
+        start: impl FnOnce(Sink) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        // Before it is started: its event may be there, and taken by another thread, before `start` returns.
+        let at = self.ops().insert(op);
+        let token = u64::from(self.serial) << 32 | u64::from(at);
+        start(Sink::Queue(self.queue.clone(), token)).inspect_err(|_| {
+            let refused = self.ops().remove(at);
+            drop(refused); // not under the lock
+        })
+    }
+
+    fn take(&self, token: u64) -> Option<Op> {
+        if token >> 32 != u64::from(self.serial) {
+            return None;
+        }
+        self.ops().remove(token as u32)
+    }
+
+    /// Cancels the operations that `wanted` picks; how many of them will end.
+    pub(super) fn cancel(&self, wanted: impl Fn(&Op) -> bool) -> usize {
+        let chosen: Vec<_> = self
+            .ops()
+            .slots
+            .iter()
+            .zip(0_u64..)
+            .filter_map(|(op, at)| {
+                let op = op.as_ref().filter(|op| wanted(op))?;
+                Some((op.socket(), u64::from(self.serial) << 32 | at))
+            })
+            .collect();
+        chosen
+            .into_iter()
+            .map(|(socket, token)| socket.cancel(Some(token)))
+            .sum()
+    }
+}
+
+/// `exs_qcreate`
+pub fn qcreate(depth: c_int) -> Result<QHandle, Errno> {
+    static SERIAL: AtomicU32 = AtomicU32::new(1);
+    let queue = Queue::new(&state().context()?, positive(depth)?)?;
+    state().queues.insert(Arc::new(QueueEntry {
+        queue,
+        serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+        ops: Mutex::default(),
+    }))
+}
+
+/// `exs_qdelete`
+pub fn qdelete(qh: QHandle) -> Result<c_int, Errno> {
+    let entry = state().queues.remove(qh, |_| Ok(()))?;
+    entry.queue.delete();
+    // Their events will not come: what they hold is let go, outside of the lock.
+    let ops = std::mem::take(&mut *entry.ops());
+    drop(ops);
+    Ok(0)
+}
+
+fn positive(value: c_int) -> Result<usize, Errno> {
+    match usize::try_from(value) {
+        Ok(0) | Err(_) => Err(Errno::INVAL),
+        Ok(value) => Ok(value),
+    }
+}
+
+/// # Errors
+/// `EFAULT` for null, `EINVAL` for another size than that of the attribute.
+unsafe fn get<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
+    if value.is_null() {
+        return Err(Errno::FAULT);
+    }
+    if len != size_of::<T>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise: `len` bytes are readable.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+unsafe fn put<T: Copy>(new: T, value: *mut c_void, len: usize) -> Result<c_int, Errno> {
+    if value.is_null() {
+        return Err(Errno::FAULT);
+    }
+    if len != size_of::<T>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise: `len` bytes are writable.
+    unsafe { value.cast::<T>().write_unaligned(new) };
+    Ok(0)
+}
+
+/// `exs_qmodify`
+pub unsafe fn qmodify(
+    qh: QHandle,
+    attr: c_int,
+    value: *const c_void,
+    len: usize,
+) -> Result<c_int, Errno> {
+    let queue = &state().queues.get(qh)?.queue;
+    match i64::from(attr) {
+        EXS_QATTR_DEPTH => {
+            // SAFETY: the caller's promise.
+            let depth = unsafe { get::<c_int>(value, len) }?;
+            queue.set_depth(positive(depth)?)?;
+        }
+        EXS_QATTR_SIGNAL => {
+            // SAFETY: the caller's promise.
+            let signal = unsafe { get::<Signal>(value, len) }?;
+            match i64::from(signal.sig_action) {
+                EXS_SIG_ENABLE => queue.set_signal(true),
+                EXS_SIG_DISABLE => queue.set_signal(false),
+                _ => return Err(Errno::INVAL),
+            }
+        }
+        EXS_QATTR_WAIT => {
+            // SAFETY: the caller's promise.
+            let wait = unsafe { get::<c_int>(value, len) }?;
+            queue.set_wait(match i64::from(wait) {
+                EXS_WAIT_ADAPTIVE => Wait::Adaptive,
+                EXS_WAIT_NOTIFY => Wait::Notify,
+                EXS_WAIT_BUSY_POLL => Wait::BusyPoll,
+                _ => return Err(Errno::INVAL),
+            });
+        }
+        _ => return Err(Errno::INVAL),
+    }
+    Ok(0)
+}
+
+/// `exs_qstatus`
+pub unsafe fn qstatus(
+    qh: QHandle,
+    attr: c_int,
+    value: *mut c_void,
+    len: usize,
+) -> Result<c_int, Errno> {
+    let queue = &state().queues.get(qh)?.queue;
+    let number = match i64::from(attr) {
+        EXS_QATTR_DEPTH => queue.depth() as i64,
+        EXS_QATTR_EVENTS => queue.waiting() as i64,
+        EXS_QATTR_WAIT => match queue.wait_mode() {
+            Wait::Adaptive => EXS_WAIT_ADAPTIVE,
+            Wait::Notify => EXS_WAIT_NOTIFY,
+            Wait::BusyPoll => EXS_WAIT_BUSY_POLL,
+        },
+        EXS_QATTR_SIGNAL => {
+            let action = if queue.signal() {
+                EXS_SIG_ENABLE
+            } else {
+                EXS_SIG_DISABLE
+            };
+            let signal = Signal {
+                sig_action: action as c_int,
+                sig_fd: queue.as_fd().as_raw_fd(),
+            };
+            // SAFETY: the caller's promise.
+            return unsafe { put(signal, value, len) };
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { put(number as c_int, value, len) }
+}
+
+/// A time-out: `None` without one.
+///
+/// # Errors
+/// `EINVAL` for a negative one, or a million microseconds and more.
+///
+/// # Safety
+/// `timeout` is null or readable.
+pub(super) unsafe fn timeout(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
+    if timeout.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    duration(unsafe { timeout.read_unaligned() }).map(Some)
+}
+
+pub(super) fn duration(time: timeval) -> Result<Duration, Errno> {
+    let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
+    match u32::try_from(time.tv_usec) {
+        Ok(micros @ 0..1_000_000) => Ok(Duration::new(seconds, micros * 1000)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// `exs_qdequeue`
+pub unsafe fn qdequeue(
+    qh: QHandle,
+    events: *mut Event,
+    n: c_int,
+    time: *const timeval,
+) -> Result<c_int, Errno> {
+    thread_local! {
+        static TAKEN: RefCell<Vec<weft_exs::Event>> = const { RefCell::new(Vec::new()) };
+    }
+    let entry = state().queues.get(qh)?;
+    let max = n.unsigned_abs() as usize;
+    if !(1..=EXS_EVTVEC_MAX as usize).contains(&max) {
+        return Err(Errno::INVAL);
+    }
+    if events.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let limit = unsafe { timeout(time) }?;
+    let at_least = match (n, limit) {
+        (_, Some(Duration::ZERO)) => 0,
+        (..0, _) => max,
+        _ => 1,
+    };
+    // Taken out, so that nothing that an event lets go can meet it borrowed.
+    let mut taken = TAKEN.take();
+    let waited = entry.queue.dequeue(&mut taken, max, at_least, limit);
+    let mut count = 0;
+    for event in taken.drain(..) {
+        if let Some(op) = entry.take(event.token) {
+            // SAFETY: `count` stays below `max`, and `events` has room for so many.
+            unsafe { events.add(count).write(event::told(event, op)) };
+            count += 1;
+        }
+    }
+    TAKEN.set(taken);
+    waited?;
+    Ok(count as c_int)
+}

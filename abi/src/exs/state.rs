@@ -1,0 +1,181 @@
+//! What the calls share: the context, the tables, and what becomes of them in a forked child and at the end of the program.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use weft_exs::{Context, Sink};
+use weft_verbs::Device;
+
+use super::handles::Handles;
+use super::memory::Mem;
+use super::queue::QueueEntry;
+use super::table::Sockets;
+use super::types::{EXS_VERSION1, Version};
+
+/// Everything. It is leaked: a forked child leaves its parent's alone and begins with a new one.
+pub(crate) struct State {
+    context: Mutex<Option<Context>>,
+    forked: bool,
+    pub(crate) queues: Handles<QueueEntry>,
+    pub(crate) regions: Handles<Mem>,
+    pub(crate) sockets: Sockets,
+    pub(crate) closing: Arc<Closing>,
+}
+
+static STATE: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
+
+/// How long the end of the program, or a blocking close, waits for what is still to be sent.
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
+
+impl State {
+    fn new(forked: bool, sockets: Sockets) -> &'static State {
+        Box::leak(Box::new(State {
+            context: Mutex::new(None),
+            forked,
+            queues: Handles::new(),
+            regions: Handles::new(),
+            sockets,
+            closing: Arc::new(Closing::default()),
+        }))
+    }
+
+    /// The program's context, made when it is first asked for.
+    pub(crate) fn context(&self) -> Result<Context, Errno> {
+        let mut context = self.context.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = &*context {
+            return Ok(context.clone());
+        }
+        // The global one of a forked child is its parent's, whose threads are not here.
+        let made = if self.forked {
+            let device = Device::open().map_err(weft_exs::Error::from)?;
+            Context::new(device)?
+        } else {
+            Context::global()?
+        };
+        *context = Some(made.clone());
+        Ok(made)
+    }
+}
+
+/// The state of this process.
+pub(crate) fn state() -> &'static State {
+    let current = STATE.load(Ordering::Acquire);
+    if !current.is_null() {
+        // SAFETY: only leaked states are stored.
+        return unsafe { &*current };
+    }
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        let first = State::new(false, Sockets::new());
+        STATE.store(std::ptr::from_ref(first).cast_mut(), Ordering::Release);
+        // SAFETY: the handlers are functions that stay.
+        unsafe {
+            libc::pthread_atfork(None, None, Some(in_child));
+            libc::atexit(at_exit);
+        }
+    });
+    // SAFETY: stored above, or by the thread that was first.
+    unsafe { &*STATE.load(Ordering::Acquire) }
+}
+
+extern "C" fn in_child() {
+    let fresh = std::panic::catch_unwind(|| {
+        // SAFETY: the handler is installed after the first state was stored.
+        let parents = unsafe { &*STATE.load(Ordering::Acquire) };
+        State::new(true, parents.sockets.inherited())
+    });
+    match fresh {
+        Ok(fresh) => STATE.store(std::ptr::from_ref(fresh).cast_mut(), Ordering::Release),
+        Err(_) => std::process::abort(),
+    }
+}
+
+/// A program that ends has its sockets closed in order, as the system does it for its own: what was sent is delivered. Sockets that
+/// cannot get rid of it in [`LINGER`] are cut off.
+extern "C" fn at_exit() {
+    // A panic must not hinder the exit, and there is nobody left to be told.
+    let _ = std::panic::catch_unwind(|| {
+        let state = state();
+        for entry in state.sockets.take_all() {
+            let closing = OneClosing::begin(&state.closing);
+            // What cannot be closed has nothing to deliver; the sink is dropped, which counts as the end.
+            let _ = entry.socket.close(closing.sink());
+        }
+        state.closing.wait(Instant::now() + LINGER);
+    });
+}
+
+/// Sockets that are being closed with nobody waiting.
+#[derive(Default)]
+pub(crate) struct Closing {
+    count: Mutex<usize>,
+    fewer: Condvar,
+}
+
+impl Closing {
+    fn wait(&self, until: Instant) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        // What is left after that time is cut off by the exit.
+        drop(
+            self.fewer
+                .wait_timeout_while(count, left, |count| *count > 0),
+        );
+    }
+}
+
+pub(crate) struct OneClosing(Arc<Closing>);
+
+impl OneClosing {
+    /// One more, until the value is dropped.
+    pub(crate) fn begin(all: &Arc<Closing>) -> OneClosing {
+        *all.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        OneClosing(Arc::clone(all))
+    }
+
+    pub(crate) fn sink(self) -> Sink {
+        Sink::call(move |_| drop(self))
+    }
+}
+
+impl Drop for OneClosing {
+    fn drop(&mut self) {
+        *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.fewer.notify_all();
+    }
+}
+
+/// A flag that one thread raises and another waits for.
+#[derive(Default)]
+pub(crate) struct Done {
+    done: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Done {
+    pub(crate) fn set(&self) {
+        *self.done.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn wait(&self, limit: Duration) {
+        let done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.changed.wait_timeout_while(done, limit, |done| !*done));
+    }
+}
+
+/// `exs_init`: the version, and the device, so that a machine that cannot do it says so here.
+pub fn init(version: Version) -> Result<i32, Errno> {
+    if i64::from(version) != EXS_VERSION1 {
+        return Err(Errno::INVAL);
+    }
+    state().context()?;
+    Ok(0)
+}
+
+/// Takes a flag and leaves `false`.
+pub(crate) fn take(flag: &AtomicBool) -> bool {
+    flag.swap(false, Ordering::AcqRel)
+}

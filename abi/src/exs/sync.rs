@@ -1,0 +1,637 @@
+//! The blocking calls: those of sockets, under other names. What is no EXS socket goes to the system, so that a program can change
+//! the names of all its calls at once.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
+use rustix::io::Errno;
+use weft_exs::{Event, EventKind, Kind, Memory, Queue, RecvFlags, Sink, Socket};
+
+use super::address;
+use super::event::{enter, received};
+use super::memory::{Uses, memory, plain_vector, vector};
+use super::option::linger_of;
+use super::socket::{self, SEND_FLAGS, flags, message, on_system, recv_flags};
+use super::state::{Done, OneClosing, State, state};
+use super::table::{Entry, Found, SEND_BUFFER};
+use super::types::{IoVec, MHandle, MsgHdr};
+use crate::call::{signed, system};
+
+pub use super::option::{getsockopt, plain_fcntl as fcntl, setsockopt};
+pub use super::socket::{bind, getpeername, getsockname, listen, socket};
+pub use super::sync_poll::{poll, select};
+
+/// Room in a thread's own queue: that many operations of one call at most.
+const OWN_DEPTH: usize = 4096;
+
+thread_local! {
+    /// The queue that this thread waits at, with the state that it belongs to: a forked child needs another.
+    static OWN: RefCell<Option<(&'static State, Queue)>> = const { RefCell::new(None) };
+}
+
+/// This thread's queue.
+pub(super) fn own_queue() -> Result<Queue, Errno> {
+    let current = state();
+    OWN.with_borrow_mut(|own| match own {
+        Some((of, queue)) if std::ptr::eq(*of, current) => Ok(queue.clone()),
+        _ => {
+            let queue = Queue::new(&current.context()?, OWN_DEPTH)?;
+            // A queue of the parent is left alone: its threads are not here.
+            std::mem::forget(own.replace((current, queue.clone())));
+            Ok(queue)
+        }
+    })
+}
+
+/// Carries out one operation and waits for its event; after the limit it is cancelled.
+fn carry_out(
+    socket: &Socket,
+    limit: Option<Duration>,
+    start: impl FnOnce(Sink) -> Result<(), Errno>,
+) -> Result<Event, Errno> {
+    const TOKEN: u64 = u64::MAX; // of no queue that a program made: their serial numbers begin at 1
+    let queue = own_queue()?;
+    start(Sink::Queue(queue.clone(), TOKEN))?;
+    let mut events = Vec::new();
+    let mut result = queue.dequeue(&mut events, 1, 1, limit).map(|_| ());
+    if events.is_empty() {
+        // Time is up, or a signal came. The operation has the memory until its event, so that is awaited.
+        socket.cancel(Some(TOKEN));
+        while events.is_empty() {
+            if let Err(errno) = queue.dequeue(&mut events, 1, 1, None)
+                && errno != Errno::INTR
+            {
+                return Err(errno);
+            }
+        }
+        result = result.and(Err(Errno::AGAIN));
+    }
+    let event = events.pop().ok_or(Errno::IO)?;
+    if event.bytes > 0 || event.result.is_ok() {
+        return Ok(event);
+    }
+    match (event.result, result) {
+        (Err(Errno::CANCELED), Err(why)) => Err(why),
+        (Err(errno), _) => Err(match errno {
+            Errno::TIMEDOUT
+                if matches!(event.kind, EventKind::SendTimeout | EventKind::RecvTimeout) =>
+            {
+                Errno::AGAIN
+            }
+            other => other,
+        }),
+        (Ok(_), _) => Ok(event),
+    }
+}
+
+/// `exs_sync_connect`
+pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Result<c_int, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [addr as usize, len as usize, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { on_system(libc::SYS_connect, fd, args) };
+    };
+    // SAFETY: the caller's promise.
+    let to = unsafe { address::read(addr, len) }?;
+    if entry.connecting.load(Ordering::Acquire) {
+        return Err(Errno::ALREADY);
+    }
+    if !entry.nonblock() {
+        return entry.socket.connect_wait(to).map(|()| 0);
+    }
+    entry.connecting.store(true, Ordering::Release);
+    let of = Arc::downgrade(&entry);
+    let started = entry.socket.connect(
+        to,
+        Sink::call(move |event| {
+            if let Some(entry) = of.upgrade() {
+                if let Err(errno) = event.result {
+                    entry.error.store(errno.raw_os_error(), Ordering::Release);
+                }
+                entry.connecting.store(false, Ordering::Release);
+            }
+        }),
+    );
+    match started {
+        Ok(()) => Err(Errno::INPROGRESS),
+        Err(errno) => {
+            entry.connecting.store(false, Ordering::Release);
+            Err(errno)
+        }
+    }
+}
+
+/// `exs_sync_accept`
+pub unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> Result<c_int, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [addr as usize, len as usize, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { on_system(libc::SYS_accept, fd, args) };
+    };
+    if !addr.is_null() && len.is_null() {
+        return Err(Errno::FAULT);
+    }
+    let limit = if entry.nonblock() {
+        Some(Duration::ZERO)
+    } else {
+        entry.socket.options().recv_timeout
+    };
+    let socket = entry.socket.accept_wait(limit)?;
+    let (new, peer) = enter(socket, entry.settings().ipv6)?;
+    if !addr.is_null()
+        && let Some(peer) = peer
+    {
+        // SAFETY: the caller's promise.
+        unsafe { address::write_with_len(peer, addr, len) }?;
+    }
+    Ok(new)
+}
+
+/// Sends, as the socket and the flags have it.
+fn send_memory(entry: &Arc<Entry>, memory: Memory, flag: c_int) -> Result<ssize_t, Errno> {
+    flags(flag, SEND_FLAGS)?;
+    failed_before(entry)?;
+    if entry.nonblock() || flag & libc::MSG_DONTWAIT != 0 {
+        return send_copy(entry, &memory);
+    }
+    entry.socket.send_wait(memory).map(signed)
+}
+
+/// The error of a send that did not wait, once.
+fn failed_before(entry: &Entry) -> Result<(), Errno> {
+    match entry.error.swap(0, Ordering::AcqRel) {
+        0 => Ok(()),
+        errno => Err(Errno::from_raw_os_error(errno)),
+    }
+}
+
+/// Sends a copy of as much as there is room for, without waiting.
+fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
+    if entry.connecting.load(Ordering::Acquire) {
+        return Err(Errno::AGAIN);
+    }
+    let room = entry.settings().send_buffer.unwrap_or(SEND_BUFFER);
+    let whole = memory.len();
+    let mut take = 0;
+    let enough = |unsent: usize| {
+        let free = room.saturating_sub(unsent);
+        take = match entry.socket.kind() {
+            Kind::Stream => whole.min(free),
+            // A message goes whole, and one that is longer than the room goes alone.
+            Kind::SeqPacket if whole <= free || unsent == 0 => whole,
+            Kind::SeqPacket => 0,
+        };
+        (take > 0 || whole == 0).then_some(unsent + take)
+    };
+    entry
+        .unsent
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, enough)
+        .map_err(|_| Errno::AGAIN)?;
+    let copy = first_bytes(memory, take);
+    let of = Arc::downgrade(entry);
+    let started = entry.socket.send(
+        Memory::Owned(copy),
+        Sink::call(move |event| {
+            if let Some(entry) = of.upgrade() {
+                entry.unsent.fetch_sub(take, Ordering::AcqRel);
+                if let Err(errno) = event.result {
+                    entry.error.store(errno.raw_os_error(), Ordering::Release);
+                }
+            }
+        }),
+    );
+    started.inspect_err(|_| {
+        entry.unsent.fetch_sub(take, Ordering::AcqRel);
+    })?;
+    Ok(signed(take))
+}
+
+/// Whether a send that does not wait would take something.
+pub(super) fn has_room(entry: &Entry) -> bool {
+    let room = entry.settings().send_buffer.unwrap_or(SEND_BUFFER);
+    entry.unsent.load(Ordering::Acquire) < room
+}
+
+/// A copy of the first bytes.
+fn first_bytes(memory: &Memory, len: usize) -> Vec<u8> {
+    fn add(out: &mut Vec<u8>, memory: &Memory, len: usize) {
+        let want = len - out.len();
+        match memory {
+            Memory::List(list) => {
+                for piece in list {
+                    add(out, piece, len);
+                }
+            }
+            Memory::Raw(raw) => {
+                let cut = raw.slice(0, want.min(raw.len()));
+                out.extend(cut.map(|cut| cut.to_vec()).unwrap_or_default());
+            }
+            other => {
+                let mut bytes = other.to_vec();
+                bytes.truncate(want);
+                out.append(&mut bytes);
+            }
+        }
+    }
+    let mut out = Vec::with_capacity(len);
+    add(&mut out, memory, len);
+    out
+}
+
+/// Receives, as the socket and the flags have it.
+fn recv_memory(entry: &Entry, memory: &Memory, flag: c_int) -> Result<ssize_t, Errno> {
+    let mut flag = recv_flags(flag, true)?;
+    if entry.nonblock() {
+        flag |= RecvFlags::DONTWAIT;
+    }
+    if entry.read_shut.load(Ordering::Acquire) {
+        return Ok(0);
+    }
+    entry.socket.recv_wait(memory, flag).map(signed)
+}
+
+/// `exs_sync_send_mh`
+pub unsafe fn send_mh(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    flag: c_int,
+    mh: MHandle,
+) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [fd as usize, buf as usize, len, flag as usize, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_sendto, args) };
+    };
+    let mut uses = Uses::new();
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { memory(buf.cast_mut(), len, mh, &mut uses) }?;
+    send_memory(&entry, memory, flag)
+}
+
+/// `exs_sync_recv_mh`
+pub unsafe fn recv_mh(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    flag: c_int,
+    mh: MHandle,
+) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [fd as usize, buf as usize, len, flag as usize, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_recvfrom, args) };
+    };
+    let mut uses = Uses::new();
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { memory(buf, len, mh, &mut uses) }?;
+    recv_memory(&entry, &memory, flag)
+}
+
+/// `exs_sync_write_mh`, and `exs_sync_write` without a handle.
+pub unsafe fn write_mh(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    mh: MHandle,
+) -> Result<ssize_t, Errno> {
+    match state().sockets.find(fd)? {
+        // SAFETY: the caller's promise.
+        Found::Exs(_) => unsafe { send_mh(fd, buf, len, 0, mh) },
+        // SAFETY: the caller's promise.
+        Found::System => unsafe {
+            system(libc::SYS_write, [fd as usize, buf as usize, len, 0, 0, 0])
+        },
+    }
+}
+
+/// `exs_sync_read_mh`, and `exs_sync_read` without a handle.
+pub unsafe fn read_mh(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    mh: MHandle,
+) -> Result<ssize_t, Errno> {
+    match state().sockets.find(fd)? {
+        // SAFETY: the caller's promise.
+        Found::Exs(_) => unsafe { recv_mh(fd, buf, len, 0, mh) },
+        // SAFETY: the caller's promise.
+        Found::System => unsafe {
+            system(libc::SYS_read, [fd as usize, buf as usize, len, 0, 0, 0])
+        },
+    }
+}
+
+/// `exs_sync_sendto`
+pub unsafe fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    len: usize,
+    flag: c_int,
+    addr: *const sockaddr,
+    addrlen: socklen_t,
+) -> Result<ssize_t, Errno> {
+    match state().sockets.find(fd)? {
+        Found::Exs(_) if !addr.is_null() => Err(Errno::ISCONN),
+        // SAFETY: the caller's promise.
+        Found::Exs(_) => unsafe { send_mh(fd, buf, len, flag, 0) },
+        // SAFETY: the caller's promise.
+        Found::System => unsafe {
+            let args = [
+                fd as usize,
+                buf as usize,
+                len,
+                flag as usize,
+                addr as usize,
+                addrlen as usize,
+            ];
+            system(libc::SYS_sendto, args)
+        },
+    }
+}
+
+/// `exs_sync_recvfrom`
+pub unsafe fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    len: usize,
+    flag: c_int,
+    addr: *mut sockaddr,
+    addrlen: *mut socklen_t,
+) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [
+            fd as usize,
+            buf as usize,
+            len,
+            flag as usize,
+            addr as usize,
+            addrlen as usize,
+        ];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_recvfrom, args) };
+    };
+    if !addr.is_null() && addrlen.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let count = unsafe { recv_mh(fd, buf, len, flag, 0) }?;
+    if !addr.is_null() {
+        let peer = entry.socket.peer_addr()?;
+        // SAFETY: the caller's promise.
+        unsafe { address::write_with_len(peer, addr, addrlen) }?;
+    }
+    Ok(count)
+}
+
+/// `exs_sync_readv`
+pub unsafe fn readv(fd: c_int, iov: *const iovec, count: c_int) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [fd as usize, iov as usize, count as usize, 0, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_readv, args) };
+    };
+    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { plain_vector(iov, count) }?;
+    recv_memory(&entry, &memory, 0)
+}
+
+/// `exs_sync_writev`
+pub unsafe fn writev(fd: c_int, iov: *const iovec, count: c_int) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [fd as usize, iov as usize, count as usize, 0, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_writev, args) };
+    };
+    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { plain_vector(iov, count) }?;
+    send_memory(&entry, memory, 0)
+}
+
+/// `exs_sync_readv_mh`, on EXS sockets only.
+pub unsafe fn readv_mh(fd: c_int, iov: *const IoVec, count: c_int) -> Result<ssize_t, Errno> {
+    let entry = ours(fd)?;
+    let mut uses = Uses::new();
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { vector(iov, count, &mut uses) }?;
+    recv_memory(&entry, &memory, 0)
+}
+
+/// `exs_sync_writev_mh`, on EXS sockets only.
+pub unsafe fn writev_mh(fd: c_int, iov: *const IoVec, count: c_int) -> Result<ssize_t, Errno> {
+    let entry = ours(fd)?;
+    let mut uses = Uses::new();
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { vector(iov, count, &mut uses) }?;
+    send_memory(&entry, memory, 0)
+}
+
+/// # Errors
+/// `EOPNOTSUPP` for what is the system's: its vectors are another type.
+fn ours(fd: c_int) -> Result<Arc<Entry>, Errno> {
+    match state().sockets.find(fd)? {
+        Found::Exs(entry) => Ok(entry),
+        Found::System => {
+            // SAFETY: not kept; a number that is no descriptor gives EBADF.
+            rustix::io::fcntl_getfd(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })?;
+            Err(Errno::OPNOTSUPP)
+        }
+    }
+}
+
+/// `exs_sync_sendmsg`
+pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flag: c_int) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [fd as usize, msg as usize, flag as usize, 0, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_sendmsg, args) };
+    };
+    if msg.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let header = unsafe { msg.read() };
+    if !header.msg_name.is_null() {
+        return Err(Errno::ISCONN);
+    }
+    if header.msg_controllen != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { plain_vector(header.msg_iov, header.msg_iovlen) }?;
+    send_memory(&entry, memory, flag)
+}
+
+/// Receives a message or bytes; whether a message was longer.
+fn recv_whole(entry: &Entry, memory: Memory, flag: c_int) -> Result<(ssize_t, bool), Errno> {
+    if entry.socket.kind() == Kind::Stream {
+        return Ok((recv_memory(entry, &memory, flag)?, false));
+    }
+    let recv = recv_flags(flag, true)?;
+    if entry.read_shut.load(Ordering::Acquire) {
+        return Ok((0, false));
+    }
+    let limit = if entry.nonblock() || recv.contains(RecvFlags::DONTWAIT) {
+        Some(Duration::ZERO)
+    } else {
+        entry.socket.options().recv_timeout
+    };
+    let recv = recv & RecvFlags::WAITALL;
+    let event = carry_out(&entry.socket, limit, |sink| {
+        entry.socket.recv(memory, recv, sink)
+    })?;
+    Ok((signed(event.bytes), event.truncated))
+}
+
+/// `exs_sync_recvmsg`
+pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flag: c_int) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        let args = [fd as usize, msg as usize, flag as usize, 0, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_recvmsg, args) };
+    };
+    if msg.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let mut header = unsafe { msg.read() };
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { plain_vector(header.msg_iov, header.msg_iovlen) }?;
+    let (count, truncated) = recv_whole(&entry, memory, flag)?;
+    let peer = entry.socket.peer_addr().ok();
+    header.msg_namelen = match peer {
+        // SAFETY: the caller's promise.
+        Some(peer) if !header.msg_name.is_null() => unsafe {
+            address::write(peer, header.msg_name.cast(), header.msg_namelen)
+        },
+        _ => 0,
+    };
+    header.msg_controllen = 0;
+    header.msg_flags = if truncated { libc::MSG_TRUNC } else { 0 };
+    // SAFETY: the caller's promise.
+    unsafe { msg.write(header) };
+    Ok(count)
+}
+
+/// `exs_sync_sendmsg_mh`, on EXS sockets only.
+pub unsafe fn sendmsg_mh(fd: c_int, msg: *const MsgHdr, flag: c_int) -> Result<ssize_t, Errno> {
+    let entry = ours(fd)?;
+    let mut uses = Uses::new();
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { message(msg, true, &mut uses) }?;
+    send_memory(&entry, memory, flag)
+}
+
+/// `exs_sync_recvmsg_mh`, on EXS sockets only.
+pub unsafe fn recvmsg_mh(fd: c_int, msg: *mut MsgHdr, flag: c_int) -> Result<ssize_t, Errno> {
+    let entry = ours(fd)?;
+    let mut uses = Uses::new();
+    // SAFETY: the caller's promise, for as long as the call.
+    let memory = unsafe { message(msg, false, &mut uses) }?;
+    let (count, truncated) = recv_whole(&entry, memory, flag)?;
+    // SAFETY: the caller's promise.
+    unsafe { received(msg, entry.socket.peer_addr().ok(), truncated) };
+    Ok(count)
+}
+
+/// `exs_sync_sendfile`
+pub unsafe fn sendfile(
+    out: c_int,
+    file: c_int,
+    offset: *mut off_t,
+    count: usize,
+) -> Result<ssize_t, Errno> {
+    let Found::Exs(entry) = state().sockets.find(out)? else {
+        let args = [out as usize, file as usize, offset as usize, count, 0, 0];
+        // SAFETY: the caller's promise.
+        return unsafe { system(libc::SYS_sendfile, args) };
+    };
+    failed_before(&entry)?;
+    let start = if offset.is_null() {
+        // SAFETY: no pointers.
+        unsafe {
+            system(
+                libc::SYS_lseek,
+                [file as usize, 0, libc::SEEK_CUR as usize, 0, 0, 0],
+            )
+        }? as off_t
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { *offset }
+    };
+    // usize::MAX would mean "to the end"; no file is that long.
+    let pieces = socket::file(file, start, count.min(isize::MAX as usize))?;
+    let limit = entry.socket.options().send_timeout;
+    let event = carry_out(&entry.socket, limit, |sink| {
+        entry.socket.send_file(pieces, sink)
+    })?;
+    let after = start.saturating_add(event.bytes as off_t);
+    if offset.is_null() {
+        // SAFETY: no pointers.
+        unsafe {
+            let args = [
+                file as usize,
+                after as usize,
+                libc::SEEK_SET as usize,
+                0,
+                0,
+                0,
+            ];
+            system(libc::SYS_lseek, args)
+        }?;
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { *offset = after };
+    }
+    Ok(signed(event.bytes))
+}
+
+/// `exs_sync_shutdown`
+pub fn shutdown(fd: c_int, how: c_int) -> Result<c_int, Errno> {
+    let Found::Exs(entry) = state().sockets.find(fd)? else {
+        // SAFETY: no pointers.
+        return unsafe { on_system(libc::SYS_shutdown, fd, [how as usize, 0, 0, 0]) };
+    };
+    let (read, write) = match how {
+        libc::SHUT_RD => (true, false),
+        libc::SHUT_WR => (false, true),
+        libc::SHUT_RDWR => (true, true),
+        _ => return Err(Errno::INVAL),
+    };
+    if write {
+        entry.socket.shutdown()?;
+    } else {
+        entry.socket.peer_addr()?; // ENOTCONN
+    }
+    if read {
+        entry.read_shut.store(true, Ordering::Release);
+    }
+    Ok(0)
+}
+
+/// `exs_sync_close`: waits until what was sent is delivered, at most for the linger time.
+pub fn close(fd: c_int) -> Result<c_int, Errno> {
+    let state = state();
+    let Found::Exs(entry) = state.sockets.remove(fd)? else {
+        // SAFETY: the program gives its descriptor up with this call.
+        return unsafe { on_system(libc::SYS_close, fd, [0; 4]) };
+    };
+    let done = Arc::new(Done::default());
+    let closing = OneClosing::begin(&state.closing);
+    let tell = Arc::clone(&done);
+    let closed = entry.socket.close(Sink::call(move |_| {
+        tell.set();
+        drop(closing);
+    }));
+    // A socket that has nothing to close goes away with its last handle.
+    if closed.is_ok() && !entry.nonblock() {
+        done.wait(linger_of(&entry));
+    }
+    Ok(0)
+}

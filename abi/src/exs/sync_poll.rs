@@ -1,0 +1,277 @@
+//! `exs_sync_poll` and `exs_sync_select`, over sockets of ours and descriptors of the system together.
+
+use std::ffi::c_int;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use libc::{
+    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, fd_set, nfds_t, pollfd,
+    timeval,
+};
+use rustix::io::Errno;
+use weft_exs::{Ready, Sink};
+
+use super::queue::timeout;
+use super::state::state;
+use super::sync::{has_room, own_queue};
+use super::table::{Entry, Found};
+use crate::call::system;
+
+const READ: i16 = POLLIN | POLLRDNORM;
+const WRITE: i16 = POLLOUT | POLLWRNORM;
+
+/// Descriptors of one call at most: no program has more open.
+const MOST: usize = 1 << 20;
+
+/// `exs_sync_poll`
+pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, time: c_int) -> Result<c_int, Errno> {
+    let n = n as usize;
+    if n > MOST {
+        return Err(Errno::INVAL);
+    }
+    if fds.is_null() && n > 0 {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise. Copies: another thread may look at the originals.
+    let mut wanted: Vec<pollfd> = (0..n).map(|i| unsafe { fds.add(i).read() }).collect();
+    let limit = u64::try_from(time).ok().map(Duration::from_millis);
+    let count = wait(&mut wanted, limit)?;
+    for (i, fd) in wanted.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { (&raw mut (*fds.add(i)).revents).write(fd.revents) };
+    }
+    Ok(count)
+}
+
+/// Waits until something is ready, and says how many are.
+fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
+    let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+    let ours: Vec<Option<Arc<Entry>>> = fds
+        .iter()
+        .map(|fd| match state().sockets.find(fd.fd) {
+            Ok(Found::Exs(entry)) => Some(entry),
+            _ => None,
+        })
+        .collect();
+    if ours.iter().all(Option::is_none) {
+        return system_poll(fds, until);
+    }
+    if ours_ready(fds, &ours) > 0 {
+        // The system's are asked as well, but not waited for.
+        return system_and_ours(fds, &ours, Some(Instant::now()));
+    }
+    let queue = own_queue()?;
+    // Operations that make an event in this thread's queue as soon as something is ready; its number is its place.
+    let mut started = Vec::new();
+    let mut failed = false;
+    for (i, entry) in ours.iter().enumerate() {
+        let Some(entry) = entry else { continue };
+        let token = u64::MAX - 1 - i as u64;
+        let wanted = wanted_of(fds[i]);
+        match entry.socket.poll(wanted, Sink::Queue(queue.clone(), token)) {
+            Ok(()) => started.push((entry, token)),
+            // What cannot be waited for is looked at.
+            Err(_) => failed = true,
+        }
+    }
+    let signalled = queue.signal();
+    queue.set_signal(true);
+    let mut all: Vec<pollfd> = fds
+        .iter()
+        .zip(&ours)
+        .map(|(fd, ours)| pollfd {
+            fd: if ours.is_some() { -1 } else { fd.fd },
+            events: fd.events,
+            revents: 0,
+        })
+        .collect();
+    all.push(pollfd {
+        fd: queue.as_fd().as_raw_fd(),
+        events: POLLIN,
+        revents: 0,
+    });
+    let waited = if failed {
+        Ok(0)
+    } else {
+        system_poll(&mut all, until).map(|_| 0)
+    };
+    for (entry, token) in &started {
+        entry.socket.cancel(Some(*token));
+    }
+    // Each of them makes one event, cancelled or not: the queue is clean for the next call.
+    let mut events = Vec::new();
+    while events.len() < started.len() {
+        let left = started.len() - events.len();
+        match queue.dequeue(&mut events, left, left, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    queue.set_signal(signalled);
+    waited?;
+    for event in events {
+        let place = (u64::MAX - 1 - event.token) as usize;
+        if let (Some(fd), Ok(_)) = (fds.get_mut(place), event.result) {
+            fd.revents = told(event.ready, fd.events);
+        }
+    }
+    system_and_ours(fds, &ours, Some(Instant::now()))
+}
+
+fn wanted_of(fd: pollfd) -> Ready {
+    let mut wanted = Ready::empty();
+    wanted.set(Ready::IN, fd.events & READ != 0);
+    wanted.set(Ready::OUT, fd.events & WRITE != 0);
+    wanted
+}
+
+fn told(ready: Ready, events: i16) -> i16 {
+    let mut out = 0;
+    if ready.contains(Ready::IN) {
+        out |= events & READ;
+    }
+    if ready.contains(Ready::OUT) {
+        out |= events & WRITE;
+    }
+    if ready.contains(Ready::ERR) {
+        out |= POLLERR;
+    }
+    if ready.contains(Ready::HUP) {
+        out |= POLLHUP;
+    }
+    out
+}
+
+/// Looks at our sockets; how many are ready.
+fn ours_ready(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> usize {
+    let mut count = 0;
+    for (fd, entry) in fds.iter_mut().zip(ours) {
+        let Some(entry) = entry else { continue };
+        let mut ready = entry.socket.ready();
+        if entry.read_shut.load(Ordering::Acquire) {
+            ready |= Ready::IN;
+        }
+        if entry.connecting.load(Ordering::Acquire) {
+            ready = Ready::empty();
+        } else if !has_room(entry) {
+            ready.remove(Ready::OUT);
+        }
+        fd.revents |= told(ready, fd.events);
+        count += usize::from(fd.revents != 0);
+    }
+    count
+}
+
+/// Looks at all of them once, the system's until a time.
+fn system_and_ours(
+    fds: &mut [pollfd],
+    ours: &[Option<Arc<Entry>>],
+    until: Option<Instant>,
+) -> Result<c_int, Errno> {
+    let mut theirs: Vec<pollfd> = fds
+        .iter()
+        .zip(ours)
+        .map(|(fd, ours)| pollfd {
+            fd: if ours.is_some() { -1 } else { fd.fd },
+            events: fd.events,
+            revents: 0,
+        })
+        .collect();
+    let count = system_poll(&mut theirs, until)? as usize;
+    for ((fd, theirs), ours) in fds.iter_mut().zip(&theirs).zip(ours) {
+        if ours.is_none() {
+            fd.revents = theirs.revents;
+        }
+    }
+    Ok((count + ours_ready(fds, ours)) as c_int)
+}
+
+/// `poll` of the system.
+fn system_poll(fds: &mut [pollfd], until: Option<Instant>) -> Result<c_int, Errno> {
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let mut time = left.map(|left| libc::timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    let time = time
+        .as_mut()
+        .map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // SAFETY: the array and its length; the time is ours.
+    let count = unsafe {
+        system(
+            libc::SYS_ppoll,
+            [fds.as_mut_ptr() as usize, fds.len(), time as usize, 0, 0, 0],
+        )
+    }?;
+    Ok(count as c_int)
+}
+
+/// `exs_sync_select`
+pub unsafe fn select(
+    n: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    time: *mut timeval,
+) -> Result<c_int, Errno> {
+    let n = match usize::try_from(n) {
+        Ok(n) if n <= libc::FD_SETSIZE => n,
+        _ => return Err(Errno::INVAL),
+    };
+    // SAFETY: the caller's promise.
+    let limit = unsafe { timeout(time) }?;
+    let sets = [
+        (read, POLLIN, POLLIN | POLLHUP | POLLERR),
+        (write, POLLOUT, POLLOUT | POLLERR),
+        (except, libc::POLLPRI, libc::POLLPRI),
+    ];
+    let mut fds = Vec::new();
+    for fd in 0..n as c_int {
+        let mut events = 0;
+        for (set, event, _) in sets {
+            // SAFETY: null, or the caller's set, and `fd` is in its range.
+            if !set.is_null() && unsafe { libc::FD_ISSET(fd, set) } {
+                events |= event;
+            }
+        }
+        if events != 0 {
+            fds.push(pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    let begun = Instant::now();
+    wait(&mut fds, limit)?;
+    if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
+        return Err(Errno::BADF);
+    }
+    let mut count = 0;
+    for fd in &fds {
+        for (set, event, any) in sets {
+            if fd.events & event == 0 {
+                continue;
+            }
+            if fd.revents & any != 0 {
+                count += 1;
+            } else {
+                // SAFETY: the descriptor was found in this set.
+                unsafe { libc::FD_CLR(fd.fd, set) };
+            }
+        }
+    }
+    if let Some(limit) = limit {
+        // As Linux does it: what is left of the time.
+        let left = limit.saturating_sub(begun.elapsed());
+        let left = timeval {
+            tv_sec: left.as_secs() as i64,
+            tv_usec: left.subsec_micros().into(),
+        };
+        // SAFETY: not null, since there is a limit; the caller's promise.
+        unsafe { time.write(left) };
+    }
+    Ok(count)
+}

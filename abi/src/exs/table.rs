@@ -1,0 +1,260 @@
+//! Sockets by descriptor number.
+//!
+//! A number of ours is that of a descriptor which the system gave to the socket, so it can be no other's. Sockets of the
+//! system are here only while operations are outstanding on them: the program closes those with `close`, and we would not know.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use weft_exs::{InPlace, Socket};
+
+use super::state::state;
+
+/// A socket and what C programs know of it beyond the crate.
+pub(crate) struct Entry {
+    pub(crate) socket: Socket,
+    /// The number that the program knows.
+    pub(crate) fd: i32,
+    /// It is one of the system's, known by this.
+    plain: Option<Inode>,
+    pub(crate) settings: Mutex<Settings>,
+    pub(crate) in_place: Mutex<HashMap<usize, InPlace>>,
+    pub(crate) listening: AtomicBool,
+    /// A connection is being made by a call that did not wait.
+    pub(crate) connecting: AtomicBool,
+    /// Receives are shut down: by `shutdown(SHUT_RD)`, which is a matter of this side only.
+    pub(crate) read_shut: AtomicBool,
+    /// The error that `SO_ERROR` tells once.
+    pub(crate) error: AtomicI32,
+    /// Bytes of sends that did not wait and are under way.
+    pub(crate) unsent: AtomicUsize,
+    /// `EXS_TIMEOUT_ONCE` of sends and receives.
+    pub(crate) once: [AtomicBool; 2],
+}
+
+/// Options of sockets that the crate has no use for.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Settings {
+    pub(crate) nonblock: bool,
+    pub(crate) ipv6: bool,
+    pub(crate) nodelay: bool,
+    pub(crate) keepalive: bool,
+    pub(crate) reuse_addr: bool,
+    pub(crate) linger: Option<Duration>,
+    pub(crate) send_buffer: Option<usize>,
+}
+
+/// Bytes that sends which do not wait may have under way, as `SO_SNDBUF` of the system.
+pub(crate) const SEND_BUFFER: usize = 256 << 10;
+
+impl Entry {
+    pub(crate) fn new(socket: Socket, ipv6: bool) -> Entry {
+        let fd = socket.as_fd().as_raw_fd();
+        Entry::with(socket, fd, None, ipv6)
+    }
+
+    fn with(socket: Socket, fd: i32, plain: Option<Inode>, ipv6: bool) -> Entry {
+        Entry {
+            socket,
+            fd,
+            plain,
+            settings: Mutex::new(Settings {
+                ipv6,
+                nodelay: true,
+                ..Settings::default()
+            }),
+            in_place: Mutex::default(),
+            listening: AtomicBool::new(false),
+            connecting: AtomicBool::new(false),
+            read_shut: AtomicBool::new(false),
+            error: AtomicI32::new(0),
+            unsent: AtomicUsize::new(0),
+            once: Default::default(),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        *self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, change: impl FnOnce(&mut Settings)) {
+        change(&mut self.settings.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) fn nonblock(&self) -> bool {
+        self.settings().nonblock
+    }
+}
+
+/// What the system knows a descriptor's object by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Inode {
+    device: u64,
+    number: u64,
+}
+
+impl Inode {
+    fn of(fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
+        let stat = rustix::fs::fstat(fd)?;
+        Ok(Inode {
+            device: stat.st_dev,
+            number: stat.st_ino,
+        })
+    }
+}
+
+#[derive(Default)]
+enum Slot {
+    #[default]
+    Empty,
+    Exs(Arc<Entry>),
+    Plain(Weak<Entry>),
+    /// The parent's, in a forked child: its connection stays with the parent.
+    Inherited,
+}
+
+/// The table.
+pub(crate) struct Sockets(RwLock<Vec<Slot>>);
+
+/// What a number stands for.
+pub(crate) enum Found {
+    /// A socket of ours.
+    Exs(Arc<Entry>),
+    /// Whatever it is, it is the system's.
+    System,
+}
+
+/// # Errors
+/// `EBADF` below zero.
+fn place(fd: i32) -> Result<usize, Errno> {
+    usize::try_from(fd).map_err(|_| Errno::BADF)
+}
+
+impl Sockets {
+    pub(crate) fn new() -> Sockets {
+        Sockets(RwLock::new(Vec::new()))
+    }
+
+    /// What a forked child knows of its parent's. Nothing, when another thread was changing the table during the fork.
+    pub(crate) fn inherited(&self) -> Sockets {
+        let slots = match self.0.try_read() {
+            Ok(slots) => slots
+                .iter()
+                .map(|slot| match slot {
+                    Slot::Exs(_) | Slot::Inherited => Slot::Inherited,
+                    Slot::Plain(_) | Slot::Empty => Slot::Empty,
+                })
+                .collect(),
+            Err(_) => Vec::new(),
+        };
+        Sockets(RwLock::new(slots))
+    }
+
+    pub(crate) fn insert(&self, entry: Arc<Entry>) -> Result<i32, Errno> {
+        let fd = entry.fd;
+        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        put(&mut slots, place(fd)?, Slot::Exs(entry));
+        Ok(fd)
+    }
+
+    /// What the number stands for.
+    ///
+    /// # Errors
+    /// `EBADF` for a negative number; `ENOTCONN` for a parent's socket in a forked child.
+    pub(crate) fn find(&self, fd: i32) -> Result<Found, Errno> {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match slots.get(place(fd)?) {
+            Some(Slot::Exs(entry)) => Ok(Found::Exs(Arc::clone(entry))),
+            Some(Slot::Inherited) => Err(Errno::NOTCONN),
+            _ => Ok(Found::System),
+        }
+    }
+
+    /// Takes a socket of ours out. A parent's is forgotten: what is left of it here is the child's descriptor.
+    pub(crate) fn remove(&self, fd: i32) -> Result<Found, Errno> {
+        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = slots.get_mut(place(fd)?) else {
+            return Ok(Found::System);
+        };
+        match slot {
+            Slot::Exs(_) | Slot::Inherited => {}
+            Slot::Plain(_) | Slot::Empty => return Ok(Found::System),
+        }
+        match std::mem::take(slot) {
+            Slot::Exs(entry) => Ok(Found::Exs(entry)),
+            _ => Ok(Found::System),
+        }
+    }
+
+    /// Puts back what [`Self::remove`] took, after all.
+    pub(crate) fn restore(&self, entry: Arc<Entry>) {
+        // The number was in the table before.
+        let _ = self.insert(entry);
+    }
+
+    /// All of ours; the table is empty after it.
+    pub(crate) fn take_all(&self) -> Vec<Arc<Entry>> {
+        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *slots)
+            .into_iter()
+            .filter_map(|slot| match slot {
+                Slot::Exs(entry) => Some(entry),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The socket for an asynchronous operation: one of ours, or a connected stream socket of the system.
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, `ENOTCONN`.
+    pub(crate) fn operable(&self, fd: i32) -> Result<Arc<Entry>, Errno> {
+        if let Found::Exs(entry) = self.find(fd)? {
+            return Ok(entry);
+        }
+        // SAFETY: not kept; a number that is no descriptor gives EBADF.
+        let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
+        let inode = Inode::of(theirs)?;
+        if let Some(entry) = self.known_plain(fd, inode)? {
+            return Ok(entry);
+        }
+        if sockopt::socket_type(theirs)? != rustix::net::SocketType::STREAM {
+            return Err(Errno::OPNOTSUPP);
+        }
+        rustix::net::getpeername(theirs)?;
+        let context = state().context()?;
+        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = plain_in(&slots, place(fd)?, inode) {
+            return Ok(entry); // another thread was faster
+        }
+        let dup = rustix::io::fcntl_dupfd_cloexec(theirs, 0)?;
+        let socket = Socket::from_tcp(&context, dup)?;
+        let entry = Arc::new(Entry::with(socket, fd, Some(inode), false));
+        put(&mut slots, place(fd)?, Slot::Plain(Arc::downgrade(&entry)));
+        Ok(entry)
+    }
+
+    fn known_plain(&self, fd: i32, inode: Inode) -> Result<Option<Arc<Entry>>, Errno> {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(plain_in(&slots, place(fd)?, inode))
+    }
+}
+
+fn plain_in(slots: &[Slot], place: usize, inode: Inode) -> Option<Arc<Entry>> {
+    match slots.get(place)? {
+        Slot::Plain(entry) => entry.upgrade().filter(|entry| entry.plain == Some(inode)),
+        _ => None,
+    }
+}
+
+fn put(slots: &mut Vec<Slot>, place: usize, slot: Slot) {
+    if slots.len() <= place {
+        slots.resize_with(place + 1, Slot::default);
+    }
+    slots[place] = slot;
+}
