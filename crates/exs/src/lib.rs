@@ -2,8 +2,11 @@
 #![forbid(unsafe_code)]
 
 mod context;
+mod driver;
 mod error;
 mod event;
+mod listener;
+mod lock;
 mod file;
 pub mod machine;
 mod memory;

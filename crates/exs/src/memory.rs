@@ -10,7 +10,6 @@ use crate::{Context, Error};
 /// same host reach it with one copy, or it is memory of the program.
 pub struct Region {
     pub(crate) mr: Mr,
-    pub(crate) raw: Option<RawMemory>,
 }
 
 impl Region {
@@ -20,7 +19,7 @@ impl Region {
     /// Without memory, or past the limit of regions.
     pub fn alloc(context: &Context, len: usize) -> Result<Arc<Region>, Error> {
         let mr = context.pd().alloc_mr(len, Region::LENT)?;
-        Ok(Arc::new(Region { mr, raw: None }))
+        Ok(Arc::new(Region { mr }))
     }
     /// Memory that somebody else owns.
     ///
@@ -28,10 +27,7 @@ impl Region {
     /// Past the limit of regions.
     pub fn register(context: &Context, memory: &RawMemory) -> Result<Arc<Region>, Error> {
         let mr = context.pd().reg_raw(memory, Region::ACCESS)?;
-        Ok(Arc::new(Region {
-            mr,
-            raw: Some(memory.clone()),
-        }))
+        Ok(Arc::new(Region { mr }))
     }
     /// Decides which memory of the library it comes from: what peers of the host can map. Its own key is never told to anybody.
     const LENT: Access = Access::LOCAL_WRITE
@@ -118,6 +114,14 @@ impl Memory {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// Whether a part of it belongs to this value alone.
+    pub(crate) fn owns(&self) -> bool {
+        match self {
+            Memory::Owned(_) => true,
+            Memory::List(list) => list.iter().any(Memory::owns),
+            Memory::Region { .. } | Memory::Raw(_) => false,
+        }
     }
     /// A copy of its bytes.
     pub fn to_vec(&self) -> Vec<u8> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
+pub use weft_wire::exs::{Design, Mode};
 
 /// What a socket carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,26 +12,6 @@ pub enum Kind {
     Stream,
     /// Messages (`SOCK_SEQPACKET`).
     SeqPacket,
-}
-
-/// How a stream moves its bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// Directly into the receiver's memory where it is ahead, through the intermediate buffer where the sender is (stream paper III).
-    Dynamic,
-    /// Always directly: senders wait for adverts.
-    Direct,
-    /// Always through the intermediate buffer: receivers send no adverts.
-    Indirect,
-}
-
-/// How sequenced packets are moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Design {
-    /// The receiver adverts its memory, the sender writes to it with immediate data (stream paper II.C).
-    Advert,
-    /// The sender adverts its memory, the receiver reads it and acknowledges (interface paper 4).
-    Source,
 }
 
 /// Settings of a socket. Those that a connection is made with can be changed until then.

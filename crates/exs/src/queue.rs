@@ -1,17 +1,31 @@
-//! Event queues.
+//! Event queues (`exs_qcreate` and its family).
+//!
+//! Each operation takes its place in the queue when it is started, so that its event always finds room. A thread that takes
+//! events drives the connections that have operations here itself; what it waits for therefore costs it one wake-up.
 
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use weft_verbs::Signal;
 
+use crate::driver::Conn;
+use crate::lock::lock;
 use crate::{Context, Event};
 
-/// How a queue's owner waits.
+/// Queues are at most so deep.
+const MAX_DEPTH: usize = 1 << 20;
+/// An adaptive wait that has several connections to look at does so for this long before it sleeps.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// How the taker of events waits (`EXS_QATTR_WAIT`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Wait {
-    /// Look for a while, then sleep.
+    /// Look for a while where that has paid off lately, then sleep.
     Adaptive,
     /// Sleep at once.
     Notify,
@@ -19,17 +33,59 @@ pub enum Wait {
     BusyPoll,
 }
 
-/// A queue of events.
+/// A queue of events. Clones are handles of the same queue.
 #[derive(Clone)]
 pub struct Queue(pub(crate) Arc<QueueInner>);
 
-pub(crate) struct QueueInner {}
+pub(crate) struct QueueInner {
+    events: Mutex<VecDeque<Event>>,
+    len: AtomicUsize,
+    /// Places taken: by events, and by operations that will become events.
+    used: AtomicUsize,
+    depth: AtomicUsize,
+    wait: AtomicU8,
+    deleted: AtomicBool,
+    /// Connections that have had operations here.
+    members: Mutex<Vec<Weak<Conn>>>,
+    /// Threads in a wait, and where to wake those that sleep on a connection of their own.
+    waiters: AtomicUsize,
+    asleep: Mutex<Vec<Weak<Conn>>>,
+    bell: Condvar,
+    signal: Signal,
+    signals: AtomicBool,
+}
 
-#[allow(missing_docs, clippy::todo, unused_variables)]
 impl Queue {
-    pub fn new(context: &Context, depth: usize) -> Result<Queue, Errno> {
-        todo!()
+    /// A queue of `depth` places.
+    ///
+    /// # Errors
+    /// `EINVAL` for a depth of 0 or above 1,048,576; `EMFILE` and `ENFILE` without a free descriptor.
+    pub fn new(_context: &Context, depth: usize) -> Result<Queue, Errno> {
+        if depth == 0 || depth > MAX_DEPTH {
+            return Err(Errno::INVAL);
+        }
+        let signal = Signal::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::MFILE))?;
+        Ok(Queue(Arc::new(QueueInner {
+            events: Mutex::default(),
+            len: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
+            depth: AtomicUsize::new(depth),
+            wait: AtomicU8::new(Wait::Adaptive as u8),
+            deleted: AtomicBool::new(false),
+            members: Mutex::default(),
+            waiters: AtomicUsize::new(0),
+            asleep: Mutex::default(),
+            bell: Condvar::new(),
+            signal,
+            signals: AtomicBool::new(false),
+        })))
     }
+
+    /// Take up to `max` events, oldest first, and append them to `out`; says how many. Waits until `at_least` of them are there, or the
+    /// time is up (`None`: for ever); with `at_least` 0 it never waits.
+    ///
+    /// # Errors
+    /// `EBADF` when the queue is deleted, also while waiting; `EINVAL` when `max` is 0 or less than `at_least`.
     pub fn dequeue(
         &self,
         out: &mut Vec<Event>,
@@ -37,36 +93,290 @@ impl Queue {
         at_least: usize,
         timeout: Option<Duration>,
     ) -> Result<usize, Errno> {
-        todo!()
+        if max == 0 || max < at_least {
+            return Err(Errno::INVAL);
+        }
+        let q = &*self.0;
+        let wanted = at_least.max(1);
+        if q.len.load(Ordering::Acquire) < wanted {
+            q.drive();
+        }
+        if q.len.load(Ordering::Acquire) < at_least {
+            q.wait_for(at_least, timeout)?;
+        }
+        if q.deleted.load(Ordering::SeqCst) {
+            return Err(Errno::BADF);
+        }
+        let taken = q.take(out, max);
+        if q.signals.load(Ordering::SeqCst) && q.len.load(Ordering::SeqCst) == 0 {
+            q.leave();
+        }
+        Ok(taken)
     }
+
+    /// A descriptor for `epoll`. While [`Queue::set_signal`] is on it is readable as long as events wait, and the library
+    /// makes them wait without being asked; off, it never is.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.0.signal.as_fd()
     }
+
+    /// Set how takers wait.
     pub fn set_wait(&self, wait: Wait) {
-        todo!()
+        self.0.wait.store(wait as u8, Ordering::Relaxed);
     }
+
+    /// How takers wait.
     pub fn wait_mode(&self) -> Wait {
-        todo!()
+        match self.0.wait.load(Ordering::Relaxed) {
+            0 => Wait::Adaptive,
+            1 => Wait::Notify,
+            _ => Wait::BusyPoll,
+        }
     }
+
+    /// Turn the descriptor on or off, see [`Queue::as_fd`]. Default off.
     pub fn set_signal(&self, on: bool) {
-        todo!()
+        let q = &*self.0;
+        let events = lock(&q.events);
+        q.signals.store(on, Ordering::SeqCst);
+        if on && !events.is_empty() {
+            q.signal.raise();
+        } else {
+            q.signal.clear();
+        }
+        drop(events);
+        if on {
+            q.leave();
+        }
     }
+
+    /// Whether the descriptor is on.
     pub fn signal(&self) -> bool {
-        todo!()
+        self.0.signals.load(Ordering::SeqCst)
     }
+
+    /// Change the number of places.
+    ///
+    /// # Errors
+    /// As [`Queue::new`]; `EBUSY` when more places are taken.
     pub fn set_depth(&self, depth: usize) -> Result<(), Errno> {
-        todo!()
+        if depth == 0 || depth > MAX_DEPTH {
+            return Err(Errno::INVAL);
+        }
+        // Under the lock of those who take places, see `reserve`.
+        let _members = lock(&self.0.members);
+        if self.0.used.load(Ordering::SeqCst) > depth {
+            return Err(Errno::BUSY);
+        }
+        self.0.depth.store(depth, Ordering::SeqCst);
+        Ok(())
     }
+
+    /// The number of places.
     pub fn depth(&self) -> usize {
-        todo!()
+        self.0.depth.load(Ordering::SeqCst)
     }
+
+    /// Events in it.
     pub fn waiting(&self) -> usize {
-        todo!()
+        self.0.len.load(Ordering::SeqCst)
     }
+
+    /// Operations whose events will come into it.
     pub fn outstanding(&self) -> usize {
-        todo!()
+        let used = self.0.used.load(Ordering::SeqCst);
+        used.saturating_sub(self.waiting())
     }
+
+    /// End it (`exs_qdelete`): operations outstanding go on, their events are dropped. Those who wait get `EBADF`.
     pub fn delete(&self) {
-        todo!()
+        let q = &*self.0;
+        q.deleted.store(true, Ordering::SeqCst);
+        let events = {
+            let mut events = lock(&q.events);
+            q.len.store(0, Ordering::SeqCst);
+            q.signal.clear();
+            std::mem::take(&mut *events)
+        };
+        drop(events);
+        q.wake();
+    }
+}
+
+impl QueueInner {
+    /// Take a place for an operation.
+    pub(crate) fn reserve(&self) -> Result<(), Errno> {
+        if self.deleted.load(Ordering::SeqCst) {
+            return Err(Errno::BADF);
+        }
+        let depth = self.depth.load(Ordering::SeqCst);
+        if self.used.fetch_add(1, Ordering::SeqCst) >= depth {
+            self.used.fetch_sub(1, Ordering::SeqCst);
+            return Err(Errno::AGAIN);
+        }
+        Ok(())
+    }
+
+    /// Give a place back that no event will take.
+    pub(crate) fn release(&self) {
+        self.used.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Put an event into the place that its operation has.
+    pub(crate) fn push(&self, event: Event) {
+        {
+            let mut events = lock(&self.events);
+            if self.deleted.load(Ordering::SeqCst) {
+                drop(events);
+                return self.release();
+            }
+            events.push_back(event);
+            self.len.store(events.len(), Ordering::SeqCst);
+            if events.len() == 1 && self.signals.load(Ordering::SeqCst) {
+                self.signal.raise();
+            }
+        }
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            self.wake();
+        }
+    }
+
+    /// A connection has an operation here from now on.
+    pub(crate) fn join(&self, conn: &Arc<Conn>) {
+        let mut members = lock(&self.members);
+        if !members
+            .iter()
+            .any(|m| std::ptr::eq(m.as_ptr(), &raw const **conn))
+        {
+            members.retain(|m| m.strong_count() > 0);
+            members.push(Arc::downgrade(conn));
+            drop(members);
+            // Whoever waits has one more to look at.
+            if self.waiters.load(Ordering::SeqCst) > 0 {
+                self.wake();
+            }
+            if self.signals.load(Ordering::SeqCst) {
+                conn.leave();
+            }
+        }
+    }
+
+    fn take(&self, out: &mut Vec<Event>, max: usize) -> usize {
+        if self.len.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let mut events = lock(&self.events);
+        let n = events.len().min(max);
+        out.extend(events.drain(..n));
+        self.len.store(events.len(), Ordering::SeqCst);
+        if events.is_empty() && n > 0 && self.signals.load(Ordering::SeqCst) {
+            self.signal.clear();
+        }
+        drop(events);
+        self.used.fetch_sub(n, Ordering::SeqCst);
+        n
+    }
+
+    fn members(&self) -> Vec<Arc<Conn>> {
+        lock(&self.members)
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    /// The one connection, if there is one only.
+    fn only_member(&self) -> Option<Arc<Conn>> {
+        match lock(&self.members).as_slice() {
+            [one] => one.upgrade(),
+            _ => None,
+        }
+    }
+
+    fn drive(&self) {
+        if let Some(conn) = self.only_member() {
+            conn.drive();
+        } else {
+            for conn in self.members() {
+                conn.drive();
+            }
+        }
+    }
+
+    /// Nobody looks any more: the engine drives them all from here on.
+    fn leave(&self) {
+        self.members().iter().for_each(|conn| conn.leave());
+    }
+
+    fn wait_for(&self, at_least: usize, timeout: Option<Duration>) -> Result<(), Errno> {
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let mode = self.wait.load(Ordering::Relaxed);
+        let there =
+            || self.len.load(Ordering::SeqCst) >= at_least || self.deleted.load(Ordering::SeqCst);
+        if mode == Wait::BusyPoll as u8 {
+            while !there() {
+                if deadline.is_some_and(|end| Instant::now() >= end) {
+                    break;
+                }
+                self.drive();
+                std::hint::spin_loop();
+            }
+            return Ok(());
+        }
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let adaptive = mode == Wait::Adaptive as u8;
+        let mut looked = false;
+        while !there() {
+            let left = match deadline {
+                None => None,
+                Some(end) => match end.checked_duration_since(Instant::now()) {
+                    Some(left) => Some(left),
+                    None => break,
+                },
+            };
+            if let Some(conn) = self.only_member().filter(|c| c.can_watch()) {
+                let epoch = conn.epoch();
+                lock(&self.asleep).push(Arc::downgrade(&conn));
+                // Whoever pushed before it saw us here has been seen by this look.
+                if !there() {
+                    conn.watch(epoch, adaptive, left);
+                }
+                let mut asleep = lock(&self.asleep);
+                let here = Arc::as_ptr(&conn);
+                if let Some(at) = asleep.iter().position(|c| std::ptr::eq(c.as_ptr(), here)) {
+                    asleep.swap_remove(at);
+                }
+                drop(asleep);
+                conn.drive();
+                continue;
+            }
+            if adaptive && !looked {
+                looked = true;
+                let end = Instant::now() + LOOK;
+                while !there() && Instant::now() < end {
+                    self.drive();
+                    std::thread::yield_now();
+                }
+                continue;
+            }
+            // The engine drives them all, and its completions come here.
+            self.leave();
+            let events = lock(&self.events);
+            if events.len() >= at_least || self.deleted.load(Ordering::SeqCst) {
+                break;
+            }
+            let limit = left.unwrap_or(Duration::from_secs(3600));
+            let _ = self.bell.wait_timeout(events, limit);
+        }
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn wake(&self) {
+        for conn in lock(&self.asleep).iter().filter_map(Weak::upgrade) {
+            conn.interrupt();
+        }
+        // Those who are about to sleep hold the lock while they look.
+        drop(lock(&self.events));
+        self.bell.notify_all();
     }
 }

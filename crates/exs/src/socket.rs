@@ -1,105 +1,601 @@
-//! Sockets.
+//! Sockets: what a program calls. Each is an idle socket, a listener, a connection over verbs, or a plain TCP connection.
 
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use weft_verbs::cm::{ConnParam, LinkOptions};
+use weft_verbs::{Path, Signal};
 
-use crate::{Context, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};
+use crate::driver::{Conn, Setup, Slot, Target};
+use crate::error::connect_errno;
+use crate::event::{Event, EventKind};
+use crate::listener::Listener;
+use crate::lock::lock;
+use crate::machine::Stats;
+use crate::{Context, Error, Kind, Memory, Options, Ready, RecvFlags, Sink};
 
-/// A socket. Clones are handles of the same one.
+/// A socket. Clones are handles of the same one; when the last one is dropped, it is closed as by [`Socket::close`].
 #[derive(Clone)]
-pub struct Socket(Arc<()>);
+pub struct Socket(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) context: Context,
+    pub(crate) kind: Kind,
+    ipv6: bool,
+    pub(crate) signal: Arc<Signal>,
+    options: Mutex<Options>,
+    state: Mutex<State>,
+    /// Set once, when connected: no lock on the way of data.
+    conn: OnceLock<Arc<Conn>>,
+    closed: AtomicBool,
+}
+
+enum State {
+    /// Nothing yet, or bound: the kernel's socket keeps the address.
+    Idle(Option<(SocketAddr, OwnedFd)>),
+    Connecting(Arc<Conn>),
+    Connected,
+    Listening(Arc<Listener>),
+    Closed,
+}
 
 impl std::fmt::Debug for Socket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Socket").finish_non_exhaustive()
+        write!(f, "Socket({})", self.0.fd())
     }
 }
 
-#[allow(missing_docs, clippy::todo, unused_variables)]
+impl Inner {
+    pub(crate) fn fd(&self) -> i32 {
+        self.signal.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(conn) = self.conn.get()
+            && !self.closed.load(Ordering::SeqCst)
+        {
+            conn.close(None);
+        }
+    }
+}
+
+pub(crate) fn param(options: &Options, setup: &Setup) -> ConnParam {
+    ConnParam {
+        private_data: setup.hello.emit().to_vec(),
+        options: LinkOptions {
+            crc: options.crc,
+            timeout: options.connect_timeout,
+            ..LinkOptions::default()
+        },
+        ..ConnParam::default()
+    }
+}
+
+/// An event that moved no bytes.
+pub(crate) fn plain_event(
+    kind: EventKind,
+    token: u64,
+    fd: i32,
+    result: Result<usize, Errno>,
+) -> Event {
+    Event {
+        kind,
+        token,
+        fd,
+        result,
+        bytes: 0,
+        truncated: false,
+        memory: None,
+        in_place: None,
+        accepted: None,
+        ready: Ready::empty(),
+    }
+}
+
 impl Socket {
+    /// A new socket for IPv4 or IPv6.
+    ///
+    /// # Errors
+    /// `EMFILE` and `ENFILE` without a free descriptor.
     pub fn new(context: &Context, ipv6: bool, kind: Kind) -> Result<Socket, Errno> {
-        todo!()
+        let signal = Signal::new().map_err(Error::from)?;
+        Ok(Socket(Arc::new(Inner {
+            context: context.clone(),
+            kind,
+            ipv6,
+            signal: Arc::new(signal),
+            options: Mutex::default(),
+            state: Mutex::new(State::Idle(None)),
+            conn: OnceLock::new(),
+            closed: AtomicBool::new(false),
+        })))
     }
-    pub fn from_tcp(context: &Context, fd: OwnedFd) -> Result<Socket, Errno> {
-        todo!()
+
+    /// A connected socket of a listener's.
+    pub(crate) fn accepted(
+        listener: &Inner,
+        options: Options,
+        signal: Arc<Signal>,
+        conn: Arc<Conn>,
+    ) -> Socket {
+        Socket(Arc::new(Inner {
+            context: listener.context.clone(),
+            kind: listener.kind,
+            ipv6: listener.ipv6,
+            signal,
+            options: Mutex::new(options),
+            state: Mutex::new(State::Connected),
+            conn: OnceLock::from(conn),
+            closed: AtomicBool::new(false),
+        }))
     }
+
+    /// The socket's descriptor: a real one, for `epoll`. It is readable while data, a connection or an end can be taken.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        todo!()
+        self.0.signal.as_fd()
     }
-    pub fn options(&self) -> Options {
-        todo!()
-    }
-    pub fn set_options(&self, f: impl FnOnce(&mut Options)) -> Result<(), Errno> {
-        todo!()
-    }
+
+    /// Bytes or messages.
     pub fn kind(&self) -> Kind {
-        todo!()
+        self.0.kind
     }
+
+    /// The settings.
+    pub fn options(&self) -> Options {
+        lock(&self.0.options).clone()
+    }
+
+    /// Change settings.
+    ///
+    /// # Errors
+    /// `EINVAL` for values out of range, `EISCONN` for those that a connection is made with once there is one, or a listener.
+    pub fn set_options(&self, f: impl FnOnce(&mut Options)) -> Result<(), Errno> {
+        let state = lock(&self.0.state);
+        let mut options = lock(&self.0.options);
+        let mut new = options.clone();
+        f(&mut new);
+        new.check()?;
+        if !matches!(*state, State::Idle(_)) && !new.same_connection(&options) {
+            return Err(Errno::ISCONN);
+        }
+        *options = new;
+        Ok(())
+    }
+
+    /// Take an address of our own.
+    ///
+    /// # Errors
+    /// As `bind(2)`; `EAFNOSUPPORT` for an address of the other family, `EINVAL` when the socket has one.
     pub fn bind(&self, addr: SocketAddr) -> Result<(), Errno> {
-        todo!()
+        self.check_family(addr)?;
+        let mut state = lock(&self.0.state);
+        let State::Idle(bound @ None) = &mut *state else {
+            return Err(Errno::INVAL);
+        };
+        *bound = Some(reserve(addr)?);
+        Ok(())
     }
+
+    /// Wait for connections; `backlog` of them may wait to be accepted.
+    ///
+    /// # Errors
+    /// As `listen(2)`; a socket without an address gets one.
     pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
-        todo!()
+        let mut state = lock(&self.0.state);
+        let bound = match &mut *state {
+            State::Idle(bound) => bound,
+            State::Listening(_) => return Ok(()),
+            State::Closed => return Err(Errno::BADF),
+            State::Connecting(_) | State::Connected => return Err(Errno::INVAL),
+        };
+        if bound.is_none() {
+            let any = if self.0.ipv6 { "[::]:0" } else { "0.0.0.0:0" };
+            *bound = Some(reserve(any.parse().map_err(|_| Errno::INVAL)?)?);
+        }
+        let Some((addr, kept)) = bound.take() else {
+            return Err(Errno::INVAL);
+        };
+        // Nobody else can have it in between: addresses in use by a listener are not given out.
+        drop(kept);
+        let listener = Listener::new(&self.0, addr, backlog.max(1), self.options())?;
+        *state = State::Listening(listener);
+        Ok(())
     }
+
+    /// Our address.
+    ///
+    /// # Errors
+    /// None at present: an unbound socket has the unspecified address.
     pub fn local_addr(&self) -> Result<SocketAddr, Errno> {
-        todo!()
+        if let Some(addr) = self.0.conn.get().and_then(|conn| conn.local_addr()) {
+            return Ok(addr);
+        }
+        let any = if self.0.ipv6 { "[::]:0" } else { "0.0.0.0:0" };
+        match &*lock(&self.0.state) {
+            State::Idle(Some((addr, _))) => Ok(*addr),
+            State::Listening(listener) => Ok(listener.local_addr()),
+            State::Closed => Err(Errno::BADF),
+            _ => any.parse().map_err(|_| Errno::INVAL),
+        }
     }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
     pub fn peer_addr(&self) -> Result<SocketAddr, Errno> {
-        todo!()
+        self.conn()?.peer_addr().ok_or(Errno::NOTCONN)
     }
+
+    fn check_family(&self, addr: SocketAddr) -> Result<(), Errno> {
+        if addr.is_ipv6() == self.0.ipv6 {
+            Ok(())
+        } else {
+            Err(Errno::AFNOSUPPORT)
+        }
+    }
+
+    fn conn(&self) -> Result<&Arc<Conn>, Errno> {
+        let conn = self.0.conn.get().ok_or(Errno::NOTCONN)?;
+        if self.0.closed.load(Ordering::Relaxed) {
+            return Err(Errno::BADF);
+        }
+        Ok(conn)
+    }
+
+    /// Connect. The event is of [`EventKind::Connect`].
+    ///
+    /// # Errors
+    /// `EISCONN`, `EALREADY`, `EINVAL` (it listens), `EBADF` (it is closed), `EAFNOSUPPORT`, `EAGAIN` (the queue is full), and those of making a
+    /// connection's objects.
     pub fn connect(&self, addr: SocketAddr, sink: Sink) -> Result<(), Errno> {
-        todo!()
+        let (target, token) = Target::new(sink)?;
+        self.connect_to(addr, target, token)
     }
+
+    fn connect_to(&self, addr: SocketAddr, target: Target, token: u64) -> Result<(), Errno> {
+        let inner = &self.0;
+        let begin = || {
+            self.check_family(addr)?;
+            let mut state = lock(&inner.state);
+            let source = match &mut *state {
+                State::Idle(bound) => bound.take(),
+                State::Connecting(_) => return Err(Errno::ALREADY),
+                State::Connected => return Err(Errno::ISCONN),
+                State::Listening(_) => return Err(Errno::INVAL),
+                State::Closed => return Err(Errno::BADF),
+            };
+            let options = self.options();
+            let signal = Arc::clone(&inner.signal);
+            let setup = Conn::new(&inner.context, inner.kind, &options, signal, inner.fd())?;
+            *state = State::Connecting(Arc::clone(&setup.conn));
+            Ok((setup, options, source.map(|(addr, _)| addr)))
+        };
+        let (setup, options, source) = match begin() {
+            Ok(begun) => begun,
+            Err(errno) => {
+                target.forget();
+                return Err(errno);
+            }
+        };
+        let param = param(&options, &setup);
+        let conn = Arc::clone(&setup.conn);
+        let weak = Arc::downgrade(inner);
+        let fd = inner.fd();
+        let device = inner.context.device();
+        device.dial(addr, source, conn.qp(), &param, move |dialed| {
+            let result = match dialed {
+                Ok(private_data) => setup.conn.established(&setup.hello, &private_data),
+                Err(error) => {
+                    tracing::debug!(%error, "a connection could not be made");
+                    Err(connect_errno(&error))
+                }
+            };
+            if let Some(inner) = weak.upgrade() {
+                let mut state = lock(&inner.state);
+                if matches!(*state, State::Connecting(_)) {
+                    *state = if result.is_ok() {
+                        let _ = inner.conn.set(Arc::clone(&setup.conn));
+                        State::Connected
+                    } else {
+                        State::Idle(None)
+                    };
+                }
+            }
+            let event = plain_event(EventKind::Connect, token, fd, result.map(|()| 0));
+            if let Some(late) = target.tell(event) {
+                late.run();
+            }
+        });
+        Ok(())
+    }
+
+    /// Take the next connection. The event is of [`EventKind::Accept`]; several may be outstanding.
+    ///
+    /// # Errors
+    /// `EINVAL` when it does not listen, `EBADF` when it is closed, `EAGAIN` when the queue is full.
     pub fn accept(&self, sink: Sink) -> Result<(), Errno> {
-        todo!()
+        let listener = self.listener()?;
+        let (target, token) = Target::new(sink)?;
+        listener.accept(target, token);
+        Ok(())
     }
+
+    fn listener(&self) -> Result<Arc<Listener>, Errno> {
+        match &*lock(&self.0.state) {
+            State::Listening(listener) => Ok(Arc::clone(listener)),
+            State::Closed => Err(Errno::BADF),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Send. The event is of [`EventKind::Send`] (`SendMsg` for a list); from then on the memory is the program's.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF` (closed), `EPIPE` (after a shutdown, or the peer has gone), `ECONNRESET`, `EMSGSIZE` (a message longer than 1 GiB), `EAGAIN`
+    /// (the queue is full).
     pub fn send(&self, memory: Memory, sink: Sink) -> Result<(), Errno> {
-        todo!()
+        let conn = self.conn()?;
+        let (target, token) = Target::new(sink)?;
+        let limit = self.limits().0;
+        conn.send(memory, target, token, limit)
+            .map(drop)
+            .map_err(refused)
     }
+
+    /// Receive. The event is of [`EventKind::Recv`] (`RecvMsg` for a list), with 0 bytes at the end of the stream.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF` (closed), `EAGAIN` (the queue is full; or nothing is there, with `DONTWAIT`).
     pub fn recv(&self, memory: Memory, flags: RecvFlags, sink: Sink) -> Result<(), Errno> {
-        todo!()
+        let conn = self.conn()?;
+        let (target, token) = Target::new(sink)?;
+        let limit = self.limits().1;
+        conn.recv(memory, flags, target, token, limit)
+            .map(drop)
+            .map_err(refused)
     }
-    pub fn send_file(&self, pieces: Vec<Piece>, sink: Sink) -> Result<(), Errno> {
-        todo!()
+
+    fn limits(&self) -> (Option<Duration>, Option<Duration>) {
+        let options = lock(&self.0.options);
+        (options.send_timeout, options.recv_timeout)
     }
+
+    /// Tell once when the socket is ready for something of `wanted`, or has failed. The event is of [`EventKind::Poll`].
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF` (closed), `EAGAIN` (the queue is full).
     pub fn poll(&self, wanted: Ready, sink: Sink) -> Result<(), Errno> {
-        todo!()
+        if let Ok(listener) = self.listener() {
+            let (target, token) = Target::new(sink)?;
+            listener.poll(wanted, target, token);
+            return Ok(());
+        }
+        let conn = self.conn()?;
+        let (target, token) = Target::new(sink)?;
+        conn.poll(wanted, target, token);
+        Ok(())
     }
+
+    /// Cancel the operations with this token, or all. Says how many there were. Each still makes its event: with `ECANCELED`, or as if nothing had
+    /// happened when it was too late.
     pub fn cancel(&self, token: Option<u64>) -> usize {
-        todo!()
+        if let Ok(listener) = self.listener() {
+            return listener.cancel(token);
+        }
+        self.conn().map_or(0, |conn| conn.cancel(token))
     }
+
+    /// Close our direction: what is queued is sent, then the peer sees the end.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF`.
     pub fn shutdown(&self) -> Result<(), Errno> {
-        todo!()
+        self.conn()?.shutdown(None).map_err(refused)
     }
+
+    /// As [`Socket::shutdown`]; the event, of [`EventKind::Shutdown`], comes when everything has been handed to the transport.
+    ///
+    /// # Errors
+    /// As [`Socket::shutdown`], and `EAGAIN` when the queue is full.
     pub fn shutdown_with(&self, sink: Sink) -> Result<(), Errno> {
-        todo!()
+        let conn = self.conn()?;
+        let told = Target::new(sink)?;
+        conn.shutdown(Some(told)).map_err(refused)
     }
+
+    /// Close the socket: receives are cancelled, what is queued is sent, then the peer sees the end. The event is of [`EventKind::Close`].
+    ///
+    /// # Errors
+    /// `EBADF` when it is closed, `EAGAIN` when the queue is full; then nothing has happened.
     pub fn close(&self, sink: Sink) -> Result<(), Errno> {
-        todo!()
+        if self.0.closed.load(Ordering::SeqCst) {
+            return Err(Errno::BADF);
+        }
+        let (target, token) = Target::new(sink)?;
+        if self.0.closed.swap(true, Ordering::SeqCst) {
+            target.forget();
+            return Err(Errno::BADF);
+        }
+        let old = std::mem::replace(&mut *lock(&self.0.state), State::Closed);
+        if let Some(conn) = self.0.conn.get() {
+            conn.close(Some((target, token)));
+            return Ok(());
+        }
+        match old {
+            State::Listening(listener) => listener.close(),
+            // The dial's outcome finds the socket closed.
+            State::Connecting(conn) => conn.close(None),
+            _ => {}
+        }
+        let event = plain_event(EventKind::Close, token, self.0.fd(), Ok(0));
+        if let Some(late) = target.tell(event) {
+            late.run();
+        }
+        Ok(())
     }
+
+    // ---- blocking calls --------------------------------------------------------------------------------------------
+
+    /// Connect, and wait for it.
+    ///
+    /// # Errors
+    /// As `connect(2)`: `ECONNREFUSED`, `ETIMEDOUT`, `EHOSTUNREACH`, …; `EPROTO` when the peer is no EXS socket, `EPROTOTYPE` when it is one of
+    /// another type.
     pub fn connect_wait(&self, addr: SocketAddr) -> Result<(), Errno> {
-        todo!()
+        let slot = Arc::new(Slot::default());
+        self.connect_to(addr, Target::Slot(Arc::clone(&slot)), 0)?;
+        slot.sleep(None);
+        slot.take()
+            .map_or(Err(Errno::IO), |event| event.result.map(drop))
     }
+
+    /// Take the next connection, and wait for it.
+    ///
+    /// # Errors
+    /// `EAGAIN` when the time is up; `EINVAL` when it does not listen, `EBADF` when it is or gets closed.
     pub fn accept_wait(&self, timeout: Option<Duration>) -> Result<Socket, Errno> {
-        todo!()
+        let listener = self.listener()?;
+        let slot = Arc::new(Slot::default());
+        let token = Arc::as_ptr(&slot).addr() as u64;
+        listener.accept(Target::Slot(Arc::clone(&slot)), token);
+        if !slot.sleep(timeout.and_then(|t| Instant::now().checked_add(t))) {
+            listener.withdraw(&slot);
+        }
+        match slot.take() {
+            Some(Event {
+                accepted: Some(socket),
+                ..
+            }) => Ok(socket),
+            Some(event) => Err(event.result.err().unwrap_or(Errno::IO)),
+            None => Err(Errno::AGAIN),
+        }
     }
+
+    /// Send, and wait until the memory is the program's again.
+    ///
+    /// # Errors
+    /// As [`Socket::send`]; `EAGAIN` when the time limit of sends ran out before anything was sent.
     pub fn send_wait(&self, memory: Memory) -> Result<usize, Errno> {
-        todo!()
+        let conn = self.conn()?;
+        let slot = Arc::new(Slot::default());
+        let target = Target::Slot(Arc::clone(&slot));
+        let id = conn.send(memory, target, 0, None).map_err(refused)?;
+        finish_wait(conn, &slot, id, self.limits().0)
     }
+
+    /// Receive, and wait for it. 0 at the end of the stream. The memory has to be a region's or promised ([`Memory::Raw`]), or a list of such.
+    ///
+    /// # Errors
+    /// As [`Socket::recv`]; `EAGAIN` when the time limit of receives ran out before anything came; `EINVAL` for owned memory, which would not come back.
     pub fn recv_wait(&self, memory: &Memory, flags: RecvFlags) -> Result<usize, Errno> {
-        todo!()
+        if memory.owns() {
+            return Err(Errno::INVAL);
+        }
+        let conn = self.conn()?;
+        let slot = Arc::new(Slot::default());
+        let target = Target::Slot(Arc::clone(&slot));
+        let flags = flags - RecvFlags::IN_PLACE;
+        conn.settle();
+        let started = conn.recv(memory.clone(), flags, target, 0, None);
+        finish_wait(conn, &slot, started.map_err(refused)?, self.limits().1)
     }
+
+    /// Wait until the socket is ready for something of `wanted`, or has failed. Empty when the time is up.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF`.
     pub fn poll_wait(&self, wanted: Ready, timeout: Option<Duration>) -> Result<Ready, Errno> {
-        todo!()
+        let slot = Arc::new(Slot::default());
+        let target = Target::Slot(Arc::clone(&slot));
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        if let Ok(listener) = self.listener() {
+            listener.poll(wanted, target, 0);
+            if !slot.sleep(deadline) {
+                listener.withdraw(&slot);
+            }
+        } else {
+            let conn = self.conn()?;
+            conn.poll(wanted, target, 0);
+            if !conn.wait_for(&slot, deadline) {
+                conn.withdraw(&slot);
+            }
+        }
+        Ok(slot.take().map_or(Ready::empty(), |event| event.ready))
     }
+
+    /// What it is ready for.
     pub fn ready(&self) -> Ready {
-        todo!()
+        if let Ok(listener) = self.listener() {
+            return listener.ready();
+        }
+        match self.conn() {
+            Ok(conn) => conn.ready(),
+            Err(_) => Ready::empty(),
+        }
     }
-    pub fn path(&self) -> Option<weft_verbs::Path> {
-        todo!()
+
+    /// Counters of the connection.
+    pub fn stats(&self) -> Stats {
+        self.conn().map(|conn| conn.stats()).unwrap_or_default()
     }
+
+    /// The error of the connection that no call has told yet (`SO_ERROR`); asking clears it.
+    pub fn take_error(&self) -> Option<Errno> {
+        self.conn().ok()?.take_error()
+    }
+
+    /// What carries the connection.
+    pub fn path(&self) -> Option<Path> {
+        self.conn().ok()?.path()
+    }
+}
+
+/// Give back what a refused operation had.
+fn refused((errno, target): (Errno, Target)) -> Errno {
+    target.forget();
+    errno
+}
+
+fn finish_wait(
+    conn: &Conn,
+    slot: &Slot,
+    id: crate::machine::OpId,
+    limit: Option<Duration>,
+) -> Result<usize, Errno> {
+    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+    if !conn.wait_for(slot, deadline) {
+        conn.cancel_one(id);
+        conn.wait_for(slot, None);
+    }
+    let event = slot.take().ok_or(Errno::IO)?;
+    match event.result {
+        Err(Errno::CANCELED) if event.bytes > 0 => Ok(event.bytes),
+        Err(Errno::CANCELED) if limit.is_some() => Err(Errno::AGAIN),
+        result => result,
+    }
+}
+
+/// Have the kernel keep an address for us.
+fn reserve(addr: SocketAddr) -> Result<(SocketAddr, OwnedFd), Errno> {
+    use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+    let family = if addr.is_ipv6() {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
+    };
+    let fd = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    if addr.is_ipv6() {
+        sockopt::set_ipv6_v6only(&fd, true)?;
+    }
+    net::bind(&fd, &addr)?;
+    let addr = SocketAddr::try_from(net::getsockname(&fd)?)?;
+    Ok((addr, fd))
 }

@@ -524,8 +524,25 @@ impl Message {
         }
     }
 
+    /// Parse a control receive of `total` bytes, of which `head` are the first: all, or at least [`MAX_LEN`] where a payload follows.
+    pub fn parse_head(head: &[u8], total: usize) -> Result<Self, ParseError> {
+        let cut = total != head.len();
+        if cut && (head.len() < MAX_LEN || total < head.len() || head[0] != SMALL) {
+            return Err(ParseError::Length);
+        }
+        let message = Self::parse_bytes(head)?;
+        match message.body {
+            Body::Small { len } if len as usize != total - HEADER_LEN => Err(ParseError::Length),
+            _ => Ok(message),
+        }
+    }
+
     /// Parse all bytes of a control receive. The payload of a [`Body::Small`] is what follows the header.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
+        Self::parse_head(bytes, bytes.len())
+    }
+
+    fn parse_bytes(bytes: &[u8]) -> Result<Self, ParseError> {
         let (header, rest) = RawHeader::ref_from_prefix(bytes).map_err(|_| ParseError::Length)?;
         let len = header.len.get();
         let flags_of = |known: u8| match header.flags & !known {
@@ -574,7 +591,6 @@ impl Message {
             ACK | WROTE if !rest.is_empty() => return Err(ParseError::Length),
             ACK if len == 0 => return Err(ParseError::Reserved),
             ACK => Body::Ack { freed: len },
-            SMALL if rest.len() as u64 != u64::from(len) => return Err(ParseError::Length),
             SMALL => Body::Small { len },
             WROTE => Body::Wrote {
                 transfer: Transfer::from_bits(header.flags)?,

@@ -1,0 +1,19 @@
+//! The driver: carries out over verbs what the machine says.
+//!
+//! * `conn`: one connection: its queue pair, its memory, and the loop between the machine and the work requests.
+//! * `op`: one operation's memory and registrations.
+//! * `slab`: numbers for operations.
+//! * `timer`: time limits.
+//!
+//! Who runs it: a thread in a call of this crate drives its connection itself. While no thread does, the device's engine drives the queue pair
+//! and calls the connection's hook, so that streams go on while the program computes. One lock a connection; who does
+//! not get it leaves a note (`pending`) for who has it.
+
+mod conn;
+mod op;
+mod slab;
+mod timer;
+
+pub(crate) use conn::{Conn, Setup, agree};
+pub(crate) use op::{Late, Slot, Target};
+pub(crate) use timer::Timers;

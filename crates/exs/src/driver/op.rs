@@ -1,0 +1,449 @@
+//! One operation: its memory, its registrations, and where its end is told.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use weft_verbs::{Access, Mr, Sge};
+
+use crate::event::{Event, EventKind, InPlace, Ready, Sink};
+use crate::lock::lock;
+use crate::{Context, Error, Memory, Queue};
+
+/// Where the end of an operation goes.
+pub(crate) enum Target {
+    Queue(Queue),
+    Call(Box<dyn FnOnce(Event) + Send>),
+    Slot(Arc<Slot>),
+    Nobody,
+}
+
+/// What a blocking call waits for.
+#[derive(Default)]
+pub(crate) struct Slot {
+    event: Mutex<Option<Event>>,
+    done: AtomicBool,
+    bell: Condvar,
+}
+
+impl Slot {
+    pub(crate) fn fill(&self, event: Event) {
+        *lock(&self.event) = Some(event);
+        self.done.store(true, Ordering::Release);
+        self.bell.notify_all();
+    }
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+    /// Sleep until it is filled; says whether that was in time.
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> bool {
+        let mut event = lock(&self.event);
+        while !self.is_done() {
+            event = match deadline {
+                None => self
+                    .bell
+                    .wait(event)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(end) => {
+                    let Some(left) = end.checked_duration_since(Instant::now()) else {
+                        return false;
+                    };
+                    self.bell
+                        .wait_timeout(event, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        }
+        true
+    }
+    pub(crate) fn take(&self) -> Option<Event> {
+        lock(&self.event).take()
+    }
+}
+
+impl Target {
+    /// Take what the sink needs to be told something later.
+    pub(crate) fn new(sink: Sink) -> Result<(Target, u64), Errno> {
+        match sink {
+            Sink::Queue(queue, token) => {
+                queue.0.reserve()?;
+                Ok((Target::Queue(queue), token))
+            }
+            Sink::Call(call) => Ok((Target::Call(call), 0)),
+            Sink::Nobody => Ok((Target::Nobody, 0)),
+        }
+    }
+
+    /// Whether it is this slot.
+    pub(crate) fn is(&self, slot: &Arc<Slot>) -> bool {
+        matches!(self, Target::Slot(own) if Arc::ptr_eq(own, slot))
+    }
+
+    /// Nothing will be told.
+    pub(crate) fn forget(self) {
+        if let Target::Queue(queue) = self {
+            queue.0.release();
+        }
+    }
+
+    /// Tell it; calls are for after all locks are let go, and come back.
+    pub(crate) fn tell(self, event: Event) -> Option<Late> {
+        match self {
+            Target::Queue(queue) => queue.0.push(event),
+            Target::Slot(slot) => slot.fill(event),
+            Target::Call(call) => return Some(Late(Box::new(move || call(event)))),
+            Target::Nobody => {}
+        }
+        None
+    }
+}
+
+/// A call that is owed: it is made when all locks are let go.
+pub(crate) struct Late(Box<dyn FnOnce() + Send>);
+
+impl Late {
+    pub(crate) fn other(f: impl FnOnce() + Send + 'static) -> Late {
+        Late(Box::new(f))
+    }
+    pub(crate) fn run(self) {
+        (self.0)();
+    }
+}
+
+/// An operation with the machine.
+pub(crate) struct Op {
+    pub(crate) kind: EventKind,
+    pub(crate) token: u64,
+    pub(crate) target: Target,
+    pub(crate) memory: Memory,
+    /// Where a list of pieces is received before it is scattered.
+    pub(crate) bounce: Option<Vec<u8>>,
+    /// Registrations for ourselves, one a piece, made when first needed.
+    local: SmallVec<[Option<Mr>; 1]>,
+    /// What is open to the peer.
+    pub(crate) open: Option<Mr>,
+    /// Set when a time limit cancelled it.
+    pub(crate) timed_out: bool,
+    /// Bytes that were copied in.
+    pub(crate) filled: usize,
+}
+
+/// Lists of more pieces are gathered first.
+const MAX_PIECES: usize = 24;
+
+impl Op {
+    pub(crate) fn new(kind: EventKind, memory: Memory, target: Target, token: u64) -> Op {
+        let mut memory = memory;
+        let mut bounce = None;
+        if let Memory::List(list) = &memory {
+            if matches!(kind, EventKind::RecvMsg) {
+                bounce = Some(vec![0; memory.len()]);
+            } else if list.len() > MAX_PIECES || list.iter().any(|m| matches!(m, Memory::List(_))) {
+                // More than a work request can name: one copy.
+                bounce = Some(memory.to_vec());
+            }
+        }
+        if let (None, Memory::List(list)) = (&bounce, &mut memory) {
+            list.retain(|piece| !piece.is_empty());
+        }
+        Op {
+            kind,
+            token,
+            target,
+            memory,
+            bounce,
+            local: SmallVec::new(),
+            open: None,
+            timed_out: false,
+            filled: 0,
+        }
+    }
+
+    pub(crate) fn is_send(&self) -> bool {
+        matches!(self.kind, EventKind::Send | EventKind::SendMsg)
+    }
+
+    /// Copy `out.len()` bytes from `off` on.
+    pub(crate) fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
+        let mut off = off;
+        if let Some(bounce) = &self.bounce {
+            return copy_slice(bounce, off, out);
+        }
+        if let Some(Some(mr)) = self.local.first()
+            && !matches!(self.memory, Memory::List(_) | Memory::Region { .. })
+        {
+            return Ok(mr.read(off, out)?);
+        }
+        match &self.memory {
+            Memory::List(list) => {
+                let mut done = 0;
+                for (i, piece) in list.iter().enumerate() {
+                    let len = piece.len();
+                    if off >= len {
+                        off -= len;
+                        continue;
+                    }
+                    let n = (len - off).min(out.len() - done);
+                    let part = &mut out[done..done + n];
+                    match self.local.get(i) {
+                        Some(Some(mr)) => mr.read(off, part)?,
+                        _ => read_plain(piece, off, part)?,
+                    }
+                    done += n;
+                    off = 0;
+                    if done == out.len() {
+                        break;
+                    }
+                }
+                if done == out.len() {
+                    Ok(())
+                } else {
+                    Err(Error::Bounds)
+                }
+            }
+            one => read_plain(one, off, out),
+        }
+    }
+
+    /// Copy `len` bytes from `from` of a region to `off`.
+    pub(crate) fn fill(
+        &mut self,
+        off: usize,
+        src: &Mr,
+        from: usize,
+        len: usize,
+    ) -> Result<(), Error> {
+        self.filled = self.filled.max(off + len);
+        if let Some(bounce) = &mut self.bounce {
+            let Some(dst) = bounce.get_mut(off..off.saturating_add(len)) else {
+                return Err(Error::Bounds);
+            };
+            return Ok(src.read(from, dst)?);
+        }
+        if let Some(Some(mr)) = self.local.first() {
+            return Ok(src.copy_to(from, mr, off, len)?);
+        }
+        match &mut self.memory {
+            Memory::Region {
+                region, off: start, ..
+            } => Ok(src.copy_to(from, &region.mr, *start + off, len)?),
+            Memory::Raw(raw) => Ok(src.copy_to_raw(from, &raw.slice(off, len)?)?),
+            Memory::Owned(bytes) => match bytes.get_mut(off..off.saturating_add(len)) {
+                Some(dst) => Ok(src.read(from, dst)?),
+                // Given to a registration for the peer.
+                None => match &self.open {
+                    Some(mr) => Ok(src.copy_to(from, mr, off, len)?),
+                    None => Err(Error::Bounds),
+                },
+            },
+            Memory::List(_) => Err(Error::Bounds),
+        }
+    }
+
+    /// Register what is needed to name `len` bytes from `off` on in a work request.
+    pub(crate) fn sges(
+        &mut self,
+        context: &Context,
+        off: usize,
+        len: usize,
+        out: &mut SmallVec<[Sge; 2]>,
+    ) -> Result<(), Error> {
+        if let Some(bounce) = self.bounce.take() {
+            // Only of sends: from here on it is the one piece.
+            self.memory = Memory::Owned(bounce);
+        }
+        let (mut off, mut len) = (off, len);
+        match &mut self.memory {
+            Memory::List(list) => {
+                self.local.resize_with(list.len(), || None);
+                for (piece, slot) in list.iter_mut().zip(&mut self.local) {
+                    let whole = slot.as_ref().map_or(piece.len(), |mr| mr.len());
+                    if off >= whole {
+                        off -= whole;
+                        continue;
+                    }
+                    if len == 0 {
+                        break;
+                    }
+                    let n = (whole - off).min(len);
+                    out.push(name(context, piece, slot, off, n)?);
+                    len -= n;
+                    off = 0;
+                }
+                Ok(())
+            }
+            one => {
+                self.local.resize_with(1, || None);
+                out.push(name(context, one, &mut self.local[0], off, len)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Open `len` bytes from `off` on to the peer, and nothing beside them. Says where they are for it.
+    pub(crate) fn open(
+        &mut self,
+        context: &Context,
+        off: usize,
+        len: usize,
+        access: Access,
+    ) -> Result<(u64, u32), Error> {
+        let pd = context.pd();
+        if let Some(bounce) = self.bounce.take() {
+            self.local
+                .push(Some(pd.reg_mr(bounce, Access::LOCAL_WRITE)?));
+        }
+        let access = access | Access::LOCAL_WRITE;
+        // What was open before is not any more.
+        self.open = None;
+        let mr = if let Some(Some(mr)) = self.local.first() {
+            pd.reg_part(mr, off, len, access)?
+        } else {
+            match &mut self.memory {
+                Memory::Region {
+                    region, off: start, ..
+                } => pd.reg_part(&region.mr, *start + off, len, access)?,
+                Memory::Raw(raw) => pd.reg_raw(&raw.slice(off, len)?, access)?,
+                Memory::Owned(bytes) => {
+                    let bytes = std::mem::take(bytes);
+                    self.local
+                        .push(Some(pd.reg_mr(bytes, Access::LOCAL_WRITE)?));
+                    let Some(Some(mr)) = self.local.first() else {
+                        return Err(Error::Bounds);
+                    };
+                    pd.reg_part(mr, off, len, access)?
+                }
+                Memory::List(_) => return Err(Error::Bounds),
+            }
+        };
+        let place = (mr.addr(), mr.rkey());
+        self.open = Some(mr);
+        Ok(place)
+    }
+
+    /// The operation is over: close its memory, and tell.
+    pub(crate) fn finish(
+        mut self,
+        fd: i32,
+        result: Result<usize, Errno>,
+        bytes: usize,
+        truncated: bool,
+        in_place: Option<InPlace>,
+    ) -> Option<Late> {
+        self.open = None;
+        let is_list = matches!(self.memory, Memory::List(_));
+        if !self.is_send() && is_list {
+            self.scatter(bytes);
+        } else if let Memory::List(list) = &mut self.memory {
+            for (piece, mr) in list.iter_mut().zip(&mut self.local) {
+                if let (Memory::Owned(bytes), Some(Ok(Some(back)))) =
+                    (piece, mr.take().map(Mr::deregister))
+                {
+                    *bytes = back;
+                }
+            }
+        } else if let Some(mr) = self.local.first_mut().and_then(Option::take)
+            && let Ok(Some(back)) = mr.deregister()
+            && let Memory::Owned(bytes) = &mut self.memory
+        {
+            *bytes = back;
+        }
+        self.local.clear();
+        self.target.tell(Event {
+            kind: self.kind,
+            token: self.token,
+            fd,
+            result,
+            bytes,
+            truncated,
+            memory: if in_place.is_some() {
+                None
+            } else {
+                Some(self.memory)
+            },
+            in_place,
+            accepted: None,
+            ready: Ready::empty(),
+        })
+    }
+
+    /// Spread what came over the pieces.
+    fn scatter(&mut self, bytes: usize) {
+        let bounce = match self.bounce.take() {
+            Some(bounce) => bounce,
+            None => match self
+                .local
+                .first_mut()
+                .and_then(Option::take)
+                .map(Mr::deregister)
+            {
+                Some(Ok(Some(back))) => back,
+                _ => return,
+            },
+        };
+        let mut rest = &bounce[..bytes.min(bounce.len())];
+        if let Memory::List(list) = &mut self.memory {
+            for piece in list {
+                let (now, later) = rest.split_at(piece.len().min(rest.len()));
+                match piece {
+                    Memory::Owned(bytes) => bytes[..now.len()].copy_from_slice(now),
+                    Memory::Raw(raw) => drop(raw.write(0, now)),
+                    Memory::Region { region, off, .. } => drop(region.mr.write(*off, now)),
+                    Memory::List(_) => {}
+                }
+                rest = later;
+            }
+        }
+    }
+}
+
+fn copy_slice(src: &[u8], off: usize, out: &mut [u8]) -> Result<(), Error> {
+    match src.get(off..off.saturating_add(out.len())) {
+        Some(bytes) => {
+            out.copy_from_slice(bytes);
+            Ok(())
+        }
+        None => Err(Error::Bounds),
+    }
+}
+
+fn read_plain(memory: &Memory, off: usize, out: &mut [u8]) -> Result<(), Error> {
+    match memory {
+        Memory::Region {
+            region, off: start, ..
+        } => Ok(region.mr.read(*start + off, out)?),
+        Memory::Raw(raw) => Ok(raw.read(off, out)?),
+        Memory::Owned(bytes) => copy_slice(bytes, off, out),
+        Memory::List(_) => Err(Error::Bounds),
+    }
+}
+
+/// One element of a work request.
+fn name(
+    context: &Context,
+    piece: &mut Memory,
+    slot: &mut Option<Mr>,
+    off: usize,
+    len: usize,
+) -> Result<Sge, Error> {
+    if let Memory::Region {
+        region, off: start, ..
+    } = piece
+    {
+        return Ok(region.mr.sge(*start + off, len));
+    }
+    let mr = match slot {
+        Some(mr) => mr,
+        None => slot.insert(match piece {
+            Memory::Raw(raw) => context.pd().reg_raw(raw, Access::LOCAL_WRITE)?,
+            Memory::Owned(bytes) => context
+                .pd()
+                .reg_mr(std::mem::take(bytes), Access::LOCAL_WRITE)?,
+            Memory::Region { .. } | Memory::List(_) => return Err(Error::Bounds),
+        }),
+    };
+    Ok(mr.sge(off, len))
+}

@@ -1,0 +1,281 @@
+//! Listening sockets. A peer's connection is made as soon as it arrives, up to the backlog, as a kernel does for TCP; accepting only hands it over.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use rustix::io::Errno;
+use weft_verbs::Signal;
+use weft_verbs::cm::{ConnParam, Incoming, LinkOptions, Listening};
+
+use crate::driver::{Conn, Late, Slot, Target, agree};
+use crate::event::EventKind;
+use crate::lock::lock;
+use crate::socket::{Inner, param, plain_event};
+use crate::{Error, Options, Ready, Socket};
+
+pub(crate) struct Listener {
+    addr: OnceLock<SocketAddr>,
+    listening: Mutex<Option<Listening>>,
+    options: Options,
+    socket: Weak<Inner>,
+    backlog: usize,
+    state: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Connections that nobody has accepted yet.
+    ready: VecDeque<Socket>,
+    /// Connections being made.
+    making: usize,
+    /// Accepts without a peer.
+    accepts: VecDeque<(Target, u64)>,
+    pollers: Vec<(Target, u64)>,
+    closed: bool,
+}
+
+impl Listener {
+    pub(crate) fn new(
+        socket: &Arc<Inner>,
+        addr: SocketAddr,
+        backlog: u32,
+        options: Options,
+    ) -> Result<Arc<Listener>, Errno> {
+        let listener = Arc::new(Listener {
+            addr: OnceLock::new(),
+            listening: Mutex::new(None),
+            socket: Arc::downgrade(socket),
+            backlog: backlog as usize,
+            state: Mutex::default(),
+            options,
+        });
+        let link = ConnParam {
+            options: LinkOptions {
+                crc: listener.options.crc,
+                timeout: listener.options.connect_timeout,
+                ..LinkOptions::default()
+            },
+            ..ConnParam::default()
+        };
+        let weak = Arc::downgrade(&listener);
+        let device = socket.context.device();
+        let listening = device
+            .listen(addr, backlog, &link, move |incoming| {
+                if let Some(listener) = weak.upgrade() {
+                    listener.arrived(incoming);
+                }
+            })
+            .map_err(Error::from)?;
+        let _ = listener.addr.set(listening.local_addr());
+        *lock(&listener.listening) = Some(listening);
+        Ok(listener)
+    }
+
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        self.addr
+            .get()
+            .copied()
+            .unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)))
+    }
+
+    fn arrived(&self, incoming: Incoming) {
+        let Some(socket) = self.socket.upgrade() else {
+            return;
+        };
+        {
+            let mut state = lock(&self.state);
+            if state.closed
+                || state.ready.len() + state.making >= self.backlog.max(state.accepts.len())
+            {
+                // Dropping a request rejects it.
+                return;
+            }
+            state.making += 1;
+        }
+        let made = self.take(&socket, incoming);
+        let told = {
+            let mut state = lock(&self.state);
+            state.making -= 1;
+            match made {
+                Some(connection) if !state.closed => {
+                    state.ready.push_back(connection);
+                    self.show(&state);
+                    std::mem::take(&mut state.pollers)
+                }
+                _ => Vec::new(),
+            }
+        };
+        self.tell_pollers(told);
+        self.match_up();
+    }
+
+    /// The descriptor is readable while connections wait.
+    fn show(&self, state: &Waiting) {
+        if let Some(socket) = self.socket.upgrade() {
+            if state.ready.len() > state.accepts.len() {
+                socket.signal.raise();
+            } else {
+                socket.signal.clear();
+            }
+        }
+    }
+
+    fn tell_pollers(&self, pollers: Vec<(Target, u64)>) {
+        let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
+        for (target, token) in pollers {
+            let mut event = plain_event(EventKind::Poll, token, fd, Ok(0));
+            event.ready = Ready::IN;
+            target.tell(event).map(Late::run);
+        }
+    }
+
+    pub(crate) fn accept(&self, target: Target, token: u64) {
+        lock(&self.state).accepts.push_back((target, token));
+        self.match_up();
+    }
+
+    /// Join connections and accepts.
+    fn match_up(&self) {
+        let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
+        loop {
+            let (accepted, target, token) = {
+                let mut state = lock(&self.state);
+                if state.accepts.is_empty() || state.ready.is_empty() {
+                    return;
+                }
+                let (Some(accepted), Some((target, token))) =
+                    (state.ready.pop_front(), state.accepts.pop_front())
+                else {
+                    return;
+                };
+                self.show(&state);
+                (accepted, target, token)
+            };
+            let mut event = plain_event(EventKind::Accept, token, fd, Ok(0));
+            event.accepted = Some(accepted);
+            target.tell(event).map(Late::run);
+        }
+    }
+
+    /// Make the connection; nothing when the peer does not fit or has gone, or we have no room for it.
+    fn take(&self, listener: &Inner, incoming: Incoming) -> Option<Socket> {
+        let make = || -> Result<_, Error> {
+            let signal = Arc::new(Signal::new()?);
+            let fd = signal.as_fd().as_raw_fd();
+            let (context, kind) = (&listener.context, listener.kind);
+            Ok((
+                Conn::new(context, kind, &self.options, Arc::clone(&signal), fd)?,
+                signal,
+            ))
+        };
+        let (setup, signal) = match make() {
+            Ok(made) => made,
+            Err(error) => {
+                tracing::warn!(%error, "no room for a connection");
+                return None;
+            }
+        };
+        let private_data = incoming.private_data().to_vec();
+        if agree(&setup.hello, &private_data).is_err() {
+            let _ = incoming.reject(&setup.hello.emit());
+            return None;
+        }
+        let param = param(&self.options, &setup);
+        let accepted = incoming.accept(setup.conn.qp(), &param);
+        if let Err(error) = accepted {
+            tracing::debug!(%error, "a peer went away before it was accepted");
+            return None;
+        }
+        setup.conn.established(&setup.hello, &private_data).ok()?;
+        Some(Socket::accepted(
+            listener,
+            self.options.clone(),
+            signal,
+            setup.conn,
+        ))
+    }
+
+    pub(crate) fn poll(&self, wanted: Ready, target: Target, token: u64) {
+        let now = {
+            let mut state = lock(&self.state);
+            if state.ready.is_empty() || !wanted.contains(Ready::IN) {
+                state.pollers.push((target, token));
+                return;
+            }
+            vec![(target, token)]
+        };
+        self.tell_pollers(now);
+    }
+
+    pub(crate) fn ready(&self) -> Ready {
+        let mut ready = Ready::empty();
+        ready.set(Ready::IN, !lock(&self.state).ready.is_empty());
+        ready
+    }
+
+    pub(crate) fn cancel(&self, token: Option<u64>) -> usize {
+        let wanted = |t: &(Target, u64)| token.is_none_or(|token| t.1 == token);
+        let (accepts, pollers) = {
+            let mut state = lock(&self.state);
+            let (out, keep): (Vec<_>, VecDeque<_>) =
+                split(std::mem::take(&mut state.accepts), wanted);
+            state.accepts = keep;
+            let (polls, keep): (Vec<_>, Vec<_>) = split(std::mem::take(&mut state.pollers), wanted);
+            state.pollers = keep;
+            (out, polls)
+        };
+        let n = accepts.len() + pollers.len();
+        self.end(accepts, pollers, Errno::CANCELED);
+        n
+    }
+
+    fn end(&self, accepts: Vec<(Target, u64)>, pollers: Vec<(Target, u64)>, errno: Errno) {
+        let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
+        let all = accepts.into_iter().map(|a| (EventKind::Accept, a));
+        for (kind, (target, token)) in all.chain(pollers.into_iter().map(|p| (EventKind::Poll, p)))
+        {
+            target
+                .tell(plain_event(kind, token, fd, Err(errno)))
+                .map(Late::run);
+        }
+    }
+
+    /// A blocking call gives up.
+    pub(crate) fn withdraw(&self, slot: &Arc<Slot>) {
+        let mut state = lock(&self.state);
+        state.accepts.retain(|(target, _)| !target.is(slot));
+        state.pollers.retain(|(target, _)| !target.is(slot));
+    }
+
+    pub(crate) fn close(&self) {
+        drop(lock(&self.listening).take());
+        let (accepts, pollers, ready) = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            (
+                std::mem::take(&mut state.accepts),
+                std::mem::take(&mut state.pollers),
+                std::mem::take(&mut state.ready),
+            )
+        };
+        drop(ready);
+        self.end(accepts.into(), pollers, Errno::CANCELED);
+    }
+}
+
+fn split<T, A: Default + Extend<T>, B: Default + Extend<T>>(
+    all: impl IntoIterator<Item = T>,
+    first: impl Fn(&T) -> bool,
+) -> (A, B) {
+    let (mut a, mut b) = (A::default(), B::default());
+    for one in all {
+        if first(&one) {
+            a.extend(std::iter::once(one));
+        } else {
+            b.extend(std::iter::once(one));
+        }
+    }
+    (a, b)
+}
