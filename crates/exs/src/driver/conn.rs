@@ -111,6 +111,8 @@ struct Io {
     raised: bool,
     /// For `SO_ERROR`.
     error: Option<Errno>,
+    /// A blocking call has got what it waits for, and may sleep in [`Conn::wait_for`].
+    woken: bool,
 }
 
 impl Conn {
@@ -192,6 +194,7 @@ impl Conn {
             closed: false,
             raised: false,
             error: None,
+            woken: false,
         };
         let core = Core { machine: None, io };
         let conn = Arc::new_cyclic(|me: &Weak<Conn>| Conn {
@@ -612,6 +615,9 @@ impl Conn {
                 self.signal.clear();
             }
         }
+        if std::mem::take(&mut core.io.woken) {
+            self.cq.interrupt();
+        }
         if core.io.late.is_empty() {
             return out;
         }
@@ -1002,6 +1008,7 @@ impl Io {
         in_place: Option<InPlace>,
     ) {
         if let Some(op) = self.ops.remove(id) {
+            self.woken |= op.target.is_slot();
             self.sending -= usize::from(op.is_send());
             self.late
                 .extend(op.finish(self.fd, result, bytes, truncated, in_place));
@@ -1016,6 +1023,7 @@ impl Io {
         result: Result<usize, Errno>,
         ready: Ready,
     ) {
+        self.woken |= target.is_slot();
         self.late.extend(target.tell(Event {
             kind,
             token,

@@ -77,6 +77,11 @@ impl Target {
         }
     }
 
+    /// Whether a blocking call waits for it.
+    pub(crate) fn is_slot(&self) -> bool {
+        matches!(self, Target::Slot(_))
+    }
+
     /// Whether it is this slot.
     pub(crate) fn is(&self, slot: &Arc<Slot>) -> bool {
         matches!(self, Target::Slot(own) if Arc::ptr_eq(own, slot))
