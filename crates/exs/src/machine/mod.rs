@@ -20,6 +20,8 @@
 //! `tests/model.rs` checks this very code.
 
 mod credits;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod packet;
 mod sends;
 mod stream;

@@ -88,6 +88,7 @@ pub(crate) struct SendOp {
     pub(crate) op: OpId,
     pub(crate) len: u64,
     off: u64,
+    canceled: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -182,7 +183,12 @@ impl World {
                 }
                 if taken.is_ok() {
                     end.sends_made += 1;
-                    end.sends.push_back(SendOp { op, len, off: 0 });
+                    end.sends.push_back(SendOp {
+                        op,
+                        len,
+                        off: 0,
+                        canceled: false,
+                    });
                 }
             }
             Call::Recv(len, flags) => {
@@ -200,11 +206,13 @@ impl World {
                 let verdict = end.machine.cancel(op);
                 if let Some(recv) = end.recvs.iter_mut().find(|recv| recv.op == op) {
                     recv.canceled |= verdict != Cancel::TooLate;
-                } else if let Some(send) = end.sends.iter().find(|send| send.op == op)
-                    && (verdict == Cancel::Done) != (send.off == 0)
-                    && !(send.len == 0 && verdict == Cancel::TooLate)
-                {
-                    return Err("a send cancelled after it began, or not before");
+                } else if let Some(send) = end.sends.iter_mut().find(|send| send.op == op) {
+                    let begun = send.off != 0 || send.canceled;
+                    // An empty one may have begun unseen.
+                    if (verdict == Cancel::Done) == begun && send.len != 0 {
+                        return Err("a send cancelled after it began, or not before");
+                    }
+                    send.canceled |= verdict == Cancel::Done;
                 }
             }
             Call::Shutdown => {
