@@ -10,13 +10,14 @@ use rustix::io::Errno;
 use weft_verbs::cm::{ConnParam, LinkOptions};
 use weft_verbs::{Path, Signal};
 
-use crate::driver::{Conn, Setup, Slot, Target};
+use crate::driver::{Conn, Late, Setup, Slot, Target};
 use crate::error::connect_errno;
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
 use crate::lock::lock;
 use crate::machine::Stats;
-use crate::{Context, Error, Kind, Memory, Options, Ready, RecvFlags, Sink};
+use crate::plain::{EndDone, Plain, PlainOp};
+use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};
 
 /// A socket. Clones are handles of the same one; when the last one is dropped, it is closed as by [`Socket::close`].
 #[derive(Clone)]
@@ -31,6 +32,8 @@ pub(crate) struct Inner {
     state: Mutex<State>,
     /// Set once, when connected: no lock on the way of data.
     conn: OnceLock<Arc<Conn>>,
+    /// An ordinary TCP connection in its place.
+    plain: Option<Arc<Plain>>,
     closed: AtomicBool,
 }
 
@@ -61,6 +64,11 @@ impl Drop for Inner {
             && !self.closed.load(Ordering::SeqCst)
         {
             conn.close(None);
+        }
+        if let Some(plain) = &self.plain
+            && !self.closed.load(Ordering::SeqCst)
+        {
+            plain.cancel(None);
         }
     }
 }
@@ -113,8 +121,68 @@ impl Socket {
             options: Mutex::default(),
             state: Mutex::new(State::Idle(None)),
             conn: OnceLock::new(),
+            plain: None,
             closed: AtomicBool::new(false),
         })))
+    }
+
+    /// An ordinary connected TCP socket: the same operations and events, plain TCP below, and any peer. The descriptor belongs to the
+    /// socket from here on.
+    ///
+    /// # Errors
+    /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket, `ENOTCONN`.
+    pub fn from_tcp(context: &Context, fd: OwnedFd) -> Result<Socket, Errno> {
+        let plain = Plain::new(fd)?;
+        let ipv6 = plain.local_addr()?.is_ipv6();
+        let signal = Signal::new().map_err(Error::from)?;
+        Ok(Socket(Arc::new(Inner {
+            context: context.clone(),
+            kind: Kind::Stream,
+            ipv6,
+            signal: Arc::new(signal),
+            options: Mutex::default(),
+            state: Mutex::new(State::Connected),
+            conn: OnceLock::new(),
+            plain: Some(plain),
+            closed: AtomicBool::new(false),
+        })))
+    }
+
+    /// The ordinary connection, if it is one and open.
+    fn plain(&self) -> Result<Option<&Arc<Plain>>, Errno> {
+        match &self.0.plain {
+            Some(_) if self.0.closed.load(Ordering::Relaxed) => Err(Errno::BADF),
+            plain => Ok(plain.as_ref()),
+        }
+    }
+
+    /// An operation for it.
+    fn plain_op(
+        &self,
+        kind: EventKind,
+        memory: Memory,
+        flags: RecvFlags,
+        limit: Option<Duration>,
+        sink: (Target, u64),
+    ) -> PlainOp {
+        let (target, token) = sink;
+        let fd = self.number();
+        PlainOp {
+            memory,
+            flags,
+            token,
+            deadline: limit.and_then(|limit| Instant::now().checked_add(limit)),
+            done: Box::new(move |outcome| {
+                let mut event = plain_event(kind, token, fd, outcome.result);
+                event.bytes = outcome.bytes;
+                event.memory = Some(outcome.memory);
+                target.tell(event).map(Late::run);
+            }),
+        }
+    }
+
+    fn number(&self) -> i32 {
+        self.as_fd().as_raw_fd()
     }
 
     /// A connected socket of a listener's.
@@ -132,13 +200,17 @@ impl Socket {
             options: Mutex::new(options),
             state: Mutex::new(State::Connected),
             conn: OnceLock::from(conn),
+            plain: None,
             closed: AtomicBool::new(false),
         }))
     }
 
     /// The socket's descriptor: a real one, for `epoll`. It is readable while data, a connection or an end can be taken.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.signal.as_fd()
+        match &self.0.plain {
+            Some(plain) => plain.as_fd(),
+            None => self.0.signal.as_fd(),
+        }
     }
 
     /// Bytes or messages.
@@ -213,6 +285,9 @@ impl Socket {
     /// # Errors
     /// None at present: an unbound socket has the unspecified address.
     pub fn local_addr(&self) -> Result<SocketAddr, Errno> {
+        if let Some(plain) = &self.0.plain {
+            return plain.local_addr();
+        }
         if let Some(addr) = self.0.conn.get().and_then(|conn| conn.local_addr()) {
             return Ok(addr);
         }
@@ -230,6 +305,9 @@ impl Socket {
     /// # Errors
     /// `ENOTCONN`.
     pub fn peer_addr(&self) -> Result<SocketAddr, Errno> {
+        if let Some(plain) = self.plain()? {
+            return plain.peer_addr();
+        }
         self.conn()?.peer_addr().ok_or(Errno::NOTCONN)
     }
 
@@ -341,9 +419,17 @@ impl Socket {
     /// `ENOTCONN`, `EBADF` (closed), `EPIPE` (after a shutdown, or the peer has gone), `ECONNRESET`, `EMSGSIZE` (a message longer than 1 GiB), `EAGAIN`
     /// (the queue is full).
     pub fn send(&self, memory: Memory, sink: Sink) -> Result<(), Errno> {
+        let limit = self.limits().0;
+        if let Some(plain) = self.plain()? {
+            let kind = match memory {
+                Memory::List(_) => EventKind::SendMsg,
+                _ => EventKind::Send,
+            };
+            plain.send(self.plain_op(kind, memory, RecvFlags::empty(), limit, Target::new(sink)?));
+            return Ok(());
+        }
         let conn = self.conn()?;
         let (target, token) = Target::new(sink)?;
-        let limit = self.limits().0;
         conn.send(memory, target, token, limit)
             .map(drop)
             .map_err(refused)
@@ -354,12 +440,63 @@ impl Socket {
     /// # Errors
     /// `ENOTCONN`, `EBADF` (closed), `EAGAIN` (the queue is full; or nothing is there, with `DONTWAIT`).
     pub fn recv(&self, memory: Memory, flags: RecvFlags, sink: Sink) -> Result<(), Errno> {
+        let limit = self.limits().1;
+        if let Some(plain) = self.plain()? {
+            let kind = match memory {
+                Memory::List(_) => EventKind::RecvMsg,
+                _ => EventKind::Recv,
+            };
+            if flags.contains(RecvFlags::DONTWAIT) && !plain.ready().contains(Ready::IN) {
+                return Err(Errno::AGAIN);
+            }
+            plain.recv(self.plain_op(kind, memory, flags, limit, Target::new(sink)?));
+            return Ok(());
+        }
         let conn = self.conn()?;
         let (target, token) = Target::new(sink)?;
-        let limit = self.limits().1;
         conn.recv(memory, flags, target, token, limit)
             .map(drop)
             .map_err(refused)
+    }
+
+    /// Send memory and parts of files, in order. The event is of [`EventKind::SendFile`]; what is sent later waits behind it. A file that is
+    /// shorter than asked gives what it has.
+    ///
+    /// # Errors
+    /// As [`Socket::send`]; `EOPNOTSUPP` on a socket of messages.
+    pub fn send_file(&self, pieces: Vec<Piece>, sink: Sink) -> Result<(), Errno> {
+        if self.0.kind == Kind::SeqPacket {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if let Some(plain) = self.plain()? {
+            let (target, token) = Target::new(sink)?;
+            let fd = self.number();
+            let limit = self
+                .limits()
+                .0
+                .and_then(|limit| Instant::now().checked_add(limit));
+            let shared = Arc::new(Mutex::new(Some(target)));
+            let later = Arc::clone(&shared);
+            let sent = plain.send_file(
+                &self.0.context,
+                pieces,
+                token,
+                limit,
+                Box::new(move |result, bytes| {
+                    let mut event = plain_event(EventKind::SendFile, token, fd, result);
+                    event.bytes = bytes;
+                    let target = lock(&later).take();
+                    target.and_then(|target| target.tell(event)).map(Late::run);
+                }),
+            );
+            return sent.inspect_err(|_| {
+                let target = lock(&shared).take();
+                target.map(Target::forget);
+            });
+        }
+        let conn = self.conn()?;
+        let (target, token) = Target::new(sink)?;
+        conn.send_file(pieces, target, token).map_err(refused)
     }
 
     fn limits(&self) -> (Option<Duration>, Option<Duration>) {
@@ -377,6 +514,17 @@ impl Socket {
             listener.poll(wanted, target, token);
             return Ok(());
         }
+        if let Some(plain) = self.plain()? {
+            let (target, token) = Target::new(sink)?;
+            let fd = self.number();
+            let done = move |ready: Result<Ready, Errno>| {
+                let mut event = plain_event(EventKind::Poll, token, fd, ready.map(|_| 0));
+                event.ready = ready.unwrap_or_default();
+                target.tell(event).map(Late::run);
+            };
+            plain.poll(wanted, token, Box::new(done));
+            return Ok(());
+        }
         let conn = self.conn()?;
         let (target, token) = Target::new(sink)?;
         conn.poll(wanted, target, token);
@@ -389,6 +537,9 @@ impl Socket {
         if let Ok(listener) = self.listener() {
             return listener.cancel(token);
         }
+        if let Ok(Some(plain)) = self.plain() {
+            return plain.cancel(token);
+        }
         self.conn().map_or(0, |conn| conn.cancel(token))
     }
 
@@ -397,7 +548,7 @@ impl Socket {
     /// # Errors
     /// `ENOTCONN`, `EBADF`.
     pub fn shutdown(&self) -> Result<(), Errno> {
-        self.conn()?.shutdown(None).map_err(refused)
+        self.shutdown_with(Sink::Nobody)
     }
 
     /// As [`Socket::shutdown`]; the event, of [`EventKind::Shutdown`], comes when everything has been handed to the transport.
@@ -405,9 +556,25 @@ impl Socket {
     /// # Errors
     /// As [`Socket::shutdown`], and `EAGAIN` when the queue is full.
     pub fn shutdown_with(&self, sink: Sink) -> Result<(), Errno> {
+        if let Some(plain) = self.plain()? {
+            let told = Target::new(sink)?;
+            plain.shutdown(self.plain_end(EventKind::Shutdown, told));
+            return Ok(());
+        }
         let conn = self.conn()?;
         let told = Target::new(sink)?;
         conn.shutdown(Some(told)).map_err(refused)
+    }
+
+    fn plain_end(&self, kind: EventKind, (target, token): (Target, u64)) -> EndDone {
+        let fd = self.number();
+        // Lives until the end is told, so that what is queued is sent.
+        let keep = self.0.plain.clone();
+        Box::new(move |result| {
+            let event = plain_event(kind, token, fd, result.map(|()| 0));
+            target.tell(event).map(Late::run);
+            drop(keep);
+        })
     }
 
     /// Close the socket: receives are cancelled, what is queued is sent, then the peer sees the end. The event is of [`EventKind::Close`].
@@ -426,6 +593,10 @@ impl Socket {
         let old = std::mem::replace(&mut *lock(&self.0.state), State::Closed);
         if let Some(conn) = self.0.conn.get() {
             conn.close(Some((target, token)));
+            return Ok(());
+        }
+        if let Some(plain) = &self.0.plain {
+            plain.close(self.plain_end(EventKind::Close, (target, token)));
             return Ok(());
         }
         match old {
@@ -483,9 +654,20 @@ impl Socket {
     /// # Errors
     /// As [`Socket::send`]; `EAGAIN` when the time limit of sends ran out before anything was sent.
     pub fn send_wait(&self, memory: Memory) -> Result<usize, Errno> {
-        let conn = self.conn()?;
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
+        if let Some(plain) = self.plain()? {
+            let limit = self.limits().0;
+            plain.send(self.plain_op(
+                EventKind::Send,
+                memory,
+                RecvFlags::empty(),
+                limit,
+                (target, 0),
+            ));
+            return plain_result(&slot);
+        }
+        let conn = self.conn()?;
         let id = conn.send(memory, target, 0, None).map_err(refused)?;
         finish_wait(conn, &slot, id, self.limits().0)
     }
@@ -498,10 +680,18 @@ impl Socket {
         if memory.owns() {
             return Err(Errno::INVAL);
         }
-        let conn = self.conn()?;
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
         let flags = flags - RecvFlags::IN_PLACE;
+        if let Some(plain) = self.plain()? {
+            if flags.contains(RecvFlags::DONTWAIT) && !plain.ready().contains(Ready::IN) {
+                return Err(Errno::AGAIN);
+            }
+            let limit = self.limits().1;
+            plain.recv(self.plain_op(EventKind::Recv, memory.clone(), flags, limit, (target, 0)));
+            return plain_result(&slot);
+        }
+        let conn = self.conn()?;
         conn.settle();
         let started = conn.recv(memory.clone(), flags, target, 0, None);
         finish_wait(conn, &slot, started.map_err(refused)?, self.limits().1)
@@ -520,6 +710,18 @@ impl Socket {
             if !slot.sleep(deadline) {
                 listener.withdraw(&slot);
             }
+        } else if let Some(plain) = self.plain()? {
+            let later = Arc::clone(&slot);
+            let token = Arc::as_ptr(&slot).addr() as u64;
+            let done = move |ready: Result<Ready, Errno>| {
+                let mut event = plain_event(EventKind::Poll, 0, -1, ready.map(|_| 0));
+                event.ready = ready.unwrap_or_default();
+                later.fill(event);
+            };
+            plain.poll(wanted, token, Box::new(done));
+            if !slot.sleep(deadline) {
+                plain.cancel(Some(token));
+            }
         } else {
             let conn = self.conn()?;
             conn.poll(wanted, target, 0);
@@ -534,6 +736,9 @@ impl Socket {
     pub fn ready(&self) -> Ready {
         if let Ok(listener) = self.listener() {
             return listener.ready();
+        }
+        if let Ok(Some(plain)) = self.plain() {
+            return plain.ready();
         }
         match self.conn() {
             Ok(conn) => conn.ready(),
@@ -554,6 +759,17 @@ impl Socket {
     /// What carries the connection.
     pub fn path(&self) -> Option<Path> {
         self.conn().ok()?.path()
+    }
+}
+
+/// The end of a blocking call on an ordinary connection.
+fn plain_result(slot: &Slot) -> Result<usize, Errno> {
+    slot.sleep(None);
+    let event = slot.take().ok_or(Errno::IO)?;
+    match event.result {
+        Err(Errno::TIMEDOUT) if event.bytes > 0 => Ok(event.bytes),
+        Err(Errno::TIMEDOUT) => Err(Errno::AGAIN),
+        result => result,
     }
 }
 

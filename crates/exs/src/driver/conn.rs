@@ -17,6 +17,7 @@ use weft_wire::exs::{
 };
 
 use super::Timers;
+use super::hold::{Held, Queue as Files};
 use super::op::{Late, Op, Slot, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
@@ -69,6 +70,10 @@ pub(crate) struct Conn {
     signal: Arc<Signal>,
     /// The queue that the last operation went to, as a number.
     joined: AtomicUsize,
+    fd: i32,
+    /// A file send has the way: see `hold`.
+    pub(super) holding: AtomicBool,
+    pub(super) files: Mutex<Files>,
     me: Weak<Conn>,
 }
 
@@ -207,6 +212,9 @@ impl Conn {
             recycled: Mutex::default(),
             signal,
             joined: AtomicUsize::new(0),
+            fd,
+            holding: AtomicBool::new(false),
+            files: Mutex::default(),
             me: me.clone(),
         });
         let me = conn.me.clone();
@@ -216,6 +224,14 @@ impl Conn {
             }
         });
         Ok(Setup { conn, hello })
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn fd(&self) -> i32 {
+        self.fd
     }
 
     /// The queue pair, to connect it.
@@ -261,6 +277,24 @@ impl Conn {
 
     /// Start a send.
     pub(crate) fn send(
+        &self,
+        memory: Memory,
+        target: Target,
+        token: u64,
+        limit: Option<Duration>,
+    ) -> Started {
+        if !self.holding.load(Ordering::SeqCst) {
+            return self.send_now(memory, target, token, limit);
+        }
+        match self.hold_back(Held::Send(memory, target, token, limit)) {
+            Ok(()) => Ok(OpId(u64::MAX)),
+            Err(Held::Send(memory, target, ..)) => self.send_now(memory, target, token, limit),
+            Err(_) => Err((Errno::INVAL, Target::Nobody)),
+        }
+    }
+
+    /// Start a send, whether or not a file send has the way.
+    pub(super) fn send_now(
         &self,
         memory: Memory,
         target: Target,
@@ -380,19 +414,21 @@ impl Conn {
 
     /// Cancel operations; says how many there were.
     pub(crate) fn cancel(&self, token: Option<u64>) -> usize {
-        self.with(|core| {
-            let wanted = core.io.ops.ids();
-            let ids: Vec<OpId> = wanted
-                .filter(|(_, op)| token.is_none_or(|token| op.token == token))
-                .map(|(id, _)| id)
-                .collect();
-            if let Some(machine) = &mut core.machine {
-                for &id in &ids {
-                    machine.cancel(id);
+        let files = self.cancel_files(token);
+        files
+            + self.with(|core| {
+                let wanted = core.io.ops.ids();
+                let ids: Vec<OpId> = wanted
+                    .filter(|(_, op)| token.is_none_or(|token| op.token == token))
+                    .map(|(id, _)| id)
+                    .collect();
+                if let Some(machine) = &mut core.machine {
+                    for &id in &ids {
+                        machine.cancel(id);
+                    }
                 }
-            }
-            ids.len()
-        })
+                ids.len()
+            })
     }
 
     /// Tell once when the socket is ready.
@@ -418,6 +454,13 @@ impl Conn {
 
     /// No more data from us, after all that is queued; `told` hears when the peer has been told.
     pub(crate) fn shutdown(&self, told: Option<(Target, u64)>) -> Result<(), (Errno, Target)> {
+        match self.hold_back(Held::Shutdown(told)) {
+            Err(Held::Shutdown(told)) => self.shutdown_now(told),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn shutdown_now(&self, told: Option<(Target, u64)>) -> Result<(), (Errno, Target)> {
         self.with(|core| match &mut core.machine {
             Some(machine) if core.io.over.is_none() => {
                 if !core.io.shut {
@@ -434,6 +477,12 @@ impl Conn {
 
     /// No more of anything: what is queued is sent, then the connection is closed.
     pub(crate) fn close(&self, told: Option<(Target, u64)>) {
+        if let Err(Held::Close(told)) = self.hold_back(Held::Close(told)) {
+            self.close_now(told);
+        }
+    }
+
+    pub(super) fn close_now(&self, told: Option<(Target, u64)>) {
         self.with(|core| {
             let recvs: Vec<OpId> = core
                 .io

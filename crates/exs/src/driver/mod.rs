@@ -1,6 +1,7 @@
 //! The driver: carries out over verbs what the machine says.
 //!
 //! * `conn`: one connection: its queue pair, its memory, and the loop between the machine and the work requests.
+//! * `hold`: file sends, and what waits behind them.
 //! * `op`: one operation's memory and registrations.
 //! * `slab`: numbers for operations.
 //! * `timer`: time limits.
@@ -10,6 +11,7 @@
 //! not get it leaves a note (`pending`) for who has it.
 
 mod conn;
+mod hold;
 mod op;
 mod slab;
 mod timer;

@@ -1,0 +1,235 @@
+//! File sends on a connection: their parts go out one after another, and what was asked for later waits behind them.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::conn::Conn;
+use super::op::{Late, Target};
+use crate::event::{Event, Ready};
+use crate::file::{FileDone, FileLane, FileSend};
+use crate::lock::lock;
+use crate::plain::{Done, Outcome};
+use crate::{EventKind, Memory, Piece};
+
+/// What waits behind a file send.
+pub(super) enum Held {
+    Send(Memory, Target, u64, Option<Duration>),
+    File(Vec<Piece>, Target, u64),
+    Shutdown(Option<(Target, u64)>),
+    Close(Option<(Target, u64)>),
+}
+
+/// The file send that has the way, and those behind it.
+#[derive(Default)]
+pub(super) struct Queue {
+    current: Option<(u64, FileSend)>,
+    behind: VecDeque<Held>,
+}
+
+impl Conn {
+    /// Whether something has to wait behind a file send; then it is kept for later.
+    pub(super) fn hold_back(&self, held: Held) -> Result<(), Held> {
+        if !self.holding.load(Ordering::SeqCst) {
+            return Err(held);
+        }
+        let mut queue = lock(&self.files);
+        // Looked at again: it may just have ended.
+        if !self.holding.load(Ordering::SeqCst) {
+            return Err(held);
+        }
+        queue.behind.push_back(held);
+        Ok(())
+    }
+
+    /// Send memory and parts of files, in order.
+    pub(crate) fn send_file(
+        self: &Arc<Self>,
+        pieces: Vec<Piece>,
+        target: Target,
+        token: u64,
+    ) -> Result<(), (Errno, Target)> {
+        let held = match self.hold_back(Held::File(pieces, target, token)) {
+            Ok(()) => return Ok(()),
+            Err(held) => held,
+        };
+        let Held::File(pieces, target, token) = held else {
+            return Ok(());
+        };
+        self.start_file(pieces, target, token)
+    }
+
+    fn start_file(
+        self: &Arc<Self>,
+        pieces: Vec<Piece>,
+        target: Target,
+        token: u64,
+    ) -> Result<(), (Errno, Target)> {
+        let mut queue = lock(&self.files);
+        let target = Arc::new(std::sync::Mutex::new(Some(target)));
+        let later = Arc::clone(&target);
+        let fd = self.fd();
+        let done: FileDone = Box::new(move |result, bytes| {
+            if let Some(target) = lock(&later).take() {
+                let event = Event {
+                    kind: EventKind::SendFile,
+                    token,
+                    fd,
+                    result,
+                    bytes,
+                    truncated: false,
+                    memory: None,
+                    in_place: None,
+                    accepted: None,
+                    ready: Ready::empty(),
+                };
+                target.tell(event).map(Late::run);
+            }
+        });
+        self.holding.store(true, Ordering::SeqCst);
+        let lane = Arc::new(Lane(Arc::downgrade(self)));
+        match FileSend::start(self.context(), pieces, lane, done) {
+            Ok(send) => {
+                queue.current = Some((token, send));
+                Ok(())
+            }
+            Err(errno) => {
+                drop(queue);
+                let target = lock(&target).take().unwrap_or(Target::Nobody);
+                self.let_go();
+                Err((errno, target))
+            }
+        }
+    }
+
+    /// Cancel file sends; says how many there were.
+    pub(super) fn cancel_files(&self, token: Option<u64>) -> usize {
+        let mut queue = lock(&self.files);
+        let mut n = 0;
+        if let Some((its, send)) = &queue.current
+            && token.is_none_or(|token| token == *its)
+        {
+            send.stop(Errno::CANCELED);
+            n += 1;
+        }
+        let (cancelled, kept): (VecDeque<Held>, VecDeque<Held>) = std::mem::take(&mut queue.behind)
+            .into_iter()
+            .partition(|held| match held {
+                Held::Send(_, _, its, _) | Held::File(_, _, its) => {
+                    token.is_none_or(|token| token == *its)
+                }
+                _ => false,
+            });
+        queue.behind = kept;
+        drop(queue);
+        n += cancelled.len();
+        for held in cancelled {
+            self.refuse(held, Errno::CANCELED);
+        }
+        n
+    }
+
+    /// Tell that something that waited will not be done.
+    fn refuse(&self, held: Held, errno: Errno) {
+        let (kind, target, token, memory) = match held {
+            Held::Send(memory, target, token, _) => {
+                let kind = match memory {
+                    Memory::List(_) => EventKind::SendMsg,
+                    _ => EventKind::Send,
+                };
+                (kind, target, token, Some(memory))
+            }
+            Held::File(_, target, token) => (EventKind::SendFile, target, token, None),
+            Held::Shutdown(Some((target, token))) => (EventKind::Shutdown, target, token, None),
+            Held::Close(_) | Held::Shutdown(None) => return,
+        };
+        let event = Event {
+            kind,
+            token,
+            fd: self.fd(),
+            result: Err(errno),
+            bytes: 0,
+            truncated: false,
+            memory,
+            in_place: None,
+            accepted: None,
+            ready: Ready::empty(),
+        };
+        let slot = target.is_slot();
+        target.tell(event).map(Late::run);
+        if slot {
+            self.interrupt();
+        }
+    }
+
+    /// The file send is over: start what waited, up to the next file.
+    fn let_go(self: &Arc<Self>) {
+        loop {
+            let next = {
+                let mut queue = lock(&self.files);
+                queue.current = None;
+                let next = queue.behind.pop_front();
+                if next.is_none() {
+                    self.holding.store(false, Ordering::SeqCst);
+                }
+                next
+            };
+            let Some(held) = next else { return };
+            match held {
+                Held::Send(memory, target, token, limit) => {
+                    if let Err((errno, target)) = self.send_now(memory, target, token, limit) {
+                        self.refuse(
+                            Held::Send(Memory::Owned(Vec::new()), target, token, None),
+                            errno,
+                        );
+                    }
+                }
+                Held::Shutdown(told) => {
+                    if let Err((errno, target)) = self.shutdown_now(told) {
+                        self.refuse(Held::Shutdown(Some((target, 0))), errno);
+                    }
+                }
+                Held::Close(told) => self.close_now(told),
+                Held::File(pieces, target, token) => match self.start_file(pieces, target, token) {
+                    Ok(()) => return,
+                    Err((errno, target)) => {
+                        self.refuse(Held::File(Vec::new(), target, token), errno)
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// The way of a file send's parts. It keeps nothing alive: a socket that goes ends its file sends.
+struct Lane(Weak<Conn>);
+
+impl FileLane for Lane {
+    fn send(&self, memory: Memory, done: Done) {
+        let told: Box<dyn FnOnce(Event) + Send> = Box::new(move |event| {
+            done(Outcome {
+                result: event.result,
+                bytes: event.bytes,
+                memory: event.memory.unwrap_or(Memory::Owned(Vec::new())),
+            });
+        });
+        let refused = match self.0.upgrade() {
+            Some(conn) => conn.send_now(memory, Target::Call(told), 0, None).err(),
+            None => Some((Errno::CONNRESET, Target::Call(told))),
+        };
+        if let Some((errno, Target::Call(told))) = refused {
+            let mut event = crate::socket::plain_event(EventKind::Send, 0, -1, Err(errno));
+            event.memory = Some(Memory::Owned(Vec::new()));
+            told(event);
+        }
+    }
+
+    fn release(&self) {
+        if let Some(conn) = self.0.upgrade() {
+            conn.let_go();
+        }
+    }
+}
