@@ -23,7 +23,7 @@ pub mod stats;
 mod usage;
 mod verbs;
 
-pub use args::{BenchArgs, CommonArgs, Figure, Poll, Suite, Switch, VerbsArgs, VerbsOp};
+pub use args::{BenchArgs, CommonArgs, ExsArgs, Figure, Poll, Suite, Switch, VerbsArgs, VerbsOp};
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
@@ -41,6 +41,7 @@ use std::process::ExitCode;
 pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
     match args.suite {
         Suite::Verbs(args) => verbs::run(&args),
+        Suite::Exs(args) => exs::run_suite(&args),
         Suite::Link(args) => link::run(&args),
         Suite::Peer => process::serve_peer().map(|()| ExitCode::SUCCESS),
     }

@@ -44,8 +44,7 @@ pub struct Counters {
 
 impl Counters {
     fn of(socket: &Socket) -> Self {
-        let _ = socket;
-        let stats = weft_exs::machine::Stats::default();
+        let stats = socket.stats();
         Self {
             direct: stats.direct_sent,
             direct_bytes: stats.direct_bytes_sent,

@@ -104,6 +104,15 @@ pub(crate) const FIGURES: [Figure; 13] = [
 ];
 
 impl Figure {
+    /// In words, with its unit.
+    pub(crate) fn label(&self) -> String {
+        if self.unit.is_empty() {
+            self.words.to_owned()
+        } else {
+            format!("{} ({})", self.words, self.unit)
+        }
+    }
+
     pub(crate) fn mean(&self, runs: &[Run]) -> Option<Mean> {
         Mean::of(&runs.iter().map(self.read).collect::<Vec<_>>())
     }
@@ -226,13 +235,12 @@ pub fn report(plan: &Plan, runs: &[Run]) -> Report {
     ] {
         let points = runs.iter().enumerate();
         let points = points.map(|(index, run)| ((index + 1) as f64, (figure.read)(run)));
-        let label = if figure.unit.is_empty() {
-            figure.words.to_owned()
-        } else {
-            format!("{} ({})", figure.words, figure.unit)
-        };
         let line = Series::new(figure.words, Stroke::Weft, points.collect());
-        let plot = Plot::new(title, Axis::linear("repetition"), Axis::linear(&label));
+        let plot = Plot::new(
+            title,
+            Axis::linear("repetition"),
+            Axis::linear(&figure.label()),
+        );
         section = section.plot(plot.series(line));
     }
     report.sections.push(section);

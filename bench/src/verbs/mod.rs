@@ -195,9 +195,7 @@ pub(crate) fn print(report: &Report) -> Result<()> {
     }
 }
 
-pub(crate) type Output = (std::path::PathBuf, BufWriter<File>);
-
-pub(crate) fn create(path: &Path) -> Result<Output> {
+pub(crate) fn create(path: &Path) -> Result<(std::path::PathBuf, BufWriter<File>)> {
     let file = File::create(path).map_err(|source| output(path, source))?;
     Ok((path.to_owned(), BufWriter::new(file)))
 }

@@ -1,0 +1,267 @@
+//! The papers' experiments as data.
+
+use super::plan::{Amount, Design, Kind, Lengths, Mode, Plan};
+use crate::driver::Transport;
+use clap::ValueEnum;
+
+/// Outstanding operations in figs. 9, 10 and 13.
+const OPERATIONS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// Message sizes of fig. 11.
+const THREE_SIZES: [u64; 3] = [128 << 10, 512 << 10, 2 << 20];
+/// Receives outstanding in fig. 11.
+const MANY: u32 = 32;
+/// The mean and the most of random lengths.
+const MEAN: u64 = 1 << 20;
+const MOST: u64 = 4 << 20;
+/// What may travel as a small packet where they are on.
+const SMALL: u32 = 64 << 10;
+
+/// What `--figure` selects: the papers' figures, and the targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
+pub enum Figure {
+    /// Stream paper: mode switches and direct ratio over outstanding operations
+    #[value(name = "table3")]
+    Table3,
+    /// Throughput over outstanding operations, as many sends as receives
+    #[value(name = "9a")]
+    F9a,
+    /// ... half as many sends as receives
+    #[value(name = "9b")]
+    F9b,
+    /// CPU of the receiver, as many sends as receives
+    #[value(name = "10a")]
+    F10a,
+    /// ... half as many sends as receives
+    #[value(name = "10b")]
+    F10b,
+    /// Throughput over outstanding sends at 32 receives
+    #[value(name = "11a")]
+    F11a,
+    /// ... direct transfers of all
+    #[value(name = "11b")]
+    F11b,
+    /// Throughput over message size
+    #[value(name = "12a")]
+    F12a,
+    /// ... direct transfers of all
+    #[value(name = "12b")]
+    F12b,
+    /// Throughput over outstanding operations over a distance
+    #[value(name = "13")]
+    F13,
+    /// Interface paper: throughput over message size with and without small packets
+    #[value(name = "if2")]
+    Interface2,
+    /// ... CPU
+    #[value(name = "if3")]
+    Interface3,
+    /// Targets: 1 MiB streams beside plain TCP
+    #[value(name = "stream")]
+    Stream,
+    /// Targets: 64 B ping-pong beside raw verbs
+    #[value(name = "ping-pong")]
+    PingPong,
+    /// Targets: blocking calls beside plain sockets
+    #[value(name = "sync")]
+    Sync,
+}
+
+/// Measurements that several figures show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Experiment {
+    /// As many sends as receives.
+    Equal,
+    /// Half as many sends as receives.
+    Half,
+    /// Sends vary, 32 receives.
+    Sends,
+    /// Sizes vary, 4 receives and 2 sends.
+    Sizes,
+    /// As `Equal`, over a long link.
+    Distance,
+    /// Small packets on and off.
+    Small,
+}
+
+impl Experiment {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Equal,
+        Self::Half,
+        Self::Sends,
+        Self::Sizes,
+        Self::Small,
+        Self::Distance,
+    ];
+
+    /// The figures that it makes.
+    pub(crate) fn figures(self) -> &'static [Figure] {
+        match self {
+            Self::Equal => &[Figure::Table3, Figure::F9a, Figure::F10a],
+            Self::Half => &[Figure::Table3, Figure::F9b, Figure::F10b],
+            Self::Sends => &[Figure::F11a, Figure::F11b],
+            Self::Sizes => &[Figure::F12a, Figure::F12b],
+            Self::Distance => &[Figure::F13],
+            Self::Small => &[Figure::Interface2, Figure::Interface3],
+        }
+    }
+}
+
+/// What is measured turn by turn, at one place of the horizontal axis.
+#[derive(Clone, Debug)]
+pub(crate) struct Point {
+    pub(crate) experiment: Experiment,
+    pub(crate) transport: Transport,
+    /// Outstanding sends, or bytes of a message.
+    pub(crate) x: u64,
+    /// A name for each, and what it is.
+    pub(crate) variants: Vec<(String, Plan)>,
+}
+
+/// What the options say of all plans.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Base {
+    pub(crate) seconds: f64,
+    pub(crate) buffer: u32,
+    pub(crate) crc: bool,
+    pub(crate) quick: bool,
+}
+
+/// The points of an experiment on a transport.
+pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) -> Vec<Point> {
+    let plan = Plan {
+        transport: Some(transport),
+        amount: Amount::Seconds(base.seconds),
+        buffer: base.buffer,
+        crc: base.crc,
+        ..Plan::default()
+    };
+    let thin = |index: &usize| !base.quick || index.is_multiple_of(2);
+    let modes = |plan: &Plan| -> Vec<(String, Plan)> {
+        let with = |mode: Mode| {
+            let plan = Plan {
+                mode,
+                ..plan.clone()
+            };
+            (mode.name(), plan)
+        };
+        [Mode::Dynamic, Mode::Direct, Mode::Indirect]
+            .map(with)
+            .into()
+    };
+    let point = |x: u64, variants: Vec<(String, Plan)>| Point {
+        experiment,
+        transport,
+        x,
+        variants,
+    };
+    let random = Lengths::Exponential {
+        mean: MEAN,
+        max: MOST,
+        seed: 0,
+    };
+    let operations = OPERATIONS.into_iter().enumerate();
+    let operations = operations.filter(|(index, _)| thin(index)).map(|(_, n)| n);
+    let powers =
+        |from: u32, to: u32, step: usize| (from..=to).step_by(step).map(|power| 1u64 << power);
+    match experiment {
+        Experiment::Equal | Experiment::Distance => operations
+            .map(|n| {
+                let plan = Plan {
+                    lengths: random,
+                    sends: n,
+                    receives: n,
+                    ..plan.clone()
+                };
+                point(n.into(), modes(&plan))
+            })
+            .collect(),
+        Experiment::Half => operations
+            .filter(|n| *n < MANY)
+            .map(|n| {
+                let plan = Plan {
+                    lengths: random,
+                    sends: n,
+                    receives: 2 * n,
+                    ..plan.clone()
+                };
+                point(n.into(), modes(&plan))
+            })
+            .collect(),
+        Experiment::Sends => operations
+            .map(|n| {
+                let with = |size: u64| {
+                    let plan = Plan {
+                        lengths: Lengths::Fixed(size),
+                        sends: n,
+                        receives: MANY,
+                        ..plan.clone()
+                    };
+                    (crate::size::human(size), plan)
+                };
+                point(n.into(), THREE_SIZES.map(with).into())
+            })
+            .collect(),
+        Experiment::Sizes => powers(10, 24, if base.quick { 2 } else { 1 })
+            .map(|size| {
+                let plan = Plan {
+                    lengths: Lengths::Fixed(size),
+                    sends: 2,
+                    receives: 4,
+                    ..plan.clone()
+                };
+                point(size, modes(&plan))
+            })
+            .collect(),
+        Experiment::Small => powers(4, 16, if base.quick { 4 } else { 2 })
+            .map(|size| {
+                let with = |(name, small): (&str, u32)| {
+                    let plan = Plan {
+                        lengths: Lengths::Fixed(size),
+                        kind: Kind::Seqpacket,
+                        design: Design::Source,
+                        small,
+                        ..plan.clone()
+                    };
+                    (name.to_owned(), plan)
+                };
+                point(size, [("small", SMALL), ("not small", 0)].map(with).into())
+            })
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_plan_can_be_and_every_figure_has_an_experiment() {
+        for quick in [false, true] {
+            let base = Base {
+                seconds: 0.1,
+                buffer: 1 << 20,
+                crc: false,
+                quick,
+            };
+            for experiment in Experiment::ALL {
+                for transport in [Transport::Tcp, Transport::Local] {
+                    let points = points(experiment, transport, &base);
+                    assert!(points.len() >= 3, "{experiment:?}");
+                    for (_, plan) in points.iter().flat_map(|point| &point.variants) {
+                        plan.check().unwrap();
+                    }
+                }
+            }
+        }
+        let made = Experiment::ALL.iter().flat_map(|each| each.figures());
+        let made: std::collections::HashSet<_> = made.collect();
+        let targets = [Figure::Stream, Figure::PingPong, Figure::Sync];
+        for figure in Figure::value_variants() {
+            assert!(
+                made.contains(figure) != targets.contains(figure),
+                "{figure:?}"
+            );
+        }
+    }
+}

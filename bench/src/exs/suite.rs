@@ -1,0 +1,396 @@
+//! The suite `weft bench exs`.
+
+use super::blast::Run;
+use super::experiment::{Base, Experiment, Figure, Point, points};
+use super::plan::{Lengths, Plan};
+use super::{figures, summary};
+use crate::args::ExsArgs;
+use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
+use crate::error::{BenchError, Result};
+use crate::process::{Peer, Reply, Request, unexpected};
+use crate::progress::Progress;
+use crate::record::{Record, write_lines};
+use crate::scenario::{Contender, Effort, Group, run_group, window};
+use crate::stats::{Mean, Summary};
+use crate::usage;
+use crate::verbs::{create, output, print};
+use serde::Serialize;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+use weft_link::Link;
+
+/// The line's rate in the experiment over a distance, unless told.
+const LINE: u64 = 4_000_000_000;
+/// The intermediate buffer there, unless told: more than the line holds.
+const LONG_BUFFER: u32 = 64 << 20;
+/// Seconds of a run there, unless told: windows need many round trips to open.
+const LONG_RUN: f64 = 3.0;
+
+/// A client and a server of blast, both children of ours.
+struct Pair {
+    client: Peer,
+    /// Ends with its client.
+    _server: Peer,
+}
+
+impl Pair {
+    /// On this host, or at the two ends of a link.
+    fn start(link: Option<&Link>) -> Result<Self> {
+        let (mut server, ip) = match link {
+            None => (Peer::spawn(&[])?, Ipv4Addr::LOCALHOST),
+            Some(link) => {
+                let spawn = |command: &mut Command| link.far().enter(|| command.spawn())?;
+                (Peer::start(&[], spawn)?, weft_link::FAR)
+            }
+        };
+        let mut client = match link {
+            None => Peer::spawn(&[])?,
+            Some(link) => Peer::start(&[], |command| link.near().enter(|| command.spawn())?)?,
+        };
+        let ip = IpAddr::V4(ip);
+        server.send(&Request::BlastServe { ip })?;
+        let addr = server.listening()?;
+        client.send(&Request::BlastConnect { addr })?;
+        match client.receive()? {
+            Reply::Ready => Ok(Self {
+                client,
+                _server: server,
+            }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn run(&mut self, plan: &Plan) -> Result<Run> {
+        self.client.send(&Request::Blast(plan.clone()))?;
+        match self.client.receive()? {
+            Reply::Blasted(run) => Ok(*run),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// One line of a figure at one place: all its runs.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    pub(super) experiment: Experiment,
+    pub(super) transport: Transport,
+    pub(super) variant: String,
+    /// Outstanding sends, or bytes of a message.
+    pub(super) x: u64,
+    pub(super) plan: Plan,
+    pub(super) runs: Vec<Run>,
+}
+
+/// A figure of a cell as a line of JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    bench: &'static str,
+    experiment: Experiment,
+    transport: Transport,
+    variant: &'a str,
+    x: u64,
+    metric: &'static str,
+    #[serde(flatten)]
+    summary: Summary,
+    mean: f64,
+    ci95: Option<f64>,
+    plan: &'a Plan,
+}
+
+impl Cell {
+    /// A figure of each run.
+    pub(super) fn read(&self, figure: &summary::Figure) -> Vec<f64> {
+        self.runs.iter().map(figure.read).collect()
+    }
+
+    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        for figure in &summary::FIGURES {
+            let samples = self.read(figure);
+            let (Some(summary), Some(Mean { mean, ci95, .. })) =
+                (Summary::of(&samples), Mean::of(&samples))
+            else {
+                continue;
+            };
+            let line = Line {
+                bench: "exs",
+                experiment: self.experiment,
+                transport: self.transport,
+                variant: &self.variant,
+                x: self.x,
+                metric: figure.name,
+                summary,
+                mean,
+                ci95,
+                plan: &self.plan,
+            };
+            serde_json::to_writer(&mut *out, &line)?;
+            out.write_all(b"\n")?;
+        }
+        out.flush()
+    }
+}
+
+/// Measures a point: in each repetition all variants, starting with another one each time.
+fn measure(
+    pair: &mut Option<Pair>,
+    link: Option<&Link>,
+    point: &Point,
+    repetitions: u32,
+) -> Result<Vec<Cell>> {
+    let cell = |(variant, plan): &(String, Plan)| Cell {
+        experiment: point.experiment,
+        transport: point.transport,
+        variant: variant.clone(),
+        x: point.x,
+        plan: plan.clone(),
+        runs: Vec::new(),
+    };
+    let mut cells: Vec<Cell> = point.variants.iter().map(cell).collect();
+    let count = cells.len();
+    // After a failure the two sides may not agree on what comes next: the pair is not put back.
+    let mut working = match pair.take() {
+        Some(pair) => pair,
+        None => Pair::start(link)?,
+    };
+    for repetition in 0..repetitions {
+        for turn in 0..count {
+            let cell = &mut cells[(turn + repetition as usize) % count];
+            let mut plan = cell.plan.clone();
+            if let Lengths::Exponential { seed, .. } = &mut plan.lengths {
+                *seed = u64::from(repetition) + 1;
+            }
+            cell.runs.push(working.run(&plan)?);
+        }
+    }
+    *pair = Some(working);
+    Ok(cells)
+}
+
+/// Everything that was measured.
+pub(super) struct Results {
+    pub(super) cells: Vec<Cell>,
+    pub(super) targets: Vec<Record>,
+    pub(super) notes: Vec<String>,
+    pub(super) load: String,
+}
+
+/// Runs the suite: prints tables, and writes what the options ask for.
+pub(crate) fn run(args: &ExsArgs) -> Result<ExitCode> {
+    let mut json = args.json.as_deref().map(create).transpose()?;
+    let html = args.html.as_deref().map(create).transpose()?;
+    let wants = |figure: Figure| args.figure.is_empty() || args.figure.contains(&figure);
+    let experiments = Experiment::ALL.into_iter();
+    let experiments: Vec<Experiment> = experiments
+        .filter(|experiment| experiment.figures().iter().any(|figure| wants(*figure)))
+        .collect();
+    let groups = targets(args, wants);
+    let mut results = Results {
+        cells: Vec::new(),
+        targets: Vec::new(),
+        notes: Vec::new(),
+        load: usage::load_average(),
+    };
+    let mut failures = 0;
+    // The link first: without it the rest need not wait for the news.
+    let mut link = None;
+    if experiments.contains(&Experiment::Distance) {
+        let mut shape = args.link.clone();
+        let rate = *shape.rate.get_or_insert(LINE);
+        match shape.link() {
+            Ok(made) => {
+                let delay = shape.delay.as_secs_f64() * 2e3;
+                results.notes.push(format!(
+                    "Distance: two network namespaces with a program between them that delays packets: {delay:.0} ms there and back, jitter {:.1} ms, {:.1} Gb/s.",
+                    shape.jitter.as_secs_f64() * 1e3,
+                    rate as f64 / 1e9
+                ));
+                link = Some(made);
+            }
+            // Whoever asked for it by name gets no result without it.
+            Err(error) if args.figure.contains(&Figure::F13) => return Err(error),
+            Err(error) => results.notes.push(format!("Figure 13 is missing: {error}")),
+        }
+    }
+    let mut all: Vec<Point> = Vec::new();
+    for transport in &args.transport {
+        for experiment in experiments
+            .iter()
+            .filter(|each| **each != Experiment::Distance)
+        {
+            all.extend(points(*experiment, *transport, &base(args, false)));
+        }
+    }
+    if link.is_some() {
+        all.extend(points(
+            Experiment::Distance,
+            Transport::Tcp,
+            &base(args, true),
+        ));
+    }
+    if all.is_empty() && groups.is_empty() {
+        return Err(BenchError::Usage(
+            "nothing to measure: the options leave no point".to_owned(),
+        ));
+    }
+    let mut progress = Progress::new((all.len() + groups.len()) as u64);
+    let (mut near, mut far) = (None, None);
+    for point in &all {
+        let what = format!(
+            "{:?} {} {}",
+            point.experiment,
+            point.transport.name(),
+            point.x
+        );
+        progress.at(&what);
+        let distant = point.experiment == Experiment::Distance;
+        let (pair, link) = if distant {
+            (&mut far, link.as_ref())
+        } else {
+            (&mut near, None)
+        };
+        let repetitions = if distant {
+            args.repetitions().min(3)
+        } else {
+            args.repetitions()
+        };
+        match measure(pair, link, point, repetitions) {
+            Ok(cells) => {
+                if let Some((path, file)) = &mut json {
+                    for cell in &cells {
+                        cell.write(file).map_err(|source| output(path, source))?;
+                    }
+                }
+                results.cells.extend(cells);
+            }
+            Err(error) => {
+                failures += 1;
+                eprintln!("{what}: {error}");
+            }
+        }
+        progress.step();
+    }
+    drop((near, far));
+    if let Some(link) = &link {
+        let [out, back] = link.traffic();
+        let dropped = out.dropped + back.dropped;
+        results.notes.push(format!(
+            "The link carried {:.1} GB in {} packets, and dropped {dropped}.",
+            out.bytes as f64 / 1e9,
+            out.packets + back.packets
+        ));
+    }
+    let mut context = Context::default();
+    let effort = Effort {
+        runs: args.repetitions(),
+        target: Duration::from_secs_f64(args.seconds()),
+        bytes: None,
+    };
+    for group in &groups {
+        progress.at(&group.describe());
+        let measured = Peer::spawn(&[])
+            .and_then(|mut peer| run_group(&mut context, &mut peer, group, &effort));
+        match measured {
+            Ok(outcome) => {
+                let mut records = outcome.records;
+                for record in &mut records {
+                    "exs".clone_into(&mut record.bench);
+                }
+                if let Some((path, file)) = &mut json {
+                    write_lines(file, &records).map_err(|source| output(path, source))?;
+                }
+                results.targets.extend(records);
+            }
+            Err(error) => {
+                failures += 1;
+                eprintln!("{}: {error}", group.describe());
+            }
+        }
+        progress.step();
+    }
+    drop(progress);
+    let report = figures::report(&results, args);
+    print(&report)?;
+    if let Some((path, mut file)) = html {
+        file.write_all(report.to_html().as_bytes())
+            .and_then(|()| file.flush())
+            .map_err(|source| output(&path, source))?;
+    }
+    Ok(if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        eprintln!("{failures} of the points failed");
+        ExitCode::FAILURE
+    })
+}
+
+fn base(args: &ExsArgs, distant: bool) -> Base {
+    let sockets = weft_exs::Options::default().buffer;
+    Base {
+        seconds: if distant {
+            args.distance_seconds.unwrap_or(LONG_RUN)
+        } else {
+            args.seconds()
+        },
+        buffer: args
+            .buffer
+            .unwrap_or(if distant { LONG_BUFFER } else { sockets }),
+        crc: args.crc,
+        quick: args.quick,
+    }
+}
+
+/// The names of the targets in the results.
+pub(super) const STREAM: &str = "exs-stream";
+pub(super) const PING_PONG: &str = "exs-ping-pong";
+pub(super) const SYNC_STREAM: &str = "exs-sync-stream";
+pub(super) const SYNC_PING_PONG: &str = "exs-sync-ping-pong";
+
+/// The points of the targets. What they are compared with stands beside them.
+fn targets(args: &ExsArgs, wants: impl Fn(Figure) -> bool) -> Vec<Group> {
+    let mut groups = Vec::new();
+    let mut add = |op: &'static str, stacks: &[Stack], spec: Spec| {
+        for transport in &args.transport {
+            let contender = |stack: &Stack| Contender {
+                spec: Spec {
+                    stack: *stack,
+                    transport: *transport,
+                    crc: args.crc,
+                    op: Op::Send,
+                    ..spec
+                },
+                case: None,
+            };
+            groups.push(Group {
+                op,
+                contenders: stacks.iter().map(contender).collect(),
+            });
+        }
+    };
+    let stream = Spec {
+        bytes: 1 << 20,
+        window: window(Op::Send, 1 << 20),
+        ..Spec::BASE
+    };
+    let ping_pong = Spec {
+        bytes: 64,
+        kind: Kind::PingPong,
+        ..Spec::BASE
+    };
+    if wants(Figure::Stream) {
+        add(STREAM, &[Stack::Tcp, Stack::Exs, Stack::Weft], stream);
+    }
+    if wants(Figure::PingPong) {
+        let busy = Spec {
+            busy: true,
+            ..ping_pong
+        };
+        add(PING_PONG, &[Stack::Weft, Stack::Exs, Stack::Tcp], busy);
+    }
+    if wants(Figure::Sync) {
+        add(SYNC_STREAM, &[Stack::Tcp, Stack::ExsSync], stream);
+        add(SYNC_PING_PONG, &[Stack::Tcp, Stack::ExsSync], ping_pong);
+    }
+    groups
+}
