@@ -8,6 +8,7 @@ mod event;
 mod listener;
 mod lock;
 mod file;
+pub mod futures;
 pub mod machine;
 mod memory;
 mod options;

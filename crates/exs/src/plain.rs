@@ -467,14 +467,13 @@ impl Plain {
 
     /// After a change: the thread knows what to wait for, and ends are told.
     fn settle(&self, lane: MutexGuard<'_, Lane>, way: Way) {
-        if !lane.queue.is_empty() {
-            let earliest = lane.earliest;
-            drop(lane);
-            self.arm(earliest);
-            self.finish(self.lane(way), way);
-        } else {
-            self.finish(lane, way);
+        if lane.queue.is_empty() {
+            return self.finish(lane, way);
         }
+        let earliest = lane.earliest;
+        drop(lane);
+        self.arm(earliest);
+        self.finish(self.lane(way), way);
     }
 
     /// What waits keeps the socket, and ends are told.

@@ -17,7 +17,7 @@ const WAKE: u64 = 0;
 /// Sockets looked at between two looks at the clock.
 const BATCH: usize = 64;
 /// The kernel counts waits in milliseconds of an `int`; nobody minds one wake-up an hour.
-const LONGEST: Duration = Duration::from_secs(3600);
+const LONGEST: Duration = Duration::from_hours(1);
 
 pub(super) struct Poller {
     epoll: OwnedFd,
