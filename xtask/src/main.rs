@@ -1,7 +1,8 @@
-//! Checks of the tree that no compiler makes. Run as `cargo xtask deps`.
+//! What cargo does not do: checks of the tree that no compiler makes, and shared libraries for C. Run as `cargo xtask`.
 #![forbid(unsafe_code)]
 
 mod deps;
+mod libexs;
 mod source;
 
 use std::path::{Path, PathBuf};
@@ -9,7 +10,9 @@ use std::process::{Command, ExitCode};
 
 const HELP: &str = "\
 cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every dependency edge is allowed there,
-                    unsafe code stays in the crates that may have it, no source file is too long";
+                    unsafe code stays in the crates that may have it, no source file is too long
+cargo xtask libexs DIR [--debug]
+                    the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -26,6 +29,18 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
+        ["libexs", dir, ref options @ ..] if matches!(options, [] | ["--debug"]) => {
+            match libexs::lay_out(Path::new(dir), options.is_empty()) {
+                Ok(summary) => {
+                    println!("{summary}");
+                    ExitCode::SUCCESS
+                }
+                Err(problem) => {
+                    eprintln!("xtask libexs: {problem}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
         ["help" | "-h" | "--help"] => {
             println!("{HELP}");
             ExitCode::SUCCESS

@@ -91,7 +91,7 @@ pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
     let kind = match op.what {
         What::Connect => EXS_EVT_CONNECT,
         What::Accept(_) => EXS_EVT_ACCEPT,
-        _ => kind(event.kind),
+        _ => kind(kind_with_limit(&event, &op)),
     };
     let union = match op.what {
         What::Accept(addr) => {
@@ -161,9 +161,6 @@ pub(super) fn told(mut event: weft_exs::Event, op: Op) -> Event {
         What::Poll => ready(event.ready),
         What::Shutdown | What::Close => ready(Ready::empty()),
     };
-    if let Of::Socket(entry) = &op.of {
-        end_of_once(&event, entry);
-    }
     Event {
         exs_evt_type: kind as c_int,
         exs_evt_errno: errno,
@@ -213,14 +210,29 @@ fn ready(ready: Ready) -> EvtUnion {
     union
 }
 
-/// `EXS_TIMEOUT_ONCE`: the first operation that ran into the limit ends it.
-fn end_of_once(event: &weft_exs::Event, entry: &Entry) {
-    let (once, sends) = match event.kind {
-        EventKind::SendTimeout => (&entry.once[0], true),
-        EventKind::RecvTimeout => (&entry.once[1], false),
-        _ => return,
+/// What an event is about: an operation that ran into the socket's limit of time says that. With `EXS_TIMEOUT_ONCE` that ends the
+/// limit.
+fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
+    let (sends, kind) = match event.kind {
+        EventKind::Send | EventKind::SendMsg | EventKind::SendFile => {
+            (true, EventKind::SendTimeout)
+        }
+        EventKind::Recv | EventKind::RecvMsg => (false, EventKind::RecvTimeout),
+        other => return other,
     };
-    if take(once) {
+    let Of::Socket(entry) = &op.of else {
+        return event.kind;
+    };
+    let options = entry.socket.options();
+    let limit = if sends {
+        options.send_timeout
+    } else {
+        options.recv_timeout
+    };
+    if event.result != Err(Errno::TIMEDOUT) || limit.is_none() {
+        return event.kind;
+    }
+    if take(&entry.once[usize::from(!sends)]) {
         // Limits of time can be changed at any time.
         let _ = entry.socket.set_options(|o| {
             if sends {
@@ -230,6 +242,7 @@ fn end_of_once(event: &weft_exs::Event, entry: &Entry) {
             }
         });
     }
+    kind
 }
 
 /// Enters a new connection in the table: its number, and the peer's address.

@@ -101,7 +101,10 @@ pub unsafe fn getsockopt(
     };
     let settings = entry.settings();
     let number = match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_ERROR) => entry.error.swap(0, Ordering::AcqRel),
+        (libc::SOL_SOCKET, libc::SO_ERROR) => match entry.error.swap(0, Ordering::AcqRel) {
+            0 => entry.socket.take_error().map_or(0, Errno::raw_os_error),
+            errno => errno,
+        },
         (libc::SOL_SOCKET, libc::SO_TYPE) => match entry.socket.kind() {
             Kind::Stream => libc::SOCK_STREAM,
             Kind::SeqPacket => libc::SOCK_SEQPACKET,
@@ -118,6 +121,7 @@ pub unsafe fn getsockopt(
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => settings.keepalive.into(),
         (libc::SOL_SOCKET, name) if i64::from(name) == SO_ASYNC_RECV_ORDERED => 1,
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => settings.nodelay.into(),
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if settings.ipv6 => 1,
         (libc::SOL_SOCKET, libc::SO_LINGER) => {
             let on = settings.linger;
             let linger = linger {
@@ -227,6 +231,11 @@ pub unsafe fn setsockopt(
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => entry.set(|s| s.reuse_addr = on),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => entry.set(|s| s.keepalive = on),
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => entry.set(|s| s.nodelay = on),
+        // Sockets are of one family or the other.
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if entry.settings().ipv6 && on => {}
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if entry.settings().ipv6 => {
+            return Err(Errno::INVAL);
+        }
         (libc::SOL_SOCKET, name) if i64::from(name) == SO_ASYNC_RECV_ORDERED => {}
         _ => return Err(Errno::NOPROTOOPT),
     }
@@ -315,11 +324,37 @@ pub unsafe fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Result<c_int, Errno> {
 
 /// # Safety
 /// `to` is null or has room.
-unsafe fn stats(_entry: &Entry, to: *mut Stats) -> Result<(), Errno> {
+unsafe fn stats(entry: &Entry, to: *mut Stats) -> Result<(), Errno> {
     if to.is_null() {
         return Err(Errno::FAULT);
     }
-    Err(Errno::OPNOTSUPP)
+    let stats = entry.socket.stats();
+    let new = Stats {
+        st_direct_sent: stats.direct_sent,
+        st_direct_bytes_sent: stats.direct_bytes_sent,
+        st_indirect_sent: stats.indirect_sent,
+        st_indirect_bytes_sent: stats.indirect_bytes_sent,
+        st_small_sent: stats.small_sent,
+        st_small_bytes_sent: stats.small_bytes_sent,
+        st_direct_received: stats.direct_received,
+        st_direct_bytes_received: stats.direct_bytes_received,
+        st_indirect_received: stats.indirect_received,
+        st_indirect_bytes_received: stats.indirect_bytes_received,
+        st_small_received: stats.small_received,
+        st_small_bytes_received: stats.small_bytes_received,
+        st_mode_switches: stats.mode_switches,
+        st_adverts_sent: stats.adverts_sent,
+        st_adverts_received: stats.adverts_received,
+        st_adverts_dropped: stats.adverts_dropped,
+        st_credit_stalls: stats.credit_stalls,
+        st_ring_stalls: stats.ring_stalls,
+        st_retracts: stats.retracts,
+        st_acks: stats.acks,
+        st_credit_messages: stats.credit_messages,
+    };
+    // SAFETY: the caller's promise.
+    unsafe { to.write(new) };
+    Ok(())
 }
 
 /// `exs_sync_fcntl`

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -56,6 +56,11 @@ impl QueueEntry {
         self.ops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bit 62 keeps them apart from addresses, and bit 63 from [`own_token`]s.
+    fn token(&self, at: u32) -> u64 {
+        1 << 62 | u64::from(self.serial & 0x3fff_ffff) << 32 | u64::from(at)
+    }
+
     /// Starts an operation with `start`, whose sink leads to this queue.
     ///
     /// # Errors
@@ -67,7 +72,7 @@ impl QueueEntry {
     ) -> Result<(), Errno> {
         // Before it is started: its event may be there, and taken by another thread, before `start` returns.
         let at = self.ops().insert(op);
-        let token = u64::from(self.serial) << 32 | u64::from(at);
+        let token = self.token(at);
         start(Sink::Queue(self.queue.clone(), token)).inspect_err(|_| {
             let refused = self.ops().remove(at);
             drop(refused); // not under the lock
@@ -75,10 +80,9 @@ impl QueueEntry {
     }
 
     fn take(&self, token: u64) -> Option<Op> {
-        if token >> 32 != u64::from(self.serial) {
-            return None;
-        }
-        self.ops().remove(token as u32)
+        let op = self.ops().remove(token as u32);
+        debug_assert_eq!(token, self.token(token as u32), "of this queue");
+        op
     }
 
     /// Cancels the operations that `wanted` picks; how many of them will end.
@@ -87,10 +91,10 @@ impl QueueEntry {
             .ops()
             .slots
             .iter()
-            .zip(0_u64..)
+            .zip(0..)
             .filter_map(|(op, at)| {
                 let op = op.as_ref().filter(|op| wanted(op))?;
-                Some((op.socket(), u64::from(self.serial) << 32 | at))
+                Some((op.socket(), self.token(at)))
             })
             .collect();
         chosen
@@ -98,6 +102,12 @@ impl QueueEntry {
             .map(|(socket, token)| socket.cancel(Some(token)))
             .sum()
     }
+}
+
+/// The first of `count` tokens in a row, for operations that only the library waits for.
+pub(super) fn own_token(count: u64) -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
+    NEXT.fetch_add(count, Ordering::Relaxed)
 }
 
 /// `exs_qcreate`

@@ -15,6 +15,7 @@ use super::address;
 use super::event::{enter, received};
 use super::memory::{Uses, memory, plain_vector, vector};
 use super::option::linger_of;
+use super::queue::own_token;
 use super::socket::{self, SEND_FLAGS, flags, message, on_system, recv_flags};
 use super::state::{Done, OneClosing, State, state};
 use super::table::{Entry, Found, SEND_BUFFER};
@@ -25,8 +26,8 @@ pub use super::option::{getsockopt, plain_fcntl as fcntl, setsockopt};
 pub use super::socket::{bind, getpeername, getsockname, listen, socket};
 pub use super::sync_poll::{poll, select};
 
-/// Room in a thread's own queue: that many operations of one call at most.
-const OWN_DEPTH: usize = 4096;
+/// Room in a thread's own queue: as many operations as one call may need. It is only a number.
+const OWN_DEPTH: usize = 1 << 20;
 
 thread_local! {
     /// The queue that this thread waits at, with the state that it belongs to: a forked child needs another.
@@ -53,14 +54,14 @@ fn carry_out(
     limit: Option<Duration>,
     start: impl FnOnce(Sink) -> Result<(), Errno>,
 ) -> Result<Event, Errno> {
-    const TOKEN: u64 = u64::MAX; // of no queue that a program made: their serial numbers begin at 1
+    let token = own_token(1);
     let queue = own_queue()?;
-    start(Sink::Queue(queue.clone(), TOKEN))?;
+    start(Sink::Queue(queue.clone(), token))?;
     let mut events = Vec::new();
     let mut result = queue.dequeue(&mut events, 1, 1, limit).map(|_| ());
     if events.is_empty() {
         // Time is up, or a signal came. The operation has the memory until its event, so that is awaited.
-        socket.cancel(Some(TOKEN));
+        socket.cancel(Some(token));
         while events.is_empty() {
             if let Err(errno) = queue.dequeue(&mut events, 1, 1, None)
                 && errno != Errno::INTR
@@ -97,13 +98,10 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Resul
     };
     // SAFETY: the caller's promise.
     let to = unsafe { address::read(addr, len) }?;
-    if entry.connecting.load(Ordering::Acquire) {
-        return Err(Errno::ALREADY);
-    }
     if !entry.nonblock() {
         return entry.socket.connect_wait(to).map(|()| 0);
     }
-    entry.connecting.store(true, Ordering::Release);
+    entry.connect_begins()?;
     let of = Arc::downgrade(&entry);
     let started = entry.socket.connect(
         to,
@@ -112,14 +110,14 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Resul
                 if let Err(errno) = event.result {
                     entry.error.store(errno.raw_os_error(), Ordering::Release);
                 }
-                entry.connecting.store(false, Ordering::Release);
+                entry.connect_ends();
             }
         }),
     );
     match started {
         Ok(()) => Err(Errno::INPROGRESS),
         Err(errno) => {
-            entry.connecting.store(false, Ordering::Release);
+            entry.connect_ends();
             Err(errno)
         }
     }
@@ -171,7 +169,7 @@ fn failed_before(entry: &Entry) -> Result<(), Errno> {
 
 /// Sends a copy of as much as there is room for, without waiting.
 fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
-    if entry.connecting.load(Ordering::Acquire) {
+    if entry.connecting().is_some() {
         return Err(Errno::AGAIN);
     }
     let room = entry.settings().send_buffer.unwrap_or(SEND_BUFFER);

@@ -13,7 +13,7 @@ use libc::{
 use rustix::io::Errno;
 use weft_exs::{Ready, Sink};
 
-use super::queue::timeout;
+use super::queue::{own_token, timeout};
 use super::state::state;
 use super::sync::{has_room, own_queue};
 use super::table::{Entry, Found};
@@ -48,6 +48,9 @@ pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, time: c_int) -> Result<c_int, Er
 /// Waits until something is ready, and says how many are.
 fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
     let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+    for fd in &mut *fds {
+        fd.revents = 0;
+    }
     let ours: Vec<Option<Arc<Entry>>> = fds
         .iter()
         .map(|fd| match state().sockets.find(fd.fd) {
@@ -58,44 +61,49 @@ fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
     if ours.iter().all(Option::is_none) {
         return system_poll(fds, until);
     }
-    if ours_ready(fds, &ours) > 0 {
-        // The system's are asked as well, but not waited for.
-        return system_and_ours(fds, &ours, Some(Instant::now()));
+    loop {
+        // Without waiting, ours and the system's.
+        let ready = look(fds, &ours)?;
+        if ready > 0 || until.is_some_and(|until| until <= Instant::now()) {
+            return Ok(ready);
+        }
+        sleep(fds, &ours, until)?;
     }
+}
+
+/// Sleeps until something may be ready.
+fn sleep(fds: &[pollfd], ours: &[Option<Arc<Entry>>], until: Option<Instant>) -> Result<(), Errno> {
     let queue = own_queue()?;
-    // Operations that make an event in this thread's queue as soon as something is ready; its number is its place.
+    queue.set_signal(true);
+    // Operations that make an event in this thread's queue as soon as something is ready.
+    let token = own_token(ours.len() as u64);
     let mut started = Vec::new();
-    let mut failed = false;
-    for (i, entry) in ours.iter().enumerate() {
+    let mut ends = Vec::new();
+    let mut changed = false;
+    for ((entry, fd), token) in ours.iter().zip(fds).zip(token..) {
         let Some(entry) = entry else { continue };
-        let token = u64::MAX - 1 - i as u64;
-        let wanted = wanted_of(fds[i]);
-        match entry.socket.poll(wanted, Sink::Queue(queue.clone(), token)) {
+        if let Some(end) = entry.connecting() {
+            ends.push(end);
+            continue;
+        }
+        let sink = Sink::Queue(queue.clone(), token);
+        match entry.socket.poll(wanted_of(*fd), sink) {
             Ok(()) => started.push((entry, token)),
-            // What cannot be waited for is looked at.
-            Err(_) => failed = true,
+            // It was closed, or has ended: that is seen by looking.
+            Err(_) => changed = true,
         }
     }
-    let signalled = queue.signal();
-    queue.set_signal(true);
-    let mut all: Vec<pollfd> = fds
-        .iter()
-        .zip(&ours)
-        .map(|(fd, ours)| pollfd {
-            fd: if ours.is_some() { -1 } else { fd.fd },
-            events: fd.events,
-            revents: 0,
-        })
-        .collect();
-    all.push(pollfd {
-        fd: queue.as_fd().as_raw_fd(),
+    let mut all = of_system(fds, ours);
+    let ends = ends.iter().map(AsRawFd::as_raw_fd);
+    all.extend(ends.chain([queue.as_fd().as_raw_fd()]).map(|fd| pollfd {
+        fd,
         events: POLLIN,
         revents: 0,
-    });
-    let waited = if failed {
+    }));
+    let waited = if changed {
         Ok(0)
     } else {
-        system_poll(&mut all, until).map(|_| 0)
+        system_poll(&mut all, until)
     };
     for (entry, token) in &started {
         entry.socket.cancel(Some(*token));
@@ -109,15 +117,32 @@ fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
             Err(errno) => return Err(errno),
         }
     }
-    queue.set_signal(signalled);
-    waited?;
-    for event in events {
-        let place = (u64::MAX - 1 - event.token) as usize;
-        if let (Some(fd), Ok(_)) = (fds.get_mut(place), event.result) {
-            fd.revents = told(event.ready, fd.events);
+    queue.set_signal(false);
+    waited.map(drop)
+}
+
+/// The system's of them; ours are left out.
+fn of_system(fds: &[pollfd], ours: &[Option<Arc<Entry>>]) -> Vec<pollfd> {
+    fds.iter()
+        .zip(ours)
+        .map(|(fd, ours)| pollfd {
+            fd: if ours.is_some() { -1 } else { fd.fd },
+            events: fd.events,
+            revents: 0,
+        })
+        .collect()
+}
+
+/// Looks at all of them once; how many are ready.
+fn look(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c_int, Errno> {
+    let mut theirs = of_system(fds, ours);
+    let count = system_poll(&mut theirs, Some(Instant::now()))? as usize;
+    for ((fd, theirs), ours) in fds.iter_mut().zip(&theirs).zip(ours) {
+        if ours.is_none() {
+            fd.revents = theirs.revents;
         }
     }
-    system_and_ours(fds, &ours, Some(Instant::now()))
+    Ok((count + ours_ready(fds, ours)) as c_int)
 }
 
 fn wanted_of(fd: pollfd) -> Ready {
@@ -144,48 +169,36 @@ fn told(ready: Ready, events: i16) -> i16 {
     out
 }
 
+/// It neither listens nor is connected.
+fn unconnected(entry: &Entry) -> bool {
+    !entry.listening.load(Ordering::Acquire) && entry.socket.peer_addr() == Err(Errno::NOTCONN)
+}
+
 /// Looks at our sockets; how many are ready.
 fn ours_ready(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> usize {
     let mut count = 0;
     for (fd, entry) in fds.iter_mut().zip(ours) {
         let Some(entry) = entry else { continue };
+        if entry.connecting().is_some() {
+            fd.revents = 0;
+            continue;
+        }
         let mut ready = entry.socket.ready();
         if entry.read_shut.load(Ordering::Acquire) {
             ready |= Ready::IN;
         }
-        if entry.connecting.load(Ordering::Acquire) {
-            ready = Ready::empty();
-        } else if !has_room(entry) {
+        if !has_room(entry) {
             ready.remove(Ready::OUT);
         }
-        fd.revents |= told(ready, fd.events);
+        if unconnected(entry) {
+            // As the system has it for its own.
+            ready |= Ready::OUT | Ready::HUP;
+            ready.set(Ready::ERR, entry.error.load(Ordering::Acquire) != 0);
+        }
+        fd.revents = told(ready, fd.events);
         count += usize::from(fd.revents != 0);
     }
     count
-}
-
-/// Looks at all of them once, the system's until a time.
-fn system_and_ours(
-    fds: &mut [pollfd],
-    ours: &[Option<Arc<Entry>>],
-    until: Option<Instant>,
-) -> Result<c_int, Errno> {
-    let mut theirs: Vec<pollfd> = fds
-        .iter()
-        .zip(ours)
-        .map(|(fd, ours)| pollfd {
-            fd: if ours.is_some() { -1 } else { fd.fd },
-            events: fd.events,
-            revents: 0,
-        })
-        .collect();
-    let count = system_poll(&mut theirs, until)? as usize;
-    for ((fd, theirs), ours) in fds.iter_mut().zip(&theirs).zip(ours) {
-        if ours.is_none() {
-            fd.revents = theirs.revents;
-        }
-    }
-    Ok((count + ours_ready(fds, ours)) as c_int)
 }
 
 /// `poll` of the system.

@@ -4,7 +4,7 @@
 //! system are here only while operations are outstanding on them: the program closes those with `close`, and we would not know.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
@@ -25,8 +25,8 @@ pub(crate) struct Entry {
     pub(crate) settings: Mutex<Settings>,
     pub(crate) in_place: Mutex<HashMap<usize, InPlace>>,
     pub(crate) listening: AtomicBool,
-    /// A connection is being made by a call that did not wait.
-    pub(crate) connecting: AtomicBool,
+    /// While a connection is made by a call that did not wait: what becomes readable at its end.
+    connecting: Mutex<Option<Arc<OwnedFd>>>,
     /// Receives are shut down: by `shutdown(SHUT_RD)`, which is a matter of this side only.
     pub(crate) read_shut: AtomicBool,
     /// The error that `SO_ERROR` tells once.
@@ -70,7 +70,7 @@ impl Entry {
             }),
             in_place: Mutex::default(),
             listening: AtomicBool::new(false),
-            connecting: AtomicBool::new(false),
+            connecting: Mutex::default(),
             read_shut: AtomicBool::new(false),
             error: AtomicI32::new(0),
             unsent: AtomicUsize::new(0),
@@ -88,6 +88,41 @@ impl Entry {
 
     pub(crate) fn nonblock(&self) -> bool {
         self.settings().nonblock
+    }
+
+    /// What becomes readable when the connection is made, or could not be.
+    pub(crate) fn connecting(&self) -> Option<Arc<OwnedFd>> {
+        let connecting = self.connecting.lock();
+        connecting.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A connection is being made from now on.
+    ///
+    /// # Errors
+    /// `EALREADY` when one is, and those of a new descriptor.
+    pub(crate) fn connect_begins(&self) -> Result<(), Errno> {
+        let mut connecting = self
+            .connecting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if connecting.is_some() {
+            return Err(Errno::ALREADY);
+        }
+        let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        *connecting = Some(Arc::new(end));
+        Ok(())
+    }
+
+    /// Whoever waits for the connection looks again.
+    pub(crate) fn connect_ends(&self) {
+        let mut connecting = self
+            .connecting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(end) = connecting.take() {
+            // Its counter has room.
+            let _ = rustix::io::write(&*end, &1_u64.to_ne_bytes());
+        }
     }
 }
 

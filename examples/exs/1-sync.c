@@ -1,0 +1,163 @@
+/*
+ * Step 1: the same program over RDMA. Every sockets call has got "exs_sync_" before its name, and nothing else has changed
+ * (EXS interface 5.3). Without close(2), unistd.h is not needed either.
+ *
+ *     1-sync server ADDRESS [PORT]     prints the port that it listens on, and serves one client
+ *     1-sync client ADDRESS PORT
+ *
+ * Its peer may be any of the later steps.
+ */
+#include <arpa/inet.h>
+#include <exs.h>
+#include <netdb.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+enum { ROUNDS = 100, SHORT = 64, BLOCKS = 256, BLOCK = 64 * 1024 };
+
+static unsigned char message[SHORT], answer[SHORT], block[BLOCK];
+
+static void fail(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+static void send_all(int fd, const void *data, size_t len) {
+    const char *at = data;
+    while (len > 0) {
+        ssize_t n = exs_sync_send(fd, at, len, MSG_NOSIGNAL);
+        if (n < 0)
+            fail("send");
+        at += n;
+        len -= (size_t)n;
+    }
+}
+
+static void recv_all(int fd, void *data, size_t len) {
+    char *at = data;
+    while (len > 0) {
+        ssize_t n = exs_sync_recv(fd, at, len, MSG_WAITALL);
+        if (n < 0)
+            fail("recv");
+        if (n == 0) {
+            fprintf(stderr, "the peer has closed the connection\n");
+            exit(1);
+        }
+        at += n;
+        len -= (size_t)n;
+    }
+}
+
+static void fill(unsigned char *data, size_t len, unsigned seed) {
+    for (size_t i = 0; i < len; i++)
+        data[i] = (unsigned char)((i + seed) * 2654435761u >> 13);
+}
+
+static uint32_t checksum(uint32_t sum, const unsigned char *data, size_t len) {
+    for (size_t i = 0; i < len; i++)
+        sum = (sum ^ data[i]) * 16777619u;
+    return sum;
+}
+
+static struct addrinfo *resolve(const char *address, const char *port) {
+    struct addrinfo hints, *found;
+    memset(&hints, 0, sizeof hints);
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    int error = getaddrinfo(address, port, &hints, &found);
+    if (error != 0) {
+        fprintf(stderr, "%s port %s: %s\n", address, port, gai_strerror(error));
+        exit(1);
+    }
+    return found;
+}
+
+static void print_port(int fd) {
+    struct sockaddr_storage name;
+    socklen_t len = sizeof name;
+    if (exs_sync_getsockname(fd, (struct sockaddr *)&name, &len) < 0)
+        fail("getsockname");
+    in_port_t port = name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&name)->sin6_port
+                                                : ((struct sockaddr_in *)&name)->sin_port;
+    printf("port %d\n", ntohs(port));
+    fflush(stdout);
+}
+
+static int server(const char *address, const char *port) {
+    struct addrinfo *to = resolve(address, port);
+    int listener = exs_sync_socket(to->ai_family, SOCK_STREAM, 0);
+    if (listener < 0)
+        fail("socket");
+    if (exs_sync_bind(listener, to->ai_addr, to->ai_addrlen) < 0)
+        fail("bind");
+    if (exs_sync_listen(listener, 1) < 0)
+        fail("listen");
+    freeaddrinfo(to);
+    print_port(listener);
+    int fd = exs_sync_accept(listener, NULL, NULL);
+    if (fd < 0)
+        fail("accept");
+
+    for (int i = 0; i < ROUNDS; i++) {
+        recv_all(fd, message, SHORT);
+        send_all(fd, message, SHORT);
+    }
+    uint32_t sum = 0;
+    for (int i = 0; i < BLOCKS; i++) {
+        recv_all(fd, block, BLOCK);
+        sum = checksum(sum, block, BLOCK);
+    }
+    sum = htonl(sum);
+    send_all(fd, &sum, sizeof sum);
+
+    if (exs_sync_close(fd) < 0 || exs_sync_close(listener) < 0)
+        fail("close");
+    return 0;
+}
+
+static int client(const char *address, const char *port) {
+    struct addrinfo *to = resolve(address, port);
+    int fd = exs_sync_socket(to->ai_family, SOCK_STREAM, 0);
+    if (fd < 0)
+        fail("socket");
+    if (exs_sync_connect(fd, to->ai_addr, to->ai_addrlen) < 0)
+        fail("connect");
+    freeaddrinfo(to);
+
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        fill(message, SHORT, i);
+        send_all(fd, message, SHORT);
+        recv_all(fd, answer, SHORT);
+        if (memcmp(message, answer, SHORT) != 0) {
+            fprintf(stderr, "message %u came back changed\n", i);
+            return 1;
+        }
+    }
+    uint32_t sum = 0, theirs;
+    for (unsigned i = 0; i < BLOCKS; i++) {
+        fill(block, BLOCK, i);
+        sum = checksum(sum, block, BLOCK);
+        send_all(fd, block, BLOCK);
+    }
+    recv_all(fd, &theirs, sizeof theirs);
+    if (ntohl(theirs) != sum) {
+        fprintf(stderr, "the checksum is %08x and should be %08x\n", ntohl(theirs), sum);
+        return 1;
+    }
+    if (exs_sync_close(fd) < 0)
+        fail("close");
+    printf("%d messages and %d blocks, checksum %08x\n", ROUNDS, BLOCKS, sum);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc >= 3 && strcmp(argv[1], "server") == 0)
+        return server(argv[2], argc > 3 ? argv[3] : "0");
+    if (argc == 4 && strcmp(argv[1], "client") == 0)
+        return client(argv[2], argv[3]);
+    fprintf(stderr, "usage: %s server ADDRESS [PORT]\n       %s client ADDRESS PORT\n", argv[0], argv[0]);
+    return 2;
+}
