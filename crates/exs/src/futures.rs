@@ -296,6 +296,11 @@ impl Stream {
         recv(self.socket(), memory.into(), RecvFlags::WAITALL)
     }
 
+    /// The socket itself, for the other ways of using it.
+    pub fn into_socket(self) -> Socket {
+        self.socket
+    }
+
     /// The two directions, for two tasks. The connection closes when both are dropped.
     pub fn into_split(self) -> (SendHalf, RecvHalf) {
         let recv = RecvHalf {

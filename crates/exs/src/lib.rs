@@ -16,6 +16,8 @@ mod plain;
 mod process;
 mod queue;
 mod socket;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use context::Context;
 pub use error::Error;
