@@ -523,3 +523,56 @@ fn messages_out_of_order() {
     );
     assert!(end.is_idle());
 }
+
+/// Not a hostile peer, but lengths that no test has the memory for: an advert covers at most [`MAX_TRANSFER`] bytes, and
+/// a later receive waits until a WAITALL is covered to its end.
+#[test]
+fn receives_longer_than_an_advert() {
+    let mut end = stream();
+    let flags = RecvFlags {
+        waitall: true,
+        in_place: false,
+    };
+    let piece = u64::from(MAX_TRANSFER);
+    end.recv(OpId(1), 2 * piece + 100, flags);
+    end.recv(OpId(2), 5 * piece, RecvFlags::default());
+    let adverts = |end: &mut Endpoint| -> Vec<_> {
+        let advert = |action| match action {
+            Action::Advertise {
+                op, off, len, seq, ..
+            } => Some((op.0, off, u64::from(len), seq)),
+            _ => None,
+        };
+        drain(end).into_iter().filter_map(advert).collect()
+    };
+    let whole = Imm {
+        transfer: Transfer::Direct,
+        credits: 0,
+        len: MAX_TRANSFER,
+    };
+    assert_eq!(adverts(&mut end), [(1, 0, piece, 0)]);
+    assert_eq!(end.on_imm(0, whole), Ok(()));
+    assert_eq!(adverts(&mut end), [(1, piece, piece, piece)]);
+    assert_eq!(end.on_imm(0, whole), Ok(()));
+    assert_eq!(
+        adverts(&mut end),
+        [
+            (1, 2 * piece, 100, 2 * piece),
+            (2, 0, piece, 2 * piece + 100)
+        ]
+    );
+    assert_eq!(notify(&mut end, Transfer::Direct, 100), Ok(()));
+    assert_eq!(notify(&mut end, Transfer::Direct, 1), Ok(()));
+    assert!(end.is_idle());
+
+    // A send longer than any advert or the buffer goes in pieces, and completes once.
+    assert_eq!(say(&mut end, advert(0, 0, u32::MAX)), Ok(()));
+    let mut lens = vec![];
+    end.send(OpId(3), 3 * piece).unwrap();
+    while let Some(action) = end.poll(true) {
+        if let Action::Write { len, last, .. } = action {
+            lens.push((len, last));
+        }
+    }
+    assert_eq!(lens, [(MAX_TRANSFER, false), (RING, false)]);
+}

@@ -658,6 +658,10 @@ impl Endpoint {
         if let Some(action) = action.or_else(|| self.told()) {
             return Some(action);
         }
+        if self.is_shut() && self.peer_closed() && self.is_idle() {
+            // Nobody needs them, and the peer may be gone.
+            return None;
+        }
         let credits = self.credits.take_last()?;
         self.stats.credit_messages += 1;
         Some(Action::Send(Message {

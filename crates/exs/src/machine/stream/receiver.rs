@@ -26,8 +26,10 @@ pub(in super::super) struct Receiver {
     seq: u64,
     /// `S'_r`: the position that the next advert expects.
     expected: u64,
-    /// What has come and is in no receive's memory: `b_r`.
+    /// What has come and is in no receive's memory.
     buffered: VecDeque<Segment>,
+    /// Its bytes: `b_r`.
+    waiting: u64,
     ring: Ring,
     small: u64,
     mode: Mode,
@@ -110,6 +112,7 @@ impl Receiver {
             seq: 0,
             expected: 0,
             buffered: VecDeque::new(),
+            waiting: 0,
             ring: Ring {
                 len: config.own_ring_len,
                 at: 0,
@@ -295,6 +298,7 @@ impl Receiver {
             return Err(Violation::Overfilled);
         }
         ring.used += len;
+        self.waiting += u64::from(len);
         if let Some(Segment::Ring { len: last }) = self.buffered.back_mut() {
             *last += len;
         } else {
@@ -318,6 +322,7 @@ impl Receiver {
         }
         let off = 0;
         self.buffered.push_back(Segment::Small { buffer, off, len });
+        self.waiting += u64::from(len);
         shared.stats.small_received += 1;
         shared.stats.small_bytes_received += u64::from(len);
         self.enter_indirect(shared);
@@ -363,7 +368,7 @@ impl Receiver {
         if self.retract != Retract::Sent {
             return Err(Violation::Unexpected);
         }
-        if seq != self.seq + self.readable() {
+        if seq != self.seq + self.waiting {
             return Err(Violation::Order);
         }
         self.retract = Retract::No;
@@ -467,6 +472,7 @@ impl Receiver {
     /// Fig. 5, lines 4 to 7. `S'_r` starts afresh with the next phase, so that only the published rules need it here.
     fn account_copy(&mut self, len: u64) {
         self.seq += len;
+        self.waiting -= len;
         if self.rules.resync_seq {
             return;
         }
@@ -562,11 +568,7 @@ impl Receiver {
     }
 
     pub(in super::super) fn readable(&self) -> u64 {
-        let small = |segment: &Segment| match *segment {
-            Segment::Ring { .. } => 0,
-            Segment::Small { len, .. } => u64::from(len),
-        };
-        u64::from(self.ring.used) + self.buffered.iter().map(small).sum::<u64>()
+        self.waiting
     }
 
     pub(in super::super) fn eof(&self) -> bool {
