@@ -35,6 +35,8 @@ pub(crate) struct Inner {
     /// An ordinary TCP connection in its place.
     plain: Option<Arc<Plain>>,
     closed: AtomicBool,
+    /// One of the time limits is set.
+    limited: AtomicBool,
 }
 
 enum State {
@@ -123,6 +125,7 @@ impl Socket {
             conn: OnceLock::new(),
             plain: None,
             closed: AtomicBool::new(false),
+            limited: AtomicBool::new(false),
         })))
     }
 
@@ -145,6 +148,7 @@ impl Socket {
             conn: OnceLock::new(),
             plain: Some(plain),
             closed: AtomicBool::new(false),
+            limited: AtomicBool::new(false),
         })))
     }
 
@@ -192,6 +196,7 @@ impl Socket {
         signal: Arc<Signal>,
         conn: Arc<Conn>,
     ) -> Socket {
+        let limited = options.send_timeout.is_some() || options.recv_timeout.is_some();
         Socket(Arc::new(Inner {
             context: listener.context.clone(),
             kind: listener.kind,
@@ -202,6 +207,7 @@ impl Socket {
             conn: OnceLock::from(conn),
             plain: None,
             closed: AtomicBool::new(false),
+            limited: AtomicBool::new(limited),
         }))
     }
 
@@ -236,6 +242,8 @@ impl Socket {
         if !matches!(*state, State::Idle(_)) && !new.same_connection(&options) {
             return Err(Errno::ISCONN);
         }
+        let limited = new.send_timeout.is_some() || new.recv_timeout.is_some();
+        self.0.limited.store(limited, Ordering::Relaxed);
         *options = new;
         Ok(())
     }
@@ -500,6 +508,9 @@ impl Socket {
     }
 
     fn limits(&self) -> (Option<Duration>, Option<Duration>) {
+        if !self.0.limited.load(Ordering::Relaxed) {
+            return (None, None);
+        }
         let options = lock(&self.0.options);
         (options.send_timeout, options.recv_timeout)
     }

@@ -22,6 +22,7 @@ use super::op::{Late, Op, Slot, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
 use crate::lock::{lock, try_lock};
+use crate::machine::policy::{Policy, Verdict};
 use crate::machine::{
     Action, Completion, Config, Endpoint, OpId, Outcome, RecvFlags as Wishes, Refused, Rules, Stats,
 };
@@ -66,6 +67,7 @@ pub(crate) struct Conn {
     end: OnceLock<EndReason>,
     /// In-place buffers that the program has given back.
     recycled: Mutex<Vec<u32>>,
+    has_recycled: AtomicBool,
     /// The socket's descriptor: readable while something can be received.
     signal: Arc<Signal>,
     /// The queue that the last operation went to, as a number.
@@ -80,7 +82,48 @@ pub(crate) struct Conn {
 struct Core {
     /// There once the peer has said what it brings.
     machine: Option<Endpoint>,
+    /// Of a stream that may choose its way.
+    policy: Option<Meter>,
     io: Io,
+}
+
+/// The policy, and what it has been told.
+struct Meter {
+    policy: Policy,
+    start: Instant,
+    bytes: u64,
+    transfers: u64,
+    idle: bool,
+    /// A timer will make us ask again.
+    timer: bool,
+}
+
+/// The policy hears of so many bytes at once, and is not asked about less.
+const METERED: u64 = 32 << 10;
+/// Sends up to this never wait for an advert.
+const ALWAYS_GO: u64 = 2048;
+
+impl Meter {
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// After sending: keep the policy informed.
+    fn look(&mut self, stats: &Stats, sending: usize) {
+        let bytes = stats.direct_bytes_sent + stats.indirect_bytes_sent;
+        if bytes >= self.bytes + METERED || (sending == 0 && bytes > self.bytes) {
+            let transfers = stats.direct_sent + stats.indirect_sent;
+            let now = self.now();
+            self.policy
+                .sent(now, bytes - self.bytes, transfers - self.transfers);
+            (self.bytes, self.transfers, self.idle) = (bytes, transfers, false);
+        }
+        if sending == 0 && !self.idle && bytes > 0 {
+            self.idle = true;
+            let now = self.now();
+            self.policy.idle(now);
+        }
+    }
 }
 
 /// All but the machine.
@@ -103,6 +146,8 @@ struct Io {
     sends: Vec<SendWr>,
     recvs: Vec<RecvWr>,
     late: Vec<Late>,
+    /// Room for completions, kept from one look to the next.
+    wcs: Vec<Wc>,
     /// The connection is over, with this number; operations of the program get it.
     over: Option<Errno>,
     pollers: Vec<(Ready, Target, u64)>,
@@ -191,6 +236,7 @@ impl Conn {
             sends: Vec::new(),
             recvs: Vec::new(),
             late: Vec::new(),
+            wcs: vec![Wc::default(); BATCH],
             over: None,
             pollers: Vec::new(),
             shutting: Vec::new(),
@@ -201,7 +247,11 @@ impl Conn {
             error: None,
             woken: false,
         };
-        let core = Core { machine: None, io };
+        let core = Core {
+            machine: None,
+            policy: None,
+            io,
+        };
         let conn = Arc::new_cyclic(|me: &Weak<Conn>| Conn {
             context: context.clone(),
             qp,
@@ -210,6 +260,7 @@ impl Conn {
             pending: AtomicBool::new(false),
             end: OnceLock::new(),
             recycled: Mutex::default(),
+            has_recycled: AtomicBool::new(false),
             signal,
             joined: AtomicUsize::new(0),
             fd,
@@ -256,6 +307,17 @@ impl Conn {
         let ring = hello.ring.map_or(0, |ring| ring.len);
         self.with(|core| {
             core.io.immediate = agreed.immediate;
+            let peer_ring = agreed.peer_ring.filter(|_| {
+                agreed.mode == crate::Mode::Dynamic && agreed.kind == weft_wire::exs::Kind::Stream
+            });
+            core.policy = peer_ring.map(|ring| Meter {
+                policy: Policy::new(ring.len),
+                start: Instant::now(),
+                bytes: 0,
+                transfers: 0,
+                idle: true,
+                timer: false,
+            });
             core.machine = Some(Endpoint::new(&Config {
                 kind: agreed.kind,
                 mode: agreed.mode,
@@ -384,7 +446,8 @@ impl Conn {
     fn join(&self, target: &Target) {
         if let Target::Queue(queue) = target {
             let number = Arc::as_ptr(&queue.0).addr();
-            if self.joined.swap(number, Ordering::SeqCst) != number
+            if self.joined.load(Ordering::Relaxed) != number
+                && self.joined.swap(number, Ordering::SeqCst) != number
                 && let Some(me) = self.me.upgrade()
             {
                 queue.0.join(&me);
@@ -624,7 +687,9 @@ impl Conn {
                 try_lock(&self.core)
             });
             let Some(core) = core else { return };
-            self.pending.store(false, Ordering::SeqCst);
+            if self.pending.load(Ordering::SeqCst) {
+                self.pending.store(false, Ordering::SeqCst);
+            }
             self.hold(core, |core| self.process(core, poll));
             if !self.pending.load(Ordering::SeqCst) {
                 return;
@@ -681,7 +746,7 @@ impl Conn {
             // What comes before the greeting has been looked at waits in the completion queue.
             return;
         }
-        let mut wcs = [Wc::default(); BATCH];
+        let mut wcs = std::mem::take(&mut core.io.wcs);
         let mut poll = poll;
         loop {
             let taken = if poll {
@@ -704,6 +769,7 @@ impl Conn {
                 break;
             }
         }
+        core.io.wcs = wcs;
         if let Some(reason) = self.end.get() {
             core.io.over.get_or_insert(match reason {
                 EndReason::Disconnected => Errno::PIPE,
@@ -722,7 +788,11 @@ impl Conn {
     }
 
     fn recycle(&self, core: &mut Core) {
+        if !self.has_recycled.load(Ordering::Acquire) {
+            return;
+        }
         let mut recycled = lock(&self.recycled);
+        self.has_recycled.store(false, Ordering::Release);
         if let Some(machine) = &mut core.machine {
             for buffer in recycled.drain(..) {
                 machine.recycle(buffer);
@@ -733,11 +803,11 @@ impl Conn {
     /// Carry out what the machine wants. Says whether anything was posted.
     fn pump(&self, core: &mut Core) -> bool {
         let mut posted = false;
-        while let Some(machine) = &mut core.machine
-            && let Some(action) = machine.poll(true)
-        {
-            let io = &mut core.io;
-            if let Err(error) = self.carry_out(machine, io, action) {
+        while let Some(action) = self.next_action(core) {
+            let Some(machine) = &mut core.machine else {
+                break;
+            };
+            if let Err(error) = self.carry_out(machine, &mut core.io, action) {
                 tracing::warn!(%error, "an operation cannot be carried out");
                 let errno = error.errno();
                 self.fail(core, errno);
@@ -747,7 +817,60 @@ impl Conn {
                 posted |= self.flush(core);
             }
         }
-        posted | self.flush(core)
+        posted |= self.flush(core);
+        if let (Some(meter), Some(machine)) = (&mut core.policy, &core.machine) {
+            meter.look(machine.stats(), core.io.sending);
+        }
+        posted
+    }
+
+    /// What the machine wants next, with the policy's word on how to send.
+    fn next_action(&self, core: &mut Core) -> Option<Action> {
+        let Core {
+            machine, policy, ..
+        } = core;
+        let machine = machine.as_mut()?;
+        let Some(meter) = policy else {
+            return machine.poll(true);
+        };
+        if machine
+            .wants_indirect()
+            .is_some_and(|left| left <= ALWAYS_GO)
+        {
+            return machine.poll(true);
+        }
+        let action = machine.poll(false);
+        if action.is_some() || machine.wants_indirect().is_none() {
+            return action;
+        }
+        let now = meter.now();
+        match meter
+            .policy
+            .verdict(now, machine.stats().adverts_received > 0)
+        {
+            Verdict::Go => machine.poll(true),
+            Verdict::Wait(until) => {
+                if !meter.timer {
+                    meter.timer = true;
+                    let me = self.me.clone();
+                    let at = meter.start + Duration::from_nanos(until);
+                    let set = Timers::at(at, move || {
+                        if let Some(conn) = me.upgrade() {
+                            conn.with(|core| {
+                                if let Some(meter) = &mut core.policy {
+                                    meter.timer = false;
+                                }
+                            });
+                        }
+                    });
+                    if set.is_err() {
+                        meter.timer = false;
+                        return machine.poll(true);
+                    }
+                }
+                None
+            }
+        }
     }
 
     /// Hand the batches to the queue pair. Receives first: the messages say that they are there.
@@ -966,7 +1089,10 @@ impl Conn {
         let me = self.me.clone();
         Box::new(move || {
             if let Some(conn) = me.upgrade() {
-                lock(&conn.recycled).push(buffer);
+                let mut recycled = lock(&conn.recycled);
+                recycled.push(buffer);
+                conn.has_recycled.store(true, Ordering::Release);
+                drop(recycled);
                 conn.settle();
             }
         })

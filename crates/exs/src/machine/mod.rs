@@ -23,6 +23,7 @@ mod credits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod packet;
+pub mod policy;
 mod sends;
 mod stream;
 

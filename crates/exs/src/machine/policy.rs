@@ -1,0 +1,290 @@
+//! Whether a stream's sender that has no advert waits for one, or takes the way through the peer's buffer at once.
+//!
+//! The published algorithm goes at once. Safety does not depend on it: a sender may wait as long as it likes. What is faster does depend
+//! on it, and on things that neither end knows: what a copy costs, how far away the peer is, how many receives its program keeps posted. So
+//! the policy tries both ways and measures. It counts bytes over busy time in windows several times as long as
+//! the peer's buffer (a shorter one would see how fast the buffer fills), keeps to the faster way, and looks at the other one now and then, ever more rarely while
+//! that finds nothing new.
+//!
+//! Waiting has a limit. An advert that does not come within it means that the peer's program posts no receives before data is there, or that it
+//! is far away: then the way through the buffer is taken, for a number of times that doubles with each disappointment.
+//!
+//! Time is in nanoseconds of any steady clock, and comes from the caller.
+
+/// Waits are at least so long before they count as in vain.
+const SHORTEST_PATIENCE: u64 = 1_000_000;
+const LONGEST_PATIENCE: u64 = 20_000_000;
+/// A window has at least so many transfers, and lasts at most so long.
+const WINDOW_TRANSFERS: u64 = 32;
+const WINDOW_TIME: u64 = 20_000_000;
+/// A pause longer than this begins a new window: a program that sends one thing after another does not pause.
+const IDLE: u64 = 100_000;
+/// The way not taken is measured again after so many windows.
+const FIRST_INTERVAL: u32 = 16;
+const LONGEST_INTERVAL: u32 = 512;
+/// It has to be better by this factor, so that noise alone moves nothing.
+const MARGIN: f64 = 1.03;
+/// Sends that go at once after the first wait in vain, and at most.
+const FIRST_DETOUR: u32 = 4;
+const LONGEST_DETOUR: u32 = 4096;
+
+/// The two ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Go = 0,
+    Wait = 1,
+}
+
+impl Way {
+    fn other(self) -> Way {
+        match self {
+            Way::Go => Way::Wait,
+            Way::Wait => Way::Go,
+        }
+    }
+}
+
+/// What a sender without an advert is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Send through the peer's buffer.
+    Go,
+    /// Wait for an advert, and ask again at this time.
+    Wait(u64),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    begun: u64,
+    bytes: u64,
+    transfers: u64,
+    /// The first part after a change of ways is not measured.
+    settling: bool,
+}
+
+/// The policy of one direction of one connection.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    way: Way,
+    /// Bytes a nanosecond of each way, where it has been measured.
+    rate: [Option<f64>; 2],
+    window: Window,
+    window_bytes: u64,
+    /// Windows until the other way is tried, and after the next try.
+    until_probe: u32,
+    interval: u32,
+    probing: bool,
+    waiting_since: Option<u64>,
+    /// Average of the waits that were not in vain.
+    usual_wait: u64,
+    /// Sends that go at once because waiting was in vain.
+    detour: u32,
+    next_detour: u32,
+    idle_since: Option<u64>,
+}
+
+impl Policy {
+    /// For a peer's buffer of so many bytes.
+    pub fn new(peer_ring: u32) -> Self {
+        Policy {
+            way: Way::Go,
+            rate: [None, None],
+            window: Window::default(),
+            window_bytes: u64::from(peer_ring).max(64 << 10) * 4,
+            until_probe: 0,
+            interval: FIRST_INTERVAL,
+            probing: false,
+            waiting_since: None,
+            usual_wait: 0,
+            detour: 0,
+            next_detour: FIRST_DETOUR,
+            idle_since: None,
+        }
+    }
+
+    /// A send has no advert. `adverts`: whether the peer has ever sent any.
+    pub fn verdict(&mut self, now: u64, adverts: bool) -> Verdict {
+        if !adverts {
+            return Verdict::Go;
+        }
+        if self.detour > 0 {
+            self.detour -= 1;
+            return Verdict::Go;
+        }
+        if self.way == Way::Go {
+            return Verdict::Go;
+        }
+        let since = *self.waiting_since.get_or_insert(now);
+        let patience = (self.usual_wait * 4).clamp(SHORTEST_PATIENCE, LONGEST_PATIENCE);
+        if now < since + patience {
+            return Verdict::Wait(since + patience);
+        }
+        self.waiting_since = None;
+        self.detour = self.next_detour;
+        self.next_detour = (self.next_detour * 2).min(LONGEST_DETOUR);
+        Verdict::Go
+    }
+
+    /// So many bytes more went out, in so many transfers.
+    pub fn sent(&mut self, now: u64, bytes: u64, transfers: u64) {
+        if let Some(since) = self.waiting_since.take() {
+            let wait = now.saturating_sub(since);
+            self.usual_wait = (self.usual_wait * 7 + wait) / 8;
+            self.next_detour = (self.next_detour / 2).max(FIRST_DETOUR);
+        }
+        if let Some(since) = self.idle_since.take() {
+            if now.saturating_sub(since) > IDLE {
+                // Only what is sent without a pause says how fast a way is.
+                self.window = Window {
+                    settling: self.window.settling,
+                    ..Window::default()
+                };
+            }
+        }
+        if self.window.begun == 0 {
+            // These bytes began to move before, nobody knows when.
+            self.window.begun = now.max(1);
+            return;
+        }
+        self.window.bytes += bytes;
+        self.window.transfers += transfers;
+        self.look(now);
+    }
+
+    /// Nothing is left to send.
+    pub fn idle(&mut self, now: u64) {
+        self.idle_since.get_or_insert(now);
+    }
+
+    fn look(&mut self, now: u64) {
+        let time = now
+            .saturating_sub(self.window.begun)
+            .saturating_sub(self.window.idle);
+        let full =
+            self.window.bytes >= self.window_bytes && self.window.transfers >= WINDOW_TRANSFERS;
+        if time == 0 || !(full || (time >= WINDOW_TIME && self.window.transfers >= 8)) {
+            return;
+        }
+        let settling = self.window.settling;
+        let rate = self.window.bytes as f64 / time as f64;
+        self.window = Window {
+            begun: now.max(1),
+            ..Window::default()
+        };
+        if settling {
+            return;
+        }
+        let known = &mut self.rate[self.way as usize];
+        // A probe is one look at a way that may have changed; the way that is taken has a memory.
+        *known = Some(match *known {
+            Some(old) if !self.probing => old * 0.75 + rate * 0.25,
+            _ => rate,
+        });
+        let (here, there) = (
+            self.rate[self.way as usize],
+            self.rate[self.way.other() as usize],
+        );
+        if self.probing {
+            self.probing = false;
+            let better =
+                matches!((here, there), (Some(here), Some(there)) if here > there * MARGIN);
+            if better {
+                self.interval = FIRST_INTERVAL;
+            } else {
+                self.interval = (self.interval * 2).min(LONGEST_INTERVAL);
+                self.change();
+            }
+            self.until_probe = self.interval;
+        } else if self.until_probe == 0 {
+            self.probing = true;
+            self.change();
+        } else {
+            self.until_probe -= 1;
+        }
+    }
+
+    fn change(&mut self) {
+        self.way = self.way.other();
+        self.window = Window {
+            settling: true,
+            ..Window::default()
+        };
+        self.detour = 0;
+        self.waiting_since = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A sender whose two ways have these rates in bytes a nanosecond; an advert comes after `advert` ns of waiting, if at all. Says how many of
+    /// the last bytes went without an advert.
+    fn run(go: f64, wait: f64, advert: Option<u64>, sends: u32) -> f64 {
+        let mut policy = Policy::new(1 << 20);
+        let len = 256 << 10;
+        let mut now = 1_000;
+        let mut indirect = 0;
+        let last = sends / 2;
+        for i in 0..sends {
+            let mut went = false;
+            let asked = now;
+            loop {
+                match policy.verdict(now, true) {
+                    Verdict::Go => {
+                        went = true;
+                        break;
+                    }
+                    Verdict::Wait(until) => match advert {
+                        Some(after) if asked + after <= until => {
+                            now = now.max(asked + after);
+                            break;
+                        }
+                        _ => now = until,
+                    },
+                }
+            }
+            let rate = if went { go } else { wait };
+            now += (f64::from(len) / rate) as u64;
+            policy.sent(now, u64::from(len as u32), 1);
+            if i >= last && went {
+                indirect += 1;
+            }
+        }
+        f64::from(indirect) / f64::from(sends - last)
+    }
+
+    #[test]
+    fn the_faster_way_is_found() {
+        assert!(run(5.0, 10.0, Some(1_000), 40_000) < 0.03);
+        assert!(run(10.0, 5.0, Some(1_000), 40_000) > 0.97);
+        // Adverts take longer than the copy that they save.
+        assert!(run(10.0, 20.0, Some(100_000), 40_000) > 0.97);
+    }
+
+    #[test]
+    fn a_peer_that_posts_late_is_not_waited_for() {
+        assert!(run(5.0, 10.0, None, 40_000) > 0.97);
+    }
+
+    #[test]
+    fn without_adverts_it_goes_at_once() {
+        let mut policy = Policy::new(4096);
+        assert_eq!(policy.verdict(5, false), Verdict::Go);
+    }
+
+    #[test]
+    fn pauses_are_not_measured() {
+        let mut policy = Policy::new(64 << 10);
+        let mut now = 1;
+        for i in 1..=200 {
+            now += 1000;
+            policy.sent(now, 8 << 10, 1);
+            policy.idle(now);
+            // After each burst of 50 nothing happens for a while.
+            now += if i % 50 == 0 { 50_000_000 } else { 10 };
+        }
+        let rate = policy.rate[0].unwrap_or_default();
+        assert!(rate > 7.0, "{rate} bytes a nanosecond");
+    }
+}
