@@ -157,9 +157,7 @@ impl Policy {
     }
 
     fn look(&mut self, now: u64) {
-        let time = now
-            .saturating_sub(self.window.begun)
-            .saturating_sub(self.window.idle);
+        let time = now.saturating_sub(self.window.begun);
         let full =
             self.window.bytes >= self.window_bytes && self.window.transfers >= WINDOW_TRANSFERS;
         if time == 0 || !(full || (time >= WINDOW_TIME && self.window.transfers >= 8)) {
