@@ -33,7 +33,7 @@ use std::task::{Context as Task, Poll, Waker};
 
 use rustix::io::Errno;
 
-use crate::{Context, Event, Kind, Memory, RecvFlags, Sink, Socket};
+use crate::{Context, Event, Kind, Memory, Piece, RecvFlags, Sink, Socket};
 
 /// Where the end of one operation is left for its future.
 enum Slot {
@@ -276,7 +276,7 @@ pub struct Stream {
 connection!(Stream, Kind::Stream);
 
 impl Stream {
-    /// A connected socket; also one over ordinary TCP (`Socket::from_tcp`), whose peer is a plain program.
+    /// A connected socket; also one over ordinary TCP ([`Socket::from_tcp`]), whose peer is a plain program.
     pub fn new(socket: Socket) -> Stream {
         Stream { socket }
     }
@@ -294,6 +294,12 @@ impl Stream {
     /// Receives until the memory is full. Fewer bytes come only before the end of the stream or an error.
     pub fn recv_exact(&self, memory: impl Into<Memory>) -> Transfer {
         recv(self.socket(), memory.into(), RecvFlags::WAITALL)
+    }
+
+    /// Sends memory and parts of files, in order, and later sends after them. A file that is shorter than asked gives what it
+    /// has. Ready with the bytes sent.
+    pub fn send_file(&self, pieces: Vec<Piece>) -> End<usize> {
+        send_file(self.socket(), pieces)
     }
 
     /// The socket itself, for the other ways of using it.
@@ -346,6 +352,13 @@ fn recv(socket: &Socket, memory: Memory, flags: RecvFlags) -> Transfer {
     Transfer::start(memory, |memory, sink| socket.recv(memory, flags, sink))
 }
 
+fn send_file(socket: &Socket, pieces: Vec<Piece>) -> End<usize> {
+    End {
+        operation: Operation::start(|sink| socket.send_file(pieces, sink)),
+        of: |bytes| bytes,
+    }
+}
+
 /// The sending direction of a stream. Dropping it closes the direction, after what is queued has been sent.
 pub struct SendHalf {
     socket: Socket,
@@ -355,6 +368,11 @@ impl SendHalf {
     /// As [`Stream::send`].
     pub fn send(&self, memory: impl Into<Memory>) -> Transfer {
         send(&self.socket, memory.into())
+    }
+
+    /// As [`Stream::send_file`].
+    pub fn send_file(&self, pieces: Vec<Piece>) -> End<usize> {
+        send_file(&self.socket, pieces)
     }
 
     /// As [`Stream::shutdown`].

@@ -1,6 +1,7 @@
 //! Futures over sockets, with the smallest executor there is.
 
 use std::future::Future;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::task::{Context as Task, Poll, Wake, Waker};
 use std::thread::Thread;
 
 use weft_exs::futures::{Connection, Listener, Packets, Stream};
-use weft_exs::{Context, Errno, Kind, Memory, Region, Socket};
+use weft_exs::{Context, Errno, FilePiece, Kind, Memory, Piece, Region, Socket};
 
 struct Unpark(Thread);
 
@@ -240,4 +241,126 @@ fn a_dropped_accept_loses_no_connection() {
         let client = client.join().unwrap();
         assert_eq!(got(block_on(client.recv_exact(vec![0; 2]))), b"hi");
     }
+}
+
+fn file(bytes: &[u8]) -> Arc<std::os::fd::OwnedFd> {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    Arc::new(file.into())
+}
+
+/// Sends around files, over whatever the two ends are; returns what must arrive.
+fn send_files(near: &Stream) -> Vec<u8> {
+    let data = pattern(5 << 20);
+    let file = file(&data);
+    let part = |offset, len| {
+        Piece::File(FilePiece {
+            file: Arc::clone(&file),
+            offset,
+            len,
+        })
+    };
+    let text = |text: &str| Piece::Memory(text.as_bytes().to_vec().into());
+    let before = near.send(b"before".to_vec());
+    let first = near.send_file(vec![text("head"), part(3, None), text("tail")]);
+    let between = near.send(b"between".to_vec());
+    let second = near.send_file(vec![part((5 << 20) - 2, Some(100)), part(0, Some(5))]);
+    let nothing = near.send_file(vec![]);
+    let after = near.send(b"after".to_vec());
+    let end = near.shutdown();
+    block_on(async {
+        assert_eq!(before.await.0, Ok(6));
+        assert_eq!(first.await, Ok(data.len() - 3 + 8));
+        assert_eq!(between.await.0, Ok(7));
+        assert_eq!(second.await, Ok(2 + 5));
+        assert_eq!(nothing.await, Ok(0));
+        assert_eq!(after.await.0, Ok(5));
+        end.await.unwrap();
+    });
+    let parts = [
+        b"beforehead",
+        &data[3..],
+        b"tailbetween",
+        &data[data.len() - 2..],
+        &data[..5],
+        b"after",
+    ];
+    parts.concat()
+}
+
+#[test]
+fn files_keep_their_place_among_sends() {
+    let (near, far) = streams();
+    let receiver = std::thread::spawn(move || {
+        let all = block_on(far.recv_exact(vec![0; 6 << 20]));
+        assert_eq!(got(block_on(far.recv(vec![0; 1]))), b"");
+        got(all)
+    });
+    let want = send_files(&near);
+    assert!(receiver.join().unwrap() == want);
+}
+
+#[test]
+fn files_that_fail_or_are_cancelled_end_with_what_they_sent() {
+    let (near, far) = streams();
+    let text = |text: &str| Piece::Memory(text.as_bytes().to_vec().into());
+    let whole = |path: &str| {
+        Piece::File(FilePiece {
+            file: Arc::new(std::fs::File::open(path).unwrap().into()),
+            offset: 0,
+            len: None,
+        })
+    };
+    let failed = near.send_file(vec![text("head"), whole("/"), text("never")]);
+    let after = near.send(b"after".to_vec());
+    assert_eq!(block_on(failed), Err(Errno::ISDIR));
+    assert_eq!(got(block_on(far.recv_exact(vec![0; 9]))), b"headafter");
+    assert_eq!(block_on(after).0, Ok(5));
+
+    let endless = near.send_file(vec![whole("/dev/zero")]);
+    let behind = near.send(b"behind".to_vec());
+    let some = got(block_on(far.recv_exact(vec![1; 3 << 20])));
+    assert!(some.iter().all(|b| *b == 0));
+    near.cancel();
+    assert_eq!(block_on(behind).0, Err(Errno::CANCELED));
+    let rest = std::thread::spawn(move || {
+        let mut total = 0;
+        loop {
+            let n = got(block_on(far.recv(vec![0; 1 << 20]))).len();
+            total += n;
+            if n == 0 {
+                return total;
+            }
+        }
+    });
+    assert_eq!(block_on(endless), Err(Errno::CANCELED));
+    block_on(near.shutdown()).unwrap();
+    // No more than what was on its way, and what the intermediate buffer holds.
+    assert!(rest.join().unwrap() < 4 << 20);
+
+    let (near, _far) = packets();
+    let refused = near.socket().send_file(vec![], weft_exs::Sink::Nobody);
+    assert_eq!(refused, Err(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn the_same_over_ordinary_tcp() {
+    let listener = std::net::TcpListener::bind(any()).unwrap();
+    let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut peer, _) = listener.accept().unwrap();
+    let addr = ours.local_addr().unwrap();
+    let near = Stream::new(Socket::from_tcp(&context(), ours.into()).unwrap());
+    assert_eq!(near.socket().local_addr(), Ok(addr));
+    let answer = near.recv_exact(vec![0; 6]);
+    let receiver = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        peer.read_to_end(&mut all).unwrap();
+        peer.write_all(b"thanks").unwrap();
+        all
+    });
+    let want = send_files(&near);
+    assert!(receiver.join().unwrap() == want);
+    assert_eq!(got(block_on(answer)), b"thanks");
+    assert_eq!(got(block_on(near.recv(vec![0; 1]))), b"");
+    block_on(near.close()).unwrap();
 }
