@@ -49,6 +49,9 @@ struct Sender {
 struct Receiver {
     /// The next byte to read: a header if `kind` is `NONE`, of a reference its header, of bytes their next.
     position: AtomicU64,
+    /// Up to where the caller is done with what it took: what the peer may be told. Ring bytes before it are not read
+    /// again, whichever thread looks.
+    dealt: Shared,
     /// What the peer was told.
     released: AtomicU64,
     kind: AtomicU8,
@@ -395,14 +398,14 @@ impl End {
         // Another thread may have told it of more since: it only rises.
         announce_max(self.mine(Word::Head), position);
         self.rx.released.fetch_max(position, Relaxed);
-        self.rx.ref_done.store(false, Relaxed);
         self.wakes(Word::WantRoom)
     }
 
-    /// Tells the peer how far we are: when a quarter of the ring or a reference was consumed since it was last told,
-    /// when it waits for room, or with `force`. Returns true when the peer must be woken.
+    /// The caller is done with what it took: not only are the bytes out of the ring, whatever they ask for has been done.
+    /// Tells the peer so when that is a quarter of the ring or a reference since it was last told, when it waits for
+    /// room, or with `force`. Returns true when the peer must be woken.
     ///
-    /// To be called at the end of each attempt to receive, also of one that found nothing: the peer may have begun to wait
+    /// To be called after each attempt to receive, also after one that found nothing: the peer may have begun to wait
     /// since.
     #[inline]
     #[must_use]
@@ -413,6 +416,7 @@ impl End {
             rx.owed.store(false, Relaxed);
         }
         let position = self.read_to();
+        rx.dealt.store(position, Release);
         let news = position.saturating_sub(rx.released.load(Relaxed));
         if news != 0
             && (force
@@ -420,6 +424,7 @@ impl End {
                 || rx.ref_done.load(Relaxed)
                 || self.theirs(Word::WantRoom).load(Relaxed) != 0)
         {
+            rx.ref_done.store(false, Relaxed);
             return self.tell(position) | owed;
         }
         owed
@@ -427,14 +432,16 @@ impl End {
 
     // ---- sleeping
 
-    /// We are about to sleep until there is something to receive: sets our flag, for the peer to see. Returns false when there is something already (or the end, or nonsense), or when
-    /// [`release`](Self::release) has to be called first because the peer must be woken.
+    /// We are about to sleep until there is something to receive: sets our flag, for the peer to see. Returns false when
+    /// there is something already (or the end, or nonsense), or when [`release`](Self::release) has to be called first
+    /// because the peer must be woken. What was taken since the last [`release`](Self::release) stays untold: the thread
+    /// that took it may still be at work on it.
     #[must_use]
     pub fn sleep_on_data(&self) -> bool {
         let rx = &self.rx;
         // The peer may wait for less than `release` had thought worth telling, and we shall not look again.
-        let position = self.read_to();
-        if position != rx.released.load(Relaxed) && self.tell(position) {
+        let dealt = rx.dealt.load(Acquire);
+        if dealt > rx.released.load(Relaxed) && self.tell(dealt) {
             rx.owed.store(true, Relaxed);
         }
         rx.asleep.store(true, Relaxed);

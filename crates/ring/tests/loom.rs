@@ -256,6 +256,34 @@ fn telling_wakes_a_sleeper_on_room() {
     });
 }
 
+/// What the sender is told of has been dealt with, whichever thread of the receiver tells, and the ring's bytes are not
+/// read any more.
+#[test]
+fn what_is_told_was_dealt_with() {
+    model(3, || {
+        let (a, b) = ends(64);
+        assert_eq!(push(&a, b"x"), 1);
+        let _ = a.publish();
+        let b = std::sync::Arc::new(b);
+        let placed = Arc::new(AtomicBool::new(false));
+        let (receiver, done) = (b.clone(), placed.clone());
+        let receiver = thread::spawn(move || {
+            assert_eq!(receiver.front(), Ok(Front::Bytes(1)));
+            assert_eq!(take(&receiver), b"x");
+            done.store(true, Relaxed);
+            let _ = receiver.release(false);
+        });
+        let sleeper = thread::spawn(move || {
+            let _ = b.sleep_on_data();
+        });
+        if a.consumed() == Ok(a.pushed()) {
+            assert!(placed.load(Relaxed));
+        }
+        receiver.join().unwrap();
+        sleeper.join().unwrap();
+    });
+}
+
 #[test]
 fn an_abort_wakes_both_sleeps() {
     model(3, || {

@@ -238,6 +238,23 @@ fn a_sleeper_leaves_nothing_untold() {
     assert!(b.sleep_on_data());
 }
 
+/// A sleeper may be another thread than the one that takes: it does not tell of what that one is still at work on.
+#[test]
+fn a_sleeper_tells_only_what_was_dealt_with() {
+    let (a, b) = ends(RING);
+    push(&a, b"x");
+    push(&a, b"y");
+    assert!(!a.publish());
+    assert_eq!(b.front(), Ok(Front::Bytes(1)));
+    assert_eq!(take(&b, 1), b"x");
+    assert!(!b.release(false));
+    assert_eq!(take_all(&b), 1);
+    assert!(b.sleep_on_data());
+    assert_eq!(a.consumed(), Ok(16));
+    assert!(!b.release(true));
+    assert_eq!(a.consumed(), Ok(a.pushed()));
+}
+
 #[test]
 fn marks_doors_and_capabilities() {
     let (a, b) = ends(RING);

@@ -137,7 +137,10 @@ impl Rx {
             list.push_buf(&mut buf);
             match link.recv(&mut list) {
                 Ok(received) if received.n == 0 => self.eof = true,
-                Ok(_) => continue,
+                Ok(_) => {
+                    link.placed();
+                    continue;
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => self.eof = true,
             }
@@ -186,8 +189,16 @@ impl QpInner {
         for round in 0.. {
             // What the last system call brought is looked at in any case: nobody would be woken for it.
             let outcome = match self.parse(core) {
-                Ok(()) if drained || round == ROUNDS => break,
-                Ok(()) => self.receive(core, link),
+                Ok(()) => {
+                    if round > 0 {
+                        link.placed();
+                    }
+                    if drained || round == ROUNDS {
+                        break;
+                    }
+                    self.receive(core, link)
+                }
+                // What came after the fault is not placed, and the peer not told, before our doors are shut.
                 Err(stop) => Err(stop),
             };
             match outcome {

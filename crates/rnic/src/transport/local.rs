@@ -343,13 +343,20 @@ impl Link for LocalLink {
         // Looked at first: what a peer wrote before it died is still received.
         let dead = self.is_dead();
         let (n, drained, ended) = self.take(list)?;
-        if self.joint.end.release(n == 0) {
+        // With bytes the peer is told in `placed`: what it does in our memory directly must not come before them.
+        if n == 0 && self.joint.end.release(true) {
             self.wake();
         }
         if n == 0 && !ended && !dead {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(Received { n, drained })
+    }
+
+    fn placed(&self) {
+        if self.joint.end.release(false) {
+            self.wake();
+        }
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -19,6 +19,8 @@ pub(crate) trait Link: Send + Sync {
     fn send(&self, list: &SendList<'_>) -> io::Result<usize>;
     /// Take bytes: none at the end of the stream, `WouldBlock` when there are none now.
     fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received>;
+    /// What the bytes taken so far ask for has been done: payloads are in their place.
+    fn placed(&self) {}
     /// What to sleep on, see [`Link::watch`].
     fn fd(&self) -> BorrowedFd<'_>;
     /// Somebody is about to sleep until `recv`, or with [`Interest::WRITE`] `send` as well, would do something: what to
