@@ -284,7 +284,8 @@ impl Dial {
                         link.abort();
                     }
                 }
-                DialStage::Over => {}
+                // The step that failed has let go of the descriptor.
+                DialStage::Over => engine.forget(*token),
             }
         }
         *stage = DialStage::Over;
@@ -309,8 +310,7 @@ impl Dial {
             let DialStage::Connecting(fd) = std::mem::replace(stage, DialStage::Over) else {
                 return Ok(());
             };
-            let link: Arc<dyn Link> =
-                Arc::new(TcpLink::new(fd).inspect_err(|_| engine.forget(token))?);
+            let link: Arc<dyn Link> = Arc::new(TcpLink::new(fd)?);
             *stage = self.knock(engine, link)?;
         }
         if let DialStage::Knocking(_, knock) = stage {

@@ -1,0 +1,62 @@
+//! Dials that fail take everything with them. One test, because it counts what the whole process has.
+
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
+use weft_verbs::cm::{ConnectError, Listener};
+use weft_verbs::{Device, Limits, LocalMode};
+
+/// Devices whose engine runs.
+fn engines() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
+    tasks
+        .flatten()
+        .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+        .filter(|name| name.starts_with("weft-engine"))
+        .count()
+}
+
+/// Dial with a device made for this alone.
+fn dial(bed: &Bed, addr: SocketAddr) -> ConnectError {
+    let device = bed.device(Limits::default());
+    let end = bed.end(&device, &Half::default());
+    let outcome = bed.dial(addr, end, &bed.param());
+    outcome.err().expect("nobody there to connect to")
+}
+
+#[test]
+fn a_failed_dial_leaves_nothing() {
+    // Connected, but there is no shared memory, and nothing else will do.
+    let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
+    let doorless = Device::builder().local(LocalMode::Off).open();
+    let doorless = doorless.expect("a device");
+    let listener = Listener::bind(&doorless, bed.any_addr(), 4, &bed.param()).expect("a listener");
+    let before = engines();
+    assert!(before > 0);
+    for _ in 0..3 {
+        let error = dial(&bed, listener.local_addr());
+        assert!(matches!(error, ConnectError::NotLocal(_)), "{error}");
+    }
+    until("the engines of doorless dials stop", || engines() <= before);
+
+    // Reset at once: often before the request is sent.
+    let bed = Bed::new(Setup::tcp()).expect("a bed");
+    let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = server.local_addr().expect("an address");
+    let before = engines();
+    std::thread::scope(|scope| {
+        const DIALS: usize = 300;
+        scope.spawn(|| {
+            for _ in 0..DIALS {
+                let (socket, _) = server.accept().expect("a connection");
+                rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))
+                    .expect("any socket takes it");
+            }
+        });
+        for _ in 0..DIALS {
+            dial(&bed, addr);
+        }
+    });
+    until("the engines of reset dials stop", || engines() <= before);
+}
