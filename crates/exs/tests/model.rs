@@ -6,6 +6,7 @@
 mod world;
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::time::Instant;
 
 use stateright::{Checker, Model, Property};
@@ -260,7 +261,7 @@ impl Bounds {
                     format!("{} does {action:?}", ["A", "B"][at])
                 }
             };
-            text += &format!("  {what}\n");
+            writeln!(text, "  {what}").expect("memory");
         }
         text + &format!("  => {:?}", state.fault)
     }

@@ -124,7 +124,7 @@ fn step(world: &mut World, manners: &Manners, random: &mut Random) -> Result<(),
         0..5 => {
             let may = random.one_in(manners.reluctance);
             // A driver asks until there is nothing more, but may be interrupted.
-            for _ in 0..1 + random.below(12) {
+            for _ in 0..=random.below(12) {
                 if world.poll(at, may)?.is_none() {
                     break;
                 }

@@ -115,10 +115,8 @@ pub fn exs_machine(data: &[u8]) {
                 }
             }
             8..14 => {
-                let buffer = (0..).find(|buffer| !books.taken.contains(buffer));
-                let Some(buffer) = buffer.filter(|&buffer| buffer < config.recv_credits) else {
-                    continue;
-                };
+                let buffer = (0..config.recv_credits).find(|buffer| !books.taken.contains(buffer));
+                let Some(buffer) = buffer else { continue };
                 books.taken.insert(buffer);
                 if !hear(&mut end, &mut input, buffer, &mut books) {
                     return;

@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use weft_exs::machine::{
-    Action, Body, Cancel, Config, Design, Endpoint, Imm, Kind, Message, Mode, OpId, Outcome,
-    RecvFlags, Remote, Rules, Transfer,
+    Action, Body, Cancel, Config, Endpoint, Imm, Kind, Message, Mode, OpId, Outcome, RecvFlags,
+    Remote, Rules, Transfer,
 };
 use weft_wire::exs::{Advert, Packet};
 
@@ -739,9 +739,4 @@ impl End {
         }
         Ok(())
     }
-}
-
-/// For the tests that name a design.
-pub(crate) fn packets(design: Design) -> Kind {
-    Kind::SeqPacket(design)
 }
