@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
 
 use super::Plain;
 use crate::process::PerProcess;
@@ -20,6 +21,8 @@ const BATCH: usize = 64;
 const LONGEST: Duration = Duration::from_hours(1);
 
 pub(super) struct Poller {
+    /// Whose it is: a forked child has the same epoll instance, and must not touch it.
+    pid: Pid,
     epoll: OwnedFd,
     wake: OwnedFd,
     table: Mutex<Table>,
@@ -38,6 +41,7 @@ impl Poller {
         static POLLER: PerProcess<Poller> = PerProcess::new();
         POLLER.get(|| {
             let poller = Arc::new(Poller {
+                pid: getpid(),
                 epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
                 wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
                 table: Mutex::default(),
@@ -105,6 +109,9 @@ impl Poller {
 
     /// Forgets a socket. The program may have descriptors for it, so closing ours alone would not do.
     pub(super) fn remove(&self, fd: BorrowedFd<'_>, id: u64) {
+        if self.pid != getpid() {
+            return;
+        }
         let _ = epoll::delete(&self.epoll, fd);
         self.table().sockets.remove(&id);
     }
