@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, copy_bidirectional, split};
 use tokio::net::{TcpListener, TcpStream};
-use weft_exs::Context;
 use weft_exs::futures::{Listener, Stream};
 use weft_exs::tokio::{Buffers, IoStream};
+use weft_exs::{Context, Socket};
 
 fn any() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
@@ -175,6 +175,32 @@ async fn writes_wait_for_a_reader_and_dropped_reads_and_writes_lose_nothing() {
     near.write_all(end).await.unwrap();
     far.read_exact(&mut buf[..3]).await.unwrap();
     assert_eq!(&buf[..3], end);
+}
+
+#[tokio::test]
+async fn the_same_over_ordinary_tcp() {
+    let listener = TcpListener::bind(any()).await.unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap());
+    let (peer, ours) = tokio::join!(peer, listener.accept());
+    let (mut peer, ours) = (peer.unwrap(), ours.unwrap().0.into_std().unwrap());
+    let socket = Socket::from_tcp(&Context::global().unwrap(), ours.into()).unwrap();
+    let mut near = IoStream::new(Stream::new(socket)).unwrap();
+    let echo = tokio::spawn(async move {
+        let (mut reader, mut writer) = split(&mut peer);
+        copy(&mut reader, &mut writer).await.unwrap();
+        writer.shutdown().await.unwrap();
+    });
+    let data = pattern(10 << 20);
+    let mut got = Vec::new();
+    let (mut reader, mut writer) = split(&mut near);
+    let send = async {
+        writer.write_all(&data).await.unwrap();
+        writer.shutdown().await.unwrap();
+    };
+    let (n, ()) = tokio::join!(reader.read_to_end(&mut got), send);
+    assert_eq!(n.unwrap(), data.len());
+    assert!(got == data);
+    echo.await.unwrap();
 }
 
 #[tokio::test]
