@@ -1,10 +1,10 @@
 //! Connections of the system, made asynchronously: `exs_connect` and `exs_accept` on its own sockets.
 //!
-//! Nothing below makes them, so a thread waits for each. Its event is the readiness of a *bell*: one end of a pair of Unix sockets, on
-//! which the operation polls. The thread leaves its result and lets go of the other end. So the operation counts in its
+//! Nothing below makes them, so a thread waits for each. Its event is the end of a poll on the *bell*, a connection of the process with
+//! itself on which nothing ever arrives: the thread leaves its result and cancels the poll. So the operation counts in its
 //! queue from the beginning, is cancelled like any other, and nobody but the library puts events into queues.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use weft_exs::{Ready, Socket};
+use weft_exs::{Context, Ready, Socket};
 
 use super::address;
 use super::event::{Of, Op, What};
@@ -23,7 +23,7 @@ use super::types::AHandle;
 
 /// What a thread found out. Nothing: it was cancelled first, or did not live to tell.
 enum Found {
-    NoThread(Errno),
+    Failed(Errno),
     Connected(Result<(), Errno>),
     Accepted(Result<(OwnedFd, Option<SocketAddr>), Errno>),
 }
@@ -35,6 +35,8 @@ type Shared = Arc<Mutex<Option<Found>>>;
 pub(super) struct Helped {
     bell: Socket,
     found: Shared,
+    /// The thread sees that this is gone, and ends.
+    _alive: OwnedFd,
 }
 
 impl Helped {
@@ -53,7 +55,7 @@ impl Helped {
     pub(super) fn connected(&self) -> Result<(), Errno> {
         match self.take() {
             Some(Found::Connected(result)) => result,
-            Some(Found::NoThread(errno)) => Err(errno),
+            Some(Found::Failed(errno)) => Err(errno),
             _ => Err(Errno::CANCELED),
         }
     }
@@ -62,7 +64,7 @@ impl Helped {
     pub(super) fn accepted(&self) -> Result<(RawFd, Option<SocketAddr>), Errno> {
         match self.take() {
             Some(Found::Accepted(result)) => result.map(|(fd, peer)| (fd.into_raw_fd(), peer)),
-            Some(Found::NoThread(errno)) => Err(errno),
+            Some(Found::Failed(errno)) => Err(errno),
             _ => Err(Errno::CANCELED),
         }
     }
@@ -81,8 +83,44 @@ fn ours(fd: RawFd) -> Fallible<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(theirs, 0)
 }
 
-/// Starts the operation and the thread that does `work`, which is given an end of the bell to wait at as well: it hangs up
-/// when the operation is cancelled.
+/// The process's connection with itself.
+pub(super) struct Bell {
+    socket: Socket,
+    _other: OwnedFd,
+}
+
+impl Bell {
+    pub(super) fn socket(&self) -> Socket {
+        self.socket.clone()
+    }
+
+    pub(super) fn new(context: &Context) -> Fallible<Bell> {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType};
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let socket = || {
+            let flags = SocketFlags::CLOEXEC;
+            rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
+        };
+        let (listener, one) = (socket()?, socket()?);
+        rustix::net::bind(&listener, &any)?;
+        rustix::net::listen(&listener, 1)?;
+        rustix::net::connect(&one, &rustix::net::getsockname(&listener)?)?;
+        let ours = rustix::net::getsockname(&one)?;
+        loop {
+            // Somebody else's connection is none of ours.
+            let (other, from) = rustix::net::acceptfrom_with(&listener, SocketFlags::CLOEXEC)?;
+            if from.as_ref() == Some(&ours) {
+                return Ok(Bell {
+                    socket: Socket::from_tcp(context, one)?,
+                    _other: other,
+                });
+            }
+        }
+    }
+}
+
+/// Starts the operation and the thread that does `work`, which is given something to wait at as well: it hangs up when the
+/// operation is over, cancelled for example.
 fn help(
     fd: RawFd,
     what: What,
@@ -90,14 +128,8 @@ fn help(
     ahandle: AHandle,
     work: impl FnOnce(BorrowedFd<'_>) -> Option<Found> + Send + 'static,
 ) -> Fallible<()> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    let (listens, rings) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
-    let bell = Socket::from_tcp(&state().context()?, listens)?;
+    let bell = state().bell()?;
+    let (over, alive) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let found = Shared::default();
     let op = Op {
         fd,
@@ -105,26 +137,44 @@ fn help(
         of: Of::Helper(Helped {
             bell: bell.clone(),
             found: Arc::clone(&found),
+            _alive: alive,
         }),
         what,
         uses: Uses::new(),
     };
-    queue.start(op, |sink| bell.poll(Ready::IN, sink))?;
-    drop(bell);
-    let leave = Arc::clone(&found);
-    let thread = std::thread::Builder::new()
+    let token = queue.start(op, |sink| bell.poll(Ready::IN, sink))?;
+    let end = End {
+        bell,
+        token,
+        found: Some(Found::Failed(Errno::AGAIN)),
+        shared: found,
+    };
+    // Without a thread, the closure is dropped, and that ends the operation with the error.
+    let _ = std::thread::Builder::new()
         .name("exs-connection".into())
         .spawn(move || {
-            let result = work(rings.as_fd());
-            *leave.lock().unwrap_or_else(PoisonError::into_inner) = result;
-            drop(rings);
+            let mut end = end;
+            end.found = Some(Found::Failed(Errno::IO)); // should it panic
+            end.found = work(over.as_fd());
         });
-    if thread.is_err() {
-        // The closure went with the other end of the bell: the event comes, and finds this.
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        *found = Some(Found::NoThread(Errno::AGAIN));
-    }
     Ok(())
+}
+
+/// Leaves the result and rings the bell, whatever becomes of the thread.
+struct End {
+    bell: Socket,
+    token: u64,
+    found: Option<Found>,
+    shared: Shared,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        *shared = self.found.take();
+        drop(shared);
+        self.bell.cancel(Some(self.token));
+    }
 }
 
 /// Waits for `what` of the socket; `false` when the operation was cancelled.

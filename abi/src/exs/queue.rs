@@ -22,32 +22,56 @@ use super::types::{
 /// What an `exs_qhandle_t` stands for.
 pub(crate) struct QueueEntry {
     queue: Queue,
-    /// The upper half of this queue's tokens, so that a socket with operations in several queues can tell them apart.
+    /// In this queue's tokens, so that a socket with operations in several queues can tell them apart.
     serial: u32,
     ops: Mutex<Ops>,
 }
 
-/// Operations by the lower half of their token.
+/// Operations by the place in their token.
 #[derive(Default)]
 struct Ops {
-    slots: Vec<Option<Op>>,
+    slots: Vec<Slot>,
     free: Vec<u32>,
 }
 
+#[derive(Default)]
+struct Slot {
+    /// Of the operation, or the next one: a thread that is late must not meet its successor.
+    generation: u32,
+    op: Option<Op>,
+}
+
+/// Bits of a place in a token: a queue has at most a million. It and the generation are the lower 42 bits.
+const PLACE: u32 = 20;
+const GENERATION: u32 = 22;
+
 impl Ops {
-    fn insert(&mut self, op: Op) -> u32 {
-        if let Some(at) = self.free.pop() {
-            self.slots[at as usize] = Some(op);
-            return at;
-        }
-        self.slots.push(Some(op));
-        self.slots.len() as u32 - 1 // bounded by the queue's depth, an `int`
+    fn insert(&mut self, op: Op) -> u64 {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1 // bounded by the queue's depth
+        });
+        let slot = &mut self.slots[at as usize];
+        slot.op = Some(op);
+        slot.token(at)
     }
 
-    fn remove(&mut self, at: u32) -> Option<Op> {
-        let op = self.slots.get_mut(at as usize)?.take()?;
+    fn remove(&mut self, token: u64) -> Option<Op> {
+        let at = token as u32 & ((1 << PLACE) - 1);
+        let slot = self.slots.get_mut(at as usize)?;
+        if slot.token(at) != token & ((1 << (PLACE + GENERATION)) - 1) {
+            return None;
+        }
+        let op = slot.op.take()?;
+        slot.generation = (slot.generation + 1) & ((1 << GENERATION) - 1);
         self.free.push(at);
         Some(op)
+    }
+}
+
+impl Slot {
+    fn token(&self, at: u32) -> u64 {
+        u64::from(self.generation) << PLACE | u64::from(at)
     }
 }
 
@@ -56,12 +80,12 @@ impl QueueEntry {
         self.ops.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bit 62 keeps them apart from addresses, and bit 63 from [`own_token`]s.
-    fn token(&self, at: u32) -> u64 {
-        1 << 62 | u64::from(self.serial & 0x3fff_ffff) << 32 | u64::from(at)
+    /// What this queue's tokens have in common. Bit 62 keeps them apart from addresses, and bit 63 from [`own_token`]s.
+    fn mine(&self) -> u64 {
+        1 << 62 | u64::from(self.serial & 0xf_ffff) << (PLACE + GENERATION)
     }
 
-    /// Starts an operation with `start`, whose sink leads to this queue.
+    /// Starts an operation with `start`, whose sink leads to this queue; its token.
     ///
     /// # Errors
     /// Those of `start`; there will be no event then.
@@ -69,20 +93,18 @@ impl QueueEntry {
         &self,
         op: Op,
         start: impl FnOnce(Sink) -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
+    ) -> Result<u64, Errno> {
         // Before it is started: its event may be there, and taken by another thread, before `start` returns.
-        let at = self.ops().insert(op);
-        let token = self.token(at);
+        let token = self.mine() | self.ops().insert(op);
         start(Sink::Queue(self.queue.clone(), token)).inspect_err(|_| {
-            let refused = self.ops().remove(at);
+            let refused = self.ops().remove(token);
             drop(refused); // not under the lock
-        })
+        })?;
+        Ok(token)
     }
 
     fn take(&self, token: u64) -> Option<Op> {
-        let op = self.ops().remove(token as u32);
-        debug_assert_eq!(token, self.token(token as u32), "of this queue");
-        op
+        self.ops().remove(token)
     }
 
     /// Cancels the operations that `wanted` picks; how many of them will end.
@@ -92,9 +114,9 @@ impl QueueEntry {
             .slots
             .iter()
             .zip(0..)
-            .filter_map(|(op, at)| {
-                let op = op.as_ref().filter(|op| wanted(op))?;
-                Some((op.socket(), self.token(at)))
+            .filter_map(|(slot, at)| {
+                let op = slot.op.as_ref().filter(|op| wanted(op))?;
+                Some((op.socket(), self.mine() | slot.token(at)))
             })
             .collect();
         chosen

@@ -184,9 +184,11 @@ pub unsafe fn connect(
     // SAFETY: the caller's promise.
     let to = unsafe { address::read(addr, len) }?;
     match found {
-        Found::Exs(entry) => queue.start(Op::new(&entry, ah, What::Connect), |sink| {
-            entry.socket.connect(to, sink)
-        })?,
+        Found::Exs(entry) => {
+            queue.start(Op::new(&entry, ah, What::Connect), |sink| {
+                entry.socket.connect(to, sink)
+            })?;
+        }
         Found::System => plain::connect(fd, to, &queue, ah)?,
     }
     Ok(0)
@@ -412,7 +414,7 @@ pub unsafe fn poll(
     for (started, (entry, ready)) in wanted.iter().enumerate() {
         let op = Op::new(entry, ah, What::Poll);
         match queue.start(op, |sink| entry.socket.poll(*ready, sink)) {
-            Ok(()) => {}
+            Ok(_) => {}
             Err(errno) if started == 0 => return Err(errno),
             Err(_) => return Ok(started as c_int),
         }
@@ -444,9 +446,11 @@ pub fn shutdown(
     }
     match queue {
         None => entry.socket.shutdown()?,
-        Some(queue) => queue.start(Op::new(&entry, ah, What::Shutdown), |sink| {
-            entry.socket.shutdown_with(sink)
-        })?,
+        Some(queue) => {
+            queue.start(Op::new(&entry, ah, What::Shutdown), |sink| {
+                entry.socket.shutdown_with(sink)
+            })?;
+        }
     }
     Ok(0)
 }
@@ -462,9 +466,11 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
                 None => entry
                     .socket
                     .close(OneClosing::begin(&state().closing).sink()),
-                Some(queue) => queue.start(Op::new(&entry, ah, What::Close), |sink| {
-                    entry.socket.close(sink)
-                }),
+                Some(queue) => queue
+                    .start(Op::new(&entry, ah, What::Close), |sink| {
+                        entry.socket.close(sink)
+                    })
+                    .map(drop),
             };
             if let Err(errno) = closed {
                 sockets.restore(entry);

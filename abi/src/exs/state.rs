@@ -5,11 +5,12 @@ use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_exs::{Context, Sink};
+use weft_exs::{Context, Sink, Socket};
 use weft_verbs::Device;
 
 use super::handles::Handles;
 use super::memory::Mem;
+use super::plain::Bell;
 use super::queue::QueueEntry;
 use super::table::Sockets;
 use super::types::{EXS_VERSION1, Version};
@@ -17,6 +18,7 @@ use super::types::{EXS_VERSION1, Version};
 /// Everything. It is leaked: a forked child leaves its parent's alone and begins with a new one.
 pub(crate) struct State {
     context: Mutex<Option<Context>>,
+    bell: Mutex<Option<Bell>>,
     forked: bool,
     pub(crate) queues: Handles<QueueEntry>,
     pub(crate) regions: Handles<Mem>,
@@ -33,6 +35,7 @@ impl State {
     fn new(forked: bool, sockets: Sockets) -> &'static State {
         Box::leak(Box::new(State {
             context: Mutex::new(None),
+            bell: Mutex::new(None),
             forked,
             queues: Handles::new(),
             regions: Handles::new(),
@@ -56,6 +59,17 @@ impl State {
         };
         *context = Some(made.clone());
         Ok(made)
+    }
+
+    /// The bell of helping threads, made when it is first needed.
+    pub(crate) fn bell(&self) -> Result<Socket, Errno> {
+        let context = self.context()?;
+        let mut bell = self.bell.lock().unwrap_or_else(PoisonError::into_inner);
+        let bell = match &mut *bell {
+            Some(bell) => bell,
+            none => none.insert(Bell::new(&context)?),
+        };
+        Ok(bell.socket())
     }
 }
 

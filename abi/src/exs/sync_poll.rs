@@ -1,7 +1,7 @@
 //! `exs_sync_poll` and `exs_sync_select`, over sockets of ours and descriptors of the system together.
 
 use std::ffi::c_int;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use libc::{
     timeval,
 };
 use rustix::io::Errno;
-use weft_exs::{Ready, Sink};
+use weft_exs::Ready;
 
-use super::queue::{own_token, timeout};
+use super::queue::timeout;
 use super::state::state;
-use super::sync::{has_room, own_queue};
+use super::sync::has_room;
 use super::table::{Entry, Found};
 use crate::call::system;
 
@@ -73,52 +73,36 @@ fn wait(fds: &mut [pollfd], limit: Option<Duration>) -> Result<c_int, Errno> {
 
 /// Sleeps until something may be ready.
 fn sleep(fds: &[pollfd], ours: &[Option<Arc<Entry>>], until: Option<Instant>) -> Result<(), Errno> {
-    let queue = own_queue()?;
-    queue.set_signal(true);
-    // Operations that make an event in this thread's queue as soon as something is ready.
-    let token = own_token(ours.len() as u64);
-    let mut started = Vec::new();
-    let mut ends = Vec::new();
-    let mut changed = false;
-    for ((entry, fd), token) in ours.iter().zip(fds).zip(token..) {
-        let Some(entry) = entry else { continue };
-        if let Some(end) = entry.connecting() {
-            ends.push(end);
-            continue;
-        }
-        let sink = Sink::Queue(queue.clone(), token);
-        match entry.socket.poll(wanted_of(*fd), sink) {
-            Ok(()) => started.push((entry, token)),
-            // It was closed, or has ended: that is seen by looking.
-            Err(_) => changed = true,
-        }
-    }
     let mut all = of_system(fds, ours);
-    let ends = ends.iter().map(AsRawFd::as_raw_fd);
-    all.extend(ends.chain([queue.as_fd().as_raw_fd()]).map(|fd| pollfd {
-        fd,
-        events: POLLIN,
-        revents: 0,
-    }));
-    let waited = if changed {
-        Ok(0)
-    } else {
-        system_poll(&mut all, until)
+    let mut readable = |fd: BorrowedFd<'_>| {
+        all.push(pollfd {
+            fd: fd.as_raw_fd(),
+            events: POLLIN,
+            revents: 0,
+        });
     };
-    for (entry, token) in &started {
-        entry.socket.cancel(Some(*token));
-    }
-    // Each of them makes one event, cancelled or not: the queue is clean for the next call.
-    let mut events = Vec::new();
-    while events.len() < started.len() {
-        let left = started.len() - events.len();
-        match queue.dequeue(&mut events, left, left, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
+    let mut kept = Vec::new();
+    for (entry, fd) in ours.iter().zip(fds) {
+        let Some(entry) = entry else { continue };
+        if fd.events & READ != 0 && entry.connecting().is_none() {
+            readable(entry.socket.as_fd());
         }
+        let other = match entry.connecting() {
+            Some(end) => end,
+            // What the descriptor of the socket does not say.
+            None if fd.events & READ == 0 || fd.events & WRITE != 0 => {
+                match entry.watch(fd.events & WRITE != 0) {
+                    Ok(watch) => watch,
+                    // It was closed, or has ended: that is seen by looking.
+                    Err(_) => return Ok(()),
+                }
+            }
+            None => continue,
+        };
+        readable(other.as_fd());
+        kept.push(other);
     }
-    queue.set_signal(false);
-    waited.map(drop)
+    system_poll(&mut all, until).map(drop)
 }
 
 /// The system's of them; ours are left out.
@@ -143,13 +127,6 @@ fn look(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> Result<c_int, Errno>
         }
     }
     Ok((count + ours_ready(fds, ours)) as c_int)
-}
-
-fn wanted_of(fd: pollfd) -> Ready {
-    let mut wanted = Ready::empty();
-    wanted.set(Ready::IN, fd.events & READ != 0);
-    wanted.set(Ready::OUT, fd.events & WRITE != 0);
-    wanted
 }
 
 fn told(ready: Ready, events: i16) -> i16 {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use weft_exs::{InPlace, Socket};
+use weft_exs::{InPlace, Ready, Sink, Socket};
 
 use super::state::state;
 
@@ -27,6 +27,8 @@ pub(crate) struct Entry {
     pub(crate) listening: AtomicBool,
     /// While a connection is made by a call that did not wait: what becomes readable at its end.
     connecting: Mutex<Option<Arc<OwnedFd>>>,
+    /// What becomes readable when the socket has failed or hung up; and that, or sends may go. Shared by all who wait.
+    watches: Mutex<[Option<Arc<OwnedFd>>; 2]>,
     /// Receives are shut down: by `shutdown(SHUT_RD)`, which is a matter of this side only.
     pub(crate) read_shut: AtomicBool,
     /// The error that `SO_ERROR` tells once.
@@ -71,6 +73,7 @@ impl Entry {
             in_place: Mutex::default(),
             listening: AtomicBool::new(false),
             connecting: Mutex::default(),
+            watches: Mutex::default(),
             read_shut: AtomicBool::new(false),
             error: AtomicI32::new(0),
             unsent: AtomicUsize::new(0),
@@ -108,9 +111,44 @@ impl Entry {
         if connecting.is_some() {
             return Err(Errno::ALREADY);
         }
-        let end = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-        *connecting = Some(Arc::new(end));
+        *connecting = Some(bell()?);
         Ok(())
+    }
+
+    /// What becomes readable when the socket has failed or hung up, or with `writable` when sends may go.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF` (closed), and those of a new descriptor.
+    pub(crate) fn watch(self: &Arc<Self>, writable: bool) -> Result<Arc<OwnedFd>, Errno> {
+        let which = usize::from(writable);
+        let watches = || self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watch) = &watches()[which] {
+            return Ok(Arc::clone(watch));
+        }
+        let watch = bell()?;
+        let there = watches()[which]
+            .get_or_insert_with(|| Arc::clone(&watch))
+            .clone();
+        if !Arc::ptr_eq(&there, &watch) {
+            return Ok(there); // another thread was faster
+        }
+        let of = Arc::downgrade(self);
+        let told = Arc::clone(&watch);
+        let wanted = if writable { Ready::OUT } else { Ready::empty() };
+        let started = self.socket.poll(
+            wanted,
+            Sink::call(move |_| {
+                if let Some(entry) = of.upgrade() {
+                    entry.watches.lock().unwrap_or_else(PoisonError::into_inner)[which] = None;
+                }
+                ring(&told);
+            }),
+        );
+        started.inspect_err(|_| {
+            watches()[which] = None;
+            ring(&watch);
+        })?;
+        Ok(watch)
     }
 
     /// Whoever waits for the connection looks again.
@@ -120,10 +158,20 @@ impl Entry {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if let Some(end) = connecting.take() {
-            // Its counter has room.
-            let _ = rustix::io::write(&*end, &1_u64.to_ne_bytes());
+            ring(&end);
         }
     }
+}
+
+/// A descriptor that becomes readable when it is rung.
+fn bell() -> Result<Arc<OwnedFd>, Errno> {
+    use rustix::event::{EventfdFlags, eventfd};
+    Ok(Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?))
+}
+
+fn ring(bell: &OwnedFd) {
+    // It has room for the number.
+    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
 /// What the system knows a descriptor's object by.
