@@ -174,7 +174,7 @@ impl Bounds {
     /// What must hold where nothing moves without the programs.
     fn judge(&self, world: &World) -> Option<Fault> {
         let advertised = self.policy
-            && self.settings.small == 0
+            && self.settings.small == [0; 2]
             && self.settings.mode != Mode::Indirect
             && self.settings.kind == Kind::Stream;
         if advertised && world.waits_in_vain() {
@@ -187,7 +187,7 @@ impl Bounds {
             return Some(fault);
         }
         if self.direct_when_idle && world.is_idle() {
-            let len = u64::from(self.settings.small) + 1;
+            let len = u64::from(self.settings.small[0]) + 1;
             return world
                 .returns_to_direct(0, len)
                 .and(world.returns_to_direct(1, len))
@@ -275,9 +275,9 @@ const STREAM: &str = "stream";
 
 fn settings(credits: u32, small: u32, ring: u32) -> Settings {
     Settings {
-        credits,
-        small,
-        ring,
+        credits: [credits; 2],
+        small: [small; 2],
+        ring: [ring; 2],
         ..Settings::default()
     }
 }
@@ -476,7 +476,7 @@ fn packets(design: Design) {
             };
             bounds.holds(&format!(
                 "{design:?} packets, {} credits, small {}, {sends:?} sends, {recvs:?} receives, {cancels:?} cancellations, {shutdowns:?} shutdowns",
-                settings.credits, settings.small
+                settings.credits[0], settings.small[0]
             ));
         }
     }

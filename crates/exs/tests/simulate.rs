@@ -62,12 +62,17 @@ fn manners() -> impl Strategy<Value = Manners> {
         Kind::SeqPacket(Design::Source),
     ];
     let modes = vec![Mode::Dynamic, Mode::Dynamic, Mode::Direct, Mode::Indirect];
+    let of = |choices: &[u32]| {
+        let choice = proptest::sample::select(choices.to_vec());
+        (choice.clone(), choice, any::<bool>())
+            .prop_map(|(a, b, same)| [a, if same { a } else { b }])
+    };
     let settings = (
         proptest::sample::select(kinds),
         proptest::sample::select(modes),
-        proptest::sample::select(vec![3, 4, 5, 8, 64]),
-        proptest::sample::select(vec![0, 1, 16, 256]),
-        proptest::sample::select(vec![0, 1, 7, 64, 1000]),
+        of(&[3, 4, 5, 8, 64]),
+        of(&[0, 1, 16, 256]),
+        of(&[0, 1, 7, 64, 1000]),
         any::<bool>(),
     )
         .prop_map(|(kind, mode, credits, small, ring, immediate)| Settings {
@@ -76,7 +81,7 @@ fn manners() -> impl Strategy<Value = Manners> {
             credits,
             small,
             ring: if mode == Mode::Indirect {
-                ring.max(1)
+                ring.map(|len| len.max(1))
             } else {
                 ring
             },
@@ -230,9 +235,9 @@ proptest! {
 #[test]
 fn a_receiver_ahead_gets_everything_directly() {
     let settings = Settings {
-        credits: 64,
-        small: 16,
-        ring: 4096,
+        credits: [64; 2],
+        small: [16; 2],
+        ring: [4096; 2],
         ..Settings::default()
     };
     let mut world = World::new(&settings);
@@ -267,9 +272,9 @@ fn a_receiver_ahead_gets_everything_directly() {
 #[test]
 fn ping_pong_of_short_data_takes_one_message_each_way() {
     let settings = Settings {
-        credits: 64,
-        small: 64,
-        ring: 4096,
+        credits: [64; 2],
+        small: [64; 2],
+        ring: [4096; 2],
         ..Settings::default()
     };
     let mut world = World::new(&settings);
@@ -299,9 +304,9 @@ fn simulations_go_everywhere() {
     for seed in 1..60 {
         let manners = Manners {
             settings: Settings {
-                credits: 6,
-                small: 16,
-                ring: 256,
+                credits: [6; 2],
+                small: [16; 2],
+                ring: [256; 2],
                 prompt: false,
                 ..Settings::default()
             },

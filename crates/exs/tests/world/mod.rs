@@ -18,9 +18,10 @@ pub(crate) type Fault = &'static str;
 pub(crate) struct Settings {
     pub(crate) kind: Kind,
     pub(crate) mode: Mode,
-    pub(crate) credits: u32,
-    pub(crate) small: u32,
-    pub(crate) ring: u32,
+    /// What each end says in its greeting: control receives, payload that fits one, length of its buffer.
+    pub(crate) credits: [u32; 2],
+    pub(crate) small: [u32; 2],
+    pub(crate) ring: [u32; 2],
     pub(crate) immediate: bool,
     pub(crate) rules: Rules,
     /// Transfers complete locally as soon as they are handed over, except RDMA Reads.
@@ -32,9 +33,9 @@ impl Default for Settings {
         Settings {
             kind: Kind::Stream,
             mode: Mode::Dynamic,
-            credits: 4,
-            small: 0,
-            ring: 2,
+            credits: [4; 2],
+            small: [0; 2],
+            ring: [2; 2],
             immediate: true,
             rules: Rules::default(),
             prompt: true,
@@ -128,21 +129,22 @@ const RING: u64 = 1 << 63;
 
 impl World {
     pub(crate) fn new(settings: &Settings) -> Self {
-        let end = || {
+        let end = |at: usize| {
+            let peer = 1 - at;
             let ring = Remote {
                 addr: RING,
                 rkey: 7,
-                len: settings.ring,
+                len: settings.ring[peer],
             };
             let config = Config {
                 kind: settings.kind,
                 mode: settings.mode,
-                send_credits: settings.credits,
-                recv_credits: settings.credits,
-                small_send: settings.small,
-                small_recv: settings.small,
-                peer_ring: (settings.ring != 0).then_some(ring),
-                own_ring_len: settings.ring,
+                send_credits: settings.credits[peer],
+                recv_credits: settings.credits[at],
+                small_send: settings.small[peer],
+                small_recv: settings.small[at],
+                peer_ring: (settings.ring[peer] != 0).then_some(ring),
+                own_ring_len: settings.ring[at],
                 immediate: settings.immediate,
                 rules: settings.rules,
             };
@@ -151,10 +153,10 @@ impl World {
                 stream: settings.kind == Kind::Stream,
                 immediate: settings.immediate,
                 prompt: settings.prompt,
-                posted: (0..settings.credits).rev().collect(),
+                posted: (0..settings.credits[at]).rev().collect(),
                 payload: BTreeMap::new(),
                 held: Vec::new(),
-                ring: vec![None; settings.ring as usize],
+                ring: vec![None; settings.ring[at] as usize],
                 ring_at: 0,
                 sends: VecDeque::new(),
                 recvs: VecDeque::new(),
@@ -167,7 +169,7 @@ impl World {
             }
         };
         World {
-            ends: [end(), end()],
+            ends: [end(0), end(1)],
             wires: Default::default(),
         }
     }

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 
 use weft_wire::exs::{Body, Design, Packet};
 
-use super::super::{
+use crate::machine::{
     Action, Cancel, Completion, Config, InPlace, MAX_ADVERTS, MAX_TRANSFER, OpId, Outcome,
     RecvFlags, Shared, Stats, Violation,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Receiver {
+pub(in crate::machine) struct Receiver {
     design: Design,
     recvs: VecDeque<Recv>,
     /// Receives from the head that have their message.
@@ -75,7 +75,7 @@ enum Retract {
 }
 
 impl Receiver {
-    pub(in super::super) fn new(config: &Config, design: Design) -> Self {
+    pub(in crate::machine) fn new(config: &Config, design: Design) -> Self {
         Receiver {
             design,
             recvs: VecDeque::new(),
@@ -93,7 +93,7 @@ impl Receiver {
         }
     }
 
-    pub(in super::super) fn recv(
+    pub(in crate::machine) fn recv(
         &mut self,
         op: OpId,
         len: u64,
@@ -142,7 +142,7 @@ impl Receiver {
         Ok(())
     }
 
-    pub(in super::super) fn on_small(
+    pub(in crate::machine) fn on_small(
         &mut self,
         buffer: u32,
         len: u32,
@@ -158,7 +158,7 @@ impl Receiver {
         Ok(())
     }
 
-    pub(in super::super) fn on_packet(
+    pub(in crate::machine) fn on_packet(
         &mut self,
         len: u32,
         truncated: bool,
@@ -182,7 +182,7 @@ impl Receiver {
         Ok(())
     }
 
-    pub(in super::super) fn on_source(
+    pub(in crate::machine) fn on_source(
         &mut self,
         source: Packet,
         stats: &mut Stats,
@@ -209,7 +209,7 @@ impl Receiver {
         Ok(())
     }
 
-    pub(in super::super) fn on_read(&mut self, op: OpId, shared: &mut Shared<'_>) {
+    pub(in crate::machine) fn on_read(&mut self, op: OpId, shared: &mut Shared<'_>) {
         // Reads complete in order: the candidate is near the head.
         let reading = self.recvs.range_mut(..self.acted).find_map(|recv| {
             let State::Reading {
@@ -237,7 +237,7 @@ impl Receiver {
         }
     }
 
-    pub(in super::super) fn cancel(&mut self, op: OpId, shared: &mut Shared<'_>) -> Cancel {
+    pub(in crate::machine) fn cancel(&mut self, op: OpId, shared: &mut Shared<'_>) -> Cancel {
         let open = self.recvs.range(self.matched..).position(|r| r.op == op);
         let Some(open) = open else {
             return Cancel::TooLate;
@@ -263,7 +263,7 @@ impl Receiver {
         }
     }
 
-    pub(in super::super) fn on_retracted(
+    pub(in crate::machine) fn on_retracted(
         &mut self,
         seq: u64,
         shared: &mut Shared<'_>,
@@ -286,7 +286,7 @@ impl Receiver {
         Ok(())
     }
 
-    pub(in super::super) fn on_fin(&mut self, shared: &mut Shared<'_>) -> Result<(), Violation> {
+    pub(in crate::machine) fn on_fin(&mut self, shared: &mut Shared<'_>) -> Result<(), Violation> {
         if std::mem::replace(&mut self.fin, true) {
             return Err(Violation::AfterFin);
         }
@@ -334,7 +334,7 @@ impl Receiver {
     }
 
     /// See to the next message that has its receive.
-    pub(in super::super) fn deliver(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+    pub(in crate::machine) fn deliver(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         while self.acted < self.matched {
             let recv = self.recvs.get_mut(self.acted)?;
             let State::Matched(arrival) = recv.state else {
@@ -410,7 +410,7 @@ impl Receiver {
         None
     }
 
-    pub(in super::super) fn control(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+    pub(in crate::machine) fn control(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         if self.retract == Retract::Wanted {
             let action = shared.send(Body::Retract)?;
             self.retract = Retract::Sent;
@@ -445,15 +445,15 @@ impl Receiver {
         })
     }
 
-    pub(in super::super) fn readable(&self) -> u64 {
+    pub(in crate::machine) fn readable(&self) -> u64 {
         self.waiting.len() as u64
     }
 
-    pub(in super::super) fn eof(&self) -> bool {
+    pub(in crate::machine) fn eof(&self) -> bool {
         self.fin
     }
 
-    pub(in super::super) fn is_idle(&self) -> bool {
+    pub(in crate::machine) fn is_idle(&self) -> bool {
         self.recvs.is_empty()
     }
 }

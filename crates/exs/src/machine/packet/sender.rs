@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 use weft_wire::exs::{Body, Design, Imm, Message, Packet, Transfer};
 
-use super::super::sends::Sends;
-use super::super::{
+use crate::machine::sends::Sends;
+use crate::machine::{
     Action, Config, MAX_ADVERTS, MAX_TRANSFER, OpId, Refused, Shared, Stats, Violation,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Sender {
-    pub(in super::super) sends: Sends,
+pub(in crate::machine) struct Sender {
+    pub(in crate::machine) sends: Sends,
     design: Design,
     /// The number of the next message.
     index: u64,
@@ -32,7 +32,7 @@ struct Source {
 }
 
 impl Sender {
-    pub(in super::super) fn new(config: &Config, design: Design) -> Self {
+    pub(in crate::machine) fn new(config: &Config, design: Design) -> Self {
         Sender {
             sends: Sends::default(),
             design,
@@ -44,7 +44,7 @@ impl Sender {
         }
     }
 
-    pub(in super::super) fn send(&mut self, op: OpId, len: u64) -> Result<(), Refused> {
+    pub(in crate::machine) fn send(&mut self, op: OpId, len: u64) -> Result<(), Refused> {
         if self.sends.is_shut() {
             return Err(Refused::Shutdown);
         }
@@ -55,7 +55,7 @@ impl Sender {
         Ok(())
     }
 
-    pub(in super::super) fn on_advert(
+    pub(in crate::machine) fn on_advert(
         &mut self,
         advert: Packet,
         stats: &mut Stats,
@@ -84,7 +84,7 @@ impl Sender {
         Ok(())
     }
 
-    pub(in super::super) fn on_retract(&mut self, stats: &mut Stats) -> Result<(), Violation> {
+    pub(in crate::machine) fn on_retract(&mut self, stats: &mut Stats) -> Result<(), Violation> {
         if self.retracted || self.design != Design::Advert {
             return Err(Violation::Unexpected);
         }
@@ -94,7 +94,7 @@ impl Sender {
         Ok(())
     }
 
-    pub(in super::super) fn on_source_done(
+    pub(in crate::machine) fn on_source_done(
         &mut self,
         index: u64,
         len: u32,
@@ -114,7 +114,7 @@ impl Sender {
         Ok(())
     }
 
-    pub(in super::super) fn poll(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+    pub(in crate::machine) fn poll(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         if self.retracted {
             let action = shared.send(Body::Retracted { seq: self.index })?;
             self.retracted = false;

@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 use weft_wire::exs::{Body, Mode};
 
-use super::super::{
+use super::is_direct;
+use crate::machine::{
     Action, Cancel, Completion, Config, InPlace, MAX_ADVERTS, MAX_TRANSFER, OpId, Outcome,
     RecvFlags, Rules, Shared, Violation, WARY_ADVERTS,
 };
-use super::is_direct;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Receiver {
+pub(in crate::machine) struct Receiver {
     recvs: VecDeque<Recv>,
     /// Receives from the head that need no advert any more in this phase.
     seen: usize,
@@ -101,7 +101,7 @@ impl Recv {
 }
 
 impl Receiver {
-    pub(in super::super) fn new(config: &Config) -> Self {
+    pub(in crate::machine) fn new(config: &Config) -> Self {
         Receiver {
             recvs: VecDeque::new(),
             seen: 0,
@@ -128,7 +128,7 @@ impl Receiver {
         }
     }
 
-    pub(in super::super) fn recv(
+    pub(in crate::machine) fn recv(
         &mut self,
         op: OpId,
         len: u64,
@@ -156,7 +156,7 @@ impl Receiver {
         self.settle(shared);
     }
 
-    pub(in super::super) fn cancel(&mut self, op: OpId, shared: &mut Shared<'_>) -> Cancel {
+    pub(in crate::machine) fn cancel(&mut self, op: OpId, shared: &mut Shared<'_>) -> Cancel {
         let Some(at) = self.recvs.iter().position(|recv| recv.op == op) else {
             return Cancel::TooLate;
         };
@@ -237,7 +237,7 @@ impl Receiver {
     }
 
     /// Fig. 4, lines 1 to 6.
-    pub(in super::super) fn on_direct(
+    pub(in crate::machine) fn on_direct(
         &mut self,
         len: u32,
         shared: &mut Shared<'_>,
@@ -280,7 +280,7 @@ impl Receiver {
     }
 
     /// Fig. 4, lines 7 to 12.
-    pub(in super::super) fn on_indirect(
+    pub(in crate::machine) fn on_indirect(
         &mut self,
         len: u32,
         shared: &mut Shared<'_>,
@@ -310,7 +310,7 @@ impl Receiver {
         Ok(())
     }
 
-    pub(in super::super) fn on_small(
+    pub(in crate::machine) fn on_small(
         &mut self,
         buffer: u32,
         len: u32,
@@ -360,7 +360,7 @@ impl Receiver {
         }
     }
 
-    pub(in super::super) fn on_retracted(
+    pub(in crate::machine) fn on_retracted(
         &mut self,
         seq: u64,
         shared: &mut Shared<'_>,
@@ -376,7 +376,7 @@ impl Receiver {
         Ok(())
     }
 
-    pub(in super::super) fn on_fin(&mut self, shared: &mut Shared<'_>) -> Result<(), Violation> {
+    pub(in crate::machine) fn on_fin(&mut self, shared: &mut Shared<'_>) -> Result<(), Violation> {
         if std::mem::replace(&mut self.fin, true) {
             return Err(Violation::AfterFin);
         }
@@ -385,7 +385,7 @@ impl Receiver {
     }
 
     /// Fig. 5: the next copy.
-    pub(in super::super) fn deliver(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+    pub(in crate::machine) fn deliver(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         let head = self.recvs.front_mut()?;
         let segment = self.buffered.front_mut()?;
         let (op, off, rest) = (head.op, head.filled, head.len - head.filled);
@@ -482,7 +482,7 @@ impl Receiver {
         }
     }
 
-    pub(in super::super) fn control(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+    pub(in crate::machine) fn control(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         if self.retract == Retract::Wanted {
             let action = shared.send(Body::Retract)?;
             self.retract = Retract::Sent;
@@ -567,15 +567,15 @@ impl Receiver {
         None
     }
 
-    pub(in super::super) fn readable(&self) -> u64 {
+    pub(in crate::machine) fn readable(&self) -> u64 {
         self.waiting
     }
 
-    pub(in super::super) fn eof(&self) -> bool {
+    pub(in crate::machine) fn eof(&self) -> bool {
         self.fin
     }
 
-    pub(in super::super) fn is_idle(&self) -> bool {
+    pub(in crate::machine) fn is_idle(&self) -> bool {
         self.recvs.is_empty()
     }
 }

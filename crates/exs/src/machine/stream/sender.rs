@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 
 use weft_wire::exs::{Advert, Body, Imm, Message, Mode, Remote, Transfer};
 
-use super::super::sends::Sends;
-use super::super::{
+use super::is_direct;
+use crate::machine::sends::Sends;
+use crate::machine::{
     Action, Config, MAX_ADVERTS, MAX_TRANSFER, OpId, Refused, Rules, Shared, Stats, Violation,
 };
-use super::is_direct;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in super::super) struct Sender {
-    pub(in super::super) sends: Sends,
+pub(in crate::machine) struct Sender {
+    pub(in crate::machine) sends: Sends,
     /// `S_s`: bytes sent.
     seq: u64,
     /// `P_s`.
@@ -40,7 +40,7 @@ struct Ring {
 }
 
 impl Sender {
-    pub(in super::super) fn new(config: &Config) -> Self {
+    pub(in crate::machine) fn new(config: &Config) -> Self {
         Sender {
             sends: Sends::default(),
             seq: 0,
@@ -59,7 +59,7 @@ impl Sender {
         }
     }
 
-    pub(in super::super) fn send(&mut self, op: OpId, len: u64) -> Result<(), Refused> {
+    pub(in crate::machine) fn send(&mut self, op: OpId, len: u64) -> Result<(), Refused> {
         if self.sends.is_shut() {
             return Err(Refused::Shutdown);
         }
@@ -67,7 +67,7 @@ impl Sender {
         Ok(())
     }
 
-    pub(in super::super) fn on_advert(
+    pub(in crate::machine) fn on_advert(
         &mut self,
         advert: Advert,
         stats: &mut Stats,
@@ -130,7 +130,7 @@ impl Sender {
         }
     }
 
-    pub(in super::super) fn on_ack(&mut self, freed: u32) -> Result<(), Violation> {
+    pub(in crate::machine) fn on_ack(&mut self, freed: u32) -> Result<(), Violation> {
         let ring = self.ring.as_mut().ok_or(Violation::Ack)?;
         if freed == 0 || freed > ring.memory.len - ring.free {
             return Err(Violation::Ack);
@@ -139,7 +139,7 @@ impl Sender {
         Ok(())
     }
 
-    pub(in super::super) fn on_retract(&mut self, stats: &mut Stats) -> Result<(), Violation> {
+    pub(in crate::machine) fn on_retract(&mut self, stats: &mut Stats) -> Result<(), Violation> {
         if self.retracted || self.mode == Mode::Indirect {
             return Err(Violation::Unexpected);
         }
@@ -149,12 +149,12 @@ impl Sender {
         Ok(())
     }
 
-    pub(in super::super) fn wants_indirect(&self) -> Option<u64> {
+    pub(in crate::machine) fn wants_indirect(&self) -> Option<u64> {
         let send = self.sends.head()?;
         (self.mode == Mode::Dynamic && self.adverts.is_empty()).then_some(send.len - send.off)
     }
 
-    pub(in super::super) fn poll(
+    pub(in crate::machine) fn poll(
         &mut self,
         may_go_indirect: bool,
         shared: &mut Shared<'_>,
