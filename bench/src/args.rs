@@ -74,7 +74,7 @@ pub struct ExsArgs {
     /// Seconds of each run [default: 0.1, quick: 0.03]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub seconds: Option<f64>,
-    /// Seconds of each run over the distance [default: 3]
+    /// Seconds of each run over the distance [default: 2]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub distance_seconds: Option<f64>,
     /// The receiver's intermediate buffer [default: the sockets' 1M; 64M over the distance]

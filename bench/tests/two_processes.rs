@@ -179,6 +179,59 @@ fn same_host(directory: &Path) {
     assert!(page.contains("weft local ordinary of vm"));
 }
 
+/// Extended sockets: a point of each experiment and each target, with its conclusion.
+fn extended_sockets(directory: &Path) {
+    let (json, html) = (directory.join("exs.jsonl"), directory.join("exs.html"));
+    let words =
+        "bench exs --quick --repetitions 2 --seconds 0.005 --figure table3,12a,if2,stream,sync";
+    let args = words.split_whitespace().map(str::to_owned).chain([
+        format!("--json={}", json.display()),
+        format!("--html={}", html.display()),
+    ]);
+    let code = weft_bench::run(Program::parse_from(args).bench).expect(words);
+    assert_eq!(code, ExitCode::SUCCESS);
+    let text = std::fs::read_to_string(json).expect("the JSON file");
+    let lines = text.lines();
+    let lines: Vec<serde_json::Value> = lines
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect();
+    for transport in ["local", "tcp"] {
+        for experiment in ["equal", "half", "sizes", "small"] {
+            let speeds = lines.iter().filter(|line| {
+                line["experiment"] == experiment
+                    && line["transport"] == transport
+                    && line["metric"] == "throughput_Gbps"
+            });
+            let speeds: Vec<f64> = speeds.filter_map(|line| line["min"].as_f64()).collect();
+            assert!(speeds.len() >= 6, "{experiment} {transport}");
+            assert!(
+                speeds.iter().all(|speed| *speed > 0.0),
+                "{experiment} {transport}"
+            );
+        }
+    }
+    // What each mode is for: the statistics say that it did that.
+    let ratios = |variant: &str| {
+        let of = lines
+            .iter()
+            .filter(|line| line["variant"] == variant && line["metric"] == "direct_ratio");
+        of.filter_map(|line| line["max"].as_f64())
+            .collect::<Vec<_>>()
+    };
+    assert!(ratios("direct").iter().all(|ratio| *ratio > 0.999));
+    assert!(ratios("indirect").iter().all(|ratio| *ratio == 0.0));
+    let page = std::fs::read_to_string(html).expect("the page");
+    for words in [
+        "Fig. 9a",
+        "Fig. 12b",
+        "Interface fig. 3",
+        "1 MiB stream",
+        "hold",
+    ] {
+        assert!(page.contains(words), "{words}");
+    }
+}
+
 /// The other libraries' programs need not be there, or not work here: then the page says so.
 fn peers(directory: &Path) {
     let (records, page) = bench(
@@ -229,7 +282,7 @@ fn main() -> ExitCode {
     }
     let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for results");
-    let tests: [Test; 12] = [
+    let tests: [Test; 13] = [
         ("transfers", transfers),
         ("atomics", atomics),
         ("rate", rate),
@@ -241,6 +294,7 @@ fn main() -> ExitCode {
         ("limits", limits),
         ("same_host", same_host),
         ("peers", peers),
+        ("extended_sockets", extended_sockets),
         ("several_sizes_and_one_stack", several_sizes_and_one_stack),
     ];
     // `cargo test NAME` and its lists work as with any other test; one at a time, as benchmarks should run.

@@ -20,11 +20,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// What one run brought.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Bytes of the program's messages.
+    /// Bytes of the program's messages, without the warm-up.
     pub bytes: u64,
-    /// Messages sent.
+    /// Messages sent, without the warm-up.
     pub messages: u64,
-    /// Receives completed.
+    /// Receives completed, all.
     pub receives: u64,
     /// From the start of the first transfer to the end of the last one (stream paper, equation 1).
     pub seconds: f64,
@@ -49,12 +49,12 @@ impl Run {
             )));
         }
         // The server's clock is not ours: what its answer took is taken off.
-        let seconds = heard.duration_since(sent.start).as_secs_f64()
+        let seconds = heard.duration_since(sent.mark.start).as_secs_f64()
             - received.since_last
             - half_trip.as_secs_f64();
         Ok(Self {
-            bytes: sent.bytes,
-            messages: sent.messages,
+            bytes: sent.bytes - sent.mark.bytes,
+            messages: sent.messages - sent.mark.messages,
             receives: received.receives,
             seconds: seconds.max(1e-9),
             client_cpu: sent.cpu,

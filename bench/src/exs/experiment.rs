@@ -123,6 +123,8 @@ pub(crate) struct Point {
 pub(crate) struct Base {
     pub(crate) seconds: f64,
     pub(crate) buffer: u32,
+    /// Bytes before the clock starts, if that is more than each receive once.
+    pub(crate) warm_up: u64,
     pub(crate) crc: bool,
     pub(crate) quick: bool,
 }
@@ -149,11 +151,18 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
             .map(with)
             .into()
     };
-    let point = |x: u64, variants: Vec<(String, Plan)>| Point {
-        experiment,
-        transport,
-        x,
-        variants,
+    let point = |x: u64, mut variants: Vec<(String, Plan)>| {
+        // Each receive's memory is mapped and touched before the clock starts.
+        for (_, plan) in &mut variants {
+            let receives = plan.lengths.max().saturating_mul(plan.receives.into());
+            plan.warm_up = receives.max(base.warm_up);
+        }
+        Point {
+            experiment,
+            transport,
+            x,
+            variants,
+        }
     };
     let random = Lengths::Exponential {
         mean: MEAN,
@@ -241,6 +250,7 @@ mod tests {
             let base = Base {
                 seconds: 0.1,
                 buffer: 1 << 20,
+                warm_up: 0,
                 crc: false,
                 quick,
             };

@@ -198,6 +198,8 @@ pub struct Plan {
     pub lengths: Lengths,
     /// When the run ends.
     pub amount: Amount,
+    /// Bytes before that, for memory, windows and caches to settle: neither counted nor timed, but in the statistics.
+    pub warm_up: u64,
     /// Sends that are outstanding at the client.
     pub sends: u32,
     /// Receives that are outstanding at the server, each as long as the longest message.
@@ -233,6 +235,7 @@ impl Default for Plan {
             design: Design::Advert,
             lengths: Lengths::Fixed(64 << 10),
             amount: Amount::Seconds(0.5),
+            warm_up: 0,
             sends: 8,
             receives: 16,
             waitall: false,

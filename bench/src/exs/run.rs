@@ -68,12 +68,36 @@ impl Counters {
     }
 }
 
-/// What the client saw.
-#[derive(Clone, Debug)]
-pub(super) struct Sent {
+/// The end of the warm-up at the client: what was complete by then does not count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
     pub(super) start: Instant,
     pub(super) messages: u64,
     pub(super) bytes: u64,
+    cpu: f64,
+}
+
+impl Mark {
+    fn now(messages: u64, bytes: u64) -> Self {
+        let cpu = usage::cpu_seconds();
+        Self {
+            start: Instant::now(),
+            messages,
+            bytes,
+            cpu,
+        }
+    }
+}
+
+/// What the client saw.
+#[derive(Clone, Debug)]
+pub(super) struct Sent {
+    pub(super) mark: Mark,
+    /// With those of the warm-up.
+    pub(super) messages: u64,
+    /// With those of the warm-up.
+    pub(super) bytes: u64,
+    /// CPU seconds since the mark.
     pub(super) cpu: f64,
     pub(super) counters: Counters,
     /// What carried it, and why not shared memory.
@@ -85,8 +109,9 @@ pub(super) struct Sent {
 pub(super) struct Received {
     /// Receives that were completed with data.
     pub(super) receives: u64,
+    /// With those of the warm-up.
     pub(super) bytes: u64,
-    /// CPU seconds of the process from its first outstanding receive to the end.
+    /// CPU seconds of the process, without those of the warm-up.
     pub(super) cpu: f64,
     /// Seconds from the last completion to this answer.
     pub(super) since_last: f64,
@@ -219,8 +244,11 @@ fn message(plan: &Plan, memory: Memory, len: usize, offset: u64) -> Result<Memor
 struct Rest<L> {
     lengths: L,
     amount: Amount,
-    begun: u64,
-    bytes: u64,
+    warm_up: u64,
+    /// Where the next message stands in the stream.
+    offset: u64,
+    /// Messages and bytes begun after the warm-up.
+    begun: (u64, u64),
 }
 
 impl Rest<()> {
@@ -228,8 +256,9 @@ impl Rest<()> {
         Rest {
             lengths: plan.lengths.iter(),
             amount: plan.amount,
-            begun: 0,
-            bytes: 0,
+            warm_up: plan.warm_up,
+            offset: 0,
+            begun: (0, 0),
         }
     }
 }
@@ -237,13 +266,17 @@ impl Rest<()> {
 impl<L: Iterator<Item = usize>> Rest<L> {
     /// Where the next message stands in the stream, and how long it is.
     fn next(&mut self, elapsed: impl FnOnce() -> Duration) -> Option<(u64, usize)> {
-        if self.amount.is_reached(self.begun, self.bytes, elapsed) {
+        let warm = self.offset >= self.warm_up;
+        let (messages, bytes) = self.begun;
+        if warm && self.amount.is_reached(messages, bytes, elapsed) {
             return None;
         }
         let len = self.lengths.next()?;
-        let offset = self.bytes;
-        self.begun += 1;
-        self.bytes += len as u64;
+        let offset = self.offset;
+        self.offset += len as u64;
+        if warm {
+            self.begun = (messages + 1, bytes + len as u64);
+        }
         Some((offset, len))
     }
 }
@@ -271,8 +304,7 @@ pub(super) fn send(
     };
     let mut taken = Vec::with_capacity(BATCH);
     let (mut messages, mut bytes, mut outstanding) = (0, 0, 0);
-    let cpu = usage::cpu_seconds();
-    let start = Instant::now();
+    let mut mark = Mark::now(0, 0);
     for index in 0..slots.len() {
         let Some(next) = rest.next(|| Duration::ZERO) else {
             break;
@@ -286,21 +318,39 @@ pub(super) fn send(
             let index = slot(&event, slots.len())?;
             let sent = event.result.map_err(stack("send"))?;
             slots[index] = event.memory;
+            let cold = bytes < plan.warm_up;
             messages += 1;
             bytes += sent as u64;
-            match rest.next(|| start.elapsed()) {
+            if cold && bytes >= plan.warm_up {
+                mark = Mark::now(messages, bytes);
+            }
+            // Until the mark, no time has passed.
+            let elapsed = || {
+                if bytes < plan.warm_up {
+                    Duration::ZERO
+                } else {
+                    mark.start.elapsed()
+                }
+            };
+            match rest.next(elapsed) {
                 Some(next) => post(&mut slots, index, next)?,
                 None => outstanding -= 1,
             }
         }
-        progress(messages, bytes, start.elapsed());
+        if bytes >= plan.warm_up {
+            progress(
+                messages - mark.messages,
+                bytes - mark.bytes,
+                mark.start.elapsed(),
+            );
+        }
     }
     socket.shutdown().map_err(stack("shut the stream down"))?;
     let sent = Sent {
-        start,
+        mark,
         messages,
         bytes,
-        cpu: usage::cpu_seconds() - cpu,
+        cpu: usage::cpu_seconds() - mark.cpu,
         counters: Counters::of(socket),
         path: path(socket),
     };
@@ -423,9 +473,13 @@ impl Receiver {
                 drop(event.in_place);
                 ended |= got == 0;
                 if got > 0 {
+                    let cold = bytes < plan.warm_up;
                     receives += 1;
                     bytes += got as u64;
                     last = Instant::now();
+                    if cold && bytes >= plan.warm_up {
+                        self.cpu = usage::cpu_seconds();
+                    }
                 }
                 if ended {
                     outstanding -= 1;
@@ -482,17 +536,21 @@ mod tests {
 
     #[test]
     fn a_run_begins_what_its_plan_says() {
-        let begun = |amount| {
+        let begun = |amount, warm_up| {
             let plan = Plan {
                 lengths: Lengths::Fixed(10),
                 amount,
+                warm_up,
                 ..Plan::default()
             };
             let mut rest = Rest::of(&plan);
             std::iter::from_fn(|| rest.next(|| Duration::ZERO)).collect::<Vec<_>>()
         };
-        assert_eq!(begun(Amount::Messages(2)), [(0, 10), (10, 10)]);
-        assert_eq!(begun(Amount::Bytes(21)), [(0, 10), (10, 10), (20, 10)]);
+        assert_eq!(begun(Amount::Messages(2), 0), [(0, 10), (10, 10)]);
+        assert_eq!(begun(Amount::Bytes(21), 0), [(0, 10), (10, 10), (20, 10)]);
+        // Two messages are the warm-up.
+        let warmed = begun(Amount::Messages(1), 11);
+        assert_eq!(warmed, [(0, 10), (10, 10), (20, 10)]);
     }
 
     #[test]

@@ -25,8 +25,10 @@ use weft_link::Link;
 const LINE: u64 = 4_000_000_000;
 /// The intermediate buffer there, unless told: more than the line holds.
 const LONG_BUFFER: u32 = 64 << 20;
-/// Seconds of a run there, unless told: windows need many round trips to open.
-const LONG_RUN: f64 = 3.0;
+/// Seconds of a run there, unless told.
+const LONG_RUN: f64 = 2.0;
+/// Bytes before that: TCP's windows need many round trips to open.
+const LONG_WARM_UP: u64 = 256 << 20;
 
 /// A client and a server of blast, both children of ours.
 struct Pair {
@@ -336,6 +338,7 @@ fn base(args: &ExsArgs, distant: bool) -> Base {
         buffer: args
             .buffer
             .unwrap_or(if distant { LONG_BUFFER } else { sockets }),
+        warm_up: if distant { LONG_WARM_UP } else { 0 },
         crc: args.crc,
         quick: args.quick,
     }

@@ -85,6 +85,9 @@ pub struct Args {
     /// ... or after so many seconds [default: 1]
     #[arg(long, value_name = "SECONDS", help_heading = "Messages")]
     time: Option<f64>,
+    /// Bytes before the clock starts; they count in the statistics only
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size, help_heading = "Messages")]
+    warm_up: u64,
     /// Compare every byte that arrives; times then mean little
     #[arg(long, help_heading = "Messages")]
     verify: bool,
@@ -191,6 +194,7 @@ impl Args {
             design: self.design,
             lengths,
             amount,
+            warm_up: self.warm_up,
             sends: self.outstanding_send,
             receives: self.outstanding_recv,
             waitall: self.waitall,
