@@ -132,6 +132,11 @@ pub fn exs_message(data: &[u8]) {
         assert!(len == data.len() || matches!(message.body, exs::Body::Small { .. }));
         assert!(!message.to_string().is_empty());
     }
+    // The head of a long one is as good as all of it.
+    if let Some(head) = data.get(..exs::MAX_LEN) {
+        let from_head = exs::Message::parse_head(head, data.len());
+        assert_eq!(from_head.ok(), exs::Message::parse(data).ok());
+    }
     if let Ok(hello) = exs::Hello::parse(data) {
         assert_eq!(hello.emit(), data);
         assert!(!hello.to_string().is_empty());

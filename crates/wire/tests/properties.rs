@@ -361,6 +361,9 @@ proptest! {
         }
         prop_assert_eq!(exs::Message::parse(&raw), Ok(message));
         prop_assert_eq!(exs::Message::parse(&raw[..raw.len() - 1]), Err(exs::ParseError::Length));
+        let head = &raw[..raw.len().min(exs::MAX_LEN)];
+        prop_assert_eq!(exs::Message::parse_head(head, raw.len()), Ok(message));
+        prop_assert_eq!(exs::Message::parse_head(head, raw.len() + 1), Err(exs::ParseError::Length));
         raw.push(0);
         prop_assert_eq!(exs::Message::parse(&raw), Err(exs::ParseError::Length));
     }
