@@ -74,7 +74,8 @@ unsafe fn registered(addr: *mut c_void, len: usize, flags: c_int) -> Result<Regi
 /// `EFAULT` when a page of the range is not mapped: better now than as a signal later.
 fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
     const PAGES: usize = 4096;
-    let page = rustix::param::page_size();
+    // SAFETY: it only asks. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let first = addr / page;
     let last = addr.checked_add(len - 1).ok_or(Errno::FAULT)? / page;
     let mut resident = [0_u8; PAGES];
