@@ -71,7 +71,7 @@ pub enum Command {
     /// The first RDMA program: write to a peer's memory and read it back
     #[command(long_about = cmd::hello::LONG)]
     Hello(cmd::hello::Args),
-    /// Measure RDMA operations beside plain TCP
+    /// Measure RDMA operations and extended sockets beside plain TCP, also over a distance
     Bench(weft_bench::BenchArgs),
     /// Send as fast as possible over extended sockets, and measure
     #[command(long_about = cmd::blast::LONG)]

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 pub fn run(args: BenchArgs) -> Result<ExitCode, Failure> {
     weft_bench::run(args).map_err(|e| match e {
         BenchError::Usage(_) => {
-            Failure::usage(e.to_string()).hint("`weft bench verbs --help` lists the options")
+            Failure::usage(e.to_string()).hint("`weft bench SUITE --help` lists the options")
         }
         BenchError::Output { .. } => Failure::failed(format!("cannot write {e}"))
             .hint("name a file in a directory that you can write to"),
