@@ -502,17 +502,13 @@ impl Conn {
 
     /// A blocking call gives up.
     pub(crate) fn withdraw(&self, slot: &Arc<Slot>) {
-        lock(&self.core)
-            .io
-            .pollers
-            .retain(|(_, target, _)| !target.is(slot));
+        self.with(|core| core.io.pollers.retain(|(_, target, _)| !target.is(slot)));
     }
 
     /// What the socket is ready for.
     pub(crate) fn ready(&self) -> Ready {
         self.drive();
-        let core = lock(&self.core);
-        core.ready()
+        self.with(|core| core.ready())
     }
 
     /// No more data from us, after all that is queued; `told` hears when the peer has been told.
@@ -579,7 +575,11 @@ impl Conn {
         });
         // Whoever closes does not come back to drive.
         self.leave();
-        if let Some(me) = self.me.upgrade().filter(|_| !lock(&self.core).io.closed) {
+        if let Some(me) = self
+            .me
+            .upgrade()
+            .filter(|_| !self.with(|core| core.io.closed))
+        {
             lock(&LINGERING).push(Arc::clone(&me));
             let give_up = Arc::downgrade(&me);
             let set = Timers::at(Instant::now() + LINGER, move || {
@@ -587,7 +587,7 @@ impl Conn {
                     conn.with(|core| conn.fail(core, Errno::TIMEDOUT));
                 }
             });
-            if set.is_err() || lock(&self.core).io.closed {
+            if set.is_err() || self.with(|core| core.io.closed) {
                 lock(&LINGERING).retain(|conn| !Arc::ptr_eq(conn, &me));
             }
         }
@@ -595,16 +595,17 @@ impl Conn {
 
     /// Counters.
     pub(crate) fn stats(&self) -> Stats {
-        let core = lock(&self.core);
-        core.machine
-            .as_ref()
-            .map(|m| *m.stats())
-            .unwrap_or_default()
+        self.with(|core| {
+            core.machine
+                .as_ref()
+                .map(|m| *m.stats())
+                .unwrap_or_default()
+        })
     }
 
     /// The error that `SO_ERROR` tells once.
     pub(crate) fn take_error(&self) -> Option<Errno> {
-        lock(&self.core).io.error.take()
+        self.with(|core| core.io.error.take())
     }
 
     /// Whether a send would be refused, and with what.

@@ -344,17 +344,14 @@ impl Op {
             self.scatter(bytes);
         } else if let Memory::List(list) = &mut self.memory {
             for (piece, mr) in list.iter_mut().zip(&mut self.local) {
-                if let (Memory::Owned(bytes), Some(Ok(Some(back)))) =
-                    (piece, mr.take().map(Mr::deregister))
-                {
-                    *bytes = back;
+                if let (Memory::Owned(bytes), Some(mr)) = (piece, mr.take()) {
+                    *bytes = take_back(mr);
                 }
             }
-        } else if let Some(mr) = self.local.first_mut().and_then(Option::take)
-            && let Ok(Some(back)) = mr.deregister()
-            && let Memory::Owned(bytes) = &mut self.memory
+        } else if let Memory::Owned(bytes) = &mut self.memory
+            && let Some(mr) = self.local.first_mut().and_then(Option::take)
         {
-            *bytes = back;
+            *bytes = take_back(mr);
         }
         self.local.clear();
         self.target.tell(Event {
@@ -377,17 +374,13 @@ impl Op {
 
     /// Spread what came over the pieces.
     fn scatter(&mut self, bytes: usize) {
-        let bounce = match self.bounce.take() {
-            Some(bounce) => bounce,
-            None => match self
-                .local
-                .first_mut()
-                .and_then(Option::take)
-                .map(Mr::deregister)
-            {
-                Some(Ok(Some(back))) => back,
-                _ => return,
-            },
+        let bounce = match (
+            self.bounce.take(),
+            self.local.first_mut().and_then(Option::take),
+        ) {
+            (Some(bounce), _) => bounce,
+            (None, Some(mr)) => take_back(mr),
+            (None, None) => return,
         };
         let mut rest = &bounce[..bytes.min(bounce.len())];
         if let Memory::List(list) = &mut self.memory {
@@ -401,6 +394,17 @@ impl Op {
                 }
                 rest = later;
             }
+        }
+    }
+}
+
+/// The buffer behind a registration; a copy of it where somebody is still in it.
+fn take_back(mr: Mr) -> Vec<u8> {
+    match mr.deregister() {
+        Ok(bytes) => bytes.unwrap_or_default(),
+        Err((mr, error)) => {
+            tracing::warn!(%error, "somebody is still in the memory of an operation that is over");
+            mr.to_vec(0, mr.len()).unwrap_or_default()
         }
     }
 }

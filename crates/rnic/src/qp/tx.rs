@@ -89,10 +89,9 @@ pub(super) struct Tx {
     /// For frames that are sent while they are posted.
     small: Vec<u8>,
     /// Memory that the transport still reads, by the position in the stream up to which it does.
-    held: VecDeque<(u64, Held)>,
+    /// Each span to its own end, so that a request's memory is free when the request is complete.
+    held: VecDeque<(u64, Span)>,
 }
-
-type Held = SmallVec<[Span; FLIGHT_PIECES / 2]>;
 
 impl Tx {
     pub(super) fn start(&mut self, frame: Frame, crc: bool, markers: bool, prefix: &[u8]) {
@@ -183,9 +182,11 @@ impl Tx {
         link: &dyn Link,
         ledger: &mut Ledger,
     ) -> io::Result<bool> {
-        // The spans must outlive the list that names them.
-        let mut spans = Held::new();
+        // The spans must outlive the list that names them. With each, where its bytes end in the stream.
+        let mut spans: SmallVec<[(u64, Span); FLIGHT_PIECES / 2]> = SmallVec::new();
+        let mut end = self.sent;
         for piece in self.pieces.iter().take(FLIGHT_PIECES) {
+            end += piece.len() as u64;
             let span = match piece {
                 Piece::Scratch(_) => continue,
                 Piece::Local(sge) => qp.local_span(*sge, Access::empty()),
@@ -194,7 +195,7 @@ impl Tx {
                 }
             };
             // The memory went away in the middle of an FPDU: the stream cannot be saved.
-            spans.push(span.map_err(|e| io::Error::other(e.to_string()))?);
+            spans.push((end, span.map_err(|e| io::Error::other(e.to_string()))?));
         }
         let mut list = SendList::new();
         let mut next = spans.iter();
@@ -202,7 +203,7 @@ impl Tx {
             match piece {
                 Piece::Scratch(range) => list.push_bytes(&self.scratch[range.clone()]),
                 Piece::Local(_) | Piece::Source { .. } => {
-                    if let Some(span) = next.next() {
+                    if let Some((_, span)) = next.next() {
                         list.push_span(span, 0, span.len());
                     }
                 }
@@ -221,7 +222,11 @@ impl Tx {
         drop(list);
         self.consume(n);
         if !spans.is_empty() && link.settled(self.sent) < self.sent {
-            self.held.push_back((self.sent, spans));
+            for (end, span) in spans {
+                if end - (span.len() as u64) < self.sent {
+                    self.held.push_back((end.min(self.sent), span));
+                }
+            }
         }
         // A short count means a full buffer: the next try would only be told so.
         self.blocked = n < total;
