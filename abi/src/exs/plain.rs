@@ -18,7 +18,7 @@ use super::address;
 use super::event::{Of, Op, What};
 use super::memory::Uses;
 use super::queue::QueueEntry;
-use super::state::state;
+use super::state::{Done, LINGER, state};
 use super::types::AHandle;
 
 /// What a thread found out. Nothing: it was cancelled first, or did not live to tell.
@@ -36,7 +36,16 @@ pub(super) struct Helped {
     bell: Socket,
     found: Shared,
     /// The thread sees that this is gone, and ends.
-    _alive: OwnedFd,
+    alive: Option<OwnedFd>,
+    ended: Arc<Done>,
+}
+
+/// Once the event is the program's, the thread has let go of the program's socket, so that it can be closed for good.
+impl Drop for Helped {
+    fn drop(&mut self) {
+        self.alive = None;
+        self.ended.wait(LINGER);
+    }
 }
 
 impl Helped {
@@ -130,24 +139,28 @@ fn help(
 ) -> Fallible<()> {
     let bell = state().bell()?;
     let (over, alive) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let found = Shared::default();
+    let (found, ended) = (Shared::default(), Arc::new(Done::default()));
     let op = Op {
         fd,
         ahandle,
         of: Of::Helper(Helped {
             bell: bell.clone(),
             found: Arc::clone(&found),
-            _alive: alive,
+            alive: Some(alive),
+            ended: Arc::clone(&ended),
         }),
         what,
         uses: Uses::new(),
     };
-    let token = queue.start(op, |sink| bell.poll(Ready::IN, sink))?;
+    let token = queue.start(op, |sink| {
+        bell.poll(Ready::IN, sink).inspect_err(|_| ended.set())
+    })?;
     let end = End {
         bell,
         token,
         found: Some(Found::Failed(Errno::AGAIN)),
         shared: found,
+        ended,
     };
     // Without a thread, the closure is dropped, and that ends the operation with the error.
     let _ = std::thread::Builder::new()
@@ -166,6 +179,7 @@ struct End {
     token: u64,
     found: Option<Found>,
     shared: Shared,
+    ended: Arc<Done>,
 }
 
 impl Drop for End {
@@ -174,6 +188,7 @@ impl Drop for End {
         *shared = self.found.take();
         drop(shared);
         self.bell.cancel(Some(self.token));
+        self.ended.set();
     }
 }
 

@@ -736,8 +736,18 @@ static void plain_sockets(exs_qhandle_t q) {
     close(fd[1]);
     close(listener);
 
-    /* refused */
+    /* a full queue refuses, and nothing is left behind */
     fd[0] = socket(family, SOCK_STREAM, 0);
+    exs_qhandle_t full = exs_qcreate(1);
+    listener = socket(family, SOCK_STREAM, 0);
+    CHECK(listen(listener, 1) == 0);
+    CHECK(exs_accept(listener, NULL, 0, full, NULL) == 0);
+    CHECK(FAILS(exs_accept(listener, NULL, 0, full, NULL), EAGAIN));
+    CHECK(FAILS(exs_connect(fd[0], (struct sockaddr *)&addr, len, 0, full, NULL), EAGAIN));
+    CHECK(exs_qdelete(full) == 0);
+    close(listener);
+
+    /* refused */
     CHECK(exs_connect(fd[0], (struct sockaddr *)&addr, len, 0, q, NULL) == 0);
     event = next_event(q);
     CHECK(event.exs_evt_type == EXS_EVT_CONNECT && event.exs_evt_errno == ECONNREFUSED);
