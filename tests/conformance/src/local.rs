@@ -204,18 +204,25 @@ impl Local {
         self.poke();
     }
 
+    /// Up to `n` bytes of the record at the front.
+    pub fn take(&self, n: usize) -> Vec<u8> {
+        let mut bytes = vec![0; n];
+        let mut list = RecvList::new();
+        list.push_buf(&mut bytes);
+        let taken = self.end.take(&mut list, 0, n).expect("bytes");
+        drop(list);
+        bytes.truncate(taken);
+        bytes
+    }
+
     /// `n` more bytes of the stream; `None` at its end.
     pub fn read(&mut self, n: usize) -> Option<Vec<u8>> {
         let deadline = Instant::now() + PATIENCE;
         while self.buf.len() < n {
             match self.end.front() {
                 Ok(Front::Bytes(there)) => {
-                    let mut bytes = vec![0; there];
-                    let mut list = RecvList::new();
-                    list.push_buf(&mut bytes);
-                    let taken = self.end.take(&mut list, 0, there).expect("bytes");
-                    drop(list);
-                    self.buf.extend_from_slice(&bytes[..taken]);
+                    let bytes = self.take(there);
+                    self.buf.extend_from_slice(&bytes);
                 }
                 Ok(Front::Empty) => {
                     assert!(Instant::now() < deadline, "no answer in time");
@@ -255,4 +262,12 @@ impl Local {
 pub fn frame(ulpdu: &[u8]) -> Vec<u8> {
     let length = u32::try_from(ulpdu.len()).expect("short");
     [&length.to_le_bytes(), ulpdu].concat()
+}
+
+/// A frame's header alone: the payload is to be fetched.
+pub fn head(ulpdu: &[u8], payload: usize) -> Vec<u8> {
+    let mut bytes = frame(ulpdu);
+    let len = u32::try_from(ulpdu.len() + payload).expect("short");
+    bytes[..4].copy_from_slice(&len.to_le_bytes());
+    bytes
 }

@@ -5,7 +5,7 @@
 use std::os::unix::fs::FileExt;
 
 use weft_conformance::bed::{Rng, take, until};
-use weft_conformance::local::{Local, RING, frame};
+use weft_conformance::local::{Local, RING, frame, head};
 use weft_conformance::raw::{Raw, send, tagged, write};
 use weft_conformance::victim::{Bystander, READ_ID, REGION, Role, Victim, Wire};
 use weft_ring::Ref;
@@ -45,14 +45,6 @@ fn scribbled(device: &Device, bystander: &Bystander, what: &str, act: impl Fn(&L
 
         bystander.ping();
     }
-}
-
-/// A frame's header alone: the payload is to be fetched.
-fn head(ulpdu: &[u8], payload: usize) -> Vec<u8> {
-    let mut bytes = frame(ulpdu);
-    let len = (ulpdu.len() + payload) as u32;
-    bytes[..4].copy_from_slice(&len.to_le_bytes());
-    bytes
 }
 
 #[test]

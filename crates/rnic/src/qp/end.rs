@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use weft_proto::rdmap::Fault;
 
 use super::convert::is_access_code;
+use super::tx::note_transmitted;
 use super::{Core, EndHook, QpInner, RecvSource};
 use crate::engine::guarded;
 use crate::lock::lock;
@@ -58,6 +59,8 @@ impl QpInner {
         {
             // What is flushed is its owner's again: nobody may touch it from here on.
             local.shut_doors();
+            // The peer may have taken since we last looked.
+            note_transmitted(core, &*connected.link);
             if core.tx.lends() {
                 connected.link.abort();
                 reason = EndReason::Lost;

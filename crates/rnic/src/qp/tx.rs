@@ -616,7 +616,8 @@ fn touches_memory(hdr: &[u8; MAX_HEADER]) -> bool {
     )
 }
 
-fn note_transmitted(core: &mut Core, link: &dyn Link) {
+/// Requests whose bytes are out of our memory are transmitted.
+pub(super) fn note_transmitted(core: &mut Core, link: &dyn Link) {
     let Core {
         stream: Some(stream),
         tx,
