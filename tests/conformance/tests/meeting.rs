@@ -456,6 +456,48 @@ fn guests_that_say_hello_and_leave() {
     stage.bystander.ping();
 }
 
+/// A connection from this port of the loopback, which may have others.
+fn from_port(port: u16, to: SocketAddr) -> std::net::TcpStream {
+    use rustix::net;
+    let (family, kind) = (net::AddressFamily::INET, net::SocketType::STREAM);
+    let socket = net::socket(family, kind, None).expect("a socket");
+    net::sockopt::set_socket_reuseaddr(&socket, true).expect("any socket takes it");
+    net::bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).expect("a port");
+    net::connect(&socket, &to).expect("connect");
+    socket.into()
+}
+
+/// Connections to two listeners of a device can have the same address at their other end. A hello is about one that came
+/// to the listener beside the door.
+#[test]
+fn a_hello_belongs_to_its_door() {
+    let device = device(LocalMode::Auto);
+    let listener = || Listener::bind(&device, ANY, 4, &param()).expect("a listener");
+    let (one, two) = (listener(), listener());
+    let free = TcpListener::bind(ANY).expect("a port");
+    let port = free.local_addr().expect("an address").port();
+    drop(free);
+    // Once a later connection is through, the device knows of the earlier one.
+    let settle = |listener: &Listener| {
+        let _raw = Raw::request(listener.local_addr(), false, 4);
+        drop(listener.next_request(Some(PATIENCE)).expect("a request"));
+    };
+    let first = from_port(port, one.local_addr());
+    settle(&one);
+    // This one's initiator does not ask for shared memory.
+    let mut second = Raw::over(from_port(port, two.local_addr()));
+    settle(&two);
+    let _local = Local::knock(&first).expect("a welcome");
+    let request = start_frame(FrameKind::Request, false, 4).emit();
+    second.send_start(&request);
+    let request = two.next_request(Some(PATIENCE)).expect("a request");
+    let cq = device.create_cq(16, None).expect("a CQ");
+    let pd = device.alloc_pd().expect("a PD");
+    let qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a QP");
+    let conn = request.accept(qp, &param()).expect("accept");
+    assert_eq!(conn.qp.path().expect("connected").transport, "tcp");
+}
+
 #[test]
 fn guests_with_the_wrong_descriptors() {
     let stage = Stage::new();

@@ -215,7 +215,7 @@ impl Call {
         if let Err(error) = listener.accept_some(engine) {
             tracing::debug!(%error, "accepting a connection failed");
         }
-        if let Some(greeting) = find(&device, *from) {
+        if let Some(greeting) = find(&device, &listener, *from) {
             if let Some(calling) = self.leave(engine, &mut state)
                 && let Some((hello, ..)) = calling.hello
             {
@@ -237,14 +237,16 @@ impl Call {
     }
 }
 
-/// The connection in start-up that comes from this address.
-fn find(device: &DeviceInner, from: SocketAddr) -> Option<Arc<Greeting>> {
+/// The listener's connection in start-up that comes from this address. Another listener may have one from there as well: to
+/// different destinations a host uses the same port.
+fn find(device: &DeviceInner, listener: &ListenerInner, from: SocketAddr) -> Option<Arc<Greeting>> {
     let wanted = (from.ip().to_canonical(), from.port());
     let greetings = lock(&device.greetings);
     greetings
         .iter()
         .rev()
         .filter_map(Weak::upgrade)
+        .filter(|greeting| Arc::ptr_eq(&greeting.reception, &listener.reception))
         .find(|greeting| greeting.peer() == Some(wanted))
         .filter(|greeting| device.local_dir.is_some() || greeting.is_on_our_host())
 }
