@@ -426,6 +426,9 @@ impl QpInner {
 
     /// The owner goes to sleep somewhere else: the engine takes over at once.
     pub(crate) fn release_lease(self: &Arc<Self>) {
+        // It has polled until now, but does not go on: see `lease_state`.
+        let seq = self.drive_seq.load(Ordering::SeqCst);
+        self.seen_seq.store(seq, Ordering::SeqCst);
         if !self.armed.load(Ordering::Relaxed) {
             self.rearm_and_flush();
         }

@@ -1,0 +1,94 @@
+//! How long a message takes to a program that sleeps on its completion channel. One test, because it measures.
+
+use std::time::{Duration, Instant};
+
+use weft_conformance::bed::{Bed, End, Half, Memory, PATIENCE, Setup};
+use weft_verbs::{CompChannel, RecvWr, SendWr, Wc};
+
+const ROUNDS: usize = 100;
+
+/// One side of a ping-pong: take a message, asleep on the channel until there is one.
+struct Side {
+    end: End,
+    channel: CompChannel,
+    /// Polls until there is nothing before it asks for an event, as most programs do; else it asks at once.
+    polls: bool,
+}
+
+impl Side {
+    fn message(&self) {
+        let mut wcs = [Wc::default(); 2];
+        let mut poll = || self.end.rcq.poll(&mut wcs).expect("poll");
+        loop {
+            let mut n = 0;
+            if self.polls {
+                n = poll();
+                if n > 0 {
+                    assert_eq!(poll(), 0);
+                }
+            }
+            self.end.rcq.req_notify(false);
+            n += poll();
+            if n > 0 {
+                assert_eq!(n, 1);
+                return;
+            }
+            self.channel.get_event(Some(PATIENCE)).expect("an event");
+        }
+    }
+}
+
+/// The median round trip.
+fn round_trip(setup: Setup, polls: bool) -> Duration {
+    let bed = Bed::new(setup).expect("a bed");
+    let channels = [&bed.a, &bed.b].map(|device| device.create_comp_channel().expect("a channel"));
+    let halves = channels.each_ref().map(|channel| Half {
+        channel: Some(channel.clone()),
+        recvs: (0..ROUNDS as u64).map(RecvWr::new).collect(),
+        ..Half::default()
+    });
+    let (a, b) = bed.pair_with(&halves[0], &halves[1]);
+    let [near, far] = channels;
+    let side = |end, channel| Side {
+        end,
+        channel,
+        polls,
+    };
+    let (near, far) = (side(a, near), side(b, far));
+    let mut times: Vec<Duration> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                far.message();
+                far.end.post(SendWr::send(0));
+            }
+        });
+        let ping = |_| {
+            let start = Instant::now();
+            near.end.post(SendWr::send(0));
+            near.message();
+            start.elapsed()
+        };
+        (0..ROUNDS).map(ping).collect()
+    });
+    times.sort_unstable();
+    times[ROUNDS / 2]
+}
+
+/// A program that has polled before it goes to sleep is woken as soon as one that has not: its message does not wait until
+/// the engine next looks whether it still polls.
+#[test]
+fn polling_before_a_sleep_costs_nothing() {
+    for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
+        // A busy machine can spoil a measurement, but not each time.
+        let mut tries = Vec::new();
+        while tries.len() < 10 {
+            let (polled, at_once) = (round_trip(setup, true), round_trip(setup, false));
+            tries.push((polled, at_once));
+            if polled < 4 * at_once {
+                break;
+            }
+        }
+        println!("{:?}: {tries:?}", setup.local);
+        assert!(tries.len() < 10, "{:?}: {tries:?}", setup.local);
+    }
+}
