@@ -1,13 +1,14 @@
 //! Ends of connections whose sides are busy at that moment: what was done before the end counts as done.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
-use weft_conformance::bed::{ALL, PATIENCE, take, until};
-use weft_conformance::local::{Local, head};
+use weft_conformance::bed::{ALL, Bed, Memory, PATIENCE, Setup, take, until};
+use weft_conformance::local::{Local, frame, head};
 use weft_conformance::raw::{Raw, send};
 use weft_conformance::victim::{Role, Wire, connected};
 use weft_ring::{Front, Ref};
-use weft_verbs::{EndReason, Qp, QpInit, RecvWr, SendWr, WcStatus};
+use weft_verbs::{Cq, Device, EndReason, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
 
 fn local(raw: &Raw) -> &Local {
     raw.local.as_ref().expect("shared memory")
@@ -32,27 +33,53 @@ fn push_payload(local: &Local, msn: u32, len: usize) {
     assert_eq!(local.end.push_ref(hole), Ok(true));
 }
 
+/// A queue pair that has received a first message, its completion queues, and its peer.
+struct Receiver {
+    pd: Pd,
+    scq: Cq,
+    rcq: Cq,
+    qp: Qp,
+    /// Where its two further receives go.
+    sink: Mr,
+    raw: Raw,
+}
+
+fn receiver(device: &Device, sink: usize) -> Receiver {
+    let pd = device.alloc_pd().expect("a PD");
+    let cq = || device.create_cq(64, None).expect("a CQ");
+    let (scq, rcq) = (cq(), cq());
+    let qp = pd.create_qp(&QpInit::new(&scq, &rcq)).expect("a QP");
+    let sink = pd.alloc_mr(sink, ALL).expect("a region");
+    for id in 0..3 {
+        qp.post_recv(&[RecvWr::new(id).sge(sink.whole())])
+            .expect("post");
+    }
+    let (qp, raw) = connected(device, qp, Role::Responder, Wire::Local);
+    local(&raw).send(&frame(&send(1, b"go")));
+    assert_eq!(take(&rcq, 1)[0].status, WcStatus::Success);
+    Receiver {
+        pd,
+        scq,
+        rcq,
+        qp,
+        sink,
+        raw,
+    }
+}
+
 /// The peer fetches our payload while we fetch its, and closes: all of that was in order.
 #[test]
 fn a_payload_fetched_during_the_last_receive_was_sent() {
     const LAST: usize = 8 << 20;
     let device = Wire::Local.device();
     for _ in 0..5 {
-        let pd = device.alloc_pd().expect("a PD");
-        let cq = || device.create_cq(64, None).expect("a CQ");
-        let (scq, rcq) = (cq(), cq());
-        let qp = pd.create_qp(&QpInit::new(&scq, &rcq)).expect("a QP");
-        let sink = pd.alloc_mr(LAST, ALL).expect("a region");
-        for id in 0..3 {
-            qp.post_recv(&[RecvWr::new(id).sge(sink.whole())])
-                .expect("post");
-        }
-        let (qp, raw) = connected(&device, qp, Role::Responder, Wire::Local);
-        let local = local(&raw);
-        local.send(&weft_conformance::local::frame(&send(1, b"go")));
-        assert_eq!(take(&rcq, 1)[0].status, WcStatus::Success);
+        let victim = receiver(&device, LAST);
+        let Receiver {
+            pd, scq, rcq, qp, ..
+        } = &victim;
+        let local = local(&victim.raw);
         let payload = pd.alloc_mr(64 << 10, ALL).expect("a region");
-        let ended = ending(&qp);
+        let ended = ending(qp);
         qp.post_send(&[SendWr::send(9).sge(payload.whole()).signaled()])
             .expect("post");
         let mut header = Vec::new();
@@ -78,9 +105,40 @@ fn a_payload_fetched_during_the_last_receive_was_sent() {
         local.poke();
         let reason = ended.recv_timeout(PATIENCE).expect("an end");
         assert_eq!(reason, EndReason::Disconnected);
-        assert_eq!(take(&scq, 1)[0].status, WcStatus::Success);
-        for wc in take(&rcq, 2) {
+        assert_eq!(take(scq, 1)[0].status, WcStatus::Success);
+        for wc in take(rcq, 2) {
             assert_eq!(wc.status, WcStatus::Success);
+        }
+    }
+}
+
+/// A queue pair goes while another thread drives it: what was posted is sent all the same.
+#[test]
+fn a_drop_beside_a_poller_loses_no_post() {
+    for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
+        let bed = Bed::new(setup).expect("a bed");
+        for round in 0..50 {
+            let (near, far) = bed.talking_pair();
+            for id in 0..8 {
+                far.post_recv(RecvWr::new(id));
+            }
+            let posted = AtomicBool::new(false);
+            let rcq = near.rcq.clone();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !posted.load(Ordering::Acquire) {
+                        rcq.poll(&mut [Wc::default()]).expect("poll");
+                    }
+                });
+                for _ in 0..8 {
+                    near.post(SendWr::send(1));
+                }
+                drop(near);
+                posted.store(true, Ordering::Release);
+            });
+            for wc in take(&far.rcq, 8) {
+                assert_eq!(wc.status, WcStatus::Success, "round {round}: {wc:?}");
+            }
         }
     }
 }

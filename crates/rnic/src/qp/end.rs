@@ -250,6 +250,11 @@ impl QpInner {
                 // A start-up that is under way finds it gone.
                 self.state.store(QpState::Error as u8, Ordering::Release);
             } else if core.ended.is_none() && self.state() != QpState::Closing {
+                // What was posted may have come while another thread was at it, which then left it to us.
+                if let Some(connected) = self.connected.get() {
+                    self.take_inbox(core);
+                    self.pump_tx(core, &*connected.link);
+                }
                 // What is in the flight is still sent, nothing more is accepted. One that is closing in order goes on.
                 self.end(core, EndReason::Disconnected);
             }
