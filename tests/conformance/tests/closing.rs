@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
-use weft_conformance::bed::{ALL, Bed, Memory, PATIENCE, Setup, take, until};
+use weft_conformance::bed::{ALL, Bed, Half, Memory, PATIENCE, Rng, Setup, take, until};
 use weft_conformance::local::{Local, frame, head};
 use weft_conformance::raw::{Raw, send};
 use weft_conformance::victim::{Role, Wire, connected};
@@ -110,6 +111,57 @@ fn a_payload_fetched_during_the_last_receive_was_sent() {
             assert_eq!(wc.status, WcStatus::Success);
         }
     }
+}
+
+/// Requests that were carried out before the post was refused are not counted among the refused ones.
+#[test]
+fn a_refusal_names_the_first_request_that_was_not_carried_out() {
+    const PROMPT: usize = 400;
+    let bed = Bed::new(Setup::local(Memory::Both)).expect("a bed");
+    let half = Half {
+        max_send_wr: 512,
+        max_recv_wr: 512,
+        sq_sig_all: true,
+        ..Half::default()
+    };
+    let mut rng = Rng::new(11);
+    let mut refused = 0;
+    until("posts are refused half-way", || {
+        let (a, b) = bed.pair_with(&half, &half);
+        let small = b.mr(64);
+        for id in 0..=PROMPT as u64 {
+            b.post_recv(RecvWr::new(id).sge(small.whole()));
+        }
+        a.run(SendWr::send(7));
+        let large = a.mr(8192);
+        let mut wrs: Vec<_> = (0..PROMPT as u64)
+            .map(|id| SendWr::send(id).inline(&[1; 8]))
+            .collect();
+        // Not one for the short way.
+        wrs.push(SendWr::send(PROMPT as u64).sge(large.whole()));
+        let delay = Duration::from_nanos(rng.below(150_000) as u64);
+        let go = AtomicBool::new(false);
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !go.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                let start = Instant::now();
+                while start.elapsed() < delay {
+                    std::hint::spin_loop();
+                }
+                a.qp.disconnect();
+            });
+            go.store(true, Ordering::Release);
+            a.qp.post_send(&wrs)
+        });
+        let Err(error) = result else { return false };
+        let mut wcs = vec![Wc::default(); 2 * PROMPT];
+        let n = a.scq.poll(&mut wcs).expect("poll");
+        assert_eq!(n, error.index, "{error:?}");
+        refused += usize::from(n > 0);
+        refused == 3
+    });
 }
 
 /// A queue pair goes while another thread drives it: what was posted is sent all the same.

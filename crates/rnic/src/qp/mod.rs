@@ -308,7 +308,7 @@ impl QpInner {
             // Under the lock, so that a closing connection that finds the inbox empty has seen the last of it.
             if !matches!(self.state(), QpState::Rts | QpState::Error) {
                 return Err(PostError {
-                    index: 0,
+                    index: first,
                     reason: PostReason::State,
                 });
             }
