@@ -1,15 +1,20 @@
 //! Ends of connections whose sides are busy at that moment: what was done before the end counts as done.
 
+use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use weft_conformance::bed::{ALL, Bed, Half, Memory, PATIENCE, Rng, Setup, take, until};
 use weft_conformance::local::{Local, frame, head};
-use weft_conformance::raw::{Raw, send};
+use weft_conformance::raw::{Raw, send, untagged};
 use weft_conformance::victim::{Role, Wire, connected};
+use weft_mem::SendList;
 use weft_ring::{Front, Ref};
-use weft_verbs::{Cq, Device, EndReason, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
+use weft_verbs::{
+    Cq, Device, EndReason, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc, WcStatus,
+};
+use weft_wire::rdmap::{Opcode, TermError, Terminate};
 
 fn local(raw: &Raw) -> &Local {
     raw.local.as_ref().expect("shared memory")
@@ -111,6 +116,34 @@ fn a_payload_fetched_during_the_last_receive_was_sent() {
             assert_eq!(wc.status, WcStatus::Success);
         }
     }
+}
+
+/// A thread of the program sees the Terminate, without the engine being woken: the engine still sees to the rest.
+#[test]
+fn the_engine_watches_a_connection_that_has_ended() {
+    let device = Wire::Local.device();
+    let Receiver { rcq, qp, raw, .. } = &receiver(&device, 64);
+    let local = local(raw);
+    rcq.req_notify(false);
+    // Asleep: publishing would wake it, were we to send the byte.
+    let mut body = [0; Terminate::MAX_LEN];
+    let n = Terminate::bare(TermError::RdmapCatastrophic).emit(&mut body);
+    let bytes = frame(&untagged(Opcode::Terminate, true, 1, 0, &body[..n]));
+    let mut list = SendList::new();
+    list.push_bytes(&bytes);
+    assert_eq!(local.end.push(&list, 0, bytes.len()), Ok(bytes.len()));
+    let _ = local.end.publish();
+    rcq.poll(&mut [Wc::default(); 8]).expect("poll");
+    assert_eq!(qp.state(), QpState::Error);
+    let start = Instant::now();
+    if local.end.finish() {
+        local.poke();
+    }
+    let gone = (&raw.stream).read(&mut [0]);
+    assert!(!matches!(gone, Ok(1)), "{gone:?}");
+    // It has five seconds for a peer that says nothing.
+    let time = start.elapsed();
+    assert!(time < Duration::from_secs(3), "{time:?}");
 }
 
 /// Requests that were carried out before the post was refused are not counted among the refused ones.

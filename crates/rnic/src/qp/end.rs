@@ -149,6 +149,10 @@ impl QpInner {
         // the Terminate.
         if core.rx.discard(link, self.device.pool()) {
             self.bury(core);
+        } else if link.local().is_some() {
+            // References that went out with the last flight: once the peer has them, nobody waits for that any more.
+            link.settled(core.tx.sent());
+            self.watch_again(link);
         }
         false
     }
