@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use weft_conformance::bed::{ALL, Bed, Half, Memory, PATIENCE, Rng, Setup, take, until};
+use weft_conformance::bed::{
+    ALL, Bed, Half, Memory, PATIENCE, Rng, Setup, assert_bytes, take, until,
+};
 use weft_conformance::local::{Local, frame, head};
 use weft_conformance::raw::{Raw, send, untagged};
 use weft_conformance::victim::{Role, Wire, connected};
@@ -115,6 +117,30 @@ fn a_payload_fetched_during_the_last_receive_was_sent() {
         for wc in take(rcq, 2) {
             assert_eq!(wc.status, WcStatus::Success);
         }
+    }
+}
+
+/// What a peer has published before it aborts is received.
+#[test]
+fn an_abort_does_not_take_back_what_was_published() {
+    let device = Wire::Local.device();
+    for _ in 0..20 {
+        let victim = receiver(&device, 64);
+        let Receiver { rcq, qp, sink, .. } = &victim;
+        let local = local(&victim.raw);
+        let ended = ending(qp);
+        let bytes = frame(&send(2, b"last"));
+        let mut message = SendList::new();
+        message.push_bytes(&bytes);
+        assert_eq!(local.end.push(&message, 0, bytes.len()), Ok(bytes.len()));
+        let _ = local.end.publish();
+        let _ = local.end.abort();
+        local.poke();
+        let wc = take(rcq, 1)[0];
+        assert_eq!((wc.wr_id, wc.status), (1, WcStatus::Success));
+        assert_bytes(sink, 0, b"last", "the message");
+        let reason = ended.recv_timeout(PATIENCE).expect("an end");
+        assert_eq!(reason, EndReason::Lost);
     }
 }
 
