@@ -332,6 +332,8 @@ impl Dial {
             let knock = match why {
                 None => Some(knock),
                 Some(why) => {
+                    // Before the request: a responder that welcomes us late must find nobody to attach to.
+                    drop(knock);
                     self.stays_on_tcp(why)?;
                     None
                 }
