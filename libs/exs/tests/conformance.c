@@ -561,6 +561,14 @@ static void readiness(exs_qhandle_t q) {
     event = next_event(q);
     CHECK(event.exs_evt_type == EXS_EVT_POLL && event.exs_evt_socket == fd[1]);
     CHECK(event.exs_evt_union.exs_evt_poll.exs_evt_events == EXS_POLLIN);
+    /* a poll that is outstanding when its socket is closed ends, too */
+    int other[2];
+    pair_of(SOCK_STREAM, q, other);
+    exs_pollfd_t idle = {other[1], EXS_POLLIN};
+    CHECK(exs_poll(&idle, 1, 0, q, &idle) == 0);
+    CHECK(exs_sync_close(other[1]) == 0 && exs_sync_close(other[0]) == 0);
+    event = next_event(q);
+    CHECK(event.exs_evt_type == EXS_EVT_POLL && event.exs_evt_ahandle == &idle);
     CHECK(FAILS(exs_poll(want, 0, 0, q, NULL), EINVAL));
     want[0].pfd_events = 0x100;
     CHECK(FAILS(exs_poll(want, 1, 0, q, NULL), EINVAL));
@@ -937,6 +945,94 @@ static void killed(exs_qhandle_t q) {
     close(ready[1]);
 }
 
+/* Four threads share a queue and take whatever event comes. */
+enum { THREADS = 4, MESSAGES = 2000 };
+static struct {
+    exs_qhandle_t q;
+    int fd;
+    pthread_mutex_t lock;
+    long events, wrong;
+} shared;
+
+static void *takes(void *unused) {
+    exs_event_t events[7];
+    for (;;) {
+        int n = exs_qdequeue(shared.q, events, 7, NULL);
+        if (n < 0)
+            return errno == EBADF ? NULL : unused; /* the queue was deleted */
+        pthread_mutex_lock(&shared.lock);
+        for (int i = 0; i < n; i++)
+            shared.wrong += events[i].exs_evt_errno != 0 || events[i].exs_evt_union.exs_evt_xfer.exs_evt_length != 8;
+        shared.events += n;
+        pthread_mutex_unlock(&shared.lock);
+    }
+}
+
+static void *sends(void *unused) {
+    static const char message[8] = "message";
+    for (int i = 0; i < MESSAGES; i++) {
+        while (exs_send(shared.fd, message, 8, 0, shared.q, NULL, 0) < 0) {
+            if (errno != EAGAIN)
+                return unused;
+            sched_yield();
+        }
+    }
+    return NULL;
+}
+
+static void threads(exs_qhandle_t unused) {
+    int fd[2];
+    static char to[8];
+    pthread_t takers[THREADS], senders[THREADS];
+    memset(&shared, 0, sizeof shared);
+    pthread_mutex_init(&shared.lock, NULL);
+    shared.q = exs_qcreate(64);
+    pair_of(SOCK_STREAM, shared.q, fd);
+    shared.fd = fd[0];
+    for (int i = 0; i < THREADS; i++) {
+        CHECK(pthread_create(&takers[i], NULL, takes, &shared) == 0);
+        CHECK(pthread_create(&senders[i], NULL, sends, &shared) == 0);
+    }
+    for (int i = 0; i < THREADS * MESSAGES; i++)
+        CHECK(exs_sync_recv(fd[1], to, 8, MSG_WAITALL) == 8 && memcmp(to, "message", 8) == 0);
+    for (int i = 0; i < THREADS; i++) {
+        void *failed;
+        CHECK(pthread_join(senders[i], &failed) == 0 && failed == NULL);
+    }
+    for (long events = 0; events < (long)THREADS * MESSAGES;) { /* each send makes its event; alarm() limits this */
+        pthread_mutex_lock(&shared.lock);
+        events = shared.events;
+        pthread_mutex_unlock(&shared.lock);
+        sched_yield();
+    }
+    CHECK(shared.events == (long)THREADS * MESSAGES && shared.wrong == 0);
+    CHECK(exs_qdelete(shared.q) == 0);
+    for (int i = 0; i < THREADS; i++) {
+        void *failed;
+        CHECK(pthread_join(takers[i], &failed) == 0 && failed == NULL);
+    }
+    close_both(fd);
+    (void)unused;
+}
+
+/* Handles and descriptors go round: nothing is left behind. */
+static void many(exs_qhandle_t q) {
+    int fd[2], first[2];
+    char byte;
+    pair_of(SOCK_STREAM, q, first);
+    close_both(first);
+    for (int i = 0; i < 50; i++) {
+        pair_of(i & 1 ? SOCK_SEQPACKET : SOCK_STREAM, q, fd);
+        exs_mhandle_t mh = exs_mregister(&byte, 1, 0);
+        CHECK(exs_sync_send_mh(fd[0], &byte, 1, 0, mh) == 1 && exs_sync_recv_mh(fd[1], &byte, 1, 0, mh) == 1);
+        CHECK(exs_mderegister(mh) == 0);
+        close_both(fd);
+    }
+    int last = open("/dev/null", O_RDONLY);
+    CHECK(last < first[1] + 20);
+    close(last);
+}
+
 static const struct {
     const char *name;
     void (*run)(exs_qhandle_t);
@@ -946,7 +1042,8 @@ static const struct {
     {"cancel", cancel},           {"limits", limits},       {"options", options},
     {"small_packets", small_packets}, {"readiness", readiness}, {"without_waiting", without_waiting},
     {"plain_sockets", plain_sockets}, {"wrong", wrong},     {"forked", forked},
-    {"ended", ended},             {"killed", killed},
+    {"ended", ended},             {"killed", killed},       {"threads", threads},
+    {"many", many},
 };
 
 int main(int argc, char **argv) {

@@ -256,6 +256,7 @@ fn the_calls_do_what_the_pages_say() {
     let source = root().join("libs/exs/tests/conformance.c");
     let program = compile(&source, &["-std=gnu11"]);
     good(&mut command(&program));
+    good(command(&program).env("WEFT_LOCAL", "off")); // and over TCP
 }
 
 /// No invalid access, and nothing decided on memory that nobody has written.
