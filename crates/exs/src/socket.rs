@@ -136,7 +136,7 @@ impl Socket {
     /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket, `ENOTCONN`.
     pub fn from_tcp(context: &Context, fd: OwnedFd) -> Result<Socket, Errno> {
         let plain = Plain::new(fd)?;
-        let ipv6 = plain.local_addr()?.is_ipv6();
+        let ipv6 = plain.local_addr().is_ok_and(|addr| addr.is_ipv6());
         let signal = Signal::new().map_err(Error::from)?;
         Ok(Socket(Arc::new(Inner {
             context: context.clone(),

@@ -73,6 +73,9 @@ pub(crate) struct Conn {
     /// The queue that the last operation went to, as a number.
     joined: AtomicUsize,
     fd: i32,
+    /// Calls that are owed, and whose turn it is to make them.
+    late: Mutex<VecDeque<Late>>,
+    late_turn: Mutex<()>,
     /// A file send has the way: see `hold`.
     pub(super) holding: AtomicBool,
     pub(super) files: Mutex<Files>,
@@ -264,6 +267,8 @@ impl Conn {
             signal,
             joined: AtomicUsize::new(0),
             fd,
+            late: Mutex::default(),
+            late_turn: Mutex::default(),
             holding: AtomicBool::new(false),
             files: Mutex::default(),
             me: me.clone(),
@@ -275,6 +280,11 @@ impl Conn {
             }
         });
         Ok(Setup { conn, hello })
+    }
+
+    /// Why a send would be refused now.
+    pub(super) fn refuses_sends(&self) -> Option<Errno> {
+        self.with(|core| core.io.no_send())
     }
 
     pub(super) fn context(&self) -> &Context {
@@ -736,9 +746,21 @@ impl Conn {
         if core.io.late.is_empty() {
             return out;
         }
-        let late = std::mem::take(&mut core.io.late);
+        // In the order in which they came about, whoever makes them.
+        lock(&self.late).extend(core.io.late.drain(..));
         drop(core);
-        late.into_iter().for_each(Late::run);
+        while let Some(turn) = try_lock(&self.late_turn) {
+            loop {
+                let next = lock(&self.late).pop_front();
+                let Some(next) = next else { break };
+                next.run();
+            }
+            drop(turn);
+            // Somebody may have come while we had the turn.
+            if lock(&self.late).is_empty() {
+                break;
+            }
+        }
         out
     }
 
@@ -1259,9 +1281,15 @@ impl Core {
             }
         }
         let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);
+        // A close also waits for the memory of sends.
+        let done = out && (io.sending == 0 || io.over.is_some());
         if out && !io.shutting.is_empty() {
             let failed = io.over.filter(|errno| *errno != Errno::PIPE);
             for (kind, target, token) in std::mem::take(&mut io.shutting) {
+                if kind == EventKind::Close && !done {
+                    io.shutting.push((kind, target, token));
+                    continue;
+                }
                 let result = match failed {
                     Some(errno) if kind == EventKind::Shutdown => Err(errno),
                     _ => Ok(0),
@@ -1269,7 +1297,7 @@ impl Core {
                 io.tell(kind, target, token, result, Ready::empty());
             }
         }
-        let close = out && io.closing && !io.closed;
+        let close = done && io.closing && !io.closed;
         io.closed |= close;
         if !self.io.pollers.is_empty() {
             let ready = self.ready();

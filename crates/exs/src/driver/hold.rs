@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -59,17 +59,28 @@ impl Conn {
         let Held::File(pieces, target, token) = held else {
             return Ok(());
         };
-        self.start_file(pieces, target, token)
+        let mut queue = lock(&self.files);
+        if self.holding.load(Ordering::SeqCst) {
+            // Another one was quicker.
+            queue.behind.push_back(Held::File(pieces, target, token));
+            return Ok(());
+        }
+        let (queue, started) = self.start_file(queue, pieces, target, token);
+        drop(queue);
+        if started.is_err() {
+            self.let_go();
+        }
+        started
     }
 
-    fn start_file(
+    fn start_file<'a>(
         self: &Arc<Self>,
+        mut queue: MutexGuard<'a, Queue>,
         pieces: Vec<Piece>,
         target: Target,
         token: u64,
-    ) -> Result<(), (Errno, Target)> {
-        let mut queue = lock(&self.files);
-        let target = Arc::new(std::sync::Mutex::new(Some(target)));
+    ) -> (MutexGuard<'a, Queue>, Result<(), (Errno, Target)>) {
+        let target = Arc::new(Mutex::new(Some(target)));
         let later = Arc::clone(&target);
         let fd = self.fd();
         let done: FileDone = Box::new(move |result, bytes| {
@@ -94,13 +105,11 @@ impl Conn {
         match FileSend::start(self.context(), pieces, lane, done) {
             Ok(send) => {
                 queue.current = Some((token, send));
-                Ok(())
+                (queue, Ok(()))
             }
             Err(errno) => {
-                drop(queue);
                 let target = lock(&target).take().unwrap_or(Target::Nobody);
-                self.let_go();
-                Err((errno, target))
+                (queue, Err((errno, target)))
             }
         }
     }
@@ -168,23 +177,33 @@ impl Conn {
     /// The file send is over: start what waited, up to the next file.
     fn let_go(self: &Arc<Self>) {
         loop {
-            let next = {
-                let mut queue = lock(&self.files);
-                queue.current = None;
-                let next = queue.behind.pop_front();
-                if next.is_none() {
-                    self.holding.store(false, Ordering::SeqCst);
-                }
-                next
+            let mut queue = lock(&self.files);
+            queue.current = None;
+            let Some(held) = queue.behind.pop_front() else {
+                self.holding.store(false, Ordering::SeqCst);
+                return;
             };
-            let Some(held) = next else { return };
+            if let Held::File(pieces, target, token) = held {
+                let (queue, started) = self.start_file(queue, pieces, target, token);
+                drop(queue);
+                match started {
+                    Ok(()) => return,
+                    Err((errno, target)) => {
+                        self.refuse(Held::File(Vec::new(), target, token), errno);
+                    }
+                }
+                continue;
+            }
+            drop(queue);
             match held {
                 Held::Send(memory, target, token, limit) => {
-                    if let Err((errno, target)) = self.send_now(memory, target, token, limit) {
-                        self.refuse(
-                            Held::Send(Memory::Owned(Vec::new()), target, token, None),
-                            errno,
-                        );
+                    // Asked first, so that the memory comes back with the refusal.
+                    if let Some(errno) = self.refuses_sends() {
+                        self.refuse(Held::Send(memory, target, token, None), errno);
+                    } else if let Err((errno, target)) = self.send_now(memory, target, token, limit)
+                    {
+                        let nothing = Memory::Owned(Vec::new());
+                        self.refuse(Held::Send(nothing, target, token, None), errno);
                     }
                 }
                 Held::Shutdown(told) => {
@@ -193,12 +212,7 @@ impl Conn {
                     }
                 }
                 Held::Close(told) => self.close_now(told),
-                Held::File(pieces, target, token) => match self.start_file(pieces, target, token) {
-                    Ok(()) => return,
-                    Err((errno, target)) => {
-                        self.refuse(Held::File(Vec::new(), target, token), errno)
-                    }
-                },
+                Held::File(..) => {}
             }
         }
     }
