@@ -26,9 +26,14 @@ pub(crate) trait FileLane: Send + Sync {
     fn send(&self, memory: Memory, done: Done);
     /// There are no more parts, and all have ended.
     fn release(&self);
+    /// The same, and has the end told when it is the turn of it, as other sends' ends are.
+    fn end(&self, tell: Box<dyn FnOnce() + Send>) {
+        tell();
+        self.release();
+    }
 }
 
-/// Where a file send tells its end: the result, and the bytes sent also when that is an error. Called by the reading thread.
+/// Where a file send tells its end: the result, and the bytes sent also when that is an error. It must not block.
 pub(crate) type FileDone = Box<dyn FnOnce(Result<usize, Errno>, usize) + Send>;
 
 /// A file send under way. It goes on without its handle.
@@ -86,7 +91,7 @@ impl FileSend {
     }
 
     /// Sends the pieces in order. A file that is shorter than asked gives what it has, and the next piece follows; an error of
-    /// a file ends the send after what was read before. `done` is called once, before the lane's release.
+    /// a file ends the send after what was read before. `done` is called once.
     ///
     /// # Errors
     /// `EAGAIN` when the thread cannot be started; the lane is not called then, and neither is `done`.
@@ -153,8 +158,7 @@ impl Shared {
                 let (result, sent) = (state.failed.map_or(Ok(state.sent), Err), state.sent);
                 state.region = None;
                 drop(state);
-                done(result, sent);
-                self.lane.release();
+                self.lane.end(Box::new(move || done(result, sent)));
             }
             return;
         };

@@ -112,8 +112,8 @@ struct FileJob {
     parts: VecDeque<Moving>,
     /// Set when it is not to go on.
     stopped: Option<Errno>,
-    /// The next job may begin.
-    over: bool,
+    /// Its parts have ended: when its turn is over, this is told.
+    over: Option<Box<dyn FnOnce() + Send>>,
     /// Absent only until it has begun.
     send: Option<FileSend>,
 }
@@ -121,6 +121,7 @@ struct FileJob {
 /// An end that is to be told.
 enum Finished {
     Moved(Done, Outcome),
+    File(Box<dyn FnOnce() + Send>),
     Ended(EndDone, Result<(), Errno>),
 }
 
@@ -128,6 +129,7 @@ impl Finished {
     fn tell(self) {
         match self {
             Finished::Moved(done, outcome) => done(outcome),
+            Finished::File(tell) => tell(),
             Finished::Ended(done, result) => done(result),
         }
     }
@@ -263,7 +265,7 @@ impl Plain {
                 deadline,
                 parts: VecDeque::new(),
                 stopped: None,
-                over: false,
+                over: None,
                 send: None,
             }),
         );
@@ -428,7 +430,7 @@ impl Plain {
             let moving = match job {
                 Job::Move(moving) => Some(moving),
                 Job::File(file) => match file.parts.front_mut() {
-                    None if !file.over => break HELD,
+                    None if file.over.is_none() => break HELD,
                     front => front,
                 },
                 Job::Shutdown(_) | Job::Close(_) => None,
@@ -458,8 +460,8 @@ impl Plain {
                     lane.finished.push_back(Finished::Ended(done, result));
                 }
                 Some(Job::Close(done)) => lane.finished.push_back(Finished::Ended(done, Ok(()))),
-                // A file that is over.
-                _ => {}
+                Some(Job::File(file)) => lane.finished.extend(file.over.map(Finished::File)),
+                Some(Job::Move(_)) | None => {}
             }
         };
         self.state(way).store(state, Ordering::Release);
@@ -717,12 +719,23 @@ impl FileLane for Part {
     }
 
     fn release(&self) {
+        self.end(Box::new(|| ()));
+    }
+
+    fn end(&self, tell: Box<dyn FnOnce() + Send>) {
         let plain = &self.plain;
         let mut lane = lock(&plain.send);
-        if let Some(file) = find(&mut lane.queue, self.id) {
-            file.over = true;
-            plain.pump(&mut lane, Way::Send);
+        match find(&mut lane.queue, self.id) {
+            Some(file) if file.stopped.is_none() => file.over = Some(tell),
+            // What is cancelled does not wait for its turn; nor does what was refused.
+            _ => {
+                let id = self.id;
+                lane.queue
+                    .retain(|job| !matches!(job, Job::File(file) if file.id == id));
+                lane.finished.push_back(Finished::File(tell));
+            }
         }
+        plain.pump(&mut lane, Way::Send);
         plain.settle(lane, Way::Send);
         plain.check_polls();
         plain.arm(None);

@@ -475,3 +475,56 @@ fn errors_of_files_and_cancelled_files_say_how_far_they_got() {
     assert_eq!(got[bytes], b'!');
     assert_eq!(end(&rx).1, Ok(1));
 }
+
+#[test]
+fn a_file_send_of_nothing_ends_in_its_turn() {
+    let (plain, mut far) = pair();
+    let (tx, rx): Ends = channel();
+    let context = Context::global().unwrap();
+    plain.send(op(&tx, 1, vec![1; 16 << 20]));
+    for pieces in [
+        vec![],
+        vec![Piece::File(FilePiece {
+            file: Arc::new(std::fs::File::open("/").unwrap().into()),
+            offset: 0,
+            len: None,
+        })],
+    ] {
+        let tx = tx.clone();
+        let done = move |result, bytes| {
+            let memory = vec![].into();
+            let outcome = Outcome {
+                result,
+                bytes,
+                memory,
+            };
+            tx.send((2, outcome)).unwrap();
+        };
+        plain
+            .send_file(&context, pieces, 2, None, Box::new(done))
+            .unwrap();
+    }
+    // Both have found that there is nothing, but are not the first.
+    let over = |job: &super::Job| matches!(job, super::Job::File(file) if file.over.is_some());
+    while plain
+        .send
+        .lock()
+        .unwrap()
+        .queue
+        .iter()
+        .filter(|job| over(job))
+        .count()
+        < 2
+    {}
+    assert!(rx.try_recv().is_err());
+    assert!(!plain.ready().contains(Ready::OUT));
+    let (end_tx, end_rx) = channel();
+    plain.close(Box::new(move |r| end_tx.send(r).unwrap()));
+    let reader = std::thread::spawn(move || std::io::copy(&mut far, &mut std::io::sink()));
+    let ends: Vec<_> = (0..3).map(|_| end(&rx)).map(|e| (e.0, e.1)).collect();
+    let want = [(1, Ok(16 << 20)), (2, Ok(0)), (2, Err(Errno::ISDIR))];
+    assert_eq!(ends, want);
+    assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
+    drop(plain);
+    assert_eq!(reader.join().unwrap().unwrap(), 16 << 20);
+}
