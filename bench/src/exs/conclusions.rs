@@ -128,7 +128,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
         |experiment| Range::of(data.medians(experiment, transport, "dynamic", &DIRECT_RATIO));
     add(
         "table III",
-        "as many sends as receives: hardly any direct transfers (less than 0.1)",
+        "as many sends as receives: hardly any direct transfers (< 0.1)",
         direct(Equal).map(|range| (range.high.0 < 0.1, range.words())),
     );
     add(
@@ -180,7 +180,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
     };
     add(
         "fig. 11a",
-        "more than 5 sends: throughput varies little with their number (512 KiB, 2 MiB)",
+        "more than 5 sends: throughput varies little (512 KiB, 2 MiB)",
         settled(512 << 10)
             .zip(settled(2 << 20))
             .map(|(left, right)| {
@@ -212,7 +212,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
     );
     add(
         "fig. 12b",
-        "the share of direct transfers is least in the middle, at about 32 KiB",
+        "the share of direct transfers is least at about 32 KiB",
         Range::of(data.medians(Sizes, transport, "dynamic", &DIRECT_RATIO)).map(|range| {
             let (least, at) = range.low;
             let middle = (8 << 10..=128 << 10).contains(&at);
@@ -300,7 +300,7 @@ fn distance(data: &Data<'_>, found: &mut Vec<Conclusion>) {
         found,
         transport,
         "fig. 13",
-        "over a distance all three are similar (4 operations and more: within a quarter)",
+        "4 operations and more: all three are similar (within a quarter)",
         Range::of(all).map(|range| {
             (
                 range.low.0 > 0.75 && range.high.0 < 1.25,
@@ -343,7 +343,7 @@ fn targets(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
     ] {
         add(
             source,
-            "dynamic: at least 0.95 of the better of direct-only and indirect-only at every point",
+            "dynamic: at least 0.95 of the better other mode at every point",
             Range::of(data.of_the_best(experiment, transport)).map(|range| {
                 let (least, at) = range.low;
                 let place = match experiment {

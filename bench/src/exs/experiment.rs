@@ -13,6 +13,8 @@ const MANY: u32 = 32;
 /// The mean and the most of random lengths.
 const MEAN: u64 = 1 << 20;
 const MOST: u64 = 4 << 20;
+/// Bytes of warm-up for each receive in direct mode over a distance: some round trips.
+const WINDOW: u64 = 16 << 20;
 /// What may travel as a small packet where they are on.
 const SMALL: u32 = 64 << 10;
 
@@ -156,6 +158,10 @@ pub(crate) fn points(experiment: Experiment, transport: Transport, base: &Base) 
         for (_, plan) in &mut variants {
             let receives = plan.lengths.max().saturating_mul(plan.receives.into());
             plan.warm_up = receives.max(base.warm_up);
+            if experiment == Experiment::Distance && plan.mode == Mode::Direct {
+                // No more than its receives is under way at a time, so that is what windows open to; all of it would take long.
+                plan.warm_up = plan.warm_up.min(u64::from(plan.receives) * WINDOW);
+            }
         }
         Point {
             experiment,

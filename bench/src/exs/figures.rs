@@ -286,7 +286,14 @@ fn figure(data: &Data<'_>, experiment: Experiment, transport: Transport) -> Opti
         row.extend(shown.iter().map(|variant| mean(variant, &SWITCHES)));
         table.push(row);
     }
-    let mut section = Section::new(format!("{title} ({})", transport.name())).table(table);
+    let mut section = Section::new(format!("{title} ({})", transport.name()));
+    if experiment == Experiment::Distance {
+        section = section.text(
+            "A send is complete here when TCP has taken it. On the paper's RNICs it was when the peer's had acknowledged it, a round trip later, so \
+             that the number of sends limited all three modes alike; here it limits direct-only, whose adverts travel for as long.",
+        );
+    }
+    section = section.table(table);
     for (title, figure) in plots {
         section = section.plot(plot(data, experiment, transport, (title, figure), axis));
     }
@@ -381,5 +388,9 @@ fn targets(data: &Data<'_>) -> Option<Section> {
             ]);
         }
     }
-    (!table.is_empty()).then(|| Section::new("What the targets were measured by").table(table))
+    (!table.is_empty()).then(|| {
+        Section::new("What the targets were measured by")
+            .text("exs: an event queue, receives outstanding. exs-sync: the blocking calls, on the library's memory. weft: raw verbs, Sends.")
+            .table(table)
+    })
 }
