@@ -364,3 +364,13 @@ fn the_same_over_ordinary_tcp() {
     assert_eq!(got(block_on(near.recv(vec![0; 1]))), b"");
     block_on(near.close()).unwrap();
 }
+
+#[test]
+fn and_over_a_pair_of_unix_sockets() {
+    let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+    let near = Stream::new(Socket::from_tcp(&context(), near.into()).unwrap());
+    assert_eq!(block_on(near.send(b"hello".to_vec())).0, Ok(5));
+    let mut got = [0; 5];
+    far.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"hello");
+}
