@@ -248,7 +248,7 @@ fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
 /// Enters a new connection in the table: its number, and the peer's address.
 pub(super) fn enter(socket: Socket, ipv6: bool) -> Result<(i32, Option<SocketAddr>), Errno> {
     let peer = socket.peer_addr().ok();
-    let entry = Arc::new(Entry::new(socket, ipv6));
+    let entry = Arc::new(Entry::new(socket, ipv6)?);
     Ok((state().sockets.insert(entry)?, peer))
 }
 

@@ -42,7 +42,7 @@ pub fn socket(domain: c_int, kind: c_int, protocol: c_int) -> Result<c_int, Errn
         _ => return Err(Errno::INVAL),
     };
     let state = state();
-    let entry = Entry::new(Socket::new(&state.context()?, ipv6, kind)?, ipv6);
+    let entry = Entry::new(Socket::new(&state.context()?, ipv6, kind)?, ipv6)?;
     entry.set(|s| s.nonblock = options & libc::SOCK_NONBLOCK != 0);
     state.sockets.insert(Arc::new(entry))
 }
@@ -460,24 +460,19 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
     let sockets = &state().sockets;
     let queue = maybe_queue(qh)?;
     flags(flag, 0)?;
-    match sockets.remove(fd)? {
-        Found::Exs(entry) => {
-            let closed = match &queue {
-                None => entry
-                    .socket
-                    .close(OneClosing::begin(&state().closing).sink()),
-                Some(queue) => queue
-                    .start(Op::new(&entry, ah, What::Close), |sink| {
-                        entry.socket.close(sink)
-                    })
-                    .map(drop),
-            };
-            if let Err(errno) = closed {
-                sockets.restore(entry);
-                return Err(errno);
-            }
-            Ok(0)
+    let closed = sockets.remove(fd, |entry| match &queue {
+        None => {
+            let closing = OneClosing::begin(&state().closing);
+            entry.socket.close(closing.sink())
         }
+        Some(queue) => queue
+            .start(Op::new(entry, ah, What::Close), |sink| {
+                entry.socket.close(sink)
+            })
+            .map(drop),
+    })?;
+    match closed {
+        Found::Exs(_) => Ok(0),
         Found::System => {
             if let Some(queue) = queue {
                 let entry = sockets.operable(fd)?;

@@ -616,20 +616,23 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<c_int, Errno> {
 /// `exs_sync_close`: waits until what was sent is delivered, at most for the linger time.
 pub fn close(fd: c_int) -> Result<c_int, Errno> {
     let state = state();
-    let Found::Exs(entry) = state.sockets.remove(fd)? else {
-        // SAFETY: the program gives its descriptor up with this call.
-        return unsafe { on_system(libc::SYS_close, fd, [0; 4]) };
-    };
     let done = Arc::new(Done::default());
-    let closing = OneClosing::begin(&state.closing);
-    let tell = Arc::clone(&done);
-    let closed = entry.socket.close(Sink::call(move |_| {
-        tell.set();
-        drop(closing);
-    }));
-    // A socket that has nothing to close goes away with its last handle.
-    if closed.is_ok() && !entry.nonblock() {
-        done.wait(linger_of(&entry));
+    let closed = state.sockets.remove(fd, |entry| {
+        let closing = OneClosing::begin(&state.closing);
+        let tell = Arc::clone(&done);
+        entry.socket.close(Sink::call(move |_| {
+            tell.set();
+            drop(closing);
+        }))
+    })?;
+    match closed {
+        Found::Exs(entry) => {
+            if !entry.nonblock() {
+                done.wait(linger_of(&entry));
+            }
+            Ok(0)
+        }
+        // SAFETY: the program gives its descriptor up with this call.
+        Found::System => unsafe { on_system(libc::SYS_close, fd, [0; 4]) },
     }
-    Ok(0)
 }

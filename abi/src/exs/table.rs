@@ -1,7 +1,7 @@
 //! Sockets by descriptor number.
 //!
-//! A number of ours is that of a descriptor which the system gave to the socket, so it can be no other's. Sockets of the
-//! system are here only while operations are outstanding on them: the program closes those with `close`, and we would not know.
+//! A number of ours is that of a descriptor which the system gave us, so it can be no other's: a second one of the socket's, because the
+//! library may need its own for a while after the program has closed the socket. Sockets of the system are here only while operations are outstanding on them: the program closes those with `close`, and we would not know.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -20,6 +20,8 @@ pub(crate) struct Entry {
     pub(crate) socket: Socket,
     /// The number that the program knows.
     pub(crate) fd: i32,
+    /// Its descriptor, until the socket is closed. The system's are the program's own.
+    number: Mutex<Option<OwnedFd>>,
     /// It is one of the system's, known by this.
     plain: Option<Inode>,
     pub(crate) settings: Mutex<Settings>,
@@ -55,15 +57,25 @@ pub(crate) struct Settings {
 pub(crate) const SEND_BUFFER: usize = 256 << 10;
 
 impl Entry {
-    pub(crate) fn new(socket: Socket, ipv6: bool) -> Entry {
-        let fd = socket.as_fd().as_raw_fd();
-        Entry::with(socket, fd, None, ipv6)
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn new(socket: Socket, ipv6: bool) -> Result<Entry, Errno> {
+        let number = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
+        let entry = Entry::with(socket, number.as_raw_fd(), None, ipv6);
+        entry.hold(Some(number));
+        Ok(entry)
+    }
+
+    /// The number is free from here on, without a descriptor.
+    fn hold(&self, number: Option<OwnedFd>) {
+        *self.number.lock().unwrap_or_else(PoisonError::into_inner) = number;
     }
 
     fn with(socket: Socket, fd: i32, plain: Option<Inode>, ipv6: bool) -> Entry {
         Entry {
             socket,
             fd,
+            number: Mutex::default(),
             plain,
             settings: Mutex::new(Settings {
                 ipv6,
@@ -258,26 +270,38 @@ impl Sockets {
         }
     }
 
-    /// Takes a socket of ours out. A parent's is forgotten: what is left of it here is the child's descriptor.
-    pub(crate) fn remove(&self, fd: i32) -> Result<Found, Errno> {
-        let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(slot) = slots.get_mut(place(fd)?) else {
+    /// Takes a socket of ours out, unless `close` fails, and frees its number. A parent's is forgotten: what is left of it here is
+    /// the child's descriptor.
+    ///
+    /// # Errors
+    /// `EBADF` for a negative number, or that of `close`.
+    pub(crate) fn remove(
+        &self,
+        fd: i32,
+        close: impl FnOnce(&Arc<Entry>) -> Result<(), Errno>,
+    ) -> Result<Found, Errno> {
+        let place = place(fd)?;
+        let entry = {
+            let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            match slots.get_mut(place) {
+                Some(slot @ Slot::Inherited) => {
+                    *slot = Slot::Empty;
+                    return Ok(Found::System);
+                }
+                Some(slot @ Slot::Exs(_)) => std::mem::take(slot),
+                _ => return Ok(Found::System),
+            }
+        };
+        let Slot::Exs(entry) = entry else {
             return Ok(Found::System);
         };
-        match slot {
-            Slot::Exs(_) | Slot::Inherited => {}
-            Slot::Plain(_) | Slot::Empty => return Ok(Found::System),
+        // The number is still ours, and nobody finds the socket by it.
+        if let Err(errno) = close(&entry) {
+            self.insert(entry)?;
+            return Err(errno);
         }
-        match std::mem::take(slot) {
-            Slot::Exs(entry) => Ok(Found::Exs(entry)),
-            _ => Ok(Found::System),
-        }
-    }
-
-    /// Puts back what [`Self::remove`] took, after all.
-    pub(crate) fn restore(&self, entry: Arc<Entry>) {
-        // The number was in the table before.
-        let _ = self.insert(entry);
+        entry.hold(None);
+        Ok(Found::Exs(entry))
     }
 
     /// All of ours; the table is empty after it.
