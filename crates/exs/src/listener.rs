@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use weft_verbs::Signal;
 use weft_verbs::cm::{ConnParam, Incoming, LinkOptions, Listening};
 
-use crate::driver::{Conn, Late, Slot, Target, agree};
+use crate::driver::{Conn, Slot, Target, agree};
 use crate::event::EventKind;
 use crate::lock::lock;
 use crate::socket::{Inner, param, plain_event};
@@ -127,7 +127,7 @@ impl Listener {
         for (target, token) in pollers {
             let mut event = plain_event(EventKind::Poll, token, fd, Ok(0));
             event.ready = Ready::IN;
-            target.tell(event).map(Late::run);
+            target.tell_now(event);
         }
     }
 
@@ -155,7 +155,7 @@ impl Listener {
             };
             let mut event = plain_event(EventKind::Accept, token, fd, Ok(0));
             event.accepted = Some(accepted);
-            target.tell(event).map(Late::run);
+            target.tell_now(event);
         }
     }
 
@@ -166,7 +166,7 @@ impl Listener {
             let fd = signal.as_fd().as_raw_fd();
             let (context, kind) = (&listener.context, listener.kind);
             Ok((
-                Conn::new(context, kind, &self.options, Arc::clone(&signal), fd)?,
+                Conn::prepare(context, kind, &self.options, Arc::clone(&signal), fd)?,
                 signal,
             ))
         };
@@ -236,9 +236,7 @@ impl Listener {
         let all = accepts.into_iter().map(|a| (EventKind::Accept, a));
         for (kind, (target, token)) in all.chain(pollers.into_iter().map(|p| (EventKind::Poll, p)))
         {
-            target
-                .tell(plain_event(kind, token, fd, Err(errno)))
-                .map(Late::run);
+            target.tell_now(plain_event(kind, token, fd, Err(errno)));
         }
     }
 

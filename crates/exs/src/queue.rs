@@ -102,7 +102,7 @@ impl Queue {
             q.drive();
         }
         if q.len.load(Ordering::Acquire) < at_least {
-            q.wait_for(at_least, timeout)?;
+            q.wait_for(at_least, timeout);
         }
         if q.deleted.load(Ordering::SeqCst) {
             return Err(Errno::BADF);
@@ -307,7 +307,7 @@ impl QueueInner {
         self.members().iter().for_each(|conn| conn.leave());
     }
 
-    fn wait_for(&self, at_least: usize, timeout: Option<Duration>) -> Result<(), Errno> {
+    fn wait_for(&self, at_least: usize, timeout: Option<Duration>) {
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let mode = self.wait.load(Ordering::Relaxed);
         let there =
@@ -320,7 +320,7 @@ impl QueueInner {
                 self.drive();
                 std::hint::spin_loop();
             }
-            return Ok(());
+            return;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let adaptive = mode == Wait::Adaptive as u8;
@@ -364,11 +364,10 @@ impl QueueInner {
             if events.len() >= at_least || self.deleted.load(Ordering::SeqCst) {
                 break;
             }
-            let limit = left.unwrap_or(Duration::from_secs(3600));
+            let limit = left.unwrap_or(Duration::from_hours(1));
             let _ = self.bell.wait_timeout(events, limit);
         }
         self.waiters.fetch_sub(1, Ordering::SeqCst);
-        Ok(())
     }
 
     fn wake(&self) {

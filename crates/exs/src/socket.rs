@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use weft_verbs::cm::{ConnParam, LinkOptions};
 use weft_verbs::{Path, Signal};
 
-use crate::driver::{Conn, Late, Setup, Slot, Target};
+use crate::driver::{Conn, Setup, Slot, Target};
 use crate::error::connect_errno;
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
@@ -180,7 +180,7 @@ impl Socket {
                 let mut event = plain_event(kind, token, fd, outcome.result);
                 event.bytes = outcome.bytes;
                 event.memory = Some(outcome.memory);
-                target.tell(event).map(Late::run);
+                target.tell_now(event);
             }),
         }
     }
@@ -359,7 +359,7 @@ impl Socket {
             };
             let options = self.options();
             let signal = Arc::clone(&inner.signal);
-            let setup = Conn::new(&inner.context, inner.kind, &options, signal, inner.fd())?;
+            let setup = Conn::prepare(&inner.context, inner.kind, &options, signal, inner.fd())?;
             *state = State::Connecting(Arc::clone(&setup.conn));
             Ok((setup, options, source.map(|(addr, _)| addr)))
         };
@@ -395,9 +395,7 @@ impl Socket {
                 }
             }
             let event = plain_event(EventKind::Connect, token, fd, result.map(|()| 0));
-            if let Some(late) = target.tell(event) {
-                late.run();
-            }
+            target.tell_now(event);
         });
         Ok(())
     }
@@ -494,12 +492,16 @@ impl Socket {
                     let mut event = plain_event(EventKind::SendFile, token, fd, result);
                     event.bytes = bytes;
                     let target = lock(&later).take();
-                    target.and_then(|target| target.tell(event)).map(Late::run);
+                    if let Some(target) = target {
+                        target.tell_now(event);
+                    }
                 }),
             );
             return sent.inspect_err(|_| {
                 let target = lock(&shared).take();
-                target.map(Target::forget);
+                if let Some(target) = target {
+                    target.forget();
+                }
             });
         }
         let conn = self.conn()?;
@@ -531,7 +533,7 @@ impl Socket {
             let done = move |ready: Result<Ready, Errno>| {
                 let mut event = plain_event(EventKind::Poll, token, fd, ready.map(|_| 0));
                 event.ready = ready.unwrap_or_default();
-                target.tell(event).map(Late::run);
+                target.tell_now(event);
             };
             plain.poll(wanted, token, Box::new(done));
             return Ok(());
@@ -583,7 +585,7 @@ impl Socket {
         let keep = self.0.plain.clone();
         Box::new(move |result| {
             let event = plain_event(kind, token, fd, result.map(|()| 0));
-            target.tell(event).map(Late::run);
+            target.tell_now(event);
             drop(keep);
         })
     }
@@ -617,9 +619,7 @@ impl Socket {
             _ => {}
         }
         let event = plain_event(EventKind::Close, token, self.0.fd(), Ok(0));
-        if let Some(late) = target.tell(event) {
-            late.run();
-        }
+        target.tell_now(event);
         Ok(())
     }
 

@@ -76,9 +76,8 @@ impl Rng {
     }
 }
 
-/// `total` bytes from one socket to the other, in operations of random sizes, so many at once on each side.
-fn transfer(
-    pair: &Pair,
+#[derive(Clone, Copy)]
+struct Plan {
     total: u64,
     largest: u64,
     sends: usize,
@@ -86,7 +85,19 @@ fn transfer(
     waitall: bool,
     region: bool,
     seed: u64,
-) {
+}
+
+/// `total` bytes from one socket to the other, in operations of random sizes, so many at once on each side.
+fn transfer(pair: &Pair, plan: Plan) {
+    let Plan {
+        total,
+        largest,
+        sends,
+        recvs,
+        waitall,
+        region,
+        seed,
+    } = plan;
     let (a, b) = (pair.a.clone(), pair.b.clone());
     let qa = Queue::new(&pair.ca, sends).unwrap();
     let qb = Queue::new(&pair.cb, recvs).unwrap();
@@ -205,16 +216,16 @@ fn streams_of_every_mode() {
                         });
                         let total = largest * 20;
                         let start = Instant::now();
-                        transfer(
-                            &pair,
+                        let plan = Plan {
                             total,
                             largest,
                             sends,
                             recvs,
                             waitall,
-                            !immediate,
-                            largest + sends as u64,
-                        );
+                            region: !immediate,
+                            seed: largest + sends as u64,
+                        };
+                        transfer(&pair, plan);
                         assert!(start.elapsed() < PATIENCE);
                         let stats = pair.a.stats();
                         match mode {

@@ -170,7 +170,7 @@ struct Io {
 
 impl Conn {
     /// Queue pair and memory for a connection; not connected yet.
-    pub(crate) fn new(
+    pub(crate) fn prepare(
         context: &Context,
         kind: Kind,
         options: &Options,
@@ -728,7 +728,7 @@ impl Conn {
             self.qp.disconnect();
             let me = self.me.clone();
             core.io.late.push(Late::other(move || {
-                lock(&LINGERING).retain(|c| !std::ptr::eq(Arc::as_ptr(c), me.as_ptr()))
+                lock(&LINGERING).retain(|c| !std::ptr::eq(Arc::as_ptr(c), me.as_ptr()));
             }));
         }
         let readable = core.readable();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::conn::Conn;
-use super::op::{Late, Target};
+use super::op::Target;
 use crate::event::{Event, Ready};
 use crate::file::{FileDone, FileLane, FileSend};
 use crate::lock::lock;
@@ -97,7 +97,7 @@ impl Conn {
                     accepted: None,
                     ready: Ready::empty(),
                 };
-                target.tell(event).map(Late::run);
+                target.tell_now(event);
             }
         });
         self.holding.store(true, Ordering::SeqCst);
@@ -168,7 +168,7 @@ impl Conn {
             ready: Ready::empty(),
         };
         let slot = target.is_slot();
-        target.tell(event).map(Late::run);
+        target.tell_now(event);
         if slot {
             self.interrupt();
         }
@@ -239,6 +239,27 @@ impl FileLane for Lane {
             event.memory = Some(Memory::Owned(Vec::new()));
             told(event);
         }
+    }
+
+    fn end(&self, tell: Box<dyn FnOnce() + Send>) {
+        // Behind what was sent before, as a send of nothing.
+        let told = Box::new(move |_: Event| tell());
+        let refused = match self.0.upgrade() {
+            Some(conn) => {
+                let nothing = Memory::Owned(Vec::new());
+                conn.send_now(nothing, Target::Call(told), 0, None).err()
+            }
+            None => Some((Errno::CONNRESET, Target::Call(told))),
+        };
+        if let Some((errno, Target::Call(told))) = refused {
+            told(crate::socket::plain_event(
+                EventKind::Send,
+                0,
+                -1,
+                Err(errno),
+            ));
+        }
+        self.release();
     }
 
     fn release(&self) {

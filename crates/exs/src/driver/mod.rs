@@ -17,5 +17,5 @@ mod slab;
 mod timer;
 
 pub(crate) use conn::{Conn, Setup, agree};
-pub(crate) use op::{Late, Slot, Target};
+pub(crate) use op::{Slot, Target};
 pub(crate) use timer::Timers;

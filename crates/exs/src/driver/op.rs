@@ -94,6 +94,13 @@ impl Target {
         }
     }
 
+    /// Tell it, where no lock is held.
+    pub(crate) fn tell_now(self, event: Event) {
+        if let Some(late) = self.tell(event) {
+            late.run();
+        }
+    }
+
     /// Tell it; calls are for after all locks are let go, and come back.
     pub(crate) fn tell(self, event: Event) -> Option<Late> {
         match self {
@@ -265,7 +272,7 @@ impl Op {
             Memory::List(list) => {
                 self.local.resize_with(list.len(), || None);
                 for (piece, slot) in list.iter_mut().zip(&mut self.local) {
-                    let whole = slot.as_ref().map_or(piece.len(), |mr| mr.len());
+                    let whole = slot.as_ref().map_or(piece.len(), Mr::len);
                     if off >= whole {
                         off -= whole;
                         continue;

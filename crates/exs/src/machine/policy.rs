@@ -132,14 +132,14 @@ impl Policy {
             self.usual_wait = (self.usual_wait * 7 + wait) / 8;
             self.next_detour = (self.next_detour / 2).max(FIRST_DETOUR);
         }
-        if let Some(since) = self.idle_since.take() {
-            if now.saturating_sub(since) > IDLE {
-                // Only what is sent without a pause says how fast a way is.
-                self.window = Window {
-                    settling: self.window.settling,
-                    ..Window::default()
-                };
-            }
+        if let Some(since) = self.idle_since.take()
+            && now.saturating_sub(since) > IDLE
+        {
+            // Only what is sent without a pause says how fast a way is.
+            self.window = Window {
+                settling: self.window.settling,
+                ..Window::default()
+            };
         }
         if self.window.begun == 0 {
             // These bytes began to move before, nobody knows when.
