@@ -111,19 +111,21 @@ impl Raw {
     }
 }
 
+type Lie = fn(&Raw);
+
 #[test]
 fn peers_that_break_the_protocol_end_their_own_connection() {
-    let lies: [(&str, fn(&Raw)); 9] = [
+    let lies: [(&str, Lie); 9] = [
         ("nothing", |raw| raw.say(&[])),
         ("junk", |raw| raw.say(&[0xff; 33])),
         ("credits that were never taken", |raw| {
-            raw.message(u16::MAX, Body::Credit)
+            raw.message(u16::MAX, Body::Credit);
         }),
         ("an acknowledgement of nothing", |raw| {
-            raw.message(0, Body::Ack { freed: 5 })
+            raw.message(0, Body::Ack { freed: 5 });
         }),
         ("a payload that is not there", |raw| {
-            raw.say(&[3, 0, 0, 0, 0, 0, 0, 200, 1, 2])
+            raw.say(&[3, 0, 0, 0, 0, 0, 0, 200, 1, 2]);
         }),
         ("data after the end", |raw| {
             raw.message(0, Body::Fin);
@@ -144,7 +146,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
             });
         }),
         ("an answer to no question", |raw| {
-            raw.message(0, Body::Retracted { seq: u64::MAX })
+            raw.message(0, Body::Retracted { seq: u64::MAX });
         }),
     ];
     for local in LOCALS {

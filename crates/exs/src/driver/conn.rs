@@ -932,7 +932,7 @@ impl Conn {
                 credits,
             } => {
                 let Some(it) = io.ops.get_mut(op) else {
-                    return Ok(());
+                    return io.only_credits(credits);
                 };
                 let (addr, rkey) =
                     it.open(context, off as usize, len as usize, Access::REMOTE_WRITE)?;
@@ -952,7 +952,7 @@ impl Conn {
                 credits,
             } => {
                 let Some(it) = io.ops.get_mut(op) else {
-                    return Ok(());
+                    return io.only_credits(credits);
                 };
                 let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_WRITE)?;
                 let body = Body::PktAdvert(Packet {
@@ -970,7 +970,7 @@ impl Conn {
                 credits,
             } => {
                 let Some(it) = io.ops.get_mut(op) else {
-                    return Ok(());
+                    return io.only_credits(credits);
                 };
                 let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_READ)?;
                 let body = Body::Source(Packet {
@@ -1186,6 +1186,14 @@ impl Io {
         let mut bytes = [0; MAX_LEN];
         let n = message.emit(&mut bytes);
         self.sends.push(SendWr::send(0).inline(&bytes[..n]));
+    }
+
+    /// In place of a message about an operation that is gone: the credits that it would have returned, for the one that it took.
+    #[allow(clippy::unnecessary_wraps)] // said where an operation is carried out
+    fn only_credits(&mut self, credits: u16) -> Result<(), Error> {
+        let body = Body::Credit;
+        self.send_message(&Message { credits, body });
+        Ok(())
     }
 
     /// Why nothing can be sent.
