@@ -529,7 +529,7 @@ pub(crate) struct ChannelInner {
 
 impl ChannelInner {
     fn push(&self, cq_num: u32) {
-        // A queue is armed again only after its event: one entry a queue at most, so this is bounded.
+        // One entry each time that the program arms a queue: it does so after taking the event, or lets them pile up.
         lock(&self.events).push_back(cq_num);
         self.fd.signal();
     }
