@@ -438,6 +438,12 @@ pub(crate) fn on_engine() -> bool {
     ON_ENGINE.get()
 }
 
+/// Take this thread for an engine's.
+#[cfg(test)]
+pub(crate) fn pretend_engine() {
+    ON_ENGINE.set(true);
+}
+
 /// Run what may call into the program: its panic ends one connection's callback, not the progress of all the others.
 pub(crate) fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));

@@ -71,6 +71,10 @@ impl QpInner {
                 return moved;
             }
             let len = slot.wr.len().unwrap_or(0);
+            if !tx.takes_direct(len) {
+                local.come_back();
+                return moved;
+            }
             match self.one_sided(&slot.wr, local) {
                 Outcome::NotDirect => return moved,
                 Outcome::Done => stream.done_directly(),
@@ -212,5 +216,79 @@ fn outcome(copied: Option<io::Result<()>>, done: Outcome) -> Outcome {
             tracing::debug!(%error, "the peer's memory is gone");
             Outcome::Lost
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::engine::pretend_engine;
+    use crate::lock::lock;
+    use crate::qp::tx::DIRECT_BYTES;
+    use crate::{ConnParam, Device, LocalMode, Qp, QpInit};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    fn qp(device: &Device) -> (crate::Pd, Qp) {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(16, None).unwrap();
+        let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
+        (pd, qp)
+    }
+
+    /// The engine does so much of a long queue at once, and comes back for the rest.
+    #[test]
+    fn the_engine_does_not_stay_with_direct_work() {
+        const LEN: u64 = 1 << 20;
+        const WRITES: u64 = 4 * DIRECT_BYTES / LEN;
+        let device = Device::builder().local(LocalMode::Require).open().unwrap();
+        let ((near_pd, near), (far_pd, far)) = (qp(&device), qp(&device));
+        let (tell, told) = mpsc::channel();
+        let any = (Ipv4Addr::LOCALHOST, 0).into();
+        let mut param = ConnParam::default();
+        // Its first frame would be in the ring, and direct work wait for it.
+        param.options.peer_to_peer = false;
+        let accepting = param.clone();
+        let listening = device
+            .listen(any, 1, &param, move |request| {
+                request.accept(&far, &accepting).unwrap();
+                tell.send(far.path().unwrap().transport).unwrap();
+            })
+            .unwrap();
+        let (tell, dialed) = mpsc::channel();
+        device.dial(listening.local_addr(), None, &near, &param, move |dialed| {
+            tell.send(dialed).unwrap();
+        });
+        dialed.recv_timeout(PATIENCE).unwrap().unwrap();
+        assert_eq!(told.recv_timeout(PATIENCE), Ok("local"));
+
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let from = near_pd.alloc_mr(LEN as usize, access).unwrap();
+        let to = far_pd.alloc_mr(LEN as usize, access).unwrap();
+        pretend_engine();
+        let connected = near.0.connected.get().unwrap();
+        let core = lock(&near.0.core);
+        near.0.hold(core, |core| {
+            let before = core.ledger.one_sided;
+            lock(&near.0.inbox)
+                .extend((0..WRITES).map(|id| SendWr::write(id, to.remote(0)).sge(from.whole())));
+            near.0.sq_used.fetch_add(WRITES as u32, Ordering::Relaxed);
+            near.0.take_inbox(core);
+            assert!(near.0.pump_tx(core, &*connected.link));
+            let done = core.ledger.one_sided - before;
+            assert_eq!((done * LEN, core.tx.blocked()), (DIRECT_BYTES, true));
+        });
+        // Nobody polls.
+        let deadline = Instant::now() + PATIENCE;
+        while near.ledger().one_sided_bytes < WRITES * LEN {
+            assert!(Instant::now() < deadline, "{:?}", near.ledger());
+            std::thread::yield_now();
+        }
+        assert_eq!(near.ledger().tx_direct, 0, "all of it was done directly");
     }
 }

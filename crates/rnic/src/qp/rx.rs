@@ -30,6 +30,8 @@ const WHOLE: usize = 256;
 const BULK: usize = 16 * 1024;
 /// Rounds of one drive, so that one connection cannot keep the others waiting.
 const ROUNDS: u32 = 32;
+/// Bytes of one drive, for the same reason; what is fetched last may go beyond.
+const DRIVE_BYTES: usize = 16 << 20;
 /// Staging buffer of a connection on shared memory, in bytes: longer payloads have their place when they are fetched.
 const LOCAL_STAGE: usize = 16 * 1024;
 /// What is left at the end of a drive is kept in a small buffer of its own up to this size.
@@ -186,6 +188,7 @@ impl QpInner {
         let mut moved = false;
         core.rx.borrow(self.device.pool());
         let mut drained = false;
+        let mut bytes = 0;
         for round in 0.. {
             // What the last system call brought is looked at in any case: nobody would be woken for it.
             let outcome = match self.parse(core) {
@@ -193,7 +196,7 @@ impl QpInner {
                     if round > 0 {
                         link.placed();
                     }
-                    if drained || round == ROUNDS {
+                    if drained || round == ROUNDS || bytes >= DRIVE_BYTES {
                         break;
                     }
                     self.receive(core, link)
@@ -202,7 +205,10 @@ impl QpInner {
                 Err(stop) => Err(stop),
             };
             match outcome {
-                Ok(Some(received)) => (moved, drained) = (true, received.drained),
+                Ok(Some(received)) => {
+                    (moved, drained) = (true, received.drained);
+                    bytes += received.n;
+                }
                 Ok(None) => break,
                 Err(stop) => {
                     self.stop(core, stop);

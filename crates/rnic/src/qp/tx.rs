@@ -21,6 +21,7 @@ use super::convert::term_code;
 use super::direct::Barrier;
 use super::frame::Frame;
 use super::{Core, QpInner, Slot};
+use crate::engine::on_engine;
 use crate::pool::Pool;
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
@@ -35,6 +36,8 @@ const FLIGHT_BYTES: usize = 1 << 20;
 const FLIGHT_BYTES_COPIED: usize = 256 * 1024;
 /// Flights of one drive, so that one connection cannot keep the others waiting.
 const FLIGHTS: u32 = 8;
+/// Direct work of one drive by the engine, in bytes; the last request may go beyond.
+pub(super) const DIRECT_BYTES: u64 = 4 << 20;
 /// Pieces of a flight: two for each large FPDU.
 const FLIGHT_PIECES: usize = 64;
 
@@ -86,6 +89,9 @@ pub(super) struct Tx {
     blocked: bool,
     terminate: u32,
     barrier: Barrier,
+    /// Bytes of direct work that this drive may still do, and whether it had to leave some.
+    direct_left: u64,
+    direct_stopped: bool,
     /// For frames that are sent while they are posted.
     small: Vec<u8>,
     /// Memory that the transport still reads, by the position in the stream up to which it does.
@@ -154,6 +160,13 @@ impl Tx {
             self.barrier = Barrier::None;
         }
         self.barrier == Barrier::None
+    }
+
+    /// Direct work of `len` bytes is about to be done in this drive. False when it has done enough: others wait.
+    pub(super) fn takes_direct(&mut self, len: u32) -> bool {
+        self.direct_stopped = self.direct_left == 0;
+        self.direct_left = self.direct_left.saturating_sub(len.into());
+        !self.direct_stopped
     }
 
     /// The transport still reads memory of ours.
@@ -299,6 +312,8 @@ impl QpInner {
         }
         let before = core.tx.sent;
         let mut direct = false;
+        // A thread of the program does its own work. The engine has other connections.
+        core.tx.direct_left = if on_engine() { DIRECT_BYTES } else { u64::MAX };
         for flight in 0.. {
             if core.tx.pieces.is_empty() {
                 direct |= self.build(core, link);
@@ -306,7 +321,7 @@ impl QpInner {
                     return true;
                 }
                 if core.tx.pieces.is_empty() {
-                    core.tx.blocked = false;
+                    core.tx.blocked = core.tx.direct_stopped;
                     if core.tx.scratch.capacity() > 0 {
                         self.device
                             .pool()
@@ -354,8 +369,12 @@ impl QpInner {
         let mut failed = None;
         let mut source_gone = false;
         let mut direct = false;
+        core.tx.direct_stopped = false;
         loop {
             direct |= self.work_directly(core, link);
+            if core.tx.direct_stopped {
+                break;
+            }
             let Core {
                 stream: Some(stream),
                 sq,

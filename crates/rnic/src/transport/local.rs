@@ -30,6 +30,9 @@ pub(crate) const PROCESS_MIN: u32 = 1024;
 /// How long the end of a connection waits for a peer that is touching our memory at that moment.
 const TOUCH_WAIT: Duration = Duration::from_millis(100);
 
+/// No ring position.
+const HAS_ROOM: u64 = u64::MAX;
+
 /// [`End::set_caps`]: this side can read the other's process.
 pub(crate) const CAN_READ: u32 = 1;
 
@@ -63,7 +66,8 @@ pub(crate) struct LocalLink {
     /// References that are out, oldest first, and how many, for a look without the lock.
     lending: Mutex<VecDeque<Lent>>,
     lent: AtomicUsize,
-    /// How far the peer had come when the ring last was full: room means that it has come further.
+    /// How far the peer had come when the ring last was full: room means that it has come further. `HAS_ROOM`: sending
+    /// stopped for another reason.
     blocked_at: AtomicU64,
     /// Somebody may have been woken since the wire was drained.
     watched: AtomicBool,
@@ -146,6 +150,11 @@ impl LocalLink {
         if self.joint.end.publish() {
             self.wake();
         }
+    }
+
+    /// The sender stops of itself: it can go on at once.
+    pub(crate) fn come_back(&self) {
+        self.blocked_at.store(HAS_ROOM, Ordering::Relaxed);
     }
 
     /// References that the peer has not pulled are out.
@@ -370,7 +379,8 @@ impl Link for LocalLink {
         self.watched.store(true, Ordering::SeqCst);
         let mut quiet = !self.is_dead() && end.sleep_on_data();
         if interest.contains(Interest::WRITE) {
-            quiet &= end.sleep_on_room(self.blocked_at.load(Ordering::Relaxed));
+            let at = self.blocked_at.load(Ordering::Relaxed);
+            quiet &= at != HAS_ROOM && end.sleep_on_room(at);
         } else if self.lends() {
             let first = lock(&self.lending).front().map(|lent| lent.ring);
             quiet &= first.is_none_or(|ring| end.sleep_on_room(ring - 1));
