@@ -954,20 +954,30 @@ static struct {
     int fd;
     pthread_mutex_t lock;
     long events, wrong;
+    int stop;
 } shared;
 
 static void *takes(void *unused) {
     exs_event_t events[7];
-    for (;;) {
-        int n = exs_qdequeue(shared.q, events, 7, NULL);
+    struct timeval limit = {0, 100000};
+    for (int stop = 0; !stop;) {
+        int n = exs_qdequeue(shared.q, events, 7, &limit);
         if (n < 0)
-            return errno == EBADF ? NULL : unused; /* the queue was deleted */
+            return unused;
         pthread_mutex_lock(&shared.lock);
+        stop = shared.stop;
         for (int i = 0; i < n; i++)
             shared.wrong += events[i].exs_evt_errno != 0 || events[i].exs_evt_union.exs_evt_xfer.exs_evt_length != 8;
         shared.events += n;
         pthread_mutex_unlock(&shared.lock);
     }
+    return NULL;
+}
+
+static void *takes_from_deleted(void *unused) {
+    exs_event_t event;
+    (void)unused;
+    return exs_qdequeue(shared.q, &event, 1, NULL) == -1 && errno == EBADF ? NULL : &shared;
 }
 
 static void *sends(void *unused) {
@@ -1008,11 +1018,16 @@ static void threads(exs_qhandle_t unused) {
         sched_yield();
     }
     CHECK(shared.events == (long)THREADS * MESSAGES && shared.wrong == 0);
-    CHECK(exs_qdelete(shared.q) == 0);
-    for (int i = 0; i < THREADS; i++) {
-        void *failed;
+    pthread_mutex_lock(&shared.lock);
+    shared.stop = 1;
+    pthread_mutex_unlock(&shared.lock);
+    void *failed;
+    for (int i = 0; i < THREADS; i++)
         CHECK(pthread_join(takers[i], &failed) == 0 && failed == NULL);
-    }
+    /* who waits at a queue that is deleted, or begins to, is told */
+    CHECK(pthread_create(&takers[0], NULL, takes_from_deleted, NULL) == 0);
+    CHECK(exs_qdelete(shared.q) == 0);
+    CHECK(pthread_join(takers[0], &failed) == 0 && failed == NULL);
     close_both(fd);
     (void)unused;
 }
