@@ -7,36 +7,29 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use smallvec::SmallVec;
-use weft_verbs::{
-    Access, Cq, EndReason, Mr, Path, Qp, QpInit, QpState, RecvWr, RemoteAddr, SendWr, Signal, Wc,
-    WcOpcode, WcStatus,
-};
-use weft_wire::exs::{
-    Advert, Agreed, Body, HEADER_LEN, HELLO_LEN, Hello, Imm, MAX_LEN, Message, Packet, Remote,
-};
+use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, Signal, Wc};
+use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 
 use super::Timers;
 use super::hold::{Held, Queue as Files};
 use super::op::{Late, Op, Slot, Target};
 use super::slab::Slab;
-use crate::event::{Event, EventKind, InPlace, Ready};
+use super::state::{Core, Io, Meter, completed};
+use crate::event::{EventKind, Ready};
 use crate::lock::{lock, try_lock};
-use crate::machine::policy::{Policy, Verdict};
-use crate::machine::{
-    Action, Completion, Config, Endpoint, OpId, Outcome, RecvFlags as Wishes, Refused, Rules, Stats,
-};
+use crate::machine::policy::Policy;
+use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
 
 /// Messages up to this are copied into their work request; longer ones are gathered from the program's memory.
-const INLINE_MAX: usize = 1024;
+pub(super) const INLINE_MAX: usize = 1024;
 /// Completions taken at once.
 const BATCH: usize = 32;
 /// Tags in the numbers of work requests.
-const TAG_RECV: u64 = 1 << 63;
-const TAG_HEADER: u64 = 1 << 62;
+pub(super) const TAG_RECV: u64 = 1 << 63;
+pub(super) const TAG_HEADER: u64 = 1 << 62;
 /// Bytes of a place for a header, and how many there are.
-const HEADER_SLOT: usize = 64;
+pub(super) const HEADER_SLOT: usize = 64;
 const HEADER_SLOTS: usize = 256;
 /// Send work requests outstanding.
 const MAX_SEND_WR: u32 = 1 << 17;
@@ -57,8 +50,8 @@ pub(crate) struct Setup {
 
 /// A connection, or one to be.
 pub(crate) struct Conn {
-    context: Context,
-    qp: Qp,
+    pub(super) context: Context,
+    pub(super) qp: Qp,
     cq: Cq,
     core: Mutex<Core>,
     /// Somebody wanted something while another had the lock.
@@ -66,106 +59,20 @@ pub(crate) struct Conn {
     /// How the queue pair ended.
     end: OnceLock<EndReason>,
     /// In-place buffers that the program has given back.
-    recycled: Mutex<Vec<u32>>,
-    has_recycled: AtomicBool,
+    pub(super) recycled: Mutex<Vec<u32>>,
+    pub(super) has_recycled: AtomicBool,
     /// The socket's descriptor: readable while something can be received.
     signal: Arc<Signal>,
     /// The queue that the last operation went to, as a number.
     joined: AtomicUsize,
     fd: i32,
     /// Calls that are owed, and whose turn it is to make them.
-    late: Mutex<VecDeque<Late>>,
+    pub(super) late: Mutex<VecDeque<Late>>,
     late_turn: Mutex<()>,
     /// A file send has the way: see `hold`.
     pub(super) holding: AtomicBool,
     pub(super) files: Mutex<Files>,
-    me: Weak<Conn>,
-}
-
-struct Core {
-    /// There once the peer has said what it brings.
-    machine: Option<Endpoint>,
-    /// Of a stream that may choose its way.
-    policy: Option<Meter>,
-    io: Io,
-}
-
-/// The policy, and what it has been told.
-struct Meter {
-    policy: Policy,
-    start: Instant,
-    bytes: u64,
-    transfers: u64,
-    idle: bool,
-    /// A timer will make us ask again.
-    timer: bool,
-}
-
-/// The policy hears of so many bytes at once, and is not asked about less.
-const METERED: u64 = 32 << 10;
-/// Sends up to this never wait for an advert.
-const ALWAYS_GO: u64 = 2048;
-
-impl Meter {
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
-    }
-
-    /// After sending: keep the policy informed.
-    fn look(&mut self, stats: &Stats, sending: usize) {
-        let bytes = stats.direct_bytes_sent + stats.indirect_bytes_sent;
-        if bytes >= self.bytes + METERED || (sending == 0 && bytes > self.bytes) {
-            let transfers = stats.direct_sent + stats.indirect_sent;
-            let now = self.now();
-            self.policy
-                .sent(now, bytes - self.bytes, transfers - self.transfers);
-            (self.bytes, self.transfers, self.idle) = (bytes, transfers, false);
-        }
-        if sending == 0 && !self.idle && bytes > 0 {
-            self.idle = true;
-            let now = self.now();
-            self.policy.idle(now);
-        }
-    }
-}
-
-/// All but the machine.
-struct Io {
-    fd: i32,
-    immediate: bool,
-    ops: Slab<Op>,
-    /// Sends among them.
-    sending: usize,
-    /// Control receives, `slot` bytes each.
-    ctrl: Arc<Region>,
-    slot: usize,
-    ring: Option<Mr>,
-    /// Headers of small messages that are too long to be copied, one a slot.
-    headers: Option<Mr>,
-    free_headers: Vec<u32>,
-    /// Those in use, in the order of their work requests.
-    used_headers: VecDeque<u32>,
-    /// Batches for the queue pair.
-    sends: Vec<SendWr>,
-    recvs: Vec<RecvWr>,
-    late: Vec<Late>,
-    /// Room for completions, kept from one look to the next.
-    wcs: Vec<Wc>,
-    /// The connection is over, with this number; operations of the program get it.
-    over: Option<Errno>,
-    pollers: Vec<(Ready, Target, u64)>,
-    shutting: Vec<(EventKind, Target, u64)>,
-    shut: bool,
-    /// The program has closed the socket.
-    closing: bool,
-    /// The queue pair has been closed.
-    closed: bool,
-    /// Whether the descriptor is readable.
-    raised: bool,
-    /// For `SO_ERROR`.
-    error: Option<Errno>,
-    /// A blocking call has got what it waits for, and may sleep in [`Conn::wait_for`].
-    woken: bool,
+    pub(super) me: Weak<Conn>,
 }
 
 impl Conn {
@@ -709,7 +616,7 @@ impl Conn {
     }
 
     /// Do something under the lock, and what others left meanwhile.
-    fn with<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
         let out = self.hold(lock(&self.core), |core| {
             let out = f(core);
             self.process(core, false);
@@ -802,7 +709,7 @@ impl Conn {
     }
 
     /// The connection cannot go on.
-    fn fail(&self, core: &mut Core, errno: Errno) {
+    pub(super) fn fail(&self, core: &mut Core, errno: Errno) {
         if core.io.over.is_none() {
             core.io.over = Some(errno);
             core.io.error = Some(errno);
@@ -822,304 +729,6 @@ impl Conn {
             }
         }
     }
-
-    /// Carry out what the machine wants. Says whether anything was posted.
-    fn pump(&self, core: &mut Core) -> bool {
-        let mut posted = false;
-        while let Some(action) = self.next_action(core) {
-            let Some(machine) = &mut core.machine else {
-                break;
-            };
-            if let Err(error) = self.carry_out(machine, &mut core.io, action) {
-                tracing::warn!(%error, "an operation cannot be carried out");
-                let errno = error.errno();
-                self.fail(core, errno);
-                return true;
-            }
-            if core.io.sends.len() >= 64 {
-                posted |= self.flush(core);
-            }
-        }
-        posted |= self.flush(core);
-        if let (Some(meter), Some(machine)) = (&mut core.policy, &core.machine) {
-            meter.look(machine.stats(), core.io.sending);
-        }
-        posted
-    }
-
-    /// What the machine wants next, with the policy's word on how to send.
-    fn next_action(&self, core: &mut Core) -> Option<Action> {
-        let Core {
-            machine, policy, ..
-        } = core;
-        let machine = machine.as_mut()?;
-        let Some(meter) = policy else {
-            return machine.poll(true);
-        };
-        if machine
-            .wants_indirect()
-            .is_some_and(|left| left <= ALWAYS_GO)
-        {
-            return machine.poll(true);
-        }
-        let action = machine.poll(false);
-        if action.is_some() || machine.wants_indirect().is_none() {
-            return action;
-        }
-        let now = meter.now();
-        match meter
-            .policy
-            .verdict(now, machine.stats().adverts_received > 0)
-        {
-            Verdict::Go => machine.poll(true),
-            Verdict::Wait(until) => {
-                if !meter.timer {
-                    meter.timer = true;
-                    let me = self.me.clone();
-                    let at = meter.start + Duration::from_nanos(until);
-                    let set = Timers::at(at, move || {
-                        if let Some(conn) = me.upgrade() {
-                            conn.with(|core| {
-                                if let Some(meter) = &mut core.policy {
-                                    meter.timer = false;
-                                }
-                            });
-                        }
-                    });
-                    if set.is_err() {
-                        meter.timer = false;
-                        return machine.poll(true);
-                    }
-                }
-                None
-            }
-        }
-    }
-
-    /// Hand the batches to the queue pair. Receives first: the messages say that they are there.
-    fn flush(&self, core: &mut Core) -> bool {
-        let io = &mut core.io;
-        let mut refused = false;
-        if !io.recvs.is_empty() {
-            refused |= self.qp.post_recv(&io.recvs).is_err();
-            io.recvs.clear();
-        }
-        if io.sends.is_empty() && !refused {
-            return false;
-        }
-        if io.over.is_none() {
-            refused |= self.qp.post_send(&io.sends).is_err();
-        }
-        io.sends.clear();
-        if refused {
-            // It has ended, and the end is about to be told.
-            self.fail(core, Errno::CONNRESET);
-        }
-        true
-    }
-
-    fn carry_out(&self, machine: &mut Endpoint, io: &mut Io, action: Action) -> Result<(), Error> {
-        let context = &self.context;
-        match action {
-            Action::Send(message) => io.send_message(&message),
-            Action::Advertise {
-                op,
-                off,
-                len,
-                seq,
-                phase,
-                waitall,
-                credits,
-            } => {
-                let Some(it) = io.ops.get_mut(op) else {
-                    return io.only_credits(credits);
-                };
-                let (addr, rkey) =
-                    it.open(context, off as usize, len as usize, Access::REMOTE_WRITE)?;
-                let memory = Remote { addr, rkey, len };
-                let body = Body::Advert(Advert {
-                    seq,
-                    phase,
-                    waitall,
-                    memory,
-                });
-                io.send_message(&Message { credits, body });
-            }
-            Action::AdvertisePacket {
-                op,
-                index,
-                len,
-                credits,
-            } => {
-                let Some(it) = io.ops.get_mut(op) else {
-                    return io.only_credits(credits);
-                };
-                let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_WRITE)?;
-                let body = Body::PktAdvert(Packet {
-                    index,
-                    addr,
-                    rkey,
-                    len,
-                });
-                io.send_message(&Message { credits, body });
-            }
-            Action::AdvertiseSource {
-                op,
-                index,
-                len,
-                credits,
-            } => {
-                let Some(it) = io.ops.get_mut(op) else {
-                    return io.only_credits(credits);
-                };
-                let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_READ)?;
-                let body = Body::Source(Packet {
-                    index,
-                    addr,
-                    rkey,
-                    len,
-                });
-                io.send_message(&Message { credits, body });
-            }
-            Action::Write {
-                op,
-                off,
-                len,
-                addr,
-                rkey,
-                imm,
-                ..
-            } => {
-                let remote = RemoteAddr { addr, rkey };
-                let mut wr = if io.immediate {
-                    SendWr::write_imm(op.0, remote, imm.encode())
-                } else {
-                    SendWr::write(op.0, remote)
-                };
-                if let Some(it) = io.ops.get_mut(op) {
-                    it.sges(context, off as usize, len as usize, &mut wr.sges)?;
-                }
-                io.sends.push(wr.signaled());
-                if !io.immediate {
-                    io.send_message(&imm.message());
-                }
-            }
-            Action::SendSmall {
-                op,
-                off,
-                len,
-                header,
-                ..
-            } => {
-                let (off, len) = (off as usize, len as usize);
-                let mut head = [0; MAX_LEN];
-                let n = header.emit(&mut head);
-                let Some(it) = io.ops.get_mut(op) else {
-                    return Ok(());
-                };
-                let slot = if n + len <= INLINE_MAX {
-                    None
-                } else {
-                    io.free_headers.pop()
-                };
-                if let (Some(slot), Some(headers)) = (slot, &io.headers) {
-                    let at = slot as usize * HEADER_SLOT;
-                    headers.write(at, &head[..n])?;
-                    let mut wr = SendWr::send(TAG_HEADER | op.0).sge(headers.sge(at, n));
-                    it.sges(context, off, len, &mut wr.sges)?;
-                    io.used_headers.push_back(slot);
-                    io.sends.push(wr.signaled());
-                    return Ok(());
-                }
-                let mut data = SmallVec::with_capacity(n + len);
-                data.extend_from_slice(&head[..n]);
-                data.resize(n + len, 0);
-                it.read(off, &mut data[n..])?;
-                let mut wr = SendWr::send(0);
-                wr.inline = Some(data);
-                io.sends.push(wr);
-                // Its bytes are copied: there is nothing to wait for.
-                machine.on_transferred(op);
-            }
-            Action::Read {
-                op,
-                len,
-                addr,
-                rkey,
-            } => {
-                let mut wr = SendWr::read(op.0, RemoteAddr { addr, rkey }).signaled();
-                if let Some(it) = io.ops.get_mut(op) {
-                    it.sges(context, 0, len as usize, &mut wr.sges)?;
-                }
-                io.sends.push(wr);
-            }
-            Action::Copy {
-                op,
-                off,
-                ring_off,
-                len,
-            } => {
-                if let (Some(ring), Some(it)) = (&io.ring, io.ops.get_mut(op)) {
-                    it.fill(off as usize, ring, ring_off as usize, len as usize)?;
-                }
-            }
-            Action::CopySmall {
-                op,
-                off,
-                buffer,
-                buf_off,
-                len,
-            } => {
-                if let Some(it) = io.ops.get_mut(op) {
-                    let from = buffer as usize * io.slot + HEADER_LEN + buf_off as usize;
-                    it.fill(off as usize, &io.ctrl.mr, from, len as usize)?;
-                }
-            }
-            Action::Repost { buffer } => {
-                let sge = io.ctrl.mr.sge(buffer as usize * io.slot, io.slot);
-                io.recvs
-                    .push(RecvWr::new(TAG_RECV | u64::from(buffer)).sge(sge));
-            }
-            Action::Complete(Completion {
-                op,
-                len,
-                outcome,
-                in_place,
-            }) => {
-                let bytes = len as usize;
-                let timed_out = io.ops.get_mut(op).is_some_and(|op| op.timed_out);
-                let result = match outcome {
-                    Outcome::Canceled if timed_out => Err(Errno::TIMEDOUT),
-                    Outcome::Canceled => Err(Errno::CANCELED),
-                    Outcome::Done | Outcome::Truncated | Outcome::Eof => Ok(bytes),
-                };
-                let place = in_place.map(|at| InPlace {
-                    recycle: Some(self.recycler(at.buffer)),
-                    memory: Memory::Region {
-                        region: Arc::clone(&io.ctrl),
-                        off: at.buffer as usize * io.slot + HEADER_LEN + at.off as usize,
-                        len: bytes,
-                    },
-                });
-                io.finish(op, result, bytes, outcome == Outcome::Truncated, place);
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives an in-place buffer back. It can be called under any lock.
-    fn recycler(&self, buffer: u32) -> Box<dyn FnOnce() + Send + Sync> {
-        let me = self.me.clone();
-        Box::new(move || {
-            if let Some(conn) = me.upgrade() {
-                let mut recycled = lock(&conn.recycled);
-                recycled.push(buffer);
-                conn.has_recycled.store(true, Ordering::Release);
-                drop(recycled);
-                conn.settle();
-            }
-        })
-    }
 }
 
 /// What both sides have in common.
@@ -1137,189 +746,6 @@ pub(crate) fn agree(hello: &Hello, private_data: &[u8]) -> Result<Agreed, Errno>
         tracing::debug!(%mismatch, "the peer's socket does not fit");
         Errno::PROTOTYPE
     })
-}
-
-/// Tell the machine of a completion. The error is for the whole connection.
-fn completed(core: &mut Core, wc: &Wc) -> Result<(), Errno> {
-    let io = &mut core.io;
-    let Some(machine) = &mut core.machine else {
-        return Ok(());
-    };
-    if wc.status != WcStatus::Success {
-        if wc.status != WcStatus::WrFlushErr {
-            tracing::debug!(status = %wc.status, "a work request failed");
-            io.error.get_or_insert(Errno::CONNRESET);
-        }
-        return Ok(());
-    }
-    if wc.wr_id & TAG_RECV == 0 {
-        if wc.wr_id & TAG_HEADER != 0 {
-            io.free_headers.extend(io.used_headers.pop_front());
-        }
-        machine.on_transferred(OpId(wc.wr_id & !TAG_HEADER));
-        return Ok(());
-    }
-    let buffer = wc.wr_id as u32;
-    let heard = if wc.opcode == WcOpcode::RecvWithImm {
-        let imm = Imm::decode(wc.imm.unwrap_or_default()).map_err(|_| Errno::PROTO)?;
-        machine.on_imm(buffer, imm)
-    } else {
-        let mut head = [0; MAX_LEN];
-        let total = wc.byte_len as usize;
-        let head = &mut head[..total.min(MAX_LEN)];
-        let at = buffer as usize * io.slot;
-        io.ctrl.mr.read(at, head).map_err(|_| Errno::IO)?;
-        let message = Message::parse_head(head, total).map_err(|error| {
-            tracing::debug!(%error, "a message that is none");
-            Errno::PROTO
-        })?;
-        machine.on_message(buffer, &message)
-    };
-    heard.map_err(|violation| {
-        tracing::debug!(%violation, "the peer broke the protocol");
-        Errno::PROTO
-    })
-}
-
-impl Io {
-    fn send_message(&mut self, message: &Message) {
-        let mut bytes = [0; MAX_LEN];
-        let n = message.emit(&mut bytes);
-        self.sends.push(SendWr::send(0).inline(&bytes[..n]));
-    }
-
-    /// In place of a message about an operation that is gone: the credits that it would have returned, for the one that it took.
-    #[allow(clippy::unnecessary_wraps)] // said where an operation is carried out
-    fn only_credits(&mut self, credits: u16) -> Result<(), Error> {
-        let body = Body::Credit;
-        self.send_message(&Message { credits, body });
-        Ok(())
-    }
-
-    /// Why nothing can be sent.
-    fn no_send(&self) -> Option<Errno> {
-        if self.shut {
-            Some(Errno::PIPE)
-        } else {
-            self.over
-        }
-    }
-
-    fn finish(
-        &mut self,
-        id: OpId,
-        result: Result<usize, Errno>,
-        bytes: usize,
-        truncated: bool,
-        in_place: Option<InPlace>,
-    ) {
-        if let Some(op) = self.ops.remove(id) {
-            self.woken |= op.target.is_slot();
-            self.sending -= usize::from(op.is_send());
-            self.late
-                .extend(op.finish(self.fd, result, bytes, truncated, in_place));
-        }
-    }
-
-    fn tell(
-        &mut self,
-        kind: EventKind,
-        target: Target,
-        token: u64,
-        result: Result<usize, Errno>,
-        ready: Ready,
-    ) {
-        self.woken |= target.is_slot();
-        self.late.extend(target.tell(Event {
-            kind,
-            token,
-            fd: self.fd,
-            result,
-            bytes: 0,
-            truncated: false,
-            memory: None,
-            in_place: None,
-            accepted: None,
-            ready,
-        }));
-    }
-}
-
-impl Core {
-    fn readable(&self) -> bool {
-        let machine = self.machine.as_ref();
-        self.io.over.is_some() || machine.is_some_and(|m| m.readable() > 0 || m.peer_closed())
-    }
-
-    fn ready(&self) -> Ready {
-        let mut ready = Ready::empty();
-        ready.set(Ready::IN, self.readable());
-        if let Some(errno) = self.io.over {
-            ready |= Ready::OUT | Ready::HUP;
-            ready.set(Ready::ERR, errno != Errno::PIPE);
-        } else if let Some(machine) = &self.machine {
-            ready.set(Ready::OUT, !self.io.shut && self.io.sending == 0);
-            ready.set(Ready::HUP, self.io.shut && machine.peer_closed());
-        }
-        ready
-    }
-
-    /// What follows from a new state: ends of operations, of the connection, and readiness. Says whether the queue pair is to be
-    /// closed now.
-    fn look_around(&mut self) -> bool {
-        let io = &mut self.io;
-        if let Some(errno) = io.over
-            && !io.ops.is_empty()
-        {
-            // The machine has served what it could from what had come.
-            let eof =
-                errno == Errno::PIPE && self.machine.as_ref().is_some_and(Endpoint::peer_closed);
-            let left: Vec<_> = io
-                .ops
-                .ids()
-                .map(|(id, op)| (id, op.is_send(), op.filled))
-                .collect();
-            for (id, is_send, bytes) in left {
-                let result = match (is_send, errno) {
-                    (false, _) if eof => Ok(bytes),
-                    (false, Errno::PIPE) => Err(Errno::CONNRESET),
-                    (_, errno) => Err(errno),
-                };
-                io.finish(id, result, bytes, false, None);
-            }
-        }
-        let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);
-        // A close also waits for the memory of sends.
-        let done = out && (io.sending == 0 || io.over.is_some());
-        if out && !io.shutting.is_empty() {
-            let failed = io.over.filter(|errno| *errno != Errno::PIPE);
-            for (kind, target, token) in std::mem::take(&mut io.shutting) {
-                if kind == EventKind::Close && !done {
-                    io.shutting.push((kind, target, token));
-                    continue;
-                }
-                let result = match failed {
-                    Some(errno) if kind == EventKind::Shutdown => Err(errno),
-                    _ => Ok(0),
-                };
-                io.tell(kind, target, token, result, Ready::empty());
-            }
-        }
-        let close = done && io.closing && !io.closed;
-        io.closed |= close;
-        if !self.io.pollers.is_empty() {
-            let ready = self.ready();
-            for (wanted, target, token) in std::mem::take(&mut self.io.pollers) {
-                let now = ready & (wanted | Ready::ERR | Ready::HUP);
-                if now.is_empty() {
-                    self.io.pollers.push((wanted, target, token));
-                } else {
-                    self.io.tell(EventKind::Poll, target, token, Ok(0), now);
-                }
-            }
-        }
-        close
-    }
 }
 
 impl Drop for Conn {

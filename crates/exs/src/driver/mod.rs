@@ -1,6 +1,8 @@
 //! The driver: carries out over verbs what the machine says.
 //!
-//! * `conn`: one connection: its queue pair, its memory, and the loop between the machine and the work requests.
+//! * `conn`: one connection: its queue pair, its memory, the program's calls, and who runs it when.
+//! * `state`: its state under the lock: the machine, and what it works with.
+//! * `carry`: the machine's actions, carried out.
 //! * `hold`: file sends, and what waits behind them.
 //! * `op`: one operation's memory and registrations.
 //! * `slab`: numbers for operations.
@@ -10,10 +12,12 @@
 //! and calls the connection's hook, so that streams go on while the program computes. One lock a connection; who does
 //! not get it leaves a note (`pending`) for who has it.
 
+mod carry;
 mod conn;
 mod hold;
 mod op;
 mod slab;
+mod state;
 mod timer;
 
 pub(crate) use conn::{Conn, Setup, agree};

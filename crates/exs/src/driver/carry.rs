@@ -1,0 +1,319 @@
+//! The machine's actions, carried out: work requests posted, bytes copied, ends told.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use smallvec::SmallVec;
+use weft_verbs::{Access, RecvWr, RemoteAddr, SendWr};
+use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message, Packet, Remote};
+
+use super::Timers;
+use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER, TAG_RECV};
+use super::state::{ALWAYS_GO, Core, Io};
+use crate::event::InPlace;
+use crate::lock::lock;
+use crate::machine::policy::Verdict;
+use crate::machine::{Action, Completion, Endpoint, Outcome};
+use crate::{Error, Memory};
+
+impl Conn {
+    /// Carry out what the machine wants. Says whether anything was posted.
+    pub(super) fn pump(&self, core: &mut Core) -> bool {
+        let mut posted = false;
+        while let Some(action) = self.next_action(core) {
+            let Some(machine) = &mut core.machine else {
+                break;
+            };
+            if let Err(error) = self.carry_out(machine, &mut core.io, action) {
+                tracing::warn!(%error, "an operation cannot be carried out");
+                let errno = error.errno();
+                self.fail(core, errno);
+                return true;
+            }
+            if core.io.sends.len() >= 64 {
+                posted |= self.flush(core);
+            }
+        }
+        posted |= self.flush(core);
+        if let (Some(meter), Some(machine)) = (&mut core.policy, &core.machine) {
+            meter.look(machine.stats(), core.io.sending);
+        }
+        posted
+    }
+
+    /// What the machine wants next, with the policy's word on how to send.
+    fn next_action(&self, core: &mut Core) -> Option<Action> {
+        let Core {
+            machine, policy, ..
+        } = core;
+        let machine = machine.as_mut()?;
+        let Some(meter) = policy else {
+            return machine.poll(true);
+        };
+        if machine
+            .wants_indirect()
+            .is_some_and(|left| left <= ALWAYS_GO)
+        {
+            return machine.poll(true);
+        }
+        let action = machine.poll(false);
+        if action.is_some() || machine.wants_indirect().is_none() {
+            return action;
+        }
+        let now = meter.now();
+        match meter
+            .policy
+            .verdict(now, machine.stats().adverts_received > 0)
+        {
+            Verdict::Go => machine.poll(true),
+            Verdict::Wait(until) => {
+                if !meter.timer {
+                    meter.timer = true;
+                    let me = self.me.clone();
+                    let at = meter.start + Duration::from_nanos(until);
+                    let set = Timers::at(at, move || {
+                        if let Some(conn) = me.upgrade() {
+                            conn.with(|core| {
+                                if let Some(meter) = &mut core.policy {
+                                    meter.timer = false;
+                                }
+                            });
+                        }
+                    });
+                    if set.is_err() {
+                        meter.timer = false;
+                        return machine.poll(true);
+                    }
+                }
+                None
+            }
+        }
+    }
+
+    /// Hand the batches to the queue pair. Receives first: the messages say that they are there.
+    fn flush(&self, core: &mut Core) -> bool {
+        let io = &mut core.io;
+        let mut refused = false;
+        if !io.recvs.is_empty() {
+            refused |= self.qp.post_recv(&io.recvs).is_err();
+            io.recvs.clear();
+        }
+        if io.sends.is_empty() && !refused {
+            return false;
+        }
+        if io.over.is_none() {
+            refused |= self.qp.post_send(&io.sends).is_err();
+        }
+        io.sends.clear();
+        if refused {
+            // It has ended, and the end is about to be told.
+            self.fail(core, Errno::CONNRESET);
+        }
+        true
+    }
+
+    fn carry_out(&self, machine: &mut Endpoint, io: &mut Io, action: Action) -> Result<(), Error> {
+        let context = &self.context;
+        match action {
+            Action::Send(message) => io.send_message(&message),
+            Action::Advertise {
+                op,
+                off,
+                len,
+                seq,
+                phase,
+                waitall,
+                credits,
+            } => {
+                let Some(it) = io.ops.get_mut(op) else {
+                    return io.only_credits(credits);
+                };
+                let (addr, rkey) =
+                    it.open(context, off as usize, len as usize, Access::REMOTE_WRITE)?;
+                let memory = Remote { addr, rkey, len };
+                let body = Body::Advert(Advert {
+                    seq,
+                    phase,
+                    waitall,
+                    memory,
+                });
+                io.send_message(&Message { credits, body });
+            }
+            Action::AdvertisePacket {
+                op,
+                index,
+                len,
+                credits,
+            } => {
+                let Some(it) = io.ops.get_mut(op) else {
+                    return io.only_credits(credits);
+                };
+                let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_WRITE)?;
+                let body = Body::PktAdvert(Packet {
+                    index,
+                    addr,
+                    rkey,
+                    len,
+                });
+                io.send_message(&Message { credits, body });
+            }
+            Action::AdvertiseSource {
+                op,
+                index,
+                len,
+                credits,
+            } => {
+                let Some(it) = io.ops.get_mut(op) else {
+                    return io.only_credits(credits);
+                };
+                let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_READ)?;
+                let body = Body::Source(Packet {
+                    index,
+                    addr,
+                    rkey,
+                    len,
+                });
+                io.send_message(&Message { credits, body });
+            }
+            Action::Write {
+                op,
+                off,
+                len,
+                addr,
+                rkey,
+                imm,
+                ..
+            } => {
+                let remote = RemoteAddr { addr, rkey };
+                let mut wr = if io.immediate {
+                    SendWr::write_imm(op.0, remote, imm.encode())
+                } else {
+                    SendWr::write(op.0, remote)
+                };
+                if let Some(it) = io.ops.get_mut(op) {
+                    it.sges(context, off as usize, len as usize, &mut wr.sges)?;
+                }
+                io.sends.push(wr.signaled());
+                if !io.immediate {
+                    io.send_message(&imm.message());
+                }
+            }
+            Action::SendSmall {
+                op,
+                off,
+                len,
+                header,
+                ..
+            } => {
+                let (off, len) = (off as usize, len as usize);
+                let mut head = [0; MAX_LEN];
+                let n = header.emit(&mut head);
+                let Some(it) = io.ops.get_mut(op) else {
+                    return Ok(());
+                };
+                let slot = if n + len <= INLINE_MAX {
+                    None
+                } else {
+                    io.free_headers.pop()
+                };
+                if let (Some(slot), Some(headers)) = (slot, &io.headers) {
+                    let at = slot as usize * HEADER_SLOT;
+                    headers.write(at, &head[..n])?;
+                    let mut wr = SendWr::send(TAG_HEADER | op.0).sge(headers.sge(at, n));
+                    it.sges(context, off, len, &mut wr.sges)?;
+                    io.used_headers.push_back(slot);
+                    io.sends.push(wr.signaled());
+                    return Ok(());
+                }
+                let mut data = SmallVec::with_capacity(n + len);
+                data.extend_from_slice(&head[..n]);
+                data.resize(n + len, 0);
+                it.read(off, &mut data[n..])?;
+                let mut wr = SendWr::send(0);
+                wr.inline = Some(data);
+                io.sends.push(wr);
+                // Its bytes are copied: there is nothing to wait for.
+                machine.on_transferred(op);
+            }
+            Action::Read {
+                op,
+                len,
+                addr,
+                rkey,
+            } => {
+                let mut wr = SendWr::read(op.0, RemoteAddr { addr, rkey }).signaled();
+                if let Some(it) = io.ops.get_mut(op) {
+                    it.sges(context, 0, len as usize, &mut wr.sges)?;
+                }
+                io.sends.push(wr);
+            }
+            Action::Copy {
+                op,
+                off,
+                ring_off,
+                len,
+            } => {
+                if let (Some(ring), Some(it)) = (&io.ring, io.ops.get_mut(op)) {
+                    it.fill(off as usize, ring, ring_off as usize, len as usize)?;
+                }
+            }
+            Action::CopySmall {
+                op,
+                off,
+                buffer,
+                buf_off,
+                len,
+            } => {
+                if let Some(it) = io.ops.get_mut(op) {
+                    let from = buffer as usize * io.slot + HEADER_LEN + buf_off as usize;
+                    it.fill(off as usize, &io.ctrl.mr, from, len as usize)?;
+                }
+            }
+            Action::Repost { buffer } => {
+                let sge = io.ctrl.mr.sge(buffer as usize * io.slot, io.slot);
+                io.recvs
+                    .push(RecvWr::new(TAG_RECV | u64::from(buffer)).sge(sge));
+            }
+            Action::Complete(Completion {
+                op,
+                len,
+                outcome,
+                in_place,
+            }) => {
+                let bytes = len as usize;
+                let timed_out = io.ops.get_mut(op).is_some_and(|op| op.timed_out);
+                let result = match outcome {
+                    Outcome::Canceled if timed_out => Err(Errno::TIMEDOUT),
+                    Outcome::Canceled => Err(Errno::CANCELED),
+                    Outcome::Done | Outcome::Truncated | Outcome::Eof => Ok(bytes),
+                };
+                let place = in_place.map(|at| InPlace {
+                    recycle: Some(self.recycler(at.buffer)),
+                    memory: Memory::Region {
+                        region: Arc::clone(&io.ctrl),
+                        off: at.buffer as usize * io.slot + HEADER_LEN + at.off as usize,
+                        len: bytes,
+                    },
+                });
+                io.finish(op, result, bytes, outcome == Outcome::Truncated, place);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives an in-place buffer back. It can be called under any lock.
+    fn recycler(&self, buffer: u32) -> Box<dyn FnOnce() + Send + Sync> {
+        let me = self.me.clone();
+        Box::new(move || {
+            if let Some(conn) = me.upgrade() {
+                let mut recycled = lock(&conn.recycled);
+                recycled.push(buffer);
+                conn.has_recycled.store(true, Ordering::Release);
+                drop(recycled);
+                conn.settle();
+            }
+        })
+    }
+}

@@ -1,0 +1,287 @@
+//! The state of a connection under its lock: the machine, what it has been told of, and what it works with.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use weft_verbs::{Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
+use weft_wire::exs::{Body, Imm, MAX_LEN, Message};
+
+use super::conn::{TAG_HEADER, TAG_RECV};
+use super::op::{Late, Op, Target};
+use super::slab::Slab;
+use crate::event::{Event, EventKind, InPlace, Ready};
+use crate::machine::policy::Policy;
+use crate::machine::{Endpoint, OpId, Stats};
+use crate::{Error, Region};
+
+pub(super) struct Core {
+    /// There once the peer has said what it brings.
+    pub(super) machine: Option<Endpoint>,
+    /// Of a stream that may choose its way.
+    pub(super) policy: Option<Meter>,
+    pub(super) io: Io,
+}
+
+/// The policy, and what it has been told.
+pub(super) struct Meter {
+    pub(super) policy: Policy,
+    pub(super) start: Instant,
+    pub(super) bytes: u64,
+    pub(super) transfers: u64,
+    pub(super) idle: bool,
+    /// A timer will make us ask again.
+    pub(super) timer: bool,
+}
+
+/// The policy hears of so many bytes at once, and is not asked about less.
+pub(super) const METERED: u64 = 32 << 10;
+
+/// Sends up to this never wait for an advert.
+pub(super) const ALWAYS_GO: u64 = 2048;
+
+impl Meter {
+    pub(super) fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// After sending: keep the policy informed.
+    pub(super) fn look(&mut self, stats: &Stats, sending: usize) {
+        let bytes = stats.direct_bytes_sent + stats.indirect_bytes_sent;
+        if bytes >= self.bytes + METERED || (sending == 0 && bytes > self.bytes) {
+            let transfers = stats.direct_sent + stats.indirect_sent;
+            let now = self.now();
+            self.policy
+                .sent(now, bytes - self.bytes, transfers - self.transfers);
+            (self.bytes, self.transfers, self.idle) = (bytes, transfers, false);
+        }
+        if sending == 0 && !self.idle && bytes > 0 {
+            self.idle = true;
+            let now = self.now();
+            self.policy.idle(now);
+        }
+    }
+}
+
+/// All but the machine.
+pub(super) struct Io {
+    pub(super) fd: i32,
+    pub(super) immediate: bool,
+    pub(super) ops: Slab<Op>,
+    /// Sends among them.
+    pub(super) sending: usize,
+    /// Control receives, `slot` bytes each.
+    pub(super) ctrl: Arc<Region>,
+    pub(super) slot: usize,
+    pub(super) ring: Option<Mr>,
+    /// Headers of small messages that are too long to be copied, one a slot.
+    pub(super) headers: Option<Mr>,
+    pub(super) free_headers: Vec<u32>,
+    /// Those in use, in the order of their work requests.
+    pub(super) used_headers: VecDeque<u32>,
+    /// Batches for the queue pair.
+    pub(super) sends: Vec<SendWr>,
+    pub(super) recvs: Vec<RecvWr>,
+    pub(super) late: Vec<Late>,
+    /// Room for completions, kept from one look to the next.
+    pub(super) wcs: Vec<Wc>,
+    /// The connection is over, with this number; operations of the program get it.
+    pub(super) over: Option<Errno>,
+    pub(super) pollers: Vec<(Ready, Target, u64)>,
+    pub(super) shutting: Vec<(EventKind, Target, u64)>,
+    pub(super) shut: bool,
+    /// The program has closed the socket.
+    pub(super) closing: bool,
+    /// The queue pair has been closed.
+    pub(super) closed: bool,
+    /// Whether the descriptor is readable.
+    pub(super) raised: bool,
+    /// For `SO_ERROR`.
+    pub(super) error: Option<Errno>,
+    /// A blocking call has got what it waits for, and may sleep in [`Conn::wait_for`].
+    pub(super) woken: bool,
+}
+
+/// Tell the machine of a completion. The error is for the whole connection.
+pub(super) fn completed(core: &mut Core, wc: &Wc) -> Result<(), Errno> {
+    let io = &mut core.io;
+    let Some(machine) = &mut core.machine else {
+        return Ok(());
+    };
+    if wc.status != WcStatus::Success {
+        if wc.status != WcStatus::WrFlushErr {
+            tracing::debug!(status = %wc.status, "a work request failed");
+            io.error.get_or_insert(Errno::CONNRESET);
+        }
+        return Ok(());
+    }
+    if wc.wr_id & TAG_RECV == 0 {
+        if wc.wr_id & TAG_HEADER != 0 {
+            io.free_headers.extend(io.used_headers.pop_front());
+        }
+        machine.on_transferred(OpId(wc.wr_id & !TAG_HEADER));
+        return Ok(());
+    }
+    let buffer = wc.wr_id as u32;
+    let heard = if wc.opcode == WcOpcode::RecvWithImm {
+        let imm = Imm::decode(wc.imm.unwrap_or_default()).map_err(|_| Errno::PROTO)?;
+        machine.on_imm(buffer, imm)
+    } else {
+        let mut head = [0; MAX_LEN];
+        let total = wc.byte_len as usize;
+        let head = &mut head[..total.min(MAX_LEN)];
+        let at = buffer as usize * io.slot;
+        io.ctrl.mr.read(at, head).map_err(|_| Errno::IO)?;
+        let message = Message::parse_head(head, total).map_err(|error| {
+            tracing::debug!(%error, "a message that is none");
+            Errno::PROTO
+        })?;
+        machine.on_message(buffer, &message)
+    };
+    heard.map_err(|violation| {
+        tracing::debug!(%violation, "the peer broke the protocol");
+        Errno::PROTO
+    })
+}
+
+impl Io {
+    pub(super) fn send_message(&mut self, message: &Message) {
+        let mut bytes = [0; MAX_LEN];
+        let n = message.emit(&mut bytes);
+        self.sends.push(SendWr::send(0).inline(&bytes[..n]));
+    }
+
+    /// In place of a message about an operation that is gone: the credits that it would have returned, for the one that it took.
+    #[allow(clippy::unnecessary_wraps)] // said where an operation is carried out
+    pub(super) fn only_credits(&mut self, credits: u16) -> Result<(), Error> {
+        let body = Body::Credit;
+        self.send_message(&Message { credits, body });
+        Ok(())
+    }
+
+    /// Why nothing can be sent.
+    pub(super) fn no_send(&self) -> Option<Errno> {
+        if self.shut {
+            Some(Errno::PIPE)
+        } else {
+            self.over
+        }
+    }
+
+    pub(super) fn finish(
+        &mut self,
+        id: OpId,
+        result: Result<usize, Errno>,
+        bytes: usize,
+        truncated: bool,
+        in_place: Option<InPlace>,
+    ) {
+        if let Some(op) = self.ops.remove(id) {
+            self.woken |= op.target.is_slot();
+            self.sending -= usize::from(op.is_send());
+            self.late
+                .extend(op.finish(self.fd, result, bytes, truncated, in_place));
+        }
+    }
+
+    pub(super) fn tell(
+        &mut self,
+        kind: EventKind,
+        target: Target,
+        token: u64,
+        result: Result<usize, Errno>,
+        ready: Ready,
+    ) {
+        self.woken |= target.is_slot();
+        self.late.extend(target.tell(Event {
+            kind,
+            token,
+            fd: self.fd,
+            result,
+            bytes: 0,
+            truncated: false,
+            memory: None,
+            in_place: None,
+            accepted: None,
+            ready,
+        }));
+    }
+}
+
+impl Core {
+    pub(super) fn readable(&self) -> bool {
+        let machine = self.machine.as_ref();
+        self.io.over.is_some() || machine.is_some_and(|m| m.readable() > 0 || m.peer_closed())
+    }
+
+    pub(super) fn ready(&self) -> Ready {
+        let mut ready = Ready::empty();
+        ready.set(Ready::IN, self.readable());
+        if let Some(errno) = self.io.over {
+            ready |= Ready::OUT | Ready::HUP;
+            ready.set(Ready::ERR, errno != Errno::PIPE);
+        } else if let Some(machine) = &self.machine {
+            ready.set(Ready::OUT, !self.io.shut && self.io.sending == 0);
+            ready.set(Ready::HUP, self.io.shut && machine.peer_closed());
+        }
+        ready
+    }
+
+    /// What follows from a new state: ends of operations, of the connection, and readiness. Says whether the queue pair is to be
+    /// closed now.
+    pub(super) fn look_around(&mut self) -> bool {
+        let io = &mut self.io;
+        if let Some(errno) = io.over
+            && !io.ops.is_empty()
+        {
+            // The machine has served what it could from what had come.
+            let eof =
+                errno == Errno::PIPE && self.machine.as_ref().is_some_and(Endpoint::peer_closed);
+            let left: Vec<_> = io
+                .ops
+                .ids()
+                .map(|(id, op)| (id, op.is_send(), op.filled))
+                .collect();
+            for (id, is_send, bytes) in left {
+                let result = match (is_send, errno) {
+                    (false, _) if eof => Ok(bytes),
+                    (false, Errno::PIPE) => Err(Errno::CONNRESET),
+                    (_, errno) => Err(errno),
+                };
+                io.finish(id, result, bytes, false, None);
+            }
+        }
+        let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);
+        // A close also waits for the memory of sends.
+        let done = out && (io.sending == 0 || io.over.is_some());
+        if out && !io.shutting.is_empty() {
+            let failed = io.over.filter(|errno| *errno != Errno::PIPE);
+            for (kind, target, token) in std::mem::take(&mut io.shutting) {
+                if kind == EventKind::Close && !done {
+                    io.shutting.push((kind, target, token));
+                    continue;
+                }
+                let result = match failed {
+                    Some(errno) if kind == EventKind::Shutdown => Err(errno),
+                    _ => Ok(0),
+                };
+                io.tell(kind, target, token, result, Ready::empty());
+            }
+        }
+        let close = done && io.closing && !io.closed;
+        io.closed |= close;
+        if !self.io.pollers.is_empty() {
+            let ready = self.ready();
+            for (wanted, target, token) in std::mem::take(&mut self.io.pollers) {
+                let now = ready & (wanted | Ready::ERR | Ready::HUP);
+                if now.is_empty() {
+                    self.io.pollers.push((wanted, target, token));
+                } else {
+                    self.io.tell(EventKind::Poll, target, token, Ok(0), now);
+                }
+            }
+        }
+        close
+    }
+}
