@@ -136,9 +136,13 @@ impl Line {
         self.stack.starts_with("weft")
     }
 
+    fn is_exs(&self) -> bool {
+        self.stack.starts_with("exs")
+    }
+
     pub(super) fn label(&self) -> String {
         let mut label = self.stack.clone();
-        if self.is_weft() && self.transport != "tcp" {
+        if (self.is_weft() || self.is_exs()) && self.transport != "tcp" {
             label = format!("{label} {}", self.transport);
         }
         if self.crc == Some(true) {
@@ -155,6 +159,7 @@ impl Line {
             ("tcp" | "memcpy", _, _) => Stroke::Tcp,
             ("weft-iw", _, _) | (_, _, Some("reregister")) => Stroke::WeftOther,
             (_, _, Some("copy" | "ordinary")) => Stroke::Other,
+            _ if self.is_exs() => Stroke::Other,
             _ if self.transport == "local" => Stroke::WeftOther,
             (_, Some(true), _) => Stroke::WeftCrc,
             _ => Stroke::Weft,
@@ -197,7 +202,8 @@ pub(super) fn report(
     let every = View(records.iter().collect());
     // The others have tables of their own, one measure in each: here they would crowd.
     let all = every.filter(|record| {
-        record.stack.starts_with("weft") || record.stack == "tcp" || record.op == "register"
+        let line = Line::of(record);
+        line.is_weft() || line.is_exs() || record.stack == "tcp" || record.op == "register"
     });
     let mut report = Report::new("weft bench verbs");
     report.intro = vec![
