@@ -302,11 +302,10 @@ pub(super) unsafe fn received(msg: *mut MsgHdr, peer: Option<SocketAddr>, trunca
 
 /// Keeps data that was left in place until it is recycled; where it is. What has no address of its own comes back.
 fn keep(entry: &Entry, in_place: InPlace) -> Result<*mut c_void, InPlace> {
-    let at: *mut c_void = match in_place.memory() {
-        Memory::Raw(raw) => raw.as_ptr().cast(),
-        Memory::Owned(bytes) => bytes.as_ptr().cast_mut().cast(),
-        Memory::Region { .. } | Memory::List(_) => return Err(in_place),
+    let Some(at) = in_place.memory().as_ptr() else {
+        return Err(in_place);
     };
+    let at: *mut c_void = at.cast();
     let mut kept = entry
         .in_place
         .lock()

@@ -123,6 +123,16 @@ impl Memory {
             Memory::Region { .. } | Memory::Raw(_) => false,
         }
     }
+    /// Where it is in this process; nothing for several pieces. What may change under a peer's hands is for racing copies only, see
+    /// [`RawMemory`].
+    pub fn as_ptr(&self) -> Option<*mut u8> {
+        match self {
+            Memory::Region { region, off, .. } => Some(region.mr.as_ptr().wrapping_add(*off)),
+            Memory::Raw(raw) => Some(raw.as_ptr()),
+            Memory::Owned(bytes) => Some(bytes.as_ptr().cast_mut()),
+            Memory::List(_) => None,
+        }
+    }
     /// A copy of its bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         match self {

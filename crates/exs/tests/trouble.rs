@@ -343,6 +343,13 @@ fn cancelled_and_late_operations() {
         assert_eq!(a.cancel(Some(77)), 0);
         let event = events(&queue, 1).remove(0);
         assert_eq!((event.token, event.result), (2, Err(Errno::CANCELED)));
+        a.poll(Ready::IN, Sink::Queue(queue.clone(), 8)).unwrap();
+        assert_eq!(a.cancel(Some(8)), 1);
+        let event = events(&queue, 1).remove(0);
+        assert_eq!(
+            (event.kind, event.result),
+            (EventKind::Poll, Err(Errno::CANCELED))
+        );
         // The others go on, in order.
         let region = Region::alloc(&context, 60_000).unwrap();
         assert_eq!(b.send_wait(region.slice(0, 100).unwrap()), Ok(100));
@@ -411,14 +418,20 @@ fn queues_fill_up_and_go_away() {
         .unwrap();
     assert_eq!(n, 0);
     assert!(start.elapsed() >= Duration::from_millis(30));
-    // Somebody waits while it is deleted.
-    let waiting = std::thread::spawn({
-        let queue = queue.clone();
-        move || queue.dequeue(&mut Vec::new(), 4, 4, Some(PATIENCE))
-    });
+    // Several wait while it is deleted.
+    let waiting: Vec<_> = (0..4)
+        .map(|_| {
+            let queue = queue.clone();
+            std::thread::spawn(move || queue.dequeue(&mut Vec::new(), 4, 4, Some(PATIENCE)))
+        })
+        .collect();
     std::thread::sleep(Duration::from_millis(20));
+    let start = Instant::now();
     queue.delete();
-    assert_eq!(waiting.join().unwrap(), Err(Errno::BADF));
+    for waiter in waiting {
+        assert_eq!(waiter.join().unwrap(), Err(Errno::BADF));
+    }
+    assert!(start.elapsed() < PATIENCE / 2, "all are woken");
     assert_eq!(
         a.recv(owned(10), RecvFlags::empty(), Sink::Queue(queue.clone(), 9)),
         Err(Errno::BADF)

@@ -231,6 +231,8 @@ impl Cq {
             cq.sleep(left, &over);
             cq.drive_members();
             if over() {
+                // One wake-up may have stood for several who wait, and we have drained it.
+                cq.kick();
                 return;
             }
         }

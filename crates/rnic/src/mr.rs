@@ -38,6 +38,10 @@ impl Mr {
     pub fn is_empty(&self) -> bool {
         self.region.is_empty()
     }
+    /// Where its first byte is in this process. Peers may write there at any time.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.region.as_ptr()
+    }
     /// What may be done with it.
     pub fn access(&self) -> Access {
         self.region.access()

@@ -26,6 +26,11 @@ pub struct RemoteAddr {
     pub rkey: u32,
 }
 
+/// Inline data up to this costs no allocation: a cache line and the header of a layer above.
+pub const INLINE_DATA: usize = 80;
+/// Bytes that a work request carries itself.
+pub type InlineData = SmallVec<[u8; INLINE_DATA]>;
+
 /// A scatter/gather list.
 pub type SgList = SmallVec<[Sge; 2]>;
 
@@ -136,7 +141,7 @@ pub struct SendWr {
     /// Where the data is (or goes, for reads and atomics).
     pub sges: SgList,
     /// Data taken at posting time in place of the list.
-    pub inline: Option<SmallVec<[u8; 32]>>,
+    pub inline: Option<InlineData>,
     /// Whether success makes a completion. Failures always do.
     pub signaled: bool,
     /// Wait for all earlier reads and atomics first.
@@ -216,7 +221,7 @@ impl SendWr {
     /// Take the data now: `data` may change as soon as the call that posts this returns.
     #[must_use]
     pub fn inline(mut self, data: &[u8]) -> Self {
-        self.inline = Some(SmallVec::from_slice(data));
+        self.inline = Some(InlineData::from_slice(data));
         self
     }
     /// Ask for a completion.

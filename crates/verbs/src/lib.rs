@@ -47,7 +47,7 @@ pub mod cm;
 
 pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,
-    Error, Ledger, Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PostError,
-    PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, SendOp, SendWr, SgList, Sge,
-    Signal, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus, stat,
+    Error, INLINE_DATA, InlineData, Ledger, Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path,
+    Pd, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, SendOp, SendWr,
+    SgList, Sge, Signal, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus, stat,
 };

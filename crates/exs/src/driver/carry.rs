@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use smallvec::SmallVec;
-use weft_verbs::{Access, RecvWr, RemoteAddr, SendWr};
+use weft_verbs::{Access, INLINE_DATA, InlineData, RecvWr, RemoteAddr, SendWr};
 use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message, Packet, Remote};
 
 use super::Timers;
@@ -19,9 +18,8 @@ use crate::machine::{Action, Completion, Endpoint, Outcome};
 use crate::{Error, Memory};
 
 impl Conn {
-    /// Carry out what the machine wants. Says whether anything was posted.
-    pub(super) fn pump(&self, core: &mut Core) -> bool {
-        let mut posted = false;
+    /// Carry out what the machine wants.
+    pub(super) fn pump(&self, core: &mut Core) {
         while let Some(action) = self.next_action(core) {
             let Some(machine) = &mut core.machine else {
                 break;
@@ -30,17 +28,16 @@ impl Conn {
                 tracing::warn!(%error, "an operation cannot be carried out");
                 let errno = error.errno();
                 self.fail(core, errno);
-                return true;
+                return;
             }
             if core.io.sends.len() >= 64 {
-                posted |= self.flush(core);
+                self.flush(core);
             }
         }
-        posted |= self.flush(core);
+        self.flush(core);
         if let (Some(meter), Some(machine)) = (&mut core.policy, &core.machine) {
             meter.look(machine.stats(), core.io.sending);
         }
-        posted
     }
 
     /// What the machine wants next, with the policy's word on how to send.
@@ -93,7 +90,7 @@ impl Conn {
     }
 
     /// Hand the batches to the queue pair. Receives first: the messages say that they are there.
-    fn flush(&self, core: &mut Core) -> bool {
+    fn flush(&self, core: &mut Core) {
         let io = &mut core.io;
         let mut refused = false;
         if !io.recvs.is_empty() {
@@ -101,7 +98,7 @@ impl Conn {
             io.recvs.clear();
         }
         if io.sends.is_empty() && !refused {
-            return false;
+            return;
         }
         if io.over.is_none() {
             refused |= self.qp.post_send(&io.sends).is_err();
@@ -111,7 +108,6 @@ impl Conn {
             // It has ended, and the end is about to be told.
             self.fail(core, Errno::CONNRESET);
         }
-        true
     }
 
     fn carry_out(&self, machine: &mut Endpoint, io: &mut Io, action: Action) -> Result<(), Error> {
@@ -227,12 +223,18 @@ impl Conn {
                     io.sends.push(wr.signaled());
                     return Ok(());
                 }
-                let mut data = SmallVec::with_capacity(n + len);
-                data.extend_from_slice(&head[..n]);
-                data.resize(n + len, 0);
-                it.read(off, &mut data[n..])?;
                 let mut wr = SendWr::send(0);
-                wr.inline = Some(data);
+                let mut short = [0; INLINE_DATA];
+                wr.inline = Some(if let Some(room) = short.get_mut(..n + len) {
+                    room[..n].copy_from_slice(&head[..n]);
+                    it.read(off, &mut room[n..])?;
+                    InlineData::from_slice(room)
+                } else {
+                    let mut data = vec![0; n + len];
+                    data[..n].copy_from_slice(&head[..n]);
+                    it.read(off, &mut data[n..])?;
+                    InlineData::from_vec(data)
+                });
                 io.sends.push(wr);
                 // Its bytes are copied: there is nothing to wait for.
                 machine.on_transferred(op);

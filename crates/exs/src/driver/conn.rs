@@ -395,19 +395,28 @@ impl Conn {
     /// Cancel operations; says how many there were.
     pub(crate) fn cancel(&self, token: Option<u64>) -> usize {
         let files = self.cancel_files(token);
+        let wanted = |its: u64| token.is_none_or(|token| token == its);
         files
             + self.with(|core| {
-                let wanted = core.io.ops.ids();
-                let ids: Vec<OpId> = wanted
-                    .filter(|(_, op)| token.is_none_or(|token| op.token == token))
-                    .map(|(id, _)| id)
-                    .collect();
+                let ops = core.io.ops.ids().filter(|(_, op)| wanted(op.token));
+                let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
                 if let Some(machine) = &mut core.machine {
                     for &id in &ids {
                         machine.cancel(id);
                     }
                 }
-                ids.len()
+                let mut n = ids.len();
+                for (interest, target, its) in std::mem::take(&mut core.io.pollers) {
+                    if wanted(its) && !target.is_slot() {
+                        n += 1;
+                        let result = Err(Errno::CANCELED);
+                        core.io
+                            .tell(EventKind::Poll, target, its, result, Ready::empty());
+                    } else {
+                        core.io.pollers.push((interest, target, its));
+                    }
+                }
+                n
             })
     }
 
@@ -677,27 +686,29 @@ impl Conn {
             return;
         }
         let mut wcs = std::mem::take(&mut core.io.wcs);
-        let mut poll = poll;
+        let mut first = true;
         loop {
-            let taken = if poll {
+            let taken = if poll && first {
                 self.cq.poll(&mut wcs)
             } else {
                 self.cq.take(&mut wcs)
             };
-            poll = false;
             let Ok(n) = taken else {
                 self.fail(core, Errno::IO);
                 break;
             };
+            // What is posted may complete at once, but only completions give the machine more to do.
+            if n == 0 && !first {
+                break;
+            }
+            first = false;
             for wc in &wcs[..n] {
                 if let Err(errno) = completed(core, wc) {
                     self.fail(core, errno);
                 }
             }
             self.recycle(core);
-            if !self.pump(core) && n == 0 {
-                break;
-            }
+            self.pump(core);
         }
         core.io.wcs = wcs;
         if let Some(reason) = self.end.get() {
