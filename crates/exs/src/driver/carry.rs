@@ -17,6 +17,9 @@ use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, Outcome};
 use crate::{Error, Memory};
 
+/// Transfers from here on go out at once, in bytes: what comes after takes its time.
+const LARGE: u32 = 32 << 10;
+
 impl Conn {
     /// Carry out what the machine wants.
     pub(super) fn pump(&self, core: &mut Core) {
@@ -30,7 +33,7 @@ impl Conn {
                 self.fail(core, errno);
                 return;
             }
-            if core.io.sends.len() >= 64 {
+            if core.io.sends.len() >= 64 || std::mem::take(&mut core.io.hurry) {
                 self.flush(core);
             }
         }
@@ -113,7 +116,11 @@ impl Conn {
     fn carry_out(&self, machine: &mut Endpoint, io: &mut Io, action: Action) -> Result<(), Error> {
         let context = &self.context;
         match action {
-            Action::Send(message) => io.send_message(&message),
+            Action::Send(message) => {
+                // The peer waits for room, and a long copy may follow here.
+                io.hurry |= matches!(message.body, Body::Ack { .. });
+                io.send_message(&message);
+            }
             Action::Advertise {
                 op,
                 off,
@@ -195,6 +202,7 @@ impl Conn {
                 if !io.immediate {
                     io.send_message(&imm.message());
                 }
+                io.hurry |= len >= LARGE;
             }
             Action::SendSmall {
                 op,

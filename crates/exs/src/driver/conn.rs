@@ -155,6 +155,7 @@ impl Conn {
             closed: false,
             raised: false,
             error: None,
+            hurry: false,
             woken: false,
         };
         let core = Core {

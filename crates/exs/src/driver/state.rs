@@ -99,6 +99,8 @@ pub(super) struct Io {
     pub(super) raised: bool,
     /// For `SO_ERROR`.
     pub(super) error: Option<Errno>,
+    /// What is batched is to go out now.
+    pub(super) hurry: bool,
     /// A blocking call has got what it waits for, and may sleep in [`Conn::wait_for`].
     pub(super) woken: bool,
 }

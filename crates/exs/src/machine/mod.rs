@@ -636,7 +636,9 @@ impl Endpoint {
     pub fn poll(&mut self, may_go_indirect: bool) -> Option<Action> {
         let (_, rx, mut shared) = self.split();
         let action = match rx {
-            Rx::Stream(rx) => rx.deliver(&mut shared),
+            Rx::Stream(rx) => rx
+                .acknowledge(&mut shared)
+                .or_else(|| rx.deliver(&mut shared)),
             Rx::Packet(rx) => rx.deliver(&mut shared),
         };
         if let Some(action) = action {

@@ -482,6 +482,19 @@ impl Receiver {
         }
     }
 
+    /// Tell of room in the buffer: between two copies too, so that the sender goes on meanwhile.
+    pub(in crate::machine) fn acknowledge(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
+        let Ring { len, freed, .. } = self.ring;
+        // A quarter: few enough messages, and a sender that waits for a quarter to be free gets it.
+        if freed == 0 || freed < len / 4 || self.fin {
+            return None;
+        }
+        let action = shared.send(Body::Ack { freed })?;
+        self.ring.freed = 0;
+        shared.stats.acks += 1;
+        Some(action)
+    }
+
     pub(in crate::machine) fn control(&mut self, shared: &mut Shared<'_>) -> Option<Action> {
         if self.retract == Retract::Wanted {
             let action = shared.send(Body::Retract)?;
@@ -489,12 +502,7 @@ impl Receiver {
             shared.stats.retracts += 1;
             return Some(action);
         }
-        let Ring { len, freed, .. } = self.ring;
-        // A quarter: few enough messages, and a sender that waits for a quarter to be free gets it.
-        if freed != 0 && freed >= len / 4 && !self.fin {
-            let action = shared.send(Body::Ack { freed })?;
-            self.ring.freed = 0;
-            shared.stats.acks += 1;
+        if let Some(action) = self.acknowledge(shared) {
             return Some(action);
         }
         self.advertise(shared)

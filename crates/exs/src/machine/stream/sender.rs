@@ -29,6 +29,9 @@ pub(in crate::machine) struct Sender {
     rules: Rules,
 }
 
+/// Indirect transfers are a quarter of the peer's buffer at most, if that is not shorter than this, in bytes.
+const SHORTEST_PIECE: u32 = 64 << 10;
+
 /// The peer's intermediate buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Ring {
@@ -272,7 +275,13 @@ impl Sender {
             return None;
         }
         let credits = shared.credit()?;
-        let room = ring.free.min(ring.memory.len - ring.at).min(MAX_TRANSFER);
+        // Not all at once: while the receiver copies one piece, the next is on its way.
+        let piece = (ring.memory.len / 4).max(SHORTEST_PIECE);
+        let room = ring
+            .free
+            .min(ring.memory.len - ring.at)
+            .min(piece)
+            .min(MAX_TRANSFER);
         let len = rest.min(room.into()) as u32;
         let addr = ring.memory.addr + u64::from(ring.at);
         let rkey = ring.memory.rkey;
