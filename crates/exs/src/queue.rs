@@ -97,8 +97,8 @@ impl Queue {
             return Err(Errno::INVAL);
         }
         let q = &*self.0;
-        let wanted = at_least.max(1);
-        if q.len.load(Ordering::Acquire) < wanted {
+        // A wait looks by itself.
+        if at_least == 0 && q.len.load(Ordering::Acquire) == 0 {
             q.drive();
         }
         if q.len.load(Ordering::Acquire) < at_least {
@@ -330,7 +330,11 @@ impl QueueInner {
                 None => None,
                 Some(end) => match end.checked_duration_since(Instant::now()) {
                     Some(left) => Some(left),
-                    None => break,
+                    None => {
+                        // Also a wait of no time has looked once.
+                        self.drive();
+                        break;
+                    }
                 },
             };
             if let Some(conn) = self.only_member().filter(|c| c.can_watch()) {
@@ -346,7 +350,7 @@ impl QueueInner {
                     asleep.swap_remove(at);
                 }
                 drop(asleep);
-                conn.drive();
+                conn.settle();
                 continue;
             }
             if adaptive && !looked {

@@ -257,6 +257,17 @@ impl Cq {
         self.0.pop(out)
     }
 
+    /// Drive the members if nothing is there; says whether something is now. Takes nothing.
+    pub fn look(&self) -> bool {
+        let cq = &*self.0;
+        if cq.len.load(Ordering::Acquire) == 0 {
+            cq.drive_members();
+        } else {
+            cq.flush_deferred();
+        }
+        cq.len.load(Ordering::Acquire) > 0
+    }
+
     /// The owner goes to sleep somewhere else: the engine drives the members from now on, without a look around first.
     pub fn release(&self) {
         self.0.for_members(|qp| {

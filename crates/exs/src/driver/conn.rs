@@ -552,12 +552,28 @@ impl Conn {
 
     /// Look at the connection, and do what there is to do.
     pub(crate) fn drive(&self) {
-        self.turn(true);
+        // Nothing came, nothing to do: not even the lock is taken.
+        if self.cq.look() {
+            self.settle();
+        }
     }
 
     /// Do what the engine has left to do; who drives the queue pair stays as it is.
     pub(crate) fn settle(&self) {
-        self.turn(false);
+        loop {
+            let core = try_lock(&self.core).or_else(|| {
+                self.pending.store(true, Ordering::SeqCst);
+                try_lock(&self.core)
+            });
+            let Some(core) = core else { return };
+            if self.pending.load(Ordering::SeqCst) {
+                self.pending.store(false, Ordering::SeqCst);
+            }
+            self.hold(core, |core| self.process(core));
+            if !self.pending.load(Ordering::SeqCst) {
+                return;
+            }
+        }
     }
 
     /// Nobody of us will drive for a while: the engine does.
@@ -593,35 +609,19 @@ impl Conn {
             if slot.is_done() {
                 return true;
             }
-            self.drive();
-            if slot.is_done() {
-                return true;
-            }
             let left = match deadline {
                 None => None,
                 Some(end) => match end.checked_duration_since(Instant::now()) {
                     Some(left) => Some(left),
-                    None => return false,
+                    None => {
+                        self.drive();
+                        return slot.is_done();
+                    }
                 },
             };
+            // It looks before it sleeps where that has paid off; if something is there, the sleep is short.
             self.cq.watch(epoch, true, left);
-        }
-    }
-
-    fn turn(&self, poll: bool) {
-        loop {
-            let core = try_lock(&self.core).or_else(|| {
-                self.pending.store(true, Ordering::SeqCst);
-                try_lock(&self.core)
-            });
-            let Some(core) = core else { return };
-            if self.pending.load(Ordering::SeqCst) {
-                self.pending.store(false, Ordering::SeqCst);
-            }
-            self.hold(core, |core| self.process(core, poll));
-            if !self.pending.load(Ordering::SeqCst) {
-                return;
-            }
+            self.settle();
         }
     }
 
@@ -629,7 +629,7 @@ impl Conn {
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
         let out = self.hold(lock(&self.core), |core| {
             let out = f(core);
-            self.process(core, false);
+            self.process(core);
             out
         });
         if self.pending.load(Ordering::SeqCst) {
@@ -681,7 +681,7 @@ impl Conn {
         out
     }
 
-    fn process(&self, core: &mut Core, poll: bool) {
+    fn process(&self, core: &mut Core) {
         if core.machine.is_none() {
             // What comes before the greeting has been looked at waits in the completion queue.
             return;
@@ -689,12 +689,7 @@ impl Conn {
         let mut wcs = std::mem::take(&mut core.io.wcs);
         let mut first = true;
         loop {
-            let taken = if poll && first {
-                self.cq.poll(&mut wcs)
-            } else {
-                self.cq.take(&mut wcs)
-            };
-            let Ok(n) = taken else {
+            let Ok(n) = self.cq.take(&mut wcs) else {
                 self.fail(core, Errno::IO);
                 break;
             };
