@@ -326,17 +326,12 @@ impl QueueInner {
         let adaptive = mode == Wait::Adaptive as u8;
         let mut looked = false;
         while !there() {
-            let left = match deadline {
-                None => None,
-                Some(end) => match end.checked_duration_since(Instant::now()) {
-                    Some(left) => Some(left),
-                    None => {
-                        // Also a wait of no time has looked once.
-                        self.drive();
-                        break;
-                    }
-                },
-            };
+            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                // Also a wait of no time has looked once.
+                self.drive();
+                break;
+            }
             if let Some(conn) = self.only_member().filter(|c| c.can_watch()) {
                 let epoch = conn.epoch();
                 lock(&self.asleep).push(Arc::downgrade(&conn));

@@ -609,16 +609,12 @@ impl Conn {
             if slot.is_done() {
                 return true;
             }
-            let left = match deadline {
-                None => None,
-                Some(end) => match end.checked_duration_since(Instant::now()) {
-                    Some(left) => Some(left),
-                    None => {
-                        self.drive();
-                        return slot.is_done();
-                    }
-                },
-            };
+            let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                // Also a wait of no time has looked once.
+                self.drive();
+                return slot.is_done();
+            }
             // It looks before it sleeps where that has paid off; if something is there, the sleep is short.
             self.cq.watch(epoch, true, left);
             self.settle();
