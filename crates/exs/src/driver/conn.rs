@@ -155,6 +155,7 @@ impl Conn {
             closed: false,
             raised: false,
             error: None,
+            alarm: None,
             hurry: false,
             woken: false,
         };
@@ -342,22 +343,60 @@ impl Conn {
         target: Target,
         f: impl FnOnce(&mut Endpoint, &mut Io, Target) -> Result<OpId, (Errno, Target)>,
     ) -> Started {
-        let id = self.with(|core| match &mut core.machine {
-            Some(machine) if !core.io.closing => f(machine, &mut core.io, target),
-            _ => Err((core.io.over.unwrap_or(Errno::NOTCONN), target)),
-        })?;
-        if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
-            let me = self.me.clone();
-            let set = Timers::at(at, move || {
-                if let Some(conn) = me.upgrade() {
-                    conn.expire(id);
-                }
-            });
-            if let Err(error) = set {
-                tracing::warn!(%error, "no thread for time limits: this one will not be kept");
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        self.with(|core| {
+            let id = match &mut core.machine {
+                Some(machine) if !core.io.closing => f(machine, &mut core.io, target)?,
+                _ => return Err((core.io.over.unwrap_or(Errno::NOTCONN), target)),
+            };
+            if let (Some(deadline), Some(op)) = (deadline, core.io.ops.get_mut(id)) {
+                op.deadline = Some(deadline);
+                self.set_alarm(&mut core.io, deadline);
             }
+            Ok(id)
+        })
+    }
+
+    /// Have a timer look at the operations then, at the latest. One timer does for all of them.
+    fn set_alarm(&self, io: &mut Io, at: Instant) {
+        if io.alarm.is_some_and(|alarm| alarm <= at) {
+            return;
         }
-        Ok(id)
+        io.alarm = Some(at);
+        let me = self.me.clone();
+        let set = Timers::at(at, move || {
+            if let Some(conn) = me.upgrade() {
+                conn.expire(at);
+            }
+        });
+        if let Err(error) = set {
+            tracing::warn!(%error, "no thread for time limits: they will not be kept");
+        }
+    }
+
+    /// Cancel the operations whose time is up.
+    fn expire(&self, alarm: Instant) {
+        self.with(|core| {
+            if core.io.alarm == Some(alarm) {
+                core.io.alarm = None;
+            }
+            let now = Instant::now();
+            let timed = core.io.ops.ids();
+            let timed: Vec<_> = timed
+                .filter_map(|(id, op)| Some((id, op.deadline?)))
+                .collect();
+            for &(id, deadline) in &timed {
+                if deadline > now {
+                    self.set_alarm(&mut core.io, deadline);
+                    continue;
+                }
+                if let (Some(op), Some(machine)) = (core.io.ops.get_mut(id), &mut core.machine) {
+                    op.deadline = None;
+                    op.timed_out = true;
+                    machine.cancel(id);
+                }
+            }
+        });
     }
 
     /// Whoever waits at this target's queue drives us from now on.
@@ -371,17 +410,6 @@ impl Conn {
                 queue.0.join(&me);
             }
         }
-    }
-
-    fn expire(&self, id: OpId) {
-        self.with(|core| {
-            if let Some(op) = core.io.ops.get_mut(id) {
-                op.timed_out = true;
-                if let Some(machine) = &mut core.machine {
-                    machine.cancel(id);
-                }
-            }
-        });
     }
 
     /// Cancel one operation, if it is not over.

@@ -137,6 +137,8 @@ pub(crate) struct Op {
     local: SmallVec<[Option<Mr>; 1]>,
     /// What is open to the peer.
     pub(crate) open: Option<Mr>,
+    /// When its time limit runs out.
+    pub(crate) deadline: Option<Instant>,
     /// Set when a time limit cancelled it.
     pub(crate) timed_out: bool,
     /// Bytes that were copied in.
@@ -169,6 +171,7 @@ impl Op {
             bounce,
             local: SmallVec::new(),
             open: None,
+            deadline: None,
             timed_out: false,
             filled: 0,
         }

@@ -49,12 +49,17 @@ impl Meter {
     /// After sending: keep the policy informed.
     pub(super) fn look(&mut self, stats: &Stats, sending: usize) {
         let bytes = stats.direct_bytes_sent + stats.indirect_bytes_sent;
+        if sending > 0 && self.idle && bytes > 0 {
+            self.idle = false;
+            let now = self.now();
+            self.policy.busy(now);
+        }
         if bytes >= self.bytes + METERED || (sending == 0 && bytes > self.bytes) {
             let transfers = stats.direct_sent + stats.indirect_sent;
             let now = self.now();
             self.policy
                 .sent(now, bytes - self.bytes, transfers - self.transfers);
-            (self.bytes, self.transfers, self.idle) = (bytes, transfers, false);
+            (self.bytes, self.transfers) = (bytes, transfers);
         }
         if sending == 0 && !self.idle && bytes > 0 {
             self.idle = true;
@@ -99,6 +104,8 @@ pub(super) struct Io {
     pub(super) raised: bool,
     /// For `SO_ERROR`.
     pub(super) error: Option<Errno>,
+    /// When a timer looks for operations whose time is up.
+    pub(super) alarm: Option<Instant>,
     /// What is batched is to go out now.
     pub(super) hurry: bool,
     /// A blocking call has got what it waits for, and may sleep in [`Conn::wait_for`].

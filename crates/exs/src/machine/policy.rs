@@ -132,15 +132,6 @@ impl Policy {
             self.usual_wait = (self.usual_wait * 7 + wait) / 8;
             self.next_detour = (self.next_detour / 2).max(FIRST_DETOUR);
         }
-        if let Some(since) = self.idle_since.take()
-            && now.saturating_sub(since) > IDLE
-        {
-            // Only what is sent without a pause says how fast a way is.
-            self.window = Window {
-                settling: self.window.settling,
-                ..Window::default()
-            };
-        }
         if self.window.begun == 0 {
             // These bytes began to move before, nobody knows when.
             self.window.begun = now.max(1);
@@ -154,6 +145,19 @@ impl Policy {
     /// Nothing is left to send.
     pub fn idle(&mut self, now: u64) {
         self.idle_since.get_or_insert(now);
+    }
+
+    /// There is something to send again, whether or not it can go yet.
+    pub fn busy(&mut self, now: u64) {
+        if let Some(since) = self.idle_since.take()
+            && now.saturating_sub(since) > IDLE
+        {
+            // Only what is sent without a pause says how fast a way is.
+            self.window = Window {
+                settling: self.window.settling,
+                ..Window::default()
+            };
+        }
     }
 
     fn look(&mut self, now: u64) {
@@ -277,6 +281,7 @@ mod tests {
         let mut now = 1;
         for i in 1..=200 {
             now += 1000;
+            policy.busy(now - 1000);
             policy.sent(now, 8 << 10, 1);
             policy.idle(now);
             // After each burst of 50 nothing happens for a while.
