@@ -4,7 +4,7 @@
 //! on it, and on things that neither end knows: what a copy costs, how far away the peer is, how many receives its program keeps posted. So
 //! the policy tries both ways and measures. It counts bytes over busy time in windows several times as long as
 //! the peer's buffer (a shorter one would see how fast the buffer fills), keeps to the faster way, and looks at the other one now and then, ever more rarely while
-//! that finds nothing new.
+//! that finds nothing new. A look ends as soon as the other way is clearly slower.
 //!
 //! Waiting has a limit. An advert that does not come within it means that the peer's program posts no receives before data is there, or that it
 //! is far away: then the way through the buffer is taken, for a number of times that doubles with each disappointment.
@@ -17,6 +17,7 @@ const LONGEST_PATIENCE: u64 = 20_000_000;
 /// A window has at least so many transfers, and lasts at most so long.
 const WINDOW_TRANSFERS: u64 = 32;
 const WINDOW_TIME: u64 = 20_000_000;
+const FIRST_WINDOW_TIME: u64 = 2_000_000;
 /// A pause longer than this begins a new window: a program that sends one thing after another does not pause.
 const IDLE: u64 = 100_000;
 /// The way not taken is measured again after so many windows.
@@ -24,6 +25,9 @@ const FIRST_INTERVAL: u32 = 16;
 const LONGEST_INTERVAL: u32 = 512;
 /// It has to be better by this factor, so that noise alone moves nothing.
 const MARGIN: f64 = 1.03;
+/// A look at the other way ends early when that has less than this share of the usual rate, after so long.
+const HOPELESS: f64 = 0.5;
+const GLANCE: u64 = 1_000_000;
 /// Sends that go at once after the first wait in vain, and at most.
 const FIRST_DETOUR: u32 = 4;
 const LONGEST_DETOUR: u32 = 4096;
@@ -162,13 +166,27 @@ impl Policy {
 
     fn look(&mut self, now: u64) {
         let time = now.saturating_sub(self.window.begun);
+        if time == 0 {
+            return;
+        }
+        let rate = self.window.bytes as f64 / time as f64;
+        if self.probing
+            && time >= GLANCE
+            && self.rate[self.way.other() as usize].is_some_and(|usual| rate < usual * HOPELESS)
+        {
+            return self.give_up_probe();
+        }
         let full =
             self.window.bytes >= self.window_bytes && self.window.transfers >= WINDOW_TRANSFERS;
-        if time == 0 || !(full || (time >= WINDOW_TIME && self.window.transfers >= 8)) {
+        // The first comparison comes soon.
+        let longest = match self.rate[self.way.other() as usize] {
+            None => FIRST_WINDOW_TIME,
+            Some(_) => WINDOW_TIME,
+        };
+        if !(full || (time >= longest && self.window.transfers >= 8)) {
             return;
         }
         let settling = self.window.settling;
-        let rate = self.window.bytes as f64 / time as f64;
         self.window = Window {
             begun: now.max(1),
             ..Window::default()
@@ -187,22 +205,29 @@ impl Policy {
             self.rate[self.way.other() as usize],
         );
         if self.probing {
-            self.probing = false;
             let better =
                 matches!((here, there), (Some(here), Some(there)) if here > there * MARGIN);
             if better {
+                self.probing = false;
                 self.interval = FIRST_INTERVAL;
+                self.until_probe = self.interval;
             } else {
-                self.interval = (self.interval * 2).min(LONGEST_INTERVAL);
-                self.change();
+                self.give_up_probe();
             }
-            self.until_probe = self.interval;
         } else if self.until_probe == 0 {
             self.probing = true;
             self.change();
         } else {
             self.until_probe -= 1;
         }
+    }
+
+    /// Back to the usual way, for longer than before.
+    fn give_up_probe(&mut self) {
+        self.probing = false;
+        self.change();
+        self.interval = (self.interval * 2).min(LONGEST_INTERVAL);
+        self.until_probe = self.interval;
     }
 
     fn change(&mut self) {
@@ -287,7 +312,7 @@ mod tests {
             // After each burst of 50 nothing happens for a while.
             now += if i % 50 == 0 { 50_000_000 } else { 10 };
         }
-        let rate = policy.rate[0].unwrap_or_default();
+        let rate = policy.rate[policy.way as usize].unwrap_or_default();
         assert!(rate > 7.0, "{rate} bytes a nanosecond");
     }
 }
