@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
 use rustix::io::Errno;
-use weft_exs::{EventKind, InPlace, Memory, RawMemory, Ready, Socket};
+use weft_exs::{EventKind, InPlace, RawMemory, Ready, Socket};
 
 use super::address;
 use super::memory::Uses;
