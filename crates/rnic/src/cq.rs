@@ -142,27 +142,13 @@ impl Cq {
             return Ok(n);
         }
         // Without a spin the sockets are not tried first: if one has something, the sleep is short.
-        if cq.spin.worth_it() {
-            let start = Instant::now();
-            loop {
-                // A peer on this core answers while we yield; on another core it answers while we spin.
-                weft_sys::thread::sched_yield();
-                let n = self.poll(out)?;
-                let spent = start.elapsed();
-                if n > 0 {
-                    // Somebody busy had the core in between: sleeping would have been quicker.
-                    if spent > 5 * SPIN {
-                        cq.spin.lost();
-                    } else {
-                        cq.spin.won();
-                    }
-                    return Ok(n);
-                }
-                if spent > SPIN {
-                    break;
-                }
-            }
-            cq.spin.lost();
+        let mut seen = Ok(0);
+        let look = || {
+            seen = self.poll(out);
+            !matches!(seen, Ok(0))
+        };
+        if cq.spin.try_for(look) {
+            return seen;
         }
         loop {
             let left = match deadline {
@@ -200,25 +186,12 @@ impl Cq {
         if over() {
             return;
         }
-        if spin && cq.spin.worth_it() {
-            let start = Instant::now();
-            loop {
-                weft_sys::thread::sched_yield();
-                cq.drive_members();
-                let spent = start.elapsed();
-                if over() {
-                    if spent > 5 * SPIN {
-                        cq.spin.lost();
-                    } else {
-                        cq.spin.won();
-                    }
-                    return;
-                }
-                if spent > SPIN {
-                    break;
-                }
-            }
-            cq.spin.lost();
+        let look = || {
+            cq.drive_members();
+            over()
+        };
+        if spin && cq.spin.try_for(look) {
+            return;
         }
         loop {
             let left = match deadline {
@@ -510,6 +483,34 @@ impl SpinBudget {
             next_pause: AtomicU32::new(Self::FIRST_PAUSE),
         }
     }
+    /// Look for a while, where that has paid off lately; says whether anything was there.
+    fn try_for(&self, mut look: impl FnMut() -> bool) -> bool {
+        if !self.worth_it() {
+            return false;
+        }
+        let start = Instant::now();
+        loop {
+            // A peer on this core answers while we yield; on another core it answers while we spin.
+            weft_sys::thread::sched_yield();
+            let found = look();
+            let spent = start.elapsed();
+            if found {
+                // Somebody busy had the core in between: sleeping would have been quicker.
+                if spent > 5 * SPIN {
+                    self.lost();
+                } else {
+                    self.won();
+                }
+                return true;
+            }
+            if spent > SPIN {
+                break;
+            }
+        }
+        self.lost();
+        false
+    }
+
     fn worth_it(&self) -> bool {
         let pause = self.pause.load(Ordering::Relaxed);
         if pause > 0 {
