@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_exs::{Context, Sink, Socket};
-use weft_verbs::Device;
 
 use super::handles::Handles;
 use super::memory::Mem;
@@ -19,7 +18,6 @@ use super::types::{EXS_VERSION1, Version};
 pub(crate) struct State {
     context: Mutex<Option<Context>>,
     bell: Mutex<Option<Bell>>,
-    forked: bool,
     pub(crate) queues: Handles<QueueEntry>,
     pub(crate) regions: Handles<Mem>,
     pub(crate) sockets: Sockets,
@@ -32,11 +30,10 @@ static STATE: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
 
 impl State {
-    fn new(forked: bool, sockets: Sockets) -> &'static State {
+    fn new(sockets: Sockets) -> &'static State {
         Box::leak(Box::new(State {
             context: Mutex::new(None),
             bell: Mutex::new(None),
-            forked,
             queues: Handles::new(),
             regions: Handles::new(),
             sockets,
@@ -50,13 +47,7 @@ impl State {
         if let Some(context) = &*context {
             return Ok(context.clone());
         }
-        // The global one of a forked child is its parent's, whose threads are not here.
-        let made = if self.forked {
-            let device = Device::open().map_err(weft_exs::Error::from)?;
-            Context::new(device)?
-        } else {
-            Context::global()?
-        };
+        let made = Context::global()?;
         *context = Some(made.clone());
         Ok(made)
     }
@@ -82,7 +73,7 @@ pub(crate) fn state() -> &'static State {
     }
     static FIRST: Once = Once::new();
     FIRST.call_once(|| {
-        let first = State::new(false, Sockets::new());
+        let first = State::new(Sockets::new());
         STATE.store(std::ptr::from_ref(first).cast_mut(), Ordering::Release);
         // SAFETY: the handlers are functions that stay.
         unsafe {
@@ -98,7 +89,7 @@ extern "C" fn in_child() {
     let fresh = std::panic::catch_unwind(|| {
         // SAFETY: the handler is installed after the first state was stored.
         let parents = unsafe { &*STATE.load(Ordering::Acquire) };
-        State::new(true, parents.sockets.inherited())
+        State::new(parents.sockets.inherited())
     });
     match fresh {
         Ok(fresh) => STATE.store(std::ptr::from_ref(fresh).cast_mut(), Ordering::Release),

@@ -1,11 +1,12 @@
 //! What all sockets of a program share: a device and a protection domain.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::{Device, Pd};
 
 use crate::Error;
+use crate::process::PerProcess;
 
 /// A device and a protection domain for sockets, queues and regions. Clones are handles of the same one.
 #[derive(Clone)]
@@ -26,20 +27,17 @@ impl Context {
         Ok(Context(Arc::new(Inner { device, pd })))
     }
 
-    /// The program's own, made when it is first asked for.
+    /// The program's own, made when it is first asked for; a forked child makes its own.
     ///
     /// # Errors
     /// When the device cannot be opened; the next call tries again.
     pub fn global() -> Result<Context, Errno> {
-        static GLOBAL: Mutex<Option<Context>> = Mutex::new(None);
-        let mut global = GLOBAL.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = &*global {
-            return Ok(context.clone());
-        }
-        let device = Device::open().map_err(Error::from)?;
-        let context = Context::new(device)?;
-        *global = Some(context.clone());
-        Ok(context)
+        static GLOBAL: PerProcess<Inner> = PerProcess::new();
+        let inner = GLOBAL.get(|| {
+            let device = Device::open().map_err(Error::from)?;
+            Ok(Context::new(device)?.0)
+        })?;
+        Ok(Context(inner))
     }
 
     /// The device.

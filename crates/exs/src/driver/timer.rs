@@ -2,10 +2,13 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
+use rustix::io::Errno;
+
 use crate::lock::lock;
+use crate::process::PerProcess;
 
 type Call = Box<dyn FnOnce() + Send>;
 
@@ -36,7 +39,6 @@ impl Ord for Entry {
 struct State {
     entries: BinaryHeap<Reverse<Entry>>,
     next: u64,
-    running: bool,
 }
 
 /// Calls to make at a time.
@@ -48,16 +50,18 @@ pub(crate) struct Timers {
 
 impl Timers {
     /// Call this then, on the timer's thread. It cannot be taken back: what it does looks whether it is still wanted.
-    pub(crate) fn at(at: Instant, call: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        static TIMERS: OnceLock<Timers> = OnceLock::new();
-        let timers = TIMERS.get_or_init(Timers::default);
-        let mut state = lock(&timers.state);
-        if !state.running {
+    pub(crate) fn at(at: Instant, call: impl FnOnce() + Send + 'static) -> Result<(), Errno> {
+        static TIMERS: PerProcess<Timers> = PerProcess::new();
+        let timers = TIMERS.get(|| {
+            let timers = Arc::new(Timers::default());
+            let run = Arc::clone(&timers);
             std::thread::Builder::new()
                 .name("exs-timer".to_owned())
-                .spawn(|| timers.run())?;
-            state.running = true;
-        }
+                .spawn(move || run.run())
+                .map_err(|_| Errno::AGAIN)?;
+            Ok(timers)
+        })?;
+        let mut state = lock(&timers.state);
         let number = state.next;
         state.next += 1;
         state.entries.push(Reverse(Entry {
