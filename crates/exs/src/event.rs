@@ -117,6 +117,42 @@ pub struct Event {
     pub ready: Ready,
 }
 
+impl Event {
+    /// An event that moved no bytes and brings nothing back.
+    pub(crate) fn new(kind: EventKind, token: u64, fd: i32, result: Result<usize, Errno>) -> Event {
+        Event {
+            kind,
+            token,
+            fd,
+            result,
+            bytes: 0,
+            truncated: false,
+            memory: None,
+            in_place: None,
+            accepted: None,
+            ready: Ready::empty(),
+        }
+    }
+}
+
+impl EventKind {
+    /// Of a send of this memory.
+    pub(crate) fn of_send(memory: &Memory) -> EventKind {
+        match memory {
+            Memory::List(_) => EventKind::SendMsg,
+            _ => EventKind::Send,
+        }
+    }
+
+    /// Of a receive into this memory.
+    pub(crate) fn of_recv(memory: &Memory) -> EventKind {
+        match memory {
+            Memory::List(_) => EventKind::RecvMsg,
+            _ => EventKind::Recv,
+        }
+    }
+}
+
 /// Where the end of an operation is told.
 pub enum Sink {
     /// As an event in this queue, with this number.

@@ -4,10 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
+use crate::lock::lock;
 use crate::plain::{Done, Outcome};
 use crate::process::PerProcess;
 use crate::{Context, FilePiece, Memory, Piece, Region};
@@ -133,7 +134,7 @@ impl FileSend {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn call(self: &Arc<Self>, state: &mut State) {

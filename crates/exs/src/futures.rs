@@ -28,11 +28,12 @@ use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context as Task, Poll, Waker};
 
 use rustix::io::Errno;
 
+use crate::lock::lock;
 use crate::{Context, Event, Kind, Memory, Piece, RecvFlags, Sink, Socket};
 
 /// Where the end of one operation is left for its future.
@@ -53,7 +54,7 @@ impl Operation {
         let slot = Arc::new(Mutex::new(Slot::Waiting(None)));
         let told = Arc::clone(&slot);
         let sink = Sink::call(move |event| {
-            let mut slot = told.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slot = lock(&told);
             let before = std::mem::replace(&mut *slot, Slot::Ended(Box::new(event)));
             drop(slot);
             if let Slot::Waiting(Some(waker)) = before {
@@ -74,7 +75,7 @@ impl Future for Operation {
         if let Some(why) = self.refused {
             return Poll::Ready(Err(why));
         }
-        let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&self.slot);
         match std::mem::replace(&mut *slot, Slot::Taken) {
             Slot::Ended(event) => Poll::Ready(Ok(*event)),
             Slot::Waiting(waker) => {
@@ -452,7 +453,7 @@ impl<T: Connection> Listener<T> {
 
     fn poll_accept(&self, cx: &mut Task<'_>) -> Poll<Result<Socket, Errno>> {
         loop {
-            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut inbox = lock(&self.inbox);
             if let Some(next) = inbox.ready.pop_front() {
                 return Poll::Ready(next);
             }
@@ -482,7 +483,7 @@ impl<T: Connection> Listener<T> {
 
 impl Inbox {
     fn put(this: &Mutex<Inbox>, next: Result<Socket, Errno>) {
-        let mut inbox = this.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inbox = lock(this);
         inbox.asked = false;
         inbox.ready.push_back(next);
         // All of them: one that was dropped would take the wake-up with it.

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::io::Errno;
 use weft_verbs::Signal;
-use weft_verbs::cm::{ConnParam, Incoming, LinkOptions, Listening};
+use weft_verbs::cm::{ConnParam, Incoming, Listening};
 
 use crate::driver::{Conn, Slot, Target, agree};
-use crate::event::EventKind;
+use crate::event::{Event, EventKind};
 use crate::lock::lock;
-use crate::socket::{Inner, param, plain_event};
+use crate::socket::{Inner, param};
 use crate::{Error, Options, Ready, Socket};
 
 pub(crate) struct Listener {
@@ -52,11 +52,7 @@ impl Listener {
             options,
         });
         let link = ConnParam {
-            options: LinkOptions {
-                crc: listener.options.crc,
-                timeout: listener.options.connect_timeout,
-                ..LinkOptions::default()
-            },
+            options: listener.options.link(),
             ..ConnParam::default()
         };
         let weak = Arc::downgrade(&listener);
@@ -125,7 +121,7 @@ impl Listener {
     fn tell_pollers(&self, pollers: Vec<(Target, u64)>) {
         let fd = self.socket.upgrade().map_or(-1, |socket| socket.fd());
         for (target, token) in pollers {
-            let mut event = plain_event(EventKind::Poll, token, fd, Ok(0));
+            let mut event = Event::new(EventKind::Poll, token, fd, Ok(0));
             event.ready = Ready::IN;
             target.tell_now(event);
         }
@@ -153,7 +149,7 @@ impl Listener {
                 self.show(&state);
                 (accepted, target, token)
             };
-            let mut event = plain_event(EventKind::Accept, token, fd, Ok(0));
+            let mut event = Event::new(EventKind::Accept, token, fd, Ok(0));
             event.accepted = Some(accepted);
             target.tell_now(event);
         }
@@ -236,7 +232,7 @@ impl Listener {
         let all = accepts.into_iter().map(|a| (EventKind::Accept, a));
         for (kind, (target, token)) in all.chain(pollers.into_iter().map(|p| (EventKind::Poll, p)))
         {
-            target.tell_now(plain_event(kind, token, fd, Err(errno)));
+            target.tell_now(Event::new(kind, token, fd, Err(errno)));
         }
     }
 

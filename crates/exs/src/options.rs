@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
+use weft_verbs::LinkOptions;
 pub use weft_wire::exs::{Design, Mode};
 
 /// What a socket carries.
@@ -63,6 +64,18 @@ impl Options {
             && self.small_packet_max <= 1 << 16
             && (4096..=1 << 30).contains(&self.buffer);
         if fine { Ok(()) } else { Err(Errno::INVAL) }
+    }
+    /// The wire protocol's part.
+    pub(crate) fn link(&self) -> LinkOptions {
+        LinkOptions {
+            crc: self.crc,
+            timeout: self.connect_timeout,
+            ..LinkOptions::default()
+        }
+    }
+    /// Whether a time limit is set.
+    pub(crate) fn limited(&self) -> bool {
+        self.send_timeout.is_some() || self.recv_timeout.is_some()
     }
     /// Whether the two differ only in what may change at any time.
     pub(crate) fn same_connection(&self, other: &Options) -> bool {

@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketType};
 
 use crate::file::{FileDone, FileLane, FileSend};
+use crate::lock::lock;
 use crate::{Context, Memory, Piece, Ready, RecvFlags};
 use poller::Poller;
 use transfer::{Attempt, Cursor, Way, advance};
@@ -180,10 +181,6 @@ pub(crate) struct Plain {
     recv_state: AtomicU8,
     polls: Mutex<Vec<PollOp>>,
     watch: Mutex<Watch>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {

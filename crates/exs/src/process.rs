@@ -1,9 +1,11 @@
 //! What a process has one of, made at its first use, and made anew in a forked child: threads do not cross a fork.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
+
+use crate::lock::lock;
 
 /// One `T` per process.
 pub(crate) struct PerProcess<T>(Mutex<Option<(Pid, Arc<T>)>>);
@@ -18,7 +20,7 @@ impl<T> PerProcess<T> {
         &self,
         make: impl FnOnce() -> Result<Arc<T>, Errno>,
     ) -> Result<Arc<T>, Errno> {
-        let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&self.0);
         let pid = getpid();
         match &*slot {
             Some((of, it)) if *of == pid => return Ok(Arc::clone(it)),

@@ -1,16 +1,16 @@
 //! Sockets: what a program calls. Each is an idle socket, a listener, a connection over verbs, or a plain TCP connection.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::cm::{ConnParam, LinkOptions};
+use weft_verbs::cm::ConnParam;
 use weft_verbs::{Path, Signal};
 
-use crate::driver::{Conn, Setup, Slot, Target};
+use crate::driver::{Conn, Setup, Slot, Target, file_end};
 use crate::error::connect_errno;
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
@@ -55,6 +55,31 @@ impl std::fmt::Debug for Socket {
 }
 
 impl Inner {
+    /// A socket in this state, with the default settings.
+    fn new(context: &Context, kind: Kind, ipv6: bool, signal: Arc<Signal>, state: State) -> Inner {
+        Inner {
+            context: context.clone(),
+            kind,
+            ipv6,
+            signal,
+            options: Mutex::default(),
+            state: Mutex::new(state),
+            conn: OnceLock::new(),
+            plain: None,
+            closed: AtomicBool::new(false),
+            limited: AtomicBool::new(false),
+        }
+    }
+
+    /// The address of a socket that has none.
+    fn any_addr(&self) -> SocketAddr {
+        if self.ipv6 {
+            (Ipv6Addr::UNSPECIFIED, 0).into()
+        } else {
+            (Ipv4Addr::UNSPECIFIED, 0).into()
+        }
+    }
+
     pub(crate) fn fd(&self) -> i32 {
         self.signal.as_fd().as_raw_fd()
     }
@@ -78,33 +103,8 @@ impl Drop for Inner {
 pub(crate) fn param(options: &Options, setup: &Setup) -> ConnParam {
     ConnParam {
         private_data: setup.hello.emit().to_vec(),
-        options: LinkOptions {
-            crc: options.crc,
-            timeout: options.connect_timeout,
-            ..LinkOptions::default()
-        },
+        options: options.link(),
         ..ConnParam::default()
-    }
-}
-
-/// An event that moved no bytes.
-pub(crate) fn plain_event(
-    kind: EventKind,
-    token: u64,
-    fd: i32,
-    result: Result<usize, Errno>,
-) -> Event {
-    Event {
-        kind,
-        token,
-        fd,
-        result,
-        bytes: 0,
-        truncated: false,
-        memory: None,
-        in_place: None,
-        accepted: None,
-        ready: Ready::empty(),
     }
 }
 
@@ -114,19 +114,9 @@ impl Socket {
     /// # Errors
     /// `EMFILE` and `ENFILE` without a free descriptor.
     pub fn new(context: &Context, ipv6: bool, kind: Kind) -> Result<Socket, Errno> {
-        let signal = Signal::new().map_err(Error::from)?;
-        Ok(Socket(Arc::new(Inner {
-            context: context.clone(),
-            kind,
-            ipv6,
-            signal: Arc::new(signal),
-            options: Mutex::default(),
-            state: Mutex::new(State::Idle(None)),
-            conn: OnceLock::new(),
-            plain: None,
-            closed: AtomicBool::new(false),
-            limited: AtomicBool::new(false),
-        })))
+        let signal = Arc::new(Signal::new().map_err(Error::from)?);
+        let inner = Inner::new(context, kind, ipv6, signal, State::Idle(None));
+        Ok(Socket(Arc::new(inner)))
     }
 
     /// An ordinary connected TCP socket: the same operations and events, plain TCP below, and any peer. The descriptor belongs to the
@@ -137,19 +127,10 @@ impl Socket {
     pub fn from_tcp(context: &Context, fd: OwnedFd) -> Result<Socket, Errno> {
         let plain = Plain::new(fd)?;
         let ipv6 = plain.local_addr().is_ok_and(|addr| addr.is_ipv6());
-        let signal = Signal::new().map_err(Error::from)?;
-        Ok(Socket(Arc::new(Inner {
-            context: context.clone(),
-            kind: Kind::Stream,
-            ipv6,
-            signal: Arc::new(signal),
-            options: Mutex::default(),
-            state: Mutex::new(State::Connected),
-            conn: OnceLock::new(),
-            plain: Some(plain),
-            closed: AtomicBool::new(false),
-            limited: AtomicBool::new(false),
-        })))
+        let signal = Arc::new(Signal::new().map_err(Error::from)?);
+        let mut inner = Inner::new(context, Kind::Stream, ipv6, signal, State::Connected);
+        inner.plain = Some(plain);
+        Ok(Socket(Arc::new(inner)))
     }
 
     /// The ordinary connection, if it is one and open.
@@ -177,7 +158,7 @@ impl Socket {
             token,
             deadline: limit.and_then(|limit| Instant::now().checked_add(limit)),
             done: Box::new(move |outcome| {
-                let mut event = plain_event(kind, token, fd, outcome.result);
+                let mut event = Event::new(kind, token, fd, outcome.result);
                 event.bytes = outcome.bytes;
                 event.memory = Some(outcome.memory);
                 target.tell_now(event);
@@ -196,19 +177,12 @@ impl Socket {
         signal: Arc<Signal>,
         conn: Arc<Conn>,
     ) -> Socket {
-        let limited = options.send_timeout.is_some() || options.recv_timeout.is_some();
-        Socket(Arc::new(Inner {
-            context: listener.context.clone(),
-            kind: listener.kind,
-            ipv6: listener.ipv6,
-            signal,
-            options: Mutex::new(options),
-            state: Mutex::new(State::Connected),
-            conn: OnceLock::from(conn),
-            plain: None,
-            closed: AtomicBool::new(false),
-            limited: AtomicBool::new(limited),
-        }))
+        let (context, kind, ipv6) = (&listener.context, listener.kind, listener.ipv6);
+        let mut inner = Inner::new(context, kind, ipv6, signal, State::Connected);
+        inner.limited = AtomicBool::new(options.limited());
+        inner.options = Mutex::new(options);
+        inner.conn = OnceLock::from(conn);
+        Socket(Arc::new(inner))
     }
 
     /// The socket's descriptor: a real one, for `epoll`. It is readable while data, a connection or an end can be taken.
@@ -242,8 +216,7 @@ impl Socket {
         if !matches!(*state, State::Idle(_)) && !new.same_connection(&options) {
             return Err(Errno::ISCONN);
         }
-        let limited = new.send_timeout.is_some() || new.recv_timeout.is_some();
-        self.0.limited.store(limited, Ordering::Relaxed);
+        self.0.limited.store(new.limited(), Ordering::Relaxed);
         *options = new;
         Ok(())
     }
@@ -275,8 +248,7 @@ impl Socket {
             State::Connecting(_) | State::Connected => return Err(Errno::INVAL),
         };
         if bound.is_none() {
-            let any = if self.0.ipv6 { "[::]:0" } else { "0.0.0.0:0" };
-            *bound = Some(reserve(any.parse().map_err(|_| Errno::INVAL)?)?);
+            *bound = Some(reserve(self.0.any_addr())?);
         }
         let Some((addr, kept)) = bound.take() else {
             return Err(Errno::INVAL);
@@ -299,12 +271,11 @@ impl Socket {
         if let Some(addr) = self.0.conn.get().and_then(|conn| conn.local_addr()) {
             return Ok(addr);
         }
-        let any = if self.0.ipv6 { "[::]:0" } else { "0.0.0.0:0" };
         match &*lock(&self.0.state) {
             State::Idle(Some((addr, _))) => Ok(*addr),
             State::Listening(listener) => Ok(listener.local_addr()),
             State::Closed => Err(Errno::BADF),
-            _ => any.parse().map_err(|_| Errno::INVAL),
+            _ => Ok(self.0.any_addr()),
         }
     }
 
@@ -394,7 +365,7 @@ impl Socket {
                     };
                 }
             }
-            let event = plain_event(EventKind::Connect, token, fd, result.map(|()| 0));
+            let event = Event::new(EventKind::Connect, token, fd, result.map(|()| 0));
             target.tell_now(event);
         });
         Ok(())
@@ -427,10 +398,7 @@ impl Socket {
     pub fn send(&self, memory: Memory, sink: Sink) -> Result<(), Errno> {
         let limit = self.limits().0;
         if let Some(plain) = self.plain()? {
-            let kind = match memory {
-                Memory::List(_) => EventKind::SendMsg,
-                _ => EventKind::Send,
-            };
+            let kind = EventKind::of_send(&memory);
             plain.send(self.plain_op(kind, memory, RecvFlags::empty(), limit, Target::new(sink)?));
             return Ok(());
         }
@@ -448,10 +416,7 @@ impl Socket {
     pub fn recv(&self, memory: Memory, flags: RecvFlags, sink: Sink) -> Result<(), Errno> {
         let limit = self.limits().1;
         if let Some(plain) = self.plain()? {
-            let kind = match memory {
-                Memory::List(_) => EventKind::RecvMsg,
-                _ => EventKind::Recv,
-            };
+            let kind = EventKind::of_recv(&memory);
             if flags.contains(RecvFlags::DONTWAIT) && !plain.ready().contains(Ready::IN) {
                 return Err(Errno::AGAIN);
             }
@@ -481,28 +446,9 @@ impl Socket {
                 .limits()
                 .0
                 .and_then(|limit| Instant::now().checked_add(limit));
-            let shared = Arc::new(Mutex::new(Some(target)));
-            let later = Arc::clone(&shared);
-            let sent = plain.send_file(
-                &self.0.context,
-                pieces,
-                token,
-                limit,
-                Box::new(move |result, bytes| {
-                    let mut event = plain_event(EventKind::SendFile, token, fd, result);
-                    event.bytes = bytes;
-                    let target = lock(&later).take();
-                    if let Some(target) = target {
-                        target.tell_now(event);
-                    }
-                }),
-            );
-            return sent.inspect_err(|_| {
-                let target = lock(&shared).take();
-                if let Some(target) = target {
-                    target.forget();
-                }
-            });
+            let (done, take_back) = file_end(target, token, fd);
+            let sent = plain.send_file(&self.0.context, pieces, token, limit, done);
+            return sent.inspect_err(|_| take_back().forget());
         }
         let conn = self.conn()?;
         let (target, token) = Target::new(sink)?;
@@ -531,7 +477,7 @@ impl Socket {
             let (target, token) = Target::new(sink)?;
             let fd = self.number();
             let done = move |ready: Result<Ready, Errno>| {
-                let mut event = plain_event(EventKind::Poll, token, fd, ready.map(|_| 0));
+                let mut event = Event::new(EventKind::Poll, token, fd, ready.map(|_| 0));
                 event.ready = ready.unwrap_or_default();
                 target.tell_now(event);
             };
@@ -584,7 +530,7 @@ impl Socket {
         // Lives until the end is told, so that what is queued is sent.
         let keep = self.0.plain.clone();
         Box::new(move |result| {
-            let event = plain_event(kind, token, fd, result.map(|()| 0));
+            let event = Event::new(kind, token, fd, result.map(|()| 0));
             target.tell_now(event);
             drop(keep);
         })
@@ -618,7 +564,7 @@ impl Socket {
             State::Connecting(conn) => conn.close(None),
             _ => {}
         }
-        let event = plain_event(EventKind::Close, token, self.0.fd(), Ok(0));
+        let event = Event::new(EventKind::Close, token, self.0.fd(), Ok(0));
         target.tell_now(event);
         Ok(())
     }
@@ -725,7 +671,7 @@ impl Socket {
             let later = Arc::clone(&slot);
             let token = Arc::as_ptr(&slot).addr() as u64;
             let done = move |ready: Result<Ready, Errno>| {
-                let mut event = plain_event(EventKind::Poll, 0, -1, ready.map(|_| 0));
+                let mut event = Event::new(EventKind::Poll, 0, -1, ready.map(|_| 0));
                 event.ready = ready.unwrap_or_default();
                 later.fill(event);
             };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_verbs::{Access, INLINE_DATA, InlineData, RecvWr, RemoteAddr, SendWr};
-use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Message, Packet, Remote};
+use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Packet, Remote};
 
 use super::Timers;
 use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER, TAG_RECV};
@@ -130,19 +130,22 @@ impl Conn {
                 waitall,
                 credits,
             } => {
-                let Some(it) = io.ops.get_mut(op) else {
-                    return io.only_credits(credits);
-                };
-                let (addr, rkey) =
-                    it.open(context, off as usize, len as usize, Access::REMOTE_WRITE)?;
-                let memory = Remote { addr, rkey, len };
-                let body = Body::Advert(Advert {
-                    seq,
-                    phase,
-                    waitall,
-                    memory,
-                });
-                io.send_message(&Message { credits, body });
+                io.advertise(
+                    context,
+                    op,
+                    (off, len),
+                    Access::REMOTE_WRITE,
+                    credits,
+                    |addr, rkey| {
+                        let memory = Remote { addr, rkey, len };
+                        Body::Advert(Advert {
+                            seq,
+                            phase,
+                            waitall,
+                            memory,
+                        })
+                    },
+                )?;
             }
             Action::AdvertisePacket {
                 op,
@@ -150,17 +153,21 @@ impl Conn {
                 len,
                 credits,
             } => {
-                let Some(it) = io.ops.get_mut(op) else {
-                    return io.only_credits(credits);
-                };
-                let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_WRITE)?;
-                let body = Body::PktAdvert(Packet {
-                    index,
-                    addr,
-                    rkey,
-                    len,
-                });
-                io.send_message(&Message { credits, body });
+                io.advertise(
+                    context,
+                    op,
+                    (0, len),
+                    Access::REMOTE_WRITE,
+                    credits,
+                    |addr, rkey| {
+                        Body::PktAdvert(Packet {
+                            index,
+                            addr,
+                            rkey,
+                            len,
+                        })
+                    },
+                )?;
             }
             Action::AdvertiseSource {
                 op,
@@ -168,17 +175,21 @@ impl Conn {
                 len,
                 credits,
             } => {
-                let Some(it) = io.ops.get_mut(op) else {
-                    return io.only_credits(credits);
-                };
-                let (addr, rkey) = it.open(context, 0, len as usize, Access::REMOTE_READ)?;
-                let body = Body::Source(Packet {
-                    index,
-                    addr,
-                    rkey,
-                    len,
-                });
-                io.send_message(&Message { credits, body });
+                io.advertise(
+                    context,
+                    op,
+                    (0, len),
+                    Access::REMOTE_READ,
+                    credits,
+                    |addr, rkey| {
+                        Body::Source(Packet {
+                            index,
+                            addr,
+                            rkey,
+                            len,
+                        })
+                    },
+                )?;
             }
             Action::Write {
                 op,

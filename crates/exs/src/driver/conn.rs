@@ -284,10 +284,7 @@ impl Conn {
     ) -> Started {
         self.join(&target);
         let len = memory.len() as u64;
-        let kind = match memory {
-            Memory::List(_) => EventKind::SendMsg,
-            _ => EventKind::Send,
-        };
+        let kind = EventKind::of_send(&memory);
         self.start(limit, target, move |machine, io, target| {
             if let Some(errno) = io.no_send() {
                 return Err((errno, target));
@@ -318,10 +315,7 @@ impl Conn {
     ) -> Started {
         self.join(&target);
         let len = memory.len() as u64;
-        let kind = match memory {
-            Memory::List(_) => EventKind::RecvMsg,
-            _ => EventKind::Recv,
-        };
+        let kind = EventKind::of_recv(&memory);
         self.start(limit, target, move |machine, io, target| {
             let nothing = machine.readable() == 0 && !machine.peer_closed() && io.over.is_none();
             if flags.contains(RecvFlags::DONTWAIT) && nothing {
@@ -563,7 +557,7 @@ impl Conn {
         self.with(|core| core.io.error.take())
     }
 
-    /// Whether a send would be refused, and with what.
+    /// What carries it.
     pub(crate) fn path(&self) -> Option<Path> {
         self.qp.path()
     }

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
 
 use super::conn::Conn;
-use super::op::Target;
-use crate::event::{Event, Ready};
-use crate::file::{FileDone, FileLane, FileSend};
+use super::op::{Target, file_end};
+use crate::event::Event;
+use crate::file::{FileLane, FileSend};
 use crate::lock::lock;
 use crate::plain::{Done, Outcome};
 use crate::{EventKind, Memory, Piece};
@@ -52,16 +52,8 @@ impl Conn {
         target: Target,
         token: u64,
     ) -> Result<(), (Errno, Target)> {
-        let held = match self.hold_back(Held::File(pieces, target, token)) {
-            Ok(()) => return Ok(()),
-            Err(held) => held,
-        };
-        let Held::File(pieces, target, token) = held else {
-            return Ok(());
-        };
         let mut queue = lock(&self.files);
         if self.holding.load(Ordering::SeqCst) {
-            // Another one was quicker.
             queue.behind.push_back(Held::File(pieces, target, token));
             return Ok(());
         }
@@ -80,26 +72,7 @@ impl Conn {
         target: Target,
         token: u64,
     ) -> (MutexGuard<'a, Queue>, Result<(), (Errno, Target)>) {
-        let target = Arc::new(Mutex::new(Some(target)));
-        let later = Arc::clone(&target);
-        let fd = self.fd();
-        let done: FileDone = Box::new(move |result, bytes| {
-            if let Some(target) = lock(&later).take() {
-                let event = Event {
-                    kind: EventKind::SendFile,
-                    token,
-                    fd,
-                    result,
-                    bytes,
-                    truncated: false,
-                    memory: None,
-                    in_place: None,
-                    accepted: None,
-                    ready: Ready::empty(),
-                };
-                target.tell_now(event);
-            }
-        });
+        let (done, take_back) = file_end(target, token, self.fd());
         self.holding.store(true, Ordering::SeqCst);
         let lane = Arc::new(Lane(Arc::downgrade(self)));
         match FileSend::start(self.context(), pieces, lane, done) {
@@ -107,10 +80,7 @@ impl Conn {
                 queue.current = Some((token, send));
                 (queue, Ok(()))
             }
-            Err(errno) => {
-                let target = lock(&target).take().unwrap_or(Target::Nobody);
-                (queue, Err((errno, target)))
-            }
+            Err(errno) => (queue, Err((errno, take_back()))),
         }
     }
 
@@ -145,28 +115,15 @@ impl Conn {
     fn refuse(&self, held: Held, errno: Errno) {
         let (kind, target, token, memory) = match held {
             Held::Send(memory, target, token, _) => {
-                let kind = match memory {
-                    Memory::List(_) => EventKind::SendMsg,
-                    _ => EventKind::Send,
-                };
+                let kind = EventKind::of_send(&memory);
                 (kind, target, token, Some(memory))
             }
             Held::File(_, target, token) => (EventKind::SendFile, target, token, None),
             Held::Shutdown(Some((target, token))) => (EventKind::Shutdown, target, token, None),
             Held::Close(_) | Held::Shutdown(None) => return,
         };
-        let event = Event {
-            kind,
-            token,
-            fd: self.fd(),
-            result: Err(errno),
-            bytes: 0,
-            truncated: false,
-            memory,
-            in_place: None,
-            accepted: None,
-            ready: Ready::empty(),
-        };
+        let mut event = Event::new(kind, token, self.fd(), Err(errno));
+        event.memory = memory;
         let slot = target.is_slot();
         target.tell_now(event);
         if slot {
@@ -207,8 +164,9 @@ impl Conn {
                     }
                 }
                 Held::Shutdown(told) => {
+                    let token = told.as_ref().map_or(0, |(_, token)| *token);
                     if let Err((errno, target)) = self.shutdown_now(told) {
-                        self.refuse(Held::Shutdown(Some((target, 0))), errno);
+                        self.refuse(Held::Shutdown(Some((target, token))), errno);
                     }
                 }
                 Held::Close(told) => self.close_now(told),
@@ -221,44 +179,34 @@ impl Conn {
 /// The way of a file send's parts. It keeps nothing alive: a socket that goes ends its file sends.
 struct Lane(Weak<Conn>);
 
+impl Lane {
+    /// A send in its turn; `told` hears of its end, also when it is refused.
+    fn push(&self, memory: Memory, told: impl FnOnce(Event) + Send + 'static) {
+        let target = Target::Call(Box::new(told));
+        let refused = match self.0.upgrade() {
+            Some(conn) => conn.send_now(memory, target, 0, None).err(),
+            None => Some((Errno::CONNRESET, target)),
+        };
+        if let Some((errno, target)) = refused {
+            target.tell_now(Event::new(EventKind::Send, 0, -1, Err(errno)));
+        }
+    }
+}
+
 impl FileLane for Lane {
     fn send(&self, memory: Memory, done: Done) {
-        let told: Box<dyn FnOnce(Event) + Send> = Box::new(move |event| {
+        self.push(memory, move |event| {
             done(Outcome {
                 result: event.result,
                 bytes: event.bytes,
                 memory: event.memory.unwrap_or(Memory::Owned(Vec::new())),
             });
         });
-        let refused = match self.0.upgrade() {
-            Some(conn) => conn.send_now(memory, Target::Call(told), 0, None).err(),
-            None => Some((Errno::CONNRESET, Target::Call(told))),
-        };
-        if let Some((errno, Target::Call(told))) = refused {
-            let mut event = crate::socket::plain_event(EventKind::Send, 0, -1, Err(errno));
-            event.memory = Some(Memory::Owned(Vec::new()));
-            told(event);
-        }
     }
 
     fn end(&self, tell: Box<dyn FnOnce() + Send>) {
         // Behind what was sent before, as a send of nothing.
-        let told = Box::new(move |_: Event| tell());
-        let refused = match self.0.upgrade() {
-            Some(conn) => {
-                let nothing = Memory::Owned(Vec::new());
-                conn.send_now(nothing, Target::Call(told), 0, None).err()
-            }
-            None => Some((Errno::CONNRESET, Target::Call(told))),
-        };
-        if let Some((errno, Target::Call(told))) = refused {
-            told(crate::socket::plain_event(
-                EventKind::Send,
-                0,
-                -1,
-                Err(errno),
-            ));
-        }
+        self.push(Memory::Owned(Vec::new()), move |_| tell());
         self.release();
     }
 

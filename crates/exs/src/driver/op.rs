@@ -8,7 +8,8 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_verbs::{Access, Mr, Sge};
 
-use crate::event::{Event, EventKind, InPlace, Ready, Sink};
+use crate::event::{Event, EventKind, InPlace, Sink};
+use crate::file::FileDone;
 use crate::lock::lock;
 use crate::{Context, Error, Memory, Queue};
 
@@ -111,6 +112,22 @@ impl Target {
         }
         None
     }
+}
+
+/// The end of a file send for this target: what tells it, and what takes the target back while it has not been told.
+pub(crate) fn file_end(target: Target, token: u64, fd: i32) -> (FileDone, impl FnOnce() -> Target) {
+    let shared = Arc::new(Mutex::new(Some(target)));
+    let told = Arc::clone(&shared);
+    let done = Box::new(move |result, bytes| {
+        let target = lock(&told).take();
+        if let Some(target) = target {
+            let mut event = Event::new(EventKind::SendFile, token, fd, result);
+            event.bytes = bytes;
+            target.tell_now(event);
+        }
+    });
+    let take_back = move || lock(&shared).take().unwrap_or(Target::Nobody);
+    (done, take_back)
 }
 
 /// A call that is owed: it is made when all locks are let go.
@@ -248,11 +265,7 @@ impl Op {
             Memory::Raw(raw) => Ok(src.copy_to_raw(from, &raw.slice(off, len)?)?),
             Memory::Owned(bytes) => match bytes.get_mut(off..off.saturating_add(len)) {
                 Some(dst) => Ok(src.read(from, dst)?),
-                // Given to a registration for the peer.
-                None => match &self.open {
-                    Some(mr) => Ok(src.copy_to(from, mr, off, len)?),
-                    None => Err(Error::Bounds),
-                },
+                None => Err(Error::Bounds),
             },
             Memory::List(_) => Err(Error::Bounds),
         }
@@ -364,22 +377,12 @@ impl Op {
             *bytes = take_back(mr);
         }
         self.local.clear();
-        self.target.tell(Event {
-            kind: self.kind,
-            token: self.token,
-            fd,
-            result,
-            bytes,
-            truncated,
-            memory: if in_place.is_some() {
-                None
-            } else {
-                Some(self.memory)
-            },
-            in_place,
-            accepted: None,
-            ready: Ready::empty(),
-        })
+        let mut event = Event::new(self.kind, self.token, fd, result);
+        event.bytes = bytes;
+        event.truncated = truncated;
+        event.memory = in_place.is_none().then_some(self.memory);
+        event.in_place = in_place;
+        self.target.tell(event)
     }
 
     /// Spread what came over the pieces.

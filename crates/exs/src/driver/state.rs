@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::io::Errno;
-use weft_verbs::{Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
+use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 use weft_wire::exs::{Body, Imm, MAX_LEN, Message};
 
 use super::conn::{TAG_HEADER, TAG_RECV};
@@ -14,7 +14,7 @@ use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
 use crate::machine::policy::Policy;
 use crate::machine::{Endpoint, OpId, Stats};
-use crate::{Error, Region};
+use crate::{Context, Error, Region};
 
 pub(super) struct Core {
     /// There once the peer has said what it brings.
@@ -35,7 +35,7 @@ pub(super) struct Meter {
     pub(super) timer: bool,
 }
 
-/// The policy hears of so many bytes at once, and is not asked about less.
+/// The policy hears of so many bytes at once.
 pub(super) const METERED: u64 = 32 << 10;
 
 /// Sends up to this never wait for an advert.
@@ -161,10 +161,24 @@ impl Io {
         self.sends.push(SendWr::send(0).inline(&bytes[..n]));
     }
 
-    /// In place of a message about an operation that is gone: the credits that it would have returned, for the one that it took.
-    #[allow(clippy::unnecessary_wraps)] // said where an operation is carried out
-    pub(super) fn only_credits(&mut self, credits: u16) -> Result<(), Error> {
-        let body = Body::Credit;
+    /// Open `range` (first byte, bytes) of an operation to the peer, and say so with the message that `body` makes of its place. Where the
+    /// operation is gone, the credits alone go back, for the one that the message took.
+    pub(super) fn advertise(
+        &mut self,
+        context: &Context,
+        op: OpId,
+        range: (u64, u32),
+        access: Access,
+        credits: u16,
+        body: impl FnOnce(u64, u32) -> Body,
+    ) -> Result<(), Error> {
+        let body = match self.ops.get_mut(op) {
+            Some(it) => {
+                let (addr, rkey) = it.open(context, range.0 as usize, range.1 as usize, access)?;
+                body(addr, rkey)
+            }
+            None => Body::Credit,
+        };
         self.send_message(&Message { credits, body });
         Ok(())
     }
@@ -203,18 +217,9 @@ impl Io {
         ready: Ready,
     ) {
         self.woken |= target.is_slot();
-        self.late.extend(target.tell(Event {
-            kind,
-            token,
-            fd: self.fd,
-            result,
-            bytes: 0,
-            truncated: false,
-            memory: None,
-            in_place: None,
-            accepted: None,
-            ready,
-        }));
+        let mut event = Event::new(kind, token, self.fd, result);
+        event.ready = ready;
+        self.late.extend(target.tell(event));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
 
 use super::Plain;
+use crate::lock::lock;
 use crate::process::PerProcess;
 
 /// Number of the thread's own descriptor.
@@ -62,7 +63,7 @@ impl Poller {
     }
 
     fn table(&self) -> std::sync::MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// Takes a socket in, silent until [`Self::arm`]; returns its number.
