@@ -11,4 +11,7 @@
 #![allow(clippy::cast_possible_wrap)] // C counts in `int`; what can be too large is checked
 
 pub mod call;
+#[cfg(feature = "exs")]
 pub mod exs;
+#[cfg(feature = "verbs")]
+pub mod verbs;

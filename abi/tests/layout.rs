@@ -1,5 +1,6 @@
 //! `<sys/exs.h>` and the Rust types agree, as a C and a C++ compiler see them: sizes, alignments, offsets, constants; and neither
 //! side has what the other has not.
+#![cfg(feature = "exs")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -1,0 +1,1 @@
+//! libibverbs and librdmacm on the soft RNIC: what their headers declare.

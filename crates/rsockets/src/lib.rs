@@ -1,0 +1,2 @@
+//! Sockets over RDMA with the wire protocol of rsockets.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! Runs unmodified verbs programs on the drop-in libraries.
+#![forbid(unsafe_code)]
