@@ -34,6 +34,7 @@ fn failed<T: Failed>(errno: Errno) -> T {
 }
 
 /// A length as the calls return it. No object is longer than `isize::MAX`.
+#[cfg(feature = "exs")]
 pub(crate) fn signed(len: usize) -> libc::ssize_t {
     libc::ssize_t::try_from(len).unwrap_or(libc::ssize_t::MAX)
 }
@@ -42,6 +43,7 @@ pub(crate) fn signed(len: usize) -> libc::ssize_t {
 ///
 /// # Safety
 /// As for the system call.
+#[cfg(feature = "exs")]
 pub(crate) unsafe fn system(number: libc::c_long, args: [usize; 6]) -> Result<isize, Errno> {
     // SAFETY: the caller's promise.
     let result =
@@ -72,6 +74,7 @@ mod tests {
         assert_eq!(errno(), libc::EIO);
     }
 
+    #[cfg(feature = "exs")]
     #[test]
     fn system_calls_report_their_errno() {
         // SAFETY: no pointers.

@@ -1,1 +1,4 @@
-//! libibverbs and librdmacm on the soft RNIC: what their headers declare.
+//! libibverbs and librdmacm on the soft RNIC.
+
+pub mod cm;
+pub mod types;

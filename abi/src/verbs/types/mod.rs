@@ -1,0 +1,91 @@
+//! What `<infiniband/verbs.h>` and the headers that it takes in declare (rdma-core 44), under C's names and with C's layout.
+//! The manual pages of rdma-core say what the types mean. `tests/verbs_layout.rs` compares them with the headers, both ways.
+//!
+//! Enumerations are integers here, because a program may hand over any value.
+#![allow(missing_docs, non_camel_case_types, clippy::pub_underscore_fields)] // C's names; the manual pages have the words
+#![allow(clippy::wildcard_imports)] // one vocabulary in two files
+
+pub mod constants;
+pub mod structs;
+
+pub use constants::*;
+pub use structs::*;
+
+/// A type's layout, for the test against the headers.
+pub struct Layout {
+    pub name: &'static str,
+    pub size: usize,
+    pub align: usize,
+    pub fields: &'static [Field],
+}
+
+/// A field's place in its struct or union.
+pub struct Field {
+    pub name: &'static str,
+    /// The type as it is written here.
+    pub of: &'static str,
+    pub offset: usize,
+    pub size: usize,
+}
+
+/// An enumeration with its values; it has no name where C gives it none.
+pub struct Enumeration {
+    pub name: Option<&'static str>,
+    pub size: usize,
+    pub values: &'static [(&'static str, i128)],
+}
+
+/// Declares structs and unions as C does, and `LAYOUTS` of them.
+macro_rules! c_structs {
+    ($($kind:ident $name:ident { $($field:ident: $of:ty),* $(,)? })*) => {
+        $(
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub $kind $name { $(pub $field: $of),* }
+        )*
+        pub const LAYOUTS: &[$crate::verbs::types::Layout] = &[$($crate::verbs::types::Layout {
+            name: stringify!($name),
+            size: size_of::<$name>(),
+            align: align_of::<$name>(),
+            fields: &[$($crate::verbs::types::Field {
+                name: stringify!($field),
+                of: stringify!($of),
+                offset: std::mem::offset_of!($name, $field),
+                size: size_of::<$of>(),
+            }),*],
+        }),*];
+    };
+}
+
+/// Declares the integer type of each enumeration and its values, and `ENUMERATIONS` of them.
+macro_rules! c_enums {
+    (@name) => { None };
+    (@name $name:ident) => { Some(stringify!($name)) };
+    ($(enum $($name:ident)?: $of:ident { $($value:ident = $number:expr),* $(,)? })*) => {
+        $(
+            $(pub type $name = $of;)?
+            $(pub const $value: $of = $number;)*
+        )*
+        pub const ENUMERATIONS: &[$crate::verbs::types::Enumeration] = &[$($crate::verbs::types::Enumeration {
+            name: c_enums!(@name $($name)?),
+            size: size_of::<$of>(),
+            values: &[$((stringify!($value), $value as i128)),*],
+        }),*];
+    };
+}
+
+/// Declares the numbers that are macros in C, and `MACROS` of them.
+macro_rules! c_constants {
+    ($($name:ident: $of:ty = $value:expr),* $(,)?) => {
+        $(pub const $name: $of = $value;)*
+        pub const MACROS: &[(&str, i128)] = &[$((stringify!($name), $name as i128)),*];
+    };
+}
+
+/// A C function pointer, which may be NULL.
+macro_rules! call {
+    (($($args:tt)*)) => { Option<unsafe extern "C" fn($($args)*)> };
+    (($($args:tt)*) -> $of:ty) => { Option<unsafe extern "C" fn($($args)*) -> $of> };
+}
+
+pub(crate) use {c_constants, c_enums, c_structs, call};
