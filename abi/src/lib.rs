@@ -10,6 +10,7 @@
 //! Calls go to the system through `rustix` or [`libc::syscall`], never through the libc functions that a preload library replaces.
 #![allow(clippy::cast_possible_wrap)] // C counts in `int`; what can be too large is checked
 
+pub mod address;
 pub mod call;
 #[cfg(feature = "exs")]
 pub mod exs;

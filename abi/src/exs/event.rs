@@ -7,7 +7,6 @@ use std::sync::{Arc, PoisonError};
 use rustix::io::Errno;
 use weft_exs::{EventKind, InPlace, RawMemory, Ready, Socket};
 
-use super::address;
 use super::memory::Uses;
 use super::plain::Helped;
 use super::state::{state, take};
@@ -19,6 +18,7 @@ use super::types::{
     EXS_POLLERR, EXS_POLLHUP, EXS_POLLIN, EXS_POLLOUT, Event, EvtAccept, EvtPoll, EvtUnion,
     EvtXfer, EvtXferFile, EvtXferMsg, MHandle, MsgHdr, XferFile,
 };
+use crate::address;
 
 /// A pointer of the program's, used when the event is dequeued and not before.
 #[derive(Clone, Copy)]

@@ -1,7 +1,6 @@
 //! Extended sockets for C: what `<sys/exs.h>` declares, without the names' `exs_`.
 #![allow(clippy::missing_safety_doc)] // one text for all, in the crate's documentation
 
-mod address;
 mod event;
 mod handles;
 pub mod memory;

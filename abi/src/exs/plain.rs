@@ -14,12 +14,12 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 use weft_exs::{Context, Ready, Socket};
 
-use super::address;
 use super::event::{Of, Op, What};
 use super::memory::Uses;
 use super::queue::QueueEntry;
 use super::state::{Done, LINGER, state};
 use super::types::AHandle;
+use crate::address;
 
 /// What a thread found out. Nothing: it was cancelled first, or did not live to tell.
 enum Found {

@@ -12,6 +12,7 @@ use weft_exs::{FilePiece, Kind, Memory, Piece, Ready, RecvFlags, Socket};
 
 use super::event::{Op, Ptr, What};
 use super::memory::{Uses, elements, memory, vector};
+use super::plain;
 use super::queue::QueueEntry;
 use super::state::{OneClosing, state};
 use super::table::{Entry, Found};
@@ -20,7 +21,7 @@ use super::types::{
     EXS_POLLIN, EXS_POLLOUT, EXS_QHANDLE_INVALID, EXS_SHUT_WR, MHandle, MsgHdr, PollFd, QHandle,
     XferFile,
 };
-use super::{address, plain};
+use crate::address;
 use crate::call::system;
 
 /// `exs_socket`

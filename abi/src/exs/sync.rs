@@ -11,7 +11,6 @@ use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use weft_exs::{Event, EventKind, Kind, Memory, Queue, RecvFlags, Sink, Socket};
 
-use super::address;
 use super::event::{enter, received};
 use super::memory::{Uses, memory, plain_vector, vector};
 use super::option::linger_of;
@@ -20,6 +19,7 @@ use super::socket::{self, SEND_FLAGS, flags, message, on_system, recv_flags};
 use super::state::{Done, OneClosing, State, state};
 use super::table::{Entry, Found, SEND_BUFFER};
 use super::types::{IoVec, MHandle, MsgHdr};
+use crate::address;
 use crate::call::{signed, system};
 
 pub use super::option::{getsockopt, plain_fcntl as fcntl, setsockopt};

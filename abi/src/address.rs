@@ -12,7 +12,7 @@ use rustix::io::Errno;
 ///
 /// # Safety
 /// `addr` is null or has `len` readable bytes.
-pub(super) unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
+pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
     if addr.is_null() {
         return Err(Errno::FAULT);
     }
@@ -45,7 +45,7 @@ pub(super) unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<Socke
 ///
 /// # Safety
 /// `to` is null (nothing is put there) or has `room` writable bytes.
-pub(super) unsafe fn write(addr: SocketAddr, to: *mut sockaddr, room: socklen_t) -> socklen_t {
+pub unsafe fn write(addr: SocketAddr, to: *mut sockaddr, room: socklen_t) -> socklen_t {
     // SAFETY: all zero is a value of these structures.
     let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) = unsafe { std::mem::zeroed() };
     let (from, len) = match addr {
@@ -78,7 +78,7 @@ pub(super) unsafe fn write(addr: SocketAddr, to: *mut sockaddr, room: socklen_t)
 ///
 /// # Safety
 /// `len` is null or points to the number of writable bytes at `to`, which may be null.
-pub(super) unsafe fn write_with_len(
+pub unsafe fn write_with_len(
     addr: SocketAddr,
     to: *mut sockaddr,
     len: *mut socklen_t,
