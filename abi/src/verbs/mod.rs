@@ -2,3 +2,5 @@
 
 pub mod cm;
 pub mod types;
+
+pub(crate) mod object;

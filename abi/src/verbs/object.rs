@@ -1,0 +1,711 @@
+//! Objects that C programs hold by address.
+//!
+//! A program may hand us any address at any time: NULL, one of something else, one that it has destroyed. So the memory of objects
+//! is type-stable: it comes from pools that never give any back, and an object that was destroyed rests, marked as dead, until many
+//! others of its kind have been destroyed. What is behind the part that C sees (the body) can be reached only through the gate of the slot,
+//! which is closed before the body is dropped.
+//!
+//! * The fast path ([`enter`]) looks at the mark in front of the gate: one load and a compare.
+//! * Everything else ([`find`], [`turn`]) looks first whether the address is that of a slot at all.
+//!
+//! A forked child has none of its parent's objects ([`PerFork`]).
+//!
+//! # Safety
+//!
+//! A slot is leaked, so references to it stay good. Its body is written by [`Pool::make`] before the gate opens, read by
+//! those inside the gate, and moved out by [`Turn::retire`] when the gate is closed and nobody is inside any more. The C part
+//! is reached through raw pointers only: the program reads (and may write) it at any time.
+
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+
+use rustix::io::Errno;
+
+/// A kind of object: its body, which C does not see.
+pub(crate) trait Kind: Send + Sync + Sized + 'static {
+    /// What C sees. All zeros has to be a value of it.
+    type C: Copy;
+    /// What C calls it by: it is at [`Kind::OFFSET`] in [`Kind::C`].
+    type Handle;
+    /// Where in [`Kind::C`] a handle points to.
+    const OFFSET: usize = 0;
+    /// The mark of the kind; any number that no other kind has.
+    const MARK: u32;
+    /// Where its objects live.
+    fn pool() -> &'static Pool<Self>;
+}
+
+/// The object is dead.
+const DEAD: u64 = 1;
+/// Somebody needs the object for himself for a moment.
+const SHUT: u64 = 2;
+/// One who is inside.
+const ONE: u64 = 4;
+/// Below the mark.
+const COUNT: u64 = 0xffff_fffc;
+
+/// Objects that rest before their memory is used again.
+const RESTING: usize = 1024;
+/// Slots of a pool's first chunk; each further one is twice as large.
+const FIRST: usize = 16;
+const CHUNKS: usize = 24;
+
+/// The memory of one object.
+#[repr(C)]
+pub(crate) struct Slot<K: Kind> {
+    c: UnsafeCell<K::C>,
+    /// Mark (upper half), how many are inside, [`SHUT`], [`DEAD`].
+    gate: AtomicU64,
+    /// Counts the objects that lived here.
+    serial: AtomicU32,
+    turn: Mutex<()>,
+    waiting: Mutex<()>,
+    moved: Condvar,
+    body: UnsafeCell<MaybeUninit<K>>,
+}
+
+// SAFETY: the gate keeps those who move the body apart from those who use it; the C part is reached through raw pointers.
+unsafe impl<K: Kind> Sync for Slot<K> {}
+
+impl<K: Kind> Slot<K> {
+    /// The part that C sees.
+    pub(crate) fn c(&self) -> *mut K::C {
+        self.c.get()
+    }
+
+    /// What C calls it by.
+    pub(crate) fn handle(&self) -> *mut K::Handle {
+        self.c.get().cast::<u8>().wrapping_add(K::OFFSET).cast()
+    }
+
+    #[inline]
+    fn enter(&'static self) -> Result<Guard<K>, Errno> {
+        loop {
+            let seen = self.gate.fetch_add(ONE, Ordering::Acquire);
+            if seen & (DEAD | SHUT) == 0 {
+                return Ok(Guard(self));
+            }
+            self.wait_outside(seen)?;
+        }
+    }
+
+    #[cold]
+    fn wait_outside(&self, seen: u64) -> Result<(), Errno> {
+        self.leave();
+        if seen & DEAD != 0 {
+            return Err(Errno::INVAL);
+        }
+        let waiting = lock(&self.waiting);
+        let shut = |_: &mut ()| self.gate.load(Ordering::Acquire) & (SHUT | DEAD) == SHUT;
+        drop(self.moved.wait_while(waiting, shut));
+        Ok(())
+    }
+
+    #[inline]
+    fn leave(&self) {
+        let seen = self.gate.fetch_sub(ONE, Ordering::Release);
+        if seen & (DEAD | SHUT) != 0 {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        drop(lock(&self.waiting));
+        self.moved.notify_all();
+    }
+
+    /// Wait until no more than `count` are inside.
+    fn wait_until(&self, count: u64) {
+        let waiting = lock(&self.waiting);
+        let busy = |_: &mut ()| self.gate.load(Ordering::Acquire) & COUNT > count * ONE;
+        drop(self.moved.wait_while(waiting, busy));
+    }
+}
+
+/// An object in use: it lives until this is dropped.
+pub(crate) struct Guard<K: Kind>(&'static Slot<K>);
+
+impl<K: Kind> Guard<K> {
+    pub(crate) fn slot(&self) -> &'static Slot<K> {
+        self.0
+    }
+
+    /// A name of the object that may outlive it.
+    pub(crate) fn name(&self) -> Name<K> {
+        Name {
+            slot: self.0,
+            serial: self.0.serial.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What C calls it by.
+    pub(crate) fn handle(&self) -> *mut K::Handle {
+        self.0.handle()
+    }
+
+    /// The part that C sees.
+    pub(crate) fn c(&self) -> *mut K::C {
+        self.0.c()
+    }
+}
+
+impl<K: Kind> Deref for Guard<K> {
+    type Target = K;
+
+    #[inline]
+    fn deref(&self) -> &K {
+        // SAFETY: the gate was open when we entered, so the body is there, and it stays as long as we are counted.
+        unsafe { (*self.0.body.get()).assume_init_ref() }
+    }
+}
+
+impl<K: Kind> Drop for Guard<K> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// An object in use by the one thread that may change or end it. To wait for it while using the object otherwise is a deadlock.
+pub(crate) struct Turn<K: Kind> {
+    guard: Guard<K>,
+    turn: MutexGuard<'static, ()>,
+}
+
+impl<K: Kind> Deref for Turn<K> {
+    type Target = Guard<K>;
+
+    fn deref(&self) -> &Guard<K> {
+        &self.guard
+    }
+}
+
+impl<K: Kind> Turn<K> {
+    /// Run `body` while nobody else uses the object.
+    pub(crate) fn alone<T>(&mut self, body: impl FnOnce(&mut K) -> T) -> T {
+        struct Open<'a, K: Kind>(&'a Slot<K>);
+        impl<K: Kind> Drop for Open<'_, K> {
+            fn drop(&mut self) {
+                self.0.gate.fetch_and(!SHUT, Ordering::Release);
+                self.0.wake();
+            }
+        }
+        let slot = self.guard.0;
+        slot.gate.fetch_or(SHUT, Ordering::Acquire);
+        let open = Open(slot);
+        slot.wait_until(1);
+        // SAFETY: we are the only one inside, and nobody enters before `open` is dropped.
+        let result = body(unsafe { (*slot.body.get()).assume_init_mut() });
+        drop(open);
+        result
+    }
+
+    /// End it: nobody uses it when this returns. The part that C sees stays as it is.
+    pub(crate) fn retire(self) -> K {
+        let slot = self.guard.0;
+        slot.gate.fetch_or(DEAD, Ordering::AcqRel);
+        slot.wait_until(1);
+        // SAFETY: we are the only one inside, nobody enters any more, and nobody else gets here: the mark was set under `turn`,
+        // and a dead object gives no turn.
+        let body = unsafe { (*slot.body.get()).assume_init_read() };
+        drop(self);
+        K::pool().rest(slot);
+        body
+    }
+}
+
+/// A name of an object that says whether it still is the same one.
+pub(crate) struct Name<K: Kind> {
+    slot: &'static Slot<K>,
+    serial: u32,
+}
+
+impl<K: Kind> Clone for Name<K> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<K: Kind> Copy for Name<K> {}
+
+impl<K: Kind> PartialEq for Name<K> {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.slot, other.slot) && self.serial == other.serial
+    }
+}
+
+impl<K: Kind> Name<K> {
+    /// The object, if it still lives.
+    pub(crate) fn get(self) -> Result<Guard<K>, Errno> {
+        let guard = self.slot.enter()?;
+        if self.slot.serial.load(Ordering::Relaxed) == self.serial {
+            Ok(guard)
+        } else {
+            Err(Errno::INVAL)
+        }
+    }
+
+    /// What C calls it by.
+    pub(crate) fn handle(self) -> *mut K::Handle {
+        self.slot.handle()
+    }
+}
+
+/// The object at an address that is likely to be right: only its mark is looked at.
+///
+/// # Safety
+/// The memory at `handle` is readable as far as the object would go.
+#[inline]
+pub(crate) unsafe fn enter<K: Kind>(handle: *mut K::Handle) -> Result<Guard<K>, Errno> {
+    let slot = handle
+        .cast::<u8>()
+        .wrapping_sub(K::OFFSET)
+        .cast::<Slot<K>>();
+    if handle.is_null() || !slot.is_aligned() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    let mark = unsafe { (*slot).gate.load(Ordering::Relaxed) } >> 32;
+    if mark != u64::from(K::MARK) {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: with this mark it is a slot, and slots are leaked.
+    unsafe { &*slot }.enter()
+}
+
+/// The object at an address of which nothing is known. `EINVAL` when there is none.
+pub(crate) fn find<K: Kind>(handle: *mut K::Handle) -> Result<Guard<K>, Errno> {
+    K::pool().slot(handle).ok_or(Errno::INVAL)?.enter()
+}
+
+/// As [`find`], for a call that changes or ends the object.
+pub(crate) fn turn<K: Kind>(handle: *mut K::Handle) -> Result<Turn<K>, Errno> {
+    let slot = K::pool().slot(handle).ok_or(Errno::INVAL)?;
+    let turn = lock(&slot.turn);
+    let guard = slot.enter()?;
+    Ok(Turn { guard, turn })
+}
+
+/// All objects of a kind.
+pub(crate) struct Pool<K: Kind> {
+    chunks: [AtomicPtr<Slot<K>>; CHUNKS],
+    stock: Mutex<Stock<K>>,
+}
+
+struct Stock<K: Kind> {
+    /// Slots that were used once, from the first chunk's first on.
+    used: usize,
+    resting: VecDeque<&'static Slot<K>>,
+}
+
+impl<K: Kind> Default for Pool<K> {
+    fn default() -> Self {
+        Pool {
+            chunks: [const { AtomicPtr::new(std::ptr::null_mut()) }; CHUNKS],
+            stock: Mutex::new(Stock {
+                used: 0,
+                resting: VecDeque::new(),
+            }),
+        }
+    }
+}
+
+impl<K: Kind> Pool<K> {
+    /// A new object. `fill` gets the zeroed part that C sees and the address that C will know it by.
+    ///
+    /// # Errors
+    /// `ENOMEM` when there are too many.
+    pub(crate) fn make(
+        &self,
+        body: K,
+        fill: impl FnOnce(&mut K::C, *mut K::Handle),
+    ) -> Result<Guard<K>, Errno> {
+        let slot = self.take()?;
+        // SAFETY: all zeros is a value of the type (see the trait).
+        let mut c: K::C = unsafe { std::mem::zeroed() };
+        fill(&mut c, slot.handle());
+        // SAFETY: the object is dead: nobody is inside the gate, and the program must not look at the C part.
+        unsafe {
+            slot.c.get().write(c);
+            (*slot.body.get()).write(body);
+        }
+        slot.serial.fetch_add(1, Ordering::Relaxed);
+        slot.gate.fetch_add(ONE, Ordering::Relaxed);
+        slot.gate.fetch_and(!DEAD, Ordering::Release);
+        Ok(Guard(slot))
+    }
+
+    /// All that live.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Guard<K>> + '_ {
+        self.slots().filter_map(|slot| {
+            let dead = slot.gate.load(Ordering::Relaxed) & DEAD != 0;
+            if dead { None } else { slot.enter().ok() }
+        })
+    }
+
+    fn take(&self) -> Result<&'static Slot<K>, Errno> {
+        let mut stock = lock(&self.stock);
+        if stock.resting.len() >= RESTING
+            && let Some(slot) = stock.resting.pop_front()
+        {
+            return Ok(slot);
+        }
+        let (chunk, at) = place(stock.used);
+        let first = self.chunks.get(chunk).ok_or(Errno::NOMEM)?;
+        if first.load(Ordering::Relaxed).is_null() {
+            let slots: Vec<Slot<K>> = (0..FIRST << chunk).map(|_| Slot::new()).collect();
+            first.store(
+                Box::leak(slots.into_boxed_slice()).as_mut_ptr(),
+                Ordering::Release,
+            );
+        }
+        stock.used += 1;
+        // SAFETY: the chunk has `FIRST << chunk` slots, of which `at` is one, and is leaked.
+        Ok(unsafe { &*first.load(Ordering::Relaxed).add(at) })
+    }
+
+    fn rest(&self, slot: &'static Slot<K>) {
+        lock(&self.stock).resting.push_back(slot);
+    }
+
+    /// The slot at an address, if there is one.
+    fn slot(&self, handle: *mut K::Handle) -> Option<&'static Slot<K>> {
+        let addr = (handle as usize).checked_sub(K::OFFSET)?;
+        for (chunk, first) in self.chunks.iter().enumerate() {
+            let first = first.load(Ordering::Acquire);
+            if first.is_null() {
+                return None;
+            }
+            let Some(off) = addr.checked_sub(first as usize) else {
+                continue;
+            };
+            let (at, rest) = (off / size_of::<Slot<K>>(), off % size_of::<Slot<K>>());
+            if at < FIRST << chunk {
+                // SAFETY: the chunk has that many slots, and is leaked.
+                return (rest == 0).then(|| unsafe { &*first.add(at) });
+            }
+        }
+        None
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &'static Slot<K>> + '_ {
+        let chunks = self.chunks.iter().enumerate();
+        chunks.flat_map(|(chunk, first)| {
+            let first = first.load(Ordering::Acquire);
+            let slots = if first.is_null() { 0 } else { FIRST << chunk };
+            // SAFETY: the chunk has that many slots, and is leaked.
+            (0..slots).map(move |at| unsafe { &*first.add(at) })
+        })
+    }
+}
+
+impl<K: Kind> Slot<K> {
+    fn new() -> Self {
+        Slot {
+            // SAFETY: all zeros is a value of the type (see the trait).
+            c: UnsafeCell::new(unsafe { std::mem::zeroed() }),
+            gate: AtomicU64::new(u64::from(K::MARK) << 32 | DEAD),
+            serial: AtomicU32::new(0),
+            turn: Mutex::new(()),
+            waiting: Mutex::new(()),
+            moved: Condvar::new(),
+            body: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+}
+
+/// Chunk and place in it of the pool's slot number `index`.
+fn place(index: usize) -> (usize, usize) {
+    let chunk = (index / FIRST + 1).ilog2() as usize;
+    (chunk, index - FIRST * ((1 << chunk) - 1))
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a forked child must not go on with.
+pub(crate) trait Inherited: Default + Sync + 'static {
+    /// In the child: this is the parent's. It stays in memory; no lock of it may be waited for.
+    fn abandon(&self) {}
+}
+
+impl<K: Kind> Inherited for Pool<K> {
+    /// The parent's objects are dead here.
+    fn abandon(&self) {
+        for slot in self.slots() {
+            slot.gate.fetch_or(DEAD, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A value of this process: made at its first use, anew in a forked child.
+pub(crate) struct PerFork<T: Inherited>(AtomicPtr<T>);
+
+/// What a child has to abandon.
+struct Heirloom {
+    item: &'static (dyn Abandon + Sync),
+    next: *const Heirloom,
+}
+
+trait Abandon {
+    fn abandon(&self);
+}
+
+static HEIRLOOMS: AtomicPtr<Heirloom> = AtomicPtr::new(std::ptr::null_mut());
+
+impl<T: Inherited> PerFork<T> {
+    pub(crate) const fn new() -> Self {
+        PerFork(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// This process's value.
+    pub(crate) fn get(&'static self) -> &'static T {
+        let value = self.0.load(Ordering::Acquire);
+        if value.is_null() {
+            self.first()
+        } else {
+            // SAFETY: only leaked values are stored.
+            unsafe { &*value }
+        }
+    }
+
+    #[cold]
+    fn first(&'static self) -> &'static T {
+        static FORKS: Once = Once::new();
+        FORKS.call_once(|| {
+            // SAFETY: the handler is a function that stays.
+            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        });
+        let made = Box::into_raw(Box::<T>::default());
+        match self.0.compare_exchange(
+            std::ptr::null_mut(),
+            made,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        ) {
+            Ok(_) => {
+                let heirloom = Box::into_raw(Box::new(Heirloom {
+                    item: self,
+                    next: HEIRLOOMS.load(Ordering::Relaxed),
+                }));
+                // SAFETY: ours alone until it is stored, and leaked.
+                while let Err(next) = HEIRLOOMS.compare_exchange(
+                    unsafe { (*heirloom).next }.cast_mut(),
+                    heirloom,
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                ) {
+                    // SAFETY: as above.
+                    unsafe { (*heirloom).next = next };
+                }
+                // SAFETY: leaked.
+                unsafe { &*made }
+            }
+            Err(theirs) => {
+                // SAFETY: ours was never shown to anybody.
+                drop(unsafe { Box::from_raw(made) });
+                // SAFETY: only leaked values are stored.
+                unsafe { &*theirs }
+            }
+        }
+    }
+}
+
+impl<T: Inherited> Abandon for PerFork<T> {
+    fn abandon(&self) {
+        let value = self.0.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        if !value.is_null() {
+            // SAFETY: only leaked values are stored.
+            unsafe { &*value }.abandon();
+        }
+    }
+}
+
+extern "C" fn in_child() {
+    let mut next = HEIRLOOMS.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    while !next.is_null() {
+        // SAFETY: the list's members are leaked.
+        let heirloom = unsafe { &*next };
+        heirloom.item.abandon();
+        next = heirloom.next.cast_mut();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    struct Thing(Arc<AtomicUsize>);
+    struct Other;
+
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct C {
+        head: u64,
+        inner: u64,
+    }
+
+    impl Kind for Thing {
+        type C = C;
+        type Handle = u64;
+        const OFFSET: usize = std::mem::offset_of!(C, inner);
+        const MARK: u32 = 0x7e57_0001;
+        fn pool() -> &'static Pool<Self> {
+            static POOL: PerFork<Pool<Thing>> = PerFork::new();
+            POOL.get()
+        }
+    }
+
+    impl Kind for Other {
+        type C = C;
+        type Handle = u64;
+        const MARK: u32 = 0x7e57_0002;
+        fn pool() -> &'static Pool<Self> {
+            static POOL: PerFork<Pool<Other>> = PerFork::new();
+            POOL.get()
+        }
+    }
+
+    impl Drop for Thing {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn thing(drops: &Arc<AtomicUsize>) -> *mut u64 {
+        let made = Thing::pool().make(Thing(Arc::clone(drops)), |c, handle| {
+            c.head = 1;
+            c.inner = handle as u64;
+        });
+        made.unwrap().handle()
+    }
+
+    fn end(handle: *mut u64) -> Result<(), Errno> {
+        drop(turn::<Thing>(handle)?.retire());
+        Ok(())
+    }
+
+    #[test]
+    fn places_follow_each_other() {
+        let mut expected = (0, 0);
+        for index in 0..10_000 {
+            assert_eq!(place(index), expected);
+            expected.1 += 1;
+            if expected.1 == FIRST << expected.0 {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn only_live_objects_of_the_kind_are_found() {
+        let drops = Arc::default();
+        let handle = thing(&drops);
+        // SAFETY: it lives.
+        assert_eq!(unsafe { *handle }, handle as u64);
+        assert!(find::<Thing>(handle).is_ok());
+        // SAFETY: it is memory of an object.
+        assert!(unsafe { enter::<Thing>(handle) }.is_ok());
+        for wrong in [
+            std::ptr::null_mut(),
+            handle.wrapping_add(1),
+            handle.wrapping_byte_add(3),
+            std::ptr::without_provenance_mut(4096),
+            std::ptr::without_provenance_mut(usize::MAX),
+        ] {
+            assert_eq!(find::<Thing>(wrong).err(), Some(Errno::INVAL));
+            assert!(turn::<Thing>(wrong).is_err());
+        }
+        let other = Other::pool().make(Other, |_, _| ()).unwrap().handle();
+        assert!(find::<Thing>(other).is_err());
+        assert!(find::<Other>(handle).is_err());
+        let inner = other.wrapping_byte_add(Thing::OFFSET);
+        // SAFETY: it is memory of an object, though of another kind.
+        assert!(unsafe { enter::<Thing>(inner) }.is_err());
+        // SAFETY: NULL and odd addresses are not looked at.
+        assert!(unsafe { enter::<Thing>(std::ptr::null_mut()) }.is_err());
+
+        end(handle).unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        assert_eq!(end(handle), Err(Errno::INVAL));
+        assert!(find::<Thing>(handle).is_err());
+        // SAFETY: its memory is readable still.
+        assert!(unsafe { enter::<Thing>(handle) }.is_err());
+    }
+
+    #[test]
+    fn names_do_not_mean_the_next_one_at_their_place() {
+        let drops = Arc::default();
+        let handle = thing(&drops);
+        let name = find::<Thing>(handle).unwrap().name();
+        end(handle).unwrap();
+        // Until the place is taken again.
+        loop {
+            assert!(name.get().is_err());
+            let next = thing(&drops);
+            if next == handle {
+                break;
+            }
+            end(next).unwrap();
+        }
+        assert!(find::<Thing>(handle).is_ok());
+        assert!(name.get().is_err());
+        end(handle).unwrap();
+    }
+
+    #[test]
+    fn bodies_go_when_nobody_uses_them() {
+        let drops: Arc<AtomicUsize> = Arc::default();
+        let handle = thing(&drops) as usize;
+        let inside = find::<Thing>(handle as *mut u64).unwrap();
+        let mut ends = Vec::new();
+        for _ in 0..4 {
+            ends.push(std::thread::spawn(move || end(handle as *mut u64).is_ok()));
+        }
+        while find::<Thing>(handle as *mut u64).is_ok() {
+            std::thread::yield_now();
+        }
+        assert_eq!(drops.load(Ordering::Relaxed), 0);
+        drop(inside);
+        let ended = ends.into_iter().map(|e| e.join().unwrap()).filter(|e| *e);
+        assert_eq!(ended.count(), 1, "one of them ended it");
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn alone_is_alone() {
+        let drops = Arc::default();
+        let handle = thing(&drops) as usize;
+        let busy: Arc<AtomicUsize> = Arc::default();
+        let users: Vec<_> = (0..4)
+            .map(|n| {
+                let busy = Arc::clone(&busy);
+                std::thread::spawn(move || {
+                    for _ in 0..2_000 {
+                        if n == 0 {
+                            turn::<Thing>(handle as *mut u64).unwrap().alone(|_| {
+                                assert_eq!(busy.fetch_add(1, Ordering::SeqCst), 0);
+                                busy.fetch_sub(1, Ordering::SeqCst);
+                            });
+                        } else {
+                            let _inside = find::<Thing>(handle as *mut u64).unwrap();
+                            busy.fetch_add(1, Ordering::SeqCst);
+                            busy.fetch_sub(1, Ordering::SeqCst);
+                        }
+                    }
+                })
+            })
+            .collect();
+        users.into_iter().for_each(|u| u.join().unwrap());
+        end(handle as *mut u64).unwrap();
+    }
+}
