@@ -2,15 +2,14 @@
 //! side has what the other has not.
 #![cfg(feature = "exs")]
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use weft_abi::exs::types::{self, CONSTANTS};
 
-/// One line for each figure: its name in C, the C expression, Rust's value.
-struct Figures(Vec<(String, String, i128)>);
+struct Figures(Vec<common::Figure>);
 
 macro_rules! layout {
     ($figures:ident, $($c:literal = $rust:ident { $($field:ident),* $(,)? })*) => {$(
@@ -75,60 +74,22 @@ fn header() -> String {
     std::fs::read_to_string(include().join("sys/exs.h")).unwrap()
 }
 
-fn seen_by(compiler: &[&str], extension: &str) -> BTreeMap<String, i128> {
-    let dir = tempfile::tempdir().unwrap();
-    let (source, program) = (
-        dir.path().join(format!("layout.{extension}")),
-        dir.path().join("layout"),
-    );
-    let mut text = String::from(
-        "#include <exs.h>\n#include <stdio.h>\n#ifdef __cplusplus\n#define ALIGNOF(t) alignof(t)\n#else\n\
-         #define ALIGNOF(t) _Alignof(t)\n#endif\nint main(void) {\n",
-    );
-    for (name, expression, _) in &figures().0 {
-        writeln!(
-            text,
-            "  printf(\"%s=%lld\\n\", \"{name}\", (long long)({expression}));"
-        )
-        .unwrap();
-    }
-    text.push_str("  return 0;\n}\n");
-    std::fs::write(&source, text).unwrap();
-    let built = Command::new(compiler[0])
-        .args(&compiler[1..])
-        .args(["-Wall", "-Wextra", "-pedantic", "-Werror", "-I"])
-        .arg(include())
-        .arg(&source)
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .unwrap_or_else(|e| panic!("{}: {e}", compiler[0]));
-    assert!(
-        built.status.success(),
-        "{}",
-        String::from_utf8_lossy(&built.stderr)
-    );
-    let printed = Command::new(&program).output().unwrap();
-    String::from_utf8(printed.stdout)
-        .unwrap()
-        .lines()
-        .map(|line| {
-            let (name, value) = line.split_once('=').unwrap();
-            (name.to_owned(), value.parse().unwrap())
-        })
-        .collect()
+fn seen_by(compiler: &str, standard: &str, extension: &str) -> BTreeMap<String, i128> {
+    let include = format!("-I{}", include().display());
+    common::seen_by(
+        &[compiler, standard, &include],
+        extension,
+        "#include <exs.h>\n",
+        &figures().0,
+    )
 }
 
 #[test]
 fn c_and_cplusplus_see_what_rust_sees() {
-    let expected: BTreeMap<String, i128> = figures()
-        .0
-        .into_iter()
-        .map(|(name, _, value)| (name, value))
-        .collect();
+    let expected = common::expected(&figures().0);
     assert!(expected.len() > 100);
-    assert_eq!(seen_by(&["cc", "-std=c11"], "c"), expected);
-    assert_eq!(seen_by(&["c++", "-std=c++11"], "cc"), expected);
+    assert_eq!(seen_by("cc", "-std=c11", "c"), expected);
+    assert_eq!(seen_by("c++", "-std=c++11", "cc"), expected);
 }
 
 /// Names that the header defines with `pick`, which is given one line.

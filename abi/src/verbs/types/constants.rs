@@ -17,6 +17,7 @@ c_constants! {
     __VERBS_ABI_IS_EXTENDED: usize = usize::MAX, // what `ibv_context.abi_compat` of every context says
     IBV_ALLOCATOR_USE_DEFAULT: usize = usize::MAX,
     IBV_PATH_RECORD_REVERSIBLE: u8 = 0x80,
+
     IBV_PATH_FLAG_GMP: u32 = 1 << 0,
     IBV_PATH_FLAG_PRIMARY: u32 = 1 << 1,
     IBV_PATH_FLAG_ALTERNATE: u32 = 1 << 2,
@@ -257,6 +258,6 @@ c_enums! {
         IBV_ADVISE_MR_ADVICE_PREFETCH = 0, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE = 1,
         IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT = 2,
     }
-    enum ibv_advise_mr_flag: c_uint { IBV_ADVISE_MR_FLAG_FLUSH = 1 << 0 }
+    enum: c_uint { IBV_ADVISE_MR_FLAG_FLUSH = 1 << 0 }
     enum ibv_tmh_op: c_uint { IBV_TMH_NO_TAG = 0, IBV_TMH_RNDV = 1, IBV_TMH_FIN = 2, IBV_TMH_EAGER = 3 }
 }
