@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use weft_verbs::process::PerProcess;
 use weft_verbs::{Device, Pd};
 
 use crate::Error;
-use crate::process::PerProcess;
 
 /// A device and a protection domain for sockets, queues and regions. Clones are handles of the same one.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ impl Context {
         static GLOBAL: PerProcess<Inner> = PerProcess::new();
         let inner = GLOBAL.get(|| {
             let device = Device::open().map_err(Error::from)?;
-            Ok(Context::new(device)?.0)
+            Ok::<_, Error>(Context::new(device)?.0)
         })?;
         Ok(Context(inner))
     }

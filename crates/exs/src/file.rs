@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
+use weft_verbs::process::PerProcess;
 
 use crate::lock::lock;
 use crate::plain::{Done, Outcome};
-use crate::process::PerProcess;
 use crate::{Context, FilePiece, Memory, Piece, Region};
 
 /// Most bytes that are read and sent at a time.

@@ -13,7 +13,6 @@ pub mod machine;
 mod memory;
 mod options;
 mod plain;
-mod process;
 mod queue;
 mod socket;
 #[cfg(feature = "tokio")]

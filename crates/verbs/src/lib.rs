@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
+pub mod process;
 
 pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use rustix::io::Errno;
+use weft_verbs::process::PerProcess;
 
 use crate::lock::lock;
-use crate::process::PerProcess;
 
 type Call = Box<dyn FnOnce() + Send>;
 
@@ -59,7 +59,7 @@ impl Timers {
                 .name("exs-timer".to_owned())
                 .spawn(move || run.run())
                 .map_err(|_| Errno::AGAIN)?;
-            Ok(timers)
+            Ok::<_, Errno>(timers)
         })?;
         let mut state = lock(&timers.state);
         let number = state.next;

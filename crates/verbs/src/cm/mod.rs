@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
-pub use weft_rnic::{ConnParam, ConnectError, Incoming, LinkOptions, Listening};
+pub use weft_rnic::{Bound, ConnParam, ConnectError, Dialed, Incoming, LinkOptions, Listening};
 
 use crate::{Device, Pd, Qp, QpInit};
 
