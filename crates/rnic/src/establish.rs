@@ -29,7 +29,7 @@ use crate::lock::lock;
 use crate::meet::{Answer, Guest, Knock, same_host};
 use crate::qp::Qp;
 use crate::transport::Link;
-use crate::transport::sim::SimListener;
+use crate::transport::sim::{SimListener, SimPort};
 use crate::transport::tcp::TcpLink;
 use crate::types::{LinkOptions, LocalMode};
 
@@ -158,6 +158,12 @@ enum DialStage {
     Over,
 }
 
+/// A connection that is being made.
+enum Way {
+    Tcp(OwnedFd),
+    Sim(Arc<dyn Link>),
+}
+
 struct Dial {
     qp: Arc<crate::qp::QpInner>,
     device: Arc<DeviceInner>,
@@ -181,15 +187,28 @@ impl Device {
         param: &ConnParam,
         done: impl FnOnce(Dialed) + Send + 'static,
     ) {
-        if let Err((error, done)) = self.start_dial(addr, source, qp, param, Box::new(done)) {
+        let connect = || match &self.0.transport {
+            Transport::Tcp => tcp::connect_start(addr, source).map(Way::Tcp),
+            Transport::Sim(net) => net.connect(addr, None).map(Way::Sim),
+        };
+        self.dial_by(connect, qp, param, Box::new(done));
+    }
+
+    fn dial_by(
+        &self,
+        connect: impl FnOnce() -> io::Result<Way>,
+        qp: &Qp,
+        param: &ConnParam,
+        done: DialDone,
+    ) {
+        if let Err((error, done)) = self.start_dial(connect, qp, param, done) {
             done(Err(error));
         }
     }
 
     fn start_dial(
         &self,
-        addr: SocketAddr,
-        source: Option<SocketAddr>,
+        connect: impl FnOnce() -> io::Result<Way>,
         qp: &Qp,
         param: &ConnParam,
         done: DialDone,
@@ -199,36 +218,24 @@ impl Device {
             Ok(started) => started,
             Err(error) => return Err((ConnectError::Invalid(error.to_string()), done)),
         };
-        let (stage, fd) = match &self.0.transport {
-            Transport::Tcp => match tcp::connect_start(addr, source) {
-                Ok(fd) => (None, Some(fd)),
-                Err(error) => return Err((error.into(), done)),
-            },
-            Transport::Sim(net) => match net.connect(addr) {
-                Ok(link) => (Some(link), None),
-                Err(error) => return Err((error.into(), done)),
-            },
+        let stage = match connect() {
+            Ok(Way::Tcp(fd)) => DialStage::Connecting(fd),
+            Ok(Way::Sim(link)) => DialStage::Started(link, Vec::new(), None),
+            Err(error) => return Err((error.into(), done)),
         };
         let deadline = deadline(param.options.timeout);
-        let make = |stage| {
-            Arc::new(Dial {
-                qp: Arc::clone(&qp.0),
-                device: Arc::clone(&self.0),
-                options: param.options,
-                machine,
-                request,
-                deadline,
-                stage: Mutex::new(stage),
-                done: Mutex::new(Some(done)),
-                token: OnceLock::new(),
-            })
-        };
+        let dial = Arc::new(Dial {
+            qp: Arc::clone(&qp.0),
+            device: Arc::clone(&self.0),
+            options: param.options,
+            machine,
+            request,
+            deadline,
+            stage: Mutex::new(stage),
+            done: Mutex::new(Some(done)),
+            token: OnceLock::new(),
+        });
         let engine = &self.0.engine;
-        let dial = match (stage, fd) {
-            (_, Some(fd)) => make(DialStage::Connecting(fd)),
-            (Some(link), None) => make(DialStage::Started(link, Vec::new(), None)),
-            (None, None) => return Ok(()),
-        };
         let mut stage = lock(&dial.stage);
         let registered = match &*stage {
             DialStage::Connecting(fd) => engine.register(
@@ -668,21 +675,90 @@ impl Device {
         param: &ConnParam,
         on_request: impl Fn(Incoming) + Send + Sync + 'static,
     ) -> io::Result<Listening> {
-        let (door, addr) = match &self.0.transport {
+        self.bind(addr)?.listen(backlog, param, on_request)
+    }
+
+    /// Take an address (port 0: any free one), to listen on it or dial from it later.
+    ///
+    /// # Errors
+    /// As `bind(2)`. A port that somebody else has taken in this way is refused no sooner than in [`Bound::listen`].
+    pub fn bind(&self, addr: SocketAddr) -> io::Result<Bound> {
+        let (port, addr) = match &self.0.transport {
             Transport::Tcp => {
-                let fd = tcp::listen(addr, backlog.clamp(1, 4096), true)?;
+                let fd = tcp::bind(addr, true)?;
                 let addr = tcp::local_addr(&fd)?;
-                (Door::Tcp(fd), addr)
+                (Port::Tcp(fd), addr)
             }
             Transport::Sim(net) => {
-                let listener = net.listen(addr)?;
-                let addr = listener.addr();
-                (Door::Sim(listener), addr)
+                let port = net.bind(addr)?;
+                let addr = port.addr();
+                (Port::Sim(port), addr)
             }
         };
+        Ok(Bound {
+            device: self.clone(),
+            port,
+            addr,
+        })
+    }
+}
+
+enum Port {
+    Tcp(OwnedFd),
+    Sim(SimPort),
+}
+
+/// An address that is taken, see [`Device::bind`]. Dropping it gives it back.
+pub struct Bound {
+    device: Device,
+    port: Port,
+    addr: SocketAddr,
+}
+
+impl Bound {
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Dial from here, as [`Device::dial`] does.
+    pub fn dial(
+        self,
+        addr: SocketAddr,
+        qp: &Qp,
+        param: &ConnParam,
+        done: impl FnOnce(Dialed) + Send + 'static,
+    ) {
+        let Bound { device, port, .. } = self;
+        let connect = || match port {
+            Port::Tcp(fd) => tcp::connect_bound(&fd, addr).map(|()| Way::Tcp(fd)),
+            Port::Sim(port) => port.connect(addr).map(Way::Sim),
+        };
+        device.dial_by(connect, qp, param, Box::new(done));
+    }
+
+    /// Listen here, as [`Device::listen`] does.
+    ///
+    /// # Errors
+    /// As `listen(2)`.
+    pub fn listen(
+        self,
+        backlog: u32,
+        param: &ConnParam,
+        on_request: impl Fn(Incoming) + Send + Sync + 'static,
+    ) -> io::Result<Listening> {
+        let Bound { device, port, addr } = self;
+        let Device(device) = device;
+        let door = match port {
+            Port::Tcp(fd) => {
+                tcp::listen_bound(&fd, backlog.clamp(1, 4096))?;
+                Door::Tcp(fd)
+            }
+            Port::Sim(port) => Door::Sim(port.listen()?),
+        };
         let reception = Arc::new(Reception {
-            device: Arc::clone(&self.0),
-            config: param.config(&self.0),
+            device: Arc::clone(&device),
+            config: param.config(&device),
             timeout: param.options.timeout,
             waiting: Arc::default(),
             backlog: backlog.max(1),
@@ -696,12 +772,12 @@ impl Device {
             entrances: Mutex::default(),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
-        let token = self.0.engine.register(source, inner.fd(), Interest::READ)?;
+        let token = device.engine.register(source, inner.fd(), Interest::READ)?;
         let _ = inner.token.set(token);
         // An event before the token was there found nothing to arm with.
-        self.0.engine.arm(token, inner.fd(), Interest::READ);
-        if self.0.local != LocalMode::Off {
-            *lock(&inner.entrances) = entrance::open(&self.0, &inner);
+        device.engine.arm(token, inner.fd(), Interest::READ);
+        if device.local != LocalMode::Off {
+            *lock(&inner.entrances) = entrance::open(&device, &inner);
         }
         Ok(Listening(inner))
     }

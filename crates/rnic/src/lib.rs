@@ -27,7 +27,7 @@ mod types;
 
 pub use cq::{CompChannel, Cq, CqOverrun};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
-pub use establish::{ConnParam, ConnectError, Dialed, Incoming, Listening};
+pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening};
 pub use mr::{Mr, Mw};
 pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use signal::Signal;

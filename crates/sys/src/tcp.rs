@@ -24,13 +24,11 @@ fn socket(addr: SocketAddr) -> io::Result<OwnedFd> {
     )?)
 }
 
-fn listen_on(fd: OwnedFd, addr: SocketAddr, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
+fn bind_to(fd: &OwnedFd, addr: SocketAddr, reuse: bool) -> io::Result<()> {
     if reuse {
-        sockopt::set_socket_reuseaddr(&fd, true)?;
+        sockopt::set_socket_reuseaddr(fd, true)?;
     }
-    net::bind(&fd, &addr)?;
-    net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
-    Ok(fd)
+    Ok(net::bind(fd, &addr)?)
 }
 
 /// Listens on an address (port 0: one the kernel picks). An IPv6 socket takes IPv6 peers only.
@@ -39,18 +37,40 @@ fn listen_on(fd: OwnedFd, addr: SocketAddr, backlog: u32, reuse: bool) -> io::Re
 /// # Errors
 /// `AddrInUse`, `AddrNotAvailable`, `PermissionDenied` (low ports).
 pub fn listen(addr: SocketAddr, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
+    let fd = bind(addr, reuse)?;
+    listen_bound(&fd, backlog)?;
+    Ok(fd)
+}
+
+/// A socket that is bound as [`listen`] binds, and that neither listens nor connects yet: see [`listen_bound`] and
+/// [`connect_bound`].
+///
+/// # Errors
+/// As [`listen`]. With `reuse`, a port that another socket is only bound to is refused no sooner than when one of them listens.
+pub fn bind(addr: SocketAddr, reuse: bool) -> io::Result<OwnedFd> {
     let fd = socket(addr)?;
     if addr.is_ipv6() {
         sockopt::set_ipv6_v6only(&fd, true)?;
     }
-    listen_on(fd, addr, backlog, reuse)
+    bind_to(&fd, addr, reuse)?;
+    Ok(fd)
+}
+
+/// Listens on a bound socket.
+///
+/// # Errors
+/// `AddrInUse`.
+pub fn listen_bound(fd: impl AsFd, backlog: u32) -> io::Result<()> {
+    Ok(net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))?)
 }
 
 /// As [`listen`], but IPv4 peers come in too, as mapped addresses (`::ffff:a.b.c.d`).
 pub fn listen_dual_stack(addr: SocketAddrV6, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
     let fd = socket(addr.into())?;
     sockopt::set_ipv6_v6only(&fd, false)?;
-    listen_on(fd, addr.into(), backlog, reuse)
+    bind_to(&fd, addr.into(), reuse)?;
+    listen_bound(&fd, backlog)?;
+    Ok(fd)
 }
 
 /// Takes a waiting connection, or `None` when there is none.
@@ -97,9 +117,18 @@ pub fn connect_start(addr: SocketAddr, bind: Option<SocketAddr>) -> io::Result<O
     if let Some(local) = bind {
         net::bind(&fd, &local)?;
     }
-    match net::connect(&fd, &addr) {
+    connect_bound(&fd, addr)?;
+    Ok(fd)
+}
+
+/// As [`connect_start`], with a bound socket.
+///
+/// # Errors
+/// As there.
+pub fn connect_bound(fd: impl AsFd, addr: SocketAddr) -> io::Result<()> {
+    match net::connect(fd, &addr) {
         // An interrupted connect goes on by itself.
-        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(fd),
+        Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
         Err(e) => Err(e.into()),
     }
 }

@@ -3,7 +3,7 @@
 //! Time is virtual: each attempt to receive is one tick of the receiving pipe, and bytes arrive some ticks after they
 //! were sent. So no test waits, and the same seed gives the same faults (not the same thread interleaving).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -33,6 +33,7 @@ struct Net {
     faults: SimFaults,
     rng: u64,
     next_port: u16,
+    bound: HashSet<SocketAddr>,
     listeners: HashMap<SocketAddr, Arc<Queue>>,
 }
 
@@ -52,41 +53,46 @@ impl SimNet {
             faults,
             rng: seed,
             next_port: 49_152,
+            bound: HashSet::new(),
             listeners: HashMap::new(),
         })))
     }
 
-    pub(crate) fn listen(&self, mut addr: SocketAddr) -> io::Result<SimListener> {
+    /// Take an address (port 0: any).
+    pub(crate) fn bind(&self, mut addr: SocketAddr) -> io::Result<SimPort> {
         let mut net = lock(&self.0);
         if addr.port() == 0 {
             addr.set_port(net.next_port);
             net.next_port = net.next_port.checked_add(1).unwrap_or(49_152);
         }
-        if net.listeners.contains_key(&addr) {
+        if !net.bound.insert(addr) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
-        let queue = Arc::new(Queue {
-            links: Mutex::default(),
-            ready: EventFd::new()?,
-        });
-        net.listeners.insert(addr, Arc::clone(&queue));
-        Ok(SimListener {
+        Ok(SimPort {
             addr,
-            queue,
             net: self.clone(),
         })
     }
 
-    pub(crate) fn connect(&self, addr: SocketAddr) -> io::Result<Arc<dyn Link>> {
+    /// Connect, from the address that was taken if there is one.
+    pub(crate) fn connect(
+        &self,
+        addr: SocketAddr,
+        from: Option<SimPort>,
+    ) -> io::Result<Arc<dyn Link>> {
         let mut net = lock(&self.0);
         let queue = Arc::clone(
             net.listeners
                 .get(&addr)
                 .ok_or(io::ErrorKind::ConnectionRefused)?,
         );
-        let mut local = addr;
-        local.set_port(net.next_port);
-        net.next_port = net.next_port.checked_add(1).unwrap_or(49_152);
+        let local = if let Some(port) = &from {
+            port.addr
+        } else {
+            let port = net.next_port;
+            net.next_port = net.next_port.checked_add(1).unwrap_or(49_152);
+            SocketAddr::new(addr.ip(), port)
+        };
         let faults = net.faults;
         let mut pipe = || -> io::Result<Arc<Pipe>> {
             net.rng = next(net.rng);
@@ -105,12 +111,14 @@ impl SimNet {
             rx: Arc::clone(&back),
             local,
             peer: addr,
+            _port: from,
         };
         let theirs = SimLink {
             tx: back,
             rx: there,
             local: addr,
             peer: local,
+            _port: None,
         };
         lock(&queue.links).push_back(Arc::new(theirs));
         queue.ready.signal();
@@ -123,16 +131,45 @@ struct Queue {
     ready: EventFd,
 }
 
-pub(crate) struct SimListener {
+/// An address of the network that is taken.
+pub(crate) struct SimPort {
     addr: SocketAddr,
-    queue: Arc<Queue>,
     net: SimNet,
 }
 
-impl SimListener {
+impl SimPort {
     pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
     }
+
+    pub(crate) fn connect(self, addr: SocketAddr) -> io::Result<Arc<dyn Link>> {
+        self.net.clone().connect(addr, Some(self))
+    }
+
+    pub(crate) fn listen(self) -> io::Result<SimListener> {
+        let queue = Arc::new(Queue {
+            links: Mutex::default(),
+            ready: EventFd::new()?,
+        });
+        lock(&self.net.0)
+            .listeners
+            .insert(self.addr, Arc::clone(&queue));
+        Ok(SimListener { port: self, queue })
+    }
+}
+
+impl Drop for SimPort {
+    fn drop(&mut self) {
+        lock(&self.net.0).bound.remove(&self.addr);
+    }
+}
+
+pub(crate) struct SimListener {
+    port: SimPort,
+    queue: Arc<Queue>,
+}
+
+impl SimListener {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.queue.ready.as_fd()
     }
@@ -148,7 +185,8 @@ impl SimListener {
 
 impl Drop for SimListener {
     fn drop(&mut self) {
-        lock(&self.net.0).listeners.remove(&self.addr);
+        let net = &self.port.net;
+        lock(&net.0).listeners.remove(&self.port.addr);
     }
 }
 
@@ -267,6 +305,7 @@ struct SimLink {
     rx: Arc<Pipe>,
     local: SocketAddr,
     peer: SocketAddr,
+    _port: Option<SimPort>,
 }
 
 impl Link for SimLink {
