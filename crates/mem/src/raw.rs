@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //!
-//! [`RawMemory::new`] is where the promise is made; everything else keeps to the range that was promised, and moves bytes by
+//! [`RawMemory::new`] is where the promise is made ([`RawMemory::leak`] keeps it itself); everything else keeps to the range that was promised, and moves bytes by
 //! the racing copies only.
 
 use crate::region::{invalid, iovec};
@@ -39,6 +39,15 @@ impl RawMemory {
         };
         ptr.addr().get().checked_add(len)?;
         Some(RawMemory { ptr, len })
+    }
+
+    /// The bytes of a buffer that is never freed: for memory that is to stay as long as the process.
+    pub fn leak(buffer: Vec<u8>) -> RawMemory {
+        let bytes = buffer.leak();
+        RawMemory {
+            len: bytes.len(),
+            ptr: NonNull::from(bytes).cast(),
+        }
     }
 
     /// Its first byte.

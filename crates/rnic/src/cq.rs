@@ -30,12 +30,12 @@ const ARMED_ANY: u8 = 2;
 
 struct Ring {
     entries: VecDeque<Wc>,
+    depth: usize,
     overrun: bool,
 }
 
 pub(crate) struct CqInner {
     num: u32,
-    depth: usize,
     device: Arc<DeviceInner>,
     ring: Mutex<Ring>,
     len: AtomicUsize,
@@ -64,6 +64,18 @@ pub struct Cq(pub(crate) Arc<CqInner>);
 )]
 pub struct CqOverrun;
 
+pub(crate) fn check_depth(depth: u32, device: &DeviceInner) -> Result<(), Error> {
+    if depth == 0 {
+        return Err(Error::Invalid(
+            "a completion queue needs at least one entry",
+        ));
+    }
+    if depth > device.limits.max_cqe {
+        return Err(Error::Limit("entries of a completion queue"));
+    }
+    Ok(())
+}
+
 impl Cq {
     pub(crate) fn new(
         device: &Arc<DeviceInner>,
@@ -74,10 +86,10 @@ impl Cq {
     ) -> Result<Cq, Error> {
         Ok(Cq(Arc::new(CqInner {
             num,
-            depth: depth as usize,
             device: Arc::clone(device),
             ring: Mutex::new(Ring {
                 entries: VecDeque::new(),
+                depth: depth as usize,
                 overrun: false,
             }),
             len: AtomicUsize::new(0),
@@ -99,9 +111,25 @@ impl Cq {
         self.0.num
     }
 
-    /// Entries that it was created for.
+    /// Completions that it has room for.
     pub fn depth(&self) -> u32 {
-        self.0.depth as u32
+        lock(&self.0.ring).depth as u32
+    }
+
+    /// Change how many completions it has room for.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0, and when more completions than that are in it; [`Error::Limit`].
+    pub fn resize(&self, depth: u32) -> Result<(), Error> {
+        check_depth(depth, &self.0.device)?;
+        let mut ring = lock(&self.0.ring);
+        if ring.entries.len() > depth as usize {
+            return Err(Error::Invalid(
+                "more completions are in the completion queue than it would have room for",
+            ));
+        }
+        ring.depth = depth as usize;
+        Ok(())
     }
 
     /// Take up to `out.len()` completions, oldest first; never blocks. Drives the members' connections when there is
@@ -313,7 +341,7 @@ impl CqInner {
         }
         let fits = {
             let mut ring = lock(&self.ring);
-            let room = self.depth.saturating_sub(ring.entries.len());
+            let room = ring.depth.saturating_sub(ring.entries.len());
             let fits = room >= wcs.len() && !ring.overrun;
             if !ring.overrun {
                 ring.entries.extend(wcs.iter().take(room));

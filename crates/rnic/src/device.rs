@@ -1,6 +1,6 @@
 //! The device: its limits, its tables, and the objects that hang from it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use weft_mem::{Backing, Domain, PdId, RawMemory, Table};
 use weft_sys::{EventFd, Interest, poll_fds};
 
-use crate::cq::{CompChannel, Cq};
-use crate::engine::Engine;
+use crate::cq::{CompChannel, Cq, check_depth};
+use crate::engine::{Engine, guarded};
 use crate::establish::Greeting;
 use crate::lock::lock;
 use crate::meet::Neighbours;
@@ -63,6 +63,38 @@ impl Drop for Counted {
     }
 }
 
+/// The number of a queue pair: no other one of the device has it until this is dropped.
+pub(crate) struct QpNumber {
+    pub(crate) num: u32,
+    device: Arc<DeviceInner>,
+}
+
+impl QpNumber {
+    fn take(device: &Arc<DeviceInner>, wanted: Option<u32>) -> Result<QpNumber, Error> {
+        let mut taken = lock(&device.qp_numbers);
+        let num = match wanted {
+            Some(0) => return Err(Error::Invalid("0 is no number of a queue pair")),
+            Some(num) => Some(num).filter(|num| taken.insert(*num)),
+            None => {
+                std::iter::repeat_with(|| device.id()).find(|num| *num != 0 && taken.insert(*num))
+            }
+        };
+        let num = num.ok_or(Error::Invalid("another queue pair has this number"))?;
+        Ok(QpNumber {
+            num,
+            device: Arc::clone(device),
+        })
+    }
+}
+
+impl Drop for QpNumber {
+    fn drop(&mut self) {
+        lock(&self.device.qp_numbers).remove(&self.num);
+    }
+}
+
+type EventHook = Box<dyn Fn(AsyncEvent) + Send + Sync>;
+
 pub(crate) struct DeviceInner {
     pub(crate) limits: Limits,
     pub(crate) table: Table,
@@ -80,11 +112,13 @@ pub(crate) struct DeviceInner {
     pool: Pool,
     next_id: AtomicU32,
     qps: Arc<AtomicU32>,
+    qp_numbers: Mutex<HashSet<u32>>,
     cqs: Arc<AtomicU32>,
     srqs: Arc<AtomicU32>,
     seed: AtomicU64,
     events: Mutex<VecDeque<AsyncEvent>>,
     events_fd: EventFd,
+    event_hook: OnceLock<EventHook>,
 }
 
 impl DeviceInner {
@@ -95,6 +129,11 @@ impl DeviceInner {
     /// Report an asynchronous event; the oldest are lost when nobody fetches them.
     pub(crate) fn raise(&self, event: AsyncEvent) {
         let mut events = lock(&self.events);
+        if let Some(hook) = self.event_hook.get() {
+            drop(events);
+            guarded(|| hook(event));
+            return;
+        }
         if events.len() == MAX_EVENTS {
             events.pop_front();
         }
@@ -206,11 +245,13 @@ impl DeviceBuilder {
             pool: Pool::default(),
             next_id: AtomicU32::new(1),
             qps: Arc::default(),
+            qp_numbers: Mutex::default(),
             cqs: Arc::default(),
             srqs: Arc::default(),
             seed: AtomicU64::new(1),
             events: Mutex::default(),
             events_fd: EventFd::new().map_err(Error::os("eventfd"))?,
+            event_hook: OnceLock::new(),
         })))
     }
 }
@@ -262,14 +303,7 @@ impl Device {
     /// # Errors
     /// [`Error::Limit`], [`Error::Invalid`] for a depth of 0.
     pub fn create_cq(&self, depth: u32, channel: Option<&CompChannel>) -> Result<Cq, Error> {
-        if depth == 0 {
-            return Err(Error::Invalid(
-                "a completion queue needs at least one entry",
-            ));
-        }
-        if depth > self.0.limits.max_cqe {
-            return Err(Error::Limit("entries of a completion queue"));
-        }
+        check_depth(depth, &self.0)?;
         let count = Counted::take(&self.0.cqs, self.0.limits.max_cq, "completion queues")?;
         Cq::new(&self.0, self.0.id(), depth, channel, count)
     }
@@ -280,6 +314,20 @@ impl Device {
     /// [`Error::Os`] without a free descriptor.
     pub fn create_comp_channel(&self) -> Result<CompChannel, Error> {
         CompChannel::new()
+    }
+
+    /// Call this for every asynchronous event, those included that nobody has fetched yet; [`Device::get_async_event`] gives none
+    /// from then on. Only the first hook counts. It is called on any thread, with locks held: it must not block, and not
+    /// call this library.
+    pub fn on_async_event(&self, hook: impl Fn(AsyncEvent) + Send + Sync + 'static) {
+        let earlier = {
+            let mut events = lock(&self.0.events);
+            let _ = self.0.event_hook.set(Box::new(hook));
+            std::mem::take(&mut *events)
+        };
+        if let Some(hook) = self.0.event_hook.get() {
+            earlier.into_iter().for_each(hook);
+        }
     }
 
     /// The next asynchronous event; waits up to `timeout` (`None`: for ever). `None` when the time is up.
@@ -349,9 +397,18 @@ impl Pd {
     /// # Errors
     /// [`Error::Memory`] past the limit of regions.
     pub fn reg_raw(&self, memory: &RawMemory, access: Access) -> Result<Mr, Error> {
+        self.reg_raw_at(memory, 0, access)
+    }
+
+    /// As [`Pd::reg_raw`], with `iova` as the address of the first byte in work requests, ours and the peer's: the memory's own
+    /// address, say.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions, and for addresses that pass 2^64.
+    pub fn reg_raw_at(&self, memory: &RawMemory, iova: u64, access: Access) -> Result<Mr, Error> {
         let table = &self.0.device.table;
         Ok(Mr {
-            region: table.register_promised(self.0.id, memory, 0, access)?,
+            region: table.register_promised(self.0.id, memory, iova, access)?,
             pd: Arc::clone(&self.0),
         })
     }
@@ -400,7 +457,8 @@ impl Pd {
         let device = &self.0.device;
         check_init(init, device)?;
         let count = Counted::take(&device.qps, device.limits.max_qp, "queue pairs")?;
-        Ok(Qp::new(&self.0, device.id(), init, count))
+        let num = QpNumber::take(device, init.num)?;
+        Ok(Qp::new(&self.0, num, init, count))
     }
 
     /// A shared receive queue for `max_wr` requests of up to `max_sge` elements.

@@ -6,29 +6,35 @@ use std::sync::{Arc, Mutex};
 
 use crate::device::{Counted, DeviceInner};
 use crate::lock::lock;
-use crate::types::{AsyncEvent, PostError, PostReason, RecvWr, sg_len};
+use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
 
 /// Posted receives, oldest first.
 pub(crate) struct RecvQueue {
-    queue: Mutex<VecDeque<RecvWr>>,
-    max_wr: u32,
+    posted: Mutex<Posted>,
     max_sge: u32,
+}
+
+struct Posted {
+    queue: VecDeque<RecvWr>,
+    max_wr: u32,
 }
 
 impl RecvQueue {
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         RecvQueue {
-            queue: Mutex::new(VecDeque::new()),
-            max_wr,
+            posted: Mutex::new(Posted {
+                queue: VecDeque::new(),
+                max_wr,
+            }),
             max_sge,
         }
     }
 
     pub(crate) fn post(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
-        let mut queue = lock(&self.queue);
+        let Posted { queue, max_wr } = &mut *lock(&self.posted);
         for (index, wr) in wrs.iter().enumerate() {
             let refuse = |reason| Err(PostError { index, reason });
-            if queue.len() >= self.max_wr as usize {
+            if queue.len() >= *max_wr as usize {
                 return refuse(PostReason::Full);
             }
             if wr.sges.len() > self.max_sge as usize {
@@ -44,13 +50,13 @@ impl RecvQueue {
 
     /// The oldest receive and how many are left after it.
     pub(crate) fn take(&self) -> Option<(RecvWr, usize)> {
-        let mut queue = lock(&self.queue);
+        let queue = &mut lock(&self.posted).queue;
         let wr = queue.pop_front()?;
         Some((wr, queue.len()))
     }
 
     pub(crate) fn drain(&self) -> VecDeque<RecvWr> {
-        std::mem::take(&mut *lock(&self.queue))
+        std::mem::take(&mut lock(&self.posted).queue)
     }
 }
 
@@ -106,6 +112,39 @@ impl Srq {
     /// [`PostError`] names the first request that was refused.
     pub fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
         self.0.queue.post(wrs)
+    }
+
+    /// Change how many requests it takes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when more are posted than that, [`Error::Limit`].
+    pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
+        if max_wr > self.0.device.limits.max_wr {
+            return Err(Error::Limit("work requests of a shared receive queue"));
+        }
+        let mut posted = lock(&self.0.queue.posted);
+        if posted.queue.len() > max_wr as usize {
+            return Err(Error::Invalid(
+                "more receives are posted than the shared receive queue would take",
+            ));
+        }
+        posted.max_wr = max_wr;
+        Ok(())
+    }
+
+    /// Requests that it takes.
+    pub fn max_wr(&self) -> u32 {
+        lock(&self.0.queue.posted).max_wr
+    }
+
+    /// Elements of one request.
+    pub fn max_sge(&self) -> u32 {
+        self.0.queue.max_sge
+    }
+
+    /// The armed limit; 0 when none is, or it was reached.
+    pub fn limit(&self) -> u32 {
+        self.0.limit.load(Ordering::Relaxed)
     }
 
     /// Raise [`AsyncEvent::SrqLimitReached`] once when fewer than `limit` receives are left; 0 disarms.

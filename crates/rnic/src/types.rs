@@ -304,6 +304,12 @@ pub enum WcStatus {
     RemInvReqErr,
     /// The peer could not carry out the request.
     RemOpErr,
+    /// The peer could not be reached, or was lost: what [`Qp::fail`](crate::Qp::fail) is given by those who join queue pairs.
+    RetryExcErr,
+    /// The peer had no receive for too long.
+    RnrRetryExcErr,
+    /// The peer gave the request up.
+    RemAbortErr,
     /// Anything else.
     GeneralErr,
 }
@@ -320,6 +326,9 @@ impl fmt::Display for WcStatus {
             WcStatus::RemAccessErr => "remote access error",
             WcStatus::RemInvReqErr => "remote invalid request",
             WcStatus::RemOpErr => "remote operation error",
+            WcStatus::RetryExcErr => "transport retries exceeded",
+            WcStatus::RnrRetryExcErr => "receiver-not-ready retries exceeded",
+            WcStatus::RemAbortErr => "aborted by the peer",
             WcStatus::GeneralErr => "general error",
         })
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::{
     Access, AsyncEvent, CompChannel, Cq, Device, LinkOptions, LocalMode, Mr, Pd, Qp, QpInit,
-    RecvWr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
+    RawMemory, RecvWr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
 };
 
 /// Bound of every wait: far more than any of them takes, on a slow and busy machine too.
@@ -32,6 +32,8 @@ pub enum Memory {
     Allocated,
     /// The program's own buffers, registered.
     Ordinary,
+    /// The program's memory, registered where it lies, under its own addresses.
+    InPlace,
 }
 
 /// How connections are made: one column of the suite.
@@ -74,6 +76,12 @@ impl Setup {
             carrier: Carrier::Sim(seed, faults),
             ..Setup::tcp()
         }
+    }
+    /// The same with regions made of this.
+    #[must_use]
+    pub fn memory(mut self, memory: Memory) -> Self {
+        self.memory = memory;
+        self
     }
     /// The same with other options.
     #[must_use]
@@ -119,6 +127,8 @@ pub struct Half {
     pub max_inline: u32,
     /// See [`QpInit::sq_sig_all`].
     pub sq_sig_all: bool,
+    /// See [`QpInit::num`].
+    pub num: Option<u32>,
     /// Entries of each completion queue made for it.
     pub depth: u32,
     /// Use these completion queues (send, receive), not new ones.
@@ -143,6 +153,7 @@ impl Default for Half {
             max_sge: 8,
             max_inline: 256,
             sq_sig_all: false,
+            num: None,
             depth: 1024,
             cqs: None,
             channel: None,
@@ -257,6 +268,7 @@ impl Bed {
         init.max_sge = half.max_sge;
         init.max_inline = half.max_inline;
         init.sq_sig_all = half.sq_sig_all;
+        init.num = half.num;
         let qp = pd.create_qp(&init).expect("a QP");
         if !half.recvs.is_empty() {
             qp.post_recv(&half.recvs).expect("receives");
@@ -385,12 +397,24 @@ impl End {
         match self.memory {
             Memory::Both | Memory::Allocated => self.pd.alloc_mr(len, ALL),
             Memory::Ordinary => self.pd.reg_mr(vec![0; len], ALL),
+            Memory::InPlace => return self.in_place(vec![0; len]),
         }
         .expect("a region")
     }
 
+    fn in_place(&self, bytes: Vec<u8>) -> Mr {
+        let memory = RawMemory::leak(bytes);
+        let iova = memory.as_ptr().addr() as u64;
+        let mr = self.pd.reg_raw_at(&memory, iova, ALL).expect("a region");
+        assert_eq!(mr.addr(), iova);
+        mr
+    }
+
     /// A region with every right that holds these bytes.
     pub fn mr_of(&self, bytes: &[u8]) -> Mr {
+        if self.memory == Memory::InPlace {
+            return self.in_place(bytes.to_vec());
+        }
         if self.memory != Memory::Allocated {
             return self.pd.reg_mr(bytes.to_vec(), ALL).expect("a region");
         }

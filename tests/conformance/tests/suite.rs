@@ -36,6 +36,7 @@ macro_rules! on_every_setup {
             Setup::tcp().with(|o| (o.recv_markers, o.crc) = (true, false)),
             $rows
         );
+        column!(tcp_in_place, Setup::tcp().memory(Memory::InPlace), $rows);
         column!(tcp_revision_1, Setup::tcp().with(|o| o.revision = 1), $rows);
         column!(
             tcp_in_short_segments,
@@ -46,6 +47,7 @@ macro_rules! on_every_setup {
         );
         column!(local, Setup::local(Memory::Allocated), $rows);
         column!(local_ordinary, Setup::local(Memory::Ordinary), $rows);
+        column!(local_in_place, Setup::local(Memory::InPlace), $rows);
         column!(
             local_mixed_over_ipv6,
             Setup::local(Memory::Both).v6(),
@@ -99,12 +101,12 @@ on_every_setup!({
     atomics: each_operation, concurrent, refused;
     windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
         other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
-    srq: shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
-    cq: wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
+    srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
+    cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
         overrun, filled_to_the_brim, shared_by_many;
-    events: arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
+    events: asynchronous_hook, arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
         two_queues_on_one_channel, in_an_epoll, wait_in_vain;
-    cm: private_data, private_data_too_long, reject, refused, address_in_use, addresses, connected_once, backlog,
+    cm: bound_first, private_data, private_data_too_long, reject, refused, address_in_use, addresses, connected_once, backlog,
         time_out, time_out_after_success, several_at_once, events, events_of_failure, events_out_of_order, descriptors,
         strangers;
     lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
@@ -138,6 +140,6 @@ macro_rules! on_some_setups {
 
 on_some_setups!({
     cm: two_hundred;
-    limits: completion_queues, queue_pairs, connected_queue_pairs, shared_receive_queues, regions, owner_access;
+    limits: queue_pair_numbers, completion_queues, queue_pairs, connected_queue_pairs, shared_receive_queues, regions, owner_access;
     threads: stress;
 });

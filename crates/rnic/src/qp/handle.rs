@@ -11,7 +11,7 @@ use super::rx::Rx;
 use super::tx::Tx;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::cq::Cq;
-use crate::device::{Counted, DeviceInner, PdInner};
+use crate::device::{Counted, DeviceInner, PdInner, QpNumber};
 use crate::srq::{RecvQueue, Srq};
 use crate::types::{Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, SendWr};
 
@@ -34,6 +34,9 @@ pub struct QpInit {
     pub max_inline: u32,
     /// Every send makes a completion, signaled or not.
     pub sq_sig_all: bool,
+    /// Its number, which no other queue pair of the device may have; it is free again once the [`Qp`] is dropped. `None`: the device
+    /// chooses.
+    pub num: Option<u32>,
 }
 
 impl QpInit {
@@ -48,23 +51,27 @@ impl QpInit {
             max_sge: 4,
             max_inline: 256,
             sq_sig_all: false,
+            num: None,
         }
     }
 }
 
 /// A queue pair: a send queue, a receive queue and the connection that joins them to a peer's. Dropping it closes the
 /// connection: requests that have not completed by then make no completions any more, and may not be carried out.
-pub struct Qp(pub(crate) Arc<QpInner>, #[allow(dead_code)] Counted);
+pub struct Qp(
+    pub(crate) Arc<QpInner>,
+    #[allow(dead_code)] (Counted, QpNumber),
+);
 
 impl Qp {
-    pub(crate) fn new(pd: &Arc<PdInner>, num: u32, init: &QpInit, count: Counted) -> Qp {
+    pub(crate) fn new(pd: &Arc<PdInner>, num: QpNumber, init: &QpInit, count: Counted) -> Qp {
         let device = &pd.device;
         let recv = match &init.srq {
             Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
             None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
         };
         let inner = Arc::new(QpInner {
-            num,
+            num: num.num,
             device: Arc::clone(device),
             pd: Arc::clone(pd),
             send_cq: Arc::clone(&init.send_cq.0),
@@ -112,7 +119,7 @@ impl Qp {
         if !init.send_cq.same(&init.recv_cq) {
             inner.recv_cq.attach(&inner);
         }
-        Qp(inner, count)
+        Qp(inner, (count, num))
     }
 
     /// The queue pair's number, as in [`Wc::qp_num`](crate::Wc::qp_num).

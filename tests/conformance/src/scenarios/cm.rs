@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use weft_verbs::cm::{
@@ -551,4 +552,47 @@ pub fn strangers(bed: &Bed) {
     let nowhere = SocketAddr::new(Ipv4Addr::new(224, 0, 0, 1).into(), 9);
     let outcome = weft_verbs::cm::connect_qp(nowhere, end.qp, &device, &param);
     assert!(outcome.is_err());
+}
+
+/// An address that was taken first can be listened on, and dialled from.
+pub fn bound_first(bed: &Bed) {
+    let there = bed.b.bind(bed.any_addr()).unwrap();
+    let addr = there.local_addr();
+    assert_ne!(addr.port(), 0);
+    let from = bed.a.bind(bed.any_addr()).unwrap();
+    let dialled_from = from.local_addr();
+    assert_ne!(dialled_from, addr);
+
+    let (a, b) = (
+        bed.end(&bed.a, &Half::default()),
+        bed.end(&bed.b, &Half::default()),
+    );
+    b.post_recv(RecvWr::new(1));
+    let (tell, told) = mpsc::channel();
+    let listening = there
+        .listen(4, &bed.param(), move |incoming| {
+            tell.send(incoming).unwrap();
+        })
+        .unwrap();
+    assert_eq!(listening.local_addr(), addr);
+    let again = bed.b.bind(addr);
+    let again = again.and_then(|bound| bound.listen(4, &bed.param(), drop));
+    assert_eq!(again.err().unwrap().kind(), std::io::ErrorKind::AddrInUse);
+    let (tell, dialed) = mpsc::channel();
+    from.dial(addr, &a.qp, &bed.param(), move |outcome| {
+        tell.send(outcome).unwrap();
+    });
+    let incoming = told.recv_timeout(PATIENCE).expect("a request");
+    assert_eq!(incoming.peer_addr(), dialled_from);
+    incoming.accept(&b.qp, &bed.param()).unwrap();
+    dialed.recv_timeout(PATIENCE).unwrap().unwrap();
+    assert_eq!(a.qp.local_addr(), Some(dialled_from));
+    a.run(SendWr::send(1));
+    assert_ok(&b.received(), 1, WcOpcode::Recv, 0);
+
+    // Nobody is at an address that is only taken.
+    let taken = bed.b.bind(bed.any_addr()).unwrap();
+    let end = bed.end(&bed.a, &Half::default());
+    let error = bed.dial(taken.local_addr(), end, &bed.param()).err();
+    assert!(matches!(error, Some(ConnectError::Refused)), "{error:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use weft_verbs::{AsyncEvent, CqOverrun, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
+use weft_verbs::{AsyncEvent, CqOverrun, Error, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, Half, PATIENCE, assert_ok, take, until};
 
@@ -239,4 +239,42 @@ pub fn shared_by_many(bed: &Bed) {
         a.post(SendWr::send(1));
         assert_eq!(take(&cq, 1)[0].wr_id, 5);
     }
+}
+
+/// A queue can be made longer and shorter, but not shorter than what is in it.
+pub fn resized(bed: &Bed) {
+    let half = Half {
+        depth: 2,
+        ..Half::default()
+    };
+    let (a, b) = bed.pair_with(&Half::default(), &half);
+    let fill = |n: u64| {
+        for id in 0..n {
+            b.post_recv(RecvWr::new(id));
+            a.post(SendWr::send(id));
+        }
+        // All of them have arrived when the answer is there, and are in the queue when whoever sent that lets go.
+        a.run(SendWr::read(9, b.mr(8).remote(0)).sge(a.mr(8).sge(0, 0)));
+        b.qp.ledger();
+    };
+    fill(2);
+    b.rcq.resize(5).unwrap();
+    fill(3);
+    assert_eq!(b.rcq.depth(), 5);
+    assert!(matches!(b.rcq.resize(4), Err(Error::Invalid(_))));
+    assert!(matches!(b.rcq.resize(0), Err(Error::Invalid(_))));
+    let most = bed.b.attr().limits.max_cqe;
+    assert!(matches!(b.rcq.resize(most + 1), Err(Error::Limit(_))));
+    for (i, wc) in take(&b.rcq, 5).iter().enumerate() {
+        assert_ok(wc, [0, 1, 0, 1, 2][i], WcOpcode::Recv, 0);
+    }
+    b.rcq.resize(1).unwrap();
+    fill(1);
+    take(&b.rcq, 1);
+    b.post_recv(RecvWr::new(1));
+    b.post_recv(RecvWr::new(2));
+    a.post(SendWr::send(1));
+    a.post(SendWr::send(2));
+    let cq_num = b.rcq.num();
+    assert_eq!(b.event(), AsyncEvent::CqOverrun { cq_num });
 }

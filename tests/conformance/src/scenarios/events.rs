@@ -4,9 +4,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
-use weft_verbs::{CompChannel, RecvWr, SendWr, Wc, WcStatus};
+use weft_verbs::{AsyncEvent, CompChannel, Limits, QpState, RecvWr, SendWr, Wc, WcStatus};
 
-use crate::bed::{Bed, End, Half, PATIENCE, take};
+use crate::bed::{Bed, End, Half, PATIENCE, take, until};
 
 const NOW: Option<Duration> = Some(Duration::ZERO);
 
@@ -212,4 +212,36 @@ pub fn wait_in_vain(bed: &Bed) {
     let start = std::time::Instant::now();
     assert_eq!(channel.get_event(Some(time)), None);
     assert!(start.elapsed() >= time);
+}
+
+/// Asynchronous events go to the program's hook in place of the device's queue, those from before it too.
+pub fn asynchronous_hook(bed: &Bed) {
+    let device = bed.device(Limits::default());
+    let listener = bed.listener(8);
+    let cut = || {
+        let end = bed.end(&device, &Half::default());
+        let num = end.qp.num();
+        std::thread::scope(|scope| {
+            let dial = scope.spawn(|| bed.dial(listener.local_addr(), end, &bed.param()));
+            let request = listener.next_request(Some(PATIENCE)).expect("a request");
+            let peer = bed.end(&bed.b, &Half::default());
+            let peer = peer.over(|qp| request.accept(qp, &bed.param())).unwrap();
+            let end = dial.join().expect("no panic").expect("connect");
+            peer.qp.to_error();
+            until("the end", || end.qp.state() == QpState::Error);
+        });
+        num
+    };
+    let early = cut();
+    let (tell, told) = std::sync::mpsc::channel();
+    device.on_async_event(move |event| tell.send(event).unwrap());
+    let late = cut();
+    for num in [early, late] {
+        let event = told.recv_timeout(PATIENCE).expect("an event");
+        assert!(
+            matches!(event, AsyncEvent::QpFatal { qp_num, .. } if qp_num == num),
+            "{event:?}"
+        );
+    }
+    assert_eq!(device.get_async_event(Some(Duration::ZERO)), None);
 }

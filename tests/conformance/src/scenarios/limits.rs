@@ -74,6 +74,48 @@ pub fn queue_pairs(bed: &Bed) {
     assert_eq!(nums.len(), 3, "numbers are unique");
 }
 
+/// A program may choose the number of a queue pair, which nobody else has while it lives.
+pub fn queue_pair_numbers(bed: &Bed) {
+    let device = bed.device(Limits::default());
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(10, None).unwrap();
+    let qp = |num| {
+        let mut init = QpInit::new(&cq, &cq);
+        init.num = num;
+        pd.create_qp(&init)
+    };
+    let first = qp(None).unwrap();
+    let invalid = |num| {
+        assert!(
+            matches!(qp(Some(num)).err(), Some(Error::Invalid(_))),
+            "{num}"
+        );
+    };
+    invalid(0);
+    invalid(first.num());
+    // The one that the device would choose next is taken: it chooses another one.
+    let chosen = qp(Some(first.num() + 1)).unwrap();
+    assert_eq!(chosen.num(), first.num() + 1);
+    let next = qp(None).unwrap();
+    assert!(next.num() > chosen.num());
+    let far = qp(Some(u32::MAX)).unwrap();
+    for _ in 0..3 {
+        invalid(u32::MAX);
+    }
+    drop(far);
+    assert_eq!(qp(Some(u32::MAX)).unwrap().num(), u32::MAX);
+    // So is that of a connected one, as soon as it is dropped.
+    let listener = bed.listener(8);
+    for _ in 0..3 {
+        let half = |num| Half {
+            num: Some(num),
+            ..Half::default()
+        };
+        let (a, b) = bed.pair_through(&listener, &half(0x00ff_fffe), &half(0x00ff_ffff));
+        assert_eq!((a.qp.num(), b.qp.num()), (0x00ff_fffe, 0x00ff_ffff));
+    }
+}
+
 /// The place of a connected queue pair is free as soon as it is dropped.
 pub fn connected_queue_pairs(bed: &Bed) {
     let device = bed.device(Limits {

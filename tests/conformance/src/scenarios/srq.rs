@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use weft_verbs::{AsyncEvent, PostReason, QpState, RecvWr, SendWr, Srq, WcOpcode, WcStatus};
+use weft_verbs::{AsyncEvent, Error, PostReason, QpState, RecvWr, SendWr, Srq, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, End, Half, assert_bytes, assert_none, assert_ok, take, until};
 use crate::need;
@@ -114,6 +114,31 @@ pub fn refused_posts(bed: &Bed) {
     let wide = RecvWr::new(1).sge(mr.whole()).sge(mr.whole());
     let error = srq.post_recv(&[RecvWr::new(0), wide]).unwrap_err();
     assert_eq!((error.index, error.reason), (1, PostReason::TooManySges));
+}
+
+/// A queue can be made longer and shorter, but not shorter than what is posted.
+pub fn resized(bed: &Bed) {
+    need!(bed, srq);
+    let (srq, pairs) = pairs(bed, 1, 4);
+    let (a, b) = &pairs[0];
+    assert_eq!((srq.max_wr(), srq.max_sge(), srq.limit()), (4, 2, 0));
+    let wrs: Vec<_> = (0..6).map(RecvWr::new).collect();
+    assert_eq!(srq.post_recv(&wrs).unwrap_err().index, 4);
+    srq.resize(6).unwrap();
+    srq.post_recv(&wrs[4..]).unwrap();
+    assert!(matches!(srq.resize(5), Err(Error::Invalid(_))));
+    let most = bed.b.attr().limits.max_wr;
+    assert!(matches!(srq.resize(most + 1), Err(Error::Limit(_))));
+    assert_eq!(srq.max_wr(), 6);
+    srq.arm_limit(3);
+    assert_eq!(srq.limit(), 3);
+    for id in 0..6 {
+        a.run(SendWr::send(1));
+        assert_ok(&b.received(), id, WcOpcode::Recv, 0);
+    }
+    assert_eq!(srq.limit(), 0, "it was reached");
+    srq.resize(1).unwrap();
+    assert_eq!(srq.post_recv(&wrs).unwrap_err().index, 1);
 }
 
 /// A queue pair that ends takes no receive with it but the one of a message in progress; the others go on. An empty

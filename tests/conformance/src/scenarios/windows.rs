@@ -85,8 +85,9 @@ pub fn rights(bed: &Bed) {
     let mr = b.mr(4096);
     let mw = b.pd.alloc_mw().unwrap();
     let rkey = bind(&b, &mw, &mr, 0, 4096, Access::REMOTE_WRITE);
-    a.run(SendWr::write(1, at(rkey, 0)).inline(&[1; 4]));
-    refused(&a, at(rkey, 0), 4);
+    let first = at(rkey, mr.addr());
+    a.run(SendWr::write(1, first).inline(&[1; 4]));
+    refused(&a, first, 4);
 }
 
 /// After a Local Invalidate the key is dead; the window can be bound again, with another key.
