@@ -79,6 +79,9 @@ pub enum Command {
     /// Show the connections of this host's weft processes
     #[command(long_about = cmd::stat::LONG)]
     Stat(cmd::stat::Args),
+    /// Run an unmodified program for libibverbs and librdmacm
+    #[command(long_about = cmd::verbs::LONG)]
+    Verbs(cmd::verbs::Args),
     /// Tell what this machine allows and what each lack costs
     Doctor(cmd::doctor::Args),
     /// Move a real file beside plain TCP, measure, and write a report
@@ -99,6 +102,7 @@ impl Cli {
             Command::Blast(args) => cmd::blast::run(&args, self.global).map(Into::into),
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
+            Command::Verbs(args) => cmd::verbs::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
             Command::Man(args) => cmd::man::run(&args).map(Into::into),
             Command::Completion(args) => cmd::completion::run(&args).map(Into::into),

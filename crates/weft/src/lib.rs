@@ -8,5 +8,6 @@ pub mod cmd;
 pub mod cp;
 pub mod demo;
 pub mod doctor;
+pub mod elf;
 pub mod failure;
 pub mod stat;

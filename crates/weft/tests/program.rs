@@ -15,6 +15,7 @@ fn help_names_every_subcommand_and_the_exit_codes() {
         "hello",
         "bench",
         "stat",
+        "verbs",
         "doctor",
         "demo",
         "man",
@@ -72,6 +73,7 @@ fn manual_pages() {
         "weft-bench.1",
         "weft-doctor.1",
         "weft-stat.1",
+        "weft-verbs.1",
     ] {
         assert!(pages.iter().any(|p| p == page), "{page} in {pages:?}");
     }

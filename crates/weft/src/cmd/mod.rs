@@ -9,6 +9,7 @@ pub mod doctor;
 pub mod hello;
 pub mod man;
 pub mod stat;
+pub mod verbs;
 
 /// What carries a connection, in words.
 pub(crate) fn carrier(transport: &str) -> &str {

@@ -1,0 +1,308 @@
+//! `weft verbs`: programs written for libibverbs and librdmacm, on the drop-in libraries.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::elf::{self, Kind};
+use crate::failure::Failure;
+
+pub(crate) const LONG: &str = "\
+Run a program that was written for RDMA hardware, unmodified: every libibverbs and librdmacm that it loads is weft's. It sees two \
+devices, without a kernel module and without root:
+
+  weft0     iWARP, as an RNIC with that protocol. Connections are made with rdma_cm
+  weft_ib0  for programs that know InfiniBand or RoCE only: they exchange a GID and a queue pair
+            number themselves and call ibv_modify_qp. Its GIDs are the addresses of this host
+
+The peer has to run on weft too, or, for weft0, to be an RNIC with iWARP or the kernel's siw.
+
+Examples:
+  weft verbs -- rping -s -a 127.0.0.1 -C 10 -v
+  weft verbs --devices weft_ib0 -- ibv_rc_pingpong -g 0 HOST
+  eval \"$(weft verbs --print-env)\"; pytest
+
+Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
+
+/// The file that every program of this kind loads.
+const LIBRARY: &str = "libibverbs.so.1";
+/// The other one.
+const CM_LIBRARY: &str = "librdmacm.so.1";
+/// Ours has this version node, no other has.
+const MARK: &[u8] = b"WEFT_PRIVATE_1";
+
+const EXIT_OWN: u8 = 125;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
+
+/// Options of `weft verbs`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The folder of the drop-in libraries [default: beside this program, as `./x dist` leaves them]
+    #[arg(long, value_name = "DIR", env = "WEFT_VERBS_LIB")]
+    lib: Option<PathBuf>,
+    /// Which devices appear and in which order; `rdma_cm` takes the first [default: both, weft0 first]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["weft0", "weft_ib0"])]
+    devices: Vec<String>,
+    /// A script of faults to inject
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
+    /// What the libraries log to stderr
+    #[arg(long, value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace"])]
+    log: Option<String>,
+    /// Whether it meets processes of this host and user in shared memory
+    #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
+    local: Option<String>,
+    /// Print the settings as shell commands in place of running a program
+    #[arg(long, conflicts_with = "command")]
+    print_env: bool,
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required_unless_present = "print_env"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program, or prints the settings.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let settings = match libraries(args).and_then(|lib| settings(args, &lib)) {
+        Ok(settings) => settings,
+        Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
+    };
+    if args.print_env {
+        let mut text = String::new();
+        for (name, value) in &settings {
+            let value = value.to_string_lossy().replace('\'', r"'\''");
+            let _ = writeln!(text, "export {name}='{value}'");
+        }
+        super::say(text.trim_end());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some((name, rest)) = args.command.split_first() else {
+        return Err(Failure::usage("no program is named"));
+    };
+    let program = match find(name) {
+        Ok(program) => program,
+        Err(e) => return Ok(refuse(name, &e)),
+    };
+    for warning in warnings(&program) {
+        eprintln!("weft: warning: {}: {warning}", program.display());
+    }
+    // Only a failure comes back.
+    let error = Command::new(&program)
+        .arg0(name)
+        .args(rest)
+        .envs(settings)
+        .exec();
+    Ok(refuse(name, &error))
+}
+
+fn fail(code: u8, failure: &Failure) -> ExitCode {
+    eprintln!("weft: {failure}");
+    ExitCode::from(code)
+}
+
+/// Says why the program does not run, with the exit status of env(1).
+fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
+    let missing = error.kind() == io::ErrorKind::NotFound;
+    let code = if missing {
+        EXIT_NOT_FOUND
+    } else {
+        EXIT_NOT_EXECUTABLE
+    };
+    let failure = Failure::failed(format!("cannot run {}: {error}", name.display()));
+    fail(code, &failure)
+}
+
+/// The folder that holds our libraries.
+fn libraries(args: &Args) -> Result<PathBuf, Failure> {
+    if let Some(dir) = &args.lib {
+        let dir = dir.canonicalize().map_err(|e| {
+            Failure::failed(format!("{}: {e}", dir.display()))
+                .hint("name the folder with --lib or WEFT_VERBS_LIB as `./x dist` makes it: target/dist/lib")
+        })?;
+        return if is_ours(&dir) {
+            Ok(dir)
+        } else {
+            Err(Failure::failed(format!(
+                "there is no {LIBRARY} of weft in {}",
+                dir.display()
+            ))
+            .hint("`./x dist` builds the libraries into target/dist/lib"))
+        };
+    }
+    let program = env::current_exe().map_err(|e| {
+        Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
+    })?;
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let places = ["../lib", "../dist/lib"].map(|place| beside.join(place));
+    let found = places.iter().filter_map(|place| place.canonicalize().ok());
+    found.into_iter().find(|dir| is_ours(dir)).ok_or_else(|| {
+        Failure::failed(format!(
+            "the drop-in libraries are neither in {} nor in {}",
+            places[0].display(),
+            places[1].display()
+        ))
+        .hint("run `./x dist` to build them, or name their folder with --lib or WEFT_VERBS_LIB")
+    })
+}
+
+/// Whether the libraries of this folder are weft's and not the distribution's.
+fn is_ours(dir: &Path) -> bool {
+    let marked = |name| {
+        fs::read(dir.join(name)).is_ok_and(|file| file.windows(MARK.len()).any(|w| w == MARK))
+    };
+    marked(LIBRARY) && marked(CM_LIBRARY)
+}
+
+/// What the program finds in its environment.
+fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let mut path = lib.as_os_str().to_owned();
+    if path.as_bytes().contains(&b':') {
+        return Err(Failure::failed(format!(
+            "the name of {} has a colon, which ends a folder in LD_LIBRARY_PATH",
+            lib.display()
+        )));
+    }
+    if let Some(rest) = env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+        path.push(":");
+        path.push(rest);
+    }
+    let mut settings = vec![("LD_LIBRARY_PATH", path)];
+    if !args.devices.is_empty() {
+        settings.push(("WEFT_DEVICES", args.devices.join(",").into()));
+    }
+    if let Some(faults) = &args.faults {
+        // The program may run in another folder.
+        let file = faults
+            .canonicalize()
+            .and_then(|path| File::open(&path).map(|_| path));
+        let path = file.map_err(|e| Failure::failed(format!("{}: {e}", faults.display())))?;
+        settings.push(("WEFT_FAULTS", path.into()));
+    }
+    let texts = [("WEFT_LOG", &args.log), ("WEFT_LOCAL", &args.local)];
+    settings.extend(
+        texts
+            .into_iter()
+            .filter_map(|(n, v)| Some((n, v.clone()?.into()))),
+    );
+    Ok(settings)
+}
+
+/// The file of a program, as execvp(3) looks for it.
+fn find(name: &OsStr) -> io::Result<PathBuf> {
+    let path = if name.as_bytes().contains(&b'/') {
+        OsString::new()
+    } else {
+        env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into())
+    };
+    let mut error = io::Error::from(io::ErrorKind::NotFound);
+    for dir in env::split_paths(&path) {
+        let file = dir.join(name);
+        match fs::metadata(&file) {
+            Ok(about) if about.is_file() && about.mode() & 0o111 != 0 => return Ok(file),
+            Ok(_) => error = io::ErrorKind::PermissionDenied.into(),
+            Err(_) => {}
+        }
+    }
+    if path.is_empty() {
+        return Ok(name.into());
+    }
+    Err(error)
+}
+
+/// Why the program will not, or may not, come to our libraries.
+fn warnings(program: &Path) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Ok(about) = fs::metadata(program) {
+        let mode = about.permissions().mode();
+        let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();
+        let group = mode & 0o2000 != 0 && about.gid() != rustix::process::getegid().as_raw();
+        if user || group {
+            warnings.push(
+                "it runs with other rights (setuid or setgid), so the loader ignores LD_LIBRARY_PATH; run it as the user that it becomes"
+                    .into(),
+            );
+        }
+    }
+    // What cannot be read can still be executed.
+    match File::open(program).and_then(|file| elf::kind(&file)) {
+        Ok(Kind::Static) => {
+            warnings.push("it is linked statically: no library of ours is loaded".into());
+        }
+        Ok(Kind::Foreign) => warnings.push(
+            "it is for another kind of machine than the libraries: they are not loaded".into(),
+        ),
+        Ok(Kind::Dynamic { rpath: Some(rpath) }) => {
+            let home = program.canonicalize().ok();
+            let origin = home.as_deref().and_then(Path::parent);
+            let folder = env::split_paths(&rpath)
+                .map(|dir| expand(&dir, origin))
+                .find(|dir| [LIBRARY, CM_LIBRARY].iter().any(|n| dir.join(n).exists()));
+            if let Some(folder) = folder.filter(|folder| !is_ours(folder)) {
+                warnings.push(format!(
+                    "its DT_RPATH comes before LD_LIBRARY_PATH, and {} has an RDMA library; `patchelf --remove-rpath` or LD_PRELOAD help",
+                    folder.display()
+                ));
+            }
+        }
+        Ok(Kind::Script(interpreter)) => {
+            let interpreter = PathBuf::from(interpreter);
+            let is_script = File::open(&interpreter)
+                .and_then(|file| elf::kind(&file))
+                .is_ok_and(|kind| matches!(kind, Kind::Script(_)));
+            if !is_script && interpreter != program {
+                let of = interpreter.display().to_string();
+                let texts = self::warnings(&interpreter);
+                warnings.extend(texts.into_iter().map(|text| format!("by {of}: {text}")));
+            }
+        }
+        _ => {}
+    }
+    warnings
+}
+
+/// A folder of a path list, with the program's own folder put in.
+fn expand(dir: &Path, origin: Option<&Path>) -> PathBuf {
+    let Some(origin) = origin else {
+        return dir.to_owned();
+    };
+    let mut out = Vec::new();
+    let mut rest = dir.as_os_str().as_bytes();
+    while let Some(&first) = rest.first() {
+        let variable = [&b"${ORIGIN}"[..], b"$ORIGIN"];
+        if let Some(after) = variable.iter().find_map(|name| rest.strip_prefix(*name)) {
+            out.extend_from_slice(origin.as_os_str().as_bytes());
+            rest = after;
+        } else {
+            out.push(first);
+            rest = &rest[1..];
+        }
+    }
+    OsString::from_vec(out).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origin_is_put_in() {
+        let origin = Some(Path::new("/opt/x"));
+        let expanded = |dir| expand(Path::new(dir), origin);
+        assert_eq!(expanded("$ORIGIN/../lib"), Path::new("/opt/x/../lib"));
+        assert_eq!(expanded("${ORIGIN}/lib"), Path::new("/opt/x/lib"));
+        assert_eq!(expanded("/usr/lib"), Path::new("/usr/lib"));
+        assert_eq!(expand(Path::new("$ORIGIN"), None), Path::new("$ORIGIN"));
+    }
+}

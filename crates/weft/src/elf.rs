@@ -1,0 +1,273 @@
+//! What the dynamic loader will do with a program, as far as it matters to somebody who wants to slip a library under it.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt;
+
+/// Sizes in ELF64.
+const HEADER: usize = 64;
+const PROGRAM_HEADER: usize = 56;
+const DYNAMIC_ENTRY: usize = 16;
+/// More than any program has; a damaged file must not cost memory.
+const MAX_SEGMENTS: usize = 4096;
+const MAX_DYNAMIC: u64 = 1 << 20;
+const MAX_PATH_LIST: usize = 1 << 16;
+
+const LOAD: u32 = 1;
+const DYNAMIC: u32 = 2;
+const INTERPRETER: u32 = 3;
+
+const STRING_TABLE: u64 = 5;
+const RPATH: u64 = 15;
+const RUNPATH: u64 = 29;
+
+/// The beginning of a program's file says what it is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// For the dynamic loader of this machine.
+    Dynamic {
+        /// `DT_RPATH`, unless there is a `DT_RUNPATH` that makes the loader ignore it: these folders come before
+        /// `LD_LIBRARY_PATH`.
+        rpath: Option<OsString>,
+    },
+    /// No dynamic loader runs.
+    Static,
+    /// For another machine or word length than this program.
+    Foreign,
+    /// `#!`, and the interpreter.
+    Script(OsString),
+    /// Nothing known.
+    Other,
+}
+
+struct Segment {
+    kind: u32,
+    offset: u64,
+    addr: u64,
+    len: u64,
+}
+
+/// Looks at a program.
+pub fn kind(file: &File) -> io::Result<Kind> {
+    let mut start = [0; 256];
+    let got = read(file, &mut start, 0)?;
+    let start = &start[..got];
+    if let Some(line) = start.strip_prefix(b"#!") {
+        return Ok(interpreter(line).map_or(Kind::Other, Kind::Script));
+    }
+    if !start.starts_with(b"\x7fELF") || start.len() < HEADER {
+        return Ok(Kind::Other);
+    }
+    let machine = match std::env::consts::ARCH {
+        "x86_64" => 62,
+        "aarch64" => 183,
+        _ => return Ok(Kind::Other),
+    };
+    if start[4..6] != [2, 1] || short(start, 18) != machine {
+        return Ok(Kind::Foreign);
+    }
+    let segments = segments(file, start)?;
+    if !segments.iter().any(|s| s.kind == INTERPRETER) {
+        return Ok(Kind::Static);
+    }
+    Ok(Kind::Dynamic {
+        rpath: rpath(file, &segments)?,
+    })
+}
+
+fn interpreter(line: &[u8]) -> Option<OsString> {
+    let line = line.split(|&b| b == b'\n').next()?;
+    let name = line
+        .split(u8::is_ascii_whitespace)
+        .find(|word| !word.is_empty())?;
+    Some(OsString::from_vec(name.to_vec()))
+}
+
+fn segments(file: &File, header: &[u8]) -> io::Result<Vec<Segment>> {
+    let (at, count) = (long(header, 32), usize::from(short(header, 56)));
+    if usize::from(short(header, 54)) != PROGRAM_HEADER || count > MAX_SEGMENTS {
+        return Ok(Vec::new());
+    }
+    let mut table = vec![0; count * PROGRAM_HEADER];
+    let got = read(file, &mut table, at)?;
+    Ok(table[..got]
+        .chunks_exact(PROGRAM_HEADER)
+        .map(|s| Segment {
+            kind: word(s, 0),
+            offset: long(s, 8),
+            addr: long(s, 16),
+            len: long(s, 32),
+        })
+        .collect())
+}
+
+fn rpath(file: &File, segments: &[Segment]) -> io::Result<Option<OsString>> {
+    let Some(dynamic) = segments.iter().find(|s| s.kind == DYNAMIC) else {
+        return Ok(None);
+    };
+    let mut table = vec![0; dynamic.len.min(MAX_DYNAMIC) as usize];
+    let got = read(file, &mut table, dynamic.offset)?;
+    let entries = || {
+        let entries = table[..got].chunks_exact(DYNAMIC_ENTRY);
+        entries.map(|entry| (long(entry, 0), long(entry, 8)))
+    };
+    let value = |tag| entries().find(|entry| entry.0 == tag).map(|entry| entry.1);
+    let (None, Some(name), Some(strings)) = (value(RUNPATH), value(RPATH), value(STRING_TABLE))
+    else {
+        return Ok(None);
+    };
+    let place = segments.iter().find_map(|s| {
+        let within = strings.checked_sub(s.addr).filter(|at| *at < s.len)?;
+        (s.kind == LOAD).then_some(s.offset.checked_add(within)?.checked_add(name)?)
+    });
+    let Some(place) = place else { return Ok(None) };
+    let mut text = vec![0; MAX_PATH_LIST];
+    let got = read(file, &mut text, place)?;
+    text.truncate(text[..got].iter().position(|&b| b == 0).unwrap_or(got));
+    Ok(Some(OsString::from_vec(text)))
+}
+
+/// As much as there is of what is asked for.
+fn read(file: &File, into: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut got = 0;
+    while got < into.len() {
+        let Some(from) = at.checked_add(got as u64) else {
+            break;
+        };
+        match file.read_at(&mut into[got..], from) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            // An offset that no file can have.
+            Err(e) if e.kind() == io::ErrorKind::InvalidInput => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(got)
+}
+
+fn bytes<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&from[at..at + N]);
+    out
+}
+
+fn short(from: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes(from, at))
+}
+
+fn word(from: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes(from, at))
+}
+
+fn long(from: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes(from, at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn of(bytes: &[u8]) -> Kind {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        kind(&file).unwrap()
+    }
+
+    fn put(into: &mut [u8], at: usize, value: &[u8]) {
+        into[at..at + value.len()].copy_from_slice(value);
+    }
+
+    /// A program of three segments: what is loaded (the whole file, at 0x400000), its interpreter, its dynamic section.
+    fn program(dynamic: &[(u64, u64)]) -> Vec<u8> {
+        let mut file = vec![0; 1024];
+        put(&mut file, 0, b"\x7fELF\x02\x01\x01");
+        let machine: u16 = if cfg!(target_arch = "aarch64") {
+            183
+        } else {
+            62
+        };
+        put(&mut file, 18, &machine.to_le_bytes());
+        put(&mut file, 32, &64u64.to_le_bytes());
+        put(&mut file, 54, &56u16.to_le_bytes());
+        put(&mut file, 56, &3u16.to_le_bytes());
+        let segments = [
+            (LOAD, 0u64, 0x40_0000u64, 1024u64),
+            (INTERPRETER, 0, 0x40_0000, 8),
+            (DYNAMIC, 512, 0x40_0200, dynamic.len() as u64 * 16),
+        ];
+        for (n, (kind, offset, addr, len)) in segments.into_iter().enumerate() {
+            let at = 64 + n * 56;
+            put(&mut file, at, &kind.to_le_bytes());
+            put(&mut file, at + 8, &offset.to_le_bytes());
+            put(&mut file, at + 16, &addr.to_le_bytes());
+            put(&mut file, at + 32, &len.to_le_bytes());
+        }
+        for (n, (tag, value)) in dynamic.iter().enumerate() {
+            put(&mut file, 512 + n * 16, &tag.to_le_bytes());
+            put(&mut file, 520 + n * 16, &value.to_le_bytes());
+        }
+        put(&mut file, 768, b"\0/opt/lib:$ORIGIN\0");
+        file
+    }
+
+    #[test]
+    fn scripts_name_their_interpreter() {
+        assert_eq!(
+            of(b"#! /usr/bin/env python3\nx"),
+            Kind::Script("/usr/bin/env".into())
+        );
+        assert_eq!(of(b"#!/bin/sh"), Kind::Script("/bin/sh".into()));
+        assert_eq!(of(b"#!  \n"), Kind::Other);
+        assert_eq!(of(b"hello"), Kind::Other);
+        assert_eq!(of(b""), Kind::Other);
+        assert_eq!(of(b"\x7fELF\x02"), Kind::Other);
+    }
+
+    #[test]
+    fn an_rpath_counts_unless_a_runpath_is_there() {
+        let table = (STRING_TABLE, 0x40_0300);
+        let dynamic = |rpath: Option<&str>| Kind::Dynamic {
+            rpath: rpath.map(Into::into),
+        };
+        assert_eq!(of(&program(&[table])), dynamic(None));
+        let found = of(&program(&[(RPATH, 1), table]));
+        assert_eq!(found, dynamic(Some("/opt/lib:$ORIGIN")));
+        assert_eq!(
+            of(&program(&[(RPATH, 1), table, (RUNPATH, 1)])),
+            dynamic(None)
+        );
+    }
+
+    #[test]
+    fn static_and_foreign_programs_are_told_apart() {
+        let mut no_interpreter = program(&[]);
+        put(&mut no_interpreter, 64 + 56, &LOAD.to_le_bytes());
+        assert_eq!(of(&no_interpreter), Kind::Static);
+        let mut other = program(&[]);
+        other[4] = 1;
+        assert_eq!(of(&other), Kind::Foreign);
+    }
+
+    #[test]
+    fn damaged_files_are_taken_as_they_are() {
+        let whole = program(&[(RPATH, 1), (STRING_TABLE, 0x40_0300)]);
+        for len in 0..whole.len() {
+            of(&whole[..len]);
+        }
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] = 0xff;
+            of(&damaged);
+        }
+    }
+
+    #[test]
+    fn this_program_is_dynamic() {
+        let file = File::open("/proc/self/exe").unwrap();
+        assert!(matches!(kind(&file).unwrap(), Kind::Dynamic { .. }));
+    }
+}
