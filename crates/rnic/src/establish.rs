@@ -21,7 +21,8 @@ use weft_proto::mpa::{
     AcceptError, Config, InitStep, Initiator, MAX_FRAME, PendingRequest, RespStep, Responder,
     Revision, RtrSet, StartError,
 };
-use weft_sys::{Event, Interest, tcp};
+use weft_sys::tcp::{self, BindOptions};
+use weft_sys::{Event, Interest};
 
 use crate::device::{Counted, Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Source, Token};
@@ -683,9 +684,17 @@ impl Device {
     /// # Errors
     /// As `bind(2)`. A port that somebody else has taken in this way is refused no sooner than in [`Bound::listen`].
     pub fn bind(&self, addr: SocketAddr) -> io::Result<Bound> {
+        self.bind_with(addr, BindOptions::default())
+    }
+
+    /// As [`Device::bind`], with a say in who else may use the address. (A simulated network knows no options.)
+    ///
+    /// # Errors
+    /// As `bind(2)`.
+    pub fn bind_with(&self, addr: SocketAddr, options: BindOptions) -> io::Result<Bound> {
         let (port, addr) = match &self.0.transport {
             Transport::Tcp => {
-                let fd = tcp::bind(addr, true)?;
+                let fd = tcp::bind(addr, options)?;
                 let addr = tcp::local_addr(&fd)?;
                 (Port::Tcp(fd), addr)
             }

@@ -35,3 +35,4 @@ pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};
 pub use types::*;
 pub use weft_mem::{MemError, RawMemory};
+pub use weft_sys::tcp::BindOptions;

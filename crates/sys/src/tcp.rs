@@ -7,7 +7,7 @@
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io;
-use std::net::{SocketAddr, SocketAddrV6};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -24,35 +24,53 @@ fn socket(addr: SocketAddr) -> io::Result<OwnedFd> {
     )?)
 }
 
-fn bind_to(fd: &OwnedFd, addr: SocketAddr, reuse: bool) -> io::Result<()> {
-    if reuse {
-        sockopt::set_socket_reuseaddr(fd, true)?;
-    }
-    Ok(net::bind(fd, &addr)?)
+/// How an address is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindOptions {
+    /// An IPv6 socket takes IPv6 peers only; else IPv4 peers come in too, as mapped addresses (`::ffff:a.b.c.d`). Default true.
+    pub v6_only: bool,
+    /// Others may take the same port, as long as nobody listens on it. Default true. A port whose old connections are still
+    /// fading can be taken in any case.
+    pub share: bool,
 }
 
-/// Listens on an address (port 0: one the kernel picks). An IPv6 socket takes IPv6 peers only.
-/// `reuse` allows a port whose old connections are still fading (`SO_REUSEADDR`).
+impl Default for BindOptions {
+    fn default() -> Self {
+        BindOptions {
+            v6_only: true,
+            share: true,
+        }
+    }
+}
+
+/// Listens on an address (port 0: one the kernel picks), as [`bind`] takes it unless told.
 ///
 /// # Errors
 /// `AddrInUse`, `AddrNotAvailable`, `PermissionDenied` (low ports).
-pub fn listen(addr: SocketAddr, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
-    let fd = bind(addr, reuse)?;
+pub fn listen(addr: SocketAddr, backlog: u32) -> io::Result<OwnedFd> {
+    let fd = bind(addr, BindOptions::default())?;
     listen_bound(&fd, backlog)?;
     Ok(fd)
 }
 
-/// A socket that is bound as [`listen`] binds, and that neither listens nor connects yet: see [`listen_bound`] and
-/// [`connect_bound`].
+/// A socket that is bound, and that neither listens nor connects yet: see [`listen_bound`] and [`connect_bound`].
 ///
 /// # Errors
-/// As [`listen`]. With `reuse`, a port that another socket is only bound to is refused no sooner than when one of them listens.
-pub fn bind(addr: SocketAddr, reuse: bool) -> io::Result<OwnedFd> {
+/// As [`listen`]. A shared port that another socket is only bound to is refused no sooner than when one of them listens.
+pub fn bind(addr: SocketAddr, options: BindOptions) -> io::Result<OwnedFd> {
     let fd = socket(addr)?;
     if addr.is_ipv6() {
-        sockopt::set_ipv6_v6only(&fd, true)?;
+        sockopt::set_ipv6_v6only(&fd, options.v6_only)?;
     }
-    bind_to(&fd, addr, reuse)?;
+    if !options.share {
+        match net::bind(&fd, &addr) {
+            // Somebody has it, or connections of the past: with `SO_REUSEADDR` the kernel tells these apart.
+            Err(Errno::ADDRINUSE) => {}
+            bound => return bound.map(|()| fd).map_err(io::Error::from),
+        }
+    }
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    net::bind(&fd, &addr)?;
     Ok(fd)
 }
 
@@ -61,16 +79,9 @@ pub fn bind(addr: SocketAddr, reuse: bool) -> io::Result<OwnedFd> {
 /// # Errors
 /// `AddrInUse`.
 pub fn listen_bound(fd: impl AsFd, backlog: u32) -> io::Result<()> {
+    // Connections inherit it: when they have closed, the port can be taken at once.
+    sockopt::set_socket_reuseaddr(&fd, true)?;
     Ok(net::listen(fd, i32::try_from(backlog).unwrap_or(i32::MAX))?)
-}
-
-/// As [`listen`], but IPv4 peers come in too, as mapped addresses (`::ffff:a.b.c.d`).
-pub fn listen_dual_stack(addr: SocketAddrV6, backlog: u32, reuse: bool) -> io::Result<OwnedFd> {
-    let fd = socket(addr.into())?;
-    sockopt::set_ipv6_v6only(&fd, false)?;
-    bind_to(&fd, addr.into(), reuse)?;
-    listen_bound(&fd, backlog)?;
-    Ok(fd)
 }
 
 /// Takes a waiting connection, or `None` when there is none.
@@ -126,6 +137,8 @@ pub fn connect_start(addr: SocketAddr, bind: Option<SocketAddr>) -> io::Result<O
 /// # Errors
 /// As there.
 pub fn connect_bound(fd: impl AsFd, addr: SocketAddr) -> io::Result<()> {
+    // As in `listen_bound`.
+    sockopt::set_socket_reuseaddr(&fd, true)?;
     match net::connect(fd, &addr) {
         // An interrupted connect goes on by itself.
         Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),

@@ -36,7 +36,7 @@ fn pair(listener: &OwnedFd, bind: Option<SocketAddr>) -> (OwnedFd, OwnedFd) {
 
 #[test]
 fn tcp_from_listen_to_close() {
-    let listener = tcp::listen("127.0.0.1:0".parse().unwrap(), 8, true).unwrap();
+    let listener = tcp::listen("127.0.0.1:0".parse().unwrap(), 8).unwrap();
     assert!(tcp::accept(&listener).unwrap().is_none());
     let (near, far) = pair(&listener, Some("127.0.0.2:0".parse().unwrap()));
     assert_eq!(tcp::peer_addr(&far).unwrap().ip().to_string(), "127.0.0.2");
@@ -94,9 +94,9 @@ fn tcp_from_listen_to_close() {
 
 #[test]
 fn a_refused_connection_says_so() {
-    let listener = tcp::listen("127.0.0.1:0".parse().unwrap(), 1, false).unwrap();
+    let listener = tcp::listen("127.0.0.1:0".parse().unwrap(), 1).unwrap();
     let to = tcp::local_addr(&listener).unwrap();
-    let e = tcp::listen(to, 1, false).unwrap_err();
+    let e = tcp::listen(to, 1).unwrap_err();
     assert_eq!(e.kind(), ErrorKind::AddrInUse);
     drop(listener);
     // On loopback the answer may come at once or later.
@@ -111,20 +111,46 @@ fn a_refused_connection_says_so() {
 }
 
 #[test]
+fn a_port_that_is_not_shared_is_taken_at_once() {
+    let options = tcp::BindOptions {
+        share: false,
+        ..tcp::BindOptions::default()
+    };
+    let taken = tcp::bind("127.0.0.1:0".parse().unwrap(), options).unwrap();
+    let addr = tcp::local_addr(&taken).unwrap();
+    for options in [options, tcp::BindOptions::default()] {
+        let e = tcp::bind(addr, options).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::AddrInUse);
+    }
+    // The listener closes first, so that its side of the connection fades.
+    tcp::listen_bound(&taken, 1).unwrap();
+    let (near, far) = pair(&taken, None);
+    drop((far, taken));
+    poll_fds(&[(near.as_fd(), Interest::READ)], LONG).unwrap();
+    drop(near);
+    tcp::bind(addr, options).unwrap();
+}
+
+#[test]
 fn ipv6_alone_or_with_ipv4() {
-    let Ok(only) = tcp::listen("[::1]:0".parse().unwrap(), 8, true) else {
+    let Ok(only) = tcp::listen("[::1]:0".parse().unwrap(), 8) else {
         println!("skipped: this machine has no IPv6 loopback");
         return;
     };
     pair(&only, None);
-    let dual = tcp::listen_dual_stack("[::]:0".parse().unwrap(), 8, true).unwrap();
+    let options = tcp::BindOptions {
+        v6_only: false,
+        ..tcp::BindOptions::default()
+    };
+    let dual = tcp::bind("[::]:0".parse().unwrap(), options).unwrap();
+    tcp::listen_bound(&dual, 8).unwrap();
     let port = tcp::local_addr(&dual).unwrap().port();
     let near = TcpStream::connect(("127.0.0.1", port)).unwrap();
     poll_fds(&[(dual.as_fd(), Interest::READ)], LONG).unwrap();
     let (_far, from) = tcp::accept(&dual).unwrap().unwrap();
     assert_eq!(from.ip().to_canonical(), near.local_addr().unwrap().ip());
 
-    let only = tcp::listen("[::]:0".parse().unwrap(), 8, true).unwrap();
+    let only = tcp::listen("[::]:0".parse().unwrap(), 8).unwrap();
     let port = tcp::local_addr(&only).unwrap().port();
     assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
 }

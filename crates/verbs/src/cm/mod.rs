@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
-pub use weft_rnic::{Bound, ConnParam, ConnectError, Dialed, Incoming, LinkOptions, Listening};
+pub use weft_rnic::{
+    BindOptions, Bound, ConnParam, ConnectError, Dialed, Incoming, LinkOptions, Listening,
+};
 
 use crate::{Device, Pd, Qp, QpInit};
 
