@@ -3,4 +3,8 @@
 pub mod cm;
 pub mod types;
 
+#[allow(dead_code)]
+mod faults;
 pub(crate) mod object;
+#[allow(dead_code)]
+mod persona;
