@@ -233,12 +233,44 @@ impl QpInner {
 
     /// End at once, with a Terminate when connected.
     pub(super) fn to_error(self: &Arc<Self>) {
+        self.with_core(|core| self.break_off(core, None));
+    }
+
+    /// The same, and this is what came of the first request that is outstanding.
+    pub(super) fn fail(self: &Arc<Self>, status: WcStatus) {
+        self.with_core(|core| self.break_off(core, Some(status)));
+    }
+
+    fn break_off(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
+        let Some(connected) = self.connected.get() else {
+            self.state.store(QpState::Error as u8, Ordering::Release);
+            self.flush_recvs(core);
+            self.flush_unconnected(core, first);
+            return;
+        };
+        if core.ended.is_some() {
+            return;
+        }
+        self.take_inbox(core);
+        // What is done already is not to blame.
+        note_transmitted(core, &*connected.link);
+        self.reap(core);
+        if let Some(slot) = core.sq.iter_mut().find(|slot| !slot.internal) {
+            slot.fault = slot.fault.or(first);
+        }
+        self.fault(core, Fault::LocalCatastrophic);
+    }
+
+    /// The connection has come about, and allows no Reads and atomics: if one was posted before it, it fails.
+    pub(super) fn refuse_reads(self: &Arc<Self>) {
         self.with_core(|core| {
-            if self.connected.get().is_none() {
-                self.state.store(QpState::Error as u8, Ordering::Release);
-                self.flush_recvs(core);
-                self.deliver(core);
-            } else if core.ended.is_none() {
+            self.take_inbox(core);
+            let refused = core
+                .sq
+                .iter_mut()
+                .find(|slot| !slot.internal && slot.wr.op.is_sink());
+            if let Some(slot) = refused.filter(|_| core.ended.is_none()) {
+                slot.fault = Some(WcStatus::LocQpOpErr);
                 self.fault(core, Fault::LocalCatastrophic);
             }
         });

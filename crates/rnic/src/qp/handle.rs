@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use smallvec::SmallVec;
@@ -13,7 +13,7 @@ use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::cq::Cq;
 use crate::device::{Counted, DeviceInner, PdInner, QpNumber};
 use crate::srq::{RecvQueue, Srq};
-use crate::types::{Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, SendWr};
+use crate::types::{Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, SendWr, WcStatus};
 
 /// What a queue pair is made of.
 #[derive(Clone)]
@@ -83,6 +83,7 @@ impl Qp {
             sq_sig_all: init.sq_sig_all,
             depths: OnceLock::new(),
             state: AtomicU8::new(QpState::Init as u8),
+            expected: AtomicBool::new(false),
             sq_used: AtomicU32::new(0),
             inbox: Mutex::default(),
             pending: AtomicBool::new(false),
@@ -187,6 +188,18 @@ impl Qp {
     /// End the connection at once; the peer gets a Terminate. Everything outstanding is flushed.
     pub fn to_error(&self) {
         self.0.to_error();
+    }
+
+    /// Take sends from now on, before there is a connection: they are kept, and go out when it comes about. (Reads and atomics on a
+    /// connection that then allows none fail.)
+    pub fn expect(&self) {
+        self.0.expected.store(true, Ordering::Relaxed);
+    }
+
+    /// End a connection, or the wait for one: the first send that is outstanding completes with `status`, everything else outstanding is
+    /// flushed. A peer gets a Terminate. Nothing on a queue pair that has ended.
+    pub fn fail(&self, status: WcStatus) {
+        self.0.fail(status);
     }
 
     /// What the connection's bytes cost so far.

@@ -144,6 +144,8 @@ pub(crate) struct QpInner {
     /// Inbound and outbound Reads and atomics, once connected.
     depths: OnceLock<(u16, u16)>,
     state: AtomicU8,
+    /// Sends are taken before the connection is there, see [`Qp::expect`].
+    expected: AtomicBool,
     sq_used: AtomicU32,
     inbox: Mutex<VecDeque<SendWr>>,
     pending: AtomicBool,
@@ -255,6 +257,9 @@ impl QpInner {
                 }
             }
         }
+        if params.ord == 0 && self.expected.load(Ordering::Relaxed) {
+            self.refuse_reads();
+        }
         self.drive(true);
         // The engine may have looked before there was anything to see.
         self.rearm();
@@ -306,7 +311,12 @@ impl QpInner {
         {
             let mut inbox = lock(&self.inbox);
             // Under the lock, so that a closing connection that finds the inbox empty has seen the last of it.
-            if !matches!(self.state(), QpState::Rts | QpState::Error) {
+            let takes = match self.state() {
+                QpState::Rts | QpState::Error => true,
+                QpState::Init => self.expected.load(Ordering::Relaxed),
+                QpState::Closing => false,
+            };
+            if !takes {
                 return Err(PostError {
                     index: first,
                     reason: PostReason::State,
@@ -651,7 +661,7 @@ impl QpInner {
     fn progress(self: &Arc<Self>, core: &mut Core, receive: bool) -> bool {
         let Some(connected) = self.connected.get() else {
             if self.state() == QpState::Error {
-                self.flush_unconnected(core);
+                self.flush_unconnected(core, None);
             }
             return false;
         };
@@ -690,14 +700,14 @@ impl QpInner {
         moved
     }
 
-    /// Requests posted to a queue pair that failed before it was connected.
-    fn flush_unconnected(self: &Arc<Self>, core: &mut Core) {
+    /// Requests posted to a queue pair that failed before it was connected: `first` is what came of the first one.
+    fn flush_unconnected(self: &Arc<Self>, core: &mut Core, mut first: Option<WcStatus>) {
         for wr in lock(&self.inbox).drain(..) {
             self.sq_used.fetch_sub(1, Ordering::Relaxed);
             core.done.send_urgent = true;
             core.done.send.push(Wc {
                 wr_id: wr.id,
-                status: WcStatus::WrFlushErr,
+                status: first.take().unwrap_or(WcStatus::WrFlushErr),
                 opcode: wr.op.opcode(),
                 qp_num: self.num,
                 ..Wc::default()

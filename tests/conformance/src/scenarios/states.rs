@@ -2,7 +2,7 @@
 
 use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
-use crate::bed::{Bed, End, Half, PATIENCE, assert_none, assert_ok, take, until};
+use crate::bed::{Bed, End, Half, PATIENCE, assert_bytes, assert_none, assert_ok, take, until};
 
 /// What a hook of [`weft_verbs::Qp::on_end`] said.
 pub(crate) fn watch_end(end: &End) -> std::sync::mpsc::Receiver<EndReason> {
@@ -153,4 +153,105 @@ pub fn drop_of_a_qp(bed: &Bed) {
     drop(qp);
     assert_eq!(b.received().status, WcStatus::WrFlushErr);
     until("the end", || b.qp.state() == QpState::Error);
+}
+
+/// A queue pair that expects a connection keeps what is posted until it comes about.
+pub fn expected(bed: &Bed) {
+    let half = Half {
+        max_send_wr: 4,
+        recvs: (0..3).map(RecvWr::new).collect(),
+        ..Half::default()
+    };
+    let (a, b) = (bed.end(&bed.a, &half), bed.end(&bed.b, &half));
+    let there = b.mr_of(b"there");
+    let mr = a.mr(8);
+    a.qp.expect();
+    assert_eq!(a.qp.state(), QpState::Init);
+    a.post(SendWr::send(1));
+    a.post(SendWr::send(2).signaled());
+    a.post(
+        SendWr::read(3, there.remote(0))
+            .sge(mr.sge(0, 5))
+            .signaled(),
+    );
+    a.post(SendWr::send(4));
+    let error = a.qp.post_send_one(SendWr::send(5)).unwrap_err();
+    assert_eq!((error.index, error.reason), (0, PostReason::Full));
+    assert_none(&a.scq);
+    b.qp.expect();
+    b.post(SendWr::send(6).signaled());
+    let (a, b) = connect(bed, a, b, 16);
+    for id in 0..3 {
+        assert_ok(&b.received(), id, WcOpcode::Recv, 0);
+    }
+    assert_ok(&a.sent(), 2, WcOpcode::Send, 0);
+    assert_ok(&a.sent(), 3, WcOpcode::Read, 5);
+    assert_bytes(&mr, 0, b"there", "what was read");
+    assert_ok(&b.sent(), 6, WcOpcode::Send, 0);
+    assert_ok(&a.received(), 0, WcOpcode::Recv, 0);
+    // It goes on as any other.
+    b.post_recv(RecvWr::new(9));
+    a.run(SendWr::send(7));
+    assert_ok(&b.received(), 9, WcOpcode::Recv, 0);
+}
+
+/// A Read that was posted before the connection, and that the peer does not take, fails.
+pub fn expected_read_refused(bed: &Bed) {
+    let half = Half {
+        recvs: vec![RecvWr::new(1)],
+        ..Half::default()
+    };
+    let (a, b) = (bed.end(&bed.a, &half), bed.end(&bed.b, &half));
+    let remote = b.mr(8).remote(0);
+    a.qp.expect();
+    a.post(SendWr::read(2, remote).sge(a.mr(8).whole()));
+    a.post(SendWr::send(3));
+    let (a, b) = connect(bed, a, b, 0);
+    let wc = a.sent();
+    assert_eq!((wc.wr_id, wc.status), (2, WcStatus::LocQpOpErr));
+    let wc = a.sent();
+    assert_eq!((wc.wr_id, wc.status), (3, WcStatus::WrFlushErr));
+    for end in [&a, &b] {
+        assert_eq!(end.received().status, WcStatus::WrFlushErr);
+    }
+}
+
+/// Connect these two; the initiator may have so many Reads outstanding.
+fn connect(bed: &Bed, a: End, b: End, ord: u16) -> (End, End) {
+    let listener = bed.listener(8);
+    let mut param = bed.param();
+    param.ord = ord;
+    std::thread::scope(|scope| {
+        let dial = scope.spawn(|| bed.dial(listener.local_addr(), a, &param));
+        let request = listener.next_request(Some(PATIENCE)).expect("a request");
+        let b = b
+            .over(|qp| request.accept(qp, &bed.param()))
+            .expect("accept");
+        (dial.join().expect("no panic").expect("connect"), b)
+    })
+}
+
+/// Who joins queue pairs can say why that failed: the first send completes with that.
+pub fn fails_unconnected(bed: &Bed) {
+    let end = bed.end(&bed.a, &Half::default());
+    end.qp.expect();
+    end.post_recv(RecvWr::new(1));
+    end.post(SendWr::send(2));
+    end.post(SendWr::send(3).signaled());
+    end.qp.fail(WcStatus::RetryExcErr);
+    assert_eq!(end.qp.state(), QpState::Error);
+    end.qp.fail(WcStatus::RemAbortErr);
+    end.post(SendWr::send(4));
+    let wcs = take(&end.scq, 3);
+    let seen: Vec<_> = wcs.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    let want = [
+        (2, WcStatus::RetryExcErr),
+        (3, WcStatus::WrFlushErr),
+        (4, WcStatus::WrFlushErr),
+    ];
+    assert_eq!(seen, want);
+    assert_eq!(end.received().status, WcStatus::WrFlushErr);
+    let listener = bed.listener(8);
+    let error = bed.dial(listener.local_addr(), end, &bed.param());
+    assert!(error.is_err(), "it cannot be connected any more");
 }
