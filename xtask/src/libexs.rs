@@ -1,12 +1,9 @@
-//! libexs for C programs: the shared library out of cargo's static one, with headers, manual pages and a pkg-config file beside it.
-//!
-//! The linker is told each name to export with a version, and throws away what none of them needs. cargo's own shared
-//! libraries cannot have a version script.
+//! libexs for C programs: the library, with headers, manual pages and a pkg-config file beside it.
 
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{fs, io};
+use std::fs;
+use std::path::Path;
+
+use crate::library::{self, Library, Symbol, at, read, symlink, write};
 
 /// The part of the version that programs are linked to.
 const SONAME: &str = "libexs.so.0";
@@ -15,16 +12,30 @@ const SYMBOL_VERSION: &str = "EXS_1.0";
 
 /// Builds the library and puts everything below `dir`. Returns what it did.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .ok_or("xtask is a folder of the workspace")?;
+    let root = library::root()?;
     let header = read(&root.join("include/sys/exs.h"))?;
-    let names = calls(&header);
-    let (archive, version) = build(root, release)?;
+    let symbols: Vec<Symbol> = calls(&header).into_iter().map(symbol).collect();
+    let (archive, version) = library::build(root, "weft-libexs", "exs", release)?;
     let full = format!("libexs.so.{version}");
     let lib = dir.join("lib");
     fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
-    link(&archive, &lib.join(&full), &names, release)?;
+    let inputs = [
+        &archive.display().to_string(),
+        "-lgcc_s",
+        "-lpthread",
+        "-lm",
+        "-ldl",
+        "-lc",
+    ];
+    Library {
+        path: &lib.join(&full),
+        soname: SONAME,
+        symbols: &symbols,
+        forwards: false,
+        inputs: &inputs.map(String::from),
+        strip: release,
+    }
+    .link()?;
     symlink(&full, &lib.join(SONAME))?;
     symlink(SONAME, &lib.join("libexs.so"))?;
     for name in ["exs.h", "sys/exs.h"] {
@@ -37,28 +48,17 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     Ok(format!(
         "{}: {} calls, {pages} manual pages",
         lib.join(full).display(),
-        names.len()
+        symbols.len()
     ))
 }
 
-fn at(path: &Path) -> impl Fn(io::Error) -> String + '_ {
-    move |error| format!("{}: {error}", path.display())
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    fs::read_to_string(path).map_err(at(path))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), String> {
-    fs::write(path, text).map_err(at(path))
-}
-
-fn symlink(to: &str, path: &Path) -> Result<(), String> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(path)(error)),
-        _ => {}
+fn symbol(name: &str) -> Symbol {
+    Symbol {
+        version: SYMBOL_VERSION.into(),
+        name: name.into(),
+        hidden: false,
+        function: None,
     }
-    std::os::unix::fs::symlink(to, path).map_err(at(path))
 }
 
 /// The calls that the header declares.
@@ -68,77 +68,6 @@ fn calls(header: &str) -> Vec<&str> {
         .filter(|line| line.ends_with(");") && !line.starts_with([' ', '/', '#']))
         .filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next())
         .collect()
-}
-
-/// Has cargo build the static library. Where it is, and its version.
-fn build(root: &Path, release: bool) -> Result<(PathBuf, String), String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(&cargo);
-    command
-        .current_dir(root)
-        .args(["build", "--quiet", "--locked", "-p", "weft-libexs"]);
-    if release {
-        command.arg("--release");
-    }
-    run(&mut command)?;
-    let metadata = Command::new(&cargo)
-        .current_dir(root)
-        .args(["metadata", "--no-deps", "--format-version", "1"])
-        .output()
-        .map_err(|error| format!("cargo metadata: {error}"))?;
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&metadata.stdout).map_err(|error| error.to_string())?;
-    let package = metadata["packages"]
-        .as_array()
-        .and_then(|all| all.iter().find(|p| p["name"] == "weft-libexs"))
-        .ok_or("there is no weft-libexs")?;
-    let (Some(target), Some(version)) = (
-        metadata["target_directory"].as_str(),
-        package["version"].as_str(),
-    ) else {
-        return Err("cargo metadata has an unexpected form".into());
-    };
-    let profile = if release { "release" } else { "debug" };
-    let archive = Path::new(target).join(profile).join("libexs.a");
-    Ok((archive, version.to_owned()))
-}
-
-fn run(command: &mut Command) -> Result<(), String> {
-    let name = command.get_program().display().to_string();
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{name}: {status}")),
-        Err(error) => Err(format!("{name}: {error}")),
-    }
-}
-
-fn link(archive: &Path, library: &Path, names: &[&str], strip: bool) -> Result<(), String> {
-    let script = library.with_extension("map");
-    let mut text = format!("{SYMBOL_VERSION} {{\n  global:\n");
-    for name in names {
-        let _ = writeln!(text, "    {name};");
-    }
-    text.push_str("  local: *;\n};\n");
-    write(&script, &text)?;
-    let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    cc.arg("-shared").arg("-o").arg(library);
-    cc.arg(format!("-Wl,-soname,{SONAME}"));
-    cc.arg(format!("-Wl,--version-script={}", script.display()));
-    cc.args([
-        "-Wl,--gc-sections",
-        "-Wl,-z,defs",
-        "-Wl,-z,relro",
-        "-Wl,-z,now",
-    ]);
-    if strip {
-        cc.arg("-Wl,--strip-all");
-    }
-    cc.args(names.iter().map(|name| format!("-Wl,-u,{name}")));
-    cc.arg(archive);
-    cc.args(["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"]);
-    let linked = run(&mut cc);
-    fs::remove_file(&script).map_err(at(&script))?;
-    linked
 }
 
 fn pkg_config(version: &str) -> String {

@@ -3,7 +3,9 @@
 
 mod deps;
 mod libexs;
+mod library;
 mod source;
+mod verbs;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,7 +14,9 @@ const HELP: &str = "\
 cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every dependency edge is allowed there,
                     unsafe code stays in the crates that may have it, no source file is too long
 cargo xtask libexs DIR [--debug]
-                    the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/";
+                    the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/
+cargo xtask verbs DIR [--debug]
+                    libibverbs and librdmacm below DIR: lib/, lib/pkgconfig/";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -29,14 +33,21 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        ["libexs", dir, ref options @ ..] if matches!(options, [] | ["--debug"]) => {
-            match libexs::lay_out(Path::new(dir), options.is_empty()) {
+        [what @ ("libexs" | "verbs"), dir, ref options @ ..]
+            if matches!(options, [] | ["--debug"]) =>
+        {
+            let lay_out = if what == "verbs" {
+                verbs::lay_out
+            } else {
+                libexs::lay_out
+            };
+            match lay_out(Path::new(dir), options.is_empty()) {
                 Ok(summary) => {
                     println!("{summary}");
                     ExitCode::SUCCESS
                 }
                 Err(problem) => {
-                    eprintln!("xtask libexs: {problem}");
+                    eprintln!("xtask {what}: {problem}");
                     ExitCode::FAILURE
                 }
             }

@@ -1,1 +1,42 @@
-//! libibverbs and librdmacm: their calls under their names. What they do is in `weft_abi::verbs`.
+//! libibverbs and librdmacm: their calls under their names. What they do is in `weft_abi::verbs`. The calls of librdmacm and its
+//! rsockets are exported as `weft_cm_` and their name; the librdmacm that `cargo xtask verbs` makes jumps to them.
+//!
+//! # Safety
+//!
+//! Each call is as safe as its manual page says: see `weft_abi`.
+
+/// The calls, each of which is that of its name in `$from`. `$prefix` is put before the names for C.
+macro_rules! exports {
+    ($prefix:literal, $from:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
+        /// # Safety
+        /// As the manual page says.
+        // SAFETY: no other code has this name.
+        #[unsafe(export_name = concat!($prefix, stringify!($name)))]
+        #[allow(unused_unsafe)] // some of them are safe
+        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
+            // SAFETY: the caller's promise.
+            unsafe { $from::$name($($arg),*) }
+        }
+    )*};
+}
+
+/// Calls that are not there yet: each sets `errno` to `ENOSYS` and returns what says "failed".
+macro_rules! missing {
+    ($prefix:literal: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty = $failed:expr)?;)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
+        /// # Safety
+        /// As the manual page says.
+        // SAFETY: no other code has this name.
+        #[unsafe(export_name = concat!($prefix, stringify!($name)))]
+        pub unsafe extern "C" fn $name($(_: $type),*) $(-> $result)? {
+            weft_abi::verbs::private::not_there();
+            $($failed)?
+        }
+    )*};
+}
+
+pub mod cm;
+pub mod private;
+pub mod rsock;
+pub mod verbs;

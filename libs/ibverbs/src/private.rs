@@ -1,0 +1,24 @@
+//! What libibverbs exports for its drivers; libs/ibverbs/symbols says which names jump to these functions.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::AtomicBool;
+
+use libc::EOPNOTSUPP;
+use weft_abi::verbs::private;
+use weft_abi::verbs::types::ibv_context;
+
+exports! { "", private:
+    weft_ignored();
+    weft_unsupported() -> c_int;
+    weft_unsupported_pointer() -> *mut c_void;
+    weft_failed() -> c_int;
+}
+
+missing! { "":
+    ibv_query_gid_type(context: *mut ibv_context, port_num: u8, index: c_uint, kind: *mut c_int) -> c_int = EOPNOTSUPP;
+}
+
+/// Whether a driver may free what the kernel has lost. A variable of C's type `bool`; nobody reads it here.
+// SAFETY: no other code has this name.
+#[unsafe(no_mangle)]
+pub static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);

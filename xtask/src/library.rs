@@ -1,0 +1,336 @@
+//! Shared libraries for C out of cargo's static ones: the linker is told each name to export with its version, and throws away
+//! what none of them needs. cargo's own shared libraries cannot have a version script.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{fs, io};
+
+/// A name that a library exports.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Symbol {
+    pub version: String,
+    pub name: String,
+    /// For old programs: new ones are linked to another version of the name.
+    pub hidden: bool,
+    /// Where it jumps to; without one, a function of this name is exported.
+    pub function: Option<String>,
+}
+
+/// Reads lines `VERSION NAME`, `VERSION NAME = FUNCTION`, `VERSION NAME@ = FUNCTION`; see libs/ibverbs/symbols/ibverbs.
+pub(crate) fn parse(text: &str) -> Result<Vec<Symbol>, String> {
+    let mut symbols = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (version, name, function) = match words[..] {
+            [] => continue,
+            [version, name] => (version, name, None),
+            [version, name, "=", function] => (version, name, Some(function.to_owned())),
+            _ => return Err(format!("'{line}' is not VERSION NAME [= FUNCTION]")),
+        };
+        let hidden = name.ends_with('@');
+        if hidden && function.is_none() {
+            return Err(format!("'{line}' does not say what the name stands for"));
+        }
+        symbols.push(Symbol {
+            version: version.to_owned(),
+            name: name.trim_end_matches('@').to_owned(),
+            hidden,
+            function,
+        });
+    }
+    Ok(symbols)
+}
+
+/// A library to link.
+pub(crate) struct Library<'a> {
+    pub path: &'a Path,
+    pub soname: &'a str,
+    pub symbols: &'a [Symbol],
+    /// The functions that names jump to are in another library.
+    pub forwards: bool,
+    /// Objects, archives and further arguments for the linker, in order.
+    pub inputs: &'a [String],
+    pub strip: bool,
+}
+
+impl Library<'_> {
+    /// Links it. Names that nothing defines, and others that come out, are an error that says which.
+    pub(crate) fn link(&self) -> Result<(), String> {
+        let script = self.path.with_extension("map");
+        let jumps = self.path.with_extension("s");
+        write(&script, &version_script(self.symbols))?;
+        write(
+            &jumps,
+            &assembly(self.symbols, self.forwards, std::env::consts::ARCH)?,
+        )?;
+        let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+        cc.arg("-shared").arg("-o").arg(self.path);
+        cc.arg(format!("-Wl,-soname,{}", self.soname));
+        cc.arg(format!("-Wl,--version-script={}", script.display()));
+        cc.args([
+            "-Wl,--gc-sections",
+            "-Wl,-z,defs",
+            "-Wl,-z,relro",
+            "-Wl,-z,now",
+            "-Wl,-z,noexecstack",
+        ]);
+        if self.strip {
+            cc.arg("-Wl,--strip-all");
+        }
+        let own = self
+            .symbols
+            .iter()
+            .filter(|symbol| symbol.function.is_none());
+        cc.args(own.map(|symbol| format!("-Wl,-u,{}", symbol.name)));
+        cc.arg(&jumps).args(self.inputs);
+        let linked = run(&mut cc);
+        for file in [&script, &jumps] {
+            fs::remove_file(file).map_err(at(file))?;
+        }
+        linked.and_then(|()| self.check())
+    }
+
+    /// What the library exports is what it should.
+    fn check(&self) -> Result<(), String> {
+        let mut nm = Command::new("nm");
+        nm.args(["-D", "--defined-only", "--with-symbol-versions"])
+            .arg(self.path);
+        let exported = output(&mut nm)?;
+        let exported: BTreeSet<&str> = exported
+            .lines()
+            .filter_map(
+                |line| match line.split_whitespace().collect::<Vec<_>>()[..] {
+                    [_, kind, name] if kind != "A" => Some(name), // "A" is the version itself
+                    _ => None,
+                },
+            )
+            .collect();
+        let expected: BTreeSet<String> = self.symbols.iter().map(Symbol::to_string).collect();
+        let missing: Vec<&str> = expected
+            .iter()
+            .map(String::as_str)
+            .filter(|name| !exported.contains(name))
+            .collect();
+        let others: Vec<&str> = exported
+            .into_iter()
+            .filter(|name| !expected.contains(*name))
+            .collect();
+        let mut problems = Vec::new();
+        if !missing.is_empty() {
+            problems.push(format!("nothing defines {}", missing.join(", ")));
+        }
+        if !others.is_empty() {
+            problems.push(format!("it also exports {}", others.join(", ")));
+        }
+        if problems.is_empty() {
+            return Ok(());
+        }
+        fs::remove_file(self.path).map_err(at(self.path))?;
+        Err(format!("{}: {}", self.soname, problems.join("; ")))
+    }
+}
+
+impl std::fmt::Display for Symbol {
+    /// As `nm --with-symbol-versions` shows it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let at = if self.hidden { "@" } else { "@@" };
+        write!(f, "{}{at}{}", self.name, self.version)
+    }
+}
+
+/// A node for each version, in their order. All other names are local; that stands in the last node, because it would hide the
+/// hidden names of its own node.
+fn version_script(symbols: &[Symbol]) -> String {
+    let mut versions: Vec<&str> = Vec::new();
+    for symbol in symbols {
+        if !versions.contains(&symbol.version.as_str()) {
+            versions.push(&symbol.version);
+        }
+    }
+    let mut text = String::new();
+    for (i, version) in versions.iter().enumerate() {
+        let _ = writeln!(text, "{version} {{");
+        let names: Vec<&str> = symbols
+            .iter()
+            .filter(|symbol| symbol.version == *version && !symbol.hidden)
+            .map(|symbol| symbol.name.as_str())
+            .collect();
+        if !names.is_empty() {
+            let _ = writeln!(text, "  global: {};", names.join("; "));
+        }
+        if i + 1 == versions.len() {
+            text.push_str("  local: *;\n");
+        }
+        text.push_str("};\n");
+    }
+    text
+}
+
+/// The names that jump to a function. `forwards`: the functions are in another library.
+fn assembly(symbols: &[Symbol], forwards: bool, arch: &str) -> Result<String, String> {
+    let mut text = String::from("  .text\n");
+    for (i, symbol) in symbols.iter().enumerate() {
+        let Some(function) = &symbol.function else {
+            continue;
+        };
+        let name = &symbol.name;
+        let label = if symbol.hidden {
+            format!("weft_old_{i}")
+        } else {
+            name.clone()
+        };
+        let jump = match (arch, forwards) {
+            ("x86_64", false) => format!("endbr64\n  jmp {function}"),
+            ("x86_64", true) => format!("endbr64\n  jmp *{function}@GOTPCREL(%rip)"),
+            ("aarch64", _) => format!("hint #34\n  b {function}"), // `bti c`
+            _ => return Err(format!("no way to jump is known for {arch}")),
+        };
+        let _ = writeln!(
+            text,
+            "  .globl {label}\n  .type {label}, %function\n  .p2align 4\n{label}:\n  {jump}\n  .size {label}, .-{label}"
+        );
+        if symbol.hidden {
+            let _ = writeln!(text, "  .symver {label}, {name}@{}", symbol.version);
+        }
+    }
+    text.push_str("  .section .note.GNU-stack,\"\",%progbits\n");
+    Ok(text)
+}
+
+/// Has cargo build the static library of a package, whose file is `lib{name}.a`. Where it is, and its version.
+pub(crate) fn build(
+    root: &Path,
+    package: &str,
+    name: &str,
+    release: bool,
+) -> Result<(PathBuf, String), String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(&cargo);
+    command
+        .current_dir(root)
+        .args(["build", "--quiet", "--locked", "-p", package]);
+    if release {
+        command.arg("--release");
+    }
+    run(&mut command)?;
+    let metadata = output(Command::new(&cargo).current_dir(root).args([
+        "metadata",
+        "--no-deps",
+        "--format-version",
+        "1",
+    ]))?;
+    let metadata: serde_json::Value =
+        serde_json::from_str(&metadata).map_err(|error| error.to_string())?;
+    let found = metadata["packages"]
+        .as_array()
+        .and_then(|all| all.iter().find(|p| p["name"] == package))
+        .ok_or_else(|| format!("there is no {package}"))?;
+    let (Some(target), Some(version)) = (
+        metadata["target_directory"].as_str(),
+        found["version"].as_str(),
+    ) else {
+        return Err("cargo metadata has an unexpected form".into());
+    };
+    let profile = if release { "release" } else { "debug" };
+    let archive = Path::new(target).join(profile).join(format!("lib{name}.a"));
+    Ok((archive, version.to_owned()))
+}
+
+/// The workspace's folder.
+pub(crate) fn root() -> Result<&'static Path, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    root.ok_or_else(|| "xtask is a folder of the workspace".into())
+}
+
+pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> String + '_ {
+    move |error| format!("{}: {error}", path.display())
+}
+
+pub(crate) fn read(path: &Path) -> Result<String, String> {
+    fs::read_to_string(path).map_err(at(path))
+}
+
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(at(path))
+}
+
+pub(crate) fn symlink(to: &str, path: &Path) -> Result<(), String> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(path)(error)),
+        _ => {}
+    }
+    std::os::unix::fs::symlink(to, path).map_err(at(path))
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().display().to_string();
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{name}: {status}")),
+        Err(error) => Err(format!("{name}: {error}")),
+    }
+}
+
+fn output(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().display().to_string();
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command
+        .output()
+        .map_err(|error| format!("{name}: {error}"))?;
+    if !status.success() {
+        return Err(format!(
+            "{name}: {status}: {}",
+            String::from_utf8_lossy(&stderr)
+        ));
+    }
+    String::from_utf8(stdout).map_err(|error| format!("{name}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "# old first\nV_1 a@ = old\nV_1 b\n\nV_2 a\nPRIVATE c = d\n";
+
+    #[test]
+    fn a_list_of_symbols_is_read_and_shown_as_nm_does() {
+        let shown: Vec<String> = parse(LIST).unwrap().iter().map(Symbol::to_string).collect();
+        assert_eq!(shown, ["a@V_1", "b@@V_1", "a@@V_2", "c@@PRIVATE"]);
+        assert!(parse("V_1 a@").is_err());
+        assert!(parse("V_1").is_err());
+    }
+
+    #[test]
+    fn each_version_has_its_node_and_the_last_one_hides_the_rest() {
+        assert_eq!(
+            version_script(&parse(LIST).unwrap()),
+            "V_1 {\n  global: b;\n};\nV_2 {\n  global: a;\n};\nPRIVATE {\n  global: c;\n  local: *;\n};\n"
+        );
+    }
+
+    #[test]
+    fn jumps_are_made_for_what_stands_for_something_else_only() {
+        let symbols = parse(LIST).unwrap();
+        let here = assembly(&symbols, false, "x86_64").unwrap();
+        assert!(
+            here.contains("weft_old_0:\n  endbr64\n  jmp old\n"),
+            "{here}"
+        );
+        assert!(here.contains(".symver weft_old_0, a@V_1\n"), "{here}");
+        assert!(here.contains("c:\n  endbr64\n  jmp d\n"), "{here}");
+        assert!(!here.contains("b:\n"), "{here}");
+        let there = assembly(&symbols, true, "x86_64").unwrap();
+        assert!(there.contains("jmp *d@GOTPCREL(%rip)"), "{there}");
+        assert!(
+            assembly(&symbols, true, "aarch64")
+                .unwrap()
+                .contains("  b d\n")
+        );
+        assert!(assembly(&symbols, true, "z80").is_err());
+    }
+}
