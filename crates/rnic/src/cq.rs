@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::device::{Counted, DeviceInner};
+use crate::engine::guarded;
 use crate::lock::lock;
 use crate::qp::QpInner;
 use crate::types::{AsyncEvent, Error, Wc};
@@ -34,6 +35,21 @@ struct Ring {
     overrun: bool,
 }
 
+/// Who hears of it when an armed queue has something.
+pub(crate) enum Notify {
+    Nobody,
+    Channel(Arc<ChannelInner>),
+    Hook(Box<dyn Fn() + Send + Sync>),
+}
+
+impl Notify {
+    pub(crate) fn on(channel: Option<&CompChannel>) -> Notify {
+        channel.map_or(Notify::Nobody, |channel| {
+            Notify::Channel(Arc::clone(&channel.0))
+        })
+    }
+}
+
 pub(crate) struct CqInner {
     num: u32,
     device: Arc<DeviceInner>,
@@ -42,7 +58,7 @@ pub(crate) struct CqInner {
     armed: AtomicU8,
     waiters: AtomicU32,
     wake: EventFd,
-    channel: Option<Arc<ChannelInner>>,
+    notify: Notify,
     members: RwLock<Vec<Weak<QpInner>>>,
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
@@ -81,7 +97,7 @@ impl Cq {
         device: &Arc<DeviceInner>,
         num: u32,
         depth: u32,
-        channel: Option<&CompChannel>,
+        notify: Notify,
         count: Counted,
     ) -> Result<Cq, Error> {
         Ok(Cq(Arc::new(CqInner {
@@ -96,7 +112,7 @@ impl Cq {
             armed: AtomicU8::new(DISARMED),
             waiters: AtomicU32::new(0),
             wake: EventFd::new().map_err(Error::os("eventfd"))?,
-            channel: channel.map(|c| Arc::clone(&c.0)),
+            notify,
             members: RwLock::new(Vec::new()),
             deferred: AtomicBool::new(false),
             spin: SpinBudget::new(),
@@ -363,9 +379,12 @@ impl CqInner {
         let armed = self.armed.load(Ordering::SeqCst);
         if (armed == ARMED_ANY || (armed == ARMED_SOLICITED && (solicited || !fits)))
             && self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
-            && let Some(channel) = &self.channel
         {
-            channel.push(self.num);
+            match &self.notify {
+                Notify::Nobody => {}
+                Notify::Channel(channel) => channel.push(self.num),
+                Notify::Hook(hook) => drop(guarded(hook)),
+            }
         }
         fits
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use weft_mem::{Backing, Domain, PdId, RawMemory, Table};
 use weft_sys::{EventFd, Interest, poll_fds};
 
-use crate::cq::{CompChannel, Cq, check_depth};
+use crate::cq::{CompChannel, Cq, Notify, check_depth};
 use crate::engine::{Engine, guarded};
 use crate::establish::Greeting;
 use crate::lock::lock;
@@ -303,9 +303,26 @@ impl Device {
     /// # Errors
     /// [`Error::Limit`], [`Error::Invalid`] for a depth of 0.
     pub fn create_cq(&self, depth: u32, channel: Option<&CompChannel>) -> Result<Cq, Error> {
+        self.new_cq(depth, Notify::on(channel))
+    }
+
+    /// A completion queue that calls `hook` where one with a channel would announce an event on that. It is called on any thread, with
+    /// locks held: it must not block, and not call this library.
+    ///
+    /// # Errors
+    /// As [`Device::create_cq`].
+    pub fn create_cq_notify(
+        &self,
+        depth: u32,
+        hook: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Cq, Error> {
+        self.new_cq(depth, Notify::Hook(Box::new(hook)))
+    }
+
+    fn new_cq(&self, depth: u32, notify: Notify) -> Result<Cq, Error> {
         check_depth(depth, &self.0)?;
         let count = Counted::take(&self.0.cqs, self.0.limits.max_cq, "completion queues")?;
-        Cq::new(&self.0, self.0.id(), depth, channel, count)
+        Cq::new(&self.0, self.0.id(), depth, notify, count)
     }
 
     /// A channel for completion events.

@@ -245,3 +245,29 @@ pub fn asynchronous_hook(bed: &Bed) {
     }
     assert_eq!(device.get_async_event(Some(Duration::ZERO)), None);
 }
+
+/// A queue can call the program in place of announcing an event: once for each time that it was asked to.
+pub fn notified_by_a_call(bed: &Bed) {
+    let (tell, told) = std::sync::mpsc::channel();
+    let notified = bed.b.create_cq_notify(64, move || tell.send(()).unwrap());
+    let rcq = notified.unwrap();
+    let half = Half {
+        cqs: Some((bed.b.create_cq(64, None).unwrap(), rcq.clone())),
+        ..Half::default()
+    };
+    let (a, b) = bed.pair_with(&Half::default(), &half);
+    for round in 0..5 {
+        b.post_recv(RecvWr::new(1));
+        b.post_recv(RecvWr::new(2));
+        if round > 0 {
+            rcq.req_notify(false);
+        }
+        a.run(SendWr::send(1));
+        a.run(SendWr::send(2));
+        if round > 0 {
+            told.recv_timeout(PATIENCE).expect("a call");
+        }
+        take(&rcq, 2);
+        assert!(told.try_recv().is_err(), "one call a request");
+    }
+}
