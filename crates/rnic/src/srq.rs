@@ -55,6 +55,11 @@ impl RecvQueue {
         Some((wr, queue.len()))
     }
 
+    /// This one was taken, and not used.
+    pub(crate) fn put_back(&self, wr: RecvWr) {
+        lock(&self.posted).queue.push_front(wr);
+    }
+
     pub(crate) fn drain(&self) -> VecDeque<RecvWr> {
         std::mem::take(&mut lock(&self.posted).queue)
     }
@@ -69,6 +74,10 @@ pub(crate) struct SrqInner {
 }
 
 impl SrqInner {
+    pub(crate) fn put_back(&self, wr: RecvWr) {
+        self.queue.put_back(wr);
+    }
+
     pub(crate) fn take(&self) -> Option<RecvWr> {
         let (wr, left) = self.queue.take()?;
         let limit = self.limit.load(Ordering::Relaxed);

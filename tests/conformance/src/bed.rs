@@ -129,6 +129,8 @@ pub struct Half {
     pub sq_sig_all: bool,
     /// See [`QpInit::num`].
     pub num: Option<u32>,
+    /// See [`QpInit::quiet_end`].
+    pub quiet_end: bool,
     /// Entries of each completion queue made for it.
     pub depth: u32,
     /// Use these completion queues (send, receive), not new ones.
@@ -154,6 +156,7 @@ impl Default for Half {
             max_inline: 256,
             sq_sig_all: false,
             num: None,
+            quiet_end: false,
             depth: 1024,
             cqs: None,
             channel: None,
@@ -269,6 +272,7 @@ impl Bed {
         init.max_inline = half.max_inline;
         init.sq_sig_all = half.sq_sig_all;
         init.num = half.num;
+        init.quiet_end = half.quiet_end;
         let qp = pd.create_qp(&init).expect("a QP");
         if !half.recvs.is_empty() {
             qp.post_recv(&half.recvs).expect("receives");

@@ -104,7 +104,7 @@ on_every_setup!({
     srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
     cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
         overrun, filled_to_the_brim, shared_by_many;
-    events: asynchronous_hook, arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
+    events: asynchronous_hook, notified_by_a_call, arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
         two_queues_on_one_channel, in_an_epoll, wait_in_vain;
     cm: bound_first, private_data, private_data_too_long, reject, refused, address_in_use, addresses, connected_once, backlog,
         time_out, time_out_after_success, several_at_once, events, events_of_failure, events_out_of_order, descriptors,
@@ -112,7 +112,7 @@ on_every_setup!({
     lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
         receive_without_right, disconnect_after_much, drop_after_post;
     threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
-    states: expected, expected_read_refused, fails_unconnected, before_connected, disconnect, disconnect_beside_a_poller, to_error, drop_of_a_qp;
+    states: quiet_end, expected, expected_read_refused, fails_unconnected, before_connected, disconnect, disconnect_beside_a_poller, to_error, drop_of_a_qp;
 });
 
 /// Scenarios that take a while, or that the setup makes no difference to.

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use weft_proto::rdmap::Fault;
+use weft_wire::rdmap::TermError;
 
-use super::convert::is_access_code;
+use super::convert::{is_access_code, term_code};
 use super::tx::note_transmitted;
 use super::{Core, EndHook, QpInner, RecvSource};
 use crate::engine::guarded;
@@ -53,7 +54,13 @@ impl QpInner {
         if core.ended.is_some() {
             return;
         }
-        self.state.store(QpState::Error as u8, Ordering::Release);
+        let unheard = self.quiet_end
+            && self.state() == QpState::Rts
+            && !self.orphan.load(Ordering::SeqCst)
+            && is_silent(reason);
+        if !unheard {
+            self.state.store(QpState::Error as u8, Ordering::Release);
+        }
         if let Some(connected) = self.connected.get()
             && let Some(local) = connected.link.local()
         {
@@ -68,9 +75,20 @@ impl QpInner {
         }
         core.ended = Some(reason);
         self.take_inbox(core);
+        if unheard {
+            self.reap(core);
+            if core.sq.iter().any(|slot| !slot.internal) {
+                self.end_quiet(core, Some(WcStatus::RetryExcErr));
+            }
+        }
         self.flush_sends(core);
-        self.flush_recvs(core);
+        if unheard {
+            self.keep_recv(core);
+        } else {
+            self.flush_recvs(core);
+        }
         match reason {
+            _ if unheard => {}
             EndReason::Disconnected => {}
             EndReason::Lost => self.device.raise(AsyncEvent::QpFatal {
                 qp_num: self.num,
@@ -98,6 +116,33 @@ impl QpInner {
                 self.bury(core);
             } else {
                 self.drain(core, &*connected.link);
+            }
+        }
+    }
+
+    /// An end that the queue pair did not show comes to light: `first` is what came of the first request outstanding.
+    pub(super) fn end_quiet(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
+        if self.state() == QpState::Error {
+            return;
+        }
+        self.state.store(QpState::Error as u8, Ordering::Release);
+        self.take_inbox(core);
+        if let Some(slot) = core.sq.iter_mut().find(|slot| !slot.internal) {
+            slot.fault = slot.fault.or(first);
+        }
+        self.flush_sends(core);
+        self.flush_recvs(core);
+        self.deliver(core);
+    }
+
+    /// The receive of a message that will not be completed is the next one again.
+    fn keep_recv(&self, core: &mut Core) {
+        if self.state() == QpState::Rts
+            && let Some(wr) = core.rx.take_recv()
+        {
+            match &self.recv {
+                RecvSource::Own(queue) => queue.put_back(wr),
+                RecvSource::Shared(srq) => srq.put_back(wr),
             }
         }
     }
@@ -226,7 +271,13 @@ impl QpInner {
         {
             return;
         }
-        self.with_core(|core| self.linger(core));
+        self.with_core(|core| {
+            if core.ended.is_some() {
+                self.end_quiet(core, None);
+            } else {
+                self.linger(core);
+            }
+        });
         self.drive(true);
         self.release_lease();
     }
@@ -249,6 +300,7 @@ impl QpInner {
             return;
         };
         if core.ended.is_some() {
+            self.end_quiet(core, first);
             return;
         }
         self.take_inbox(core);
@@ -306,6 +358,15 @@ impl QpInner {
         if let Some(reason) = ended {
             self.announce_end(reason);
         }
+    }
+}
+
+/// The peer has ended the connection of its own accord, or it was lost: InfiniBand would not notice.
+fn is_silent(reason: EndReason) -> bool {
+    match reason {
+        EndReason::Disconnected | EndReason::Lost => true,
+        EndReason::PeerTerminated(code) => code == term_code(TermError::RdmapCatastrophic),
+        EndReason::Terminated(_) => false,
     }
 }
 

@@ -37,6 +37,10 @@ pub struct QpInit {
     /// Its number, which no other queue pair of the device may have; it is free again once the [`Qp`] is dropped. `None`: the device
     /// chooses.
     pub num: Option<u32>,
+    /// The queue pair is not told that its peer has closed, or is lost: only a send finds out, outstanding then or posted later, and
+    /// completes with [`WcStatus::RetryExcErr`], whereupon everything else is flushed. Until then the queue pair stays as it is, with its receives
+    /// ([`Qp::on_end`] is called all the same). That is InfiniBand's way; false is iWARP's: the end flushes at once.
+    pub quiet_end: bool,
 }
 
 impl QpInit {
@@ -52,6 +56,7 @@ impl QpInit {
             max_inline: 256,
             sq_sig_all: false,
             num: None,
+            quiet_end: false,
         }
     }
 }
@@ -81,6 +86,7 @@ impl Qp {
             max_sge: init.max_sge,
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
+            quiet_end: init.quiet_end,
             depths: OnceLock::new(),
             state: AtomicU8::new(QpState::Init as u8),
             expected: AtomicBool::new(false),
@@ -200,6 +206,11 @@ impl Qp {
     /// flushed. A peer gets a Terminate. Nothing on a queue pair that has ended.
     pub fn fail(&self, status: WcStatus) {
         self.0.fail(status);
+    }
+
+    /// Sends that were posted and are not complete.
+    pub fn outstanding(&self) -> u32 {
+        self.0.sq_used.load(Ordering::Relaxed)
     }
 
     /// What the connection's bytes cost so far.

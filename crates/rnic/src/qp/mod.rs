@@ -141,6 +141,7 @@ pub(crate) struct QpInner {
     max_sge: u32,
     max_inline: u32,
     sq_sig_all: bool,
+    quiet_end: bool,
     /// Inbound and outbound Reads and atomics, once connected.
     depths: OnceLock<(u16, u16)>,
     state: AtomicU8,
@@ -668,6 +669,9 @@ impl QpInner {
         let link = &*connected.link;
         if core.ended.is_some() {
             self.take_inbox(core);
+            if !core.sq.is_empty() {
+                self.end_quiet(core, Some(WcStatus::RetryExcErr));
+            }
             self.flush_sends(core);
             self.deliver(core);
             return self.drain(core, link);

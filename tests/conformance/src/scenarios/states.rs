@@ -255,3 +255,54 @@ pub fn fails_unconnected(bed: &Bed) {
     let error = bed.dial(listener.local_addr(), end, &bed.param());
     assert!(error.is_err(), "it cannot be connected any more");
 }
+
+/// A queue pair in InfiniBand's manner does not show that its peer is gone before a send finds out.
+pub fn quiet_end(bed: &Bed) {
+    let quiet = Half {
+        quiet_end: true,
+        ..Half::default()
+    };
+    for way in 0..4 {
+        let (a, b) = bed.pair_with(&quiet, &quiet);
+        let (near, far) = (a.mr(8), b.mr(8));
+        a.run(SendWr::read(0, far.remote(0)).sge(near.whole()));
+        let end = watch_end(&b);
+        b.post_recv(RecvWr::new(1));
+        b.post_recv(RecvWr::new(2));
+        match way {
+            0 => a.qp.disconnect(),
+            1 => a.qp.to_error(),
+            2 => drop(a.qp),
+            _ => a.qp.fail(WcStatus::RetryExcErr),
+        }
+        end.recv_timeout(PATIENCE).expect("the end is announced");
+        assert_eq!(b.qp.state(), QpState::Rts, "way {way}");
+        assert_none(&b.rcq);
+        b.post_recv(RecvWr::new(3));
+        assert_eq!(b.qp.outstanding(), 0);
+        if way == 3 {
+            b.qp.to_error();
+        } else {
+            b.post(SendWr::send(4));
+            assert_eq!(b.sent().status, WcStatus::RetryExcErr);
+            b.post(SendWr::send(5));
+            assert_eq!(b.sent().status, WcStatus::WrFlushErr);
+        }
+        assert_eq!(b.qp.state(), QpState::Error);
+        for (wc, id) in take(&b.rcq, 3).iter().zip(1..) {
+            assert_eq!((wc.wr_id, wc.status), (id, WcStatus::WrFlushErr));
+        }
+        let none = b.device.get_async_event(Some(std::time::Duration::ZERO));
+        assert_eq!(none, None);
+    }
+    // The peer's fault is no silent end; neither is our own.
+    let (a, b) = bed.pair_with(&quiet, &quiet);
+    b.post_recv(RecvWr::new(1));
+    a.post_recv(RecvWr::new(1));
+    let mr = b.mr(8);
+    a.post(SendWr::write(9, mr.remote(8)).inline(b"beyond"));
+    for end in [&a, &b] {
+        assert_eq!(end.received().status, WcStatus::WrFlushErr);
+        assert_eq!(end.qp.state(), QpState::Error);
+    }
+}
