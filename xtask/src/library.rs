@@ -333,4 +333,35 @@ mod tests {
         );
         assert!(assembly(&symbols, true, "z80").is_err());
     }
+
+    #[test]
+    fn a_name_that_nothing_defines_fails_the_link_and_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, object) = (dir.path().join("a.c"), dir.path().join("a.o"));
+        write(
+            &source,
+            "int b(void) { return 0; }\nint old(void) { return 1; }\n",
+        )
+        .unwrap();
+        let mut cc = Command::new("cc");
+        run(cc.args(["-c", "-fPIC", "-o"]).arg(&object).arg(&source)).unwrap();
+        let path = dir.path().join("liba.so.1");
+        let inputs = [object.display().to_string()];
+        let link = |list: &str| {
+            let symbols = parse(list).unwrap();
+            let library = Library {
+                path: &path,
+                soname: "liba.so.1",
+                symbols: &symbols,
+                forwards: false,
+                inputs: &inputs,
+                strip: false,
+            };
+            library.link()
+        };
+        link("V_1 b@ = old\nV_2 b\n").unwrap();
+        let problem = link("V_1 b\nV_1 c\nV_1 d\n").unwrap_err();
+        assert_eq!(problem, "liba.so.1: nothing defines c@@V_1, d@@V_1");
+        assert!(!path.exists());
+    }
 }

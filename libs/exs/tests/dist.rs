@@ -1,48 +1,19 @@
 //! libexs as programs get it: what the library exports, the pages, and C programs built against it with pkg-config and run.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+use common::{dynamic, exported, good, is_of_the_system, root, text};
 
 /// What `./x dist` makes, from a debug build, made once.
 fn dist() -> &'static Path {
     static DIST: OnceLock<tempfile::TempDir> = OnceLock::new();
-    DIST.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .current_dir(root())
-            .args(["run", "--quiet", "--locked", "-p", "xtask", "--", "libexs"])
-            .arg(dir.path())
-            .arg("--debug");
-        good(&mut cargo);
-        dir
-    })
-    .path()
-}
-
-fn good(command: &mut Command) -> Output {
-    let output = command
-        .output()
-        .unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    output
-}
-
-fn text(output: &Output) -> String {
-    String::from_utf8(output.stdout.clone()).unwrap()
+    DIST.get_or_init(|| common::lay_out("libexs")).path()
 }
 
 /// The calls that the header declares.
@@ -60,48 +31,18 @@ fn declared() -> BTreeSet<String> {
 #[test]
 fn the_library_exports_what_the_header_declares_and_nothing_else() {
     let library = dist().join("lib/libexs.so");
-    let symbols = good(
-        Command::new("readelf")
-            .args(["--wide", "--dyn-syms"])
-            .arg(&library),
-    );
-    let exported: BTreeSet<String> = text(&symbols)
-        .lines()
-        .filter_map(|line| {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            match words[..] {
-                // "ABS" is the version itself
-                [_, _, _, "FUNC" | "OBJECT" | "TLS", _, _, place, name]
-                    if !["UND", "ABS"].contains(&place) =>
-                {
-                    Some(name.to_owned())
-                }
-                _ => None,
-            }
-        })
-        .collect();
     let expected: BTreeSet<String> = declared()
         .iter()
         .map(|name| format!("{name}@@EXS_1.0"))
         .collect();
     assert!(expected.len() > 60);
-    assert_eq!(exported, expected);
+    assert_eq!(exported(&library), expected);
 
-    let dynamic = text(&good(
-        Command::new("readelf")
-            .args(["--wide", "--dynamic"])
-            .arg(&library),
-    ));
-    assert!(dynamic.contains("soname: [libexs.so.0]"), "{dynamic}");
-    let needed: Vec<&str> = dynamic
-        .lines()
-        .filter_map(|line| line.split_once("Shared library: [")?.1.strip_suffix(']'))
-        .collect();
-    let of_the_system = ["libc.so.6", "libgcc_s.so.1", "libm.so.6", "ld-linux"];
+    let dynamic = dynamic(&library);
+    assert_eq!(dynamic.soname, "libexs.so.0");
+    let needed = dynamic.needed;
     assert!(
-        needed
-            .iter()
-            .all(|lib| of_the_system.iter().any(|known| lib.starts_with(known))),
+        needed.iter().all(|library| is_of_the_system(library)),
         "{needed:?}"
     );
 }

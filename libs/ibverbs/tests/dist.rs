@@ -1,0 +1,222 @@
+//! libibverbs and librdmacm as programs get them: names, versions, what the loader is told; and programs that load on them.
+
+#[path = "../../exs/tests/common/mod.rs"]
+mod common;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use common::{dynamic, exported, good, is_of_the_system, root, text};
+
+const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+/// The version of what is between our two libraries.
+const BETWEEN: &str = "@@WEFT_PRIVATE_1";
+
+/// The folder of the libraries that `./x dist` makes, from a debug build, made once.
+fn lib() -> PathBuf {
+    static DIST: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let dist = DIST.get_or_init(|| common::lay_out("verbs"));
+    dist.path().join("lib").canonicalize().unwrap()
+}
+
+/// What a library exports to programs.
+fn public(library: &Path) -> BTreeSet<String> {
+    let names = exported(library).into_iter();
+    names.filter(|name| !name.ends_with(BETWEEN)).collect()
+}
+
+/// Where the system has a library of this name, or a program.
+fn of_the_system(name: &str) -> Option<PathBuf> {
+    let folders = ["/usr/lib", "/usr/lib64", "/usr/bin", "/usr/sbin"].map(PathBuf::from);
+    let folders = folders.into_iter();
+    let triple = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    folders
+        .chain([triple.into()])
+        .map(|folder| folder.join(name))
+        .find(|path| path.exists())
+}
+
+#[test]
+fn the_names_and_versions_are_those_of_the_systems_libraries_and_no_others() {
+    for library in LIBRARIES {
+        let ours = public(&lib().join(library));
+        assert!(ours.len() > 60, "{library}");
+        match of_the_system(library) {
+            Some(theirs) => assert_eq!(ours, public(&theirs), "{library}"),
+            None => eprintln!("skipped: there is no {library} to compare with"),
+        }
+    }
+}
+
+#[test]
+fn what_is_between_the_libraries_is_what_librdmacm_jumps_to() {
+    let between: BTreeSet<String> = exported(&lib().join(LIBRARIES[0]))
+        .iter()
+        .filter_map(|name| name.strip_suffix(BETWEEN)?.strip_prefix("weft_cm_"))
+        .map(str::to_owned)
+        .collect();
+    let names: BTreeSet<String> = exported(&lib().join(LIBRARIES[1]))
+        .iter()
+        .filter_map(|name| Some(name.split_once('@')?.0.to_owned()))
+        .collect();
+    assert_eq!(between, names);
+}
+
+#[test]
+fn every_name_that_debians_programs_need_is_there() {
+    let list = root().join("../shared/abi/symbols-needed-debian12.txt");
+    let Ok(list) = std::fs::read_to_string(&list) else {
+        eprintln!("skipped: there is no list of what Debian's programs need beside the tree");
+        return;
+    };
+    let ours: BTreeSet<String> = LIBRARIES
+        .iter()
+        .flat_map(|library| public(&lib().join(library)))
+        .map(|name| name.replace("@@", "@"))
+        .collect();
+    let mut compared = 0;
+    for line in list.lines() {
+        if let Some((version, name)) = line.split_once(' ')
+            && ["IBVERBS_", "RDMACM_"]
+                .iter()
+                .any(|node| version.starts_with(node))
+        {
+            assert!(ours.contains(&format!("{name}@{version}")), "{line}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 100, "{compared}");
+}
+
+#[test]
+fn the_loader_is_told_what_debians_libraries_tell_it() {
+    let verbs = dynamic(&lib().join(LIBRARIES[0]));
+    assert_eq!(verbs.soname, LIBRARIES[0]);
+    assert!(
+        verbs.needed.iter().all(|library| is_of_the_system(library)),
+        "{:?}",
+        verbs.needed
+    );
+    assert_eq!(verbs.runpath, None);
+    let rdmacm = dynamic(&lib().join(LIBRARIES[1]));
+    assert_eq!(rdmacm.soname, LIBRARIES[1]);
+    assert_eq!(rdmacm.needed, [LIBRARIES[0]]);
+    assert_eq!(rdmacm.runpath.as_deref(), Some("$ORIGIN"));
+}
+
+/// Programs and drivers of Debian, linked with one of the libraries.
+const LINKED: &[&str] = &[
+    "ibv_devices",
+    "ibv_devinfo",
+    "ibv_rc_pingpong",
+    "ib_write_bw",
+    "ib_send_lat",
+    "rping",
+    "ucmatose",
+    "rstream",
+    "rcopy",
+    "cmtime",
+    "libfabric.so.1",
+    "libmlx4.so.1",
+    "libmlx5.so.1",
+    "libefa.so.1",
+    "ucx/libuct_ib.so.0",
+    "ucx/libuct_rdmacm.so.0",
+];
+
+/// `ldd -r` resolves all names, functions too, as the loader does with `LD_BIND_NOW`.
+#[test]
+fn every_name_of_debians_programs_is_found_in_our_libraries() {
+    let ours = lib().display().to_string();
+    for name in LINKED {
+        let Some(path) = of_the_system(name) else {
+            eprintln!("skipped: there is no {name}");
+            continue;
+        };
+        let output = good(
+            Command::new("ldd")
+                .env("LD_LIBRARY_PATH", &ours)
+                .arg("-r")
+                .arg(path),
+        );
+        let shown = text(&output) + &String::from_utf8_lossy(&output.stderr);
+        assert!(
+            shown.contains(&format!("libibverbs.so.1 => {ours}")),
+            "{name}: {shown}"
+        );
+        for complaint in ["undefined symbol", "not found", "not defined"] {
+            assert!(!shown.contains(complaint), "{name}: {shown}");
+        }
+    }
+}
+
+#[test]
+fn programs_run_on_them() {
+    let programs: [&[&str]; 5] = [
+        &["ib_write_bw", "--version"],
+        &["fi_info", "--version"],
+        &["ucx_info", "-v"],
+        &["rping", "-h"],
+        &[
+            "/usr/bin/python3",
+            "-c",
+            "import pyverbs.device, pyverbs.qp, pyverbs.cmid",
+        ],
+    ];
+    for program in programs {
+        if of_the_system(program[0]).is_none() {
+            eprintln!("skipped: there is no {}", program[0]);
+            continue;
+        }
+        let output = Command::new(program[0])
+            .args(&program[1..])
+            .env("LD_LIBRARY_PATH", lib())
+            .env("LD_BIND_NOW", "1")
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if errors.contains("No module named 'pyverbs'") {
+            eprintln!("skipped: there is no pyverbs");
+            continue;
+        }
+        // 127 is the loader's; what a program says of its version or help is its own
+        assert!(
+            output.status.code().is_some_and(|code| code < 126),
+            "{program:?}: {errors}"
+        );
+        assert!(
+            !errors.contains("ImportError") && !errors.contains("symbol"),
+            "{program:?}: {errors}"
+        );
+    }
+}
+
+/// As the author of a program does.
+#[test]
+fn a_program_is_built_with_pkg_config() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, program) = (dir.path().join("program.c"), dir.path().join("program"));
+    std::fs::write(
+        &source,
+        "#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <stdio.h>\nint main(void) {\n\
+         puts(ibv_wc_status_str(IBV_WC_REM_ACCESS_ERR));\nputs(rdma_event_str(RDMA_CM_EVENT_REJECTED));\nreturn 0;\n}\n",
+    )
+    .unwrap();
+    let flags = text(&good(
+        Command::new("pkg-config")
+            .env("PKG_CONFIG_PATH", lib().join("pkgconfig"))
+            .args(["--cflags", "--libs", "librdmacm"]),
+    ));
+    assert!(flags.contains("-libverbs"), "{flags}");
+    good(
+        Command::new("cc")
+            .args(["-Wall", "-Werror", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .args(flags.split_whitespace()),
+    );
+    let said = text(&good(Command::new(&program).env("LD_LIBRARY_PATH", lib())));
+    assert_eq!(said, "remote access error\nRDMA_CM_EVENT_REJECTED\n");
+}
