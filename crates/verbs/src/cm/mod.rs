@@ -3,6 +3,7 @@
 //! Two styles over the same machinery: blocking calls for programs that have a thread to spare ([`connect`],
 //! [`Listener`]), and events in the manner of `rdma_cm` ([`EventChannel`], [`CmId`]).
 
+mod broker;
 mod events;
 
 use std::collections::VecDeque;
@@ -12,6 +13,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use broker::{Broker, Number, QpName, gid_of, ip_of};
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
 pub use weft_rnic::{

@@ -1,0 +1,514 @@
+//! Queue pairs joined by number, for programs that never heard of a connection manager: they tell each other their GID and
+//! queue pair number by some way of their own, and call `modify_qp`.
+//!
+//! There is no daemon: a number names the TCP port of its process's listener, `port << 8 | index`, so that a peer finds the
+//! queue pair with nothing but the address (the GID) and the number. The side with the smaller number dials, with the MPA start-up
+//! that every connection has; the private data says which queue pairs are meant. Format: docs/spec/persona.md.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use weft_rnic::{BindOptions, ConnParam, ConnectError, Incoming, Listening, WcStatus};
+
+use super::lock;
+use crate::{Device, Qp};
+
+/// Queue pairs behind one listener: the low byte of a number.
+const INDEXES: usize = 256;
+/// Requests kept for a queue pair that has not been told its peer yet.
+const EARLY: usize = 4;
+/// Requests that a listener keeps unanswered.
+const BACKLOG: u32 = 1024;
+/// How long sends wait for a peer, unless [`Broker::set_patience`] says otherwise.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Pauses between attempts to reach a peer: the first, and the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
+
+const MAGIC: [u8; 4] = *b"WQP1";
+const NO_SUCH_QP: u8 = 1;
+const OTHER_PEER: u8 = 2;
+
+/// A queue pair, as its peer knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QpName {
+    /// Its number (24 bits).
+    pub num: u32,
+    /// The address behind its GID.
+    pub ip: IpAddr,
+}
+
+impl QpName {
+    fn port(self) -> u16 {
+        (self.num >> 8) as u16
+    }
+
+    fn put(self, out: &mut [u8; Hello::LEN], num: usize, gid: usize) {
+        out[num..num + 4].copy_from_slice(&self.num.to_be_bytes());
+        out[gid..gid + 16].copy_from_slice(&gid_of(self.ip));
+    }
+
+    fn get(from: &[u8; Hello::LEN], num: usize, gid: usize) -> QpName {
+        let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| from[at + i]));
+        let gid = std::array::from_fn(|i| from[gid + i]);
+        QpName {
+            num: word(num),
+            ip: ip_of(gid),
+        }
+    }
+}
+
+/// The GID of an address: an IPv6 address itself, an IPv4 address mapped into IPv6 (as `RoCEv2` has it).
+pub fn gid_of(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// The address of a GID, see [`gid_of`].
+pub fn ip_of(gid: [u8; 16]) -> IpAddr {
+    Ipv6Addr::from(gid).to_canonical()
+}
+
+/// The private data of a request: who dials whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hello {
+    from: QpName,
+    to: QpName,
+}
+
+impl Hello {
+    const LEN: usize = 48;
+
+    fn encode(self) -> Vec<u8> {
+        let mut out = [0; Hello::LEN];
+        out[..4].copy_from_slice(&MAGIC);
+        self.from.put(&mut out, 8, 16);
+        self.to.put(&mut out, 12, 32);
+        out.to_vec()
+    }
+
+    fn decode(data: &[u8]) -> Option<Hello> {
+        let data: &[u8; Hello::LEN] = data.first_chunk()?;
+        (data[..4] == MAGIC).then(|| Hello {
+            from: QpName::get(data, 8, 16),
+            to: QpName::get(data, 12, 32),
+        })
+    }
+}
+
+fn refusal(code: u8) -> Vec<u8> {
+    let mut out = MAGIC.to_vec();
+    out.push(code);
+    out
+}
+
+/// A listener and the numbers behind it.
+struct Door {
+    port: u16,
+    used: [bool; INDEXES],
+    /// Where the search for a free index goes on: numbers come back late.
+    next: usize,
+    _listening: Listening,
+}
+
+impl Door {
+    fn take(&mut self) -> Option<u32> {
+        let index = (0..INDEXES)
+            .map(|i| (self.next + i) % INDEXES)
+            .find(|&i| !self.used[i])?;
+        self.used[index] = true;
+        self.next = (index + 1) % INDEXES;
+        Some(u32::from(self.port) << 8 | index as u32)
+    }
+}
+
+/// A queue pair that has been told its peer, and is not connected yet.
+struct Joining {
+    qp: Weak<Qp>,
+    hello: Hello,
+    /// Where the peer is, for the side that dials.
+    dial: Option<SocketAddr>,
+    source: Option<SocketAddr>,
+    param: ConnParam,
+    /// Tells a dial's outcome from that of one before it.
+    round: u64,
+    dialling: bool,
+    pause: Duration,
+    due: Instant,
+    /// Since when sends have been waiting.
+    waiting: Option<Instant>,
+    patience: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    doors: Vec<Door>,
+    joining: HashMap<u32, Joining>,
+    /// Requests for queue pairs that have not been told their peer yet.
+    early: HashMap<u32, Vec<(Hello, Incoming)>>,
+    rounds: u64,
+    /// Counts what the thread should look at.
+    news: u64,
+    /// The thread that dials again and loses patience.
+    awake: bool,
+}
+
+struct Inner {
+    device: Device,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Joins the queue pairs of one process to those of others, by number. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct Broker(Arc<Inner>);
+
+impl Broker {
+    /// A broker for queue pairs of this device. It takes no port before the first number is asked for.
+    pub fn new(device: &Device) -> Broker {
+        Broker(Arc::new(Inner {
+            device: device.clone(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }))
+    }
+
+    /// A number for a queue pair to be. The listener behind it takes peers from now on, and lets them wait until [`Broker::join`].
+    ///
+    /// # Errors
+    /// As `bind(2)` and `listen(2)`.
+    pub fn reserve(&self) -> io::Result<Number> {
+        let mut state = lock(&self.0.state);
+        if let Some(num) = state.doors.iter_mut().find_map(Door::take) {
+            return Ok(Number(num, self.clone()));
+        }
+        let weak = Arc::downgrade(&self.0);
+        let on_request = move |incoming| {
+            if let Some(inner) = weak.upgrade() {
+                inner.arrived(incoming);
+            }
+        };
+        let listen = |ip: IpAddr| {
+            let options = BindOptions {
+                v6_only: false,
+                share: false,
+            };
+            let bound = self.0.device.bind_with(SocketAddr::new(ip, 0), options)?;
+            bound.listen(BACKLOG, &ConnParam::default(), on_request.clone())
+        };
+        // Without IPv6 in the kernel, IPv4 alone.
+        let listening = listen(Ipv6Addr::UNSPECIFIED.into())
+            .or_else(|_| listen(Ipv4Addr::UNSPECIFIED.into()))?;
+        let mut door = Door {
+            port: listening.local_addr().port(),
+            used: [false; INDEXES],
+            next: 0,
+            _listening: listening,
+        };
+        let num = door.take().ok_or(io::ErrorKind::AddrInUse)?;
+        state.doors.push(door);
+        Ok(Number(num, self.clone()))
+    }
+
+    /// Join `qp`, which has the number and the address `ours`, to `peer`; `scope` is the interface's index where that address is a
+    /// link-local one, else 0. Returns at once; the peer may come much later. Sends can be posted from now on and wait for it: when it has not
+    /// come after the patience, the first of them ends with [`WcStatus::RetryExcErr`].
+    ///
+    /// # Errors
+    /// `InvalidInput` for a queue pair joined to itself, or already joined; [`ConnectError::Invalid`] in form.
+    pub fn join(
+        &self,
+        qp: &Arc<Qp>,
+        ours: QpName,
+        peer: QpName,
+        scope: u32,
+        param: &ConnParam,
+    ) -> io::Result<()> {
+        if ours == peer || peer.port() == 0 || peer.num >= 1 << 24 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let dials = ours < peer;
+        let at = |ip, port| match ip {
+            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
+        };
+        let param = ConnParam {
+            private_data: if dials {
+                Hello {
+                    from: ours,
+                    to: peer,
+                }
+                .encode()
+            } else {
+                MAGIC.to_vec()
+            },
+            ..param.clone()
+        };
+        let mut state = lock(&self.0.state);
+        if state.joining.contains_key(&ours.num) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        qp.expect();
+        state.rounds += 1;
+        let round = state.rounds;
+        let now = Instant::now();
+        state.joining.insert(
+            ours.num,
+            Joining {
+                qp: Arc::downgrade(qp),
+                hello: Hello {
+                    from: ours,
+                    to: peer,
+                },
+                dial: dials.then(|| at(peer.ip, peer.port())),
+                source: dials.then(|| at(ours.ip, 0)),
+                param,
+                round,
+                dialling: false,
+                pause: PAUSES[0],
+                due: now,
+                waiting: None,
+                patience: PATIENCE,
+            },
+        );
+        let early = state.early.remove(&ours.num).unwrap_or_default();
+        self.0.wake(&mut state);
+        drop(state);
+        if dials {
+            self.0.dial(ours.num);
+        } else {
+            for (hello, incoming) in early {
+                self.0.admit(hello, incoming);
+            }
+        }
+        Ok(())
+    }
+
+    /// How long sends of this queue pair wait for a peer that does not come (the transport timer times the retries).
+    pub fn set_patience(&self, num: u32, patience: Duration) {
+        if let Some(joining) = lock(&self.0.state).joining.get_mut(&num) {
+            joining.patience = patience;
+        }
+    }
+
+    /// The queue pair with this number is no longer to be joined: it goes back to its first state, or away.
+    pub fn leave(&self, num: u32) {
+        let mut state = lock(&self.0.state);
+        let gone = (state.joining.remove(&num), state.early.remove(&num));
+        // Dropping requests rejects them, on sockets: not under the lock.
+        drop(state);
+        drop(gone);
+    }
+}
+
+/// A queue pair's number, from [`Broker::reserve`]. Dropping it frees the number.
+pub struct Number(u32, Broker);
+
+impl Number {
+    /// The number: 24 bits.
+    pub fn get(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        self.1.leave(self.0);
+        let mut state = lock(&self.1.0.state);
+        let port = (self.0 >> 8) as u16;
+        if let Some(door) = state.doors.iter_mut().find(|d| d.port == port) {
+            door.used[self.0 as usize % INDEXES] = false;
+        }
+    }
+}
+
+impl Inner {
+    fn dial(self: &Arc<Self>, num: u32) {
+        let mut state = lock(&self.state);
+        let Some(joining) = state.joining.get_mut(&num) else {
+            return;
+        };
+        let (Some(addr), Some(qp)) = (joining.dial, joining.qp.upgrade()) else {
+            return;
+        };
+        joining.dialling = true;
+        let (source, param, round) = (joining.source, joining.param.clone(), joining.round);
+        drop(state);
+        let weak = Arc::downgrade(self);
+        self.device.dial(addr, source, &qp, &param, move |outcome| {
+            if let Some(inner) = weak.upgrade() {
+                inner.dialled(num, round, outcome.map(drop));
+            }
+        });
+    }
+
+    fn dialled(&self, num: u32, round: u64, outcome: Result<(), ConnectError>) {
+        let mut state = lock(&self.state);
+        let Some(joining) = state.joining.get_mut(&num).filter(|j| j.round == round) else {
+            return;
+        };
+        match outcome {
+            Ok(()) => {
+                state.joining.remove(&num);
+            }
+            Err(error) => {
+                tracing::debug!(num, peer = joining.hello.to.num, %error, "the peer is not there yet");
+                joining.dialling = false;
+                joining.due = Instant::now() + joining.pause;
+                joining.pause = (joining.pause * 2).min(PAUSES[1]);
+                state.news += 1;
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// A peer wants one of our queue pairs.
+    fn arrived(&self, incoming: Incoming) {
+        let Some(hello) = Hello::decode(incoming.private_data()) else {
+            return;
+        };
+        self.admit(hello, incoming);
+    }
+
+    fn admit(&self, hello: Hello, incoming: Incoming) {
+        let num = hello.to.num;
+        let mut state = lock(&self.state);
+        let known = state.doors.iter().any(|door| {
+            door.port == hello.to.port() && door.used[num as usize % INDEXES] && num < 1 << 24
+        });
+        if !known {
+            drop(state);
+            let _ = incoming.reject(&refusal(NO_SUCH_QP));
+            return;
+        }
+        let Some(joining) = state.joining.get(&num) else {
+            let early = state.early.entry(num).or_default();
+            // The newest are the likeliest to be there still.
+            let old = (early.len() >= EARLY).then(|| early.remove(0));
+            early.push((hello, incoming));
+            drop(state);
+            drop(old);
+            return;
+        };
+        if joining.hello.to != hello.from || joining.dial.is_some() {
+            drop(state);
+            let _ = incoming.reject(&refusal(OTHER_PEER));
+            return;
+        }
+        let (qp, param, round) = (joining.qp.upgrade(), joining.param.clone(), joining.round);
+        drop(state);
+        let Some(qp) = qp else { return };
+        match incoming.accept(&qp, &param) {
+            Ok(()) => {
+                let mut state = lock(&self.state);
+                if state.joining.get(&num).is_some_and(|j| j.round == round) {
+                    state.joining.remove(&num);
+                }
+            }
+            // It will dial again.
+            Err(error) => tracing::debug!(num, %error, "a peer went away before it was let in"),
+        }
+    }
+
+    /// See to it that the thread runs, and looks.
+    fn wake(self: &Arc<Self>, state: &mut State) {
+        state.news += 1;
+        if state.awake {
+            self.changed.notify_all();
+            return;
+        }
+        let inner = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("weft-broker".into());
+        match thread.spawn(move || look_after(&inner)) {
+            Ok(_) => state.awake = true,
+            Err(error) => tracing::warn!(%error, "no thread to dial again with"),
+        }
+    }
+
+    /// Dials what is due and fails what has waited too long. When to look again, and what it had seen; `None`: nothing is joining.
+    fn round(self: &Arc<Self>, now: Instant) -> Option<(Instant, u64)> {
+        let mut due = Vec::new();
+        let mut late = Vec::new();
+        let mut next = now + PAUSES[1];
+        let mut state = lock(&self.state);
+        state.joining.retain(|&num, joining| {
+            let Some(qp) = joining.qp.upgrade() else {
+                return false;
+            };
+            if qp.outstanding() == 0 {
+                joining.waiting = None;
+            } else if *joining.waiting.get_or_insert(now) + joining.patience <= now {
+                late.push(qp);
+                return false;
+            }
+            if joining.dial.is_some() && !joining.dialling {
+                if joining.due <= now {
+                    due.push(num);
+                } else {
+                    next = next.min(joining.due);
+                }
+            }
+            true
+        });
+        let more = !state.joining.is_empty();
+        state.awake = more;
+        let seen = state.news;
+        drop(state);
+        for qp in late {
+            qp.fail(WcStatus::RetryExcErr);
+        }
+        for num in due {
+            self.dial(num);
+        }
+        more.then_some((next, seen))
+    }
+}
+
+fn look_after(inner: &Weak<Inner>) {
+    loop {
+        let Some(inner) = inner.upgrade() else {
+            return;
+        };
+        let Some((next, seen)) = inner.round(Instant::now()) else {
+            return;
+        };
+        let state = lock(&inner.state);
+        let pause = next.saturating_duration_since(Instant::now());
+        let woken = inner
+            .changed
+            .wait_timeout_while(state, pause, |state| state.news == seen);
+        drop(woken.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_is_read_as_it_was_written() {
+        let hello = Hello {
+            from: QpName {
+                num: 0x0012_3456,
+                ip: "192.0.2.7".parse().unwrap(),
+            },
+            to: QpName {
+                num: 0x00ab_cdef,
+                ip: "2001:db8::9".parse().unwrap(),
+            },
+        };
+        let bytes = hello.encode();
+        assert_eq!(bytes.len(), Hello::LEN);
+        assert_eq!(Hello::decode(&bytes), Some(hello));
+        assert_eq!(Hello::decode(&bytes[..47]), None);
+        assert_eq!(Hello::decode(&[0; 48]), None);
+        // docs/spec/persona.md
+        assert_eq!(&bytes[..8], b"WQP1\0\0\0\0");
+        assert_eq!(&bytes[8..16], &[0, 0x12, 0x34, 0x56, 0, 0xab, 0xcd, 0xef]);
+        assert_eq!(&bytes[26..32], &[0xff, 0xff, 192, 0, 2, 7]);
+    }
+}

@@ -1,0 +1,194 @@
+//! Queue pairs joined by number: `weft_verbs::cm::Broker`, docs/spec/persona.md.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_verbs::cm::{Broker, ConnParam, Number, QpName, gid_of, ip_of};
+use weft_verbs::{
+    Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus,
+};
+
+const LONG: Option<Duration> = Some(Duration::from_secs(20));
+
+/// One process of two: a device, a broker, and what a queue pair needs.
+struct Side {
+    broker: Broker,
+    pd: Pd,
+    cq: Cq,
+    mr: Mr,
+}
+
+impl Side {
+    fn new(local: LocalMode) -> Side {
+        let device = Device::builder().local(local).open().expect("a device");
+        let pd = device.alloc_pd().expect("a domain");
+        Side {
+            broker: Broker::new(&device),
+            cq: device.create_cq(64, None).expect("a queue"),
+            mr: pd.alloc_mr(64, Access::LOCAL_WRITE).expect("a region"),
+            pd,
+        }
+    }
+
+    fn qp(&self) -> (Number, Arc<Qp>) {
+        let number = self.broker.reserve().expect("a number");
+        let init = QpInit {
+            num: Some(number.get()),
+            ..QpInit::new(&self.cq, &self.cq)
+        };
+        let qp = self.pd.create_qp(&init).expect("a queue pair");
+        assert_eq!(qp.num(), number.get());
+        (number, Arc::new(qp))
+    }
+
+    fn next(&self) -> Wc {
+        let mut wc = [Wc::default()];
+        let n = self.cq.wait(&mut wc, LONG).expect("no overrun");
+        assert_eq!(n, 1, "nothing within the time");
+        wc[0]
+    }
+
+    fn expect_message(&self, text: &[u8]) {
+        let wc = self.next();
+        assert_eq!(wc.status, WcStatus::Success);
+        let got = self.mr.to_vec(0, wc.byte_len as usize).expect("in bounds");
+        assert_eq!(got, text);
+    }
+}
+
+fn name(number: &Number, ip: &str) -> QpName {
+    QpName {
+        num: number.get(),
+        ip: ip.parse().expect("an address"),
+    }
+}
+
+fn join(side: &Side, qp: &Arc<Qp>, ours: QpName, peer: QpName) {
+    side.broker
+        .join(qp, ours, peer, 0, &ConnParam::default())
+        .expect("a peer");
+}
+
+/// Both directions, whichever side is told first, sends posted before there is a peer.
+fn meet(ip: &str, local: LocalMode, first_dials: bool) {
+    let (a, b) = (Side::new(local), Side::new(local));
+    let ((na, qa), (nb, qb)) = (a.qp(), b.qp());
+    let (ea, eb) = (name(&na, ip), name(&nb, ip));
+    let first_is_a = (ea < eb) == first_dials;
+    let ((x, qx, ex), (y, qy, ey)) = if first_is_a {
+        ((&a, &qa, ea), (&b, &qb, eb))
+    } else {
+        ((&b, &qb, eb), (&a, &qa, ea))
+    };
+    for (side, qp) in [(x, qx), (y, qy)] {
+        qp.post_recv(&[RecvWr::new(7).sge(side.mr.whole())])
+            .expect("room");
+    }
+    join(x, qx, ex, ey);
+    qx.post_send_one(SendWr::send(1).inline(b"early").signaled())
+        .expect("kept");
+    // Long enough for dials to be refused or kept, and dialled again.
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(x.cq.poll(&mut [Wc::default()]).expect("no overrun"), 0);
+    join(y, qy, ey, ex);
+    qy.post_send_one(SendWr::send(2).inline(b"late"))
+        .expect("room");
+    y.expect_message(b"early");
+    let ids: HashSet<u64> = [x.next(), x.next()].map(|wc| wc.wr_id).into();
+    assert_eq!(ids, [1, 7].into());
+    assert_eq!(x.mr.to_vec(0, 4).expect("in bounds"), b"late");
+}
+
+#[test]
+fn queue_pairs_meet_by_number() {
+    for local in [LocalMode::Off, LocalMode::Require] {
+        for first_dials in [false, true] {
+            meet("127.0.0.1", local, first_dials);
+            meet("::1", local, first_dials);
+        }
+    }
+}
+
+#[test]
+fn nobody_comes() {
+    let side = Side::new(LocalMode::Off);
+    let ((na, qa), (nb, qb)) = (side.qp(), side.qp());
+    let (ea, eb) = (name(&na, "127.0.0.1"), name(&nb, "127.0.0.1"));
+    qa.post_recv(&[RecvWr::new(9)]).expect("room");
+    join(&side, &qa, ea, eb);
+    side.broker.set_patience(ea.num, Duration::from_millis(100));
+    for id in [1, 2] {
+        qa.post_send_one(SendWr::send(id).inline(b"hello"))
+            .expect("kept");
+    }
+    let ends = [side.next(), side.next(), side.next()].map(|wc| (wc.wr_id, wc.status));
+    assert_eq!(ends[0], (1, WcStatus::RetryExcErr));
+    assert!(ends.contains(&(2, WcStatus::WrFlushErr)), "{ends:?}");
+    assert!(ends.contains(&(9, WcStatus::WrFlushErr)), "{ends:?}");
+    // A process that is not there at all.
+    drop((qa, na));
+    let (nc, qc) = side.qp();
+    let far = QpName {
+        num: 1 << 8,
+        ip: "127.0.0.1".parse().expect("an address"),
+    };
+    join(&side, &qc, name(&nc, "127.0.0.1"), far);
+    side.broker
+        .set_patience(nc.get(), Duration::from_millis(100));
+    qc.post_send_one(SendWr::send(3)).expect("kept");
+    assert_eq!(side.next().status, WcStatus::RetryExcErr);
+    drop((nb, qb));
+}
+
+#[test]
+fn a_queue_pair_told_another_peer_stays_alone() {
+    let side = Side::new(LocalMode::Off);
+    let qps = [side.qp(), side.qp(), side.qp()];
+    let names = [0, 1, 2].map(|i| name(&qps[i].0, "127.0.0.1"));
+    // 0 wants 2, and 2 wants 1: one of the two dials, and is turned away.
+    for (from, to) in [(0, 2), (2, 1)] {
+        join(&side, &qps[from].1, names[from], names[to]);
+        side.broker
+            .set_patience(names[from].num, Duration::from_millis(100));
+        let wr = SendWr::send(from as u64).inline(b"x");
+        qps[from].1.post_send_one(wr).expect("kept");
+    }
+    let ends = [side.next(), side.next()];
+    assert!(
+        ends.iter().all(|wc| wc.status == WcStatus::RetryExcErr),
+        "{ends:?}"
+    );
+    let itself = side
+        .broker
+        .join(&qps[1].1, names[1], names[1], 0, &ConnParam::default());
+    assert!(itself.is_err());
+}
+
+#[test]
+fn numbers_are_unlike_and_come_back() {
+    let side = Side::new(LocalMode::Off);
+    let numbers: Vec<_> = (0..600)
+        .map(|_| side.broker.reserve().expect("a number"))
+        .collect();
+    let unlike: HashSet<u32> = numbers.iter().map(Number::get).collect();
+    assert_eq!(unlike.len(), 600);
+    assert!(unlike.iter().all(|&n| n < 1 << 24));
+    let ports: HashSet<u32> = unlike.iter().map(|n| n >> 8).collect();
+    assert_eq!(ports.len(), 3);
+    drop(numbers);
+    let again: HashSet<u32> = (0..600)
+        .map(|_| side.broker.reserve().expect("a number"))
+        .map(|n| n.get() >> 8)
+        .collect();
+    assert!(again.is_subset(&ports), "the listeners are used again");
+}
+
+#[test]
+fn gids_are_addresses() {
+    for text in ["192.0.2.1", "2001:db8::1", "::1", "127.0.0.1"] {
+        let ip: IpAddr = text.parse().expect("an address");
+        assert_eq!(ip_of(gid_of(ip)), ip);
+    }
+}
