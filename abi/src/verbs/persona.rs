@@ -2,7 +2,99 @@
 //! (`weft_verbs::cm::Broker`, docs/spec/persona.md).
 
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use rustix::io::Errno;
+use weft_verbs::cm::{Broker, ConnParam, QpName, gid_of, ip_of};
+use weft_verbs::{Device, Qp};
+
+use super::object::{Inherited, PerFork, lock};
+use super::types::{ibv_gid, ibv_qp_attr};
+
+/// A queue pair's number; dropping it takes it back, and ends what [`rtr`] began.
+pub(crate) use weft_verbs::cm::Number;
+
+#[derive(Default)]
+struct TheBroker(Mutex<Option<Broker>>);
+
+impl Inherited for TheBroker {}
+
+static BROKER: PerFork<TheBroker> = PerFork::new();
+
+fn broker() -> Result<Broker, Errno> {
+    lock(&BROKER.get().0).clone().ok_or(Errno::INVAL)
+}
+
+/// A number for a queue pair of `device`, the one device of this process.
+///
+/// # Errors
+/// As `bind(2)` and `listen(2)`: the number is a port's.
+pub(crate) fn reserve(device: &Device) -> Result<Number, Errno> {
+    let broker = lock(&BROKER.get().0)
+        .get_or_insert_with(|| Broker::new(device))
+        .clone();
+    broker
+        .reserve()
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// RTR: `qp`, whose number is from [`reserve`], is joined to the peer that `attr` names.
+///
+/// # Errors
+/// `EINVAL` for a GID index that is not there, and for a peer's GID or number that cannot be; `EOPNOTSUPP` for a queue pair joined to itself.
+pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
+    let grh = &attr.ah_attr.grh;
+    let index = usize::from(grh.sgid_index);
+    let own = gids().get(index).copied().ok_or(Errno::INVAL)?;
+    let ours = QpName {
+        num: qp.num(),
+        ip: own.ip,
+    };
+    let peer = QpName {
+        num: attr.dest_qp_num,
+        ip: ip_of(octets(&grh.dgid)),
+    };
+    if ours == peer {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if peer.ip.is_unspecified() || peer.ip.is_multicast() {
+        return Err(Errno::INVAL);
+    }
+    let scope = if is_link_local(peer.ip) {
+        own.ifindex
+    } else {
+        0
+    };
+    let depths = ConnParam {
+        ird: u16::from(attr.max_dest_rd_atomic),
+        // What we have outstanding is told later, at RTS; the peer's side says how many it takes.
+        ord: u16::MAX,
+        ..ConnParam::default()
+    };
+    broker()?
+        .join(qp, ours, peer, scope, &depths)
+        .map_err(|_| Errno::INVAL)
+}
+
+/// RTS: how long sends wait for the peer.
+pub(crate) fn rts(num: u32, attr: &ibv_qp_attr) {
+    if let Ok(broker) = broker() {
+        broker.set_patience(num, patience(attr.timeout, attr.retry_cnt));
+    }
+}
+
+/// RESET and ERR: the peer is not waited for any more.
+pub(crate) fn reset(num: u32) {
+    if let Ok(broker) = broker() {
+        broker.leave(num);
+    }
+}
+
+fn octets(gid: &ibv_gid) -> [u8; 16] {
+    // SAFETY: each form of the union is sixteen bytes, and any bytes are a GID.
+    unsafe { gid.raw }
+}
 
 /// An address of this host, as a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,19 +106,7 @@ pub(crate) struct Gid {
 
 impl Gid {
     pub(crate) fn raw(self) -> [u8; 16] {
-        match self.ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        }
-    }
-
-    /// The scope that an address of the same link is dialled with; 0 where there is none.
-    pub(crate) fn scope(self) -> u32 {
-        if is_link_local(self.ip) {
-            self.ifindex
-        } else {
-            0
-        }
+        gid_of(self.ip)
     }
 
     /// What others reach from afar comes first, and IPv4 before IPv6: programs take index 0 unless told.
@@ -61,7 +141,7 @@ pub(crate) fn gids() -> Vec<Gid> {
             continue;
         }
         // SAFETY: an address that the system wrote, or none.
-        let Some(ip) = (unsafe { ip_of(entry.ifa_addr) }) else {
+        let Some(ip) = (unsafe { address(entry.ifa_addr) }) else {
             continue;
         };
         // SAFETY: a name that the system wrote.
@@ -78,7 +158,7 @@ pub(crate) fn gids() -> Vec<Gid> {
 
 /// # Safety
 /// Null, or an address as long as its family says.
-unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
+unsafe fn address(addr: *const libc::sockaddr) -> Option<IpAddr> {
     if addr.is_null() {
         return None;
     }
@@ -101,7 +181,7 @@ unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
 /// How long a sender waits for a peer that does not answer: the local ACK time-out is 4.096 µs · 2^`timeout` (InfiniBand 9.7.6.1.3), and
 /// there are `retries` more attempts. 0 stands for "for ever" there. Never less than three seconds: a process may be slow to start.
 pub(crate) fn patience(timeout: u8, retries: u8) -> Duration {
-    const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+    const FOR_EVER: Duration = Duration::from_hours(365 * 24);
     match timeout & 31 {
         0 => FOR_EVER,
         timeout => {
@@ -123,8 +203,7 @@ mod tests {
         assert!(gids[local].ifindex > 0);
         assert!(gids[local..].iter().all(|gid| gid.ip.is_loopback()));
         for gid in &gids {
-            assert_eq!(Ipv6Addr::from(gid.raw()).to_canonical(), gid.ip);
-            assert_eq!(gid.scope() != 0, is_link_local(gid.ip));
+            assert_eq!(weft_verbs::cm::ip_of(gid.raw()), gid.ip);
         }
     }
 
