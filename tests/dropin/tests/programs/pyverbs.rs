@@ -1,0 +1,1 @@
+//! pyverbs: the tests of rdma-core.
