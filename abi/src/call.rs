@@ -28,9 +28,36 @@ pub fn run<T: Failed>(body: impl FnOnce() -> Result<T, Errno>) -> T {
 }
 
 fn failed<T: Failed>(errno: Errno) -> T {
+    set_errno(errno);
+    T::FAILED
+}
+
+/// Runs the body of a call that returns an `errno` value: 0 for success.
+pub fn status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(errno)) => errno.raw_os_error(),
+        Err(_) => libc::EIO,
+    }
+}
+
+/// Runs the body of a call that returns an address: NULL and `errno` when it fails.
+pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(made)) => made,
+        Ok(Err(errno)) => null(errno),
+        Err(_) => null(Errno::IO),
+    }
+}
+
+fn null<T>(errno: Errno) -> *mut T {
+    set_errno(errno);
+    std::ptr::null_mut()
+}
+
+pub(crate) fn set_errno(errno: Errno) {
     // SAFETY: the address is this thread's own errno, and always valid.
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
-    T::FAILED
 }
 
 /// A length as the calls return it. No object is longer than `isize::MAX`.
@@ -72,6 +99,13 @@ mod tests {
         assert_eq!(errno(), libc::EPIPE);
         assert_eq!(run::<libc::c_int>(|| panic!("on purpose")), -1);
         assert_eq!(errno(), libc::EIO);
+        assert_eq!(status(|| Ok(())), 0);
+        assert_eq!(status(|| Err(Errno::BUSY)), libc::EBUSY);
+        assert_eq!(status(|| panic!("on purpose")), libc::EIO);
+        let mut value = 1_u8;
+        assert!(!pointer(|| Ok(&raw mut value)).is_null());
+        assert!(pointer::<u8>(|| Err(Errno::NOMEM)).is_null());
+        assert_eq!(errno(), libc::ENOMEM);
     }
 
     #[cfg(feature = "exs")]

@@ -14,5 +14,6 @@ pub mod address;
 pub mod call;
 #[cfg(feature = "exs")]
 pub mod exs;
+mod pages;
 #[cfg(feature = "verbs")]
 pub mod verbs;

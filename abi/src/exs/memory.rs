@@ -62,40 +62,12 @@ unsafe fn registered(addr: *mut c_void, len: usize, flags: c_int) -> Result<Regi
     }
     // SAFETY: the caller's promise.
     let raw = unsafe { RawMemory::new(addr.cast(), len) }.ok_or(Errno::FAULT)?;
-    mapped(addr as usize, len)?;
+    crate::pages::mapped(addr as usize, len)?;
     let region = Region::register(&state().context()?, &raw)?;
     Ok(Registered {
         addr: addr as usize,
         region,
     })
-}
-
-/// # Errors
-/// `EFAULT` when a page of the range is not mapped: better now than as a signal later.
-fn mapped(addr: usize, len: usize) -> Result<(), Errno> {
-    const PAGES: usize = 4096;
-    // SAFETY: it only asks. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    let first = addr / page;
-    let last = addr.checked_add(len - 1).ok_or(Errno::FAULT)? / page;
-    let mut resident = [0_u8; PAGES];
-    let mut at = first;
-    while at <= last {
-        let pages = (last - at + 1).min(PAGES);
-        // SAFETY: it only asks about addresses; the answer has a byte for each page.
-        let answer = unsafe {
-            libc::mincore(
-                (at * page) as *mut c_void,
-                pages * page,
-                resident.as_mut_ptr(),
-            )
-        };
-        if answer != 0 {
-            return Err(Errno::FAULT);
-        }
-        at += pages;
-    }
-    Ok(())
 }
 
 /// `exs_mregister`

@@ -6,8 +6,59 @@ pub mod strings;
 pub mod sysfs;
 pub mod types;
 
+mod ah;
+mod channel;
+mod context;
+mod cq;
+mod device;
+mod events;
+mod ex;
 #[allow(dead_code)]
 mod faults;
+mod mr;
+mod mw;
 pub(crate) mod object;
-#[allow(dead_code)]
+mod pd;
 mod persona;
+mod post;
+mod qp;
+mod srq;
+
+pub use ah::{
+    ibv_attach_mcast, ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_detach_mcast,
+    ibv_init_ah_from_wc, ibv_resolve_eth_l2_from_gid,
+};
+pub use channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+pub use context::{
+    ibv_close_device, ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd,
+    ibv_open_device, ibv_unimport_dm, ibv_unimport_mr, ibv_unimport_pd,
+};
+pub use cq::{ibv_create_cq, ibv_destroy_cq, ibv_resize_cq};
+pub use device::{
+    _ibv_query_gid_ex, _ibv_query_gid_table, ibv_dofork_range, ibv_dontfork_range, ibv_fork_init,
+    ibv_free_device_list, ibv_get_device_guid, ibv_get_device_index, ibv_get_device_list,
+    ibv_get_device_name, ibv_get_pkey_index, ibv_is_fork_initialized, ibv_query_device,
+    ibv_query_gid, ibv_query_gid_type, ibv_query_pkey, ibv_query_port,
+};
+pub use events::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
+pub use mr::{
+    ibv_dereg_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_rereg_mr,
+};
+pub use pd::{ibv_alloc_pd, ibv_dealloc_pd};
+pub use qp::{
+    ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_qp_to_qp_ex, ibv_query_ece, ibv_query_qp,
+    ibv_query_qp_data_in_order, ibv_set_ece,
+};
+pub use srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
+
+use rustix::io::Errno;
+use weft_verbs::{Error, MemError};
+
+/// What C programs are told of an error.
+pub(crate) fn errno(error: Error) -> Errno {
+    match error {
+        Error::Limit(_) | Error::Memory(MemError::Limit) => Errno::NOMEM,
+        Error::Invalid(_) | Error::Memory(_) => Errno::INVAL,
+        Error::Os { source, .. } => Errno::from_io_error(&source).unwrap_or(Errno::IO),
+    }
+}

@@ -325,7 +325,20 @@ impl<K: Kind> Pool<K> {
         body: K,
         fill: impl FnOnce(&mut K::C, *mut K::Handle),
     ) -> Result<Guard<K>, Errno> {
+        self.make_at(|_| Ok(body), fill)
+    }
+
+    /// As [`Pool::make`], for a body that has to know its address.
+    ///
+    /// # Errors
+    /// As [`Pool::make`], and those of `body`.
+    pub(crate) fn make_at(
+        &self,
+        body: impl FnOnce(*mut K::Handle) -> Result<K, Errno>,
+        fill: impl FnOnce(&mut K::C, *mut K::Handle),
+    ) -> Result<Guard<K>, Errno> {
         let slot = self.take()?;
+        let body = body(slot.handle()).inspect_err(|_| self.rest(slot))?;
         // SAFETY: all zeros is a value of the type (see the trait).
         let mut c: K::C = unsafe { std::mem::zeroed() };
         fill(&mut c, slot.handle());

@@ -3,9 +3,8 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::AtomicBool;
 
-use libc::EOPNOTSUPP;
-use weft_abi::verbs::private;
 use weft_abi::verbs::types::ibv_context;
+use weft_abi::verbs::{self, private};
 
 exports! { "", private:
     weft_ignored();
@@ -14,8 +13,8 @@ exports! { "", private:
     weft_failed() -> c_int;
 }
 
-missing! { "":
-    ibv_query_gid_type(context: *mut ibv_context, port_num: u8, index: c_uint, kind: *mut c_int) -> c_int = EOPNOTSUPP;
+exports! { "", verbs:
+    ibv_query_gid_type(context: *mut ibv_context, port_num: u8, index: c_uint, kind: *mut c_uint) -> c_int;
 }
 
 /// Whether a driver may free what the kernel has lost. A variable of C's type `bool`; nobody reads it here.

@@ -1,0 +1,191 @@
+//! Completion queues.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::channel::Channel;
+use super::context::{Context, Ctx, Held, Users};
+use super::device::{COMP_VECTORS, native};
+use super::events::{Audience, EventQueue, Listener, Of, Subject};
+use super::ex::Polling;
+use super::object::{Guard, Kind, PerFork, Pool, enter, find, turn};
+use super::types::*;
+use crate::call::{pointer, status};
+
+/// What an `ibv_cq` stands for.
+pub(crate) struct Cq {
+    pub(crate) native: weft_verbs::Cq,
+    pub(crate) ctx: Arc<Ctx>,
+    /// Queue pairs that use it.
+    pub(crate) users: Users,
+    /// Of asynchronous events.
+    pub(crate) subject: Arc<Subject>,
+    /// Of completion events.
+    pub(crate) notified: Arc<Subject>,
+    channel: Option<(Arc<EventQueue<()>>, Held)>,
+    /// The state of `ibv_start_poll` and what follows it.
+    pub(crate) polling: Polling,
+    /// It was made with `ibv_create_cq_ex`.
+    pub(crate) extended: bool,
+}
+
+impl Kind for Cq {
+    type C = ibv_cq_ex;
+    type Handle = ibv_cq;
+    const MARK: u32 = 0xc0a7_1e7e;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Cq>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+/// What a completion queue is to be.
+pub(crate) struct Wanted {
+    pub(crate) cqe: u32,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut ibv_comp_channel,
+    pub(crate) comp_vector: u32,
+    pub(crate) extended: bool,
+}
+
+/// Make one. `fill` sets what only extended queues have.
+pub(crate) fn create(
+    context: *mut ibv_context,
+    wanted: &Wanted,
+    fill: impl FnOnce(&mut ibv_cq_ex),
+) -> Result<Guard<Cq>, Errno> {
+    let context = find::<Context>(context)?;
+    if wanted.cqe == 0 || wanted.comp_vector >= COMP_VECTORS as u32 {
+        return Err(Errno::INVAL);
+    }
+    let device = native()?;
+    if wanted.cqe > device.attr().limits.max_cqe {
+        return Err(Errno::INVAL);
+    }
+    let channel = if wanted.channel.is_null() {
+        None
+    } else {
+        let channel = find::<Channel>(wanted.channel)?;
+        Some((Arc::clone(&channel.queue), channel.users.hold()))
+    };
+    let made = Cq::pool().make_at(
+        |handle| {
+            let (subject, notified) = (Subject::new(handle), Subject::new(handle));
+            let native = match &channel {
+                Some((queue, _)) => {
+                    let (queue, notified) = (Arc::clone(queue), Arc::clone(&notified));
+                    device.create_cq_notify(wanted.cqe, move || queue.push(&notified, ()))
+                }
+                None => device.create_cq(wanted.cqe, None),
+            };
+            let native = native.map_err(super::errno)?;
+            Ok(Cq {
+                native,
+                ctx: Arc::clone(&context.ctx),
+                users: Users::default(),
+                subject,
+                notified,
+                channel,
+                polling: Polling::default(),
+                extended: wanted.extended,
+            })
+        },
+        |c, _| {
+            c.context = context.handle();
+            c.channel = wanted.channel;
+            c.cq_context = wanted.cq_context;
+            c.cqe = wanted.cqe as c_int;
+            fill(c);
+        },
+    )?;
+    let num = made.native.num();
+    // SAFETY: a live object, not yet the program's.
+    unsafe { (*made.c()).handle = num };
+    let listener = Listener {
+        ctx: Arc::clone(&context.ctx),
+        subject: Arc::clone(&made.subject),
+        shared: false,
+    };
+    Audience::get().add(Of::Cq, num, listener);
+    Ok(made)
+}
+
+/// `ibv_create_cq`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    pointer(|| {
+        let wanted = Wanted {
+            cqe: u32::try_from(cqe).map_err(|_| Errno::INVAL)?,
+            cq_context,
+            channel,
+            comp_vector: u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?,
+            extended: false,
+        };
+        Ok(create(context, &wanted, |_| ())?.handle())
+    })
+}
+
+/// `ibv_resize_cq`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    status(|| {
+        let cq = turn::<Cq>(cq)?;
+        let depth = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
+        cq.native.resize(depth).map_err(|_| Errno::INVAL)?;
+        // SAFETY: a live object.
+        unsafe { (*cq.c()).cqe = cqe };
+        Ok(())
+    })
+}
+
+/// `ibv_destroy_cq`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    status(|| {
+        let cq = turn::<Cq>(cq)?;
+        if cq.users.any() {
+            return Err(Errno::BUSY);
+        }
+        Audience::get().remove(Of::Cq, cq.native.num());
+        if let Some((queue, _)) = &cq.channel {
+            cq.notified.close(queue);
+        }
+        drop(cq.retire());
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    status(|| {
+        // SAFETY: the program has just looked into it.
+        let cq = unsafe { enter::<Cq>(cq) }?;
+        cq.native.req_notify(solicited_only != 0);
+        Ok(())
+    })
+}
+
+/// `ibv_modify_cq`: moderation is a wish, which is granted by not waiting for more completions.
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    status(|| {
+        let _cq = find::<Cq>(cq)?;
+        // SAFETY: NULL, or what the caller promises.
+        if attr.is_null() || unsafe { (*attr).attr_mask } & !IBV_CQ_ATTR_MODERATE != 0 {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    })
+}

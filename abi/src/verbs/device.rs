@@ -1,0 +1,635 @@
+//! The two devices: what programs are told of them. Both are the one soft RNIC of the process.
+
+use std::cell::UnsafeCell;
+use std::collections::HashSet;
+use std::ffi::{CStr, c_char, c_int};
+use std::mem::offset_of;
+use std::sync::{Mutex, OnceLock};
+
+use rustix::io::Errno;
+use weft_verbs::{Device, Limits};
+
+use super::context::Context;
+use super::events::Audience;
+use super::object::{Inherited, PerFork, find, lock};
+use super::persona;
+use super::private::NobodysDevice;
+use super::types::*;
+use crate::call::{pointer, run, status};
+
+/// Completion vectors of a context: one thread makes all completions that no program's thread makes.
+pub(crate) const COMP_VECTORS: c_int = 1;
+/// Neither is a registered number of IEEE's.
+const VENDOR: u32 = 0x0077_6574;
+const PARTITION: u16 = 0xffff;
+
+/// The devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// `weft0`: an RNIC, connected by the connection manager.
+    Iwarp,
+    /// `weft_ib0`: as a RoCE adapter, with queue pairs that are joined by number.
+    Persona,
+}
+
+impl Which {
+    fn name(self) -> &'static str {
+        match self {
+            Which::Iwarp => "weft0",
+            Which::Persona => "weft_ib0",
+        }
+    }
+
+    /// The same for a host at all times, and for nobody else.
+    fn guid(self) -> [u8; 8] {
+        let host = std::fs::read("/etc/machine-id")
+            .or_else(|_| std::fs::read("/etc/hostname"))
+            .unwrap_or_default();
+        // FNV-1a.
+        let hash = host.iter().chain(self.name().as_bytes());
+        let hash = hash.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let mut guid = hash.to_be_bytes();
+        // An address that is locally administered, of one station.
+        guid[0] = guid[0] & !1 | 2;
+        guid
+    }
+}
+
+/// The programs' `struct ibv_device`, of which nothing changes after it was made.
+struct Shown(UnsafeCell<NobodysDevice>, Which);
+
+// SAFETY: it is only read here, and by programs.
+unsafe impl Sync for Shown {}
+// SAFETY: as above.
+unsafe impl Send for Shown {}
+
+impl Shown {
+    fn new(which: Which, index: usize) -> Shown {
+        // SAFETY: all zeros is a value of the type.
+        let mut device: ibv_device = unsafe { std::mem::zeroed() };
+        (device.node_type, device.transport_type) = match which {
+            Which::Iwarp => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
+            Which::Persona => (IBV_NODE_CA, IBV_TRANSPORT_IB),
+        };
+        let uverbs = format!("uverbs{index}");
+        copy_str(&mut device.name, which.name());
+        copy_str(&mut device.dev_name, &uverbs);
+        copy_str(
+            &mut device.dev_path,
+            &format!("/sys/class/infiniband_verbs/{uverbs}"),
+        );
+        copy_str(
+            &mut device.ibdev_path,
+            &format!("/sys/class/infiniband/{}", which.name()),
+        );
+        let device = NobodysDevice {
+            device,
+            ops: std::ptr::null(),
+        };
+        Shown(UnsafeCell::new(device), which)
+    }
+}
+
+fn copy_str(to: &mut [c_char], from: &str) {
+    for (to, from) in to.iter_mut().zip(from.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// The devices that `WEFT_DEVICES` names, in its order. The same for the whole life of the process, and for its children.
+fn shown() -> &'static [Shown] {
+    static SHOWN: OnceLock<Vec<Shown>> = OnceLock::new();
+    SHOWN.get_or_init(|| {
+        let names = std::env::var("WEFT_DEVICES").unwrap_or_else(|_| "weft0,weft_ib0".into());
+        let mut shown: Vec<Shown> = Vec::new();
+        for name in names.split(',') {
+            let which = [Which::Iwarp, Which::Persona]
+                .into_iter()
+                .find(|which| which.name() == name.trim());
+            if let Some(which) = which
+                && shown.iter().all(|shown| shown.1 != which)
+            {
+                shown.push(Shown::new(which, shown.len()));
+            }
+        }
+        shown
+    })
+}
+
+/// All devices, as C calls them.
+pub(crate) fn devices() -> impl Iterator<Item = *mut ibv_device> {
+    shown().iter().map(|shown| shown.0.get().cast())
+}
+
+fn index(device: *mut ibv_device) -> Result<usize, Errno> {
+    devices()
+        .position(|known| std::ptr::eq(known, device))
+        .ok_or(Errno::INVAL)
+}
+
+/// Which device an address stands for.
+pub(crate) fn which(device: *mut ibv_device) -> Result<Which, Errno> {
+    Ok(shown()[index(device)?].1)
+}
+
+/// The error of a call of ours that has just failed.
+pub(crate) fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[derive(Default)]
+struct Native(Mutex<Option<Device>>);
+
+impl Inherited for Native {}
+
+/// The soft RNIC of this process.
+pub(crate) fn native() -> Result<Device, Errno> {
+    static NATIVE: PerFork<Native> = PerFork::new();
+    let mut native = lock(&NATIVE.get().0);
+    if let Some(device) = &*native {
+        return Ok(device.clone());
+    }
+    let device = Device::open().map_err(super::errno)?;
+    let audience = Audience::get();
+    device.on_async_event(|event| audience.hear(event));
+    *native = Some(device.clone());
+    Ok(device)
+}
+
+/// Device lists that programs have.
+#[derive(Default)]
+struct Lists(Mutex<HashSet<usize>>);
+
+impl Inherited for Lists {}
+
+static LISTS: PerFork<Lists> = PerFork::new();
+
+/// `ibv_get_device_list`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    pointer(|| {
+        let count = shown().len();
+        // SAFETY: no pointers.
+        let list = unsafe { libc::calloc(count + 1, size_of::<*mut ibv_device>()) };
+        let list = list.cast::<*mut ibv_device>();
+        if list.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        for (at, device) in devices().enumerate() {
+            // SAFETY: there is room for all, and a NULL behind them.
+            unsafe { list.add(at).write(device) };
+        }
+        lock(&LISTS.get().0).insert(list as usize);
+        if !num_devices.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { num_devices.write(count as c_int) };
+        }
+        Ok(list)
+    })
+}
+
+/// `ibv_free_device_list`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    let known = lock(&LISTS.get().0).remove(&(list as usize));
+    if known {
+        // SAFETY: `ibv_get_device_list` made it, and it was not freed yet.
+        unsafe { libc::free(list.cast()) };
+    }
+}
+
+/// `ibv_get_device_name`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    pointer(|| {
+        index(device)?;
+        // SAFETY: one of ours.
+        Ok(unsafe { (&raw mut (*device).name).cast() })
+    })
+}
+
+/// `ibv_get_device_index`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    run(|| Ok(index(device)? as c_int))
+}
+
+/// `ibv_get_device_guid`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    which(device).map_or(0, |which| u64::from_ne_bytes(which.guid()))
+}
+
+/// `ibv_query_device`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    status(|| {
+        let context = find::<Context>(context)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let filled = attributes(context.ctx.which)?;
+        // SAFETY: the caller's promise.
+        unsafe { attr.write(filled) };
+        Ok(())
+    })
+}
+
+/// As many as `int` can say.
+fn int(number: u32) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+/// What works, and up to what.
+fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
+    let limits: Limits = native()?.attr().limits;
+    // SAFETY: all zeros is a value of the type.
+    let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+    copy_str(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
+    let guid = u64::from_ne_bytes(which.guid());
+    (attr.node_guid, attr.sys_image_guid) = (guid, guid);
+    attr.max_mr_size = 1 << 47;
+    attr.page_size_cap = !0xfff;
+    attr.vendor_id = VENDOR;
+    attr.vendor_part_id = which as u32;
+    attr.hw_ver = 1;
+    attr.max_qp = int(limits.max_qp);
+    attr.max_qp_wr = int(limits.max_wr);
+    attr.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_SRQ_RESIZE
+        | IBV_DEVICE_N_NOTIFY_CQ
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    if which == Which::Persona {
+        attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+    }
+    attr.max_sge = int(limits.max_sge);
+    attr.max_sge_rd = int(limits.max_sge);
+    attr.max_cq = int(limits.max_cq);
+    attr.max_cqe = int(limits.max_cqe);
+    attr.max_mr = int(limits.max_mr);
+    attr.max_mw = int(limits.max_mr);
+    attr.max_pd = 1 << 20;
+    attr.max_qp_rd_atom = c_int::from(limits.max_rd_atomic);
+    attr.max_qp_init_rd_atom = c_int::from(limits.max_rd_atomic);
+    attr.max_res_rd_atom = int(limits.max_qp).saturating_mul(c_int::from(limits.max_rd_atomic));
+    // They are the processor's own, so nothing else that is atomic is in their way.
+    attr.atomic_cap = IBV_ATOMIC_GLOB;
+    attr.max_srq = int(limits.max_srq);
+    attr.max_srq_wr = int(limits.max_wr);
+    attr.max_srq_sge = int(limits.max_sge);
+    attr.max_pkeys = 1;
+    attr.phys_port_cnt = 1;
+    Ok(attr)
+}
+
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    status(|| {
+        let context = find::<Context>(context)?;
+        // SAFETY: the caller's promise, for both.
+        let comp_mask = if input.is_null() {
+            0
+        } else {
+            unsafe { (*input).comp_mask }
+        };
+        let least = offset_of!(ibv_device_attr_ex, comp_mask) + size_of::<u32>();
+        if attr.is_null() || comp_mask != 0 || attr_size < least {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: all zeros is a value of the type.
+        let mut filled: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+        filled.orig_attr = attributes(context.ctx.which)?;
+        filled.completion_timestamp_mask = u64::MAX;
+        // Nanoseconds: in kHz.
+        filled.hca_core_clock = 1_000_000;
+        filled.device_cap_flags_ex = u64::from(filled.orig_attr.device_cap_flags);
+        // Completions are moderated as little as one wishes.
+        filled.cq_mod_caps.max_cq_count = u16::MAX;
+        filled.cq_mod_caps.max_cq_period = u16::MAX;
+        filled.phys_port_cnt_ex = 1;
+        // SAFETY: the caller says how much room there is.
+        unsafe { write_prefix(attr, &filled, attr_size) };
+        Ok(())
+    })
+}
+
+/// A struct of which the program knows the first `size` bytes. What it knows beyond ours is zeroed.
+///
+/// # Safety
+/// There is room for `size` bytes.
+unsafe fn write_prefix<T: Copy>(to: *mut T, from: &T, size: usize) {
+    let known = size.min(size_of::<T>());
+    // SAFETY: as much as both have; the rest is the caller's promise.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(from).cast::<u8>(), to.cast(), known);
+        to.cast::<u8>().add(known).write_bytes(0, size - known);
+    }
+}
+
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    status(|| {
+        find::<Context>(context)?;
+        // SAFETY: NULL, or what the caller promises.
+        if values.is_null() || unsafe { (*values).comp_mask } & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            return Err(Errno::INVAL);
+        }
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if (*values).comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+                (*values).raw_clock.tv_sec = now.tv_sec;
+                (*values).raw_clock.tv_nsec = now.tv_nsec;
+            }
+        }
+        Ok(())
+    })
+}
+
+fn port(which: Which) -> ibv_port_attr {
+    // SAFETY: all zeros is a value of the type.
+    let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
+    attr.state = IBV_PORT_ACTIVE;
+    attr.max_mtu = IBV_MTU_4096;
+    attr.active_mtu = IBV_MTU_4096;
+    attr.gid_tbl_len = gids(which).len() as c_int;
+    attr.max_msg_sz = 1 << 31;
+    attr.pkey_tbl_len = 1;
+    attr.max_vl_num = 1;
+    // 4 lanes of 25 Gbit/s; link up.
+    attr.active_width = 2;
+    attr.active_speed = 32;
+    attr.phys_state = 5;
+    attr.link_layer = IBV_LINK_LAYER_ETHERNET as u8;
+    attr.port_cap_flags = IBV_PORT_CM_SUP;
+    if which == Which::Persona {
+        attr.port_cap_flags |= IBV_PORT_IP_BASED_GIDS;
+        attr.flags = IBV_QPF_GRH_REQUIRED;
+    }
+    attr
+}
+
+pub(crate) unsafe extern "C" fn query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+    attr_len: usize,
+) -> c_int {
+    status(|| {
+        let context = find::<Context>(context)?;
+        if port_num != 1 || attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller says how much room there is.
+        unsafe { write_prefix(attr, &port(context.ctx.which), attr_len) };
+        Ok(())
+    })
+}
+
+/// `ibv_query_port`, as programs of old call it: without the fields that came later.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_port(
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        query_port(
+            context,
+            port_num,
+            attr,
+            offset_of!(ibv_port_attr, port_cap_flags2),
+        )
+    }
+}
+
+/// The GID table.
+fn gids(which: Which) -> Vec<ibv_gid_entry> {
+    let entry = |raw, gid_type, ndev_ifindex| ibv_gid_entry {
+        gid: ibv_gid { raw },
+        gid_index: 0,
+        port_num: 1,
+        gid_type,
+        ndev_ifindex,
+    };
+    let mut gids: Vec<ibv_gid_entry> = match which {
+        // iWARP has no GIDs; providers show an Ethernet address.
+        Which::Iwarp => {
+            let mut raw = [0; 16];
+            raw[..6].copy_from_slice(&which.guid()[..6]);
+            vec![entry(raw, IBV_GID_TYPE_IB, 0)]
+        }
+        Which::Persona => persona::gids()
+            .into_iter()
+            .map(|gid| entry(gid.raw(), IBV_GID_TYPE_ROCE_V2, gid.ifindex))
+            .collect(),
+    };
+    for (index, gid) in gids.iter_mut().enumerate() {
+        gid.gid_index = index as u32;
+    }
+    gids
+}
+
+/// `ibv_query_gid`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_gid(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    run(|| {
+        let entry = gid_entry(context, u32::from(port_num), index as u32)?;
+        if gid.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { gid.write(entry.gid) };
+        Ok(0)
+    })
+}
+
+fn gid_entry(context: *mut ibv_context, port_num: u32, index: u32) -> Result<ibv_gid_entry, Errno> {
+    let context = find::<Context>(context)?;
+    if port_num != 1 {
+        return Err(Errno::INVAL);
+    }
+    let gids = gids(context.ctx.which);
+    gids.get(index as usize).copied().ok_or(Errno::INVAL)
+}
+
+/// `_ibv_query_gid_ex`
+///
+/// # Safety
+/// As the manual page of `ibv_query_gid_ex` says.
+pub unsafe fn _ibv_query_gid_ex(
+    context: *mut ibv_context,
+    port_num: u32,
+    gid_index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    entry_size: usize,
+) -> c_int {
+    status(|| {
+        if flags != 0 || entry.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let found = gid_entry(context, port_num, gid_index).map_err(|errno| {
+            if errno == Errno::INVAL && find::<Context>(context).is_ok() && port_num == 1 {
+                Errno::NODATA
+            } else {
+                errno
+            }
+        })?;
+        // SAFETY: the caller says how much room there is.
+        unsafe { write_prefix(entry, &found, entry_size) };
+        Ok(())
+    })
+}
+
+/// `_ibv_query_gid_table`
+///
+/// # Safety
+/// As the manual page of `ibv_query_gid_table` says.
+pub unsafe fn _ibv_query_gid_table(
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    let fill = || {
+        let context = find::<Context>(context)?;
+        let gids = gids(context.ctx.which);
+        if flags != 0 || gids.len() > max_entries || (entries.is_null() && !gids.is_empty()) {
+            return Err(Errno::INVAL);
+        }
+        for (at, gid) in gids.iter().enumerate() {
+            let entry = entries.wrapping_byte_add(at * entry_size);
+            // SAFETY: the caller says how many there is room for, and how long each is.
+            unsafe { write_prefix(entry, gid, entry_size) };
+        }
+        Ok(gids.len() as isize)
+    };
+    fill().unwrap_or_else(|errno| -(errno.raw_os_error() as isize))
+}
+
+/// `ibv_query_gid_type` (a private call): IB and RoCE v1, or RoCE v2.
+///
+/// # Safety
+/// As for `ibv_query_gid`.
+pub unsafe fn ibv_query_gid_type(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: u32,
+    gid_type: *mut ibv_gid_type,
+) -> c_int {
+    run(|| {
+        let entry = gid_entry(context, u32::from(port_num), index)?;
+        if gid_type.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // In these older terms 0 is both InfiniBand and RoCE v1, 1 is RoCE v2.
+        let old = u32::from(entry.gid_type == IBV_GID_TYPE_ROCE_V2);
+        // SAFETY: the caller's promise.
+        unsafe { gid_type.write(old) };
+        Ok(0)
+    })
+}
+
+/// `ibv_query_pkey`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_pkey(
+    context: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    run(|| {
+        find::<Context>(context)?;
+        if port_num != 1 || index != 0 || pkey.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { pkey.write(PARTITION.to_be()) };
+        Ok(0)
+    })
+}
+
+/// `ibv_get_pkey_index`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_pkey_index(context: *mut ibv_context, port_num: u8, pkey: u16) -> c_int {
+    run(|| {
+        find::<Context>(context)?;
+        if port_num == 1 && pkey == PARTITION.to_be() {
+            Ok(0)
+        } else {
+            Err(Errno::INVAL)
+        }
+    })
+}
+
+/// `ibv_fork_init`: nothing is to be done, because no device reads physical pages.
+pub fn ibv_fork_init() -> c_int {
+    0
+}
+
+/// `ibv_is_fork_initialized`
+pub fn ibv_is_fork_initialized() -> ibv_fork_status {
+    IBV_FORK_UNNEEDED
+}
+
+/// `ibv_dontfork_range`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_dontfork_range(_base: *mut std::ffi::c_void, _size: usize) -> c_int {
+    0
+}
+
+/// `ibv_dofork_range`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_dofork_range(_base: *mut std::ffi::c_void, _size: usize) -> c_int {
+    0
+}
+
+/// The name of a device.
+pub(crate) fn name(device: *mut ibv_device) -> Result<&'static CStr, Errno> {
+    index(device)?;
+    // SAFETY: one of ours: its name ends with a zero, and stays.
+    Ok(unsafe { CStr::from_ptr((&raw const (*device).name).cast()) })
+}

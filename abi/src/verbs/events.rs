@@ -1,0 +1,370 @@
+//! Events, of completion queues and of other objects, and what their acknowledgement is for: an object can be destroyed only when no event
+//! of it is in the program's hands any more.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_int, c_uint};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, preadv2, read, write};
+use weft_verbs::AsyncEvent;
+
+use super::channel::Channel;
+use super::context::{Context, Ctx};
+use super::cq::Cq;
+use super::object::{Inherited, PerFork, find, lock};
+use super::types::*;
+use crate::call::run;
+
+/// What an event is about. An object has one for each queue that its events may be in.
+pub(crate) struct Subject {
+    /// The object, as C calls it.
+    handle: usize,
+    counts: Mutex<Counts>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Events that the program got, and those of them that it is done with.
+    given: u32,
+    acked: u32,
+    /// No events any more.
+    closed: bool,
+}
+
+impl Subject {
+    pub(crate) fn new<T>(handle: *mut T) -> Arc<Subject> {
+        Arc::new(Subject {
+            handle: handle as usize,
+            counts: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// The program is done with `count` events.
+    pub(crate) fn ack(&self, count: u32) {
+        let mut counts = lock(&self.counts);
+        counts.acked = counts.acked.wrapping_add(count);
+        drop(counts);
+        self.changed.notify_all();
+    }
+
+    /// The object ends: what the program has not fetched is taken back, and what it has fetched is waited for.
+    pub(crate) fn close<T>(self: &Arc<Self>, queue: &EventQueue<T>) {
+        lock(&self.counts).closed = true;
+        queue.take_back(self);
+        let counts = lock(&self.counts);
+        // More acknowledged than given is the program's mistake, and no reason to wait.
+        let open = |counts: &mut Counts| (counts.given.wrapping_sub(counts.acked) as i32) > 0;
+        drop(
+            self.changed
+                .wait_while(counts, open)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+/// Events for the program, oldest first. Each is one count of the descriptor: programs wait for it with `poll` or `epoll`, edge-triggered too, and
+/// choose with `O_NONBLOCK` whether fetching blocks.
+pub(crate) struct EventQueue<T> {
+    list: Mutex<VecDeque<(Arc<Subject>, T)>>,
+    fd: OwnedFd,
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn new() -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(EventQueue {
+            list: Mutex::default(),
+            fd: eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)?,
+        }))
+    }
+
+    pub(crate) fn fd(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn push(&self, subject: &Arc<Subject>, what: T) {
+        let mut list = lock(&self.list);
+        if !lock(&subject.counts).closed {
+            list.push_back((Arc::clone(subject), what));
+            // It blocks only past 2^64 events.
+            let _ = write(&self.fd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// The next event.
+    ///
+    /// # Errors
+    /// As `read(2)`: `EAGAIN` where the program has set `O_NONBLOCK`, `EINTR`.
+    pub(crate) fn next(&self) -> Result<(Arc<Subject>, T), Errno> {
+        loop {
+            read(&self.fd, &mut [0_u8; 8])?;
+            let mut list = lock(&self.list);
+            // What the count was for may have been taken back.
+            if let Some((subject, what)) = list.pop_front() {
+                lock(&subject.counts).given += 1;
+                return Ok((subject, what));
+            }
+        }
+    }
+
+    fn take_back(&self, subject: &Arc<Subject>) {
+        let mut list = lock(&self.list);
+        let before = list.len();
+        list.retain(|(of, _)| !Arc::ptr_eq(of, subject));
+        for _ in list.len()..before {
+            let mut count = [0_u8; 8];
+            let mut bufs = [IoSliceMut::new(&mut count)];
+            // The count may be another thread's already, which will find nothing.
+            let _ = preadv2(&self.fd, &mut bufs, u64::MAX, ReadWriteFlags::NOWAIT);
+        }
+    }
+}
+
+/// Whom events of the device below go to, by number.
+#[derive(Default)]
+pub(crate) struct Audience {
+    qps: Listeners,
+    cqs: Listeners,
+    srqs: Listeners,
+}
+
+type Listeners = Mutex<HashMap<u32, Listener>>;
+
+/// Where the events of an object go.
+#[derive(Clone)]
+pub(crate) struct Listener {
+    pub(crate) ctx: Arc<Ctx>,
+    pub(crate) subject: Arc<Subject>,
+    /// The queue pair takes its receives from a shared queue.
+    pub(crate) shared: bool,
+}
+
+/// Which numbers.
+#[derive(Clone, Copy)]
+pub(crate) enum Of {
+    Qp,
+    Cq,
+    Srq,
+}
+
+impl Inherited for Audience {}
+
+impl Audience {
+    pub(crate) fn get() -> &'static Audience {
+        static AUDIENCE: PerFork<Audience> = PerFork::new();
+        AUDIENCE.get()
+    }
+
+    fn of(&self, of: Of) -> &Listeners {
+        match of {
+            Of::Qp => &self.qps,
+            Of::Cq => &self.cqs,
+            Of::Srq => &self.srqs,
+        }
+    }
+
+    pub(crate) fn add(&self, of: Of, num: u32, listener: Listener) {
+        lock(self.of(of)).insert(num, listener);
+    }
+
+    /// The object ends, see [`Subject::close`].
+    pub(crate) fn remove(&self, of: Of, num: u32) {
+        let listener = lock(self.of(of)).remove(&num);
+        if let Some(listener) = listener {
+            listener.subject.close(&listener.ctx.events);
+        }
+    }
+
+    fn tell(&self, of: Of, num: u32, what: ibv_event_type) {
+        if let Some(listener) = lock(self.of(of)).get(&num) {
+            listener.ctx.events.push(&listener.subject, what);
+        }
+    }
+
+    /// An event of the device. Called with locks of the device held: it takes only its own, for a moment.
+    pub(crate) fn hear(&self, event: AsyncEvent) {
+        match event {
+            AsyncEvent::QpFatal { qp_num, reason } => {
+                // InfiniBand tells nobody that a peer went away.
+                let quiet = reason == 0
+                    && lock(&self.qps)
+                        .get(&qp_num)
+                        .is_some_and(|l| l.ctx.is_persona());
+                if !quiet {
+                    self.tell(Of::Qp, qp_num, IBV_EVENT_QP_FATAL);
+                }
+                self.last(qp_num);
+            }
+            AsyncEvent::QpAccessErr { qp_num, .. } => {
+                self.tell(Of::Qp, qp_num, IBV_EVENT_QP_ACCESS_ERR);
+                self.last(qp_num);
+            }
+            AsyncEvent::CqOverrun { cq_num } => self.tell(Of::Cq, cq_num, IBV_EVENT_CQ_ERR),
+            AsyncEvent::SrqLimitReached { srq_num } => {
+                self.tell(Of::Srq, srq_num, IBV_EVENT_SRQ_LIMIT_REACHED);
+            }
+        }
+    }
+
+    /// A queue pair in the error state takes nothing from its shared receive queue any more.
+    pub(crate) fn last(&self, qp_num: u32) {
+        let shared = lock(&self.qps).get(&qp_num).is_some_and(|l| l.shared);
+        if shared {
+            self.tell(Of::Qp, qp_num, IBV_EVENT_QP_LAST_WQE_REACHED);
+        }
+    }
+}
+
+/// `ibv_get_async_event`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    run(|| {
+        let queue = Arc::clone(&find::<Context>(context)?.ctx.events);
+        if event.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let (subject, event_type) = queue.next()?;
+        let element = ibv_async_event_element {
+            qp: subject.handle as *mut ibv_qp,
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            event.write(ibv_async_event {
+                element,
+                event_type,
+            });
+        }
+        Ok(0)
+    })
+}
+
+/// `ibv_ack_async_event`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    let _ = run::<c_int>(|| {
+        if event.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise; all members are addresses.
+        let (handle, event_type) = unsafe { ((*event).element.qp, (*event).event_type) };
+        match event_type {
+            IBV_EVENT_CQ_ERR => find::<Cq>(handle.cast())?.subject.ack(1),
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                find::<super::srq::Srq>(handle.cast())?.subject.ack(1);
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_PATH_MIG
+            | IBV_EVENT_PATH_MIG_ERR
+            | IBV_EVENT_QP_LAST_WQE_REACHED => find::<super::qp::QpObj>(handle)?.subject.ack(1),
+            _ => {}
+        }
+        Ok(0)
+    });
+}
+
+/// `ibv_get_cq_event`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut std::ffi::c_void,
+) -> c_int {
+    run(|| {
+        let queue = Arc::clone(&find::<Channel>(channel)?.queue);
+        if cq.is_null() || cq_context.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let (subject, ()) = queue.next()?;
+        let handle = subject.handle as *mut ibv_cq;
+        // SAFETY: the caller's promise. The queue cannot go before this event is acknowledged.
+        unsafe {
+            cq.write(handle);
+            cq_context.write((*handle).cq_context);
+        }
+        Ok(0)
+    })
+}
+
+/// `ibv_ack_cq_events`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    let _ = run::<c_int>(|| {
+        find::<Cq>(cq)?.notified.ack(nevents);
+        Ok(0)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn readable(queue: &EventQueue<u32>) -> bool {
+        let mut fds = [rustix::event::PollFd::new(
+            &queue.fd,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() == 1
+    }
+
+    #[test]
+    fn each_event_is_one_count_and_what_nobody_fetched_goes_with_its_object() {
+        let queue = EventQueue::new().unwrap();
+        let (one, two) = (
+            Subject::new(&raw mut [1_u8; 1]),
+            Subject::new(&raw mut [2_u8; 1]),
+        );
+        queue.push(&one, 1);
+        queue.push(&two, 2);
+        queue.push(&one, 3);
+        assert_eq!(queue.next().unwrap().1, 1);
+        one.ack(1);
+        one.close(&queue);
+        queue.push(&one, 4);
+        assert_eq!(queue.next().unwrap().1, 2);
+        assert!(!readable(&queue));
+        rustix::io::ioctl_fionbio(&queue.fd, true).unwrap();
+        assert_eq!(queue.next().err(), Some(Errno::AGAIN));
+        queue.push(&two, 5);
+        assert!(readable(&queue));
+        assert_eq!(queue.next().unwrap().1, 5);
+    }
+
+    #[test]
+    fn an_object_waits_for_its_events() {
+        let queue = EventQueue::new().unwrap();
+        let subject = Subject::new(&raw mut [0_u8; 1]);
+        queue.push(&subject, ());
+        queue.push(&subject, ());
+        let _ = (queue.next().unwrap(), queue.next().unwrap());
+        let (done, is_done) = std::sync::mpsc::channel();
+        let closing = {
+            let (queue, subject) = (Arc::clone(&queue), Arc::clone(&subject));
+            std::thread::spawn(move || {
+                subject.close(&queue);
+                done.send(()).unwrap();
+            })
+        };
+        subject.ack(1);
+        assert!(is_done.recv_timeout(Duration::from_millis(50)).is_err());
+        subject.ack(1);
+        is_done.recv().unwrap();
+        closing.join().unwrap();
+    }
+}

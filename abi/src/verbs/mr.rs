@@ -1,0 +1,301 @@
+//! Memory regions: any memory of the program, at the program's own addresses.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use rustix::io::Errno;
+use weft_verbs::{Access, MemError, RawMemory};
+
+use super::context::Held;
+use super::object::{Kind, PerFork, Pool, find, turn};
+use super::pd::Pd;
+use super::types::*;
+use crate::call::{pointer, status};
+use crate::pages;
+
+/// What an `ibv_mr` stands for.
+pub(crate) struct Mr {
+    /// `None` for the moment in which it is taken out.
+    native: Option<weft_verbs::Mr>,
+    pd: weft_verbs::Pd,
+    _held: Held,
+    access: c_uint,
+    iova: u64,
+}
+
+impl Kind for Mr {
+    type C = ibv_mr;
+    type Handle = ibv_mr;
+    const MARK: u32 = 0x3e30_4e61;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Mr>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+impl Mr {
+    /// Its key.
+    pub(crate) fn key(&self) -> Result<u32, Errno> {
+        Ok(self.native.as_ref().ok_or(Errno::INVAL)?.lkey())
+    }
+}
+
+/// Rights that mean something here.
+const RIGHTS: c_uint = IBV_ACCESS_LOCAL_WRITE
+    | IBV_ACCESS_REMOTE_WRITE
+    | IBV_ACCESS_REMOTE_READ
+    | IBV_ACCESS_REMOTE_ATOMIC
+    | IBV_ACCESS_MW_BIND
+    | IBV_ACCESS_ZERO_BASED;
+/// Wishes about page tables, of which no device needs any.
+const WISHES: c_uint = IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE;
+
+/// The rights behind the flags. The native flags have the same values.
+pub(crate) fn rights(flags: c_uint) -> Access {
+    Access::from_bits_truncate(flags & RIGHTS)
+}
+
+fn check_access(flags: c_uint) -> Result<(), Errno> {
+    if flags & !(RIGHTS | WISHES) != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    // What a peer may change the owner must be able to.
+    if flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0
+        && flags & IBV_ACCESS_LOCAL_WRITE == 0
+    {
+        return Err(Errno::INVAL);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As for `ibv_reg_mr`: the memory stays mapped until it is deregistered.
+unsafe fn register(
+    pd: &weft_verbs::Pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<weft_verbs::Mr, Errno> {
+    check_access(access)?;
+    iova.checked_add(length as u64).ok_or(Errno::INVAL)?;
+    pages::mapped(addr as usize, length)?;
+    pages::allows(addr as usize, length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    // SAFETY: the caller's promise.
+    let memory = unsafe { RawMemory::new(addr.cast(), length) }.ok_or(Errno::FAULT)?;
+    pd.reg_raw_at(&memory, iova, rights(access))
+        .map_err(super::errno)
+}
+
+/// `ibv_reg_mr_iova2`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    pointer(|| {
+        let pd = find::<Pd>(pd)?;
+        let iova = if access & IBV_ACCESS_ZERO_BASED != 0 {
+            0
+        } else {
+            iova
+        };
+        // SAFETY: the caller's promise.
+        let native = unsafe { register(&pd.native, addr, length, iova, access) }?;
+        let key = native.lkey();
+        let body = Mr {
+            native: Some(native),
+            pd: pd.native.clone(),
+            _held: pd.users.hold(),
+            access,
+            iova,
+        };
+        // SAFETY: a live object.
+        let context = unsafe { (*pd.c()).context };
+        let made = Mr::pool().make(body, |c, _| {
+            c.context = context;
+            c.pd = pd.handle();
+            c.addr = addr;
+            c.length = length;
+            c.handle = key;
+            (c.lkey, c.rkey) = (key, key);
+        })?;
+        Ok(made.handle())
+    })
+}
+
+/// `ibv_reg_mr`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    unsafe { ibv_reg_mr_iova2(pd, addr, length, addr as u64, access as c_uint) }
+}
+
+/// `ibv_reg_mr_iova`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
+}
+
+/// `ibv_reg_dmabuf_mr`: there is no bus to map such buffers into.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_reg_dmabuf_mr(
+    _pd: *mut ibv_pd,
+    _offset: u64,
+    _length: usize,
+    _iova: u64,
+    _fd: c_int,
+    _access: c_int,
+) -> *mut ibv_mr {
+    pointer(|| Err(Errno::OPNOTSUPP))
+}
+
+/// Take the region's keys out of use.
+fn revoke(mr: &mut Mr) -> Result<(), Errno> {
+    let native = mr.native.take().ok_or(Errno::INVAL)?;
+    match native.deregister() {
+        Ok(_) => Ok(()),
+        Err((native, MemError::InUse)) => {
+            mr.native = Some(native);
+            Err(Errno::BUSY)
+        }
+        Err((native, _)) => {
+            mr.native = Some(native);
+            Err(Errno::INVAL)
+        }
+    }
+}
+
+/// `ibv_dereg_mr`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    status(|| {
+        let mut mr = turn::<Mr>(mr)?;
+        mr.alone(revoke)?;
+        drop(mr.retire());
+        Ok(())
+    })
+}
+
+/// `ibv_rereg_mr`: the region gets new keys.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> c_int {
+    let mut result = IBV_REREG_MR_ERR_INPUT;
+    let status = status(|| {
+        let flags = flags as c_uint;
+        let to = flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0;
+        if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0
+            || flags == 0
+            || (to && (length == 0 || addr.is_null()))
+        {
+            return Err(Errno::INVAL);
+        }
+        let mut mr = turn::<Mr>(mr)?;
+        let c = mr.c();
+        let domain = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
+            Some(find::<Pd>(pd)?)
+        } else {
+            None
+        };
+        let access = if flags & IBV_REREG_MR_CHANGE_ACCESS != 0 {
+            access as c_uint
+        } else {
+            mr.access
+        };
+        // SAFETY: a live object.
+        let (mut at, mut bytes) = unsafe { ((*c).addr, (*c).length) };
+        let mut iova = mr.iova;
+        if to {
+            (at, bytes, iova) = (addr, length, addr as u64);
+        }
+        if access & IBV_ACCESS_ZERO_BASED != 0 {
+            iova = 0;
+        }
+        let native = domain.as_ref().map_or(&mr.pd, |pd| &pd.native).clone();
+        // SAFETY: the caller's promise: the old memory or the new.
+        let made = unsafe { register(&native, at, bytes, iova, access) }?;
+        let key = made.lkey();
+        let held = domain.as_ref().map(|pd| pd.users.hold());
+        mr.alone(|mr| {
+            revoke(mr)?;
+            mr.native = Some(made);
+            mr.pd = native;
+            mr.access = access;
+            mr.iova = iova;
+            if let Some(held) = held {
+                mr._held = held;
+            }
+            Ok(())
+        })?;
+        // SAFETY: a live object; programs read the keys after this call.
+        unsafe {
+            ((*c).addr, (*c).length) = (at, bytes);
+            ((*c).lkey, (*c).rkey) = (key, key);
+            if let Some(domain) = &domain {
+                (*c).pd = domain.handle();
+            }
+        }
+        result = 0;
+        Ok(())
+    });
+    if status != 0 {
+        crate::call::set_errno(Errno::from_raw_os_error(status));
+    }
+    result
+}
+
+/// `ibv_advise_mr`: all pages are there when they are needed.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: ibv_advise_mr_advice,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sges: u32,
+) -> c_int {
+    status(|| {
+        let _pd = find::<Pd>(pd)?;
+        let known = matches!(
+            advice,
+            IBV_ADVISE_MR_ADVICE_PREFETCH
+                | IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE
+                | IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT
+        );
+        if !known || flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || num_sges == 0 || sg_list.is_null() {
+            return Err(Errno::INVAL);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,151 @@
+//! Protection domains, parent domains and thread domains.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::context::{Context, Ctx, Held, Users};
+use super::device::native;
+use super::object::{Kind, PerFork, Pool, find, turn};
+use super::types::*;
+use crate::call::{pointer, status};
+
+/// What an `ibv_pd` stands for.
+pub(crate) struct Pd {
+    pub(crate) native: weft_verbs::Pd,
+    pub(crate) ctx: Arc<Ctx>,
+    /// What was made in it.
+    pub(crate) users: Users,
+    /// A parent domain: the domain, and perhaps the thread domain, that it stands on.
+    on: Option<(Held, Option<Held>)>,
+}
+
+impl Kind for Pd {
+    type C = ibv_pd;
+    type Handle = ibv_pd;
+    const MARK: u32 = 0x0da1_17d0;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Pd>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+/// What an `ibv_td` stands for: a promise of the program that one thread at a time uses what is made with it. Nothing here is faster
+/// for it.
+pub(crate) struct Td {
+    users: Users,
+}
+
+impl Kind for Td {
+    type C = ibv_td;
+    type Handle = ibv_td;
+    const MARK: u32 = 0x7d7d_7d01;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Td>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+/// `ibv_alloc_pd`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    pointer(|| {
+        let context = find::<Context>(context)?;
+        let body = Pd {
+            native: native()?.alloc_pd().map_err(super::errno)?,
+            ctx: Arc::clone(&context.ctx),
+            users: Users::default(),
+            on: None,
+        };
+        let made = Pd::pool().make(body, |c, _| c.context = context.handle())?;
+        Ok(made.handle())
+    })
+}
+
+/// `ibv_dealloc_pd`; parent domains too.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    status(|| {
+        let pd = turn::<Pd>(pd)?;
+        if pd.users.any() {
+            return Err(Errno::BUSY);
+        }
+        drop(pd.retire());
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    attr: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    pointer(|| {
+        let context = find::<Context>(context)?;
+        // SAFETY: NULL, or what the caller promises.
+        if attr.is_null() || unsafe { (*attr).comp_mask } != 0 {
+            return Err(Errno::INVAL);
+        }
+        let body = Td {
+            users: Users::default(),
+        };
+        let made = Td::pool().make(body, |c, _| c.context = context.handle())?;
+        Ok(made.handle())
+    })
+}
+
+pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    status(|| {
+        let td = turn::<Td>(td)?;
+        if td.users.any() {
+            return Err(Errno::BUSY);
+        }
+        drop(td.retire());
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    const KNOWN: u32 =
+        IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    pointer(|| {
+        let context = find::<Context>(context)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { *attr };
+        if attr.comp_mask & !KNOWN != 0 {
+            return Err(Errno::INVAL);
+        }
+        // The program's allocators are for memory of queues, of which none is the device's here.
+        let allocators = attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0;
+        if allocators && (attr.alloc.is_none() || attr.free.is_none()) {
+            return Err(Errno::INVAL);
+        }
+        let pd = find::<Pd>(attr.pd)?;
+        if pd.on.is_some() || !Arc::ptr_eq(&pd.ctx, &context.ctx) {
+            return Err(Errno::INVAL);
+        }
+        let td = if attr.td.is_null() {
+            None
+        } else {
+            Some(find::<Td>(attr.td)?.users.hold())
+        };
+        let body = Pd {
+            native: pd.native.clone(),
+            ctx: Arc::clone(&pd.ctx),
+            users: Users::default(),
+            on: Some((pd.users.hold(), td)),
+        };
+        let made = Pd::pool().make(body, |c, _| c.context = context.handle())?;
+        Ok(made.handle())
+    })
+}

@@ -1,0 +1,820 @@
+//! Queue pairs.
+//!
+//! What the connection manager and the persona may call:
+//!
+//! * [`find`]`::<QpObj>(ptr)` and [`enter`](super::object::enter) give a guard of the object behind a program's pointer; hold it only while no other call of
+//!   the same queue pair is waited for. [`Guard::name`](super::object::Guard::name) is what may be kept.
+//! * [`QpObj::native`]: the queue pair below, to be dialled or accepted with. A queue pair that goes back to RESET gets another one.
+//! * [`QpObj::num`], [`QpObj::is_persona`], [`QpObj::attr`] (what `ibv_modify_qp` has set so far), [`QpObj::is_srq`].
+//! * [`QpObj::state`], [`QpObj::set_state`], [`QpObj::set_connected`]: C's state. They only store, so any thread may call them. The error state
+//!   needs no call: it follows from the queue pair below.
+
+use std::ffi::{c_int, c_uint};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::io::Errno;
+use weft_verbs::{Qp, QpInit, QpState, SendWr};
+
+use super::context::{Context, Ctx, Held};
+use super::cq::Cq;
+use super::device::Which;
+use super::events::{Audience, Listener, Of, Subject};
+use super::ex::{Building, RC_OPS, UC_OPS, builders};
+use super::object::{Guard, Kind, PerFork, Pool, Turn, find, lock, turn};
+use super::pd::Pd;
+use super::persona;
+use super::post::refused;
+use super::srq::Srq;
+use super::types::*;
+use crate::call::{pointer, status};
+
+/// What an `ibv_qp` stands for.
+pub(crate) struct QpObj {
+    pub(crate) ctx: Arc<Ctx>,
+    num: u32,
+    /// The persona's claim on the number.
+    _number: Option<persona::Number>,
+    init: QpInit,
+    pd: weft_verbs::Pd,
+    /// `None` only for the moment in which another one is made.
+    native: Option<Arc<Qp>>,
+    state: AtomicU32,
+    kind: ibv_qp_type,
+    cap: ibv_qp_cap,
+    attr: Mutex<ibv_qp_attr>,
+    pub(crate) subject: Arc<Subject>,
+    /// Sends posted while the send queue was to rest (SQD).
+    resting: Mutex<Vec<SendWr>>,
+    pub(crate) building: Building,
+    extended: bool,
+    _held: [Option<Held>; 4],
+}
+
+impl Kind for QpObj {
+    type C = ibv_qp_ex;
+    type Handle = ibv_qp;
+    const MARK: u32 = 0x9b9b_a132;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<QpObj>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+impl QpObj {
+    /// The queue pair below.
+    ///
+    /// # Errors
+    /// `EINVAL` while another one is made of it.
+    pub(crate) fn native(&self) -> Result<Arc<Qp>, Errno> {
+        self.native.clone().ok_or(Errno::INVAL)
+    }
+
+    pub(crate) fn num(&self) -> u32 {
+        self.num
+    }
+
+    pub(crate) fn is_persona(&self) -> bool {
+        self.ctx.is_persona()
+    }
+
+    /// It takes its receives from a shared queue.
+    pub(crate) fn is_srq(&self) -> bool {
+        self.init.srq.is_some()
+    }
+
+    /// What `ibv_modify_qp` has set so far.
+    pub(crate) fn attr(&self) -> ibv_qp_attr {
+        *lock(&self.attr)
+    }
+
+    /// C's state. A connection that has ended is the error state.
+    pub(crate) fn state(&self) -> ibv_qp_state {
+        let state = self.state.load(Ordering::Acquire);
+        let ended = || {
+            self.native
+                .as_ref()
+                .is_some_and(|qp| qp.state() == QpState::Error)
+        };
+        if matches!(state, IBV_QPS_RTR | IBV_QPS_RTS | IBV_QPS_SQD) && ended() {
+            IBV_QPS_ERR
+        } else {
+            state
+        }
+    }
+
+    pub(crate) fn set_state(&self, state: ibv_qp_state) {
+        self.state.store(state, Ordering::Release);
+    }
+
+    /// The connection manager has joined it to a peer's.
+    pub(crate) fn set_connected(&self) {
+        self.set_state(IBV_QPS_RTS);
+    }
+
+    pub(crate) fn is_extended(&self) -> bool {
+        self.extended
+    }
+
+    /// It has reads and atomics.
+    #[inline]
+    pub(crate) fn is_reliable(&self) -> bool {
+        self.kind == IBV_QPT_RC
+    }
+
+    #[inline]
+    pub(crate) fn max_send_sge(&self) -> usize {
+        self.cap.max_send_sge as usize
+    }
+
+    #[inline]
+    pub(crate) fn max_recv_sge(&self) -> usize {
+        self.cap.max_recv_sge as usize
+    }
+
+    #[inline]
+    pub(crate) fn max_inline(&self) -> usize {
+        self.cap.max_inline_data as usize
+    }
+
+    /// Whether the send queue has room for `count` more requests.
+    pub(crate) fn has_room(&self, count: usize) -> bool {
+        let used = self.native.as_ref().map_or(0, |qp| qp.outstanding()) as usize;
+        used + lock(&self.resting).len() + count <= self.cap.max_send_wr as usize
+    }
+
+    /// Post one send.
+    #[inline]
+    pub(crate) fn post_one(&self, wr: SendWr) -> Result<(), Errno> {
+        let native = self.native.as_ref().ok_or(Errno::INVAL)?;
+        match self.state.load(Ordering::Relaxed) {
+            IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => native.post_send_one(wr).map_err(refused),
+            IBV_QPS_SQD => self.post_later(native, wr),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    #[cold]
+    fn post_later(&self, native: &Qp, wr: SendWr) -> Result<(), Errno> {
+        let mut resting = lock(&self.resting);
+        if self.state.load(Ordering::Relaxed) != IBV_QPS_SQD {
+            drop(resting);
+            return native.post_send_one(wr).map_err(refused);
+        }
+        if native.outstanding() as usize + resting.len() >= self.cap.max_send_wr as usize {
+            return Err(Errno::NOMEM);
+        }
+        resting.push(wr);
+        Ok(())
+    }
+
+    /// Post sends, in order; says how many were taken before the one that was refused.
+    pub(crate) fn post(&self, wrs: &[SendWr]) -> Result<(), (usize, Errno)> {
+        for (at, wr) in wrs.iter().enumerate() {
+            self.post_one(wr.clone()).map_err(|errno| (at, errno))?;
+        }
+        Ok(())
+    }
+
+    /// The queue pair below, for receives.
+    #[inline]
+    pub(crate) fn receiver(&self) -> Result<&Qp, Errno> {
+        if self.state.load(Ordering::Relaxed) == IBV_QPS_RESET && self.is_persona() {
+            return Err(Errno::INVAL);
+        }
+        self.native.as_deref().ok_or(Errno::INVAL)
+    }
+
+    /// The send queue goes on.
+    fn resume(&self, native: &Qp) {
+        let mut resting = lock(&self.resting);
+        for wr in resting.drain(..) {
+            // It has room: what rests was counted. A queue pair that has failed meanwhile flushes it.
+            let _ = native.post_send_one(wr);
+        }
+        self.set_state(IBV_QPS_RTS);
+    }
+}
+
+/// What a queue pair is to be: what both ways of making one have.
+struct Wanted {
+    common: ibv_qp_init_attr,
+    pd: *mut ibv_pd,
+    /// Operations that it gets calls for, when it is extended.
+    ops: Option<u64>,
+}
+
+fn check_cap(cap: &ibv_qp_cap, limits: &weft_verbs::Limits) -> Result<(), Errno> {
+    let over = cap.max_send_wr > limits.max_wr
+        || cap.max_recv_wr > limits.max_wr
+        || cap.max_send_sge > limits.max_sge
+        || cap.max_recv_sge > limits.max_sge
+        || cap.max_inline_data > limits.max_inline;
+    if over { Err(Errno::INVAL) } else { Ok(()) }
+}
+
+fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
+    let pd = find::<Pd>(wanted.pd)?;
+    let persona = pd.ctx.which == Which::Persona;
+    let common = &wanted.common;
+    match common.qp_type {
+        IBV_QPT_RC => {}
+        IBV_QPT_UC if persona => {}
+        IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
+        | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
+        _ => return Err(Errno::INVAL),
+    }
+    let (send_cq, recv_cq) = (find::<Cq>(common.send_cq)?, find::<Cq>(common.recv_cq)?);
+    let srq = if common.srq.is_null() {
+        None
+    } else {
+        Some(find::<Srq>(common.srq)?)
+    };
+    let cap = common.cap;
+    check_cap(&cap, &pd.native.device().attr().limits)?;
+    let number = if persona {
+        Some(persona::reserve(&pd.native.device())?)
+    } else {
+        None
+    };
+    let mut init = QpInit::new(&send_cq.native, &recv_cq.native);
+    init.srq = srq.as_ref().map(|srq| srq.native.clone());
+    init.max_send_wr = cap.max_send_wr;
+    init.max_recv_wr = cap.max_recv_wr;
+    init.max_sge = cap.max_send_sge.max(cap.max_recv_sge);
+    init.max_inline = cap.max_inline_data;
+    init.sq_sig_all = common.sq_sig_all != 0;
+    if persona {
+        init.quiet_end = true;
+    }
+    init.num = number.as_ref().map(persona::Number::get);
+    let native = match init.num {
+        Some(_) => pd.native.create_qp(&init).map_err(super::errno)?,
+        None => create_numbered(&pd.native, &mut init)?,
+    };
+    let num = native.num();
+    let held = [
+        Some(pd.users.hold()),
+        Some(send_cq.users.hold()),
+        Some(recv_cq.users.hold()),
+        srq.as_ref().map(|srq| srq.users.hold()),
+    ];
+    // SAFETY: all zeros is a value of the type.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.path_mtu = IBV_MTU_1024;
+    attr.port_num = 1;
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
+    let made = QpObj::pool().make_at(
+        |handle| {
+            Ok(QpObj {
+                ctx: Arc::clone(&pd.ctx),
+                num,
+                _number: number,
+                init,
+                pd: pd.native.clone(),
+                native: Some(Arc::new(native)),
+                state: AtomicU32::new(IBV_QPS_RESET),
+                kind: common.qp_type,
+                cap,
+                attr: Mutex::new(attr),
+                subject: Subject::new(handle),
+                resting: Mutex::default(),
+                building: Building::default(),
+                extended: wanted.ops.is_some(),
+                _held: held,
+            })
+        },
+        |c, _| {
+            let base = &mut c.qp_base;
+            base.context = context;
+            base.qp_context = common.qp_context;
+            base.pd = pd.handle();
+            base.send_cq = send_cq.handle();
+            base.recv_cq = recv_cq.handle();
+            base.srq = common.srq;
+            base.handle = num;
+            base.qp_num = num;
+            base.state = IBV_QPS_RESET;
+            base.qp_type = common.qp_type;
+            if let Some(ops) = wanted.ops {
+                builders(c, ops);
+            }
+        },
+    )?;
+    let listener = Listener {
+        ctx: Arc::clone(&made.ctx),
+        subject: Arc::clone(&made.subject),
+        shared: made.is_srq(),
+    };
+    Audience::get().add(Of::Qp, num, listener);
+    Ok(made)
+}
+
+/// Numbers of `weft0` count up from a place that a peer cannot foresee.
+fn create_numbered(pd: &weft_verbs::Pd, init: &mut QpInit) -> Result<Qp, Errno> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    const NUMBERS: u32 = 1 << 24;
+    if NEXT.load(Ordering::Relaxed) == 0 {
+        // Seeded by the system for each process.
+        let random = RandomState::new().hash_one(());
+        let first = random as u32 % NUMBERS | 1;
+        let _ = NEXT.compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    loop {
+        let num = NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS;
+        // 0 and 1 are InfiniBand's own.
+        if num < 2 {
+            continue;
+        }
+        init.num = Some(num);
+        match pd.create_qp(init) {
+            // Another queue pair has this number: there are fewer of them than numbers.
+            Err(weft_verbs::Error::Invalid(_)) => {}
+            made => return made.map_err(super::errno),
+        }
+    }
+}
+
+/// `ibv_create_qp`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_create_qp(pd: *mut ibv_pd, init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    pointer(|| {
+        if init_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let wanted = Wanted {
+            // SAFETY: the caller's promise.
+            common: unsafe { *init_attr },
+            pd,
+            ops: None,
+        };
+        let made = create(&wanted)?;
+        // SAFETY: as above.
+        unsafe { (*init_attr).cap = made.cap };
+        Ok(made.handle())
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    const KNOWN: u32 =
+        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    pointer(|| {
+        find::<Context>(context)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let asked = unsafe { *attr };
+        if asked.comp_mask & !KNOWN != 0
+            || (asked.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && asked.create_flags != 0)
+        {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if asked.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+            return Err(Errno::INVAL);
+        }
+        let ops = if asked.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
+            let able = if asked.qp_type == IBV_QPT_UC {
+                UC_OPS
+            } else {
+                RC_OPS
+            };
+            if asked.send_ops_flags & !able != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            Some(asked.send_ops_flags)
+        } else {
+            None
+        };
+        let wanted = Wanted {
+            common: ibv_qp_init_attr {
+                qp_context: asked.qp_context,
+                send_cq: asked.send_cq,
+                recv_cq: asked.recv_cq,
+                srq: asked.srq,
+                cap: asked.cap,
+                qp_type: asked.qp_type,
+                sq_sig_all: asked.sq_sig_all,
+            },
+            pd: asked.pd,
+            ops,
+        };
+        let made = create(&wanted)?;
+        // SAFETY: as above.
+        unsafe { (*attr).cap = made.cap };
+        Ok(made.handle())
+    })
+}
+
+/// `ibv_qp_to_qp_ex`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    match find::<QpObj>(qp) {
+        Ok(qp) if qp.extended => qp.c(),
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// Attributes that a transition needs, and those that it may have (InfiniBand 11.2.5.2, and what the kernel makes of it).
+struct Transition {
+    from: ibv_qp_state,
+    to: ibv_qp_state,
+    needs: [u32; 2],
+    may: [u32; 2],
+}
+
+const PATHS: u32 = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE;
+const FIRST: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+const PEER: u32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+const RUNNING: [u32; 2] = [
+    IBV_QP_CUR_STATE | PATHS | IBV_QP_MIN_RNR_TIMER,
+    IBV_QP_CUR_STATE | PATHS,
+];
+
+/// For reliable connections, and for unreliable ones.
+const TRANSITIONS: &[Transition] = &[
+    Transition {
+        from: IBV_QPS_RESET,
+        to: IBV_QPS_INIT,
+        needs: [FIRST; 2],
+        may: [0; 2],
+    },
+    Transition {
+        from: IBV_QPS_INIT,
+        to: IBV_QPS_INIT,
+        needs: [0; 2],
+        may: [FIRST; 2],
+    },
+    Transition {
+        from: IBV_QPS_INIT,
+        to: IBV_QPS_RTR,
+        needs: [
+            PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            PEER,
+        ],
+        may: [IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX; 2],
+    },
+    Transition {
+        from: IBV_QPS_RTR,
+        to: IBV_QPS_RTS,
+        needs: [
+            IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC,
+            IBV_QP_SQ_PSN,
+        ],
+        may: RUNNING,
+    },
+    Transition {
+        from: IBV_QPS_RTS,
+        to: IBV_QPS_RTS,
+        needs: [0; 2],
+        may: RUNNING,
+    },
+    Transition {
+        from: IBV_QPS_RTS,
+        to: IBV_QPS_SQD,
+        needs: [0; 2],
+        may: [IBV_QP_EN_SQD_ASYNC_NOTIFY; 2],
+    },
+    Transition {
+        from: IBV_QPS_SQD,
+        to: IBV_QPS_RTS,
+        needs: [0; 2],
+        may: RUNNING,
+    },
+    Transition {
+        from: IBV_QPS_SQD,
+        to: IBV_QPS_SQD,
+        needs: [0; 2],
+        may: [
+            IBV_QP_PORT
+                | IBV_QP_AV
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_MAX_QP_RD_ATOMIC
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_PKEY_INDEX
+                | IBV_QP_MIN_RNR_TIMER
+                | PATHS,
+            IBV_QP_AV | IBV_QP_PKEY_INDEX | PATHS,
+        ],
+    },
+];
+
+/// Whether a change from one state to another may have these attributes.
+fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
+    let rest = mask & !(IBV_QP_STATE | IBV_QP_CUR_STATE);
+    if matches!(to, IBV_QPS_RESET | IBV_QPS_ERR) {
+        return rest == 0;
+    }
+    let column = usize::from(kind == IBV_QPT_UC);
+    TRANSITIONS
+        .iter()
+        .find(|t| t.from == from && t.to == to)
+        .is_some_and(|t| {
+            let (needs, may) = (t.needs[column], t.may[column]);
+            rest & needs == needs && rest & !(needs | may) == 0
+        })
+}
+
+/// Whether the values are ones that the device can have.
+fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
+    const ACCESS: c_uint = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_MW_BIND;
+    let has = |bit| mask & bit != 0;
+    let depth = |value: u8| u16::from(value) <= max_rd_atomic;
+    let wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
+        || (has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
+        || (has(IBV_QP_ACCESS_FLAGS) && attr.qp_access_flags & !(ACCESS | IBV_ACCESS_OPTIONAL_RANGE) != 0)
+        || (has(IBV_QP_PATH_MTU) && !(IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu))
+        || (has(IBV_QP_DEST_QPN) && attr.dest_qp_num >> 24 != 0)
+        || (has(IBV_QP_AV) && (attr.ah_attr.port_num != 1 || attr.ah_attr.is_global == 0))
+        || (has(IBV_QP_MAX_QP_RD_ATOMIC) && !depth(attr.max_rd_atomic))
+        || (has(IBV_QP_MAX_DEST_RD_ATOMIC) && !depth(attr.max_dest_rd_atomic))
+        || (has(IBV_QP_TIMEOUT) && attr.timeout > 31)
+        || (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7)
+        || (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7)
+        || (has(IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31)
+        // There is one path.
+        || has(IBV_QP_ALT_PATH)
+        || (has(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED);
+    !wrong
+}
+
+/// Keep what was set.
+fn remember(kept: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
+    macro_rules! keep {
+        ($($bit:ident: $field:ident),*) => {$(
+            if mask & $bit != 0 {
+                kept.$field = attr.$field;
+            }
+        )*};
+    }
+    keep!(
+        IBV_QP_ACCESS_FLAGS: qp_access_flags,
+        IBV_QP_PKEY_INDEX: pkey_index,
+        IBV_QP_PORT: port_num,
+        IBV_QP_AV: ah_attr,
+        IBV_QP_PATH_MTU: path_mtu,
+        IBV_QP_TIMEOUT: timeout,
+        IBV_QP_RETRY_CNT: retry_cnt,
+        IBV_QP_RNR_RETRY: rnr_retry,
+        IBV_QP_RQ_PSN: rq_psn,
+        IBV_QP_SQ_PSN: sq_psn,
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic,
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic,
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer,
+        IBV_QP_PATH_MIG_STATE: path_mig_state,
+        IBV_QP_DEST_QPN: dest_qp_num,
+        IBV_QP_EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify
+    );
+}
+
+/// `ibv_modify_qp`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
+    status(|| {
+        let mut qp = turn::<QpObj>(qp)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { *attr };
+        let mask = attr_mask as u32;
+        let now = qp.state();
+        if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != now {
+            return Err(Errno::INVAL);
+        }
+        let to = if mask & IBV_QP_STATE != 0 {
+            attr.qp_state
+        } else {
+            now
+        };
+        if qp.is_persona() {
+            modify_persona(&mut qp, &attr, mask, now, to)?;
+        } else {
+            modify_iwarp(&mut qp, &attr, mask, now, to)?;
+        }
+        remember(&mut lock(&qp.attr), &attr, mask);
+        // SAFETY: a live object.
+        unsafe { (*qp.c()).qp_base.state = qp.state() };
+        Ok(())
+    })
+}
+
+fn modify_persona(
+    qp: &mut Turn<QpObj>,
+    attr: &ibv_qp_attr,
+    mask: u32,
+    now: ibv_qp_state,
+    to: ibv_qp_state,
+) -> Result<(), Errno> {
+    let limits = qp.pd.device().attr().limits;
+    if !allowed(qp.kind, now, to, mask) || !sound(attr, mask, limits.max_rd_atomic) {
+        return Err(Errno::INVAL);
+    }
+    match (now, to) {
+        (_, IBV_QPS_RESET) => return reset(qp),
+        (_, IBV_QPS_ERR) => return fail(qp),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => {
+            remember(&mut lock(&qp.attr), attr, mask);
+            persona::rtr(&qp.native()?, attr)?;
+        }
+        (IBV_QPS_RTR, IBV_QPS_RTS) => persona::rts(qp.num, attr),
+        (IBV_QPS_SQD, IBV_QPS_RTS) => {
+            qp.resume(&*qp.native()?);
+            return Ok(());
+        }
+        (IBV_QPS_RTS, IBV_QPS_SQD) => {
+            qp.set_state(to);
+            if mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
+                && attr.en_sqd_async_notify != 0
+                && qp.native()?.outstanding() == 0
+            {
+                qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
+    qp.set_state(to);
+    Ok(())
+}
+
+/// What providers of iWARP let a program do itself. The connection manager does the rest.
+fn modify_iwarp(
+    qp: &mut Turn<QpObj>,
+    attr: &ibv_qp_attr,
+    mask: u32,
+    now: ibv_qp_state,
+    to: ibv_qp_state,
+) -> Result<(), Errno> {
+    const IGNORED: u32 = IBV_QP_ALT_PATH | IBV_QP_AV | IBV_QP_PATH_MIG_STATE;
+    let limits = qp.pd.device().attr().limits;
+    if !sound(attr, mask & !IGNORED, limits.max_rd_atomic) {
+        return Err(Errno::INVAL);
+    }
+    match (now, to) {
+        (_, IBV_QPS_RESET) => reset(qp),
+        (_, IBV_QPS_ERR) => fail(qp),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => {
+            qp.set_state(IBV_QPS_INIT);
+            Ok(())
+        }
+        // The connection ends in order.
+        (IBV_QPS_RTS, IBV_QPS_SQD) => {
+            qp.native()?.disconnect();
+            Ok(())
+        }
+        (now, to) if now == to => Ok(()),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// To the error state: everything posted is flushed.
+fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
+    let before = qp.state();
+    let native = qp.native()?;
+    if qp.is_persona() {
+        persona::reset(qp.num);
+    }
+    qp.set_state(IBV_QPS_ERR);
+    for wr in lock(&qp.resting).drain(..) {
+        // In the error state it is flushed.
+        let _ = native.post_send_one(wr);
+    }
+    native.to_error();
+    if before != IBV_QPS_ERR {
+        Audience::get().last(qp.num);
+    }
+    Ok(())
+}
+
+/// To the first state: with a new queue pair below, of the same number.
+fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
+    if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET {
+        return Ok(());
+    }
+    if qp.is_persona() {
+        persona::reset(qp.num);
+    }
+    let before = qp.alone(|qp| {
+        qp.set_state(IBV_QPS_RESET);
+        lock(&qp.resting).clear();
+        qp.native.take()
+    });
+    // Not while others wait: it takes locks of the device, whose hooks must not wait for us.
+    drop(before);
+    let native = qp.pd.create_qp(&qp.init).map_err(super::errno)?;
+    qp.alone(|qp| qp.native = Some(Arc::new(native)));
+    Ok(())
+}
+
+/// `ibv_query_qp`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _attr_mask: c_int,
+    init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    status(|| {
+        let qp = turn::<QpObj>(qp)?;
+        if attr.is_null() || init_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let mut filled = qp.attr();
+        filled.qp_state = qp.state();
+        filled.cur_qp_state = filled.qp_state;
+        filled.cap = qp.cap;
+        if let Some((inbound, outbound)) = qp.native()?.depths()
+            && !qp.is_persona()
+        {
+            filled.max_dest_rd_atomic = u8::try_from(inbound).unwrap_or(u8::MAX);
+            filled.max_rd_atomic = u8::try_from(outbound).unwrap_or(u8::MAX);
+        }
+        let outstanding = || qp.native().map_or(0, |native| native.outstanding());
+        filled.sq_draining = u8::from(filled.qp_state == IBV_QPS_SQD && outstanding() > 0);
+        let c = qp.c();
+        // SAFETY: a live object, and the caller's promise.
+        unsafe {
+            let base = &raw mut (*c).qp_base;
+            (*base).state = filled.qp_state;
+            attr.write(filled);
+            init_attr.write(ibv_qp_init_attr {
+                qp_context: (*base).qp_context,
+                send_cq: (*base).send_cq,
+                recv_cq: (*base).recv_cq,
+                srq: (*base).srq,
+                cap: qp.cap,
+                qp_type: qp.kind,
+                sq_sig_all: c_int::from(qp.init.sq_sig_all),
+            });
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_qp_data_in_order`: nobody promises in which order bytes of one message appear.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_qp_data_in_order(
+    _qp: *mut ibv_qp,
+    _op: ibv_wr_opcode,
+    _flags: u32,
+) -> c_int {
+    0
+}
+
+/// `ibv_destroy_qp`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    status(|| {
+        let qp = turn::<QpObj>(qp)?;
+        Audience::get().remove(Of::Qp, qp.num);
+        if qp.is_persona() {
+            persona::reset(qp.num);
+        }
+        drop(qp.retire());
+        Ok(())
+    })
+}
+
+/// `ibv_set_ece`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    Errno::OPNOTSUPP.raw_os_error()
+}
+
+/// `ibv_query_ece`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+    Errno::OPNOTSUPP.raw_os_error()
+}

@@ -1,0 +1,218 @@
+//! Shared receive queues.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::context::{Ctx, Held, Users};
+use super::events::{Audience, Listener, Of, Subject};
+use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::pd::Pd;
+use super::types::*;
+use crate::call::{pointer, status};
+
+/// What an `ibv_srq` stands for.
+pub(crate) struct Srq {
+    pub(crate) native: weft_verbs::Srq,
+    pub(crate) max_sge: usize,
+    ctx: Arc<Ctx>,
+    _held: Held,
+    /// Queue pairs that use it.
+    pub(crate) users: Users,
+    pub(crate) subject: Arc<Subject>,
+}
+
+impl Kind for Srq {
+    type C = ibv_srq;
+    type Handle = ibv_srq;
+    const MARK: u32 = 0x5134_a5ed;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Srq>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+/// Make one; `init.attr` says afterwards what it got.
+fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<Guard<Srq>, Errno> {
+    let pd = find::<Pd>(pd)?;
+    let limits = pd.native.device().attr().limits;
+    let attr = &mut init.attr;
+    if attr.max_wr == 0 || attr.max_wr > limits.max_wr || attr.max_sge > limits.max_sge {
+        return Err(Errno::INVAL);
+    }
+    let native = pd
+        .native
+        .create_srq(attr.max_wr, attr.max_sge)
+        .map_err(super::errno)?;
+    let num = native.num();
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
+    let made = Srq::pool().make_at(
+        |handle| {
+            Ok(Srq {
+                native,
+                max_sge: attr.max_sge as usize,
+                ctx: Arc::clone(&pd.ctx),
+                _held: pd.users.hold(),
+                users: Users::default(),
+                subject: Subject::new(handle),
+            })
+        },
+        |c, _| {
+            c.context = context;
+            c.srq_context = init.srq_context;
+            c.pd = pd.handle();
+            c.handle = num;
+        },
+    )?;
+    let listener = Listener {
+        ctx: Arc::clone(&made.ctx),
+        subject: Arc::clone(&made.subject),
+        shared: false,
+    };
+    Audience::get().add(Of::Srq, num, listener);
+    Ok(made)
+}
+
+/// `ibv_create_srq`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_create_srq(
+    pd: *mut ibv_pd,
+    srq_init_attr: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    pointer(|| {
+        if srq_init_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let mut init = unsafe { *srq_init_attr };
+        let made = create(pd, &mut init)?;
+        // SAFETY: as above.
+        unsafe { (*srq_init_attr).attr = init.attr };
+        Ok(made.handle())
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    pointer(|| {
+        find::<super::context::Context>(context)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let asked = unsafe { *attr };
+        if asked.comp_mask >= IBV_SRQ_INIT_ATTR_RESERVED {
+            return Err(Errno::INVAL);
+        }
+        let kind = if asked.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 {
+            asked.srq_type
+        } else {
+            IBV_SRQT_BASIC
+        };
+        if kind != IBV_SRQT_BASIC {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if asked.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+            return Err(Errno::INVAL);
+        }
+        let mut init = ibv_srq_init_attr {
+            srq_context: asked.srq_context,
+            attr: asked.attr,
+        };
+        let made = create(asked.pd, &mut init)?;
+        // SAFETY: as above.
+        unsafe { (*attr).attr = init.attr };
+        Ok(made.handle())
+    })
+}
+
+/// `ibv_modify_srq`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_modify_srq(
+    srq: *mut ibv_srq,
+    srq_attr: *mut ibv_srq_attr,
+    srq_attr_mask: c_int,
+) -> c_int {
+    const KNOWN: u32 = IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT;
+    status(|| {
+        let srq = turn::<Srq>(srq)?;
+        let mask = srq_attr_mask as u32;
+        if srq_attr.is_null() || mask & !KNOWN != 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { *srq_attr };
+        let max_wr = if mask & IBV_SRQ_MAX_WR != 0 {
+            attr.max_wr
+        } else {
+            srq.native.max_wr()
+        };
+        if max_wr == 0 || (mask & IBV_SRQ_LIMIT != 0 && attr.srq_limit > max_wr) {
+            return Err(Errno::INVAL);
+        }
+        if mask & IBV_SRQ_MAX_WR != 0 {
+            srq.native.resize(max_wr).map_err(|_| Errno::INVAL)?;
+        }
+        if mask & IBV_SRQ_LIMIT != 0 {
+            srq.native.arm_limit(attr.srq_limit);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_srq`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> c_int {
+    status(|| {
+        let srq = find::<Srq>(srq)?;
+        if srq_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let attr = ibv_srq_attr {
+            max_wr: srq.native.max_wr(),
+            max_sge: srq.native.max_sge(),
+            srq_limit: srq.native.limit(),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { srq_attr.write(attr) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
+    status(|| {
+        let srq = find::<Srq>(srq)?;
+        if srq_num.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { srq_num.write(srq.native.num()) };
+        Ok(())
+    })
+}
+
+/// `ibv_destroy_srq`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    status(|| {
+        let srq = turn::<Srq>(srq)?;
+        if srq.users.any() {
+            return Err(Errno::BUSY);
+        }
+        Audience::get().remove(Of::Srq, srq.native.num());
+        drop(srq.retire());
+        Ok(())
+    })
+}
