@@ -1,2 +1,40 @@
-//! Runs unmodified verbs programs on the drop-in libraries.
+//! Runs unmodified verbs programs on the drop-in libraries, and lets the programs themselves say whether they were content.
+//!
+//! The libraries are built once for each run of the tests (or taken from `WEFT_VERBS_LIB`). A program is started in a process group of its own under
+//! a time limit, and its group is killed when the test is over. A server is there when something listens on its port. No test passes for want of an
+//! error: each looks for the line in which the program says what it did.
 #![forbid(unsafe_code)]
+
+mod libraries;
+mod net;
+mod run;
+
+pub use libraries::libraries;
+pub use net::{free_port, listening};
+pub use run::{Done, Running, Weft, pair};
+
+/// Whether all these programs (or files, with a slash) are there; says which is not, and from which package of Debian's it comes.
+pub fn have(needed: &[(&str, &str)]) -> bool {
+    let there = |name: &str| {
+        if name.contains('/') {
+            return std::path::Path::new(name).exists();
+        }
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
+    };
+    let missing: Vec<_> = needed.iter().filter(|(name, _)| !there(name)).collect();
+    for (name, package) in &missing {
+        let test = std::thread::current().name().unwrap_or("test").to_owned();
+        say(&format!(
+            "{test} skipped: {name} is missing (apt-get install {package})"
+        ));
+    }
+    missing.is_empty()
+}
+
+/// Prints past the test harness, which swallows what passing tests print.
+pub fn say(text: &str) {
+    use std::io::Write;
+    // In one piece: tests run side by side.
+    let _ = std::io::stderr().write_all(format!("dropin: {text}\n").as_bytes());
+}

@@ -1,6 +1,7 @@
 //! Against the kernel's siw driver and rdma-core's own programs, in a guest. One boot serves all tests; each takes the
 //! guest for itself.
 
+mod dropin;
 mod elf;
 
 use std::net::{SocketAddr, TcpListener};

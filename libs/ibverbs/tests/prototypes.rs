@@ -1,0 +1,163 @@
+//! The exported calls have the prototypes of Debian's headers: a C compiler that is told both does not complain.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::process::Command;
+
+use weft_abi::verbs::{cm, types};
+
+const SOURCES: [&str; 3] = [
+    include_str!("../src/verbs.rs"),
+    include_str!("../src/cm.rs"),
+    include_str!("../src/rsock.rs"),
+];
+
+/// Where C's type cannot be told from Rust's: (call, parameter or "" for the result, C's type).
+const SPECIAL: &[(&str, &str, &str)] = &[
+    ("ibv_get_device_guid", "", "__be64"),
+    (
+        "ibv_query_port",
+        "port_attr",
+        "struct _compat_ibv_port_attr *",
+    ),
+    ("rfcntl", "arg", "..."),
+];
+
+/// In the libraries' lists, but in no header.
+const UNDECLARED: &[&str] = &[
+    "ibv_dontfork_range",
+    "ibv_dofork_range",
+    "ibv_get_sysfs_path",
+    "ibv_read_sysfs_file",
+];
+
+/// A type of Rust, as C has it.
+fn c_type(rust: &str) -> String {
+    if let Some(of) = rust.strip_prefix("*mut ") {
+        return format!("{} *", c_type(of));
+    }
+    if let Some(of) = rust.strip_prefix("*const ") {
+        // the pointers to pointers are all `*mut *mut`
+        return format!("const {} *", c_type(of));
+    }
+    let plain = match rust {
+        "c_int" => "int",
+        "c_uint" => "unsigned int",
+        "c_char" => "char",
+        "c_void" => "void",
+        "u8" => "uint8_t",
+        "u16" => "uint16_t",
+        "u32" => "uint32_t",
+        "u64" => "uint64_t",
+        "usize" => "size_t",
+        "ssize_t" | "off_t" | "socklen_t" | "nfds_t" | "fd_set" => rust,
+        _ => "",
+    };
+    if !plain.is_empty() {
+        return plain.to_owned();
+    }
+    let mut enums = types::ENUMERATIONS.iter().chain(cm::types::ENUMERATIONS);
+    let kind = if enums.any(|e| e.name == Some(rust)) {
+        "enum"
+    } else if rust == "ibv_gid" {
+        "union"
+    } else {
+        "struct"
+    };
+    format!("{kind} {rust}")
+}
+
+/// `name(parameter: type, …) -> type = value;`, a line of the lists of exports, as C's prototype; the name too.
+fn prototype(line: &str) -> Option<(&str, String)> {
+    let (name, rest) = line
+        .strip_prefix("    ")?
+        .strip_suffix(';')?
+        .split_once('(')?;
+    if !name.chars().all(|c| c.is_alphanumeric() || c == '_') {
+        return None;
+    }
+    let rest = rest.split(" = ").next()?;
+    let (parameters, result) = rest.rsplit_once(')')?;
+    let special = |parameter: &str| {
+        let found = SPECIAL.iter().find(|s| (s.0, s.1) == (name, parameter));
+        found.map(|s| s.2.to_owned())
+    };
+    let result = match result.strip_prefix(" -> ") {
+        None => "void".to_owned(),
+        Some(result) => special("").unwrap_or_else(|| c_type(result)),
+    };
+    let parameters: Vec<String> = parameters
+        .split(", ")
+        .filter_map(|parameter| parameter.split_once(": "))
+        .map(|(name, of)| special(name).unwrap_or_else(|| c_type(of)))
+        .collect();
+    let parameters = if parameters.is_empty() {
+        "void".to_owned()
+    } else {
+        parameters.join(", ")
+    };
+    Some((name, format!("{result} {name}({parameters});")))
+}
+
+#[test]
+fn the_calls_have_the_prototypes_of_the_headers() {
+    let mut text = String::from(
+        "#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <rdma/rdma_verbs.h>\n#include <rdma/rsocket.h>\n\
+         #undef ibv_query_port\n#undef ibv_reg_mr\n#undef ibv_reg_mr_iova\n",
+    );
+    let mut names = BTreeSet::new();
+    // a call that a header does not declare would be declared here, and prove nothing
+    let mut used = String::from("void *all[] = {\n");
+    for line in SOURCES.iter().flat_map(|source| source.lines()) {
+        if let Some((name, prototype)) = prototype(line)
+            && !UNDECLARED.contains(&name)
+        {
+            writeln!(text, "{prototype}").unwrap();
+            writeln!(used, "  (void *){name},").unwrap();
+            names.insert(name);
+        }
+    }
+    let listed: BTreeSet<&str> = [
+        include_str!("../symbols/ibverbs"),
+        include_str!("../symbols/rdmacm"),
+    ]
+    .iter()
+    .flat_map(|list| list.lines())
+    .filter(|line| !line.contains(['#', '=']) && !line.contains("PRIVATE"))
+    .filter_map(|line| line.split_once(' ').map(|(_, name)| name))
+    .filter(|name| !UNDECLARED.contains(name))
+    .collect();
+    assert_eq!(names, listed);
+
+    let (includes, prototypes) = text.split_at(text.find("#undef").unwrap());
+    let undefs: String = prototypes
+        .lines()
+        .take(3)
+        .map(|line| format!("{line}\n"))
+        .collect();
+    compiles(&format!("{includes}{undefs}{used}}};\n"));
+    compiles(&text);
+}
+
+fn compiles(text: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("prototypes.c");
+    std::fs::write(&source, text).unwrap();
+    let output = Command::new("cc")
+        .args([
+            "-std=gnu11",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-array-parameter",
+            "-fsyntax-only",
+        ])
+        .arg(&source)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

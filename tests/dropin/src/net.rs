@@ -1,0 +1,55 @@
+//! Ports.
+
+use std::collections::HashSet;
+use std::net::{Ipv6Addr, TcpListener};
+use std::sync::{Mutex, PoisonError};
+
+/// A TCP port that nobody uses, and that no other caller in this process was given.
+///
+/// # Panics
+/// When the host has none.
+pub fn free_port() -> u16 {
+    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let given = given.get_or_insert_with(HashSet::new);
+    loop {
+        let probe = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+            .or_else(|_| TcpListener::bind("0.0.0.0:0"))
+            .expect("a free port");
+        let port = probe.local_addr().expect("an address").port();
+        if given.insert(port) {
+            return port;
+        }
+    }
+}
+
+/// Whether a process listens on this TCP port, of any address. Asking disturbs nobody.
+pub fn listening(port: u16) -> bool {
+    let local = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        std::fs::read_to_string(table).is_ok_and(|text| {
+            text.lines().any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                let address = words.next().unwrap_or_default();
+                // 0A: the state LISTEN
+                address.ends_with(&local) && words.nth(1) == Some("0A")
+            })
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_seen_and_a_free_port_is_free() {
+        let free = free_port();
+        assert!(!listening(free));
+        let listener = TcpListener::bind(("127.0.0.1", free)).unwrap();
+        assert!(listening(free));
+        assert_ne!(free_port(), free);
+        drop(listener);
+        assert!(!listening(free));
+    }
+}

@@ -1,0 +1,392 @@
+//! Programs: started, listened to, ended.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::libraries;
+use crate::net::listening;
+
+/// The longest that a program may take; a busy machine is slow.
+const LIMIT: Duration = Duration::from_secs(90);
+/// What timeout(1) returns when it had to end the program.
+const TIMED_OUT: i32 = 124;
+/// Between two looks at something that says nothing when it changes.
+const LOOK: Duration = Duration::from_millis(3);
+
+/// The setting in which programs run.
+#[derive(Debug, Clone)]
+pub struct Weft {
+    env: Vec<(OsString, OsString)>,
+    dir: Option<PathBuf>,
+    limit: Duration,
+}
+
+impl Weft {
+    /// With these devices (`WEFT_DEVICES`), in shared memory where that can be.
+    pub fn on(devices: &str) -> Self {
+        Self {
+            env: Vec::new(),
+            dir: None,
+            limit: LIMIT,
+        }
+        .env("LD_LIBRARY_PATH", libraries())
+        .env("WEFT_DEVICES", devices)
+    }
+
+    /// Over TCP in any case.
+    #[must_use]
+    pub fn over_tcp(self) -> Self {
+        self.env("WEFT_LOCAL", "off")
+    }
+
+    /// With this in the environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// In this folder.
+    #[must_use]
+    pub fn dir(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.dir = Some(dir.into());
+        self
+    }
+
+    /// With more time than usual.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Starts a command line: words with blanks between them, the first is the program.
+    ///
+    /// # Panics
+    /// When there is no such program.
+    pub fn start(&self, line: &str) -> Running {
+        self.start_words(&line.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Starts a program with its arguments.
+    ///
+    /// # Panics
+    /// When there is no such program.
+    pub fn start_words(&self, words: &[&str]) -> Running {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        // timeout(1) ends it even when this process cannot.
+        let mut command = Command::new("timeout");
+        command
+            .args(["-k", "2", &self.limit.as_secs().to_string()])
+            .args(words)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone().expect("a descriptor"))
+            .stderr(writer);
+        if let Some(dir) = &self.dir {
+            command.current_dir(dir);
+        }
+        let child = command.spawn().expect("timeout(1)");
+        // It holds the other end of the pipe.
+        drop(command);
+        let said = Arc::new(Said::default());
+        let listener = std::thread::spawn({
+            let said = Arc::clone(&said);
+            move || {
+                let mut reader = BufReader::new(reader);
+                let mut line = Vec::new();
+                while reader.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+                    said.text().push_str(&String::from_utf8_lossy(&line));
+                    said.more.notify_all();
+                    line.clear();
+                }
+            }
+        });
+        let mut shown = String::new();
+        for (name, value) in &self.env {
+            let _ = write!(shown, "{}={} ", name.display(), value.display());
+        }
+        shown.push_str(&words.join(" "));
+        Running {
+            shown,
+            child,
+            status: None,
+            said,
+            listener: Some(listener),
+            end: Instant::now() + self.limit + Duration::from_secs(5),
+        }
+    }
+
+    /// Runs a command line to its end.
+    ///
+    /// # Panics
+    /// When there is no such program, or it does not end.
+    pub fn run(&self, line: &str) -> Done {
+        self.start(line).end()
+    }
+}
+
+#[derive(Default)]
+struct Said {
+    text: Mutex<String>,
+    more: Condvar,
+}
+
+impl Said {
+    fn text(&self) -> MutexGuard<'_, String> {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A program that runs. When this goes, it is killed with all that it started.
+pub struct Running {
+    shown: String,
+    child: Child,
+    status: Option<ExitStatus>,
+    said: Arc<Said>,
+    listener: Option<JoinHandle<()>>,
+    end: Instant,
+}
+
+impl Running {
+    /// What it has printed until now.
+    pub fn text(&self) -> String {
+        self.said.text().clone()
+    }
+
+    /// Waits until it, or a process that it started, listens on a port.
+    ///
+    /// # Panics
+    /// When it ends before.
+    #[must_use]
+    pub fn listens(mut self, port: u16) -> Self {
+        while !listening(port) {
+            assert!(
+                !self.ended(),
+                "`{}` ended and nobody listens on port {port}:\n{}",
+                self.shown,
+                self.text()
+            );
+            std::thread::sleep(LOOK);
+        }
+        self
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it does not end although it is killed.
+    pub fn end(mut self) -> Done {
+        while !self.ended() {
+            std::thread::sleep(LOOK);
+        }
+        self.done()
+    }
+
+    /// Ends it as a user would with Ctrl-C; for servers that go on for ever.
+    pub fn interrupt(self) -> Done {
+        self.signal(Signal::INT);
+        self.end()
+    }
+
+    /// Kills it and all that it started.
+    pub fn kill(self) -> Done {
+        self.signal(Signal::KILL);
+        self.end()
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Whether it has ended.
+    fn ended(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().expect("a child of ours");
+        }
+        assert!(
+            self.status.is_some() || Instant::now() < self.end,
+            "`{}` does not end:\n{}",
+            self.shown,
+            self.text()
+        );
+        self.status.is_some()
+    }
+
+    fn done(mut self) -> Done {
+        // What it left behind may hold the pipe.
+        self.signal(Signal::KILL);
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.join();
+        }
+        Done {
+            shown: std::mem::take(&mut self.shown),
+            status: self.status.expect("it has ended"),
+            text: self.text(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// A program that has ended.
+#[derive(Debug, Clone)]
+pub struct Done {
+    shown: String,
+    status: ExitStatus,
+    /// What it printed, stdout and stderr as they came.
+    pub text: String,
+}
+
+impl Done {
+    /// Whether it was content.
+    pub fn is_good(&self) -> bool {
+        self.status.success()
+    }
+
+    /// Its exit status; 128 and the signal, as shells have it.
+    pub fn code(&self) -> i32 {
+        self.status
+            .code()
+            .unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0))
+    }
+
+    /// Its exit status is 0.
+    ///
+    /// # Panics
+    /// When it is not.
+    #[track_caller]
+    pub fn good(&self) -> &Self {
+        assert!(self.is_good(), "{}", self.show());
+        self
+    }
+
+    /// A line has this text.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[track_caller]
+    pub fn says(&self, text: &str) -> &Self {
+        assert!(self.text.contains(text), "no {text:?} in\n{}", self.show());
+        self
+    }
+
+    /// No line has this text.
+    ///
+    /// # Panics
+    /// When there is one.
+    #[track_caller]
+    pub fn never_says(&self, text: &str) -> &Self {
+        assert!(!self.text.contains(text), "{text:?} in\n{}", self.show());
+        self
+    }
+
+    /// The lines with only numbers in them, as perftest prints its results.
+    pub fn table(&self) -> Vec<Vec<f64>> {
+        let numbers = |line: &str| {
+            let words = line.split_whitespace().map(str::parse);
+            words.collect::<Result<Vec<f64>, _>>().ok()
+        };
+        let rows = self.text.lines().filter_map(numbers);
+        rows.filter(|row| !row.is_empty()).collect()
+    }
+
+    /// Command line, end and output.
+    pub fn show(&self) -> String {
+        let end = match self.status.code() {
+            Some(TIMED_OUT) => "did not end in time".to_owned(),
+            _ => self.status.to_string(),
+        };
+        format!("`{}`: {end}\n{}", self.shown, self.text)
+    }
+}
+
+/// Runs a server and, when it listens on `port`, a client, and waits until both have ended well.
+///
+/// # Panics
+/// When one of them fails, with what both said.
+#[track_caller]
+pub fn pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
+    let server = weft.start(server).listens(port);
+    let client = weft.run(client);
+    let server = if client.is_good() {
+        server.end()
+    } else {
+        server.kill()
+    };
+    assert!(
+        client.is_good() && server.is_good(),
+        "client {}\nserver {}",
+        client.show(),
+        server.show()
+    );
+    (server, client)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::free_port;
+
+    fn plain() -> Weft {
+        Weft {
+            env: Vec::new(),
+            dir: None,
+            limit: LIMIT,
+        }
+    }
+
+    #[test]
+    fn end_and_output_are_told() {
+        let done = plain().start_words(&["sh", "-c", "echo one; echo two >&2; exit 7"]);
+        let done = done.end();
+        assert_eq!(done.code(), 7);
+        done.says("one").says("two").never_says("three");
+        assert!(done.show().contains("exit status: 7"), "{}", done.show());
+        let done = plain().start_words(&["sh", "-c", "kill -SEGV $$"]).end();
+        assert!(!done.is_good());
+        assert!(done.show().contains("signal: 11"), "{}", done.show());
+        assert_eq!(plain().env("A", "b").run("printenv A").good().text, "b\n");
+    }
+
+    #[test]
+    fn tables_are_read() {
+        let done =
+            plain().start_words(&["printf", "-- \\n #bytes\\n 2  1000 3.5\\n\\n x 1\\n4\\n"]);
+        assert_eq!(done.end().table(), [vec![2.0, 1000.0, 3.5], vec![4.0]]);
+    }
+
+    #[test]
+    fn what_hangs_is_ended_with_its_children() {
+        let short = plain().limit(Duration::from_secs(1));
+        let done = short
+            .start_words(&["sh", "-c", "sleep 60 & sleep 60"])
+            .end();
+        assert!(done.show().contains("did not end in time"));
+        let running = plain().start_words(&["sh", "-c", "echo up; sleep 60 & sleep 60"]);
+        drop(running);
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody listens")]
+    fn a_server_that_dies_is_told_of() {
+        let _ = plain().start("true").listens(free_port());
+    }
+}

@@ -1,0 +1,18 @@
+//! Debian's programs, one test each.
+
+mod devices;
+mod fabric;
+mod mpi;
+mod perftest;
+mod pingpong;
+mod pyverbs;
+mod rdmacm;
+mod rsockets;
+mod ucx;
+
+use weft_dropin::Weft;
+
+/// In shared memory, and over TCP.
+fn carriers(devices: &str) -> [Weft; 2] {
+    [Weft::on(devices), Weft::on(devices).over_tcp()]
+}

@@ -1,0 +1,98 @@
+//! MPI: Open MPI over libfabric, MPICH over UCX, with programs of ours (`mpi/*.c`).
+
+use std::path::Path;
+use std::process::Command;
+
+use weft_dropin::{Done, Weft, have};
+
+use super::carriers;
+
+const OPEN_MPI: &[(&str, &str)] = &[
+    ("mpirun.openmpi", "openmpi-bin"),
+    ("mpicc.openmpi", "libopenmpi-dev"),
+];
+const MPICH: &[(&str, &str)] = &[("mpirun.mpich", "mpich"), ("mpicc.mpich", "libmpich-dev")];
+
+/// Compiles a program of ours into a folder.
+fn compile(compiler: &str, name: &str, dir: &Path) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi").join(name);
+    let program = dir.join(name).with_extension("");
+    let output = Command::new(compiler)
+        .args(["-O2", "-o"])
+        .args([&program, &source])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{compiler} {name}: {said}");
+    program.display().to_string()
+}
+
+/// The programs' own verdicts.
+fn hello(done: &Done) {
+    done.good()
+        .says("rank 0 of 2")
+        .says("rank 1 of 2")
+        .says("sum 3");
+}
+
+fn measured(done: &Done) {
+    done.good().says("all data as sent");
+    let table = done.table();
+    assert!(table.len() > 8, "{}", done.show());
+    for row in table {
+        assert!(
+            row.len() == 3 && row.iter().all(|n| *n > 0.0),
+            "{}",
+            done.show()
+        );
+    }
+}
+
+/// Both programs, started by `mpirun`.
+fn both(compiler: &str, mpirun: &str, wefts: &[Weft]) {
+    let dir = tempfile::tempdir().unwrap();
+    let first = compile(compiler, "hello.c", dir.path());
+    let second = compile(compiler, "pairs.c", dir.path());
+    for weft in wefts {
+        hello(&weft.run(&format!("{mpirun} {first}")));
+        measured(&weft.run(&format!("{mpirun} {second}")));
+    }
+}
+
+/// Open MPI's matching transport: `verbs;ofi_rxm`.
+#[test]
+fn open_mpi_matching() {
+    if !have(OPEN_MPI) {
+        return;
+    }
+    let mpirun = "mpirun.openmpi -np 2 --oversubscribe --mca pml cm --mca mtl ofi \
+                  --mca mtl_ofi_provider_include verbs;ofi_rxm --mca btl ^openib,ofi";
+    both("mpicc.openmpi", mpirun, &carriers("weft0").map(open_mpi));
+}
+
+/// Open MPI's byte transport, for one-sided operations.
+#[test]
+fn open_mpi_bytes() {
+    if !have(OPEN_MPI) {
+        return;
+    }
+    let mpirun = "mpirun.openmpi -np 2 --oversubscribe --mca pml ob1 --mca btl self,ofi \
+                  --mca btl_ofi_mode 2 --mca btl_ofi_provider_include verbs;ofi_rxm";
+    both("mpicc.openmpi", mpirun, &[open_mpi(Weft::on("weft0"))]);
+}
+
+fn open_mpi(weft: Weft) -> Weft {
+    weft.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env("OMPI_MCA_plm", "isolated")
+}
+
+/// Debian's MPICH is built on UCX, which knows no iWARP: the persona.
+#[test]
+fn mpich() {
+    if !have(MPICH) {
+        return;
+    }
+    let wefts = carriers("weft_ib0").map(super::ucx::reliable);
+    both("mpicc.mpich", "mpirun.mpich -np 2", &wefts);
+}

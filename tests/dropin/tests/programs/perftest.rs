@@ -1,0 +1,174 @@
+//! perftest: bandwidth and latency of every operation.
+
+use weft_dropin::{Weft, free_port, have, pair};
+
+use super::carriers;
+
+/// One run on both sides. The client's table has `rows` lines, of numbers that are none of them absurd.
+fn perftest(weft: &Weft, program: &str, options: &str, rows: usize) {
+    if !have(&[(program, "perftest")]) {
+        return;
+    }
+    let port = free_port();
+    let line = format!("{program} -F -p {port} {options}");
+    let (_, client) = pair(weft, port, &line, &format!("{line} 127.0.0.1"));
+    let table = client.table();
+    assert_eq!(table.len(), rows, "{}", client.show());
+    for row in table {
+        // bytes, iterations, and what was measured: all of it positive. Peak bandwidth may be 0 (not measured).
+        let measured = &row[2..];
+        let good = row.len() >= 4
+            && measured.iter().all(|n| n.is_finite() && *n >= 0.0)
+            && measured.iter().any(|n| *n > 0.0);
+        assert!(good, "{}", client.show());
+    }
+}
+
+/// Connected by `rdma_cm`, on the iWARP device.
+fn by_cm(program: &str, options: &str) {
+    for weft in carriers("weft0") {
+        perftest(&weft, program, &format!("-R -d weft0 {options}"), 1);
+    }
+}
+
+/// Connected by what both exchange on a socket, on the persona.
+fn by_hand(program: &str, options: &str) {
+    for weft in carriers("weft_ib0") {
+        perftest(&weft, program, &format!("-d weft_ib0 {options}"), 1);
+    }
+}
+
+macro_rules! each {
+    ($($name:ident: $options:literal;)*) => {$(
+        mod $name {
+            #[test]
+            fn on_weft0() {
+                super::by_cm(stringify!($name), $options);
+            }
+
+            #[test]
+            fn on_weft_ib0() {
+                super::by_hand(stringify!($name), $options);
+            }
+        }
+    )*};
+}
+
+each! {
+    ib_send_bw: "-n 500 -s 65536";
+    ib_send_lat: "-n 500 -s 64";
+    ib_write_bw: "-n 500 -s 65536";
+    ib_write_lat: "-n 500 -s 64";
+    ib_read_bw: "-n 500 -s 65536";
+    ib_read_lat: "-n 500 -s 64";
+    ib_atomic_bw: "-n 500";
+    ib_atomic_lat: "-n 500";
+}
+
+/// Every size from 2 to 8 MiB: 23 rows.
+#[test]
+fn all_sizes() {
+    for program in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
+        perftest(&Weft::on("weft0"), program, "-R -d weft0 -a -n 20", 23);
+        perftest(&Weft::on("weft_ib0"), program, "-d weft_ib0 -a -n 20", 23);
+    }
+    for program in ["ib_send_lat", "ib_write_lat", "ib_read_lat"] {
+        perftest(&Weft::on("weft_ib0"), program, "-d weft_ib0 -a -n 20", 23);
+    }
+}
+
+#[test]
+fn both_directions() {
+    for program in ["ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_atomic_bw"] {
+        by_cm(program, "-b -n 200");
+        by_hand(program, "-b -n 200");
+    }
+}
+
+#[test]
+fn several_queue_pairs() {
+    for program in ["ib_send_bw", "ib_write_bw", "ib_read_bw"] {
+        perftest(&Weft::on("weft0"), program, "-R -d weft0 -q 4 -n 200", 1);
+        perftest(&Weft::on("weft_ib0"), program, "-d weft_ib0 -q 4 -n 200", 1);
+    }
+}
+
+/// Sleeping on completion events in place of polling.
+#[test]
+fn events() {
+    for program in ["ib_send_bw", "ib_send_lat", "ib_read_lat"] {
+        by_cm(program, "-e -n 200 -s 1024");
+        by_hand(program, "-e -n 200 -s 1024");
+    }
+}
+
+#[test]
+fn inline() {
+    for program in ["ib_send_lat", "ib_write_lat"] {
+        perftest(
+            &Weft::on("weft0"),
+            program,
+            "-R -d weft0 -I 64 -s 64 -n 200",
+            1,
+        );
+        perftest(
+            &Weft::on("weft_ib0"),
+            program,
+            "-d weft_ib0 -I 64 -s 64 -n 200",
+            1,
+        );
+    }
+}
+
+#[test]
+fn a_shared_receive_queue() {
+    by_hand("ib_send_bw", "--use-srq -q 2 -n 200 -s 1024");
+}
+
+#[test]
+fn lists_of_work_requests() {
+    perftest(
+        &Weft::on("weft_ib0"),
+        "ib_write_bw",
+        "-d weft_ib0 -l 8 -n 400 -s 1024",
+        1,
+    );
+    perftest(
+        &Weft::on("weft_ib0"),
+        "ib_write_bw",
+        "-d weft_ib0 --use_old_post_send -n 400",
+        1,
+    );
+}
+
+#[test]
+fn compare_and_swap() {
+    by_hand("ib_atomic_lat", "-A CMP_AND_SWAP -n 200");
+}
+
+#[test]
+fn unreliable_connections() {
+    perftest(
+        &Weft::on("weft_ib0"),
+        "ib_send_bw",
+        "-d weft_ib0 -c UC -n 300",
+        1,
+    );
+    perftest(
+        &Weft::on("weft_ib0"),
+        "ib_write_bw",
+        "-d weft_ib0 -c UC -n 300",
+        1,
+    );
+}
+
+/// `-z`: the exchange by `rdma_cm`, the queue pairs by hand.
+#[test]
+fn exchange_by_cm() {
+    perftest(
+        &Weft::on("weft_ib0"),
+        "ib_write_bw",
+        "-d weft_ib0 -z -n 300",
+        1,
+    );
+}

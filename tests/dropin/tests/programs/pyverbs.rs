@@ -1,0 +1,195 @@
+//! pyverbs: rdma-core's own tests of the verbs, from Python, on both devices.
+//!
+//! `docs/verbs.md` has the table of what passes, and the list of what may fail and why. A test that fails and is not on the list fails this test, as do
+//! fewer passes than the table says and a listed test that passes. `WEFT_BLESS=1` writes the table anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use weft_dropin::{Weft, have, say};
+
+const PYTHON: &str = "/usr/bin/python3";
+const TESTS: &str = "/usr/share/doc/rdma-core/tests";
+const NEEDED: &[(&str, &str)] = &[
+    (
+        "/usr/lib/python3/dist-packages/pyverbs/__init__.py",
+        "python3-pyverbs",
+    ),
+    ("/usr/share/doc/rdma-core/tests/base.py.gz", "rdma-core"),
+    ("gzip", "gzip"),
+];
+/// Tests of one vendor's hardware or of a GPU.
+const OTHERS: [&str; 3] = ["test_mlx5", "test_efa", "test_cuda"];
+const BEGIN: &str = "<!-- pyverbs: begin -->\n";
+const END: &str = "<!-- pyverbs: end -->";
+/// For all tests of one file.
+const LIMIT: Duration = Duration::from_mins(1);
+
+fn document() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs.md")
+}
+
+/// The tests, unpacked.
+fn unpack(to: &Path) -> Vec<String> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(TESTS).unwrap() {
+        let from = entry.unwrap().path();
+        let name = from.file_name().unwrap().to_str().unwrap();
+        let data = if from.extension().is_some_and(|e| e == "gz") {
+            let output = Command::new("gzip").arg("-dc").arg(&from).output().unwrap();
+            assert!(output.status.success(), "{name}");
+            output.stdout
+        } else if from.is_file() {
+            fs::read(&from).unwrap()
+        } else {
+            continue;
+        };
+        let name = name.trim_end_matches(".gz");
+        fs::write(to.join(name), data).unwrap();
+        if name.starts_with("test_") && !OTHERS.iter().any(|other| name.starts_with(other)) {
+            files.push(name.to_owned());
+        }
+    }
+    files.sort();
+    files
+}
+
+/// What became of the tests of one file: (`ok`, `fail` or `skip`; the reason) of each.
+type Results = BTreeMap<String, (String, String)>;
+
+fn run(weft: &Weft, folder: &Path, device: &str, file: &str) -> Results {
+    let driver = concat!(env!("CARGO_MANIFEST_DIR"), "/pyverbs/run.py");
+    let folder = folder.display().to_string();
+    let mut results = Results::new();
+    loop {
+        let mut words = vec![PYTHON, driver, &folder, device, "0", file];
+        let before: Vec<String> = results.keys().cloned().collect();
+        words.extend(before.iter().map(String::as_str));
+        let done = weft.start_words(&words).end();
+        let mut running = None;
+        for line in done.text.lines().filter_map(|l| l.strip_prefix("@@ ")) {
+            let mut parts = line.splitn(3, ' ');
+            let (what, id) = (parts.next().unwrap(), parts.next().unwrap_or_default());
+            let reason = parts.next().unwrap_or_default().to_owned();
+            match what {
+                "end" => return results,
+                "begin" => running = Some(id.to_owned()),
+                _ => {
+                    results.insert(id.to_owned(), (what.to_owned(), reason));
+                }
+            }
+        }
+        // It died in a test. The others have a right to be run.
+        let Some(test) = running.filter(|id| !before.contains(id)) else {
+            panic!("pyverbs' {file} does not run: {}", done.show());
+        };
+        say(&format!(
+            "pyverbs on {device}: {test} ended the process\n{}",
+            done.show()
+        ));
+        results.insert(
+            test,
+            (
+                "fail".into(),
+                format!("the process ended with {}", done.code()),
+            ),
+        );
+    }
+}
+
+/// The list in the document: device, test, of what may fail.
+fn allowed(text: &str) -> BTreeSet<(String, String)> {
+    let rows = text.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
+        let test = cells.next()?.strip_suffix('`')?;
+        let devices = cells.next()?;
+        test.starts_with("tests.test_")
+            .then(|| (test.to_owned(), devices.to_owned()))
+    });
+    rows.flat_map(|(test, devices)| {
+        let devices: Vec<_> = devices.split(", ").map(str::to_owned).collect();
+        devices
+            .into_iter()
+            .map(move |device| (device, test.clone()))
+    })
+    .collect()
+}
+
+#[test]
+fn pyverbs() {
+    if !have(NEEDED) {
+        return;
+    }
+    let document = document();
+    let text = fs::read_to_string(&document).unwrap();
+    let (head, rest) = text.split_once(BEGIN).expect("a table");
+    let (old, tail) = rest.split_once(END).expect("its end");
+    let allowed = allowed(tail);
+    let folder = tempfile::tempdir().unwrap();
+    let files = unpack(folder.path());
+    let mut table = "| file | weft0: pass | fail | skip | weft_ib0: pass | fail | skip |\n|---|---|---|---|---|---|---|\n".to_owned();
+    let mut sums = [0; 6];
+    let mut problems = String::new();
+    let mut reasons: BTreeMap<(&str, String), usize> = BTreeMap::new();
+    for file in &files {
+        let mut counts = [0; 6];
+        for (at, device) in ["weft0", "weft_ib0"].into_iter().enumerate() {
+            let weft = Weft::on(device).limit(LIMIT);
+            for (test, (what, reason)) in run(&weft, folder.path(), device, file) {
+                let place = ["ok", "fail", "skip"].iter().position(|w| *w == what);
+                counts[at * 3 + place.unwrap()] += 1;
+                let listed = allowed.contains(&(device.to_owned(), test.clone()));
+                match what.as_str() {
+                    "fail" if !listed => {
+                        let _ = writeln!(problems, "{device}: {test} fails: {reason}");
+                    }
+                    "ok" if listed => {
+                        let _ = writeln!(
+                            problems,
+                            "{device}: {test} passes, and docs/verbs.md lists it as failing"
+                        );
+                    }
+                    "skip" => *reasons.entry((device, reason)).or_default() += 1,
+                    _ => {}
+                }
+            }
+        }
+        let row = |name: &str, counts: [usize; 6]| {
+            format!(
+                "| {name} | {} |\n",
+                counts.map(|n| n.to_string()).join(" | ")
+            )
+        };
+        let name = file.trim_end_matches(".py");
+        let now = row(name, counts);
+        let then: Vec<usize> = old
+            .lines()
+            .find(|line| line.starts_with(&format!("| {name} |")))
+            .map(|line| {
+                line.split('|')
+                    .filter_map(|n| n.trim().parse().ok())
+                    .collect()
+            })
+            .unwrap_or_default();
+        if then.len() == 6 && (counts[0] < then[0] || counts[3] < then[3]) {
+            let _ = writeln!(problems, "fewer tests pass than docs/verbs.md says: {now}");
+        }
+        table += &now;
+        sums.iter_mut().zip(counts).for_each(|(sum, n)| *sum += n);
+        if file == files.last().unwrap() {
+            table += &row("**all**", sums);
+        }
+    }
+    say(&format!("pyverbs\n{table}"));
+    for ((device, reason), count) in &reasons {
+        say(&format!("pyverbs on {device}: {count} skipped: {reason}"));
+    }
+    if std::env::var_os("WEFT_BLESS").is_some() {
+        fs::write(&document, format!("{head}{BEGIN}{table}{END}{tail}")).unwrap();
+    }
+    assert!(problems.is_empty(), "{problems}");
+}

@@ -1,0 +1,177 @@
+//! rdmacm-utils: programs that connect with `rdma_cm`.
+
+use weft_dropin::{Running, Weft, free_port, have, pair};
+
+use super::carriers;
+
+const PACKAGE: &str = "rdmacm-utils";
+
+fn rping(weft: &Weft, address: &str, options: &str, rounds: u32) {
+    let port = free_port();
+    let common = format!("-a {address} -p {port} -C {rounds} -v -V {options}");
+    let (server, client) = pair(
+        weft,
+        port,
+        &format!("rping -s {common}"),
+        &format!("rping -c {common}"),
+    );
+    for (done, line) in [(server, "server ping data"), (client, "ping data")] {
+        let last = format!("{line}: rdma-ping-{}: ", rounds - 1);
+        done.says(&last).never_says("mismatch");
+    }
+}
+
+#[test]
+fn rping_both_roles() {
+    if !have(&[("rping", PACKAGE)]) {
+        return;
+    }
+    for devices in ["weft0", "weft_ib0"] {
+        for weft in carriers(devices) {
+            rping(&weft, "127.0.0.1", "", 100);
+            rping(&weft, "127.0.0.1", "-S 60000", 20);
+        }
+    }
+}
+
+#[test]
+fn rping_over_ipv6() {
+    if !have(&[("rping", PACKAGE)]) {
+        return;
+    }
+    for weft in carriers("weft0") {
+        rping(&weft, "::1", "", 20);
+    }
+}
+
+/// A queue pair that the program creates and moves from state to state itself.
+#[test]
+fn rping_with_a_queue_pair_of_its_own() {
+    if !have(&[("rping", PACKAGE)]) {
+        return;
+    }
+    for devices in ["weft0", "weft_ib0"] {
+        rping(&Weft::on(devices), "127.0.0.1", "-q", 20);
+    }
+}
+
+/// One server, clients one after another and side by side.
+#[test]
+fn rping_persistent_server() {
+    if !have(&[("rping", PACKAGE)]) {
+        return;
+    }
+    let weft = Weft::on("weft0");
+    let port = free_port();
+    let server = weft.start(&format!("rping -s -P -v -a 127.0.0.1 -p {port}"));
+    let server = server.listens(port);
+    let line = format!("rping -c -a 127.0.0.1 -p {port} -C 20 -v -V");
+    for _ in 0..3 {
+        weft.run(&line).good().says("ping data: rdma-ping-19: ");
+    }
+    let clients = [(); 3].map(|()| weft.start(&line));
+    for client in clients.map(Running::end) {
+        client.good().says("ping data: rdma-ping-19: ");
+    }
+    server.kill().says("server ping data: rdma-ping-19: ");
+}
+
+#[test]
+fn rping_without_a_server() {
+    if !have(&[("rping", PACKAGE)]) {
+        return;
+    }
+    let line = format!("rping -c -a 127.0.0.1 -p {} -C 1", free_port());
+    let done = Weft::on("weft0").run(&line);
+    assert!(!done.is_good(), "{}", done.show());
+    done.says("RDMA_CM_EVENT_REJECTED");
+}
+
+#[test]
+fn ucmatose() {
+    if !have(&[("ucmatose", PACKAGE)]) {
+        return;
+    }
+    for weft in carriers("weft0") {
+        let runs = [
+            ("127.0.0.1", "-c 1"),
+            ("127.0.0.1", "-c 8 -C 20 -S 3000"),
+            ("127.0.0.1", "-m -c 2"),
+            ("::1", "-f ipv6 -c 2"),
+        ];
+        for (address, options) in runs {
+            let port = free_port();
+            let common = format!("-p {port} {options}");
+            let (server, client) = pair(
+                &weft,
+                port,
+                &format!("ucmatose -b {address} {common}"),
+                &format!("ucmatose -s {address} {common}"),
+            );
+            for done in [server, client] {
+                done.says("test complete").says("return status 0");
+            }
+        }
+    }
+}
+
+#[test]
+fn rdma_client_and_server() {
+    if !have(&[("rdma_client", PACKAGE), ("rdma_server", PACKAGE)]) {
+        return;
+    }
+    for weft in carriers("weft0") {
+        let port = free_port();
+        let (server, client) = pair(
+            &weft,
+            port,
+            &format!("rdma_server -s 127.0.0.1 -p {port}"),
+            &format!("rdma_client -s 127.0.0.1 -p {port}"),
+        );
+        server.says("rdma_server: end 0");
+        client.says("rdma_client: end 0");
+    }
+}
+
+#[test]
+fn rdma_xclient_and_xserver() {
+    if !have(&[("rdma_xclient", PACKAGE), ("rdma_xserver", PACKAGE)]) {
+        return;
+    }
+    for weft in carriers("weft0") {
+        let port = free_port();
+        let (server, client) = pair(
+            &weft,
+            port,
+            &format!("rdma_xserver -p {port}"),
+            &format!("rdma_xclient -s 127.0.0.1 -p {port}"),
+        );
+        server.says("rdma_xserver: end 0");
+        client.says("rdma_xclient: end 0");
+    }
+}
+
+#[test]
+fn cmtime() {
+    if !have(&[("cmtime", PACKAGE)]) {
+        return;
+    }
+    for weft in carriers("weft0") {
+        let port = free_port();
+        let server = weft.start(&format!("cmtime -b 127.0.0.1 -p {port} -c 50"));
+        let server = server.listens(port);
+        let client = weft.run(&format!("cmtime -s 127.0.0.1 -p {port} -c 50"));
+        client.good();
+        for step in [
+            "resolve_addr",
+            "resolve_route",
+            "create qp",
+            "connect",
+            "disconnect",
+        ] {
+            client.says(step);
+        }
+        client.says("return status 0");
+        drop(server);
+    }
+}

@@ -1,0 +1,66 @@
+//! UCX, on the persona: it refuses iWARP devices.
+
+use weft_dropin::{Weft, free_port, have, pair};
+
+use super::carriers;
+
+/// Reliable connections and nothing else.
+pub(super) fn reliable(weft: Weft) -> Weft {
+    weft.env("UCX_TLS", "rc_verbs,self")
+        .env("UCX_NET_DEVICES", "weft_ib0:1")
+}
+
+fn ucx(weft: Weft, test: &str, options: &str) {
+    if !have(&[("ucx_perftest", "ucx-utils")]) {
+        return;
+    }
+    let port = free_port();
+    let common = format!("-p {port} -t {test} {options} -f");
+    let (_, client) = pair(
+        &reliable(weft),
+        port,
+        &format!("ucx_perftest {common}"),
+        &format!("ucx_perftest 127.0.0.1 {common}"),
+    );
+    // The last line: "Final:", iterations, latencies, bandwidth, rates
+    let line = client.text.lines().find(|line| line.starts_with("Final:"));
+    let numbers: Vec<f64> = line
+        .into_iter()
+        .flat_map(str::split_whitespace)
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let good = numbers.len() >= 6 && numbers.iter().all(|n| n.is_finite() && *n >= 0.0);
+    assert!(good, "{}", client.show());
+}
+
+#[test]
+fn tags() {
+    for weft in carriers("weft_ib0") {
+        ucx(weft.clone(), "tag_lat", "-n 500 -w 50");
+        ucx(weft.clone(), "tag_bw", "-n 200 -w 20 -s 65536");
+        // Beyond the threshold of the rendezvous protocol.
+        ucx(weft, "tag_bw", "-n 50 -w 5 -s 1048576");
+    }
+}
+
+#[test]
+fn one_sided() {
+    for weft in carriers("weft_ib0") {
+        ucx(weft.clone(), "ucp_put_bw", "-n 200 -w 20 -s 65536");
+        ucx(weft.clone(), "ucp_get", "-n 200 -w 20 -s 65536");
+        ucx(weft, "ucp_put_lat", "-n 200 -w 20 -s 8");
+    }
+}
+
+#[test]
+fn atomics() {
+    for test in ["ucp_fadd", "ucp_cswap", "ucp_swap", "ucp_add"] {
+        ucx(Weft::on("weft_ib0"), test, "-n 200 -w 20 -s 8");
+    }
+}
+
+#[test]
+fn streams_and_active_messages() {
+    ucx(Weft::on("weft_ib0"), "stream_bw", "-n 200 -w 20 -s 16384");
+    ucx(Weft::on("weft_ib0"), "ucp_am_lat", "-n 200 -w 20 -s 64");
+}
