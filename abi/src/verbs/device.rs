@@ -14,6 +14,7 @@ use super::events::Audience;
 use super::object::{Inherited, PerFork, find, lock};
 use super::persona;
 use super::private::NobodysDevice;
+use super::sysfs::About;
 use super::types::*;
 use crate::call::{pointer, run, status};
 
@@ -121,6 +122,19 @@ fn shown() -> &'static [Shown] {
 /// All devices, as C calls them.
 pub(crate) fn devices() -> impl Iterator<Item = *mut ibv_device> {
     shown().iter().map(|shown| shown.0.get().cast())
+}
+
+/// All devices, for their files.
+pub(crate) fn all_about() -> impl Iterator<Item = About> {
+    shown().iter().filter_map(|shown| {
+        Some(About {
+            // SAFETY: nothing writes to it.
+            device: unsafe { (*shown.0.get()).device },
+            attr: attributes(shown.1).ok()?,
+            port: port(shown.1),
+            gids: gids(shown.1),
+        })
+    })
 }
 
 fn index(device: *mut ibv_device) -> Result<usize, Errno> {

@@ -1,6 +1,8 @@
-//! Files about devices, as the kernel shows them below `/sys/class/infiniband`.
+//! Files about devices, as the kernel shows them below `/sys/class/infiniband` (its Documentation/ABI/stable/sysfs-class-infiniband).
+//! Those of the devices here exist in memory only, for programs that read them through libibverbs.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
+use std::fmt::Write as _;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
@@ -8,7 +10,156 @@ use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
+use super::device;
+use super::types::{
+    IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_NODE_RNIC, IBV_PORT_ACTIVE, ibv_device,
+    ibv_device_attr, ibv_gid_entry, ibv_port_attr,
+};
 use crate::call;
+
+/// A device, as its files tell of it.
+pub(crate) struct About {
+    pub(crate) device: ibv_device,
+    pub(crate) attr: ibv_device_attr,
+    pub(crate) port: ibv_port_attr,
+    pub(crate) gids: Vec<ibv_gid_entry>,
+}
+
+impl About {
+    /// The text of a file below the device's folder, if there is such a file.
+    fn file(&self, path: &str) -> Option<String> {
+        let device = &self.device;
+        if let Some(port) = path.strip_prefix("ports/1/") {
+            return self.file_of_port(port);
+        }
+        let text = match path {
+            "node_type" => match device.node_type {
+                IBV_NODE_RNIC => "4: RNIC".to_owned(),
+                _ => "1: CA".to_owned(),
+            },
+            "node_guid" => groups(&self.attr.node_guid.to_ne_bytes()),
+            "sys_image_guid" => groups(&self.attr.sys_image_guid.to_ne_bytes()),
+            "node_desc" => format!("weft {}", text(&device.name)),
+            "hca_type" => "weft".to_owned(),
+            "hw_rev" => format!("{:x}", self.attr.hw_ver),
+            "fw_ver" => text(&self.attr.fw_ver),
+            _ => return None,
+        };
+        Some(text)
+    }
+
+    fn file_of_port(&self, path: &str) -> Option<String> {
+        let port = &self.port;
+        let gid = |index: &str| self.gids.get(index.parse::<usize>().ok()?);
+        let text = match path.rsplit_once('/') {
+            None => match path {
+                "state" => match port.state {
+                    IBV_PORT_ACTIVE => "4: ACTIVE".to_owned(),
+                    _ => "1: DOWN".to_owned(),
+                },
+                "phys_state" => match port.phys_state {
+                    5 => "5: LinkUp".to_owned(),
+                    _ => "3: Disabled".to_owned(),
+                },
+                "link_layer" => match port.link_layer.into() {
+                    IBV_LINK_LAYER_ETHERNET => "Ethernet".to_owned(),
+                    _ => "InfiniBand".to_owned(),
+                },
+                "rate" => rate(port),
+                "lid" => format!("{:#x}", port.lid),
+                "lid_mask_count" => port.lmc.to_string(),
+                "sm_lid" => format!("{:#x}", port.sm_lid),
+                "sm_sl" => port.sm_sl.to_string(),
+                "cap_mask" => format!("{:#010x}", port.port_cap_flags),
+                _ => return None,
+            },
+            Some(("gids", index)) => {
+                // SAFETY: any bytes are a GID.
+                groups(unsafe { &gid(index)?.gid.raw })
+            }
+            Some(("gid_attrs/types", index)) => match gid(index)?.gid_type {
+                IBV_GID_TYPE_ROCE_V2 => "RoCE v2".to_owned(),
+                _ => "IB/RoCE v1".to_owned(),
+            },
+            Some(("gid_attrs/ndevs", index)) => interface(gid(index)?.ndev_ifindex)?,
+            Some(("pkeys", "0")) => "0xffff".to_owned(),
+            Some(_) => return None,
+        };
+        Some(text)
+    }
+}
+
+/// Bytes as the kernel shows GUIDs and GIDs.
+fn groups(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (i, byte) in bytes.iter().enumerate() {
+        let between = if i > 0 && i % 2 == 0 { ":" } else { "" };
+        let _ = write!(text, "{between}{byte:02x}");
+    }
+    text
+}
+
+/// The words of an array of C, up to its NUL.
+fn text(chars: &[c_char]) -> String {
+    let bytes: Vec<u8> = chars
+        .iter()
+        .map(|c| *c as u8)
+        .take_while(|c| *c != 0)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// `100 Gb/sec (4X EDR)`.
+fn rate(port: &ibv_port_attr) -> String {
+    let lanes = match port.active_width {
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    };
+    // in tenths of Gbit/s
+    let (speed, name) = match port.active_speed {
+        2 => (50, " DDR"),
+        4 => (100, " QDR"),
+        8 => (100, " FDR10"),
+        16 => (140, " FDR"),
+        32 => (250, " EDR"),
+        64 => (500, " HDR"),
+        128 => (1000, " NDR"),
+        _ => (25, ""),
+    };
+    let all = speed * lanes;
+    let tenths = if all % 10 == 0 {
+        String::new()
+    } else {
+        format!(".{}", all % 10)
+    };
+    format!("{}{tenths} Gb/sec ({lanes}X{name})", all / 10)
+}
+
+fn interface(index: u32) -> Option<String> {
+    let mut name: [c_char; libc::IF_NAMESIZE] = [0; libc::IF_NAMESIZE];
+    // SAFETY: there is room for a name.
+    let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
+    (!found.is_null()).then(|| text(&name))
+}
+
+/// The text of a file of one of the devices here.
+fn of_ours(path: &Path) -> Option<String> {
+    let path = path.to_str()?;
+    device::all_about().find_map(|about| {
+        let below = |folder: &[c_char]| path.strip_prefix(&text(folder))?.strip_prefix('/');
+        if let Some(file) = below(&about.device.ibdev_path) {
+            return about.file(file);
+        }
+        match below(&about.device.dev_path)? {
+            "ibdev" => Some(text(&about.device.name)),
+            "abi_version" => Some("1".to_owned()),
+            _ => None,
+        }
+    })
+}
 
 /// Where the file system of the kernel's devices is: `SYSFS_PATH`, else `/sys`.
 pub fn ibv_get_sysfs_path() -> *const c_char {
@@ -46,10 +197,11 @@ pub unsafe fn ibv_read_sysfs_file(
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
         let path =
             Path::new(OsStr::from_bytes(dir.to_bytes())).join(OsStr::from_bytes(file.to_bytes()));
-        let mut text = Vec::new();
-        let from = std::fs::File::open(path)
-            .and_then(|file| file.take(size as u64).read_to_end(&mut text));
-        from.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let mut text = match of_ours(&path) {
+            Some(text) => text.into_bytes(),
+            None => of_the_system(&path, size)
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?,
+        };
         if text.last() == Some(&b'\n') {
             text.pop();
         }
@@ -61,6 +213,14 @@ pub unsafe fn ibv_read_sysfs_file(
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buf, text.len()) };
         c_int::try_from(text.len() - 1).map_err(|_| Errno::OVERFLOW)
     })
+}
+
+fn of_the_system(path: &Path, most: usize) -> std::io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    std::fs::File::open(path)?
+        .take(most as u64)
+        .read_to_end(&mut text)?;
+    Ok(text)
 }
 
 #[cfg(test)]
@@ -90,5 +250,60 @@ mod tests {
         assert_eq!(read(&dir, c"node_type", 8).unwrap(), b"4: RNIC");
         assert_eq!(read(&dir, c"node_type", 7).unwrap_err(), libc::EOVERFLOW);
         assert_eq!(read(&dir, c"none", 64).unwrap_err(), libc::ENOENT);
+    }
+
+    #[test]
+    fn the_files_of_a_device_say_what_its_attributes_say() {
+        // SAFETY: all zeros is a value of each of these types.
+        let (mut device, mut attr, mut port): (ibv_device, ibv_device_attr, ibv_port_attr) =
+            unsafe { std::mem::zeroed() };
+        (device.node_type, attr.hw_ver) = (IBV_NODE_RNIC, 1);
+        attr.node_guid = u64::from_be_bytes([2, 0, 0, 0xFF, 0xFE, 0, 0, 9]).to_be();
+        (port.state, port.phys_state, port.link_layer) = (IBV_PORT_ACTIVE, 5, 2);
+        (port.active_width, port.active_speed) = (2, 32);
+        let mut raw = [0; 16];
+        raw[10..].copy_from_slice(&[0xFF, 0xFF, 127, 0, 0, 1]);
+        let gid = ibv_gid_entry {
+            gid: ibv_gid { raw },
+            gid_index: 0,
+            port_num: 1,
+            gid_type: IBV_GID_TYPE_ROCE_V2,
+            ndev_ifindex: 1,
+        };
+        let about = About {
+            device,
+            attr,
+            port,
+            gids: vec![gid],
+        };
+        for (path, text) in [
+            ("node_type", "4: RNIC"),
+            ("node_guid", "0200:00ff:fe00:0009"),
+            ("hw_rev", "1"),
+            ("ports/1/state", "4: ACTIVE"),
+            ("ports/1/phys_state", "5: LinkUp"),
+            ("ports/1/link_layer", "Ethernet"),
+            ("ports/1/rate", "100 Gb/sec (4X EDR)"),
+            ("ports/1/gids/0", "0000:0000:0000:0000:0000:ffff:7f00:0001"),
+            ("ports/1/gid_attrs/types/0", "RoCE v2"),
+            ("ports/1/gid_attrs/ndevs/0", "lo"),
+            ("ports/1/pkeys/0", "0xffff"),
+        ] {
+            assert_eq!(about.file(path).as_deref(), Some(text), "{path}");
+        }
+        for path in [
+            "",
+            "board_id",
+            "ports/2/state",
+            "ports/1/gids/1",
+            "ports/1/gids/x",
+            "ports/1/pkeys/1",
+        ] {
+            assert_eq!(about.file(path), None, "{path}");
+        }
+        port.active_speed = 1;
+        assert_eq!(rate(&port), "10 Gb/sec (4X)");
+        port.active_width = 1;
+        assert_eq!(rate(&port), "2.5 Gb/sec (1X)");
     }
 }
