@@ -48,7 +48,8 @@ pub mod process;
 
 pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,
-    Error, INLINE_DATA, InlineData, Ledger, Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path,
-    Pd, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, SendOp, SendWr,
-    SgList, Sge, Signal, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus, stat,
+    Ender, Error, INLINE_DATA, InlineData, Ledger, Limits, LinkOptions, LocalMode, MemError, Mr,
+    Mw, Path, Pd, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr,
+    SendOp, SendWr, SgList, Sge, Signal, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
+    stat,
 };

@@ -1,0 +1,252 @@
+//! `rdma_getaddrinfo(3)`: names to addresses.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
+use rustix::io::Errno;
+
+use super::types::{
+    RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo,
+};
+use crate::call::run;
+use crate::verbs::object::{Kind, PerFork, Pool, turn};
+use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD};
+
+/// What C gets, with room for what it points to.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Found {
+    info: rdma_addrinfo,
+    src: sockaddr_storage,
+    dst: sockaddr_storage,
+}
+
+struct Lookup;
+
+impl Kind for Lookup {
+    type C = Found;
+    type Handle = rdma_addrinfo;
+    const MARK: u32 = 0x636d_6169;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Lookup>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+/// An address of somebody else's.
+#[derive(Clone, Copy)]
+struct Addr {
+    storage: sockaddr_storage,
+    len: socklen_t,
+}
+
+impl Addr {
+    /// # Safety
+    /// `len` bytes at `addr`.
+    unsafe fn copy(addr: *const sockaddr, len: socklen_t) -> Result<Option<Addr>, Errno> {
+        if len == 0 || addr.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: all zeros is an address.
+        let mut storage: sockaddr_storage = unsafe { std::mem::zeroed() };
+        if len as usize > size_of_val(&storage) {
+            return Err(Errno::INVAL);
+        }
+        let to = (&raw mut storage).cast::<u8>();
+        // SAFETY: the caller's promise, and there is room.
+        unsafe { std::ptr::copy_nonoverlapping(addr.cast::<u8>(), to, len as usize) };
+        Ok(Some(Addr { storage, len }))
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    flags: c_int,
+    family: c_int,
+    qp_type: c_int,
+    port_space: c_int,
+}
+
+const RC: c_int = IBV_QPT_RC as c_int;
+const UD: c_int = IBV_QPT_UD as c_int;
+
+impl Wanted {
+    /// With what the hints leave open. `None` when they contradict each other.
+    fn fill(self) -> Option<Wanted> {
+        let datagrams = |ps| matches!(ps as c_uint, RDMA_PS_UDP | RDMA_PS_IPOIB);
+        let (qp_type, port_space) = match (self.qp_type, self.port_space) {
+            (0, 0) => (RC, RDMA_PS_TCP as c_int),
+            (0, ps) if datagrams(ps) => (UD, ps),
+            (0, ps) => (RC, ps),
+            (UD, 0) => (UD, RDMA_PS_UDP as c_int),
+            (qp_type, 0) => (qp_type, RDMA_PS_TCP as c_int),
+            (qp_type, ps) if (qp_type == UD) == datagrams(ps) => (qp_type, ps),
+            _ => return None,
+        };
+        Some(Wanted {
+            qp_type,
+            port_space,
+            ..self
+        })
+    }
+}
+
+/// What a failed look-up returns: an `EAI_` value, or -1 with `errno`.
+enum Trouble {
+    Eai(c_int),
+    Os(Errno),
+}
+
+/// # Safety
+/// `node` and `service` are null or strings.
+unsafe fn look_up(
+    node: *const c_char,
+    service: *const c_char,
+    wanted: Wanted,
+) -> Result<Addr, Trouble> {
+    // SAFETY: all zeros asks for nothing.
+    let mut hints: addrinfo = unsafe { std::mem::zeroed() };
+    if wanted.flags & RAI_PASSIVE != 0 {
+        hints.ai_flags |= libc::AI_PASSIVE;
+    }
+    if wanted.flags & RAI_NUMERICHOST != 0 {
+        hints.ai_flags |= libc::AI_NUMERICHOST;
+    }
+    hints.ai_family = wanted.family;
+    hints.ai_socktype = if wanted.qp_type == UD {
+        libc::SOCK_DGRAM
+    } else {
+        libc::SOCK_STREAM
+    };
+    let mut list = std::ptr::null_mut();
+    // SAFETY: the caller's promise, and a place for the list.
+    let code = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut list) };
+    if code != 0 {
+        return Err(Trouble::Eai(code));
+    }
+    let mut found = Ok(None);
+    let mut next = list;
+    while !next.is_null() && matches!(found, Ok(None)) {
+        // SAFETY: a member of the list.
+        let info = unsafe { *next };
+        next = info.ai_next;
+        if matches!(info.ai_family, libc::AF_INET | libc::AF_INET6) {
+            // SAFETY: the list says how long its addresses are.
+            found = unsafe { Addr::copy(info.ai_addr, info.ai_addrlen) };
+        }
+    }
+    // SAFETY: made by `getaddrinfo`, freed once.
+    unsafe { libc::freeaddrinfo(list) };
+    found
+        .map_err(Trouble::Os)?
+        .ok_or(Trouble::Eai(libc::EAI_FAMILY))
+}
+
+/// # Safety
+/// As for [`rdma_getaddrinfo`].
+unsafe fn find(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> Result<*mut rdma_addrinfo, Trouble> {
+    if node.is_null() && service.is_null() && hints.is_null() {
+        return Err(Trouble::Os(Errno::INVAL));
+    }
+    let (mut src, mut dst) = (None, None);
+    let mut wanted = Wanted {
+        flags: 0,
+        family: 0,
+        qp_type: 0,
+        port_space: 0,
+    };
+    if !hints.is_null() {
+        // SAFETY: the caller's promise.
+        let hints = unsafe { hints.read() };
+        wanted = Wanted {
+            flags: hints.ai_flags,
+            family: hints.ai_family,
+            qp_type: hints.ai_qp_type,
+            port_space: hints.ai_port_space,
+        };
+        // SAFETY: as above.
+        unsafe {
+            src = Addr::copy(hints.ai_src_addr, hints.ai_src_len).map_err(Trouble::Os)?;
+            dst = Addr::copy(hints.ai_dst_addr, hints.ai_dst_len).map_err(Trouble::Os)?;
+        }
+    }
+    let wanted = wanted.fill().ok_or(Trouble::Eai(libc::EAI_SOCKTYPE))?;
+    if !node.is_null() || !service.is_null() {
+        // SAFETY: the caller's promise.
+        let found = unsafe { look_up(node, service, wanted) }?;
+        if wanted.flags & RAI_PASSIVE != 0 {
+            src = Some(found);
+        } else {
+            dst = Some(found);
+        }
+    }
+    let family = [src, dst]
+        .iter()
+        .flatten()
+        .map(|addr| c_int::from(addr.storage.ss_family))
+        .next_back()
+        .unwrap_or(wanted.family);
+    let made = Lookup::pool().make(Lookup, |found, handle| {
+        found.info.ai_flags = wanted.flags;
+        found.info.ai_family = family;
+        found.info.ai_qp_type = wanted.qp_type;
+        found.info.ai_port_space = wanted.port_space;
+        let whole = handle.cast::<Found>();
+        if let Some(src) = src {
+            found.src = src.storage;
+            found.info.ai_src_len = src.len;
+            // SAFETY: within the object, whose address this is.
+            found.info.ai_src_addr = unsafe { &raw mut (*whole).src }.cast();
+        }
+        if let Some(dst) = dst {
+            found.dst = dst.storage;
+            found.info.ai_dst_len = dst.len;
+            // SAFETY: as above.
+            found.info.ai_dst_addr = unsafe { &raw mut (*whole).dst }.cast();
+        }
+    });
+    Ok(made.map_err(Trouble::Os)?.handle())
+}
+
+/// `rdma_getaddrinfo(3)`: 0, -1 with `errno`, or an `EAI_` value.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    res: *mut *mut rdma_addrinfo,
+) -> c_int {
+    run(|| {
+        if res.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { find(node, service, hints) } {
+            Ok(found) => {
+                // SAFETY: as above.
+                unsafe { res.write(found) };
+                Ok(0)
+            }
+            Err(Trouble::Eai(code)) => Ok(code),
+            Err(Trouble::Os(errno)) => Err(errno),
+        }
+    })
+}
+
+/// `rdma_freeaddrinfo(3)`.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
+    run(|| {
+        turn::<Lookup>(res)?.retire();
+        Ok(0)
+    });
+}

@@ -1,0 +1,557 @@
+//! Connections: asked for, answered, ended.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use weft_verbs::cm::{ConnParam, ConnectError, Dialed, Incoming};
+use weft_verbs::{Ender, Qp};
+
+use super::channel::News;
+use super::device::{self, Nic};
+use super::exchange::{Carrier, Remote};
+use super::id::{Core, Stage, core, get};
+use super::qp;
+use super::request::Request;
+use super::resolve::{self, Port, datagrams};
+use super::types::{
+    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
+    RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_REJECTED,
+    RDMA_CM_EVENT_UNREACHABLE, RDMA_MAX_INIT_DEPTH, rdma_cm_id, rdma_conn_param,
+};
+use crate::call::run;
+use crate::verbs::object::Name;
+use crate::verbs::qp::QpObj;
+use crate::verbs::types::{IBV_EVENT_COMM_EST, ibv_event_type};
+
+/// The longest backlog of a listener, and the one that a program gets with 0.
+const BACKLOG: u32 = 1024;
+
+/// Longest private data of the persona's requests, replies and rejections: an InfiniBand CM message has no more room.
+const IB_REQUEST: usize = 56;
+const IB_REPLY: usize = 196;
+const IB_REJECT: usize = 148;
+
+/// Reasons of an InfiniBand rejection (12.6.7.2).
+const IB_NO_RESOURCES: c_int = 3;
+const IB_INVALID_SERVICE: c_int = 8;
+const IB_CONSUMER: c_int = 28;
+
+/// What joins an identifier to its peer.
+#[derive(Clone)]
+pub(super) enum Link {
+    /// The program's queue pair.
+    Program(Name<QpObj>),
+    /// A connection of its own, because the program moves its queue pair itself.
+    Carrier(Arc<Carrier>),
+}
+
+impl Link {
+    fn native(&self) -> Result<Arc<Qp>, Errno> {
+        match self {
+            Link::Program(name) => name.get()?.native(),
+            Link::Carrier(carrier) => Ok(carrier.qp()),
+        }
+    }
+
+    /// In order: what was posted still goes out.
+    pub(super) fn close(&self) {
+        if let Ok(qp) = self.native() {
+            qp.disconnect();
+        }
+    }
+
+    /// The connection has ended: so has the queue pair, whatever it waits for.
+    fn bury(&self) {
+        if let Ok(qp) = self.native() {
+            qp.to_error();
+        }
+    }
+}
+
+/// What the program says when it asks or accepts.
+struct Wish {
+    param: ConnParam,
+    qp_num: u32,
+}
+
+impl Wish {
+    /// # Safety
+    /// Null, or as the manual page says.
+    unsafe fn read(
+        param: *const rdma_conn_param,
+        preface: &[u8],
+        nic: &Nic,
+        longest: usize,
+    ) -> Result<Wish, Errno> {
+        let most = nic.max_rd_atomic();
+        let mut wish = Wish {
+            param: ConnParam {
+                private_data: preface.to_vec(),
+                ird: most,
+                ord: most,
+                ..ConnParam::default()
+            },
+            qp_num: 0,
+        };
+        if !param.is_null() {
+            // SAFETY: the caller's promise.
+            let said = unsafe { param.read_unaligned() };
+            // SAFETY: as above.
+            let data = unsafe { private_data(said.private_data, said.private_data_len) }?;
+            wish.param.private_data.extend_from_slice(&data);
+            wish.param.ird = depth(said.responder_resources, most)?;
+            wish.param.ord = depth(said.initiator_depth, most)?;
+            wish.qp_num = said.qp_num;
+        }
+        if nic.persona && wish.param.private_data.len() > longest {
+            return Err(Errno::INVAL);
+        }
+        Ok(wish)
+    }
+}
+
+/// A number of reads and atomics; 255 stands for as many as the device can.
+fn depth(said: u8, most: u16) -> Result<u16, Errno> {
+    match u16::from(said) {
+        said if u32::from(said) == RDMA_MAX_INIT_DEPTH => Ok(most),
+        said if said > most => Err(Errno::INVAL),
+        said => Ok(said),
+    }
+}
+
+/// # Safety
+/// `len` bytes at `data`.
+unsafe fn private_data(data: *const c_void, len: u8) -> Result<Vec<u8>, Errno> {
+    if len == 0 {
+        return Ok(Vec::new());
+    }
+    if data.is_null() {
+        return Err(Errno::INVAL);
+    }
+    let mut copy = vec![0; usize::from(len)];
+    // SAFETY: the caller's promise; the copy is ours.
+    unsafe { std::ptr::copy_nonoverlapping(data.cast(), copy.as_mut_ptr(), copy.len()) };
+    Ok(copy)
+}
+
+fn refusal(error: &ConnectError) -> Errno {
+    match error {
+        ConnectError::Refused | ConnectError::Rejected { .. } => Errno::CONNREFUSED,
+        ConnectError::TimedOut => Errno::TIMEDOUT,
+        ConnectError::Unreachable | ConnectError::NotLocal(_) => Errno::HOSTUNREACH,
+        ConnectError::Protocol(_) => Errno::PROTO,
+        ConnectError::Closed => Errno::CONNRESET,
+        ConnectError::Invalid(_) => Errno::INVAL,
+        ConnectError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+    }
+}
+
+/// A connection that did not come about, as the event says it.
+fn failure(error: ConnectError, persona: bool) -> News {
+    let errno = -refusal(&error).raw_os_error();
+    let rejected = |ib| News::status(RDMA_CM_EVENT_REJECTED, if persona { ib } else { errno });
+    match error {
+        ConnectError::Rejected { private_data } => News {
+            private_data,
+            ..rejected(IB_CONSUMER)
+        },
+        ConnectError::Refused => rejected(IB_INVALID_SERVICE),
+        ConnectError::Closed => rejected(IB_NO_RESOURCES),
+        ConnectError::TimedOut | ConnectError::Unreachable => {
+            News::status(RDMA_CM_EVENT_UNREACHABLE, errno)
+        }
+        _ => News::status(RDMA_CM_EVENT_CONNECT_ERROR, errno),
+    }
+}
+
+/// Tells of the connection's end, also when the queue pair goes without one.
+struct Ending(Arc<Core>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let old = {
+            let mut setup = self.0.setup();
+            match std::mem::replace(&mut setup.stage, Stage::Over(None)) {
+                Stage::Joined(link) => {
+                    setup.stage = Stage::Over(Some(link));
+                    None
+                }
+                Stage::Leaving => None,
+                // Destroyed, most likely.
+                other => Some(std::mem::replace(&mut setup.stage, other)),
+            }
+        };
+        if old.is_none() {
+            self.0.tell(News::new(RDMA_CM_EVENT_DISCONNECTED));
+        }
+    }
+}
+
+impl Core {
+    /// The connection is there. False: the identifier is not.
+    fn joined(&self, link: Link) -> bool {
+        if let Link::Program(name) = &link
+            && let Ok(qp) = name.get()
+        {
+            qp.set_connected();
+        }
+        let mut setup = self.setup();
+        let waits = matches!(setup.stage, Stage::Joining);
+        if waits {
+            setup.stage = Stage::Joined(link);
+        }
+        waits
+    }
+
+    /// The connection did not come about. False: the identifier is not there any more.
+    fn failed(&self) -> bool {
+        let mut setup = self.setup();
+        let waits = matches!(setup.stage, Stage::Joining);
+        if waits {
+            setup.stage = Stage::Over(None);
+        }
+        waits
+    }
+
+    fn ends_with(self: &Arc<Self>, ender: &Ender) {
+        let ending = Ending(Arc::clone(self));
+        ender.on_end(move |_| drop(ending));
+    }
+
+    /// The peer's answer.
+    fn dialed(self: &Arc<Self>, link: &Link, ender: &Ender, persona: bool, outcome: Dialed) {
+        let answer = outcome.and_then(|private_data| match link {
+            Link::Program(_) => Ok((None, private_data)),
+            Link::Carrier(_) => Remote::split(&private_data)
+                .map(|(remote, data)| (Some(remote), data.to_vec()))
+                .ok_or_else(|| ConnectError::Protocol("it names no queue pair".into())),
+        });
+        match answer {
+            Ok((remote, private_data)) => {
+                let depths = link.native().ok().and_then(|qp| qp.depths());
+                if !self.joined(link.clone()) {
+                    link.close();
+                    return;
+                }
+                self.setup().remote = remote;
+                self.tell(News {
+                    private_data,
+                    depths: depths.unwrap_or_default(),
+                    qp_num: remote.map_or(0, |remote| remote.qp_num),
+                    ..News::new(if remote.is_some() {
+                        RDMA_CM_EVENT_CONNECT_RESPONSE
+                    } else {
+                        RDMA_CM_EVENT_ESTABLISHED
+                    })
+                });
+                self.ends_with(ender);
+            }
+            Err(error) => {
+                link.close();
+                if self.failed() {
+                    self.tell(failure(error, persona));
+                }
+            }
+        }
+    }
+
+    fn connect(self: &Arc<Self>, nic: &Nic, link: Link, mut param: ConnParam) -> Result<(), Errno> {
+        let native = link.native()?;
+        let (port, src, dst) = {
+            let mut setup = self.setup();
+            if !matches!(setup.stage, Stage::Routed) {
+                return Err(Errno::INVAL);
+            }
+            let (Some(Port::Stream(port)), Some(src), Some(dst)) =
+                (setup.port.take(), setup.src, setup.dst)
+            else {
+                return Err(Errno::INVAL);
+            };
+            setup.stage = Stage::Joining;
+            setup.depths = (param.ird, param.ord);
+            (port, src, dst)
+        };
+        if let Link::Carrier(carrier) = &link {
+            param.private_data = carrier.say(src.ip(), &param.private_data);
+        }
+        let core = Arc::clone(self);
+        let ender = native.ender();
+        let persona = nic.persona;
+        port.dial(dst, &native, &param, move |outcome| {
+            core.dialed(&link, &ender, persona, outcome);
+        });
+        Ok(())
+    }
+
+    fn incoming(self: &Arc<Self>, nic: &Nic, incoming: Incoming) {
+        let (request, private_data) = Request::new(incoming, nic);
+        self.tell(News {
+            private_data,
+            depths: request.depths(),
+            qp_num: request.remote().map_or(0, |remote| remote.qp_num),
+            request: Some(Box::new(request)),
+            ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+        });
+    }
+
+    fn listen(self: &Arc<Self>, backlog: c_int) -> Result<(), Errno> {
+        if datagrams(self.ps) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if matches!(self.setup().stage, Stage::Idle) {
+            resolve::bind(self, ([0, 0, 0, 0], 0).into())?;
+        }
+        let port = {
+            let mut setup = self.setup();
+            if !matches!(setup.stage, Stage::Bound) {
+                return Err(Errno::INVAL);
+            }
+            let Some(Port::Stream(port)) = setup.port.take() else {
+                return Err(Errno::INVAL);
+            };
+            port
+        };
+        let nic = device::first()?;
+        let most = nic.max_rd_atomic();
+        let param = ConnParam {
+            ird: most,
+            ord: most,
+            ..ConnParam::default()
+        };
+        let backlog = match u32::try_from(backlog) {
+            Ok(backlog @ 1..=BACKLOG) => backlog,
+            _ => BACKLOG,
+        };
+        let core = Arc::downgrade(self);
+        let listening = port.listen(backlog, &param, move |incoming| {
+            if let Some(core) = core.upgrade() {
+                core.incoming(&nic, incoming);
+            }
+        });
+        let listening = listening.map_err(|error| resolve::errno(&error))?;
+        let mut setup = self.setup();
+        if matches!(setup.stage, Stage::Bound) {
+            setup.stage = Stage::Listening(listening);
+        }
+        Ok(())
+    }
+
+    /// Takes the request, to answer it.
+    fn request(&self) -> Result<Box<Request>, Errno> {
+        let mut setup = self.setup();
+        match std::mem::replace(&mut setup.stage, Stage::Joining) {
+            Stage::Requested(request) => Ok(request),
+            other => {
+                setup.stage = other;
+                Err(Errno::INVAL)
+            }
+        }
+    }
+
+    fn accept(self: &Arc<Self>, link: &Link, mut param: ConnParam) -> Result<(), Errno> {
+        let native = link.native()?;
+        let request = self.request()?;
+        let remote = request.remote();
+        if let Link::Carrier(carrier) = link {
+            param.private_data = carrier.say(request.addrs().0.ip(), &param.private_data);
+            carrier.prepare()?;
+        }
+        self.setup().remote = remote;
+        if let Err(error) = request.accept(&native, &param) {
+            self.failed();
+            return Err(refusal(&error));
+        }
+        if !self.joined(link.clone()) {
+            link.close();
+            return Err(Errno::INVAL);
+        }
+        if let Link::Carrier(carrier) = link {
+            carrier.await_ready(self);
+        } else {
+            self.tell(News::new(RDMA_CM_EVENT_ESTABLISHED));
+        }
+        self.ends_with(&native.ender());
+        Ok(())
+    }
+
+    /// What joins this identifier: its queue pair, or the one that the program names and moves itself.
+    fn link(&self, nic: &Nic, qp_num: u32, named: bool) -> Result<Link, Errno> {
+        let own = get!(self, qp);
+        if !own.is_null() {
+            return Ok(Link::Program(qp::name(own)?));
+        }
+        if !named {
+            return Err(Errno::INVAL);
+        }
+        if nic.persona {
+            return Ok(Link::Carrier(Carrier::new(nic, qp_num)?));
+        }
+        // An RNIC's connection manager joins the queue pair itself, whoever has made it.
+        Ok(Link::Program(qp::by_number(qp_num)?))
+    }
+}
+
+/// `rdma_listen(3)`. A backlog of 0 is the longest.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        core.listen(backlog)?;
+        let src = core.setup().src;
+        if let Some(src) = src {
+            core.show(src, None);
+        }
+        Ok(0)
+    })
+}
+
+/// `rdma_connect(3)`.
+///
+/// # Safety
+/// As its manual page; the parameters may be null.
+pub unsafe fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if datagrams(core.ps) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let nic = device::first()?;
+        let preface = core.setup().preface.clone();
+        // SAFETY: the caller's promise.
+        let wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
+        let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
+        core.connect(&nic, link, wish.param)?;
+        core.complete()
+    })
+}
+
+/// `rdma_accept(3)`.
+///
+/// # Safety
+/// As its manual page; the parameters may be null.
+pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        let nic = device::first()?;
+        // SAFETY: the caller's promise.
+        let wish = unsafe { Wish::read(conn_param, &[], &nic, IB_REPLY) }?;
+        if !matches!(core.setup().stage, Stage::Requested(_)) {
+            return Err(Errno::INVAL);
+        }
+        let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
+        core.accept(&link, wish.param)?;
+        core.complete()
+    })
+}
+
+/// `rdma_reject(3)`.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_reject(
+    id: *mut rdma_cm_id,
+    private_data: *const c_void,
+    private_data_len: u8,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        // SAFETY: the caller's promise.
+        let data = unsafe { self::private_data(private_data, private_data_len) }?;
+        if device::first()?.persona && data.len() > IB_REJECT {
+            return Err(Errno::INVAL);
+        }
+        let request = core.request()?;
+        core.failed();
+        request.reject(&data).map_err(|error| refusal(&error))?;
+        Ok(0)
+    })
+}
+
+/// `rdma_reject_ece(3)`: nothing is said about enhanced connection establishment.
+///
+/// # Safety
+/// As for [`rdma_reject`].
+pub unsafe fn rdma_reject_ece(
+    id: *mut rdma_cm_id,
+    private_data: *const c_void,
+    private_data_len: u8,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { rdma_reject(id, private_data, private_data_len) }
+}
+
+/// `rdma_establish(3)`.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        let carrier = match &core.setup().stage {
+            Stage::Joined(Link::Carrier(carrier)) => Arc::clone(carrier),
+            _ => return Err(Errno::INVAL),
+        };
+        carrier.tell_ready()?;
+        Ok(0)
+    })
+}
+
+/// `rdma_disconnect(3)`.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        let (link, over) = {
+            let mut setup = core.setup();
+            match std::mem::replace(&mut setup.stage, Stage::Leaving) {
+                Stage::Joined(link) => (Some(link), false),
+                Stage::Leaving => (None, false),
+                Stage::Over(link) => {
+                    setup.stage = Stage::Over(None);
+                    (link, true)
+                }
+                other => {
+                    setup.stage = other;
+                    return Err(Errno::INVAL);
+                }
+            }
+        };
+        match link {
+            Some(link) if over => link.bury(),
+            Some(link) => link.close(),
+            None => {}
+        }
+        if over && core.is_sync() && !core.channel()?.has(&core) {
+            // The program knows already.
+            return Ok(0);
+        }
+        core.complete()
+    })
+}
+
+/// `rdma_notify(3)`: an established connection needs no telling.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if event != IBV_EVENT_COMM_EST {
+            return Err(Errno::INVAL);
+        }
+        let carrier = match &core.setup().stage {
+            Stage::Joined(Link::Carrier(carrier)) => Some(Arc::clone(carrier)),
+            Stage::Joined(Link::Program(_)) => None,
+            _ => return Err(Errno::INVAL),
+        };
+        if let Some(carrier) = carrier {
+            carrier.ready();
+        }
+        Ok(0)
+    })
+}

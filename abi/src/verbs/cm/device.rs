@@ -1,0 +1,99 @@
+//! The device that identifiers are bound to: the first of `WEFT_DEVICES`.
+
+use std::ffi::c_int;
+use std::sync::Mutex;
+
+use rustix::io::Errno;
+use weft_verbs::Device;
+
+use crate::call::pointer;
+use crate::verbs::context::{cm_context, cm_contexts, is_persona};
+use crate::verbs::device::{last_errno, native};
+use crate::verbs::object::{Inherited, PerFork, lock};
+use crate::verbs::pd::ibv_alloc_pd;
+use crate::verbs::types::{ibv_context, ibv_pd};
+
+/// A device with an open context.
+#[derive(Clone)]
+pub(super) struct Nic {
+    pub(super) context: *mut ibv_context,
+    /// The protection domain of those who bring none.
+    pub(super) pd: *mut ibv_pd,
+    pub(super) native: Device,
+    /// It passes for a RoCE adapter.
+    pub(super) persona: bool,
+}
+
+// SAFETY: addresses only; what is behind them is reached through the pools.
+unsafe impl Send for Nic {}
+// SAFETY: as above.
+unsafe impl Sync for Nic {}
+
+impl Nic {
+    /// Reads and atomics that a queue pair may have outstanding, in each direction.
+    pub(super) fn max_rd_atomic(&self) -> u16 {
+        self.native.attr().limits.max_rd_atomic
+    }
+}
+
+#[derive(Default)]
+struct First(Mutex<Option<Nic>>);
+
+impl Inherited for First {}
+
+/// Opened once and never closed, as with the real library.
+pub(super) fn first() -> Result<Nic, Errno> {
+    static FIRST: PerFork<First> = PerFork::new();
+    let mut first = lock(&FIRST.get().0);
+    if let Some(nic) = &*first {
+        return Ok(nic.clone());
+    }
+    let context = cm_context()?;
+    // SAFETY: a context that is never closed.
+    let pd = unsafe { ibv_alloc_pd(context) };
+    if pd.is_null() {
+        return Err(last_errno());
+    }
+    let nic = Nic {
+        context,
+        pd,
+        native: native()?,
+        persona: is_persona(context)?,
+    };
+    *first = Some(nic.clone());
+    Ok(nic)
+}
+
+/// `rdma_get_devices(3)`.
+///
+/// # Safety
+/// As its manual page: a place for an `int`, or null.
+pub unsafe fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    pointer(|| {
+        let contexts = cm_contexts()?;
+        // SAFETY: no pointers.
+        let list = unsafe { libc::calloc(contexts.len() + 1, size_of::<*mut ibv_context>()) };
+        let list = list.cast::<*mut ibv_context>();
+        if list.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        for (at, context) in contexts.iter().enumerate() {
+            // SAFETY: there is room for all, and a null pointer behind them.
+            unsafe { list.add(at).write(*context) };
+        }
+        if !num_devices.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { num_devices.write(contexts.len() as c_int) };
+        }
+        Ok(list)
+    })
+}
+
+/// `rdma_free_devices(3)`.
+///
+/// # Safety
+/// As its manual page: null, or a list of [`rdma_get_devices`] that was not freed yet.
+pub unsafe fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::free(list.cast()) };
+}

@@ -1,0 +1,463 @@
+//! What hangs from an identifier: its queue pair, the completion queues that come with it, its shared receive queue.
+
+use std::ffi::c_int;
+
+use rustix::io::Errno;
+
+use super::device;
+use super::exchange::gid_of;
+use super::id::{Core, core, get, set};
+use super::types::rdma_cm_id;
+use crate::call::run;
+use crate::verbs::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::verbs::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::verbs::device::{ibv_query_gid, last_errno};
+use crate::verbs::object::{Kind as _, Name, find};
+use crate::verbs::qp::{QpObj, create_qp_ex, ibv_destroy_qp, ibv_modify_qp};
+use crate::verbs::srq::{create_srq_ex, ibv_destroy_srq};
+#[allow(clippy::wildcard_imports)] // C's vocabulary
+use crate::verbs::types::*;
+
+/// The queue pair of this address.
+pub(super) fn name(handle: *mut ibv_qp) -> Result<Name<QpObj>, Errno> {
+    Ok(find::<QpObj>(handle)?.name())
+}
+
+/// The queue pair of this number, whoever has made it.
+pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
+    let all = QpObj::pool().all();
+    let found = all.into_iter().find(|qp| qp.num() == num);
+    Ok(found.ok_or(Errno::INVAL)?.name())
+}
+
+/// A value of a C struct with every byte zero.
+fn zeroed<T: Copy>() -> T {
+    // SAFETY: only used for the headers' structs of numbers and pointers, of which all zeros is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+/// A completion queue with a channel of its own; both null for no entries.
+fn create_cq(core: &Core, entries: u32) -> Result<(*mut ibv_comp_channel, *mut ibv_cq), Errno> {
+    if entries == 0 {
+        return Ok((std::ptr::null_mut(), std::ptr::null_mut()));
+    }
+    let verbs = get!(core, verbs);
+    let entries = c_int::try_from(entries).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the calls check what they are given.
+    unsafe {
+        let channel = ibv_create_comp_channel(verbs);
+        if channel.is_null() {
+            return Err(last_errno());
+        }
+        let cq = ibv_create_cq(verbs, entries, core.handle().cast(), channel, 0);
+        if cq.is_null() {
+            let errno = last_errno();
+            ibv_destroy_comp_channel(channel);
+            return Err(errno);
+        }
+        Ok((channel, cq))
+    }
+}
+
+fn destroy_cqs(core: &Core) {
+    let queues = [
+        (get!(core, send_cq), get!(core, send_cq_channel)),
+        (get!(core, recv_cq), get!(core, recv_cq_channel)),
+    ];
+    set!(core, send_cq = std::ptr::null_mut());
+    set!(core, recv_cq = std::ptr::null_mut());
+    set!(core, send_cq_channel = std::ptr::null_mut());
+    set!(core, recv_cq_channel = std::ptr::null_mut());
+    for (cq, channel) in queues {
+        // SAFETY: the calls check what they are given.
+        unsafe {
+            if !cq.is_null() {
+                ibv_destroy_cq(cq);
+            }
+            if !channel.is_null() {
+                ibv_destroy_comp_channel(channel);
+            }
+        }
+    }
+}
+
+/// The completion queues that `attr` does not name.
+fn create_cqs(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
+    if attr.recv_cq.is_null() && get!(core, recv_cq).is_null() {
+        let (channel, cq) = create_cq(core, attr.cap.max_recv_wr)?;
+        set!(core, recv_cq_channel = channel);
+        set!(core, recv_cq = cq);
+    }
+    if attr.send_cq.is_null() && get!(core, send_cq).is_null() {
+        let (channel, cq) = create_cq(core, attr.cap.max_send_wr)?;
+        set!(core, send_cq_channel = channel);
+        set!(core, send_cq = cq);
+    }
+    if attr.recv_cq.is_null() {
+        attr.recv_cq = get!(core, recv_cq);
+    }
+    if attr.send_cq.is_null() {
+        attr.send_cq = get!(core, send_cq);
+    }
+    // One queue pair cannot do without either: a queue for nothing is the other one.
+    if attr.recv_cq.is_null() {
+        attr.recv_cq = attr.send_cq;
+    }
+    if attr.send_cq.is_null() {
+        attr.send_cq = attr.recv_cq;
+    }
+    Ok(())
+}
+
+/// A queue pair for an identifier, ready for receives to be posted.
+pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> {
+    let verbs = get!(core, verbs);
+    if !get!(core, qp).is_null() || verbs.is_null() {
+        return Err(Errno::INVAL);
+    }
+    if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+        attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+        attr.pd = get!(core, pd);
+    }
+    let pd = find::<crate::verbs::pd::Pd>(attr.pd)?;
+    // SAFETY: a live object's C part.
+    if unsafe { (*pd.c()).context } != verbs {
+        return Err(Errno::INVAL);
+    }
+    drop(pd);
+    let differs = |ours: *mut ibv_cq, theirs: *mut ibv_cq| {
+        !ours.is_null() && !theirs.is_null() && ours != theirs
+    };
+    if differs(get!(core, recv_cq), attr.recv_cq) || differs(get!(core, send_cq), attr.send_cq) {
+        return Err(Errno::INVAL);
+    }
+    if attr.srq.is_null() {
+        attr.srq = get!(core, srq);
+    }
+    let made = create_cqs(core, attr).and_then(|()| {
+        // SAFETY: the call checks what it is given.
+        let qp = unsafe { create_qp_ex(verbs, attr) };
+        if qp.is_null() {
+            return Err(last_errno());
+        }
+        let mut state: ibv_qp_attr = zeroed();
+        state.qp_state = IBV_QPS_INIT;
+        let mask = initial(&mut state);
+        // SAFETY: as above.
+        match unsafe { ibv_modify_qp(qp, &raw mut state, mask) } {
+            0 => Ok(qp),
+            errno => {
+                // SAFETY: as above.
+                unsafe { ibv_destroy_qp(qp) };
+                Err(Errno::from_raw_os_error(errno))
+            }
+        }
+    });
+    let qp = made.inspect_err(|_| destroy_cqs(core))?;
+    set!(core, pd = attr.pd);
+    set!(core, qp = qp);
+    Ok(())
+}
+
+fn initial(attr: &mut ibv_qp_attr) -> c_int {
+    attr.port_num = 1;
+    attr.qp_access_flags =
+        IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) as c_int
+}
+
+/// The short attributes in the long ones' clothes.
+pub(super) fn extended(attr: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
+    ibv_qp_init_attr_ex {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+        comp_mask: IBV_QP_INIT_ATTR_PD,
+        pd,
+        ..zeroed()
+    }
+}
+
+/// As [`create`], with the short attributes.
+pub(super) fn create_short(
+    core: &Core,
+    pd: *mut ibv_pd,
+    attr: &mut ibv_qp_init_attr,
+) -> Result<(), Errno> {
+    let mut long = extended(attr, pd);
+    create(core, &mut long)?;
+    attr.send_cq = long.send_cq;
+    attr.recv_cq = long.recv_cq;
+    attr.srq = long.srq;
+    attr.cap = long.cap;
+    Ok(())
+}
+
+pub(super) fn destroy(core: &Core) {
+    let qp = get!(core, qp);
+    set!(core, qp = std::ptr::null_mut());
+    if !qp.is_null() {
+        // SAFETY: the call checks what it is given.
+        unsafe { ibv_destroy_qp(qp) };
+    }
+    destroy_cqs(core);
+}
+
+/// `rdma_create_qp(3)`.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    qp_init_attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if qp_init_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let mut attr = unsafe { qp_init_attr.read() };
+        create_short(&core, pd, &mut attr)?;
+        // SAFETY: as above.
+        unsafe { qp_init_attr.write(attr) };
+        Ok(0)
+    })
+}
+
+/// `rdma_create_qp_ex(3)`.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_create_qp_ex(
+    id: *mut rdma_cm_id,
+    qp_init_attr: *mut ibv_qp_init_attr_ex,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if qp_init_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let mut attr = unsafe { qp_init_attr.read() };
+        create(&core, &mut attr)?;
+        // SAFETY: as above.
+        unsafe { qp_init_attr.write(attr) };
+        Ok(0)
+    })
+}
+
+/// `rdma_destroy_qp(3)`.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    run(|| {
+        destroy(&*core(id)?);
+        Ok(0)
+    });
+}
+
+fn create_srq(core: &Core, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
+    let verbs = get!(core, verbs);
+    if !get!(core, srq).is_null() || verbs.is_null() {
+        return Err(Errno::INVAL);
+    }
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+        attr.pd = get!(core, pd);
+    }
+    // SAFETY: the call checks what it is given.
+    let srq = unsafe { create_srq_ex(verbs, attr) };
+    if srq.is_null() {
+        return Err(last_errno());
+    }
+    set!(core, pd = attr.pd);
+    set!(core, srq = srq);
+    Ok(())
+}
+
+/// `rdma_create_srq(3)`.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let short = unsafe { attr.read() };
+        let mut long = ibv_srq_init_attr_ex {
+            srq_context: short.srq_context,
+            attr: short.attr,
+            comp_mask: IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD,
+            srq_type: IBV_SRQT_BASIC,
+            pd,
+            ..zeroed()
+        };
+        create_srq(&core, &mut long)?;
+        // SAFETY: as above.
+        unsafe { (*attr).attr = long.attr };
+        Ok(0)
+    })
+}
+
+/// `rdma_create_srq_ex(3)`.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let mut long = unsafe { attr.read() };
+        create_srq(&core, &mut long)?;
+        // SAFETY: as above.
+        unsafe { attr.write(long) };
+        Ok(0)
+    })
+}
+
+pub(super) fn destroy_srq(core: &Core) {
+    let srq = get!(core, srq);
+    set!(core, srq = std::ptr::null_mut());
+    if !srq.is_null() {
+        // SAFETY: the call checks what it is given.
+        unsafe { ibv_destroy_srq(srq) };
+    }
+}
+
+/// `rdma_destroy_srq(3)`.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    run(|| {
+        destroy_srq(&*core(id)?);
+        Ok(0)
+    });
+}
+
+/// Where the device has the address of ours that an identifier uses.
+fn gid_index(verbs: *mut ibv_context, wanted: [u8; 16]) -> Result<u8, Errno> {
+    for index in 0..=u8::MAX {
+        let mut gid: ibv_gid = zeroed();
+        // SAFETY: a place for a GID; the call checks the rest.
+        if unsafe { ibv_query_gid(verbs, 1, c_int::from(index), &raw mut gid) } != 0 {
+            break;
+        }
+        // SAFETY: any bytes are a GID.
+        if unsafe { gid.raw } == wanted {
+            return Ok(index);
+        }
+    }
+    Err(Errno::ADDRNOTAVAIL)
+}
+
+/// What a program is to hand to `ibv_modify_qp` for the state that it asks for.
+fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
+    let verbs = get!(core, verbs);
+    if verbs.is_null() {
+        return Err(Errno::INVAL);
+    }
+    let state = attr.qp_state;
+    if state == IBV_QPS_INIT {
+        return Ok(initial(attr));
+    }
+    if !device::first()?.persona {
+        // The connection manager moves the queue pairs of an RNIC itself.
+        return match state {
+            IBV_QPS_RTR => {
+                attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+                Ok((IBV_QP_STATE | IBV_QP_ACCESS_FLAGS) as c_int)
+            }
+            IBV_QPS_RTS => Ok(IBV_QP_STATE as c_int),
+            _ => Err(Errno::INVAL),
+        };
+    }
+    let (remote, src, depths) = {
+        let setup = core.setup();
+        let remote = setup.remote;
+        (
+            remote.ok_or(Errno::INVAL)?,
+            setup.src.ok_or(Errno::INVAL)?,
+            setup.depths,
+        )
+    };
+    match state {
+        IBV_QPS_RTR => {
+            attr.ah_attr = zeroed();
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.port_num = 1;
+            attr.ah_attr.grh.dgid = ibv_gid { raw: remote.gid };
+            attr.ah_attr.grh.sgid_index = gid_index(verbs, gid_of(src.ip()))?;
+            attr.ah_attr.grh.hop_limit = 64;
+            attr.path_mtu = IBV_MTU_4096;
+            attr.dest_qp_num = remote.qp_num;
+            attr.rq_psn = 0;
+            attr.max_dest_rd_atomic = u8::try_from(depths.0).unwrap_or(u8::MAX);
+            attr.min_rnr_timer = 0;
+            Ok((IBV_QP_STATE
+                | IBV_QP_AV
+                | IBV_QP_PATH_MTU
+                | IBV_QP_DEST_QPN
+                | IBV_QP_RQ_PSN
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_MIN_RNR_TIMER) as c_int)
+        }
+        IBV_QPS_RTS => {
+            attr.timeout = 18;
+            attr.retry_cnt = 7;
+            attr.rnr_retry = 7;
+            attr.sq_psn = 0;
+            attr.max_rd_atomic = u8::try_from(depths.1).unwrap_or(u8::MAX);
+            Ok((IBV_QP_STATE
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC) as c_int)
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// `rdma_init_qp_attr(3)`.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_init_qp_attr(
+    id: *mut rdma_cm_id,
+    qp_attr: *mut ibv_qp_attr,
+    qp_attr_mask: *mut c_int,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if qp_attr.is_null() || qp_attr_mask.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let mut attr = unsafe { qp_attr.read() };
+        let mask = attributes(&core, &mut attr)?;
+        // SAFETY: as above.
+        unsafe {
+            qp_attr.write(attr);
+            qp_attr_mask.write(mask);
+        }
+        Ok(0)
+    })
+}

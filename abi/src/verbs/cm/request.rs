@@ -1,0 +1,72 @@
+//! Requests that wait for an answer.
+
+use std::net::{SocketAddr, SocketAddrV6};
+
+use weft_verbs::Qp;
+use weft_verbs::cm::{ConnParam, ConnectError, Incoming};
+
+use super::device::Nic;
+use super::exchange::Remote;
+
+/// A request. Dropping it rejects it.
+pub(super) struct Request {
+    incoming: Incoming,
+    remote: Option<Remote>,
+    depths: (u16, u16),
+}
+
+impl Request {
+    /// The request, and what the peer's program says with it.
+    pub(super) fn new(incoming: Incoming, nic: &Nic) -> (Request, Vec<u8>) {
+        let said = incoming.private_data();
+        let (remote, data) = match Remote::split(said) {
+            Some((remote, data)) if nic.persona => (Some(remote), data.to_vec()),
+            _ => (None, said.to_vec()),
+        };
+        let most = nic.max_rd_atomic();
+        let (takes, has) = incoming.depths().unwrap_or((most, most));
+        let request = Request {
+            incoming,
+            remote,
+            depths: (has.min(most), takes.min(most)),
+        };
+        (request, data)
+    }
+
+    /// Reads and atomics that the peer will have outstanding, and that it takes: for us, those to take and to have.
+    pub(super) fn depths(&self) -> (u16, u16) {
+        self.depths
+    }
+
+    /// The queue pair of a peer that moves it itself.
+    pub(super) fn remote(&self) -> Option<Remote> {
+        self.remote
+    }
+
+    /// Our address and the peer's.
+    pub(super) fn addrs(&self) -> (SocketAddr, SocketAddr) {
+        (
+            canonical(self.incoming.local_addr()),
+            canonical(self.incoming.peer_addr()),
+        )
+    }
+
+    pub(super) fn accept(self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
+        self.incoming.accept(qp, param)
+    }
+
+    pub(super) fn reject(self, private_data: &[u8]) -> Result<(), ConnectError> {
+        self.incoming.reject(private_data)
+    }
+}
+
+/// An IPv4 peer of an IPv6 listener is an IPv4 peer. An address of a link keeps its scope.
+fn canonical(addr: SocketAddr) -> SocketAddr {
+    match addr {
+        SocketAddr::V6(v6) => match v6.ip().to_ipv4_mapped() {
+            Some(v4) => (v4, v6.port()).into(),
+            None => SocketAddrV6::new(*v6.ip(), v6.port(), 0, v6.scope_id()).into(),
+        },
+        v4 @ SocketAddr::V4(_) => v4,
+    }
+}

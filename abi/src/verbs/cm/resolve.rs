@@ -1,0 +1,256 @@
+//! Addresses and routes: which address of ours, which port, and whether there is a way. The operating system's routing answers at once,
+//! so the events come at once too.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6};
+use rustix::io::Errno;
+use weft_verbs::cm::Bound;
+
+use super::channel::News;
+use super::device;
+use super::id::{Core, Setup, Stage, core, get};
+use super::types::{
+    RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED,
+    RDMA_PS_IPOIB, RDMA_PS_UDP, rdma_cm_id, rdma_port_space,
+};
+use crate::call::run;
+
+/// An address that is taken.
+pub(super) enum Port {
+    Stream(Bound),
+    Datagram(UdpSocket),
+}
+
+impl Port {
+    /// Takes an address (port 0: a free one).
+    fn take(ps: rdma_port_space, addr: SocketAddr, setup: &Setup) -> Result<Port, Errno> {
+        if datagrams(ps) {
+            return Ok(Port::Datagram(
+                UdpSocket::bind(addr).map_err(|e| errno(&e))?,
+            ));
+        }
+        let options = weft_verbs::cm::BindOptions {
+            v6_only: setup.only_v6,
+            share: setup.reuse,
+        };
+        let bound = device::first()?.native.bind_with(addr, options);
+        Ok(Port::Stream(bound.map_err(|e| errno(&e))?))
+    }
+
+    fn local_addr(&self) -> Result<SocketAddr, Errno> {
+        match self {
+            Port::Stream(bound) => Ok(bound.local_addr()),
+            Port::Datagram(socket) => socket.local_addr().map_err(|e| errno(&e)),
+        }
+    }
+}
+
+/// Port spaces of unconnected queue pairs.
+pub(super) fn datagrams(ps: rdma_port_space) -> bool {
+    matches!(ps, RDMA_PS_UDP | RDMA_PS_IPOIB)
+}
+
+pub(super) fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// The program's address: its family says how long it is.
+///
+/// # Safety
+/// Null, or an address as long as its family says.
+unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
+    if addr.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: every address begins with its family.
+    let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
+    let len = match i32::from(family) {
+        AF_INET => size_of::<sockaddr_in>(),
+        AF_INET6 => size_of::<sockaddr_in6>(),
+        _ => return Err(Errno::INVAL),
+    };
+    // SAFETY: the caller's promise.
+    let read = unsafe { crate::address::read(addr, len as u32) }?;
+    match read {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {
+            Err(Errno::INVAL)
+        }
+        read => Ok(read),
+    }
+}
+
+/// The address of ours that packets to `dst` leave from; `src` may say which one or which port.
+fn route(src: Option<SocketAddr>, dst: SocketAddr) -> Result<SocketAddr, Errno> {
+    let from = src.unwrap_or_else(|| any(dst));
+    if from.is_ipv4() != dst.is_ipv4() {
+        return Err(Errno::INVAL);
+    }
+    let mut free = from;
+    free.set_port(0);
+    let probe = UdpSocket::bind(free).map_err(|e| errno(&e))?;
+    // The port is of no meaning: nothing is sent. Some systems refuse port 0.
+    let mut to = dst;
+    to.set_port(to.port().max(1));
+    probe.connect(to).map_err(|e| errno(&e))?;
+    let mut found = probe.local_addr().map_err(|e| errno(&e))?;
+    found.set_port(from.port());
+    Ok(found)
+}
+
+fn any(like: SocketAddr) -> SocketAddr {
+    match like {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    }
+}
+
+/// The unspecified address as a destination is this host.
+fn destination(dst: SocketAddr) -> SocketAddr {
+    match dst.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => (Ipv4Addr::LOCALHOST, dst.port()).into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, dst.port()).into(),
+        _ => dst,
+    }
+}
+
+pub(super) fn bind(core: &Core, addr: SocketAddr) -> Result<(), Errno> {
+    let bound = {
+        let mut setup = core.setup();
+        if !matches!(setup.stage, Stage::Idle) {
+            return Err(Errno::INVAL);
+        }
+        let port = Port::take(core.ps, addr, &setup)?;
+        let bound = port.local_addr()?;
+        setup.port = Some(port);
+        setup.stage = Stage::Bound;
+        setup.src = Some(bound);
+        bound
+    };
+    if bound.ip().is_unspecified() {
+        core.show(bound, None);
+    } else {
+        core.at(&device::first()?, bound, None);
+    }
+    Ok(())
+}
+
+/// Finds our side of the way to `dst`, and takes a port there unless one is taken.
+fn resolve(core: &Core, dst: SocketAddr) -> Result<SocketAddr, Errno> {
+    let mut setup = core.setup();
+    let mut src = route(setup.src, dst)?;
+    if setup.port.is_none() {
+        let port = Port::take(core.ps, src, &setup)?;
+        src = port.local_addr()?;
+        setup.port = Some(port);
+    }
+    setup.stage = Stage::Resolved;
+    Ok(src)
+}
+
+/// `rdma_bind_addr(3)`.
+///
+/// # Safety
+/// As its manual page: an address as long as its family says.
+pub unsafe fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    run(|| {
+        // SAFETY: the caller's promise.
+        bind(&*core(id)?, unsafe { read(addr) }?).map(|()| 0)
+    })
+}
+
+/// `rdma_resolve_addr(3)`. The answer is known at once, so the time limit has no meaning.
+///
+/// # Safety
+/// As its manual page: addresses as long as their families say, the source's may be null.
+pub unsafe fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    src_addr: *mut sockaddr,
+    dst_addr: *mut sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        // SAFETY: the caller's promise.
+        let dst = destination(unsafe { read(dst_addr) }?);
+        if !matches!(core.setup().stage, Stage::Idle | Stage::Bound) {
+            return Err(Errno::INVAL);
+        }
+        if !src_addr.is_null() && matches!(core.setup().stage, Stage::Idle) {
+            // SAFETY: as above.
+            let src = unsafe { read(src_addr) }?;
+            if src.is_ipv4() != dst.is_ipv4() {
+                return Err(Errno::INVAL);
+            }
+            // One that says a port or an address takes it, the other kind says nothing.
+            if src.port() != 0 || !src.ip().is_unspecified() {
+                bind(&core, src)?;
+            }
+        }
+        match resolve(&core, dst) {
+            Ok(src) => {
+                core.at(&device::first()?, src, Some(dst));
+                core.tell(News::new(RDMA_CM_EVENT_ADDR_RESOLVED));
+            }
+            Err(Errno::INVAL) => return Err(Errno::INVAL),
+            Err(errno) => {
+                core.tell(News::status(
+                    RDMA_CM_EVENT_ADDR_ERROR,
+                    -errno.raw_os_error(),
+                ));
+            }
+        }
+        core.complete()
+    })
+}
+
+/// `rdma_resolve_route(3)`.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        {
+            let mut setup = core.setup();
+            if !matches!(setup.stage, Stage::Resolved) {
+                return Err(Errno::INVAL);
+            }
+            setup.stage = Stage::Routed;
+        }
+        core.tell(News::new(RDMA_CM_EVENT_ROUTE_RESOLVED));
+        core.complete()
+    })
+}
+
+/// The port of an address that C reads, in network order; 0 for another family.
+fn port(family: libc::sa_family_t, v4: &sockaddr_in, v6: &sockaddr_in6) -> u16 {
+    match i32::from(family) {
+        AF_INET => v4.sin_port,
+        AF_INET6 => v6.sin6_port,
+        _ => 0,
+    }
+}
+
+/// `rdma_get_src_port(3)`: in network order, 0 when there is none.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+    let Ok(core) = core(id) else { return 0 };
+    let src = get!(core, route.addr.src);
+    // SAFETY: all members of the union are plain bytes.
+    unsafe { port(src.src_addr.sa_family, &src.src_sin, &src.src_sin6) }
+}
+
+/// `rdma_get_dst_port(3)`: in network order, 0 when there is none.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    let Ok(core) = core(id) else { return 0 };
+    let dst = get!(core, route.addr.dst);
+    // SAFETY: all members of the union are plain bytes.
+    unsafe { port(dst.dst_addr.sa_family, &dst.dst_sin, &dst.dst_sin6) }
+}

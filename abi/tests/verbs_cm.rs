@@ -1,0 +1,869 @@
+//! librdmacm's calls, as a C program makes them: what the programs of rdmacm-utils do not try. Both sides are in this process.
+#![cfg(feature = "verbs")]
+#![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
+#![allow(clippy::cast_possible_wrap)]
+
+mod cm;
+
+use std::ffi::c_int;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::ptr::{null, null_mut};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use cm::{Channel, Event, Id, Param, errno, failed, loopback, qp_attr, sockaddr};
+use weft_abi::verbs::cm::types::*;
+use weft_abi::verbs::cm::*;
+use weft_abi::verbs::types::*;
+
+#[test]
+fn private_data_and_depths_travel_both_ways() {
+    let server = Channel::new();
+    let listener = server.listen("127.0.0.1:0");
+    let client = Channel::new();
+    let id = client.routed(listener.port());
+    assert_ne!(id.src_port(), 0);
+    assert_eq!(id.dst_port(), listener.port());
+    id.create_qp();
+    id.connect(&Param::new(b"from the initiator").depths(3, 5))
+        .unwrap();
+
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.listen_id(), listener.0);
+    assert_eq!(event.private_data(), b"from the initiator");
+    // What the peer has outstanding is what we are to take, and the other way round.
+    assert_eq!(event.depths(), (5, 3));
+    let accepted = event.id();
+    event.ack();
+    assert_eq!(accepted.src_port(), listener.port());
+    assert_eq!(accepted.dst_port(), id.src_port());
+    assert_eq!(accepted.context(), listener.context());
+    accepted.create_qp();
+    accepted
+        .accept(&Param::new(b"from the responder").depths(5, 2))
+        .unwrap();
+    server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert_eq!(event.private_data(), b"from the responder");
+    // What was agreed: the responder takes as many as we have.
+    assert_eq!(event.depths(), (3, 5));
+    event.ack();
+
+    id.disconnect().unwrap();
+    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    // The program answers the peer's end, or says it twice.
+    accepted.disconnect().unwrap();
+    id.disconnect().unwrap();
+    for id in [id, accepted] {
+        id.destroy_qp();
+        id.destroy();
+    }
+    listener.destroy();
+}
+
+#[test]
+fn no_private_data_is_none() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    id.create_qp();
+    // No parameters at all are good ones, too.
+    assert_eq!(unsafe { rdma_connect(id.0, null_mut()) }, 0);
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert!(event.private_data().is_empty());
+    let accepted = event.id();
+    event.ack();
+    accepted.create_qp();
+    assert_eq!(unsafe { rdma_accept(accepted.0, null_mut()) }, 0);
+    let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert!(event.private_data().is_empty());
+    event.ack();
+    server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    // A queue pair that goes takes its connection with it, and the identifiers hear of that.
+    id.destroy_qp();
+    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    accepted.destroy_qp();
+    for id in [id, accepted, listener] {
+        id.destroy();
+    }
+}
+
+#[test]
+fn a_rejection_says_why() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    id.create_qp();
+    id.connect(&Param::new(b"?")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let asked = event.id();
+    event.ack();
+    let why = b"not today";
+    assert_eq!(
+        unsafe { rdma_reject(asked.0, why.as_ptr().cast(), why.len() as u8) },
+        0
+    );
+    let event = client.get();
+    assert_eq!(event.kind(), RDMA_CM_EVENT_REJECTED);
+    assert_eq!(event.status(), -libc::ECONNREFUSED);
+    assert_eq!(event.private_data(), why);
+    event.ack();
+    // It has been answered.
+    failed(unsafe { rdma_reject(asked.0, null(), 0) }, libc::EINVAL);
+    failed(unsafe { rdma_accept(asked.0, null_mut()) }, libc::EINVAL);
+    asked.destroy();
+    // Destroying is an answer as well.
+    let second = client.routed(listener.port());
+    second.create_qp();
+    second.connect(&Param::new(b"?")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let asked = event.id();
+    event.ack();
+    asked.destroy();
+    let event = client.get();
+    assert_eq!(
+        (event.kind(), event.status()),
+        (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED)
+    );
+    event.ack();
+    for id in [id, second] {
+        id.destroy_qp();
+        id.destroy();
+    }
+    listener.destroy();
+}
+
+/// What an initiator hears of a peer on this port.
+fn outcome(port: u16) -> (rdma_cm_event_type, c_int) {
+    let client = Channel::new();
+    let id = client.routed(port);
+    id.create_qp();
+    id.connect(&Param::new(b"hello")).unwrap();
+    let event = client.get();
+    let outcome = (event.kind(), event.status());
+    event.ack();
+    id.destroy_qp();
+    id.destroy();
+    outcome
+}
+
+#[test]
+fn peers_that_are_not_there_or_not_sound() {
+    let free = TcpListener::bind(loopback(0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    // One that says nothing: the kernel takes the connection, nobody answers.
+    let silent = std::thread::spawn(move || outcome(port));
+
+    let gone = TcpListener::bind(loopback(0)).unwrap();
+    let port = gone.local_addr().unwrap().port();
+    drop(gone);
+    assert_eq!(outcome(port), (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED));
+
+    let rude = TcpListener::bind(loopback(0)).unwrap();
+    let port = rude.local_addr().unwrap().port();
+    let closing = std::thread::spawn(move || {
+        let (mut peer, _) = rude.accept().unwrap();
+        let _ = peer.read(&mut [0; 256]);
+        drop(peer);
+        let (mut peer, _) = rude.accept().unwrap();
+        let _ = peer.read(&mut [0; 256]);
+        let _ = peer.write_all(&[0x5a; 512]);
+        let _ = peer.read(&mut [0; 256]);
+    });
+    assert_eq!(outcome(port), (RDMA_CM_EVENT_REJECTED, -libc::ECONNRESET));
+    assert_eq!(outcome(port), (RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO));
+    closing.join().unwrap();
+
+    let late = silent.join().unwrap();
+    assert_eq!(late, (RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT));
+}
+
+#[test]
+fn a_listener_outlives_hostile_initiators() {
+    let server = Channel::new();
+    let listener = server.listen("127.0.0.1:0");
+    for bytes in [
+        &b"GET / HTTP/1.0\r\n\r\n"[..],
+        &[0; 600],
+        &[0xff; 3],
+        b"MPA ID Req Frame",
+    ] {
+        let mut peer = std::net::TcpStream::connect(loopback(listener.port())).unwrap();
+        peer.write_all(bytes).unwrap();
+    }
+    let client = Channel::new();
+    let pair = cm::connected(&server, &listener, &client);
+    pair.destroy();
+    listener.destroy();
+}
+
+#[test]
+fn addresses_that_cannot_be_had() {
+    let client = Channel::new();
+    let id = client.create_id();
+    // Documentation's addresses are nobody's here (RFC 5737).
+    let mut elsewhere = sockaddr("192.0.2.1:0");
+    failed(
+        unsafe { rdma_bind_addr(id.0, elsewhere.ptr()) },
+        libc::EADDRNOTAVAIL,
+    );
+    let mut link_local = sockaddr("[fe80::1]:0");
+    failed(
+        unsafe { rdma_bind_addr(id.0, link_local.ptr()) },
+        libc::EINVAL,
+    );
+    let mut v6 = sockaddr("[::1]:0");
+    let mut v4 = sockaddr("127.0.0.1:7471");
+    failed(
+        unsafe { rdma_resolve_addr(id.0, v6.ptr(), v4.ptr(), 1000) },
+        libc::EINVAL,
+    );
+    failed(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), null_mut(), 1000) },
+        libc::EINVAL,
+    );
+    // The next hop cannot be an address that routes nowhere; the event says which errno.
+    let mut nowhere = sockaddr("[ff0f::1]:7471");
+    assert_eq!(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), nowhere.ptr(), 1000) },
+        0
+    );
+    let event = client.get();
+    if event.kind() == RDMA_CM_EVENT_ADDR_ERROR {
+        assert!(event.status() < 0);
+    }
+    event.ack();
+    id.destroy();
+    // Nowhere in particular is here.
+    let id = client.create_id();
+    let mut any = sockaddr("0.0.0.0:7471");
+    assert_eq!(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), any.ptr(), 1000) },
+        0
+    );
+    client.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    assert_eq!(id.peer().unwrap(), "127.0.0.1:7471".parse().unwrap());
+    id.destroy();
+}
+
+#[test]
+fn ports_are_taken_at_once() {
+    let channel = Channel::new();
+    let (first, second) = (channel.create_id(), channel.create_id());
+    first.bind("127.0.0.1:0").unwrap();
+    let taken = format!("127.0.0.1:{}", first.src_port());
+    assert_eq!(second.bind(&taken), Err(libc::EADDRINUSE));
+    assert_eq!(first.bind("127.0.0.1:0"), Err(libc::EINVAL));
+    // Two that want to share may, until one listens.
+    let (third, fourth) = (channel.create_id(), channel.create_id());
+    for id in [&third, &fourth] {
+        id.set_int(RDMA_OPTION_ID_REUSEADDR, 1).unwrap();
+    }
+    third.bind("127.0.0.1:0").unwrap();
+    let shared = format!("127.0.0.1:{}", third.src_port());
+    fourth.bind(&shared).unwrap();
+    assert_eq!(unsafe { rdma_listen(third.0, 0) }, 0);
+    failed(unsafe { rdma_listen(fourth.0, 0) }, libc::EADDRINUSE);
+    assert_eq!(
+        third.set_int(RDMA_OPTION_ID_REUSEADDR, 0),
+        Err(libc::EINVAL)
+    );
+    // Without an address to listen on, it is any.
+    let fifth = channel.create_id();
+    assert_eq!(unsafe { rdma_listen(fifth.0, 3) }, 0);
+    assert_ne!(fifth.src_port(), 0);
+    // The port is free again.
+    let port = first.src_port();
+    for id in [first, second, third, fourth, fifth] {
+        id.destroy();
+    }
+    let again = channel.listen(&format!("127.0.0.1:{port}"));
+    again.destroy();
+}
+
+#[test]
+fn wildcards_take_both_families_unless_told() {
+    let server = Channel::new();
+    let listener = server.listen("[::]:0");
+    let client = Channel::new();
+    for to in ["127.0.0.1", "::1"] {
+        let ip: std::net::IpAddr = to.parse().unwrap();
+        let pair = cm::connected_to(&server, (ip, listener.port()).into(), &client);
+        assert_eq!(pair.accepted.local().unwrap().ip(), ip);
+        assert_eq!(pair.accepted.peer().unwrap().ip(), ip);
+        pair.destroy();
+    }
+    listener.destroy();
+    let only = server.create_id();
+    only.set_int(RDMA_OPTION_ID_AFONLY, 1).unwrap();
+    only.bind("[::]:0").unwrap();
+    assert_eq!(unsafe { rdma_listen(only.0, 0) }, 0);
+    assert_eq!(
+        outcome(only.src_port()),
+        (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED)
+    );
+    only.destroy();
+}
+
+#[test]
+fn channels_that_do_not_block_say_so_and_wake_epoll_for_each_event() {
+    let channel = Channel::new();
+    assert!(!channel.readable());
+    channel.nonblocking();
+    let mut event = null_mut();
+    failed(
+        unsafe { rdma_get_cm_event(channel.0, &raw mut event) },
+        libc::EAGAIN,
+    );
+    let epoll = unsafe { libc::epoll_create1(0) };
+    let mut interest = libc::epoll_event {
+        events: (libc::EPOLLIN | libc::EPOLLET) as u32,
+        u64: 0,
+    };
+    unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, channel.fd(), &raw mut interest) };
+    let edges = || {
+        let mut got = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        unsafe { libc::epoll_wait(epoll, got.as_mut_ptr(), 4, 0) }
+    };
+    assert_eq!(edges(), 0);
+    let ids: Vec<Id> = (0..3)
+        .map(|_| {
+            let id = channel.create_id();
+            id.resolve("127.0.0.1:7471");
+            assert_eq!(edges(), 1, "an edge for each event");
+            id
+        })
+        .collect();
+    assert_eq!(edges(), 0);
+    assert!(channel.readable());
+    for id in &ids {
+        let event = channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+        assert_eq!(event.id_ptr(), id.0);
+        event.ack();
+    }
+    assert!(!channel.readable());
+    failed(
+        unsafe { rdma_get_cm_event(channel.0, &raw mut event) },
+        libc::EAGAIN,
+    );
+    // What is not fetched goes with its identifier.
+    ids[0].route();
+    assert!(channel.readable());
+    for id in ids {
+        id.destroy();
+    }
+    assert!(!channel.readable());
+    unsafe { libc::close(epoll) };
+}
+
+#[track_caller]
+fn refused(result: c_int) {
+    failed(result, libc::EINVAL);
+}
+
+/// That a call on another thread has not returned can only be seen by waiting a while.
+const A_WHILE: Duration = Duration::from_millis(100);
+
+#[test]
+fn destroying_waits_for_acknowledgements() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    id.resolve("127.0.0.1:7471");
+    let event = channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+    let (done, gone) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        id.destroy();
+        done.send(()).unwrap();
+    });
+    assert!(gone.recv_timeout(A_WHILE).is_err(), "it waits");
+    let ptr = event.0;
+    event.ack();
+    gone.recv_timeout(Duration::from_secs(10)).unwrap();
+    thread.join().unwrap();
+    failed(unsafe { rdma_ack_cm_event(ptr) }, libc::EINVAL);
+}
+
+#[test]
+fn migrating_takes_unseen_events_along_and_waits_for_seen_ones() {
+    let (one, two) = (Channel::new(), Channel::new());
+    let id = one.create_id();
+    id.resolve("127.0.0.1:7471");
+    assert!(one.readable());
+    assert_eq!(unsafe { rdma_migrate_id(id.0, two.0) }, 0);
+    assert!(!one.readable());
+    assert_eq!(unsafe { (*id.0).channel }, two.0);
+    let event = two.expect(RDMA_CM_EVENT_ADDR_RESOLVED);
+    let (done, moved) = mpsc::channel();
+    let (id, to) = (id.0 as usize, one.0 as usize);
+    let thread = std::thread::spawn(move || {
+        let result = unsafe { rdma_migrate_id(id as *mut _, to as *mut _) };
+        done.send(result).unwrap();
+    });
+    assert!(moved.recv_timeout(A_WHILE).is_err(), "it waits");
+    event.ack();
+    assert_eq!(moved.recv_timeout(Duration::from_secs(10)), Ok(0));
+    thread.join().unwrap();
+    let id = Id(id as *mut _);
+    id.route();
+    one.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).ack();
+    // To calls that block, and back.
+    assert_eq!(unsafe { rdma_migrate_id(id.0, null_mut()) }, 0);
+    assert_ne!(unsafe { (*id.0).channel }, one.0);
+    assert_eq!(unsafe { rdma_migrate_id(id.0, one.0) }, 0);
+    assert_eq!(unsafe { (*id.0).channel }, one.0);
+    id.destroy();
+}
+
+#[test]
+fn requests_that_nobody_fetches_are_rejected_with_their_listener() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = server.listen("127.0.0.1:0");
+    let ids: Vec<Id> = (0..3)
+        .map(|_| {
+            let id = client.routed(listener.port());
+            id.create_qp();
+            id.connect(&Param::new(b"knock")).unwrap();
+            id
+        })
+        .collect();
+    // All three have arrived, one is fetched.
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let mut asked = vec![event.id()];
+    event.ack();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    asked.push(event.id());
+    event.ack();
+    server.wait();
+    listener.destroy();
+    assert!(!server.readable());
+    let event = client.expect_status(RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED);
+    event.ack();
+    // Those that were fetched live on without their listener.
+    for asked in &asked {
+        asked.create_qp();
+        asked.accept(&Param::new(b"")).unwrap();
+        server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+        client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    }
+    for id in ids.into_iter().chain(asked) {
+        id.destroy_qp();
+        id.destroy();
+    }
+}
+
+#[test]
+fn calls_in_the_wrong_state_are_refused() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    let mut param = Param::new(b"").raw();
+    let mut attr = qp_attr(null_mut());
+    unsafe {
+        refused(rdma_resolve_route(id.0, 1000));
+        refused(rdma_connect(id.0, &raw mut param));
+        refused(rdma_accept(id.0, &raw mut param));
+        refused(rdma_reject(id.0, null(), 0));
+        refused(rdma_disconnect(id.0));
+        refused(rdma_establish(id.0));
+        refused(rdma_notify(id.0, IBV_EVENT_COMM_EST));
+        refused(rdma_create_qp(id.0, null_mut(), &raw mut attr));
+        refused(rdma_get_request(id.0, &mut null_mut()));
+        rdma_destroy_qp(id.0);
+        rdma_destroy_srq(id.0);
+    }
+    id.resolve("127.0.0.1:7471");
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    unsafe {
+        refused(rdma_listen(id.0, 1));
+        refused(rdma_connect(id.0, &raw mut param));
+        refused(rdma_create_qp(id.0, null_mut(), null_mut()));
+    }
+    assert_eq!(id.bind("127.0.0.1:0"), Err(libc::EINVAL));
+    id.create_qp();
+    unsafe { refused(rdma_create_qp(id.0, null_mut(), &raw mut attr)) };
+    id.route();
+    channel.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).ack();
+    unsafe { refused(rdma_resolve_route(id.0, 1000)) };
+    // Depths beyond what the device has.
+    param.initiator_depth = 200;
+    unsafe { refused(rdma_connect(id.0, &raw mut param)) };
+    param.initiator_depth = 1;
+    param.private_data = null();
+    param.private_data_len = 3;
+    unsafe { refused(rdma_connect(id.0, &raw mut param)) };
+    id.destroy_qp();
+    id.destroy();
+}
+
+#[test]
+fn what_is_no_identifier_is_refused() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    let freed = id.0;
+    id.destroy();
+    let mut other = [0_u64; 64];
+    for bad in [
+        null_mut(),
+        freed,
+        other.as_mut_ptr().cast(),
+        channel.0.cast(),
+    ] {
+        let mut param = Param::new(b"").raw();
+        let mut addr = sockaddr("127.0.0.1:1");
+        let mut attr = qp_attr(null_mut());
+        unsafe {
+            refused(rdma_destroy_id(bad));
+            refused(rdma_bind_addr(bad, addr.ptr()));
+            refused(rdma_resolve_addr(bad, null_mut(), addr.ptr(), 1));
+            refused(rdma_resolve_route(bad, 1));
+            refused(rdma_connect(bad, &raw mut param));
+            refused(rdma_accept(bad, &raw mut param));
+            refused(rdma_reject(bad, null(), 0));
+            refused(rdma_reject_ece(bad, null(), 0));
+            refused(rdma_listen(bad, 1));
+            refused(rdma_disconnect(bad));
+            refused(rdma_establish(bad));
+            refused(rdma_notify(bad, IBV_EVENT_COMM_EST));
+            refused(rdma_migrate_id(bad, channel.0));
+            refused(rdma_create_qp(bad, null_mut(), &raw mut attr));
+            refused(rdma_get_request(bad, &mut null_mut()));
+            refused(rdma_join_multicast(bad, addr.ptr(), null_mut()));
+            refused(rdma_leave_multicast(bad, addr.ptr()));
+            refused(rdma_set_option(bad, 0, 0, null_mut(), 0));
+            assert_eq!(rdma_get_src_port(bad), 0);
+            assert_eq!(rdma_get_dst_port(bad), 0);
+            rdma_destroy_qp(bad);
+            rdma_destroy_srq(bad);
+            rdma_destroy_ep(bad);
+            refused(rdma_ack_cm_event(bad.cast()));
+            rdma_freeaddrinfo(bad.cast());
+            if bad != channel.0.cast() {
+                refused(rdma_get_cm_event(bad.cast(), &mut null_mut()));
+                rdma_destroy_event_channel(bad.cast());
+                // Without a channel calls block.
+                if !bad.is_null() {
+                    let mut made = null_mut();
+                    refused(rdma_create_id(
+                        bad.cast(),
+                        &raw mut made,
+                        null_mut(),
+                        RDMA_PS_TCP,
+                    ));
+                }
+            }
+        }
+    }
+    unsafe {
+        failed(
+            rdma_create_id(channel.0, &mut null_mut(), null_mut(), 77),
+            libc::EPROTONOSUPPORT,
+        );
+        failed(rdma_get_cm_event(channel.0, null_mut()), libc::EINVAL);
+    }
+}
+
+#[test]
+fn a_destroyed_channel_gives_no_events_and_takes_none() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    let (fd, ptr) = (channel.fd(), channel.0);
+    drop(channel);
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_GETFD) }, -1);
+    failed(
+        unsafe { rdma_get_cm_event(ptr, &mut null_mut()) },
+        libc::EINVAL,
+    );
+    id.resolve("127.0.0.1:7471");
+    id.destroy();
+}
+
+#[test]
+fn end_points_block_until_they_are_connected() {
+    let node = c"127.0.0.1";
+    let hints = cm::hints(RAI_PASSIVE);
+    let mut found = null_mut();
+    assert_eq!(
+        unsafe { rdma_getaddrinfo(node.as_ptr(), null(), &raw const hints, &raw mut found) },
+        0
+    );
+    let mut listener = null_mut();
+    let mut attr = qp_attr(null_mut());
+    assert_eq!(
+        unsafe { rdma_create_ep(&raw mut listener, found, null_mut(), &raw mut attr) },
+        0
+    );
+    unsafe { rdma_freeaddrinfo(found) };
+    assert_eq!(unsafe { rdma_listen(listener, 0) }, 0);
+    let listener = Id(listener);
+    let port = listener.port();
+    let client = std::thread::spawn(move || {
+        let service = std::ffi::CString::new(port.to_string()).unwrap();
+        let hints = cm::hints(0);
+        let mut found = null_mut();
+        assert_eq!(
+            unsafe {
+                rdma_getaddrinfo(
+                    node.as_ptr(),
+                    service.as_ptr(),
+                    &raw const hints,
+                    &raw mut found,
+                )
+            },
+            0
+        );
+        let mut id = null_mut();
+        let mut attr = qp_attr(null_mut());
+        assert_eq!(
+            unsafe { rdma_create_ep(&raw mut id, found, null_mut(), &raw mut attr) },
+            0
+        );
+        unsafe { rdma_freeaddrinfo(found) };
+        let id = Id(id);
+        // The queues that the program did not bring.
+        assert!(unsafe { !(*id.0).send_cq.is_null() && !(*id.0).recv_cq_channel.is_null() });
+        assert_eq!(attr.send_cq, unsafe { (*id.0).send_cq });
+        id.connect(&Param::new(b"sync")).unwrap();
+        assert_eq!(unsafe { (*(*id.0).event).event }, RDMA_CM_EVENT_ESTABLISHED);
+        id.disconnect().unwrap();
+        assert_eq!(
+            unsafe { (*(*id.0).event).event },
+            RDMA_CM_EVENT_DISCONNECTED
+        );
+        unsafe { rdma_destroy_ep(id.0) };
+        // The second is turned away.
+        let refused = cm::sync_routed(port);
+        refused.create_qp();
+        assert_eq!(refused.connect(&Param::new(b"")), Err(libc::ECONNREFUSED));
+        refused.destroy_qp();
+        refused.destroy();
+    });
+    let mut id = null_mut();
+    assert_eq!(unsafe { rdma_get_request(listener.0, &raw mut id) }, 0);
+    let id = Id(id);
+    assert!(
+        unsafe { !(*id.0).qp.is_null() },
+        "made of the end point's attributes"
+    );
+    let event = Event(unsafe { (*id.0).event });
+    assert_eq!(event.private_data(), b"sync");
+    id.accept(&Param::new(b"")).unwrap();
+    // The peer has gone or will go; that is this identifier's event.
+    id.disconnect().unwrap();
+    assert_eq!(
+        unsafe { (*(*id.0).event).event },
+        RDMA_CM_EVENT_DISCONNECTED
+    );
+    unsafe { rdma_destroy_ep(id.0) };
+    let mut second = null_mut();
+    assert_eq!(unsafe { rdma_get_request(listener.0, &raw mut second) }, 0);
+    assert_eq!(unsafe { rdma_reject(second, null(), 0) }, 0);
+    unsafe { rdma_destroy_ep(second) };
+    client.join().unwrap();
+    unsafe { rdma_destroy_ep(listener.0) };
+}
+
+#[test]
+fn names_are_looked_up_as_asked() {
+    let mut found = null_mut();
+    unsafe {
+        failed(
+            rdma_getaddrinfo(null(), null(), null(), &raw mut found),
+            libc::EINVAL,
+        );
+        let mut hints = cm::hints(RAI_NUMERICHOST);
+        let name = c"localhost";
+        assert_eq!(
+            rdma_getaddrinfo(name.as_ptr(), null(), &raw const hints, &raw mut found),
+            libc::EAI_NONAME
+        );
+        hints = cm::hints(RAI_PASSIVE);
+        let port = c"7174";
+        assert_eq!(
+            rdma_getaddrinfo(null(), port.as_ptr(), &raw const hints, &raw mut found),
+            0
+        );
+        assert_eq!((*found).ai_dst_len, 0);
+        assert_eq!((*found).ai_qp_type, IBV_QPT_RC as c_int);
+        assert_eq!((*found).ai_port_space, RDMA_PS_TCP as c_int);
+        assert!((*found).ai_src_len > 0 && (*found).ai_next.is_null());
+        rdma_freeaddrinfo(found);
+        rdma_freeaddrinfo(found);
+        hints.ai_qp_type = IBV_QPT_UD as c_int;
+        hints.ai_port_space = RDMA_PS_TCP as c_int;
+        assert_eq!(
+            rdma_getaddrinfo(null(), port.as_ptr(), &raw const hints, &raw mut found),
+            libc::EAI_SOCKTYPE
+        );
+    }
+}
+
+#[test]
+fn datagrams_are_refused_where_they_would_begin() {
+    let channel = Channel::new();
+    let id = channel.create_id_in(RDMA_PS_UDP);
+    id.bind("127.0.0.1:0").unwrap();
+    assert_ne!(id.src_port(), 0);
+    failed(unsafe { rdma_listen(id.0, 1) }, libc::EOPNOTSUPP);
+    let mut group = sockaddr("239.1.2.3:0");
+    failed(
+        unsafe { rdma_join_multicast(id.0, group.ptr(), null_mut()) },
+        libc::EOPNOTSUPP,
+    );
+    failed(
+        unsafe { rdma_leave_multicast(id.0, group.ptr()) },
+        libc::EADDRNOTAVAIL,
+    );
+    id.destroy();
+    let id = channel.create_id_in(RDMA_PS_UDP);
+    id.resolve("127.0.0.1:7471");
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    let mut attr = qp_attr(null_mut());
+    attr.qp_type = IBV_QPT_UD;
+    failed(
+        unsafe { rdma_create_qp(id.0, null_mut(), &raw mut attr) },
+        libc::EOPNOTSUPP,
+    );
+    // What was made for it is gone again.
+    assert!(unsafe { (*id.0).send_cq.is_null() && (*id.0).recv_cq_channel.is_null() });
+    id.route();
+    channel.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).ack();
+    failed(unsafe { rdma_connect(id.0, null_mut()) }, libc::EOPNOTSUPP);
+    id.destroy();
+}
+
+#[test]
+fn options_are_checked() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    id.set_int(RDMA_OPTION_ID_AFONLY, 1).unwrap();
+    let mut byte = 0x20_u8;
+    let at = (&raw mut byte).cast();
+    let (tos, ack) = (
+        RDMA_OPTION_ID_TOS as c_int,
+        RDMA_OPTION_ID_ACK_TIMEOUT as c_int,
+    );
+    unsafe {
+        assert_eq!(rdma_set_option(id.0, 0, tos, at, 1), 0);
+        failed(rdma_set_option(id.0, 0, tos, at, 4), libc::EINVAL);
+        failed(rdma_set_option(id.0, 0, tos, null_mut(), 1), libc::EINVAL);
+        failed(rdma_set_option(id.0, 0, ack, at, 1), libc::EINVAL);
+        byte = 14;
+        assert_eq!(rdma_set_option(id.0, 0, ack, at, 1), 0);
+        failed(rdma_set_option(id.0, 0, 99, at, 1), libc::ENOSYS);
+        failed(rdma_set_option(id.0, 1, 1, at, 1), libc::ENOSYS);
+    }
+    id.destroy();
+}
+
+#[test]
+fn devices_are_open_and_stay_so() {
+    let mut count = 0;
+    let list = unsafe { rdma_get_devices(&raw mut count) };
+    assert!(!list.is_null() && count > 0);
+    let first = unsafe { *list };
+    assert!(unsafe { (*list.add(count as usize)).is_null() });
+    unsafe { rdma_free_devices(list) };
+    let channel = Channel::new();
+    let id = channel.create_id();
+    assert!(unsafe { (*id.0).verbs.is_null() });
+    id.resolve("127.0.0.1:7471");
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    unsafe {
+        assert_eq!((*id.0).verbs, first);
+        assert_eq!((*id.0).port_num, 1);
+        assert!(!(*id.0).pd.is_null());
+    }
+    id.destroy();
+}
+
+#[test]
+fn identifiers_can_go_at_any_time() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = server.listen("127.0.0.1:0");
+    // While it connects.
+    let id = client.routed(listener.port());
+    id.create_qp();
+    id.connect(&Param::new(b"soon gone")).unwrap();
+    id.destroy_qp();
+    id.destroy();
+    // Connected, with the queue pair still there.
+    let pair = cm::connected_after(&server, &listener, &client, 1);
+    let qp = unsafe { (*pair.id.0).qp };
+    pair.id.destroy();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    assert_eq!(unsafe { weft_abi::verbs::ibv_destroy_qp(qp) }, 0);
+    pair.accepted.destroy_qp();
+    pair.accepted.destroy();
+    listener.destroy();
+    assert!(!client.readable());
+}
+
+#[test]
+fn a_hundred_at_once() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = server.listen("127.0.0.1:0");
+    let start = Instant::now();
+    let ids: Vec<Id> = (0..100).map(|_| client.routed(listener.port())).collect();
+    for id in &ids {
+        id.create_qp();
+        id.connect(&Param::new(&unsafe {
+            (*id.0).route.addr.src.src_sin.sin_port.to_ne_bytes()
+        }))
+        .unwrap();
+    }
+    let mut accepted = Vec::new();
+    let mut established = 0;
+    while established < ids.len() {
+        let event = server.get();
+        match event.kind() {
+            RDMA_CM_EVENT_CONNECT_REQUEST => {
+                let id = event.id();
+                let port = id.dst_port().to_be_bytes();
+                assert_eq!(event.private_data(), port, "its own request");
+                id.create_qp();
+                id.accept(&Param::new(b"")).unwrap();
+                accepted.push(id);
+            }
+            RDMA_CM_EVENT_ESTABLISHED => established += 1,
+            other => panic!("event {other}"),
+        }
+        event.ack();
+    }
+    for _ in &ids {
+        client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    }
+    println!("{:?} for a hundred connections", start.elapsed());
+    for id in ids.into_iter().chain(accepted) {
+        id.destroy_qp();
+        id.destroy();
+    }
+    listener.destroy();
+}
+
+#[test]
+fn a_forked_child_starts_afresh() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // The parent's are not the child's; its own work.
+        let fine = unsafe {
+            let mut afresh = null_mut();
+            rdma_destroy_id(id.0) == -1
+                && errno() == libc::EINVAL
+                && rdma_get_cm_event(channel.0, &mut null_mut()) == -1
+                && rdma_create_id(null_mut(), &raw mut afresh, null_mut(), RDMA_PS_TCP) == 0
+                && rdma_resolve_addr(afresh, null_mut(), sockaddr("127.0.0.1:1").ptr(), 1000) == 0
+                && rdma_destroy_id(afresh) == 0
+        };
+        unsafe { libc::_exit(c_int::from(!fine)) };
+    }
+    let mut status = 0;
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    id.resolve("127.0.0.1:7471");
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    id.destroy();
+}
