@@ -13,7 +13,7 @@ use super::device::{Which, which};
 use super::events::EventQueue;
 use super::object::{Inherited, Kind, PerFork, Pool, find, lock, turn};
 use super::types::*;
-use super::{cq, device, ex, mr, mw, pd, post, qp, srq};
+use super::{cq, device, ex, mr, mw, pd, post, qp, settings, srq};
 use crate::call::{pointer, status};
 
 /// What the objects of a context share.
@@ -77,6 +77,7 @@ impl Drop for Held {
 /// As its manual page says.
 pub unsafe fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     pointer(|| {
+        settings::check()?;
         let which = which(device)?;
         // Here, so that a machine that cannot do it says so here.
         device::native()?;

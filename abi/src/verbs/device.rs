@@ -11,6 +11,7 @@ use weft_verbs::{Device, Limits};
 
 use super::context::Context;
 use super::events::Audience;
+use super::faults::is_port_down;
 use super::object::{Inherited, PerFork, find, lock};
 use super::persona;
 use super::private::NobodysDevice;
@@ -386,7 +387,11 @@ pub(crate) unsafe extern "C" fn query_rt_values(
 fn port(which: Which) -> ibv_port_attr {
     // SAFETY: all zeros is a value of the type.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
-    attr.state = IBV_PORT_ACTIVE;
+    attr.state = if is_port_down(which) {
+        IBV_PORT_DOWN
+    } else {
+        IBV_PORT_ACTIVE
+    };
     attr.max_mtu = IBV_MTU_4096;
     attr.active_mtu = IBV_MTU_4096;
     attr.gid_tbl_len = gids(which).len() as c_int;

@@ -146,7 +146,7 @@ fn take(queue: &Guard<Cq>) -> Result<(), Errno> {
     // SAFETY: a live object, and polling is ours until the end of the poll.
     unsafe {
         (*c).wr_id = at.wc.wr_id;
-        (*c).status = post::wc_status(at.wc.status);
+        (*c).status = post::wc_status(&at.wc);
     }
     Ok(())
 }

@@ -14,11 +14,22 @@
 //! Requests are counted for each queue pair from 1, queue pairs in the order in which they were made. Nothing depends on time or threads but the
 //! order in which the program itself makes its calls, so that a run can be repeated. `docs/verbs.md` has the text for users.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
+
+use weft_verbs::{Qp, SendWr, Sge};
+
+use super::context::Context;
+use super::device::Which;
+use super::events::Subject;
+use super::object::{Inherited, Kind, PerFork, lock};
+use super::types::{
+    IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_WC_WR_FLUSH_ERR, ibv_event_type,
+};
 
 /// What a rule counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,7 +287,7 @@ pub(crate) struct QpFaults {
 
 impl QpFaults {
     /// For a queue pair that is made now.
-    pub(crate) fn new(script: &'static Script) -> QpFaults {
+    fn new(script: &'static Script) -> QpFaults {
         static MADE: AtomicU32 = AtomicU32::new(0);
         QpFaults {
             script,
@@ -288,7 +299,7 @@ impl QpFaults {
     }
 
     /// A request is posted: what happens to it.
-    pub(crate) fn post(&self, post: Post) -> impl Iterator<Item = Action> + use<> {
+    fn post(&self, post: Post) -> impl Iterator<Item = Action> + use<> {
         let counter = match post {
             Post::Send => &self.sends,
             Post::Recv => &self.recvs,
@@ -301,13 +312,131 @@ impl QpFaults {
     }
 
     /// The next send that fails is to be reported with this status.
-    pub(crate) fn fail_with(&self, status: u32) {
+    fn fail_with(&self, status: u32) {
         self.status.store(status as i32, Ordering::Release);
     }
 
     /// The status that a failed send is reported with.
-    pub(crate) fn status(&self, own: u32) -> u32 {
+    fn status(&self, own: u32) -> u32 {
         u32::try_from(self.status.swap(-1, Ordering::AcqRel)).unwrap_or(own)
+    }
+}
+
+/// Queue pairs that have something coming, by number.
+#[derive(Default)]
+struct Concerned(Mutex<HashMap<u32, Arc<QpFaults>>>);
+
+impl Inherited for Concerned {}
+
+static CONCERNED: PerFork<Concerned> = PerFork::new();
+
+/// Whether there is a script at all: looked at where a completion with an error is reported.
+static SCRIPTED: AtomicBool = AtomicBool::new(false);
+
+/// The faults of a queue pair that is made with this number, if there is a script. [`QpFaults::forget`] ends it.
+pub(crate) fn of_queue_pair(num: u32) -> Option<Arc<QpFaults>> {
+    let script = script().ok()??;
+    SCRIPTED.store(true, Ordering::Relaxed);
+    let faults = Arc::new(QpFaults::new(script));
+    lock(&CONCERNED.get().0).insert(num, Arc::clone(&faults));
+    Some(faults)
+}
+
+/// The status with which a send that failed is reported.
+pub(crate) fn reported(qp_num: u32, own: u32) -> u32 {
+    if !SCRIPTED.load(Ordering::Relaxed) || own == IBV_WC_WR_FLUSH_ERR {
+        return own;
+    }
+    let faults = lock(&CONCERNED.get().0).get(&qp_num).cloned();
+    faults.map_or(own, |faults| faults.status(own))
+}
+
+/// What becomes of a queue pair after the request of a rule has been posted.
+#[derive(Default)]
+pub(crate) struct After {
+    end: Option<Action>,
+}
+
+impl After {
+    pub(crate) fn carry_out(&self, qp: &Qp) {
+        match self.end {
+            Some(Action::Terminate) => qp.to_error(),
+            Some(Action::Die) => qp.cut(),
+            _ => {}
+        }
+    }
+}
+
+impl QpFaults {
+    /// Before a send: may change it, may take its time.
+    pub(crate) fn before_send(&self, wr: &mut SendWr, which: Which) -> After {
+        self.before(Post::Send, which, |status| {
+            // Memory that is nobody's makes it fail in its turn; the status is exchanged when it is reported.
+            wr.inline = None;
+            wr.sges.clear();
+            wr.sges.push(Sge {
+                addr: 0,
+                len: 8,
+                lkey: 0,
+            });
+            self.fail_with(status);
+        })
+    }
+
+    /// Before a receive: may take its time.
+    pub(crate) fn before_recv(&self, which: Which) -> After {
+        self.before(Post::Recv, which, |_| ())
+    }
+
+    fn before(&self, post: Post, which: Which, mut fail: impl FnMut(u32)) -> After {
+        let mut after = After::default();
+        for action in self.post(post) {
+            match action {
+                Action::Delay(time) => std::thread::sleep(time),
+                Action::Complete(status) => fail(status),
+                Action::PortDown(time) => port_down(which, time),
+                Action::Terminate | Action::Die => after.end = Some(action),
+            }
+        }
+        after
+    }
+
+    /// The queue pair with this number goes.
+    pub(crate) fn forget(num: u32) {
+        lock(&CONCERNED.get().0).remove(&num);
+    }
+}
+
+/// Ports that are down: those of the two devices, by `Which`.
+static DOWN: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
+
+/// Whether the port of a device is down.
+pub(crate) fn is_port_down(which: Which) -> bool {
+    DOWN[which as usize].load(Ordering::Relaxed)
+}
+
+fn port_down(which: Which, time: Option<Duration>) {
+    if DOWN[which as usize].swap(true, Ordering::Relaxed) {
+        return;
+    }
+    tell_port(which, IBV_EVENT_PORT_ERR);
+    if let Some(time) = time {
+        let up = move || {
+            std::thread::sleep(time);
+            DOWN[which as usize].store(false, Ordering::Relaxed);
+            tell_port(which, IBV_EVENT_PORT_ACTIVE);
+        };
+        if let Err(error) = std::thread::Builder::new().spawn(up) {
+            tracing::warn!(%error, "no thread to bring the port up again");
+        }
+    }
+}
+
+/// An event of port 1, for whoever has the device open.
+fn tell_port(which: Which, event: ibv_event_type) {
+    const PORT: *mut u8 = std::ptr::without_provenance_mut(1);
+    for context in Context::pool().all().filter(|c| c.ctx.which == which) {
+        context.ctx.events.push(&Subject::new(PORT), event);
     }
 }
 

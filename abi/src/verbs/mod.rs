@@ -13,7 +13,6 @@ mod cq;
 mod device;
 mod events;
 mod ex;
-#[allow(dead_code)]
 mod faults;
 mod mr;
 mod mw;
@@ -22,6 +21,7 @@ mod pd;
 mod persona;
 mod post;
 mod qp;
+mod settings;
 mod srq;
 
 pub use ah::{

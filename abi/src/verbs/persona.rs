@@ -10,6 +10,7 @@ use weft_verbs::cm::{Broker, ConnParam, QpName, gid_of, ip_of};
 use weft_verbs::{Device, Qp};
 
 use super::object::{Inherited, PerFork, lock};
+use super::settings;
 use super::types::{ibv_gid, ibv_qp_attr};
 
 /// A queue pair's number; dropping it takes it back, and ends what [`rtr`] began.
@@ -70,6 +71,7 @@ pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
         ird: u16::from(attr.max_dest_rd_atomic),
         // What we have outstanding is told later, at RTS; the peer's side says how many it takes.
         ord: u16::MAX,
+        options: settings::link(),
         ..ConnParam::default()
     };
     broker()?

@@ -9,6 +9,7 @@ use weft_verbs::{
 };
 
 use super::cq::Cq;
+use super::faults;
 use super::mw::{Mw, binding};
 use super::object::{enter, find};
 use super::qp::QpObj;
@@ -222,13 +223,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     let result = status(|| {
         // SAFETY: the program has just looked into it.
         let qp = unsafe { enter::<QpObj>(qp) }?;
-        let native = qp.receiver()?;
         while !at.is_null() {
             // SAFETY: the caller's promise.
             let wr = unsafe { recv_wr(at, qp.max_recv_sge()) }?;
-            native
-                .post_recv(std::slice::from_ref(&wr))
-                .map_err(refused)?;
+            qp.post_receive(&wr)?;
             // SAFETY: as above.
             at = unsafe { (*at).next };
         }
@@ -317,7 +315,7 @@ fn c_wc(wc: &Wc) -> ibv_wc {
     let (data, flags) = wc_extra(wc);
     ibv_wc {
         wr_id: wc.wr_id,
-        status: wc_status(wc.status),
+        status: wc_status(wc),
         opcode: wc_opcode(wc),
         vendor_err: wc.vendor_err,
         byte_len: wc.byte_len,
@@ -361,7 +359,15 @@ pub(crate) fn wc_opcode(wc: &Wc) -> ibv_wc_opcode {
 
 /// As C says it.
 #[inline]
-pub(crate) fn wc_status(status: WcStatus) -> ibv_wc_status {
+pub(crate) fn wc_status(wc: &Wc) -> ibv_wc_status {
+    match wc.status {
+        WcStatus::Success => IBV_WC_SUCCESS,
+        failed => faults::reported(wc.qp_num, error_status(failed)),
+    }
+}
+
+#[cold]
+fn error_status(status: WcStatus) -> ibv_wc_status {
     match status {
         WcStatus::Success => IBV_WC_SUCCESS,
         WcStatus::LocLenErr => IBV_WC_LOC_LEN_ERR,

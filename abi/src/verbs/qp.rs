@@ -15,13 +15,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Qp, QpInit, QpState, SendWr};
+use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr};
 
 use super::context::{Context, Ctx, Held};
 use super::cq::Cq;
 use super::device::Which;
 use super::events::{Audience, Listener, Of, Subject};
 use super::ex::{Building, RC_OPS, UC_OPS, builders};
+use super::faults::{self, QpFaults};
 use super::object::{Guard, Kind, PerFork, Pool, Turn, find, lock, turn};
 use super::pd::Pd;
 use super::persona;
@@ -49,6 +50,8 @@ pub(crate) struct QpObj {
     resting: Mutex<Vec<SendWr>>,
     pub(crate) building: Building,
     extended: bool,
+    /// What `WEFT_FAULTS` has in store for it.
+    faults: Option<Arc<QpFaults>>,
     _held: [Option<Held>; 4],
 }
 
@@ -147,6 +150,36 @@ impl QpObj {
     /// Post one send.
     #[inline]
     pub(crate) fn post_one(&self, wr: SendWr) -> Result<(), Errno> {
+        match &self.faults {
+            None => self.post_sound(wr),
+            Some(faults) => self.post_faulty(faults, wr),
+        }
+    }
+
+    #[cold]
+    fn post_faulty(&self, faults: &QpFaults, mut wr: SendWr) -> Result<(), Errno> {
+        let after = faults.before_send(&mut wr, self.ctx.which);
+        self.post_sound(wr)?;
+        after.carry_out(self.native.as_ref().ok_or(Errno::INVAL)?);
+        Ok(())
+    }
+
+    /// Post one receive.
+    #[inline]
+    pub(crate) fn post_receive(&self, wr: &RecvWr) -> Result<(), Errno> {
+        let native = self.receiver()?;
+        let wrs = std::slice::from_ref(wr);
+        let Some(faults) = &self.faults else {
+            return native.post_recv(wrs).map_err(refused);
+        };
+        let after = faults.before_recv(self.ctx.which);
+        native.post_recv(wrs).map_err(refused)?;
+        after.carry_out(native);
+        Ok(())
+    }
+
+    #[inline]
+    fn post_sound(&self, wr: SendWr) -> Result<(), Errno> {
         let native = self.native.as_ref().ok_or(Errno::INVAL)?;
         match self.state.load(Ordering::Relaxed) {
             IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => native.post_send_one(wr).map_err(refused),
@@ -179,7 +212,7 @@ impl QpObj {
 
     /// The queue pair below, for receives.
     #[inline]
-    pub(crate) fn receiver(&self) -> Result<&Qp, Errno> {
+    fn receiver(&self) -> Result<&Qp, Errno> {
         if self.state.load(Ordering::Relaxed) == IBV_QPS_RESET && self.is_persona() {
             return Err(Errno::INVAL);
         }
@@ -283,6 +316,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 resting: Mutex::default(),
                 building: Building::default(),
                 extended: wanted.ops.is_some(),
+                faults: faults::of_queue_pair(num),
                 _held: held,
             })
         },
@@ -798,6 +832,7 @@ pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         if qp.is_persona() {
             persona::reset(qp.num);
         }
+        QpFaults::forget(qp.num());
         drop(qp.retire());
         Ok(())
     })

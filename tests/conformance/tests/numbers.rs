@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weft_verbs::cm::{Broker, ConnParam, Number, QpName, gid_of, ip_of};
-use weft_verbs::{
-    Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus,
-};
+use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(20));
 

@@ -292,6 +292,16 @@ impl QpInner {
         self.with_core(|core| self.break_off(core, Some(status)));
     }
 
+    /// The wire is cut.
+    pub(super) fn cut(self: &Arc<Self>) {
+        self.with_core(|core| {
+            if let Some(connected) = self.connected.get() {
+                connected.link.cut();
+                self.end(core, EndReason::Lost);
+            }
+        });
+    }
+
     fn break_off(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
         let Some(connected) = self.connected.get() else {
             self.state.store(QpState::Error as u8, Ordering::Release);

@@ -202,6 +202,11 @@ impl Qp {
         self.0.expected.store(true, Ordering::Relaxed);
     }
 
+    /// End the connection as if the wire were cut, for tests of what programs make of it: neither side is told why.
+    pub fn cut(&self) {
+        self.0.cut();
+    }
+
     /// End a connection, or the wait for one: the first send that is outstanding completes with `status`, everything else outstanding is
     /// flushed. A peer gets a Terminate. Nothing on a queue pair that has ended.
     pub fn fail(&self, status: WcStatus) {

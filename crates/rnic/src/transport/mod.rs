@@ -37,6 +37,10 @@ pub(crate) trait Link: Send + Sync {
     fn shutdown_write(&self);
     /// End both directions now.
     fn abort(&self);
+    /// As [`Link::abort`], and the peer finds the connection lost, not ended.
+    fn cut(&self) {
+        self.abort();
+    }
     /// Our address.
     fn local_addr(&self) -> SocketAddr;
     /// The peer's address.

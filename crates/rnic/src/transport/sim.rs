@@ -327,6 +327,10 @@ impl Link for SimLink {
         self.tx.close(false);
         self.rx.close(true);
     }
+    fn cut(&self) {
+        self.tx.close(true);
+        self.rx.close(true);
+    }
     fn local_addr(&self) -> SocketAddr {
         self.local
     }

@@ -54,6 +54,12 @@ impl Link for TcpLink {
     fn abort(&self) {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
+    fn cut(&self) {
+        // A reset, and at once: closing waits until nobody holds the socket any more.
+        if rustix::net::connect_unspec(&self.fd).is_err() {
+            self.abort();
+        }
+    }
     fn local_addr(&self) -> SocketAddr {
         self.local
     }

@@ -106,6 +106,24 @@ pub fn disconnect_beside_a_poller(bed: &Bed) {
     }
 }
 
+/// A cut connection is lost to both sides, without a reason.
+pub fn cut(bed: &Bed) {
+    let (a, b) = bed.talking_pair();
+    let ends = [watch_end(&a), watch_end(&b)];
+    for end in [&a, &b] {
+        end.post_recv(RecvWr::new(7));
+    }
+    a.qp.cut();
+    for (end, told) in [&a, &b].into_iter().zip(ends) {
+        let wc = take(&end.rcq, 1)[0];
+        assert_eq!((wc.wr_id, wc.status), (7, WcStatus::WrFlushErr));
+        assert_eq!(wc.vendor_err, 0);
+        let reason = told.recv_timeout(PATIENCE).expect("the end is announced");
+        assert_eq!(reason, EndReason::Lost);
+        assert_eq!(end.qp.state(), QpState::Error);
+    }
+}
+
 /// An abortive end flushes everything on both sides: sends in the order posted, receives in the order posted.
 pub fn to_error(bed: &Bed) {
     let (a, b) = bed.talking_pair();
