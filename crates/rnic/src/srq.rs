@@ -1,11 +1,12 @@
 //! Receive queues: a queue pair's own, or one shared by many.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::device::{Counted, DeviceInner};
 use crate::lock::lock;
+use crate::qp::QpInner;
 use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
 
 /// Posted receives, oldest first.
@@ -55,6 +56,10 @@ impl RecvQueue {
         Some((wr, queue.len()))
     }
 
+    fn is_empty(&self) -> bool {
+        lock(&self.posted).queue.is_empty()
+    }
+
     /// This one was taken, and not used.
     pub(crate) fn put_back(&self, wr: RecvWr) {
         lock(&self.posted).queue.push_front(wr);
@@ -69,6 +74,9 @@ pub(crate) struct SrqInner {
     num: u32,
     queue: RecvQueue,
     limit: AtomicU32,
+    /// Queue pairs that have a message and no receive for it, see [`crate::Rnr::Wait`], and whether there are any.
+    hungry: Mutex<VecDeque<Weak<QpInner>>>,
+    has_hungry: AtomicBool,
     device: Arc<DeviceInner>,
     _count: Counted,
 }
@@ -76,6 +84,29 @@ pub(crate) struct SrqInner {
 impl SrqInner {
     pub(crate) fn put_back(&self, wr: RecvWr) {
         self.queue.put_back(wr);
+        self.feed();
+    }
+
+    /// This queue pair is to be told when there is a receive. It looks once more after this.
+    pub(crate) fn await_recv(&self, qp: Weak<QpInner>) {
+        let mut hungry = lock(&self.hungry);
+        hungry.push_back(qp);
+        self.has_hungry.store(true, Ordering::SeqCst);
+    }
+
+    /// There are receives: tell those who wait for one, as long as any are left.
+    fn feed(&self) {
+        while self.has_hungry.load(Ordering::SeqCst) && !self.queue.is_empty() {
+            let first = {
+                let mut hungry = lock(&self.hungry);
+                let first = hungry.pop_front();
+                self.has_hungry.store(!hungry.is_empty(), Ordering::SeqCst);
+                first
+            };
+            if let Some(qp) = first.and_then(|qp| qp.upgrade()) {
+                qp.feed();
+            }
+        }
     }
 
     pub(crate) fn take(&self) -> Option<RecvWr> {
@@ -105,6 +136,8 @@ impl Srq {
             num,
             queue: RecvQueue::new(max_wr, max_sge),
             limit: AtomicU32::new(0),
+            hungry: Mutex::default(),
+            has_hungry: AtomicBool::new(false),
             device: Arc::clone(device),
             _count: count,
         }))
@@ -120,7 +153,9 @@ impl Srq {
     /// # Errors
     /// [`PostError`] names the first request that was refused.
     pub fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
-        self.0.queue.post(wrs)
+        let result = self.0.queue.post(wrs);
+        self.0.feed();
+        result
     }
 
     /// Change how many requests it takes.

@@ -282,6 +282,17 @@ impl RecvWr {
     }
 }
 
+/// What becomes of a message that finds no receive posted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rnr {
+    /// It ends the stream with a Terminate, as iWARP has it (RFC 5041 section 7.1).
+    #[default]
+    Terminate,
+    /// It waits until one is posted, and with it whatever the peer asked for behind it; answers to our own Reads and atomics do not wait.
+    /// A message that still waits when the peer ends the connection is lost.
+    Wait,
+}
+
 /// How a work request ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WcStatus {

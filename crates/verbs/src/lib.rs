@@ -49,7 +49,7 @@ pub mod process;
 pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,
     Ender, Error, INLINE_DATA, InlineData, Ledger, Limits, LinkOptions, LocalMode, MemError, Mr,
-    Mw, Path, Pd, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr,
+    Mw, Path, Pd, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr,
     SendOp, SendWr, SgList, Sge, Signal, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
     stat,
 };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
 use weft_verbs::{
     Access, AsyncEvent, CompChannel, Cq, Device, LinkOptions, LocalMode, Mr, Pd, Qp, QpInit,
-    RawMemory, RecvWr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
+    RawMemory, RecvWr, Rnr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
 };
 
 /// Bound of every wait: far more than any of them takes, on a slow and busy machine too.
@@ -129,6 +129,8 @@ pub struct Half {
     pub sq_sig_all: bool,
     /// See [`QpInit::num`].
     pub num: Option<u32>,
+    /// See [`QpInit::rnr`].
+    pub rnr: Rnr,
     /// See [`QpInit::quiet_end`].
     pub quiet_end: bool,
     /// Entries of each completion queue made for it.
@@ -156,6 +158,7 @@ impl Default for Half {
             max_inline: 256,
             sq_sig_all: false,
             num: None,
+            rnr: Rnr::default(),
             quiet_end: false,
             depth: 1024,
             cqs: None,
@@ -272,6 +275,7 @@ impl Bed {
         init.max_inline = half.max_inline;
         init.sq_sig_all = half.sq_sig_all;
         init.num = half.num;
+        init.rnr = half.rnr;
         init.quiet_end = half.quiet_end;
         let qp = pd.create_qp(&init).expect("a QP");
         if !half.recvs.is_empty() {

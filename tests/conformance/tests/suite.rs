@@ -102,6 +102,8 @@ on_every_setup!({
     windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
         other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
     srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
+    rnr: one_by_one, much, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
+        sleeps_beside_it;
     cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
         overrun, filled_to_the_brim, shared_by_many;
     events: asynchronous_hook, notified_by_a_call, arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,

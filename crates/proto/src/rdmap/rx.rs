@@ -138,6 +138,11 @@ impl Stream {
         Ok(rx)
     }
 
+    /// The peer's first segment has come, and is not given to [`rx_segment`](Self::rx_segment) yet.
+    pub fn heard(&mut self) {
+        self.hold = false;
+    }
+
     /// A segment of a message goes on where the one before ended, with the same opcode and `STag` (RFC 5041 section 5).
     fn rx_tagged(&mut self, header: &Tagged, len: u32) -> Result<Rx, Fault> {
         let Tagged {

@@ -9,6 +9,7 @@ use weft_proto::rdmap::Fault;
 use weft_wire::rdmap::TermError;
 
 use super::convert::{is_access_code, term_code};
+use super::rnr::Held;
 use super::tx::note_transmitted;
 use super::{Core, EndHook, QpInner, RecvSource};
 use crate::engine::guarded;
@@ -74,6 +75,7 @@ impl QpInner {
             }
         }
         core.ended = Some(reason);
+        core.rx.held = Held::default();
         self.take_inbox(core);
         if unheard {
             self.reap(core);

@@ -13,7 +13,9 @@ use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::cq::Cq;
 use crate::device::{Counted, DeviceInner, PdInner, QpNumber};
 use crate::srq::{RecvQueue, Srq};
-use crate::types::{Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, SendWr, WcStatus};
+use crate::types::{
+    Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, Rnr, SendWr, WcStatus,
+};
 
 /// What a queue pair is made of.
 #[derive(Clone)]
@@ -37,6 +39,8 @@ pub struct QpInit {
     /// Its number, which no other queue pair of the device may have; it is free again once the [`Qp`] is dropped. `None`: the device
     /// chooses.
     pub num: Option<u32>,
+    /// What becomes of a message that finds no receive posted.
+    pub rnr: Rnr,
     /// The queue pair is not told that its peer has closed, or is lost: only a send finds out, outstanding then or posted later, and
     /// completes with [`WcStatus::RetryExcErr`], whereupon everything else is flushed. Until then the queue pair stays as it is, with its receives
     /// ([`Qp::on_end`] is called all the same). That is InfiniBand's way; false is iWARP's: the end flushes at once.
@@ -56,6 +60,7 @@ impl QpInit {
             max_inline: 256,
             sq_sig_all: false,
             num: None,
+            rnr: Rnr::default(),
             quiet_end: false,
         }
     }
@@ -86,6 +91,7 @@ impl Qp {
             max_sge: init.max_sge,
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
+            rnr_wait: init.rnr == Rnr::Wait,
             quiet_end: init.quiet_end,
             depths: OnceLock::new(),
             state: AtomicU8::new(QpState::Init as u8),
@@ -101,6 +107,8 @@ impl Qp {
             armed: AtomicBool::new(false),
             in_lent: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
+            rx_stopped: AtomicBool::new(false),
+            starved: AtomicBool::new(false),
             drive_seq: AtomicU32::new(0),
             seen_seq: AtomicU32::new(0),
             waiters: AtomicU32::new(0),
@@ -176,6 +184,7 @@ impl Qp {
             });
         };
         let result = queue.post(wrs);
+        self.0.feed();
         if self.0.state() == QpState::Error {
             self.0.with_core(|core| {
                 self.0.flush_recvs(core);

@@ -16,6 +16,7 @@ mod end;
 mod frame;
 mod handle;
 mod prompt;
+mod rnr;
 mod rx;
 mod stat;
 mod tx;
@@ -141,6 +142,7 @@ pub(crate) struct QpInner {
     max_sge: u32,
     max_inline: u32,
     sq_sig_all: bool,
+    rnr_wait: bool,
     quiet_end: bool,
     /// Inbound and outbound Reads and atomics, once connected.
     depths: OnceLock<(u16, u16)>,
@@ -162,6 +164,10 @@ pub(crate) struct QpInner {
     armed: AtomicBool,
     in_lent: AtomicBool,
     tx_blocked: AtomicBool,
+    /// A message waits in the transport: nothing is received for now.
+    rx_stopped: AtomicBool,
+    /// A message waits: whoever posts a receive is to clear this, and to drive.
+    starved: AtomicBool,
     drive_seq: AtomicU32,
     seen_seq: AtomicU32,
     waiters: AtomicU32,
@@ -465,11 +471,10 @@ impl QpInner {
     }
 
     fn interest(&self) -> Interest {
-        if self.tx_blocked.load(Ordering::SeqCst) {
-            Interest::READ | Interest::WRITE
-        } else {
-            Interest::READ
-        }
+        let mut interest = Interest::empty();
+        interest.set(Interest::WRITE, self.tx_blocked.load(Ordering::SeqCst));
+        interest.set(Interest::READ, !self.rx_stopped.load(Ordering::SeqCst));
+        interest
     }
 
     /// Let the engine's epoll fire for this queue pair again.
@@ -623,6 +628,13 @@ impl QpInner {
         }
     }
 
+    /// Receiving goes on: nobody watches for data.
+    fn watch_for_data(&self) {
+        self.watch_for_room();
+        self.send_cq.kick();
+        self.recv_cq.kick();
+    }
+
     /// Do something under the lock, let go, and tell those who have to know what came of it.
     fn hold<R>(&self, mut core: MutexGuard<'_, Core>, f: impl FnOnce(&mut Core) -> R) -> R {
         let ended_before = core.ended.is_some();
@@ -634,9 +646,17 @@ impl QpInner {
         if blocked != was_blocked {
             self.tx_blocked.store(blocked, Ordering::SeqCst);
         }
+        let stopped = core.rx.held.stopped();
+        let was_stopped = self.rx_stopped.load(Ordering::SeqCst);
+        if stopped != was_stopped {
+            self.rx_stopped.store(stopped, Ordering::SeqCst);
+        }
         drop(core);
         if blocked && !was_blocked {
             self.watch_for_room();
+        }
+        if was_stopped && !stopped {
+            self.watch_for_data();
         }
         if let Some(reason) = ended {
             self.announce_end(reason);

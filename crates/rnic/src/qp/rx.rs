@@ -18,11 +18,12 @@ use weft_wire::rdmap::{AtomicOp, AtomicRequest};
 
 use super::convert::term_code;
 use super::frame::Frame;
+use super::rnr::{Held, Wait};
 use super::tx::{fault_of, sub_list};
 use super::{Core, EndReason, QpInner, peer_terminated};
 use crate::pool::Pool;
 use crate::transport::{Link, Received};
-use crate::types::{RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len};
+use crate::types::{QpState, RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len};
 
 /// Segments up to this length are looked at only when they are there as a whole: every control message is shorter.
 const WHOLE: usize = 256;
@@ -67,24 +68,40 @@ pub(super) struct Rx {
     crc: bool,
     markers: Option<Box<MarkerStripper>>,
     buf: Option<Box<[u8]>>,
-    start: usize,
+    pub(super) start: usize,
     end: usize,
+    pub(super) held: Held,
     /// Bytes left over when the buffer went back to the pool.
     small: SmallVec<[u8; 32]>,
     direct: Option<Direct>,
     /// Bytes of padding and (unchecked) CRC still to skip.
     trailer: usize,
     /// Length of the FPDU at the front of the buffer, while it is not there as a whole.
-    need: usize,
+    pub(super) need: usize,
     bulk: bool,
     /// The receive of the message in progress.
-    recv: Option<RecvWr>,
+    pub(super) recv: Option<RecvWr>,
     eof: bool,
+}
+
+/// A segment whose header has come.
+pub(super) struct Segment<'a> {
+    pub(super) header: Header,
+    /// What is there of it.
+    pub(super) ulpdu: &'a [u8],
+    /// Its length in bytes.
+    pub(super) len: usize,
+    /// Bytes of its frame in the staging buffer; 0 when it is not there any more.
+    pub(super) total: usize,
+    /// All of it is there.
+    pub(super) whole: bool,
+    /// Bytes that the staging buffer holds.
+    pub(super) room: usize,
 }
 
 /// Why receiving stops.
 #[derive(Clone, Copy)]
-enum Stop {
+pub(super) enum Stop {
     Fault(Fault),
     /// A receive of ours is at fault, and the peer with it or not.
     Recv(Fault, WcStatus),
@@ -192,8 +209,14 @@ impl QpInner {
         for round in 0.. {
             // What the last system call brought is looked at in any case: nobody would be woken for it.
             let outcome = match self.parse(core) {
+                // What waits is not done: the peer is not told.
+                Ok(()) if core.rx.held.stopped() => match (link.pause(), self.state()) {
+                    (false, _) => break,
+                    (true, QpState::Closing) => Err(Stop::Eof),
+                    (true, _) => Err(Stop::Lost),
+                },
                 Ok(()) => {
-                    if round > 0 {
+                    if round > 0 && !core.rx.held.waits() {
                         link.placed();
                     }
                     if drained || round == ROUNDS || bytes >= DRIVE_BYTES {
@@ -210,6 +233,10 @@ impl QpInner {
                     bytes += received.n;
                 }
                 Ok(None) => break,
+                Err(Stop::Eof) if core.rx.held.waits() && self.state() != QpState::Closing => {
+                    core.rx.held.stop();
+                    break;
+                }
                 Err(stop) => {
                     self.stop(core, stop);
                     return true;
@@ -280,7 +307,10 @@ impl QpInner {
                 list.push_span(span, 0, span.len());
             }
             // Bulk: no more than the trailer and the next header, whatever follows has its own place.
-            let tail = if direct.bulk {
+            let tail = if self.rnr_wait && rx.frame == Frame::Local {
+                // The peer is to be told of this payload, whatever becomes of the next message.
+                0
+            } else if direct.bulk {
                 rx.trailer + next_header
             } else {
                 buf.len()
@@ -334,6 +364,12 @@ impl QpInner {
                 core.rx.direct = None;
                 self.placed(core)?;
             }
+            if core.rx.held.waits() {
+                self.go_on(core)?;
+                if core.rx.held.stopped() {
+                    return Ok(());
+                }
+            }
             let rx = &mut core.rx;
             let skip = rx.trailer.min(rx.end - rx.start);
             rx.trailer -= skip;
@@ -382,6 +418,39 @@ impl QpInner {
             Err(HeaderError::Short) if ulpdu.len() < ulpdu_len => return Ok(false),
             Err(error) => return Err(Fault::from(error).into()),
         };
+        let segment = Segment {
+            header,
+            ulpdu,
+            len: ulpdu_len,
+            total,
+            whole,
+            room: buf.len(),
+        };
+        if self.rnr_wait {
+            match self.must_wait(core, &segment) {
+                Wait::No => {}
+                Wait::Kept => return Ok(true),
+                Wait::Here => return Ok(false),
+            }
+        }
+        core.rx.bulk = total > BULK;
+        self.take_in(core, &segment)
+    }
+
+    /// Check a segment, and place what is there of it.
+    pub(super) fn take_in(
+        self: &Arc<Self>,
+        core: &mut Core,
+        segment: &Segment<'_>,
+    ) -> Result<bool, Stop> {
+        let Segment {
+            header,
+            ulpdu,
+            len: ulpdu_len,
+            total,
+            whole,
+            ..
+        } = *segment;
         let Core {
             stream: Some(stream),
             rx,
@@ -393,7 +462,6 @@ impl QpInner {
         };
         let step = stream.rx_segment(&header, ulpdu_len)?;
         ledger.rx_fpdus += 1;
-        rx.bulk = total > BULK;
         let payload = &ulpdu[header.len().min(ulpdu.len())..];
         let (target, len) = match step {
             Step::Control { len } => {
@@ -408,7 +476,8 @@ impl QpInner {
             Step::PlaceWrite { stag, to, len } => (Target::Write { stag, to }, len),
             Step::PlaceRead { seq, offset, len } => (Target::Read { seq, offset }, len),
             Step::PlaceRecv { first, mo, len } => {
-                if first {
+                // One that was waited for is there already.
+                if first && rx.recv.is_none() {
                     rx.recv = Some(self.take_recv().ok_or(Fault::NoReceive)?);
                 }
                 let room = rx
@@ -450,9 +519,10 @@ impl QpInner {
             rx.direct = Some(Direct {
                 target,
                 left: len - here as u32,
-                bulk: total > BULK,
+                bulk: rx.bulk,
             });
             // Everything staged belongs to this payload, but for bytes of padding and CRC that came with its end.
+            let frame = rx.frame;
             rx.start += frame.header_len() + header.len() + here;
             rx.trailer = frame.trailer_len(ulpdu_len);
             if rx.start == rx.end {
@@ -521,7 +591,7 @@ impl QpInner {
                 immediate,
             } => {
                 let wr = match immediate {
-                    Some(_) => self.take_recv(),
+                    Some(_) => core.rx.recv.take().or_else(|| self.take_recv()),
                     None => core.rx.recv.take(),
                 };
                 let Some(wr) = wr else {

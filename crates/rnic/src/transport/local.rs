@@ -71,6 +71,8 @@ pub(crate) struct LocalLink {
     blocked_at: AtomicU64,
     /// Somebody may have been woken since the wire was drained.
     watched: AtomicBool,
+    /// Whether the peer is told of what was taken.
+    tells: AtomicBool,
     dead: AtomicBool,
     /// Our direction has ended in order.
     finished: AtomicBool,
@@ -88,6 +90,7 @@ impl LocalLink {
             lent: AtomicUsize::new(0),
             blocked_at: AtomicU64::new(0),
             watched: AtomicBool::new(false),
+            tells: AtomicBool::new(true),
             dead: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             neighbour,
@@ -155,6 +158,11 @@ impl LocalLink {
     /// The sender stops of itself: it can go on at once.
     pub(crate) fn come_back(&self) {
         self.blocked_at.store(HAS_ROOM, Ordering::Relaxed);
+    }
+
+    /// From now on the peer is told of what is taken, or is not.
+    pub(crate) fn tell(&self, on: bool) {
+        self.tells.store(on, Ordering::Relaxed);
     }
 
     /// References that the peer has not pulled are out.
@@ -355,7 +363,7 @@ impl Link for LocalLink {
         let dead = self.is_dead();
         let (n, drained, ended) = self.take(list)?;
         // With bytes the peer is told in `placed`: what it does in our memory directly must not come before them.
-        if n == 0 && self.joint.end.release(true) {
+        if n == 0 && self.tells.load(Ordering::Relaxed) && self.joint.end.release(true) {
             self.wake();
         }
         if n == 0 && !ended && !dead {
@@ -370,6 +378,11 @@ impl Link for LocalLink {
         }
     }
 
+    fn pause(&self) -> bool {
+        self.drain_wire();
+        self.is_dead() || self.joint.end.peer_aborted()
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.joint.wire.as_fd()
     }
@@ -377,7 +390,12 @@ impl Link for LocalLink {
     fn watch(&self, interest: Interest) -> Option<Interest> {
         let end = &self.joint.end;
         self.watched.store(true, Ordering::SeqCst);
-        let mut quiet = !self.is_dead() && end.sleep_on_data();
+        let mut quiet = !self.is_dead()
+            && if interest.contains(Interest::READ) {
+                end.sleep_on_data()
+            } else {
+                !end.peer_aborted()
+            };
         if interest.contains(Interest::WRITE) {
             let at = self.blocked_at.load(Ordering::Relaxed);
             quiet &= at != HAS_ROOM && end.sleep_on_room(at);

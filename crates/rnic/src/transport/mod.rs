@@ -21,6 +21,8 @@ pub(crate) trait Link: Send + Sync {
     fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received>;
     /// What the bytes taken so far ask for has been done: payloads are in their place.
     fn placed(&self) {}
+    /// Nothing is received for now, and nobody watches for data. Says whether the connection is lost.
+    fn pause(&self) -> bool;
     /// What to sleep on, see [`Link::watch`].
     fn fd(&self) -> BorrowedFd<'_>;
     /// Somebody is about to sleep until `recv`, or with [`Interest::WRITE`] `send` as well, would do something: what to

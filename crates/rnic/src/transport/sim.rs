@@ -317,6 +317,9 @@ impl Link for SimLink {
         let drained = n < list.len_bytes();
         Ok(Received { n, drained })
     }
+    fn pause(&self) -> bool {
+        lock(&self.rx.state).cut
+    }
     fn fd(&self) -> BorrowedFd<'_> {
         self.rx.ready.as_fd()
     }

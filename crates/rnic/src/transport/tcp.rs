@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 use weft_mem::{RecvList, SendList};
-use weft_sys::tcp;
+use weft_sys::{Interest, poll_fds, tcp};
 
 use super::{Link, Received};
 
@@ -43,6 +43,14 @@ impl Link for TcpLink {
         let n = list.recv(self.fd.as_fd())?;
         let drained = n < list.len_bytes();
         Ok(Received { n, drained })
+    }
+    fn pause(&self) -> bool {
+        // Without an interest, an event says that both directions are closed or that there was an error.
+        poll_fds(
+            &[(self.fd.as_fd(), Interest::empty())],
+            Some(Duration::ZERO),
+        )
+        .is_ok_and(|n| n > 0)
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -6,6 +6,7 @@ pub mod cq;
 pub mod events;
 pub mod lifetimes;
 pub mod limits;
+pub mod rnr;
 pub mod send_recv;
 pub mod srq;
 pub mod states;
