@@ -46,6 +46,8 @@ struct State {
 enum Step {
     Call(usize, Call),
     Deliver(usize),
+    /// By the short way.
+    Take(usize),
     Transferred(usize),
     /// With or without leave to go indirect.
     Poll(usize, bool),
@@ -92,6 +94,10 @@ impl Model for Bounds {
             let end = &state.world.ends[at];
             if !state.world.wires[at].is_empty() {
                 steps.push(Step::Deliver(at));
+                // A fault there shows when the step is made.
+                if !matches!(state.world.taken_now(at), Ok(None)) {
+                    steps.push(Step::Take(at));
+                }
             }
             if !end.local.is_empty() {
                 steps.push(Step::Transferred(at));
@@ -111,6 +117,9 @@ impl Model for Bounds {
             if state.sends[at] > 0 && !end.shut {
                 for &len in self.send_lens {
                     steps.push(Step::Call(at, Call::Send(len)));
+                    if end.machine.clone().send_now(len).is_some() {
+                        steps.push(Step::Call(at, Call::SendNow(len)));
+                    }
                 }
             }
             if state.recvs[at] > 0 {
@@ -146,11 +155,12 @@ impl Model for Bounds {
         let mut state = last.clone();
         let verdict = match step {
             Step::Deliver(at) => state.world.deliver(at),
+            Step::Take(at) => state.world.take(at),
             Step::Transferred(at) => state.world.transferred(at),
             Step::Poll(at, may) => state.world.poll(at, may).map(drop),
             Step::Call(at, call) => {
                 match call {
-                    Call::Send(_) => state.sends[at] -= 1,
+                    Call::Send(_) | Call::SendNow(_) => state.sends[at] -= 1,
                     Call::Recv(..) => state.recvs[at] -= 1,
                     Call::Cancel(_) => state.cancels[at] -= 1,
                     Call::Shutdown => state.shutdowns[at] -= 1,
@@ -179,6 +189,9 @@ impl Bounds {
             && self.settings.kind == Kind::Stream;
         if advertised && world.waits_in_vain() {
             return Some("a send that may not go indirect waits for an advert in vain");
+        }
+        if !world.knows_when_still() {
+            return Some("an end says that it has nothing to do, and has");
         }
         if !world.is_quiet() {
             return None;
@@ -254,6 +267,9 @@ impl Bounds {
                 Step::Call(at, call) => format!("{} calls {call:?}", ["A", "B"][at]),
                 Step::Deliver(at) => {
                     format!("{} gets {:?}", ["A", "B"][at], before.world.wires[at][0])
+                }
+                Step::Take(at) => {
+                    format!("{} takes {:?}", ["A", "B"][at], before.world.wires[at][0])
                 }
                 Step::Transferred(at) => format!("{} sees a completion", ["A", "B"][at]),
                 Step::Poll(at, may) => {
@@ -555,6 +571,29 @@ fn as_published_an_idle_pair_stays_indirect() {
         ..Rules::default()
     };
     assert_eq!(without(rules, 0, 2, 2).fails("no resync"), NEVER_DIRECT);
+}
+
+#[test]
+fn without_a_look_at_what_is_before_them_the_short_ways_overtake() {
+    let rules = Rules {
+        send_in_turn: false,
+        ..Rules::default()
+    };
+    let bounds = without(rules, 1, 2, 2);
+    assert_eq!(bounds.fails("sends out of turn"), "sends out of order");
+    let rules = Rules {
+        take_in_turn: false,
+        ..Rules::default()
+    };
+    let bounds = Bounds {
+        settings: Settings {
+            rules,
+            ..settings(6, 1, 3)
+        },
+        ..without(rules, 1, 2, 2)
+    };
+    let fault = "bytes lost, doubled or out of order";
+    assert_eq!(bounds.fails("messages out of turn"), fault);
 }
 
 /// What is wrong with the published rules is that they lose the way back, not that they lose data.

@@ -135,10 +135,18 @@ fn step(world: &mut World, manners: &Manners, random: &mut Random) -> Result<(),
                 }
             }
         }
-        5..9 => world.deliver(at)?,
+        5..7 => world.take(at)?,
+        7..9 => world.deliver(at)?,
         9..11 => world.transferred(at)?,
         11 | 12 if world.ends[at].sends.len() < manners.sends && !world.ends[at].shut => {
-            world.call(at, Call::Send(random.len(manners.longest)))?;
+            let len = random.len(manners.longest);
+            let before = world.wires[1 - at].len();
+            if random.one_in(2) {
+                world.call(at, Call::SendNow(len))?;
+            }
+            if world.wires[1 - at].len() == before {
+                world.call(at, Call::Send(len))?;
+            }
         }
         13 | 14 if world.ends[at].recvs.len() < manners.recvs => {
             let flags = flags(manners, random);

@@ -67,7 +67,11 @@ impl Credits {
 
     /// For a message that only returns credits, if one is due.
     pub(super) fn take_last(&mut self) -> Option<u16> {
-        (self.owed >= self.due && self.available > 0).then(|| self.spend())
+        self.is_due().then(|| self.spend())
+    }
+
+    pub(super) fn is_due(&self) -> bool {
+        self.owed >= self.due && self.available > 0
     }
 
     fn spend(&mut self) -> u16 {

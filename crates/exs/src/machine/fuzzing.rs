@@ -83,9 +83,11 @@ pub fn exs_machine(data: &[u8]) {
             break;
         }
         match input.u8() % 16 {
-            0 | 1 => {
+            choice @ (0 | 1) => {
                 let len = input.u64();
-                if end.send(op, len).is_ok() {
+                if choice == 1 && end.send_now(len).is_some() {
+                    assert!(len <= config.small_send.into() && books.sends.is_empty());
+                } else if end.send(op, len).is_ok() {
                     books.sends.insert(op, len);
                 }
             }
@@ -124,6 +126,7 @@ pub fn exs_machine(data: &[u8]) {
             }
             _ => {
                 let may = input.u8() & 1 == 0;
+                assert!(!end.is_still() || end.clone().poll(true).is_none());
                 for _ in 0..input.u8() {
                     let Some(action) = end.poll(may) else { break };
                     books.note(&action, config.own_ring_len);
@@ -175,7 +178,22 @@ fn hear(end: &mut Endpoint, input: &mut Input<'_>, buffer: u32, books: &mut Book
             memory: memory(input),
         }),
         6 => Body::Ack { freed: input.u32() },
-        7 | 8 => Body::Small { len: input.u32() },
+        7 => Body::Small { len: input.u32() },
+        8 => {
+            let len = input.u32();
+            let body = Body::Small { len };
+            let message = Message { credits, body };
+            match end.take_now(&message) {
+                Err(_) => return false,
+                Ok(Some(op)) => {
+                    let (room, copied) = books.recvs.remove(&op).expect("a receive");
+                    assert!(u64::from(len) <= room && copied == 0);
+                    books.taken.remove(&buffer);
+                    return true;
+                }
+                Ok(None) => body,
+            }
+        }
         9 => Body::Retract,
         10 => Body::Retracted { seq: input.u64() },
         11 => Body::Fin,

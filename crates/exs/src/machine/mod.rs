@@ -12,6 +12,10 @@
 //! * **Actions**: after any of the above the driver asks [`poll`](Endpoint::poll) until it says `None`, and carries out
 //!   each action before it asks again. What an action sends goes out in this order.
 //!
+//! Two of these have a short way for the common case, small data with nothing before it: [`send_now`](Endpoint::send_now)
+//! and [`take_now`](Endpoint::take_now) change the state as the usual way would, all at once, so that no operation has to be
+//! named, kept and told.
+//!
 //! Every operation gets exactly one [`Action::Complete`]. Sends complete in the order of their calls, and so do
 //! receives; one that is cancelled may be told earlier.
 //!
@@ -83,6 +87,10 @@ pub struct Rules {
     pub resync_seq: bool,
     /// Receives that got no advert when they were posted, or one in vain, get another when the buffer is empty.
     pub retry: bool,
+    /// Sends take the short way only with no other before them.
+    pub send_in_turn: bool,
+    /// So do messages.
+    pub take_in_turn: bool,
 }
 
 impl Default for Rules {
@@ -94,6 +102,8 @@ impl Default for Rules {
             exact_match: true,
             resync_seq: true,
             retry: true,
+            send_in_turn: true,
+            take_in_turn: true,
         }
     }
 }
@@ -506,6 +516,49 @@ impl Endpoint {
         }
     }
 
+    /// The short way of a send: the message to send at once, with the payload behind it. The send is complete then, and has no
+    /// name. `None`, with nothing changed: it takes the usual way.
+    pub fn send_now(&mut self, len: u64) -> Option<Message> {
+        if !self.done.is_empty() {
+            // Perhaps of a send before it.
+            return None;
+        }
+        let (tx, _, mut shared) = self.split();
+        let credits = match tx {
+            Tx::Stream(tx) => tx.send_now(len, &mut shared),
+            Tx::Packet(tx) => tx.send_now(len, &mut shared),
+        }?;
+        let len = len as u32;
+        Some(Message {
+            credits,
+            body: Body::Small { len },
+        })
+    }
+
+    /// The short way of a message with payload, in place of [`on_message`](Self::on_message): the receive that takes all of
+    /// it. The driver copies it to the start of that receive's memory, posts the message's buffer again before it sends anything,
+    /// and tells the program; the machine has forgotten the receive. `None`, with nothing changed: the message takes the usual way.
+    pub fn take_now(&mut self, message: &Message) -> Result<Option<OpId>, Violation> {
+        let Body::Small { len } = message.body else {
+            return Ok(None);
+        };
+        let rx = match &self.rx {
+            Rx::Stream(rx) => rx.may_take(len),
+            Rx::Packet(rx) => rx.may_take(len),
+        };
+        if !rx || !self.done.is_empty() {
+            return Ok(None);
+        }
+        self.credits.arrived(message.credits)?;
+        let (_, rx, mut shared) = self.split();
+        let op = match rx {
+            Rx::Stream(rx) => rx.take(len, &mut shared),
+            Rx::Packet(rx) => rx.take(len, &mut shared),
+        };
+        self.credits.reposted();
+        Ok(op)
+    }
+
     /// Queue a receive of up to `len` bytes.
     pub fn recv(&mut self, op: OpId, len: u64, flags: RecvFlags) {
         let (_, rx, mut shared) = self.split();
@@ -683,6 +736,19 @@ impl Endpoint {
             _ => {}
         }
         Some(action)
+    }
+
+    /// For certain [`poll`](Self::poll) says `None`. Cheaper than asking it, but it may say so where this is false.
+    pub fn is_still(&self) -> bool {
+        let tx = match &self.tx {
+            Tx::Stream(tx) => tx.is_still(),
+            Tx::Packet(tx) => tx.is_still(),
+        };
+        let rx = match &self.rx {
+            Rx::Stream(rx) => rx.is_still(),
+            Rx::Packet(rx) => rx.is_still(),
+        };
+        tx && rx && self.done.is_empty() && !self.credits.is_due()
     }
 
     /// Bytes left of the send at the head, if it waits for [`poll`](Self::poll) with `may_go_indirect`.

@@ -132,6 +132,11 @@ impl Sends {
 
     /// Nothing is left to do for the program's calls.
     pub(super) fn is_idle(&self) -> bool {
-        self.handed.is_empty() && self.waiting.is_empty() && self.fin != Fin::Wanted
+        self.handed.is_empty() && self.is_still()
+    }
+
+    /// Nothing is left to hand over.
+    pub(super) fn is_still(&self) -> bool {
+        self.waiting.is_empty() && self.fin != Fin::Wanted
     }
 }

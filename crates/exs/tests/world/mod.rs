@@ -5,8 +5,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use weft_exs::machine::{
-    Action, Body, Cancel, Config, Endpoint, Imm, Kind, Message, Mode, OpId, Outcome, RecvFlags,
-    Remote, Rules, Transfer,
+    Action, Body, Cancel, Completion, Config, Endpoint, Imm, Kind, Message, Mode, OpId, Outcome,
+    RecvFlags, Remote, Rules, Transfer,
 };
 use weft_wire::exs::{Advert, Packet};
 
@@ -110,10 +110,21 @@ pub(crate) enum Local {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Call {
     Send(u64),
+    /// By the short way, where that is open.
+    SendNow(u64),
     Recv(u64, RecvFlags),
     Cancel(OpId),
     Shutdown,
     Recycle,
+}
+
+fn done(op: OpId, len: u64) -> Completion {
+    Completion {
+        op,
+        len,
+        outcome: Outcome::Done,
+        in_place: None,
+    }
 }
 
 /// The byte at `off` of a send.
@@ -193,6 +204,25 @@ impl World {
                     });
                 }
             }
+            Call::SendNow(len) => {
+                let op = OpId(end.sends_made << 2 | (at as u64) << 1);
+                let Some(header) = end.machine.send_now(len) else {
+                    return Ok(());
+                };
+                if end.shut {
+                    return Err("a send taken after shutdown, or refused before");
+                }
+                end.sends_made += 1;
+                end.sends.push_back(SendOp {
+                    op,
+                    len,
+                    off: 0,
+                    canceled: false,
+                });
+                let bytes = end.hand_over(op, 0, len, true)?;
+                end.send_complete(done(op, len))?;
+                self.wires[1 - at].push_back(Wire::Message(header, bytes));
+            }
             Call::Recv(len, flags) => {
                 let op = OpId(end.recvs_made << 2 | (at as u64) << 1 | 1);
                 end.recvs_made += 1;
@@ -270,6 +300,43 @@ impl World {
             }
         };
         verdict.map_err(|_| "an honest peer taken for a hostile one")
+    }
+
+    /// The first of what is on its way to this end, if it can be taken the short way: a message with payload.
+    pub(crate) fn taken_now(&self, at: usize) -> Result<Option<OpId>, Fault> {
+        let Some(Wire::Message(message, _)) = self.wires[at].front() else {
+            return Ok(None);
+        };
+        let mut machine = self.ends[at].machine.clone();
+        let taken = machine.take_now(message);
+        let taken = taken.map_err(|_| "an honest peer taken for a hostile one")?;
+        if taken.is_none() && machine != self.ends[at].machine {
+            return Err("a way not taken left traces");
+        }
+        Ok(taken)
+    }
+
+    /// It arrives by that way, if it is open.
+    pub(crate) fn take(&mut self, at: usize) -> Result<(), Fault> {
+        if self.taken_now(at)?.is_none() {
+            return Ok(());
+        }
+        let [a, b] = &mut self.ends;
+        let (end, peer) = if at == 0 { (a, b) } else { (b, a) };
+        let Some(Wire::Message(message, payload)) = self.wires[at].pop_front() else {
+            return Ok(());
+        };
+        if end.posted.is_empty() {
+            return Err("no control receive is posted");
+        }
+        let taken = end.machine.take_now(&message);
+        let op = taken
+            .ok()
+            .flatten()
+            .ok_or("the same state, another answer")?;
+        let bytes: Vec<_> = payload.iter().map(|&byte| Some(byte)).collect();
+        end.copy(op, 0, &bytes)?;
+        end.recv_complete(peer, done(op, bytes.len() as u64))
     }
 
     /// The oldest local completion of this end is seen.
@@ -509,6 +576,12 @@ impl World {
         }
     }
 
+    /// An end that says it has nothing to do has nothing to do.
+    pub(crate) fn knows_when_still(&self) -> bool {
+        let wrong = |end: &End| end.machine.is_still() && end.machine.clone().poll(true).is_some();
+        !self.ends.iter().any(wrong)
+    }
+
     /// Nothing can happen any more without the program.
     pub(crate) fn is_quiet(&self) -> bool {
         let quiet = |end: &End| end.local.is_empty() && end.machine.clone().poll(true).is_none();
@@ -639,7 +712,7 @@ impl End {
         Ok(())
     }
 
-    fn send_complete(&mut self, told: weft_exs::machine::Completion) -> Result<(), Fault> {
+    fn send_complete(&mut self, told: Completion) -> Result<(), Fault> {
         let place = self.sends.iter().position(|send| send.op == told.op);
         let place = place.ok_or("a send told twice")?;
         let canceled = told.outcome == Outcome::Canceled;
@@ -654,11 +727,7 @@ impl End {
         Ok(())
     }
 
-    fn recv_complete(
-        &mut self,
-        peer: &mut End,
-        told: weft_exs::machine::Completion,
-    ) -> Result<(), Fault> {
+    fn recv_complete(&mut self, peer: &mut End, told: Completion) -> Result<(), Fault> {
         let place = self.recvs.iter().position(|recv| recv.op == told.op);
         let place = place.ok_or("a receive told twice")?;
         if told.outcome != Outcome::Canceled && place != 0 {

@@ -158,6 +158,35 @@ impl Receiver {
         Ok(())
     }
 
+    /// Whether the next receive can take a message of `len` bytes the short way, see
+    /// [`Endpoint::take_now`](crate::machine::Endpoint::take_now).
+    pub(in crate::machine) fn may_take(&self, len: u32) -> bool {
+        // Whoever is first has no message: so no message waits either.
+        self.matched == 0
+            && !self.fin
+            && u64::from(len) <= self.small
+            && self
+                .recvs
+                .front()
+                .is_some_and(|head| head.len >= len.into() && !head.in_place && !head.canceled)
+    }
+
+    pub(in crate::machine) fn take(&mut self, len: u32, shared: &mut Shared<'_>) -> Option<OpId> {
+        self.arrived += 1;
+        self.live = self.live.saturating_sub(1);
+        shared.stats.small_received += 1;
+        shared.stats.small_bytes_received += u64::from(len);
+        Some(self.recvs.pop_front()?.op)
+    }
+
+    /// [`deliver`](Self::deliver) and [`control`](Self::control) have nothing to do.
+    pub(in crate::machine) fn is_still(&self) -> bool {
+        self.acted == self.matched
+            && self.read.is_empty()
+            && self.retract != Retract::Wanted
+            && (self.design != Design::Advert || self.matched + self.live >= self.recvs.len())
+    }
+
     pub(in crate::machine) fn on_packet(
         &mut self,
         len: u32,

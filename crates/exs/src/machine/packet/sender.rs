@@ -55,6 +55,23 @@ impl Sender {
         Ok(())
     }
 
+    /// The short way, see [`Endpoint::send_now`](crate::machine::Endpoint::send_now): the credits for the message.
+    pub(in crate::machine) fn send_now(
+        &mut self,
+        len: u64,
+        shared: &mut Shared<'_>,
+    ) -> Option<u16> {
+        if !self.sends.is_idle() || self.sends.is_shut() || self.retracted {
+            return None;
+        }
+        self.take_small(len, shared)
+    }
+
+    /// [`poll`](Self::poll) has nothing to do.
+    pub(in crate::machine) fn is_still(&self) -> bool {
+        self.sends.is_still() && !self.retracted
+    }
+
     pub(in crate::machine) fn on_advert(
         &mut self,
         advert: Packet,
@@ -137,8 +154,9 @@ impl Sender {
         None
     }
 
-    fn small(&mut self, op: OpId, len: u32, shared: &mut Shared<'_>) -> Option<Action> {
-        if u64::from(len) > self.small {
+    /// The next message goes out with its payload: the credits for it.
+    fn take_small(&mut self, len: u64, shared: &mut Shared<'_>) -> Option<u16> {
+        if len > self.small {
             return None;
         }
         let credits = shared.credits.take_small()?;
@@ -148,7 +166,12 @@ impl Sender {
             shared.stats.adverts_dropped += 1;
         }
         shared.stats.small_sent += 1;
-        shared.stats.small_bytes_sent += u64::from(len);
+        shared.stats.small_bytes_sent += len;
+        Some(credits)
+    }
+
+    fn small(&mut self, op: OpId, len: u32, shared: &mut Shared<'_>) -> Option<Action> {
+        let credits = self.take_small(len.into(), shared)?;
         Some(Action::SendSmall {
             op,
             off: 0,

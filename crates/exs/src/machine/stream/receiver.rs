@@ -329,6 +329,54 @@ impl Receiver {
         Ok(())
     }
 
+    /// Whether the receive at the head can take a message of `len` bytes the short way, see
+    /// [`Endpoint::take_now`](crate::machine::Endpoint::take_now).
+    pub(in crate::machine) fn may_take(&self, len: u32) -> bool {
+        let Some(head) = self.recvs.front() else {
+            return false;
+        };
+        let rest = head.len - head.filled;
+        let whole = if head.flags.waitall {
+            rest == len.into()
+        } else {
+            rest >= len.into()
+        };
+        let in_turn = self.buffered.is_empty() || !self.rules.take_in_turn;
+        whole
+            && in_turn
+            && head.filled == 0
+            && !head.flags.in_place
+            && self.canceled == 0
+            && u64::from(len) <= self.small
+            && self.check_indirect(len).is_ok()
+            && self.rules.resync_seq
+    }
+
+    pub(in crate::machine) fn take(&mut self, len: u32, shared: &mut Shared<'_>) -> Option<OpId> {
+        shared.stats.small_received += 1;
+        shared.stats.small_bytes_received += u64::from(len);
+        self.enter_indirect(shared);
+        self.seq += u64::from(len);
+        let head = self.recvs.pop_front()?;
+        self.seen = self.seen.saturating_sub(1);
+        self.settle(shared);
+        Some(head.op)
+    }
+
+    /// [`deliver`](Self::deliver) and [`control`](Self::control) have nothing to do.
+    pub(in crate::machine) fn is_still(&self) -> bool {
+        let Ring { len, freed, .. } = self.ring;
+        let short = |recv: &Recv| {
+            let rest = recv.len - recv.filled;
+            rest != 0 && rest <= self.small && self.mode == Mode::Dynamic && len != 0
+        };
+        (self.buffered.is_empty() || self.recvs.is_empty())
+            && (freed == 0 || freed < len / 4)
+            && self.retract != Retract::Wanted
+            && self.recvs.get(self.seen).is_none_or(short)
+            && self.rules.check_k_b
+    }
+
     fn check_indirect(&self, len: u32) -> Result<(), Violation> {
         if self.fin {
             Err(Violation::AfterFin)

@@ -70,6 +70,33 @@ impl Sender {
         Ok(())
     }
 
+    /// The short way, see [`Endpoint::send_now`](crate::machine::Endpoint::send_now): the credits for the message.
+    pub(in crate::machine) fn send_now(
+        &mut self,
+        len: u64,
+        shared: &mut Shared<'_>,
+    ) -> Option<u16> {
+        let in_turn = self.sends.is_idle() && self.adverts.is_empty() && !self.retracted;
+        if !(in_turn || !self.rules.send_in_turn)
+            || self.sends.is_shut()
+            || self.mode == Mode::Direct
+            || len == 0
+            || len > self.small
+        {
+            return None;
+        }
+        let credits = shared.credits.take_small()?;
+        self.go_indirect(len, shared.stats);
+        shared.stats.small_sent += 1;
+        shared.stats.small_bytes_sent += len;
+        Some(credits)
+    }
+
+    /// [`poll`](Self::poll) has nothing to do.
+    pub(in crate::machine) fn is_still(&self) -> bool {
+        self.sends.is_still() && !self.retracted
+    }
+
     pub(in crate::machine) fn on_advert(
         &mut self,
         advert: Advert,
