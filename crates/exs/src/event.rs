@@ -62,7 +62,9 @@ pub enum EventKind {
 
 /// Small data left where it arrived (EXS interface 5.2). The socket has one receive fewer for its peer until it is recycled;
 /// dropping it recycles it.
-pub struct InPlace {
+pub struct InPlace(pub(crate) Box<Place>);
+
+pub(crate) struct Place {
     pub(crate) recycle: Option<Box<dyn FnOnce() + Send + Sync>>,
     pub(crate) memory: Memory,
 }
@@ -70,7 +72,7 @@ pub struct InPlace {
 impl InPlace {
     /// Where the data is. It stays as it is until it is recycled.
     pub fn memory(&self) -> &Memory {
-        &self.memory
+        &self.0.memory
     }
     /// Give the place back (`exs_recycle_recv_buffer`).
     pub fn recycle(self) {}
@@ -78,7 +80,7 @@ impl InPlace {
 
 impl Drop for InPlace {
     fn drop(&mut self) {
-        if let Some(recycle) = self.recycle.take() {
+        if let Some(recycle) = self.0.recycle.take() {
             recycle();
         }
     }
@@ -87,7 +89,7 @@ impl Drop for InPlace {
 impl std::fmt::Debug for InPlace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("InPlace")
-            .field("memory", &self.memory)
+            .field("memory", &self.0.memory)
             .finish_non_exhaustive()
     }
 }

@@ -133,6 +133,18 @@ impl Memory {
             Memory::List(_) => None,
         }
     }
+    /// Copy `out.len()` bytes from `off` on, of a single piece.
+    #[inline]
+    pub(crate) fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
+        match self {
+            Memory::Region {
+                region, off: start, ..
+            } => Ok(region.mr.read(*start + off, out)?),
+            Memory::Raw(raw) => Ok(raw.read(off, out)?),
+            Memory::Owned(bytes) => copy_slice(bytes, off, out),
+            Memory::List(_) => Err(Error::Bounds),
+        }
+    }
     /// A copy of its bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         match self {
@@ -148,6 +160,16 @@ impl Memory {
             Memory::Owned(bytes) => bytes,
             other => other.to_vec(),
         }
+    }
+}
+
+pub(crate) fn copy_slice(src: &[u8], off: usize, out: &mut [u8]) -> Result<(), Error> {
+    match src.get(off..off.saturating_add(out.len())) {
+        Some(bytes) => {
+            out.copy_from_slice(bytes);
+            Ok(())
+        }
+        None => Err(Error::Bounds),
     }
 }
 

@@ -73,10 +73,6 @@ impl Options {
             ..LinkOptions::default()
         }
     }
-    /// Whether a time limit is set.
-    pub(crate) fn limited(&self) -> bool {
-        self.send_timeout.is_some() || self.recv_timeout.is_some()
-    }
     /// Whether the two differ only in what may change at any time.
     pub(crate) fn same_connection(&self, other: &Options) -> bool {
         let timeless = |o: &Options| Options {

@@ -308,20 +308,13 @@ impl QueueInner {
     }
 
     fn wait_for(&self, at_least: usize, timeout: Option<Duration>) {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let mode = self.wait.load(Ordering::Relaxed);
         let there =
             || self.len.load(Ordering::SeqCst) >= at_least || self.deleted.load(Ordering::SeqCst);
         if mode == Wait::BusyPoll as u8 {
-            while !there() {
-                if deadline.is_some_and(|end| Instant::now() >= end) {
-                    break;
-                }
-                self.drive();
-                std::hint::spin_loop();
-            }
-            return;
+            return self.spin(there, timeout);
         }
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let adaptive = mode == Wait::Adaptive as u8;
         let mut looked = false;
@@ -367,6 +360,25 @@ impl QueueInner {
             let _ = self.bell.wait_timeout(events, limit);
         }
         self.waiters.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn spin(&self, there: impl Fn() -> bool, timeout: Option<Duration>) {
+        // A look at the clock costs as much as a look at the connection.
+        let mut deadline = None;
+        let mut turn = 0u8;
+        while !there() {
+            self.drive();
+            std::hint::spin_loop();
+            turn = turn.wrapping_add(1);
+            if let Some(time) = timeout
+                && (time.is_zero() || turn.is_multiple_of(64))
+            {
+                let now = Instant::now();
+                if now >= *deadline.get_or_insert(now.checked_add(time).unwrap_or(now)) {
+                    return;
+                }
+            }
+        }
     }
 
     fn wake(&self) {

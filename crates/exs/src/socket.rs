@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ pub(crate) struct Inner {
     /// An ordinary TCP connection in its place.
     plain: Option<Arc<Plain>>,
     closed: AtomicBool,
-    /// One of the time limits is set.
-    limited: AtomicBool,
+    /// The time limits of sends and receives, in nanoseconds; 0: none.
+    limits: [AtomicU64; 2],
 }
 
 enum State {
@@ -67,7 +67,19 @@ impl Inner {
             conn: OnceLock::new(),
             plain: None,
             closed: AtomicBool::new(false),
-            limited: AtomicBool::new(false),
+            limits: Default::default(),
+        }
+    }
+
+    /// Keep the time limits where each operation finds them without a lock.
+    fn limit(&self, options: &Options) {
+        for (kept, limit) in self
+            .limits
+            .iter()
+            .zip([options.send_timeout, options.recv_timeout])
+        {
+            let nanos = limit.map_or(0, |l| l.as_nanos().clamp(1, u64::MAX.into()) as u64);
+            kept.store(nanos, Ordering::Relaxed);
         }
     }
 
@@ -179,7 +191,7 @@ impl Socket {
     ) -> Socket {
         let (context, kind, ipv6) = (&listener.context, listener.kind, listener.ipv6);
         let mut inner = Inner::new(context, kind, ipv6, signal, State::Connected);
-        inner.limited = AtomicBool::new(options.limited());
+        inner.limit(&options);
         inner.options = Mutex::new(options);
         inner.conn = OnceLock::from(conn);
         Socket(Arc::new(inner))
@@ -216,7 +228,7 @@ impl Socket {
         if !matches!(*state, State::Idle(_)) && !new.same_connection(&options) {
             return Err(Errno::ISCONN);
         }
-        self.0.limited.store(new.limited(), Ordering::Relaxed);
+        self.0.limit(&new);
         *options = new;
         Ok(())
     }
@@ -456,11 +468,12 @@ impl Socket {
     }
 
     fn limits(&self) -> (Option<Duration>, Option<Duration>) {
-        if !self.0.limited.load(Ordering::Relaxed) {
-            return (None, None);
-        }
-        let options = lock(&self.0.options);
-        (options.send_timeout, options.recv_timeout)
+        let limit = |kept: &AtomicU64| match kept.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        };
+        let [send, recv] = &self.0.limits;
+        (limit(send), limit(recv))
     }
 
     /// Tell once when the socket is ready for something of `wanted`, or has failed. The event is of [`EventKind::Poll`].
@@ -611,9 +624,15 @@ impl Socket {
     /// # Errors
     /// As [`Socket::send`]; `EAGAIN` when the time limit of sends ran out before anything was sent.
     pub fn send_wait(&self, memory: Memory) -> Result<usize, Errno> {
+        let plain = self.plain()?;
+        if plain.is_none()
+            && let Some(sent) = self.conn()?.send_and_done(&memory)
+        {
+            return sent.map(|()| memory.len());
+        }
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
-        if let Some(plain) = self.plain()? {
+        if let Some(plain) = plain {
             let limit = self.limits().0;
             plain.send(self.plain_op(
                 EventKind::Send,

@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use weft_verbs::{Access, INLINE_DATA, InlineData, RecvWr, RemoteAddr, SendWr};
+use weft_verbs::{Access, INLINE_DATA, InlineData, RemoteAddr, SendWr};
 use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Packet, Remote};
 
 use super::Timers;
-use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER, TAG_RECV};
+use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER};
 use super::state::{ALWAYS_GO, Core, Io};
-use crate::event::InPlace;
+use crate::event::{InPlace, Place};
 use crate::lock::lock;
 use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, Outcome};
@@ -23,6 +23,9 @@ const LARGE: u32 = 32 << 10;
 impl Conn {
     /// Carry out what the machine wants.
     pub(super) fn pump(&self, core: &mut Core) {
+        if core.machine.as_ref().is_some_and(Endpoint::is_still) {
+            return self.flush(core);
+        }
         while let Some(action) = self.next_action(core) {
             let Some(machine) = &mut core.machine else {
                 break;
@@ -111,6 +114,37 @@ impl Conn {
             // It has ended, and the end is about to be told.
             self.fail(core, Errno::CONNRESET);
         }
+    }
+
+    /// Send these bytes in a message now, if nothing is before them. `None`: they take the usual way.
+    pub(super) fn post_promptly(
+        &self,
+        core: &mut Core,
+        memory: &Memory,
+    ) -> Option<Result<(), Errno>> {
+        let Core {
+            machine: Some(machine),
+            io,
+            ..
+        } = core
+        else {
+            return None;
+        };
+        if io.closing || io.no_send().is_some() || !(io.sends.is_empty() && io.recvs.is_empty()) {
+            return None;
+        }
+        let len = memory.len();
+        let bytes = io.prompt.inline.get_or_insert_default();
+        bytes.resize(HEADER_LEN + len, 0);
+        memory.read(0, &mut bytes[HEADER_LEN..]).ok()?;
+        let mut head = [0; MAX_LEN];
+        machine.send_now(len as u64)?.emit(&mut head);
+        bytes[..HEADER_LEN].copy_from_slice(&head[..HEADER_LEN]);
+        if self.qp.post_send(std::slice::from_ref(&io.prompt)).is_err() {
+            self.fail(core, Errno::CONNRESET);
+            return Some(Err(Errno::CONNRESET));
+        }
+        Some(Ok(()))
     }
 
     fn carry_out(&self, machine: &mut Endpoint, io: &mut Io, action: Action) -> Result<(), Error> {
@@ -292,11 +326,7 @@ impl Conn {
                     it.fill(off as usize, &io.ctrl.mr, from, len as usize)?;
                 }
             }
-            Action::Repost { buffer } => {
-                let sge = io.ctrl.mr.sge(buffer as usize * io.slot, io.slot);
-                io.recvs
-                    .push(RecvWr::new(TAG_RECV | u64::from(buffer)).sge(sge));
-            }
+            Action::Repost { buffer } => io.repost(buffer),
             Action::Complete(Completion {
                 op,
                 len,
@@ -310,13 +340,15 @@ impl Conn {
                     Outcome::Canceled => Err(Errno::CANCELED),
                     Outcome::Done | Outcome::Truncated | Outcome::Eof => Ok(bytes),
                 };
-                let place = in_place.map(|at| InPlace {
-                    recycle: Some(self.recycler(at.buffer)),
-                    memory: Memory::Region {
-                        region: Arc::clone(&io.ctrl),
-                        off: at.buffer as usize * io.slot + HEADER_LEN + at.off as usize,
-                        len: bytes,
-                    },
+                let place = in_place.map(|at| {
+                    InPlace(Box::new(Place {
+                        recycle: Some(self.recycler(at.buffer)),
+                        memory: Memory::Region {
+                            region: Arc::clone(&io.ctrl),
+                            off: at.buffer as usize * io.slot + HEADER_LEN + at.off as usize,
+                            len: bytes,
+                        },
+                    }))
                 });
                 io.finish(op, result, bytes, outcome == Outcome::Truncated, place);
             }

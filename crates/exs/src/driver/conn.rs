@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, Signal, Wc};
+use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, SendWr, Signal, Wc};
 use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 
 use super::Timers;
@@ -15,7 +15,7 @@ use super::hold::{Held, Queue as Files};
 use super::op::{Late, Op, Slot, Target};
 use super::slab::Slab;
 use super::state::{Core, Io, Meter, completed};
-use crate::event::{EventKind, Ready};
+use crate::event::{Event, EventKind, Ready};
 use crate::lock::{lock, try_lock};
 use crate::machine::policy::Policy;
 use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
@@ -33,6 +33,17 @@ pub(super) const HEADER_SLOT: usize = 64;
 const HEADER_SLOTS: usize = 256;
 /// Send work requests outstanding.
 const MAX_SEND_WR: u32 = 1 << 17;
+/// Sends up to this may go out in one message at once, in bytes.
+const SHORT_MAX: usize = INLINE_MAX - HEADER_LEN;
+/// Stands for a send that has no name any more, or none yet.
+const DONE: OpId = OpId(u64::MAX);
+
+/// Why a send has not gone out at once; what it brought comes back.
+enum Prompt {
+    Not(Memory, Target),
+    Failed(Errno, Target),
+}
+
 /// The outcome of starting an operation; a target that will not be told comes back.
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
@@ -143,6 +154,7 @@ impl Conn {
             },
             headers,
             used_headers: VecDeque::new(),
+            prompt: SendWr::send(0).inline(&[]),
             sends: Vec::new(),
             recvs: Vec::new(),
             late: Vec::new(),
@@ -268,7 +280,7 @@ impl Conn {
             return self.send_now(memory, target, token, limit);
         }
         match self.hold_back(Held::Send(memory, target, token, limit)) {
-            Ok(()) => Ok(OpId(u64::MAX)),
+            Ok(()) => Ok(DONE),
             Err(Held::Send(memory, target, ..)) => self.send_now(memory, target, token, limit),
             Err(_) => Err((Errno::INVAL, Target::Nobody)),
         }
@@ -284,6 +296,15 @@ impl Conn {
     ) -> Started {
         self.join(&target);
         let len = memory.len() as u64;
+        let (memory, target) = if len <= SHORT_MAX as u64 && !matches!(memory, Memory::List(_)) {
+            match self.send_promptly(memory, target, token) {
+                Err(Prompt::Not(memory, target)) => (memory, target),
+                Err(Prompt::Failed(errno, target)) => return Err((errno, target)),
+                Ok(()) => return Ok(DONE),
+            }
+        } else {
+            (memory, target)
+        };
         let kind = EventKind::of_send(&memory);
         self.start(limit, target, move |machine, io, target| {
             if let Some(errno) = io.no_send() {
@@ -302,6 +323,40 @@ impl Conn {
             }
             Ok(id)
         })
+    }
+
+    /// A short send with nothing before it goes out on the spot, and is complete. Nothing else is looked at.
+    fn send_promptly(&self, memory: Memory, target: Target, token: u64) -> Result<(), Prompt> {
+        let sent = self.hold(lock(&self.core), |core| {
+            match self.post_promptly(core, &memory) {
+                None => return Err(Prompt::Not(memory, target)),
+                Some(Err(errno)) => return Err(Prompt::Failed(errno, target)),
+                Some(Ok(())) => {}
+            }
+            let bytes = memory.len();
+            let mut event = Event::new(EventKind::Send, token, self.fd, Ok(bytes));
+            event.bytes = bytes;
+            event.memory = Some(memory);
+            core.io.late.extend(target.tell(event));
+            Ok(())
+        });
+        if self.pending.load(Ordering::SeqCst) {
+            self.settle();
+        }
+        sent
+    }
+
+    /// As [`Conn::send`], for a caller who would wait; `None` where the usual way has to be taken.
+    pub(crate) fn send_and_done(&self, memory: &Memory) -> Option<Result<(), Errno>> {
+        let too_long = memory.len() > SHORT_MAX || matches!(memory, Memory::List(_));
+        if too_long || self.holding.load(Ordering::SeqCst) {
+            return None;
+        }
+        let sent = self.hold(lock(&self.core), |core| self.post_promptly(core, memory));
+        if self.pending.load(Ordering::SeqCst) {
+            self.settle();
+        }
+        sent
     }
 
     /// Start a receive.

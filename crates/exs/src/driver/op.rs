@@ -11,6 +11,7 @@ use weft_verbs::{Access, Mr, Sge};
 use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
 use crate::lock::lock;
+use crate::memory::copy_slice;
 use crate::{Context, Error, Memory, Queue};
 
 /// Where the end of an operation goes.
@@ -148,18 +149,25 @@ pub(crate) struct Op {
     pub(crate) token: u64,
     pub(crate) target: Target,
     pub(crate) memory: Memory,
-    /// Where a list of pieces is received before it is scattered.
-    pub(crate) bounce: Option<Vec<u8>>,
-    /// Registrations for ourselves, one a piece, made when first needed.
-    local: SmallVec<[Option<Mr>; 1]>,
-    /// What is open to the peer.
-    pub(crate) open: Option<Mr>,
     /// When its time limit runs out.
     pub(crate) deadline: Option<Instant>,
     /// Set when a time limit cancelled it.
     pub(crate) timed_out: bool,
     /// Bytes that were copied in.
     pub(crate) filled: usize,
+    /// What small ones have no need of.
+    more: Option<Box<More>>,
+}
+
+/// How the memory of an operation is reached by work requests and by the peer.
+#[derive(Default)]
+struct More {
+    /// Where a list of pieces is received before it is scattered.
+    bounce: Option<Vec<u8>>,
+    /// Registrations for ourselves, one a piece, made when first needed.
+    local: SmallVec<[Option<Mr>; 1]>,
+    /// What is open to the peer.
+    open: Option<Mr>,
 }
 
 /// Lists of more pieces are gathered first.
@@ -180,17 +188,21 @@ impl Op {
         if let (None, Memory::List(list)) = (&bounce, &mut memory) {
             list.retain(|piece| !piece.is_empty());
         }
+        let more = bounce.map(|bounce| {
+            Box::new(More {
+                bounce: Some(bounce),
+                ..More::default()
+            })
+        });
         Op {
             kind,
             token,
             target,
             memory,
-            bounce,
-            local: SmallVec::new(),
-            open: None,
             deadline: None,
             timed_out: false,
             filled: 0,
+            more,
         }
     }
 
@@ -201,10 +213,13 @@ impl Op {
     /// Copy `out.len()` bytes from `off` on.
     pub(crate) fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
         let mut off = off;
-        if let Some(bounce) = &self.bounce {
+        let Some(more) = &self.more else {
+            return self.memory.read(off, out);
+        };
+        if let Some(bounce) = &more.bounce {
             return copy_slice(bounce, off, out);
         }
-        if let Some(Some(mr)) = self.local.first()
+        if let Some(Some(mr)) = more.local.first()
             && !matches!(self.memory, Memory::List(_) | Memory::Region { .. })
         {
             return Ok(mr.read(off, out)?);
@@ -220,9 +235,9 @@ impl Op {
                     }
                     let n = (len - off).min(out.len() - done);
                     let part = &mut out[done..done + n];
-                    match self.local.get(i) {
+                    match more.local.get(i) {
                         Some(Some(mr)) => mr.read(off, part)?,
-                        _ => read_plain(piece, off, part)?,
+                        _ => piece.read(off, part)?,
                     }
                     done += n;
                     off = 0;
@@ -236,7 +251,7 @@ impl Op {
                     Err(Error::Bounds)
                 }
             }
-            one => read_plain(one, off, out),
+            one => one.read(off, out),
         }
     }
 
@@ -249,14 +264,16 @@ impl Op {
         len: usize,
     ) -> Result<(), Error> {
         self.filled = self.filled.max(off + len);
-        if let Some(bounce) = &mut self.bounce {
-            let Some(dst) = bounce.get_mut(off..off.saturating_add(len)) else {
-                return Err(Error::Bounds);
-            };
-            return Ok(src.read(from, dst)?);
-        }
-        if let Some(Some(mr)) = self.local.first() {
-            return Ok(src.copy_to(from, mr, off, len)?);
+        if let Some(more) = &mut self.more {
+            if let Some(bounce) = &mut more.bounce {
+                let Some(dst) = bounce.get_mut(off..off.saturating_add(len)) else {
+                    return Err(Error::Bounds);
+                };
+                return Ok(src.read(from, dst)?);
+            }
+            if let Some(Some(mr)) = more.local.first() {
+                return Ok(src.copy_to(from, mr, off, len)?);
+            }
         }
         match &mut self.memory {
             Memory::Region {
@@ -279,15 +296,16 @@ impl Op {
         len: usize,
         out: &mut SmallVec<[Sge; 2]>,
     ) -> Result<(), Error> {
-        if let Some(bounce) = self.bounce.take() {
+        let more = self.more.get_or_insert_default();
+        if let Some(bounce) = more.bounce.take() {
             // Only of sends: from here on it is the one piece.
             self.memory = Memory::Owned(bounce);
         }
         let (mut off, mut len) = (off, len);
         match &mut self.memory {
             Memory::List(list) => {
-                self.local.resize_with(list.len(), || None);
-                for (piece, slot) in list.iter_mut().zip(&mut self.local) {
+                more.local.resize_with(list.len(), || None);
+                for (piece, slot) in list.iter_mut().zip(&mut more.local) {
                     let whole = slot.as_ref().map_or(piece.len(), Mr::len);
                     if off >= whole {
                         off -= whole;
@@ -304,8 +322,8 @@ impl Op {
                 Ok(())
             }
             one => {
-                self.local.resize_with(1, || None);
-                out.push(name(context, one, &mut self.local[0], off, len)?);
+                more.local.resize_with(1, || None);
+                out.push(name(context, one, &mut more.local[0], off, len)?);
                 Ok(())
             }
         }
@@ -320,14 +338,15 @@ impl Op {
         access: Access,
     ) -> Result<(u64, u32), Error> {
         let pd = context.pd();
-        if let Some(bounce) = self.bounce.take() {
-            self.local
+        let more = self.more.get_or_insert_default();
+        if let Some(bounce) = more.bounce.take() {
+            more.local
                 .push(Some(pd.reg_mr(bounce, Access::LOCAL_WRITE)?));
         }
         let access = access | Access::LOCAL_WRITE;
         // What was open before is not any more.
-        self.open = None;
-        let mr = if let Some(Some(mr)) = self.local.first() {
+        more.open = None;
+        let mr = if let Some(Some(mr)) = more.local.first() {
             pd.reg_part(mr, off, len, access)?
         } else {
             match &mut self.memory {
@@ -337,9 +356,9 @@ impl Op {
                 Memory::Raw(raw) => pd.reg_raw(&raw.slice(off, len)?, access)?,
                 Memory::Owned(bytes) => {
                     let bytes = std::mem::take(bytes);
-                    self.local
+                    more.local
                         .push(Some(pd.reg_mr(bytes, Access::LOCAL_WRITE)?));
-                    let Some(Some(mr)) = self.local.first() else {
+                    let Some(Some(mr)) = more.local.first() else {
                         return Err(Error::Bounds);
                     };
                     pd.reg_part(mr, off, len, access)?
@@ -348,7 +367,7 @@ impl Op {
             }
         };
         let place = (mr.addr(), mr.rkey());
-        self.open = Some(mr);
+        more.open = Some(mr);
         Ok(place)
     }
 
@@ -361,22 +380,10 @@ impl Op {
         truncated: bool,
         in_place: Option<InPlace>,
     ) -> Option<Late> {
-        self.open = None;
-        let is_list = matches!(self.memory, Memory::List(_));
-        if !self.is_send() && is_list {
-            self.scatter(bytes);
-        } else if let Memory::List(list) = &mut self.memory {
-            for (piece, mr) in list.iter_mut().zip(&mut self.local) {
-                if let (Memory::Owned(bytes), Some(mr)) = (piece, mr.take()) {
-                    *bytes = take_back(mr);
-                }
-            }
-        } else if let Memory::Owned(bytes) = &mut self.memory
-            && let Some(mr) = self.local.first_mut().and_then(Option::take)
-        {
-            *bytes = take_back(mr);
+        if let Some(mut more) = self.more.take() {
+            more.open = None;
+            self.take_memory_back(&mut more, bytes);
         }
-        self.local.clear();
         let mut event = Event::new(self.kind, self.token, fd, result);
         event.bytes = bytes;
         event.truncated = truncated;
@@ -385,16 +392,31 @@ impl Op {
         self.target.tell(event)
     }
 
+    /// Its memory as it was, with what came in it.
+    fn take_memory_back(&mut self, more: &mut More, bytes: usize) {
+        let is_list = matches!(self.memory, Memory::List(_));
+        if !self.is_send() && is_list {
+            let local = more.local.first_mut().and_then(Option::take);
+            match (more.bounce.take(), local) {
+                (Some(bounce), _) => self.scatter(&bounce, bytes),
+                (None, Some(mr)) => self.scatter(&take_back(mr), bytes),
+                (None, None) => {}
+            }
+        } else if let Memory::List(list) = &mut self.memory {
+            for (piece, mr) in list.iter_mut().zip(&mut more.local) {
+                if let (Memory::Owned(bytes), Some(mr)) = (piece, mr.take()) {
+                    *bytes = take_back(mr);
+                }
+            }
+        } else if let Memory::Owned(bytes) = &mut self.memory
+            && let Some(mr) = more.local.first_mut().and_then(Option::take)
+        {
+            *bytes = take_back(mr);
+        }
+    }
+
     /// Spread what came over the pieces.
-    fn scatter(&mut self, bytes: usize) {
-        let bounce = match (
-            self.bounce.take(),
-            self.local.first_mut().and_then(Option::take),
-        ) {
-            (Some(bounce), _) => bounce,
-            (None, Some(mr)) => take_back(mr),
-            (None, None) => return,
-        };
+    fn scatter(&mut self, bounce: &[u8], bytes: usize) {
         let mut rest = &bounce[..bytes.min(bounce.len())];
         if let Memory::List(list) = &mut self.memory {
             for piece in list {
@@ -419,27 +441,6 @@ fn take_back(mr: Mr) -> Vec<u8> {
             tracing::warn!(%error, "somebody is still in the memory of an operation that is over");
             mr.to_vec(0, mr.len()).unwrap_or_default()
         }
-    }
-}
-
-fn copy_slice(src: &[u8], off: usize, out: &mut [u8]) -> Result<(), Error> {
-    match src.get(off..off.saturating_add(out.len())) {
-        Some(bytes) => {
-            out.copy_from_slice(bytes);
-            Ok(())
-        }
-        None => Err(Error::Bounds),
-    }
-}
-
-fn read_plain(memory: &Memory, off: usize, out: &mut [u8]) -> Result<(), Error> {
-    match memory {
-        Memory::Region {
-            region, off: start, ..
-        } => Ok(region.mr.read(*start + off, out)?),
-        Memory::Raw(raw) => Ok(raw.read(off, out)?),
-        Memory::Owned(bytes) => copy_slice(bytes, off, out),
-        Memory::List(_) => Err(Error::Bounds),
     }
 }
 

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
-use weft_wire::exs::{Body, Imm, MAX_LEN, Message};
+use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message};
 
 use super::conn::{TAG_HEADER, TAG_RECV};
 use super::op::{Late, Op, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
 use crate::machine::policy::Policy;
-use crate::machine::{Endpoint, OpId, Stats};
+use crate::machine::{Endpoint, OpId, Stats, Violation};
 use crate::{Context, Error, Region};
 
 pub(super) struct Core {
@@ -85,6 +85,8 @@ pub(super) struct Io {
     pub(super) free_headers: Vec<u32>,
     /// Those in use, in the order of their work requests.
     pub(super) used_headers: VecDeque<u32>,
+    /// For sends that go out on the spot: a message, whose bytes are exchanged.
+    pub(super) prompt: SendWr,
     /// Batches for the queue pair.
     pub(super) sends: Vec<SendWr>,
     pub(super) recvs: Vec<RecvWr>,
@@ -146,12 +148,21 @@ pub(super) fn completed(core: &mut Core, wc: &Wc) -> Result<(), Errno> {
             tracing::debug!(%error, "a message that is none");
             Errno::PROTO
         })?;
+        if let Body::Small { len } = message.body {
+            match machine.take_now(&message) {
+                Ok(None) => {}
+                Ok(Some(op)) => return io.take(op, buffer, len as usize),
+                Err(violation) => return Err(broken(violation)),
+            }
+        }
         machine.on_message(buffer, &message)
     };
-    heard.map_err(|violation| {
-        tracing::debug!(%violation, "the peer broke the protocol");
-        Errno::PROTO
-    })
+    heard.map_err(broken)
+}
+
+fn broken(violation: Violation) -> Errno {
+    tracing::debug!(%violation, "the peer broke the protocol");
+    Errno::PROTO
 }
 
 impl Io {
@@ -181,6 +192,24 @@ impl Io {
         };
         self.send_message(&Message { credits, body });
         Ok(())
+    }
+
+    /// A receive is complete with the payload of this message.
+    fn take(&mut self, op: OpId, buffer: u32, len: usize) -> Result<(), Errno> {
+        if let Some(it) = self.ops.get_mut(op) {
+            let from = buffer as usize * self.slot + HEADER_LEN;
+            it.fill(0, &self.ctrl.mr, from, len)
+                .map_err(|error| error.errno())?;
+        }
+        self.finish(op, Ok(len), len, false, None);
+        self.repost(buffer);
+        Ok(())
+    }
+
+    pub(super) fn repost(&mut self, buffer: u32) {
+        let sge = self.ctrl.mr.sge(buffer as usize * self.slot, self.slot);
+        self.recvs
+            .push(RecvWr::new(TAG_RECV | u64::from(buffer)).sge(sge));
     }
 
     /// Why nothing can be sent.
