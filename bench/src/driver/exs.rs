@@ -25,8 +25,11 @@ fn socket(contexts: &mut Contexts, spec: &Spec) -> Result<Socket> {
     socket
         .set_options(|options| {
             options.crc = spec.crc;
-            options.send_timeout = Some(PATIENCE);
-            options.recv_timeout = Some(PATIENCE);
+            if spec.stack == super::Stack::ExsSync {
+                // The others wait at their queue, which has a limit itself.
+                options.send_timeout = Some(PATIENCE);
+                options.recv_timeout = Some(PATIENCE);
+            }
         })
         .map_err(stack("set a socket"))?;
     Ok(socket)

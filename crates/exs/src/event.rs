@@ -121,6 +121,7 @@ pub struct Event {
 
 impl Event {
     /// An event that moved no bytes and brings nothing back.
+    #[inline]
     pub(crate) fn new(kind: EventKind, token: u64, fd: i32, result: Result<usize, Errno>) -> Event {
         Event {
             kind,

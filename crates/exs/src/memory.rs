@@ -103,6 +103,7 @@ pub enum Memory {
 
 impl Memory {
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Memory::Region { len, .. } => *len,

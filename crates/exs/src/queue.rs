@@ -223,20 +223,23 @@ impl QueueInner {
     }
 
     /// Put an event into the place that its operation has.
+    #[inline]
     pub(crate) fn push(&self, event: Event) {
-        {
+        let waiters = {
             let mut events = lock(&self.events);
             if self.deleted.load(Ordering::SeqCst) {
                 drop(events);
                 return self.release();
             }
             events.push_back(event);
-            self.len.store(events.len(), Ordering::SeqCst);
+            self.len.store(events.len(), Ordering::Release);
             if events.len() == 1 && self.signals.load(Ordering::SeqCst) {
                 self.signal.raise();
             }
-        }
-        if self.waiters.load(Ordering::SeqCst) > 0 {
+            // Under the lock, as the last look of those who are about to sleep.
+            self.waiters.load(Ordering::SeqCst)
+        };
+        if waiters > 0 {
             self.wake();
         }
     }
@@ -267,8 +270,11 @@ impl QueueInner {
         }
         let mut events = lock(&self.events);
         let n = events.len().min(max);
-        out.extend(events.drain(..n));
-        self.len.store(events.len(), Ordering::SeqCst);
+        out.reserve(n);
+        for _ in 0..n {
+            out.extend(events.pop_front());
+        }
+        self.len.store(events.len(), Ordering::Release);
         if events.is_empty() && n > 0 && self.signals.load(Ordering::SeqCst) {
             self.signal.clear();
         }
@@ -329,7 +335,11 @@ impl QueueInner {
                 let epoch = conn.epoch();
                 lock(&self.asleep).push(Arc::downgrade(&conn));
                 // Whoever pushed before it saw us here has been seen by this look.
-                if !there() {
+                let over = {
+                    let events = lock(&self.events);
+                    events.len() >= at_least || self.deleted.load(Ordering::SeqCst)
+                };
+                if !over {
                     conn.watch(epoch, adaptive, left);
                 }
                 let mut asleep = lock(&self.asleep);
@@ -366,10 +376,17 @@ impl QueueInner {
         // A look at the clock costs as much as a look at the connection.
         let mut deadline = None;
         let mut turn = 0u8;
+        let mut only = None;
         while !there() {
-            self.drive();
-            std::hint::spin_loop();
+            if turn.is_multiple_of(64) {
+                only = self.only_member();
+            }
             turn = turn.wrapping_add(1);
+            match &only {
+                Some(conn) => conn.drive(),
+                None => self.drive(),
+            }
+            std::hint::spin_loop();
             if let Some(time) = timeout
                 && (time.is_zero() || turn.is_multiple_of(64))
             {

@@ -537,6 +537,20 @@ impl Message {
         }
     }
 
+    /// The message in a control receive of `total` bytes that begins with `head`, if it is a [`Body::Small`] as it should be:
+    /// the same as from [`Message::parse_head`], sooner.
+    #[inline]
+    pub fn parse_small(head: [u8; HEADER_LEN], total: usize) -> Option<Self> {
+        let [kind, flags, c0, c1, len @ ..] = head;
+        let len = u32::from_be_bytes(len);
+        let fine =
+            (kind, flags) == (SMALL, 0) && total.checked_sub(HEADER_LEN) == Some(len as usize);
+        fine.then_some(Message {
+            credits: u16::from_be_bytes([c0, c1]),
+            body: Body::Small { len },
+        })
+    }
+
     /// Parse all bytes of a control receive. The payload of a [`Body::Small`] is what follows the header.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         Self::parse_head(bytes, bytes.len())

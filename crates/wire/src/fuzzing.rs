@@ -132,6 +132,14 @@ pub fn exs_message(data: &[u8]) {
         assert!(len == data.len() || matches!(message.body, exs::Body::Small { .. }));
         assert!(!message.to_string().is_empty());
     }
+    if let Some(&head) = data.first_chunk() {
+        let small = exs::Message::parse_small(head, data.len());
+        let whole = exs::Message::parse(data).ok();
+        assert_eq!(
+            small,
+            whole.filter(|m| matches!(m.body, exs::Body::Small { .. }))
+        );
+    }
     // The head of a long one is as good as all of it.
     if let Some(head) = data.get(..exs::MAX_LEN) {
         let from_head = exs::Message::parse_head(head, data.len());

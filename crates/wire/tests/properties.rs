@@ -364,8 +364,13 @@ proptest! {
         let head = &raw[..raw.len().min(exs::MAX_LEN)];
         prop_assert_eq!(exs::Message::parse_head(head, raw.len()), Ok(message));
         prop_assert_eq!(exs::Message::parse_head(head, raw.len() + 1), Err(exs::ParseError::Length));
+        let small = exs::Message::parse_small(*raw.first_chunk().unwrap(), raw.len());
+        prop_assert_eq!(small.is_some(), matches!(message.body, exs::Body::Small { .. }));
+        prop_assert!(small.is_none_or(|small| small == message));
         raw.push(0);
         prop_assert_eq!(exs::Message::parse(&raw), Err(exs::ParseError::Length));
+        let longer = exs::Message::parse_small(*raw.first_chunk().unwrap(), raw.len());
+        prop_assert_eq!(longer, None);
     }
 
     #[test]

@@ -38,12 +38,6 @@ const SHORT_MAX: usize = INLINE_MAX - HEADER_LEN;
 /// Stands for a send that has no name any more, or none yet.
 const DONE: OpId = OpId(u64::MAX);
 
-/// Why a send has not gone out at once; what it brought comes back.
-enum Prompt {
-    Not(Memory, Target),
-    Failed(Errno, Target),
-}
-
 /// The outcome of starting an operation; a target that will not be told comes back.
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
@@ -295,55 +289,53 @@ impl Conn {
         limit: Option<Duration>,
     ) -> Started {
         self.join(&target);
-        let len = memory.len() as u64;
-        let (memory, target) = if len <= SHORT_MAX as u64 && !matches!(memory, Memory::List(_)) {
-            match self.send_promptly(memory, target, token) {
-                Err(Prompt::Not(memory, target)) => (memory, target),
-                Err(Prompt::Failed(errno, target)) => return Err((errno, target)),
-                Ok(()) => return Ok(DONE),
-            }
-        } else {
-            (memory, target)
-        };
+        let len = memory.len();
         let kind = EventKind::of_send(&memory);
-        self.start(limit, target, move |machine, io, target| {
-            if let Some(errno) = io.no_send() {
+        let mut core = lock(&self.core);
+        if len <= SHORT_MAX
+            && kind == EventKind::Send
+            && let Some(sent) = self.post_promptly(&mut core, &memory)
+        {
+            if let Err(errno) = sent {
+                self.leave_core(core);
                 return Err((errno, target));
             }
-            let id = io.ops.insert(Op::new(kind, memory, target, token));
-            io.sending += 1;
-            if let Err(refused) = machine.send(id, len) {
-                io.sending -= 1;
-                let errno = match refused {
-                    Refused::Shutdown => Errno::PIPE,
-                    Refused::TooLong => Errno::MSGSIZE,
-                };
-                let op = io.ops.remove(id);
-                return Err((errno, op.map_or(Target::Nobody, |op| op.target)));
-            }
-            Ok(id)
-        })
-    }
-
-    /// A short send with nothing before it goes out on the spot, and is complete. Nothing else is looked at.
-    fn send_promptly(&self, memory: Memory, target: Target, token: u64) -> Result<(), Prompt> {
-        let sent = self.hold(lock(&self.core), |core| {
-            match self.post_promptly(core, &memory) {
-                None => return Err(Prompt::Not(memory, target)),
-                Some(Err(errno)) => return Err(Prompt::Failed(errno, target)),
-                Some(Ok(())) => {}
-            }
-            let bytes = memory.len();
-            let mut event = Event::new(EventKind::Send, token, self.fd, Ok(bytes));
-            event.bytes = bytes;
-            event.memory = Some(memory);
+            let event = Event {
+                bytes: len,
+                memory: Some(memory),
+                ..Event::new(kind, token, self.fd, Ok(len))
+            };
             core.io.late.extend(target.tell(event));
-            Ok(())
-        });
-        if self.pending.load(Ordering::SeqCst) {
-            self.settle();
+            self.leave_core(core);
+            return Ok(DONE);
         }
-        sent
+        let begun = match core.open() {
+            Err(errno) => Err((errno, target)),
+            Ok((_, io)) if io.no_send().is_some() => {
+                Err((io.no_send().unwrap_or(Errno::PIPE), target))
+            }
+            Ok((machine, io)) => {
+                let id = io.ops.insert(Op::new(kind, memory, target, token));
+                match machine.send(id, len as u64) {
+                    Ok(()) => {
+                        io.sending += 1;
+                        self.set_limit(io, id, limit);
+                        Ok(id)
+                    }
+                    Err(refused) => {
+                        let errno = match refused {
+                            Refused::Shutdown => Errno::PIPE,
+                            Refused::TooLong => Errno::MSGSIZE,
+                        };
+                        let op = io.ops.remove(id);
+                        Err((errno, op.map_or(Target::Nobody, |op| op.target)))
+                    }
+                }
+            }
+        };
+        self.process(&mut core);
+        self.leave_core(core);
+        begun
     }
 
     /// As [`Conn::send`], for a caller who would wait; `None` where the usual way has to be taken.
@@ -352,10 +344,9 @@ impl Conn {
         if too_long || self.holding.load(Ordering::SeqCst) {
             return None;
         }
-        let sent = self.hold(lock(&self.core), |core| self.post_promptly(core, memory));
-        if self.pending.load(Ordering::SeqCst) {
-            self.settle();
-        }
+        let mut core = lock(&self.core);
+        let sent = self.post_promptly(&mut core, memory);
+        self.leave_core(core);
         sent
     }
 
@@ -369,41 +360,43 @@ impl Conn {
         limit: Option<Duration>,
     ) -> Started {
         self.join(&target);
+        let mut core = lock(&self.core);
+        let (machine, io) = match core.open() {
+            Ok(open) => open,
+            Err(errno) => {
+                self.leave_core(core);
+                return Err((errno, target));
+            }
+        };
+        let nothing = machine.readable() == 0 && !machine.peer_closed() && io.over.is_none();
+        if flags.contains(RecvFlags::DONTWAIT) && nothing {
+            self.process(&mut core);
+            self.leave_core(core);
+            return Err((Errno::AGAIN, target));
+        }
         let len = memory.len() as u64;
         let kind = EventKind::of_recv(&memory);
-        self.start(limit, target, move |machine, io, target| {
-            let nothing = machine.readable() == 0 && !machine.peer_closed() && io.over.is_none();
-            if flags.contains(RecvFlags::DONTWAIT) && nothing {
-                return Err((Errno::AGAIN, target));
-            }
-            let id = io.ops.insert(Op::new(kind, memory, target, token));
-            let wishes = Wishes {
-                waitall: flags.contains(RecvFlags::WAITALL),
-                in_place: flags.contains(RecvFlags::IN_PLACE),
-            };
-            machine.recv(id, len, wishes);
-            Ok(id)
-        })
+        let id = io.ops.insert(Op::new(kind, memory, target, token));
+        let wishes = Wishes {
+            waitall: flags.contains(RecvFlags::WAITALL),
+            in_place: flags.contains(RecvFlags::IN_PLACE),
+        };
+        machine.recv(id, len, wishes);
+        self.set_limit(io, id, limit);
+        // Of a short one nobody has to be told, unless its data is there.
+        if !machine.is_still() {
+            self.process(&mut core);
+        }
+        self.leave_core(core);
+        Ok(id)
     }
 
-    fn start(
-        &self,
-        limit: Option<Duration>,
-        target: Target,
-        f: impl FnOnce(&mut Endpoint, &mut Io, Target) -> Result<OpId, (Errno, Target)>,
-    ) -> Started {
+    fn set_limit(&self, io: &mut Io, id: OpId, limit: Option<Duration>) {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        self.with(|core| {
-            let id = match &mut core.machine {
-                Some(machine) if !core.io.closing => f(machine, &mut core.io, target)?,
-                _ => return Err((core.io.over.unwrap_or(Errno::NOTCONN), target)),
-            };
-            if let (Some(deadline), Some(op)) = (deadline, core.io.ops.get_mut(id)) {
-                op.deadline = Some(deadline);
-                self.set_alarm(&mut core.io, deadline);
-            }
-            Ok(id)
-        })
+        if let (Some(deadline), Some(op)) = (deadline, io.ops.get_mut(id)) {
+            op.deadline = Some(deadline);
+            self.set_alarm(io, deadline);
+        }
     }
 
     /// Have a timer look at the operations then, at the latest. One timer does for all of them.
@@ -642,11 +635,12 @@ impl Conn {
                 self.pending.store(true, Ordering::SeqCst);
                 try_lock(&self.core)
             });
-            let Some(core) = core else { return };
+            let Some(mut core) = core else { return };
             if self.pending.load(Ordering::SeqCst) {
                 self.pending.store(false, Ordering::SeqCst);
             }
-            self.hold(core, |core| self.process(core));
+            self.process(&mut core);
+            self.release_core(core);
             if !self.pending.load(Ordering::SeqCst) {
                 return;
             }
@@ -700,19 +694,23 @@ impl Conn {
 
     /// Do something under the lock, and what others left meanwhile.
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        let out = self.hold(lock(&self.core), |core| {
-            let out = f(core);
-            self.process(core);
-            out
-        });
-        if self.pending.load(Ordering::SeqCst) {
-            self.settle();
-        }
+        let mut core = lock(&self.core);
+        let out = f(&mut core);
+        self.process(&mut core);
+        self.leave_core(core);
         out
     }
 
-    fn hold<R>(&self, mut core: MutexGuard<'_, Core>, f: impl FnOnce(&mut Core) -> R) -> R {
-        let out = f(&mut core);
+    /// Let go of the lock, and do what others left meanwhile.
+    #[inline]
+    fn leave_core(&self, core: MutexGuard<'_, Core>) {
+        self.release_core(core);
+        if self.pending.load(Ordering::SeqCst) {
+            self.settle();
+        }
+    }
+
+    fn release_core(&self, mut core: MutexGuard<'_, Core>) {
         if core.look_around() {
             // In order: what is posted still goes out.
             self.qp.disconnect();
@@ -734,7 +732,7 @@ impl Conn {
             self.cq.interrupt();
         }
         if core.io.late.is_empty() {
-            return out;
+            return;
         }
         // In the order in which they came about, whoever makes them.
         lock(&self.late).extend(core.io.late.drain(..));
@@ -751,7 +749,6 @@ impl Conn {
                 break;
             }
         }
-        out
     }
 
     fn process(&self, core: &mut Core) {

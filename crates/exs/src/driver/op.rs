@@ -104,6 +104,7 @@ impl Target {
     }
 
     /// Tell it; calls are for after all locks are let go, and come back.
+    #[inline]
     pub(crate) fn tell(self, event: Event) -> Option<Late> {
         match self {
             Target::Queue(queue) => queue.0.push(event),
@@ -372,8 +373,9 @@ impl Op {
     }
 
     /// The operation is over: close its memory, and tell.
+    #[inline]
     pub(crate) fn finish(
-        mut self,
+        &mut self,
         fd: i32,
         result: Result<usize, Errno>,
         bytes: usize,
@@ -384,12 +386,15 @@ impl Op {
             more.open = None;
             self.take_memory_back(&mut more, bytes);
         }
-        let mut event = Event::new(self.kind, self.token, fd, result);
-        event.bytes = bytes;
-        event.truncated = truncated;
-        event.memory = in_place.is_none().then_some(self.memory);
-        event.in_place = in_place;
-        self.target.tell(event)
+        let memory = std::mem::replace(&mut self.memory, Memory::Owned(Vec::new()));
+        let target = std::mem::replace(&mut self.target, Target::Nobody);
+        target.tell(Event {
+            bytes,
+            truncated,
+            memory: in_place.is_none().then_some(memory),
+            in_place,
+            ..Event::new(self.kind, self.token, fd, result)
+        })
     }
 
     /// Its memory as it was, with what came in it.

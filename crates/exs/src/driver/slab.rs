@@ -2,6 +2,9 @@
 
 use crate::machine::OpId;
 
+/// Some bits stay free for the tags of work requests.
+const COUNT_MASK: u32 = 0x0fff_ffff;
+
 pub(crate) struct Slab<T> {
     entries: Vec<(u32, Option<T>)>,
     free: Vec<u32>,
@@ -41,10 +44,24 @@ impl<T> Slab<T> {
             return None;
         }
         let value = value.take()?;
-        // Some bits stay free for the tags of work requests.
-        *count = count.wrapping_add(1) & 0x0fff_ffff;
+        *count = count.wrapping_add(1) & COUNT_MASK;
         self.free.push(index);
         Some(value)
+    }
+
+    /// As [`Slab::remove`], for what is taken apart where it is.
+    #[inline]
+    pub(crate) fn remove_with<R>(&mut self, id: OpId, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let index = id.0 as u32;
+        let (count, value) = self.entries.get_mut(index as usize)?;
+        if u64::from(*count) != id.0 >> 32 {
+            return None;
+        }
+        let out = f(value.as_mut()?);
+        *value = None;
+        *count = count.wrapping_add(1) & COUNT_MASK;
+        self.free.push(index);
+        Some(out)
     }
 
     /// Those in use.

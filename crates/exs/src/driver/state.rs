@@ -139,22 +139,22 @@ pub(super) fn completed(core: &mut Core, wc: &Wc) -> Result<(), Errno> {
         let imm = Imm::decode(wc.imm.unwrap_or_default()).map_err(|_| Errno::PROTO)?;
         machine.on_imm(buffer, imm)
     } else {
-        let mut head = [0; MAX_LEN];
         let total = wc.byte_len as usize;
-        let head = &mut head[..total.min(MAX_LEN)];
         let at = buffer as usize * io.slot;
+        let first = io.ctrl.mr.load_u64(at).map_err(|_| Errno::IO)?;
+        let small = Message::parse_small(first.to_ne_bytes(), total);
+        if let Some(message) = small
+            && let Some(op) = machine.take_now(&message).map_err(broken)?
+        {
+            return io.take(op, buffer, total - HEADER_LEN);
+        }
+        let mut head = [0; MAX_LEN];
+        let head = &mut head[..total.min(MAX_LEN)];
         io.ctrl.mr.read(at, head).map_err(|_| Errno::IO)?;
         let message = Message::parse_head(head, total).map_err(|error| {
             tracing::debug!(%error, "a message that is none");
             Errno::PROTO
         })?;
-        if let Body::Small { len } = message.body {
-            match machine.take_now(&message) {
-                Ok(None) => {}
-                Ok(Some(op)) => return io.take(op, buffer, len as usize),
-                Err(violation) => return Err(broken(violation)),
-            }
-        }
         machine.on_message(buffer, &message)
     };
     heard.map_err(broken)
@@ -221,6 +221,7 @@ impl Io {
         }
     }
 
+    #[inline]
     pub(super) fn finish(
         &mut self,
         id: OpId,
@@ -229,12 +230,13 @@ impl Io {
         truncated: bool,
         in_place: Option<InPlace>,
     ) {
-        if let Some(op) = self.ops.remove(id) {
+        let fd = self.fd;
+        let finished = self.ops.remove_with(id, |op| {
             self.woken |= op.target.is_slot();
             self.sending -= usize::from(op.is_send());
-            self.late
-                .extend(op.finish(self.fd, result, bytes, truncated, in_place));
-        }
+            op.finish(fd, result, bytes, truncated, in_place)
+        });
+        self.late.extend(finished.flatten());
     }
 
     pub(super) fn tell(
@@ -253,6 +255,14 @@ impl Io {
 }
 
 impl Core {
+    /// The machine and the rest of a connection that takes operations; else why it does not.
+    pub(super) fn open(&mut self) -> Result<(&mut Endpoint, &mut Io), Errno> {
+        match &mut self.machine {
+            Some(machine) if !self.io.closing => Ok((machine, &mut self.io)),
+            _ => Err(self.io.over.unwrap_or(Errno::NOTCONN)),
+        }
+    }
+
     pub(super) fn readable(&self) -> bool {
         let machine = self.machine.as_ref();
         self.io.over.is_some() || machine.is_some_and(|m| m.readable() > 0 || m.peer_closed())

@@ -77,7 +77,7 @@ impl Sender {
         shared: &mut Shared<'_>,
     ) -> Option<u16> {
         let in_turn = self.sends.is_idle() && self.adverts.is_empty() && !self.retracted;
-        if !(in_turn || !self.rules.send_in_turn)
+        if self.rules.send_in_turn && !in_turn
             || self.sends.is_shut()
             || self.mode == Mode::Direct
             || len == 0
