@@ -214,13 +214,14 @@ impl Op {
     /// Copy `out.len()` bytes from `off` on.
     pub(crate) fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
         let mut off = off;
-        let Some(more) = &self.more else {
-            return self.memory.read(off, out);
-        };
-        if let Some(bounce) = &more.bounce {
-            return copy_slice(bounce, off, out);
+        let mut local: &[Option<Mr>] = &[];
+        if let Some(more) = &self.more {
+            if let Some(bounce) = &more.bounce {
+                return copy_slice(bounce, off, out);
+            }
+            local = &more.local;
         }
-        if let Some(Some(mr)) = more.local.first()
+        if let Some(Some(mr)) = local.first()
             && !matches!(self.memory, Memory::List(_) | Memory::Region { .. })
         {
             return Ok(mr.read(off, out)?);
@@ -236,7 +237,7 @@ impl Op {
                     }
                     let n = (len - off).min(out.len() - done);
                     let part = &mut out[done..done + n];
-                    match more.local.get(i) {
+                    match local.get(i) {
                         Some(Some(mr)) => mr.read(off, part)?,
                         _ => piece.read(off, part)?,
                     }
