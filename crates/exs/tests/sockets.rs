@@ -340,3 +340,40 @@ fn blocking_calls() {
         echo.join().unwrap();
     }
 }
+
+/// Pieces of every kind, short enough to go in one message, and too long for that.
+#[test]
+fn pieces_are_gathered_and_scattered() {
+    for setup in SETUPS {
+        let pair = pair(setup, Kind::Stream, |_| {});
+        let region = Region::alloc(&pair.ca, 9000).unwrap();
+        for len in [3, 3000] {
+            let bytes = pattern(7, 0, 3 * len);
+            region.write(5, &bytes[..len]).unwrap();
+            let rest = Memory::Owned(bytes[len..].to_vec());
+            let list = Memory::List(vec![
+                region.slice(5, len).unwrap(),
+                Memory::Owned(Vec::new()),
+                rest,
+            ]);
+            let queue = Queue::new(&pair.ca, 4).unwrap();
+            let mine = |token| Sink::Queue(queue.clone(), token);
+            let room = vec![
+                Memory::Owned(vec![0; len + 1]),
+                Memory::Owned(vec![0; 2 * len - 1]),
+            ];
+            let flags = RecvFlags::WAITALL;
+            pair.b.recv(Memory::List(room), flags, mine(1)).unwrap();
+            pair.a.send(list, mine(2)).unwrap();
+            let mut events = Vec::new();
+            while events.len() < 2 {
+                let n = queue.dequeue(&mut events, 4, 1, Some(PATIENCE)).unwrap();
+                assert!(n > 0, "nothing happens");
+            }
+            for event in events {
+                assert_eq!(event.result, Ok(3 * len), "{:?}", event.kind);
+                assert_eq!(event.memory.unwrap().to_vec(), bytes);
+            }
+        }
+    }
+}
