@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::channel::Channel;
-use super::context::{Context, Ctx, Held, Users};
+use super::context::{Context, Held, Users};
 use super::device::{COMP_VECTORS, native};
 use super::events::{Audience, EventQueue, Listener, Of, Subject};
 use super::ex::Polling;
@@ -17,7 +17,6 @@ use crate::call::{pointer, status};
 /// What an `ibv_cq` stands for.
 pub(crate) struct Cq {
     pub(crate) native: weft_verbs::Cq,
-    pub(crate) ctx: Arc<Ctx>,
     /// Queue pairs that use it.
     pub(crate) users: Users,
     /// Of asynchronous events.
@@ -83,7 +82,6 @@ pub(crate) fn create(
             let native = native.map_err(super::errno)?;
             Ok(Cq {
                 native,
-                ctx: Arc::clone(&context.ctx),
                 users: Users::default(),
                 subject,
                 notified,

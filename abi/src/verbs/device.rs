@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 use std::sync::{Mutex, OnceLock};
 
@@ -322,10 +322,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     status(|| {
         let context = find::<Context>(context)?;
-        // SAFETY: the caller's promise, for both.
         let comp_mask = if input.is_null() {
             0
         } else {
+            // SAFETY: the caller's promise.
             unsafe { (*input).comp_mask }
         };
         let least = offset_of!(ibv_device_attr_ex, comp_mask) + size_of::<u32>();
@@ -644,11 +644,4 @@ pub unsafe fn ibv_dontfork_range(_base: *mut std::ffi::c_void, _size: usize) -> 
 /// As its manual page says.
 pub unsafe fn ibv_dofork_range(_base: *mut std::ffi::c_void, _size: usize) -> c_int {
     0
-}
-
-/// The name of a device.
-pub(crate) fn name(device: *mut ibv_device) -> Result<&'static CStr, Errno> {
-    index(device)?;
-    // SAFETY: one of ours: its name ends with a zero, and stays.
-    Ok(unsafe { CStr::from_ptr((&raw const (*device).name).cast()) })
 }

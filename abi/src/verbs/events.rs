@@ -326,10 +326,8 @@ mod tests {
     #[test]
     fn each_event_is_one_count_and_what_nobody_fetched_goes_with_its_object() {
         let queue = EventQueue::new().unwrap();
-        let (one, two) = (
-            Subject::new(&raw mut [1_u8; 1]),
-            Subject::new(&raw mut [2_u8; 1]),
-        );
+        let of = |handle| Subject::new::<u8>(std::ptr::without_provenance_mut(handle));
+        let (one, two) = (of(1), of(2));
         queue.push(&one, 1);
         queue.push(&two, 2);
         queue.push(&one, 3);
@@ -349,7 +347,7 @@ mod tests {
     #[test]
     fn an_object_waits_for_its_events() {
         let queue = EventQueue::new().unwrap();
-        let subject = Subject::new(&raw mut [0_u8; 1]);
+        let subject = Subject::new::<u8>(std::ptr::null_mut());
         queue.push(&subject, ());
         queue.push(&subject, ());
         let _ = (queue.next().unwrap(), queue.next().unwrap());

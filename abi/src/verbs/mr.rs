@@ -17,7 +17,8 @@ pub(crate) struct Mr {
     /// `None` for the moment in which it is taken out.
     native: Option<weft_verbs::Mr>,
     pd: weft_verbs::Pd,
-    _held: Held,
+    #[allow(dead_code)] // until it is dropped
+    held: Held,
     access: c_uint,
     iova: u64,
 }
@@ -77,9 +78,9 @@ unsafe fn register(
     access: c_uint,
 ) -> Result<weft_verbs::Mr, Errno> {
     check_access(access)?;
-    iova.checked_add(length as u64).ok_or(Errno::INVAL)?;
     pages::mapped(addr as usize, length)?;
     pages::allows(addr as usize, length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
+    iova.checked_add(length as u64).ok_or(Errno::INVAL)?;
     // SAFETY: the caller's promise.
     let memory = unsafe { RawMemory::new(addr.cast(), length) }.ok_or(Errno::FAULT)?;
     pd.reg_raw_at(&memory, iova, rights(access))
@@ -110,7 +111,7 @@ pub unsafe fn ibv_reg_mr_iova2(
         let body = Mr {
             native: Some(native),
             pd: pd.native.clone(),
-            _held: pd.users.hold(),
+            held: pd.users.hold(),
             access,
             iova,
         };
@@ -256,9 +257,9 @@ pub unsafe fn ibv_rereg_mr(
             mr.access = access;
             mr.iova = iova;
             if let Some(held) = held {
-                mr._held = held;
+                mr.held = held;
             }
-            Ok(())
+            Ok::<(), Errno>(())
         })?;
         // SAFETY: a live object; programs read the keys after this call.
         unsafe {

@@ -100,7 +100,7 @@ impl<K: Kind> Slot<K> {
             return Err(Errno::INVAL);
         }
         let waiting = lock(&self.waiting);
-        let shut = |_: &mut ()| self.gate.load(Ordering::Acquire) & (SHUT | DEAD) == SHUT;
+        let shut = |(): &mut ()| self.gate.load(Ordering::Acquire) & (SHUT | DEAD) == SHUT;
         drop(self.moved.wait_while(waiting, shut));
         Ok(())
     }
@@ -122,7 +122,7 @@ impl<K: Kind> Slot<K> {
     /// Wait until no more than `count` are inside.
     fn wait_until(&self, count: u64) {
         let waiting = lock(&self.waiting);
-        let busy = |_: &mut ()| self.gate.load(Ordering::Acquire) & COUNT > count * ONE;
+        let busy = |(): &mut ()| self.gate.load(Ordering::Acquire) & COUNT > count * ONE;
         drop(self.moved.wait_while(waiting, busy));
     }
 }
@@ -131,10 +131,6 @@ impl<K: Kind> Slot<K> {
 pub(crate) struct Guard<K: Kind>(&'static Slot<K>);
 
 impl<K: Kind> Guard<K> {
-    pub(crate) fn slot(&self) -> &'static Slot<K> {
-        self.0
-    }
-
     /// A name of the object that may outlive it.
     pub(crate) fn name(&self) -> Name<K> {
         Name {
@@ -174,7 +170,7 @@ impl<K: Kind> Drop for Guard<K> {
 /// An object in use by the one thread that may change or end it. To wait for it while using the object otherwise is a deadlock.
 pub(crate) struct Turn<K: Kind> {
     guard: Guard<K>,
-    turn: MutexGuard<'static, ()>,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl<K: Kind> Deref for Turn<K> {
@@ -249,11 +245,6 @@ impl<K: Kind> Name<K> {
             Err(Errno::INVAL)
         }
     }
-
-    /// What C calls it by.
-    pub(crate) fn handle(self) -> *mut K::Handle {
-        self.slot.handle()
-    }
 }
 
 /// The object at an address that is likely to be right: only its mark is looked at.
@@ -288,7 +279,7 @@ pub(crate) fn turn<K: Kind>(handle: *mut K::Handle) -> Result<Turn<K>, Errno> {
     let slot = K::pool().slot(handle).ok_or(Errno::INVAL)?;
     let turn = lock(&slot.turn);
     let guard = slot.enter()?;
-    Ok(Turn { guard, turn })
+    Ok(Turn { guard, _turn: turn })
 }
 
 /// All objects of a kind.
@@ -505,17 +496,16 @@ impl<T: Inherited> PerFork<T> {
             Ok(_) => {
                 let heirloom = Box::into_raw(Box::new(Heirloom {
                     item: self,
-                    next: HEIRLOOMS.load(Ordering::Relaxed),
+                    next: std::ptr::null(),
                 }));
-                // SAFETY: ours alone until it is stored, and leaked.
-                while let Err(next) = HEIRLOOMS.compare_exchange(
-                    unsafe { (*heirloom).next }.cast_mut(),
-                    heirloom,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                ) {
-                    // SAFETY: as above.
+                let shown = |next: *mut Heirloom| {
+                    // SAFETY: ours alone until it is stored, and leaked.
                     unsafe { (*heirloom).next = next };
+                    HEIRLOOMS.compare_exchange(next, heirloom, Ordering::AcqRel, Ordering::Acquire)
+                };
+                let mut next = HEIRLOOMS.load(Ordering::Acquire);
+                while let Err(other) = shown(next) {
+                    next = other;
                 }
                 // SAFETY: leaked.
                 unsafe { &*made }

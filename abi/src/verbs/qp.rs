@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr};
+use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr};
 
 use super::context::{Context, Ctx, Held};
 use super::cq::Cq;
@@ -238,6 +238,9 @@ struct Wanted {
     ops: Option<u64>,
 }
 
+/// Inline bytes that every queue pair has.
+const LEAST_INLINE: u32 = 256;
+
 fn check_cap(cap: &ibv_qp_cap, limits: &weft_verbs::Limits) -> Result<(), Errno> {
     let over = cap.max_send_wr > limits.max_wr
         || cap.max_recv_wr > limits.max_wr
@@ -264,7 +267,9 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     } else {
         Some(find::<Srq>(common.srq)?)
     };
-    let cap = common.cap;
+    let mut cap = common.cap;
+    // Programs count on a little that they have not asked for.
+    cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
     check_cap(&cap, &pd.native.device().attr().limits)?;
     let number = if persona {
         Some(persona::reserve(&pd.native.device())?)
@@ -279,6 +284,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     init.max_inline = cap.max_inline_data;
     init.sq_sig_all = common.sq_sig_all != 0;
     if persona {
+        init.rnr = Rnr::Wait;
         init.quiet_end = true;
     }
     init.num = number.as_ref().map(persona::Number::get);
@@ -353,7 +359,7 @@ fn create_numbered(pd: &weft_verbs::Pd, init: &mut QpInit) -> Result<Qp, Errno> 
     if NEXT.load(Ordering::Relaxed) == 0 {
         // Seeded by the system for each process.
         let random = RandomState::new().hash_one(());
-        let first = random as u32 % NUMBERS | 1;
+        let first = (random as u32 % NUMBERS) | 1;
         let _ = NEXT.compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
     }
     loop {

@@ -226,6 +226,7 @@ fn of_the_system(path: &Path, most: usize) -> std::io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::types::ibv_gid;
 
     fn read(dir: &CStr, file: &CStr, room: usize) -> Result<Vec<u8>, i32> {
         let mut buf = vec![0xEE_u8; room];

@@ -1,0 +1,1320 @@
+/*
+ * What rdma-core's manual pages promise of libibverbs, tried out through Debian's own header: calls, completions, events, errors.
+ * Arguments: names of cases to run; none: all. The exit status is the number of failures.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static int failures;
+static const char *running;
+
+#define CHECK(what)                                                                                                            \
+    do {                                                                                                                       \
+        if (!(what)) {                                                                                                         \
+            fprintf(stderr, "%s:%d: %s: %s (errno %d, %s)\n", __FILE__, __LINE__, running, #what, errno, strerror(errno));     \
+            failures++;                                                                                                        \
+        }                                                                                                                      \
+    } while (0)
+#define MUST(what)                                                                                                             \
+    do {                                                                                                                       \
+        if (!(what)) {                                                                                                         \
+            fprintf(stderr, "%s:%d: %s: %s (errno %d, %s)\n", __FILE__, __LINE__, running, #what, errno, strerror(errno));     \
+            exit(100);                                                                                                         \
+        }                                                                                                                      \
+    } while (0)
+/* Calls that return NULL, or -1, and set errno. */
+#define NO(call, with) CHECK((errno = 0, (call) == NULL) && errno == (with))
+#define MINUS(call, with) CHECK((errno = 0, (call) == -1) && errno == (with))
+
+#define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+#define SIZE 65536
+
+static struct ibv_context *open_named(const char *name) {
+    struct ibv_context *context = NULL;
+    int count;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    MUST(list);
+    for (int i = 0; i < count; i++)
+        if (!strcmp(ibv_get_device_name(list[i]), name)) context = ibv_open_device(list[i]);
+    ibv_free_device_list(list);
+    MUST(context);
+    return context;
+}
+
+/* One half of a connection, all of its own. */
+struct half {
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *scq, *rcq;
+    struct ibv_srq *srq;
+    struct ibv_qp *qp;
+    struct ibv_mr *mr;
+    char *buf;
+};
+
+static struct ibv_qp_init_attr attributes(struct half *h) {
+    struct ibv_qp_init_attr init;
+    memset(&init, 0, sizeof init);
+    init.send_cq = h->scq;
+    init.recv_cq = h->rcq;
+    init.srq = h->srq;
+    init.qp_type = IBV_QPT_RC;
+    init.cap.max_send_wr = init.cap.max_recv_wr = 16;
+    init.cap.max_send_sge = init.cap.max_recv_sge = 4;
+    init.cap.max_inline_data = 128;
+    return init;
+}
+
+static void half_open(struct half *h, const char *device, int shared) {
+    memset(h, 0, sizeof *h);
+    h->context = open_named(device);
+    MUST(h->pd = ibv_alloc_pd(h->context));
+    MUST(h->channel = ibv_create_comp_channel(h->context));
+    MUST(h->scq = ibv_create_cq(h->context, 64, h, h->channel, 0));
+    MUST(h->rcq = ibv_create_cq(h->context, 64, h, h->channel, 0));
+    if (shared) {
+        struct ibv_srq_init_attr srq = {.attr = {.max_wr = 16, .max_sge = 2}};
+        MUST(h->srq = ibv_create_srq(h->pd, &srq));
+    }
+    MUST(h->buf = aligned_alloc(4096, SIZE));
+    memset(h->buf, 0, SIZE);
+    MUST(h->mr = ibv_reg_mr(h->pd, h->buf, SIZE, ALL | IBV_ACCESS_MW_BIND));
+    struct ibv_qp_init_attr init = attributes(h);
+    MUST(h->qp = ibv_create_qp(h->pd, &init));
+}
+
+static void half_close(struct half *h) {
+    CHECK(ibv_destroy_qp(h->qp) == 0);
+    if (h->srq) CHECK(ibv_destroy_srq(h->srq) == 0);
+    CHECK(ibv_destroy_cq(h->scq) == 0);
+    CHECK(ibv_destroy_cq(h->rcq) == 0);
+    CHECK(ibv_destroy_comp_channel(h->channel) == 0);
+    CHECK(ibv_dereg_mr(h->mr) == 0);
+    CHECK(ibv_dealloc_pd(h->pd) == 0);
+    CHECK(ibv_close_device(h->context) == 0);
+    free(h->buf);
+}
+
+static int to_init(struct ibv_qp *qp) {
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL};
+    return ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+}
+
+#define RTR_MASK (IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)
+#define RC_RTR_MASK (RTR_MASK | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER)
+
+static struct ibv_qp_attr rtr_attr(struct ibv_context *context, uint32_t peer) {
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR,
+                               .path_mtu = IBV_MTU_1024,
+                               .dest_qp_num = peer,
+                               .max_dest_rd_atomic = 4,
+                               .min_rnr_timer = 12};
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.port_num = 1;
+    attr.ah_attr.grh.hop_limit = 1;
+    MUST(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid) == 0);
+    return attr;
+}
+
+static int to_rtr(struct ibv_qp *qp, uint32_t peer) {
+    struct ibv_qp_attr attr = rtr_attr(qp->context, peer);
+    return ibv_modify_qp(qp, &attr, qp->qp_type == IBV_QPT_UC ? RTR_MASK : RC_RTR_MASK);
+}
+
+#define RTS_MASK (IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)
+
+static int to_rts(struct ibv_qp *qp) {
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4};
+    return ibv_modify_qp(qp, &attr, qp->qp_type == IBV_QPT_UC ? IBV_QP_STATE | IBV_QP_SQ_PSN : RTS_MASK);
+}
+
+static int to_state(struct ibv_qp *qp, enum ibv_qp_state state) {
+    struct ibv_qp_attr attr = {.qp_state = state};
+    return ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+}
+
+static enum ibv_qp_state state_of(struct ibv_qp *qp) {
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    MUST(ibv_query_qp(qp, &attr, IBV_QP_STATE, &init) == 0);
+    CHECK(qp->state == attr.qp_state);
+    return attr.qp_state;
+}
+
+static void join(struct half *a, struct half *b) {
+    MUST(to_init(a->qp) == 0 && to_init(b->qp) == 0);
+    MUST(to_rtr(a->qp, b->qp->qp_num) == 0 && to_rtr(b->qp, a->qp->qp_num) == 0);
+    MUST(to_rts(a->qp) == 0 && to_rts(b->qp) == 0);
+}
+
+static void pair_open(struct half *a, struct half *b) {
+    half_open(a, "weft_ib0", 0);
+    half_open(b, "weft_ib0", 0);
+    join(a, b);
+}
+
+static void pair_close(struct half *a, struct half *b) {
+    half_close(a);
+    half_close(b);
+}
+
+static struct ibv_wc completion(struct ibv_cq *cq) {
+    struct ibv_wc wc;
+    time_t end = time(NULL) + 20;
+    for (;;) {
+        int n = ibv_poll_cq(cq, 1, &wc);
+        if (n == 1) return wc;
+        if (n < 0 || time(NULL) > end) {
+            fprintf(stderr, "%s: no completion: %d\n", running, n);
+            exit(100);
+        }
+    }
+}
+
+static struct ibv_sge part(struct half *h, size_t off, uint32_t len) {
+    struct ibv_sge sge = {(uintptr_t)h->buf + off, len, h->mr->lkey};
+    return sge;
+}
+
+static struct ibv_send_wr request(uint64_t id, enum ibv_wr_opcode opcode, struct ibv_sge *sge, int num) {
+    struct ibv_send_wr wr;
+    memset(&wr, 0, sizeof wr);
+    wr.wr_id = id;
+    wr.opcode = opcode;
+    wr.sg_list = sge;
+    wr.num_sge = num;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    return wr;
+}
+
+static int post(struct half *h, struct ibv_send_wr *wr) {
+    struct ibv_send_wr *bad = NULL;
+    int result = ibv_post_send(h->qp, wr, &bad);
+    if (result) CHECK(bad == wr);
+    return result;
+}
+
+static void receive(struct half *h, uint64_t id, size_t off, uint32_t len) {
+    struct ibv_sge sge = part(h, off, len);
+    struct ibv_recv_wr wr = {.wr_id = id, .sg_list = &sge, .num_sge = len ? 1 : 0}, *bad;
+    if (h->srq)
+        MUST(ibv_post_srq_recv(h->srq, &wr, &bad) == 0);
+    else
+        MUST(ibv_post_recv(h->qp, &wr, &bad) == 0);
+}
+
+static void aim(struct ibv_send_wr *wr, struct half *peer, size_t off) {
+    wr->wr.rdma.remote_addr = (uintptr_t)peer->buf + off;
+    wr->wr.rdma.rkey = peer->mr->rkey;
+}
+
+static void devices(void) {
+    int count = -1;
+    struct ibv_device **list = ibv_get_device_list(&count);
+    MUST(list);
+    CHECK(count == 2 && !list[2]);
+    CHECK(!strcmp(ibv_get_device_name(list[0]), "weft0"));
+    CHECK(list[0]->node_type == IBV_NODE_RNIC && list[0]->transport_type == IBV_TRANSPORT_IWARP);
+    CHECK(!strcmp(ibv_get_device_name(list[1]), "weft_ib0"));
+    CHECK(list[1]->node_type == IBV_NODE_CA && list[1]->transport_type == IBV_TRANSPORT_IB);
+    CHECK(ibv_get_device_guid(list[0]) != 0 && ibv_get_device_guid(list[0]) != ibv_get_device_guid(list[1]));
+    CHECK(ibv_get_device_index(list[0]) != ibv_get_device_index(list[1]));
+    struct ibv_device *device = list[1];
+    ibv_free_device_list(list);
+    struct ibv_context *context = ibv_open_device(device);
+    MUST(context);
+    CHECK(context->device == device && context->async_fd >= 0 && context->num_comp_vectors > 0);
+    CHECK(ibv_close_device(context) == 0);
+    CHECK(ibv_close_device(context) == EINVAL);
+    CHECK(ibv_close_device(NULL) == EINVAL);
+    struct ibv_device none;
+    memset(&none, 0, sizeof none);
+    NO(ibv_open_device(&none), EINVAL);
+    NO(ibv_open_device(NULL), EINVAL);
+    NO(ibv_get_device_name(&none), EINVAL);
+    CHECK(ibv_get_device_guid(NULL) == 0);
+    ibv_free_device_list(NULL);
+    CHECK(ibv_fork_init() == 0);
+    CHECK(ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
+    NO(ibv_import_device(3), EOPNOTSUPP);
+}
+
+static void attrs(void) {
+    for (int which = 0; which < 2; which++) {
+        struct ibv_context *context = open_named(which ? "weft_ib0" : "weft0");
+        struct ibv_device_attr attr;
+        CHECK(ibv_query_device(context, &attr) == 0);
+        CHECK(attr.max_qp > 1000 && attr.max_sge == 32 && attr.max_qp_rd_atom == 128 && attr.phys_port_cnt == 1);
+        CHECK(attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B);
+        CHECK(attr.node_guid == ibv_get_device_guid(context->device));
+        CHECK(ibv_query_device(context, NULL) == EINVAL);
+        struct ibv_device_attr_ex ex;
+        CHECK(ibv_query_device_ex(context, NULL, &ex) == 0);
+        CHECK(ex.orig_attr.max_qp == attr.max_qp && ex.completion_timestamp_mask != 0 && ex.phys_port_cnt_ex == 1);
+        struct ibv_query_device_ex_input input = {.comp_mask = 1};
+        CHECK(ibv_query_device_ex(context, &input, &ex) == EINVAL);
+        struct ibv_values_ex values = {.comp_mask = IBV_VALUES_MASK_RAW_CLOCK};
+        CHECK(ibv_query_rt_values_ex(context, &values) == 0);
+        CHECK(values.raw_clock.tv_sec > 0 || values.raw_clock.tv_nsec > 0);
+
+        struct ibv_port_attr port;
+        CHECK(ibv_query_port(context, 1, &port) == 0);
+        CHECK(port.state == IBV_PORT_ACTIVE && port.link_layer == IBV_LINK_LAYER_ETHERNET && port.gid_tbl_len >= 1);
+        CHECK(ibv_query_port(context, 0, &port) == EINVAL && ibv_query_port(context, 2, &port) == EINVAL);
+        /* The call of programs from before the header's inline function: it must not write past what they have. */
+        struct {
+            struct ibv_port_attr attr;
+        } old;
+        memset(&old, 0x5a, sizeof old);
+        CHECK((ibv_query_port)(context, 1, (struct _compat_ibv_port_attr *)&old.attr) == 0);
+        CHECK(old.attr.state == IBV_PORT_ACTIVE && old.attr.port_cap_flags2 == 0x5a5a);
+
+        union ibv_gid gid;
+        CHECK(ibv_query_gid(context, 1, 0, &gid) == 0);
+        MINUS(ibv_query_gid(context, 1, 10000, &gid), EINVAL);
+        MINUS(ibv_query_gid(context, 1, -1, &gid), EINVAL);
+        MINUS(ibv_query_gid(context, 2, 0, &gid), EINVAL);
+        struct ibv_gid_entry entry, *table = calloc(port.gid_tbl_len, sizeof *table);
+        CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 0) == 0);
+        CHECK(!memcmp(&entry.gid, &gid, sizeof gid) && entry.port_num == 1 && entry.gid_index == 0);
+        CHECK(ibv_query_gid_ex(context, 1, 10000, &entry, 0) == ENODATA);
+        CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 1) == EINVAL);
+        CHECK(ibv_query_gid_table(context, table, port.gid_tbl_len, 0) == port.gid_tbl_len);
+        CHECK(table[port.gid_tbl_len - 1].gid_index == (uint32_t)port.gid_tbl_len - 1);
+        CHECK(ibv_query_gid_table(context, table, 0, 0) == -EINVAL);
+        free(table);
+        __be16 pkey = 0;
+        CHECK(ibv_query_pkey(context, 1, 0, &pkey) == 0 && pkey == 0xffff);
+        MINUS(ibv_query_pkey(context, 1, 1, &pkey), EINVAL);
+        CHECK(ibv_get_pkey_index(context, 1, 0xffff) == 0);
+        CHECK(ibv_get_pkey_index(context, 1, 0x1234) == -1);
+        CHECK(ibv_close_device(context) == 0);
+        CHECK(ibv_query_device(context, &attr) == EINVAL);
+        CHECK(ibv_query_port(context, 1, &port) == EINVAL);
+    }
+}
+
+static void domains(void) {
+    struct ibv_context *context = open_named("weft_ib0");
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    MUST(pd);
+    CHECK(pd->context == context);
+    char byte;
+    struct ibv_mr *mr = ibv_reg_mr(pd, &byte, 1, 0);
+    MUST(mr);
+    CHECK(ibv_dealloc_pd(pd) == EBUSY);
+    CHECK(ibv_dereg_mr(mr) == 0);
+    struct ibv_td_init_attr td_attr = {0};
+    struct ibv_td *td = ibv_alloc_td(context, &td_attr);
+    MUST(td);
+    struct ibv_parent_domain_init_attr attr = {.pd = pd, .td = td};
+    struct ibv_pd *parent = ibv_alloc_parent_domain(context, &attr);
+    MUST(parent);
+    CHECK(ibv_dealloc_pd(pd) == EBUSY && ibv_dealloc_td(td) == EBUSY);
+    attr.pd = parent;
+    NO(ibv_alloc_parent_domain(context, &attr), EINVAL);
+    attr.pd = NULL;
+    NO(ibv_alloc_parent_domain(context, &attr), EINVAL);
+    mr = ibv_reg_mr(parent, &byte, 1, 0);
+    MUST(mr);
+    CHECK(ibv_dealloc_pd(parent) == EBUSY);
+    CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(parent) == 0 && ibv_dealloc_td(td) == 0);
+    CHECK(ibv_dealloc_pd(pd) == 0);
+    CHECK(ibv_dealloc_pd(pd) == EINVAL);
+    NO(ibv_reg_mr(pd, &byte, 1, 0), EINVAL);
+    NO(ibv_alloc_pd(NULL), EINVAL);
+    CHECK(ibv_close_device(context) == 0);
+    NO(ibv_alloc_pd(context), EINVAL);
+}
+
+static void memory(void) {
+    struct ibv_context *context = open_named("weft0");
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    static char bytes[8192];
+    struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof bytes, ALL);
+    MUST(mr);
+    CHECK(mr->addr == bytes && mr->length == sizeof bytes && mr->pd == pd && mr->context == context && mr->lkey && mr->rkey);
+    uint32_t key = mr->rkey;
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes + 4096, 100, 0) == 0);
+    CHECK(mr->addr == bytes + 4096 && mr->length == 100 && mr->rkey != key);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0);
+    struct ibv_pd *other = ibv_alloc_pd(context);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0) == 0);
+    CHECK(mr->pd == other && ibv_dealloc_pd(other) == EBUSY);
+    CHECK(ibv_rereg_mr(mr, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+    CHECK(ibv_rereg_mr(mr, 8, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+    CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 100, 0) == IBV_REREG_MR_ERR_INPUT);
+    CHECK(ibv_dereg_mr(mr) == 0);
+    CHECK(ibv_dereg_mr(mr) == EINVAL && ibv_dereg_mr(NULL) == EINVAL);
+    CHECK(ibv_dealloc_pd(other) == 0);
+
+    /* Rights. */
+    NO(ibv_reg_mr(pd, bytes, 10, IBV_ACCESS_REMOTE_WRITE), EINVAL);
+    NO(ibv_reg_mr(pd, bytes, 10, IBV_ACCESS_REMOTE_ATOMIC), EINVAL);
+    NO(ibv_reg_mr(pd, bytes, 10, 1 << 12), EOPNOTSUPP);
+    int accepted[] = {0, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_HUGETLB, IBV_ACCESS_RELAXED_ORDERING,
+                      IBV_ACCESS_OPTIONAL_RANGE, IBV_ACCESS_ZERO_BASED};
+    for (size_t i = 0; i < sizeof accepted / sizeof *accepted; i++) {
+        volatile int access = accepted[i];
+        mr = ibv_reg_mr(pd, bytes, 10, access);
+        MUST(mr);
+        CHECK(ibv_dereg_mr(mr) == 0);
+    }
+    mr = ibv_reg_mr_iova(pd, bytes, 10, 0x1234, IBV_ACCESS_LOCAL_WRITE);
+    CHECK(mr && ibv_dereg_mr(mr) == 0);
+    NO(ibv_reg_mr_iova(pd, bytes, 10, UINT64_MAX - 3, IBV_ACCESS_LOCAL_WRITE), EINVAL);
+    /* Nothing at all. */
+    mr = ibv_reg_mr(pd, bytes, 0, 0);
+    CHECK(mr && ibv_dereg_mr(mr) == 0);
+    mr = ibv_reg_mr(pd, NULL, 0, 0);
+    CHECK(mr && ibv_dereg_mr(mr) == 0);
+
+    /* Memory of all kinds. */
+    long page = sysconf(_SC_PAGESIZE);
+    char *map = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    MUST(map != MAP_FAILED);
+    munmap(map + 2 * page, page);
+    NO(ibv_reg_mr(pd, map, 4 * page, ALL), EFAULT);
+    NO(ibv_reg_mr(pd, map + 2 * page, 1, 0), EFAULT);
+    NO(ibv_reg_mr(pd, NULL, 1, 0), EFAULT);
+    NO(ibv_reg_mr(pd, (void *)-4096, 8192, 0), EFAULT);
+    mr = ibv_reg_mr(pd, map, 2 * page, ALL);
+    CHECK(mr && ibv_dereg_mr(mr) == 0);
+    mprotect(map, page, PROT_READ);
+    NO(ibv_reg_mr(pd, map, page, IBV_ACCESS_LOCAL_WRITE), EFAULT);
+    mr = ibv_reg_mr(pd, map, page, IBV_ACCESS_REMOTE_READ);
+    CHECK(mr && ibv_dereg_mr(mr) == 0);
+    mprotect(map, page, PROT_NONE);
+    NO(ibv_reg_mr(pd, map, page, 0), EFAULT);
+    munmap(map, 4 * page);
+    int exe = open("/proc/self/exe", O_RDONLY);
+    char *file = mmap(NULL, page, PROT_READ, MAP_SHARED, exe, 0);
+    MUST(file != MAP_FAILED);
+    mr = ibv_reg_mr(pd, file, page, IBV_ACCESS_REMOTE_READ);
+    CHECK(mr && ibv_dereg_mr(mr) == 0);
+    NO(ibv_reg_mr(pd, file, page, IBV_ACCESS_LOCAL_WRITE), EFAULT);
+    munmap(file, page);
+    close(exe);
+
+    struct ibv_sge sge = {(uintptr_t)bytes, 10, 0};
+    CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1) == 0);
+    CHECK(ibv_advise_mr(pd, 77, 0, &sge, 1) == EINVAL);
+    NO(ibv_reg_dmabuf_mr(pd, 0, 10, 0, 3, 0), EOPNOTSUPP);
+    struct ibv_alloc_dm_attr dm = {.length = 10};
+    NO(ibv_alloc_dm(context, &dm), EOPNOTSUPP);
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
+}
+
+static void queues(void) {
+    struct ibv_context *context = open_named("weft_ib0");
+    struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+    MUST(channel);
+    CHECK(channel->context == context && channel->fd >= 0);
+    NO(ibv_create_comp_channel(NULL), EINVAL);
+    struct ibv_cq *cq = ibv_create_cq(context, 10, &cq, channel, 0);
+    MUST(cq);
+    CHECK(cq->context == context && cq->channel == channel && cq->cq_context == &cq && cq->cqe >= 10);
+    CHECK(ibv_destroy_comp_channel(channel) == EBUSY);
+    NO(ibv_create_cq(context, 0, NULL, NULL, 0), EINVAL);
+    NO(ibv_create_cq(context, -1, NULL, NULL, 0), EINVAL);
+    NO(ibv_create_cq(context, 1 << 30, NULL, NULL, 0), EINVAL);
+    NO(ibv_create_cq(context, 10, NULL, NULL, 1000), EINVAL);
+    NO(ibv_create_cq(context, 10, NULL, NULL, -1), EINVAL);
+    struct ibv_comp_channel none = {.context = context};
+    NO(ibv_create_cq(context, 10, NULL, &none, 0), EINVAL);
+    CHECK(ibv_resize_cq(cq, 100) == 0 && cq->cqe >= 100);
+    CHECK(ibv_resize_cq(cq, 0) == EINVAL && ibv_resize_cq(cq, -5) == EINVAL);
+    struct ibv_modify_cq_attr modify = {.attr_mask = IBV_CQ_ATTR_MODERATE, .moderate = {5, 5}};
+    CHECK(ibv_modify_cq(cq, &modify) == 0);
+    modify.attr_mask = 1 << 9;
+    CHECK(ibv_modify_cq(cq, &modify) == EINVAL);
+    struct ibv_wc wc[3];
+    CHECK(ibv_poll_cq(cq, 3, wc) == 0 && ibv_poll_cq(cq, 0, NULL) == 0);
+    CHECK(ibv_poll_cq(cq, -1, wc) < 0);
+    CHECK(ibv_req_notify_cq(cq, 0) == 0);
+    CHECK(ibv_destroy_cq(cq) == 0);
+    CHECK(ibv_destroy_cq(cq) == EINVAL);
+    /* A freed queue: its memory is there still. */
+    CHECK(ibv_poll_cq(cq, 1, wc) < 0 && ibv_req_notify_cq(cq, 0) == EINVAL);
+    ibv_ack_cq_events(cq, 1);
+    CHECK(ibv_destroy_comp_channel(channel) == 0);
+    CHECK(ibv_destroy_comp_channel(channel) == EINVAL);
+    CHECK(ibv_close_device(context) == 0);
+}
+
+static void pairs(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    CHECK(h.qp->qp_num && h.qp->qp_num < 1 << 24 && h.qp->state == IBV_QPS_RESET && h.qp->send_cq == h.scq);
+    CHECK(ibv_destroy_cq(h.scq) == EBUSY && ibv_dealloc_pd(h.pd) == EBUSY);
+    struct ibv_qp_init_attr init = attributes(&h);
+    enum ibv_qp_type types[] = {IBV_QPT_UD, IBV_QPT_RAW_PACKET, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV, IBV_QPT_DRIVER};
+    for (int i = 0; i < 5; i++) {
+        init.qp_type = types[i];
+        NO(ibv_create_qp(h.pd, &init), EOPNOTSUPP);
+    }
+    init.qp_type = 77;
+    NO(ibv_create_qp(h.pd, &init), EINVAL);
+    init = attributes(&h);
+    init.cap.max_send_sge = 33;
+    NO(ibv_create_qp(h.pd, &init), EINVAL);
+    init = attributes(&h);
+    init.cap.max_send_wr = UINT32_MAX;
+    NO(ibv_create_qp(h.pd, &init), EINVAL);
+    init = attributes(&h);
+    init.send_cq = NULL;
+    NO(ibv_create_qp(h.pd, &init), EINVAL);
+    init = attributes(&h);
+    NO(ibv_create_qp(NULL, &init), EINVAL);
+    NO(ibv_create_qp(h.pd, NULL), EINVAL);
+    CHECK(ibv_qp_to_qp_ex(h.qp) == NULL);
+    struct ibv_ece ece = {0};
+    CHECK(ibv_set_ece(h.qp, &ece) == EOPNOTSUPP);
+    CHECK(ibv_query_qp_data_in_order(h.qp, IBV_WR_SEND, 0) == 0);
+    union ibv_gid gid;
+    memset(&gid, 0, sizeof gid);
+    CHECK(ibv_attach_mcast(h.qp, &gid, 0) == EOPNOTSUPP);
+    struct ibv_ah_attr ah = {0};
+    NO(ibv_create_ah(h.pd, &ah), EOPNOTSUPP);
+    struct ibv_xrcd_init_attr xrcd = {0};
+    NO(ibv_open_xrcd(h.context, &xrcd), EOPNOTSUPP);
+    struct ibv_flow_attr flow = {0};
+    NO(ibv_create_flow(h.qp, &flow), EOPNOTSUPP);
+    half_close(&h);
+    CHECK(ibv_destroy_qp(h.qp) == EINVAL && ibv_destroy_qp(NULL) == EINVAL);
+    struct ibv_qp_attr attr;
+    CHECK(ibv_query_qp(h.qp, &attr, 0, &init) == EINVAL && to_init(h.qp) == EINVAL);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0), *bad = NULL;
+    CHECK(ibv_post_send(h.qp, &wr, &bad) == EINVAL && bad == &wr);
+    struct ibv_recv_wr rwr = {.wr_id = 1}, *bad_recv = NULL;
+    CHECK(ibv_post_recv(h.qp, &rwr, &bad_recv) == EINVAL && bad_recv == &rwr);
+}
+
+static void transitions(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    struct ibv_qp *qp = h.qp;
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0), *bad;
+    struct ibv_recv_wr rwr = {.wr_id = 1}, *bad_recv;
+    CHECK(ibv_post_recv(qp, &rwr, &bad_recv) == EINVAL);
+    CHECK(to_rts(qp) == EINVAL && to_rtr(qp, 0x10000) == EINVAL && state_of(qp) == IBV_QPS_RESET);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+    int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    CHECK(ibv_modify_qp(qp, &attr, mask & ~IBV_QP_PORT) == EINVAL);
+    CHECK(ibv_modify_qp(qp, &attr, mask | IBV_QP_TIMEOUT) == EINVAL);
+    attr.port_num = 2;
+    CHECK(ibv_modify_qp(qp, &attr, mask) == EINVAL);
+    attr.port_num = 1;
+    attr.pkey_index = 3;
+    CHECK(ibv_modify_qp(qp, &attr, mask) == EINVAL);
+    CHECK(ibv_modify_qp(qp, NULL, mask) == EINVAL);
+    CHECK(to_init(qp) == 0 && state_of(qp) == IBV_QPS_INIT && to_init(qp) == 0);
+    attr = (struct ibv_qp_attr){.cur_qp_state = IBV_QPS_RTS, .qp_state = IBV_QPS_ERR};
+    CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_CUR_STATE) == EINVAL);
+    CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL);
+    CHECK(ibv_post_recv(qp, &rwr, &bad_recv) == 0);
+    attr = rtr_attr(h.context, qp->qp_num + 1);
+    CHECK(ibv_modify_qp(qp, &attr, RC_RTR_MASK & ~IBV_QP_AV) == EINVAL);
+    CHECK(ibv_modify_qp(qp, &attr, RC_RTR_MASK | IBV_QP_SQ_PSN) == EINVAL);
+    attr.path_mtu = 9;
+    CHECK(ibv_modify_qp(qp, &attr, RC_RTR_MASK) == EINVAL);
+    attr.path_mtu = IBV_MTU_1024;
+    attr.ah_attr.is_global = 0;
+    CHECK(ibv_modify_qp(qp, &attr, RC_RTR_MASK) == EINVAL);
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.grh.sgid_index = 200;
+    CHECK(ibv_modify_qp(qp, &attr, RC_RTR_MASK) == EINVAL);
+    attr.ah_attr.grh.sgid_index = 0;
+    attr.max_dest_rd_atomic = 200;
+    CHECK(ibv_modify_qp(qp, &attr, RC_RTR_MASK) == EINVAL);
+    CHECK(state_of(qp) == IBV_QPS_INIT);
+    /* Nobody is there with that number; that shows only when something is sent. */
+    CHECK(to_rtr(qp, qp->qp_num + 1) == 0 && state_of(qp) == IBV_QPS_RTR);
+    CHECK(ibv_post_send(qp, &wr, &bad) == EINVAL);
+    CHECK(to_rts(qp) == 0 && state_of(qp) == IBV_QPS_RTS);
+    struct ibv_qp_init_attr init;
+    CHECK(ibv_query_qp(qp, &attr, 0, &init) == 0);
+    CHECK(attr.dest_qp_num == qp->qp_num + 1 && attr.timeout == 14 && attr.retry_cnt == 7 && attr.max_rd_atomic == 4);
+    CHECK(attr.path_mtu == IBV_MTU_1024 && init.send_cq == h.scq && init.cap.max_send_wr == 16 && attr.cap.max_inline_data >= 128);
+    CHECK(to_state(qp, IBV_QPS_SQD) == 0 && state_of(qp) == IBV_QPS_SQD);
+    CHECK(to_state(qp, IBV_QPS_RTS) == 0);
+    CHECK(to_state(qp, IBV_QPS_INIT) == EINVAL);
+    CHECK(to_state(qp, IBV_QPS_ERR) == 0 && state_of(qp) == IBV_QPS_ERR);
+    struct ibv_wc wc = completion(h.rcq);
+    CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 1 && wc.qp_num == qp->qp_num);
+    CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+    wc = completion(h.scq);
+    CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 1);
+    uint32_t num = qp->qp_num;
+    CHECK(to_state(qp, IBV_QPS_RESET) == 0 && state_of(qp) == IBV_QPS_RESET && qp->qp_num == num);
+    CHECK(to_init(qp) == 0);
+    half_close(&h);
+
+    /* iWARP: the connection manager connects. */
+    half_open(&h, "weft0", 0);
+    CHECK(to_init(h.qp) == 0 && state_of(h.qp) == IBV_QPS_INIT);
+    CHECK(to_rtr(h.qp, 5) == EINVAL && to_rts(h.qp) == EINVAL);
+    CHECK(ibv_post_recv(h.qp, &rwr, &bad_recv) == 0);
+    CHECK(ibv_post_send(h.qp, &wr, &bad) == EINVAL);
+    CHECK(to_state(h.qp, IBV_QPS_ERR) == 0 && completion(h.rcq).status == IBV_WC_WR_FLUSH_ERR);
+    CHECK(to_state(h.qp, IBV_QPS_RESET) == 0 && to_init(h.qp) == 0);
+    init = attributes(&h);
+    init.qp_type = IBV_QPT_UC;
+    NO(ibv_create_qp(h.pd, &init), EOPNOTSUPP);
+    half_close(&h);
+}
+
+static void transfers(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    strcpy(a.buf, "hello");
+    receive(&b, 7, 100, 100);
+    struct ibv_sge sge = part(&a, 0, 6);
+    struct ibv_send_wr wr = request(8, IBV_WR_SEND, &sge, 1);
+    CHECK(post(&a, &wr) == 0);
+    struct ibv_wc wc = completion(b.rcq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.wr_id == 7 && wc.byte_len == 6);
+    CHECK(wc.qp_num == b.qp->qp_num && !strcmp(b.buf + 100, "hello") && wc.wc_flags == 0);
+    wc = completion(a.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND && wc.wr_id == 8 && wc.qp_num == a.qp->qp_num);
+
+    /* Several elements, inline, the buffer changed at once, and an empty one with a key that is none. */
+    struct ibv_sge list[4] = {part(&a, 0, 2), part(&a, 2, 0), part(&a, 2, 3), part(&a, 5, 1)};
+    list[1].lkey = 0xdead;
+    for (int inlined = 0; inlined < 2; inlined++) {
+        memcpy(a.buf, "inline", 6);
+        receive(&b, 1, 200, 100);
+        wr = request(2, IBV_WR_SEND, list, 4);
+        if (inlined) {
+            wr.send_flags |= IBV_SEND_INLINE;
+            list[0].lkey = list[2].lkey = list[3].lkey = 0;
+        }
+        CHECK(post(&a, &wr) == 0);
+        if (inlined) memset(a.buf, 'x', 6);
+        wc = completion(b.rcq);
+        CHECK(wc.byte_len == 6 && !memcmp(b.buf + 200, "inline", 6));
+        CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
+    }
+
+    /* One-sided. */
+    memset(a.buf, 'w', 5000);
+    sge = part(&a, 0, 5000);
+    wr = request(3, IBV_WR_RDMA_WRITE, &sge, 1);
+    aim(&wr, &b, 1000);
+    CHECK(post(&a, &wr) == 0);
+    wc = completion(a.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RDMA_WRITE);
+    sge = part(&a, 10000, 5000);
+    wr = request(4, IBV_WR_RDMA_READ, &sge, 1);
+    aim(&wr, &b, 1000);
+    CHECK(post(&a, &wr) == 0);
+    wc = completion(a.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RDMA_READ && !memcmp(a.buf, a.buf + 10000, 5000));
+    CHECK(!memcmp(b.buf + 1000, a.buf, 5000) && b.buf[6000] == 0);
+
+    uint64_t *word = (uint64_t *)(b.buf + 8192), *old = (uint64_t *)(a.buf + 8192);
+    *word = 40;
+    sge = part(&a, 8192, 8);
+    wr = request(5, IBV_WR_ATOMIC_FETCH_AND_ADD, &sge, 1);
+    wr.wr.atomic.remote_addr = (uintptr_t)word;
+    wr.wr.atomic.rkey = b.mr->rkey;
+    wr.wr.atomic.compare_add = 2;
+    CHECK(post(&a, &wr) == 0);
+    wc = completion(a.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_FETCH_ADD && *old == 40 && *word == 42);
+    wr.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+    wr.wr.atomic.compare_add = 42;
+    wr.wr.atomic.swap = 7;
+    CHECK(post(&a, &wr) == 0);
+    wc = completion(a.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_COMP_SWAP && *old == 42 && *word == 7);
+
+    /* Immediate data. */
+    receive(&b, 9, 0, 0);
+    sge = part(&a, 0, 100);
+    wr = request(6, IBV_WR_RDMA_WRITE_WITH_IMM, &sge, 1);
+    wr.imm_data = htobe32(0x01020304);
+    aim(&wr, &b, 300);
+    CHECK(post(&a, &wr) == 0);
+    wc = completion(b.rcq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.wc_flags & IBV_WC_WITH_IMM);
+    CHECK(wc.imm_data == htobe32(0x01020304) && wc.wr_id == 9);
+    CHECK(completion(a.scq).opcode == IBV_WC_RDMA_WRITE);
+    receive(&b, 10, 400, 100);
+    wr = request(7, IBV_WR_SEND_WITH_IMM, &sge, 1);
+    wr.imm_data = htobe32(0xfffefdfc);
+    CHECK(post(&a, &wr) == 0);
+    wc = completion(b.rcq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV && wc.wc_flags & IBV_WC_WITH_IMM);
+    CHECK(wc.imm_data == htobe32(0xfffefdfc) && wc.byte_len == 100 && !memcmp(b.buf + 400, a.buf, 100));
+    CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
+
+    /* Unsignaled ones make no completion; what follows does. */
+    receive(&b, 1, 0, 0);
+    receive(&b, 2, 0, 0);
+    wr = request(1, IBV_WR_SEND, NULL, 0);
+    wr.send_flags = 0;
+    CHECK(post(&a, &wr) == 0);
+    wr.wr_id = 2;
+    wr.send_flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE;
+    CHECK(post(&a, &wr) == 0);
+    CHECK(completion(a.scq).wr_id == 2 && completion(b.rcq).wr_id == 1 && completion(b.rcq).wr_id == 2);
+
+    /* The other way, and to a receive that is posted late. */
+    sge = part(&b, 1000, 50);
+    wr = request(11, IBV_WR_SEND, &sge, 1);
+    CHECK(post(&b, &wr) == 0);
+    usleep(20000);
+    receive(&a, 12, 0, 50);
+    CHECK(completion(a.rcq).wr_id == 12 && completion(b.scq).wr_id == 11);
+
+    /* A send queue that rests. */
+    CHECK(to_state(a.qp, IBV_QPS_SQD) == 0);
+    receive(&b, 13, 0, 0);
+    wr = request(13, IBV_WR_SEND, NULL, 0);
+    CHECK(post(&a, &wr) == 0);
+    usleep(20000);
+    CHECK(ibv_poll_cq(b.rcq, 1, &wc) == 0);
+    CHECK(to_state(a.qp, IBV_QPS_RTS) == 0);
+    CHECK(completion(b.rcq).wr_id == 13 && completion(a.scq).wr_id == 13);
+    pair_close(&a, &b);
+}
+
+static void unreliable(void) {
+    struct half a, b;
+    struct half *both[] = {&a, &b};
+    for (int i = 0; i < 2; i++) {
+        half_open(both[i], "weft_ib0", 0);
+        MUST(ibv_destroy_qp(both[i]->qp) == 0);
+        struct ibv_qp_init_attr init = attributes(both[i]);
+        init.qp_type = IBV_QPT_UC;
+        init.sq_sig_all = 1;
+        MUST(both[i]->qp = ibv_create_qp(both[i]->pd, &init));
+    }
+    CHECK(to_init(a.qp) == 0);
+    struct ibv_qp_attr attr = rtr_attr(a.context, b.qp->qp_num);
+    CHECK(ibv_modify_qp(a.qp, &attr, RC_RTR_MASK) == EINVAL);
+    join(&a, &b);
+    receive(&b, 1, 0, 100);
+    struct ibv_sge sge = part(&a, 0, 100);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    wr.send_flags = 0;
+    CHECK(post(&a, &wr) == 0 && completion(b.rcq).byte_len == 100 && completion(a.scq).status == IBV_WC_SUCCESS);
+    wr = request(1, IBV_WR_RDMA_READ, &sge, 1);
+    aim(&wr, &b, 0);
+    CHECK(post(&a, &wr) == EINVAL);
+    wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+    CHECK(post(&a, &wr) == EINVAL);
+    pair_close(&a, &b);
+}
+
+static void refusals(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    struct ibv_sge sges[5];
+    for (int i = 0; i < 5; i++) sges[i] = part(&a, 0, 8);
+    struct ibv_send_wr wrs[3], *bad = NULL;
+    struct ibv_wc wc;
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, sges, 5);
+    CHECK(post(&a, &wr) == EINVAL);
+    wr.num_sge = -1;
+    CHECK(post(&a, &wr) == EINVAL);
+    wr.num_sge = 1;
+    wr.sg_list = NULL;
+    CHECK(post(&a, &wr) == EINVAL);
+    wr = request(1, 77, sges, 1);
+    CHECK(post(&a, &wr) == EINVAL);
+    wr = request(1, IBV_WR_TSO, sges, 1);
+    CHECK(post(&a, &wr) == EINVAL);
+    wr = request(1, IBV_WR_SEND, sges, 1);
+    wr.send_flags |= IBV_SEND_INLINE;
+    sges[0].length = 4097;
+    CHECK(post(&a, &wr) == EINVAL);
+    sges[0].length = 8;
+    wr = request(1, IBV_WR_ATOMIC_FETCH_AND_ADD, sges, 1);
+    sges[0].length = 7;
+    CHECK(post(&a, &wr) == EINVAL);
+    sges[0].length = 8;
+    wr = request(1, IBV_WR_BIND_MW, NULL, 0);
+    CHECK(post(&a, &wr) == EINVAL);
+    struct ibv_recv_wr rwr = {.sg_list = sges, .num_sge = 5}, *bad_recv = NULL;
+    CHECK(ibv_post_recv(a.qp, &rwr, &bad_recv) == EINVAL && bad_recv == &rwr);
+    CHECK(ibv_post_send(a.qp, NULL, &bad) == 0 && ibv_post_recv(a.qp, NULL, &bad_recv) == 0);
+
+    /* A list is taken up to the one that is wrong. */
+    receive(&b, 1, 0, 8);
+    for (int i = 0; i < 3; i++) {
+        wrs[i] = request(i, IBV_WR_SEND, sges, i == 1 ? 5 : 1);
+        wrs[i].next = i < 2 ? &wrs[i + 1] : NULL;
+    }
+    CHECK(ibv_post_send(a.qp, wrs, &bad) == EINVAL && bad == &wrs[1]);
+    CHECK(completion(a.scq).wr_id == 0 && completion(b.rcq).status == IBV_WC_SUCCESS);
+    usleep(10000);
+    CHECK(ibv_poll_cq(a.scq, 1, &wc) == 0);
+
+    /* Full queues: the peer has posted nothing, or the sends are not polled. */
+    struct ibv_recv_wr recvs[17];
+    memset(recvs, 0, sizeof recvs);
+    for (int i = 0; i < 17; i++) recvs[i].next = i < 16 ? &recvs[i + 1] : NULL;
+    CHECK(ibv_post_recv(a.qp, recvs, &bad_recv) == ENOMEM && bad_recv == &recvs[16]);
+    struct ibv_srq_init_attr small = {.attr = {.max_wr = 2, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(a.pd, &small);
+    MUST(srq);
+    CHECK(ibv_post_srq_recv(srq, recvs, &bad_recv) == ENOMEM && bad_recv == &recvs[2]);
+    rwr = (struct ibv_recv_wr){.sg_list = sges, .num_sge = 2};
+    CHECK(ibv_post_srq_recv(srq, &rwr, &bad_recv) == EINVAL);
+    CHECK(ibv_destroy_srq(srq) == 0);
+    CHECK(ibv_post_srq_recv(srq, &rwr, &bad_recv) == EINVAL && bad_recv == &rwr);
+    pair_close(&a, &b);
+}
+
+static void faults(void) {
+    struct half a, b;
+    /* Memory that is not ours. */
+    pair_open(&a, &b);
+    struct ibv_sge sge = part(&a, 0, 8);
+    sge.lkey ^= 0x5500;
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    receive(&a, 2, 0, 8);
+    CHECK(post(&a, &wr) == 0);
+    CHECK(completion(a.scq).status == IBV_WC_LOC_PROT_ERR);
+    CHECK(completion(a.rcq).status == IBV_WC_WR_FLUSH_ERR && state_of(a.qp) == IBV_QPS_ERR);
+    pair_close(&a, &b);
+    /* Memory that is not the peer's. */
+    pair_open(&a, &b);
+    sge = part(&a, 0, 8);
+    wr = request(1, IBV_WR_RDMA_WRITE, &sge, 1);
+    aim(&wr, &b, SIZE);
+    CHECK(post(&a, &wr) == 0);
+    CHECK(completion(a.scq).status == IBV_WC_REM_ACCESS_ERR);
+    struct ibv_async_event event;
+    CHECK(ibv_get_async_event(b.context, &event) == 0);
+    CHECK(event.event_type == IBV_EVENT_QP_ACCESS_ERR && event.element.qp == b.qp);
+    ibv_ack_async_event(&event);
+    CHECK(state_of(b.qp) == IBV_QPS_ERR);
+    pair_close(&a, &b);
+    /* A message that is too long. */
+    pair_open(&a, &b);
+    receive(&b, 1, 0, 4);
+    sge = part(&a, 0, 8);
+    wr = request(1, IBV_WR_SEND, &sge, 1);
+    CHECK(post(&a, &wr) == 0);
+    CHECK(completion(b.rcq).status == IBV_WC_LOC_LEN_ERR);
+    pair_close(&a, &b);
+    /* A peer that is gone. */
+    pair_open(&a, &b);
+    receive(&b, 1, 0, 8);
+    wr = request(1, IBV_WR_SEND, &sge, 1);
+    sge = part(&a, 0, 8);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS && completion(b.rcq).wr_id == 1);
+    half_close(&b);
+    CHECK(post(&a, &wr) == 0);
+    CHECK(completion(a.scq).status == IBV_WC_RETRY_EXC_ERR && state_of(a.qp) == IBV_QPS_ERR);
+    half_close(&a);
+}
+
+static void shared_receives(void) {
+    struct half a, b;
+    half_open(&a, "weft_ib0", 0);
+    half_open(&b, "weft_ib0", 1);
+    struct ibv_srq_attr attr;
+    CHECK(ibv_query_srq(b.srq, &attr) == 0 && attr.max_wr >= 16 && attr.max_sge >= 2 && attr.srq_limit == 0);
+    CHECK(ibv_destroy_srq(b.srq) == EBUSY);
+    uint32_t num;
+    CHECK(ibv_get_srq_num(b.srq, &num) == 0);
+    struct ibv_recv_wr rwr = {.wr_id = 1}, *bad_recv;
+    CHECK(to_init(b.qp) == 0 && ibv_post_recv(b.qp, &rwr, &bad_recv) == EINVAL);
+    join(&a, &b);
+    for (int i = 0; i < 4; i++) receive(&b, 20 + i, 0, 16);
+    attr.srq_limit = 17;
+    CHECK(ibv_modify_srq(b.srq, &attr, IBV_SRQ_LIMIT) == EINVAL);
+    attr.srq_limit = 3;
+    CHECK(ibv_modify_srq(b.srq, &attr, IBV_SRQ_LIMIT) == 0);
+    CHECK(ibv_query_srq(b.srq, &attr) == 0 && attr.srq_limit == 3);
+    CHECK(ibv_modify_srq(b.srq, &attr, 1 << 7) == EINVAL && ibv_modify_srq(b.srq, NULL, IBV_SRQ_LIMIT) == EINVAL);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK(post(&a, &wr) == 0);
+        CHECK(completion(b.rcq).wr_id == 20u + i && completion(a.scq).status == IBV_WC_SUCCESS);
+    }
+    struct ibv_async_event event;
+    CHECK(ibv_get_async_event(b.context, &event) == 0);
+    CHECK(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == b.srq);
+    ibv_ack_async_event(&event);
+    attr.max_wr = 32;
+    CHECK(ibv_modify_srq(b.srq, &attr, IBV_SRQ_MAX_WR) == 0 && ibv_query_srq(b.srq, &attr) == 0 && attr.max_wr >= 32);
+    attr.max_wr = 1;
+    CHECK(ibv_modify_srq(b.srq, &attr, IBV_SRQ_MAX_WR) == EINVAL);
+    CHECK(to_state(b.qp, IBV_QPS_ERR) == 0);
+    CHECK(ibv_get_async_event(b.context, &event) == 0 && event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED);
+    ibv_ack_async_event(&event);
+    struct ibv_srq_init_attr_ex ex = {.attr = {.max_wr = 4, .max_sge = 1},
+                                      .comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE,
+                                      .srq_type = IBV_SRQT_XRC,
+                                      .pd = a.pd};
+    NO(ibv_create_srq_ex(a.context, &ex), EOPNOTSUPP);
+    ex.srq_type = IBV_SRQT_BASIC;
+    struct ibv_srq *srq = ibv_create_srq_ex(a.context, &ex);
+    CHECK(srq && ibv_destroy_srq(srq) == 0);
+    struct ibv_srq_init_attr none = {.attr = {.max_wr = 0}};
+    NO(ibv_create_srq(a.pd, &none), EINVAL);
+    pair_close(&a, &b);
+}
+
+static void windows(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    struct ibv_mw *mw = ibv_alloc_mw(b.pd, IBV_MW_TYPE_2);
+    MUST(mw);
+    CHECK(mw->pd == b.pd && mw->context == b.context && mw->type == IBV_MW_TYPE_2);
+    NO(ibv_alloc_mw(b.pd, 3), EINVAL);
+    uint32_t rkey = ibv_inc_rkey(mw->rkey);
+    struct ibv_send_wr wr = request(1, IBV_WR_BIND_MW, NULL, 0);
+    wr.bind_mw.mw = mw;
+    wr.bind_mw.rkey = rkey;
+    wr.bind_mw.bind_info = (struct ibv_mw_bind_info){b.mr, (uintptr_t)b.buf + 64, 64, IBV_ACCESS_REMOTE_WRITE};
+    CHECK(post(&b, &wr) == 0);
+    struct ibv_wc wc = completion(b.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
+    CHECK(ibv_dereg_mr(b.mr) == EBUSY);
+    memcpy(a.buf, "window", 6);
+    struct ibv_sge sge = part(&a, 0, 6);
+    wr = request(2, IBV_WR_RDMA_WRITE, &sge, 1);
+    wr.wr.rdma.remote_addr = (uintptr_t)b.buf + 64;
+    wr.wr.rdma.rkey = rkey;
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS && !memcmp(b.buf + 64, "window", 6));
+    /* The peer invalidates it with what it sends. */
+    receive(&b, 3, 200, 10);
+    wr = request(3, IBV_WR_SEND_WITH_INV, &sge, 1);
+    wr.invalidate_rkey = rkey;
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    wc = completion(b.rcq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.wc_flags & IBV_WC_WITH_INV && wc.invalidated_rkey == rkey);
+    CHECK(ibv_dealloc_mw(mw) == 0);
+    CHECK(ibv_dealloc_mw(mw) == EINVAL);
+
+    /* Type 1: bound by a call of its own, as often as one likes. */
+    mw = ibv_alloc_mw(b.pd, IBV_MW_TYPE_1);
+    MUST(mw);
+    struct ibv_mw_bind bind = {.wr_id = 4,
+                               .send_flags = IBV_SEND_SIGNALED,
+                               .bind_info = {b.mr, (uintptr_t)b.buf, 64, IBV_ACCESS_REMOTE_WRITE}};
+    for (int round = 0; round < 2; round++) {
+        uint32_t before = mw->rkey;
+        CHECK(ibv_bind_mw(b.qp, mw, &bind) == 0 && mw->rkey != before);
+        wc = completion(b.scq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 4);
+        wr = request(5, IBV_WR_RDMA_WRITE, &sge, 1);
+        wr.wr.rdma.remote_addr = (uintptr_t)b.buf;
+        wr.wr.rdma.rkey = mw->rkey;
+        CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    }
+    bind.bind_info = (struct ibv_mw_bind_info){NULL, 0, 0, 0};
+    CHECK(ibv_bind_mw(b.qp, mw, &bind) == 0 && completion(b.scq).status == IBV_WC_SUCCESS);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_REM_ACCESS_ERR);
+    CHECK(ibv_dealloc_mw(mw) == 0);
+    pair_close(&a, &b);
+}
+
+static int readable(int fd, int timeout) {
+    struct pollfd p = {fd, POLLIN, 0};
+    return poll(&p, 1, timeout) == 1;
+}
+
+static void *destroy_late(void *cq) {
+    return (void *)(intptr_t)ibv_destroy_cq(cq);
+}
+
+static void completion_events(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    int fd = b.channel->fd, ep = epoll_create1(0);
+    struct epoll_event ready = {.events = EPOLLIN | EPOLLET};
+    MUST(epoll_ctl(ep, EPOLL_CTL_ADD, fd, &ready) == 0);
+    CHECK(!readable(fd, 0));
+    MUST(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) == 0);
+    struct ibv_cq *cq = NULL;
+    void *context = NULL;
+    MINUS(ibv_get_cq_event(b.channel, &cq, &context), EAGAIN);
+    MUST(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
+    for (int round = 0; round < 3; round++) {
+        CHECK(ibv_req_notify_cq(b.rcq, 0) == 0);
+        receive(&b, round, 0, 0);
+        CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+        CHECK(epoll_wait(ep, &ready, 1, 10000) == 1);
+        CHECK(ibv_get_cq_event(b.channel, &cq, &context) == 0 && cq == b.rcq && context == &b);
+        CHECK(completion(b.rcq).wr_id == (uint64_t)round && !readable(fd, 0));
+    }
+    ibv_ack_cq_events(b.rcq, 3);
+    /* Only what the peer marks. */
+    CHECK(ibv_req_notify_cq(b.rcq, 1) == 0);
+    receive(&b, 1, 0, 0);
+    receive(&b, 2, 0, 0);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS && completion(b.rcq).wr_id == 1);
+    CHECK(!readable(fd, 50));
+    wr.send_flags |= IBV_SEND_SOLICITED;
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    CHECK(ibv_get_cq_event(b.channel, &cq, &context) == 0 && cq == b.rcq);
+    CHECK(completion(b.rcq).wr_id == 2);
+    /* A queue waits for its events, and takes back what nobody fetched. */
+    CHECK(ibv_req_notify_cq(b.scq, 0) == 0);
+    CHECK(to_state(b.qp, IBV_QPS_ERR) == 0);
+    CHECK(ibv_destroy_qp(b.qp) == 0);
+    pthread_t thread;
+    void *result = (void *)77;
+    MUST(pthread_create(&thread, NULL, destroy_late, b.rcq) == 0);
+    usleep(50000);
+    CHECK(pthread_tryjoin_np(thread, &result) == EBUSY);
+    ibv_ack_cq_events(b.rcq, 1);
+    CHECK(pthread_join(thread, &result) == 0 && result == NULL);
+    CHECK(ibv_destroy_cq(b.scq) == 0);
+    CHECK(!readable(fd, 0));
+    CHECK(ibv_destroy_comp_channel(b.channel) == 0);
+    MINUS(ibv_get_cq_event(b.channel, &cq, &context), EINVAL);
+    CHECK(ibv_dereg_mr(b.mr) == 0 && ibv_dealloc_pd(b.pd) == 0 && ibv_close_device(b.context) == 0);
+    free(b.buf);
+    close(ep);
+    half_close(&a);
+}
+
+static void overrun(void) {
+    struct half a, b;
+    half_open(&a, "weft_ib0", 0);
+    half_open(&b, "weft_ib0", 0);
+    MUST(ibv_destroy_qp(b.qp) == 0 && ibv_destroy_cq(b.rcq) == 0);
+    MUST(b.rcq = ibv_create_cq(b.context, 2, &b, b.channel, 0));
+    struct ibv_qp_init_attr init = attributes(&b);
+    MUST(b.qp = ibv_create_qp(b.pd, &init));
+    join(&a, &b);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
+    for (int i = 0; i < 4; i++) receive(&b, i, 0, 0);
+    for (int i = 0; i < 4; i++) CHECK(post(&a, &wr) == 0);
+    struct ibv_async_event event;
+    MUST(readable(b.context->async_fd, 10000));
+    CHECK(ibv_get_async_event(b.context, &event) == 0);
+    CHECK(event.event_type == IBV_EVENT_CQ_ERR && event.element.cq == b.rcq);
+    struct ibv_wc wc[8];
+    CHECK(ibv_poll_cq(b.rcq, 8, wc) == 2 && wc[1].wr_id == 1);
+    CHECK(ibv_poll_cq(b.rcq, 8, wc) < 0);
+    ibv_ack_async_event(&event);
+    pair_close(&a, &b);
+}
+
+static void extended_queues(void) {
+    struct half a, b;
+    half_open(&a, "weft_ib0", 0);
+    half_open(&b, "weft_ib0", 0);
+    MUST(ibv_destroy_qp(b.qp) == 0 && ibv_destroy_cq(b.rcq) == 0);
+    struct ibv_cq_init_attr_ex attr = {.cqe = 32,
+                                       .cq_context = &b,
+                                       .channel = b.channel,
+                                       .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+                                                   IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK};
+    struct ibv_cq_ex *cq = ibv_create_cq_ex(b.context, &attr);
+    MUST(cq);
+    attr.wc_flags = IBV_WC_EX_WITH_CVLAN;
+    NO(ibv_create_cq_ex(b.context, &attr), EOPNOTSUPP);
+    attr.wc_flags = 0;
+    attr.comp_mask = 1 << 12;
+    NO(ibv_create_cq_ex(b.context, &attr), EOPNOTSUPP);
+    b.rcq = ibv_cq_ex_to_cq(cq);
+    struct ibv_qp_init_attr init = attributes(&b);
+    MUST(b.qp = ibv_create_qp(b.pd, &init));
+    join(&a, &b);
+    struct ibv_poll_cq_attr poll_attr = {0};
+    CHECK(ibv_start_poll(cq, &poll_attr) == ENOENT);
+    receive(&b, 31, 0, 64);
+    receive(&b, 32, 0, 64);
+    struct ibv_sge sge = part(&a, 0, 32);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    CHECK(post(&a, &wr) == 0);
+    wr = request(2, IBV_WR_RDMA_WRITE_WITH_IMM, &sge, 1);
+    wr.imm_data = 0x11223344;
+    aim(&wr, &b, 0);
+    CHECK(post(&a, &wr) == 0);
+    CHECK(completion(a.scq).status == IBV_WC_SUCCESS && completion(a.scq).status == IBV_WC_SUCCESS);
+    time_t end = time(NULL) + 20;
+    while (ibv_start_poll(cq, &poll_attr) == ENOENT) MUST(time(NULL) < end);
+    CHECK(cq->wr_id == 31 && cq->status == IBV_WC_SUCCESS && ibv_wc_read_opcode(cq) == IBV_WC_RECV);
+    CHECK(ibv_wc_read_byte_len(cq) == 32 && ibv_wc_read_qp_num(cq) == b.qp->qp_num && ibv_wc_read_wc_flags(cq) == 0);
+    CHECK(ibv_wc_read_vendor_err(cq) == 0 && ibv_wc_read_slid(cq) == 0 && ibv_wc_read_sl(cq) == 0);
+    uint64_t first = ibv_wc_read_completion_ts(cq);
+    CHECK(first > 0 && ibv_wc_read_completion_wallclock_ns(cq) / 1000000000 + 100 > (uint64_t)time(NULL));
+    int next;
+    while ((next = ibv_next_poll(cq)) == ENOENT) MUST(time(NULL) < end);
+    CHECK(next == 0 && cq->wr_id == 32 && ibv_wc_read_opcode(cq) == IBV_WC_RECV_RDMA_WITH_IMM);
+    CHECK(ibv_wc_read_wc_flags(cq) == IBV_WC_WITH_IMM && ibv_wc_read_imm_data(cq) == 0x11223344);
+    CHECK(ibv_wc_read_completion_ts(cq) >= first);
+    CHECK(ibv_next_poll(cq) == ENOENT);
+    ibv_end_poll(cq);
+    poll_attr.comp_mask = 1;
+    CHECK(ibv_start_poll(cq, &poll_attr) == EINVAL);
+    /* The plain call works on it too. */
+    struct ibv_wc wc;
+    CHECK(ibv_poll_cq(b.rcq, 1, &wc) == 0);
+    pair_close(&a, &b);
+    poll_attr.comp_mask = 0;
+    CHECK(ibv_start_poll(cq, &poll_attr) == EINVAL);
+}
+
+static struct ibv_qp *extended_pair(struct half *h, uint64_t ops) {
+    struct ibv_qp_init_attr_ex ex;
+    memset(&ex, 0, sizeof ex);
+    struct ibv_qp_init_attr init = attributes(h);
+    memcpy(&ex, &init, offsetof(struct ibv_qp_init_attr, sq_sig_all) + sizeof(int));
+    ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    ex.pd = h->pd;
+    ex.send_ops_flags = ops;
+    return ibv_create_qp_ex(h->context, &ex);
+}
+
+static void extended_pairs(void) {
+    struct half a, b;
+    half_open(&a, "weft_ib0", 0);
+    half_open(&b, "weft_ib0", 0);
+    NO(extended_pair(&a, IBV_QP_EX_WITH_TSO), EOPNOTSUPP);
+    MUST(ibv_destroy_qp(a.qp) == 0);
+    MUST(a.qp = extended_pair(&a, IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ |
+                                      IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_SEND_WITH_IMM));
+    struct ibv_qp_ex *qpx = ibv_qp_to_qp_ex(a.qp);
+    MUST(qpx);
+    CHECK(qpx->wr_atomic_cmp_swp == NULL);
+    join(&a, &b);
+    memcpy(a.buf, "extended", 8);
+    receive(&b, 1, 100, 16);
+    ibv_wr_start(qpx);
+    qpx->wr_id = 5;
+    qpx->wr_flags = 0;
+    ibv_wr_rdma_write(qpx, b.mr->rkey, (uintptr_t)b.buf);
+    ibv_wr_set_sge(qpx, a.mr->lkey, (uintptr_t)a.buf, 8);
+    qpx->wr_id = 6;
+    qpx->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_send(qpx);
+    ibv_wr_set_inline_data(qpx, "data", 4);
+    CHECK(ibv_wr_complete(qpx) == 0);
+    struct ibv_wc wc = completion(b.rcq);
+    CHECK(wc.byte_len == 4 && !memcmp(b.buf + 100, "data", 4) && !memcmp(b.buf, "extended", 8));
+    CHECK(completion(a.scq).wr_id == 6);
+    /* What is given up is not sent, and neither is a list with a mistake. */
+    ibv_wr_start(qpx);
+    ibv_wr_send(qpx);
+    ibv_wr_abort(qpx);
+    ibv_wr_start(qpx);
+    ibv_wr_send(qpx);
+    char big[5000] = {0};
+    ibv_wr_set_inline_data(qpx, big, sizeof big);
+    CHECK(ibv_wr_complete(qpx) == EINVAL);
+    ibv_wr_start(qpx);
+    for (int i = 0; i < 17; i++) ibv_wr_send(qpx);
+    CHECK(ibv_wr_complete(qpx) == ENOMEM);
+    usleep(10000);
+    CHECK(ibv_poll_cq(a.scq, 1, &wc) == 0);
+    *(uint64_t *)(b.buf + 8) = 5;
+    ibv_wr_start(qpx);
+    qpx->wr_id = 7;
+    ibv_wr_atomic_fetch_add(qpx, b.mr->rkey, (uintptr_t)b.buf + 8, 3);
+    struct ibv_sge sge = part(&a, 64, 8);
+    ibv_wr_set_sge_list(qpx, 1, &sge);
+    qpx->wr_id = 8;
+    ibv_wr_rdma_read(qpx, b.mr->rkey, (uintptr_t)b.buf + 8);
+    ibv_wr_set_sge(qpx, a.mr->lkey, (uintptr_t)a.buf + 72, 8);
+    CHECK(ibv_wr_complete(qpx) == 0);
+    CHECK(completion(a.scq).wr_id == 7 && completion(a.scq).wr_id == 8);
+    CHECK(*(uint64_t *)(a.buf + 64) == 5 && *(uint64_t *)(a.buf + 72) == 8);
+    receive(&b, 2, 100, 16);
+    ibv_wr_start(qpx);
+    ibv_wr_send_imm(qpx, 0x55667788);
+    struct ibv_data_buf bufs[2] = {{"ab", 2}, {"cd", 2}};
+    ibv_wr_set_inline_data_list(qpx, 2, bufs);
+    CHECK(ibv_wr_complete(qpx) == 0);
+    wc = completion(b.rcq);
+    CHECK(wc.byte_len == 4 && wc.imm_data == 0x55667788 && !memcmp(b.buf + 100, "abcd", 4));
+    CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
+    pair_close(&a, &b);
+    ibv_wr_start(qpx);
+    ibv_wr_send(qpx);
+    CHECK(ibv_wr_complete(qpx) == EINVAL);
+}
+
+/* Objects of one kind in the place of another one, and addresses of nothing. */
+static void strangers(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 1);
+    void *wrong[] = {NULL, (void *)8, (void *)-16, &h, h.context, h.pd, h.channel, h.scq, h.srq, h.qp, h.mr, (char *)h.qp + 1};
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init = attributes(&h);
+    struct ibv_srq_attr srq_attr;
+    struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 1}};
+    struct ibv_cq *cq;
+    struct ibv_async_event event;
+    void *context;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        void *it = wrong[i];
+        if (it != h.qp) {
+            CHECK(ibv_destroy_qp(it) == EINVAL && ibv_modify_qp(it, &attr, 0) == EINVAL && ibv_query_qp(it, &attr, 0, &init) == EINVAL);
+            CHECK(ibv_qp_to_qp_ex(it) == NULL);
+        }
+        if (it != h.scq) CHECK(ibv_destroy_cq(it) == EINVAL && ibv_resize_cq(it, 10) == EINVAL);
+        if (it != h.srq) CHECK(ibv_destroy_srq(it) == EINVAL && ibv_query_srq(it, &srq_attr) == EINVAL);
+        if (it != h.mr) CHECK(ibv_dereg_mr(it) == EINVAL && ibv_rereg_mr(it, 1, NULL, &h, 1, 0) == -1);
+        if (it != h.pd) {
+            CHECK(ibv_dealloc_pd(it) == EINVAL);
+            NO(ibv_reg_mr(it, &h, 1, 0), EINVAL);
+            NO(ibv_create_qp(it, &init), EINVAL);
+            NO(ibv_create_srq(it, &srq_init), EINVAL);
+        }
+        if (it != h.channel) {
+            CHECK(ibv_destroy_comp_channel(it) == EINVAL);
+            MINUS(ibv_get_cq_event(it, &cq, &context), EINVAL);
+        }
+        if (it != h.context) {
+            CHECK(ibv_close_device(it) == EINVAL && ibv_query_device(it, NULL) == EINVAL);
+            NO(ibv_alloc_pd(it), EINVAL);
+            NO(ibv_create_cq(it, 1, NULL, NULL, 0), EINVAL);
+            NO(ibv_create_comp_channel(it), EINVAL);
+            MINUS(ibv_get_async_event(it, &event), EINVAL);
+        }
+        ibv_ack_cq_events(it == h.scq ? NULL : it, 1);
+        event.event_type = IBV_EVENT_QP_FATAL;
+        event.element.qp = it == h.qp ? NULL : it;
+        ibv_ack_async_event(&event);
+    }
+    half_close(&h);
+}
+
+static void many(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    enum { COUNT = 600 };
+    static struct ibv_qp *qps[COUNT];
+    static struct ibv_mr *mrs[COUNT];
+    struct ibv_qp_init_attr init = attributes(&h);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < COUNT; i++) {
+            MUST(qps[i] = ibv_create_qp(h.pd, &init));
+            MUST(mrs[i] = ibv_reg_mr(h.pd, h.buf + i, 1, 0));
+        }
+        for (int i = 0; i < COUNT; i++) {
+            for (int k = i + 1; k < i + 5 && k < COUNT; k++) CHECK(qps[i]->qp_num != qps[k]->qp_num);
+            CHECK(ibv_destroy_qp(qps[i]) == 0 && ibv_dereg_mr(mrs[i]) == 0);
+        }
+    }
+    half_close(&h);
+}
+
+static void forks(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    pid_t child = fork();
+    if (child == 0) {
+        /* The parent's objects are not the child's, and the child makes its own. */
+        failures = 0;
+        struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0), *bad;
+        struct ibv_wc wc;
+        CHECK(ibv_post_send(a.qp, &wr, &bad) == EINVAL && ibv_poll_cq(a.scq, 1, &wc) < 0);
+        CHECK(ibv_destroy_qp(a.qp) == EINVAL && ibv_dereg_mr(a.mr) == EINVAL && ibv_close_device(a.context) == EINVAL);
+        struct half c, d;
+        pair_open(&c, &d);
+        receive(&d, 1, 0, 0);
+        CHECK(post(&c, &wr) == 0 && completion(d.rcq).wr_id == 1 && completion(c.scq).wr_id == 1);
+        pair_close(&c, &d);
+        _exit(failures);
+    }
+    int status = -1;
+    MUST(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    receive(&b, 1, 0, 0);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
+    CHECK(post(&a, &wr) == 0 && completion(b.rcq).wr_id == 1 && completion(a.scq).wr_id == 1);
+    pair_close(&a, &b);
+}
+
+struct racer {
+    struct half *h;
+    int stop;
+};
+
+static void *poster(void *arg) {
+    struct racer *racer = arg;
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0), *bad;
+    struct ibv_wc wc;
+    while (!__atomic_load_n(&racer->stop, __ATOMIC_RELAXED)) {
+        ibv_post_send(racer->h->qp, &wr, &bad);
+        ibv_poll_cq(racer->h->scq, 1, &wc);
+    }
+    return NULL;
+}
+
+/* A thread that goes on with objects that another one resets and destroys. */
+static void races(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    struct racer racer = {&a, 0};
+    pthread_t thread;
+    MUST(pthread_create(&thread, NULL, poster, &racer) == 0);
+    for (int i = 0; i < 20; i++) {
+        CHECK(to_state(a.qp, IBV_QPS_ERR) == 0 && to_state(a.qp, IBV_QPS_RESET) == 0);
+        CHECK(to_init(a.qp) == 0 && to_rtr(a.qp, b.qp->qp_num) == 0 && to_rts(a.qp) == 0);
+    }
+    CHECK(ibv_destroy_qp(a.qp) == 0 && ibv_destroy_cq(a.scq) == 0);
+    usleep(10000);
+    __atomic_store_n(&racer.stop, 1, __ATOMIC_RELAXED);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(ibv_destroy_cq(a.rcq) == 0 && ibv_destroy_comp_channel(a.channel) == 0 && ibv_dereg_mr(a.mr) == 0);
+    CHECK(ibv_dealloc_pd(a.pd) == 0 && ibv_close_device(a.context) == 0);
+    free(a.buf);
+    half_close(&b);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {{"devices", devices},
+             {"attrs", attrs},
+             {"domains", domains},
+             {"memory", memory},
+             {"queues", queues},
+             {"pairs", pairs},
+             {"transitions", transitions},
+             {"transfers", transfers},
+             {"unreliable", unreliable},
+             {"refusals", refusals},
+             {"faults", faults},
+             {"shared_receives", shared_receives},
+             {"windows", windows},
+             {"completion_events", completion_events},
+             {"overrun", overrun},
+             {"extended_queues", extended_queues},
+             {"extended_pairs", extended_pairs},
+             {"strangers", strangers},
+             {"many", many},
+             {"forks", forks},
+             {"races", races}};
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wanted = argc < 2;
+        for (int k = 1; k < argc; k++) wanted |= !strcmp(argv[k], cases[i].name);
+        if (!wanted) continue;
+        running = cases[i].name;
+        int before = failures;
+        cases[i].run();
+        printf("%s: %s\n", running, failures == before ? "ok" : "FAILED");
+    }
+    return failures > 99 ? 99 : failures;
+}
