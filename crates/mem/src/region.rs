@@ -445,6 +445,14 @@ impl Region {
         Ok(())
     }
 
+    /// Copies promised memory to `off`: all of it.
+    pub fn copy_from_raw(&self, off: usize, src: &RawMemory) -> Result<(), MemError> {
+        let to = self.range(off, src.len())?;
+        // SAFETY: as in `copy_to_raw`.
+        unsafe { copy::store(to.as_ptr(), src.as_ptr(), src.len()) };
+        Ok(())
+    }
+
     /// Sets `len` bytes at `off`.
     pub fn fill(&self, off: usize, len: usize, byte: u8) -> Result<(), MemError> {
         let p = self.range(off, len)?;

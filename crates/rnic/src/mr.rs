@@ -106,6 +106,13 @@ impl Mr {
     pub fn copy_to_raw(&self, off: usize, dst: &RawMemory) -> Result<(), MemError> {
         self.region.copy_to_raw(off, dst)
     }
+    /// Copy promised memory to `off`: all of it.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
+    pub fn copy_from_raw(&self, off: usize, src: &RawMemory) -> Result<(), MemError> {
+        self.region.copy_from_raw(off, src)
+    }
     /// Set `len` bytes from `off` on to `byte`.
     ///
     /// # Errors
