@@ -1,5 +1,59 @@
-//! Sockets over RDMA with the wire protocol of rsockets.
+//! Stream sockets over RDMA with the wire protocol of rsockets: they talk to the `r*` calls of librdmacm on any iWARP peer, and, through
+//! the C library, are those calls.
+//!
+//! * [`wire`]: the bytes, as docs/spec/rsockets.md has them.
+//! * [`machine`]: the protocol's state, without sockets, clock or memory.
+//! * [`Socket`]: sockets over verbs; [`poll`] waits for several.
+//!
+//! ```
+//! use weft_rsockets::{RecvFlags, Sink, Socket, Source};
+//! use weft_verbs::Device;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::open()?;
+//! let listener = Socket::new(&device, false)?;
+//! listener.bind("127.0.0.1:0".parse()?)?;
+//! listener.listen(8)?;
+//!
+//! let client = Socket::new(&device, false)?;
+//! client.connect(listener.local_addr()?)?;
+//! let (server, _) = listener.accept()?;
+//!
+//! client.send(&[Source::Bytes(b"hello, rsockets")], false)?;
+//! client.close();
+//! let mut text = [0; 64];
+//! let n = server.recv(&mut [Sink::Bytes(&mut text)], RecvFlags::WAITALL)?;
+//! assert_eq!(&text[..n], b"hello, rsockets");
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
+mod bell;
+mod driver;
+mod error;
+mod listener;
+mod lock;
 pub mod machine;
+mod memory;
+mod options;
+pub mod poll;
+mod socket;
 pub mod wire;
+
+pub use memory::{Sink, Source};
+pub use options::Options;
+pub use socket::{Shutdown, Socket};
+
+bitflags::bitflags! {
+    /// Flags of a receive.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct RecvFlags: u32 {
+        /// Do not wait.
+        const DONTWAIT = 1;
+        /// Leave the bytes where they are.
+        const PEEK = 2;
+        /// Wait until the memory is full, or the stream ends.
+        const WAITALL = 4;
+    }
+}

@@ -81,11 +81,9 @@ impl Order {
 
 /// Eight bytes of one of our tables, loaded as a number of this host: a key and a length.
 pub fn key_and_len(word: u64) -> (u32, u32) {
-    let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
-    (
-        u32::from_ne_bytes([a, b, c, d]),
-        u32::from_ne_bytes([e, f, g, h]),
-    )
+    let bytes = word.to_ne_bytes();
+    let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]));
+    (half(0), half(4))
 }
 
 /// What each end says in the private data of the connection's start-up.
@@ -381,7 +379,9 @@ mod tests {
         };
         assert_eq!(
             Order::Little.map(4, buffer),
-            [4, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]
+            [
+                4, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0
+            ]
         );
         assert_eq!(
             Order::Big.entry(buffer),

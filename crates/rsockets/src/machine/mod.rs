@@ -160,11 +160,6 @@ impl Endpoint {
         }
     }
 
-    /// What the peer said at first.
-    pub fn peer(&self) -> &Greeting {
-        &self.peer
-    }
-
     // ---- receiving -------------------------------------------------------------------------------------------------
 
     /// A message came.
@@ -232,8 +227,8 @@ impl Endpoint {
         let mut left = (bytes as u64).min(u64::from(self.readable)) as u32;
         self.readable -= left;
         self.free += left;
-        self.read_at =
-            ((u64::from(self.read_at) + u64::from(left)) % (u64::from(self.config.half) * 2)) as u32;
+        self.read_at = ((u64::from(self.read_at) + u64::from(left))
+            % (u64::from(self.config.half) * 2)) as u32;
         while left > 0
             && let Some(first) = self.lens.front()
         {
@@ -255,7 +250,7 @@ impl Endpoint {
             return None;
         }
         let entry = self.free >= self.config.half;
-        if !entry && (self.taken.wrapping_sub(self.grant_at) as i16) < 0 {
+        if !entry && self.taken.wrapping_sub(self.grant_at).cast_signed() < 0 {
             return None;
         }
         self.granted = self.taken.wrapping_add(self.config.credits);
@@ -303,8 +298,8 @@ impl Endpoint {
 
     /// Whether a message may be sent that is no control message.
     pub fn has_credit(&self) -> bool {
-        let left = i32::from(self.limit.wrapping_sub(self.sent) as i16);
-        left - i32::from(self.uncounted) > i32::from(self.reserve)
+        let left = self.limit.wrapping_sub(self.sent);
+        u32::from(left) > u32::from(self.reserve) + u32::from(self.uncounted)
     }
 
     /// Where up to `max` bytes go; a message that says how many follows them.
@@ -327,6 +322,11 @@ impl Endpoint {
         Some(write)
     }
 
+    /// Entries of the peer's iomap table.
+    pub fn peer_maps(&self) -> u16 {
+        self.peer.maps
+    }
+
     /// Where the peer's iomap entry is, with [`Message::Map`] to follow; takes a credit.
     pub fn map(&mut self, index: u16) -> Option<Write> {
         if index >= self.peer.maps || !self.has_credit() {
@@ -335,7 +335,7 @@ impl Endpoint {
         if self.peer.kin.is_some() {
             self.sent = self.sent.wrapping_add(1);
         } else {
-            self.uncounted += 1;
+            self.uncounted = self.uncounted.saturating_add(1);
         }
         let table = self.peer.table;
         let begin = u64::from(table.len) * ENTRY_LEN as u64;

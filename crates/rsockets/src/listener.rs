@@ -1,0 +1,155 @@
+//! Listening sockets. A peer's connection is made as soon as it arrives, up to the backlog, as a kernel does it for TCP; accepting only hands it over.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+
+use rustix::io::Errno;
+use weft_verbs::Device;
+use weft_verbs::cm::{Bound, ConnParam, Incoming, Listening};
+
+use crate::bell::Bell;
+use crate::driver::Conn;
+use crate::error::io_errno;
+use crate::lock::lock;
+use crate::options::Options;
+
+pub(crate) struct Listener {
+    device: Device,
+    options: Options,
+    backlog: usize,
+    listening: Mutex<Option<Listening>>,
+    addr: OnceLock<SocketAddr>,
+    state: Mutex<Waiting>,
+    arrived: Condvar,
+    bell: Arc<Bell>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Connections that nobody has accepted yet, each with the bell that its socket will have.
+    ready: VecDeque<(Arc<Conn>, Arc<Bell>)>,
+    /// Connections being made.
+    making: usize,
+    closed: bool,
+}
+
+impl Listener {
+    pub(crate) fn new(
+        device: &Device,
+        bound: Bound,
+        backlog: u32,
+        options: Options,
+        bell: Arc<Bell>,
+    ) -> Result<Arc<Listener>, Errno> {
+        let listener = Arc::new(Listener {
+            device: device.clone(),
+            options,
+            backlog: backlog.max(1) as usize,
+            listening: Mutex::default(),
+            addr: OnceLock::new(),
+            state: Mutex::default(),
+            arrived: Condvar::new(),
+            bell,
+        });
+        let weak = Arc::downgrade(&listener);
+        let listening = bound
+            .listen(backlog.max(1), &ConnParam::default(), move |incoming| {
+                if let Some(listener) = weak.upgrade() {
+                    listener.take(incoming);
+                }
+            })
+            .map_err(|error| io_errno(&error))?;
+        let _ = listener.addr.set(listening.local_addr());
+        *lock(&listener.listening) = Some(listening);
+        Ok(listener)
+    }
+
+    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+        self.addr.get().copied()
+    }
+
+    fn take(&self, incoming: Incoming) {
+        {
+            let mut state = lock(&self.state);
+            if state.closed || state.ready.len() + state.making >= self.backlog {
+                // Dropping a request rejects it.
+                return;
+            }
+            state.making += 1;
+        }
+        let made = self.make(incoming);
+        let mut state = lock(&self.state);
+        state.making -= 1;
+        match made {
+            Ok(made) if !state.closed => state.ready.push_back(made),
+            Ok(_) => return,
+            Err(error) => return tracing::debug!(%error, "a connection could not be accepted"),
+        }
+        drop(state);
+        self.arrived.notify_one();
+        self.bell.ring();
+    }
+
+    fn make(&self, incoming: Incoming) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
+        let bell = Arc::new(Bell::new().map_err(|error| io_errno(&error))?);
+        let conn = Conn::prepare(&self.device, self.options, Arc::clone(&bell))?;
+        let theirs = incoming.private_data().to_vec();
+        let param = ConnParam {
+            private_data: conn.greeting().emit().to_vec(),
+            ..ConnParam::default()
+        };
+        if let Err(error) = crate::wire::Greeting::parse(&theirs) {
+            tracing::debug!(%error, "a peer that is no rsocket");
+            let _ = incoming.reject(&param.private_data);
+            return Err(Errno::PROTO);
+        }
+        incoming.accept(conn.qp(), &param).map_err(|error| {
+            tracing::debug!(%error, "a peer went away before it was accepted");
+            Errno::CONNABORTED
+        })?;
+        conn.established(&theirs)?;
+        Ok((conn, bell))
+    }
+
+    /// The oldest connection; waits for one if told to.
+    ///
+    /// # Errors
+    /// `EAGAIN`; `EINVAL` when the socket was closed meanwhile.
+    pub(crate) fn accept(&self, wait: bool) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
+        let mut state = lock(&self.state);
+        loop {
+            if state.closed {
+                return Err(Errno::INVAL);
+            }
+            if let Some(made) = state.ready.pop_front() {
+                return Ok(made);
+            }
+            if !wait {
+                return Err(Errno::AGAIN);
+            }
+            state = self
+                .arrived
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        !lock(&self.state).ready.is_empty()
+    }
+
+    pub(crate) fn close(&self) {
+        drop(lock(&self.listening).take());
+        let ready = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            std::mem::take(&mut state.ready)
+        };
+        self.arrived.notify_all();
+        self.bell.ring();
+        for (conn, _) in ready {
+            conn.close(std::time::Duration::ZERO);
+        }
+    }
+}

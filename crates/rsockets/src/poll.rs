@@ -1,0 +1,130 @@
+//! Waiting for several sockets, and for descriptors of the system beside them.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use crate::Socket;
+
+/// What is waited for.
+#[derive(Clone, Copy)]
+pub enum What<'a> {
+    /// A socket of ours.
+    Socket(&'a Socket),
+    /// A descriptor of the system.
+    Fd(BorrowedFd<'a>),
+    /// A place that is left out.
+    Nothing,
+}
+
+/// One of those that are waited for.
+pub struct Entry<'a> {
+    /// What.
+    pub what: What<'a>,
+    /// For what.
+    pub wanted: PollFlags,
+    /// What it is ready for.
+    pub ready: PollFlags,
+}
+
+/// Wait until something is ready, up to `timeout` (`None`: for ever); returns how many are.
+///
+/// # Errors
+/// As `poll(2)`.
+pub fn poll(entries: &mut [Entry<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let n = look(entries)?;
+    if n > 0 || timeout == Some(Duration::ZERO) {
+        return Ok(n);
+    }
+    if let [entry] = entries
+        && let What::Socket(socket) = entry.what
+        && let Some(ready) = socket.wait_ready(entry.wanted, deadline)
+    {
+        entry.ready = ready;
+        return Ok(usize::from(!ready.is_empty()));
+    }
+    for entry in &*entries {
+        if let What::Socket(socket) = entry.what {
+            socket.arm();
+        }
+    }
+    let result = sleep(entries, deadline);
+    for entry in &*entries {
+        if let What::Socket(socket) = entry.what {
+            socket.disarm();
+        }
+    }
+    result
+}
+
+/// Everybody's readiness now.
+fn look(entries: &mut [Entry<'_>]) -> Result<usize, Errno> {
+    let mut ready = 0;
+    let mut theirs = false;
+    for entry in &mut *entries {
+        entry.ready = match entry.what {
+            What::Socket(socket) => {
+                let always = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+                socket.ready() & (entry.wanted | always)
+            }
+            What::Fd(_) => {
+                theirs = true;
+                PollFlags::empty()
+            }
+            What::Nothing => PollFlags::empty(),
+        };
+        ready += usize::from(!entry.ready.is_empty());
+    }
+    if theirs {
+        ready += system(entries, Some(Duration::ZERO), false)?;
+    }
+    Ok(ready)
+}
+
+fn sleep(entries: &mut [Entry<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
+    loop {
+        let n = look(entries)?;
+        let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
+        if n > 0 || left == Some(Duration::ZERO) {
+            return Ok(n);
+        }
+        system(entries, left, true)?;
+    }
+}
+
+/// The system's `poll`: of its own descriptors, and with `bells` also of those that our sockets ring. Returns how many of its own are ready.
+fn system(
+    entries: &mut [Entry<'_>],
+    timeout: Option<Duration>,
+    bells: bool,
+) -> Result<usize, Errno> {
+    let mut places = Vec::with_capacity(entries.len());
+    let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(entries.len());
+    for (i, entry) in entries.iter().enumerate() {
+        match entry.what {
+            What::Fd(fd) => fds.push(PollFd::from_borrowed_fd(fd, entry.wanted)),
+            What::Socket(socket) if bells => {
+                fds.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+            }
+            _ => continue,
+        }
+        places.push(i);
+    }
+    let timeout = timeout.map(|left| Timespec {
+        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(left.subsec_nanos()),
+    });
+    rustix::event::poll(&mut fds, timeout.as_ref())?;
+    let seen: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+    let mut ready = 0;
+    for (place, revents) in places.into_iter().zip(seen) {
+        if matches!(entries[place].what, What::Fd(_)) {
+            entries[place].ready = revents;
+            ready += usize::from(!revents.is_empty());
+        }
+    }
+    Ok(ready)
+}

@@ -1,0 +1,497 @@
+//! Sockets: what a program calls. Each is idle, a listener, or a connection, made or being made.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use weft_verbs::cm::{Bound, ConnParam};
+use weft_verbs::{Device, Path, RawMemory};
+
+use crate::bell::Bell;
+use crate::driver::Conn;
+use crate::error::{connect_errno, io_errno};
+use crate::listener::Listener;
+use crate::lock::lock;
+use crate::{Options, RecvFlags, Sink, Source};
+
+/// How long a close waits for what has not been sent yet, unless the program has said.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A stream socket. Clones are handles of the same one; it is closed when the last one is dropped, or before.
+#[derive(Clone)]
+pub struct Socket(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    ipv6: bool,
+    bell: Arc<Bell>,
+    options: Mutex<Options>,
+    state: Mutex<State>,
+    /// A connection was made, or could not be; or the socket was closed.
+    changed: Condvar,
+    conn: OnceLock<Arc<Conn>>,
+    nonblocking: AtomicBool,
+    /// How long a close waits.
+    linger: Mutex<Option<Duration>>,
+}
+
+enum State {
+    Idle(Option<Bound>),
+    Connecting,
+    /// It could not be made, and the program has not been told.
+    Failed(Errno),
+    Connected,
+    Listening(Arc<Listener>),
+    Closed,
+}
+
+/// Which direction [`Socket::shutdown`] ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// What the peer sends is not read any more. (It is not told.)
+    Read,
+    /// Nothing is sent any more.
+    Write,
+    /// Both.
+    Both,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Inner {
+    fn close(&self) {
+        let before = std::mem::replace(&mut *lock(&self.state), State::Closed);
+        self.changed.notify_all();
+        if let State::Listening(listener) = &before {
+            listener.close();
+        }
+        if !matches!(before, State::Closed)
+            && let Some(conn) = self.conn.get()
+        {
+            let linger = *lock(&self.linger);
+            conn.close(linger.unwrap_or(PATIENCE));
+        }
+        self.bell.ring();
+    }
+}
+
+impl Socket {
+    fn with(device: &Device, ipv6: bool, bell: Arc<Bell>, state: State) -> Inner {
+        Inner {
+            device: device.clone(),
+            ipv6,
+            bell,
+            options: Mutex::default(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            conn: OnceLock::new(),
+            nonblocking: AtomicBool::new(false),
+            linger: Mutex::default(),
+        }
+    }
+
+    /// An idle socket.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn new(device: &Device, ipv6: bool) -> Result<Socket, Errno> {
+        let bell = Bell::new().map_err(|error| io_errno(&error))?;
+        let inner = Self::with(device, ipv6, Arc::new(bell), State::Idle(None));
+        Ok(Socket(Arc::new(inner)))
+    }
+
+    /// A descriptor of the socket's own. It says nothing to `poll(2)`; see [`crate::poll`].
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.bell.as_fd()
+    }
+
+    /// Whether it is one for IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        self.0.ipv6
+    }
+
+    /// Whether calls return `EAGAIN` rather than wait.
+    pub fn set_nonblocking(&self, on: bool) {
+        self.0.nonblocking.store(on, Ordering::Relaxed);
+    }
+
+    fn waits(&self) -> bool {
+        !self.0.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// How long a close waits until everything is sent: `None` as it sees fit; zero: not at all, and the peer sees a reset.
+    pub fn set_linger(&self, linger: Option<Duration>) {
+        *lock(&self.0.linger) = linger;
+    }
+
+    /// What was set, or is in effect.
+    pub fn options(&self) -> Options {
+        match self.0.conn.get() {
+            Some(conn) => conn.options(),
+            None => *lock(&self.0.options),
+        }
+    }
+
+    /// Change sizes; of what a connection has already, nothing changes any more.
+    pub fn set_options(&self, change: impl FnOnce(&mut Options)) {
+        let mut options = lock(&self.0.options);
+        change(&mut options);
+        *options = options.clamped();
+    }
+
+    /// Whether it is connected, or about to be.
+    pub fn has_begun(&self) -> bool {
+        matches!(*lock(&self.0.state), State::Connecting | State::Connected)
+    }
+
+    /// Whether it listens.
+    pub fn is_listening(&self) -> bool {
+        matches!(*lock(&self.0.state), State::Listening(_))
+    }
+
+    fn check_family(&self, addr: SocketAddr) -> Result<(), Errno> {
+        if addr.is_ipv6() == self.0.ipv6 {
+            Ok(())
+        } else {
+            Err(Errno::AFNOSUPPORT)
+        }
+    }
+
+    fn any_addr(&self) -> SocketAddr {
+        if self.0.ipv6 {
+            (Ipv6Addr::UNSPECIFIED, 0).into()
+        } else {
+            (Ipv4Addr::UNSPECIFIED, 0).into()
+        }
+    }
+
+    /// Take an address; port 0: any free one.
+    ///
+    /// # Errors
+    /// `EAFNOSUPPORT`, `EINVAL` when it has one, and as `bind(2)`.
+    pub fn bind(&self, addr: SocketAddr) -> Result<(), Errno> {
+        self.check_family(addr)?;
+        let mut state = lock(&self.0.state);
+        let State::Idle(bound @ None) = &mut *state else {
+            return Err(Errno::INVAL);
+        };
+        *bound = Some(self.0.device.bind(addr).map_err(|e| io_errno(&e))?);
+        Ok(())
+    }
+
+    /// Listen, at any free port where none was bound.
+    ///
+    /// # Errors
+    /// `EINVAL` for a socket that is connected, and as `listen(2)`.
+    pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
+        let mut state = lock(&self.0.state);
+        let bound = match &mut *state {
+            State::Idle(bound) => bound.take(),
+            State::Listening(_) => return Ok(()),
+            State::Closed => return Err(Errno::BADF),
+            _ => return Err(Errno::INVAL),
+        };
+        let bound = if let Some(bound) = bound {
+            bound
+        } else {
+            let any = self.0.device.bind(self.any_addr());
+            any.map_err(|e| io_errno(&e))?
+        };
+        let (device, bell) = (&self.0.device, Arc::clone(&self.0.bell));
+        let listener = Listener::new(device, bound, backlog, *lock(&self.0.options), bell)?;
+        *state = State::Listening(listener);
+        Ok(())
+    }
+
+    /// The next connection, and its peer's address.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EINVAL` for a socket that does not listen.
+    pub fn accept(&self) -> Result<(Socket, SocketAddr), Errno> {
+        let listener = match &*lock(&self.0.state) {
+            State::Listening(listener) => Arc::clone(listener),
+            State::Closed => return Err(Errno::BADF),
+            _ => return Err(Errno::INVAL),
+        };
+        let (conn, bell) = listener.accept(self.waits())?;
+        let peer = conn.peer_addr().unwrap_or_else(|| self.any_addr());
+        let mut inner = Self::with(&self.0.device, self.0.ipv6, bell, State::Connected);
+        inner.options = Mutex::new(conn.options());
+        inner.conn = OnceLock::from(conn);
+        inner.linger = Mutex::new(*lock(&self.0.linger));
+        Ok((Socket(Arc::new(inner)), peer))
+    }
+
+    /// Connect; without waiting, [`Socket::take_error`] tells how it went once the socket is ready.
+    ///
+    /// # Errors
+    /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `EAFNOSUPPORT`, and as `connect(2)`.
+    pub fn connect(&self, addr: SocketAddr) -> Result<(), Errno> {
+        self.check_family(addr)?;
+        let inner = &self.0;
+        let mut state = lock(&inner.state);
+        let bound = match &mut *state {
+            State::Idle(bound) => bound.take(),
+            State::Failed(_) => None,
+            State::Connecting => return Err(Errno::ALREADY),
+            State::Connected => return Err(Errno::ISCONN),
+            State::Listening(_) => return Err(Errno::INVAL),
+            State::Closed => return Err(Errno::BADF),
+        };
+        let bell = Arc::clone(&inner.bell);
+        let conn = Conn::prepare(&inner.device, *lock(&inner.options), bell)?;
+        let param = ConnParam {
+            private_data: conn.greeting().emit().to_vec(),
+            ..ConnParam::default()
+        };
+        *state = State::Connecting;
+        drop(state);
+        let weak = Arc::downgrade(inner);
+        let dialled = Arc::clone(&conn);
+        let done = move |outcome: Result<Vec<u8>, _>| {
+            let result = match outcome {
+                Ok(private_data) => dialled.established(&private_data),
+                Err(error) => {
+                    tracing::debug!(%error, "a connection could not be made");
+                    Err(connect_errno(&error))
+                }
+            };
+            let Some(inner) = weak.upgrade() else { return };
+            let mut state = lock(&inner.state);
+            if !matches!(*state, State::Connecting) {
+                return;
+            }
+            *state = match result {
+                Ok(()) => {
+                    let _ = inner.conn.set(Arc::clone(&dialled));
+                    State::Connected
+                }
+                Err(errno) => State::Failed(errno),
+            };
+            drop(state);
+            inner.changed.notify_all();
+            inner.bell.ring();
+        };
+        match bound {
+            Some(bound) => bound.dial(addr, conn.qp(), &param, done),
+            None => inner.device.dial(addr, None, conn.qp(), &param, done),
+        }
+        if self.waits() {
+            self.connected()
+        } else {
+            match &*lock(&inner.state) {
+                State::Connected => Ok(()),
+                // Also of a failure the program hears when it asks.
+                _ => Err(Errno::INPROGRESS),
+            }
+        }
+    }
+
+    /// Wait until the connection is made. A failure is told once.
+    fn connected(&self) -> Result<(), Errno> {
+        let mut state = lock(&self.0.state);
+        loop {
+            match &*state {
+                State::Connecting => {}
+                State::Connected => return Ok(()),
+                State::Failed(errno) => {
+                    let errno = *errno;
+                    *state = State::Idle(None);
+                    return Err(errno);
+                }
+                State::Closed => return Err(Errno::BADF),
+                State::Idle(_) | State::Listening(_) => return Err(Errno::NOTCONN),
+            }
+            state = self
+                .0
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The connection for a transfer.
+    fn conn(&self, wait: bool) -> Result<&Arc<Conn>, Errno> {
+        if let Some(conn) = self.0.conn.get() {
+            return Ok(conn);
+        }
+        if !wait && matches!(*lock(&self.0.state), State::Connecting) {
+            return Err(Errno::AGAIN);
+        }
+        self.connected()?;
+        self.0.conn.get().ok_or(Errno::NOTCONN)
+    }
+
+    /// Send: all of it, or without waiting (as the socket is set, or `dont_wait` says) what there is room for.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ENOTCONN`, `EPIPE`, `ECONNRESET`.
+    pub fn send(&self, from: &[Source<'_>], dont_wait: bool) -> Result<usize, Errno> {
+        let wait = self.waits() && !dont_wait;
+        self.conn(wait)?.send(from, wait)
+    }
+
+    /// Receive what there is; 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`.
+    pub fn recv(&self, to: &mut [Sink<'_>], flags: RecvFlags) -> Result<usize, Errno> {
+        let mut flags = flags;
+        flags.set(
+            RecvFlags::DONTWAIT,
+            flags.contains(RecvFlags::DONTWAIT) || !self.waits(),
+        );
+        let wait = !flags.contains(RecvFlags::DONTWAIT);
+        self.conn(wait)?.recv(to, flags)
+    }
+
+    /// Open memory to the peer at `offset` (`None`: at its address) until [`Socket::unmap`]; without `writable` it is only registered.
+    ///
+    /// # Errors
+    /// `ENOTCONN`; `ENOMEM` when the peer has no room for more.
+    pub fn map(
+        &self,
+        memory: &RawMemory,
+        writable: bool,
+        offset: Option<u64>,
+    ) -> Result<u64, Errno> {
+        self.conn(self.waits())?.map(memory, writable, offset)
+    }
+
+    /// Close memory again, named by its address and length.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is not mapped.
+    pub fn unmap(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        self.conn(false)?.unmap(addr, len)
+    }
+
+    /// Write into memory that the peer has mapped at `offset`; its program is not told. Bytes written, up to where no mapping is.
+    ///
+    /// # Errors
+    /// As [`Socket::send`].
+    pub fn write_at(
+        &self,
+        from: &[Source<'_>],
+        offset: u64,
+        dont_wait: bool,
+    ) -> Result<usize, Errno> {
+        let wait = self.waits() && !dont_wait;
+        self.conn(wait)?.write_at(from, offset, wait)
+    }
+
+    /// End one direction, or both.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn shutdown(&self, how: Shutdown) -> Result<(), Errno> {
+        let conn = self.0.conn.get().ok_or(Errno::NOTCONN)?;
+        if how != Shutdown::Write {
+            conn.shut_read()?;
+        }
+        if how != Shutdown::Read {
+            conn.shut_write()?;
+        }
+        Ok(())
+    }
+
+    /// Close: what was sent arrives, see [`Socket::set_linger`]. Calls on other handles end.
+    pub fn close(&self) {
+        self.0.close();
+    }
+
+    /// Our address; before it has one, that of any address and port 0.
+    ///
+    /// # Errors
+    /// `EBADF` after the close.
+    pub fn local_addr(&self) -> Result<SocketAddr, Errno> {
+        if let Some(addr) = self.0.conn.get().and_then(|conn| conn.local_addr()) {
+            return Ok(addr);
+        }
+        match &*lock(&self.0.state) {
+            State::Idle(Some(bound)) => Ok(bound.local_addr()),
+            State::Listening(listener) => listener.local_addr().ok_or(Errno::INVAL),
+            State::Closed => Err(Errno::BADF),
+            _ => Ok(self.any_addr()),
+        }
+    }
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// `ENOTCONN`.
+    pub fn peer_addr(&self) -> Result<SocketAddr, Errno> {
+        let addr = self.0.conn.get().and_then(|conn| conn.peer_addr());
+        addr.ok_or(Errno::NOTCONN)
+    }
+
+    /// What carries the connection.
+    pub fn path(&self) -> Option<Path> {
+        self.0.conn.get().and_then(|conn| conn.path())
+    }
+
+    /// The error that has not been told, once: of a connection that could not be made, or that broke.
+    pub fn take_error(&self) -> Option<Errno> {
+        if let Some(conn) = self.0.conn.get() {
+            return conn.take_error();
+        }
+        let mut state = lock(&self.0.state);
+        let State::Failed(errno) = *state else {
+            return None;
+        };
+        *state = State::Idle(None);
+        Some(errno)
+    }
+
+    /// Send something that the peer's program does not notice, to find out whether its host is still there.
+    pub fn keep_alive(&self) {
+        if let Some(conn) = self.0.conn.get() {
+            conn.keep_alive();
+        }
+    }
+
+    // ---- for poll --------------------------------------------------------------------------------------------------
+
+    /// What it is ready for now.
+    pub fn ready(&self) -> PollFlags {
+        if let Some(conn) = self.0.conn.get() {
+            return conn.ready();
+        }
+        match &*lock(&self.0.state) {
+            State::Listening(listener) if listener.is_ready() => PollFlags::IN,
+            State::Listening(_) | State::Connecting | State::Connected => PollFlags::empty(),
+            // As TCP has it.
+            State::Idle(_) => PollFlags::OUT | PollFlags::HUP,
+            State::Failed(_) => PollFlags::IN | PollFlags::OUT | PollFlags::ERR | PollFlags::HUP,
+            State::Closed => PollFlags::NVAL,
+        }
+    }
+
+    pub(crate) fn arm(&self) {
+        self.0.bell.arm();
+        if let Some(conn) = self.0.conn.get() {
+            conn.leave_it();
+        }
+    }
+
+    pub(crate) fn disarm(&self) {
+        self.0.bell.disarm();
+    }
+
+    /// Wait for this one alone: then this thread drives it. Nothing when it is not a connection.
+    pub(crate) fn wait_ready(
+        &self,
+        wanted: PollFlags,
+        deadline: Option<Instant>,
+    ) -> Option<PollFlags> {
+        Some(self.0.conn.get()?.wait_ready(wanted, deadline))
+    }
+}
