@@ -524,11 +524,17 @@ impl CqInner {
             for qp in leased {
                 qp.end_wait();
             }
-            if ready & 1 != 0 {
+            let woken = ready & 1 != 0;
+            let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
+            if woken && last {
                 self.wake.drain();
+            } else if woken {
+                // Another one was woken with us and may not have run yet: without the signal it would sleep on.
+                weft_sys::thread::sched_yield();
             }
+        } else {
+            self.waiters.fetch_sub(1, Ordering::SeqCst);
         }
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -657,5 +663,53 @@ impl CompChannel {
 impl AsFd for CompChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
+
+    use crate::Device;
+
+    /// Of two who sleep, the one that runs first goes to sleep again at once: it must not take the other's wake-up with it.
+    #[test]
+    fn everybody_who_sleeps_is_woken() {
+        const ROUNDS: u32 = 3000;
+        let cq = Device::open().unwrap().create_cq(1, None).unwrap();
+        let start = cq.epoch();
+        let seen = [AtomicU32::new(0), AtomicU32::new(0)];
+        std::thread::scope(|scope| {
+            for mine in &seen {
+                let cq = &cq;
+                scope.spawn(move || {
+                    while mine.load(Ordering::SeqCst) < ROUNDS {
+                        let epoch = start.wrapping_add(mine.load(Ordering::SeqCst));
+                        let begun = Instant::now();
+                        cq.watch(epoch, false, Some(Duration::from_secs(20)));
+                        assert!(begun.elapsed() < Duration::from_secs(10), "not woken");
+                        mine.store(cq.epoch().wrapping_sub(start), Ordering::SeqCst);
+                    }
+                });
+            }
+            for round in 0..ROUNDS {
+                cq.interrupt();
+                // The next one comes when one of them has seen it, and both once a while.
+                let behind = |wanted: u32| {
+                    let far = |s: &AtomicU32| s.load(Ordering::SeqCst) < wanted;
+                    if round % 2 == 0 {
+                        seen.iter().any(far)
+                    } else {
+                        seen.iter().all(far)
+                    }
+                };
+                let begun = Instant::now();
+                while behind(round + 1) {
+                    assert!(begun.elapsed() < Duration::from_secs(30), "not seen");
+                    std::thread::yield_now();
+                }
+            }
+        });
     }
 }
