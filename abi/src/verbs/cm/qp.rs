@@ -400,7 +400,6 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     };
     match state {
         IBV_QPS_RTR => {
-            attr.ah_attr = zeroed();
             attr.ah_attr.is_global = 1;
             attr.ah_attr.port_num = 1;
             attr.ah_attr.grh.dgid = ibv_gid { raw: remote.gid };
@@ -408,9 +407,7 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
             attr.ah_attr.grh.hop_limit = 64;
             attr.path_mtu = IBV_MTU_4096;
             attr.dest_qp_num = remote.qp_num;
-            attr.rq_psn = 0;
             attr.max_dest_rd_atomic = u8::try_from(depths.0).unwrap_or(u8::MAX);
-            attr.min_rnr_timer = 0;
             Ok((IBV_QP_STATE
                 | IBV_QP_AV
                 | IBV_QP_PATH_MTU
@@ -423,7 +420,6 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
             attr.timeout = 18;
             attr.retry_cnt = 7;
             attr.rnr_retry = 7;
-            attr.sq_psn = 0;
             attr.max_rd_atomic = u8::try_from(depths.1).unwrap_or(u8::MAX);
             Ok((IBV_QP_STATE
                 | IBV_QP_TIMEOUT
@@ -450,8 +446,10 @@ pub unsafe fn rdma_init_qp_attr(
         if qp_attr.is_null() || qp_attr_mask.is_null() {
             return Err(Errno::INVAL);
         }
+        // Of what the program has there, only the state means something.
+        let mut attr: ibv_qp_attr = zeroed();
         // SAFETY: the caller's promise.
-        let mut attr = unsafe { qp_attr.read() };
+        attr.qp_state = unsafe { (&raw const (*qp_attr).qp_state).read() };
         let mask = attributes(&core, &mut attr)?;
         // SAFETY: as above.
         unsafe {
