@@ -352,12 +352,10 @@ impl Core {
     fn accept(self: &Arc<Self>, link: &Link, mut param: ConnParam) -> Result<(), Errno> {
         let native = link.native()?;
         let request = self.request()?;
-        let remote = request.remote();
         if let Link::Carrier(carrier) = link {
             param.private_data = carrier.say(request.addrs().0.ip(), &param.private_data);
             carrier.prepare()?;
         }
-        self.setup().remote = remote;
         if let Err(error) = request.accept(&native, &param) {
             self.failed();
             return Err(refusal(&error));
@@ -441,7 +439,17 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
         if !matches!(core.setup().stage, Stage::Requested(_)) {
             return Err(Errno::INVAL);
         }
-        let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
+        let mut link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
+        let remote = core.setup().remote;
+        match (&link, remote) {
+            (Link::Program(_), None) | (Link::Carrier(_), Some(_)) => {}
+            // The peer moves its queue pair itself: ours has to go the same way.
+            (Link::Program(_), Some(_)) => {
+                link = Link::Carrier(Carrier::new(&nic, qp::join(&core)?)?);
+            }
+            // The peer's queue pair waits at the other end of this very connection.
+            (Link::Carrier(_), None) => return Err(Errno::INVAL),
+        }
         core.accept(&link, wish.param)?;
         core.complete()
     })

@@ -432,6 +432,22 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     }
 }
 
+/// Joins the identifier's queue pair to the peer's by number, as programs do that move theirs themselves. Its number.
+pub(super) fn join(core: &Core) -> Result<u32, Errno> {
+    let qp = get!(core, qp);
+    for state in [IBV_QPS_RTR, IBV_QPS_RTS] {
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.qp_state = state;
+        let mask = attributes(core, &mut attr)?;
+        // SAFETY: the call checks what it is given.
+        match unsafe { ibv_modify_qp(qp, &raw mut attr, mask) } {
+            0 => {}
+            errno => return Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+    Ok(find::<QpObj>(qp)?.num())
+}
+
 /// `rdma_init_qp_attr(3)`.
 ///
 /// # Safety

@@ -1,0 +1,325 @@
+//! librdmacm's calls when the InfiniBand persona is the first device: its words, its limits, and queue pairs that programs move themselves.
+#![cfg(feature = "verbs")]
+#![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
+#![allow(clippy::cast_possible_wrap)]
+
+mod cm;
+
+use std::ffi::c_int;
+use std::net::TcpListener;
+use std::ptr::null_mut;
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use cm::{Channel, Id, Param, failed, loopback, qp_attr};
+use weft_abi::verbs::cm::types::*;
+use weft_abi::verbs::cm::*;
+use weft_abi::verbs::types::*;
+use weft_abi::verbs::{
+    ibv_create_cq, ibv_create_qp, ibv_destroy_cq, ibv_destroy_qp, ibv_modify_qp,
+};
+
+/// The persona is the device of this process.
+fn channels() -> (Channel, Channel) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| unsafe { std::env::set_var("WEFT_DEVICES", "weft_ib0") });
+    (Channel::new(), Channel::new())
+}
+
+fn ops(id: &Id) -> ibv_context_ops {
+    unsafe { (*(*id.0).verbs).ops }
+}
+
+/// The next completion of a queue, or none in a while.
+fn completion(id: &Id, cq: *mut ibv_cq, patience: Duration) -> Option<ibv_wc> {
+    let poll = ops(id).poll_cq.unwrap();
+    let until = Instant::now() + patience;
+    let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
+    loop {
+        match unsafe { poll(cq, 1, &raw mut wc) } {
+            0 if Instant::now() >= until => return None,
+            0 => std::thread::yield_now(),
+            n => {
+                assert_eq!(n, 1);
+                return Some(wc);
+            }
+        }
+    }
+}
+
+const LONG: Duration = Duration::from_secs(20);
+/// That something does not come can only be seen by waiting a while.
+const A_WHILE: Duration = Duration::from_millis(100);
+
+fn post_recv(id: &Id, qp: *mut ibv_qp, number: u64) {
+    let mut wr: ibv_recv_wr = unsafe { std::mem::zeroed() };
+    wr.wr_id = number;
+    let post = ops(id).post_recv.unwrap();
+    assert_eq!(unsafe { post(qp, &raw mut wr, &mut null_mut()) }, 0);
+}
+
+fn post_send(id: &Id, qp: *mut ibv_qp, number: u64) -> c_int {
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.wr_id = number;
+    wr.opcode = IBV_WR_SEND;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    let post = ops(id).post_send.unwrap();
+    unsafe { post(qp, &raw mut wr, &mut null_mut()) }
+}
+
+#[test]
+fn rejections_carry_the_reasons_of_infiniband() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    id.create_qp();
+    id.connect(&Param::new(b"?")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let asked = event.id();
+    event.ack();
+    assert_eq!(unsafe { rdma_reject(asked.0, b"no".as_ptr().cast(), 2) }, 0);
+    let event = client.expect_status(RDMA_CM_EVENT_REJECTED, 28);
+    assert_eq!(event.private_data(), b"no");
+    event.ack();
+    asked.destroy();
+    id.destroy_qp();
+    id.destroy();
+    // Nobody there.
+    let gone = TcpListener::bind(loopback(0)).unwrap();
+    let port = gone.local_addr().unwrap().port();
+    drop(gone);
+    let id = client.routed(port);
+    id.create_qp();
+    id.connect(&Param::new(b"?")).unwrap();
+    client.expect_status(RDMA_CM_EVENT_REJECTED, 8).ack();
+    id.destroy_qp();
+    id.destroy();
+    listener.destroy();
+}
+
+#[test]
+fn private_data_is_as_long_as_infiniband_s() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    id.create_qp();
+    assert_eq!(id.connect(&Param::new(&[7; 57])), Err(libc::EINVAL));
+    id.connect(&Param::new(&[7; 56])).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.private_data(), [7; 56]);
+    let accepted = event.id();
+    event.ack();
+    accepted.create_qp();
+    assert_eq!(accepted.accept(&Param::new(&[8; 197])), Err(libc::EINVAL));
+    failed(
+        unsafe { rdma_reject(accepted.0, [0_u8; 149].as_ptr().cast(), 149) },
+        libc::EINVAL,
+    );
+    accepted.accept(&Param::new(&[8; 196])).unwrap();
+    server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert_eq!(event.private_data(), [8; 196]);
+    event.ack();
+    cm::Pair { id, accepted }.destroy();
+    listener.destroy();
+}
+
+#[test]
+fn receives_stay_posted_until_the_program_disconnects_too() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    let pair = cm::connected(&server, &listener, &client);
+    let (qp, cq) = unsafe { ((*pair.accepted.0).qp, (*pair.accepted.0).recv_cq) };
+    post_recv(&pair.accepted, qp, 17);
+    pair.id.disconnect().unwrap();
+    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    assert!(completion(&pair.accepted, cq, A_WHILE).is_none());
+    pair.accepted.disconnect().unwrap();
+    let wc = completion(&pair.accepted, cq, LONG).expect("it is flushed");
+    assert_eq!((wc.wr_id, wc.status), (17, IBV_WC_WR_FLUSH_ERR));
+    pair.destroy();
+    listener.destroy();
+}
+
+/// A queue pair that the program makes and moves itself.
+struct Own {
+    cq: *mut ibv_cq,
+    qp: *mut ibv_qp,
+}
+
+impl Own {
+    fn new(id: &Id) -> Own {
+        unsafe {
+            let cq = ibv_create_cq((*id.0).verbs, 16, null_mut(), null_mut(), 0);
+            assert!(!cq.is_null());
+            let qp = ibv_create_qp((*id.0).pd, &mut qp_attr(cq));
+            assert!(!qp.is_null());
+            let own = Own { cq, qp };
+            own.to(id, IBV_QPS_INIT);
+            own
+        }
+    }
+
+    fn num(&self) -> u32 {
+        unsafe { (*self.qp).qp_num }
+    }
+
+    #[track_caller]
+    fn to(&self, id: &Id, state: ibv_qp_state) {
+        // What a program leaves in there does not matter.
+        let mut attr = [0xa5_u8; size_of::<ibv_qp_attr>()];
+        let attr = attr.as_mut_ptr().cast::<ibv_qp_attr>();
+        let mut mask = 0;
+        unsafe {
+            (&raw mut (*attr).qp_state).write_unaligned(state);
+            let mut copy = attr.read_unaligned();
+            assert_eq!(
+                rdma_init_qp_attr(id.0, &raw mut copy, &raw mut mask),
+                0,
+                "attributes for state {state}"
+            );
+            assert_eq!(ibv_modify_qp(self.qp, &raw mut copy, mask), 0);
+        }
+    }
+
+    fn param(&self, data: &[u8]) -> Param {
+        let mut param = Param::new(data);
+        param.qp_num = self.num();
+        param
+    }
+
+    fn destroy(self) {
+        unsafe {
+            assert_eq!(ibv_destroy_qp(self.qp), 0);
+            assert_eq!(ibv_destroy_cq(self.cq), 0);
+        }
+    }
+}
+
+#[test]
+fn programs_move_their_queue_pairs_themselves() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    let near = Own::new(&id);
+    // Before the peer is known there is nothing to move it to.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = IBV_QPS_RTR;
+    failed(
+        unsafe { rdma_init_qp_attr(id.0, &raw mut attr, &mut 0) },
+        libc::EINVAL,
+    );
+    assert_eq!(id.connect(&near.param(&[1; 57])), Err(libc::EINVAL));
+    id.connect(&near.param(b"moved by hand")).unwrap();
+
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.private_data(), b"moved by hand");
+    assert_eq!(event.qp_num(), near.num());
+    let accepted = event.id();
+    event.ack();
+    let far = Own::new(&accepted);
+    post_recv(&accepted, far.qp, 1);
+    far.to(&accepted, IBV_QPS_RTR);
+    far.to(&accepted, IBV_QPS_RTS);
+    accepted.accept(&far.param(b"this one too")).unwrap();
+
+    let event = client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    assert_eq!(event.private_data(), b"this one too");
+    assert_eq!(event.qp_num(), far.num());
+    event.ack();
+    near.to(&id, IBV_QPS_RTR);
+    near.to(&id, IBV_QPS_RTS);
+    // The responder hears of the end when the initiator says so.
+    assert!(!server.readable());
+    assert_eq!(unsafe { rdma_establish(id.0) }, 0);
+    server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+
+    assert_eq!(post_send(&id, near.qp, 2), 0);
+    let sent = completion(&id, near.cq, LONG).unwrap();
+    assert_eq!((sent.wr_id, sent.status), (2, IBV_WC_SUCCESS));
+    let got = completion(&accepted, far.cq, LONG).unwrap();
+    assert_eq!((got.wr_id, got.status), (1, IBV_WC_SUCCESS));
+
+    accepted.disconnect().unwrap();
+    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    for (id, own) in [(id, near), (accepted, far)] {
+        own.destroy();
+        id.destroy();
+    }
+    listener.destroy();
+}
+
+#[test]
+fn a_responder_that_knows_by_other_means_says_so() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    let near = Own::new(&id);
+    id.connect(&near.param(b"")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let accepted = event.id();
+    event.ack();
+    let far = Own::new(&accepted);
+    accepted.accept(&far.param(b"")).unwrap();
+    client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE).ack();
+    assert_eq!(unsafe { rdma_notify(accepted.0, IBV_EVENT_COMM_EST) }, 0);
+    server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    // What the initiator says now is no news.
+    assert_eq!(unsafe { rdma_establish(id.0) }, 0);
+    id.destroy();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    accepted.destroy();
+    near.destroy();
+    far.destroy();
+    listener.destroy();
+}
+
+#[test]
+fn one_side_may_leave_its_queue_pair_to_the_library() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    let near = Own::new(&id);
+    post_recv(&id, near.qp, 5);
+    id.connect(&near.param(b"")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let accepted = event.id();
+    event.ack();
+    accepted.create_qp();
+    accepted.accept(&Param::new(b"")).unwrap();
+    let event = client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
+    let qp = unsafe { (*accepted.0).qp };
+    assert_eq!(event.qp_num(), unsafe { (*qp).qp_num });
+    event.ack();
+    near.to(&id, IBV_QPS_RTR);
+    near.to(&id, IBV_QPS_RTS);
+    assert_eq!(unsafe { rdma_establish(id.0) }, 0);
+    server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    assert_eq!(post_send(&accepted, qp, 6), 0);
+    let got = completion(&id, near.cq, LONG).unwrap();
+    assert_eq!((got.wr_id, got.status), (5, IBV_WC_SUCCESS));
+    near.destroy();
+    id.destroy();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    accepted.destroy_qp();
+    accepted.destroy();
+
+    // The other way round the request is a queue pair's own, and nothing else can answer it.
+    let id = client.routed(listener.port());
+    id.create_qp();
+    id.connect(&Param::new(b"")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.qp_num(), 0);
+    let accepted = event.id();
+    event.ack();
+    let far = Own::new(&accepted);
+    assert_eq!(accepted.accept(&far.param(b"")), Err(libc::EINVAL));
+    accepted.destroy();
+    client.expect_status(RDMA_CM_EVENT_REJECTED, 28).ack();
+    far.destroy();
+    id.destroy_qp();
+    id.destroy();
+    listener.destroy();
+}
