@@ -1,7 +1,7 @@
 //! Bodies of the fuzz targets in `fuzz/`, and the replay of their corpora by plain `cargo test`.
 
 use weft_wire::ddp::{Header, Tagged, Untagged};
-use weft_wire::rdmap::{AtomicOp, Opcode};
+use weft_wire::rdmap::{AtomicOp, IMMEDIATE_LEN, Opcode};
 
 use crate::mpa::{self, InitStep, Initiator, RespStep, Responder, Revision, RtrSet};
 use crate::rdmap::{
@@ -303,8 +303,11 @@ impl Caller {
                 );
                 Ok(self.stream.rx_placed())
             }
-            Ok(Rx::PlaceRecv { mo, len, .. }) => {
-                assert!(len as usize == payload && mo.checked_add(len).is_some());
+            Ok(Rx::PlaceRecv { first, mo, len }) => {
+                let opcode = header.opcode();
+                let immediate = matches!(opcode, Opcode::Immediate | Opcode::ImmediateSe);
+                let before = if immediate && first { IMMEDIATE_LEN } else { 0 };
+                assert!(len as usize + before == payload && mo.checked_add(len).is_some());
                 Ok(self.stream.rx_placed())
             }
             Ok(Rx::Control { len }) => {

@@ -338,7 +338,6 @@ fn control_messages_have_one_size() {
     for (header, len) in [
         ("41 41 00000000 00000001 00000001 00000000", 28),
         ("41 4a 00000000 00000001 00000001 00000000", 52),
-        ("41 48 00000000 00000000 00000001 00000000", 8),
     ] {
         let longer = format!("{header} {}", "00".repeat(len + 1));
         let total = 18 + len + 1;
@@ -358,6 +357,26 @@ fn control_messages_have_one_size() {
             &format!("1205 c000 {total:04x} {open}"),
         );
     }
+    // Immediate Data may go on, as a Send with immediate data, but the eight bytes come first and together.
+    for header in [
+        "41 48 00000000 00000000 00000001 00000000",
+        "01 48 00000000 00000000 00000001 00000000",
+    ] {
+        let shorter = format!("{header} {}", "00".repeat(7));
+        refuses(&[&shorter], Fault::BadFrame, "1000 0000");
+    }
+    let begun = format!(
+        "01 48 00000000 00000000 00000001 00000000 {}",
+        "00".repeat(8)
+    );
+    let other = "41 43 00000000 00000000 00000001 00000008";
+    refuses(&[&begun, other], Fault::UnexpectedOpcode, "0206 0000");
+    let elsewhere = "41 48 00000000 00000000 00000001 00000000";
+    refuses(
+        &[&begun, elsewhere],
+        Fault::InvalidMo,
+        &format!("1204 c000 0012 {elsewhere}"),
+    );
     // A Terminate has 4 to 52 bytes.
     let header = TERMINATE;
     refuses(&[&format!("{header} 010000")], Fault::BadFrame, "1000 0000");

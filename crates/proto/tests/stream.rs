@@ -87,6 +87,66 @@ fn a_send_is_cut_at_the_ulpdu_limit() {
     assert_eq!(tx.payload.len(), 110);
 }
 
+/// The immediate data is at the front of the first segment, and message offsets count it (docs/spec/rdmap-extensions.md).
+#[test]
+fn a_send_with_immediate_is_one_message() {
+    let (mut a, mut b) = (Stream::new(SMALL), stream());
+    let op = |solicited| Op::SendImm {
+        imm: 0x0102_0304_0506_0708,
+        solicited,
+    };
+    a.post(wr(op(false), 150));
+    let (header, first) = must_tx(&mut a);
+    let (immediate, n) = ("01020304 05060708", 76);
+    assert_eq!(
+        header,
+        hex(&format!(
+            "01 48 00000000 00000000 00000001 00000000 {immediate}"
+        ))
+    );
+    let payload = |offset, len| Payload::Wr {
+        seq: 0,
+        offset,
+        len,
+    };
+    assert_eq!((first.payload, first.completes), (payload(0, n), None));
+    let place = |first, mo, len| Ok(Rx::PlaceRecv { first, mo, len });
+    assert_eq!(announce(&mut b, &header, n as usize), place(true, 0, n));
+    b.rx_immediate([1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(b.rx_placed(), None);
+    let (header, second) = must_tx(&mut a);
+    assert_eq!(header, hex("41 48 00000000 00000000 00000001 00000054"));
+    assert_eq!(
+        (second.payload, second.completes),
+        (payload(n, 150 - n), Some(0))
+    );
+    let left = 150 - n;
+    assert_eq!(
+        announce(&mut b, &header, left as usize),
+        place(false, n, left)
+    );
+    let event = Event::Received {
+        len: 150,
+        solicited: false,
+        invalidate: None,
+        immediate: Some(0x0102_0304_0506_0708),
+    };
+    assert_eq!(b.rx_placed(), Some(event));
+    a.transmitted(0);
+    assert_eq!(a.pop_completed(), ok(0, 150));
+
+    a.post(wr(op(true), 1));
+    let (header, one) = must_tx(&mut a);
+    assert_eq!(
+        header,
+        hex(&format!(
+            "41 49 00000000 00000000 00000002 00000000 {immediate}"
+        ))
+    );
+    assert_eq!(one.completes, Some(1));
+    assert_eq!(announce(&mut b, &header, 1), place(true, 0, 1));
+}
+
 #[test]
 fn segments_of_a_message_are_even_and_need_no_padding() {
     for (len, pieces) in [

@@ -44,6 +44,13 @@ pub enum SendOp {
         /// The peer's `STag`.
         rkey: u32,
     },
+    /// Send with immediate data: both in one receive and one completion. No RFC has such a message: only weft takes it
+    /// (docs/spec/rdmap-extensions.md), other peers end the stream. Without data it is Immediate Data alone (RFC 7306 6), as every
+    /// peer takes it that takes that, and completes there as that of a Write.
+    SendImm {
+        /// The eight bytes of immediate data, as a number in host order.
+        imm: u64,
+    },
     /// RDMA Write: one-sided, the peer's program does not notice.
     Write {
         /// Where the first byte goes.
@@ -109,7 +116,7 @@ pub enum SendOp {
 impl SendOp {
     pub(crate) const fn opcode(&self) -> WcOpcode {
         match self {
-            SendOp::Send | SendOp::SendInvalidate { .. } => WcOpcode::Send,
+            SendOp::Send | SendOp::SendInvalidate { .. } | SendOp::SendImm { .. } => WcOpcode::Send,
             SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
             SendOp::Read { .. } => WcOpcode::Read,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
@@ -170,6 +177,10 @@ impl SendWr {
     /// A Send with Invalidate.
     pub fn send_invalidate(id: u64, rkey: u32) -> Self {
         Self::new(id, SendOp::SendInvalidate { rkey })
+    }
+    /// A Send with immediate data, see [`SendOp::SendImm`].
+    pub fn send_imm(id: u64, imm: u64) -> Self {
+        Self::new(id, SendOp::SendImm { imm })
     }
     /// An RDMA Write.
     pub fn write(id: u64, remote: RemoteAddr) -> Self {

@@ -532,13 +532,13 @@ fn control_messages_of_the_wrong_length() {
         vec![ulpdu]
     });
     attack.run(|_| vec![untagged(Opcode::Immediate, true, 1, 0, &[1; 7])]);
+    attack.run(|_| vec![untagged(Opcode::Immediate, false, 1, 0, &[1; 7])]);
     let attack = Attack::untagged(UntaggedError::TooLong);
     attack.run(|v| {
         let mut ulpdu = read_request(1, &read_of(v.target.rkey(), 0, 8));
         ulpdu.push(0);
         vec![ulpdu]
     });
-    attack.run(|_| vec![untagged(Opcode::Immediate, true, 1, 0, &[1; 9])]);
     attack.run(|_| vec![untagged(Opcode::Terminate, true, 1, 0, &[1; 1000])]);
 }
 

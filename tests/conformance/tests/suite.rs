@@ -93,7 +93,7 @@ fn faults(max_segment: u32, max_delay: u32) -> SimFaults {
 }
 
 on_every_setup!({
-    send_recv: every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
+    send_recv: with_immediate, every_size, both_ways, scatter_gather, receive_longer_than_message, inline_is_taken_at_once, in_order,
         unsignaled, all_signaled, message_too_long, no_receive, refused_posts;
     write_read: write_every_size, read_every_size, responder_reads_and_writes, read_and_write_lists,
         write_with_immediate, write_then_read, fence, read_depth_of_one, read_depths_differ, mixed_order,

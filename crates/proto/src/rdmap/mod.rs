@@ -16,7 +16,8 @@
 //! [`rx_segment`](Stream::rx_segment), which checks everything before a byte is placed and says what to do:
 //!
 //! * [`Rx::PlaceWrite`], [`Rx::PlaceRead`], [`Rx::PlaceRecv`]: put the payload there, then call
-//!   [`rx_placed`](Stream::rx_placed), also if it is empty.
+//!   [`rx_placed`](Stream::rx_placed), also if it is empty. The payload of a message of the opcodes of Immediate Data begins
+//!   behind eight bytes, which go to [`rx_immediate`](Stream::rx_immediate) first.
 //! * [`Rx::Control`]: give the body to [`rx_control`](Stream::rx_control).
 //!
 //! Call exactly that one before the next `rx_segment`, and only after the FPDU's CRC was checked. Either may return an
@@ -165,6 +166,8 @@ pub struct Stream {
     rx_msn: [u32; 4],
     rx_tagged: Option<OpenTagged>,
     rx_untagged: Option<OpenUntagged>,
+    /// What came with the Send that is being received.
+    rx_immediate: u64,
 
     /// The work request that the peer's Terminate names.
     blame: Option<(u64, TermError)>,
@@ -200,6 +203,7 @@ impl Stream {
             rx_msn: [1; 4],
             rx_tagged: None,
             rx_untagged: None,
+            rx_immediate: 0,
             blame: None,
             broken: false,
         }
@@ -345,7 +349,11 @@ impl SendWr {
         match self.op {
             Op::Imm { .. } | Op::Atomic { .. } => 8,
             Op::Local => 0,
-            Op::Send { .. } | Op::Write { .. } | Op::WriteImm { .. } | Op::Read { .. } => self.len,
+            Op::Send { .. }
+            | Op::SendImm { .. }
+            | Op::Write { .. }
+            | Op::WriteImm { .. }
+            | Op::Read { .. } => self.len,
         }
     }
 }
@@ -361,9 +369,10 @@ impl Entry {
                         .checked_sub(*to)
                         .is_some_and(|offset| offset <= u64::from(self.wr.len))
             }
-            (ddp::Header::Untagged(h), Op::Send { .. } | Op::Imm { .. } | Op::WriteImm { .. }) => {
-                h.qn == QN_SEND && h.msn == self.msn
-            }
+            (
+                ddp::Header::Untagged(h),
+                Op::Send { .. } | Op::SendImm { .. } | Op::Imm { .. } | Op::WriteImm { .. },
+            ) => h.qn == QN_SEND && h.msn == self.msn,
             (ddp::Header::Untagged(h), Op::Read { .. } | Op::Atomic { .. }) => {
                 h.qn == QN_READ_REQUEST && h.msn == self.msn
             }

@@ -58,8 +58,8 @@ pub enum Event {
         /// Invalidate this `STag` before the completion; if that is not allowed, `fail` with
         /// [`Fault::CannotInvalidate`].
         invalidate: Option<u32>,
-        /// An Immediate Data message: there was no [`Rx::PlaceRecv`], so take a receive now; if there is none, `fail` with
-        /// [`Fault::NoReceive`].
+        /// An Immediate Data message: unless it had data, there was no [`Rx::PlaceRecv`], so take a receive now; if there is none,
+        /// `fail` with [`Fault::NoReceive`].
         immediate: Option<u64>,
     },
     /// The peer wants to read: check rights and bounds now (unless `len` is 0), then [`Stream::accept_read`] or `fail`.
@@ -226,6 +226,11 @@ impl Stream {
             return Err(Fault::InvalidMo);
         }
         let body = match opcode {
+            Opcode::Immediate | Opcode::ImmediateSe
+                if open.is_some() || !last || len as usize > IMMEDIATE_LEN =>
+            {
+                return self.rx_send_immediate(header, len);
+            }
             Opcode::Immediate | Opcode::ImmediateSe => IMMEDIATE_LEN,
             Opcode::ReadRequest => ReadRequest::LEN,
             Opcode::AtomicRequest => AtomicRequest::LEN,
@@ -275,6 +280,41 @@ impl Stream {
         *expected = msn.wrapping_add(1);
         self.pending = Pending::Control { opcode, len };
         Ok(Rx::Control { len })
+    }
+
+    /// A segment of a Send with immediate data, which is an Immediate Data message that goes on
+    /// (docs/spec/rdmap-extensions.md). `header` was checked as far as any untagged one.
+    fn rx_send_immediate(&mut self, header: &Untagged, len: u32) -> Result<Rx, Fault> {
+        let first = self.rx_untagged.is_none();
+        let end = header.mo.checked_add(len).ok_or(Fault::ReceiveTooSmall)?;
+        let before = IMMEDIATE_LEN as u32;
+        // What came with it counts as its first bytes, all of them in the first segment.
+        let data_end = end.checked_sub(before).ok_or(Fault::BadFrame)?;
+        let (mo, len) = if first {
+            (0, data_end)
+        } else {
+            (header.mo - before, len)
+        };
+        if header.last {
+            self.rx_msn[QN_SEND as usize] = header.msn.wrapping_add(1);
+        }
+        self.rx_untagged = (!header.last).then_some(OpenUntagged {
+            opcode: header.opcode,
+            mo: end,
+        });
+        let done = header.last.then_some(Event::Received {
+            len: data_end,
+            solicited: header.opcode.is_solicited(),
+            invalidate: None,
+            immediate: Some(0),
+        });
+        self.pending = Pending::Recv { done };
+        Ok(Rx::PlaceRecv { first, mo, len })
+    }
+
+    /// The eight bytes before the payload of the first segment of a Send with immediate data.
+    pub fn rx_immediate(&mut self, bytes: [u8; IMMEDIATE_LEN]) {
+        self.rx_immediate = u64::from_be_bytes(bytes);
     }
 
     /// Takes the body of the control message that [`rx_segment`](Self::rx_segment) announced.
@@ -364,7 +404,20 @@ impl Stream {
                 self.answered();
                 None
             }
-            Pending::Recv { done } => done,
+            Pending::Recv { done } => done.map(|event| match event {
+                Event::Received {
+                    len,
+                    solicited,
+                    invalidate,
+                    immediate: Some(_),
+                } => Event::Received {
+                    len,
+                    solicited,
+                    invalidate,
+                    immediate: Some(self.rx_immediate),
+                },
+                event => event,
+            }),
             Pending::Idle
             | Pending::Control { .. }
             | Pending::AcceptRead { .. }

@@ -2,8 +2,8 @@
 
 use weft_wire::ddp::{self, Header, Tagged, Untagged};
 use weft_wire::rdmap::{
-    AtomicRequest, AtomicResponse, Opcode, QN_ATOMIC_RESPONSE, QN_READ_REQUEST, QN_SEND,
-    QN_TERMINATE, ReadRequest, Terminate,
+    AtomicRequest, AtomicResponse, IMMEDIATE_LEN, Opcode, QN_ATOMIC_RESPONSE, QN_READ_REQUEST,
+    QN_SEND, QN_TERMINATE, ReadRequest, Terminate,
 };
 
 use super::fault::Offender;
@@ -238,6 +238,46 @@ impl Stream {
                     n,
                 )
             }
+            Op::SendImm { imm, solicited } => {
+                let opcode = immediate_opcode(solicited);
+                // The immediate data counts as the message's first bytes.
+                let (before, mo) = if offset == 0 {
+                    (IMMEDIATE_LEN, 0)
+                } else {
+                    (0, offset + IMMEDIATE_LEN as u32)
+                };
+                let (n, last) = self.piece(len - offset, ddp::UNTAGGED_LEN + before);
+                let header = Header::Untagged(Untagged {
+                    last,
+                    mo,
+                    ..untagged_0(opcode, send_msn)
+                });
+                let header_len = if offset == 0 {
+                    emit_control(&header, hdr, |body| *body = imm.to_be_bytes())
+                } else {
+                    emit(&header, hdr)
+                };
+                if last {
+                    self.send_msn = send_msn.wrapping_add(1);
+                    self.finish_wr();
+                } else {
+                    self.cut = Cut::Wr {
+                        offset: offset + n,
+                        immediate: false,
+                    };
+                }
+                let payload = Payload::Wr {
+                    seq,
+                    offset,
+                    len: n,
+                };
+                return Some(Tx {
+                    header_len,
+                    payload,
+                    completes: last.then_some(seq),
+                    terminate: false,
+                });
+            }
             Op::Send {
                 solicited,
                 invalidate,
@@ -433,22 +473,30 @@ const fn request_header(opcode: Opcode, msn: u32) -> Header {
 
 /// The header of a message of one segment on queue 0.
 const fn queue_0(opcode: Opcode, msn: u32) -> Header {
-    Header::Untagged(Untagged {
+    Header::Untagged(untagged_0(opcode, msn))
+}
+
+const fn untagged_0(opcode: Opcode, msn: u32) -> Untagged {
+    Untagged {
         opcode,
         last: true,
         invalidate: 0,
         qn: QN_SEND,
         msn,
         mo: 0,
-    })
+    }
 }
 
-fn emit_immediate(imm: u64, solicited: bool, msn: u32, hdr: &mut [u8; MAX_HEADER]) -> usize {
-    let opcode = if solicited {
+const fn immediate_opcode(solicited: bool) -> Opcode {
+    if solicited {
         Opcode::ImmediateSe
     } else {
         Opcode::Immediate
-    };
+    }
+}
+
+fn emit_immediate(imm: u64, solicited: bool, msn: u32, hdr: &mut [u8; MAX_HEADER]) -> usize {
+    let opcode = immediate_opcode(solicited);
     emit_control(&queue_0(opcode, msn), hdr, |body| *body = imm.to_be_bytes())
 }
 

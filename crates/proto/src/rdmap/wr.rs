@@ -42,6 +42,14 @@ pub enum Op {
         /// Ask for an event at the receiver.
         solicited: bool,
     },
+    /// Send and eight bytes of immediate data in one message, which no RFC has: docs/spec/rdmap-extensions.md. Without data it
+    /// is [`Op::Imm`].
+    SendImm {
+        /// The 8 bytes of immediate data, big-endian on the wire.
+        imm: u64,
+        /// Ask for an event at the receiver.
+        solicited: bool,
+    },
     /// Immediate Data alone (RFC 7306 section 6).
     Imm {
         /// The 8 bytes of immediate data, big-endian on the wire.

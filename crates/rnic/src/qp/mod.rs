@@ -366,6 +366,7 @@ impl QpInner {
                 wr.op,
                 SendOp::Send
                     | SendOp::SendInvalidate { .. }
+                    | SendOp::SendImm { .. }
                     | SendOp::Write { .. }
                     | SendOp::WriteImm { .. }
             ) && wr.sges.is_empty();

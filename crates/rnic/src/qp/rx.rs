@@ -14,7 +14,7 @@ use weft_proto::rdmap::{Event, Fault, Rx as Step};
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{Header, HeaderError, UNTAGGED_LEN};
 use weft_wire::mpa::{CRC_LEN, MarkerStripper};
-use weft_wire::rdmap::{AtomicOp, AtomicRequest};
+use weft_wire::rdmap::{AtomicOp, AtomicRequest, IMMEDIATE_LEN, Opcode};
 
 use super::convert::term_code;
 use super::frame::Frame;
@@ -418,6 +418,10 @@ impl QpInner {
             Err(HeaderError::Short) if ulpdu.len() < ulpdu_len => return Ok(false),
             Err(error) => return Err(Fault::from(error).into()),
         };
+        if !whole && ulpdu.len() < header.len() + before_payload(&header) {
+            core.rx.need = frame.header_len() + header.len() + before_payload(&header);
+            return Ok(false);
+        }
         let segment = Segment {
             header,
             ulpdu,
@@ -462,7 +466,8 @@ impl QpInner {
         };
         let step = stream.rx_segment(&header, ulpdu_len)?;
         ledger.rx_fpdus += 1;
-        let payload = &ulpdu[header.len().min(ulpdu.len())..];
+        let mut payload = &ulpdu[header.len().min(ulpdu.len())..];
+        let mut before = 0;
         let (target, len) = match step {
             Step::Control { len } => {
                 let body = payload.get(..len as usize).ok_or(Fault::BadFrame)?;
@@ -485,6 +490,11 @@ impl QpInner {
                     .as_ref()
                     .and_then(|wr| sg_len(&wr.sges))
                     .unwrap_or(0);
+                if before_payload(&header) > 0 {
+                    let (immediate, rest) = payload.split_first_chunk().ok_or(Fault::BadFrame)?;
+                    stream.rx_immediate(*immediate);
+                    (payload, before) = (rest, immediate.len());
+                }
                 if mo.checked_add(len).is_none_or(|end| end > room) {
                     return Err(Stop::Recv(Fault::ReceiveTooSmall, WcStatus::LocLenErr));
                 }
@@ -523,7 +533,7 @@ impl QpInner {
             });
             // Everything staged belongs to this payload, but for bytes of padding and CRC that came with its end.
             let frame = rx.frame;
-            rx.start += frame.header_len() + header.len() + here;
+            rx.start += frame.header_len() + header.len() + before + here;
             rx.trailer = frame.trailer_len(ulpdu_len);
             if rx.start == rx.end {
                 (rx.start, rx.end) = (0, 0);
@@ -611,7 +621,7 @@ impl QpInner {
                 core.done.recv.push(Wc {
                     wr_id: wr.id,
                     status: WcStatus::Success,
-                    opcode: if immediate.is_some() {
+                    opcode: if immediate.is_some() && len == 0 {
                         WcOpcode::RecvWithImm
                     } else {
                         WcOpcode::Recv
@@ -699,6 +709,19 @@ impl Rx {
     /// Bytes of an FPDU have come, but not all of them.
     fn in_frame(&self) -> bool {
         self.direct.is_some() || self.trailer > 0 || self.end > self.start
+    }
+}
+
+/// Bytes between the header and the payload that [`Stream::rx_immediate`](weft_proto::rdmap::Stream::rx_immediate) takes.
+fn before_payload(header: &Header) -> usize {
+    match header {
+        Header::Untagged(header)
+            if matches!(header.opcode, Opcode::Immediate | Opcode::ImmediateSe)
+                && header.mo == 0 =>
+        {
+            IMMEDIATE_LEN
+        }
+        _ => 0,
     }
 }
 

@@ -312,3 +312,59 @@ pub fn refused_posts(bed: &Bed) {
     let error = a.qp.post_send(&wrs).unwrap_err();
     assert_eq!((error.index, error.reason), (4, PostReason::Full));
 }
+
+/// A Send with immediate data takes one receive, with both; other messages beside it stay what they are.
+pub fn with_immediate(bed: &Bed) {
+    let (a, b) = bed.talking_pair();
+    for (near, far) in [(&a, &b), (&b, &a)] {
+        for size in bed.sizes().filter(|size| *size > 0) {
+            let data = pattern(size as u64, size);
+            let imm = 0xfedc_ba98_7654_3210 ^ size as u64;
+            let from = near.mr_of(&data);
+            let to = far.mr(size + 3);
+            for id in 1..=4 {
+                far.post_recv(
+                    RecvWr::new(id)
+                        .sge(to.sge(0, size / 2))
+                        .sge(to.sge(size / 2, size - size / 2 + 3)),
+                );
+            }
+            let half = size / 2;
+            let wr = SendWr::send_imm(1, imm).sge(from.sge(0, half));
+            near.run(wr.sge(from.sge(half, size - half)));
+            let wc = far.received();
+            assert_ok(&wc, 1, WcOpcode::Recv, size);
+            assert_eq!((wc.imm, wc.invalidated), (Some(imm), None));
+            assert_bytes(&to, 0, &data, "send with immediate");
+            to.fill(0, size, 0).unwrap();
+            near.post(SendWr::send_imm(2, !imm).sge(from.whole()));
+            near.post(SendWr::send(3).sge(from.whole()));
+            near.run(SendWr::write_imm(4, to.remote(0), imm).sge(from.whole()));
+            for (id, opcode, imm) in [
+                (2, WcOpcode::Recv, Some(!imm)),
+                (3, WcOpcode::Recv, None),
+                (4, WcOpcode::RecvWithImm, Some(imm)),
+            ] {
+                let wc = far.received();
+                assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success));
+                assert_eq!((wc.opcode, wc.imm), (opcode, imm));
+            }
+            assert_bytes(&to, 0, &data, "all of them");
+        }
+        // Inline, and without data.
+        let to = far.mr(16);
+        far.post_recv(RecvWr::new(5).sge(to.whole()));
+        far.post_recv(RecvWr::new(6).sge(to.whole()));
+        near.run(SendWr::send_imm(5, 7).inline(b"inline"));
+        near.run(SendWr::send_imm(6, 8));
+        let wc = far.received();
+        assert_ok(&wc, 5, WcOpcode::Recv, 6);
+        assert_eq!(wc.imm, Some(7));
+        assert_bytes(&to, 0, b"inline", "inline data");
+        let wc = far.received();
+        assert_eq!((wc.wr_id, wc.byte_len, wc.imm), (6, 0, Some(8)));
+    }
+    b.post_recv(RecvWr::new(1).sge(b.mr(16).sge(0, 4)));
+    a.post(SendWr::send_imm(1, 1).inline(b"longer"));
+    assert_eq!(b.received().status, WcStatus::LocLenErr);
+}
