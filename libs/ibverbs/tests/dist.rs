@@ -193,21 +193,15 @@ fn programs_run_on_them() {
     }
 }
 
-/// As the author of a program does.
-#[test]
-fn a_program_is_built_with_pkg_config() {
+/// Compiles a program as its author does, and runs it on our libraries: what it says.
+fn said_by(source_text: &str, package: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let (source, program) = (dir.path().join("program.c"), dir.path().join("program"));
-    std::fs::write(
-        &source,
-        "#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <stdio.h>\nint main(void) {\n\
-         puts(ibv_wc_status_str(IBV_WC_REM_ACCESS_ERR));\nputs(rdma_event_str(RDMA_CM_EVENT_REJECTED));\nreturn 0;\n}\n",
-    )
-    .unwrap();
+    std::fs::write(&source, source_text).unwrap();
     let flags = text(&good(
         Command::new("pkg-config")
             .env("PKG_CONFIG_PATH", lib().join("pkgconfig"))
-            .args(["--cflags", "--libs", "librdmacm"]),
+            .args(["--cflags", "--libs", package]),
     ));
     assert!(flags.contains("-libverbs"), "{flags}");
     good(
@@ -215,8 +209,33 @@ fn a_program_is_built_with_pkg_config() {
             .args(["-Wall", "-Werror", "-o"])
             .arg(&program)
             .arg(&source)
-            .args(flags.split_whitespace()),
+            .args(flags.split_whitespace())
+            .arg("-ldl"),
     );
-    let said = text(&good(Command::new(&program).env("LD_LIBRARY_PATH", lib())));
+    text(&good(Command::new(&program).env("LD_LIBRARY_PATH", lib())))
+}
+
+#[test]
+fn a_program_is_built_with_pkg_config() {
+    let said = said_by(
+        "#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <stdio.h>\nint main(void) {\n\
+         puts(ibv_wc_status_str(IBV_WC_REM_ACCESS_ERR));\nputs(rdma_event_str(RDMA_CM_EVENT_REJECTED));\nreturn 0;\n}\n",
+        "librdmacm",
+    );
     assert_eq!(said, "remote access error\nRDMA_CM_EVENT_REJECTED\n");
+}
+
+/// libfabric and UCX ask the drivers' libraries of every device.
+#[test]
+fn no_driver_takes_a_device_for_its_own() {
+    if ["libmlx5.so.1", "libefa.so.1"]
+        .iter()
+        .any(|driver| of_the_system(driver).is_none())
+    {
+        eprintln!("skipped: there is no libmlx5 or libefa");
+        return;
+    }
+    let said = said_by(include_str!("drivers.c"), "libibverbs");
+    let devices: Vec<&str> = said.lines().collect();
+    assert_eq!(devices, ["weft0: nobody's", "weft_ib0: nobody's"]);
 }
