@@ -7,7 +7,9 @@ use crate::library::{self, Library, Symbol, at, read, symlink, write};
 
 const VERBS: &str = "libibverbs.so.1";
 const RDMACM: &str = "librdmacm.so.1";
-/// The version of what librdmacm jumps to.
+/// For `LD_PRELOAD`; see libs/ibverbs/symbols/ucx.
+const UCX: &str = "libweft-ucx.so";
+/// The version of what the others jump to.
 const BETWEEN: &str = "WEFT_PRIVATE_1";
 /// What programs that ask pkg-config are told: the libraries that these stand in for.
 const STANDS_FOR: [(&str, &str, &str); 2] = [
@@ -19,31 +21,24 @@ const STANDS_FOR: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Builds both libraries and puts everything below `dir`. Returns what it did.
+/// Builds the libraries and puts everything below `dir`. Returns what it did.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let root = library::root()?;
     let symbols = |of: &str| {
         let path = root.join("libs/ibverbs/symbols").join(of);
         library::parse(&read(&path)?).map_err(|error| format!("{}: {error}", path.display()))
     };
-    let (mut verbs, mut rdmacm) = (symbols("ibverbs")?, symbols("rdmacm")?);
+    let mut verbs = symbols("ibverbs")?;
     let public = verbs.len();
-    for symbol in &mut rdmacm {
-        let function = format!("weft_cm_{}", symbol.name);
-        verbs.push(Symbol {
-            version: BETWEEN.into(),
-            name: function.clone(),
-            hidden: false,
-            function: None,
-        });
-        symbol.function = Some(function);
-    }
+    let (mut rdmacm, mut ucx) = (symbols("rdmacm")?, symbols("ucx")?);
+    jump(&mut rdmacm, "weft_cm_", &mut verbs);
+    jump(&mut ucx, "weft_ucx_", &mut verbs);
 
     let (archive, version) = library::build(root, "weft-libibverbs", "ibverbs", release)?;
     let lib = dir.join("lib");
     fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
     let full = |soname: &str| format!("{soname}.{version}");
-    let (verbs_file, rdmacm_file) = (lib.join(full(VERBS)), lib.join(full(RDMACM)));
+    let verbs_file = lib.join(full(VERBS));
     let inputs = [
         &archive.display().to_string(),
         "-lgcc_s",
@@ -67,15 +62,17 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         "-Wl,--enable-new-dtags",
         "-Wl,-rpath,$ORIGIN",
     ];
-    Library {
-        path: &rdmacm_file,
-        soname: RDMACM,
-        symbols: &rdmacm,
-        forwards: true,
-        inputs: &inputs.map(String::from),
-        strip: release,
+    for (soname, file, symbols) in [(RDMACM, full(RDMACM), &rdmacm), (UCX, UCX.to_owned(), &ucx)] {
+        Library {
+            path: &lib.join(file),
+            soname,
+            symbols,
+            forwards: true,
+            inputs: &inputs.map(String::from),
+            strip: release,
+        }
+        .link()?;
     }
-    .link()?;
     for (soname, (name, version, description)) in [VERBS, RDMACM].into_iter().zip(STANDS_FOR) {
         symlink(&full(soname), &lib.join(soname))?;
         symlink(soname, &lib.join(format!("lib{name}.so")))?;
@@ -83,11 +80,24 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         write(&lib.join(format!("pkgconfig/lib{name}.pc")), &text)?;
     }
     Ok(format!(
-        "{}: {public} names\n{}: {} names",
+        "{}: {public} names; {RDMACM}: {} names; {UCX}",
         verbs_file.display(),
-        rdmacm_file.display(),
         rdmacm.len()
     ))
+}
+
+/// Has each name of a library jump to its twin in libibverbs, whose name begins with `prefix`.
+fn jump(symbols: &mut [Symbol], prefix: &str, verbs: &mut Vec<Symbol>) {
+    for symbol in symbols {
+        let function = format!("{prefix}{}", symbol.name);
+        verbs.push(Symbol {
+            version: BETWEEN.into(),
+            name: function.clone(),
+            hidden: false,
+            function: None,
+        });
+        symbol.function = Some(function);
+    }
 }
 
 /// The headers are the distribution's, where the compiler looks anyway.

@@ -37,6 +37,7 @@ fn plain() -> Command {
     let mut command = weft();
     for name in [
         "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
         "WEFT_VERBS_LIB",
         "WEFT_DEVICES",
         "WEFT_FAULTS",
@@ -86,6 +87,41 @@ fn the_program_finds_the_settings() {
     );
     out.ok();
     assert_eq!(out.stdout, format!("{lib}:/a:/b,,,,require,sh,\n"));
+}
+
+#[test]
+fn what_ucx_needs_is_loaded_first_where_it_is() {
+    let libs = Libraries::new();
+    let printed = |libs: &Path, before: &str| {
+        let mut command = plain();
+        command.arg("--lib").arg(libs).arg("--print-env");
+        let out = Output::of(command.env("LD_PRELOAD", before));
+        out.ok();
+        let mut lines = out.stdout.lines().map(str::to_owned);
+        lines.find(|line| line.contains("LD_PRELOAD"))
+    };
+    assert_eq!(printed(&libs.path(), ""), None);
+    fs::write(libs.path().join("libweft-ucx.so"), "").unwrap();
+    let file = libs.path().join("libweft-ucx.so");
+    let line = printed(&libs.path(), "").unwrap();
+    assert!(line.contains(&format!("{}'", file.display())), "{line}");
+    let line = printed(&libs.path(), "/other.so").unwrap();
+    assert!(
+        line.contains(&format!("{}:/other.so", file.display())),
+        "{line}"
+    );
+    // The loader takes a space for the end of a name.
+    let odd = libs.path().join("a b");
+    fs::create_dir(&odd).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1", "libweft-ucx.so"] {
+        symlink(libs.path().join(name), odd.join(name)).unwrap();
+    }
+    let line = printed(&odd, "").unwrap();
+    assert!(
+        !line.contains(' ') || !line.contains("a b/libweft"),
+        "{line}"
+    );
+    assert!(line.contains("libweft-ucx.so"), "{line}");
 }
 
 #[test]

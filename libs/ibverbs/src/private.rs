@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::AtomicBool;
 
-use weft_abi::verbs::types::ibv_context;
+use weft_abi::verbs::types::{ibv_context, ibv_device};
 use weft_abi::verbs::{self, private};
 
 exports! { "", private:
@@ -15,6 +15,10 @@ exports! { "", private:
 
 exports! { "", verbs:
     ibv_query_gid_type(context: *mut ibv_context, port_num: u8, index: c_uint, kind: *mut c_uint) -> c_int;
+}
+
+exports! { "weft_ucx_", private:
+    uct_ib_device_is_accessible(device: *mut ibv_device) -> c_int;
 }
 
 /// Whether a driver may free what the kernel has lost. A variable of C's type `bool`; nobody reads it here.

@@ -50,18 +50,23 @@ fn the_names_and_versions_are_those_of_the_systems_libraries_and_no_others() {
     }
 }
 
+/// What UCX needs beside them.
+const UCX: &str = "libweft-ucx.so";
+
 #[test]
-fn what_is_between_the_libraries_is_what_librdmacm_jumps_to() {
+fn what_is_between_the_libraries_is_what_the_others_jump_to() {
     let between: BTreeSet<String> = exported(&lib().join(LIBRARIES[0]))
         .iter()
-        .filter_map(|name| name.strip_suffix(BETWEEN)?.strip_prefix("weft_cm_"))
+        .filter_map(|name| name.strip_suffix(BETWEEN))
         .map(str::to_owned)
         .collect();
-    let names: BTreeSet<String> = exported(&lib().join(LIBRARIES[1]))
-        .iter()
-        .filter_map(|name| Some(name.split_once('@')?.0.to_owned()))
-        .collect();
-    assert_eq!(between, names);
+    let twins = [(LIBRARIES[1], "weft_cm_"), (UCX, "weft_ucx_")].map(|(library, prefix)| {
+        let names = exported(&lib().join(library)).into_iter();
+        let names =
+            names.filter_map(move |name| Some(format!("{prefix}{}", name.split_once('@')?.0)));
+        names.collect::<Vec<_>>()
+    });
+    assert_eq!(between, twins.into_iter().flatten().collect());
 }
 
 #[test]
@@ -100,10 +105,12 @@ fn the_loader_is_told_what_debians_libraries_tell_it() {
         verbs.needed
     );
     assert_eq!(verbs.runpath, None);
-    let rdmacm = dynamic(&lib().join(LIBRARIES[1]));
-    assert_eq!(rdmacm.soname, LIBRARIES[1]);
-    assert_eq!(rdmacm.needed, [LIBRARIES[0]]);
-    assert_eq!(rdmacm.runpath.as_deref(), Some("$ORIGIN"));
+    for name in [LIBRARIES[1], UCX] {
+        let jumps = dynamic(&lib().join(name));
+        assert_eq!(jumps.soname, name);
+        assert_eq!(jumps.needed, [LIBRARIES[0]]);
+        assert_eq!(jumps.runpath.as_deref(), Some("$ORIGIN"));
+    }
 }
 
 /// Programs and drivers of Debian, linked with one of the libraries.
@@ -191,6 +198,27 @@ fn programs_run_on_them() {
             "{program:?}: {errors}"
         );
     }
+}
+
+/// Without root, and without a file in /dev/infiniband.
+#[test]
+fn ucx_takes_the_persona_when_its_look_into_dev_is_replaced() {
+    if of_the_system("ucx_info").is_none() {
+        eprintln!("skipped: there is no ucx_info");
+        return;
+    }
+    let shown = text(&good(
+        Command::new("ucx_info")
+            .arg("-d")
+            .env("LD_LIBRARY_PATH", lib())
+            .env("LD_PRELOAD", lib().join(UCX)),
+    ));
+    let mut lines = shown
+        .lines()
+        .skip_while(|line| !line.contains("Transport: rc_verbs"));
+    lines.next().expect("a reliable transport");
+    let device = lines.next().unwrap();
+    assert!(device.contains("Device: weft_ib0:1"), "{device}");
 }
 
 /// Compiles a program as its author does, and runs it on our libraries: what it says.

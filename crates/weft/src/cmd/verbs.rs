@@ -37,6 +37,8 @@ const LIBRARY: &str = "libibverbs.so.1";
 const CM_LIBRARY: &str = "librdmacm.so.1";
 /// Ours has this version node, no other has.
 const MARK: &[u8] = b"WEFT_PRIVATE_1";
+/// With it UCX looks for devices in the library and not in /dev.
+const UCX_LIBRARY: &str = "libweft-ucx.so";
 
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
@@ -179,6 +181,20 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
         path.push(rest);
     }
     let mut settings = vec![("LD_LIBRARY_PATH", path)];
+    let ucx = lib.join(UCX_LIBRARY);
+    if ucx.exists() {
+        // A name with a space would be two; without its folder it is found too, only not by programs with other rights.
+        let mut preload = if ucx.as_os_str().as_bytes().contains(&b' ') {
+            UCX_LIBRARY.into()
+        } else {
+            ucx.into_os_string()
+        };
+        if let Some(rest) = env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
+            preload.push(":");
+            preload.push(rest);
+        }
+        settings.push(("LD_PRELOAD", preload));
+    }
     if !args.devices.is_empty() {
         settings.push(("WEFT_DEVICES", args.devices.join(",").into()));
     }
