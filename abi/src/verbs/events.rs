@@ -54,7 +54,12 @@ impl Subject {
     /// The object ends: what the program has not fetched is taken back, and what it has fetched is waited for.
     pub(crate) fn close<T>(self: &Arc<Self>, queue: &EventQueue<T>) {
         lock(&self.counts).closed = true;
-        queue.take_back(self);
+        drop(queue.take_back(self));
+        self.settle();
+    }
+
+    /// Waits until the program is done with what it got.
+    pub(crate) fn settle(&self) {
         let counts = lock(&self.counts);
         // More acknowledged than given is the program's mistake, and no reason to wait.
         let open = |counts: &mut Counts| (counts.given.wrapping_sub(counts.acked) as i32) > 0;
@@ -110,16 +115,27 @@ impl<T> EventQueue<T> {
         }
     }
 
-    fn take_back(&self, subject: &Arc<Subject>) {
+    /// Whether the program has not fetched all about a subject.
+    pub(crate) fn has(&self, subject: &Arc<Subject>) -> bool {
+        lock(&self.list)
+            .iter()
+            .any(|(of, _)| Arc::ptr_eq(of, subject))
+    }
+
+    /// What the program has not fetched about a subject is not there any more.
+    pub(crate) fn take_back(&self, subject: &Arc<Subject>) -> Vec<T> {
         let mut list = lock(&self.list);
-        let before = list.len();
-        list.retain(|(of, _)| !Arc::ptr_eq(of, subject));
-        for _ in list.len()..before {
+        let (taken, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *list)
+            .into_iter()
+            .partition(|(of, _)| Arc::ptr_eq(of, subject));
+        *list = left.into();
+        for _ in &taken {
             let mut count = [0_u8; 8];
             let mut bufs = [IoSliceMut::new(&mut count)];
             // The count may be another thread's already, which will find nothing.
             let _ = preadv2(&self.fd, &mut bufs, u64::MAX, ReadWriteFlags::NOWAIT);
         }
+        taken.into_iter().map(|(_, what)| what).collect()
     }
 }
 

@@ -1,26 +1,17 @@
 //! Event channels: what happens to identifiers waits here until the program fetches it.
-//!
-//! Each event is one write to the channel's eventfd, and the descriptor stays readable while events wait: it works with `poll` and with
-//! `epoll` of either kind. A call that blocks sleeps on a futex, because the kernel restarts that after a signal
-//! when the handler asks for it (`SA_RESTART`), as it does with the calls of the real library.
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use rustix::thread::futex;
 
-use super::id::{self, Core, Fetched};
+use super::id::{self, Core};
 use super::request::Request;
 use super::types::{
     rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type, rdma_conn_param, rdma_event_channel,
 };
 use crate::call::{pointer, run};
+use crate::verbs::events::EventQueue;
 use crate::verbs::object::{Kind, PerFork, Pool, find, lock, turn};
 
 /// What happened to an identifier.
@@ -53,22 +44,16 @@ impl News {
     }
 }
 
-struct Waiting {
+/// News, and whom they are about.
+pub(super) struct Waiting {
     about: Arc<Core>,
     news: News,
 }
 
-struct Inner {
-    queue: VecDeque<Waiting>,
-    /// None once the channel is destroyed.
-    fd: Option<OwnedFd>,
-}
-
 /// An event channel.
 pub(super) struct Channel {
-    inner: Mutex<Inner>,
-    /// Counts events, for those who sleep.
-    moved: AtomicU32,
+    /// None once it is destroyed.
+    events: Mutex<Option<Arc<EventQueue<Waiting>>>>,
     handle: OnceLock<Handle>,
 }
 
@@ -93,6 +78,15 @@ impl Kind for Held {
     }
 }
 
+/// An event that the program has fetched. Acknowledged when it is dropped.
+struct Fetched(Arc<Core>);
+
+impl Drop for Fetched {
+    fn drop(&mut self) {
+        self.0.subject.ack(1);
+    }
+}
+
 /// An event as C holds it, until it is acknowledged.
 struct Event {
     #[allow(dead_code)] // counts until it is dropped
@@ -113,17 +107,13 @@ impl Kind for Event {
 
 impl Channel {
     pub(super) fn create() -> Result<Arc<Channel>, Errno> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC)?;
-        let raw = fd.as_raw_fd();
+        let events = EventQueue::new()?;
+        let fd = events.fd();
         let channel = Arc::new(Channel {
-            inner: Mutex::new(Inner {
-                queue: VecDeque::new(),
-                fd: Some(fd),
-            }),
-            moved: AtomicU32::new(0),
+            events: Mutex::new(Some(events)),
             handle: OnceLock::new(),
         });
-        let held = Held::pool().make(Held(Arc::clone(&channel)), |c, _| c.fd = raw)?;
+        let held = Held::pool().make(Held(Arc::clone(&channel)), |c, _| c.fd = fd)?;
         let _ = channel.handle.set(Handle(held.handle()));
         Ok(channel)
     }
@@ -141,94 +131,42 @@ impl Channel {
         if let Ok(turn) = turn::<Held>(self.handle()) {
             drop(turn.retire());
         }
-        let (queue, fd) = {
-            let mut inner = lock(&self.inner);
-            (std::mem::take(&mut inner.queue), inner.fd.take())
-        };
-        // Not under the lock: requests among them are rejected, identifiers let go.
-        drop((queue, fd));
+        let events = lock(&self.events).take();
+        drop(events);
+    }
+
+    pub(super) fn events(&self) -> Result<Arc<EventQueue<Waiting>>, Errno> {
+        lock(&self.events).clone().ok_or(Errno::BADF)
     }
 
     /// Queue an event.
-    pub(super) fn push(&self, about: Arc<Core>, news: News) {
-        let refused = {
-            let mut inner = lock(&self.inner);
-            let waiting = Waiting { about, news };
-            if let Some(fd) = &inner.fd {
-                // Fails only when the counter is at its end: then the descriptor is readable.
-                let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
-                inner.queue.push_back(waiting);
-                self.moved.fetch_add(1, Ordering::Relaxed);
-                None
-            } else {
-                Some(waiting)
-            }
-        };
-        drop(refused);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        let _ = futex::wake(&self.moved, futex::Flags::PRIVATE, i32::MAX as u32);
-    }
-
-    /// Takes out what waits about an identifier.
-    pub(super) fn take(&self, about: &Arc<Core>) -> Vec<News> {
-        let mut inner = lock(&self.inner);
-        let queue = std::mem::take(&mut inner.queue);
-        let (taken, left): (Vec<_>, Vec<_>) = queue
-            .into_iter()
-            .partition(|waiting| Arc::ptr_eq(&waiting.about, about));
-        inner.queue = left.into();
-        if inner.queue.is_empty()
-            && let Some(fd) = &inner.fd
-        {
-            clear(fd);
-        }
-        taken.into_iter().map(|waiting| waiting.news).collect()
-    }
-
-    /// Whether something waits about an identifier.
-    pub(super) fn has(&self, about: &Arc<Core>) -> bool {
-        let inner = lock(&self.inner);
-        inner
-            .queue
-            .iter()
-            .any(|waiting| Arc::ptr_eq(&waiting.about, about))
-    }
-
-    /// The next event, counted as fetched; waits for it unless the descriptor is `O_NONBLOCK`.
-    fn next(&self) -> Result<(Fetched, News), Errno> {
-        loop {
-            let seen = {
-                let mut inner = lock(&self.inner);
-                let Inner { queue, fd } = &mut *inner;
-                let fd = fd.as_ref().ok_or(Errno::BADF)?;
-                if let Some(Waiting { about, news }) = queue.pop_front() {
-                    if queue.is_empty() {
-                        clear(fd);
-                    }
-                    return Ok((Fetched::new(about), news));
-                }
-                if fcntl_getfl(fd)?.contains(OFlags::NONBLOCK) {
-                    return Err(Errno::AGAIN);
-                }
-                self.moved.load(Ordering::Relaxed)
+    pub(super) fn push(&self, about: &Arc<Core>, news: News) {
+        if let Ok(events) = self.events() {
+            let waiting = Waiting {
+                about: Arc::clone(about),
+                news,
             };
-            match futex::wait(&self.moved, futex::Flags::PRIVATE, seen, None) {
-                Ok(()) | Err(Errno::AGAIN) => {}
-                Err(errno) => return Err(errno),
+            events.push(&about.subject, waiting);
+        }
+    }
+
+    /// Where the events of an identifier go from now on.
+    pub(super) fn hand_over(&self, about: &Arc<Core>, to: &Channel) {
+        if let Ok(events) = self.events() {
+            for waiting in events.take_back(&about.subject) {
+                to.push(about, waiting.news);
             }
         }
     }
 
     /// The next event, as C gets it.
     pub(super) fn get(&self) -> Result<*mut rdma_cm_event, Errno> {
-        let (fetched, mut news) = self.next()?;
-        let about = fetched.about().handle();
+        let (_, Waiting { about, mut news }) = self.events()?.next()?;
+        let fetched = Fetched(about);
+        let about = fetched.0.handle();
         let (id, listen_id) = match news.request.take() {
             // A request that finds no room is dropped, which rejects it.
-            Some(request) => (id::requested(fetched.about(), *request)?.handle(), about),
+            Some(request) => (id::requested(&fetched.0, *request)?.handle(), about),
             None => (about, std::ptr::null_mut()),
         };
         let private_data = news.private_data.into_boxed_slice();
@@ -263,21 +201,6 @@ impl Channel {
         })?;
         Ok(made.handle())
     }
-}
-
-/// The eventfd is not readable any more. Only called with the channel's lock, so that nobody reads in between.
-fn clear(fd: &OwnedFd) {
-    if readable(fd.as_fd()) {
-        let _ = rustix::io::read(fd, &mut [0; 8]);
-    }
-}
-
-fn readable(fd: BorrowedFd<'_>) -> bool {
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)) == Ok(1)
 }
 
 /// Lets go of an event.

@@ -534,7 +534,7 @@ pub unsafe fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
             Some(link) => link.close(),
             None => {}
         }
-        if over && core.is_sync() && !core.channel()?.has(&core) {
+        if over && core.is_sync() && !core.has_events()? {
             // The program knows already.
             return Ok(0);
         }

@@ -7,13 +7,13 @@
 //!   both:      Joined ─ disconnect, or the peer does, or the connection breaks ─> Over
 //! ```
 //!
-//! Locks are taken in this order: an identifier's stage, its place, a channel's queue, an identifier's count of fetched events. None
-//! is held while the layers below are called, because those call back.
+//! Locks are taken in this order: an identifier's setup, its place, a channel's queue. None is held while a connection is asked for,
+//! answered or ended, because the layers below call back.
 
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
@@ -28,6 +28,7 @@ use super::types::{
     rdma_event_channel, rdma_port_space,
 };
 use crate::call::run;
+use crate::verbs::events::Subject;
 use crate::verbs::object::{Kind, PerFork, Pool, find, lock, turn};
 use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD, ibv_qp_init_attr, ibv_qp_type};
 
@@ -107,9 +108,8 @@ pub(super) struct Core {
     pub(super) ps: rdma_port_space,
     setup: Mutex<Setup>,
     place: Mutex<Option<Place>>,
-    /// Events that the program has fetched and not acknowledged.
-    fetched: Mutex<usize>,
-    acked: Condvar,
+    /// What its events are about.
+    pub(super) subject: Arc<Subject>,
 }
 
 /// An identifier as C holds it.
@@ -122,27 +122,6 @@ impl Kind for Held {
     fn pool() -> &'static Pool<Self> {
         static POOL: PerFork<Pool<Held>> = PerFork::new();
         POOL.get()
-    }
-}
-
-/// Counts as a fetched event of an identifier until it is dropped.
-pub(super) struct Fetched(Arc<Core>);
-
-impl Fetched {
-    pub(super) fn new(about: Arc<Core>) -> Fetched {
-        *lock(&about.fetched) += 1;
-        Fetched(about)
-    }
-
-    pub(super) fn about(&self) -> &Arc<Core> {
-        &self.0
-    }
-}
-
-impl Drop for Fetched {
-    fn drop(&mut self) {
-        *lock(&self.0.fetched) -= 1;
-        self.0.acked.notify_all();
     }
 }
 
@@ -181,8 +160,7 @@ fn create(
             preface: Vec::new(),
         }),
         place: Mutex::new(Some(Place { channel, sync })),
-        fetched: Mutex::new(0),
-        acked: Condvar::new(),
+        subject: Subject::new(std::ptr::null_mut::<rdma_cm_id>()),
     });
     let held = Held(Arc::clone(&core));
     Held::pool().make(held, |c, handle| {
@@ -258,11 +236,16 @@ impl Core {
         }
     }
 
+    /// Whether the program has events to fetch.
+    pub(super) fn has_events(&self) -> Result<bool, Errno> {
+        Ok(self.channel()?.events()?.has(&self.subject))
+    }
+
     /// An event for the program.
     pub(super) fn tell(self: &Arc<Self>, news: News) {
         let place = lock(&self.place);
         if let Some(place) = &*place {
-            place.channel.push(Arc::clone(self), news);
+            place.channel.push(self, news);
         }
     }
 
@@ -304,33 +287,26 @@ impl Core {
         }
     }
 
-    /// Waits until the program has acknowledged what it has fetched.
-    fn wait_for_acks(&self) {
-        let fetched = lock(&self.fetched);
-        drop(self.acked.wait_while(fetched, |fetched| *fetched > 0));
-    }
-
     fn destroy(self: &Arc<Self>) {
         let stage = {
             let mut setup = self.setup();
             setup.port = None;
             std::mem::replace(&mut setup.stage, Stage::Gone)
         };
-        let place = lock(&self.place).take();
-        let unseen = place.as_ref().map(|place| place.channel.take(self));
-        // What nobody will fetch any more: requests among it are rejected.
-        drop(unseen);
         match stage {
             Stage::Joined(link) => link.close(),
             other => drop(other),
         }
-        self.wait_for_acks();
-        if let Some(Place {
-            channel,
-            sync: true,
-        }) = place
-        {
-            channel.destroy();
+        let Some(place) = lock(&self.place).take() else {
+            return;
+        };
+        // Requests that nobody will fetch any more are rejected.
+        match place.channel.events() {
+            Ok(events) => self.subject.close(&events),
+            Err(_) => self.subject.settle(),
+        }
+        if place.sync {
+            place.channel.destroy();
         }
     }
 
@@ -350,14 +326,12 @@ impl Core {
             };
             let old = std::mem::replace(place, next);
             if !Arc::ptr_eq(&old.channel, &to) {
-                for news in old.channel.take(self) {
-                    to.push(Arc::clone(self), news);
-                }
+                old.channel.hand_over(self, &to);
             }
             old
         };
         set!(self, channel = to.handle());
-        self.wait_for_acks();
+        self.subject.settle();
         if old.sync {
             old.channel.destroy();
         }

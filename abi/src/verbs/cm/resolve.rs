@@ -84,16 +84,17 @@ unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
 /// The address of ours that packets to `dst` leave from; `src` may say which one or which port.
 fn route(src: Option<SocketAddr>, dst: SocketAddr) -> Result<SocketAddr, Errno> {
     let from = src.unwrap_or_else(|| any(dst));
-    if from.is_ipv4() != dst.is_ipv4() {
-        return Err(Errno::INVAL);
-    }
     let mut free = from;
     free.set_port(0);
     let probe = UdpSocket::bind(free).map_err(|e| errno(&e))?;
     // The port is of no meaning: nothing is sent. Some systems refuse port 0.
     let mut to = dst;
     to.set_port(to.port().max(1));
-    probe.connect(to).map_err(|e| errno(&e))?;
+    probe.connect(to).map_err(|e| match errno(&e) {
+        // The address that it is bound to has no way out of this host.
+        Errno::INVAL => Errno::HOSTUNREACH,
+        errno => errno,
+    })?;
     let mut found = probe.local_addr().map_err(|e| errno(&e))?;
     found.set_port(from.port());
     Ok(found)
@@ -188,12 +189,15 @@ pub unsafe fn rdma_resolve_addr(
                 bind(&core, src)?;
             }
         }
+        let src = core.setup().src;
+        if src.is_some_and(|src| src.is_ipv4() != dst.is_ipv4()) {
+            return Err(Errno::INVAL);
+        }
         match resolve(&core, dst) {
             Ok(src) => {
                 core.at(&device::first()?, src, Some(dst));
                 core.tell(News::new(RDMA_CM_EVENT_ADDR_RESOLVED));
             }
-            Err(Errno::INVAL) => return Err(Errno::INVAL),
             Err(errno) => {
                 core.tell(News::status(
                     RDMA_CM_EVENT_ADDR_ERROR,
