@@ -5,7 +5,7 @@
 
 mod cm;
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::ptr::{null, null_mut};
@@ -739,7 +739,7 @@ fn options_are_checked() {
     let id = channel.create_id();
     id.set_int(RDMA_OPTION_ID_AFONLY, 1).unwrap();
     let mut byte = 0x20_u8;
-    let at = (&raw mut byte).cast();
+    let at = (&raw mut byte).cast::<c_void>();
     let (tos, ack) = (
         RDMA_OPTION_ID_TOS as c_int,
         RDMA_OPTION_ID_ACK_TIMEOUT as c_int,
@@ -749,7 +749,7 @@ fn options_are_checked() {
         failed(rdma_set_option(id.0, 0, tos, at, 4), libc::EINVAL);
         failed(rdma_set_option(id.0, 0, tos, null_mut(), 1), libc::EINVAL);
         failed(rdma_set_option(id.0, 0, ack, at, 1), libc::EINVAL);
-        byte = 14;
+        at.cast::<u8>().write(14);
         assert_eq!(rdma_set_option(id.0, 0, ack, at, 1), 0);
         failed(rdma_set_option(id.0, 0, 99, at, 1), libc::ENOSYS);
         failed(rdma_set_option(id.0, 1, 1, at, 1), libc::ENOSYS);
@@ -840,6 +840,95 @@ fn a_hundred_at_once() {
         id.destroy();
     }
     listener.destroy();
+}
+
+#[test]
+fn threads_connect_at_the_same_time() {
+    let server = Channel::new();
+    let listener = server.listen("127.0.0.1:0");
+    let port = listener.port();
+    // Each with a channel of its own, and identifiers that block: ends of both kinds go while others come.
+    let clients: Vec<_> = (0..4)
+        .map(|n| {
+            std::thread::spawn(move || {
+                let client = Channel::new();
+                for _ in 0..10 {
+                    let id = if n % 2 == 0 {
+                        let id = client.routed(port);
+                        id.create_qp();
+                        id.connect(&Param::new(b"")).unwrap();
+                        client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+                        id
+                    } else {
+                        let id = cm::sync_routed(port);
+                        id.create_qp();
+                        id.connect(&Param::new(b"")).unwrap();
+                        id
+                    };
+                    if n < 2 {
+                        id.disconnect().unwrap();
+                        if n == 0 {
+                            client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+                        }
+                    }
+                    id.destroy_qp();
+                    id.destroy();
+                }
+            })
+        })
+        .collect();
+    let mut left = 40;
+    while left > 0 {
+        let event = server.get();
+        let (kind, id) = (event.kind(), event.id());
+        event.ack();
+        match kind {
+            RDMA_CM_EVENT_CONNECT_REQUEST => {
+                id.create_qp();
+                id.accept(&Param::new(b"")).unwrap();
+            }
+            RDMA_CM_EVENT_ESTABLISHED => {}
+            RDMA_CM_EVENT_DISCONNECTED => {
+                id.destroy_qp();
+                id.destroy();
+                left -= 1;
+            }
+            other => panic!("event {other}"),
+        }
+    }
+    for client in clients {
+        client.join().unwrap();
+    }
+    listener.destroy();
+}
+
+#[test]
+fn an_address_without_a_way_out_is_an_event() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    id.bind("127.0.0.1:0").unwrap();
+    // Documentation's addresses are nobody's (RFC 5737), and this host's own are no way there.
+    let mut to = sockaddr("192.0.2.1:7471");
+    assert_eq!(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), to.ptr(), 1000) },
+        0
+    );
+    let event = channel.get();
+    assert_eq!(event.kind(), RDMA_CM_EVENT_ADDR_ERROR);
+    assert!([-libc::EHOSTUNREACH, -libc::ENETUNREACH].contains(&event.status()));
+    event.ack();
+    // It is where it was, and can try another.
+    id.resolve("127.0.0.1:7471");
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    id.destroy();
+    let sync = cm::sync_id();
+    sync.bind("127.0.0.1:0").unwrap();
+    assert_eq!(
+        unsafe { rdma_resolve_addr(sync.0, null_mut(), to.ptr(), 1000) },
+        -1
+    );
+    assert!([libc::EHOSTUNREACH, libc::ENETUNREACH].contains(&errno()));
+    sync.destroy();
 }
 
 #[test]

@@ -168,18 +168,17 @@ impl Own {
     #[track_caller]
     fn to(&self, id: &Id, state: ibv_qp_state) {
         // What a program leaves in there does not matter.
-        let mut attr = [0xa5_u8; size_of::<ibv_qp_attr>()];
-        let attr = attr.as_mut_ptr().cast::<ibv_qp_attr>();
+        let mut attr: ibv_qp_attr =
+            unsafe { std::mem::transmute([0xa5_u8; size_of::<ibv_qp_attr>()]) };
+        attr.qp_state = state;
         let mut mask = 0;
         unsafe {
-            (&raw mut (*attr).qp_state).write_unaligned(state);
-            let mut copy = attr.read_unaligned();
             assert_eq!(
-                rdma_init_qp_attr(id.0, &raw mut copy, &raw mut mask),
+                rdma_init_qp_attr(id.0, &raw mut attr, &raw mut mask),
                 0,
                 "attributes for state {state}"
             );
-            assert_eq!(ibv_modify_qp(self.qp, &raw mut copy, mask), 0);
+            assert_eq!(ibv_modify_qp(self.qp, &raw mut attr, mask), 0);
         }
     }
 
@@ -202,6 +201,12 @@ fn programs_move_their_queue_pairs_themselves() {
     let (server, client) = channels();
     let listener = server.listen("127.0.0.1:0");
     let id = client.routed(listener.port());
+    let path = unsafe { *(*id.0).route.path_rec };
+    assert_eq!(unsafe { (*id.0).route.num_paths }, 1);
+    assert_eq!(
+        unsafe { path.dgid.raw },
+        std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets()
+    );
     let near = Own::new(&id);
     // Before the peer is known there is nothing to move it to.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };

@@ -1,9 +1,10 @@
 //! The calls of librdmacm with a little comfort, for tests.
-#![allow(dead_code)] // each test program uses its part
+#![allow(dead_code, unreachable_pub)] // each test program uses its part
+#![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says
 
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
@@ -203,9 +204,14 @@ fn create_id(channel: *mut rdma_event_channel, ps: rdma_port_space) -> Id {
     Id(id)
 }
 
+/// An identifier whose calls block.
+pub fn sync_id() -> Id {
+    create_id(null_mut(), RDMA_PS_TCP)
+}
+
 /// As [`Channel::routed`], with calls that block.
 pub fn sync_routed(port: u16) -> Id {
-    let id = create_id(null_mut(), RDMA_PS_TCP);
+    let id = sync_id();
     id.resolve(&loopback(port).to_string());
     id.route();
     id
@@ -245,7 +251,7 @@ impl Event {
 
     pub fn private_data(&self) -> &[u8] {
         let conn = self.conn();
-        if conn.private_data == null() {
+        if conn.private_data.is_null() {
             assert_eq!(conn.private_data_len, 0);
             return &[];
         }

@@ -10,17 +10,18 @@
 //! Locks are taken in this order: an identifier's setup, its place, a channel's queue. None is held while a connection is asked for,
 //! answered or ended, because the layers below call back.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use rustix::io::Errno;
 
 use super::channel::{Channel, News, ack, channel};
 use super::connect::Link;
 use super::device::{self, Nic};
-use super::exchange::Remote;
+use super::exchange::{Remote, gid_of};
 use super::request::Request;
 use super::resolve::Port;
 use super::types::{
@@ -30,7 +31,9 @@ use super::types::{
 use crate::call::run;
 use crate::verbs::events::Subject;
 use crate::verbs::object::{Kind, PerFork, Pool, find, lock, turn};
-use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD, ibv_qp_init_attr, ibv_qp_type};
+use crate::verbs::types::{
+    IBV_MTU_4096, IBV_QPT_RC, IBV_QPT_UD, ibv_gid, ibv_qp_init_attr, ibv_qp_type, ibv_sa_path_rec,
+};
 
 /// Reads a field of an identifier's part that C sees.
 macro_rules! get {
@@ -110,7 +113,17 @@ pub(super) struct Core {
     place: Mutex<Option<Place>>,
     /// What its events are about.
     pub(super) subject: Arc<Subject>,
+    /// The path record that C sees.
+    path: OnceLock<Path>,
 }
+
+/// A record that C reads, and may write.
+struct Path(UnsafeCell<ibv_sa_path_rec>);
+
+// SAFETY: it is not read here, and written once, before C sees it.
+unsafe impl Send for Path {}
+// SAFETY: as above.
+unsafe impl Sync for Path {}
 
 /// An identifier as C holds it.
 struct Held(Arc<Core>);
@@ -161,6 +174,7 @@ fn create(
         }),
         place: Mutex::new(Some(Place { channel, sync })),
         subject: Subject::new(std::ptr::null_mut::<rdma_cm_id>()),
+        path: OnceLock::new(),
     });
     let held = Held(Arc::clone(&core));
     Held::pool().make(held, |c, handle| {
@@ -196,6 +210,7 @@ pub(super) fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Co
         setup.remote = remote;
     }
     core.at(&nic, local, Some(peer));
+    core.show_path(&nic);
     Ok(core)
 }
 
@@ -222,6 +237,36 @@ impl Core {
         if get!(self, pd).is_null() {
             set!(self, pd = nic.pd);
         }
+    }
+
+    /// The way to the peer is known. An RNIC has no path records.
+    pub(super) fn show_path(&self, nic: &Nic) {
+        let (src, dst) = {
+            let setup = self.setup();
+            (setup.src, setup.dst)
+        };
+        let (true, Some(src), Some(dst)) = (nic.persona, src, dst) else {
+            return;
+        };
+        let path = self.path.get_or_init(|| {
+            // SAFETY: all zeros is a value of the type.
+            let mut path: ibv_sa_path_rec = unsafe { std::mem::zeroed() };
+            path.sgid = ibv_gid {
+                raw: gid_of(src.ip()),
+            };
+            path.dgid = ibv_gid {
+                raw: gid_of(dst.ip()),
+            };
+            path.hop_limit = 64;
+            path.reversible = 1;
+            path.numb_path = 1;
+            path.pkey = 0xffff;
+            path.mtu_selector = 2;
+            path.mtu = IBV_MTU_4096 as u8;
+            Path(UnsafeCell::new(path))
+        });
+        set!(self, route.path_rec = path.0.get());
+        set!(self, route.num_paths = 1);
     }
 
     /// Puts addresses where C reads them.

@@ -223,6 +223,7 @@ pub unsafe fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_i
             }
             setup.stage = Stage::Routed;
         }
+        core.show_path(&device::first()?);
         core.tell(News::new(RDMA_CM_EVENT_ROUTE_RESOLVED));
         core.complete()
     })
