@@ -10,7 +10,7 @@ use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, Sge, Wc};
 
 use super::cq::{Cq, Wanted, create};
 use super::mw::{Mw, binding};
-use super::object::{Guard, enter, find, lock};
+use super::object::{Visit, enter, find, lock};
 use super::post;
 use super::qp::QpObj;
 use super::types::*;
@@ -116,7 +116,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 ///
 /// # Safety
 /// As for [`enter`].
-unsafe fn queue(cq: *mut ibv_cq_ex) -> Result<Guard<Cq>, Errno> {
+unsafe fn queue(cq: *mut ibv_cq_ex) -> Result<Visit<Cq>, Errno> {
     // SAFETY: the caller's promise.
     let queue = unsafe { enter::<Cq>(cq.cast()) }?;
     if queue.extended {
@@ -127,7 +127,7 @@ unsafe fn queue(cq: *mut ibv_cq_ex) -> Result<Guard<Cq>, Errno> {
 }
 
 /// Take the next completion. `ENOENT` when there is none.
-fn take(queue: &Guard<Cq>) -> Result<(), Errno> {
+fn take(queue: &Visit<Cq>) -> Result<(), Errno> {
     let mut wc = [Wc::default()];
     match queue.native.poll(&mut wc) {
         Ok(0) => return Err(Errno::NOENT),
@@ -248,6 +248,7 @@ pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64) {
     c.wr_rdma_write = has(IBV_QP_EX_WITH_RDMA_WRITE).then_some(wr_rdma_write);
     c.wr_rdma_write_imm = has(IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(wr_rdma_write_imm);
     c.wr_send = has(IBV_QP_EX_WITH_SEND).then_some(wr_send);
+    c.wr_send_imm = has(IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(wr_send_imm);
     c.wr_send_inv = has(IBV_QP_EX_WITH_SEND_WITH_INV).then_some(wr_send_inv);
     c.wr_rdma_read = has(IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read);
     c.wr_atomic_cmp_swp = has(IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).then_some(wr_atomic_cmp_swp);
@@ -260,7 +261,7 @@ pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64) {
 ///
 /// # Safety
 /// As for [`enter`].
-unsafe fn pair(qp: *mut ibv_qp_ex) -> Result<Guard<QpObj>, Errno> {
+unsafe fn pair(qp: *mut ibv_qp_ex) -> Result<Visit<QpObj>, Errno> {
     // SAFETY: the caller's promise.
     let qp = unsafe { enter::<QpObj>(qp.cast()) }?;
     if qp.is_extended() {
@@ -363,6 +364,7 @@ const fn at(rkey: u32, addr: u64) -> RemoteAddr {
 
 beginners! {
     wr_send() = SendOp::Send;
+    wr_send_imm(imm: u32) = SendOp::SendImm { imm: post::imm(imm) };
     wr_send_inv(rkey: u32) = SendOp::SendInvalidate { rkey };
     wr_rdma_write(rkey: u32, addr: u64) = SendOp::Write { remote: at(rkey, addr) };
     wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = SendOp::WriteImm { remote: at(rkey, addr), imm: post::imm(imm) };

@@ -24,6 +24,7 @@ mod post;
 mod qp;
 mod settings;
 mod srq;
+mod visit;
 
 pub use ah::{
     ibv_attach_mcast, ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_detach_mcast,

@@ -5,7 +5,7 @@
 //! others of its kind have been destroyed. What is behind the part that C sees (the body) can be reached only through the gate of the slot,
 //! which is closed before the body is dropped.
 //!
-//! * The fast path ([`enter`]) looks at the mark in front of the gate: one load and a compare.
+//! * The fast path ([`enter`]) looks at the mark in front of the gate: one load and a compare. See [`visit`](super::visit).
 //! * Everything else ([`find`], [`turn`]) looks first whether the address is that of a slot at all.
 //!
 //! A forked child has none of its parent's objects ([`PerFork`]).
@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 
 use rustix::io::Errno;
+
+use super::visit::{self, Record};
 
 /// A kind of object: its body, which C does not see.
 pub(crate) trait Kind: Send + Sync + Sized + 'static {
@@ -119,10 +121,17 @@ impl<K: Kind> Slot<K> {
         self.moved.notify_all();
     }
 
-    /// Wait until no more than `count` are inside.
-    fn wait_until(&self, count: u64) {
+    /// What visitors write into their record.
+    #[inline]
+    fn place(&self) -> *const () {
+        std::ptr::from_ref(self).cast()
+    }
+
+    /// The gate is closed: wait until only the caller is inside.
+    fn wait_for_others(&self) {
+        visit::wait_for(self.place());
         let waiting = lock(&self.waiting);
-        let busy = |(): &mut ()| self.gate.load(Ordering::Acquire) & COUNT > count * ONE;
+        let busy = |(): &mut ()| self.gate.load(Ordering::Acquire) & COUNT > ONE;
         drop(self.moved.wait_while(waiting, busy));
     }
 }
@@ -194,7 +203,7 @@ impl<K: Kind> Turn<K> {
         let slot = self.guard.0;
         slot.gate.fetch_or(SHUT, Ordering::Acquire);
         let open = Open(slot);
-        slot.wait_until(1);
+        slot.wait_for_others();
         // SAFETY: we are the only one inside, and nobody enters before `open` is dropped.
         let result = body(unsafe { (*slot.body.get()).assume_init_mut() });
         drop(open);
@@ -205,7 +214,7 @@ impl<K: Kind> Turn<K> {
     pub(crate) fn retire(self) -> K {
         let slot = self.guard.0;
         slot.gate.fetch_or(DEAD, Ordering::AcqRel);
-        slot.wait_until(1);
+        slot.wait_for_others();
         // SAFETY: we are the only one inside, nobody enters any more, and nobody else gets here: the mark was set under `turn`,
         // and a dead object gives no turn.
         let body = unsafe { (*slot.body.get()).assume_init_read() };
@@ -247,12 +256,46 @@ impl<K: Kind> Name<K> {
     }
 }
 
+/// An object in use on the fast path, for the time of one call.
+pub(crate) struct Visit<K: Kind> {
+    slot: &'static Slot<K>,
+    /// Where it is written; `None`: it is counted.
+    record: Option<&'static Record>,
+}
+
+impl<K: Kind> Visit<K> {
+    /// The part that C sees.
+    pub(crate) fn c(&self) -> *mut K::C {
+        self.slot.c()
+    }
+}
+
+impl<K: Kind> Deref for Visit<K> {
+    type Target = K;
+
+    #[inline]
+    fn deref(&self) -> &K {
+        // SAFETY: as for `Guard`: those who close the gate wait for us.
+        unsafe { (*self.slot.body.get()).assume_init_ref() }
+    }
+}
+
+impl<K: Kind> Drop for Visit<K> {
+    #[inline]
+    fn drop(&mut self) {
+        match self.record {
+            Some(record) => record.go_out(),
+            None => self.slot.leave(),
+        }
+    }
+}
+
 /// The object at an address that is likely to be right: only its mark is looked at.
 ///
 /// # Safety
 /// The memory at `handle` is readable as far as the object would go.
 #[inline]
-pub(crate) unsafe fn enter<K: Kind>(handle: *mut K::Handle) -> Result<Guard<K>, Errno> {
+pub(crate) unsafe fn enter<K: Kind>(handle: *mut K::Handle) -> Result<Visit<K>, Errno> {
     let slot = handle
         .cast::<u8>()
         .wrapping_sub(K::OFFSET)
@@ -266,7 +309,24 @@ pub(crate) unsafe fn enter<K: Kind>(handle: *mut K::Handle) -> Result<Guard<K>, 
         return Err(Errno::INVAL);
     }
     // SAFETY: with this mark it is a slot, and slots are leaked.
-    unsafe { &*slot }.enter()
+    let slot = unsafe { &*slot };
+    if let Some(record) = visit::free_record() {
+        record.go_in(slot.place());
+        if slot.gate.load(Ordering::Acquire) & (DEAD | SHUT) == 0 {
+            return Ok(Visit {
+                slot,
+                record: Some(record),
+            });
+        }
+        record.go_out();
+    }
+    visit_counted(slot)
+}
+
+#[cold]
+fn visit_counted<K: Kind>(slot: &'static Slot<K>) -> Result<Visit<K>, Errno> {
+    std::mem::forget(slot.enter()?);
+    Ok(Visit { slot, record: None })
 }
 
 /// The object at an address of which nothing is known. `EINVAL` when there is none.

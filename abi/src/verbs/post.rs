@@ -69,12 +69,12 @@ fn elements(list: *const ibv_sge, count: c_int, max: usize) -> Result<usize, Err
     Ok(count)
 }
 
-/// The request that a C request stands for.
+/// Post the request that a C request stands for.
 ///
 /// # Safety
 /// As for `ibv_post_send`.
 #[inline]
-unsafe fn send_wr(qp: &QpObj, c: *const ibv_send_wr) -> Result<SendWr, Errno> {
+unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
     // SAFETY: the caller's promise: a request of the program, with the union's member that its opcode says; here and below.
     let remote = unsafe {
         RemoteAddr {
@@ -87,6 +87,7 @@ unsafe fn send_wr(qp: &QpObj, c: *const ibv_send_wr) -> Result<SendWr, Errno> {
     // SAFETY: as above.
     let op = match unsafe { (*c).opcode } {
         IBV_WR_SEND => SendOp::Send,
+        IBV_WR_SEND_WITH_IMM => SendOp::SendImm { imm: imm(data) },
         IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate { rkey: data },
         IBV_WR_RDMA_WRITE => SendOp::Write { remote },
         IBV_WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm {
@@ -97,6 +98,7 @@ unsafe fn send_wr(qp: &QpObj, c: *const ibv_send_wr) -> Result<SendWr, Errno> {
         // SAFETY: as above.
         opcode => unsafe { rare(qp, c, opcode) }?,
     };
+    // Built where it is posted from: it is too large to be moved about.
     let mut wr = SendWr::new(id, op);
     set_flags(&mut wr, flags);
     // SAFETY: as above.
@@ -116,20 +118,19 @@ unsafe fn send_wr(qp: &QpObj, c: *const ibv_send_wr) -> Result<SendWr, Errno> {
             }
         }
     } else {
-        let mut data = InlineData::new();
+        let data = wr.inline.insert(InlineData::new());
         for n in 0..count {
             // SAFETY: as above.
             let sge = unsafe { *list.add(n) };
             // SAFETY: as above: inline data is the program's memory.
-            unsafe { append(&mut data, sge.addr, sge.length as usize, qp.max_inline()) }?;
+            unsafe { append(data, sge.addr, sge.length as usize, qp.max_inline()) }?;
         }
-        wr.inline = Some(data);
     }
-    Ok(wr)
+    qp.post_one(&mut wr)
 }
 
 /// # Safety
-/// As for [`send_wr`].
+/// As for [`post_one`].
 #[cold]
 unsafe fn rare(qp: &QpObj, c: *const ibv_send_wr, opcode: ibv_wr_opcode) -> Result<SendOp, Errno> {
     // SAFETY: the caller's promise.
@@ -176,8 +177,7 @@ pub(crate) unsafe extern "C" fn post_send(
         let qp = unsafe { enter::<QpObj>(qp) }?;
         while !at.is_null() {
             // SAFETY: the caller's promise.
-            let wr = unsafe { send_wr(&qp, at) }?;
-            qp.post_one(wr)?;
+            unsafe { post_one(&qp, at) }?;
             // SAFETY: as above.
             at = unsafe { (*at).next };
         }
@@ -272,7 +272,6 @@ pub(crate) unsafe extern "C" fn poll_cq(
     num_entries: c_int,
     wc: *mut ibv_wc,
 ) -> c_int {
-    const BATCH: usize = 16;
     let mut taken = 0;
     let result = status(|| {
         // SAFETY: the program has just looked into it.
@@ -281,33 +280,44 @@ pub(crate) unsafe extern "C" fn poll_cq(
         if wc.is_null() && wanted > 0 {
             return Err(Errno::INVAL);
         }
-        if wanted == 1 {
-            let mut one = [Wc::default()];
-            taken = cq.native.poll(&mut one).map_err(|_| Errno::IO)?;
-            if taken == 1 {
-                // SAFETY: the caller's promise: there is room for one.
-                unsafe { wc.write(c_wc(&one[0])) };
-            }
+        if wanted != 1 {
+            // SAFETY: the caller's promise.
+            taken = unsafe { poll_many(&cq, wanted, wc) }?;
             return Ok(());
         }
-        let mut batch = [Wc::default(); BATCH];
-        while taken < wanted {
-            let room = BATCH.min(wanted - taken);
-            let got = cq.native.poll(&mut batch[..room]).map_err(|_| Errno::IO);
-            // What was there before the overrun comes first.
-            let got = if taken > 0 { got.unwrap_or(0) } else { got? };
-            for one in &batch[..got] {
-                // SAFETY: the caller's promise: there is room for `wanted`.
-                unsafe { wc.add(taken).write(c_wc(one)) };
-                taken += 1;
-            }
-            if got < room {
-                break;
-            }
+        let mut one = [Wc::default()];
+        taken = cq.native.poll(&mut one).map_err(|_| Errno::IO)?;
+        if taken == 1 {
+            // SAFETY: the caller's promise: there is room for one.
+            unsafe { wc.write(c_wc(&one[0])) };
         }
         Ok(())
     });
     if result == 0 { taken as c_int } else { -result }
+}
+
+/// # Safety
+/// There is room for `wanted` at `wc`.
+#[inline(never)]
+unsafe fn poll_many(cq: &Cq, wanted: usize, wc: *mut ibv_wc) -> Result<usize, Errno> {
+    const BATCH: usize = 16;
+    let mut batch = [Wc::default(); BATCH];
+    let mut taken = 0;
+    while taken < wanted {
+        let room = BATCH.min(wanted - taken);
+        let got = cq.native.poll(&mut batch[..room]).map_err(|_| Errno::IO);
+        // What was there before the overrun comes first.
+        let got = if taken > 0 { got.unwrap_or(0) } else { got? };
+        for one in &batch[..got] {
+            // SAFETY: the caller's promise.
+            unsafe { wc.add(taken).write(c_wc(one)) };
+            taken += 1;
+        }
+        if got < room {
+            break;
+        }
+    }
+    Ok(taken)
 }
 
 #[inline]

@@ -149,7 +149,7 @@ impl QpObj {
 
     /// Post one send.
     #[inline]
-    pub(crate) fn post_one(&self, wr: SendWr) -> Result<(), Errno> {
+    pub(crate) fn post_one(&self, wr: &mut SendWr) -> Result<(), Errno> {
         match &self.faults {
             None => self.post_sound(wr),
             Some(faults) => self.post_faulty(faults, wr),
@@ -157,8 +157,8 @@ impl QpObj {
     }
 
     #[cold]
-    fn post_faulty(&self, faults: &QpFaults, mut wr: SendWr) -> Result<(), Errno> {
-        let after = faults.before_send(&mut wr, self.ctx.which);
+    fn post_faulty(&self, faults: &QpFaults, wr: &mut SendWr) -> Result<(), Errno> {
+        let after = faults.before_send(wr, self.ctx.which);
         self.post_sound(wr)?;
         after.carry_out(self.native.as_ref().ok_or(Errno::INVAL)?);
         Ok(())
@@ -179,33 +179,34 @@ impl QpObj {
     }
 
     #[inline]
-    fn post_sound(&self, wr: SendWr) -> Result<(), Errno> {
+    fn post_sound(&self, wr: &mut SendWr) -> Result<(), Errno> {
         let native = self.native.as_ref().ok_or(Errno::INVAL)?;
         match self.state.load(Ordering::Relaxed) {
-            IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => native.post_send_one(wr).map_err(refused),
+            IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => native.post_send_from(wr).map_err(refused),
             IBV_QPS_SQD => self.post_later(native, wr),
             _ => Err(Errno::INVAL),
         }
     }
 
     #[cold]
-    fn post_later(&self, native: &Qp, wr: SendWr) -> Result<(), Errno> {
+    fn post_later(&self, native: &Qp, wr: &mut SendWr) -> Result<(), Errno> {
         let mut resting = lock(&self.resting);
         if self.state.load(Ordering::Relaxed) != IBV_QPS_SQD {
             drop(resting);
-            return native.post_send_one(wr).map_err(refused);
+            return native.post_send_from(wr).map_err(refused);
         }
         if native.outstanding() as usize + resting.len() >= self.cap.max_send_wr as usize {
             return Err(Errno::NOMEM);
         }
-        resting.push(wr);
+        resting.push(wr.clone());
         Ok(())
     }
 
     /// Post sends, in order; says how many were taken before the one that was refused.
     pub(crate) fn post(&self, wrs: &[SendWr]) -> Result<(), (usize, Errno)> {
         for (at, wr) in wrs.iter().enumerate() {
-            self.post_one(wr.clone()).map_err(|errno| (at, errno))?;
+            self.post_one(&mut wr.clone())
+                .map_err(|errno| (at, errno))?;
         }
         Ok(())
     }
@@ -750,7 +751,7 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
 
 /// To the first state: with a new queue pair below, of the same number.
 fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
-    if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET {
+    if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET && qp.native.is_some() {
         return Ok(());
     }
     if qp.is_persona() {
@@ -761,8 +762,15 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
         lock(&qp.resting).clear();
         qp.native.take()
     });
-    // Not while others wait: it takes locks of the device, whose hooks must not wait for us.
-    drop(before);
+    // Not while others wait: it takes locks of the device, whose hooks must not wait for us. The number is free when those who are
+    // just joining the queue pair have let go of it too.
+    let mut before = before;
+    while let Some(held) = before {
+        before = Arc::try_unwrap(held).err();
+        if before.is_some() {
+            std::thread::yield_now();
+        }
+    }
     let native = qp.pd.create_qp(&qp.init).map_err(super::errno)?;
     qp.alone(|qp| qp.native = Some(Arc::new(native)));
     Ok(())

@@ -165,10 +165,19 @@ impl Qp {
     ///
     /// # Errors
     /// As [`Qp::post_send`], index 0.
-    pub fn post_send_one(&self, wr: SendWr) -> Result<(), PostError> {
-        if self.0.post_promptly(std::slice::from_ref(&wr)) == 1 {
+    pub fn post_send_one(&self, mut wr: SendWr) -> Result<(), PostError> {
+        self.post_send_from(&mut wr)
+    }
+
+    /// As [`Qp::post_send_one`], for a request that is not to be moved more often than needed: it may be an empty one afterwards.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`], index 0.
+    pub fn post_send_from(&self, wr: &mut SendWr) -> Result<(), PostError> {
+        if self.0.post_promptly(std::slice::from_ref(wr)) == 1 {
             return Ok(());
         }
+        let wr = std::mem::replace(wr, SendWr::send(0));
         self.0.post_send(0, std::iter::once(wr))
     }
 

@@ -1,0 +1,135 @@
+//! Who is in an object on the fast path, without an atomic read-modify-write: those cost more than all else that a post adds.
+//!
+//! Each thread has a record in which it writes the object that it is in, with a plain store, before it looks at the gate. Who closes a gate
+//! makes every thread of the process pass a memory barrier (`membarrier(2)`), and then reads the records: a thread that had
+//! not seen the closed gate is found in its record. Where the system has no such barrier there are no records, and visitors are counted
+//! at the gate, as all others are.
+
+use std::cell::Cell;
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence};
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+/// Where one thread is.
+pub(crate) struct Record {
+    /// NULL: in none.
+    place: AtomicPtr<()>,
+    /// Some thread has it.
+    taken: AtomicBool,
+    next: *const Record,
+}
+
+// SAFETY: `next` is written before the record is shown to anybody.
+unsafe impl Sync for Record {}
+
+/// All records. They are leaked, and used again when their thread has ended.
+static RECORDS: AtomicPtr<Record> = AtomicPtr::new(null_mut());
+
+thread_local! {
+    static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
+    static RETURN: Return = const { Return };
+}
+
+/// Gives the thread's record back when the thread ends.
+struct Return;
+
+impl Drop for Return {
+    fn drop(&mut self) {
+        if let Some(record) = MINE.take() {
+            record.taken.store(false, Ordering::Release);
+        }
+    }
+}
+
+fn has_barrier() -> bool {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+            && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+    })
+}
+
+/// This thread's record, if it has one and is nowhere.
+#[inline]
+pub(crate) fn free_record() -> Option<&'static Record> {
+    match MINE.get() {
+        Some(record) if record.place.load(Ordering::Relaxed).is_null() => Some(record),
+        // A call within a call, in a signal's handler say.
+        Some(_) => None,
+        None => first(),
+    }
+}
+
+#[cold]
+fn first() -> Option<&'static Record> {
+    // A thread that is ending could not give its record back.
+    if !has_barrier() || RETURN.try_with(|_| ()).is_err() {
+        return None;
+    }
+    let given_back = records().find(|record| {
+        let (free, taken) = (false, true);
+        let swap = record
+            .taken
+            .compare_exchange(free, taken, Ordering::Acquire, Ordering::Relaxed);
+        swap.is_ok()
+    });
+    let record = given_back.unwrap_or_else(|| {
+        let record: &'static mut Record = Box::leak(Box::new(Record {
+            place: AtomicPtr::new(null_mut()),
+            taken: AtomicBool::new(true),
+            next: null(),
+        }));
+        let mut next = RECORDS.load(Ordering::Acquire);
+        loop {
+            record.next = next;
+            match RECORDS.compare_exchange(next, record, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return record,
+                Err(other) => next = other,
+            }
+        }
+    });
+    MINE.set(Some(record));
+    Some(record)
+}
+
+fn records() -> impl Iterator<Item = &'static Record> {
+    let mut next: *const Record = RECORDS.load(Ordering::Acquire);
+    std::iter::from_fn(move || {
+        // SAFETY: records are leaked.
+        let record = unsafe { next.as_ref() }?;
+        next = record.next;
+        Some(record)
+    })
+}
+
+impl Record {
+    /// The thread goes into a place; it has to look at its gate afterwards.
+    #[inline]
+    pub(crate) fn go_in(&self, place: *const ()) {
+        self.place.store(place.cast_mut(), Ordering::Relaxed);
+        // The processor's part of the order comes from those who close gates.
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The thread is out again.
+    #[inline]
+    pub(crate) fn go_out(&self) {
+        self.place.store(null_mut(), Ordering::Release);
+    }
+}
+
+/// The gate of this place has been closed: wait until no thread is in it that saw it open.
+pub(crate) fn wait_for(place: *const ()) {
+    if !has_barrier() {
+        return;
+    }
+    // It has worked before.
+    let _ = membarrier(MembarrierCommand::PrivateExpedited);
+    for record in records() {
+        while std::ptr::eq(record.place.load(Ordering::Acquire), place) {
+            std::thread::yield_now();
+        }
+    }
+}
