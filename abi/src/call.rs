@@ -61,7 +61,6 @@ pub(crate) fn set_errno(errno: Errno) {
 }
 
 /// A length as the calls return it. No object is longer than `isize::MAX`.
-#[cfg(feature = "exs")]
 pub(crate) fn signed(len: usize) -> libc::ssize_t {
     libc::ssize_t::try_from(len).unwrap_or(libc::ssize_t::MAX)
 }
@@ -70,7 +69,6 @@ pub(crate) fn signed(len: usize) -> libc::ssize_t {
 ///
 /// # Safety
 /// As for the system call.
-#[cfg(feature = "exs")]
 pub(crate) unsafe fn system(number: libc::c_long, args: [usize; 6]) -> Result<isize, Errno> {
     // SAFETY: the caller's promise.
     let result =
@@ -108,7 +106,6 @@ mod tests {
         assert_eq!(errno(), libc::ENOMEM);
     }
 
-    #[cfg(feature = "exs")]
     #[test]
     fn system_calls_report_their_errno() {
         // SAFETY: no pointers.

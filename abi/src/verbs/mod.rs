@@ -3,6 +3,7 @@
 
 pub mod cm;
 pub mod private;
+pub mod rsock;
 pub mod strings;
 pub mod sysfs;
 pub mod types;

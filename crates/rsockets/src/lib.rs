@@ -32,6 +32,7 @@
 mod bell;
 mod driver;
 mod error;
+mod keepalive;
 mod listener;
 mod lock;
 pub mod machine;

@@ -53,8 +53,12 @@ impl Listener {
             bell,
         });
         let weak = Arc::downgrade(&listener);
+        let param = ConnParam {
+            options: options.link,
+            ..ConnParam::default()
+        };
         let listening = bound
-            .listen(backlog.max(1), &ConnParam::default(), move |incoming| {
+            .listen(backlog.max(1), &param, move |incoming| {
                 if let Some(listener) = weak.upgrade() {
                     listener.take(incoming);
                 }
@@ -97,6 +101,7 @@ impl Listener {
         let theirs = incoming.private_data().to_vec();
         let param = ConnParam {
             private_data: conn.greeting().emit().to_vec(),
+            options: self.options.link,
             ..ConnParam::default()
         };
         if let Err(error) = crate::wire::Greeting::parse(&theirs) {

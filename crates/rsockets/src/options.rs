@@ -1,5 +1,7 @@
 //! What can be set on a socket before it is connected.
 
+use weft_verbs::cm::LinkOptions;
+
 use crate::machine::SPARE;
 use crate::wire::{from_scale, to_scale};
 
@@ -18,6 +20,8 @@ pub struct Options {
     pub inline: u16,
     /// Mappings that the peer may make ([`crate::Socket::map`] at its end). Default 0.
     pub maps: u16,
+    /// How the connection is made.
+    pub link: LinkOptions,
 }
 
 /// Fewest entries of a queue.
@@ -40,6 +44,7 @@ impl Default for Options {
             recv_queue: 384,
             inline: 64,
             maps: 0,
+            link: LinkOptions::default(),
         }
     }
 }
@@ -56,6 +61,7 @@ impl Options {
             recv_queue: self.recv_queue.clamp(QUEUE_MIN, QUEUE_MAX),
             inline: self.inline.min(INLINE_MAX),
             maps: from_scale(to_scale(self.maps)),
+            link: self.link,
         }
     }
 

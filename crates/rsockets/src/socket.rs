@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Socket(Arc<Inner>);
 
-struct Inner {
+pub(crate) struct Inner {
     device: Device,
     ipv6: bool,
     bell: Arc<Bell>,
@@ -67,6 +67,12 @@ impl Drop for Inner {
 }
 
 impl Inner {
+    pub(crate) fn keep_alive(&self) {
+        if let Some(conn) = self.conn.get() {
+            conn.keep_alive();
+        }
+    }
+
     fn close(&self) {
         let before = std::mem::replace(&mut *lock(&self.state), State::Closed);
         self.changed.notify_all();
@@ -250,6 +256,7 @@ impl Socket {
         let conn = Conn::prepare(&inner.device, *lock(&inner.options), bell)?;
         let param = ConnParam {
             private_data: conn.greeting().emit().to_vec(),
+            options: conn.options().link,
             ..ConnParam::default()
         };
         *state = State::Connecting;
@@ -453,9 +460,15 @@ impl Socket {
 
     /// Send something that the peer's program does not notice, to find out whether its host is still there.
     pub fn keep_alive(&self) {
-        if let Some(conn) = self.0.conn.get() {
-            conn.keep_alive();
-        }
+        self.0.keep_alive();
+    }
+
+    /// Do that again and again, so far apart; `None`: no more.
+    ///
+    /// # Errors
+    /// `EAGAIN` when there can be no thread for it.
+    pub fn set_keep_alive(&self, every: Option<Duration>) -> Result<(), Errno> {
+        crate::keepalive::set(&self.0, every)
     }
 
     // ---- for poll --------------------------------------------------------------------------------------------------

@@ -1,0 +1,313 @@
+//! Options of sockets: `rsetsockopt`, `rgetsockopt`, `rfcntl`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use libc::{linger, socklen_t};
+use rustix::io::Errno;
+use weft_rsockets::Options;
+
+use super::table::{Entry, find};
+use super::usual_pulse;
+use crate::call::{run, system};
+use crate::verbs::settings;
+
+/// Options of RDMA, at this level.
+const SOL_RDMA: c_int = 0x1_0000;
+/// Entries of the send queue.
+const RDMA_SQSIZE: c_int = 0;
+/// Entries of the receive queue.
+const RDMA_RQSIZE: c_int = 1;
+/// Bytes in a work request.
+const RDMA_INLINE: c_int = 2;
+/// Mappings that the peer may make.
+const RDMA_IOMAPSIZE: c_int = 3;
+/// The path of the connection. There is one only: what is set is told again.
+const RDMA_ROUTE: c_int = 4;
+
+/// What `TCP_MAXSEG` tells; there are no segments of ours.
+const MAX_SEGMENT: c_int = 2048;
+/// Longest path record that is kept.
+const MOST_ROUTE: usize = 4096;
+
+/// Options that are remembered.
+#[derive(Default)]
+pub(super) struct Settings {
+    reuse_addr: bool,
+    keep_alive: bool,
+    /// Seconds.
+    keep_idle: Option<c_int>,
+    oob_inline: bool,
+    no_delay: bool,
+    v6_only: bool,
+    linger: Option<linger>,
+    route: Vec<u8>,
+}
+
+/// What the administrator has set for all sockets, as the files of the manual page say it.
+pub(super) fn defaults(options: &mut Options) {
+    static FILES: OnceLock<Options> = OnceLock::new();
+    *options = *FILES.get_or_init(|| {
+        let number = |name: &str| -> Option<u32> {
+            let text = std::fs::read_to_string(format!("/etc/rdma/rsocket/{name}")).ok()?;
+            text.trim().parse().ok()
+        };
+        let short = |name: &str| Some(u16::try_from(number(name)?).unwrap_or(u16::MAX));
+        let mut options = Options {
+            link: settings::link(),
+            ..Options::default()
+        };
+        let Options {
+            recv_buffer,
+            send_buffer,
+            send_queue,
+            recv_queue,
+            inline,
+            maps,
+            ..
+        } = &mut options;
+        *recv_buffer = number("mem_default").unwrap_or(*recv_buffer);
+        *send_buffer = number("wmem_default").unwrap_or(*send_buffer);
+        *send_queue = short("sqsize_default").unwrap_or(*send_queue);
+        *recv_queue = short("rqsize_default").unwrap_or(*recv_queue);
+        *inline = short("inline_default").unwrap_or(*inline);
+        *maps = short("iomap_size").unwrap_or(*maps);
+        options
+    });
+}
+
+impl Entry {
+    fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begin or end the signs of life, as the settings are now.
+    fn pulse(&self, settings: &Settings) -> Result<(), Errno> {
+        let idle = settings.keep_idle.map_or_else(usual_pulse, |s| {
+            Duration::from_secs(s.unsigned_abs().into())
+        });
+        let every = settings.keep_alive.then_some(idle);
+        self.socket.set_keep_alive(every)
+    }
+}
+
+/// # Errors
+/// `EFAULT` for null, `EINVAL` for too few bytes.
+///
+/// # Safety
+/// `len` bytes at `value` are readable.
+unsafe fn taken<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
+    if value.is_null() {
+        return Err(Errno::FAULT);
+    }
+    if (len as usize) < size_of::<T>() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise; the types are numbers.
+    Ok(unsafe { value.cast::<T>().read_unaligned() })
+}
+
+/// An option's value, on its way to the program: cut off where there is no more room, as the system does it.
+///
+/// # Safety
+/// `value` and `len` are as for `getsockopt`.
+unsafe fn give<T: Copy>(
+    new: &[T],
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> Result<c_int, Errno> {
+    if value.is_null() || len.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let count = (*len as usize).min(size_of_val(new));
+        std::ptr::copy_nonoverlapping(new.as_ptr().cast::<u8>(), value.cast(), count);
+        *len = count as socklen_t;
+    }
+    Ok(0)
+}
+
+/// Twice the number of bytes, as the system has it.
+fn doubled(bytes: c_int) -> u32 {
+    bytes.max(0).unsigned_abs().saturating_mul(2)
+}
+
+fn short(number: c_int) -> u16 {
+    u16::try_from(number.max(0)).unwrap_or(u16::MAX)
+}
+
+/// `rsetsockopt`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn rsetsockopt(
+    socket: c_int,
+    level: c_int,
+    optname: c_int,
+    optval: *const c_void,
+    optlen: socklen_t,
+) -> c_int {
+    run(|| {
+        let entry = find(socket)?;
+        let socket = &entry.socket;
+        if (level, optname) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+            // SAFETY: the caller's promise.
+            let wish: linger = unsafe { taken(optval, optlen) }?;
+            let seconds = u64::from(wish.l_linger.max(0).unsigned_abs());
+            let on = wish.l_onoff != 0;
+            socket.set_linger(on.then(|| Duration::from_secs(seconds)));
+            entry.settings().linger = Some(wish);
+            return Ok(0);
+        }
+        if (level, optname) == (SOL_RDMA, RDMA_ROUTE) {
+            let len = optlen as usize;
+            if optval.is_null() || len > MOST_ROUTE {
+                return Err(Errno::INVAL);
+            }
+            // SAFETY: the caller's promise.
+            let route = (0..len).map(|i| unsafe { optval.cast::<u8>().add(i).read() });
+            entry.settings().route = route.collect();
+            return Ok(0);
+        }
+        // SAFETY: the caller's promise.
+        let value: c_int = unsafe { taken(optval, optlen) }?;
+        let on = value != 0;
+        let mut settings = entry.settings();
+        match (level, optname) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => settings.reuse_addr = on,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => settings.oob_inline = on,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => {
+                settings.keep_alive = on;
+                entry.pulse(&settings)?;
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                socket.set_options(|o| o.recv_buffer = doubled(value));
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                socket.set_options(|o| o.send_buffer = doubled(value));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => settings.no_delay = on,
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG | libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => {}
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+                if value <= 0 {
+                    return Err(Errno::INVAL);
+                }
+                settings.keep_idle = Some(value);
+                if settings.keep_alive {
+                    entry.pulse(&settings)?;
+                }
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => settings.v6_only = on,
+            (SOL_RDMA, RDMA_SQSIZE..=RDMA_IOMAPSIZE) => {
+                if socket.has_begun() {
+                    return Err(Errno::INVAL);
+                }
+                let value = short(value);
+                socket.set_options(|o| match optname {
+                    RDMA_SQSIZE => o.send_queue = value,
+                    RDMA_RQSIZE => o.recv_queue = value,
+                    RDMA_INLINE => o.inline = value,
+                    _ => o.maps = value,
+                });
+            }
+            _ => return Err(Errno::OPNOTSUPP),
+        }
+        Ok(0)
+    })
+}
+
+/// `rgetsockopt`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn rgetsockopt(
+    socket: c_int,
+    level: c_int,
+    optname: c_int,
+    optval: *mut c_void,
+    optlen: *mut socklen_t,
+) -> c_int {
+    run(|| {
+        let entry = find(socket)?;
+        let socket = &entry.socket;
+        let options = socket.options();
+        let settings = entry.settings();
+        let value = match (level, optname) {
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let none = linger {
+                    l_onoff: 0,
+                    l_linger: 0,
+                };
+                // SAFETY: the caller's promise.
+                return unsafe { give(&[settings.linger.unwrap_or(none)], optval, optlen) };
+            }
+            (SOL_RDMA, RDMA_ROUTE) => {
+                // SAFETY: the caller's promise.
+                return unsafe { give(&settings.route, optval, optlen) };
+            }
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => settings.reuse_addr.into(),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => settings.keep_alive.into(),
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => settings.oob_inline.into(),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => options.recv_buffer as c_int,
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.send_buffer as c_int,
+            (libc::SOL_SOCKET, libc::SO_ERROR) => {
+                socket.take_error().map_or(0, Errno::raw_os_error)
+            }
+            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => socket.is_listening().into(),
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => {
+                if socket.is_ipv6() {
+                    libc::AF_INET6
+                } else {
+                    libc::AF_INET
+                }
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => 1,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => settings
+                .keep_idle
+                .unwrap_or_else(|| usual_pulse().as_secs() as c_int),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => settings.no_delay.into(),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => MAX_SEGMENT,
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => settings.v6_only.into(),
+            (SOL_RDMA, RDMA_SQSIZE) => options.send_queue.into(),
+            (SOL_RDMA, RDMA_RQSIZE) => options.recv_queue.into(),
+            (SOL_RDMA, RDMA_INLINE) => options.inline.into(),
+            (SOL_RDMA, RDMA_IOMAPSIZE) => options.maps.into(),
+            _ => return Err(Errno::OPNOTSUPP),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { give(&[value], optval, optlen) }
+    })
+}
+
+/// `rfcntl`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn rfcntl(socket: c_int, cmd: c_int, arg: usize) -> c_int {
+    run(|| {
+        let entry = find(socket)?;
+        match cmd {
+            libc::F_GETFL => Ok(entry.flags.load(Ordering::Relaxed)),
+            libc::F_SETFL => {
+                entry.set_nonblock(arg as c_int & libc::O_NONBLOCK != 0);
+                Ok(0)
+            }
+            libc::F_GETFD | libc::F_SETFD => {
+                // SAFETY: no pointers with these.
+                let result = unsafe {
+                    system(
+                        libc::SYS_fcntl,
+                        [entry.fd as usize, cmd as usize, arg, 0, 0, 0],
+                    )
+                }?;
+                Ok(result as c_int)
+            }
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    })
+}

@@ -1,0 +1,149 @@
+//! Sockets by number.
+
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use libc::c_int;
+use rustix::io::Errno;
+use weft_rsockets::Socket;
+
+use super::option::Settings;
+use crate::verbs::object::{Inherited, PerFork};
+
+/// A socket, and what C programs know of it beyond the crate.
+pub(super) struct Entry {
+    pub(super) socket: Socket,
+    /// The number that the program knows. The program may close it, so nothing here does but [`close`].
+    pub(super) fd: RawFd,
+    /// What `F_GETFL` tells.
+    pub(super) flags: AtomicI32,
+    pub(super) settings: Mutex<Settings>,
+}
+
+impl Entry {
+    /// # Errors
+    /// `EMFILE`.
+    pub(super) fn new(socket: Socket) -> Result<Entry, Errno> {
+        let fd = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
+        Ok(Entry {
+            socket,
+            fd: fd.into_raw_fd(),
+            flags: AtomicI32::new(libc::O_RDWR),
+            settings: Mutex::default(),
+        })
+    }
+
+    pub(super) fn set_nonblock(&self, on: bool) {
+        self.socket.set_nonblocking(on);
+        if on {
+            self.flags.fetch_or(libc::O_NONBLOCK, Ordering::Relaxed);
+        } else {
+            self.flags.fetch_and(!libc::O_NONBLOCK, Ordering::Relaxed);
+        }
+    }
+}
+
+/// This process's sockets; a child has none of its parent's.
+#[derive(Default)]
+struct Table(RwLock<Vec<Option<Arc<Entry>>>>);
+
+static TABLE: PerFork<Table> = PerFork::new();
+/// In a forked child, the table of the parent: whose numbers are taken, and can be closed.
+static PARENT: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+
+impl Inherited for Table {
+    fn abandon(&self) {
+        PARENT.store(std::ptr::from_ref(self).cast_mut(), Ordering::SeqCst);
+    }
+}
+
+/// # Errors
+/// `EBADF` below zero.
+fn place(fd: c_int) -> Result<usize, Errno> {
+    usize::try_from(fd).map_err(|_| Errno::BADF)
+}
+
+/// The socket of that number.
+///
+/// # Errors
+/// `EBADF`; `ENOTCONN` for a parent's socket in a forked child.
+pub(super) fn find(fd: c_int) -> Result<Arc<Entry>, Errno> {
+    let place = place(fd)?;
+    let slots = TABLE.get().0.read().unwrap_or_else(PoisonError::into_inner);
+    match slots.get(place) {
+        Some(Some(entry)) => Ok(Arc::clone(entry)),
+        _ if is_parents(fd) => Err(Errno::NOTCONN),
+        _ => Err(Errno::BADF),
+    }
+}
+
+/// The parent's table, unless another thread of the parent's had it during the fork.
+fn is_parents(fd: c_int) -> bool {
+    let parent = PARENT.load(Ordering::SeqCst);
+    // SAFETY: null, or a table that was leaked.
+    let Some(parent) = (unsafe { parent.as_ref() }) else {
+        return false;
+    };
+    let Ok(slots) = parent.0.try_read() else {
+        return false;
+    };
+    let slot = place(fd).ok().and_then(|place| slots.get(place));
+    slot.is_some_and(Option::is_some)
+}
+
+pub(super) fn insert(entry: Entry) -> Result<c_int, Errno> {
+    let fd = entry.fd;
+    let place = place(fd)?;
+    let mut slots = TABLE
+        .get()
+        .0
+        .write()
+        .unwrap_or_else(PoisonError::into_inner);
+    if slots.len() <= place {
+        slots.resize_with(place + 1, || None);
+    }
+    // One whose number the program has closed behind our back, so that it could be given out again: it is closed now.
+    let lost = slots[place].replace(Arc::new(entry));
+    drop(slots);
+    drop(lost);
+    Ok(fd)
+}
+
+/// Close the socket of that number. A parent's number is only given back.
+///
+/// # Errors
+/// `EBADF`.
+pub(super) fn close(fd: c_int) -> Result<(), Errno> {
+    let place = place(fd)?;
+    let entry = {
+        let mut slots = TABLE
+            .get()
+            .0
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        slots.get_mut(place).and_then(Option::take)
+    };
+    match &entry {
+        Some(entry) => entry.socket.close(),
+        None if forget_parents(fd) => {}
+        None => return Err(Errno::BADF),
+    }
+    // SAFETY: the number is ours: it was made for the socket, which is in the table no more.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// Takes a number out of the parent's table; says whether it was there.
+fn forget_parents(fd: c_int) -> bool {
+    // SAFETY: null, or a table that was leaked.
+    let Some(parent) = (unsafe { PARENT.load(Ordering::SeqCst).as_ref() }) else {
+        return false;
+    };
+    let Ok(mut slots) = parent.0.try_write() else {
+        return false;
+    };
+    let slot = place(fd).ok().and_then(|place| slots.get_mut(place));
+    // The socket is the parent's: nothing of it may be closed here.
+    slot.and_then(Option::take).map(std::mem::forget).is_some()
+}
