@@ -23,11 +23,6 @@ fn fail<T>(errno: c_int, result: T) -> T {
     result
 }
 
-/// For calls that are not there yet: `ENOSYS`.
-pub fn not_there() {
-    fail(libc::ENOSYS, ());
-}
-
 /// What nobody is to answer, as a driver's offer of itself in the constructor of its library.
 pub fn weft_ignored() {}
 

@@ -21,21 +21,6 @@ macro_rules! exports {
     )*};
 }
 
-/// Calls that are not there yet: each sets `errno` to `ENOSYS` and returns what says "failed".
-macro_rules! missing {
-    ($prefix:literal: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty = $failed:expr)?;)*) => {$(
-        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
-        /// # Safety
-        /// As the manual page says.
-        // SAFETY: no other code has this name.
-        #[unsafe(export_name = concat!($prefix, stringify!($name)))]
-        pub unsafe extern "C" fn $name($(_: $type),*) $(-> $result)? {
-            weft_abi::verbs::private::not_there();
-            $($failed)?
-        }
-    )*};
-}
-
 pub mod cm;
 pub mod private;
 pub mod rsock;
