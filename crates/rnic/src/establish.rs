@@ -214,7 +214,12 @@ impl Device {
         param: &ConnParam,
         done: DialDone,
     ) -> Result<(), (ConnectError, DialDone)> {
-        let config = param.config(&self.0);
+        let mut config = param.config(&self.0);
+        if param.options.revision == 2 {
+            let more = qp.0.ask_for_own_reads();
+            config.ird += more;
+            config.ord += more;
+        }
         let (machine, request) = match Initiator::new(config, &param.private_data) {
             Ok(started) => started,
             Err(error) => return Err((ConnectError::Invalid(error.to_string()), done)),
@@ -563,7 +568,9 @@ impl Incoming {
             return Err(ConnectError::Closed);
         };
         let cap = self.device.limits.max_rd_atomic;
-        let accepted = pending.accept(&param.private_data, param.ird.min(cap), param.ord.min(cap));
+        let more = pending.enhanced().map_or(0, |_| qp.0.ask_for_own_reads());
+        let depth = |wanted: u16| wanted.min(cap) + more;
+        let accepted = pending.accept(&param.private_data, depth(param.ird), depth(param.ord));
         let (params, reply) =
             accepted.map_err(|error: AcceptError| ConnectError::Invalid(error.to_string()))?;
         let tcp = Arc::clone(&self.link);

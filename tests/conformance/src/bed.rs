@@ -47,6 +47,8 @@ pub struct Setup {
     pub memory: Memory,
     /// Their options, the same on both sides.
     pub options: LinkOptions,
+    /// See [`QpInit::remote_completion`].
+    pub remote_completion: bool,
     /// Longest message of the scenarios that try sizes, in bytes.
     pub largest: usize,
 }
@@ -59,6 +61,7 @@ impl Setup {
             local: LocalMode::Off,
             memory: Memory::Both,
             options: LinkOptions::default(),
+            remote_completion: false,
             largest: 3 << 20,
         }
     }
@@ -81,6 +84,12 @@ impl Setup {
     #[must_use]
     pub fn memory(mut self, memory: Memory) -> Self {
         self.memory = memory;
+        self
+    }
+    /// The same with queue pairs whose sends complete when the peer has them.
+    #[must_use]
+    pub fn confirmed(mut self) -> Self {
+        self.remote_completion = true;
         self
     }
     /// The same with other options.
@@ -276,6 +285,7 @@ impl Bed {
         init.sq_sig_all = half.sq_sig_all;
         init.num = half.num;
         init.rnr = half.rnr;
+        init.remote_completion = self.setup.remote_completion;
         init.quiet_end = half.quiet_end;
         let qp = pd.create_qp(&init).expect("a QP");
         if !half.recvs.is_empty() {

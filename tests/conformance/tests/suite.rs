@@ -145,3 +145,51 @@ on_some_setups!({
     limits: queue_pair_numbers, completion_queues, queue_pairs, connected_queue_pairs, shared_receive_queues, regions, owner_access;
     threads: stress;
 });
+
+/// Queue pairs whose sends complete when the peer has them: what they have of their own, and whatever works on others too.
+macro_rules! on_confirmed_setups {
+    ($rows:tt) => {
+        column!(tcp_confirmed, Setup::tcp().confirmed(), $rows);
+        column!(
+            tcp_without_crc_confirmed,
+            Setup::tcp().with(|o| o.crc = false).confirmed(),
+            $rows
+        );
+        column!(
+            tcp_revision_1_confirmed,
+            Setup::tcp().with(|o| o.revision = 1).confirmed(),
+            $rows
+        );
+        column!(
+            local_confirmed,
+            Setup::local(Memory::Allocated).confirmed(),
+            $rows
+        );
+        column!(
+            local_in_place_confirmed,
+            Setup::local(Memory::InPlace).confirmed(),
+            $rows
+        );
+        column!(
+            sim_confirmed,
+            Setup::sim(21, faults(3000, 9)).largest(70_000).confirmed(),
+            $rows
+        );
+    };
+}
+
+on_confirmed_setups!({
+    confirmed: sends, writes, refused, unsignaled, peer_goes, depths;
+    send_recv: with_immediate, every_size, both_ways, scatter_gather, inline_is_taken_at_once, in_order, unsignaled,
+        all_signaled, message_too_long, no_receive, refused_posts;
+    write_read: write_every_size, read_every_size, responder_reads_and_writes, write_with_immediate, write_then_read, fence,
+        read_depth_of_one, mixed_order, target_is_asleep, target_watches_memory, refused_access;
+    atomics: each_operation, concurrent, refused;
+    windows: bind_and_use, local_invalidate, send_with_invalidate, other_queue_pair, bind_then_send_in_one_post;
+    srq: shared_by_several, shared_concurrently;
+    cq: several_waiters, post_while_another_thread_waits, shared_by_many;
+    rnr: one_by_one, much, posted_by_another_thread;
+    events: event_loop, solicited_only;
+    threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
+    states: quiet_end, expected, disconnect, to_error, drop_of_a_qp;
+});

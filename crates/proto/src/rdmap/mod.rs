@@ -142,6 +142,8 @@ pub struct Stream {
     config: Config,
     state: State,
     hold: bool,
+    /// See [`Stream::complete_when_answered`].
+    until_answered: bool,
 
     /// Posted and not popped; the first is number `base`.
     sq: VecDeque<Entry>,
@@ -186,6 +188,7 @@ impl Stream {
             },
             state: State::Open,
             hold: config.hold_until_first_rx,
+            until_answered: false,
             sq: VecDeque::new(),
             base: 0,
             next: 0,
@@ -207,6 +210,13 @@ impl Stream {
             blame: None,
             broken: false,
         }
+    }
+
+    /// From now on a Send or Write is complete when the peer has received or placed it, and not when it is with the transport: which is
+    /// known when a later Read or Atomic is answered, because the peer does one thing after the other. The caller posts empty Reads
+    /// as it sees fit.
+    pub fn complete_when_answered(&mut self) {
+        self.until_answered = true;
     }
 
     /// Where the stream is in its life.
@@ -258,10 +268,12 @@ impl Stream {
 
     /// All bytes of this work request are with the transport, or it was local work and is done.
     pub fn transmitted(&mut self, seq: u64) {
+        let until_answered = self.until_answered;
         // Only what was handed out to its end can be: `next` is still being cut.
         if seq < self.next
             && let Some(entry) = self.entry(seq)
             && !entry.wr.op.is_answered()
+            && (!until_answered || entry.wr.op == Op::Local)
         {
             entry.progress = Progress::Done;
         }

@@ -450,10 +450,20 @@ impl Stream {
 
     /// The oldest outstanding request has its answer.
     fn answered(&mut self) {
-        if let Some(oldest) = self.outstanding.pop_front()
-            && let Some(entry) = self.entry(oldest.seq)
-        {
+        let Some(oldest) = self.outstanding.pop_front() else {
+            return;
+        };
+        if let Some(entry) = self.entry(oldest.seq) {
             entry.progress = Progress::Done;
+        }
+        if self.until_answered {
+            // Those before it are popped soon, so this is not long.
+            let before = oldest.seq.saturating_sub(self.base) as usize;
+            for entry in self.sq.iter_mut().take(before) {
+                if !entry.wr.op.is_answered() {
+                    entry.progress = Progress::Done;
+                }
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use weft_mem::{Access, RecvList, SendList, Span};
 
+use super::confirm::Confirming;
 use super::rx::scatter;
 use super::{Core, EndReason, QpInner, Slot};
 use crate::transport::Link;
@@ -56,18 +57,21 @@ impl QpInner {
                 sq_base,
                 tx,
                 ledger,
+                confirming,
                 ..
             } = core
             else {
                 return moved;
             };
+            // Those of our own touch no memory.
+            let own = confirming.as_ref().map_or(0, Confirming::outstanding);
             let Some(slot) = stream.next_to_start().and_then(|seq| {
                 let index = usize::try_from(seq.checked_sub(*sq_base)?).ok()?;
                 sq.get(index)
             }) else {
                 return moved;
             };
-            if !is_one_sided(slot) || !tx.may_overtake(local) || stream.outbound_requests() > 0 {
+            if !is_one_sided(slot) || !tx.may_overtake(local) || stream.outbound_requests() > own {
                 return moved;
             }
             let len = slot.wr.len().unwrap_or(0);

@@ -278,6 +278,9 @@ impl QpInner {
                 self.end_quiet(core, None);
             } else {
                 self.linger(core);
+                // It ends when all that was posted is known to be done.
+                self.take_inbox(core);
+                self.want_confirmation(core, true);
             }
         });
         self.drive(true);

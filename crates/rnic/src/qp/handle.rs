@@ -41,6 +41,10 @@ pub struct QpInit {
     pub num: Option<u32>,
     /// What becomes of a message that finds no receive posted.
     pub rnr: Rnr,
+    /// A Send or Write is complete when the peer has received or placed it, as in InfiniBand; false: when the transport has taken its
+    /// bytes, as in iWARP. It costs an empty Read of our own behind requests that are signaled (one for all that are posted together,
+    /// and none where a Write is carried out in shared memory). A connection that allows no Reads is as with false.
+    pub remote_completion: bool,
     /// The queue pair is not told that its peer has closed, or is lost: only a send finds out, outstanding then or posted later, and
     /// completes with [`WcStatus::RetryExcErr`], whereupon everything else is flushed. Until then the queue pair stays as it is, with its receives
     /// ([`Qp::on_end`] is called all the same). That is InfiniBand's way; false is iWARP's: the end flushes at once.
@@ -61,6 +65,7 @@ impl QpInit {
             sq_sig_all: false,
             num: None,
             rnr: Rnr::default(),
+            remote_completion: false,
             quiet_end: false,
         }
     }
@@ -91,6 +96,8 @@ impl Qp {
             max_sge: init.max_sge,
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
+            remote_completion: init.remote_completion,
+            with_own_reads: AtomicBool::new(false),
             rnr_wait: init.rnr == Rnr::Wait,
             quiet_end: init.quiet_end,
             depths: OnceLock::new(),
@@ -114,6 +121,7 @@ impl Qp {
             waiters: AtomicU32::new(0),
             core: Mutex::new(Core {
                 stream: None,
+                confirming: None,
                 sq: VecDeque::new(),
                 sq_base: 0,
                 tx: Tx::default(),

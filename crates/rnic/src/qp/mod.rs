@@ -10,6 +10,7 @@
 //! fails to get it sets `pending`, and the holder looks at `pending` after letting go: nobody waits for a system
 //! call that another thread makes.
 
+mod confirm;
 mod convert;
 mod direct;
 mod end;
@@ -45,6 +46,7 @@ use crate::types::{
     Ledger, LinkOptions, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
     WcStatus,
 };
+use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
 use frame::Frame;
@@ -83,6 +85,8 @@ enum RecvSource {
 /// What a lock holder may touch.
 struct Core {
     stream: Option<Box<Stream>>,
+    /// Sends and Writes are complete when the peer has them.
+    confirming: Option<Confirming>,
     sq: VecDeque<Slot>,
     /// Sequence number of the first slot.
     sq_base: u64,
@@ -142,6 +146,9 @@ pub(crate) struct QpInner {
     max_sge: u32,
     max_inline: u32,
     sq_sig_all: bool,
+    remote_completion: bool,
+    /// Room for Reads of our own was asked for at start-up.
+    with_own_reads: AtomicBool,
     rnr_wait: bool,
     quiet_end: bool,
     /// Inbound and outbound Reads and atomics, once connected.
@@ -223,7 +230,12 @@ impl QpInner {
                 hold_until_first_rx: params.must_wait_for_first_fpdu,
                 sink_key: self.device.random_u32(),
             })));
-            let _ = self.depths.set((params.ird, params.ord));
+            let with_own = self.with_own_reads.load(Ordering::Relaxed);
+            let own = |depth| if with_own { visible(depth) } else { depth };
+            let _ = self.depths.set((own(params.ird), own(params.ord)));
+            if self.remote_completion {
+                self.start_confirming(&mut core, &*link, params.ord);
+            }
             core.tx
                 .start(frame, mpa(params.crc), mpa(params.tx_markers), prefix);
             core.rx
@@ -264,7 +276,9 @@ impl QpInner {
                 }
             }
         }
-        if params.ord == 0 && self.expected.load(Ordering::Relaxed) {
+        if self.depths.get().is_some_and(|(_, ord)| *ord == 0)
+            && self.expected.load(Ordering::Relaxed)
+        {
             self.refuse_reads();
         }
         self.drive(true);
@@ -699,8 +713,19 @@ impl QpInner {
         }
         self.take_inbox(core);
         let mut moved = self.pump_tx(core, link);
+        if core.confirming.as_ref().is_some_and(Confirming::is_late) {
+            self.reap(core);
+            if self.ask_for_confirmation(core) {
+                moved |= self.pump_tx(core, link);
+            }
+        }
         if receive && core.ended.is_none() {
             moved |= self.pump_rx(core, link);
+            if core.confirming.is_some() {
+                // What is confirmed may allow the next question.
+                self.reap(core);
+                self.ask_for_confirmation(core);
+            }
             if core.ended.is_none() {
                 moved |= self.pump_tx(core, link);
             }
@@ -754,7 +779,9 @@ impl QpInner {
         else {
             return;
         };
+        let mut wanted = false;
         for wr in inbox.drain(..) {
+            wanted |= wr.signaled;
             stream.post(to_proto(&wr));
             sq.push_back(Slot {
                 wr,
@@ -764,6 +791,10 @@ impl QpInner {
         }
         if inbox.capacity() > 1024 {
             inbox.shrink_to(64);
+        }
+        drop(inbox);
+        if core.confirming.is_some() {
+            self.want_confirmation(core, wanted);
         }
     }
 
@@ -775,6 +806,7 @@ impl QpInner {
             sq_base,
             done,
             ended,
+            confirming,
             ..
         } = core
         else {
@@ -784,6 +816,9 @@ impl QpInner {
             let Some(slot) = sq.pop_front() else { return };
             *sq_base += 1;
             if slot.internal {
+                if let Some(confirming) = confirming {
+                    confirming.answered(slot.wr.op);
+                }
                 continue;
             }
             self.sq_used.fetch_sub(1, Ordering::Relaxed);

@@ -75,10 +75,10 @@ impl QpInner {
                 self.one_sided(wr, local)
             };
             let carried = match wr.op {
-                SendOp::Send if (len as usize) < REF_MAPPED => {
+                SendOp::Send if (len as usize) < REF_MAPPED && !self.remote_completion => {
                     self.send_frame(stream, tx, local, wr, len)
                 }
-                SendOp::WriteImm { imm, .. } => {
+                SendOp::WriteImm { imm, .. } if !self.remote_completion => {
                     // Room for the immediate data first: the write cannot be taken back.
                     local.has_room(MAX_HEADER + 8)
                         && matches!(one_sided(tx), Outcome::DataDone)

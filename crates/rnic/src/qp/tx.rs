@@ -381,6 +381,7 @@ impl QpInner {
                 sq_base,
                 tx,
                 ledger,
+                confirming,
                 ..
             } = core
             else {
@@ -485,7 +486,11 @@ impl QpInner {
             if let Some(seq) = segment.completes {
                 tx.marks.push_back((tx.built, seq));
             }
-            if tx.frame == Frame::Local && touches_memory(&hdr) {
+            // A question of our own touches nothing.
+            let question = confirming.is_some()
+                && (segment.completes.and_then(|seq| slot(sq, *sq_base, seq)))
+                    .is_some_and(|slot| slot.internal);
+            if tx.frame == Frame::Local && touches_memory(&hdr) && !question {
                 tx.barrier = Barrier::Built;
             }
             if bytes >= limit || tx.pieces.len() >= FLIGHT_PIECES {

@@ -2,6 +2,7 @@
 
 pub mod atomics;
 pub mod cm;
+pub mod confirmed;
 pub mod cq;
 pub mod events;
 pub mod lifetimes;
