@@ -362,6 +362,17 @@ unsafe fn write_prefix<T: Copy>(to: *mut T, from: &T, size: usize) {
     }
 }
 
+/// The time. (rustix asks the kernel's own library, which debuggers such as valgrind hide.)
+pub(crate) fn now(clock: libc::clockid_t) -> libc::timespec {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: a place for the time.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    now
+}
+
 pub(crate) unsafe extern "C" fn query_rt_values(
     context: *mut ibv_context,
     values: *mut ibv_values_ex,
@@ -372,12 +383,11 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         if values.is_null() || unsafe { (*values).comp_mask } & !IBV_VALUES_MASK_RAW_CLOCK != 0 {
             return Err(Errno::INVAL);
         }
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let now = now(libc::CLOCK_MONOTONIC);
         // SAFETY: the caller's promise.
         unsafe {
             if (*values).comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
-                (*values).raw_clock.tv_sec = now.tv_sec;
-                (*values).raw_clock.tv_nsec = now.tv_nsec;
+                (*values).raw_clock = now;
             }
         }
         Ok(())

@@ -5,10 +5,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use rustix::time::{ClockId, Timespec, clock_gettime};
 use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, Sge, Wc};
 
 use super::cq::{Cq, Wanted, create};
+use super::device::now;
 use super::mw::{Mw, binding};
 use super::object::{Visit, enter, find, lock};
 use super::post;
@@ -53,8 +53,8 @@ struct Completion {
 const CLOCKS: u64 =
     (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) as u64;
 
-fn nanoseconds(clock: ClockId) -> u64 {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
+fn nanoseconds(clock: libc::clockid_t) -> u64 {
+    let libc::timespec { tv_sec, tv_nsec } = now(clock);
     (tv_sec as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(tv_nsec as u64)
@@ -137,10 +137,10 @@ fn take(queue: &Visit<Cq>) -> Result<(), Errno> {
     let mut at = lock(&queue.polling.at);
     at.wc = wc[0];
     if at.clocks & u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) != 0 {
-        at.taken = nanoseconds(ClockId::Monotonic);
+        at.taken = nanoseconds(libc::CLOCK_MONOTONIC);
     }
     if at.clocks & u64::from(IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) != 0 {
-        at.wall = nanoseconds(ClockId::Realtime);
+        at.wall = nanoseconds(libc::CLOCK_REALTIME);
     }
     let c = queue.c();
     // SAFETY: a live object, and polling is ours until the end of the poll.
