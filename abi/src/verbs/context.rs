@@ -120,6 +120,7 @@ fn extended(c: &mut verbs_context) {
     c.query_device_ex = Some(device::query_device_ex);
     c.query_rt_values = Some(device::query_rt_values);
     c.advise_mr = Some(mr::advise_mr);
+    c.alloc_null_mr = Some(mr::alloc_null_mr);
     c.alloc_td = Some(pd::alloc_td);
     c.dealloc_td = Some(pd::dealloc_td);
     c.alloc_parent_domain = Some(pd::alloc_parent_domain);

@@ -10,6 +10,7 @@ use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, Sge, Wc};
 use super::cq::{Cq, Wanted, create};
 use super::device::now;
 use super::mw::{Mw, binding};
+use super::null;
 use super::object::{Visit, enter, find, lock};
 use super::post;
 use super::qp::QpObj;
@@ -416,6 +417,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list
                 });
             }
         }
+        null::resolve(&mut wr.sges, !post::is_sink(&wr.op));
         Ok(())
     };
     // SAFETY: the program has just looked into it.

@@ -18,6 +18,7 @@ mod ex;
 mod faults;
 mod mr;
 mod mw;
+mod null;
 pub(crate) mod object;
 mod pd;
 mod persona;

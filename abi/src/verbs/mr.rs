@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use weft_verbs::{Access, MemError, RawMemory};
 
 use super::context::Held;
+use super::null::Null;
 use super::object::{Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
 use super::types::*;
@@ -14,8 +15,10 @@ use crate::pages;
 
 /// What an `ibv_mr` stands for.
 pub(crate) struct Mr {
-    /// `None` for the moment in which it is taken out.
+    /// `None` for the moment in which it is taken out, and for null regions.
     native: Option<weft_verbs::Mr>,
+    /// It is a null region.
+    null: Option<Null>,
     pd: weft_verbs::Pd,
     #[allow(dead_code)] // until it is dropped
     held: Held,
@@ -110,6 +113,7 @@ pub unsafe fn ibv_reg_mr_iova2(
         let key = native.lkey();
         let body = Mr {
             native: Some(native),
+            null: None,
             pd: pd.native.clone(),
             held: pd.users.hold(),
             access,
@@ -158,6 +162,32 @@ pub unsafe fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
 }
 
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        let pd = find::<Pd>(pd)?;
+        let null = Null::new(&pd.native)?;
+        let key = null.drain.lkey();
+        let body = Mr {
+            native: None,
+            null: Some(null),
+            pd: pd.native.clone(),
+            held: pd.users.hold(),
+            access: IBV_ACCESS_LOCAL_WRITE,
+            iova: 0,
+        };
+        // SAFETY: a live object.
+        let context = unsafe { (*pd.c()).context };
+        let made = Mr::pool().make(body, |c, _| {
+            c.context = context;
+            c.pd = pd.handle();
+            c.length = usize::MAX;
+            c.handle = key;
+            (c.lkey, c.rkey) = (key, key);
+        })?;
+        Ok(made.handle())
+    })
+}
+
 /// `ibv_reg_dmabuf_mr`: there is no bus to map such buffers into.
 ///
 /// # Safety
@@ -175,6 +205,9 @@ pub unsafe fn ibv_reg_dmabuf_mr(
 
 /// Take the region's keys out of use.
 fn revoke(mr: &mut Mr) -> Result<(), Errno> {
+    if mr.null.take().is_some() {
+        return Ok(());
+    }
     let native = mr.native.take().ok_or(Errno::INVAL)?;
     match native.deregister() {
         Ok(_) => Ok(()),
@@ -225,6 +258,9 @@ pub unsafe fn ibv_rereg_mr(
             return Err(Errno::INVAL);
         }
         let mut mr = turn::<Mr>(mr)?;
+        if mr.null.is_some() {
+            return Err(Errno::INVAL);
+        }
         let c = mr.c();
         let domain = if flags & IBV_REREG_MR_CHANGE_PD != 0 {
             Some(find::<Pd>(pd)?)

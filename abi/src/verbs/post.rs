@@ -11,6 +11,7 @@ use weft_verbs::{
 use super::cq::Cq;
 use super::faults;
 use super::mw::{Mw, binding};
+use super::null;
 use super::object::{enter, find};
 use super::qp::QpObj;
 use super::srq::Srq;
@@ -57,6 +58,14 @@ pub(crate) unsafe fn append(
     memory
         .read(0, &mut data[before..])
         .map_err(|_| Errno::INVAL)
+}
+
+/// Whether the elements are written to.
+pub(crate) fn is_sink(op: &SendOp) -> bool {
+    matches!(
+        op,
+        SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }
+    )
 }
 
 /// How many elements a request has.
@@ -117,6 +126,7 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
                 });
             }
         }
+        null::resolve(&mut wr.sges, !is_sink(&wr.op));
     } else {
         let data = wr.inline.insert(InlineData::new());
         for n in 0..count {
@@ -210,6 +220,7 @@ unsafe fn recv_wr(c: *const ibv_recv_wr, max_sge: usize) -> Result<RecvWr, Errno
             });
         }
     }
+    null::resolve(&mut wr.sges, false);
     Ok(wr)
 }
 

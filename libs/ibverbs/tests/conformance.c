@@ -681,6 +681,33 @@ static void transfers(void) {
     receive(&a, 12, 0, 50);
     CHECK(completion(a.rcq).wr_id == 12 && completion(b.scq).wr_id == 11);
 
+    /* Null regions: zeros to read, and a place for what nobody wants. */
+    struct ibv_mr *null_a = ibv_alloc_null_mr(a.pd), *null_b = ibv_alloc_null_mr(b.pd);
+    MUST(null_a && null_b);
+    memset(b.buf, 'z', 200);
+    struct ibv_sge mixed[3] = {part(&a, 0, 10), {0x7777000, 20, null_a->lkey}, part(&a, 0, 10)};
+    wr = request(14, IBV_WR_RDMA_WRITE, mixed, 3);
+    aim(&wr, &b, 0);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    struct ibv_sge thrown[2] = {{0, 15, null_b->lkey}, part(&b, 100, 25)};
+    struct ibv_recv_wr rwr = {.wr_id = 15, .sg_list = thrown, .num_sge = 2}, *bad_recv;
+    CHECK(ibv_post_recv(b.qp, &rwr, &bad_recv) == 0);
+    wr = request(15, IBV_WR_SEND, mixed, 3);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    wc = completion(b.rcq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.byte_len == 40);
+    char zeros[20] = {0};
+    CHECK(!memcmp(b.buf, a.buf, 10) && !memcmp(b.buf + 10, zeros, 20) && !memcmp(b.buf + 30, a.buf, 10));
+    CHECK(!memcmp(b.buf + 100, zeros, 15) && !memcmp(b.buf + 115, a.buf, 10));
+    mixed[0].addr = 0;
+    mixed[0].length = 200;
+    mixed[0].lkey = null_a->lkey;
+    wr = request(16, IBV_WR_RDMA_READ, mixed, 1);
+    aim(&wr, &b, 0);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    CHECK(ibv_rereg_mr(null_a, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
+    CHECK(ibv_dereg_mr(null_a) == 0 && ibv_dereg_mr(null_b) == 0);
+
     /* A send queue that rests. */
     CHECK(to_state(a.qp, IBV_QPS_SQD) == 0);
     receive(&b, 13, 0, 0);
