@@ -335,6 +335,14 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: all zeros is a value of the type.
         let mut filled: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         filled.orig_attr = attributes(context.ctx.which)?;
+        // All memory is there when it is touched.
+        filled.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
+        filled.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
+            | IBV_ODP_SUPPORT_RECV
+            | IBV_ODP_SUPPORT_WRITE
+            | IBV_ODP_SUPPORT_READ
+            | IBV_ODP_SUPPORT_ATOMIC
+            | IBV_ODP_SUPPORT_SRQ_RECV;
         filled.completion_timestamp_mask = u64::MAX;
         // Nanoseconds: in kHz.
         filled.hca_core_clock = 1_000_000;

@@ -86,7 +86,9 @@ pub(crate) fn binding(
     new_rkey: u32,
     info: &ibv_mw_bind_info,
 ) -> Result<SendOp, Errno> {
-    const FLAGS: u32 = IBV_ACCESS_REMOTE_WRITE
+    // A window is for peers: what it says of ourselves means nothing.
+    const FLAGS: u32 = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_REMOTE_ATOMIC
         | IBV_ACCESS_ZERO_BASED;
@@ -99,7 +101,7 @@ pub(crate) fn binding(
         region: find::<Mr>(info.mr)?.key()?,
         addr: info.addr,
         len: info.length,
-        access: rights(info.mw_access_flags),
+        access: rights(info.mw_access_flags & !IBV_ACCESS_LOCAL_WRITE),
     })
 }
 

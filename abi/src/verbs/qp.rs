@@ -577,7 +577,8 @@ fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
         | IBV_ACCESS_REMOTE_WRITE
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_REMOTE_ATOMIC
-        | IBV_ACCESS_MW_BIND;
+        | IBV_ACCESS_MW_BIND
+        | IBV_ACCESS_ON_DEMAND;
     let has = |bit| mask & bit != 0;
     let depth = |value: u8| u16::from(value) <= max_rd_atomic;
     let wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
