@@ -287,6 +287,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     if persona {
         init.rnr = Rnr::Wait;
         init.quiet_end = true;
+        init.remote_completion = common.qp_type == IBV_QPT_RC;
     }
     init.num = number.as_ref().map(persona::Number::get);
     let native = match init.num {
