@@ -12,7 +12,7 @@ use std::ptr::{null, null_mut};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use cm::{Channel, Event, Id, Param, errno, failed, loopback, qp_attr, sockaddr};
+use cm::{Channel, Event, Id, Own, Param, errno, failed, loopback, qp_attr, sockaddr};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
@@ -136,6 +136,37 @@ fn a_rejection_says_why() {
     listener.destroy();
 }
 
+#[test]
+fn queue_pairs_are_found_by_number() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = server.listen("127.0.0.1:0");
+    let id = client.routed(listener.port());
+    let near = Own::new(&id);
+    assert_eq!(id.connect(&Param::new(b"")), Err(libc::EINVAL), "number 0");
+    id.connect(&near.param(b"by number")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.private_data(), b"by number");
+    let accepted = event.id();
+    event.ack();
+    let far = Own::new(&accepted);
+    accepted.accept(&far.param(b"")).unwrap();
+    // The connection manager moves them: there is no response to establish.
+    for channel in [&server, &client] {
+        channel.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    }
+    failed(unsafe { rdma_establish(id.0) }, libc::EINVAL);
+    for own in [&near, &far] {
+        assert_eq!(own.state(), IBV_QPS_RTS);
+    }
+    far.destroy();
+    client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+    near.destroy();
+    for id in [id, accepted, listener] {
+        id.destroy();
+    }
+}
+
 /// What an initiator hears of a peer on this port.
 fn outcome(port: u16) -> (rdma_cm_event_type, c_int) {
     let client = Channel::new();
@@ -205,7 +236,7 @@ fn addresses_that_cannot_be_had() {
     let client = Channel::new();
     let id = client.create_id();
     // Documentation's addresses are nobody's here (RFC 5737).
-    let mut elsewhere = sockaddr("192.0.2.1:0");
+    let mut elsewhere = sockaddr("198.51.100.7:0");
     failed(
         unsafe { rdma_bind_addr(id.0, elsewhere.ptr()) },
         libc::EADDRNOTAVAIL,
@@ -908,7 +939,7 @@ fn an_address_without_a_way_out_is_an_event() {
     let id = channel.create_id();
     id.bind("127.0.0.1:0").unwrap();
     // Documentation's addresses are nobody's (RFC 5737), and this host's own are no way there.
-    let mut to = sockaddr("192.0.2.1:7471");
+    let mut to = sockaddr("198.51.100.7:7471");
     assert_eq!(
         unsafe { rdma_resolve_addr(id.0, null_mut(), to.ptr(), 1000) },
         0

@@ -11,13 +11,10 @@ use std::ptr::null_mut;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use cm::{Channel, Id, Param, failed, loopback, qp_attr};
+use cm::{Channel, Id, Own, Param, failed, loopback};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
-use weft_abi::verbs::{
-    ibv_create_cq, ibv_create_qp, ibv_destroy_cq, ibv_destroy_qp, ibv_modify_qp,
-};
 
 /// The persona is the device of this process.
 fn channels() -> (Channel, Channel) {
@@ -140,60 +137,6 @@ fn receives_stay_posted_until_the_program_disconnects_too() {
     assert_eq!((wc.wr_id, wc.status), (17, IBV_WC_WR_FLUSH_ERR));
     pair.destroy();
     listener.destroy();
-}
-
-/// A queue pair that the program makes and moves itself.
-struct Own {
-    cq: *mut ibv_cq,
-    qp: *mut ibv_qp,
-}
-
-impl Own {
-    fn new(id: &Id) -> Own {
-        unsafe {
-            let cq = ibv_create_cq((*id.0).verbs, 16, null_mut(), null_mut(), 0);
-            assert!(!cq.is_null());
-            let qp = ibv_create_qp((*id.0).pd, &mut qp_attr(cq));
-            assert!(!qp.is_null());
-            let own = Own { cq, qp };
-            own.to(id, IBV_QPS_INIT);
-            own
-        }
-    }
-
-    fn num(&self) -> u32 {
-        unsafe { (*self.qp).qp_num }
-    }
-
-    #[track_caller]
-    fn to(&self, id: &Id, state: ibv_qp_state) {
-        // What a program leaves in there does not matter.
-        let mut attr: ibv_qp_attr =
-            unsafe { std::mem::transmute([0xa5_u8; size_of::<ibv_qp_attr>()]) };
-        attr.qp_state = state;
-        let mut mask = 0;
-        unsafe {
-            assert_eq!(
-                rdma_init_qp_attr(id.0, &raw mut attr, &raw mut mask),
-                0,
-                "attributes for state {state}"
-            );
-            assert_eq!(ibv_modify_qp(self.qp, &raw mut attr, mask), 0);
-        }
-    }
-
-    fn param(&self, data: &[u8]) -> Param {
-        let mut param = Param::new(data);
-        param.qp_num = self.num();
-        param
-    }
-
-    fn destroy(self) {
-        unsafe {
-            assert_eq!(ibv_destroy_qp(self.qp), 0);
-            assert_eq!(ibv_destroy_cq(self.cq), 0);
-        }
-    }
 }
 
 #[test]

@@ -9,6 +9,9 @@ use std::ptr::null_mut;
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
+use weft_abi::verbs::{
+    ibv_create_cq, ibv_create_qp, ibv_destroy_cq, ibv_destroy_qp, ibv_modify_qp, ibv_query_qp,
+};
 
 pub fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
@@ -413,4 +416,69 @@ pub fn connected_to(server: &Channel, to: SocketAddr, client: &Channel) -> Pair 
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     Pair { id, accepted }
+}
+
+/// A queue pair that the program makes and moves itself.
+pub struct Own {
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp,
+}
+
+impl Own {
+    pub fn new(id: &Id) -> Own {
+        unsafe {
+            let cq = ibv_create_cq((*id.0).verbs, 16, null_mut(), null_mut(), 0);
+            assert!(!cq.is_null());
+            let qp = ibv_create_qp((*id.0).pd, &mut qp_attr(cq));
+            assert!(!qp.is_null());
+            let own = Own { cq, qp };
+            own.to(id, IBV_QPS_INIT);
+            own
+        }
+    }
+
+    pub fn num(&self) -> u32 {
+        unsafe { (*self.qp).qp_num }
+    }
+
+    #[track_caller]
+    pub fn to(&self, id: &Id, state: ibv_qp_state) {
+        // What a program leaves in there does not matter.
+        let mut attr: ibv_qp_attr =
+            unsafe { std::mem::transmute([0xa5_u8; size_of::<ibv_qp_attr>()]) };
+        attr.qp_state = state;
+        let mut mask = 0;
+        unsafe {
+            assert_eq!(
+                rdma_init_qp_attr(id.0, &raw mut attr, &raw mut mask),
+                0,
+                "attributes for state {state}"
+            );
+            assert_eq!(ibv_modify_qp(self.qp, &raw mut attr, mask), 0);
+        }
+    }
+
+    pub fn state(&self) -> ibv_qp_state {
+        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        let mut init = qp_attr(null_mut());
+        let mask = IBV_QP_STATE as c_int;
+        assert_eq!(
+            unsafe { ibv_query_qp(self.qp, &raw mut attr, mask, &raw mut init) },
+            0
+        );
+        attr.qp_state
+    }
+
+    pub fn param(&self, data: &[u8]) -> Param {
+        let mut param = Param::new(data);
+        param.qp_num = self.num();
+        param
+    }
+
+    pub fn destroy(self) {
+        unsafe {
+            assert_eq!(ibv_destroy_qp(self.qp), 0);
+            assert_eq!(ibv_destroy_cq(self.cq), 0);
+        }
+    }
 }

@@ -385,7 +385,7 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
                 attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
                 Ok((IBV_QP_STATE | IBV_QP_ACCESS_FLAGS) as c_int)
             }
-            IBV_QPS_RTS => Ok(IBV_QP_STATE as c_int),
+            IBV_QPS_RTS => Ok(0),
             _ => Err(Errno::INVAL),
         };
     }
