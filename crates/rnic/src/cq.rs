@@ -16,6 +16,7 @@ use crate::device::{Counted, DeviceInner};
 use crate::engine::guarded;
 use crate::lock::lock;
 use crate::qp::QpInner;
+use crate::transport::udp::PortInner;
 use crate::types::{AsyncEvent, Error, Wc};
 
 /// Up to this many members a poller tries each member's socket itself; past it, trying costs more than asking the
@@ -60,6 +61,9 @@ pub(crate) struct CqInner {
     wake: EventFd,
     notify: Notify,
     members: RwLock<Vec<Weak<QpInner>>>,
+    /// Ports of datagram queue pairs, with how many of those there are, and whether there are any.
+    ports: Mutex<Vec<(Weak<PortInner>, usize)>>,
+    has_ports: AtomicBool,
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
     spin: SpinBudget,
@@ -116,6 +120,8 @@ impl Cq {
             wake: EventFd::new().map_err(Error::os("eventfd"))?,
             notify,
             members: RwLock::new(Vec::new()),
+            ports: Mutex::default(),
+            has_ports: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
             spin: SpinBudget::new(),
             in_vain: AtomicU32::new(0),
@@ -301,6 +307,7 @@ impl Cq {
             qp.flush_deferred();
             qp.release_lease();
         });
+        self.0.for_ports(PortInner::release_lease);
     }
 
     /// Call this on the engine's thread, whenever the engine has left completions in the queue. It is how a layer above goes on
@@ -324,6 +331,7 @@ impl Cq {
             qp.flush_deferred();
             qp.release_lease();
         });
+        self.0.for_ports(PortInner::release_lease);
     }
 
     /// Whether two handles name the same queue.
@@ -444,6 +452,39 @@ impl CqInner {
         members.retain(|m| m.strong_count() > 0 && !std::ptr::eq(m.as_ptr(), qp));
     }
 
+    /// A datagram queue pair with this port has its completions here.
+    pub(crate) fn attach_port(&self, port: &Arc<PortInner>) {
+        let mut ports = lock(&self.ports);
+        let same =
+            |(p, _): &&mut (Weak<PortInner>, usize)| std::ptr::eq(p.as_ptr(), &raw const **port);
+        if let Some((_, count)) = ports.iter_mut().find(same) {
+            *count += 1;
+        } else {
+            ports.push((Arc::downgrade(port), 1));
+        }
+        self.has_ports.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn detach_port(&self, port: &Arc<PortInner>) {
+        let mut ports = lock(&self.ports);
+        ports.retain_mut(|(p, count)| {
+            *count -= usize::from(std::ptr::eq(p.as_ptr(), &raw const **port));
+            *count > 0
+        });
+        self.has_ports.store(!ports.is_empty(), Ordering::Release);
+    }
+
+    fn for_ports(&self, f: impl Fn(&PortInner)) {
+        if !self.has_ports.load(Ordering::Acquire) {
+            return;
+        }
+        let ports: SmallVec<[Arc<PortInner>; 2]> = {
+            let ports = lock(&self.ports);
+            ports.iter().filter_map(|(p, _)| p.upgrade()).collect()
+        };
+        ports.iter().for_each(|port| f(port));
+    }
+
     fn members(&self) -> SmallVec<[Arc<QpInner>; DIRECT_MEMBERS]> {
         let members = self
             .members
@@ -495,6 +536,15 @@ impl CqInner {
             // The last look before a sleep on the channel: the engine keeps the sockets.
             self.for_members(QpInner::drive_unleased);
         }
+        let armed = self.armed.load(Ordering::SeqCst) != DISARMED;
+        self.for_ports(|port| {
+            if armed {
+                port.drive();
+                port.release_lease();
+            } else {
+                port.drive_leased();
+            }
+        });
     }
 
     /// Block until a member's socket, or a completion made by another thread, or the time-out wakes us.
@@ -520,6 +570,7 @@ impl CqInner {
             } else {
                 members.iter().for_each(super::qp::QpInner::release_lease);
             }
+            self.for_ports(PortInner::release_lease);
             let ready = poll_fds(&fds, timeout).unwrap_or(1);
             for qp in leased {
                 qp.end_wait();

@@ -40,7 +40,11 @@ pub enum Transport {
 pub(crate) struct Counted(Arc<AtomicU32>);
 
 impl Counted {
-    fn take(counter: &Arc<AtomicU32>, limit: u32, what: &'static str) -> Result<Counted, Error> {
+    pub(crate) fn take(
+        counter: &Arc<AtomicU32>,
+        limit: u32,
+        what: &'static str,
+    ) -> Result<Counted, Error> {
         let taken = counter.fetch_add(1, Ordering::Relaxed);
         let counted = Counted(Arc::clone(counter));
         if taken >= limit {
@@ -70,7 +74,7 @@ pub(crate) struct QpNumber {
 }
 
 impl QpNumber {
-    fn take(device: &Arc<DeviceInner>, wanted: Option<u32>) -> Result<QpNumber, Error> {
+    pub(crate) fn take(device: &Arc<DeviceInner>, wanted: Option<u32>) -> Result<QpNumber, Error> {
         let mut taken = lock(&device.qp_numbers);
         let num = match wanted {
             Some(0) => return Err(Error::Invalid("0 is no number of a queue pair")),
@@ -111,7 +115,7 @@ pub(crate) struct DeviceInner {
     pub(crate) cookie: Box<[u8; 16]>,
     pool: Pool,
     next_id: AtomicU32,
-    qps: Arc<AtomicU32>,
+    pub(crate) qps: Arc<AtomicU32>,
     qp_numbers: Mutex<HashSet<u32>>,
     cqs: Arc<AtomicU32>,
     srqs: Arc<AtomicU32>,

@@ -7,7 +7,8 @@
 //! * `engine`: who makes progress, and when.
 //! * `establish`: TCP connections and MPA start-up.
 //! * [`stat`]: what other programs may ask about our connections, and how.
-//! * `transport`: TCP, and a simulated network with seeded faults.
+//! * `ud`: unreliable datagram queue pairs.
+//! * `transport`: TCP, UDP, and a simulated network with seeded faults.
 #![forbid(unsafe_code)]
 
 mod cq;
@@ -24,6 +25,7 @@ mod srq;
 pub mod stat;
 mod transport;
 mod types;
+mod ud;
 
 pub use cq::{CompChannel, Cq, CqOverrun};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
@@ -33,6 +35,8 @@ pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use signal::Signal;
 pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};
+pub use transport::udp::{UdPort, UdPortCounters};
 pub use types::*;
+pub use ud::{UD_MTU, UdCounters, UdDest, UdInit, UdQp};
 pub use weft_mem::{MemError, RawMemory};
 pub use weft_sys::tcp::BindOptions;

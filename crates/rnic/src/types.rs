@@ -1,6 +1,7 @@
 //! The plain data of verbs: work requests, completions, states, limits and events.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -399,8 +400,19 @@ pub struct Wc {
     pub imm: Option<u64>,
     /// The `STag` of ours that the peer's Send with Invalidate invalidated.
     pub invalidated: Option<u32>,
+    /// Who sent a datagram that was received.
+    pub source: Option<UdSource>,
     /// When a Terminate ended the stream: layer << 12 | type << 8 | code, as on the wire; else 0.
     pub vendor_err: u32,
+}
+
+/// The sender of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdSource {
+    /// Its address and UDP port.
+    pub addr: SocketAddr,
+    /// Its queue pair.
+    pub qp_num: u32,
 }
 
 /// The states of a queue pair.
@@ -440,7 +452,7 @@ pub enum PostReason {
     /// More inline data than the queue pair was created for, or inline data with an operation that takes none.
     #[error("inline data is too long, or not allowed with this operation")]
     Inline,
-    /// The list is longer than 2^32 - 1 bytes, or not eight bytes for an atomic.
+    /// The list is longer than 2^32 - 1 bytes, not eight bytes for an atomic, or longer than a datagram can be.
     #[error("the scatter/gather list has a length that this operation cannot have")]
     Length,
     /// The queue pair is not connected.
@@ -449,6 +461,9 @@ pub enum PostReason {
     /// The peer takes no RDMA Reads and atomics on this connection (its IRD is 0).
     #[error("the peer takes no reads or atomics on this connection")]
     NoReads,
+    /// Not an operation of this kind of queue pair.
+    #[error("datagram queue pairs have no such operation")]
+    Opcode,
     /// The queue pair takes its receives from a shared receive queue.
     #[error("the queue pair uses a shared receive queue")]
     UsesSrq,

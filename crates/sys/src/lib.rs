@@ -1,7 +1,7 @@
 //! System calls, and nothing else.
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
-//! [`poll_fds`]), TCP and Unix sockets ([`tcp`], [`unix`]), vectored I/O on raw memory ([`raw`]), page mappings
+//! [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), vectored I/O on raw memory ([`raw`]), page mappings
 //! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`heart`]), network interfaces of ours
 //! ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
 //!
@@ -26,6 +26,7 @@ pub mod process;
 pub mod raw;
 pub mod tcp;
 pub mod tun;
+pub mod udp;
 pub mod unix;
 pub mod wake;
 

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crate::crc::{crc32c, crc32c_append};
 use crate::ddp::{self, Header};
+use crate::dgram;
 use crate::exs;
 use crate::mpa::{CRC_LEN, FrameKind, MarkerInserter, MarkerStripper, StartFrame, fpdu_len};
 use crate::rdmap::{AtomicRequest, AtomicResponse, ReadRequest, TermError, Terminate};
@@ -158,6 +159,33 @@ pub fn exs_message(data: &[u8]) {
     }
 }
 
+/// Any bytes as a datagram, as they are and with a right CRC: what parses comes back from `emit`, but for reserved bits.
+pub fn datagram(data: &[u8]) {
+    let mut sealed = data.to_vec();
+    dgram::seal(&mut sealed);
+    for raw in [data, &sealed] {
+        let Ok((header, payload)) = dgram::parse(raw) else {
+            continue;
+        };
+        assert!(payload.len() <= dgram::MAX_PAYLOAD);
+        assert_eq!(payload.end + dgram::CRC_LEN, raw.len());
+        let mut again = Vec::new();
+        header.emit(&mut again);
+        assert_eq!(again.len(), payload.start);
+        again.extend_from_slice(&raw[payload]);
+        dgram::seal(&mut again);
+        assert_eq!(dgram::parse(&again).map(|(header, _)| header), Ok(header));
+        assert!(!header.to_string().is_empty());
+    }
+    if let Some(raw) = data.first_chunk()
+        && let Some(grh) = dgram::Grh::parse(raw)
+    {
+        let mut again = [0; dgram::Grh::LEN];
+        grh.emit(0, &mut again);
+        assert_eq!(dgram::Grh::parse(&again), Some(grh));
+    }
+}
+
 /// Cuts `data` into pieces whose lengths `cuts` gives, over and over.
 fn pieces<'a>(mut data: &'a [u8], cuts: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     let mut cuts = cuts.iter().cycle();
@@ -263,6 +291,7 @@ mod tests {
     replays!(
         start_frame,
         ddp_header,
+        datagram,
         terminate,
         control,
         exs_message,

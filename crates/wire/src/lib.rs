@@ -10,6 +10,7 @@
 //! | [`mpa`] | start-up frames, FPDU arithmetic, markers |
 //! | [`ddp`] | tagged and untagged segment headers, with the RDMAP opcode they carry |
 //! | [`rdmap`] | opcodes, Read Request, atomics, Terminate |
+//! | [`dgram`] | datagrams of unreliable datagram queue pairs |
 //! | [`local`] | how two processes of one host meet |
 //! | [`exs`] | greetings and control messages of EXS sockets |
 //! | [`crc`] | CRC-32C |
@@ -31,6 +32,7 @@
 
 pub mod crc;
 pub mod ddp;
+pub mod dgram;
 pub mod exs;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

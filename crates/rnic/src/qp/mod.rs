@@ -53,7 +53,9 @@ use frame::Frame;
 pub(crate) use handle::check_init;
 pub use handle::{Ender, Qp, QpInit};
 use rx::Rx;
+pub(crate) use rx::scatter;
 use tx::Tx;
+pub(crate) use tx::sub_list;
 
 /// Posts that may wait for the next poll, see [`Qp::post_send`].
 const DEFER_MAX: u32 = 64;
@@ -77,7 +79,7 @@ struct Slot {
     fault: Option<WcStatus>,
 }
 
-enum RecvSource {
+pub(crate) enum RecvSource {
     Own(RecvQueue),
     Shared(Arc<SrqInner>),
 }

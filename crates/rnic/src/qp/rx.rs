@@ -630,6 +630,7 @@ impl QpInner {
                     qp_num: self.num,
                     imm: immediate,
                     invalidated: invalidate,
+                    source: None,
                     vendor_err: 0,
                 });
             }
@@ -743,7 +744,7 @@ fn receive_from(
 }
 
 /// Spread bytes over spans, in order.
-pub(super) fn scatter(spans: &[Span], mut bytes: &[u8]) {
+pub(crate) fn scatter(spans: &[Span], mut bytes: &[u8]) {
     for span in spans {
         let (now, later) = bytes.split_at(span.len().min(bytes.len()));
         span.copy_in(0, now);

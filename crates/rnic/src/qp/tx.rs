@@ -591,7 +591,7 @@ fn slot(sq: &mut VecDeque<Slot>, base: u64, seq: u64) -> Option<&mut Slot> {
 }
 
 /// The part of a list that covers `len` bytes from `offset` on.
-pub(super) fn sub_list(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Item = Sge> + '_ {
+pub(crate) fn sub_list(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Item = Sge> + '_ {
     let mut skip = offset;
     let mut left = len;
     sges.iter().filter_map(move |sge| {

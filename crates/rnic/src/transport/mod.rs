@@ -10,6 +10,7 @@ use weft_sys::Interest;
 pub(crate) mod local;
 pub(crate) mod sim;
 pub(crate) mod tcp;
+pub(crate) mod udp;
 
 use local::LocalLink;
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use weft_rnic::{BindOptions, ConnParam, ConnectError, Incoming, Listening, WcStatus};
 
 use super::lock;
-use crate::{Device, Qp};
+use crate::{Device, Qp, UdPort};
 
 /// Queue pairs behind one listener: the low byte of a number.
 const INDEXES: usize = 256;
@@ -24,6 +24,8 @@ const EARLY: usize = 4;
 const BACKLOG: u32 = 1024;
 /// How long sends wait for a peer, unless [`Broker::set_patience`] says otherwise.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Listeners tried for one whose number is free as a UDP port too.
+const DATAGRAM_DOORS: usize = 16;
 /// Pauses between attempts to reach a peer: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
@@ -108,10 +110,14 @@ fn refusal(code: u8) -> Vec<u8> {
 
 /// A listener and the numbers behind it.
 struct Door {
+    /// The unspecified address of its family.
+    ip: IpAddr,
     port: u16,
     used: [bool; INDEXES],
     /// Where the search for a free index goes on: numbers come back late.
     next: usize,
+    /// The UDP port of the same number, once it was needed.
+    datagrams: Option<UdPort>,
     _listening: Listening,
 }
 
@@ -123,6 +129,14 @@ impl Door {
         self.used[index] = true;
         self.next = (index + 1) % INDEXES;
         Some(u32::from(self.port) << 8 | index as u32)
+    }
+
+    fn datagrams(&mut self, device: &Device) -> io::Result<UdPort> {
+        let port = match &self.datagrams {
+            Some(port) => port.clone(),
+            None => device.bind_ud(SocketAddr::new(self.ip, self.port))?,
+        };
+        Ok(self.datagrams.insert(port).clone())
     }
 }
 
@@ -186,6 +200,46 @@ impl Broker {
         if let Some(num) = state.doors.iter_mut().find_map(Door::take) {
             return Ok(Number(num, self.clone()));
         }
+        let mut door = self.open_door()?;
+        let num = door.take().ok_or(io::ErrorKind::AddrInUse)?;
+        state.doors.push(door);
+        Ok(Number(num, self.clone()))
+    }
+
+    /// A number for a datagram queue pair to be, and the UDP port to make it with: that of the number, so that a sender finds the queue pair with nothing
+    /// but the address and the number.
+    ///
+    /// # Errors
+    /// As `bind(2)` and `listen(2)`.
+    pub fn reserve_datagram(&self) -> io::Result<(Number, UdPort)> {
+        let device = &self.0.device;
+        let mut state = lock(&self.0.state);
+        for door in &mut state.doors {
+            // The port may be somebody else's; then another one it is.
+            if door.used.contains(&false)
+                && let Ok(port) = door.datagrams(device)
+                && let Some(num) = door.take()
+            {
+                return Ok((Number(num, self.clone()), port));
+            }
+        }
+        let mut refused = Vec::new();
+        loop {
+            let mut door = self.open_door()?;
+            match door.datagrams(device) {
+                Ok(port) => {
+                    let num = door.take().ok_or(io::ErrorKind::AddrInUse)?;
+                    state.doors.push(door);
+                    return Ok((Number(num, self.clone()), port));
+                }
+                Err(error) if refused.len() == DATAGRAM_DOORS => return Err(error),
+                // Kept for now, so that the kernel gives us another port.
+                Err(_) => refused.push(door),
+            }
+        }
+    }
+
+    fn open_door(&self) -> io::Result<Door> {
         let weak = Arc::downgrade(&self.0);
         let on_request = move |incoming| {
             if let Some(inner) = weak.upgrade() {
@@ -203,15 +257,15 @@ impl Broker {
         // Without IPv6 in the kernel, IPv4 alone.
         let listening = listen(Ipv6Addr::UNSPECIFIED.into())
             .or_else(|_| listen(Ipv4Addr::UNSPECIFIED.into()))?;
-        let mut door = Door {
-            port: listening.local_addr().port(),
+        let addr = listening.local_addr();
+        Ok(Door {
+            ip: addr.ip(),
+            port: addr.port(),
             used: [false; INDEXES],
             next: 0,
+            datagrams: None,
             _listening: listening,
-        };
-        let num = door.take().ok_or(io::ErrorKind::AddrInUse)?;
-        state.doors.push(door);
-        Ok(Number(num, self.clone()))
+        })
     }
 
     /// Join `qp`, which has the number and the address `ours`, to `peer`; `scope` is the interface's index where that address is a

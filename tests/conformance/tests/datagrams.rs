@@ -1,0 +1,432 @@
+//! Datagram queue pairs: docs/spec/dgram.md.
+
+use std::collections::HashSet;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use weft_verbs::cm::Broker;
+use weft_verbs::{
+    Access, Cq, Device, Mr, Pd, PostReason, QpState, RecvWr, SendOp, SendWr, UD_MTU, UdDest,
+    UdInit, UdPort, UdQp, Wc, WcOpcode, WcStatus,
+};
+use weft_wire::dgram::{Grh, Header, seal};
+
+const LONG: Duration = Duration::from_secs(20);
+const QKEY: u32 = 0x1111_1111;
+
+/// One process of two.
+struct Side {
+    device: Device,
+    pd: Pd,
+    cq: Cq,
+    port: UdPort,
+    mr: Mr,
+}
+
+impl Side {
+    fn new() -> Side {
+        let device = Device::open().expect("a device");
+        let pd = device.alloc_pd().expect("a domain");
+        Side {
+            cq: device.create_cq(1024, None).expect("a queue"),
+            port: device
+                .bind_ud("127.0.0.1:0".parse().expect("an address"))
+                .expect("a port"),
+            mr: pd.alloc_mr(16384, Access::LOCAL_WRITE).expect("a region"),
+            pd,
+            device,
+        }
+    }
+
+    fn init(&self) -> UdInit {
+        UdInit::new(&self.port, QKEY, &self.cq, &self.cq)
+    }
+
+    fn qp(&self) -> UdQp {
+        self.pd.create_ud_qp(&self.init()).expect("a queue pair")
+    }
+
+    fn next(&self) -> Wc {
+        let mut wc = [Wc::default()];
+        let n = self.cq.wait(&mut wc, Some(LONG)).expect("no overrun");
+        assert_eq!(n, 1, "nothing within the time");
+        wc[0]
+    }
+
+    /// What comes next, by polling alone.
+    fn poll(&self) -> Wc {
+        let start = Instant::now();
+        let mut wc = [Wc::default()];
+        while self.cq.poll(&mut wc).expect("no overrun") == 0 {
+            assert!(start.elapsed() < LONG, "nothing within the time");
+        }
+        wc[0]
+    }
+
+    fn recv(&self, qp: &UdQp, id: u64, off: usize, len: usize) {
+        let wr = RecvWr::new(id).sge(self.mr.sge(off, len));
+        qp.post_recv(&[wr]).expect("a receive");
+    }
+}
+
+fn to(qp: &UdQp) -> UdDest {
+    UdDest {
+        addr: qp.port().local_addr(),
+        qp_num: qp.num(),
+        qkey: QKEY,
+        from: None,
+    }
+}
+
+/// Until what the other threads do shows.
+fn until(what: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !what() {
+        assert!(start.elapsed() < LONG, "not within the time");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_receive_says_where_the_message_came_from() {
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb) = (a.qp(), b.qp());
+    b.recv(&qb, 1, 0, 64);
+    b.recv(&qb, 2, 64, 64);
+    a.mr.write(0, b"from memory").expect("in bounds");
+    let wr = SendWr::send(7).sge(a.mr.sge(0, 4)).sge(a.mr.sge(4, 7));
+    qa.post_send(&wr.signaled(), &to(&qb)).expect("posted");
+    let sent = a.poll();
+    assert_eq!(
+        (sent.wr_id, sent.status, sent.byte_len),
+        (7, WcStatus::Success, 11)
+    );
+    assert_eq!(sent.opcode, WcOpcode::Send);
+    let wc = b.poll();
+    assert_eq!(
+        (wc.wr_id, wc.status, wc.byte_len),
+        (1, WcStatus::Success, 11)
+    );
+    assert_eq!(
+        (wc.opcode, wc.qp_num, wc.imm),
+        (WcOpcode::Recv, qb.num(), None)
+    );
+    assert_eq!(b.mr.to_vec(0, 11).expect("in bounds"), b"from memory");
+    let source = wc.source.expect("a source");
+    assert_eq!(source.qp_num, qa.num());
+    assert_eq!(source.addr, qa.port().local_addr());
+    // The answer goes where the message came from; asleep this time.
+    a.recv(&qa, 9, 0, 64);
+    let back = UdDest {
+        addr: source.addr,
+        qp_num: source.qp_num,
+        qkey: QKEY,
+        from: None,
+    };
+    let wr = SendWr::new(8, SendOp::SendImm { imm: 0x1234 }).inline(b"back");
+    qb.post_send(&wr, &back).expect("posted");
+    let wc = a.next();
+    assert_eq!((wc.wr_id, wc.byte_len, wc.imm), (9, 4, Some(0x1234)));
+    assert_eq!((qa.counters().sent, qa.counters().received), (1, 1));
+    assert_eq!(qb.outstanding(), 0);
+}
+
+#[test]
+fn the_engine_receives_for_a_channel() {
+    let (a, b) = (Side::new(), Side::new());
+    let channel = b.device.create_comp_channel().expect("a channel");
+    let cq = b.device.create_cq(16, Some(&channel)).expect("a queue");
+    let init = UdInit {
+        recv_cq: cq.clone(),
+        ..b.init()
+    };
+    let (qa, qb) = (a.qp(), b.pd.create_ud_qp(&init).expect("a queue pair"));
+    for (solicited, round) in [(false, 0), (true, 1), (false, 2)] {
+        b.recv(&qb, round, 0, 64);
+        cq.req_notify(solicited);
+        assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0));
+        let wr = SendWr::send(1).inline(b"wake up");
+        if solicited {
+            qa.post_send(&wr, &to(&qb)).expect("posted");
+            b.recv(&qb, round, 0, 64);
+            assert_eq!(channel.get_event(Some(Duration::from_millis(1))), None);
+            qa.post_send(&wr.solicited(), &to(&qb)).expect("posted");
+        } else {
+            qa.post_send(&wr, &to(&qb)).expect("posted");
+        }
+        assert_eq!(channel.get_event(Some(LONG)), Some(cq.num()));
+        let mut wc = [Wc::default(); 2];
+        let n = cq.poll(&mut wc).expect("no overrun");
+        assert_eq!(n, 1 + usize::from(solicited));
+        assert_eq!(wc[0].wr_id, round);
+    }
+}
+
+#[test]
+fn a_routing_header_stands_in_front() {
+    let (a, b) = (Side::new(), Side::new());
+    let init = UdInit {
+        grh: true,
+        ..b.init()
+    };
+    let (qa, qb) = (a.qp(), b.pd.create_ud_qp(&init).expect("a queue pair"));
+    for imm in [None, Some(5)] {
+        let wr = RecvWr::new(1).sge(b.mr.sge(0, 40)).sge(b.mr.sge(100, 64));
+        qb.post_recv(&[wr]).expect("a receive");
+        let op = imm.map_or(SendOp::Send, |imm| SendOp::SendImm { imm });
+        let wr = SendWr::new(1, op).inline(b"payload");
+        qa.post_send(&wr, &to(&qb)).expect("posted");
+        let wc = b.poll();
+        assert_eq!(
+            (wc.status, wc.byte_len, wc.imm),
+            (WcStatus::Success, 47, imm)
+        );
+        let raw = b.mr.to_vec(0, 40).expect("in bounds");
+        let grh = Grh::parse(raw.first_chunk().expect("forty bytes")).expect("a header");
+        let here = a.port.local_addr().ip();
+        assert_eq!((grh.source, grh.dest), (here, here));
+        assert_eq!(b.mr.to_vec(100, 7).expect("in bounds"), b"payload");
+    }
+}
+
+#[test]
+fn messages_are_as_long_as_the_mtu_and_no_longer() {
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb) = (a.qp(), b.qp());
+    let mtu = UD_MTU as usize;
+    let pattern: Vec<u8> = (0..mtu).map(|i| (i * 7 + i / 256) as u8).collect();
+    a.mr.write(0, &pattern).expect("in bounds");
+    b.recv(&qb, 1, 8192, mtu);
+    let wr = SendWr::send(1).sge(a.mr.sge(0, mtu));
+    qa.post_send(&wr, &to(&qb)).expect("posted");
+    assert_eq!(b.poll().byte_len, UD_MTU);
+    assert!(b.mr.to_vec(8192, mtu).expect("in bounds") == pattern);
+
+    let refused = |wr: SendWr| qa.post_send(&wr, &to(&qb)).map_err(|e| e.reason);
+    let longer = SendWr::send(1).sge(a.mr.sge(0, mtu + 1));
+    assert_eq!(refused(longer), Err(PostReason::Length));
+    let remote = b.mr.remote(0);
+    assert_eq!(refused(SendWr::write(1, remote)), Err(PostReason::Opcode));
+    let inline = SendWr::send(1).inline(&pattern);
+    assert_eq!(refused(inline), Err(PostReason::Inline));
+}
+
+#[test]
+fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb) = (a.qp(), b.qp());
+    let send = |dest: &UdDest| {
+        let wr = SendWr::send(1).inline(b"x");
+        qa.post_send(&wr, dest).expect("posted");
+    };
+    // No receive, a wrong key, nobody of that number.
+    send(&to(&qb));
+    send(&UdDest { qkey: 1, ..to(&qb) });
+    send(&UdDest {
+        qp_num: qb.num() + 1,
+        ..to(&qb)
+    });
+    // Damaged, cut, too long, and nothing at all.
+    let header = Header {
+        dst_qp: qb.num(),
+        src_qp: 1,
+        qkey: QKEY,
+        msn: 1,
+        solicited: false,
+        imm: None,
+    };
+    let mut datagram = Vec::new();
+    header.emit(&mut datagram);
+    datagram.extend_from_slice(b"forged");
+    seal(&mut datagram);
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let hostile = |bytes: &[u8]| {
+        let n = stranger.send_to(bytes, b.port.local_addr());
+        assert_eq!(n.expect("sent"), bytes.len());
+    };
+    let mut damaged = datagram.clone();
+    damaged[33] ^= 1;
+    hostile(&damaged);
+    hostile(&datagram[..datagram.len() - 1]);
+    hostile(&vec![0x57; 9000]);
+    hostile(&[]);
+    until(|| b.port.counters().malformed == 4);
+    until(|| b.port.counters().unknown == 1);
+    assert_eq!(qb.counters().no_recv, 1);
+    assert_eq!(qb.counters().wrong_qkey, 1);
+
+    // A receive that is too short, and one of memory that is not ours, are used up; then one is right.
+    b.recv(&qb, 1, 0, 3);
+    b.recv(&qb, 2, 1 << 20, 64);
+    b.recv(&qb, 3, 0, 64);
+    for status in [WcStatus::LocLenErr, WcStatus::LocProtErr, WcStatus::Success] {
+        hostile(&datagram);
+        assert_eq!(b.poll().status, status);
+    }
+    assert_eq!(b.mr.to_vec(0, 6).expect("in bounds"), b"forged");
+    // A send from memory that is not ours.
+    let wr = SendWr::send(4).sge(a.mr.sge(1 << 20, 8));
+    qa.post_send(&wr, &to(&qb)).expect("posted");
+    assert_eq!(a.poll().status, WcStatus::LocProtErr);
+    // To where nobody is: lost, and complete.
+    let nowhere = UdDest {
+        addr: "127.0.0.1:9".parse().expect("an address"),
+        ..to(&qb)
+    };
+    let wr = SendWr::send(5).inline(b"x").signaled();
+    qa.post_send(&wr, &nowhere).expect("posted");
+    assert_eq!(a.poll().status, WcStatus::Success);
+    assert_eq!((qa.state(), qb.state()), (QpState::Rts, QpState::Rts));
+}
+
+#[test]
+fn keys_may_come_late_and_may_be_ones_own() {
+    let (a, b) = (Side::new(), Side::new());
+    let init = UdInit {
+        qkey: None,
+        ..b.init()
+    };
+    let (qa, qb) = (a.qp(), b.pd.create_ud_qp(&init).expect("a queue pair"));
+    b.recv(&qb, 1, 0, 64);
+    let own = UdDest {
+        qkey: 0x8000_0000,
+        ..to(&qb)
+    };
+    let wr = SendWr::send(1).inline(b"x");
+    qa.post_send(&wr, &own).expect("posted");
+    until(|| qb.counters().wrong_qkey == 1);
+    qb.set_qkey(QKEY);
+    qa.post_send(&wr, &own).expect("posted");
+    assert_eq!(b.poll().status, WcStatus::Success);
+}
+
+#[test]
+fn queue_pairs_share_receives_and_ports() {
+    let (a, b) = (Side::new(), Side::new());
+    let srq = b.pd.create_srq(8, 1).expect("a shared queue");
+    let init = UdInit {
+        srq: Some(srq.clone()),
+        ..b.init()
+    };
+    let pair = [(); 2].map(|()| b.pd.create_ud_qp(&init).expect("a queue pair"));
+    let wrs = [1, 2].map(|id| RecvWr::new(id).sge(b.mr.sge(0, 64)));
+    srq.post_recv(&wrs).expect("receives");
+    assert_eq!(
+        pair[0].post_recv(&wrs[..1]).map_err(|e| e.reason),
+        Err(PostReason::UsesSrq)
+    );
+    let qa = a.qp();
+    let mut seen = HashSet::new();
+    for (qp, id) in pair.iter().zip([1, 2]) {
+        let wr = SendWr::send(1).inline(b"x");
+        qa.post_send(&wr, &to(qp)).expect("posted");
+        let wc = b.poll();
+        assert_eq!((wc.wr_id, wc.qp_num), (id, qp.num()));
+        seen.insert(wc.qp_num);
+    }
+    assert_eq!(seen.len(), 2);
+}
+
+#[test]
+fn an_error_flushes_and_a_drop_is_silent() {
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb) = (a.qp(), b.qp());
+    b.recv(&qb, 1, 0, 64);
+    qb.to_error();
+    let flushed = b.poll();
+    assert_eq!((flushed.wr_id, flushed.status), (1, WcStatus::WrFlushErr));
+    b.recv(&qb, 2, 0, 64);
+    assert_eq!(b.poll().wr_id, 2);
+    qb.post_send(&SendWr::send(3), &to(&qa)).expect("posted");
+    let flushed = b.poll();
+    assert_eq!((flushed.wr_id, flushed.status), (3, WcStatus::WrFlushErr));
+    let num = qb.num();
+    drop(qb);
+    let init = UdInit {
+        num: Some(num),
+        ..b.init()
+    };
+    let again = b.pd.create_ud_qp(&init).expect("the number is free");
+    b.recv(&again, 4, 0, 64);
+    drop(again);
+    let third = b.pd.create_ud_qp(&init).expect("the number is free");
+    b.recv(&third, 5, 0, 64);
+    let wr = SendWr::send(1).inline(b"x");
+    qa.post_send(&wr, &to(&third)).expect("posted");
+    assert_eq!(b.poll().wr_id, 5, "nothing of the queue pair before");
+}
+
+/// A slow receiver loses messages, but those that come are whole, in order on one host, and each fills one receive.
+#[test]
+fn a_flood_is_survived() {
+    const COUNT: u64 = 20_000;
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb) = (a.qp(), b.qp());
+    for id in 0..64 {
+        b.recv(&qb, id, id as usize * 256, 256);
+    }
+    let dest = to(&qb);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..COUNT {
+                let body = [n.to_be_bytes(); 32].concat();
+                let wr = SendWr::send(n).inline(&body).signaled();
+                while qa.post_send(&wr, &dest).is_err() {
+                    std::thread::yield_now();
+                }
+                assert_eq!(a.poll().status, WcStatus::Success);
+            }
+            // For the end there are receives again.
+            loop {
+                let wr = SendWr::send(0).inline(b"the end");
+                qa.post_send(&wr, &dest).expect("posted");
+                let sent = COUNT + 1;
+                if qb.state() == QpState::Error || qa.counters().sent > 4 * sent {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        });
+        let mut last = None;
+        let mut came = 0;
+        loop {
+            let wc = b.poll();
+            assert_eq!(wc.status, WcStatus::Success);
+            let off = wc.wr_id as usize * 256;
+            let got = b.mr.to_vec(off, wc.byte_len as usize).expect("in bounds");
+            b.recv(&qb, wc.wr_id, off, 256);
+            if got == b"the end" {
+                break;
+            }
+            let n = u64::from_be_bytes(*got.first_chunk().expect("eight bytes"));
+            assert_eq!(got, [n.to_be_bytes(); 32].concat());
+            assert!(last < Some(n), "{last:?} before {n}");
+            last = Some(n);
+            came += 1;
+        }
+        qb.to_error();
+        assert!(came > 0);
+    });
+}
+
+#[test]
+fn numbers_lead_to_ports() {
+    let device = Device::open().expect("a device");
+    let broker = Broker::new(&device);
+    let stream = broker.reserve().expect("a number");
+    let (first, port) = broker.reserve_datagram().expect("a number");
+    let (second, same) = broker.reserve_datagram().expect("a number");
+    assert_eq!(first.get() >> 8, u32::from(port.local_addr().port()));
+    assert_eq!(port.local_addr(), same.local_addr());
+    let distinct = HashSet::from([stream.get(), first.get(), second.get()]);
+    assert_eq!(distinct.len(), 3);
+
+    // A port that somebody else has is not taken.
+    let other = Broker::new(&device);
+    let number = other.reserve().expect("a number");
+    let squatted = SocketAddr::from(([0, 0, 0, 0], (number.get() >> 8) as u16));
+    let _squatter = UdpSocket::bind(squatted).expect("free for UDP");
+    let (elsewhere, port) = other.reserve_datagram().expect("a number");
+    assert_ne!(elsewhere.get() >> 8, number.get() >> 8);
+    assert_eq!(elsewhere.get() >> 8, u32::from(port.local_addr().port()));
+}
