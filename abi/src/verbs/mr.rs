@@ -71,23 +71,22 @@ fn check_access(flags: c_uint) -> Result<(), Errno> {
     Ok(())
 }
 
+/// The memory of a region to be, looked at.
+///
 /// # Safety
 /// As for `ibv_reg_mr`: the memory stays mapped until it is deregistered.
-unsafe fn register(
-    pd: &weft_verbs::Pd,
+unsafe fn memory(
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_uint,
-) -> Result<weft_verbs::Mr, Errno> {
+) -> Result<RawMemory, Errno> {
     check_access(access)?;
     pages::mapped(addr as usize, length)?;
     pages::allows(addr as usize, length, access & IBV_ACCESS_LOCAL_WRITE != 0)?;
     iova.checked_add(length as u64).ok_or(Errno::INVAL)?;
     // SAFETY: the caller's promise.
-    let memory = unsafe { RawMemory::new(addr.cast(), length) }.ok_or(Errno::FAULT)?;
-    pd.reg_raw_at(&memory, iova, rights(access))
-        .map_err(super::errno)
+    unsafe { RawMemory::new(addr.cast(), length) }.ok_or(Errno::FAULT)
 }
 
 /// `ibv_reg_mr_iova2`
@@ -109,7 +108,9 @@ pub unsafe fn ibv_reg_mr_iova2(
             iova
         };
         // SAFETY: the caller's promise.
-        let native = unsafe { register(&pd.native, addr, length, iova, access) }?;
+        let memory = unsafe { memory(addr, length, iova, access) }?;
+        let native = pd.native.reg_raw_at(&memory, iova, rights(access));
+        let native = native.map_err(super::errno)?;
         let key = native.lkey();
         let body = Mr {
             native: Some(native),
@@ -235,7 +236,7 @@ pub unsafe fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     })
 }
 
-/// `ibv_rereg_mr`: the region gets new keys.
+/// `ibv_rereg_mr`: the region keeps its keys where it can.
 ///
 /// # Safety
 /// As its manual page says.
@@ -283,19 +284,22 @@ pub unsafe fn ibv_rereg_mr(
         }
         let native = domain.as_ref().map_or(&mr.pd, |pd| &pd.native).clone();
         // SAFETY: the caller's promise: the old memory or the new.
-        let made = unsafe { register(&native, at, bytes, iova, access) }?;
-        let key = made.lkey();
+        let memory = unsafe { memory(at, bytes, iova, access) }?;
         let held = domain.as_ref().map(|pd| pd.users.hold());
-        mr.alone(|mr| {
+        let key = mr.alone(|mr| {
+            let key = mr.key()?;
             revoke(mr)?;
-            mr.native = Some(made);
+            result = IBV_REREG_MR_ERR_CMD;
+            let made = native.reg_raw_again(&memory, iova, rights(access), key);
+            let made = mr.native.insert(made.map_err(super::errno)?);
+            let key = made.lkey();
             mr.pd = native;
             mr.access = access;
             mr.iova = iova;
             if let Some(held) = held {
                 mr.held = held;
             }
-            Ok::<(), Errno>(())
+            Ok::<u32, Errno>(key)
         })?;
         // SAFETY: a live object; programs read the keys after this call.
         unsafe {

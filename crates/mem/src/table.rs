@@ -160,17 +160,24 @@ impl Inner {
         indices.draw()
     }
 
-    /// Enters what `make` makes for a free `STag`.
-    fn insert<T>(&self, make: impl FnOnce(u32) -> (Entry, T)) -> Result<T, MemError> {
+    /// Enters what `make` makes for a free `STag`: `wish`, if that is free.
+    fn insert<T>(
+        &self,
+        mut wish: Option<u32>,
+        make: impl FnOnce(u32) -> (Entry, T),
+    ) -> Result<T, MemError> {
         self.entries
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| {
                 (n < self.max).then_some(n + 1)
             })
             .map_err(|_| MemError::Limit)?;
         loop {
-            let stag = self.draw().inspect_err(|_| {
-                self.entries.fetch_sub(1, Ordering::Relaxed);
-            })?;
+            let drawn = || {
+                self.draw().inspect_err(|_| {
+                    self.entries.fetch_sub(1, Ordering::Relaxed);
+                })
+            };
+            let stag = wish.take().map_or_else(drawn, Ok)?;
             if let hash_map::Entry::Vacant(free) = self.write(stag).entry(index(stag)) {
                 let (entry, out) = make(stag);
                 free.insert(entry);
@@ -360,6 +367,23 @@ impl Table {
         self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
     }
 
+    /// As [`Self::register_promised`], in the place of a region that has just been deregistered: with its `STag`, unless that is in use again.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_again(
+        &self,
+        pd: PdId,
+        memory: &RawMemory,
+        iova: u64,
+        access: Access,
+        stag: u32,
+    ) -> Result<Region, MemError> {
+        let (ptr, len) = (memory.as_ptr(), memory.len());
+        let new = Registered::from_raw(pd, ptr, len, iova, access)?;
+        self.enter_as(new, Some(stag).filter(|stag| index(*stag) != 0))
+    }
+
     /// Registers `len` bytes from `off` of a region once more, under an `STag`, an address and rights of their own: to open them to a
     /// peer, and nothing beside them, for a while. The memory stays until both are gone.
     ///
@@ -382,8 +406,12 @@ impl Table {
         )?)
     }
 
-    fn enter(&self, mut new: Registered) -> Result<Region, MemError> {
-        let inner = self.0.insert(|stag| {
+    fn enter(&self, new: Registered) -> Result<Region, MemError> {
+        self.enter_as(new, None)
+    }
+
+    fn enter_as(&self, mut new: Registered, wish: Option<u32>) -> Result<Region, MemError> {
+        let inner = self.0.insert(wish, |stag| {
             new.stag = stag;
             let inner = Arc::new(new);
             let entry = Entry::Region(inner.clone());
@@ -568,7 +596,7 @@ impl Table {
     /// # Errors
     /// [`MemError::Limit`].
     pub fn alloc_window(&self, pd: PdId) -> Result<Window, MemError> {
-        let stag = self.0.insert(|stag| {
+        let stag = self.0.insert(None, |stag| {
             let state = WindowState {
                 pd,
                 stag,

@@ -1,6 +1,6 @@
 //! `STags`, rights, bounds and windows: every way the table says no.
 
-use weft_mem::{Access, Backing, MemError, PdId, Region, Span, Table};
+use weft_mem::{Access, Backing, MemError, PdId, RawMemory, Region, Span, Table};
 
 const PD: PdId = PdId(1);
 const OTHER: PdId = PdId(2);
@@ -97,6 +97,36 @@ fn freed_stags_rest() {
             last.pop_front();
         }
     }
+}
+
+#[test]
+fn a_region_can_come_back_under_its_stag() {
+    let table = Table::new(16);
+    let first = region(&table, 8, 0, ALL);
+    let stag = first.stag();
+    let memory = RawMemory::leak(vec![7; 16]);
+    // While it is in use, the other one gets a new STag.
+    let other = table.register_again(PD, &memory, 0, ALL, stag).unwrap();
+    assert_ne!(other.stag() >> 8, stag >> 8);
+    first.deregister().map_err(|(_, e)| e).unwrap();
+    let access = Access::REMOTE_READ;
+    let again = table
+        .register_again(OTHER, &memory, 0x100, access, stag)
+        .unwrap();
+    assert_eq!(again.stag(), stag);
+    let span = table.remote(OTHER, QP, stag, 0x108, 8, access).unwrap();
+    assert_eq!(bytes(&span), [7; 8]);
+    assert_eq!(
+        err(table.remote(PD, QP, stag, 0x108, 8, access)),
+        MemError::Pd
+    );
+    assert_eq!(
+        err(table.remote(OTHER, QP, stag, 0x108, 8, Access::REMOTE_WRITE)),
+        MemError::Access
+    );
+    // 0 is no STag that anybody can have.
+    let zero = table.register_again(PD, &memory, 0, ALL, 0).unwrap();
+    assert_ne!(zero.stag() >> 8, 0);
 }
 
 #[test]

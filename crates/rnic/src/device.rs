@@ -434,6 +434,24 @@ impl Pd {
         })
     }
 
+    /// As [`Pd::reg_raw_at`], in the place of a region that has just been deregistered: with its key, unless that is in use again.
+    ///
+    /// # Errors
+    /// As [`Pd::reg_raw_at`].
+    pub fn reg_raw_again(
+        &self,
+        memory: &RawMemory,
+        iova: u64,
+        access: Access,
+        key: u32,
+    ) -> Result<Mr, Error> {
+        let table = &self.0.device.table;
+        Ok(Mr {
+            region: table.register_again(self.0.id, memory, iova, access, key)?,
+            pd: Arc::clone(&self.0),
+        })
+    }
+
     /// Register a part of a region once more, with rights and keys of its own: to open it, and nothing beside it, to a peer for a while.
     /// Its addresses start at 0; the memory stays as long as either is there.
     ///

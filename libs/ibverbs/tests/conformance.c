@@ -349,7 +349,7 @@ static void memory(void) {
     CHECK(mr->addr == bytes && mr->length == sizeof bytes && mr->pd == pd && mr->context == context && mr->lkey && mr->rkey);
     uint32_t key = mr->rkey;
     CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes + 4096, 100, 0) == 0);
-    CHECK(mr->addr == bytes + 4096 && mr->length == 100 && mr->rkey != key);
+    CHECK(mr->addr == bytes + 4096 && mr->length == 100 && mr->rkey == key);
     CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0);
     struct ibv_pd *other = ibv_alloc_pd(context);
     CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0) == 0);
