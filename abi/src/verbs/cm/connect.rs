@@ -22,6 +22,7 @@ use super::types::{
 use crate::call::run;
 use crate::verbs::object::Name;
 use crate::verbs::qp::QpObj;
+use crate::verbs::settings;
 use crate::verbs::types::{IBV_EVENT_COMM_EST, ibv_event_type};
 
 /// The longest backlog of a listener, and the one that a program gets with 0.
@@ -90,7 +91,7 @@ impl Wish {
                 private_data: preface.to_vec(),
                 ird: most,
                 ord: most,
-                ..ConnParam::default()
+                options: settings::link(),
             },
             qp_num: 0,
         };
@@ -315,9 +316,10 @@ impl Core {
         let nic = device::first()?;
         let most = nic.max_rd_atomic();
         let param = ConnParam {
+            private_data: Vec::new(),
             ird: most,
             ord: most,
-            ..ConnParam::default()
+            options: settings::link(),
         };
         let backlog = match u32::try_from(backlog) {
             Ok(backlog @ 1..=BACKLOG) => backlog,
