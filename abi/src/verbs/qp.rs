@@ -794,7 +794,11 @@ pub unsafe fn ibv_query_qp(
             return Err(Errno::INVAL);
         }
         let mut filled = qp.attr();
-        filled.qp_state = qp.state();
+        filled.qp_state = match qp.state() {
+            // iWARP has one idle state, which its providers give as this one.
+            IBV_QPS_RESET if !qp.is_persona() => IBV_QPS_INIT,
+            state => state,
+        };
         filled.cur_qp_state = filled.qp_state;
         filled.cap = qp.cap;
         if let Some((inbound, outbound)) = qp.native()?.depths()

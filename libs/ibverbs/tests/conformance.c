@@ -565,6 +565,7 @@ static void transitions(void) {
 
     /* iWARP: the connection manager connects. */
     half_open(&h, "weft0", 0);
+    CHECK(h.qp->state == IBV_QPS_RESET && state_of(h.qp) == IBV_QPS_INIT);
     CHECK(to_init(h.qp) == 0 && state_of(h.qp) == IBV_QPS_INIT);
     CHECK(to_rtr(h.qp, 5) == EINVAL && to_rts(h.qp) == EINVAL);
     CHECK(ibv_post_recv(h.qp, &rwr, &bad_recv) == 0);
