@@ -28,6 +28,10 @@ pub struct Counters {
     pub small: u64,
     /// Their bytes.
     pub small_bytes: u64,
+    /// Sends all of whose bytes went directly.
+    pub direct_sends: u64,
+    /// Sends with bytes that did not.
+    pub indirect_sends: u64,
     /// Changes between direct and indirect, as sender.
     pub mode_switches: u64,
     /// Adverts sent.
@@ -52,6 +56,8 @@ impl Counters {
             indirect_bytes: stats.indirect_bytes_sent,
             small: stats.small_sent,
             small_bytes: stats.small_bytes_sent,
+            direct_sends: stats.direct_sends,
+            indirect_sends: stats.indirect_sends,
             mode_switches: stats.mode_switches,
             adverts_sent: stats.adverts_sent,
             adverts_received: stats.adverts_received,
@@ -61,10 +67,11 @@ impl Counters {
         }
     }
 
-    /// Direct transfers of all transfers.
+    /// Direct sends of all sends, as in the stream paper's table III and figs. 11b and 12b. Its indirect sends are one transfer each; ours are
+    /// cut into pieces.
     pub fn direct_ratio(&self) -> f64 {
-        let all = self.direct + self.indirect + self.small;
-        self.direct as f64 / (all.max(1)) as f64
+        let all = self.direct_sends + self.indirect_sends;
+        self.direct_sends as f64 / (all.max(1)) as f64
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) const CLIENT_CPU: Figure = Figure {
 };
 pub(crate) const DIRECT_RATIO: Figure = Figure {
     name: "direct_ratio",
-    words: "direct transfers of all",
+    words: "direct sends of all",
     unit: "",
     read: |run| run.client.direct_ratio(),
 };
@@ -262,7 +262,9 @@ mod tests {
             server_cpu: 1.0,
             client: Counters {
                 direct: 3,
-                indirect: 1,
+                indirect: 4,
+                direct_sends: 3,
+                indirect_sends: 1,
                 ..Counters::default()
             },
             server: Counters::default(),

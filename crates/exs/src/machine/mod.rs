@@ -355,6 +355,10 @@ pub struct Stats {
     pub small_sent: u64,
     /// Their bytes.
     pub small_bytes_sent: u64,
+    /// Sends all of whose bytes went directly.
+    pub direct_sends: u64,
+    /// Sends with bytes that did not.
+    pub indirect_sends: u64,
     /// Direct transfers received.
     pub direct_received: u64,
     /// Their bytes.
@@ -397,6 +401,15 @@ impl Stats {
         self.credit_stalls += u64::from(credits.is_none() && !self.stalled);
         self.stalled = credits.is_none();
         credits
+    }
+
+    /// The last transfer of a send has gone out.
+    fn sent(&mut self, directly: bool) {
+        if directly {
+            self.direct_sends += 1;
+        } else {
+            self.indirect_sends += 1;
+        }
     }
 
     fn ring_full(&mut self, full: bool) {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Action, Cancel, Completion, OpId, Outcome};
+use super::{Action, Cancel, Completion, OpId, Outcome, Stats};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Send {
@@ -10,6 +10,8 @@ pub(super) struct Send {
     pub(super) len: u64,
     /// Bytes handed to the transport.
     pub(super) off: u64,
+    /// All of them directly.
+    direct: bool,
     /// Transfers whose completion has not been seen.
     pub(super) in_flight: u32,
 }
@@ -36,6 +38,7 @@ impl Sends {
             op,
             len,
             off: 0,
+            direct: true,
             in_flight: 0,
         });
     }
@@ -46,14 +49,16 @@ impl Sends {
     }
 
     /// `len` more bytes of the head go out in one transfer. True when these are its last.
-    pub(super) fn hand_over(&mut self, len: u64) -> bool {
+    pub(super) fn hand_over(&mut self, len: u64, directly: bool, stats: &mut Stats) -> bool {
         let Some(send) = self.waiting.front_mut() else {
             return false;
         };
         send.off += len;
+        send.direct &= directly;
         send.in_flight += 1;
         let last = send.off == send.len;
         if last {
+            stats.sent(send.direct);
             self.handed.extend(self.waiting.pop_front());
         }
         last

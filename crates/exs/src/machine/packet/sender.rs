@@ -64,7 +64,9 @@ impl Sender {
         if !self.sends.is_idle() || self.sends.is_shut() || self.retracted {
             return None;
         }
-        self.take_small(len, shared)
+        let credits = self.take_small(len, shared)?;
+        shared.stats.sent(false);
+        Some(credits)
     }
 
     /// [`poll`](Self::poll) has nothing to do.
@@ -180,7 +182,7 @@ impl Sender {
                 credits,
                 body: Body::Small { len },
             },
-            last: self.sends.hand_over(len.into()),
+            last: self.sends.hand_over(len.into(), false, shared.stats),
         })
     }
 
@@ -192,7 +194,7 @@ impl Sender {
         let placed = len.min(advert.len);
         shared.stats.direct_sent += 1;
         shared.stats.direct_bytes_sent += u64::from(placed);
-        self.sends.hand_over(len.into());
+        self.sends.hand_over(len.into(), true, shared.stats);
         Some(Action::Write {
             op,
             off: 0,
@@ -218,7 +220,7 @@ impl Sender {
         let index = self.index;
         self.index += 1;
         self.sources.push_back(Source { op, index, len });
-        self.sends.hand_over(len.into());
+        self.sends.hand_over(len.into(), true, shared.stats);
         shared.stats.adverts_sent += 1;
         shared.stats.direct_sent += 1;
         shared.stats.direct_bytes_sent += u64::from(len);

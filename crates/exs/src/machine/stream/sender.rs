@@ -89,6 +89,7 @@ impl Sender {
         self.go_indirect(len, shared.stats);
         shared.stats.small_sent += 1;
         shared.stats.small_bytes_sent += len;
+        shared.stats.sent(false);
         Some(credits)
     }
 
@@ -262,7 +263,7 @@ impl Sender {
                 credits,
                 len,
             },
-            last: self.sends.hand_over(len.into()),
+            last: self.sends.hand_over(len.into(), true, shared.stats),
         })
     }
 
@@ -289,7 +290,7 @@ impl Sender {
                     credits,
                     body: Body::Small { len },
                 },
-                last: self.sends.hand_over(rest),
+                last: self.sends.hand_over(rest, false, shared.stats),
             });
         }
         let ring = self.ring.as_mut()?;
@@ -328,7 +329,7 @@ impl Sender {
                 credits,
                 len,
             },
-            last: self.sends.hand_over(len.into()),
+            last: self.sends.hand_over(len.into(), false, shared.stats),
         })
     }
 
