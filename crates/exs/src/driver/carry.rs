@@ -55,21 +55,20 @@ impl Conn {
         let Some(meter) = policy else {
             return machine.poll(true);
         };
-        if machine
-            .wants_indirect()
-            .is_some_and(|left| left <= ALWAYS_GO)
+        let short = |left| left <= ALWAYS_GO;
+        if meter.policy.goes()
+            || machine.stats().adverts_received == 0
+            || machine.wants_indirect().is_some_and(short)
         {
             return machine.poll(true);
         }
         let action = machine.poll(false);
-        if action.is_some() || machine.wants_indirect().is_none() {
-            return action;
-        }
-        let now = meter.now();
-        match meter
-            .policy
-            .verdict(now, machine.stats().adverts_received > 0)
-        {
+        let left = match machine.wants_indirect() {
+            Some(left) if action.is_none() => left,
+            _ => return action,
+        };
+        let now = meter.now(machine.stats());
+        match meter.policy.verdict(now, left) {
             Verdict::Go => machine.poll(true),
             Verdict::Wait(until) => {
                 if !meter.timer {

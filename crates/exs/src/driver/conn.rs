@@ -242,6 +242,7 @@ impl Conn {
                 transfers: 0,
                 idle: true,
                 timer: false,
+                clock: None,
             });
             core.machine = Some(Endpoint::new(&Config {
                 kind: agreed.kind,
@@ -755,6 +756,9 @@ impl Conn {
         if core.machine.is_none() {
             // What comes before the greeting has been looked at waits in the completion queue.
             return;
+        }
+        if let Some(meter) = &mut core.policy {
+            meter.clock = None;
         }
         let mut wcs = std::mem::take(&mut core.io.wcs);
         let mut first = true;

@@ -476,3 +476,15 @@ fn name(
     };
     Ok(mr.sge(off, len))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_moves_with_each_short_message_is_small() {
+        // Past 128 bytes a move is a call of `memmove`.
+        assert!(size_of::<Op>() <= 128, "{}", size_of::<Op>());
+        assert!(size_of::<Event>() <= 128, "{}", size_of::<Event>());
+    }
+}

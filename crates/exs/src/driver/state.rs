@@ -33,6 +33,8 @@ pub(super) struct Meter {
     pub(super) idle: bool,
     /// A timer will make us ask again.
     pub(super) timer: bool,
+    /// What the clock said, and after how many bytes; for one turn under the lock.
+    pub(super) clock: Option<(u64, u64)>,
 }
 
 /// The policy hears of so many bytes at once.
@@ -42,31 +44,51 @@ pub(super) const METERED: u64 = 32 << 10;
 pub(super) const ALWAYS_GO: u64 = 2048;
 
 impl Meter {
-    pub(super) fn now(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+    /// Looks at the clock at most once in a turn, unless much has been sent since: that costs as much as a short send.
+    pub(super) fn now(&mut self, stats: &Stats) -> u64 {
+        let bytes = sent(stats);
+        if let Some((now, at)) = self.clock
+            && bytes - at < METERED
+        {
+            return now;
+        }
+        let now = self.start.elapsed().as_nanos() as u64;
+        self.clock = Some((now, bytes));
+        now
     }
 
     /// After sending: keep the policy informed.
     pub(super) fn look(&mut self, stats: &Stats, sending: usize) {
-        let bytes = stats.direct_bytes_sent + stats.indirect_bytes_sent;
+        let (bytes, transfers) = (sent(stats), stats.direct_sent + stats.indirect_sent);
+        let more = bytes - self.bytes;
+        if more > 0 && more <= ALWAYS_GO * (transfers - self.transfers) {
+            // The policy is not asked about these, and they say nothing of those it is asked about.
+            (self.bytes, self.transfers) = (bytes, transfers);
+            return;
+        }
         if sending > 0 && self.idle && bytes > 0 {
             self.idle = false;
-            let now = self.now();
+            let now = self.now(stats);
             self.policy.busy(now);
         }
-        if bytes >= self.bytes + METERED || (sending == 0 && bytes > self.bytes) {
-            let transfers = stats.direct_sent + stats.indirect_sent;
-            let now = self.now();
-            self.policy
-                .sent(now, bytes - self.bytes, transfers - self.transfers);
+        // Short sends are told of a few at a time, and so are the pauses between them.
+        if more >= METERED || (more > 0 && self.policy.waits()) {
+            let now = self.now(stats);
+            self.policy.sent(now, more, transfers - self.transfers);
             (self.bytes, self.transfers) = (bytes, transfers);
+        } else if more > 0 {
+            return;
         }
         if sending == 0 && !self.idle && bytes > 0 {
             self.idle = true;
-            let now = self.now();
+            let now = self.now(stats);
             self.policy.idle(now);
         }
     }
+}
+
+fn sent(stats: &Stats) -> u64 {
+    stats.direct_bytes_sent + stats.indirect_bytes_sent
 }
 
 /// All but the machine.

@@ -64,13 +64,16 @@ impl Timers {
         let mut state = lock(&timers.state);
         let number = state.next;
         state.next += 1;
+        let first = state.entries.peek().is_none_or(|Reverse(e)| at < e.at);
         state.entries.push(Reverse(Entry {
             at,
             number,
             call: Box::new(call),
         }));
         drop(state);
-        timers.bell.notify_one();
+        if first {
+            timers.bell.notify_one();
+        }
         Ok(())
     }
 

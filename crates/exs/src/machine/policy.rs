@@ -20,11 +20,15 @@ const WINDOW_TIME: u64 = 20_000_000;
 const FIRST_WINDOW_TIME: u64 = 2_000_000;
 /// A pause longer than this begins a new window: a program that sends one thing after another does not pause.
 const IDLE: u64 = 100_000;
-/// The way not taken is measured again after so many windows.
-const FIRST_INTERVAL: u32 = 16;
+/// Sends of this length on begin with waiting: until more is known, one copy fewer weighs more than a message.
+const LONG: u64 = 128 << 10;
+/// The way not taken is measured again after so many windows on the way that is: sends that wait go directly, and looks at the other way are what
+/// keeps them from all doing so.
+const INTERVAL: [u32; 2] = [16, 64];
 const LONGEST_INTERVAL: u32 = 512;
-/// It has to be better by this factor, so that noise alone moves nothing.
-const MARGIN: f64 = 1.03;
+/// It has to have so much of the other's rate: noise alone moves nothing, and where both are as fast, direct transfers take less of the
+/// receiver's time.
+const MARGIN: [f64; 2] = [1.06, 1.0];
 /// A look at the other way ends early when that has less than this share of the usual rate, after so long.
 const HOPELESS: f64 = 0.5;
 const GLANCE: u64 = 1_000_000;
@@ -70,6 +74,8 @@ struct Window {
 #[derive(Clone, Debug)]
 pub struct Policy {
     way: Way,
+    /// It has been asked.
+    begun: bool,
     /// Bytes a nanosecond of each way, where it has been measured.
     rate: [Option<f64>; 2],
     window: Window,
@@ -92,11 +98,12 @@ impl Policy {
     pub fn new(peer_ring: u32) -> Self {
         Policy {
             way: Way::Go,
+            begun: false,
             rate: [None, None],
             window: Window::default(),
             window_bytes: u64::from(peer_ring).max(64 << 10) * 4,
             until_probe: 0,
-            interval: FIRST_INTERVAL,
+            interval: INTERVAL[Way::Go as usize],
             probing: false,
             waiting_since: None,
             usual_wait: 0,
@@ -106,10 +113,22 @@ impl Policy {
         }
     }
 
-    /// A send has no advert. `adverts`: whether the peer has ever sent any.
-    pub fn verdict(&mut self, now: u64, adverts: bool) -> Verdict {
-        if !adverts {
-            return Verdict::Go;
+    /// No send waits at present: [`verdict`](Self::verdict) would say go, and need not be asked.
+    pub fn goes(&self) -> bool {
+        self.begun && self.way == Way::Go && self.detour == 0
+    }
+
+    /// A send waits for an advert, as far as the policy knows.
+    pub fn waits(&self) -> bool {
+        self.waiting_since.is_some()
+    }
+
+    /// A send with `left` bytes left has no advert, and the peer sends some.
+    pub fn verdict(&mut self, now: u64, left: u64) -> Verdict {
+        if !std::mem::replace(&mut self.begun, true) && left >= LONG {
+            self.way = Way::Wait;
+            self.interval = INTERVAL[Way::Wait as usize];
+            self.until_probe = self.interval;
         }
         if self.detour > 0 {
             self.detour -= 1;
@@ -205,11 +224,12 @@ impl Policy {
             self.rate[self.way.other() as usize],
         );
         if self.probing {
+            let margin = MARGIN[self.way as usize];
             let better =
-                matches!((here, there), (Some(here), Some(there)) if here > there * MARGIN);
+                matches!((here, there), (Some(here), Some(there)) if here > there * margin);
             if better {
                 self.probing = false;
-                self.interval = FIRST_INTERVAL;
+                self.interval = INTERVAL[self.way as usize];
                 self.until_probe = self.interval;
             } else {
                 self.give_up_probe();
@@ -249,7 +269,7 @@ mod tests {
     /// the last bytes went without an advert.
     fn run(go: f64, wait: f64, advert: Option<u64>, sends: u32) -> f64 {
         let mut policy = Policy::new(1 << 20);
-        let len = 256 << 10;
+        let len: u64 = 256 << 10;
         let mut now = 1_000;
         let mut indirect = 0;
         let last = sends / 2;
@@ -257,7 +277,7 @@ mod tests {
             let mut went = false;
             let asked = now;
             loop {
-                match policy.verdict(now, true) {
+                match policy.verdict(now, len) {
                     Verdict::Go => {
                         went = true;
                         break;
@@ -272,8 +292,8 @@ mod tests {
                 }
             }
             let rate = if went { go } else { wait };
-            now += (f64::from(len) / rate) as u64;
-            policy.sent(now, u64::from(len as u32), 1);
+            now += (len as f64 / rate) as u64;
+            policy.sent(now, len, 1);
             if i >= last && went {
                 indirect += 1;
             }
@@ -295,9 +315,23 @@ mod tests {
     }
 
     #[test]
-    fn without_adverts_it_goes_at_once() {
+    fn what_it_begins_with_depends_on_the_length() {
         let mut policy = Policy::new(4096);
-        assert_eq!(policy.verdict(5, false), Verdict::Go);
+        assert!(!policy.goes());
+        assert_eq!(policy.verdict(5, LONG - 1), Verdict::Go);
+        assert!(policy.goes());
+        let mut policy = Policy::new(4096);
+        assert_eq!(
+            policy.verdict(5, LONG),
+            Verdict::Wait(5 + SHORTEST_PATIENCE)
+        );
+        assert!(policy.waits() && !policy.goes());
+    }
+
+    #[test]
+    fn of_two_ways_that_are_as_fast_it_takes_the_direct_one() {
+        assert!(run(10.0, 10.2, Some(0), 40_000) < 0.02);
+        assert!(run(10.0, 9.9, Some(0), 40_000) < 0.02);
     }
 
     #[test]
