@@ -48,9 +48,8 @@ fn ibv_rc_pingpong_with_time_stamps() {
 #[test]
 fn ibv_srq_pingpong() {
     for weft in carriers("weft_ib0") {
-        // Of all queue pairs together.
-        pingpong("ibv_srq_pingpong", &weft, "-c -n 100", "1600");
-        pingpong("ibv_srq_pingpong", &weft, "-c -e -q 4 -n 50", "200");
+        pingpong("ibv_srq_pingpong", &weft, "-c -n 100", "100");
+        pingpong("ibv_srq_pingpong", &weft, "-c -e -q 4 -n 50", "50");
     }
 }
 
