@@ -31,7 +31,7 @@ pub struct Weft {
 }
 
 impl Weft {
-    /// With these devices (`WEFT_DEVICES`), in shared memory where that can be.
+    /// With these devices (`WEFT_DEVICES`), in shared memory where that can be; else as `weft verbs` sets it.
     pub fn on(devices: &str) -> Self {
         Self {
             env: Vec::new(),
@@ -39,6 +39,7 @@ impl Weft {
             limit: LIMIT,
         }
         .env("LD_LIBRARY_PATH", libraries())
+        .env("LD_PRELOAD", libraries().join("libweft-ucx.so"))
         .env("WEFT_DEVICES", devices)
     }
 

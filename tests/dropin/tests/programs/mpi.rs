@@ -59,26 +59,15 @@ fn both(compiler: &str, mpirun: &str, wefts: &[Weft]) {
     }
 }
 
-/// Open MPI's matching transport: `verbs;ofi_rxm`.
+/// Open MPI's matching transport: `verbs;ofi_rxm`. (Its byte transport does not take `ofi_rxm`, whatever is below it.)
 #[test]
-fn open_mpi_matching() {
+fn open_mpi_on_libfabric() {
     if !have(OPEN_MPI) {
         return;
     }
     let mpirun = "mpirun.openmpi -np 2 --oversubscribe --mca pml cm --mca mtl ofi \
                   --mca mtl_ofi_provider_include verbs;ofi_rxm --mca btl ^openib,ofi";
     both("mpicc.openmpi", mpirun, &carriers("weft0").map(open_mpi));
-}
-
-/// Open MPI's byte transport, for one-sided operations.
-#[test]
-fn open_mpi_bytes() {
-    if !have(OPEN_MPI) {
-        return;
-    }
-    let mpirun = "mpirun.openmpi -np 2 --oversubscribe --mca pml ob1 --mca btl self,ofi \
-                  --mca btl_ofi_mode 2 --mca btl_ofi_provider_include verbs;ofi_rxm";
-    both("mpicc.openmpi", mpirun, &[open_mpi(Weft::on("weft0"))]);
 }
 
 fn open_mpi(weft: Weft) -> Weft {

@@ -96,10 +96,13 @@ fn several_queue_pairs() {
 /// Sleeping on completion events in place of polling.
 #[test]
 fn events() {
-    for program in ["ib_send_bw", "ib_send_lat", "ib_read_lat"] {
+    for program in ["ib_send_lat", "ib_read_lat", "ib_read_bw"] {
         by_cm(program, "-e -n 200 -s 1024");
         by_hand(program, "-e -n 200 -s 1024");
     }
+    // Not on iWARP: there it also waits for credits that the peer writes into its memory, and sleeps for ever when
+    // all that it has sent is complete before one comes.
+    by_hand("ib_send_bw", "-e -n 200 -s 1024");
 }
 
 #[test]

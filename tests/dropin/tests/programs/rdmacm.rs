@@ -162,16 +162,22 @@ fn cmtime() {
         let server = server.listens(port);
         let client = weft.run(&format!("cmtime -s 127.0.0.1 -p {port} -c 50"));
         client.good();
+        // step : total ms, max ms, min us, us / conn
+        let measured = |step| {
+            let lines = client.text.lines().filter_map(|line| line.split_once(':'));
+            let numbers = lines.filter(|(name, _)| name.trim_end() == step);
+            let numbers = numbers.flat_map(|(_, numbers)| numbers.split_whitespace());
+            numbers.filter_map(|n| n.parse::<f64>().ok()).sum::<f64>()
+        };
         for step in [
-            "resolve_addr",
-            "resolve_route",
+            "resolve addr",
+            "resolve route",
             "create qp",
             "connect",
             "disconnect",
         ] {
-            client.says(step);
+            assert!(measured(step) > 0.0, "{step}: {}", client.show());
         }
-        client.says("return status 0");
         drop(server);
     }
 }
