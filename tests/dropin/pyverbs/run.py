@@ -56,17 +56,16 @@ def main():
     from args_parser import parser
 
     parser.parse_args()
-    import base
-
-    # The address of the device's network interface stands in files that only a kernel driver makes.
-    base.RDMATestCase._get_ip_mac = lambda self, dev, port, index: self.args.append(
-        [dev, port, index, "127.0.0.1", "00:00:00:00:00:00"]
-    )
     # the package that run_tests.py makes of the folder, without loading all of its files
     spec = importlib.util.spec_from_loader("tests", loader=None, is_package=True)
     package = importlib.util.module_from_spec(spec)
     package.__path__ = [folder]
     sys.modules["tests"] = package
+    base = importlib.import_module("tests.base")
+    # The address of the device's network interface stands in files that only a kernel driver makes.
+    base.RDMATestCase._get_ip_mac = lambda self, dev, port, index: self.args.append(
+        [dev, port, index, "127.0.0.1", "00:00:00:00:00:00"]
+    )
     module = importlib.import_module("tests." + os.path.splitext(name)[0])
     tests = flat(unittest.defaultTestLoader.loadTestsFromModule(module))
     suite = unittest.TestSuite(test for test in tests if test.id() not in done)

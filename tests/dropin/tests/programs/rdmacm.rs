@@ -44,14 +44,14 @@ fn rping_over_ipv6() {
     }
 }
 
-/// A queue pair that the program creates and moves from state to state itself.
+/// A queue pair that the program creates and moves from state to state itself. (An RNIC's are moved by its connection manager.)
 #[test]
 fn rping_with_a_queue_pair_of_its_own() {
     if !have(&[("rping", PACKAGE)]) {
         return;
     }
-    for devices in ["weft0", "weft_ib0"] {
-        rping(&Weft::on(devices), "127.0.0.1", "-q", 20);
+    for weft in carriers("weft_ib0") {
+        rping(&weft, "127.0.0.1", "-q", 20);
     }
 }
 
