@@ -2,6 +2,7 @@
 
 mod devices;
 mod fabric;
+mod faults;
 mod mpi;
 mod perftest;
 mod pingpong;
