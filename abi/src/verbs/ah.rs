@@ -1,20 +1,126 @@
-//! Address handles and multicast: they are for unreliable datagrams, which there are none of.
+//! Address handles, of the persona's datagram queue pairs, and multicast, which there is none of.
 
 use std::ffi::c_int;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
+use weft_verbs::cm::gid_of;
+use weft_verbs::{Grh, UdDest};
 
+use super::context::{Context, Held};
+use super::object::{Guard, Kind, PerFork, Pool, find, turn};
+use super::pd::Pd;
+use super::persona;
 use super::types::*;
-use crate::call::pointer;
+use crate::call::{pointer, status};
 
 const NONE: c_int = Errno::OPNOTSUPP.raw_os_error();
+
+/// What an `ibv_ah` stands for.
+pub(crate) struct Ah {
+    ip: IpAddr,
+    /// The interface, for a link-local address.
+    scope: u32,
+    /// The address of ours that the receiver is to see.
+    from: IpAddr,
+    _held: Held,
+}
+
+impl Kind for Ah {
+    type C = ibv_ah;
+    type Handle = ibv_ah;
+    const MARK: u32 = 0xadd7_e550;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Ah>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+impl Ah {
+    /// The queue pair of this number there: the number has its port (docs/spec/persona.md).
+    pub(crate) fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
+        let port = (qp_num >> 8) as u16;
+        let addr = match self.ip {
+            IpAddr::V4(ip) => SocketAddr::from((ip, port)),
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, self.scope).into(),
+        };
+        UdDest {
+            addr,
+            qp_num,
+            qkey,
+            from: Some(self.from),
+        }
+    }
+}
+
+fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
+    let pd = find::<Pd>(pd)?;
+    if !pd.ctx.is_persona() {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if attr.is_global == 0 || attr.port_num != 1 {
+        return Err(Errno::INVAL);
+    }
+    let (own, ip, scope) = persona::way(&attr.grh)?;
+    let body = Ah {
+        ip,
+        scope,
+        from: own.ip,
+        _held: pd.users.hold(),
+    };
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
+    Ah::pool().make(body, |c, _| {
+        c.context = context;
+        c.pd = pd.handle();
+    })
+}
 
 /// `ibv_create_ah`
 ///
 /// # Safety
 /// As its manual page says.
-pub unsafe fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    pointer(|| Err(Errno::OPNOTSUPP))
+pub unsafe fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    pointer(|| {
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { *attr };
+        Ok(create(pd, &attr)?.handle())
+    })
+}
+
+/// The way back to the sender of a received message.
+///
+/// # Safety
+/// As `ibv_init_ah_from_wc` says.
+unsafe fn way_back(
+    port_num: u8,
+    wc: *const ibv_wc,
+    grh: *const ibv_grh,
+) -> Result<ibv_ah_attr, Errno> {
+    if wc.is_null() || grh.is_null() || port_num != 1 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise; a routing header is made of bytes.
+    let (wc, raw) = unsafe { (*wc, grh.cast::<[u8; Grh::LEN]>().read_unaligned()) };
+    if wc.wc_flags & IBV_WC_GRH == 0 {
+        return Err(Errno::INVAL);
+    }
+    let grh = Grh::parse(&raw).ok_or(Errno::INVAL)?;
+    let index = persona::gids().iter().position(|gid| gid.ip == grh.dest);
+    let index = index.and_then(|index| u8::try_from(index).ok());
+    // SAFETY: all zeros is a value of the type.
+    let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
+    attr.is_global = 1;
+    attr.port_num = port_num;
+    attr.grh.dgid = ibv_gid {
+        raw: gid_of(grh.source),
+    };
+    attr.grh.sgid_index = index.ok_or(Errno::INVAL)?;
+    attr.grh.hop_limit = 64;
+    Ok(attr)
 }
 
 /// `ibv_create_ah_from_wc`
@@ -22,12 +128,16 @@ pub unsafe fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut i
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_create_ah_from_wc(
-    _pd: *mut ibv_pd,
-    _wc: *mut ibv_wc,
-    _grh: *mut ibv_grh,
-    _port_num: u8,
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port_num: u8,
 ) -> *mut ibv_ah {
-    pointer(|| Err(Errno::OPNOTSUPP))
+    pointer(|| {
+        // SAFETY: the caller's promise.
+        let attr = unsafe { way_back(port_num, wc, grh) }?;
+        Ok(create(pd, &attr)?.handle())
+    })
 }
 
 /// `ibv_init_ah_from_wc`
@@ -35,21 +145,36 @@ pub unsafe fn ibv_create_ah_from_wc(
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_init_ah_from_wc(
-    _context: *mut ibv_context,
-    _port_num: u8,
-    _wc: *mut ibv_wc,
-    _grh: *mut ibv_grh,
-    _ah_attr: *mut ibv_ah_attr,
+    context: *mut ibv_context,
+    port_num: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    ah_attr: *mut ibv_ah_attr,
 ) -> c_int {
-    NONE
+    let done = status(|| {
+        let context = find::<Context>(context)?;
+        if !context.ctx.is_persona() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if ah_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { ah_attr.write(way_back(port_num, wc, grh)?) };
+        Ok(())
+    });
+    if done == 0 { 0 } else { -1 }
 }
 
-/// `ibv_destroy_ah`: there are none.
+/// `ibv_destroy_ah`. Datagrams posted with it may still be on their way.
 ///
 /// # Safety
 /// As its manual page says.
-pub unsafe fn ibv_destroy_ah(_ah: *mut ibv_ah) -> c_int {
-    Errno::INVAL.raw_os_error()
+pub unsafe fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    status(|| {
+        drop(turn::<Ah>(ah)?.retire());
+        Ok(())
+    })
 }
 
 /// `ibv_resolve_eth_l2_from_gid`

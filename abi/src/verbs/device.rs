@@ -293,6 +293,7 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     if which == Which::Persona {
         attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+        attr.max_ah = int(limits.max_qp);
     }
     attr.max_sge = int(limits.max_sge);
     attr.max_sge_rd = int(limits.max_sge);

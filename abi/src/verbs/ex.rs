@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
-use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, Sge, Wc};
+use weft_verbs::{InlineData, RemoteAddr, SendOp, SendWr, Sge, UdDest, Wc};
 
 use super::cq::{Cq, Wanted, create};
 use super::device::now;
@@ -15,6 +15,7 @@ use super::object::{Visit, enter, find, lock};
 use super::post;
 use super::qp::QpObj;
 use super::types::*;
+use super::ud;
 use crate::call::{pointer, status};
 
 /// A lock that is taken in one call of the program and released in another one.
@@ -196,10 +197,10 @@ readers! {
     read_byte_len -> u32 = |at| at.wc.byte_len;
     read_imm_data -> u32 = |at| post::wc_extra(&at.wc).0;
     read_qp_num -> u32 = |at| at.wc.qp_num;
-    read_src_qp -> u32 = |_at| 0;
+    read_src_qp -> u32 = |at| post::wc_source(&at.wc);
     read_wc_flags -> c_uint = |at| post::wc_extra(&at.wc).1;
     read_slid -> u32 = |_at| 0;
-    read_sl -> u8 = |_at| 0;
+    read_sl -> u8 = |at| post::wc_sl(&at.wc);
     read_dlid_path_bits -> u8 = |_at| 0;
     read_completion_ts -> u64 = |at| at.taken;
     read_completion_wallclock_ns -> u64 = |at| at.wall;
@@ -215,8 +216,19 @@ pub(crate) struct Building {
 #[derive(Default)]
 struct Wrs {
     wrs: Vec<SendWr>,
+    /// Where each of them goes, if it is a datagram.
+    dests: Vec<Option<UdDest>>,
     /// What was wrong first.
     wrong: Option<Errno>,
+}
+
+impl Wrs {
+    fn post_datagrams(&self, qp: &QpObj) -> Result<(), Errno> {
+        let dests: Option<Vec<UdDest>> = self.dests.iter().copied().collect();
+        let dests = dests.ok_or(Errno::INVAL)?;
+        let mut both = self.wrs.iter().zip(&dests);
+        both.try_for_each(|(wr, to)| qp.post_datagram(wr, to))
+    }
 }
 
 /// Operations that can be built.
@@ -236,12 +248,16 @@ pub(crate) const UC_OPS: u64 = RC_OPS
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64);
 
+/// Those of datagrams.
+pub(crate) const UD_OPS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
+
 /// Give a queue pair the calls for its operations.
-pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64) {
+pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64, datagrams: bool) {
     let has = |op: u32| ops & u64::from(op) != 0;
     c.wr_start = Some(wr_start);
     c.wr_complete = Some(wr_complete);
     c.wr_abort = Some(wr_abort);
+    c.wr_set_ud_addr = datagrams.then_some(wr_set_ud_addr);
     c.wr_set_sge = Some(wr_set_sge);
     c.wr_set_sge_list = Some(wr_set_sge_list);
     c.wr_set_inline_data = Some(wr_set_inline_data);
@@ -278,6 +294,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
         qp.building.busy.lock();
         let mut list = lock(&qp.building.list);
         list.wrs.clear();
+        list.dests.clear();
         list.wrong = None;
     }
 }
@@ -292,6 +309,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
                 Some(wrong) => Err(wrong),
                 // All or nothing.
                 None if !qp.has_room(list.wrs.len()) => Err(Errno::NOMEM),
+                None if qp.is_datagram() => list.post_datagrams(&qp),
                 None => qp.post(&list.wrs).map_err(|(_, errno)| errno),
             }
         };
@@ -326,6 +344,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: impl FnOnce(&QpObj) -> Result<SendOp, Er
             let mut wr = SendWr::new(id, op);
             post::set_flags(&mut wr, flags);
             list.wrs.push(wr);
+            list.dests.push(None);
         }
         Err(errno) => list.wrong = list.wrong.or(Some(errno)),
     }
@@ -391,6 +410,21 @@ unsafe extern "C" fn wr_bind_mw(
     };
     // SAFETY: the program has just looked into it.
     unsafe { begin(qp, op) }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    // SAFETY: the program has just looked into it.
+    let Ok(pair) = (unsafe { pair(qp) }) else {
+        return;
+    };
+    // SAFETY: the caller's promise.
+    let dest = unsafe { ud::dest(ah, qpn, qkey) };
+    let mut list = lock(&pair.building.list);
+    match (dest, list.dests.last_mut()) {
+        (Ok(dest), Some(last)) => *last = Some(dest),
+        (Err(errno), _) => list.wrong = list.wrong.or(Some(errno)),
+        (Ok(_), None) => list.wrong = list.wrong.or(Some(Errno::INVAL)),
+    }
 }
 
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {

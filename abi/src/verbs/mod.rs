@@ -26,6 +26,7 @@ mod post;
 mod qp;
 mod settings;
 mod srq;
+mod ud;
 mod visit;
 
 pub use ah::{

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_verbs::cm::{Broker, ConnParam, QpName, gid_of, ip_of};
-use weft_verbs::{Device, Qp};
+use weft_verbs::{Device, Qp, UdPort};
 
 use super::object::{Inherited, PerFork, lock};
 use super::settings;
-use super::types::{ibv_gid, ibv_qp_attr};
+use super::types::{ibv_gid, ibv_global_route, ibv_qp_attr};
 
 /// A queue pair's number; dropping it takes it back, and ends what [`rtr`] began.
 pub(crate) use weft_verbs::cm::Number;
@@ -32,12 +32,42 @@ fn broker() -> Result<Broker, Errno> {
 /// # Errors
 /// As `bind(2)` and `listen(2)`: the number is a port's.
 pub(crate) fn reserve(device: &Device) -> Result<Number, Errno> {
-    let broker = lock(&BROKER.get().0)
+    made(device).reserve().map_err(|error| errno(&error))
+}
+
+/// The same for a datagram queue pair, with the UDP port behind the number.
+///
+/// # Errors
+/// As [`reserve`].
+pub(crate) fn reserve_datagram(device: &Device) -> Result<(Number, UdPort), Errno> {
+    made(device)
+        .reserve_datagram()
+        .map_err(|error| errno(&error))
+}
+
+fn made(device: &Device) -> Broker {
+    lock(&BROKER.get().0)
         .get_or_insert_with(|| Broker::new(device))
-        .clone();
-    broker
-        .reserve()
-        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        .clone()
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+/// The address of ours that a route begins at, the address that it leads to, and the interface where that matters.
+///
+/// # Errors
+/// `EINVAL` for a GID index that is not there, and for a peer's GID that cannot be.
+pub(crate) fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
+    let index = usize::from(grh.sgid_index);
+    let own = gids().get(index).copied().ok_or(Errno::INVAL)?;
+    let ip = ip_of(octets(&grh.dgid));
+    if ip.is_unspecified() || ip.is_multicast() {
+        return Err(Errno::INVAL);
+    }
+    let scope = if is_link_local(ip) { own.ifindex } else { 0 };
+    Ok((own, ip, scope))
 }
 
 /// RTR: `qp`, whose number is from [`reserve`], is joined to the peer that `attr` names.
@@ -45,28 +75,18 @@ pub(crate) fn reserve(device: &Device) -> Result<Number, Errno> {
 /// # Errors
 /// `EINVAL` for a GID index that is not there, and for a peer's GID or number that cannot be; `EOPNOTSUPP` for a queue pair joined to itself.
 pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
-    let grh = &attr.ah_attr.grh;
-    let index = usize::from(grh.sgid_index);
-    let own = gids().get(index).copied().ok_or(Errno::INVAL)?;
+    let (own, ip, scope) = way(&attr.ah_attr.grh)?;
     let ours = QpName {
         num: qp.num(),
         ip: own.ip,
     };
     let peer = QpName {
         num: attr.dest_qp_num,
-        ip: ip_of(octets(&grh.dgid)),
+        ip,
     };
     if ours == peer {
         return Err(Errno::OPNOTSUPP);
     }
-    if peer.ip.is_unspecified() || peer.ip.is_multicast() {
-        return Err(Errno::INVAL);
-    }
-    let scope = if is_link_local(peer.ip) {
-        own.ifindex
-    } else {
-        0
-    };
     let depths = ConnParam {
         ird: u16::from(attr.max_dest_rd_atomic),
         // What we have outstanding is told later, at RTS; the peer's side says how many it takes.

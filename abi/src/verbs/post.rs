@@ -16,6 +16,7 @@ use super::object::{enter, find};
 use super::qp::QpObj;
 use super::srq::Srq;
 use super::types::*;
+use super::ud;
 use crate::call::status;
 
 /// The error of a refused request.
@@ -135,6 +136,13 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
             // SAFETY: as above: inline data is the program's memory.
             unsafe { append(data, sge.addr, sge.length as usize, qp.max_inline()) }?;
         }
+    }
+    if qp.is_datagram() {
+        // SAFETY: as above.
+        let to = unsafe { (*c).wr.ud };
+        // SAFETY: the program has just put it there.
+        let to = unsafe { ud::dest(to.ah, to.remote_qpn, to.remote_qkey) }?;
+        return qp.post_datagram(&wr, &to);
     }
     qp.post_one(&mut wr)
 }
@@ -342,11 +350,11 @@ fn c_wc(wc: &Wc) -> ibv_wc {
         byte_len: wc.byte_len,
         imm_data: data,
         qp_num: wc.qp_num,
-        src_qp: 0,
+        src_qp: wc_source(wc),
         wc_flags: flags,
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: wc_sl(wc),
         dlid_path_bits: 0,
     }
 }
@@ -354,11 +362,29 @@ fn c_wc(wc: &Wc) -> ibv_wc {
 /// Immediate data or the key that was invalidated, and the flags that say which.
 #[inline]
 pub(crate) fn wc_extra(wc: &Wc) -> (u32, c_uint) {
+    let grh = if wc.source.is_some() { IBV_WC_GRH } else { 0 };
     match (wc.imm, wc.invalidated) {
-        (Some(imm), _) => ((imm as u32).to_be(), IBV_WC_WITH_IMM),
+        (Some(imm), _) => ((imm as u32).to_be(), IBV_WC_WITH_IMM | grh),
         (None, Some(rkey)) => (rkey, IBV_WC_WITH_INV),
-        (None, None) => (0, 0),
+        (None, None) => (0, grh),
     }
+}
+
+/// The service level of a datagram. With RoCE there is none, and adapters tell there what the routing header is, which UCX counts on: bit 3 for
+/// `RoCEv2`, 1 for IPv6, 2 for IPv4.
+#[inline]
+pub(crate) fn wc_sl(wc: &Wc) -> u8 {
+    match wc.source {
+        None => 0,
+        Some(source) if source.addr.is_ipv4() => 0xa,
+        Some(_) => 0x9,
+    }
+}
+
+/// The queue pair that a datagram came from.
+#[inline]
+pub(crate) fn wc_source(wc: &Wc) -> u32 {
+    wc.source.map_or(0, |source| source.qp_num)
 }
 
 /// As C says it.

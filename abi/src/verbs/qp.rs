@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr};
+use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr, UdDest};
 
 use super::context::{Context, Ctx, Held};
 use super::cq::Cq;
 use super::device::Which;
 use super::events::{Audience, Listener, Of, Subject};
-use super::ex::{Building, RC_OPS, UC_OPS, builders};
+use super::ex::{Building, RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults::{self, QpFaults};
 use super::object::{Guard, Kind, PerFork, Pool, Turn, find, lock, turn};
 use super::pd::Pd;
@@ -29,6 +29,7 @@ use super::persona;
 use super::post::refused;
 use super::srq::Srq;
 use super::types::*;
+use super::ud::Datagrams;
 use crate::call::{pointer, status};
 
 /// What an `ibv_qp` stands for.
@@ -39,8 +40,10 @@ pub(crate) struct QpObj {
     _number: Option<persona::Number>,
     init: QpInit,
     pd: weft_verbs::Pd,
-    /// `None` only for the moment in which another one is made.
+    /// `None` only for the moment in which another one is made, and for datagrams.
     native: Option<Arc<Qp>>,
+    /// In its place, for datagrams.
+    ud: Option<Box<Datagrams>>,
     state: AtomicU32,
     kind: ibv_qp_type,
     cap: ibv_qp_cap,
@@ -120,6 +123,12 @@ impl QpObj {
         self.extended
     }
 
+    /// It is for datagrams.
+    #[inline]
+    pub(crate) fn is_datagram(&self) -> bool {
+        self.kind == IBV_QPT_UD
+    }
+
     /// It has reads and atomics.
     #[inline]
     pub(crate) fn is_reliable(&self) -> bool {
@@ -143,8 +152,22 @@ impl QpObj {
 
     /// Whether the send queue has room for `count` more requests.
     pub(crate) fn has_room(&self, count: usize) -> bool {
-        let used = self.native.as_ref().map_or(0, |qp| qp.outstanding()) as usize;
+        let used = self.outstanding() as usize;
         used + lock(&self.resting).len() + count <= self.cap.max_send_wr as usize
+    }
+
+    fn outstanding(&self) -> u32 {
+        match (&self.native, &self.ud) {
+            (Some(qp), _) => qp.outstanding(),
+            (None, Some(ud)) => ud.outstanding(),
+            (None, None) => 0,
+        }
+    }
+
+    /// Post one datagram.
+    pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
+        let ud = self.ud.as_ref().ok_or(Errno::INVAL)?;
+        ud.post(self.state.load(Ordering::Relaxed), wr, to)
     }
 
     /// Post one send.
@@ -167,7 +190,10 @@ impl QpObj {
     /// Post one receive.
     #[inline]
     pub(crate) fn post_receive(&self, wr: &RecvWr) -> Result<(), Errno> {
-        let native = self.receiver()?;
+        let native = match self.receiver() {
+            Ok(native) => native,
+            Err(errno) => return self.post_other_receive(wr, errno),
+        };
         let wrs = std::slice::from_ref(wr);
         let Some(faults) = &self.faults else {
             return native.post_recv(wrs).map_err(refused);
@@ -176,6 +202,14 @@ impl QpObj {
         native.post_recv(wrs).map_err(refused)?;
         after.carry_out(native);
         Ok(())
+    }
+
+    #[cold]
+    fn post_other_receive(&self, wr: &RecvWr, errno: Errno) -> Result<(), Errno> {
+        match &self.ud {
+            Some(ud) if self.state.load(Ordering::Relaxed) != IBV_QPS_RESET => ud.post_recv(wr),
+            _ => Err(errno),
+        }
     }
 
     #[inline]
@@ -257,7 +291,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     let common = &wanted.common;
     match common.qp_type {
         IBV_QPT_RC => {}
-        IBV_QPT_UC if persona => {}
+        IBV_QPT_UC | IBV_QPT_UD if persona => {}
         IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
         | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
         _ => return Err(Errno::INVAL),
@@ -272,10 +306,14 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     // Programs count on a little that they have not asked for.
     cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
     check_cap(&cap, &pd.native.device().attr().limits)?;
-    let number = if persona {
-        Some(persona::reserve(&pd.native.device())?)
+    let datagrams = common.qp_type == IBV_QPT_UD;
+    let (number, port) = if datagrams {
+        let (number, port) = persona::reserve_datagram(&pd.native.device())?;
+        (Some(number), Some(port))
+    } else if persona {
+        (Some(persona::reserve(&pd.native.device())?), None)
     } else {
-        None
+        (None, None)
     };
     let mut init = QpInit::new(&send_cq.native, &recv_cq.native);
     init.srq = srq.as_ref().map(|srq| srq.native.clone());
@@ -290,11 +328,15 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
         init.remote_completion = common.qp_type == IBV_QPT_RC;
     }
     init.num = number.as_ref().map(persona::Number::get);
-    let native = match init.num {
-        Some(_) => pd.native.create_qp(&init).map_err(super::errno)?,
-        None => create_numbered(&pd.native, &mut init)?,
+    let (native, ud) = match (init.num, port) {
+        (_, Some(port)) => (None, Some(Datagrams::new(&pd.native, &port, &init)?)),
+        (Some(_), None) => {
+            let native = pd.native.create_qp(&init).map_err(super::errno)?;
+            (Some(native), None)
+        }
+        (None, None) => (Some(create_numbered(&pd.native, &mut init)?), None),
     };
-    let num = native.num();
+    let num = init.num.ok_or(Errno::INVAL)?;
     let held = [
         Some(pd.users.hold()),
         Some(send_cq.users.hold()),
@@ -315,7 +357,8 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 _number: number,
                 init,
                 pd: pd.native.clone(),
-                native: Some(Arc::new(native)),
+                native: native.map(Arc::new),
+                ud: ud.map(Box::new),
                 state: AtomicU32::new(IBV_QPS_RESET),
                 kind: common.qp_type,
                 cap,
@@ -324,7 +367,11 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 resting: Mutex::default(),
                 building: Building::default(),
                 extended: wanted.ops.is_some(),
-                faults: faults::of_queue_pair(num),
+                faults: if datagrams {
+                    None
+                } else {
+                    faults::of_queue_pair(num)
+                },
                 _held: held,
             })
         },
@@ -341,7 +388,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
             base.state = IBV_QPS_RESET;
             base.qp_type = common.qp_type;
             if let Some(ops) = wanted.ops {
-                builders(c, ops);
+                builders(c, ops, datagrams);
             }
         },
     )?;
@@ -423,10 +470,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(Errno::INVAL);
         }
         let ops = if asked.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
-            let able = if asked.qp_type == IBV_QPT_UC {
-                UC_OPS
-            } else {
-                RC_OPS
+            let able = match asked.qp_type {
+                IBV_QPT_UC => UC_OPS,
+                IBV_QPT_UD => UD_OPS,
+                _ => RC_OPS,
             };
             if asked.send_ops_flags & !able != 0 {
                 return Err(Errno::OPNOTSUPP);
@@ -470,31 +517,33 @@ pub unsafe fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 struct Transition {
     from: ibv_qp_state,
     to: ibv_qp_state,
-    needs: [u32; 2],
-    may: [u32; 2],
+    needs: [u32; 3],
+    may: [u32; 3],
 }
 
 const PATHS: u32 = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE;
 const FIRST: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 const PEER: u32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-const RUNNING: [u32; 2] = [
+const FIRST_UD: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+const RUNNING: [u32; 3] = [
     IBV_QP_CUR_STATE | PATHS | IBV_QP_MIN_RNR_TIMER,
     IBV_QP_CUR_STATE | PATHS,
+    IBV_QP_CUR_STATE | IBV_QP_QKEY,
 ];
 
-/// For reliable connections, and for unreliable ones.
+/// For reliable connections, for unreliable ones, and for datagrams.
 const TRANSITIONS: &[Transition] = &[
     Transition {
         from: IBV_QPS_RESET,
         to: IBV_QPS_INIT,
-        needs: [FIRST; 2],
-        may: [0; 2],
+        needs: [FIRST, FIRST, FIRST_UD],
+        may: [0; 3],
     },
     Transition {
         from: IBV_QPS_INIT,
         to: IBV_QPS_INIT,
-        needs: [0; 2],
-        may: [FIRST; 2],
+        needs: [0; 3],
+        may: [FIRST, FIRST, FIRST_UD],
     },
     Transition {
         from: IBV_QPS_INIT,
@@ -502,8 +551,13 @@ const TRANSITIONS: &[Transition] = &[
         needs: [
             PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
             PEER,
+            0,
         ],
-        may: [IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX; 2],
+        may: [
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
+        ],
     },
     Transition {
         from: IBV_QPS_RTR,
@@ -515,31 +569,32 @@ const TRANSITIONS: &[Transition] = &[
                 | IBV_QP_SQ_PSN
                 | IBV_QP_MAX_QP_RD_ATOMIC,
             IBV_QP_SQ_PSN,
+            IBV_QP_SQ_PSN,
         ],
         may: RUNNING,
     },
     Transition {
         from: IBV_QPS_RTS,
         to: IBV_QPS_RTS,
-        needs: [0; 2],
+        needs: [0; 3],
         may: RUNNING,
     },
     Transition {
         from: IBV_QPS_RTS,
         to: IBV_QPS_SQD,
-        needs: [0; 2],
-        may: [IBV_QP_EN_SQD_ASYNC_NOTIFY; 2],
+        needs: [0; 3],
+        may: [IBV_QP_EN_SQD_ASYNC_NOTIFY; 3],
     },
     Transition {
         from: IBV_QPS_SQD,
         to: IBV_QPS_RTS,
-        needs: [0; 2],
+        needs: [0; 3],
         may: RUNNING,
     },
     Transition {
         from: IBV_QPS_SQD,
         to: IBV_QPS_SQD,
-        needs: [0; 2],
+        needs: [0; 3],
         may: [
             IBV_QP_PORT
                 | IBV_QP_AV
@@ -552,6 +607,7 @@ const TRANSITIONS: &[Transition] = &[
                 | IBV_QP_MIN_RNR_TIMER
                 | PATHS,
             IBV_QP_AV | IBV_QP_PKEY_INDEX | PATHS,
+            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
         ],
     },
 ];
@@ -562,7 +618,11 @@ fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -
     if matches!(to, IBV_QPS_RESET | IBV_QPS_ERR) {
         return rest == 0;
     }
-    let column = usize::from(kind == IBV_QPT_UC);
+    let column = match kind {
+        IBV_QPT_UD => 2,
+        IBV_QPT_UC => 1,
+        _ => 0,
+    };
     TRANSITIONS
         .iter()
         .find(|t| t.from == from && t.to == to)
@@ -610,6 +670,7 @@ fn remember(kept: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
         )*};
     }
     keep!(
+        IBV_QP_QKEY: qkey,
         IBV_QP_ACCESS_FLAGS: qp_access_flags,
         IBV_QP_PKEY_INDEX: pkey_index,
         IBV_QP_PORT: port_num,
@@ -677,6 +738,7 @@ fn modify_persona(
     match (now, to) {
         (_, IBV_QPS_RESET) => return reset(qp),
         (_, IBV_QPS_ERR) => return fail(qp),
+        _ if qp.is_datagram() => return modify_datagram(qp, attr, mask, to),
         (IBV_QPS_INIT, IBV_QPS_RTR) => {
             remember(&mut lock(&qp.attr), attr, mask);
             persona::rtr(&qp.native()?, attr)?;
@@ -699,6 +761,28 @@ fn modify_persona(
         _ => {}
     }
     qp.set_state(to);
+    Ok(())
+}
+
+fn modify_datagram(
+    qp: &Turn<QpObj>,
+    attr: &ibv_qp_attr,
+    mask: u32,
+    to: ibv_qp_state,
+) -> Result<(), Errno> {
+    let ud = qp.ud.as_ref().ok_or(Errno::INVAL)?;
+    if to != IBV_QPS_INIT {
+        let set = mask & IBV_QP_QKEY != 0;
+        ud.listen(if set { attr.qkey } else { qp.attr().qkey });
+    }
+    qp.set_state(to);
+    if to == IBV_QPS_RTS {
+        ud.resume();
+    }
+    let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+    if to == IBV_QPS_SQD && notify && ud.outstanding() == 0 {
+        qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+    }
     Ok(())
 }
 
@@ -735,6 +819,14 @@ fn modify_iwarp(
 /// To the error state: everything posted is flushed.
 fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
     let before = qp.state();
+    if let Some(ud) = &qp.ud {
+        qp.set_state(IBV_QPS_ERR);
+        ud.fail();
+        if before != IBV_QPS_ERR {
+            Audience::get().last(qp.num);
+        }
+        return Ok(());
+    }
     let native = qp.native()?;
     if qp.is_persona() {
         persona::reset(qp.num);
@@ -753,6 +845,15 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
 
 /// To the first state: with a new queue pair below, of the same number.
 fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
+    if qp.is_datagram() {
+        let before = qp.alone(|qp| {
+            qp.set_state(IBV_QPS_RESET);
+            qp.ud.take()
+        });
+        let renewed = Box::new(before.ok_or(Errno::INVAL)?.renewed()?);
+        qp.alone(|qp| qp.ud = Some(renewed));
+        return Ok(());
+    }
     if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET && qp.native.is_some() {
         return Ok(());
     }
@@ -801,14 +902,14 @@ pub unsafe fn ibv_query_qp(
         };
         filled.cur_qp_state = filled.qp_state;
         filled.cap = qp.cap;
-        if let Some((inbound, outbound)) = qp.native()?.depths()
-            && !qp.is_persona()
+        if !qp.is_persona()
+            && let Some((inbound, outbound)) = qp.native()?.depths()
         {
             filled.max_dest_rd_atomic = u8::try_from(inbound).unwrap_or(u8::MAX);
             filled.max_rd_atomic = u8::try_from(outbound).unwrap_or(u8::MAX);
         }
-        let outstanding = || qp.native().map_or(0, |native| native.outstanding());
-        filled.sq_draining = u8::from(filled.qp_state == IBV_QPS_SQD && outstanding() > 0);
+        let draining = filled.qp_state == IBV_QPS_SQD && qp.outstanding() > 0;
+        filled.sq_draining = u8::from(draining);
         let c = qp.c();
         // SAFETY: a live object, and the caller's promise.
         unsafe {

@@ -40,3 +40,4 @@ pub use types::*;
 pub use ud::{UD_MTU, UdCounters, UdDest, UdInit, UdQp};
 pub use weft_mem::{MemError, RawMemory};
 pub use weft_sys::tcp::BindOptions;
+pub use weft_wire::dgram::Grh;
