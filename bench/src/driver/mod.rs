@@ -45,6 +45,10 @@ pub enum Stack {
     FiShm,
     /// libfabric over TCP.
     FiTcp,
+    /// perftest on weft's libibverbs, over shared memory.
+    PerftestLocal,
+    /// The same over TCP.
+    PerftestTcp,
 }
 
 impl Stack {
@@ -63,6 +67,8 @@ impl Stack {
             Self::UcxTcp => "ucx-tcp",
             Self::FiShm => "fi-shm",
             Self::FiTcp => "fi-tcp",
+            Self::PerftestLocal => "perftest-local",
+            Self::PerftestTcp => "perftest-tcp",
         }
     }
 
@@ -80,8 +86,14 @@ impl Stack {
             | Self::ExsSync
             | Self::Tcp
             | Self::UcxTcp
-            | Self::FiTcp => "tcp",
-            Self::Memcpy | Self::Vm | Self::UcxPosix | Self::UcxCma | Self::FiShm => "local",
+            | Self::FiTcp
+            | Self::PerftestTcp => "tcp",
+            Self::Memcpy
+            | Self::Vm
+            | Self::UcxPosix
+            | Self::UcxCma
+            | Self::FiShm
+            | Self::PerftestLocal => "local",
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Other libraries' own benchmarks, as child processes: `ucx_perftest` of UCX and `fi_pingpong` of libfabric.
+//! Other libraries' own benchmarks, as child processes: `ucx_perftest` of UCX and `fi_pingpong` of libfabric; and perftest, which
+//! knows nothing of weft, on weft's own libibverbs.
 //!
 //! Each run is a server and a client on this machine. They find each other over loopback TCP, then use
 //! what the stack's name says. Their clocks take the time, their start is not in it, and nothing is pinned,
@@ -27,6 +28,8 @@ pub(crate) struct Said {
 pub(crate) enum Program {
     Ucx,
     Fabric,
+    /// `ib_write_bw` and its like, started by `weft verbs`.
+    Perftest,
 }
 
 impl Program {
@@ -38,6 +41,8 @@ impl Program {
             Stack::UcxTcp => (Self::Ucx, "tcp"),
             Stack::FiShm => (Self::Fabric, "shm"),
             Stack::FiTcp => (Self::Fabric, "tcp;ofi_rxm"),
+            Stack::PerftestLocal => (Self::Perftest, "require"),
+            Stack::PerftestTcp => (Self::Perftest, "off"),
             Stack::Weft
             | Stack::WeftIw
             | Stack::Exs
@@ -52,6 +57,7 @@ impl Program {
         match self {
             Self::Ucx => "ucx_perftest",
             Self::Fabric => "fi_pingpong",
+            Self::Perftest => "ib_write_bw",
         }
     }
 
@@ -60,16 +66,17 @@ impl Program {
         match self {
             Self::Ucx => "ucx-utils",
             Self::Fabric => "libfabric-bin",
+            Self::Perftest => "perftest",
         }
     }
 
     /// The version that the program's library says it has.
     fn version(self) -> Option<String> {
-        let (file, prefix) = match self {
-            Self::Ucx => ("ucx_info", "# Version "),
-            Self::Fabric => ("fi_info", "libfabric: "),
+        let (file, argument, prefix) = match self {
+            Self::Ucx => ("ucx_info", "-v", "# Version "),
+            Self::Fabric => ("fi_info", "--version", "libfabric: "),
+            Self::Perftest => ("ib_write_bw", "--version", "Version: "),
         };
-        let argument = if self == Self::Ucx { "-v" } else { "--version" };
         let output = Command::new(file).arg(argument).output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let line = text.lines().find_map(|line| line.strip_prefix(prefix))?;
@@ -81,7 +88,7 @@ impl Program {
 pub(crate) fn measures(spec: &Spec) -> bool {
     let spins = spec.kind == Kind::Stream || spec.busy;
     match (Program::of(spec.stack), spec.op, spec.kind) {
-        (Some((Program::Ucx, _)), Op::Send | Op::Write, _)
+        (Some((Program::Ucx | Program::Perftest, _)), Op::Send | Op::Write, _)
         | (Some((Program::Fabric, _)), Op::Send, Kind::PingPong) => spins,
         _ => false,
     }
@@ -91,7 +98,7 @@ pub(crate) fn measures(spec: &Spec) -> bool {
 pub(crate) fn inventory(stacks: &[Stack]) -> (Vec<Stack>, Vec<String>) {
     let mut missing = Vec::new();
     let mut notes = Vec::new();
-    for program in [Program::Ucx, Program::Fabric] {
+    for program in [Program::Ucx, Program::Fabric, Program::Perftest] {
         let of_program = |stack: &Stack| Program::of(*stack).is_some_and(|(of, _)| of == program);
         let wanted: Vec<Stack> = stacks.iter().copied().filter(of_program).collect();
         if wanted.is_empty() {
@@ -187,14 +194,15 @@ pub(crate) fn run(spec: &Spec, count: u64) -> Result<Said> {
     let (program, transport) = Program::of(spec.stack)
         .ok_or_else(|| BenchError::Usage("not another library".to_owned()))?;
     let port = free_port()?;
-    let mut server = Running::start(command(program, transport, spec, count, port, false))?;
+    let mut server = Running::start(command(program, transport, spec, count, port, false)?)?;
     await_listener(&mut server, program, port)?;
-    let mut client = Running::start(command(program, transport, spec, count, port, true))?;
+    let mut client = Running::start(command(program, transport, spec, count, port, true)?)?;
     let text = client.finish(program.file())?;
     server.finish(program.file())?;
     match program {
         Program::Ucx => parse_ucx(&text),
         Program::Fabric => parse_fabric(&text, spec.bytes),
+        Program::Perftest => parse_perftest(&text),
     }
     .ok_or_else(|| nonsense(program.file(), &text))
 }
@@ -207,8 +215,14 @@ fn command(
     count: u64,
     port: u16,
     client: bool,
-) -> Command {
-    let mut command = Command::new(program.file());
+) -> Result<Command> {
+    let mut command = match program {
+        Program::Ucx | Program::Fabric => Command::new(program.file()),
+        // The program that runs now is `weft`, and finds its libraries itself.
+        Program::Perftest => {
+            Command::new(std::env::current_exe().map_err(BenchError::system("find weft"))?)
+        }
+    };
     let mut arguments: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     match program {
@@ -242,12 +256,31 @@ fn command(
             option(if client { "-P" } else { "-B" }, port.to_string());
             command.env("FI_TCP_IFACE", "lo");
         }
+        Program::Perftest => {
+            let test = match (spec.op, spec.kind) {
+                (Op::Write, Kind::Stream) => "ib_write_bw",
+                (Op::Write, Kind::PingPong) => "ib_write_lat",
+                (_, Kind::Stream) => "ib_send_bw",
+                (_, Kind::PingPong) => "ib_send_lat",
+            };
+            option("verbs", "--local".to_owned());
+            option(transport, "--".to_owned());
+            option(test, "-R".to_owned());
+            option("-d", "weft0".to_owned());
+            option("-s", spec.bytes.to_string());
+            // It wants some.
+            option("-n", count.max(10).to_string());
+            option("-p", port.to_string());
+            // The clock's frequency may change.
+            arguments.push("-F".to_owned());
+            command.env("WEFT_CRC", if spec.crc { "on" } else { "off" });
+        }
     }
     if client {
         arguments.push(Ipv4Addr::LOCALHOST.to_string());
     }
     command.args(arguments);
-    command
+    Ok(command)
 }
 
 /// A port that was free a moment ago.
@@ -333,6 +366,32 @@ fn parse_fabric(text: &str, bytes: u64) -> Option<Said> {
     })
 }
 
+/// The line of numbers under the line of names that perftest prints. Latencies are one way.
+fn parse_perftest(text: &str) -> Option<Said> {
+    let mut lines = text.lines();
+    let names = lines.find(|line| line.trim_start().starts_with("#bytes"))?;
+    let numbers: Vec<f64> = lines
+        .next()?
+        .split_whitespace()
+        .map_while(|word| word.parse().ok())
+        .collect();
+    let (mean_us, median_us) = if names.contains("t_typical") {
+        // bytes, iterations, least, most, median, mean
+        (*numbers.get(5)?, numbers.get(4).copied())
+    } else {
+        // bytes, iterations, peak MiB/s, mean MiB/s, millions of messages a second
+        let (bytes, mean, rate) = (numbers.first()?, *numbers.get(3)?, *numbers.get(4)?);
+        // The rate has six decimals, the throughput two.
+        let time = if rate >= 0.1 {
+            1.0 / rate
+        } else {
+            bytes / (mean * 1.048_576)
+        };
+        (time, None)
+    };
+    (mean_us.is_finite() && mean_us > 0.0).then_some(Said { mean_us, median_us })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -381,6 +440,35 @@ mod tests {
         );
         for bad in ["", names, &line("fi_getinfo(): no data available")] {
             assert_eq!(parse_fabric(bad, 64), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn perftest_is_read() {
+        let bw = |numbers: &str| {
+            format!(
+                " MR allocation type\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n {numbers}\n---\n"
+            )
+        };
+        let large = bw("1048576    2000             12758.76            1697.33\t\t   0.001697");
+        close(
+            parse_perftest(&large).unwrap().mean_us,
+            1_048_576.0 / (1697.33 * 1.048_576),
+        );
+        let small = bw("64    2000             128.76            61.04\t\t   1.000000");
+        close(parse_perftest(&small).unwrap().mean_us, 1.0);
+        let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]\n \
+                       64      10000          0.49           6801.45      0.62     \t       6.04  141.37\n";
+        let said = parse_perftest(latency).unwrap();
+        close(said.mean_us, 6.04);
+        assert_eq!(said.median_us, Some(0.62));
+        for bad in [
+            "",
+            "#bytes",
+            "#bytes\n no",
+            &bw("64 100 0.00 0.00 0.000000"),
+        ] {
+            assert_eq!(parse_perftest(bad), None, "{bad}");
         }
     }
 

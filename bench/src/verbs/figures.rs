@@ -132,6 +132,10 @@ impl Line {
         }
     }
 
+    pub(super) fn has_crc(&self) -> bool {
+        self.crc == Some(true)
+    }
+
     pub(super) fn is_weft(&self) -> bool {
         self.stack.starts_with("weft")
     }

@@ -21,7 +21,7 @@ struct Measure {
 const MEASURES: [Measure; 5] = [
     Measure {
         title: "RDMA Write: throughput beside others",
-        text: "weft: RDMA Write until the far application has answered; ucx: ucp_put_bw; memcpy: within one process, so \
+        text: "weft: RDMA Write until the far application has answered; ucx: ucp_put_bw; perftest: ib_write_bw on weft's libibverbs; memcpy: within one process, so \
                the machine's limit for one copy; vm: bare process_vm_writev into the peer.",
         op: "write",
         unit: "GB/s",
@@ -31,7 +31,7 @@ const MEASURES: [Measure; 5] = [
     },
     Measure {
         title: "Send: throughput beside others",
-        text: "weft: Send into posted receives; ucx: tag_bw.",
+        text: "weft: Send into posted receives; ucx: tag_bw; perftest: ib_send_bw on weft's libibverbs.",
         op: "send",
         unit: "GB/s",
         metric: Metric::bandwidth_GBps,
@@ -40,7 +40,7 @@ const MEASURES: [Measure; 5] = [
     },
     Measure {
         title: "RDMA Write: latency beside others",
-        text: "One way, both sides spinning, the mean of a run; ucx: ucp_put_lat.",
+        text: "One way, both sides spinning, the mean of a run; ucx: ucp_put_lat; perftest: ib_write_lat on weft's libibverbs.",
         op: "write",
         unit: "µs",
         metric: Metric::latency_us_mean,
@@ -49,7 +49,7 @@ const MEASURES: [Measure; 5] = [
     },
     Measure {
         title: "Send: latency beside others",
-        text: "One way, both sides spinning, the mean of a run; ucx: tag_lat; fi: fi_pingpong.",
+        text: "One way, both sides spinning, the mean of a run; ucx: tag_lat; fi: fi_pingpong; perftest: ib_send_lat on weft's libibverbs.",
         op: "send",
         unit: "µs",
         metric: Metric::latency_us_mean,
@@ -73,7 +73,7 @@ fn is_library(stack: &str) -> bool {
 }
 
 fn is_beside(stack: &str) -> bool {
-    is_library(stack) || matches!(stack, "memcpy" | "vm")
+    is_library(stack) || stack.starts_with("perftest-") || matches!(stack, "memcpy" | "vm")
 }
 
 pub(super) fn sections(every: &View<'_>, notes: &[String]) -> Vec<Section> {
@@ -127,6 +127,22 @@ fn section(every: &View<'_>, measure: &Measure) -> Option<Section> {
     let of_vm = ordinary.filter(|_| has("vm"));
     headers.extend(of_memcpy.map(|line| format!("{} of memcpy", line.label())));
     headers.extend(of_vm.map(|line| format!("{} of vm", line.label())));
+    let mut unmodified: Vec<(&Line, &Line)> = Vec::new();
+    for theirs in lines
+        .iter()
+        .filter(|line| line.stack.starts_with("perftest-"))
+    {
+        // Its CRC is off.
+        let native = lines.iter().filter(|line| {
+            line.stack == "weft" && line.transport == theirs.transport && !line.has_crc()
+        });
+        unmodified.extend(native.map(|native| (theirs, native)));
+    }
+    headers.extend(
+        unmodified
+            .iter()
+            .map(|(theirs, native)| format!("{} of {}", theirs.label(), native.label())),
+    );
     if libraries {
         headers.extend(ours.map(|line| format!("{} ahead of the libraries", line.label())));
     }
@@ -142,6 +158,10 @@ fn section(every: &View<'_>, measure: &Measure) -> Option<Section> {
                 let limit = of_op.stack(stack).at(bytes).map(value);
                 row.push(text(at(line).zip(limit).map(|(ours, limit)| ours / limit)));
             }
+        }
+        for (theirs, native) in &unmodified {
+            let of = at(theirs).zip(at(native));
+            row.push(text(of.map(|(theirs, native)| theirs / native)));
         }
         if let (true, Some(line)) = (libraries, ours) {
             let others = lines.iter().filter(|line| is_library(&line.stack));
