@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::channel::Channel;
 use super::context::{Context, Held, Users};
 use super::device::{COMP_VECTORS, native};
-use super::events::{Audience, EventQueue, Listener, Of, Subject};
+use super::events::{Audience, EventQueue, Fate, Listener, Of, Subject};
 use super::ex::Polling;
 use super::object::{Guard, Kind, PerFork, Pool, enter, find, turn};
 use super::types::*;
@@ -105,6 +105,7 @@ pub(crate) fn create(
         ctx: Arc::clone(&context.ctx),
         subject: Arc::clone(&made.subject),
         shared: false,
+        fate: Fate::default(),
     };
     Audience::get().add(Of::Cq, num, listener);
     Ok(made)

@@ -494,6 +494,11 @@ fn gids(which: Which) -> Vec<ibv_gid_entry> {
     gids
 }
 
+fn is_empty(gid: &ibv_gid) -> bool {
+    // SAFETY: any sixteen bytes.
+    unsafe { gid.raw == [0; 16] }
+}
+
 /// `ibv_query_gid`
 ///
 /// # Safety
@@ -566,7 +571,8 @@ pub unsafe fn _ibv_query_gid_table(
 ) -> isize {
     let fill = || {
         let context = find::<Context>(context)?;
-        let gids = gids(context.ctx.which);
+        let mut gids = gids(context.ctx.which);
+        gids.retain(|entry| !is_empty(&entry.gid));
         if flags != 0 || gids.len() > max_entries || (entries.is_null() && !gids.is_empty()) {
             return Err(Errno::INVAL);
         }

@@ -156,6 +156,16 @@ pub(crate) struct Listener {
     pub(crate) subject: Arc<Subject>,
     /// The queue pair takes its receives from a shared queue.
     pub(crate) shared: bool,
+    pub(crate) fate: Fate,
+}
+
+/// How a queue pair came to its end.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Fate {
+    /// The program itself moved it to the error state, and need not be told.
+    asked: bool,
+    /// The program has been told that nothing more is taken from the shared receive queue.
+    last: bool,
 }
 
 /// Which numbers.
@@ -205,10 +215,9 @@ impl Audience {
         match event {
             AsyncEvent::QpFatal { qp_num, reason } => {
                 // InfiniBand tells nobody that a peer went away.
-                let quiet = reason == 0
-                    && lock(&self.qps)
-                        .get(&qp_num)
-                        .is_some_and(|l| l.ctx.is_persona());
+                let quiet = lock(&self.qps)
+                    .get(&qp_num)
+                    .is_some_and(|l| l.fate.asked || (reason == 0 && l.ctx.is_persona()));
                 if !quiet {
                     self.tell(Of::Qp, qp_num, IBV_EVENT_QP_FATAL);
                 }
@@ -225,10 +234,26 @@ impl Audience {
         }
     }
 
+    /// The program moves a queue pair to the error state.
+    pub(crate) fn asked(&self, qp_num: u32) {
+        if let Some(listener) = lock(&self.qps).get_mut(&qp_num) {
+            listener.fate.asked = true;
+        }
+    }
+
+    /// A queue pair begins anew.
+    pub(crate) fn anew(&self, qp_num: u32) {
+        if let Some(listener) = lock(&self.qps).get_mut(&qp_num) {
+            listener.fate = Fate::default();
+        }
+    }
+
     /// A queue pair in the error state takes nothing from its shared receive queue any more.
     pub(crate) fn last(&self, qp_num: u32) {
-        let shared = lock(&self.qps).get(&qp_num).is_some_and(|l| l.shared);
-        if shared {
+        let first = lock(&self.qps)
+            .get_mut(&qp_num)
+            .is_some_and(|l| l.shared && !std::mem::replace(&mut l.fate.last, true));
+        if first {
             self.tell(Of::Qp, qp_num, IBV_EVENT_QP_LAST_WQE_REACHED);
         }
     }

@@ -61,7 +61,8 @@ fn errno(error: &std::io::Error) -> Errno {
 /// `EINVAL` for a GID index that is not there, and for a peer's GID that cannot be.
 pub(crate) fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
     let index = usize::from(grh.sgid_index);
-    let own = gids().get(index).copied().ok_or(Errno::INVAL)?;
+    let own = gids().get(index).copied().filter(|gid| !gid.is_empty());
+    let own = own.ok_or(Errno::INVAL)?;
     let ip = ip_of(octets(&grh.dgid));
     if ip.is_unspecified() || ip.is_multicast() {
         return Err(Errno::INVAL);
@@ -127,6 +128,16 @@ pub(crate) struct Gid {
 }
 
 impl Gid {
+    const EMPTY: Gid = Gid {
+        ip: IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        ifindex: 0,
+    };
+
+    /// There is nothing at this index.
+    pub(crate) fn is_empty(self) -> bool {
+        self == Gid::EMPTY
+    }
+
     pub(crate) fn raw(self) -> [u8; 16] {
         gid_of(self.ip)
     }
@@ -146,8 +157,43 @@ fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
-/// The GID table: the addresses of the interfaces that are up, each once.
+/// The GID table of this process. An address keeps its index: new ones are added behind those that are known, and where one has gone, the entry is
+/// empty ([`Gid::is_empty`]) until it comes back.
 pub(crate) fn gids() -> Vec<Gid> {
+    static TABLE: PerFork<Table> = PerFork::new();
+    let mut table = lock(&TABLE.get().0);
+    update(&mut table, &addresses());
+    let shown = |(gid, there): &(Gid, bool)| if *there { *gid } else { Gid::EMPTY };
+    table.iter().map(shown).collect()
+}
+
+/// What was ever there, and whether it is now.
+#[derive(Default)]
+struct Table(Mutex<Vec<(Gid, bool)>>);
+
+impl Inherited for Table {}
+
+/// What an index can say.
+const MAX_GIDS: usize = 256;
+
+fn update(table: &mut Vec<(Gid, bool)>, now: &[Gid]) {
+    for (gid, there) in table.iter_mut() {
+        *there = now.contains(gid);
+    }
+    for gid in now {
+        if table.iter().any(|(known, _)| known == gid) {
+            continue;
+        }
+        if table.len() < MAX_GIDS {
+            table.push((*gid, true));
+        } else if let Some(free) = table.iter_mut().find(|(_, there)| !there) {
+            *free = (*gid, true);
+        }
+    }
+}
+
+/// The addresses of the interfaces that are up, each once.
+fn addresses() -> Vec<Gid> {
     let mut list = std::ptr::null_mut();
     // SAFETY: a place for one pointer.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
@@ -227,6 +273,25 @@ mod tests {
         for gid in &gids {
             assert_eq!(weft_verbs::cm::ip_of(gid.raw()), gid.ip);
         }
+    }
+
+    #[test]
+    fn addresses_keep_their_index() {
+        let gid = |last: u8| Gid {
+            ip: [192, 0, 2, last].into(),
+            ifindex: 2,
+        };
+        let mut table = Vec::new();
+        update(&mut table, &[gid(1), gid(2)]);
+        update(&mut table, &[gid(0), gid(2)]);
+        assert_eq!(table, [(gid(1), false), (gid(2), true), (gid(0), true)]);
+        update(&mut table, &[gid(1), gid(2)]);
+        assert_eq!(table, [(gid(1), true), (gid(2), true), (gid(0), false)]);
+        let many: Vec<Gid> = (0..=255).map(gid).collect();
+        update(&mut table, &many);
+        assert_eq!(table.len(), MAX_GIDS);
+        update(&mut table, &[Gid::EMPTY]);
+        assert_eq!(table.len(), MAX_GIDS, "a place that was free");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr, UdDest};
 use super::context::{Context, Ctx, Held};
 use super::cq::Cq;
 use super::device::Which;
-use super::events::{Audience, Listener, Of, Subject};
+use super::events::{Audience, Fate, Listener, Of, Subject};
 use super::ex::{Building, RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults::{self, QpFaults};
 use super::object::{Guard, Kind, PerFork, Pool, Turn, find, lock, turn};
@@ -36,8 +36,6 @@ use crate::call::{pointer, status};
 pub(crate) struct QpObj {
     pub(crate) ctx: Arc<Ctx>,
     num: u32,
-    /// The persona's claim on the number.
-    _number: Option<persona::Number>,
     init: QpInit,
     pd: weft_verbs::Pd,
     /// `None` only for the moment in which another one is made, and for datagrams.
@@ -55,6 +53,8 @@ pub(crate) struct QpObj {
     extended: bool,
     /// What `WEFT_FAULTS` has in store for it.
     faults: Option<Arc<QpFaults>>,
+    /// The persona's claim on the number. It goes after the queue pair below, which has the number too.
+    _number: Option<persona::Number>,
     _held: [Option<Held>; 4],
 }
 
@@ -396,6 +396,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
         ctx: Arc::clone(&made.ctx),
         subject: Arc::clone(&made.subject),
         shared: made.is_srq(),
+        fate: Fate::default(),
     };
     Audience::get().add(Of::Qp, num, listener);
     Ok(made)
@@ -832,11 +833,12 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
         persona::reset(qp.num);
     }
     qp.set_state(IBV_QPS_ERR);
+    Audience::get().asked(qp.num);
+    native.to_error();
     for wr in lock(&qp.resting).drain(..) {
-        // In the error state it is flushed.
+        // It is flushed.
         let _ = native.post_send_one(wr);
     }
-    native.to_error();
     if before != IBV_QPS_ERR {
         Audience::get().last(qp.num);
     }
@@ -874,6 +876,7 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
             std::thread::yield_now();
         }
     }
+    Audience::get().anew(qp.num);
     let native = qp.pd.create_qp(&qp.init).map_err(super::errno)?;
     qp.alone(|qp| qp.native = Some(Arc::new(native)));
     Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::context::{Ctx, Held, Users};
-use super::events::{Audience, Listener, Of, Subject};
+use super::events::{Audience, Fate, Listener, Of, Subject};
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
 use super::types::*;
@@ -70,6 +70,7 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<Guard<Srq>, E
         ctx: Arc::clone(&made.ctx),
         subject: Arc::clone(&made.subject),
         shared: false,
+        fate: Fate::default(),
     };
     Audience::get().add(Of::Srq, num, listener);
     Ok(made)

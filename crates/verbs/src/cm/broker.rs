@@ -425,6 +425,11 @@ impl Inner {
         let Some(hello) = Hello::decode(incoming.private_data()) else {
             return;
         };
+        // Whoever dials does so from the address behind its GID. Nobody else may take a queue pair's place, or the peer's place in the row.
+        if incoming.peer_addr().ip().to_canonical() != hello.from.ip {
+            let _ = incoming.reject(&refusal(OTHER_PEER));
+            return;
+        }
         self.admit(hello, incoming);
     }
 
