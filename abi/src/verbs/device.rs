@@ -305,8 +305,8 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
     attr.max_qp_rd_atom = c_int::from(limits.max_rd_atomic);
     attr.max_qp_init_rd_atom = c_int::from(limits.max_rd_atomic);
     attr.max_res_rd_atom = int(limits.max_qp).saturating_mul(c_int::from(limits.max_rd_atomic));
-    // They are the processor's own, so nothing else that is atomic is in their way.
-    attr.atomic_cap = IBV_ATOMIC_GLOB;
+    // They are the processor's own, which is more (IBV_ATOMIC_GLOB). But hardware promises this, and UCX takes nothing else for atomics.
+    attr.atomic_cap = IBV_ATOMIC_HCA;
     attr.max_srq = int(limits.max_srq);
     attr.max_srq_wr = int(limits.max_wr);
     attr.max_srq_sge = int(limits.max_sge);

@@ -114,6 +114,11 @@ impl QpObj {
         self.state.store(state, Ordering::Release);
     }
 
+    /// What a query is to say: a connection of TCP has its own time limits.
+    pub(crate) fn set_timeout(&self, timeout: u8) {
+        lock(&self.attr).timeout = timeout;
+    }
+
     /// The connection manager has joined it to a peer's.
     pub(crate) fn set_connected(&self) {
         self.set_state(IBV_QPS_RTS);

@@ -379,7 +379,11 @@ impl Core {
     fn link(&self, nic: &Nic, qp_num: u32, named: bool) -> Result<Link, Errno> {
         let own = get!(self, qp);
         if !own.is_null() {
-            return Ok(Link::Program(qp::name(own)?));
+            let name = qp::name(own)?;
+            if let Some(timeout) = self.setup().ack_timeout {
+                name.get()?.set_timeout(timeout);
+            }
+            return Ok(Link::Program(name));
         }
         if !named {
             return Err(Errno::INVAL);

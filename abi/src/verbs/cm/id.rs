@@ -85,6 +85,8 @@ pub(super) struct Setup {
     pub(super) reuse: bool,
     /// IPv6 only, where the program said so.
     pub(super) only_v6: bool,
+    /// What `ibv_query_qp` is to say of the queue pair, where the program said so.
+    pub(super) ack_timeout: Option<u8>,
     /// What the identifiers of its requests get a queue pair of (`rdma_create_ep(3)`).
     pub(super) template: Option<Template>,
     /// Goes in front of the private data (`rdma_create_ep(3)`).
@@ -169,6 +171,7 @@ fn create(
             depths: (0, 0),
             reuse: false,
             only_v6: false,
+            ack_timeout: None,
             template: None,
             preface: Vec::new(),
         }),

@@ -44,11 +44,13 @@ pub unsafe fn rdma_set_option(
         if len == 1 {
             // SAFETY: the caller's promise.
             let value = unsafe { optval.cast::<u8>().read() };
-            return if value <= most {
-                Ok(0)
-            } else {
-                Err(Errno::INVAL)
-            };
+            if value > most {
+                return Err(Errno::INVAL);
+            }
+            if optname as u32 == RDMA_OPTION_ID_ACK_TIMEOUT {
+                core.setup().ack_timeout = Some(value);
+            }
+            return Ok(0);
         }
         // SAFETY: as above.
         let on = unsafe { optval.cast::<c_int>().read_unaligned() } != 0;

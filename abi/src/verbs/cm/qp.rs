@@ -417,7 +417,7 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
                 | IBV_QP_MIN_RNR_TIMER) as c_int)
         }
         IBV_QPS_RTS => {
-            attr.timeout = 18;
+            attr.timeout = core.setup().ack_timeout.unwrap_or(18);
             attr.retry_cnt = 7;
             attr.rnr_retry = 7;
             attr.max_rd_atomic = u8::try_from(depths.1).unwrap_or(u8::MAX);

@@ -45,7 +45,7 @@ fn ibv_devinfo() {
         "transport:\t\t\tInfiniBand (0)",
         "link_layer:\t\tEthernet",
         "PORT_ACTIVE (4)",
-        "ATOMIC_GLOB (2)",
+        "ATOMIC_HCA (1)",
         // The loopback address, as RoCE v2 has it.
         "::ffff:127.0.0.1, RoCE v2",
     ] {
