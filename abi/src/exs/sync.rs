@@ -249,7 +249,15 @@ fn recv_memory(entry: &Entry, memory: &Memory, flag: c_int) -> Result<ssize_t, E
     if entry.read_shut.load(Ordering::Acquire) {
         return Ok(0);
     }
-    entry.socket.recv_wait(memory, flag).map(signed)
+    unless_shut(entry, entry.socket.recv_wait(memory, flag))
+}
+
+/// What a receive got; one that a shutdown ended got nothing.
+fn unless_shut(entry: &Entry, result: Result<usize, Errno>) -> Result<ssize_t, Errno> {
+    match result {
+        Err(Errno::CANCELED) if entry.read_shut.load(Ordering::Acquire) => Ok(0),
+        result => result.map(signed),
+    }
 }
 
 /// `exs_sync_send_mh`
@@ -609,6 +617,7 @@ pub fn shutdown(fd: c_int, how: c_int) -> Result<c_int, Errno> {
     }
     if read {
         entry.read_shut.store(true, Ordering::Release);
+        entry.socket.stop_waiting()?;
     }
     Ok(0)
 }

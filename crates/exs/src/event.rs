@@ -160,16 +160,16 @@ impl EventKind {
 pub enum Sink {
     /// As an event in this queue, with this number.
     Queue(Queue, u64),
-    /// By this call, once, from whichever thread notices; it must not block and not call the library.
-    Call(Box<dyn FnOnce(Event) + Send>),
+    /// By this call, once, from whichever thread notices; it must not block and not call the library. The number is the event's.
+    Call(Box<dyn FnOnce(Event) + Send>, u64),
     /// Nobody wants to know.
     Nobody,
 }
 
 impl Sink {
-    /// A call.
+    /// A call, with the number 0.
     pub fn call(f: impl FnOnce(Event) + Send + 'static) -> Sink {
-        Sink::Call(Box::new(f))
+        Sink::Call(Box::new(f), 0)
     }
 }
 
@@ -177,7 +177,7 @@ impl std::fmt::Debug for Sink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Sink::Queue(_, token) => write!(f, "Queue({token})"),
-            Sink::Call(_) => f.write_str("Call"),
+            Sink::Call(_, token) => write!(f, "Call({token})"),
             Sink::Nobody => f.write_str("Nobody"),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Memory goes to the library with an operation and comes back with its end, so a future may be dropped at any time: **the operation
 //! goes on without it**, and its memory is dropped when the library lets go of it. A dropped receive still takes its bytes from the
-//! stream, so for `select!` keep the future and poll it again, or use [`Stream::cancel`]; for byte-wise reading with
+//! stream, so for `select!` keep the future and poll it again, or use [`Transfer::cancel`]; for byte-wise reading with
 //! `tokio` there are streams with buffers of their own (feature `tokio`).
 //!
 //! Operations begin at the call, not when the future is first polled. Several may be outstanding in each direction; they complete in
@@ -28,12 +28,13 @@ use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context as Task, Poll, Waker};
 
 use rustix::io::Errno;
 
 use crate::lock::lock;
+use crate::socket::Inner;
 use crate::{Context, Event, Kind, Memory, Piece, RecvFlags, Sink, Socket};
 
 /// Where the end of one operation is left for its future.
@@ -53,19 +54,25 @@ impl Operation {
     fn start(begin: impl FnOnce(Sink) -> Result<(), Errno>) -> Operation {
         let slot = Arc::new(Mutex::new(Slot::Waiting(None)));
         let told = Arc::clone(&slot);
-        let sink = Sink::call(move |event| {
+        let number = number(&slot);
+        let call = move |event| {
             let mut slot = lock(&told);
             let before = std::mem::replace(&mut *slot, Slot::Ended(Box::new(event)));
             drop(slot);
             if let Slot::Waiting(Some(waker)) = before {
                 waker.wake();
             }
-        });
+        };
         Operation {
-            refused: begin(sink).err(),
+            refused: begin(Sink::Call(Box::new(call), number)).err(),
             slot,
         }
     }
+}
+
+/// Names an operation until it has ended: so long its slot lives.
+fn number(slot: &Arc<Mutex<Slot>>) -> u64 {
+    Arc::as_ptr(slot).addr() as u64
 }
 
 impl Future for Operation {
@@ -105,13 +112,33 @@ fn handles(memory: &Memory) -> Memory {
 pub struct Transfer {
     operation: Operation,
     left: Option<Memory>,
+    /// The connection does not stay open for its sake.
+    socket: Weak<Inner>,
 }
 
 impl Transfer {
-    fn start(memory: Memory, begin: impl FnOnce(Memory, Sink) -> Result<(), Errno>) -> Transfer {
+    fn start(
+        socket: &Socket,
+        memory: Memory,
+        begin: impl FnOnce(Memory, Sink) -> Result<(), Errno>,
+    ) -> Transfer {
         let left = Some(handles(&memory));
-        let operation = Operation::start(|sink| begin(memory, sink));
-        Transfer { operation, left }
+        Transfer {
+            operation: Operation::start(|sink| begin(memory, sink)),
+            left,
+            socket: Arc::downgrade(&socket.0),
+        }
+    }
+
+    /// Ends this operation alone, unless it is complete or about to be: it is ready soon, with `ECANCELED` and its memory.
+    pub fn cancel(&self) {
+        // Held until the number has been used: nobody else can get it.
+        let slot = &self.operation.slot;
+        if let Some(socket) = self.socket.upgrade()
+            && matches!(*lock(slot), Slot::Waiting(_))
+        {
+            Socket(socket).cancel(Some(number(slot)));
+        }
     }
 
     fn poll_event(&mut self, cx: &mut Task<'_>) -> Poll<Received> {
@@ -155,6 +182,13 @@ pub struct Received {
 /// The receive of a message, under way.
 #[must_use = "it has the message"]
 pub struct Message(Transfer);
+
+impl Message {
+    /// As [`Transfer::cancel`].
+    pub fn cancel(&self) {
+        self.0.cancel();
+    }
+}
 
 impl Future for Message {
     type Output = Received;
@@ -346,11 +380,13 @@ impl Packets {
 }
 
 fn send(socket: &Socket, memory: Memory) -> Transfer {
-    Transfer::start(memory, |memory, sink| socket.send(memory, sink))
+    Transfer::start(socket, memory, |memory, sink| socket.send(memory, sink))
 }
 
 fn recv(socket: &Socket, memory: Memory, flags: RecvFlags) -> Transfer {
-    Transfer::start(memory, |memory, sink| socket.recv(memory, flags, sink))
+    Transfer::start(socket, memory, |memory, sink| {
+        socket.recv(memory, flags, sink)
+    })
 }
 
 fn send_file(socket: &Socket, pieces: Vec<Piece>) -> End<usize> {

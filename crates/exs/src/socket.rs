@@ -538,6 +538,16 @@ impl Socket {
         conn.shutdown(Some(told)).map_err(refused)
     }
 
+    /// Ends blocking receives, those to come as well: `ECANCELED` (`shutdown(SHUT_RD)`). The peer hears nothing of it, and what it sends
+    /// goes to receives with an event.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF`.
+    pub fn stop_waiting(&self) -> Result<(), Errno> {
+        self.conn()?.stop_waiting();
+        Ok(())
+    }
+
     fn plain_end(&self, kind: EventKind, (target, token): (Target, u64)) -> EndDone {
         let fd = self.number();
         // Lives until the end is told, so that what is queued is sent.

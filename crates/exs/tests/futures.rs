@@ -155,6 +155,34 @@ fn dropped_and_cancelled_futures_harm_nobody() {
 }
 
 #[test]
+fn one_operation_is_cancelled_and_the_others_go_on() {
+    let (near, far) = streams();
+    // Short and long: the peer has been told of the long ones.
+    for len in [4, 4000] {
+        let receives: Vec<_> = (0..3).map(|_| far.recv_exact(vec![0; len])).collect();
+        receives[1].cancel();
+        let mut receives = receives.into_iter();
+        let (first, second, third) = (receives.next(), receives.next(), receives.next());
+        let (result, memory) = block_on(second.unwrap());
+        assert_eq!((result, memory.len()), (Err(Errno::CANCELED), len));
+        let data = pattern(2 * len);
+        block_on(near.send(data.clone())).0.unwrap();
+        assert!(got(block_on(first.unwrap())) == data[..len]);
+        assert!(got(block_on(third.unwrap())) == data[len..]);
+    }
+    // What has ended is not cancelled, nor anything else in its place.
+    let sent = near.send(b"gone".to_vec());
+    assert_eq!(got(block_on(far.recv(vec![0; 4]))), b"gone");
+    sent.cancel();
+    assert_eq!(block_on(sent).0, Ok(4));
+    // A transfer keeps no connection open.
+    let receive = far.recv(vec![0; 4]);
+    drop(far);
+    receive.cancel();
+    assert_eq!(block_on(receive).0, Err(Errno::CANCELED));
+}
+
+#[test]
 fn close_says_when_everything_is_sent() {
     let (near, far) = streams();
     let data = pattern(3 << 20);

@@ -157,6 +157,7 @@ impl Conn {
             pollers: Vec::new(),
             shutting: Vec::new(),
             shut: false,
+            deaf: false,
             closing: false,
             closed: false,
             raised: false,
@@ -369,6 +370,10 @@ impl Conn {
                 return Err((errno, target));
             }
         };
+        if io.deaf && target.is_slot() {
+            self.leave_core(core);
+            return Err((Errno::CANCELED, target));
+        }
         let nothing = machine.readable() == 0 && !machine.peer_closed() && io.over.is_none();
         if flags.contains(RecvFlags::DONTWAIT) && nothing {
             self.process(&mut core);
@@ -490,6 +495,21 @@ impl Conn {
                 }
                 n
             })
+    }
+
+    /// No blocking receives any more: those under way are cancelled.
+    pub(crate) fn stop_waiting(&self) {
+        self.with(|core| {
+            core.io.deaf = true;
+            let waits = |op: &Op| !op.is_send() && op.target.is_slot();
+            let ops = core.io.ops.ids().filter(|(_, op)| waits(op));
+            let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
+            if let Some(machine) = &mut core.machine {
+                for id in ids {
+                    machine.cancel(id);
+                }
+            }
+        });
     }
 
     /// Tell once when the socket is ready.

@@ -74,7 +74,7 @@ impl Target {
                 queue.0.reserve()?;
                 Ok((Target::Queue(queue), token))
             }
-            Sink::Call(call) => Ok((Target::Call(call), 0)),
+            Sink::Call(call, token) => Ok((Target::Call(call), token)),
             Sink::Nobody => Ok((Target::Nobody, 0)),
         }
     }

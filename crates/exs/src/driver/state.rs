@@ -120,6 +120,8 @@ pub(super) struct Io {
     pub(super) pollers: Vec<(Ready, Target, u64)>,
     pub(super) shutting: Vec<(EventKind, Target, u64)>,
     pub(super) shut: bool,
+    /// Blocking receives are not taken any more.
+    pub(super) deaf: bool,
     /// The program has closed the socket.
     pub(super) closing: bool,
     /// The queue pair has been closed.
