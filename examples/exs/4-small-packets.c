@@ -83,11 +83,13 @@ static exs_event_t short_message(void) {
 }
 
 static void give_back(int fd, const exs_event_t *event) {
-    if (event->exs_evt_flags & EXS_EVF_IN_PLACE) {
-        left_in_place++;
-        if (exs_recycle_recv_buffer(fd, event->exs_evt_union.exs_evt_xfer.exs_evt_buffer) < 0)
-            fail("exs_recycle_recv_buffer");
+    if (!(event->exs_evt_flags & EXS_EVF_IN_PLACE)) {
+        fprintf(stderr, "a short message was copied\n");
+        exit(1);
     }
+    left_in_place++;
+    if (exs_recycle_recv_buffer(fd, event->exs_evt_union.exs_evt_xfer.exs_evt_buffer) < 0)
+        fail("exs_recycle_recv_buffer");
 }
 
 /* Before it connects or listens, a socket says how long a message it takes as a small packet. */

@@ -19,7 +19,15 @@ fn the_manual_pages_promises_are_kept() {
     let program = dist.path().join("conformance");
     good(
         Command::new("cc")
-            .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-o"])
+            .args([
+                "-std=gnu11",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-O1",
+                "-g",
+                "-o",
+            ])
             .arg(&program)
             .arg(root().join("libs/ibverbs/tests/conformance.c"))
             .arg("-L")
