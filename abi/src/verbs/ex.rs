@@ -215,7 +215,7 @@ pub(crate) struct Building {
 
 #[derive(Default)]
 struct Wrs {
-    wrs: Vec<SendWr>,
+    requests: Vec<SendWr>,
     /// Where each of them goes, if it is a datagram.
     dests: Vec<Option<UdDest>>,
     /// What was wrong first.
@@ -226,7 +226,7 @@ impl Wrs {
     fn post_datagrams(&self, qp: &QpObj) -> Result<(), Errno> {
         let dests: Option<Vec<UdDest>> = self.dests.iter().copied().collect();
         let dests = dests.ok_or(Errno::INVAL)?;
-        let mut both = self.wrs.iter().zip(&dests);
+        let mut both = self.requests.iter().zip(&dests);
         both.try_for_each(|(wr, to)| qp.post_datagram(wr, to))
     }
 }
@@ -293,7 +293,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     if let Ok(qp) = unsafe { pair(qp) } {
         qp.building.busy.lock();
         let mut list = lock(&qp.building.list);
-        list.wrs.clear();
+        list.requests.clear();
         list.dests.clear();
         list.wrong = None;
     }
@@ -308,9 +308,9 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
             match list.wrong {
                 Some(wrong) => Err(wrong),
                 // All or nothing.
-                None if !qp.has_room(list.wrs.len()) => Err(Errno::NOMEM),
+                None if !qp.has_room(list.requests.len()) => Err(Errno::NOMEM),
                 None if qp.is_datagram() => list.post_datagrams(&qp),
-                None => qp.post(&list.wrs).map_err(|(_, errno)| errno),
+                None => qp.post(&list.requests).map_err(|(_, errno)| errno),
             }
         };
         qp.building.busy.unlock();
@@ -321,7 +321,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the program has just looked into it.
     if let Ok(qp) = unsafe { pair(qp) } {
-        lock(&qp.building.list).wrs.clear();
+        lock(&qp.building.list).requests.clear();
         qp.building.busy.unlock();
     }
 }
@@ -343,7 +343,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, op: impl FnOnce(&QpObj) -> Result<SendOp, Er
         Ok(op) => {
             let mut wr = SendWr::new(id, op);
             post::set_flags(&mut wr, flags);
-            list.wrs.push(wr);
+            list.requests.push(wr);
             list.dests.push(None);
         }
         Err(errno) => list.wrong = list.wrong.or(Some(errno)),
@@ -360,7 +360,7 @@ unsafe fn set(qp: *mut ibv_qp_ex, change: impl FnOnce(&QpObj, &mut SendWr) -> Re
         return;
     };
     let mut list = lock(&pair.building.list);
-    let done = match list.wrs.last_mut() {
+    let done = match list.requests.last_mut() {
         Some(wr) => change(&pair, wr),
         None => Err(Errno::INVAL),
     };

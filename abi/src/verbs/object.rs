@@ -768,7 +768,9 @@ mod tests {
                 })
             })
             .collect();
-        users.into_iter().for_each(|u| u.join().unwrap());
+        for user in users {
+            user.join().unwrap();
+        }
         end(handle as *mut u64).unwrap();
     }
 }
