@@ -22,7 +22,7 @@ use weft_proto::mpa::{
     Revision, RtrSet, StartError,
 };
 use weft_sys::tcp::{self, BindOptions};
-use weft_sys::{Event, Interest};
+use weft_sys::{Event, Interest, poll_fds};
 
 use crate::device::{Counted, Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Source, Token};
@@ -557,6 +557,13 @@ impl Incoming {
     /// The address that it dialled.
     pub fn local_addr(&self) -> SocketAddr {
         self.link.local_addr()
+    }
+
+    /// Whether the initiator has given up meanwhile: it has closed, or said something before its turn. (A simulated network does not tell.)
+    pub fn is_over(&self) -> bool {
+        self.device.is_tcp()
+            && poll_fds(&[(self.link.fd(), Interest::READ)], Some(Duration::ZERO))
+                .is_ok_and(|n| n > 0)
     }
 
     /// Accept, on `qp`.

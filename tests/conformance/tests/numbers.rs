@@ -109,6 +109,32 @@ fn queue_pairs_meet_by_number() {
     }
 }
 
+/// A request that its sender has given up is not the one that a queue pair is joined to.
+#[test]
+fn a_peer_is_told_long_after_the_other() {
+    for local in [LocalMode::Off, LocalMode::Require] {
+        let (one, other) = (Side::new(local), Side::new(local));
+        let ((n1, q1), (n2, q2)) = (one.qp(), other.qp());
+        let (e1, e2) = (name(&n1, "127.0.0.1"), name(&n2, "127.0.0.1"));
+        let ((x, qx, ex), (y, qy, ey)) = if e1 < e2 {
+            ((&one, &q1, e1), (&other, &q2, e2))
+        } else {
+            ((&other, &q2, e2), (&one, &q1, e1))
+        };
+        let mut impatient = ConnParam::default();
+        impatient.options.timeout = Duration::from_millis(100);
+        x.broker.join(qx, ex, ey, 0, &impatient).expect("a peer");
+        qy.post_recv(&[RecvWr::new(1).sge(y.mr.whole())])
+            .expect("room");
+        // Long enough for some requests to be given up.
+        std::thread::sleep(Duration::from_millis(500));
+        join(y, qy, ey, ex);
+        qx.post_send_one(SendWr::send(2).inline(b"at last"))
+            .expect("kept");
+        y.expect_message(b"at last");
+    }
+}
+
 #[test]
 fn nobody_comes() {
     let side = Side::new(LocalMode::Off);

@@ -446,8 +446,10 @@ impl Inner {
         }
         let Some(joining) = state.joining.get(&num) else {
             let early = state.early.entry(num).or_default();
-            // The newest are the likeliest to be there still.
-            let old = (early.len() >= EARLY).then(|| early.remove(0));
+            // Who dials again has given up the request of before; otherwise the newest are the likeliest to be there still.
+            let before = early.iter().position(|(other, _)| *other == hello);
+            let before = before.or_else(|| (early.len() >= EARLY).then_some(0));
+            let old = before.map(|at| early.remove(at));
             early.push((hello, incoming));
             drop(state);
             drop(old);
@@ -460,6 +462,10 @@ impl Inner {
         }
         let (qp, param, round) = (joining.qp.upgrade(), joining.param.clone(), joining.round);
         drop(state);
+        // It dials again: a queue pair that was joined to a request given up could not be joined to that one.
+        if incoming.is_over() {
+            return;
+        }
         let Some(qp) = qp else { return };
         match incoming.accept(&qp, &param) {
             Ok(()) => {
