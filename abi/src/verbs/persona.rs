@@ -74,7 +74,7 @@ pub(crate) fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
 /// RTR: `qp`, whose number is from [`reserve`], is joined to the peer that `attr` names.
 ///
 /// # Errors
-/// `EINVAL` for a GID index that is not there, and for a peer's GID or number that cannot be; `EOPNOTSUPP` for a queue pair joined to itself.
+/// `EINVAL` for a GID index that is not there, and for a peer's GID or number that cannot be.
 pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
     let (own, ip, scope) = way(&attr.ah_attr.grh)?;
     let ours = QpName {
@@ -85,9 +85,6 @@ pub(crate) fn rtr(qp: &Arc<Qp>, attr: &ibv_qp_attr) -> Result<(), Errno> {
         num: attr.dest_qp_num,
         ip,
     };
-    if ours == peer {
-        return Err(Errno::OPNOTSUPP);
-    }
     let depths = ConnParam {
         ird: u16::from(attr.max_dest_rd_atomic),
         // What we have outstanding is told later, at RTS; the peer's side says how many it takes.

@@ -298,6 +298,7 @@ impl UdInner {
         let wr = match &self.recv {
             RecvSource::Own(queue) => queue.take().map(|(wr, _)| wr),
             RecvSource::Shared(srq) => srq.take(),
+            RecvSource::Twin(_) => None,
         };
         let Some(wr) = wr else {
             self.counters.no_recv.fetch_add(1, Ordering::Relaxed);

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weft_verbs::cm::{Broker, ConnParam, Number, QpName, gid_of, ip_of};
-use weft_verbs::{Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
+use weft_verbs::{
+    Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, Rnr, SendWr, Wc, WcStatus,
+};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -184,10 +186,55 @@ fn a_queue_pair_told_another_peer_stays_alone() {
         ends.iter().all(|wc| wc.status == WcStatus::RetryExcErr),
         "{ends:?}"
     );
-    let itself = side
-        .broker
-        .join(&qps[1].1, names[1], names[1], 0, &ConnParam::default());
-    assert!(itself.is_err());
+}
+
+/// What MPI libraries do for the messages of a process to itself.
+#[test]
+fn a_queue_pair_is_joined_to_itself() {
+    for local in [LocalMode::Off, LocalMode::Require] {
+        let side = Side::new(local);
+        let number = side.broker.reserve().expect("a number");
+        let init = QpInit {
+            num: Some(number.get()),
+            rnr: Rnr::Wait,
+            quiet_end: true,
+            remote_completion: true,
+            ..QpInit::new(&side.cq, &side.cq)
+        };
+        let qp = Arc::new(side.pd.create_qp(&init).expect("a queue pair"));
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let mr = side.pd.alloc_mr(64, access).expect("a region");
+        let own = name(&number, "127.0.0.1");
+        qp.post_recv(&[RecvWr::new(7).sge(side.mr.whole())])
+            .expect("room");
+        join(&side, &qp, own, own);
+        for text in [b"first", b"later"] {
+            qp.post_send_one(SendWr::send(1).inline(text))
+                .expect("kept");
+        }
+        side.expect_message(b"first");
+        // The second one waits for its receive.
+        assert_eq!(side.cq.poll(&mut [Wc::default()]), Ok(0));
+        qp.post_recv(&[RecvWr::new(8).sge(side.mr.whole())])
+            .expect("room");
+        let wc = side.next();
+        assert_eq!((wc.wr_id, wc.qp_num), (8, number.get()));
+        assert_eq!(side.mr.to_vec(0, 5).expect("in bounds"), b"later");
+        mr.write(0, b"one-sided").expect("in bounds");
+        let write = SendWr::write(2, mr.remote(32)).sge(mr.sge(0, 9));
+        let read = SendWr::read(3, mr.remote(32)).sge(mr.sge(16, 9));
+        for wr in [write, read] {
+            qp.post_send_one(wr.signaled()).expect("room");
+            assert_eq!(side.next().status, WcStatus::Success);
+        }
+        assert_eq!(mr.to_vec(16, 9).expect("in bounds"), b"one-sided");
+        qp.post_recv(&[RecvWr::new(9)]).expect("room");
+        qp.to_error();
+        let wc = side.next();
+        assert_eq!((wc.wr_id, wc.status), (9, WcStatus::WrFlushErr));
+        drop((qp, number));
+        assert_eq!(side.cq.poll(&mut [Wc::default()]), Ok(0));
+    }
 }
 
 #[test]

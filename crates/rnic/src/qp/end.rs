@@ -90,7 +90,8 @@ impl QpInner {
             self.flush_recvs(core);
         }
         match reason {
-            _ if unheard => {}
+            // Its first end tells of it.
+            _ if unheard || self.is_twin => {}
             EndReason::Disconnected => {}
             EndReason::Lost => self.device.raise(AsyncEvent::QpFatal {
                 qp_num: self.num,
@@ -142,10 +143,7 @@ impl QpInner {
         if self.state() == QpState::Rts
             && let Some(wr) = core.rx.take_recv()
         {
-            match &self.recv {
-                RecvSource::Own(queue) => queue.put_back(wr),
-                RecvSource::Shared(srq) => srq.put_back(wr),
-            }
+            self.put_back_recv(wr);
         }
     }
 
@@ -160,7 +158,7 @@ impl QpInner {
         let current = core.rx.take_recv();
         let queued = match &self.recv {
             RecvSource::Own(queue) => queue.drain(),
-            RecvSource::Shared(_) => VecDeque::new(),
+            RecvSource::Shared(_) | RecvSource::Twin(_) => VecDeque::new(),
         };
         let vendor_err = match core.ended {
             Some(EndReason::Terminated(code) | EndReason::PeerTerminated(code)) => code,

@@ -75,18 +75,64 @@ impl QpInit {
 /// connection: requests that have not completed by then make no completions any more, and may not be carried out.
 pub struct Qp(
     pub(crate) Arc<QpInner>,
-    #[allow(dead_code)] (Counted, QpNumber),
+    #[allow(dead_code)] Option<(Counted, QpNumber)>,
 );
 
 impl Qp {
     pub(crate) fn new(pd: &Arc<PdInner>, num: QpNumber, init: &QpInit, count: Counted) -> Qp {
-        let device = &pd.device;
         let recv = match &init.srq {
             Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
             None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
         };
+        Qp(
+            Self::make(pd, num.num, init, recv, false),
+            Some((count, num)),
+        )
+    }
+
+    /// The other end for a connection of this queue pair with itself: what arrives there takes the receives of this one, and
+    /// completes as its own. It goes when its handle is dropped. `None` if there has been one.
+    pub fn twin(&self) -> Option<Qp> {
+        let first = &self.0;
+        let init = QpInit {
+            max_send_wr: 0,
+            max_recv_wr: 0,
+            max_sge: first.max_sge,
+            rnr: if first.rnr_wait {
+                Rnr::Wait
+            } else {
+                Rnr::Terminate
+            },
+            remote_completion: first.remote_completion,
+            quiet_end: first.quiet_end,
+            ..QpInit::new(
+                &Cq(Arc::clone(&first.send_cq)),
+                &Cq(Arc::clone(&first.recv_cq)),
+            )
+        };
+        let recv = match &first.recv {
+            RecvSource::Shared(srq) => RecvSource::Shared(Arc::clone(srq)),
+            RecvSource::Own(_) => RecvSource::Twin(Arc::downgrade(first)),
+            RecvSource::Twin(_) => return None,
+        };
+        let twin = Self::make(&first.pd, first.num, &init, recv, true);
+        let qp = Qp(twin, None);
+        first.twin.set(Arc::downgrade(&qp.0)).ok()?;
+        Some(qp)
+    }
+
+    fn make(
+        pd: &Arc<PdInner>,
+        num: u32,
+        init: &QpInit,
+        recv: RecvSource,
+        is_twin: bool,
+    ) -> Arc<QpInner> {
+        let device = &pd.device;
         let inner = Arc::new(QpInner {
-            num: num.num,
+            num,
+            is_twin,
+            twin: OnceLock::new(),
             device: Arc::clone(device),
             pd: Arc::clone(pd),
             send_cq: Arc::clone(&init.send_cq.0),
@@ -142,7 +188,7 @@ impl Qp {
         if !init.send_cq.same(&init.recv_cq) {
             inner.recv_cq.attach(&inner);
         }
-        Qp(inner, (count, num))
+        inner
     }
 
     /// The queue pair's number, as in [`Wc::qp_num`](crate::Wc::qp_num).
@@ -202,6 +248,9 @@ impl Qp {
         };
         let result = queue.post(wrs);
         self.0.feed();
+        if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
+            twin.feed();
+        }
         if self.0.state() == QpState::Error {
             self.0.with_core(|core| {
                 self.0.flush_recvs(core);

@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -82,6 +82,8 @@ struct Slot {
 pub(crate) enum RecvSource {
     Own(RecvQueue),
     Shared(Arc<SrqInner>),
+    /// Of the queue pair whose other end this is, see [`Qp::twin`].
+    Twin(Weak<QpInner>),
 }
 
 /// What a lock holder may touch.
@@ -139,6 +141,9 @@ struct Connected {
 
 pub(crate) struct QpInner {
     num: u32,
+    /// It is another one's other end, see [`Qp::twin`].
+    is_twin: bool,
+    twin: OnceLock<Weak<QpInner>>,
     device: Arc<DeviceInner>,
     pd: Arc<PdInner>,
     send_cq: Arc<CqInner>,
@@ -886,6 +891,27 @@ impl QpInner {
         match &self.recv {
             RecvSource::Own(queue) => queue.take().map(|(wr, _)| wr),
             RecvSource::Shared(srq) => srq.take(),
+            RecvSource::Twin(first) => first.upgrade()?.take_recv(),
+        }
+    }
+
+    /// This one was taken, and not used.
+    fn put_back_recv(&self, wr: RecvWr) {
+        match &self.recv {
+            RecvSource::Own(queue) => queue.put_back(wr),
+            RecvSource::Shared(srq) => srq.put_back(wr),
+            RecvSource::Twin(first) => {
+                if let Some(first) = first.upgrade() {
+                    first.put_back_recv(wr);
+                    // It may have been flushed without this one.
+                    if first.state() == QpState::Error {
+                        first.with_core(|core| {
+                            first.flush_recvs(core);
+                            first.deliver(core);
+                        });
+                    }
+                }
+            }
         }
     }
 

@@ -139,7 +139,9 @@ impl QpInner {
     fn fetch_recv(self: &Arc<Self>, core: &mut Core) -> bool {
         core.rx.recv = self.take_recv().or_else(|| {
             match &self.recv {
-                RecvSource::Own(_) => self.starved.store(true, Ordering::SeqCst),
+                RecvSource::Own(_) | RecvSource::Twin(_) => {
+                    self.starved.store(true, Ordering::SeqCst)
+                }
                 RecvSource::Shared(srq) => {
                     if !self.starved.swap(true, Ordering::SeqCst) {
                         srq.await_recv(Arc::downgrade(self));

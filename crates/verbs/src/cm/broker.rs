@@ -164,6 +164,8 @@ struct State {
     joining: HashMap<u32, Joining>,
     /// Requests for queue pairs that have not been told their peer yet.
     early: HashMap<u32, Vec<(Hello, Incoming)>>,
+    /// The other ends of queue pairs that are joined to themselves.
+    twins: HashMap<u32, Arc<Qp>>,
     rounds: u64,
     /// Counts what the thread should look at.
     news: u64,
@@ -273,7 +275,7 @@ impl Broker {
     /// come after the patience, the first of them ends with [`WcStatus::RetryExcErr`].
     ///
     /// # Errors
-    /// `InvalidInput` for a queue pair joined to itself, or already joined; [`ConnectError::Invalid`] in form.
+    /// `InvalidInput` for one that is already joined; [`ConnectError::Invalid`] in form.
     pub fn join(
         &self,
         qp: &Arc<Qp>,
@@ -282,10 +284,11 @@ impl Broker {
         scope: u32,
         param: &ConnParam,
     ) -> io::Result<()> {
-        if ours == peer || peer.port() == 0 || peer.num >= 1 << 24 {
+        if peer.port() == 0 || peer.num >= 1 << 24 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let dials = ours < peer;
+        // One that is joined to itself dials, and has another end to be dialled.
+        let dials = ours <= peer;
         let at = |ip, port| match ip {
             IpAddr::V4(ip) => SocketAddr::from((ip, port)),
             IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
@@ -305,6 +308,10 @@ impl Broker {
         let mut state = lock(&self.0.state);
         if state.joining.contains_key(&ours.num) {
             return Err(io::ErrorKind::InvalidInput.into());
+        }
+        if ours == peer {
+            let twin = qp.twin().ok_or(io::ErrorKind::InvalidInput)?;
+            state.twins.insert(ours.num, Arc::new(twin));
         }
         qp.expect();
         state.rounds += 1;
@@ -352,8 +359,12 @@ impl Broker {
     /// The queue pair with this number is no longer to be joined: it goes back to its first state, or away.
     pub fn leave(&self, num: u32) {
         let mut state = lock(&self.0.state);
-        let gone = (state.joining.remove(&num), state.early.remove(&num));
-        // Dropping requests rejects them, on sockets: not under the lock.
+        let gone = (
+            state.joining.remove(&num),
+            state.early.remove(&num),
+            state.twins.remove(&num),
+        );
+        // Dropping requests rejects them, on sockets, and a twin closes its connection: not under the lock.
         drop(state);
         drop(gone);
     }
@@ -455,12 +466,18 @@ impl Inner {
             drop(old);
             return;
         };
-        if joining.hello.to != hello.from || joining.dial.is_some() {
+        let itself = hello.from == hello.to;
+        if joining.hello.to != hello.from || (joining.dial.is_some() && !itself) {
             drop(state);
             let _ = incoming.reject(&refusal(OTHER_PEER));
             return;
         }
-        let (qp, param, round) = (joining.qp.upgrade(), joining.param.clone(), joining.round);
+        let (param, round) = (joining.param.clone(), joining.round);
+        let qp = if itself {
+            state.twins.get(&num).cloned()
+        } else {
+            joining.qp.upgrade()
+        };
         drop(state);
         // It dials again: a queue pair that was joined to a request given up could not be joined to that one.
         if incoming.is_over() {
@@ -470,7 +487,8 @@ impl Inner {
         match incoming.accept(&qp, &param) {
             Ok(()) => {
                 let mut state = lock(&self.state);
-                if state.joining.get(&num).is_some_and(|j| j.round == round) {
+                // One that is joined to itself is joined when its dial says so.
+                if !itself && state.joining.get(&num).is_some_and(|j| j.round == round) {
                     state.joining.remove(&num);
                 }
             }
