@@ -140,7 +140,7 @@ impl QpInner {
         core.rx.recv = self.take_recv().or_else(|| {
             match &self.recv {
                 RecvSource::Own(_) | RecvSource::Twin(_) => {
-                    self.starved.store(true, Ordering::SeqCst)
+                    self.starved.store(true, Ordering::SeqCst);
                 }
                 RecvSource::Shared(srq) => {
                     if !self.starved.swap(true, Ordering::SeqCst) {
