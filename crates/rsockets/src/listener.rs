@@ -16,7 +16,8 @@ use crate::options::Options;
 
 pub(crate) struct Listener {
     device: Device,
-    options: Options,
+    /// Those that the socket has when a peer comes.
+    options: Arc<Mutex<Options>>,
     backlog: usize,
     listening: Mutex<Option<Listening>>,
     addr: OnceLock<SocketAddr>,
@@ -39,9 +40,10 @@ impl Listener {
         device: &Device,
         bound: Bound,
         backlog: u32,
-        options: Options,
+        options: Arc<Mutex<Options>>,
         bell: Arc<Bell>,
     ) -> Result<Arc<Listener>, Errno> {
+        let link = lock(&options).link;
         let listener = Arc::new(Listener {
             device: device.clone(),
             options,
@@ -54,7 +56,7 @@ impl Listener {
         });
         let weak = Arc::downgrade(&listener);
         let param = ConnParam {
-            options: options.link,
+            options: link,
             ..ConnParam::default()
         };
         let listening = bound
@@ -97,11 +99,12 @@ impl Listener {
 
     fn make(&self, incoming: Incoming) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
         let bell = Arc::new(Bell::new().map_err(|error| io_errno(&error))?);
-        let conn = Conn::prepare(&self.device, self.options, Arc::clone(&bell))?;
+        let options = *lock(&self.options);
+        let conn = Conn::prepare(&self.device, options, Arc::clone(&bell))?;
         let theirs = incoming.private_data().to_vec();
         let param = ConnParam {
             private_data: conn.greeting().emit().to_vec(),
-            options: self.options.link,
+            options: options.link,
             ..ConnParam::default()
         };
         if let Err(error) = crate::wire::Greeting::parse(&theirs) {

@@ -29,7 +29,7 @@ pub(crate) struct Inner {
     device: Device,
     ipv6: bool,
     bell: Arc<Bell>,
-    options: Mutex<Options>,
+    options: Arc<Mutex<Options>>,
     state: Mutex<State>,
     /// A connection was made, or could not be; or the socket was closed.
     changed: Condvar,
@@ -95,7 +95,7 @@ impl Socket {
             device: device.clone(),
             ipv6,
             bell,
-            options: Mutex::default(),
+            options: Arc::default(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             conn: OnceLock::new(),
@@ -211,8 +211,8 @@ impl Socket {
             let any = self.0.device.bind(self.any_addr());
             any.map_err(|e| io_errno(&e))?
         };
-        let (device, bell) = (&self.0.device, Arc::clone(&self.0.bell));
-        let listener = Listener::new(device, bound, backlog, *lock(&self.0.options), bell)?;
+        let (options, bell) = (Arc::clone(&self.0.options), Arc::clone(&self.0.bell));
+        let listener = Listener::new(&self.0.device, bound, backlog, options, bell)?;
         *state = State::Listening(listener);
         Ok(())
     }
@@ -230,7 +230,7 @@ impl Socket {
         let (conn, bell) = listener.accept(self.waits())?;
         let peer = conn.peer_addr().unwrap_or_else(|| self.any_addr());
         let mut inner = Self::with(&self.0.device, self.0.ipv6, bell, State::Connected);
-        inner.options = Mutex::new(conn.options());
+        inner.options = Arc::new(Mutex::new(conn.options()));
         inner.conn = OnceLock::from(conn);
         inner.linger = Mutex::new(*lock(&self.0.linger));
         Ok((Socket(Arc::new(inner)), peer))

@@ -41,6 +41,9 @@ const QUIET: u32 = 16;
 /// Closed by their programs, and not yet by their peers.
 static LINGERING: Mutex<Vec<Arc<Conn>>> = Mutex::new(Vec::new());
 
+/// How long a close leaves the connection open for a peer that is not one of us, once everything is sent.
+const FAREWELL: Duration = Duration::from_millis(500);
+
 /// A run of writes whose completion is told at its end.
 #[derive(Clone, Copy, Default)]
 struct Mark {
@@ -483,7 +486,9 @@ impl Conn {
         ready.set(PollFlags::RDHUP, end);
         let no_send = over || core.send_shut || machine.is_shut() || machine.peer_is_gone();
         ready.set(PollFlags::OUT, no_send || self.may_send(core));
-        ready.set(PollFlags::HUP, over || machine.is_over());
+        // Not before what came has been read: programs take it for the end of everything.
+        let hung_up = machine.is_over() && machine.readable() == 0;
+        ready.set(PollFlags::HUP, over || hung_up);
         ready.set(PollFlags::ERR, core.error.is_some());
         ready
     }
@@ -599,6 +604,15 @@ impl Conn {
             let sent = core.flying.messages == core.open.messages;
             (sent || core.over.is_some() || core.machine.is_none()).then_some(())
         });
+        let others = self.with(|core| core.machine.as_ref().is_some_and(|m| !m.is_kin()));
+        if others {
+            // Given time: see docs/adr/0006.
+            let deadline = deadline.min(Instant::now() + FAREWELL);
+            self.wait_until(Some(deadline), |core| {
+                let gone = core.machine.as_ref().is_none_or(Endpoint::peer_is_gone);
+                (gone || core.over.is_some() || self.end.get().is_some()).then_some(())
+            });
+        }
         // What is left goes on without the program; its own memory is not among it.
         if let Some(me) = self.me.upgrade() {
             lock(&LINGERING).push(Arc::clone(&me));

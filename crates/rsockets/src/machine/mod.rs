@@ -322,6 +322,11 @@ impl Endpoint {
         Some(write)
     }
 
+    /// Whether the peer is one of us.
+    pub fn is_kin(&self) -> bool {
+        self.peer.kin.is_some()
+    }
+
     /// Entries of the peer's iomap table.
     pub fn peer_maps(&self) -> u16 {
         self.peer.maps

@@ -3,6 +3,7 @@
 
 mod dropin;
 mod elf;
+mod rsockets;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
