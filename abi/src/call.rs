@@ -18,9 +18,41 @@ impl Failed for libc::ssize_t {
     const FAILED: Self = -1;
 }
 
+// SAFETY: as glibc's and musl's headers have it.
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// While it lives, the thread is not cancelled (`pthread_cancel(3)`): that would unwind through our frames, which ends the process. Many calls of
+/// libc are points at which it would happen.
+struct Uncancelled(libc::c_int);
+
+impl Uncancelled {
+    fn new() -> Self {
+        const DISABLE: libc::c_int = 1;
+        let mut before = 0;
+        // SAFETY: a place for the state of before.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        Uncancelled(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        let mut disabled = 0;
+        // SAFETY: as above.
+        unsafe { pthread_setcancelstate(self.0, &raw mut disabled) };
+    }
+}
+
+fn caught<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
+    let _uncancelled = Uncancelled::new();
+    catch_unwind(AssertUnwindSafe(body))
+}
+
 /// Runs the body of an exported call. A panic is a mistake of the library: the call fails with `EIO`.
 pub fn run<T: Failed>(body: impl FnOnce() -> Result<T, Errno>) -> T {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match caught(body) {
         Ok(Ok(value)) => value,
         Ok(Err(errno)) => failed(errno),
         Err(_) => failed(Errno::IO),
@@ -34,6 +66,16 @@ fn failed<T: Failed>(errno: Errno) -> T {
 
 /// Runs the body of a call that returns an `errno` value: 0 for success.
 pub fn status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
+    match caught(body) {
+        Ok(Ok(())) => 0,
+        Ok(Err(errno)) => errno.raw_os_error(),
+        Err(_) => libc::EIO,
+    }
+}
+
+/// As [`status`], for the calls of the fast path: nothing below them is a point of cancellation.
+#[inline]
+pub fn quick_status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(errno)) => errno.raw_os_error(),
@@ -41,9 +83,41 @@ pub fn status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
     }
 }
 
+/// A call that waits until a descriptor counts something, as `read(2)` does, and then fetches it: `false` when another thread has. While it waits the thread
+/// can be cancelled, as programs end their threads for events; so no frame below this one has anything to drop then.
+///
+/// # Safety
+/// `count_of` gives a descriptor of which eight bytes can be read.
+pub(crate) unsafe fn wait_and_fetch(
+    count_of: impl Fn() -> Result<libc::c_int, Errno>,
+    fetch: impl Fn() -> Result<bool, Errno>,
+) -> libc::c_int {
+    // SAFETY: libc's, from which cancelling unwinds.
+    unsafe extern "C-unwind" {
+        fn read(fd: libc::c_int, buf: *mut libc::c_void, count: usize) -> isize;
+    }
+    loop {
+        let mut fd = -1;
+        let begun = run(|| {
+            fd = count_of()?;
+            Ok(0)
+        });
+        let mut count = [0_u8; 8];
+        // SAFETY: room for a count.
+        if begun != 0 || unsafe { read(fd, (&raw mut count).cast(), count.len()) } < 0 {
+            return -1;
+        }
+        match run(|| Ok(libc::c_int::from(fetch()?))) {
+            1 => return 0,
+            0 => {}
+            failed => return failed,
+        }
+    }
+}
+
 /// Runs the body of a call that returns an address: NULL and `errno` when it fails.
 pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    match caught(body) {
         Ok(Ok(made)) => made,
         Ok(Err(errno)) => null(errno),
         Err(_) => null(Errno::IO),

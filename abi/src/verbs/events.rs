@@ -15,7 +15,7 @@ use super::context::{Context, Ctx};
 use super::cq::Cq;
 use super::object::{Inherited, PerFork, find, lock};
 use super::types::*;
-use crate::call::run;
+use crate::call::{run, wait_and_fetch};
 
 /// What an event is about. An object has one for each queue that its events may be in.
 pub(crate) struct Subject {
@@ -106,13 +106,18 @@ impl<T> EventQueue<T> {
     pub(crate) fn next(&self) -> Result<(Arc<Subject>, T), Errno> {
         loop {
             read(&self.fd, &mut [0_u8; 8])?;
-            let mut list = lock(&self.list);
-            // What the count was for may have been taken back.
-            if let Some((subject, what)) = list.pop_front() {
-                lock(&subject.counts).given += 1;
-                return Ok((subject, what));
+            if let Some(next) = self.fetch() {
+                return Ok(next);
             }
         }
+    }
+
+    /// The event that a count was read for; `None` when it has been taken back.
+    pub(crate) fn fetch(&self) -> Option<(Arc<Subject>, T)> {
+        let mut list = lock(&self.list);
+        let (subject, what) = list.pop_front()?;
+        lock(&subject.counts).given += 1;
+        Some((subject, what))
     }
 
     /// Whether the program has not fetched all about a subject.
@@ -264,12 +269,11 @@ impl Audience {
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
-    run(|| {
+    let fetch = || {
         let queue = Arc::clone(&find::<Context>(context)?.ctx.events);
-        if event.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let (subject, event_type) = queue.next()?;
+        let Some((subject, event_type)) = queue.fetch() else {
+            return Ok(false);
+        };
         let element = ibv_async_event_element {
             qp: subject.handle as *mut ibv_qp,
         };
@@ -280,8 +284,18 @@ pub unsafe fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_asy
                 event_type,
             });
         }
-        Ok(0)
-    })
+        Ok(true)
+    };
+    let count_of = || {
+        let fd = find::<Context>(context)?.ctx.events.fd();
+        if event.is_null() {
+            Err(Errno::INVAL)
+        } else {
+            Ok(fd)
+        }
+    };
+    // SAFETY: an event queue's descriptor.
+    unsafe { wait_and_fetch(count_of, fetch) }
 }
 
 /// `ibv_ack_async_event`
@@ -323,20 +337,28 @@ pub unsafe fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut std::ffi::c_void,
 ) -> c_int {
-    run(|| {
+    let fetch = || {
         let queue = Arc::clone(&find::<Channel>(channel)?.queue);
-        if cq.is_null() || cq_context.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let (subject, ()) = queue.next()?;
+        let Some((subject, ())) = queue.fetch() else {
+            return Ok(false);
+        };
         let handle = subject.handle as *mut ibv_cq;
         // SAFETY: the caller's promise. The queue cannot go before this event is acknowledged.
         unsafe {
             cq.write(handle);
             cq_context.write((*handle).cq_context);
         }
-        Ok(0)
-    })
+        Ok(true)
+    };
+    let count_of = || {
+        let fd = find::<Channel>(channel)?.queue.fd();
+        if cq.is_null() || cq_context.is_null() {
+            return Err(Errno::INVAL);
+        }
+        Ok(fd)
+    };
+    // SAFETY: an event queue's descriptor.
+    unsafe { wait_and_fetch(count_of, fetch) }
 }
 
 /// `ibv_ack_cq_events`

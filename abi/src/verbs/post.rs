@@ -17,7 +17,7 @@ use super::qp::QpObj;
 use super::srq::Srq;
 use super::types::*;
 use super::ud;
-use crate::call::status;
+use crate::call::quick_status;
 
 /// The error of a refused request.
 pub(crate) fn refused(error: PostError) -> Errno {
@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn post_send(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut at = wr;
-    let result = status(|| {
+    let result = quick_status(|| {
         // SAFETY: the program has just looked into it.
         let qp = unsafe { enter::<QpObj>(qp) }?;
         while !at.is_null() {
@@ -239,7 +239,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut at = wr;
-    let result = status(|| {
+    let result = quick_status(|| {
         // SAFETY: the program has just looked into it.
         let qp = unsafe { enter::<QpObj>(qp) }?;
         while !at.is_null() {
@@ -265,7 +265,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let mut at = wr;
-    let result = status(|| {
+    let result = quick_status(|| {
         // SAFETY: the program has just looked into it.
         let srq = unsafe { enter::<Srq>(srq) }?;
         while !at.is_null() {
@@ -292,7 +292,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
     wc: *mut ibv_wc,
 ) -> c_int {
     let mut taken = 0;
-    let result = status(|| {
+    let result = quick_status(|| {
         // SAFETY: the program has just looked into it.
         let cq = unsafe { enter::<Cq>(cq) }?;
         let wanted = usize::try_from(num_entries).map_err(|_| Errno::INVAL)?;

@@ -17,6 +17,10 @@ exports! { "weft_cm_", strings:
     rdma_event_str(event: rdma_cm_event_type) -> *const c_char;
 }
 
+exports! { "weft_cm_", waiting cm:
+    rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
+}
+
 exports! { "weft_cm_", cm:
     rdma_create_event_channel() -> *mut rdma_event_channel;
     rdma_destroy_event_channel(channel: *mut rdma_event_channel);
@@ -45,7 +49,6 @@ exports! { "weft_cm_", cm:
     rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr, context: *mut c_void) -> c_int;
     rdma_join_multicast_ex(id: *mut rdma_cm_id, mc_join_attr: *mut rdma_cm_join_mc_attr_ex, context: *mut c_void) -> c_int;
     rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
-    rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
     rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
     rdma_get_src_port(id: *mut rdma_cm_id) -> u16;
     rdma_get_dst_port(id: *mut rdma_cm_id) -> u16;

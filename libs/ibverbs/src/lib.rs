@@ -7,14 +7,17 @@
 
 /// The calls, each of which is that of its name in `$from`. `$prefix` is put before the names for C.
 macro_rules! exports {
-    ($prefix:literal, $from:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+    ($prefix:literal, $from:ident: $($calls:tt)*) => { exports! { @"C" $prefix, $from: $($calls)* } };
+    // Calls in which a thread may be cancelled while they wait: that unwinds.
+    ($prefix:literal, waiting $from:ident: $($calls:tt)*) => { exports! { @"C-unwind" $prefix, $from: $($calls)* } };
+    (@$abi:literal $prefix:literal, $from:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
         /// # Safety
         /// As the manual page says.
         // SAFETY: no other code has this name.
         #[unsafe(export_name = concat!($prefix, stringify!($name)))]
         #[allow(unused_unsafe)] // some of them are safe
-        pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $result)? {
+        pub unsafe extern $abi fn $name($($arg: $type),*) $(-> $result)? {
             // SAFETY: the caller's promise.
             unsafe { $from::$name($($arg),*) }
         }

@@ -23,6 +23,11 @@ exports! { "", strings:
     mbps_to_ibv_rate(mbps: c_int) -> ibv_rate;
 }
 
+exports! { "", waiting verbs:
+    ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
+    ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int;
+}
+
 exports! { "", verbs:
     ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
     ibv_free_device_list(list: *mut *mut ibv_device);
@@ -32,7 +37,6 @@ exports! { "", verbs:
     ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
     ibv_close_device(context: *mut ibv_context) -> c_int;
     ibv_import_device(cmd_fd: c_int) -> *mut ibv_context;
-    ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
     ibv_ack_async_event(event: *mut ibv_async_event);
     ibv_query_device(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int;
     ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr) -> c_int;
@@ -60,7 +64,6 @@ exports! { "", verbs:
     ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void, channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq;
     ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int;
     ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
-    ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int;
     ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
     ibv_create_srq(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
     ibv_modify_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr, srq_attr_mask: c_int) -> c_int;

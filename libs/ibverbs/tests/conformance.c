@@ -1019,6 +1019,55 @@ static void completion_events(void) {
     half_close(&a);
 }
 
+static void *hear(void *channel) {
+    struct ibv_cq *cq;
+    void *context;
+    ibv_get_cq_event(channel, &cq, &context);
+    return NULL;
+}
+
+static void *listen_on(void *context) {
+    struct ibv_async_event event;
+    ibv_get_async_event(context, &event);
+    return NULL;
+}
+
+static void *open_cancelled(void *context) {
+    struct ibv_port_attr port;
+    /* Calls that do not wait are carried out whole. */
+    pthread_cancel(pthread_self());
+    *(struct ibv_context **)context = open_named("weft_ib0");
+    CHECK(ibv_query_port(*(struct ibv_context **)context, 1, &port) == 0);
+    pthread_testcancel();
+    return NULL;
+}
+
+/* Threads for events are cancelled, commonly, while they wait. */
+static void cancelled(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    struct ibv_context *opened = NULL;
+    struct {
+        void *(*run)(void *);
+        void *arg;
+    } threads[] = {{hear, h.channel}, {listen_on, h.context}, {open_cancelled, &opened}};
+    for (int i = 0; i < 3; i++) {
+        pthread_t thread;
+        void *result = NULL;
+        struct timespec end;
+        MUST(pthread_create(&thread, NULL, threads[i].run, threads[i].arg) == 0);
+        if (i < 2) {
+            usleep(50000);
+            MUST(pthread_cancel(thread) == 0);
+        }
+        MUST(clock_gettime(CLOCK_REALTIME, &end) == 0);
+        end.tv_sec += 20;
+        CHECK(pthread_timedjoin_np(thread, &result, &end) == 0 && result == PTHREAD_CANCELED);
+    }
+    CHECK(opened && ibv_close_device(opened) == 0);
+    half_close(&h);
+}
+
 static void overrun(void) {
     struct half a, b;
     half_open(&a, "weft_ib0", 0);
@@ -1329,6 +1378,7 @@ static const struct {
              {"shared_receives", shared_receives},
              {"windows", windows},
              {"completion_events", completion_events},
+             {"cancelled", cancelled},
              {"overrun", overrun},
              {"extended_queues", extended_queues},
              {"extended_pairs", extended_pairs},

@@ -10,7 +10,7 @@ use super::request::Request;
 use super::types::{
     rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type, rdma_conn_param, rdma_event_channel,
 };
-use crate::call::{pointer, run};
+use crate::call::{pointer, run, wait_and_fetch};
 use crate::verbs::events::EventQueue;
 use crate::verbs::object::{Kind, PerFork, Pool, find, lock, turn};
 
@@ -161,7 +161,11 @@ impl Channel {
 
     /// The next event, as C gets it.
     pub(super) fn get(&self) -> Result<*mut rdma_cm_event, Errno> {
-        let (_, Waiting { about, mut news }) = self.events()?.next()?;
+        let (_, waiting) = self.events()?.next()?;
+        Self::show(waiting)
+    }
+
+    fn show(Waiting { about, mut news }: Waiting) -> Result<*mut rdma_cm_event, Errno> {
         let fetched = Fetched(about);
         let about = fetched.0.handle();
         let (id, listen_id) = match news.request.take() {
@@ -241,16 +245,25 @@ pub unsafe fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    run(|| {
-        let channel = self::channel(channel)?;
-        if event.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let got = channel.get()?;
+    let fetch = || {
+        let Some((_, waiting)) = self::channel(channel)?.events()?.fetch() else {
+            return Ok(false);
+        };
+        let got = Channel::show(waiting)?;
         // SAFETY: the caller's promise.
         unsafe { event.write(got) };
-        Ok(0)
-    })
+        Ok(true)
+    };
+    let count_of = || {
+        let fd = self::channel(channel)?.events()?.fd();
+        if event.is_null() {
+            Err(Errno::INVAL)
+        } else {
+            Ok(fd)
+        }
+    };
+    // SAFETY: an event queue's descriptor.
+    unsafe { wait_and_fetch(count_of, fetch) }
 }
 
 /// `rdma_ack_cm_event(3)`.
