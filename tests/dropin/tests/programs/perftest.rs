@@ -165,6 +165,15 @@ fn unreliable_connections() {
     );
 }
 
+#[test]
+fn datagrams() {
+    let weft = Weft::on("weft_ib0");
+    perftest(&weft, "ib_send_lat", "-d weft_ib0 -c UD -n 200 -s 64", 1);
+    perftest(&weft, "ib_send_lat", "-d weft_ib0 -c UD -n 200 -s 64 -e", 1);
+    // No more than the receiver has receives for: what comes beyond them is lost, and perftest counts.
+    perftest(&weft, "ib_send_bw", "-d weft_ib0 -c UD -n 200 -s 1024", 1);
+}
+
 /// `-z`: the exchange by `rdma_cm`, the queue pairs by hand.
 #[test]
 fn exchange_by_cm() {

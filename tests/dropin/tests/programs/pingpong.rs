@@ -53,6 +53,15 @@ fn ibv_srq_pingpong() {
     }
 }
 
+/// Datagrams, up to the longest.
+#[test]
+fn ibv_ud_pingpong() {
+    for options in ["-n 500", "-e -n 200", "-s 4096 -n 200"] {
+        let rounds = options.rsplit(' ').next().unwrap();
+        pingpong("ibv_ud_pingpong", &Weft::on("weft_ib0"), options, rounds);
+    }
+}
+
 #[test]
 fn ibv_uc_pingpong() {
     for weft in carriers("weft_ib0") {

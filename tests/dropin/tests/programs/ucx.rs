@@ -4,10 +4,21 @@ use weft_dropin::{Weft, free_port, have, pair};
 
 use super::carriers;
 
-/// Reliable connections and nothing else.
+/// Reliable connections, and the datagrams that their ends meet by.
 pub(super) fn reliable(weft: Weft) -> Weft {
-    weft.env("UCX_TLS", "rc_verbs,self")
+    weft.env("UCX_TLS", "rc_verbs,ud_verbs,self")
         .env("UCX_NET_DEVICES", "weft_ib0:1")
+}
+
+/// Datagrams alone: UCX makes them reliable itself.
+#[test]
+fn datagrams() {
+    let weft = Weft::on("weft_ib0");
+    for options in ["am_lat -s 64", "am_bw -D bcopy -s 2048"] {
+        let (test, options) = options.split_once(' ').unwrap();
+        let options = format!("-d weft_ib0:1 -x ud_verbs -n 500 -w 50 {options}");
+        ucx(weft.clone(), test, &options);
+    }
 }
 
 /// UCX's lower layer: one transport and one device, without what it would choose.
