@@ -107,7 +107,7 @@ pub unsafe fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_i
     })
 }
 
-/// `rdma_join_multicast(3)`: `EOPNOTSUPP`, there are no datagram queue pairs.
+/// `rdma_join_multicast(3)`: `EOPNOTSUPP`, there is no multicast.
 ///
 /// # Safety
 /// Any pointers may be given.
