@@ -48,24 +48,43 @@ impl Confirming {
     }
 }
 
+impl Core {
+    /// The connection is there.
+    pub(super) fn start_confirming(&mut self, link: &dyn Link, ord: u16) {
+        if let Some(stream) = self.stream.as_mut().filter(|_| ord > 0) {
+            stream.complete_when_answered();
+            self.confirming = Some(Confirming {
+                local: link.local().is_some(),
+                outstanding: 0,
+                wanted: false,
+            });
+        }
+    }
+
+    /// Ask if somebody wants to know; says whether that was done.
+    pub(super) fn ask_for_confirmation(&mut self) -> bool {
+        let Some(confirming) = &mut self.confirming else {
+            return false;
+        };
+        if !confirming.wanted || confirming.outstanding >= CONFIRMS || self.ended.is_some() {
+            return false;
+        }
+        confirming.wanted = false;
+        if self.sq.is_empty() {
+            return false;
+        }
+        confirming.outstanding += 1;
+        post_internal(self, zero_read());
+        true
+    }
+}
+
 impl QpInner {
     /// Depths are about to be negotiated: what to add to the program's, for Reads of our own.
     pub(crate) fn ask_for_own_reads(&self) -> u16 {
         self.with_own_reads
             .store(self.remote_completion, Ordering::Relaxed);
         if self.remote_completion { CONFIRMS } else { 0 }
-    }
-
-    /// The connection is there.
-    pub(super) fn start_confirming(&self, core: &mut Core, link: &dyn Link, ord: u16) {
-        if let Some(stream) = core.stream.as_mut().filter(|_| ord > 0) {
-            stream.complete_when_answered();
-            core.confirming = Some(Confirming {
-                local: link.local().is_some(),
-                outstanding: 0,
-                wanted: false,
-            });
-        }
     }
 
     /// Something was posted, and with `signaled` somebody waits for it.
@@ -76,25 +95,8 @@ impl QpInner {
         if let Some(confirming) = &mut core.confirming {
             confirming.wanted |= signaled || self.sq_sig_all || short_of_room;
             if !confirming.local {
-                self.ask_for_confirmation(core);
+                core.ask_for_confirmation();
             }
         }
-    }
-
-    /// Ask if somebody wants to know; says whether that was done.
-    pub(super) fn ask_for_confirmation(&self, core: &mut Core) -> bool {
-        let Some(confirming) = &mut core.confirming else {
-            return false;
-        };
-        if !confirming.wanted || confirming.outstanding >= CONFIRMS || core.ended.is_some() {
-            return false;
-        }
-        confirming.wanted = false;
-        if core.sq.is_empty() {
-            return false;
-        }
-        confirming.outstanding += 1;
-        post_internal(core, zero_read());
-        true
     }
 }

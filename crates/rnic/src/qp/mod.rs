@@ -25,7 +25,7 @@ mod tx;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -241,7 +241,7 @@ impl QpInner {
             let own = |depth| if with_own { visible(depth) } else { depth };
             let _ = self.depths.set((own(params.ird), own(params.ord)));
             if self.remote_completion {
-                self.start_confirming(&mut core, &*link, params.ord);
+                core.start_confirming(&*link, params.ord);
             }
             core.tx
                 .start(frame, mpa(params.crc), mpa(params.tx_markers), prefix);
@@ -571,8 +571,12 @@ impl QpInner {
     }
 
     /// After looking at a transport whose wake-ups come once: somebody who sleeps, and was woken while another thread
-    /// took what came, is to hear of the next thing too.
-    fn watch_again(&self, link: &dyn Link) {
+    /// took what came, is to hear of the next thing too. `received`: something was taken.
+    fn watch_again(&self, link: &dyn Link, received: bool) {
+        if received {
+            // Either we see the sleeper, or it sees what we have taken, and tells the peer.
+            fence(Ordering::SeqCst);
+        }
         let armed = self.armed.load(Ordering::SeqCst);
         let sleepers = self.waiters.load(Ordering::SeqCst) > 0;
         if (!armed && !sleepers) || link.watch(self.interest()).is_some() {
@@ -722,16 +726,18 @@ impl QpInner {
         let mut moved = self.pump_tx(core, link);
         if core.confirming.as_ref().is_some_and(Confirming::is_late) {
             self.reap(core);
-            if self.ask_for_confirmation(core) {
+            if core.ask_for_confirmation() {
                 moved |= self.pump_tx(core, link);
             }
         }
+        let mut received = false;
         if receive && core.ended.is_none() {
-            moved |= self.pump_rx(core, link);
+            received = self.pump_rx(core, link);
+            moved |= received;
             if core.confirming.is_some() {
                 // What is confirmed may allow the next question.
                 self.reap(core);
-                self.ask_for_confirmation(core);
+                core.ask_for_confirmation();
             }
             if core.ended.is_none() {
                 moved |= self.pump_tx(core, link);
@@ -739,7 +745,7 @@ impl QpInner {
         }
         // After all sending: what was lent just now makes a sleeper wait for one thing more.
         if core.ended.is_none() && link.local().is_some_and(|local| receive || local.lends()) {
-            self.watch_again(link);
+            self.watch_again(link, received);
         }
         self.reap(core);
         self.deliver(core);

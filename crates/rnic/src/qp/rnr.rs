@@ -82,6 +82,7 @@ impl QpInner {
     }
 
     /// Take in what has waited, as far as there are receives for it.
+    #[cold]
     pub(super) fn go_on(self: &Arc<Self>, core: &mut Core) -> Result<(), Stop> {
         // Whoever posts a receive clears this.
         if core.rx.held.response_open || self.starved.load(Ordering::SeqCst) {

@@ -442,6 +442,7 @@ impl QpInner {
     }
 
     /// Check a segment, and place what is there of it.
+    #[inline]
     pub(super) fn take_in(
         self: &Arc<Self>,
         core: &mut Core,

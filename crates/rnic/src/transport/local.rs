@@ -71,6 +71,8 @@ pub(crate) struct LocalLink {
     blocked_at: AtomicU64,
     /// Somebody may have been woken since the wire was drained.
     watched: AtomicBool,
+    /// No more references: what they would name is about to be its owner's again.
+    lends_no_more: AtomicBool,
     /// Whether the peer is told of what was taken.
     tells: AtomicBool,
     dead: AtomicBool,
@@ -90,6 +92,7 @@ impl LocalLink {
             lent: AtomicUsize::new(0),
             blocked_at: AtomicU64::new(0),
             watched: AtomicBool::new(false),
+            lends_no_more: AtomicBool::new(false),
             tells: AtomicBool::new(true),
             dead: AtomicBool::new(false),
             finished: AtomicBool::new(false),
@@ -107,8 +110,9 @@ impl LocalLink {
         self.joint.end.open_doors();
     }
 
-    /// The peer may not touch our memory any more: from the return on it does not.
+    /// The peer may not touch our memory any more: from the return on it does not. What is still sent is copied.
     pub(crate) fn shut_doors(&self) {
+        self.lends_no_more.store(true, Ordering::Relaxed);
         self.joint.end.shut_doors();
         let start = Instant::now();
         while self.joint.end.peer_mark() != 0 && !self.is_dead() {
@@ -234,7 +238,7 @@ impl LocalLink {
     fn push(&self, list: &SendList<'_>, from: usize) -> Result<usize, Broken> {
         let end = &self.joint.end;
         let total = list.len_bytes();
-        if total < REF_MAPPED {
+        if total < REF_MAPPED || self.lends_no_more.load(Ordering::Relaxed) {
             return end.push(list, from, total - from);
         }
         let base = self.stream.load(Ordering::Relaxed);
