@@ -101,7 +101,7 @@ fn a_send_with_immediate_is_one_message() {
     assert_eq!(
         header,
         hex(&format!(
-            "01 48 00000000 00000000 00000001 00000000 {immediate}"
+            "01 48 00000001 00000000 00000001 00000000 {immediate}"
         ))
     );
     let payload = |offset, len| Payload::Wr {
@@ -115,7 +115,7 @@ fn a_send_with_immediate_is_one_message() {
     b.rx_immediate([1, 2, 3, 4, 5, 6, 7, 8]);
     assert_eq!(b.rx_placed(), None);
     let (header, second) = must_tx(&mut a);
-    assert_eq!(header, hex("41 48 00000000 00000000 00000001 00000054"));
+    assert_eq!(header, hex("41 48 00000001 00000000 00000001 00000054"));
     assert_eq!(
         (second.payload, second.completes),
         (payload(n, 150 - n), Some(0))
@@ -140,7 +140,7 @@ fn a_send_with_immediate_is_one_message() {
     assert_eq!(
         header,
         hex(&format!(
-            "41 49 00000000 00000000 00000002 00000000 {immediate}"
+            "41 49 00000001 00000000 00000002 00000000 {immediate}"
         ))
     );
     assert_eq!(one.completes, Some(1));

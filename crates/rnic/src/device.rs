@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -114,6 +114,8 @@ pub(crate) struct DeviceInner {
     /// Sixteen random bytes by which peers recognise our address space.
     pub(crate) cookie: Box<[u8; 16]>,
     pool: Pool,
+    /// Bytes that wait for receives, of all queue pairs.
+    pub(crate) held: Arc<AtomicUsize>,
     next_id: AtomicU32,
     pub(crate) qps: Arc<AtomicU32>,
     qp_numbers: Mutex<HashSet<u32>>,
@@ -247,6 +249,7 @@ impl DeviceBuilder {
             pending: Arc::default(),
             greetings: Mutex::default(),
             pool: Pool::default(),
+            held: Arc::default(),
             next_id: AtomicU32::new(1),
             qps: Arc::default(),
             qp_numbers: Mutex::default(),

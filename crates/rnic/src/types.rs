@@ -46,8 +46,7 @@ pub enum SendOp {
         rkey: u32,
     },
     /// Send with immediate data: both in one receive and one completion. No RFC has such a message: only weft takes it
-    /// (docs/spec/rdmap-extensions.md), other peers end the stream. Without data it is Immediate Data alone (RFC 7306 6), as every
-    /// peer takes it that takes that, and completes there as that of a Write.
+    /// (docs/spec/rdmap-extensions.md), other peers end the stream. Without data they take it for Immediate Data alone (RFC 7306 6).
     SendImm {
         /// The eight bytes of immediate data, as a number in host order.
         imm: u64,

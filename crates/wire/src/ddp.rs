@@ -89,7 +89,8 @@ pub struct Untagged {
     pub opcode: Opcode,
     /// The message's last segment.
     pub last: bool,
-    /// The STag to invalidate, for an opcode that [invalidates](Opcode::invalidates); else zero on the wire, and not
+    /// The STag to invalidate, for an opcode that [invalidates](Opcode::invalidates), and for Immediate Data a mark of weft's
+    /// (docs/spec/rdmap-extensions.md); else zero on the wire, and not
     /// looked at on receipt (RFC 5040 4.1).
     pub invalidate: u32,
     /// Queue number: one of [`rdmap::QN_SEND`](crate::rdmap::QN_SEND) and its sisters.
@@ -180,7 +181,7 @@ impl Header {
         Ok(Self::Untagged(Untagged {
             opcode,
             last,
-            invalidate: if opcode.invalidates() {
+            invalidate: if opcode.has_ulp_field() {
                 raw.invalidate.get()
             } else {
                 0
@@ -226,7 +227,11 @@ impl Header {
                 mo,
             }) => {
                 let (ddp_control, rdmap_control) = control(opcode, last, 0);
-                let invalidate = if opcode.invalidates() { invalidate } else { 0 };
+                let invalidate = if opcode.has_ulp_field() {
+                    invalidate
+                } else {
+                    0
+                };
                 let raw = UntaggedLayout {
                     ddp_control,
                     rdmap_control,

@@ -76,7 +76,7 @@ pub fn ddp_header(data: &[u8]) {
     let mut expected = data[..len].to_vec();
     expected[0] &= 0xc3;
     expected[1] &= 0xcf;
-    if matches!(header, Header::Untagged(_)) && !header.opcode().invalidates() {
+    if matches!(header, Header::Untagged(_)) && !header.opcode().has_ulp_field() {
         expected[2..6].fill(0);
     }
     assert_eq!(raw[..len], expected);

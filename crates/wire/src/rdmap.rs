@@ -110,6 +110,11 @@ impl Opcode {
         }
     }
 
+    /// Whether the field behind the opcode means something: the `STag` to invalidate, or what weft says with Immediate Data.
+    pub const fn has_ulp_field(self) -> bool {
+        self.invalidates() || matches!(self, Self::Immediate | Self::ImmediateSe)
+    }
+
     /// Whether it names an STag to invalidate at the receiver.
     #[inline]
     pub const fn invalidates(self) -> bool {

@@ -28,7 +28,7 @@ fn header() -> impl Strategy<Value = Header> {
                 to,
             }),
             Some(qn) => {
-                let invalidate = if opcode.invalidates() { stag } else { 0 };
+                let invalidate = if opcode.has_ulp_field() { stag } else { 0 };
                 Header::Untagged(Untagged {
                     opcode,
                     last,

@@ -102,7 +102,7 @@ on_every_setup!({
     windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
         other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
     srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
-    rnr: one_by_one, much, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
+    rnr: answers_pass_a_long_message, one_by_one, much, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
         sleeps_beside_it;
     cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
         overrun, filled_to_the_brim, shared_by_many;
@@ -188,7 +188,7 @@ on_confirmed_setups!({
     windows: bind_and_use, local_invalidate, send_with_invalidate, other_queue_pair, bind_then_send_in_one_post;
     srq: shared_by_several, shared_concurrently;
     cq: several_waiters, post_while_another_thread_waits, shared_by_many;
-    rnr: one_by_one, much, posted_by_another_thread;
+    rnr: answers_pass_a_long_message, one_by_one, much, posted_by_another_thread;
     events: event_loop, solicited_only;
     threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
     states: quiet_end, expected, disconnect, to_error, drop_of_a_qp;

@@ -7,7 +7,9 @@ use weft_wire::rdmap::{
 };
 
 use super::fault::Offender;
-use super::{MAX_HEADER, Op, Outstanding, Payload, Progress, Response, SendWr, State, Stream, Tx};
+use super::{
+    MAX_HEADER, Op, Outstanding, Payload, Progress, Response, SendWr, State, Stream, Tx, WITH_SEND,
+};
 
 /// The message being cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,6 +252,7 @@ impl Stream {
                 let header = Header::Untagged(Untagged {
                     last,
                     mo,
+                    invalidate: WITH_SEND,
                     ..untagged_0(opcode, send_msn)
                 });
                 let header_len = if offset == 0 {
@@ -266,10 +269,14 @@ impl Stream {
                         immediate: false,
                     };
                 }
-                let payload = Payload::Wr {
-                    seq,
-                    offset,
-                    len: n,
+                let payload = if n == 0 {
+                    Payload::None
+                } else {
+                    Payload::Wr {
+                        seq,
+                        offset,
+                        len: n,
+                    }
                 };
                 return Some(Tx {
                     header_len,

@@ -42,8 +42,7 @@ pub enum Op {
         /// Ask for an event at the receiver.
         solicited: bool,
     },
-    /// Send and eight bytes of immediate data in one message, which no RFC has: docs/spec/rdmap-extensions.md. Without data it
-    /// is [`Op::Imm`].
+    /// Send and eight bytes of immediate data in one message, which no RFC has: docs/spec/rdmap-extensions.md.
     SendImm {
         /// The 8 bytes of immediate data, big-endian on the wire.
         imm: u64,

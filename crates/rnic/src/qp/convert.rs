@@ -43,10 +43,6 @@ pub(super) fn to_proto(wr: &SendWr) -> rdmap::SendWr {
             solicited: wr.solicited,
             invalidate: Some(rkey),
         },
-        SendOp::SendImm { imm } if wr.len() == Some(0) => rdmap::Op::Imm {
-            imm,
-            solicited: wr.solicited,
-        },
         SendOp::SendImm { imm } => rdmap::Op::SendImm {
             imm,
             solicited: wr.solicited,

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weft_proto::rdmap::Fault;
 use weft_wire::ddp::Header;
@@ -16,8 +16,10 @@ use weft_wire::rdmap::{Opcode, QN_ATOMIC_RESPONSE, QN_SEND, QN_TERMINATE};
 use super::rx::{Segment, Stop};
 use super::{Core, QpInner, RecvSource};
 
-/// What may wait beside the transport, in bytes; each segment counts for a little more than its length.
-const HELD_MAX: usize = 256 * 1024;
+/// What may wait beside the transport, in bytes, for one queue pair and for all of a device; each segment counts for a little more
+/// than its length.
+const HELD_MAX: usize = 64 << 20;
+const HELD_BY_ALL: usize = 256 << 20;
 const HELD_COST: usize = 64;
 
 /// What waits for a receive.
@@ -30,10 +32,51 @@ pub(super) struct Held {
     /// A Read Response has begun and not ended: nothing may come in between.
     response_open: bool,
     ulpdus: VecDeque<Box<[u8]>>,
+    /// A segment that is being fetched.
+    pub(super) partial: Vec<u8>,
     bytes: usize,
+    /// What all of the device keep, once this keeps anything.
+    by_all: Option<Arc<AtomicUsize>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(all) = &self.by_all {
+            all.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Held {
+    /// Room for a segment of this length, if there is any.
+    fn reserve(&mut self, len: usize, by_all: &Arc<AtomicUsize>) -> bool {
+        let cost = len + HELD_COST;
+        let all = self.by_all.get_or_insert_with(|| Arc::clone(by_all));
+        if self.bytes + cost > HELD_MAX
+            || all.fetch_add(cost, Ordering::Relaxed) + cost > HELD_BY_ALL
+        {
+            if self.bytes + cost <= HELD_MAX {
+                all.fetch_sub(cost, Ordering::Relaxed);
+            }
+            return false;
+        }
+        self.bytes += cost;
+        true
+    }
+
+    fn release(&mut self, len: usize) {
+        self.bytes -= len + HELD_COST;
+        if let Some(all) = &self.by_all {
+            all.fetch_sub(len + HELD_COST, Ordering::Relaxed);
+        }
+    }
+
+    /// The segment that was being fetched is there.
+    pub(super) fn fetched(&mut self) {
+        self.ulpdus
+            .push_back(std::mem::take(&mut self.partial).into());
+    }
+
     pub(super) fn waits(&self) -> bool {
         self.waits
     }
@@ -66,17 +109,21 @@ impl QpInner {
         }
         let rx = &mut core.rx;
         let held = &mut rx.held;
-        let bytes = held.bytes + segment.len + HELD_COST;
-        if segment.total > segment.room || bytes > HELD_MAX {
+        if !segment.whole && segment.total <= segment.room {
+            rx.need = segment.total;
+            return Wait::Here;
+        }
+        if !held.reserve(segment.len, &self.device.held) {
             held.stopped = true;
             return Wait::Here;
         }
         if !segment.whole {
-            rx.need = segment.total;
-            return Wait::Here;
+            held.partial = vec![0; segment.len];
+            held.partial[..segment.ulpdu.len()].copy_from_slice(segment.ulpdu);
+            rx.fetch_held(segment);
+            return Wait::Kept;
         }
         held.ulpdus.push_back(segment.ulpdu.into());
-        held.bytes = bytes;
         rx.start += segment.total;
         Wait::Kept
     }
@@ -97,7 +144,7 @@ impl QpInner {
             let Some(ulpdu) = held.ulpdus.pop_front() else {
                 break;
             };
-            held.bytes -= ulpdu.len() + HELD_COST;
+            held.release(ulpdu.len());
             held.stopped = false;
             let segment = Segment {
                 header,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 use weft_mem::{Access, MemError, RecvList, Span};
-use weft_proto::rdmap::{Event, Fault, Rx as Step};
+use weft_proto::rdmap::{Event, Fault, Rx as Step, WITH_SEND};
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{Header, HeaderError, UNTAGGED_LEN};
 use weft_wire::mpa::{CRC_LEN, MarkerStripper};
@@ -41,9 +41,19 @@ const KEEP_SMALL: usize = 256;
 /// Where the rest of a payload goes.
 #[derive(Clone, Copy, Debug)]
 enum Target {
-    Write { stag: u32, to: u64 },
-    Read { seq: u64, offset: u32 },
-    Recv { mo: u32 },
+    Write {
+        stag: u32,
+        to: u64,
+    },
+    Read {
+        seq: u64,
+        offset: u32,
+    },
+    Recv {
+        mo: u32,
+    },
+    /// What waits for a receive, see [`Held`].
+    Held,
 }
 
 impl Target {
@@ -52,6 +62,7 @@ impl Target {
             Target::Write { to, .. } => *to += u64::from(n),
             Target::Read { offset, .. } => *offset += n,
             Target::Recv { mo } => *mo += n,
+            Target::Held => {}
         }
     }
 }
@@ -71,6 +82,8 @@ pub(super) struct Rx {
     pub(super) start: usize,
     end: usize,
     pub(super) held: Held,
+    /// Immediate data that has come belongs to a Send.
+    with_send: bool,
     /// Bytes left over when the buffer went back to the pool.
     small: SmallVec<[u8; 32]>,
     direct: Option<Direct>,
@@ -167,6 +180,20 @@ impl Rx {
         }
         pool.put_rx(buf);
         self.eof
+    }
+
+    /// The rest of this segment goes to what waits. Everything staged belongs to it.
+    pub(super) fn fetch_held(&mut self, segment: &Segment<'_>) {
+        self.direct = Some(Direct {
+            target: Target::Held,
+            left: (segment.len - segment.ulpdu.len()) as u32,
+            bulk: true,
+        });
+        self.start += self.frame.header_len() + segment.ulpdu.len();
+        self.trailer = self.frame.trailer_len(segment.len);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
     }
 
     /// Borrow the buffer, with what was left over at its front.
@@ -306,6 +333,11 @@ impl QpInner {
             for span in &spans {
                 list.push_span(span, 0, span.len());
             }
+            if let Target::Held = direct.target {
+                let partial = &mut rx.held.partial;
+                let at = partial.len() - direct.left as usize;
+                list.push_buf(&mut partial[at..]);
+            }
             // Bulk: no more than the trailer and the next header, whatever follows has its own place.
             let tail = if self.rnr_wait && rx.frame == Frame::Local {
                 // The peer is to be told of this payload, whatever becomes of the next message.
@@ -361,8 +393,13 @@ impl QpInner {
                 if direct.left > 0 {
                     return Ok(());
                 }
+                let held = matches!(direct.target, Target::Held);
                 core.rx.direct = None;
-                self.placed(core)?;
+                if held {
+                    core.rx.held.fetched();
+                } else {
+                    self.placed(core)?;
+                }
             }
             if core.rx.held.waits() {
                 self.go_on(core)?;
@@ -466,6 +503,7 @@ impl QpInner {
             return Ok(false);
         };
         let step = stream.rx_segment(&header, ulpdu_len)?;
+        rx.with_send = matches!(header, Header::Untagged(header) if header.invalidate == WITH_SEND);
         ledger.rx_fpdus += 1;
         let mut payload = &ulpdu[header.len().min(ulpdu.len())..];
         let mut before = 0;
@@ -560,6 +598,7 @@ impl QpInner {
                 self.list_spans(&slot.wr.sges, offset, len)
                     .map_err(|_| Stop::Sink(seq))
             }
+            Target::Held => Ok(SmallVec::new()),
             Target::Recv { mo } => {
                 let sges = core.rx.recv.as_ref().map_or(&[][..], |wr| &wr.sges);
                 self.list_spans(sges, mo, len)
@@ -622,7 +661,7 @@ impl QpInner {
                 core.done.recv.push(Wc {
                     wr_id: wr.id,
                     status: WcStatus::Success,
-                    opcode: if immediate.is_some() && len == 0 {
+                    opcode: if immediate.is_some() && !core.rx.with_send {
                         WcOpcode::RecvWithImm
                     } else {
                         WcOpcode::Recv

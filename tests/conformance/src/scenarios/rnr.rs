@@ -292,3 +292,21 @@ pub fn sleeps_beside_it(bed: &Bed) {
         b.post_recv(RecvWr::new(2).sge(mr.whole()));
     });
 }
+
+/// A long message that waits does not keep the answers behind it.
+pub fn answers_pass_a_long_message(bed: &Bed) {
+    let (a, b) = pair(bed);
+    let len = bed.setup.largest.min(1 << 20);
+    let data = pattern(4, len);
+    let (from, to) = (a.mr_of(&data), b.mr(len));
+    let word = a.mr(8);
+    for round in 0..3 {
+        a.post(SendWr::send(1).sge(from.whole()));
+        b.run(SendWr::read(2, word.remote(0)).sge(to.sge(0, 0)));
+        b.run(SendWr::fetch_add(3, word.remote(0), 1).sge(to.sge(0, 8)));
+        assert_eq!(word.load_u64(0), Ok(round + 1));
+        b.post_recv(RecvWr::new(4).sge(to.whole()));
+        assert_ok(&b.received(), 4, WcOpcode::Recv, len);
+        assert_bytes(&to, 0, &data, "message");
+    }
+}
