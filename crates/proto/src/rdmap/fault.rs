@@ -76,6 +76,9 @@ pub enum Fault {
     /// No ready-to-receive message that both sides know (RFC 6581 section 8).
     #[error("no matching ready-to-receive option")]
     NoMatchingRtr,
+    /// A receive of ours names memory that is not ours to use: the message cannot be placed, and its sender is to know which.
+    #[error("the receive cannot be used")]
+    BadReceive,
     /// Something on our side: no memory, a broken invariant, or the user asked for an abortive end.
     #[error("local catastrophic error")]
     LocalCatastrophic,
@@ -141,7 +144,9 @@ impl Offender {
             }
             Fault::RdmapVersion => TermError::Operation(OperationError::InvalidVersion),
             Fault::UnexpectedOpcode => TermError::Operation(OperationError::UnexpectedOpcode),
-            Fault::AtomicMismatch => TermError::Operation(OperationError::Unspecified),
+            Fault::AtomicMismatch | Fault::BadReceive => {
+                TermError::Operation(OperationError::Unspecified)
+            }
             Fault::Crc => TermError::Mpa(MpaError::CrcError),
             Fault::Marker => TermError::Mpa(MpaError::MarkerMismatch),
             Fault::InsufficientIrd => TermError::Mpa(MpaError::InsufficientIrd),

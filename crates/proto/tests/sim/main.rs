@@ -639,7 +639,9 @@ impl World {
                 Fault::Crc => TermError::Mpa(MpaError::CrcError),
                 Fault::Marker => TermError::Mpa(MpaError::MarkerMismatch),
                 Fault::UnexpectedOpcode => TermError::Operation(OperationError::UnexpectedOpcode),
-                Fault::AtomicMismatch => TermError::Operation(OperationError::Unspecified),
+                Fault::AtomicMismatch | Fault::BadReceive => {
+                    TermError::Operation(OperationError::Unspecified)
+                }
                 Fault::RdmapVersion => TermError::Operation(OperationError::InvalidVersion),
                 Fault::DdpVersion { .. } => TermError::Tagged(TaggedError::InvalidVersion),
                 Fault::ReceiveTooSmall => TermError::Untagged(UntaggedError::TooLong),

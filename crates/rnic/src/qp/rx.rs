@@ -551,7 +551,7 @@ impl QpInner {
             let table = &self.device.table;
             table
                 .copy_local_in(self.pd.id, sge.lkey, sge.addr, &payload[..here])
-                .map_err(|_| Stop::Recv(Fault::LocalCatastrophic, WcStatus::LocProtErr))?;
+                .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?;
             core.ledger.rx_copied += here as u64;
         } else if len > 0 {
             let spans = self.spans(core, target, len)?;
@@ -602,7 +602,7 @@ impl QpInner {
             Target::Recv { mo } => {
                 let sges = core.rx.recv.as_ref().map_or(&[][..], |wr| &wr.sges);
                 self.list_spans(sges, mo, len)
-                    .map_err(|_| Stop::Recv(Fault::LocalCatastrophic, WcStatus::LocProtErr))
+                    .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))
             }
         }
     }

@@ -128,3 +128,15 @@ pub fn depths(bed: &Bed) {
         }
     }
 }
+
+/// A receive whose memory is not the receiver's to use: the sender hears that the peer could not carry out its request.
+pub fn receive_of_no_use(bed: &Bed) {
+    let (a, b) = pair(bed);
+    let mr = b.mr(8);
+    let mut sge = mr.whole();
+    sge.lkey ^= 0xff;
+    b.post_recv(RecvWr::new(1).sge(sge));
+    a.post(SendWr::send(2).inline(b"12345678"));
+    assert_eq!(b.received().status, WcStatus::LocProtErr);
+    assert_eq!(a.sent().status, WcStatus::RemOpErr);
+}
