@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
             for (int i = 0; i < WINDOW; i++)
                 bad += wrong(in + i * len, len, (unsigned)len);
         else
-            printf("%zu %.2f %.2f\n", len, one_way * 1e6, (double)len * WINDOW / took / 1e6);
+            printf("%zu %.3f %.5f\n", len, one_way * 1e6, (double)len * WINDOW / took / 1e6);
     }
 
     long all = -1;
