@@ -63,7 +63,7 @@ fn stream(program: &str, weft: &Weft, address: &str, options: &str) {
         // name bytes xfers iters total time Gb/sec usec/xfer
         let results = client.text.lines().filter(|line| {
             let words: Vec<_> = line.split_whitespace().collect();
-            words.len() == 8 && words[6].parse::<f64>().is_ok_and(|rate| rate > 0.0)
+            words.len() == 8 && words[7].parse::<f64>().is_ok_and(|time| time > 0.0)
         });
         assert!(results.count() > 0, "{}", client.show());
         return;
