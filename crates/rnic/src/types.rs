@@ -126,6 +126,16 @@ impl SendOp {
             SendOp::BindMw { .. } => WcOpcode::BindMw,
         }
     }
+    /// Whether the peer's program hears of it.
+    pub(crate) const fn is_two_sided(&self) -> bool {
+        matches!(
+            self,
+            SendOp::Send
+                | SendOp::SendImm { .. }
+                | SendOp::SendInvalidate { .. }
+                | SendOp::WriteImm { .. }
+        )
+    }
     /// Whether the scatter/gather list is written to, not read.
     pub(crate) const fn is_sink(&self) -> bool {
         matches!(self, SendOp::Read { .. }) || self.is_atomic()

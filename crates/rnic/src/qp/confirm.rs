@@ -87,14 +87,15 @@ impl QpInner {
         if self.remote_completion { CONFIRMS } else { 0 }
     }
 
-    /// Something was posted, and with `signaled` somebody waits for it.
-    pub(super) fn want_confirmation(&self, core: &mut Core, signaled: bool) {
+    /// Something was posted, and with `signaled` somebody waits for it. If the peer's program is `told` of it, the question goes with it: the
+    /// program may answer at once, and its answer must not come before ours. Programs rest on that order, because no InfiniBand device breaks it.
+    pub(super) fn want_confirmation(&self, core: &mut Core, signaled: bool, told: bool) {
         let used = self.sq_used.load(Ordering::Relaxed);
         // Those that make no completion take room in the queue until they are known to be done.
         let short_of_room = used >= self.max_send_wr / 2;
         if let Some(confirming) = &mut core.confirming {
             confirming.wanted |= signaled || self.sq_sig_all || short_of_room;
-            if !confirming.local {
+            if !confirming.local || told {
                 core.ask_for_confirmation();
             }
         }

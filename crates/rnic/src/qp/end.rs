@@ -278,7 +278,7 @@ impl QpInner {
                 self.linger(core);
                 // It ends when all that was posted is known to be done.
                 self.take_inbox(core);
-                self.want_confirmation(core, true);
+                self.want_confirmation(core, true, true);
             }
         });
         self.drive(true);

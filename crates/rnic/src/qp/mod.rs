@@ -793,8 +793,10 @@ impl QpInner {
             return;
         };
         let mut wanted = false;
+        let mut told = false;
         for wr in inbox.drain(..) {
             wanted |= wr.signaled;
+            told |= wr.op.is_two_sided();
             stream.post(to_proto(&wr));
             sq.push_back(Slot {
                 wr,
@@ -807,7 +809,7 @@ impl QpInner {
         }
         drop(inbox);
         if core.confirming.is_some() {
-            self.want_confirmation(core, wanted);
+            self.want_confirmation(core, wanted, told);
         }
     }
 
