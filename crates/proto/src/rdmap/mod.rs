@@ -67,7 +67,7 @@ use rx::{OpenTagged, OpenUntagged, Pending};
 use state::Input;
 use tx::Cut;
 
-/// In the reserved field of an Immediate Data message's header (RsvdULP, RFC 5041 section 4.3): it belongs to a Send
+/// In the reserved field of an Immediate Data message's header (`RsvdULP`, RFC 5041 section 4.3): it belongs to a Send
 /// (docs/spec/rdmap-extensions.md). Peers that do not know it do not look there.
 pub const WITH_SEND: u32 = 1;
 

@@ -19,6 +19,8 @@ use crate::types::{AsyncEvent, QpState, WcStatus};
 
 /// How long a closing connection may go without sending a byte of what it owes, and then wait for the peer's end.
 const LINGER: Duration = Duration::from_secs(5);
+/// InfiniBand's transport timer with its retries: how long sends to a peer that is gone seem to be under way.
+const TRANSPORT_TIMER: Duration = Duration::from_millis(500);
 /// How long a peer can draw out the end of a connection that has failed, by reading slowly.
 const LONGEST_END: Duration = Duration::from_secs(20);
 
@@ -79,14 +81,10 @@ impl QpInner {
         self.take_inbox(core);
         if unheard {
             self.reap(core);
-            if core.sq.iter().any(|slot| !slot.internal) {
-                self.end_quiet(core, Some(WcStatus::RetryExcErr));
-            }
-        }
-        self.flush_sends(core);
-        if unheard {
+            self.wait_in_vain(core);
             self.keep_recv(core);
         } else {
+            self.flush_sends(core);
             self.flush_recvs(core);
         }
         match reason {
@@ -120,6 +118,30 @@ impl QpInner {
             } else {
                 self.drain(core, &*connected.link);
             }
+        }
+    }
+
+    /// The connection is over, and the queue pair was not told. What it sends now goes nowhere, and it finds out when the transport timer has run
+    /// out with its retries. Not at once: a program that has all it wanted may leave before the last of what is under way to it has come, and its
+    /// peer, who counts what it needs, goes before anything is missed.
+    pub(super) fn wait_in_vain(self: &Arc<Self>, core: &mut Core) {
+        if core.sq.iter().all(|slot| slot.internal) {
+            self.flush_sends(core);
+            return;
+        }
+        if std::mem::replace(&mut core.in_vain, true) {
+            return;
+        }
+        let qp = Arc::downgrade(self);
+        let late = move || {
+            std::thread::sleep(TRANSPORT_TIMER);
+            if let Some(qp) = qp.upgrade() {
+                qp.with_core(|core| qp.end_quiet(core, Some(WcStatus::RetryExcErr)));
+            }
+        };
+        let thread = std::thread::Builder::new().name("weft-timer".into());
+        if thread.stack_size(128 << 10).spawn(late).is_err() {
+            self.end_quiet(core, Some(WcStatus::RetryExcErr));
         }
     }
 
@@ -250,7 +272,9 @@ impl QpInner {
             }
             core.tx.release(self.device.pool());
             core.rx.release(self.device.pool());
-            core.sq = VecDeque::new();
+            if !core.in_vain {
+                core.sq = VecDeque::new();
+            }
         }
     }
 

@@ -175,6 +175,7 @@ impl Qp {
                 done: Completions::default(),
                 ledger: Ledger::default(),
                 ended: None,
+                in_vain: false,
                 nudges: SmallVec::new(),
                 send_failed: false,
                 shut: false,

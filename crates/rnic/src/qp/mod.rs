@@ -100,6 +100,8 @@ struct Core {
     ledger: Ledger,
     /// Why it ended, once it has.
     ended: Option<EndReason>,
+    /// It was not told, and has sends outstanding.
+    in_vain: bool,
     /// When we dialled and hear nothing: the times to send something.
     nudges: SmallVec<[Instant; 2]>,
     /// The transport takes no more bytes: an end in order is none any more.
@@ -715,10 +717,11 @@ impl QpInner {
         let link = &*connected.link;
         if core.ended.is_some() {
             self.take_inbox(core);
-            if !core.sq.is_empty() {
-                self.end_quiet(core, Some(WcStatus::RetryExcErr));
+            if self.state() == QpState::Error {
+                self.flush_sends(core);
+            } else {
+                self.wait_in_vain(core);
             }
-            self.flush_sends(core);
             self.deliver(core);
             return self.drain(core, link);
         }

@@ -20,7 +20,9 @@ fn perftest(weft: &Weft, program: &str, options: &str, rows: usize) {
         let good = row.len() >= 4
             && measured.iter().all(|n| n.is_finite() && *n >= 0.0)
             && measured.iter().any(|n| *n > 0.0);
-        assert!(good, "{}", client.show());
+        // On a machine with other work it may fail to find the clock's frequency; it says so, and has no rates.
+        let clockless = client.show().contains("Correlation coefficient");
+        assert!(good || clockless, "{}", client.show());
     }
 }
 
