@@ -71,7 +71,7 @@ pub unsafe fn write(addr: SocketAddr, to: *mut sockaddr, room: socklen_t) -> soc
     len as socklen_t
 }
 
-/// As [`write`], with the room at `len`, which becomes the length: the way of `accept` and `getsockname`.
+/// As [`write()`], with the room at `len`, which becomes the length: the way of `accept` and `getsockname`.
 ///
 /// # Errors
 /// `EFAULT` when one of the two pointers is null.

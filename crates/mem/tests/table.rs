@@ -127,6 +127,9 @@ fn a_region_can_come_back_under_its_stag() {
     // 0 is no STag that anybody can have.
     let zero = table.register_again(PD, &memory, 0, ALL, 0).unwrap();
     assert_ne!(zero.stag() >> 8, 0);
+    drop((span, other, again, zero));
+    // SAFETY: the vector of above; nothing is registered on it any more.
+    drop(unsafe { Vec::from_raw_parts(memory.as_ptr(), memory.len(), memory.len()) });
 }
 
 #[test]
