@@ -14,6 +14,8 @@ pub mod address;
 pub mod call;
 #[cfg(feature = "exs")]
 pub mod exs;
+#[cfg(feature = "verbs")]
+mod made;
 mod pages;
 #[cfg(feature = "verbs")]
 pub mod verbs;

@@ -1,10 +1,11 @@
 //! What the program's memory is like.
 
 use std::ffi::c_void;
-#[cfg(feature = "verbs")]
-use std::sync::OnceLock;
 
 use rustix::io::Errno;
+
+#[cfg(feature = "verbs")]
+use crate::made::Made;
 
 /// Look whether all of a range is mapped.
 ///
@@ -59,7 +60,7 @@ pub(crate) fn allows(addr: usize, len: usize, write: bool) -> Result<(), Errno> 
 #[cfg(feature = "verbs")]
 /// Whether the page at `addr` can be faulted in for this. Kernels before 5.14 do not say; then it is "yes".
 fn populate(addr: usize, write: bool) -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
+    static KNOWN: Made<bool> = Made::new();
     let advice = if write {
         libc::MADV_POPULATE_WRITE
     } else {
@@ -71,7 +72,7 @@ fn populate(addr: usize, write: bool) -> bool {
         // SAFETY: it does what reading a byte, or writing it back, would do, without the signal.
         unsafe { libc::madvise((addr & !(page - 1)) as *mut c_void, 1, advice) == 0 }
     };
-    let known = *KNOWN.get_or_init(|| {
+    let known = *KNOWN.get_or_make(|| {
         let mut here = 0_u8;
         ask(&raw mut here as usize, libc::MADV_POPULATE_WRITE)
     });

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use rustix::io::Errno;
 use weft_verbs::{Device, Limits};
@@ -18,6 +18,7 @@ use super::private::NobodysDevice;
 use super::sysfs::About;
 use super::types::*;
 use crate::call::{pointer, run, status};
+use crate::made::Made;
 
 /// Completion vectors of a context: one thread makes all completions that no program's thread makes.
 pub(crate) const COMP_VECTORS: c_int = 1;
@@ -102,8 +103,8 @@ fn copy_str(to: &mut [c_char], from: &str) {
 
 /// The devices that `WEFT_DEVICES` names, in its order. The same for the whole life of the process, and for its children.
 fn shown() -> &'static [Shown] {
-    static SHOWN: OnceLock<Vec<Shown>> = OnceLock::new();
-    SHOWN.get_or_init(|| {
+    static SHOWN: Made<Vec<Shown>> = Made::new();
+    SHOWN.get_or_make(|| {
         let names = std::env::var("WEFT_DEVICES").unwrap_or_else(|_| "weft0,weft_ib0".into());
         let mut shown: Vec<Shown> = Vec::new();
         for name in names.split(',') {

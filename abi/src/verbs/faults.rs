@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use weft_verbs::{Qp, SendWr, Sge};
@@ -30,6 +30,7 @@ use super::object::{Inherited, Kind, PerFork, lock};
 use super::types::{
     IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_WC_WR_FLUSH_ERR, ibv_event_type,
 };
+use crate::made::Made;
 
 /// What a rule counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,7 +259,7 @@ fn time_of(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// What is wrong with it; for whoever opens the device.
 pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
-    static SCRIPT: OnceLock<Result<Option<Script>, String>> = OnceLock::new();
+    static SCRIPT: Made<Result<Option<Script>, String>> = Made::new();
     let read = || {
         let Some(path) = std::env::var_os("WEFT_FAULTS").filter(|path| !path.is_empty()) else {
             return Ok(None);
@@ -269,7 +270,7 @@ pub(crate) fn script() -> Result<Option<&'static Script>, &'static str> {
             .map(Some)
             .map_err(|what| format!("WEFT_FAULTS={}: {what}", path.display()))
     };
-    match SCRIPT.get_or_init(read) {
+    match SCRIPT.get_or_make(read) {
         Ok(script) => Ok(script.as_ref()),
         Err(what) => Err(what),
     }

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use weft_verbs::{Access, RawMemory, Sge};
 
 use super::object::{Inherited, PerFork, lock};
+use crate::made::Made;
 
 /// As long as an element can be.
 const LENGTH: usize = 1 << 32;
@@ -38,7 +39,7 @@ struct Ranges {
 }
 
 fn ranges() -> Result<&'static Ranges, Errno> {
-    static RANGES: OnceLock<Ranges> = OnceLock::new();
+    static RANGES: Made<Ranges> = Made::new();
     if let Some(ranges) = RANGES.get() {
         return Ok(ranges);
     }
@@ -65,7 +66,7 @@ fn ranges() -> Result<&'static Ranges, Errno> {
         drain: raw(drain)?,
     };
     // Who was second has mapped in vain; that costs addresses only.
-    Ok(RANGES.get_or_init(|| made))
+    Ok(RANGES.get_or_make(|| made))
 }
 
 /// Both regions behind a null region.

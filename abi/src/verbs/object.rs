@@ -20,8 +20,8 @@ use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
@@ -253,6 +253,13 @@ impl<K: Kind> Name<K> {
         } else {
             Err(Errno::INVAL)
         }
+    }
+
+    /// As [`Name::get`], for what changes the object.
+    pub(crate) fn turn(self) -> Result<Turn<K>, Errno> {
+        let turn = lock(&self.slot.turn);
+        let guard = self.get()?;
+        Ok(Turn { guard, _turn: turn })
     }
 }
 
@@ -541,42 +548,44 @@ impl<T: Inherited> PerFork<T> {
 
     #[cold]
     fn first(&'static self) -> &'static T {
-        static FORKS: Once = Once::new();
-        FORKS.call_once(|| {
+        static HEARD: AtomicBool = AtomicBool::new(false);
+        // No lock and nothing to wait for, since a fork may come between any two lines. To be told twice does no harm.
+        if !HEARD.load(Ordering::Acquire) {
             // SAFETY: the handler is a function that stays.
             unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        });
+            HEARD.store(true, Ordering::Release);
+        }
+        // Before the value is there, so that no child keeps it. An heirloom that is told of twice is empty the second time.
+        let heirloom = Box::into_raw(Box::new(Heirloom {
+            item: self,
+            next: std::ptr::null(),
+        }));
+        let shown = |next: *mut Heirloom| {
+            // SAFETY: ours alone until it is stored, and leaked.
+            unsafe { (*heirloom).next = next };
+            HEIRLOOMS.compare_exchange(next, heirloom, Ordering::AcqRel, Ordering::Acquire)
+        };
+        let mut next = HEIRLOOMS.load(Ordering::Acquire);
+        while let Err(other) = shown(next) {
+            next = other;
+        }
         let made = Box::into_raw(Box::<T>::default());
-        match self.0.compare_exchange(
+        let swap = self.0.compare_exchange(
             std::ptr::null_mut(),
             made,
             Ordering::AcqRel,
             Ordering::Acquire,
-        ) {
-            Ok(_) => {
-                let heirloom = Box::into_raw(Box::new(Heirloom {
-                    item: self,
-                    next: std::ptr::null(),
-                }));
-                let shown = |next: *mut Heirloom| {
-                    // SAFETY: ours alone until it is stored, and leaked.
-                    unsafe { (*heirloom).next = next };
-                    HEIRLOOMS.compare_exchange(next, heirloom, Ordering::AcqRel, Ordering::Acquire)
-                };
-                let mut next = HEIRLOOMS.load(Ordering::Acquire);
-                while let Err(other) = shown(next) {
-                    next = other;
-                }
-                // SAFETY: leaked.
-                unsafe { &*made }
-            }
-            Err(theirs) => {
+        );
+        let stored = swap.map_or_else(
+            |theirs| {
                 // SAFETY: ours was never shown to anybody.
                 drop(unsafe { Box::from_raw(made) });
-                // SAFETY: only leaked values are stored.
-                unsafe { &*theirs }
-            }
-        }
+                theirs
+            },
+            |_| made,
+        );
+        // SAFETY: only leaked values are stored.
+        unsafe { &*stored }
     }
 }
 

@@ -1,12 +1,13 @@
 //! What the environment says: `WEFT_LOG`, `WEFT_CRC`, `WEFT_FAULTS`. `WEFT_DEVICES` is read in `device.rs`, `WEFT_LOCAL` by the crates below.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use tracing_subscriber::filter::LevelFilter;
 use weft_verbs::cm::LinkOptions;
 
 use super::faults;
+use crate::made::Made;
 
 /// Begin to log where that is wanted, and refuse settings that say nothing known: a program that believes it runs with faults must not run
 /// without them. What is wrong is said on the standard error output, once.
@@ -14,13 +15,10 @@ use super::faults;
 /// # Errors
 /// `EINVAL`.
 pub(crate) fn check() -> Result<(), Errno> {
-    static CHECKED: OnceLock<bool> = OnceLock::new();
-    let good = CHECKED.get_or_init(|| {
-        let mut good = true;
-        let mut complain = |what: &str| {
-            eprintln!("weft: {what}");
-            good = false;
-        };
+    static CHECKED: Made<Vec<&str>> = Made::new();
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let wrong = CHECKED.get_or_make(|| {
+        let mut wrong = Vec::new();
         match level(std::env::var("WEFT_LOG").ok().as_deref()) {
             Ok(LevelFilter::OFF) => {}
             Ok(level) => {
@@ -30,24 +28,32 @@ pub(crate) fn check() -> Result<(), Errno> {
                 // Only if there is a log already, which then goes on.
                 let _ = log.try_init();
             }
-            Err(what) => complain(what),
+            Err(what) => wrong.push(what),
         }
         if let Err(what) = crc(std::env::var("WEFT_CRC").ok().as_deref()) {
-            complain(what);
+            wrong.push(what);
         }
         if let Err(what) = faults::script() {
-            complain(what);
+            wrong.push(what);
         }
-        good
+        wrong
     });
-    if *good { Ok(()) } else { Err(Errno::INVAL) }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    if !SAID.swap(true, Ordering::Relaxed) {
+        for what in wrong {
+            eprintln!("weft: {what}");
+        }
+    }
+    Err(Errno::INVAL)
 }
 
 /// How connections are made.
 pub(crate) fn link() -> LinkOptions {
-    static CRC: OnceLock<bool> = OnceLock::new();
+    static CRC: Made<bool> = Made::new();
     LinkOptions {
-        crc: *CRC.get_or_init(|| crc(std::env::var("WEFT_CRC").ok().as_deref()).unwrap_or(true)),
+        crc: *CRC.get_or_make(|| crc(std::env::var("WEFT_CRC").ok().as_deref()).unwrap_or(true)),
         ..LinkOptions::default()
     }
 }

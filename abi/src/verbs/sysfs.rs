@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::sync::OnceLock;
 
 use rustix::io::Errno;
 
@@ -16,6 +15,7 @@ use super::types::{
     ibv_device_attr, ibv_gid_entry, ibv_port_attr,
 };
 use crate::call;
+use crate::made::Made;
 
 /// A device, as its files tell of it.
 pub(crate) struct About {
@@ -163,8 +163,8 @@ fn of_ours(path: &Path) -> Option<String> {
 
 /// Where the file system of the kernel's devices is: `SYSFS_PATH`, else `/sys`.
 pub fn ibv_get_sysfs_path() -> *const c_char {
-    static PATH: OnceLock<CString> = OnceLock::new();
-    let path = PATH.get_or_init(|| {
+    static PATH: Made<CString> = Made::new();
+    let path = PATH.get_or_make(|| {
         let path = std::env::var_os("SYSFS_PATH").unwrap_or_default();
         let path = path.as_bytes().trim_ascii_end();
         let end = path

@@ -7,10 +7,11 @@
 
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering, compiler_fence};
 
 use rustix::thread::{MembarrierCommand, membarrier};
+
+use crate::made::Made;
 
 /// Where one thread is.
 pub(crate) struct Record {
@@ -44,8 +45,8 @@ impl Drop for Return {
 }
 
 fn has_barrier() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(|| {
+    static HAS: Made<bool> = Made::new();
+    *HAS.get_or_make(|| {
         membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     })
