@@ -60,7 +60,7 @@ pub(crate) fn rights(flags: c_uint) -> Access {
 
 fn check_access(flags: c_uint) -> Result<(), Errno> {
     if flags & !(RIGHTS | WISHES) != 0 {
-        return Err(Errno::OPNOTSUPP);
+        return Err(Errno::INVAL);
     }
     // What a peer may change the owner must be able to.
     if flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0
