@@ -131,10 +131,8 @@ unsafe fn queue(cq: *mut ibv_cq_ex) -> Result<Visit<Cq>, Errno> {
 /// Take the next completion. `ENOENT` when there is none.
 fn take(queue: &Visit<Cq>) -> Result<(), Errno> {
     let mut wc = [Wc::default()];
-    match queue.native.poll(&mut wc) {
-        Ok(0) => return Err(Errno::NOENT),
-        Ok(_) => {}
-        Err(_) => return Err(Errno::IO),
+    if queue.poll(&mut wc)? == 0 {
+        return Err(Errno::NOENT);
     }
     let mut at = lock(&queue.polling.at);
     at.wc = wc[0];

@@ -22,6 +22,7 @@ mod null;
 pub(crate) mod object;
 mod pd;
 mod persona;
+mod places;
 mod post;
 mod qp;
 mod settings;

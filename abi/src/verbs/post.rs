@@ -305,7 +305,7 @@ pub(crate) unsafe extern "C" fn poll_cq(
             return Ok(());
         }
         let mut one = [Wc::default()];
-        taken = cq.native.poll(&mut one).map_err(|_| Errno::IO)?;
+        taken = cq.poll(&mut one)?;
         if taken == 1 {
             // SAFETY: the caller's promise: there is room for one.
             unsafe { wc.write(c_wc(&one[0])) };
@@ -324,7 +324,7 @@ unsafe fn poll_many(cq: &Cq, wanted: usize, wc: *mut ibv_wc) -> Result<usize, Er
     let mut taken = 0;
     while taken < wanted {
         let room = BATCH.min(wanted - taken);
-        let got = cq.native.poll(&mut batch[..room]).map_err(|_| Errno::IO);
+        let got = cq.poll(&mut batch[..room]);
         // What was there before the overrun comes first.
         let got = if taken > 0 { got.unwrap_or(0) } else { got? };
         for one in &batch[..got] {

@@ -18,14 +18,15 @@ use rustix::io::Errno;
 use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr, UdDest};
 
 use super::context::{Context, Ctx, Held};
-use super::cq::Cq;
+use super::cq::{self, Cq};
 use super::device::Which;
 use super::events::{Audience, Fate, Listener, Of, Subject};
 use super::ex::{Building, RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults::{self, QpFaults};
-use super::object::{Guard, Kind, PerFork, Pool, Turn, find, lock, turn};
+use super::object::{Guard, Kind, Name, PerFork, Pool, Turn, find, lock, turn};
 use super::pd::Pd;
 use super::persona;
+use super::places::{self, Both};
 use super::post::refused;
 use super::srq::Srq;
 use super::types::*;
@@ -46,6 +47,9 @@ pub(crate) struct QpObj {
     kind: ibv_qp_type,
     cap: ibv_qp_cap,
     attr: Mutex<ibv_qp_attr>,
+    places: &'static Both,
+    /// For sends and for receives.
+    queues: [Name<Cq>; 2],
     pub(crate) subject: Arc<Subject>,
     /// Sends posted while the send queue was to rest (SQD).
     resting: Mutex<Vec<SendWr>>,
@@ -157,8 +161,7 @@ impl QpObj {
 
     /// Whether the send queue has room for `count` more requests.
     pub(crate) fn has_room(&self, count: usize) -> bool {
-        let used = self.outstanding() as usize;
-        used + lock(&self.resting).len() + count <= self.cap.max_send_wr as usize
+        self.places.send.has_room(count, self.cap.max_send_wr)
     }
 
     fn outstanding(&self) -> u32 {
@@ -172,16 +175,19 @@ impl QpObj {
     /// Post one datagram.
     pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
         let ud = self.ud.as_ref().ok_or(Errno::INVAL)?;
-        ud.post(self.state.load(Ordering::Relaxed), wr, to)
+        let state = self.state.load(Ordering::Relaxed);
+        let places = &self.places.send;
+        places.take(self.cap.max_send_wr, || ud.post(state, wr, to))
     }
 
     /// Post one send.
     #[inline]
     pub(crate) fn post_one(&self, wr: &mut SendWr) -> Result<(), Errno> {
-        match &self.faults {
+        let places = &self.places.send;
+        places.take(self.cap.max_send_wr, || match &self.faults {
             None => self.post_sound(wr),
             Some(faults) => self.post_faulty(faults, wr),
-        }
+        })
     }
 
     #[cold]
@@ -195,6 +201,12 @@ impl QpObj {
     /// Post one receive.
     #[inline]
     pub(crate) fn post_receive(&self, wr: &RecvWr) -> Result<(), Errno> {
+        let places = &self.places.recv;
+        places.take(self.cap.max_recv_wr, || self.post_counted_receive(wr))
+    }
+
+    #[inline]
+    fn post_counted_receive(&self, wr: &RecvWr) -> Result<(), Errno> {
         let native = match self.receiver() {
             Ok(native) => native,
             Err(errno) => return self.post_other_receive(wr, errno),
@@ -234,9 +246,6 @@ impl QpObj {
             drop(resting);
             return native.post_send_from(wr).map_err(refused);
         }
-        if native.outstanding() as usize + resting.len() >= self.cap.max_send_wr as usize {
-            return Err(Errno::NOMEM);
-        }
         resting.push(wr.clone());
         Ok(())
     }
@@ -248,6 +257,12 @@ impl QpObj {
                 .map_err(|errno| (at, errno))?;
         }
         Ok(())
+    }
+
+    /// There is no queue pair below any more that makes completions: those not polled go.
+    fn forget_posted(&self) {
+        cq::clean(self.queues, self.num);
+        self.places.clear();
     }
 
     /// The queue pair below, for receives.
@@ -264,7 +279,9 @@ impl QpObj {
         let mut resting = lock(&self.resting);
         for wr in resting.drain(..) {
             // It has room: what rests was counted. A queue pair that has failed meanwhile flushes it.
-            let _ = native.post_send_one(wr);
+            if native.post_send_one(wr).is_err() {
+                self.places.send.give_back(1);
+            }
         }
         self.set_state(IBV_QPS_RTS);
     }
@@ -342,6 +359,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
         (None, None) => (Some(create_numbered(&pd.native, &mut init)?), None),
     };
     let num = init.num.ok_or(Errno::INVAL)?;
+    places::of(num).clear();
     let held = [
         Some(pd.users.hold()),
         Some(send_cq.users.hold()),
@@ -368,6 +386,8 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 kind: common.qp_type,
                 cap,
                 attr: Mutex::new(attr),
+                places: places::of(num),
+                queues: [send_cq.name(), recv_cq.name()],
                 subject: Subject::new(handle),
                 resting: Mutex::default(),
                 building: Building::default(),
@@ -850,6 +870,16 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
     Ok(())
 }
 
+/// End a queue pair below: its number is free, and it makes no completions any more, when those who are just joining it have let go of it too.
+fn end(mut native: Option<Arc<Qp>>) {
+    while let Some(held) = native {
+        native = Arc::try_unwrap(held).err();
+        if native.is_some() {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// To the first state: with a new queue pair below, of the same number.
 fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
     if qp.is_datagram() {
@@ -858,6 +888,7 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
             qp.ud.take()
         });
         let renewed = Box::new(before.ok_or(Errno::INVAL)?.renewed()?);
+        qp.forget_posted();
         qp.alone(|qp| qp.ud = Some(renewed));
         return Ok(());
     }
@@ -872,15 +903,9 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
         lock(&qp.resting).clear();
         qp.native.take()
     });
-    // Not while others wait: it takes locks of the device, whose hooks must not wait for us. The number is free when those who are
-    // just joining the queue pair have let go of it too.
-    let mut before = before;
-    while let Some(held) = before {
-        before = Arc::try_unwrap(held).err();
-        if before.is_some() {
-            std::thread::yield_now();
-        }
-    }
+    // Not while others wait: it takes locks of the device, whose hooks must not wait for us.
+    end(before);
+    qp.forget_posted();
     Audience::get().anew(qp.num);
     let native = qp.pd.create_qp(&qp.init).map_err(super::errno)?;
     qp.alone(|qp| qp.native = Some(Arc::new(native)));
@@ -962,7 +987,10 @@ pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             persona::reset(qp.num);
         }
         QpFaults::forget(qp.num());
-        drop(qp.retire());
+        let mut gone = qp.retire();
+        end(gone.native.take());
+        gone.ud = None;
+        gone.forget_posted();
         Ok(())
     })
 }

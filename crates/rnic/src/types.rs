@@ -413,6 +413,8 @@ pub struct Wc {
     pub source: Option<UdSource>,
     /// When a Terminate ended the stream: layer << 12 | type << 8 | code, as on the wire; else 0.
     pub vendor_err: u32,
+    /// Requests of its queue that it stands for: its own, and for a send those before it that made no completion.
+    pub places: u32,
 }
 
 /// The sender of a datagram.

@@ -148,6 +148,8 @@ pub(crate) struct UdInner {
     qkey: AtomicU64,
     state: AtomicU8,
     sq_used: AtomicU32,
+    /// Sends done without a completion, since the last one that made one. Written under the lock of `sends`.
+    silent: AtomicU32,
     sends: Mutex<Sends>,
     /// Held by whoever takes a receive until its completion is made; tells whether anybody still wants completions.
     taking: Mutex<bool>,
@@ -255,16 +257,21 @@ impl UdInner {
     fn sent(&self, wr: &SendWr, status: WcStatus, len: u32) {
         self.sq_used.fetch_sub(1, Ordering::Relaxed);
         let failed = status != WcStatus::Success;
+        let silent = self.silent.load(Ordering::Relaxed);
         if failed || wr.signaled || self.sq_sig_all {
+            self.silent.store(0, Ordering::Relaxed);
             let wc = Wc {
                 wr_id: wr.id,
                 status,
                 opcode: WcOpcode::Send,
                 byte_len: if failed { 0 } else { len },
                 qp_num: self.num,
+                places: 1 + silent,
                 ..Wc::default()
             };
             deliver(&self.send_cq, wc, failed);
+        } else {
+            self.silent.store(silent + 1, Ordering::Relaxed);
         }
     }
 
@@ -334,6 +341,7 @@ impl UdInner {
                 addr: message.from,
                 qp_num: header.src_qp,
             }),
+            places: 1,
             ..Wc::default()
         };
         let urgent = header.solicited || status != WcStatus::Success;
@@ -375,6 +383,7 @@ impl UdInner {
                     status: WcStatus::WrFlushErr,
                     opcode: WcOpcode::Recv,
                     qp_num: self.num,
+                    places: 1,
                     ..Wc::default()
                 };
                 deliver(&self.recv_cq, wc, true);
@@ -539,6 +548,7 @@ impl Pd {
             qkey: AtomicU64::new(init.qkey.map_or(NO_QKEY, u64::from)),
             state: AtomicU8::new(QpState::Rts as u8),
             sq_used: AtomicU32::new(0),
+            silent: AtomicU32::new(0),
             sends: Mutex::new(Sends {
                 msn: 0,
                 waiting: VecDeque::new(),

@@ -169,6 +169,7 @@ impl Qp {
                 stream: None,
                 confirming: None,
                 sq: VecDeque::new(),
+                silent: 0,
                 sq_base: 0,
                 tx: Tx::default(),
                 rx: Rx::default(),

@@ -92,6 +92,8 @@ struct Core {
     /// Sends and Writes are complete when the peer has them.
     confirming: Option<Confirming>,
     sq: VecDeque<Slot>,
+    /// Requests done without a completion, since the last one that made one.
+    silent: u32,
     /// Sequence number of the first slot.
     sq_base: u64,
     tx: Tx,
@@ -776,6 +778,7 @@ impl QpInner {
                 status: first.take().unwrap_or(WcStatus::WrFlushErr),
                 opcode: wr.op.opcode(),
                 qp_num: self.num,
+                places: 1,
                 ..Wc::default()
             });
         }
@@ -822,6 +825,7 @@ impl QpInner {
             stream: Some(stream),
             sq,
             sq_base,
+            silent,
             done,
             ended,
             confirming,
@@ -867,8 +871,11 @@ impl QpInner {
                     byte_len,
                     qp_num: self.num,
                     vendor_err,
+                    places: 1 + std::mem::take(silent),
                     ..Wc::default()
                 });
+            } else {
+                *silent += 1;
             }
         }
         if sq.is_empty() && sq.capacity() > 256 {
@@ -933,6 +940,7 @@ impl QpInner {
             opcode: WcOpcode::Recv,
             qp_num: self.num,
             vendor_err,
+            places: 1,
             ..Wc::default()
         }
     }

@@ -49,6 +49,7 @@ impl QpInner {
             stream: Some(stream),
             tx,
             ledger,
+            silent,
             ..
         } = core
         else {
@@ -121,8 +122,11 @@ impl QpInner {
                     opcode: wr.op.opcode(),
                     byte_len: len,
                     qp_num: self.num,
+                    places: 1 + std::mem::take(silent),
                     ..Wc::default()
                 });
+            } else {
+                *silent += 1;
             }
         }
         local.flush();

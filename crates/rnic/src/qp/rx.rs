@@ -670,8 +670,8 @@ impl QpInner {
                     qp_num: self.num,
                     imm: immediate,
                     invalidated: invalidate,
-                    source: None,
-                    vendor_err: 0,
+                    places: 1,
+                    ..Wc::default()
                 });
             }
             Event::ReadRequested { stag, to, len } => {
