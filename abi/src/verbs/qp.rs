@@ -23,6 +23,7 @@ use super::device::Which;
 use super::events::{Audience, Fate, Listener, Of, Subject};
 use super::ex::{Building, RC_OPS, UC_OPS, UD_OPS, builders};
 use super::faults::{self, QpFaults};
+use super::mr::rights;
 use super::object::{Guard, Kind, Name, PerFork, Pool, Turn, find, lock, turn};
 use super::pd::Pd;
 use super::persona;
@@ -760,6 +761,9 @@ fn modify_persona(
     let limits = qp.pd.device().attr().limits;
     if !allowed(qp.kind, now, to, mask) || !sound(attr, mask, limits.max_rd_atomic) {
         return Err(Errno::INVAL);
+    }
+    if mask & IBV_QP_ACCESS_FLAGS != 0 {
+        qp.native()?.set_access(rights(attr.qp_access_flags));
     }
     match (now, to) {
         (_, IBV_QPS_RESET) => return reset(qp),

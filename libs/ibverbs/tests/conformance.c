@@ -1259,6 +1259,69 @@ static void places(void) {
     }
 }
 
+static int set_access(struct ibv_qp *qp, unsigned flags) {
+    struct ibv_qp_attr attr = {.qp_access_flags = flags};
+    return ibv_modify_qp(qp, &attr, IBV_QP_ACCESS_FLAGS);
+}
+
+/* What a remote operation comes to when the peer's queue pair has these rights, and its region all of them. */
+static enum ibv_wc_status attempt(unsigned flags, unsigned later, enum ibv_wr_opcode opcode) {
+    struct half a, b;
+    half_open(&a, "weft_ib0", 0);
+    half_open(&b, "weft_ib0", 0);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = flags};
+    CHECK(ibv_modify_qp(b.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+    MUST(to_init(a.qp) == 0);
+    MUST(to_rtr(a.qp, b.qp->qp_num) == 0 && to_rtr(b.qp, a.qp->qp_num) == 0);
+    MUST(to_rts(a.qp) == 0 && to_rts(b.qp) == 0);
+    receive(&b, 1, 0, 8);
+    struct ibv_sge sge = part(&a, 8, 8);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    if (later != flags) CHECK(set_access(b.qp, later) == 0);
+    wr = request(2, opcode, &sge, 1);
+    aim(&wr, &b, 64);
+    if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        wr.wr.atomic.remote_addr = (uintptr_t)b.buf + 64;
+        wr.wr.atomic.rkey = b.mr->rkey;
+        wr.wr.atomic.compare_add = 1;
+    }
+    CHECK(post(&a, &wr) == 0);
+    enum ibv_wc_status status = completion(a.scq).status;
+    pair_close(&a, &b);
+    return status;
+}
+
+static void rights(void) {
+    static const struct {
+        enum ibv_wr_opcode opcode;
+        unsigned flag;
+    } kinds[] = {{IBV_WR_RDMA_WRITE, IBV_ACCESS_REMOTE_WRITE},
+                 {IBV_WR_RDMA_READ, IBV_ACCESS_REMOTE_READ},
+                 {IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_ACCESS_REMOTE_ATOMIC}};
+    for (int i = 0; i < 3; i++) {
+        CHECK(attempt(ALL, ALL, kinds[i].opcode) == IBV_WC_SUCCESS);
+        CHECK(attempt(0, 0, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
+        CHECK(attempt(IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_LOCAL_WRITE, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
+        CHECK(attempt(ALL, IBV_ACCESS_LOCAL_WRITE, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
+        CHECK(attempt(0, kinds[i].flag, kinds[i].opcode) == IBV_WC_SUCCESS);
+    }
+    /* One kind and not the others: where the device carries it out, which a process without shared memory sees to. */
+    pid_t child = fork();
+    if (child == 0) {
+        failures = 0;
+        setenv("WEFT_LOCAL", "off", 1);
+        for (int i = 0; i < 3; i++) {
+            CHECK(attempt(kinds[i].flag, kinds[i].flag, kinds[i].opcode) == IBV_WC_SUCCESS);
+            CHECK(attempt(ALL & ~kinds[i].flag, ALL & ~kinds[i].flag, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
+        }
+        _exit(failures);
+    }
+    int status = -1;
+    MUST(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 /* What a queue pair has left in its completion queues goes with it, and what others have left stays. */
 static void cleaned(void) {
     struct half a;
@@ -1589,6 +1652,7 @@ static const struct {
              {"overrun", overrun},
              {"places", places},
              {"cleaned", cleaned},
+             {"rights", rights},
              {"extended_queues", extended_queues},
              {"extended_pairs", extended_pairs},
              {"strangers", strangers},

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use smallvec::SmallVec;
+use weft_mem::Access;
 
 use super::rx::Rx;
 use super::tx::Tx;
@@ -116,6 +117,7 @@ impl Qp {
             RecvSource::Twin(_) => return None,
         };
         let twin = Self::make(&first.pd, first.num, &init, recv, true);
+        twin.set_access(first.access());
         let qp = Qp(twin, None);
         first.twin.set(Arc::downgrade(&qp.0)).ok()?;
         Some(qp)
@@ -146,6 +148,7 @@ impl Qp {
             with_own_reads: AtomicBool::new(false),
             rnr_wait: init.rnr == Rnr::Wait,
             quiet_end: init.quiet_end,
+            access: AtomicU32::new(Access::all().bits()),
             depths: OnceLock::new(),
             state: AtomicU8::new(QpState::Init as u8),
             expected: AtomicBool::new(false),
@@ -260,6 +263,16 @@ impl Qp {
             });
         }
         result
+    }
+
+    /// What the peer may do through this queue pair, whatever regions and windows allow: remote rights that are not in `access` are
+    /// refused. At first all of them are there. On shared memory, where a peer carries out one-sided work itself, it can be refused
+    /// all of it, but not one kind.
+    pub fn set_access(&self, access: Access) {
+        self.0.set_access(access);
+        if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
+            twin.set_access(access);
+        }
     }
 
     /// Close in order: what was posted is sent, then the peer sees the end. Receives are flushed when the peer has

@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use weft_mem::Access;
 use weft_proto::mpa::{Params, Rtr};
 use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState, Stream};
 use weft_sys::{Event, Interest};
@@ -64,6 +65,11 @@ const DEFER_BYTES: u32 = 4096;
 
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
 const LOCAL_MAX_ULPDU: u32 = 16 << 20;
+
+/// What a peer can be allowed.
+const REMOTE_RIGHTS: Access = Access::REMOTE_READ
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC);
 
 /// When an initiator that has heard nothing nudges its peer, counted from the start.
 const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
@@ -162,6 +168,8 @@ pub(crate) struct QpInner {
     with_own_reads: AtomicBool,
     rnr_wait: bool,
     quiet_end: bool,
+    /// What the peer may do, as bits of [`Access`].
+    access: AtomicU32,
     /// Inbound and outbound Reads and atomics, once connected.
     depths: OnceLock<(u16, u16)>,
     state: AtomicU8,
@@ -196,6 +204,31 @@ pub(crate) struct QpInner {
 impl QpInner {
     fn state(&self) -> QpState {
         QpState::from_u8(self.state.load(Ordering::Acquire))
+    }
+
+    /// What the peer may do.
+    fn access(&self) -> Access {
+        Access::from_bits_truncate(self.access.load(Ordering::Relaxed))
+    }
+
+    /// The peer may do something with our memory.
+    fn lets_in(&self) -> bool {
+        self.access().intersects(REMOTE_RIGHTS)
+    }
+
+    /// From now on the peer may do this.
+    fn set_access(self: &Arc<Self>, access: Access) {
+        self.with_core(|core| {
+            let before = self.lets_in();
+            self.access.store(access.bits(), Ordering::Relaxed);
+            let after = self.lets_in();
+            let local = self.connected.get().and_then(|c| c.link.local());
+            match local.filter(|_| core.ended.is_none() && before != after) {
+                Some(local) if after => local.open_doors(),
+                Some(local) => local.shut_doors(),
+                None => {}
+            }
+        });
     }
 
     fn engine(&self) -> &Arc<Engine> {
@@ -279,7 +312,9 @@ impl QpInner {
             }
             self.state.store(QpState::Rts as u8, Ordering::Release);
             if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
-                local.open_doors();
+                if self.lets_in() {
+                    local.open_doors();
+                }
                 if let Some(neighbour) = local.neighbour()
                     && !neighbour.add(self)
                 {

@@ -295,6 +295,9 @@ impl QpInner {
         len: u32,
         need: Access,
     ) -> Result<Span, MemError> {
+        if !self.access().contains(need) {
+            return Err(MemError::Access);
+        }
         self.device
             .table
             .remote(self.pd.id, self.num, stag, to, len, need)
