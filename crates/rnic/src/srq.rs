@@ -94,6 +94,15 @@ impl SrqInner {
         self.has_hungry.store(true, Ordering::SeqCst);
     }
 
+    /// This queue pair goes.
+    pub(crate) fn forget(&self, qp: &QpInner) {
+        if self.has_hungry.load(Ordering::SeqCst) {
+            let mut hungry = lock(&self.hungry);
+            hungry.retain(|other| !std::ptr::eq(other.as_ptr(), qp));
+            self.has_hungry.store(!hungry.is_empty(), Ordering::SeqCst);
+        }
+    }
+
     /// There are receives: tell those who wait for one, as long as any are left.
     fn feed(&self) {
         while self.has_hungry.load(Ordering::SeqCst) && !self.queue.is_empty() {
@@ -194,5 +203,33 @@ impl Srq {
     /// Raise [`AsyncEvent::SrqLimitReached`] once when fewer than `limit` receives are left; 0 disarms.
     pub fn arm_limit(&self, limit: u32) {
         self.0.limit.store(limit, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Device, QpInit};
+
+    #[test]
+    fn queue_pairs_that_have_gone_are_not_waited_for() {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(1, None).unwrap();
+        let srq = pd.create_srq(1, 1).unwrap();
+        let init = QpInit {
+            srq: Some(srq.clone()),
+            ..QpInit::new(&cq, &cq)
+        };
+        let (one, other) = (pd.create_qp(&init).unwrap(), pd.create_qp(&init).unwrap());
+        for qp in [&one, &other, &one] {
+            srq.0.await_recv(Arc::downgrade(&qp.0));
+        }
+        drop(one);
+        assert_eq!(lock(&srq.0.hungry).len(), 1);
+        drop(other);
+        assert!(lock(&srq.0.hungry).is_empty() && !srq.0.has_hungry.load(Ordering::SeqCst));
     }
 }

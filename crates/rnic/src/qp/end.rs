@@ -384,6 +384,9 @@ impl QpInner {
                 self.end(core, EndReason::Disconnected);
             }
         });
+        if let RecvSource::Shared(srq) = &self.recv {
+            srq.forget(self);
+        }
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.release_lease();
