@@ -202,6 +202,9 @@ impl QpObj {
     /// Post one receive.
     #[inline]
     pub(crate) fn post_receive(&self, wr: &RecvWr) -> Result<(), Errno> {
+        if self.is_srq() {
+            return Err(Errno::INVAL);
+        }
         let places = &self.places.recv;
         places.take(self.cap.max_recv_wr, || self.post_counted_receive(wr))
     }
@@ -326,6 +329,10 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
         Some(find::<Srq>(common.srq)?)
     };
     let mut cap = common.cap;
+    if srq.is_some() {
+        // It has no receives of its own.
+        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    }
     // Programs count on a little that they have not asked for.
     cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
     check_cap(&cap, &pd.native.device().attr().limits)?;

@@ -948,6 +948,17 @@ static void faults(void) {
 
 static void shared_receives(void) {
     struct half a, b;
+    /* What a queue pair wants for receives does not matter with a shared queue. */
+    half_open(&a, "weft_ib0", 1);
+    struct ibv_qp_init_attr large = attributes(&a);
+    large.cap.max_recv_wr = large.cap.max_recv_sge = ~0u;
+    struct ibv_qp *qp = ibv_create_qp(a.pd, &large);
+    CHECK(qp && ibv_destroy_qp(qp) == 0);
+    large = attributes(&a);
+    large.srq = NULL;
+    large.cap.max_recv_wr = ~0u;
+    NO(ibv_create_qp(a.pd, &large), EINVAL);
+    half_close(&a);
     half_open(&a, "weft_ib0", 0);
     half_open(&b, "weft_ib0", 1);
     struct ibv_srq_attr attr;
