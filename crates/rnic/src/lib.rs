@@ -8,6 +8,7 @@
 //! * `establish`: TCP connections and MPA start-up.
 //! * [`stat`]: what other programs may ask about our connections, and how.
 //! * `ud`: unreliable datagram queue pairs.
+//! * `sidr`: finding a datagram queue pair by the UDP port that its program listens at.
 //! * `transport`: TCP, UDP, and a simulated network with seeded faults.
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod meet;
 mod mr;
 mod pool;
 mod qp;
+mod sidr;
 mod signal;
 mod srq;
 pub mod stat;
@@ -32,6 +34,7 @@ pub use device::{Device, DeviceBuilder, Pd, Transport};
 pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening};
 pub use mr::{Mr, Mw};
 pub use qp::{EndReason, Ender, Qp, QpInit};
+pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};

@@ -13,6 +13,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::raw::retry;
+use crate::tcp::BindOptions;
 
 /// Room for one packet information, aligned as the kernel wants it.
 #[repr(C, align(8))]
@@ -43,6 +44,22 @@ impl UdpSocket {
     /// # Errors
     /// `AddrInUse`, `AddrNotAvailable`, `PermissionDenied` (low ports).
     pub fn bind(addr: SocketAddr, buffer: usize) -> io::Result<UdpSocket> {
+        let alone = BindOptions {
+            v6_only: false,
+            share: false,
+        };
+        UdpSocket::bind_with(addr, buffer, alone)
+    }
+
+    /// As [`UdpSocket::bind`], with a say in who else may use the address.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`].
+    pub fn bind_with(
+        addr: SocketAddr,
+        buffer: usize,
+        options: BindOptions,
+    ) -> io::Result<UdpSocket> {
         let v6 = addr.is_ipv6();
         let family = if v6 {
             AddressFamily::INET6
@@ -52,18 +69,74 @@ impl UdpSocket {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let fd = net::socket_with(family, SocketType::DGRAM, flags, None)?;
         let (level, option) = if v6 {
-            sockopt::set_ipv6_v6only(&fd, false)?;
+            sockopt::set_ipv6_v6only(&fd, options.v6_only)?;
             (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
         } else {
             (libc::IPPROTO_IP, libc::IP_PKTINFO)
         };
-        set_option(fd.as_fd(), level, option, 1)?;
+        set_option(fd.as_fd(), level, option, &1)?;
         if sockopt::set_socket_recv_buffer_size_force(&fd, buffer).is_err() {
             // Not privileged: what the system's limit allows.
             sockopt::set_socket_recv_buffer_size(&fd, buffer)?;
         }
+        sockopt::set_socket_reuseaddr(&fd, options.share)?;
         net::bind(&fd, &addr)?;
         Ok(UdpSocket { fd, v6 })
+    }
+
+    /// Hears what is sent to this multicast group and port on any of these interfaces (their indexes), as others on this host may too. Interfaces
+    /// that have no room or no multicast are left out while there are others.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::bind`]; `NoSuchDevice` and the like when no interface is left.
+    pub fn join(group: SocketAddr, interfaces: &[u32], buffer: usize) -> io::Result<UdpSocket> {
+        let shared = BindOptions {
+            v6_only: true,
+            share: true,
+        };
+        // Bound to the group's address, it hears nothing else.
+        let socket = UdpSocket::bind_with(group, buffer, shared)?;
+        let fd = socket.as_fd();
+        let all = match group {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
+        };
+        // Only from the interfaces named. Older kernels know this for IPv4 alone.
+        let _ = set_option(fd, all.0, all.1, &0);
+        let mut joined = Err(io::ErrorKind::InvalidInput.into());
+        for &interface in interfaces {
+            let now = match group {
+                SocketAddr::V4(group) => {
+                    let request = libc::ip_mreqn {
+                        imr_multiaddr: in_addr(*group.ip()),
+                        imr_address: in_addr(Ipv4Addr::UNSPECIFIED),
+                        imr_ifindex: i32::try_from(interface).unwrap_or(-1),
+                    };
+                    set_option(fd, libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &request)
+                }
+                SocketAddr::V6(group) => {
+                    let request = libc::ipv6_mreq {
+                        ipv6mr_multiaddr: libc::in6_addr {
+                            s6_addr: group.ip().octets(),
+                        },
+                        ipv6mr_interface: interface,
+                    };
+                    set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, &request)
+                }
+            };
+            if joined.is_err() {
+                joined = now;
+            }
+        }
+        joined.map(|()| socket)
+    }
+
+    /// From now on only this peer is heard, and [`UdpSocket::recv`] tells what the network says about the way to it.
+    ///
+    /// # Errors
+    /// What the kernel knows of the way there.
+    pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        Ok(net::connect(&self.fd, &to)?)
     }
 
     /// The socket's own address.
@@ -103,7 +176,12 @@ impl UdpSocket {
                     ipi6_addr: libc::in6_addr {
                         s6_addr: mapped(from).octets(),
                     },
-                    ipi6_ifindex: 0,
+                    // A group is one of an interface.
+                    ipi6_ifindex: if v6.sin6_addr.s6_addr[0] == 0xff {
+                        v6.sin6_scope_id as _
+                    } else {
+                        0
+                    },
                 };
                 attach(
                     &mut m,
@@ -189,7 +267,8 @@ impl AsFd for UdpSocket {
     }
 }
 
-fn set_option(fd: BorrowedFd<'_>, level: i32, option: i32, value: libc::c_int) -> io::Result<()> {
+/// `value` is plain numbers.
+fn set_option<T: Copy>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &T) -> io::Result<()> {
     // SAFETY: the value outlives the call, with its length.
     retry(|| unsafe {
         libc::syscall(
@@ -197,8 +276,8 @@ fn set_option(fd: BorrowedFd<'_>, level: i32, option: i32, value: libc::c_int) -
             fd.as_raw_fd(),
             level,
             option,
-            &raw const value,
-            size_of::<libc::c_int>(),
+            std::ptr::from_ref(value),
+            size_of::<T>(),
         )
     })?;
     Ok(())
@@ -330,6 +409,57 @@ mod tests {
         assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
         let again = UdpSocket::bind(b.local_addr().unwrap(), 1 << 16);
         assert_eq!(again.unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    fn loopback() -> u32 {
+        // The first interface of every network namespace.
+        1
+    }
+
+    #[test]
+    fn a_group_is_heard_by_all_who_have_joined() {
+        let joined = |group: &str| {
+            UdpSocket::join(group.parse().unwrap(), &[loopback(), 77_777], 1 << 16).unwrap()
+        };
+        let group = "239.87.5.1:22273";
+        let hearers = [joined(group), joined(group)];
+        let other = joined("239.87.5.2:22273");
+        let sender = UdpSocket::bind("[::]:0".parse().unwrap(), 1 << 16).unwrap();
+        let from: IpAddr = "127.0.0.1".parse().unwrap();
+        let send = |bytes: &[u8], to: &str| {
+            sender.send(bytes, to.parse().unwrap(), Some(from)).unwrap();
+        };
+        send(b"to one", group);
+        send(b"to the other", "239.87.5.2:22273");
+        for (socket, expected) in [
+            (&hearers[0], &b"to one"[..]),
+            (&hearers[1], b"to one"),
+            (&other, b"to the other"),
+        ] {
+            let mut buf = [0; 32];
+            poll_fds(&[(socket.as_fd(), Interest::READ)], None).unwrap();
+            let arrival = socket.recv(&mut buf).unwrap();
+            assert_eq!(&buf[..arrival.len], expected);
+            assert_eq!(arrival.from.ip(), from);
+            assert!(arrival.to.is_some_and(|to| to.is_multicast()));
+            let none = socket.recv(&mut buf).unwrap_err();
+            assert_eq!(none.kind(), io::ErrorKind::WouldBlock, "once only");
+        }
+        assert!(UdpSocket::join(group.parse().unwrap(), &[77_777], 1 << 16).is_err());
+        assert!(UdpSocket::join(group.parse().unwrap(), &[], 1 << 16).is_err());
+    }
+
+    #[test]
+    fn one_who_asks_where_nobody_is_is_told() {
+        let bind = || UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 1 << 16).unwrap();
+        let (a, b) = (bind(), bind());
+        let gone = b.local_addr().unwrap();
+        a.connect(gone).unwrap();
+        drop(b);
+        a.send(b"hello", gone, None).unwrap();
+        poll_fds(&[(a.as_fd(), Interest::READ)], None).unwrap();
+        let refused = a.recv(&mut [0; 8]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]

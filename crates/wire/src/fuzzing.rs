@@ -11,6 +11,7 @@ use crate::dgram;
 use crate::exs;
 use crate::mpa::{CRC_LEN, FrameKind, MarkerInserter, MarkerStripper, StartFrame, fpdu_len};
 use crate::rdmap::{AtomicRequest, AtomicResponse, ReadRequest, TermError, Terminate};
+use crate::sidr;
 
 /// Runs `body` on every file of `fuzz/corpus/NAME`, and fails if there is none.
 pub fn replay(name: &str, body: impl Fn(&[u8])) {
@@ -27,6 +28,21 @@ pub fn replay(name: &str, body: impl Fn(&[u8])) {
         seeds += 1;
     }
     assert_ne!(seeds, 0, "no seeds in {}", dir.display());
+}
+
+/// Any bytes as a message of service ID resolution: what parses comes back from `emit`.
+pub fn sidr(data: &[u8]) {
+    if let Some(message) = sidr::Message::parse(data) {
+        let raw = message.emit().expect("no longer than it was");
+        assert_eq!(sidr::Message::parse(&raw), Some(message));
+    }
+    // The CRC keeps nearly everything out: with a right one.
+    let mut sealed = data.to_vec();
+    sealed.extend_from_slice(&crc32c(data).to_le_bytes());
+    if let Some(message) = sidr::Message::parse(&sealed) {
+        let raw = message.emit().expect("no longer than it was");
+        assert_eq!(sidr::Message::parse(&raw), Some(message));
+    }
 }
 
 /// Any bytes as a start-up frame: what parses comes back from `emit`, and cutting the input never changes a verdict.
@@ -292,6 +308,7 @@ mod tests {
         start_frame,
         ddp_header,
         datagram,
+        sidr,
         terminate,
         control,
         exs_message,

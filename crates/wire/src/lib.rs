@@ -11,6 +11,7 @@
 //! | [`ddp`] | tagged and untagged segment headers, with the RDMAP opcode they carry |
 //! | [`rdmap`] | opcodes, Read Request, atomics, Terminate |
 //! | [`dgram`] | datagrams of unreliable datagram queue pairs |
+//! | [`sidr`] | asking who listens at a UDP port for a datagram queue pair |
 //! | [`local`] | how two processes of one host meet |
 //! | [`exs`] | greetings and control messages of EXS sockets |
 //! | [`crc`] | CRC-32C |
@@ -39,3 +40,4 @@ pub mod fuzzing;
 pub mod local;
 pub mod mpa;
 pub mod rdmap;
+pub mod sidr;

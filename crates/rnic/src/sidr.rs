@@ -1,0 +1,727 @@
+//! Service ID resolution: how a program finds the datagram queue pair of another one that listens at a UDP port (docs/spec/dgram.md).
+//!
+//! A request is repeated until it is answered, and a repeated request is answered as the first one was, so that programs see each once.
+//! All of it happens on the engine's thread.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use weft_sys::tcp::BindOptions;
+use weft_sys::udp::{Arrival, UdpSocket};
+use weft_sys::{Event, Interest};
+use weft_wire::sidr::{self, Body, Message, status};
+
+use crate::device::{Device, DeviceInner, Transport};
+use crate::engine::{Engine, Next, Source, Token, guarded};
+use crate::lock::lock;
+
+/// Room for messages that wait to be looked at, in bytes as the kernel counts them.
+const RECEIVE_BUFFER: usize = 1 << 20;
+/// Messages of one look, so that a flood does not keep the engine from everything else.
+const BATCH: usize = 32;
+/// One byte more than the longest message: a longer one shows.
+const ROOM: usize = sidr::MAX_LEN + 1;
+/// Answers that are kept for requests that come again.
+const ANSWERS: usize = 1024;
+/// A request is sent so often again, as InfiniBand's connection manager does.
+const RETRIES: u32 = 15;
+/// Pauses before that: the first, doubled each time, and the longest. Eleven seconds in all.
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+
+/// The queue pair that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its number.
+    pub qp_num: u32,
+    /// Its `Q_Key`.
+    pub qkey: u32,
+    /// What the program says with it.
+    pub private_data: Vec<u8>,
+}
+
+/// Why a queue pair was not found.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// Nobody listens there.
+    #[error("nobody listens there")]
+    NoService,
+    /// Who listens there said no.
+    #[error("refused with status {status}")]
+    Refused {
+        /// InfiniBand's number of the reason (12.8.2): 2 where the program has rejected the request.
+        status: u8,
+        /// What the program says.
+        private_data: Vec<u8>,
+    },
+    /// No answer.
+    #[error("no answer")]
+    TimedOut,
+}
+
+/// A UDP address that is taken, to listen there or to ask from there: see [`Device::bind_service`]. Dropping it gives it back.
+pub struct ServicePort {
+    device: Arc<DeviceInner>,
+    socket: UdpSocket,
+    addr: SocketAddr,
+}
+
+impl Device {
+    /// Take a UDP address (port 0: any free one).
+    ///
+    /// # Errors
+    /// As `bind(2)`; `Unsupported` on a simulated network.
+    pub fn bind_service(&self, addr: SocketAddr, options: BindOptions) -> io::Result<ServicePort> {
+        if !matches!(self.0.transport, Transport::Tcp) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let socket = UdpSocket::bind_with(addr, RECEIVE_BUFFER, options)?;
+        Ok(ServicePort {
+            device: Arc::clone(&self.0),
+            addr: socket.local_addr()?,
+            socket,
+        })
+    }
+}
+
+impl ServicePort {
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Take requests. Each is given to `on_request` once, from the engine's thread: it must not block. While `backlog` of them
+    /// are unanswered, further ones are not heard.
+    ///
+    /// # Errors
+    /// As `epoll_ctl(2)`.
+    pub fn serve(
+        self,
+        backlog: u32,
+        on_request: impl Fn(LookupRequest) + Send + Sync + 'static,
+    ) -> io::Result<Serving> {
+        let service = Arc::new(Service {
+            port: self,
+            token: OnceLock::new(),
+            known: Mutex::new(Known::new(backlog.max(1) as usize)),
+            on_request: Box::new(on_request),
+        });
+        register(&service.port, &service.token, &service)?;
+        Ok(Serving(service))
+    }
+
+    /// Ask who listens at `dst` for a queue pair. `on_answer` is called once, from the engine's thread (it must not block), unless the
+    /// [`Lookup`] is dropped before.
+    ///
+    /// # Errors
+    /// `InvalidInput` for private data of more than 180 bytes; what the kernel knows of the way there.
+    pub fn look_up(
+        self,
+        dst: SocketAddr,
+        private_data: &[u8],
+        on_answer: impl FnOnce(Result<Found, LookupError>) + Send + 'static,
+    ) -> io::Result<Lookup> {
+        // An answer that does not have it comes from somebody who has not seen the request.
+        let transaction = RandomState::new().hash_one(dst);
+        let request = Message {
+            transaction,
+            body: Body::Request,
+            private_data,
+        };
+        let request = request.emit().ok_or(io::ErrorKind::InvalidInput)?;
+        self.socket.connect(dst)?;
+        let asking = Arc::new(Asking {
+            port: self,
+            dst,
+            request,
+            transaction,
+            token: OnceLock::new(),
+            state: Mutex::new(Some(Waiting {
+                on_answer: Box::new(on_answer),
+                sent: 1,
+                pause: PAUSES[0],
+            })),
+        });
+        let token = register(&asking.port, &asking.token, &asking)?;
+        let engine = &asking.port.device.engine;
+        engine.set_timer(token, Instant::now() + PAUSES[0]);
+        asking.send();
+        Ok(Lookup(asking))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn rearm(&self, token: &OnceLock<Token>) {
+        if let Some(token) = token.get() {
+            self.device.engine.arm(*token, self.fd(), Interest::READ);
+        }
+    }
+
+    fn unregister(&self, token: &OnceLock<Token>) {
+        if let Some(token) = token.get() {
+            self.device.engine.unregister(*token, self.fd());
+        }
+    }
+}
+
+fn register<T: Source + 'static>(
+    port: &ServicePort,
+    place: &OnceLock<Token>,
+    source: &Arc<T>,
+) -> io::Result<Token> {
+    let source = Arc::clone(source) as Arc<dyn Source>;
+    let token = port
+        .device
+        .engine
+        .register(source, port.fd(), Interest::READ)?;
+    let _ = place.set(token);
+    // An event before the token was there found nothing to arm with.
+    port.rearm(place);
+    Ok(token)
+}
+
+/// Who asked, and his name for it.
+type Key = (SocketAddr, u64);
+
+/// What became of a request.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    New,
+    /// It waits for its answer, or there is no room for it.
+    Nothing,
+    Answered(Vec<u8>),
+}
+
+/// Requests that were heard. It does not grow, whatever comes in.
+struct Known {
+    backlog: usize,
+    waiting: HashSet<Key>,
+    answers: HashMap<Key, Vec<u8>>,
+    /// The keys of `answers`, oldest first.
+    order: VecDeque<Key>,
+}
+
+impl Known {
+    fn new(backlog: usize) -> Known {
+        Known {
+            backlog,
+            waiting: HashSet::new(),
+            answers: HashMap::new(),
+            order: VecDeque::new(),
+        }
+    }
+
+    fn hear(&mut self, key: Key) -> Heard {
+        if let Some(answer) = self.answers.get(&key) {
+            return Heard::Answered(answer.clone());
+        }
+        if self.waiting.len() >= self.backlog || !self.waiting.insert(key) {
+            return Heard::Nothing;
+        }
+        Heard::New
+    }
+
+    fn answer(&mut self, key: Key, answer: Vec<u8>) {
+        self.waiting.remove(&key);
+        if self.order.len() >= ANSWERS
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.answers.remove(&oldest);
+        }
+        self.order.push_back(key);
+        self.answers.insert(key, answer);
+    }
+}
+
+type OnRequest = Box<dyn Fn(LookupRequest) + Send + Sync>;
+
+struct Service {
+    port: ServicePort,
+    token: OnceLock<Token>,
+    known: Mutex<Known>,
+    on_request: OnRequest,
+}
+
+impl Service {
+    /// False: there is nothing more.
+    fn receive(self: &Arc<Self>) -> bool {
+        let mut buffer = [0; ROOM];
+        let arrival = match self.port.socket.recv(&mut buffer) {
+            Ok(arrival) => arrival,
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        };
+        let Arrival { len, from, to } = arrival;
+        let datagram = buffer.get(..len).unwrap_or_default();
+        let Some(Message {
+            transaction,
+            body: Body::Request,
+            private_data,
+        }) = Message::parse(datagram)
+        else {
+            tracing::debug!(%from, "no request: dropped");
+            return true;
+        };
+        let key = (from, transaction);
+        let heard = lock(&self.known).hear(key);
+        match heard {
+            Heard::New => {
+                let request = LookupRequest {
+                    service: Arc::clone(self),
+                    key,
+                    to,
+                    private_data: private_data.to_vec(),
+                    answered: false,
+                };
+                guarded(|| (self.on_request)(request));
+            }
+            Heard::Nothing => {}
+            Heard::Answered(answer) => self.send(&answer, from, to),
+        }
+        true
+    }
+
+    /// What does not arrive is asked for again.
+    fn send(&self, answer: &[u8], to: SocketAddr, from: Option<IpAddr>) {
+        if let Err(error) = self.port.socket.send(answer, to, from) {
+            tracing::debug!(%error, %to, "an answer is lost");
+        }
+    }
+}
+
+impl Source for Service {
+    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
+        for _ in 0..BATCH {
+            if !self.receive() {
+                break;
+            }
+        }
+        self.port.rearm(&self.token);
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {}
+}
+
+/// Requests are taken until this is dropped. Those that are unanswered then may still be answered.
+pub struct Serving(Arc<Service>);
+
+impl Serving {
+    /// The address at which requests are taken.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.port.addr
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.port.unregister(&self.0.token);
+    }
+}
+
+/// Somebody asks for a queue pair. Dropping this refuses it.
+pub struct LookupRequest {
+    service: Arc<Service>,
+    key: Key,
+    /// The address of ours that was asked.
+    to: Option<IpAddr>,
+    private_data: Vec<u8>,
+    answered: bool,
+}
+
+impl LookupRequest {
+    /// What the program that asks says.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Who asks.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.key.0
+    }
+
+    /// The address that was asked.
+    pub fn local_addr(&self) -> SocketAddr {
+        let addr = self.service.port.addr;
+        match self.to {
+            Some(to) => SocketAddr::new(to, addr.port()),
+            None => addr,
+        }
+    }
+
+    /// Name this queue pair.
+    ///
+    /// # Errors
+    /// `InvalidInput` for private data of more than 136 bytes.
+    pub fn accept(mut self, qp_num: u32, qkey: u32, private_data: &[u8]) -> io::Result<()> {
+        let body = Body::Reply {
+            status: status::SUCCESS,
+            qp_num,
+            qkey,
+        };
+        self.answer(body, private_data)
+    }
+
+    /// Refuse.
+    ///
+    /// # Errors
+    /// As for [`LookupRequest::accept`].
+    pub fn reject(mut self, private_data: &[u8]) -> io::Result<()> {
+        self.answer(refusal(status::REJECT), private_data)
+    }
+
+    fn answer(&mut self, body: Body, private_data: &[u8]) -> io::Result<()> {
+        let message = Message {
+            transaction: self.key.1,
+            body,
+            private_data,
+        };
+        let answer = message.emit().ok_or(io::ErrorKind::InvalidInput)?;
+        self.answered = true;
+        self.service.send(&answer, self.key.0, self.to);
+        lock(&self.service.known).answer(self.key, answer);
+        Ok(())
+    }
+}
+
+fn refusal(status: u8) -> Body {
+    Body::Reply {
+        status,
+        qp_num: 0,
+        qkey: 0,
+    }
+}
+
+impl Drop for LookupRequest {
+    fn drop(&mut self) {
+        if !self.answered {
+            // Without private data it is never too long.
+            let _ = self.answer(refusal(status::NO_QP), &[]);
+        }
+    }
+}
+
+type OnAnswer = Box<dyn FnOnce(Result<Found, LookupError>) + Send>;
+
+struct Waiting {
+    on_answer: OnAnswer,
+    /// How often the request has been sent.
+    sent: u32,
+    pause: Duration,
+}
+
+struct Asking {
+    port: ServicePort,
+    dst: SocketAddr,
+    request: Vec<u8>,
+    transaction: u64,
+    token: OnceLock<Token>,
+    /// `None` once there is an answer, or nobody wants one.
+    state: Mutex<Option<Waiting>>,
+}
+
+impl Asking {
+    fn send(&self) {
+        // An error of an earlier one may come up here. It is asked for again.
+        let sent = self.port.socket.send(&self.request, self.dst, None);
+        match sent {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                self.end(Err(LookupError::NoService));
+            }
+            Err(error) => tracing::debug!(%error, dst = %self.dst, "a request is lost"),
+            Ok(()) => {}
+        }
+    }
+
+    fn end(&self, answer: Result<Found, LookupError>) {
+        let waiting = lock(&self.state).take();
+        if let Some(waiting) = waiting {
+            self.port.unregister(&self.token);
+            guarded(|| (waiting.on_answer)(answer));
+        }
+    }
+
+    fn receive(&self) -> bool {
+        let mut buffer = [0; ROOM];
+        let arrival = match self.port.socket.recv(&mut buffer) {
+            Ok(arrival) => arrival,
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                self.end(Err(LookupError::NoService));
+                return false;
+            }
+            Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+        };
+        // One that came before the socket was connected may be anybody's.
+        let from = (arrival.from.ip(), arrival.from.port());
+        let datagram = buffer.get(..arrival.len).unwrap_or_default();
+        match Message::parse(datagram) {
+            Some(Message {
+                transaction,
+                body:
+                    Body::Reply {
+                        status,
+                        qp_num,
+                        qkey,
+                    },
+                private_data,
+            }) if transaction == self.transaction && from == (self.dst.ip(), self.dst.port()) => {
+                let private_data = private_data.to_vec();
+                self.end(match status {
+                    status::SUCCESS => Ok(Found {
+                        qp_num,
+                        qkey,
+                        private_data,
+                    }),
+                    status::UNSUPPORTED => Err(LookupError::NoService),
+                    status => Err(LookupError::Refused {
+                        status,
+                        private_data,
+                    }),
+                });
+                false
+            }
+            _ => true,
+        }
+    }
+}
+
+impl Source for Asking {
+    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
+        for _ in 0..BATCH {
+            if !self.receive() {
+                break;
+            }
+        }
+        if lock(&self.state).is_some() {
+            self.port.rearm(&self.token);
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        let again = match &mut *lock(&self.state) {
+            None => return,
+            Some(waiting) if waiting.sent > RETRIES => None,
+            Some(waiting) => {
+                waiting.sent += 1;
+                waiting.pause = (waiting.pause * 2).min(PAUSES[1]);
+                Some(waiting.pause)
+            }
+        };
+        match (again, self.token.get()) {
+            (Some(pause), Some(token)) => {
+                engine.set_timer(*token, Instant::now() + pause);
+                self.send();
+            }
+            _ => self.end(Err(LookupError::TimedOut)),
+        }
+    }
+}
+
+/// A question that is under way. Dropping it takes it back.
+pub struct Lookup(Arc<Asking>);
+
+impl Lookup {
+    /// The address that it is asked from.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.port.addr
+    }
+}
+
+impl Drop for Lookup {
+    fn drop(&mut self) {
+        let waiting = lock(&self.0.state).take();
+        self.0.port.unregister(&self.0.token);
+        drop(waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LOCAL: &str = "127.0.0.1:0";
+
+    fn device() -> Device {
+        Device::open().unwrap()
+    }
+
+    fn port(device: &Device) -> ServicePort {
+        let alone = BindOptions {
+            v6_only: false,
+            share: false,
+        };
+        device.bind_service(LOCAL.parse().unwrap(), alone).unwrap()
+    }
+
+    fn serve(device: &Device, backlog: u32) -> (Serving, mpsc::Receiver<LookupRequest>) {
+        let (tx, rx) = mpsc::channel();
+        let on_request = move |request| drop(tx.send(request));
+        (port(device).serve(backlog, on_request).unwrap(), rx)
+    }
+
+    type Outcome = mpsc::Receiver<Result<Found, LookupError>>;
+
+    fn ask(device: &Device, dst: SocketAddr, data: &[u8]) -> (Lookup, Outcome) {
+        let (tx, rx) = mpsc::channel();
+        let on_answer = move |answer| drop(tx.send(answer));
+        let lookup = port(device).look_up(dst, data, on_answer).unwrap();
+        (lookup, rx)
+    }
+
+    #[test]
+    fn who_listens_names_its_queue_pair() {
+        let device = device();
+        let (serving, requests) = serve(&device, 4);
+        let (lookup, answer) = ask(&device, serving.local_addr(), b"hello");
+        let request = requests.recv().unwrap();
+        assert_eq!(request.private_data(), b"hello");
+        assert_eq!(request.peer_addr(), lookup.local_addr());
+        assert_eq!(request.local_addr(), serving.local_addr());
+        request.accept(0x1234, 0x11, b"hi").unwrap();
+        let found = Found {
+            qp_num: 0x1234,
+            qkey: 0x11,
+            private_data: b"hi".to_vec(),
+        };
+        assert_eq!(answer.recv().unwrap(), Ok(found));
+        assert!(answer.recv().is_err(), "once only");
+    }
+
+    #[test]
+    fn a_refusal_says_so() {
+        let device = device();
+        let (serving, requests) = serve(&device, 4);
+        let (_lookup, answer) = ask(&device, serving.local_addr(), b"");
+        requests.recv().unwrap().reject(b"no").unwrap();
+        let refused = |status, said: &[u8]| {
+            Err(LookupError::Refused {
+                status,
+                private_data: said.to_vec(),
+            })
+        };
+        assert_eq!(answer.recv().unwrap(), refused(status::REJECT, b"no"));
+        let (_lookup, answer) = ask(&device, serving.local_addr(), b"");
+        drop(requests.recv().unwrap());
+        assert_eq!(answer.recv().unwrap(), refused(status::NO_QP, b""));
+        let (_lookup, answer) = ask(&device, serving.local_addr(), b"");
+        let request = requests.recv().unwrap();
+        let long = [0; sidr::MAX_REPLY + 1];
+        assert!(request.accept(1, 1, &long).is_err());
+        assert_eq!(answer.recv().unwrap(), refused(status::NO_QP, b""));
+    }
+
+    #[test]
+    fn nobody_there_is_told() {
+        let device = device();
+        let (serving, _requests) = serve(&device, 4);
+        let gone = serving.local_addr();
+        drop(serving);
+        let (_lookup, answer) = ask(&device, gone, b"");
+        assert_eq!(answer.recv().unwrap(), Err(LookupError::NoService));
+        assert!(port(&device).look_up(gone, &[0; 181], |_| {}).is_err());
+    }
+
+    /// The same request again: the answer again, and nothing for the program.
+    #[test]
+    fn a_request_that_comes_again_is_answered_again() {
+        let device = device();
+        let (serving, requests) = serve(&device, 2);
+        let peer = UdpSocket::bind(LOCAL.parse().unwrap(), 1 << 16).unwrap();
+        let send = |transaction| {
+            let request = Message {
+                transaction,
+                body: Body::Request,
+                private_data: b"again",
+            };
+            let raw = request.emit().unwrap();
+            peer.send(&raw, serving.local_addr(), None).unwrap();
+        };
+        let receive = || {
+            let mut buffer = [0; ROOM];
+            weft_sys::poll_fds(&[(peer.as_fd(), Interest::READ)], None).unwrap();
+            let len = peer.recv(&mut buffer).unwrap().len;
+            Message::parse(&buffer[..len]).unwrap().transaction
+        };
+        // What is no request does not disturb.
+        for junk in [&b""[..], b"WSR1", &[0xff; 4000]] {
+            peer.send(junk, serving.local_addr(), None).unwrap();
+        }
+        send(1);
+        requests.recv().unwrap().accept(7, 7, b"").unwrap();
+        assert_eq!(receive(), 1);
+        send(2);
+        send(2);
+        send(3);
+        // The backlog is full.
+        send(4);
+        send(1);
+        assert_eq!(receive(), 1);
+        for expected in [2, 3] {
+            requests.recv().unwrap().accept(7, 7, b"").unwrap();
+            assert_eq!(receive(), expected);
+        }
+        assert!(requests.try_recv().is_err(), "2 once, 4 not at all");
+        send(4);
+        drop(requests.recv().unwrap());
+        assert_eq!(receive(), 4);
+    }
+
+    #[test]
+    fn answers_of_others_are_not_believed() {
+        let device = device();
+        let service = UdpSocket::bind(LOCAL.parse().unwrap(), 1 << 16).unwrap();
+        let other = UdpSocket::bind(LOCAL.parse().unwrap(), 1 << 16).unwrap();
+        let (lookup, answer) = ask(&device, service.local_addr().unwrap(), b"");
+        let mut buffer = [0; ROOM];
+        weft_sys::poll_fds(&[(service.as_fd(), Interest::READ)], None).unwrap();
+        let len = service.recv(&mut buffer).unwrap().len;
+        let transaction = Message::parse(&buffer[..len]).unwrap().transaction;
+        let reply = |transaction, qp_num| {
+            let body = Body::Reply {
+                status: status::SUCCESS,
+                qp_num,
+                qkey: 1,
+            };
+            let reply = Message {
+                transaction,
+                body,
+                private_data: b"",
+            };
+            reply.emit().unwrap()
+        };
+        let to = lookup.local_addr();
+        other.send(&reply(transaction, 1), to, None).unwrap();
+        service.send(&reply(transaction ^ 1, 2), to, None).unwrap();
+        service.send(b"nonsense", to, None).unwrap();
+        service.send(&buffer[..len], to, None).unwrap();
+        service.send(&reply(transaction, 3), to, None).unwrap();
+        assert_eq!(answer.recv().unwrap().unwrap().qp_num, 3);
+    }
+
+    #[test]
+    fn what_is_known_does_not_grow() {
+        let mut known = Known::new(3);
+        let addr: SocketAddr = LOCAL.parse().unwrap();
+        for transaction in 0..10_000 {
+            known.hear((addr, transaction));
+        }
+        assert_eq!(known.waiting.len(), 3);
+        for transaction in 0..10_000 {
+            known.hear((addr, transaction));
+            known.answer((addr, transaction), vec![0]);
+        }
+        assert!(known.waiting.is_empty());
+        assert_eq!((known.answers.len(), known.order.len()), (ANSWERS, ANSWERS));
+        assert_eq!(known.hear((addr, 9_999)), Heard::Answered(vec![0]));
+        assert_eq!(known.hear((addr, 0)), Heard::New);
+        assert_eq!(known.hear((addr, 0)), Heard::Nothing);
+    }
+}
