@@ -731,40 +731,6 @@ fn names_are_looked_up_as_asked() {
 }
 
 #[test]
-fn datagrams_are_refused_where_they_would_begin() {
-    let channel = Channel::new();
-    let id = channel.create_id_in(RDMA_PS_UDP);
-    id.bind("127.0.0.1:0").unwrap();
-    assert_ne!(id.src_port(), 0);
-    failed(unsafe { rdma_listen(id.0, 1) }, libc::EOPNOTSUPP);
-    let mut group = sockaddr("239.1.2.3:0");
-    failed(
-        unsafe { rdma_join_multicast(id.0, group.ptr(), null_mut()) },
-        libc::EOPNOTSUPP,
-    );
-    failed(
-        unsafe { rdma_leave_multicast(id.0, group.ptr()) },
-        libc::EADDRNOTAVAIL,
-    );
-    id.destroy();
-    let id = channel.create_id_in(RDMA_PS_UDP);
-    id.resolve("127.0.0.1:7471");
-    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
-    let mut attr = qp_attr(null_mut());
-    attr.qp_type = IBV_QPT_UD;
-    failed(
-        unsafe { rdma_create_qp(id.0, null_mut(), &raw mut attr) },
-        libc::EOPNOTSUPP,
-    );
-    // What was made for it is gone again.
-    assert!(unsafe { (*id.0).send_cq.is_null() && (*id.0).recv_cq_channel.is_null() });
-    id.route();
-    channel.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).ack();
-    failed(unsafe { rdma_connect(id.0, null_mut()) }, libc::EOPNOTSUPP);
-    id.destroy();
-}
-
-#[test]
 fn options_are_checked() {
     let channel = Channel::new();
     let id = channel.create_id();

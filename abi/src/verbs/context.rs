@@ -179,11 +179,6 @@ pub(crate) fn cm_contexts() -> Result<Vec<*mut ibv_context>, Errno> {
     Ok(contexts.iter().map(|c| *c as *mut ibv_context).collect())
 }
 
-/// The context of the first device.
-pub(crate) fn cm_context() -> Result<*mut ibv_context, Errno> {
-    cm_contexts()?.first().copied().ok_or(Errno::NODEV)
-}
-
 /// Whether a context is of the InfiniBand persona.
 pub(crate) fn is_persona(context: *mut ibv_context) -> Result<bool, Errno> {
     Ok(find::<Context>(context)?.ctx.is_persona())

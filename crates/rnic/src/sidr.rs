@@ -125,6 +125,16 @@ impl ServicePort {
         private_data: &[u8],
         on_answer: impl FnOnce(Result<Found, LookupError>) + Send + 'static,
     ) -> io::Result<Lookup> {
+        self.ask(dst, private_data, PAUSES, Box::new(on_answer))
+    }
+
+    fn ask(
+        self,
+        dst: SocketAddr,
+        private_data: &[u8],
+        [pause, longest]: [Duration; 2],
+        on_answer: OnAnswer,
+    ) -> io::Result<Lookup> {
         // An answer that does not have it comes from somebody who has not seen the request.
         let transaction = RandomState::new().hash_one(dst);
         let request = Message {
@@ -141,14 +151,15 @@ impl ServicePort {
             transaction,
             token: OnceLock::new(),
             state: Mutex::new(Some(Waiting {
-                on_answer: Box::new(on_answer),
+                on_answer,
                 sent: 1,
-                pause: PAUSES[0],
+                pause,
+                longest,
             })),
         });
         let token = register(&asking.port, &asking.token, &asking)?;
         let engine = &asking.port.device.engine;
-        engine.set_timer(token, Instant::now() + PAUSES[0]);
+        engine.set_timer(token, Instant::now() + pause);
         asking.send();
         Ok(Lookup(asking))
     }
@@ -413,6 +424,7 @@ struct Waiting {
     /// How often the request has been sent.
     sent: u32,
     pause: Duration,
+    longest: Duration,
 }
 
 struct Asking {
@@ -509,7 +521,7 @@ impl Source for Asking {
             Some(waiting) if waiting.sent > RETRIES => None,
             Some(waiting) => {
                 waiting.sent += 1;
-                waiting.pause = (waiting.pause * 2).min(PAUSES[1]);
+                waiting.pause = (waiting.pause * 2).min(waiting.longest);
                 Some(waiting.pause)
             }
         };
@@ -672,6 +684,22 @@ mod tests {
         send(4);
         drop(requests.recv().unwrap());
         assert_eq!(receive(), 4);
+    }
+
+    #[test]
+    fn one_who_is_not_answered_asks_again_and_gives_up() {
+        let device = device();
+        let silent = UdpSocket::bind(LOCAL.parse().unwrap(), 1 << 16).unwrap();
+        let (tx, rx) = mpsc::channel();
+        let on_answer = Box::new(move |answer| drop(tx.send(answer)));
+        let dst = silent.local_addr().unwrap();
+        let _lookup = port(&device)
+            .ask(dst, b"", [Duration::from_millis(1); 2], on_answer)
+            .unwrap();
+        assert_eq!(rx.recv().unwrap(), Err(LookupError::TimedOut));
+        let mut buffer = [0; ROOM];
+        let asked = std::iter::from_fn(|| silent.recv(&mut buffer).ok()).count();
+        assert_eq!(asked, 1 + RETRIES as usize);
     }
 
     #[test]

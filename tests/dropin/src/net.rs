@@ -25,14 +25,24 @@ pub fn free_port() -> u16 {
 
 /// Whether a process listens on this TCP port, of any address. Asking disturbs nobody.
 pub fn listening(port: u16) -> bool {
+    // 0A: the state LISTEN
+    stands(["/proc/net/tcp", "/proc/net/tcp6"], port, "0A")
+}
+
+/// Whether a process has bound this UDP port, of any address.
+pub fn hearing(port: u16) -> bool {
+    // 07: the state of a socket that is not connected
+    stands(["/proc/net/udp", "/proc/net/udp6"], port, "07")
+}
+
+fn stands(tables: [&str; 2], port: u16, state: &str) -> bool {
     let local = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+    tables.iter().any(|table| {
         std::fs::read_to_string(table).is_ok_and(|text| {
             text.lines().any(|line| {
                 let mut words = line.split_whitespace().skip(1);
                 let address = words.next().unwrap_or_default();
-                // 0A: the state LISTEN
-                address.ends_with(&local) && words.nth(1) == Some("0A")
+                address.ends_with(&local) && words.nth(1) == Some(state)
             })
         })
     })
@@ -40,6 +50,8 @@ pub fn listening(port: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
 
     #[test]
@@ -51,5 +63,8 @@ mod tests {
         assert_ne!(free_port(), free);
         drop(listener);
         assert!(!listening(free));
+        let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert!(hearing(port));
     }
 }

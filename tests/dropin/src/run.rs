@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::libraries;
-use crate::net::listening;
+use crate::net::{hearing, listening};
 
 /// The longest that a program may take; a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -170,8 +170,21 @@ impl Running {
     /// # Panics
     /// When it ends before.
     #[must_use]
-    pub fn listens(mut self, port: u16) -> Self {
-        while !listening(port) {
+    pub fn listens(self, port: u16) -> Self {
+        self.until(listening, port)
+    }
+
+    /// Waits until somebody has bound this UDP port.
+    ///
+    /// # Panics
+    /// When it ends before.
+    #[must_use]
+    pub fn hears(self, port: u16) -> Self {
+        self.until(hearing, port)
+    }
+
+    fn until(mut self, there: fn(u16) -> bool, port: u16) -> Self {
+        while !there(port) {
             assert!(
                 !self.ended(),
                 "`{}` ended and nobody listens on port {port}:\n{}",
@@ -325,7 +338,18 @@ impl Done {
 /// When one of them fails, with what both said.
 #[track_caller]
 pub fn pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
-    let server = weft.start(server).listens(port);
+    both(weft, weft.start(server).listens(port), client)
+}
+
+/// As [`pair`], where the server listens for datagrams.
+///
+/// # Panics
+/// When either fails.
+pub fn datagram_pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
+    both(weft, weft.start(server).hears(port), client)
+}
+
+fn both(weft: &Weft, server: Running, client: &str) -> (Done, Done) {
     let client = weft.run(client);
     let server = if client.is_good() {
         server.end()

@@ -6,9 +6,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::io::Errno;
 
 use super::id::{self, Core};
+use super::qp;
 use super::request::Request;
+use super::resolve::datagrams;
 use super::types::{
-    rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type, rdma_conn_param, rdma_event_channel,
+    RDMA_CM_EVENT_UNREACHABLE, rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type,
+    rdma_conn_param, rdma_event_channel, rdma_ud_param,
 };
 use crate::call::{pointer, run, wait_and_fetch};
 use crate::verbs::events::EventQueue;
@@ -23,6 +26,8 @@ pub(super) struct News {
     /// Reads and atomics: what the peer will have outstanding, and what it takes.
     pub(super) depths: (u16, u16),
     pub(super) qp_num: u32,
+    /// The way to a datagram queue pair.
+    pub(super) ud: Option<Ud>,
     /// What wants to be answered, with a request.
     pub(super) request: Option<Box<Request>>,
 }
@@ -42,6 +47,13 @@ impl News {
             ..News::new(event)
         }
     }
+}
+
+/// How to send to a datagram queue pair.
+#[derive(Clone, Copy)]
+pub(super) struct Ud {
+    pub(super) dgid: [u8; 16],
+    pub(super) qkey: u32,
 }
 
 /// News, and whom they are about.
@@ -176,13 +188,14 @@ impl Channel {
         let private_data = news.private_data.into_boxed_slice();
         let at = private_data.as_ptr();
         let len = u8::try_from(private_data.len()).unwrap_or(u8::MAX);
+        let at = if len == 0 {
+            std::ptr::null()
+        } else {
+            at.cast()
+        };
         let depth = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
         let conn = rdma_conn_param {
-            private_data: if len == 0 {
-                std::ptr::null()
-            } else {
-                at.cast()
-            },
+            private_data: at,
             private_data_len: len,
             responder_resources: depth(news.depths.0),
             initiator_depth: depth(news.depths.1),
@@ -191,6 +204,25 @@ impl Channel {
             rnr_retry_count: 0,
             srq: 0,
             qp_num: news.qp_num,
+        };
+        let param = if datagrams(fetched.0.ps) {
+            let way = news.ud.map(|ud| qp::way(&fetched.0, ud.dgid));
+            if let Some(Err(errno)) = way {
+                // The address has gone meanwhile.
+                news.status = -errno.raw_os_error();
+                news.event = RDMA_CM_EVENT_UNREACHABLE;
+            }
+            rdma_cm_event_param {
+                ud: rdma_ud_param {
+                    private_data: at,
+                    private_data_len: len,
+                    ah_attr: way.and_then(Result::ok).unwrap_or_else(qp::zeroed),
+                    qp_num: news.qp_num,
+                    qkey: news.ud.map_or(0, |ud| ud.qkey),
+                },
+            }
+        } else {
+            rdma_cm_event_param { conn }
         };
         let event = Event {
             fetched,
@@ -201,7 +233,7 @@ impl Channel {
             c.listen_id = listen_id;
             c.event = news.event;
             c.status = news.status;
-            c.param = rdma_cm_event_param { conn };
+            c.param = param;
         })?;
         Ok(made.handle())
     }

@@ -8,9 +8,10 @@ use weft_verbs::cm::{ConnParam, ConnectError, Dialed, Incoming};
 use weft_verbs::{Ender, Qp};
 
 use super::channel::News;
+use super::datagram::{self, UD_REPLY};
 use super::device::{self, Nic};
 use super::exchange::{Carrier, Remote};
-use super::id::{Core, Stage, core, get};
+use super::id::{Core, Listener, Stage, core, get};
 use super::qp;
 use super::request::Request;
 use super::resolve::{self, Port, datagrams};
@@ -123,7 +124,7 @@ fn depth(said: u8, most: u16) -> Result<u16, Errno> {
 
 /// # Safety
 /// `len` bytes at `data`.
-unsafe fn private_data(data: *const c_void, len: u8) -> Result<Vec<u8>, Errno> {
+pub(super) unsafe fn private_data(data: *const c_void, len: u8) -> Result<Vec<u8>, Errno> {
     if len == 0 {
         return Ok(Vec::new());
     }
@@ -136,7 +137,7 @@ unsafe fn private_data(data: *const c_void, len: u8) -> Result<Vec<u8>, Errno> {
     Ok(copy)
 }
 
-fn refusal(error: &ConnectError) -> Errno {
+pub(super) fn refusal(error: &ConnectError) -> Errno {
     match error {
         ConnectError::Refused | ConnectError::Rejected { .. } => Errno::CONNREFUSED,
         ConnectError::TimedOut => Errno::TIMEDOUT,
@@ -297,7 +298,8 @@ impl Core {
     }
 
     fn listen(self: &Arc<Self>, backlog: c_int) -> Result<(), Errno> {
-        if datagrams(self.ps) {
+        let nic = device::of(self.ps)?;
+        if datagrams(self.ps) && !nic.persona {
             return Err(Errno::OPNOTSUPP);
         }
         if matches!(self.setup().stage, Stage::Idle) {
@@ -308,29 +310,39 @@ impl Core {
             if !matches!(setup.stage, Stage::Bound) {
                 return Err(Errno::INVAL);
             }
-            let Some(Port::Stream(port)) = setup.port.take() else {
-                return Err(Errno::INVAL);
-            };
-            port
-        };
-        let nic = device::first()?;
-        let most = nic.max_rd_atomic();
-        let param = ConnParam {
-            private_data: Vec::new(),
-            ird: most,
-            ord: most,
-            options: settings::link(),
+            setup.port.take().ok_or(Errno::INVAL)?
         };
         let backlog = match u32::try_from(backlog) {
             Ok(backlog @ 1..=BACKLOG) => backlog,
             _ => BACKLOG,
         };
         let core = Arc::downgrade(self);
-        let listening = port.listen(backlog, &param, move |incoming| {
-            if let Some(core) = core.upgrade() {
-                core.incoming(&nic, incoming);
+        let listening = match port {
+            Port::Stream(port) => {
+                let most = nic.max_rd_atomic();
+                let param = ConnParam {
+                    private_data: Vec::new(),
+                    ird: most,
+                    ord: most,
+                    options: settings::link(),
+                };
+                let on_request = move |incoming| {
+                    if let Some(core) = core.upgrade() {
+                        core.incoming(&nic, incoming);
+                    }
+                };
+                let listening = port.listen(backlog, &param, on_request);
+                listening.map(Listener::Stream)
             }
-        });
+            Port::Datagram(port) => {
+                let on_request = move |request| {
+                    if let Some(core) = core.upgrade() {
+                        core.asked(request);
+                    }
+                };
+                port.serve(backlog, on_request).map(Listener::Datagram)
+            }
+        };
         let listening = listening.map_err(|error| resolve::errno(&error))?;
         let mut setup = self.setup();
         if matches!(setup.stage, Stage::Bound) {
@@ -340,7 +352,7 @@ impl Core {
     }
 
     /// Takes the request, to answer it.
-    fn request(&self) -> Result<Box<Request>, Errno> {
+    pub(super) fn request(&self) -> Result<Box<Request>, Errno> {
         let mut setup = self.setup();
         match std::mem::replace(&mut setup.stage, Stage::Joining) {
             Stage::Requested(request) => Ok(request),
@@ -358,9 +370,9 @@ impl Core {
             param.private_data = carrier.say(request.addrs().0.ip(), &param.private_data);
             carrier.prepare()?;
         }
-        if let Err(error) = request.accept(&native, &param) {
+        if let Err(errno) = request.accept(&native, &param) {
             self.failed();
-            return Err(refusal(&error));
+            return Err(errno);
         }
         if !self.joined(link.clone()) {
             link.close();
@@ -419,11 +431,13 @@ pub unsafe fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
 pub unsafe fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     run(|| {
         let core = core(id)?;
-        if datagrams(core.ps) {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let nic = device::first()?;
+        let nic = device::of(core.ps)?;
         let preface = core.setup().preface.clone();
+        if datagrams(core.ps) {
+            // SAFETY: the caller's promise.
+            unsafe { core.ask(&nic, conn_param, &preface) }?;
+            return core.complete();
+        }
         // SAFETY: the caller's promise.
         let wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
         let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
@@ -439,7 +453,12 @@ pub unsafe fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param
 pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
     run(|| {
         let core = core(id)?;
-        let nic = device::first()?;
+        if datagrams(core.ps) {
+            // SAFETY: the caller's promise.
+            unsafe { core.answer(conn_param) }?;
+            return Ok(0);
+        }
+        let nic = device::of(core.ps)?;
         // SAFETY: the caller's promise.
         let wish = unsafe { Wish::read(conn_param, &[], &nic, IB_REPLY) }?;
         if !matches!(core.setup().stage, Stage::Requested(_)) {
@@ -474,12 +493,17 @@ pub unsafe fn rdma_reject(
         let core = core(id)?;
         // SAFETY: the caller's promise.
         let data = unsafe { self::private_data(private_data, private_data_len) }?;
-        if device::first()?.persona && data.len() > IB_REJECT {
+        let longest = if datagrams(core.ps) {
+            UD_REPLY
+        } else {
+            IB_REJECT
+        };
+        if device::of(core.ps)?.persona && data.len() > longest {
             return Err(Errno::INVAL);
         }
         let request = core.request()?;
         core.failed();
-        request.reject(&data).map_err(|error| refusal(&error))?;
+        request.reject(&data)?;
         Ok(0)
     })
 }
@@ -520,6 +544,9 @@ pub unsafe fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 pub unsafe fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     run(|| {
         let core = core(id)?;
+        if datagrams(core.ps) {
+            return datagram::disconnect(&core).map(|()| 0);
+        }
         let (link, over) = {
             let mut setup = core.setup();
             match std::mem::replace(&mut setup.stage, Stage::Leaving) {

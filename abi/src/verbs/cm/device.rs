@@ -1,4 +1,4 @@
-//! The device that identifiers are bound to: the first of `WEFT_DEVICES`.
+//! The device that identifiers are bound to: the first of `WEFT_DEVICES`; for datagrams the first that has them.
 
 use std::ffi::c_int;
 use std::sync::Mutex;
@@ -6,8 +6,10 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use weft_verbs::Device;
 
+use super::resolve::datagrams;
+use super::types::rdma_port_space;
 use crate::call::pointer;
-use crate::verbs::context::{cm_context, cm_contexts, is_persona};
+use crate::verbs::context::{cm_contexts, is_persona};
 use crate::verbs::device::{last_errno, native};
 use crate::verbs::object::{Inherited, PerFork, lock};
 use crate::verbs::pd::ibv_alloc_pd;
@@ -37,18 +39,23 @@ impl Nic {
 }
 
 #[derive(Default)]
-struct First(Mutex<Option<Nic>>);
+struct First([Mutex<Option<Nic>>; 2]);
 
 impl Inherited for First {}
 
-/// Opened once and never closed, as with the real library.
-pub(super) fn first() -> Result<Nic, Errno> {
+/// The device for a port space. Opened once and never closed, as with the real library.
+pub(super) fn of(ps: rdma_port_space) -> Result<Nic, Errno> {
     static FIRST: PerFork<First> = PerFork::new();
-    let mut first = lock(&FIRST.get().0);
+    let datagrams = datagrams(ps);
+    let mut first = lock(&FIRST.get().0[usize::from(datagrams)]);
     if let Some(nic) = &*first {
         return Ok(nic.clone());
     }
-    let context = cm_context()?;
+    let contexts = cm_contexts()?;
+    // iWARP has none: there an identifier for datagrams comes no further than an RNIC's does.
+    let suited = |context: &&*mut ibv_context| !datagrams || is_persona(**context) == Ok(true);
+    let found = contexts.iter().find(suited).or(contexts.first());
+    let context = *found.ok_or(Errno::NODEV)?;
     // SAFETY: a context that is never closed.
     let pd = unsafe { ibv_alloc_pd(context) };
     if pd.is_null() {

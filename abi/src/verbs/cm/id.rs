@@ -4,6 +4,7 @@
 //!   initiator: Idle ─[bind_addr]─ Bound ─ resolve_addr ─ Resolved ─ resolve_route ─ Routed ─ connect ─ Joining ─> Joined
 //!   responder: Idle ─ bind_addr ─ Bound ─ listen ─ Listening
 //!              Requested (a new identifier, with the event) ─ accept ─> Joined, or reject ─> Over
+//!   datagrams: … Routed ─ connect ─ Joining ─ Asking ─> Found, or Over; Requested ─ accept ─> Found
 //!   both:      Joined ─ disconnect, or the peer does, or the connection breaks ─> Over
 //! ```
 //!
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use rustix::io::Errno;
+use weft_verbs::cm::Lookup;
 
 use super::channel::{Channel, News, ack, channel};
 use super::connect::Link;
@@ -25,8 +27,8 @@ use super::exchange::{Remote, gid_of};
 use super::request::Request;
 use super::resolve::Port;
 use super::types::{
-    RDMA_CM_EVENT_REJECTED, RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_cm_id,
-    rdma_event_channel, rdma_port_space,
+    RDMA_CM_EVENT_REJECTED, RDMA_CM_EVENT_UNREACHABLE, RDMA_PS_IB, RDMA_PS_IPOIB, RDMA_PS_TCP,
+    RDMA_PS_UDP, rdma_cm_id, rdma_event_channel, rdma_port_space,
 };
 use crate::call::run;
 use crate::verbs::events::Subject;
@@ -59,9 +61,13 @@ pub(super) enum Stage {
     Bound,
     Resolved,
     Routed,
-    Listening(#[allow(dead_code)] weft_verbs::cm::Listening), // listens until it is dropped
+    Listening(#[allow(dead_code)] Listener), // listens until it is dropped
     Requested(Box<Request>),
     Joining,
+    /// Datagrams: the peer is asked for its queue pair.
+    Asking(#[allow(dead_code)] Lookup), // asks until it is dropped
+    /// Datagrams: asked and answered.
+    Found,
     Joined(Link),
     /// The program has disconnected.
     Leaving,
@@ -69,6 +75,13 @@ pub(super) enum Stage {
     Over(Option<Link>),
     /// Destroyed.
     Gone,
+}
+
+/// What listens.
+#[allow(dead_code)] // until it is dropped
+pub(super) enum Listener {
+    Stream(weft_verbs::cm::Listening),
+    Datagram(weft_verbs::cm::Serving),
 }
 
 /// What an identifier is set up with.
@@ -197,7 +210,7 @@ pub(super) fn requested(listener: &Arc<Core>, request: Request) -> Result<Arc<Co
         Some(Place { channel, .. }) => Some(Arc::clone(channel)),
         None => return Err(Errno::INVAL),
     };
-    let nic = device::first()?;
+    let nic = device::of(listener.ps)?;
     let (local, peer) = request.addrs();
     let (depths, remote) = (request.depths(), request.remote());
     let core = create(
@@ -331,6 +344,8 @@ impl Core {
         match status {
             0 => Ok(0),
             _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno::CONNREFUSED),
+            // InfiniBand's number of a reason.
+            status if status > 0 && kind == RDMA_CM_EVENT_UNREACHABLE => Err(Errno::CONNREFUSED),
             status => Err(Errno::from_raw_os_error(status.saturating_abs())),
         }
     }
@@ -425,7 +440,7 @@ pub(super) fn new(
     ps: rdma_port_space,
     qp_type: ibv_qp_type,
 ) -> Result<Arc<Core>, Errno> {
-    device::first()?;
+    device::of(ps)?;
     create(channel, context, ps, qp_type, Stage::Idle)
 }
 

@@ -8,6 +8,7 @@ pub mod types;
 mod addrinfo;
 mod channel;
 mod connect;
+mod datagram;
 mod device;
 mod ep;
 mod exchange;

@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use super::device;
 use super::exchange::gid_of;
 use super::id::{Core, core, get, set};
-use super::types::rdma_cm_id;
+use super::resolve::datagrams;
+use super::types::{RDMA_UDP_QKEY, rdma_cm_id};
 use crate::call::run;
 use crate::verbs::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::verbs::cq::{ibv_create_cq, ibv_destroy_cq};
@@ -31,7 +32,7 @@ pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
 }
 
 /// A value of a C struct with every byte zero.
-fn zeroed<T: Copy>() -> T {
+pub(super) fn zeroed<T: Copy>() -> T {
     // SAFETY: only used for the headers' structs of numbers and pointers, of which all zeros is a value.
     unsafe { std::mem::zeroed() }
 }
@@ -140,23 +141,66 @@ pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), 
         if qp.is_null() {
             return Err(last_errno());
         }
-        let mut state: ibv_qp_attr = zeroed();
-        state.qp_state = IBV_QPS_INIT;
-        let mask = initial(&mut state);
-        // SAFETY: as above.
-        match unsafe { ibv_modify_qp(qp, &raw mut state, mask) } {
-            0 => Ok(qp),
-            errno => {
-                // SAFETY: as above.
-                unsafe { ibv_destroy_qp(qp) };
-                Err(Errno::from_raw_os_error(errno))
-            }
-        }
+        prepare(qp, attr.qp_type).inspect_err(|_| {
+            // SAFETY: as above.
+            unsafe { ibv_destroy_qp(qp) };
+        })?;
+        Ok(qp)
     });
     let qp = made.inspect_err(|_| destroy_cqs(core))?;
     set!(core, pd = attr.pd);
     set!(core, qp = qp);
     Ok(())
+}
+
+/// Moves a queue pair as far as it goes without a peer.
+fn prepare(qp: *mut ibv_qp, qp_type: ibv_qp_type) -> Result<(), Errno> {
+    let moved = |state, attributes: fn(&mut ibv_qp_attr) -> c_int| {
+        let mut attr: ibv_qp_attr = zeroed();
+        attr.qp_state = state;
+        let mask = attributes(&mut attr);
+        // SAFETY: the call checks what it is given.
+        match unsafe { ibv_modify_qp(qp, &raw mut attr, mask) } {
+            0 => Ok(()),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
+    };
+    if qp_type != IBV_QPT_UD {
+        return moved(IBV_QPS_INIT, initial);
+    }
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+        moved(state, datagram)?;
+    }
+    Ok(())
+}
+
+/// Whatever is posted is flushed.
+pub(super) fn flush(core: &Core) -> Result<(), Errno> {
+    let qp = get!(core, qp);
+    if qp.is_null() {
+        return Ok(());
+    }
+    let mut attr: ibv_qp_attr = zeroed();
+    attr.qp_state = IBV_QPS_ERR;
+    // SAFETY: the call checks what it is given.
+    match unsafe { ibv_modify_qp(qp, &raw mut attr, IBV_QP_STATE as c_int) } {
+        0 => Ok(()),
+        errno => Err(Errno::from_raw_os_error(errno)),
+    }
+}
+
+/// For a datagram queue pair, in the state that `attr` names.
+fn datagram(attr: &mut ibv_qp_attr) -> c_int {
+    let mask = match attr.qp_state {
+        IBV_QPS_INIT => {
+            attr.port_num = 1;
+            attr.qkey = RDMA_UDP_QKEY;
+            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY
+        }
+        IBV_QPS_RTS => IBV_QP_STATE | IBV_QP_SQ_PSN,
+        _ => IBV_QP_STATE,
+    };
+    mask as c_int
 }
 
 fn initial(attr: &mut ibv_qp_attr) -> c_int {
@@ -368,6 +412,18 @@ fn gid_index(verbs: *mut ibv_context, wanted: [u8; 16]) -> Result<u8, Errno> {
     Err(Errno::ADDRNOTAVAIL)
 }
 
+/// The way from an identifier's address to this one.
+pub(super) fn way(core: &Core, dgid: [u8; 16]) -> Result<ibv_ah_attr, Errno> {
+    let src = core.setup().src.ok_or(Errno::INVAL)?;
+    let mut attr: ibv_ah_attr = zeroed();
+    attr.is_global = 1;
+    attr.port_num = 1;
+    attr.grh.dgid = ibv_gid { raw: dgid };
+    attr.grh.sgid_index = gid_index(get!(core, verbs), gid_of(src.ip()))?;
+    attr.grh.hop_limit = 64;
+    Ok(attr)
+}
+
 /// What a program is to hand to `ibv_modify_qp` for the state that it asks for.
 fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
     let verbs = get!(core, verbs);
@@ -375,10 +431,16 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
         return Err(Errno::INVAL);
     }
     let state = attr.qp_state;
+    if datagrams(core.ps) {
+        return match state {
+            IBV_QPS_INIT | IBV_QPS_RTR | IBV_QPS_RTS => Ok(datagram(attr)),
+            _ => Err(Errno::INVAL),
+        };
+    }
     if state == IBV_QPS_INIT {
         return Ok(initial(attr));
     }
-    if !device::first()?.persona {
+    if !device::of(core.ps)?.persona {
         // The connection manager moves the queue pairs of an RNIC itself.
         return match state {
             IBV_QPS_RTR => {
@@ -389,22 +451,13 @@ fn attributes(core: &Core, attr: &mut ibv_qp_attr) -> Result<c_int, Errno> {
             _ => Err(Errno::INVAL),
         };
     }
-    let (remote, src, depths) = {
+    let (remote, depths) = {
         let setup = core.setup();
-        let remote = setup.remote;
-        (
-            remote.ok_or(Errno::INVAL)?,
-            setup.src.ok_or(Errno::INVAL)?,
-            setup.depths,
-        )
+        (setup.remote.ok_or(Errno::INVAL)?, setup.depths)
     };
     match state {
         IBV_QPS_RTR => {
-            attr.ah_attr.is_global = 1;
-            attr.ah_attr.port_num = 1;
-            attr.ah_attr.grh.dgid = ibv_gid { raw: remote.gid };
-            attr.ah_attr.grh.sgid_index = gid_index(verbs, gid_of(src.ip()))?;
-            attr.ah_attr.grh.hop_limit = 64;
+            attr.ah_attr = way(core, remote.gid)?;
             attr.path_mtu = IBV_MTU_4096;
             attr.dest_qp_num = remote.qp_num;
             attr.max_dest_rd_atomic = u8::try_from(depths.0).unwrap_or(u8::MAX);

@@ -2,15 +2,24 @@
 
 use std::net::{SocketAddr, SocketAddrV6};
 
+use rustix::io::Errno;
 use weft_verbs::Qp;
-use weft_verbs::cm::{ConnParam, ConnectError, Incoming};
+use weft_verbs::cm::{ConnParam, Incoming, LookupRequest};
 
+use super::connect::refusal;
 use super::device::Nic;
 use super::exchange::Remote;
+use super::resolve::errno;
+
+/// Whom to answer. Dropping it is a refusal.
+enum Asker {
+    Stream(Incoming),
+    Datagram(LookupRequest),
+}
 
 /// A request. Dropping it rejects it.
 pub(super) struct Request {
-    incoming: Incoming,
+    asker: Asker,
     remote: Option<Remote>,
     depths: (u16, u16),
 }
@@ -26,11 +35,20 @@ impl Request {
         let most = nic.max_rd_atomic();
         let (takes, has) = incoming.depths().unwrap_or((most, most));
         let request = Request {
-            incoming,
+            asker: Asker::Stream(incoming),
             remote,
             depths: (has.min(most), takes.min(most)),
         };
         (request, data)
+    }
+
+    /// One for a datagram queue pair.
+    pub(super) fn datagram(request: LookupRequest) -> Request {
+        Request {
+            asker: Asker::Datagram(request),
+            remote: None,
+            depths: (0, 0),
+        }
     }
 
     /// Reads and atomics that the peer will have outstanding, and that it takes: for us, those to take and to have.
@@ -45,18 +63,37 @@ impl Request {
 
     /// Our address and the peer's.
     pub(super) fn addrs(&self) -> (SocketAddr, SocketAddr) {
-        (
-            canonical(self.incoming.local_addr()),
-            canonical(self.incoming.peer_addr()),
-        )
+        let (ours, peers) = match &self.asker {
+            Asker::Stream(incoming) => (incoming.local_addr(), incoming.peer_addr()),
+            Asker::Datagram(request) => (request.local_addr(), request.peer_addr()),
+        };
+        (canonical(ours), canonical(peers))
     }
 
-    pub(super) fn accept(self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
-        self.incoming.accept(qp, param)
+    pub(super) fn accept(self, qp: &Qp, param: &ConnParam) -> Result<(), Errno> {
+        match self.asker {
+            Asker::Stream(incoming) => incoming.accept(qp, param).map_err(|error| refusal(&error)),
+            Asker::Datagram(_) => Err(Errno::INVAL),
+        }
     }
 
-    pub(super) fn reject(self, private_data: &[u8]) -> Result<(), ConnectError> {
-        self.incoming.reject(private_data)
+    /// Names the queue pair for datagrams.
+    pub(super) fn name(self, qp_num: u32, qkey: u32, private_data: &[u8]) -> Result<(), Errno> {
+        match self.asker {
+            Asker::Stream(_) => Err(Errno::INVAL),
+            Asker::Datagram(request) => request
+                .accept(qp_num, qkey, private_data)
+                .map_err(|error| errno(&error)),
+        }
+    }
+
+    pub(super) fn reject(self, private_data: &[u8]) -> Result<(), Errno> {
+        match self.asker {
+            Asker::Stream(incoming) => incoming
+                .reject(private_data)
+                .map_err(|error| refusal(&error)),
+            Asker::Datagram(request) => request.reject(private_data).map_err(|error| errno(&error)),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6};
 use rustix::io::Errno;
-use weft_verbs::cm::Bound;
+use weft_verbs::cm::{Bound, ServicePort};
 
 use super::channel::News;
 use super::device;
@@ -20,29 +20,29 @@ use crate::call::run;
 /// An address that is taken.
 pub(super) enum Port {
     Stream(Bound),
-    Datagram(UdpSocket),
+    Datagram(ServicePort),
 }
 
 impl Port {
     /// Takes an address (port 0: a free one).
     fn take(ps: rdma_port_space, addr: SocketAddr, setup: &Setup) -> Result<Port, Errno> {
-        if datagrams(ps) {
-            return Ok(Port::Datagram(
-                UdpSocket::bind(addr).map_err(|e| errno(&e))?,
-            ));
-        }
+        let native = device::of(ps)?.native;
         let options = weft_verbs::cm::BindOptions {
             v6_only: setup.only_v6,
             share: setup.reuse,
         };
-        let bound = device::first()?.native.bind_with(addr, options);
-        Ok(Port::Stream(bound.map_err(|e| errno(&e))?))
+        let taken = if datagrams(ps) {
+            native.bind_service(addr, options).map(Port::Datagram)
+        } else {
+            native.bind_with(addr, options).map(Port::Stream)
+        };
+        taken.map_err(|e| errno(&e))
     }
 
-    fn local_addr(&self) -> Result<SocketAddr, Errno> {
+    fn local_addr(&self) -> SocketAddr {
         match self {
-            Port::Stream(bound) => Ok(bound.local_addr()),
-            Port::Datagram(socket) => socket.local_addr().map_err(|e| errno(&e)),
+            Port::Stream(bound) => bound.local_addr(),
+            Port::Datagram(service) => service.local_addr(),
         }
     }
 }
@@ -123,7 +123,7 @@ pub(super) fn bind(core: &Core, addr: SocketAddr) -> Result<(), Errno> {
             return Err(Errno::INVAL);
         }
         let port = Port::take(core.ps, addr, &setup)?;
-        let bound = port.local_addr()?;
+        let bound = port.local_addr();
         setup.port = Some(port);
         setup.stage = Stage::Bound;
         setup.src = Some(bound);
@@ -132,7 +132,7 @@ pub(super) fn bind(core: &Core, addr: SocketAddr) -> Result<(), Errno> {
     if bound.ip().is_unspecified() {
         core.show(bound, None);
     } else {
-        core.at(&device::first()?, bound, None);
+        core.at(&device::of(core.ps)?, bound, None);
     }
     Ok(())
 }
@@ -143,7 +143,7 @@ fn resolve(core: &Core, dst: SocketAddr) -> Result<SocketAddr, Errno> {
     let mut src = route(setup.src, dst)?;
     if setup.port.is_none() {
         let port = Port::take(core.ps, src, &setup)?;
-        src = port.local_addr()?;
+        src = port.local_addr();
         setup.port = Some(port);
     }
     setup.stage = Stage::Resolved;
@@ -195,7 +195,7 @@ pub unsafe fn rdma_resolve_addr(
         }
         match resolve(&core, dst) {
             Ok(src) => {
-                core.at(&device::first()?, src, Some(dst));
+                core.at(&device::of(core.ps)?, src, Some(dst));
                 core.tell(News::new(RDMA_CM_EVENT_ADDR_RESOLVED));
             }
             Err(errno) => {
@@ -223,7 +223,7 @@ pub unsafe fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout_ms: c_int) -> c_i
             }
             setup.stage = Stage::Routed;
         }
-        core.show_path(&device::first()?);
+        core.show_path(&device::of(core.ps)?);
         core.tell(News::new(RDMA_CM_EVENT_ROUTE_RESOLVED));
         core.complete()
     })

@@ -17,8 +17,8 @@ pub use broker::{Broker, Number, QpName, gid_of, ip_of};
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
 pub use weft_rnic::{
-    BindOptions, Bound, ConnParam, ConnectError, Dialed, Found, Incoming, LinkOptions, Listening, Lookup,
-    LookupError, LookupRequest, ServicePort, Serving,
+    BindOptions, Bound, ConnParam, ConnectError, Dialed, Found, Incoming, LinkOptions, Listening,
+    Lookup, LookupError, LookupRequest, ServicePort, Serving,
 };
 
 use crate::{Device, Pd, Qp, QpInit};

@@ -1,6 +1,6 @@
 //! rdmacm-utils: programs that connect with `rdma_cm`.
 
-use weft_dropin::{Weft, free_port, have, pair};
+use weft_dropin::{Weft, datagram_pair, free_port, have, pair};
 
 use super::carriers;
 
@@ -109,6 +109,39 @@ fn ucmatose() {
             }
         }
     }
+}
+
+/// Datagrams. The program has one port, so one after another.
+#[test]
+fn udaddy() {
+    const PORT: u16 = 7174;
+    if !have(&[("udaddy", PACKAGE)]) {
+        return;
+    }
+    let runs = [
+        ("weft0,weft_ib0", "127.0.0.1", ""),
+        ("weft_ib0", "127.0.0.1", "-c 8 -C 20 -S 4096"),
+        ("weft_ib0", "127.0.0.1", "-p 0x0002"),
+        ("weft_ib0", "::1", "-C 2"),
+    ];
+    for (devices, address, options) in runs {
+        let (server, client) = datagram_pair(
+            &Weft::on(devices),
+            PORT,
+            &format!("udaddy -b {address} {options}"),
+            &format!("udaddy -s {address} {options}"),
+        );
+        for done in [server, client] {
+            done.says("data transfers complete").says("return status 0");
+        }
+    }
+    // Nobody there, and no datagrams.
+    let done = Weft::on("weft_ib0").run("udaddy -s 127.0.0.1");
+    assert!(!done.is_good(), "{}", done.show());
+    done.says("RDMA_CM_EVENT_UNREACHABLE, error: 1");
+    let done = Weft::on("weft0").run("udaddy -s 127.0.0.1");
+    assert!(!done.is_good(), "{}", done.show());
+    done.says("unable to create QP: Operation not supported");
 }
 
 #[test]

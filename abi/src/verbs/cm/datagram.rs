@@ -1,0 +1,165 @@
+//! Identifiers for datagrams: nothing is connected, `rdma_connect` asks who listens at a UDP port for a queue pair, and `rdma_accept` names one
+//! (docs/spec/dgram.md).
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use weft_verbs::cm::{Found, LookupError, LookupRequest};
+
+use super::channel::{News, Ud};
+use super::connect::private_data;
+use super::device::Nic;
+use super::exchange::gid_of;
+use super::id::{Core, Stage, get};
+use super::qp;
+use super::request::Request;
+use super::resolve::{self, Port};
+use super::types::{
+    RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_UNREACHABLE,
+    RDMA_UDP_QKEY, rdma_conn_param,
+};
+
+/// Longest private data of requests and of answers: InfiniBand's messages have no more room.
+const UD_REQUEST: usize = 180;
+pub(super) const UD_REPLY: usize = 136;
+/// InfiniBand's number for "nobody listens there" (12.8.2).
+const UNSUPPORTED: i32 = 1;
+
+/// What the program says, and which queue pair it names.
+///
+/// # Safety
+/// As for [`super::rdma_connect`].
+unsafe fn said(
+    param: *const rdma_conn_param,
+    preface: &[u8],
+    longest: usize,
+) -> Result<(Vec<u8>, Option<u32>), Errno> {
+    let (mut data, mut qp_num) = (preface.to_vec(), None);
+    if !param.is_null() {
+        // SAFETY: the caller's promise.
+        let param = unsafe { param.read_unaligned() };
+        // SAFETY: as above.
+        data.extend(unsafe { private_data(param.private_data, param.private_data_len) }?);
+        qp_num = Some(param.qp_num);
+    }
+    if data.len() > longest {
+        return Err(Errno::INVAL);
+    }
+    Ok((data, qp_num))
+}
+
+impl Core {
+    /// A request has come to a listener.
+    pub(super) fn asked(self: &Arc<Self>, request: LookupRequest) {
+        self.tell(News {
+            private_data: request.private_data().to_vec(),
+            request: Some(Box::new(Request::datagram(request))),
+            ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+        });
+    }
+
+    /// # Safety
+    /// As for [`super::rdma_connect`].
+    pub(super) unsafe fn ask(
+        self: &Arc<Self>,
+        nic: &Nic,
+        param: *const rdma_conn_param,
+        preface: &[u8],
+    ) -> Result<(), Errno> {
+        if !nic.persona {
+            return Err(Errno::OPNOTSUPP);
+        }
+        // SAFETY: the caller's promise.
+        let (data, _) = unsafe { said(param, preface, UD_REQUEST) }?;
+        let (port, dst) = {
+            let mut setup = self.setup();
+            if !matches!(setup.stage, Stage::Routed) {
+                return Err(Errno::INVAL);
+            }
+            let (Some(Port::Datagram(port)), Some(dst)) = (setup.port.take(), setup.dst) else {
+                return Err(Errno::INVAL);
+            };
+            setup.stage = Stage::Joining;
+            (port, dst)
+        };
+        let core = Arc::clone(self);
+        let lookup = port.look_up(dst, &data, move |outcome| core.told(outcome));
+        let lookup = lookup.map_err(|error| resolve::errno(&error));
+        let mut setup = self.setup();
+        if !matches!(setup.stage, Stage::Joining) {
+            // There is an answer already, or the identifier has gone.
+            drop(setup);
+            return lookup.map(drop);
+        }
+        match lookup {
+            Ok(lookup) => setup.stage = Stage::Asking(lookup),
+            Err(errno) => {
+                setup.stage = Stage::Over(None);
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer.
+    fn told(self: &Arc<Self>, outcome: Result<Found, LookupError>) {
+        let (asked, dst) = {
+            let mut setup = self.setup();
+            if !matches!(setup.stage, Stage::Joining | Stage::Asking(_)) {
+                return;
+            }
+            let next = match outcome {
+                Ok(_) => Stage::Found,
+                Err(_) => Stage::Over(None),
+            };
+            (std::mem::replace(&mut setup.stage, next), setup.dst)
+        };
+        drop(asked);
+        let unreachable = |status| News::status(RDMA_CM_EVENT_UNREACHABLE, status);
+        let dgid = dst.map(|dst| gid_of(dst.ip()));
+        self.tell(match outcome {
+            Ok(found) => News {
+                private_data: found.private_data,
+                qp_num: found.qp_num,
+                ud: dgid.map(|dgid| Ud {
+                    dgid,
+                    qkey: found.qkey,
+                }),
+                ..News::new(RDMA_CM_EVENT_ESTABLISHED)
+            },
+            Err(LookupError::NoService) => unreachable(UNSUPPORTED),
+            Err(LookupError::Refused {
+                status,
+                private_data,
+            }) => News {
+                private_data,
+                ..unreachable(status.into())
+            },
+            Err(LookupError::TimedOut) => unreachable(-Errno::TIMEDOUT.raw_os_error()),
+        });
+    }
+
+    /// # Safety
+    /// As for [`super::rdma_accept`].
+    pub(super) unsafe fn answer(&self, param: *const rdma_conn_param) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        let (data, named) = unsafe { said(param, &[], UD_REPLY) }?;
+        let own = get!(self, qp);
+        let qp_num = if own.is_null() {
+            named.ok_or(Errno::INVAL)?
+        } else {
+            qp::name(own)?.get()?.num()
+        };
+        let request = self.request()?;
+        self.setup().stage = Stage::Found;
+        request.name(qp_num, RDMA_UDP_QKEY, &data)
+    }
+}
+
+/// There is no connection to end, but the queue pair is flushed as if there were.
+pub(super) fn disconnect(core: &Core) -> Result<(), Errno> {
+    if !matches!(core.setup().stage, Stage::Found) {
+        return Err(Errno::INVAL);
+    }
+    qp::flush(core)
+}

@@ -1,0 +1,301 @@
+//! librdmacm's calls for datagrams (`RDMA_PS_UDP`): asking for a queue pair and naming one. Both sides are in this process, on the default devices.
+#![cfg(feature = "verbs")]
+#![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
+#![allow(clippy::cast_possible_wrap)]
+
+mod cm;
+
+use std::ffi::{CString, c_int};
+use std::net::{SocketAddr, UdpSocket};
+use std::ptr::{null, null_mut};
+
+use cm::{Channel, Event, Id, Param, failed, hints, loopback, qp_attr};
+use weft_abi::verbs::cm::types::*;
+use weft_abi::verbs::cm::*;
+use weft_abi::verbs::ibv_query_qp;
+use weft_abi::verbs::types::*;
+
+/// InfiniBand's reasons (12.8.2).
+const UNSUPPORTED: c_int = 1;
+const REJECT: c_int = 2;
+const NO_QP: c_int = 3;
+
+fn listen(channel: &Channel, addr: &str) -> Id {
+    let id = channel.create_id_in(RDMA_PS_UDP);
+    id.bind(addr).unwrap();
+    assert_eq!(unsafe { rdma_listen(id.0, 4) }, 0);
+    id
+}
+
+fn routed(channel: &Channel, addr: SocketAddr) -> Id {
+    let id = channel.create_id_in(RDMA_PS_UDP);
+    id.resolve(&addr.to_string());
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    id.route();
+    channel.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).ack();
+    id
+}
+
+fn asking(channel: &Channel, listener: &Id, data: &[u8]) -> Id {
+    let id = routed(channel, loopback(listener.port()));
+    id.connect(&Param::new(data)).unwrap();
+    id
+}
+
+fn create_qp(id: &Id) {
+    let mut attr = qp_attr(null_mut());
+    attr.qp_type = IBV_QPT_UD;
+    let result = unsafe { rdma_create_qp(id.0, null_mut(), &raw mut attr) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn qp_num(id: &Id) -> u32 {
+    unsafe { (*(*id.0).qp).qp_num }
+}
+
+fn attributes(id: &Id) -> ibv_qp_attr {
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    let mut init = qp_attr(null_mut());
+    let mask = (IBV_QP_STATE | IBV_QP_QKEY) as c_int;
+    let result = unsafe { ibv_query_qp((*id.0).qp, &raw mut attr, mask, &raw mut init) };
+    assert_eq!(result, 0);
+    attr
+}
+
+fn ud(event: &Event) -> rdma_ud_param {
+    unsafe { (*event.0).param.ud }
+}
+
+fn v4_mapped(last: u8) -> [u8; 16] {
+    [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, last]
+}
+
+#[test]
+fn a_queue_pair_is_asked_for_and_named() {
+    let (server, client) = (Channel::new(), Channel::new());
+    // Of any address: the answer comes from the one that was asked.
+    let listener = listen(&server, "0.0.0.0:0");
+    let to = SocketAddr::from(([127, 0, 0, 3], listener.port()));
+    let id = routed(&client, to);
+    create_qp(&id);
+    let attr = attributes(&id);
+    assert_eq!((attr.qp_state, attr.qkey), (IBV_QPS_RTS, RDMA_UDP_QKEY));
+    assert_eq!(unsafe { (*id.0).qp_type }, IBV_QPT_UD);
+    id.connect(&Param::new(b"hello")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.private_data(), b"hello");
+    assert_eq!(event.listen_id(), listener.0);
+    let asked = event.id();
+    assert_eq!(asked.peer(), id.local());
+    assert_eq!(asked.local(), Some(to));
+    assert_eq!(asked.context(), listener.context());
+    event.ack();
+    create_qp(&asked);
+    asked.accept(&Param::new(b"welcome")).unwrap();
+    let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert_eq!(event.private_data(), b"welcome");
+    let found = ud(&event);
+    assert_eq!((found.qp_num, found.qkey), (qp_num(&asked), RDMA_UDP_QKEY));
+    assert_eq!((found.ah_attr.is_global, found.ah_attr.port_num), (1, 1));
+    assert_eq!(unsafe { found.ah_attr.grh.dgid.raw }, v4_mapped(3));
+    event.ack();
+    // Who accepts is not told: there is nothing that could be established.
+    assert!(!server.readable());
+    assert_eq!(asked.accept(&Param::new(b"")), Err(libc::EINVAL));
+    assert_eq!(id.connect(&Param::new(b"")), Err(libc::EINVAL));
+    for id in [id, asked] {
+        id.disconnect().unwrap();
+        assert_eq!(attributes(&id).qp_state, IBV_QPS_ERR);
+        id.destroy_qp();
+        id.destroy();
+    }
+    assert!(!server.readable() && !client.readable());
+    listener.destroy();
+}
+
+/// The program brings its queue pair itself, and says its number.
+#[test]
+fn a_queue_pair_of_the_program_is_named() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = listen(&server, "127.0.0.1:0");
+    let id = asking(&client, &listener, b"");
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let asked = event.id();
+    event.ack();
+    failed(unsafe { rdma_accept(asked.0, null_mut()) }, libc::EINVAL);
+    let mut param = Param::new(b"");
+    param.qp_num = 0x1234;
+    asked.accept(&param).unwrap();
+    let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert_eq!(ud(&event).qp_num, 0x1234);
+    event.ack();
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+        let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+        attr.qp_state = state;
+        let mut mask = 0;
+        let result = unsafe { rdma_init_qp_attr(id.0, &raw mut attr, &raw mut mask) };
+        assert_eq!(result, 0);
+        assert_eq!(mask as u32 & IBV_QP_QKEY != 0, state == IBV_QPS_INIT);
+    }
+    for id in [id, asked, listener] {
+        id.destroy();
+    }
+}
+
+#[test]
+fn refusals_are_unreachable_queue_pairs() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = listen(&server, "127.0.0.1:0");
+    let id = asking(&client, &listener, b"?");
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let asked = event.id();
+    event.ack();
+    assert_eq!(unsafe { rdma_reject(asked.0, b"no".as_ptr().cast(), 2) }, 0);
+    let event = client.expect_status(RDMA_CM_EVENT_UNREACHABLE, REJECT);
+    assert_eq!(event.private_data(), b"no");
+    event.ack();
+    asked.destroy();
+    id.destroy();
+    // A request that goes unanswered, and one that nobody fetches.
+    let id = asking(&client, &listener, b"?");
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let asked = event.id();
+    event.ack();
+    asked.destroy();
+    client.expect_status(RDMA_CM_EVENT_UNREACHABLE, NO_QP).ack();
+    id.destroy();
+    let port = listener.port();
+    let id = asking(&client, &listener, b"?");
+    server.wait();
+    listener.destroy();
+    client.expect_status(RDMA_CM_EVENT_UNREACHABLE, NO_QP).ack();
+    assert_eq!(id.disconnect(), Err(libc::EINVAL));
+    id.destroy();
+    // Nobody there.
+    let id = routed(&client, loopback(port));
+    id.connect(&Param::new(b"?")).unwrap();
+    let gone = client.expect_status(RDMA_CM_EVENT_UNREACHABLE, UNSUPPORTED);
+    assert_eq!(gone.private_data(), b"");
+    gone.ack();
+    id.destroy();
+}
+
+#[test]
+fn private_data_is_as_long_as_infiniband_s() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = listen(&server, "127.0.0.1:0");
+    let id = routed(&client, loopback(listener.port()));
+    assert_eq!(id.connect(&Param::new(&[7; 181])), Err(libc::EINVAL));
+    id.connect(&Param::new(&[7; 180])).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.private_data(), [7; 180]);
+    let asked = event.id();
+    event.ack();
+    assert_eq!(asked.accept(&Param::new(&[8; 137])), Err(libc::EINVAL));
+    failed(
+        unsafe { rdma_reject(asked.0, [0_u8; 137].as_ptr().cast(), 137) },
+        libc::EINVAL,
+    );
+    asked.accept(&Param::new(&[8; 136])).unwrap();
+    let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert_eq!(event.private_data(), [8; 136]);
+    event.ack();
+    for id in [id, asked, listener] {
+        id.destroy();
+    }
+}
+
+#[test]
+fn a_listener_outlives_hostile_datagrams() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = listen(&server, "127.0.0.1:0");
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for junk in [&b""[..], b"WSR1", &[0; 28], &[0xff; 9000]] {
+        stranger.send_to(junk, loopback(listener.port())).unwrap();
+    }
+    let id = asking(&client, &listener, b"it is me");
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    assert_eq!(event.private_data(), b"it is me");
+    let asked = event.id();
+    event.ack();
+    for id in [id, asked, listener] {
+        id.destroy();
+    }
+}
+
+/// Nobody answers, and nobody wants to know any more.
+#[test]
+fn identifiers_that_ask_can_go_at_any_time() {
+    let client = Channel::new();
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for _ in 0..20 {
+        let id = routed(&client, silent.local_addr().unwrap());
+        id.connect(&Param::new(b"?")).unwrap();
+        id.destroy();
+    }
+    assert!(!client.readable());
+}
+
+#[test]
+fn end_points_block_until_they_are_answered() {
+    let found = |node: &str, port: u16, flags: c_int| {
+        let (node, port) = (
+            CString::new(node).unwrap(),
+            CString::new(port.to_string()).unwrap(),
+        );
+        let mut hints = hints(flags);
+        hints.ai_port_space = RDMA_PS_UDP as c_int;
+        let mut found = null_mut();
+        let result = unsafe {
+            rdma_getaddrinfo(
+                node.as_ptr(),
+                port.as_ptr(),
+                &raw const hints,
+                &raw mut found,
+            )
+        };
+        assert_eq!(result, 0);
+        assert_eq!(unsafe { (*found).ai_qp_type }, IBV_QPT_UD as c_int);
+        found
+    };
+    let end_point = |res: *mut rdma_addrinfo| {
+        let mut id = null_mut();
+        let mut attr = qp_attr(null_mut());
+        let result = unsafe { rdma_create_ep(&raw mut id, res, null_mut(), &raw mut attr) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        unsafe { rdma_freeaddrinfo(res) };
+        Id(id)
+    };
+    let listener = end_point(found("127.0.0.1", 0, RAI_PASSIVE));
+    assert_eq!(unsafe { rdma_listen(listener.0, 0) }, 0);
+    let port = listener.port();
+    let server = std::thread::spawn(move || {
+        let listener: Id = listener;
+        let mut numbers = Vec::new();
+        for accepts in [true, false] {
+            let mut id = null_mut();
+            assert_eq!(unsafe { rdma_get_request(listener.0, &raw mut id) }, 0);
+            let id = Id(id);
+            numbers.push(qp_num(&id));
+            if accepts {
+                assert_eq!(unsafe { rdma_accept(id.0, null_mut()) }, 0);
+            } else {
+                assert_eq!(unsafe { rdma_reject(id.0, null(), 0) }, 0);
+            }
+            unsafe { rdma_destroy_ep(id.0) };
+        }
+        unsafe { rdma_destroy_ep(listener.0) };
+        numbers[0]
+    });
+    let id = end_point(found("127.0.0.1", port, 0));
+    assert_eq!(unsafe { rdma_connect(id.0, null_mut()) }, 0);
+    let num = unsafe { (*(*id.0).event).param.ud.qp_num };
+    unsafe { rdma_destroy_ep(id.0) };
+    let id = end_point(found("127.0.0.1", port, 0));
+    failed(
+        unsafe { rdma_connect(id.0, null_mut()) },
+        libc::ECONNREFUSED,
+    );
+    unsafe { rdma_destroy_ep(id.0) };
+    assert_eq!(server.join().unwrap(), num);
+}
