@@ -6,14 +6,14 @@
 use std::fmt::Write as _;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The longest that a guest lives; emulated on a busy machine it is slow.
-const LIFE: Duration = Duration::from_mins(15);
+const LIFE: Duration = Duration::from_mins(30);
 /// For a command that does nothing.
 const STEP: Duration = Duration::from_mins(1);
 /// Before the number and the status of a command that has ended.
@@ -217,6 +217,26 @@ impl Guest {
         let output = self.run(line, limit);
         assert_eq!(output.status, 0, "`{line}` failed:\n{}", output.text);
         output.text
+    }
+
+    /// Copy a file of ours to this place in the guest.
+    ///
+    /// # Panics
+    /// When the file cannot be read, or has not come over within `limit`.
+    pub fn put(&mut self, file: &Path, to: &str, limit: Duration) {
+        let bytes = std::fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let door = TcpListener::bind("127.0.0.1:0").expect("a listening socket");
+        let port = door.local_addr().expect("its address").port();
+        let running = self.start(&format!(
+            "nc {HOST} {port} >{to} && [ $(wc -c <{to}) = {} ]",
+            bytes.len()
+        ));
+        std::thread::spawn(move || {
+            let (mut taker, _) = door.accept().expect("the guest's call");
+            let _ = taker.write_all(&bytes);
+        });
+        let output = self.finish(&running, limit);
+        assert_eq!(output.status, 0, "{}: {}", file.display(), output.text);
     }
 }
 

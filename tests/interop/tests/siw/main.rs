@@ -4,6 +4,7 @@
 mod dropin;
 mod elf;
 mod rsockets;
+mod speed;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
@@ -62,8 +63,8 @@ fn siw() -> Option<MutexGuard<'static, Siw>> {
 }
 
 /// Waits in the guest until something listens on the port.
-fn listening() -> String {
-    let line = format!("grep -q ':{PING_PORT:04X} 00000000:0000 0A' /proc/net/tcp");
+fn listening(port: u16) -> String {
+    let line = format!("grep -q ':{port:04X} 00000000:0000 0A' /proc/net/tcp");
     format!(" until {line}; do usleep 10000; done")
 }
 
@@ -94,7 +95,7 @@ impl Siw {
             let line = format!(
                 "killall ucmatose 2>/dev/null; rping -s -P -a {GUEST} -p {PING_PORT} -S {size} &"
             );
-            self.guest.must(&(line + &listening()), STEP);
+            self.guest.must(&(line + &listening(PING_PORT)), STEP);
             self.serving = true;
         }
         SocketAddr::from(([127, 0, 0, 1], self.forwarded))
@@ -418,7 +419,7 @@ fn sends_of_many_sizes_to_a_kernel_server_with_revision_1() {
     siw.stop_server();
     for (size, count) in [(1, 16), (5000, 8), (1 << 20, 4)] {
         let line = format!("timeout 100 ucmatose -b {GUEST} -p {PING_PORT} -C {count} -S {size} &");
-        siw.guest.must(&(line + &listening()), STEP);
+        siw.guest.must(&(line + &listening(PING_PORT)), STEP);
         let addr = SocketAddr::from(([127, 0, 0, 1], siw.forwarded));
         let param = ConnParam {
             options: link(size % 2 == 0, 1, false),

@@ -39,7 +39,7 @@ impl Siw {
         let limit = LONG.as_secs();
         let line = format!(
             "timeout {limit} {line} -b {GUEST} -p {PING_PORT} &{}",
-            listening()
+            listening(PING_PORT)
         );
         let said = self.guest.must(&line, STEP);
         (self.forwarded, said)
