@@ -19,20 +19,13 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     let full = format!("libexs.so.{version}");
     let lib = dir.join("lib");
     fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
-    let inputs = [
-        &archive.display().to_string(),
-        "-lgcc_s",
-        "-lpthread",
-        "-lm",
-        "-ldl",
-        "-lc",
-    ];
+    let inputs = library::inputs(&archive);
     Library {
         path: &lib.join(&full),
         soname: SONAME,
         symbols: &symbols,
         forwards: false,
-        inputs: &inputs.map(String::from),
+        inputs: &inputs,
         strip: release,
     }
     .link()?;

@@ -238,6 +238,12 @@ pub(crate) fn build(
     Ok((archive, version.to_owned()))
 }
 
+/// What a library is linked of: the archive that cargo made, and what Rust's own library wants of the system.
+pub(crate) fn inputs(archive: &Path) -> [String; 6] {
+    let archive = &*archive.display().to_string();
+    [archive, "-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"].map(String::from)
+}
+
 /// The workspace's folder.
 pub(crate) fn root() -> Result<&'static Path, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();

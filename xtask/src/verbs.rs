@@ -39,20 +39,13 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     fs::create_dir_all(lib.join("pkgconfig")).map_err(at(&lib))?;
     let full = |soname: &str| format!("{soname}.{version}");
     let verbs_file = lib.join(full(VERBS));
-    let inputs = [
-        &archive.display().to_string(),
-        "-lgcc_s",
-        "-lpthread",
-        "-lm",
-        "-ldl",
-        "-lc",
-    ];
+    let inputs = library::inputs(&archive);
     Library {
         path: &verbs_file,
         soname: VERBS,
         symbols: &verbs,
         forwards: false,
-        inputs: &inputs.map(String::from),
+        inputs: &inputs,
         strip: release,
     }
     .link()?;
