@@ -341,6 +341,35 @@ mod tests {
     }
 
     #[test]
+    fn what_is_generated_can_be_linked_for_both_machines() {
+        let symbols = parse(LIST).unwrap();
+        for arch in ["x86_64", "aarch64"] {
+            let tool = |name: &str| format!("{arch}-linux-gnu-{name}");
+            if Command::new(tool("as")).arg("--version").output().is_err() {
+                eprintln!(
+                    "skipped: no {} (apt-get install binutils-{arch}-linux-gnu)",
+                    tool("as")
+                );
+                continue;
+            }
+            let dir = tempfile::tempdir().unwrap();
+            let [script, jumps, object, library] =
+                ["a.map", "a.s", "a.o", "a.so"].map(|name| dir.path().join(name));
+            write(&script, &version_script(&symbols)).unwrap();
+            write(&jumps, &assembly(&symbols, true, arch).unwrap()).unwrap();
+            run(Command::new(tool("as")).arg("-o").args([&object, &jumps])).unwrap();
+            let mut ld = Command::new(tool("ld"));
+            let ld = ld.args(["-shared", "-z", "noexecstack", "--version-script"]);
+            run(ld.arg(&script).arg("-o").args([&library, &object])).unwrap();
+            let mut nm = Command::new(tool("nm"));
+            let names = output(nm.args(["-D", "--with-symbol-versions"]).arg(&library)).unwrap();
+            let ends = |end: &str| names.lines().any(|line| line.ends_with(end));
+            assert!(ends(" T a@V_1") && ends(" T c@@PRIVATE"), "{arch}: {names}");
+            assert!(ends(" U old") && ends(" U d"), "{arch}: {names}");
+        }
+    }
+
+    #[test]
     fn a_name_that_nothing_defines_fails_the_link_and_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let (source, object) = (dir.path().join("a.c"), dir.path().join("a.o"));
