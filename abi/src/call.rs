@@ -88,6 +88,7 @@ pub fn quick_status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
 ///
 /// # Safety
 /// `count_of` gives a descriptor of which eight bytes can be read.
+#[cfg(feature = "verbs")]
 pub(crate) unsafe fn wait_and_fetch(
     count_of: impl Fn() -> Result<libc::c_int, Errno>,
     fetch: impl Fn() -> Result<bool, Errno>,
