@@ -52,7 +52,7 @@ pub(crate) struct QpObj {
     /// For sends and for receives.
     queues: [Name<Cq>; 2],
     pub(crate) subject: Arc<Subject>,
-    /// Sends posted while the send queue was to rest (SQD).
+    /// Sends posted while the send queue was to rest (SQD). Those of datagrams are kept elsewhere, under this lock.
     resting: Mutex<Vec<SendWr>>,
     pub(crate) building: Building,
     extended: bool,
@@ -176,9 +176,16 @@ impl QpObj {
     /// Post one datagram.
     pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
         let ud = self.ud.as_ref().ok_or(Errno::INVAL)?;
-        let state = self.state.load(Ordering::Relaxed);
         let places = &self.places.send;
-        places.take(self.cap.max_send_wr, || ud.post(state, wr, to))
+        places.take(self.cap.max_send_wr, || {
+            let state = self.state.load(Ordering::Relaxed);
+            if state != IBV_QPS_SQD {
+                return ud.post(state, wr, to);
+            }
+            // The send queue may be going on just now.
+            let _resting = lock(&self.resting);
+            ud.post(self.state.load(Ordering::Relaxed), wr, to)
+        })
     }
 
     /// Post one send.
@@ -812,9 +819,12 @@ fn modify_datagram(
         let set = mask & IBV_QP_QKEY != 0;
         ud.listen(if set { attr.qkey } else { qp.attr().qkey });
     }
-    qp.set_state(to);
     if to == IBV_QPS_RTS {
+        let _resting = lock(&qp.resting);
         ud.resume();
+        qp.set_state(to);
+    } else {
+        qp.set_state(to);
     }
     let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
     if to == IBV_QPS_SQD && notify && ud.outstanding() == 0 {
@@ -857,8 +867,11 @@ fn modify_iwarp(
 fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
     let before = qp.state();
     if let Some(ud) = &qp.ud {
-        qp.set_state(IBV_QPS_ERR);
-        ud.fail();
+        {
+            let _resting = lock(&qp.resting);
+            qp.set_state(IBV_QPS_ERR);
+            ud.fail();
+        }
         if before != IBV_QPS_ERR {
             Audience::get().last(qp.num);
         }

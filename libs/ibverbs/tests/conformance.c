@@ -1333,6 +1333,57 @@ static void rights(void) {
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
+#define RESTS 1000
+
+struct sender {
+    struct half *h;
+    struct ibv_ah *ah;
+    pthread_barrier_t turn;
+};
+
+static void *post_datagrams(void *arg) {
+    struct sender *s = arg;
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0), *bad;
+    wr.wr.ud.ah = s->ah;
+    wr.wr.ud.remote_qpn = 0xfffffe;
+    for (int i = 0; i < RESTS; i++) {
+        pthread_barrier_wait(&s->turn);
+        for (int k = 0; k < 16; k++) CHECK(ibv_post_send(s->h->qp, &wr, &bad) == 0);
+        pthread_barrier_wait(&s->turn);
+        for (int k = 0; k < 16; k++) CHECK(completion(s->h->scq).status == IBV_WC_SUCCESS);
+    }
+    return NULL;
+}
+
+/* Datagrams that are posted while the send queue comes to rest and goes on do not stay in it. */
+static void resting(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    MUST(ibv_destroy_qp(h.qp) == 0);
+    struct ibv_qp_init_attr init = attributes(&h);
+    init.qp_type = IBV_QPT_UD;
+    MUST(h.qp = ibv_create_qp(h.pd, &init));
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 7};
+    MUST(ibv_modify_qp(h.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+    MUST(to_state(h.qp, IBV_QPS_RTR) == 0);
+    attr.qp_state = IBV_QPS_RTS;
+    MUST(ibv_modify_qp(h.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+    struct ibv_ah_attr way = rtr_attr(h.context, 0).ah_attr;
+    struct sender sender = {.h = &h, .ah = ibv_create_ah(h.pd, &way)};
+    MUST(sender.ah);
+    pthread_t thread;
+    MUST(pthread_barrier_init(&sender.turn, NULL, 2) == 0);
+    MUST(pthread_create(&thread, NULL, post_datagrams, &sender) == 0);
+    for (int i = 0; i < RESTS; i++) {
+        pthread_barrier_wait(&sender.turn);
+        for (int k = 0; k <= i % 16; k++) CHECK(to_state(h.qp, IBV_QPS_SQD) == 0 && to_state(h.qp, IBV_QPS_RTS) == 0);
+        pthread_barrier_wait(&sender.turn);
+    }
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(ibv_destroy_ah(sender.ah) == 0);
+    half_close(&h);
+}
+
 /* What a queue pair has left in its completion queues goes with it, and what others have left stays. */
 static void cleaned(void) {
     struct half a;
@@ -1664,6 +1715,7 @@ static const struct {
              {"places", places},
              {"cleaned", cleaned},
              {"rights", rights},
+             {"resting", resting},
              {"extended_queues", extended_queues},
              {"extended_pairs", extended_pairs},
              {"strangers", strangers},
