@@ -12,7 +12,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use weft_sys::{Event, Interest, poll_fds};
 
 use crate::device::{Counted, Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Source, Token};
-use crate::lock::lock;
+use crate::lock::{lock, try_lock};
 use crate::meet::{Answer, Guest, Knock, same_host};
 use crate::qp::Qp;
 use crate::transport::Link;
@@ -165,7 +165,7 @@ enum Way {
     Sim(Arc<dyn Link>),
 }
 
-struct Dial {
+pub(crate) struct Dial {
     qp: Arc<crate::qp::QpInner>,
     device: Arc<DeviceInner>,
     options: LinkOptions,
@@ -175,6 +175,8 @@ struct Dial {
     stage: Mutex<DialStage>,
     done: Mutex<Option<DialDone>>,
     token: OnceLock<Token>,
+    /// The queue pair does not want it any more.
+    called_off: AtomicBool,
 }
 
 impl Device {
@@ -240,7 +242,9 @@ impl Device {
             stage: Mutex::new(stage),
             done: Mutex::new(Some(done)),
             token: OnceLock::new(),
+            called_off: AtomicBool::new(false),
         });
+        qp.0.dials_by(&dial);
         let engine = &self.0.engine;
         let mut stage = lock(&dial.stage);
         let registered = match &*stage {
@@ -265,6 +269,9 @@ impl Device {
             Ok(token) => {
                 let _ = dial.token.set(token);
                 engine.set_timer(token, deadline);
+                if dial.called_off.load(Ordering::SeqCst) {
+                    engine.poke(token);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -280,6 +287,21 @@ impl Device {
 }
 
 impl Dial {
+    /// The queue pair goes. The peer sees that at once; the rest is done by the engine's thread, since whoever calls this may hold what the
+    /// end of a dial takes.
+    pub(crate) fn call_off(&self) {
+        self.called_off.store(true, Ordering::SeqCst);
+        // One that is at a step just now finds the queue pair gone, or is ended after it.
+        if let Some(stage) = try_lock(&self.stage)
+            && let DialStage::Knocking(link, _) | DialStage::Started(link, ..) = &*stage
+        {
+            link.abort();
+        }
+        if let Some(token) = self.token.get() {
+            self.device.engine.poke(*token);
+        }
+    }
+
     fn finish(&self, engine: &Engine, stage: &mut DialStage, outcome: Dialed) {
         if let Some(token) = self.token.get() {
             match &*stage {
@@ -315,6 +337,9 @@ impl Dial {
         let Some(&token) = self.token.get() else {
             return Ok(());
         };
+        if self.called_off.load(Ordering::SeqCst) {
+            return Err(ConnectError::Invalid("the queue pair has gone".into()));
+        }
         if let DialStage::Connecting(fd) = stage {
             if !tcp::connect_result(&*fd)? {
                 engine.arm(token, fd.as_fd(), Interest::WRITE);

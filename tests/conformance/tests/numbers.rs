@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weft_verbs::cm::{Broker, ConnParam, Number, QpName, gid_of, ip_of};
+use weft_verbs::cm::{Broker, ConnParam, ConnectError, Number, QpName, gid_of, ip_of};
 use weft_verbs::{
     Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, Rnr, SendWr, Wc, WcStatus,
 };
@@ -134,6 +134,88 @@ fn a_peer_is_told_long_after_the_other() {
         qx.post_send_one(SendWr::send(2).inline(b"at last"))
             .expect("kept");
         y.expect_message(b"at last");
+    }
+}
+
+/// A queue pair goes while its request waits for an answer, and another one comes in its place.
+#[test]
+fn a_request_goes_with_its_queue_pair() {
+    for local in [LocalMode::Off, LocalMode::Require] {
+        for ends in [|qp: &Qp| qp.to_error(), |_: &Qp| ()] {
+            let (one, other) = (Side::new(local), Side::new(local));
+            let ((n1, q1), (n2, q2)) = (one.qp(), other.qp());
+            let (e1, e2) = (name(&n1, "127.0.0.1"), name(&n2, "127.0.0.1"));
+            let ((x, qx, ex), (y, qy, ey)) = if e1 < e2 {
+                ((&one, q1, e1), (&other, q2, e2))
+            } else {
+                ((&other, q2, e2), (&one, q1, e1))
+            };
+            join(x, &qx, ex, ey);
+            // Long enough for the request to be there.
+            std::thread::sleep(Duration::from_millis(100));
+            ends(&qx);
+            x.broker.leave(ex.num);
+            drop(qx);
+            qy.post_recv(&[RecvWr::new(1).sge(y.mr.whole())])
+                .expect("room");
+            join(y, &qy, ey, ex);
+            let init = QpInit {
+                num: Some(ex.num),
+                ..QpInit::new(&x.cq, &x.cq)
+            };
+            let qx = Arc::new(x.pd.create_qp(&init).expect("a queue pair"));
+            join(x, &qx, ex, ey);
+            qx.post_send_one(SendWr::send(2).inline(b"anew"))
+                .expect("kept");
+            y.expect_message(b"anew");
+        }
+    }
+}
+
+/// Who wants a queue pair that has its peer is told so.
+#[test]
+fn a_queue_pair_that_is_joined_takes_nobody_else() {
+    let (x, y) = (Side::new(LocalMode::Off), Side::new(LocalMode::Off));
+    let ((nx, qx), (ny, qy)) = (x.qp(), y.qp());
+    let (ex, ey) = (name(&nx, "127.0.0.1"), name(&ny, "127.0.0.1"));
+    for (side, qp) in [(&x, &qx), (&y, &qy)] {
+        qp.post_recv(&[RecvWr::new(1).sge(side.mr.whole())])
+            .expect("room");
+    }
+    join(&x, &qx, ex, ey);
+    join(&y, &qy, ey, ex);
+    // Both have it when a message has come in both directions.
+    qx.post_send_one(SendWr::send(2).inline(b"there"))
+        .expect("kept");
+    y.expect_message(b"there");
+    qy.post_send_one(SendWr::send(3).inline(b"back"))
+        .expect("room");
+    x.expect_message(b"back");
+    for to in [ex, ey] {
+        let stranger = Device::open().expect("a device");
+        let pd = stranger.alloc_pd().expect("a domain");
+        let cq = stranger.create_cq(1, None).expect("a queue");
+        let qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
+        // docs/spec/persona.md
+        let mut hello = b"WQP1\0\0\0\0\0\0\x01\0".to_vec();
+        hello.extend(to.num.to_be_bytes());
+        hello.extend(gid_of("127.0.0.1".parse().expect("an address")));
+        hello.extend(gid_of("127.0.0.1".parse().expect("an address")));
+        let param = ConnParam {
+            private_data: hello,
+            ..ConnParam::default()
+        };
+        let at = ([127, 0, 0, 1], (to.num >> 8) as u16).into();
+        let (tell, told) = std::sync::mpsc::channel();
+        stranger.dial(at, None, &qp, &param, move |outcome| {
+            tell.send(outcome).expect("somebody waits");
+        });
+        let outcome = told.recv_timeout(Duration::from_secs(5));
+        let outcome = outcome.expect("an answer, in less time than a dial has");
+        let Err(ConnectError::Rejected { private_data }) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(private_data, b"WQP1\x02");
     }
 }
 

@@ -13,6 +13,7 @@ use super::rnr::Held;
 use super::tx::note_transmitted;
 use super::{Core, EndHook, QpInner, RecvSource};
 use crate::engine::guarded;
+use crate::establish::Dial;
 use crate::lock::lock;
 use crate::transport::Link;
 use crate::types::{AsyncEvent, QpState, WcStatus};
@@ -332,6 +333,7 @@ impl QpInner {
     fn break_off(self: &Arc<Self>, core: &mut Core, first: Option<WcStatus>) {
         let Some(connected) = self.connected.get() else {
             self.state.store(QpState::Error as u8, Ordering::Release);
+            self.call_off_dial();
             self.flush_recvs(core);
             self.flush_unconnected(core, first);
             return;
@@ -374,6 +376,7 @@ impl QpInner {
             if self.connected.get().is_none() {
                 // A start-up that is under way finds it gone.
                 self.state.store(QpState::Error as u8, Ordering::Release);
+                self.call_off_dial();
             } else if core.ended.is_none() && self.state() != QpState::Closing {
                 // What was posted may have come while another thread was at it, which then left it to us.
                 if let Some(connected) = self.connected.get() {
@@ -390,6 +393,19 @@ impl QpInner {
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.release_lease();
+    }
+
+    /// This connects it, from now on.
+    pub(crate) fn dials_by(&self, dial: &Arc<Dial>) {
+        *lock(&self.dial) = Arc::downgrade(dial);
+    }
+
+    /// It is not to be connected any more.
+    fn call_off_dial(&self) {
+        let dial = std::mem::take(&mut *lock(&self.dial));
+        if let Some(dial) = dial.upgrade() {
+            dial.call_off();
+        }
     }
 
     pub(crate) fn set_end_hook(self: &Arc<Self>, hook: EndHook) {

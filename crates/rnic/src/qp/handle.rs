@@ -188,6 +188,7 @@ impl Qp {
                 give_up: None,
             }),
             on_end: Mutex::new(None),
+            dial: Mutex::default(),
         });
         inner.send_cq.attach(&inner);
         if !init.send_cq.same(&init.recv_cq) {

@@ -39,6 +39,7 @@ use weft_wire::mpa::MAX_MARKED_ULPDU;
 use crate::cq::CqInner;
 use crate::device::{DeviceInner, PdInner};
 use crate::engine::{Engine, Lease, Next, Source, Token, guarded, on_engine};
+use crate::establish::Dial;
 use crate::lock::{lock, try_lock};
 use crate::srq::{RecvQueue, SrqInner};
 use crate::stat::Connection;
@@ -199,6 +200,8 @@ pub(crate) struct QpInner {
     waiters: AtomicU32,
     core: Mutex<Core>,
     on_end: Mutex<Option<EndHook>>,
+    /// What is to connect it.
+    dial: Mutex<Weak<Dial>>,
 }
 
 impl QpInner {

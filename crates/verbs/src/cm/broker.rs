@@ -5,7 +5,7 @@
 //! queue pair with nothing but the address (the GID) and the number. The side with the smaller number dials, with the MPA start-up
 //! that every connection has; the private data says which queue pairs are meant. Format: docs/spec/persona.md.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -162,6 +162,8 @@ struct Joining {
 struct State {
     doors: Vec<Door>,
     joining: HashMap<u32, Joining>,
+    /// Numbers whose queue pairs have been told their peer, and do not wait for it any more.
+    settled: HashSet<u32>,
     /// Requests for queue pairs that have not been told their peer yet.
     early: HashMap<u32, Vec<(Hello, Incoming)>>,
     /// The other ends of queue pairs that are joined to themselves.
@@ -171,6 +173,14 @@ struct State {
     news: u64,
     /// The thread that dials again and loses patience.
     awake: bool,
+}
+
+impl State {
+    /// There is nobody whom this queue pair waits for.
+    fn settle(&mut self, num: u32) {
+        self.joining.remove(&num);
+        self.settled.insert(num);
+    }
 }
 
 struct Inner {
@@ -364,6 +374,7 @@ impl Broker {
             state.early.remove(&num),
             state.twins.remove(&num),
         );
+        state.settled.remove(&num);
         // Dropping requests rejects them, on sockets, and a twin closes its connection: not under the lock.
         drop(state);
         drop(gone);
@@ -417,9 +428,7 @@ impl Inner {
             return;
         };
         match outcome {
-            Ok(()) => {
-                state.joining.remove(&num);
-            }
+            Ok(()) => state.settle(num),
             Err(error) => {
                 tracing::debug!(num, peer = joining.hello.to.num, %error, "the peer is not there yet");
                 joining.dialling = false;
@@ -453,6 +462,11 @@ impl Inner {
         if !known {
             drop(state);
             let _ = incoming.reject(&refusal(NO_SUCH_QP));
+            return;
+        }
+        if state.settled.contains(&num) {
+            drop(state);
+            let _ = incoming.reject(&refusal(OTHER_PEER));
             return;
         }
         let Some(joining) = state.joining.get(&num) else {
@@ -489,7 +503,7 @@ impl Inner {
                 let mut state = lock(&self.state);
                 // One that is joined to itself is joined when its dial says so.
                 if !itself && state.joining.get(&num).is_some_and(|j| j.round == round) {
-                    state.joining.remove(&num);
+                    state.settle(num);
                 }
             }
             // It will dial again.
@@ -515,7 +529,7 @@ impl Inner {
     /// Dials what is due and fails what has waited too long. When to look again, and what it had seen; `None`: nothing is joining.
     fn round(self: &Arc<Self>, now: Instant) -> Option<(Instant, u64)> {
         let mut due = Vec::new();
-        let mut late = Vec::new();
+        let mut late: Vec<Arc<Qp>> = Vec::new();
         let mut next = now + PAUSES[1];
         let mut state = lock(&self.state);
         state.joining.retain(|&num, joining| {
@@ -537,6 +551,7 @@ impl Inner {
             }
             true
         });
+        state.settled.extend(late.iter().map(|qp| qp.num()));
         let more = !state.joining.is_empty();
         state.awake = more;
         let seen = state.news;
