@@ -64,6 +64,13 @@ fn post_send(id: &Id, qp: *mut ibv_qp, number: u64) -> c_int {
     unsafe { post(qp, &raw mut wr, &mut null_mut()) }
 }
 
+/// As InfiniBand's messages carry it.
+fn filled(data: &[u8], len: usize) -> Vec<u8> {
+    let mut data = data.to_vec();
+    data.resize(len, 0);
+    data
+}
+
 #[test]
 fn rejections_carry_the_reasons_of_infiniband() {
     let (server, client) = channels();
@@ -76,7 +83,7 @@ fn rejections_carry_the_reasons_of_infiniband() {
     event.ack();
     assert_eq!(unsafe { rdma_reject(asked.0, b"no".as_ptr().cast(), 2) }, 0);
     let event = client.expect_status(RDMA_CM_EVENT_REJECTED, 28);
-    assert_eq!(event.private_data(), b"no");
+    assert_eq!(event.private_data(), filled(b"no", 148));
     event.ack();
     asked.destroy();
     id.destroy_qp();
@@ -88,7 +95,9 @@ fn rejections_carry_the_reasons_of_infiniband() {
     let id = client.routed(port);
     id.create_qp();
     id.connect(&Param::new(b"?")).unwrap();
-    client.expect_status(RDMA_CM_EVENT_REJECTED, 8).ack();
+    let event = client.expect_status(RDMA_CM_EVENT_REJECTED, 8);
+    assert_eq!(event.private_data(), [0; 148]);
+    event.ack();
     id.destroy_qp();
     id.destroy();
     listener.destroy();
@@ -113,7 +122,9 @@ fn private_data_is_as_long_as_infiniband_s() {
         libc::EINVAL,
     );
     accepted.accept(&Param::new(&[8; 196])).unwrap();
-    server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
+    let event = server.expect(RDMA_CM_EVENT_ESTABLISHED);
+    assert!(event.private_data().is_empty());
+    event.ack();
     let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
     assert_eq!(event.private_data(), [8; 196]);
     event.ack();
@@ -162,7 +173,7 @@ fn programs_move_their_queue_pairs_themselves() {
     id.connect(&near.param(b"moved by hand")).unwrap();
 
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    assert_eq!(event.private_data(), b"moved by hand");
+    assert_eq!(event.private_data(), filled(b"moved by hand", 56));
     assert_eq!(event.qp_num(), near.num());
     let accepted = event.id();
     event.ack();
@@ -173,7 +184,7 @@ fn programs_move_their_queue_pairs_themselves() {
     accepted.accept(&far.param(b"this one too")).unwrap();
 
     let event = client.expect(RDMA_CM_EVENT_CONNECT_RESPONSE);
-    assert_eq!(event.private_data(), b"this one too");
+    assert_eq!(event.private_data(), filled(b"this one too", 196));
     assert_eq!(event.qp_num(), far.num());
     event.ack();
     near.to(&id, IBV_QPS_RTR);

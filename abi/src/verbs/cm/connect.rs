@@ -149,17 +149,25 @@ pub(super) fn refusal(error: &ConnectError) -> Errno {
     }
 }
 
+/// Private data as events have it: InfiniBand's messages are of fixed length, filled up with zeros, which programs for it know.
+fn delivered(mut data: Vec<u8>, persona: bool, ib: usize) -> Vec<u8> {
+    if persona && data.len() < ib {
+        data.resize(ib, 0);
+    }
+    data
+}
+
 /// A connection that did not come about, as the event says it.
 fn failure(error: ConnectError, persona: bool) -> News {
     let errno = -refusal(&error).raw_os_error();
-    let rejected = |ib| News::status(RDMA_CM_EVENT_REJECTED, if persona { ib } else { errno });
+    let rejected = |ib, said| News {
+        private_data: delivered(said, persona, IB_REJECT),
+        ..News::status(RDMA_CM_EVENT_REJECTED, if persona { ib } else { errno })
+    };
     match error {
-        ConnectError::Rejected { private_data } => News {
-            private_data,
-            ..rejected(IB_CONSUMER)
-        },
-        ConnectError::Refused => rejected(IB_INVALID_SERVICE),
-        ConnectError::Closed => rejected(IB_NO_RESOURCES),
+        ConnectError::Rejected { private_data } => rejected(IB_CONSUMER, private_data),
+        ConnectError::Refused => rejected(IB_INVALID_SERVICE, Vec::new()),
+        ConnectError::Closed => rejected(IB_NO_RESOURCES, Vec::new()),
         ConnectError::TimedOut | ConnectError::Unreachable => {
             News::status(RDMA_CM_EVENT_UNREACHABLE, errno)
         }
@@ -238,7 +246,7 @@ impl Core {
                 }
                 self.setup().remote = remote;
                 self.tell(News {
-                    private_data,
+                    private_data: delivered(private_data, persona, IB_REPLY),
                     depths: depths.unwrap_or_default(),
                     qp_num: remote.map_or(0, |remote| remote.qp_num),
                     ..News::new(if remote.is_some() {
@@ -289,7 +297,7 @@ impl Core {
     fn incoming(self: &Arc<Self>, nic: &Nic, incoming: Incoming) {
         let (request, private_data) = Request::new(incoming, nic);
         self.tell(News {
-            private_data,
+            private_data: delivered(private_data, nic.persona, IB_REQUEST),
             depths: request.depths(),
             qp_num: request.remote().map_or(0, |remote| remote.qp_num),
             request: Some(Box::new(request)),
