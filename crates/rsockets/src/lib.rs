@@ -40,6 +40,7 @@ mod memory;
 mod options;
 pub mod poll;
 mod socket;
+mod wait;
 pub mod wire;
 
 pub use memory::{Sink, Source};

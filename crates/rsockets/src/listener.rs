@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
 use rustix::io::Errno;
 use weft_verbs::Device;
@@ -13,6 +13,7 @@ use crate::driver::Conn;
 use crate::error::io_errno;
 use crate::lock::lock;
 use crate::options::Options;
+use crate::wait::Wait;
 
 pub(crate) struct Listener {
     device: Device,
@@ -124,7 +125,7 @@ impl Listener {
     ///
     /// # Errors
     /// `EAGAIN`; `EINVAL` when the socket was closed meanwhile.
-    pub(crate) fn accept(&self, wait: bool) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
+    pub(crate) fn accept(&self, wait: Wait) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
         let mut state = lock(&self.state);
         loop {
             if state.closed {
@@ -133,13 +134,7 @@ impl Listener {
             if let Some(made) = state.ready.pop_front() {
                 return Ok(made);
             }
-            if !wait {
-                return Err(Errno::AGAIN);
-            }
-            state = self
-                .arrived
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = wait.sleep(&self.arrived, state).ok_or(Errno::AGAIN)?;
         }
     }
 

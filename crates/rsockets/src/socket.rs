@@ -2,8 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -16,6 +16,7 @@ use crate::driver::Conn;
 use crate::error::{connect_errno, io_errno};
 use crate::listener::Listener;
 use crate::lock::lock;
+use crate::wait::Wait;
 use crate::{Options, RecvFlags, Sink, Source};
 
 /// How long a close waits for what has not been sent yet, unless the program has said.
@@ -35,8 +36,27 @@ pub(crate) struct Inner {
     changed: Condvar,
     conn: OnceLock<Arc<Conn>>,
     nonblocking: AtomicBool,
+    send_timeout: Limit,
+    recv_timeout: Limit,
     /// How long a close waits.
     linger: Mutex<Option<Duration>>,
+}
+
+/// A limit of time in nanoseconds; 0: none.
+#[derive(Default)]
+struct Limit(AtomicU64);
+
+impl Limit {
+    fn set(&self, limit: Option<Duration>) {
+        let nanos = limit.map_or(0, |limit| limit.as_nanos().max(1));
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        self.0.store(nanos, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Option<Duration> {
+        let nanos = self.0.load(Ordering::Relaxed);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
+    }
 }
 
 enum State {
@@ -100,6 +120,8 @@ impl Socket {
             changed: Condvar::new(),
             conn: OnceLock::new(),
             nonblocking: AtomicBool::new(false),
+            send_timeout: Limit::default(),
+            recv_timeout: Limit::default(),
             linger: Mutex::default(),
         }
     }
@@ -129,8 +151,34 @@ impl Socket {
         self.0.nonblocking.store(on, Ordering::Relaxed);
     }
 
-    fn waits(&self) -> bool {
-        !self.0.nonblocking.load(Ordering::Relaxed)
+    /// How long sends and connecting wait: then they return `EAGAIN`, or what was sent, and `EINPROGRESS`. `None`, as at first: for ever.
+    pub fn set_send_timeout(&self, limit: Option<Duration>) {
+        self.0.send_timeout.set(limit);
+    }
+
+    /// See [`Socket::set_send_timeout`].
+    pub fn send_timeout(&self) -> Option<Duration> {
+        self.0.send_timeout.get()
+    }
+
+    /// How long receives and accepting wait: then they return `EAGAIN`, or what was received. `None`, as at first: for ever. Accepted sockets have
+    /// both limits of their listener.
+    pub fn set_recv_timeout(&self, limit: Option<Duration>) {
+        self.0.recv_timeout.set(limit);
+    }
+
+    /// See [`Socket::set_recv_timeout`].
+    pub fn recv_timeout(&self) -> Option<Duration> {
+        self.0.recv_timeout.get()
+    }
+
+    /// How long a call waits, which is told not to or is not.
+    fn wait(&self, dont_wait: bool, limit: &Limit) -> Wait {
+        if dont_wait || self.0.nonblocking.load(Ordering::Relaxed) {
+            Wait::Not
+        } else {
+            Wait::up_to(limit.get())
+        }
     }
 
     /// How long a close waits until everything is sent: `None` as it sees fit; zero: not at all, and the peer sees a reset.
@@ -227,12 +275,14 @@ impl Socket {
             State::Closed => return Err(Errno::BADF),
             _ => return Err(Errno::INVAL),
         };
-        let (conn, bell) = listener.accept(self.waits())?;
+        let (conn, bell) = listener.accept(self.wait(false, &self.0.recv_timeout))?;
         let peer = conn.peer_addr().unwrap_or_else(|| self.any_addr());
         let mut inner = Self::with(&self.0.device, self.0.ipv6, bell, State::Connected);
         inner.options = Arc::new(Mutex::new(conn.options()));
         inner.conn = OnceLock::from(conn);
         inner.linger = Mutex::new(*lock(&self.0.linger));
+        inner.send_timeout.set(self.send_timeout());
+        inner.recv_timeout.set(self.recv_timeout());
         Ok((Socket(Arc::new(inner)), peer))
     }
 
@@ -291,8 +341,9 @@ impl Socket {
             Some(bound) => bound.dial(addr, conn.qp(), &param, done),
             None => inner.device.dial(addr, None, conn.qp(), &param, done),
         }
-        if self.waits() {
-            self.connected()
+        let wait = self.wait(false, &inner.send_timeout);
+        if wait.waits() {
+            self.connected(wait)
         } else {
             match &*lock(&inner.state) {
                 State::Connected => Ok(()),
@@ -302,8 +353,8 @@ impl Socket {
         }
     }
 
-    /// Wait until the connection is made. A failure is told once.
-    fn connected(&self) -> Result<(), Errno> {
+    /// Wait until the connection is made: `EINPROGRESS` when it is not in time. A failure is told once.
+    fn connected(&self, wait: Wait) -> Result<(), Errno> {
         let mut state = lock(&self.0.state);
         loop {
             match &*state {
@@ -317,23 +368,21 @@ impl Socket {
                 State::Closed => return Err(Errno::BADF),
                 State::Idle(_) | State::Listening(_) => return Err(Errno::NOTCONN),
             }
-            state = self
-                .0
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = wait
+                .sleep(&self.0.changed, state)
+                .ok_or(Errno::INPROGRESS)?;
         }
     }
 
     /// The connection for a transfer.
-    fn conn(&self, wait: bool) -> Result<&Arc<Conn>, Errno> {
+    fn conn(&self, wait: Wait) -> Result<&Arc<Conn>, Errno> {
         if let Some(conn) = self.0.conn.get() {
             return Ok(conn);
         }
-        if !wait && matches!(*lock(&self.0.state), State::Connecting) {
-            return Err(Errno::AGAIN);
-        }
-        self.connected()?;
+        self.connected(wait).map_err(|errno| match errno {
+            Errno::INPROGRESS => Errno::AGAIN,
+            errno => errno,
+        })?;
         self.0.conn.get().ok_or(Errno::NOTCONN)
     }
 
@@ -342,7 +391,7 @@ impl Socket {
     /// # Errors
     /// `EAGAIN`, `ENOTCONN`, `EPIPE`, `ECONNRESET`.
     pub fn send(&self, from: &[Source<'_>], dont_wait: bool) -> Result<usize, Errno> {
-        let wait = self.waits() && !dont_wait;
+        let wait = self.wait(dont_wait, &self.0.send_timeout);
         self.conn(wait)?.send(from, wait)
     }
 
@@ -351,13 +400,9 @@ impl Socket {
     /// # Errors
     /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`.
     pub fn recv(&self, to: &mut [Sink<'_>], flags: RecvFlags) -> Result<usize, Errno> {
-        let mut flags = flags;
-        flags.set(
-            RecvFlags::DONTWAIT,
-            flags.contains(RecvFlags::DONTWAIT) || !self.waits(),
-        );
-        let wait = !flags.contains(RecvFlags::DONTWAIT);
-        self.conn(wait)?.recv(to, flags)
+        let dont_wait = flags.contains(RecvFlags::DONTWAIT);
+        let wait = self.wait(dont_wait, &self.0.recv_timeout);
+        self.conn(wait)?.recv(to, flags, wait)
     }
 
     /// Open memory to the peer at `offset` (`None`: at its address) until [`Socket::unmap`]; without `writable` it is only registered.
@@ -370,7 +415,8 @@ impl Socket {
         writable: bool,
         offset: Option<u64>,
     ) -> Result<u64, Errno> {
-        self.conn(self.waits())?.map(memory, writable, offset)
+        self.conn(self.wait(false, &self.0.send_timeout))?
+            .map(memory, writable, offset)
     }
 
     /// Close memory again, named by its address and length.
@@ -378,7 +424,7 @@ impl Socket {
     /// # Errors
     /// `EINVAL` when it is not mapped.
     pub fn unmap(&self, addr: usize, len: usize) -> Result<(), Errno> {
-        self.conn(false)?.unmap(addr, len)
+        self.conn(Wait::Not)?.unmap(addr, len)
     }
 
     /// Write into memory that the peer has mapped at `offset`; its program is not told. Bytes written, up to where no mapping is.
@@ -391,7 +437,7 @@ impl Socket {
         offset: u64,
         dont_wait: bool,
     ) -> Result<usize, Errno> {
-        let wait = self.waits() && !dont_wait;
+        let wait = self.wait(dont_wait, &self.0.send_timeout);
         self.conn(wait)?.write_at(from, offset, wait)
     }
 

@@ -354,6 +354,50 @@ fn a_wait_has_an_end() {
 }
 
 #[test]
+fn calls_wait_as_long_as_the_socket_is_set() {
+    const SHORT: Duration = Duration::from_millis(30);
+    let timed = |call: &mut dyn FnMut() -> Result<usize, Errno>| {
+        let begun = Instant::now();
+        let outcome = call();
+        assert!(begun.elapsed() >= SHORT, "{outcome:?}");
+        outcome
+    };
+    for mode in MODES {
+        let options = Options {
+            recv_buffer: 64 << 10,
+            send_buffer: 64 << 10,
+            ..Options::default()
+        };
+        let listener = listener(&device(mode), options);
+        listener.set_recv_timeout(Some(SHORT));
+        listener.set_send_timeout(Some(SHORT));
+        let nobody = timed(&mut || listener.accept().map(|_| 0));
+        assert_eq!(nobody, Err(Errno::AGAIN));
+        let client = Socket::new(&device(mode), false).unwrap();
+        client.connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        assert_eq!(server.recv_timeout(), Some(SHORT));
+
+        let mut bytes = [0; 100];
+        let mut take = |flags| timed(&mut || server.recv(&mut [Sink::Bytes(&mut bytes)], flags));
+        assert_eq!(take(RecvFlags::empty()), Err(Errno::AGAIN));
+        send(&client, &[7; 40]).unwrap();
+        assert_eq!(take(RecvFlags::WAITALL), Ok(40));
+
+        // More than both buffers hold: what had room counts, and then nothing has.
+        let much = pattern(1 << 20, 5);
+        let sent = timed(&mut || send(&server, &much)).unwrap();
+        assert!(sent > 0 && sent < much.len(), "{sent}");
+        while let Ok(more) = timed(&mut || send(&server, &much)) {
+            assert!(more < much.len(), "{more}");
+        }
+        assert_eq!(exactly(&client, sent), much[..sent]);
+        server.set_send_timeout(None);
+        assert_eq!(server.send_timeout(), None);
+    }
+}
+
+#[test]
 fn threads_that_wait_are_released() {
     for mode in MODES {
         let (client, server) = pair(mode);

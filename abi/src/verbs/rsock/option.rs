@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use libc::{linger, socklen_t};
+use libc::{linger, socklen_t, timeval};
 use rustix::io::Errno;
 use weft_rsockets::Options;
 
@@ -139,6 +139,25 @@ fn short(number: c_int) -> u16 {
     u16::try_from(number.max(0)).unwrap_or(u16::MAX)
 }
 
+/// A limit of time as `socket(7)` has it: zero for none, and less than that does not wait.
+fn limit(time: timeval) -> Result<Option<Duration>, Errno> {
+    let micros = u32::try_from(time.tv_usec).ok();
+    let micros = micros.filter(|micros| *micros < 1_000_000);
+    let micros = micros.ok_or(Errno::DOM)?;
+    let Ok(seconds) = u64::try_from(time.tv_sec) else {
+        return Ok(Some(Duration::from_nanos(1)));
+    };
+    Ok(Some(Duration::new(seconds, micros * 1000)).filter(|limit| !limit.is_zero()))
+}
+
+fn time(limit: Option<Duration>) -> timeval {
+    let limit = limit.unwrap_or_default();
+    timeval {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_usec: limit.subsec_micros().into(),
+    }
+}
+
 /// `rsetsockopt`
 ///
 /// # Safety
@@ -160,6 +179,16 @@ pub unsafe fn rsetsockopt(
             let on = wish.l_onoff != 0;
             socket.set_linger(on.then(|| Duration::from_secs(seconds)));
             entry.settings().linger = Some(wish);
+            return Ok(0);
+        }
+        if level == libc::SOL_SOCKET && matches!(optname, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
+            // SAFETY: the caller's promise.
+            let limit = limit(unsafe { taken(optval, optlen) }?)?;
+            if optname == libc::SO_RCVTIMEO {
+                socket.set_recv_timeout(limit);
+            } else {
+                socket.set_send_timeout(limit);
+            }
             return Ok(0);
         }
         if (level, optname) == (SOL_RDMA, RDMA_ROUTE) {
@@ -244,6 +273,14 @@ pub unsafe fn rgetsockopt(
                 // SAFETY: the caller's promise.
                 return unsafe { give(&[settings.linger.unwrap_or(none)], optval, optlen) };
             }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+                // SAFETY: the caller's promise.
+                return unsafe { give(&[time(socket.recv_timeout())], optval, optlen) };
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
+                // SAFETY: the caller's promise.
+                return unsafe { give(&[time(socket.send_timeout())], optval, optlen) };
+            }
             (SOL_RDMA, RDMA_ROUTE) => {
                 // SAFETY: the caller's promise.
                 return unsafe { give(&settings.route, optval, optlen) };
@@ -310,4 +347,48 @@ pub unsafe fn rfcntl(socket: c_int, cmd: c_int, arg: usize) -> c_int {
             _ => Err(Errno::OPNOTSUPP),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{rclose, rsocket};
+    use super::*;
+
+    fn set(fd: c_int, option: c_int, time: timeval) -> Option<Errno> {
+        let len = size_of::<timeval>() as socklen_t;
+        // SAFETY: the value and its length.
+        let result =
+            unsafe { rsetsockopt(fd, libc::SOL_SOCKET, option, (&raw const time).cast(), len) };
+        (result != 0).then(|| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap())
+    }
+
+    fn get(fd: c_int, option: c_int) -> (i64, i64) {
+        let mut time = timeval {
+            tv_sec: -1,
+            tv_usec: -1,
+        };
+        let mut len = size_of::<timeval>() as socklen_t;
+        let place = (&raw mut time).cast();
+        // SAFETY: room for the value, and its length.
+        let result = unsafe { rgetsockopt(fd, libc::SOL_SOCKET, option, place, &raw mut len) };
+        assert_eq!((result, len as usize), (0, size_of::<timeval>()));
+        (time.tv_sec, time.tv_usec)
+    }
+
+    #[test]
+    fn limits_of_time_are_kept_as_sockets_keep_them() {
+        let fd = rsocket(libc::AF_INET, libc::SOCK_STREAM, 0);
+        assert!(fd >= 0);
+        let time = |tv_sec, tv_usec| timeval { tv_sec, tv_usec };
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            assert_eq!(get(fd, option), (0, 0));
+            assert_eq!(set(fd, option, time(3, 250_000)), None);
+            assert_eq!(get(fd, option), (3, 250_000));
+            assert_eq!(set(fd, option, time(1, 1_000_000)), Some(Errno::DOM));
+            assert_eq!(get(fd, option), (3, 250_000));
+            assert_eq!(set(fd, option, time(0, 0)), None);
+            assert_eq!(get(fd, option), (0, 0));
+        }
+        assert_eq!(rclose(fd), 0);
+    }
 }

@@ -12,6 +12,7 @@ use crate::error::errno;
 use crate::lock::lock;
 use crate::machine::{Endpoint, Write};
 use crate::memory::{Source, total};
+use crate::wait::Wait;
 use crate::wire::{Buffer, ENTRY_LEN, MAP_LEN, Message, key_and_len};
 
 /// What the program has mapped.
@@ -72,7 +73,7 @@ impl Conn {
             index,
         });
         // What cannot be told now is told before the next bytes.
-        let _ = self.send_maps(&mut sender, false);
+        let _ = self.send_maps(&mut sender, Wait::Not);
         Ok(offset)
     }
 
@@ -92,13 +93,13 @@ impl Conn {
         if let Some(index) = map.index {
             maps.updates.retain(|(of, ..)| *of != index);
             maps.updates.push_back((index, 0, Buffer::default()));
-            let _ = self.send_maps(&mut sender, false);
+            let _ = self.send_maps(&mut sender, Wait::Not);
         }
         Ok(())
     }
 
     /// Tell the peer of changed entries.
-    pub(super) fn send_maps(&self, sender: &mut Sender, wait: bool) -> Result<(), Errno> {
+    pub(super) fn send_maps(&self, sender: &mut Sender, wait: Wait) -> Result<(), Errno> {
         while let Some(&(index, offset, place)) = sender.maps.updates.front() {
             let (order, _) = *self.peer.get().ok_or(Errno::NOTCONN)?;
             let bytes = order.map(offset, place);
@@ -118,7 +119,7 @@ impl Conn {
         &self,
         from: &[Source<'_>],
         offset: u64,
-        wait: bool,
+        wait: Wait,
     ) -> Result<usize, Errno> {
         const NOWHERE: Errno = Errno::NXIO;
         if total(from) == 0 {

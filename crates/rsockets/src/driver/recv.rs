@@ -6,6 +6,7 @@ use super::{Conn, Core};
 use crate::RecvFlags;
 use crate::lock::{lock, try_lock};
 use crate::memory::{Sink, room, scatter};
+use crate::wait::Wait;
 
 /// Bytes copied before the peer may hear that there is room again.
 const STEP: usize = 64 << 10;
@@ -19,18 +20,22 @@ enum Found {
 }
 
 impl Conn {
-    /// Receive: what there is, at least one byte; 0 at the end of the stream.
+    /// Receive: what there is, at least one byte; 0 at the end of the stream. Whether it waits is not for the flags to say.
     ///
     /// # Errors
     /// `EAGAIN`, `ENOTCONN`, `ECONNRESET` and what else ended the connection.
-    pub(crate) fn recv(&self, to: &mut [Sink<'_>], flags: RecvFlags) -> Result<usize, Errno> {
+    pub(crate) fn recv(
+        &self,
+        to: &mut [Sink<'_>],
+        flags: RecvFlags,
+        wait: Wait,
+    ) -> Result<usize, Errno> {
         let want = room(to);
         if want == 0 {
             return Ok(0);
         }
-        let wait = !flags.contains(RecvFlags::DONTWAIT);
         let peek = flags.contains(RecvFlags::PEEK);
-        let _turn = if wait {
+        let _turn = if wait.waits() {
             lock(&self.receiver)
         } else {
             try_lock(&self.receiver).ok_or(Errno::AGAIN)?
@@ -40,8 +45,8 @@ impl Conn {
             let skip = if peek { done } else { 0 };
             let mut found = self.with(|core| find(core, skip));
             let more = done == 0 || flags.contains(RecvFlags::WAITALL);
-            if found.is_none() && more && wait {
-                found = self.wait_until(None, |core| find(core, skip));
+            if found.is_none() && more && wait.waits() {
+                found = self.wait_until(wait.deadline(), |core| find(core, skip));
             } else if found.is_none() && more {
                 found = self.with(|core| {
                     self.drive(core);

@@ -12,6 +12,7 @@ use super::{Conn, Core, QUIET};
 use crate::lock::{lock, try_lock};
 use crate::machine::Write;
 use crate::memory::{Source, gather, take, total};
+use crate::wait::Wait;
 use crate::wire::Message;
 
 /// From this many bytes on, a call that waits sends from the program's memory.
@@ -47,11 +48,11 @@ struct Claim {
 }
 
 impl Conn {
-    /// Send all of it; without waiting, what there is room for.
+    /// Send all of it; without waiting, what there is room for, and with a limit of time what there was room for until then.
     ///
     /// # Errors
     /// `EAGAIN`, `ENOTCONN`, `EPIPE` after a shutdown or when the peer has closed, `ECONNRESET` and what else ended the connection.
-    pub(crate) fn send(&self, from: &[Source<'_>], wait: bool) -> Result<usize, Errno> {
+    pub(crate) fn send(&self, from: &[Source<'_>], wait: Wait) -> Result<usize, Errno> {
         let mut sender = self.turn(wait)?;
         self.send_maps(&mut sender, wait)?;
         let message = |len| Some(Message::Data(len));
@@ -62,8 +63,8 @@ impl Conn {
     }
 
     /// The right to send.
-    pub(super) fn turn(&self, wait: bool) -> Result<std::sync::MutexGuard<'_, Sender>, Errno> {
-        if wait {
+    pub(super) fn turn(&self, wait: Wait) -> Result<std::sync::MutexGuard<'_, Sender>, Errno> {
+        if wait.waits() {
             Ok(lock(&self.sender))
         } else {
             try_lock(&self.sender).ok_or(Errno::AGAIN)
@@ -75,13 +76,14 @@ impl Conn {
         &self,
         sender: &mut Sender,
         from: &[Source<'_>],
-        wait: bool,
+        wait: Wait,
         message: impl Fn(u32) -> Option<Message>,
         mut place: impl FnMut(&mut Core, u32) -> Result<Option<Write>, Errno>,
     ) -> Result<usize, Errno> {
         let all = total(from);
         let direct = match from {
-            [Source::Raw(raw)] if wait && all >= DIRECT_MIN => {
+            // With a limit of time the program wants its memory back by then.
+            [Source::Raw(raw)] if wait == Wait::Forever && all >= DIRECT_MIN => {
                 self.pd.reg_raw(raw, Access::empty()).ok()
             }
             _ => None,
@@ -101,8 +103,8 @@ impl Conn {
             let mut claim =
                 |core: &mut Core| self.claim(core, all - done, way, &mut place).transpose();
             let mut claimed = self.with(&mut claim);
-            if claimed.is_none() && wait {
-                claimed = self.wait_until(None, claim);
+            if claimed.is_none() && wait.waits() {
+                claimed = self.wait_until(wait.deadline(), claim);
             } else if claimed.is_none() {
                 claimed = self.with(|core| {
                     self.drive(core);
