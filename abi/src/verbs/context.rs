@@ -3,15 +3,15 @@
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::device::{Which, which};
 use super::events::EventQueue;
-use super::object::{Inherited, Kind, PerFork, Pool, find, lock, turn};
+use super::object::{Kind, PerFork, Pool, find, lock, turn};
 use super::types::*;
 use super::{cq, device, ex, mr, mw, pd, post, qp, settings, srq};
 use crate::call::{pointer, status};
@@ -156,16 +156,11 @@ pub unsafe fn ibv_close_device(context: *mut ibv_context) -> c_int {
     })
 }
 
-/// The contexts that the connection manager works with, one for each device of `WEFT_DEVICES`.
-#[derive(Default)]
-struct Shared(std::sync::Mutex<Vec<usize>>);
-
-impl Inherited for Shared {}
-
 /// An open context of each device, in their order; opened once for the process and never closed.
 pub(crate) fn cm_contexts() -> Result<Vec<*mut ibv_context>, Errno> {
-    static SHARED: PerFork<Shared> = PerFork::new();
-    let mut contexts = lock(&SHARED.get().0);
+    /// The contexts that the connection manager works with, one for each device of `WEFT_DEVICES`.
+    static SHARED: PerFork<Mutex<Vec<usize>>> = PerFork::new();
+    let mut contexts = lock(SHARED.get());
     if contexts.is_empty() {
         for device in device::devices() {
             // SAFETY: a device of ours.

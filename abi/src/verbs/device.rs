@@ -12,7 +12,7 @@ use weft_verbs::{Device, Limits};
 use super::context::Context;
 use super::events::Audience;
 use super::faults::is_port_down;
-use super::object::{Inherited, PerFork, find, lock};
+use super::object::{PerFork, find, lock};
 use super::persona;
 use super::private::NobodysDevice;
 use super::sysfs::About;
@@ -155,15 +155,10 @@ pub(crate) fn last_errno() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-#[derive(Default)]
-struct Native(Mutex<Option<Device>>);
-
-impl Inherited for Native {}
-
 /// The soft RNIC of this process.
 pub(crate) fn native() -> Result<Device, Errno> {
-    static NATIVE: PerFork<Native> = PerFork::new();
-    let mut native = lock(&NATIVE.get().0);
+    static NATIVE: PerFork<Mutex<Option<Device>>> = PerFork::new();
+    let mut native = lock(NATIVE.get());
     if let Some(device) = &*native {
         return Ok(device.clone());
     }
@@ -175,12 +170,7 @@ pub(crate) fn native() -> Result<Device, Errno> {
 }
 
 /// Device lists that programs have.
-#[derive(Default)]
-struct Lists(Mutex<HashSet<usize>>);
-
-impl Inherited for Lists {}
-
-static LISTS: PerFork<Lists> = PerFork::new();
+static LISTS: PerFork<Mutex<HashSet<usize>>> = PerFork::new();
 
 /// `ibv_get_device_list`
 ///
@@ -199,7 +189,7 @@ pub unsafe fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_devi
             // SAFETY: there is room for all, and a NULL behind them.
             unsafe { list.add(at).write(device) };
         }
-        lock(&LISTS.get().0).insert(list as usize);
+        lock(LISTS.get()).insert(list as usize);
         if !num_devices.is_null() {
             // SAFETY: the caller's promise.
             unsafe { num_devices.write(count as c_int) };
@@ -213,7 +203,7 @@ pub unsafe fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_devi
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_free_device_list(list: *mut *mut ibv_device) {
-    let known = lock(&LISTS.get().0).remove(&(list as usize));
+    let known = lock(LISTS.get()).remove(&(list as usize));
     if known {
         // SAFETY: `ibv_get_device_list` made it, and it was not freed yet.
         unsafe { libc::free(list.cast()) };

@@ -26,7 +26,7 @@ use weft_verbs::{Qp, SendWr, Sge};
 use super::context::Context;
 use super::device::Which;
 use super::events::Subject;
-use super::object::{Inherited, Kind, PerFork, lock};
+use super::object::{Kind, PerFork, lock};
 use super::types::{
     IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_WC_WR_FLUSH_ERR, ibv_event_type,
 };
@@ -324,12 +324,7 @@ impl QpFaults {
 }
 
 /// Queue pairs that have something coming, by number.
-#[derive(Default)]
-struct Concerned(Mutex<HashMap<u32, Arc<QpFaults>>>);
-
-impl Inherited for Concerned {}
-
-static CONCERNED: PerFork<Concerned> = PerFork::new();
+static CONCERNED: PerFork<Mutex<HashMap<u32, Arc<QpFaults>>>> = PerFork::new();
 
 /// Whether there is a script at all: looked at where a completion with an error is reported.
 static SCRIPTED: AtomicBool = AtomicBool::new(false);
@@ -339,7 +334,7 @@ pub(crate) fn of_queue_pair(num: u32) -> Option<Arc<QpFaults>> {
     let script = script().ok()??;
     SCRIPTED.store(true, Ordering::Relaxed);
     let faults = Arc::new(QpFaults::new(script));
-    lock(&CONCERNED.get().0).insert(num, Arc::clone(&faults));
+    lock(CONCERNED.get()).insert(num, Arc::clone(&faults));
     Some(faults)
 }
 
@@ -348,7 +343,7 @@ pub(crate) fn reported(qp_num: u32, own: u32) -> u32 {
     if !SCRIPTED.load(Ordering::Relaxed) || own == IBV_WC_WR_FLUSH_ERR {
         return own;
     }
-    let faults = lock(&CONCERNED.get().0).get(&qp_num).cloned();
+    let faults = lock(CONCERNED.get()).get(&qp_num).cloned();
     faults.map_or(own, |faults| faults.status(own))
 }
 
@@ -404,7 +399,7 @@ impl QpFaults {
 
     /// The queue pair with this number goes.
     pub(crate) fn forget(num: u32) {
-        lock(&CONCERNED.get().0).remove(&num);
+        lock(CONCERNED.get()).remove(&num);
     }
 }
 

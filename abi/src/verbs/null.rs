@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 use weft_verbs::{Access, RawMemory, Sge};
 
-use super::object::{Inherited, PerFork, lock};
+use super::object::{PerFork, lock};
 use crate::made::Made;
 
 /// As long as an element can be.
@@ -26,12 +26,7 @@ const DRAIN: usize = 16 << 20;
 static ANY: AtomicBool = AtomicBool::new(false);
 
 /// The keys for reading, by those for writing.
-#[derive(Default)]
-struct Keys(Mutex<HashMap<u32, u32>>);
-
-impl Inherited for Keys {}
-
-static KEYS: PerFork<Keys> = PerFork::new();
+static KEYS: PerFork<Mutex<HashMap<u32, u32>>> = PerFork::new();
 
 struct Ranges {
     zeros: RawMemory,
@@ -84,7 +79,7 @@ impl Null {
         let zeros = pd
             .reg_raw_at(&ranges.zeros, 0, Access::empty())
             .map_err(super::errno)?;
-        lock(&KEYS.get().0).insert(drain.lkey(), zeros.lkey());
+        lock(KEYS.get()).insert(drain.lkey(), zeros.lkey());
         ANY.store(true, Ordering::Release);
         Ok(Null {
             drain,
@@ -95,7 +90,7 @@ impl Null {
 
 impl Drop for Null {
     fn drop(&mut self) {
-        lock(&KEYS.get().0).remove(&self.drain.lkey());
+        lock(KEYS.get()).remove(&self.drain.lkey());
     }
 }
 
@@ -109,7 +104,7 @@ pub(crate) fn resolve(elements: &mut [Sge], read: bool) {
 
 #[cold]
 fn resolve_all(elements: &mut [Sge], read: bool) {
-    let keys = lock(&KEYS.get().0);
+    let keys = lock(KEYS.get());
     for element in elements {
         if let Some(zeros) = keys.get(&element.lkey) {
             element.addr = 0;

@@ -506,6 +506,8 @@ pub(crate) trait Inherited: Default + Sync + 'static {
     fn abandon(&self) {}
 }
 
+impl<T: Default + Send + 'static> Inherited for Mutex<T> {}
+
 impl<K: Kind> Inherited for Pool<K> {
     /// The parent's objects are dead here.
     fn abandon(&self) {

@@ -9,22 +9,17 @@ use rustix::io::Errno;
 use weft_verbs::cm::{Broker, ConnParam, QpName, gid_of, ip_of};
 use weft_verbs::{Device, Qp, UdPort};
 
-use super::object::{Inherited, PerFork, lock};
+use super::object::{PerFork, lock};
 use super::settings;
 use super::types::{ibv_gid, ibv_global_route, ibv_qp_attr};
 
 /// A queue pair's number; dropping it takes it back, and ends what [`rtr`] began.
 pub(crate) use weft_verbs::cm::Number;
 
-#[derive(Default)]
-struct TheBroker(Mutex<Option<Broker>>);
-
-impl Inherited for TheBroker {}
-
-static BROKER: PerFork<TheBroker> = PerFork::new();
+static BROKER: PerFork<Mutex<Option<Broker>>> = PerFork::new();
 
 fn broker() -> Result<Broker, Errno> {
-    lock(&BROKER.get().0).clone().ok_or(Errno::INVAL)
+    lock(BROKER.get()).clone().ok_or(Errno::INVAL)
 }
 
 /// A number for a queue pair of `device`, the one device of this process.
@@ -46,7 +41,7 @@ pub(crate) fn reserve_datagram(device: &Device) -> Result<(Number, UdPort), Errn
 }
 
 fn made(device: &Device) -> Broker {
-    lock(&BROKER.get().0)
+    lock(BROKER.get())
         .get_or_insert_with(|| Broker::new(device))
         .clone()
 }
@@ -157,18 +152,13 @@ fn is_link_local(ip: IpAddr) -> bool {
 /// The GID table of this process. An address keeps its index: new ones are added behind those that are known, and where one has gone, the entry is
 /// empty ([`Gid::is_empty`]) until it comes back.
 pub(crate) fn gids() -> Vec<Gid> {
-    static TABLE: PerFork<Table> = PerFork::new();
-    let mut table = lock(&TABLE.get().0);
+    /// What was ever there, and whether it is now.
+    static TABLE: PerFork<Mutex<Vec<(Gid, bool)>>> = PerFork::new();
+    let mut table = lock(TABLE.get());
     update(&mut table, &addresses());
     let shown = |(gid, there): &(Gid, bool)| if *there { *gid } else { Gid::EMPTY };
     table.iter().map(shown).collect()
 }
-
-/// What was ever there, and whether it is now.
-#[derive(Default)]
-struct Table(Mutex<Vec<(Gid, bool)>>);
-
-impl Inherited for Table {}
 
 /// What an index can say.
 const MAX_GIDS: usize = 256;
