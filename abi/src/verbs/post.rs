@@ -12,7 +12,7 @@ use super::cq::Cq;
 use super::faults;
 use super::mw::{Mw, binding};
 use super::null;
-use super::object::{enter, find};
+use super::object::{Visit, enter, find};
 use super::qp::QpObj;
 use super::srq::Srq;
 use super::types::*;
@@ -183,29 +183,48 @@ unsafe fn rare(qp: &QpObj, c: *const ibv_send_wr, opcode: ibv_wr_opcode) -> Resu
     })
 }
 
+/// Post a list of requests, up to the first that is refused, which `bad` gets. `post` posts one and says which is next.
+///
+/// # Safety
+/// `bad` is NULL, or there is room for a pointer.
+#[inline]
+unsafe fn post_list<T, W>(
+    first: *mut W,
+    bad: *mut *mut W,
+    to: impl FnOnce() -> Result<T, Errno>,
+    post: impl Fn(&T, *mut W) -> Result<*mut W, Errno>,
+) -> c_int {
+    let mut at = first;
+    let result = quick_status(|| {
+        let to = to()?;
+        while !at.is_null() {
+            at = post(&to, at)?;
+        }
+        Ok(())
+    });
+    if result != 0 && !bad.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { bad.write(at) };
+    }
+    result
+}
+
 /// `ibv_post_send`
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let mut at = wr;
-    let result = quick_status(|| {
-        // SAFETY: the program has just looked into it.
-        let qp = unsafe { enter::<QpObj>(qp) }?;
-        while !at.is_null() {
-            // SAFETY: the caller's promise.
-            unsafe { post_one(&qp, at) }?;
-            // SAFETY: as above.
-            at = unsafe { (*at).next };
-        }
-        Ok(())
-    });
-    if result != 0 && !bad_wr.is_null() {
+    // SAFETY: the program has just looked into it.
+    let to = || unsafe { enter::<QpObj>(qp) };
+    let post = |qp: &Visit<QpObj>, at: *mut ibv_send_wr| {
         // SAFETY: the caller's promise.
-        unsafe { bad_wr.write(at) };
-    }
-    result
+        unsafe { post_one(qp, at) }?;
+        // SAFETY: as above.
+        Ok(unsafe { (*at).next })
+    };
+    // SAFETY: as above.
+    unsafe { post_list(wr, bad_wr, to, post) }
 }
 
 /// The request that a C request stands for.
@@ -238,24 +257,17 @@ pub(crate) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut at = wr;
-    let result = quick_status(|| {
-        // SAFETY: the program has just looked into it.
-        let qp = unsafe { enter::<QpObj>(qp) }?;
-        while !at.is_null() {
-            // SAFETY: the caller's promise.
-            let wr = unsafe { recv_wr(at, qp.max_recv_sge()) }?;
-            qp.post_receive(&wr)?;
-            // SAFETY: as above.
-            at = unsafe { (*at).next };
-        }
-        Ok(())
-    });
-    if result != 0 && !bad_wr.is_null() {
+    // SAFETY: the program has just looked into it.
+    let to = || unsafe { enter::<QpObj>(qp) };
+    let post = |qp: &Visit<QpObj>, at: *mut ibv_recv_wr| {
         // SAFETY: the caller's promise.
-        unsafe { bad_wr.write(at) };
-    }
-    result
+        let wr = unsafe { recv_wr(at, qp.max_recv_sge()) }?;
+        qp.post_receive(&wr)?;
+        // SAFETY: as above.
+        Ok(unsafe { (*at).next })
+    };
+    // SAFETY: as above.
+    unsafe { post_list(wr, bad_wr, to, post) }
 }
 
 /// `ibv_post_srq_recv`
@@ -264,25 +276,18 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut at = wr;
-    let result = quick_status(|| {
-        // SAFETY: the program has just looked into it.
-        let srq = unsafe { enter::<Srq>(srq) }?;
-        while !at.is_null() {
-            // SAFETY: the caller's promise.
-            let wr = unsafe { recv_wr(at, srq.max_sge) }?;
-            let posted = srq.native.post_recv(std::slice::from_ref(&wr));
-            posted.map_err(refused)?;
-            // SAFETY: as above.
-            at = unsafe { (*at).next };
-        }
-        Ok(())
-    });
-    if result != 0 && !bad_wr.is_null() {
+    // SAFETY: the program has just looked into it.
+    let to = || unsafe { enter::<Srq>(srq) };
+    let post = |srq: &Visit<Srq>, at: *mut ibv_recv_wr| {
         // SAFETY: the caller's promise.
-        unsafe { bad_wr.write(at) };
-    }
-    result
+        let wr = unsafe { recv_wr(at, srq.max_sge) }?;
+        let posted = srq.native.post_recv(std::slice::from_ref(&wr));
+        posted.map_err(refused)?;
+        // SAFETY: as above.
+        Ok(unsafe { (*at).next })
+    };
+    // SAFETY: as above.
+    unsafe { post_list(wr, bad_wr, to, post) }
 }
 
 /// `ibv_poll_cq`
