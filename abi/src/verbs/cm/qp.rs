@@ -251,6 +251,29 @@ pub(super) fn destroy(core: &Core) {
     destroy_cqs(core);
 }
 
+/// Make what the attributes say, and tell the program in them what came of it.
+///
+/// # Safety
+/// `attr` is NULL, or the program's attributes.
+unsafe fn made_by<T>(
+    id: *mut rdma_cm_id,
+    attr: *mut T,
+    make: impl FnOnce(&Core, &mut T) -> Result<(), Errno>,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let mut copy = unsafe { attr.read() };
+        make(&core, &mut copy)?;
+        // SAFETY: as above.
+        unsafe { attr.write(copy) };
+        Ok(0)
+    })
+}
+
 /// `rdma_create_qp(3)`.
 ///
 /// # Safety
@@ -260,18 +283,8 @@ pub unsafe fn rdma_create_qp(
     pd: *mut ibv_pd,
     qp_init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    run(|| {
-        let core = core(id)?;
-        if qp_init_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's promise.
-        let mut attr = unsafe { qp_init_attr.read() };
-        create_short(&core, pd, &mut attr)?;
-        // SAFETY: as above.
-        unsafe { qp_init_attr.write(attr) };
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { made_by(id, qp_init_attr, |core, attr| create_short(core, pd, attr)) }
 }
 
 /// `rdma_create_qp_ex(3)`.
@@ -282,18 +295,8 @@ pub unsafe fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     qp_init_attr: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
-    run(|| {
-        let core = core(id)?;
-        if qp_init_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's promise.
-        let mut attr = unsafe { qp_init_attr.read() };
-        create(&core, &mut attr)?;
-        // SAFETY: as above.
-        unsafe { qp_init_attr.write(attr) };
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { made_by(id, qp_init_attr, create) }
 }
 
 /// `rdma_destroy_qp(3)`.
@@ -335,13 +338,7 @@ pub unsafe fn rdma_create_srq(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
 ) -> c_int {
-    run(|| {
-        let core = core(id)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's promise.
-        let short = unsafe { attr.read() };
+    let create = |core: &Core, short: &mut ibv_srq_init_attr| {
         let mut long = ibv_srq_init_attr_ex {
             srq_context: short.srq_context,
             attr: short.attr,
@@ -350,11 +347,12 @@ pub unsafe fn rdma_create_srq(
             pd,
             ..zeroed()
         };
-        create_srq(&core, &mut long)?;
-        // SAFETY: as above.
-        unsafe { (*attr).attr = long.attr };
-        Ok(0)
-    })
+        create_srq(core, &mut long)?;
+        short.attr = long.attr;
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { made_by(id, attr, create) }
 }
 
 /// `rdma_create_srq_ex(3)`.
@@ -362,18 +360,8 @@ pub unsafe fn rdma_create_srq(
 /// # Safety
 /// As its manual page.
 pub unsafe fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
-    run(|| {
-        let core = core(id)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's promise.
-        let mut long = unsafe { attr.read() };
-        create_srq(&core, &mut long)?;
-        // SAFETY: as above.
-        unsafe { attr.write(long) };
-        Ok(0)
-    })
+    // SAFETY: the caller's promise.
+    unsafe { made_by(id, attr, create_srq) }
 }
 
 pub(super) fn destroy_srq(core: &Core) {
