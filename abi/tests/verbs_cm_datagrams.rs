@@ -5,15 +5,15 @@
 
 mod cm;
 
-use std::ffi::{CString, c_int};
+use std::ffi::{CString, c_int, c_void};
 use std::net::{SocketAddr, UdpSocket};
 use std::ptr::{null, null_mut};
 
-use cm::{Channel, Event, Id, Param, failed, hints, loopback, qp_attr};
+use cm::{Channel, Event, Id, Param, failed, hints, loopback, qp_attr, sockaddr};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
-use weft_abi::verbs::ibv_query_qp;
 use weft_abi::verbs::types::*;
+use weft_abi::verbs::{ibv_destroy_qp, ibv_detach_mcast, ibv_query_qp};
 
 /// InfiniBand's reasons (12.8.2).
 const UNSUPPORTED: c_int = 1;
@@ -66,6 +66,13 @@ fn ud(event: &Event) -> rdma_ud_param {
     unsafe { (*event.0).param.ud }
 }
 
+/// InfiniBand's messages are of fixed length.
+fn padded(said: &[u8], len: usize) -> Vec<u8> {
+    let mut data = said.to_vec();
+    data.resize(len, 0);
+    data
+}
+
 fn v4_mapped(last: u8) -> [u8; 16] {
     [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, last]
 }
@@ -83,7 +90,7 @@ fn a_queue_pair_is_asked_for_and_named() {
     assert_eq!(unsafe { (*id.0).qp_type }, IBV_QPT_UD);
     id.connect(&Param::new(b"hello")).unwrap();
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    assert_eq!(event.private_data(), b"hello");
+    assert_eq!(event.private_data(), padded(b"hello", 180));
     assert_eq!(event.listen_id(), listener.0);
     let asked = event.id();
     assert_eq!(asked.peer(), id.local());
@@ -93,7 +100,7 @@ fn a_queue_pair_is_asked_for_and_named() {
     create_qp(&asked);
     asked.accept(&Param::new(b"welcome")).unwrap();
     let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
-    assert_eq!(event.private_data(), b"welcome");
+    assert_eq!(event.private_data(), padded(b"welcome", 136));
     let found = ud(&event);
     assert_eq!((found.qp_num, found.qkey), (qp_num(&asked), RDMA_UDP_QKEY));
     assert_eq!((found.ah_attr.is_global, found.ah_attr.port_num), (1, 1));
@@ -152,7 +159,7 @@ fn refusals_are_unreachable_queue_pairs() {
     event.ack();
     assert_eq!(unsafe { rdma_reject(asked.0, b"no".as_ptr().cast(), 2) }, 0);
     let event = client.expect_status(RDMA_CM_EVENT_UNREACHABLE, REJECT);
-    assert_eq!(event.private_data(), b"no");
+    assert_eq!(event.private_data(), padded(b"no", 136));
     event.ack();
     asked.destroy();
     id.destroy();
@@ -215,7 +222,7 @@ fn a_listener_outlives_hostile_datagrams() {
     }
     let id = asking(&client, &listener, b"it is me");
     let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
-    assert_eq!(event.private_data(), b"it is me");
+    assert_eq!(event.private_data(), padded(b"it is me", 180));
     let asked = event.id();
     event.ack();
     for id in [id, asked, listener] {
@@ -298,4 +305,123 @@ fn end_points_block_until_they_are_answered() {
     );
     unsafe { rdma_destroy_ep(id.0) };
     assert_eq!(server.join().unwrap(), num);
+}
+
+fn joined(channel: &Channel, group: &str, context: usize) -> Id {
+    let id = channel.create_id_in(RDMA_PS_UDP);
+    id.bind("127.0.0.1:0").unwrap();
+    id.resolve(group);
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    create_qp(&id);
+    let mut addr = sockaddr(group);
+    let result = unsafe { rdma_join_multicast(id.0, addr.ptr(), context as *mut c_void) };
+    assert_eq!(result, 0);
+    id
+}
+
+fn leave(id: &Id, group: &str) -> c_int {
+    unsafe { rdma_leave_multicast(id.0, sockaddr(group).ptr()) }
+}
+
+#[test]
+fn a_group_is_joined_and_left() {
+    const GROUP: &str = "239.87.4.1:0";
+    let channel = Channel::new();
+    let id = joined(&channel, GROUP, 0x1234);
+    let event = channel.expect(RDMA_CM_EVENT_MULTICAST_JOIN);
+    let way = ud(&event);
+    assert_eq!((way.qp_num, way.qkey), (0x00ff_ffff, RDMA_UDP_QKEY));
+    assert_eq!(
+        (way.private_data as usize, way.private_data_len),
+        (0x1234, 0)
+    );
+    let gid = ibv_gid {
+        raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 87, 4, 1],
+    };
+    assert_eq!(unsafe { way.ah_attr.grh.dgid.raw }, unsafe { gid.raw });
+    assert_eq!((way.ah_attr.is_global, way.ah_attr.port_num), (1, 1));
+    event.ack();
+    let qp = unsafe { (*id.0).qp };
+    // It is attached, as a queue pair of a group cannot go.
+    assert_eq!(unsafe { ibv_destroy_qp(qp) }, libc::EBUSY);
+    failed(leave(&id, "239.87.4.2:0"), libc::EADDRNOTAVAIL);
+    assert_eq!(leave(&id, GROUP), 0);
+    failed(leave(&id, GROUP), libc::EADDRNOTAVAIL);
+    assert_eq!(
+        unsafe { ibv_detach_mcast(qp, &raw const gid, 0) },
+        libc::EINVAL
+    );
+    // Left before the program knows that it was there.
+    let mut addr = sockaddr(GROUP);
+    assert_eq!(
+        unsafe { rdma_join_multicast(id.0, addr.ptr(), null_mut()) },
+        0
+    );
+    assert_eq!(leave(&id, GROUP), 0);
+    channel.expect(RDMA_CM_EVENT_MULTICAST_JOIN).ack();
+    assert_eq!(
+        unsafe { ibv_detach_mcast(qp, &raw const gid, 0) },
+        libc::EINVAL
+    );
+    id.destroy_qp();
+    id.destroy();
+    // It goes with its queue pair, in whichever order.
+    let id = joined(&channel, GROUP, 0);
+    channel.expect(RDMA_CM_EVENT_MULTICAST_JOIN).ack();
+    id.destroy_qp();
+    assert_eq!(leave(&id, GROUP), 0);
+    id.destroy();
+    let id = joined(&channel, GROUP, 0);
+    id.destroy_qp();
+    id.destroy();
+    assert!(!channel.readable());
+}
+
+fn join_ex(id: &Id, comp_mask: u32, join_flags: u32, addr: *mut libc::sockaddr) -> c_int {
+    let mut attr = rdma_cm_join_mc_attr_ex {
+        comp_mask,
+        join_flags,
+        addr,
+    };
+    unsafe { rdma_join_multicast_ex(id.0, &raw mut attr, null_mut()) }
+}
+
+#[test]
+fn a_group_is_joined_to_send_only() {
+    const BOTH: u32 = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+    let channel = Channel::new();
+    let id = channel.create_id_in(RDMA_PS_UDP);
+    let mut addr = sockaddr("239.87.4.3:0");
+    let group = addr.ptr();
+    // Not bound to a device yet.
+    failed(join_ex(&id, BOTH, 0, group), libc::EINVAL);
+    id.bind("127.0.0.1:0").unwrap();
+    create_qp(&id);
+    failed(join_ex(&id, 4, 0, group), libc::EOPNOTSUPP);
+    failed(join_ex(&id, BOTH, 2, group), libc::EOPNOTSUPP);
+    failed(join_ex(&id, 2, 0, group), libc::EINVAL);
+    failed(join_ex(&id, BOTH, 0, null_mut()), libc::EINVAL);
+    // No groups, and one of the other family.
+    for wrong in ["0.0.0.0:0", "10.0.0.1:0", "[::1]:0", "[ff02::1]:0"] {
+        failed(join_ex(&id, BOTH, 0, sockaddr(wrong).ptr()), libc::EINVAL);
+    }
+    failed(
+        unsafe { rdma_join_multicast_ex(id.0, null_mut(), null_mut()) },
+        libc::EINVAL,
+    );
+    assert_eq!(
+        join_ex(&id, BOTH, RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, group),
+        0
+    );
+    channel.expect(RDMA_CM_EVENT_MULTICAST_JOIN).ack();
+    // It hears nothing, so it can go.
+    assert_eq!(unsafe { ibv_destroy_qp((*id.0).qp) }, 0);
+    unsafe { (*id.0).qp = null_mut() };
+    assert_eq!(unsafe { rdma_leave_multicast(id.0, group) }, 0);
+    id.destroy();
+    // Identifiers of connections have none.
+    let id = channel.create_id();
+    id.bind("127.0.0.1:0").unwrap();
+    failed(join_ex(&id, BOTH, 0, group), libc::EINVAL);
+    id.destroy();
 }

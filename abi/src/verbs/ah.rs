@@ -1,4 +1,4 @@
-//! Address handles, of the persona's datagram queue pairs, and multicast, which there is none of.
+//! Address handles, of the persona's datagram queue pairs.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
@@ -8,9 +8,10 @@ use weft_verbs::cm::gid_of;
 use weft_verbs::{Grh, UdDest};
 
 use super::context::{Context, Held};
+use super::mcast;
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
-use super::persona;
+use super::persona::{self, Gid};
 use super::types::*;
 use crate::call::{pointer, status};
 
@@ -37,9 +38,13 @@ impl Kind for Ah {
 }
 
 impl Ah {
-    /// The queue pair of this number there: the number has its port (docs/spec/persona.md).
+    /// The queue pair of this number there: the number has its port (docs/spec/persona.md). A group has its own.
     pub(crate) fn dest(&self, qp_num: u32, qkey: u32) -> UdDest {
-        let port = (qp_num >> 8) as u16;
+        let port = if self.ip.is_multicast() {
+            mcast::port_of(self.ip)
+        } else {
+            (qp_num >> 8) as u16
+        };
         let addr = match self.ip {
             IpAddr::V4(ip) => SocketAddr::from((ip, port)),
             IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, self.scope).into(),
@@ -53,6 +58,18 @@ impl Ah {
     }
 }
 
+/// As [`persona::way`], and to groups.
+fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
+    // SAFETY: any bytes are a GID.
+    let Some(group) = mcast::group_of(unsafe { grh.dgid.raw }) else {
+        return persona::way(grh);
+    };
+    let own = persona::gids().get(usize::from(grh.sgid_index)).copied();
+    let fits = |gid: &Gid| !gid.is_empty() && gid.ip.is_ipv4() == group.is_ipv4();
+    let own = own.filter(fits).ok_or(Errno::INVAL)?;
+    Ok((own, group, own.ifindex))
+}
+
 fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
     let pd = find::<Pd>(pd)?;
     if !pd.ctx.is_persona() {
@@ -61,7 +78,7 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
     if attr.is_global == 0 || attr.port_num != 1 {
         return Err(Errno::INVAL);
     }
-    let (own, ip, scope) = persona::way(&attr.grh)?;
+    let (own, ip, scope) = way(&attr.grh)?;
     let body = Ah {
         ip,
         scope,
@@ -187,21 +204,5 @@ pub unsafe fn ibv_resolve_eth_l2_from_gid(
     _eth_mac: *mut u8,
     _vid: *mut u16,
 ) -> c_int {
-    NONE
-}
-
-/// `ibv_attach_mcast`
-///
-/// # Safety
-/// As its manual page says.
-pub unsafe fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    NONE
-}
-
-/// `ibv_detach_mcast`
-///
-/// # Safety
-/// As its manual page says.
-pub unsafe fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
     NONE
 }

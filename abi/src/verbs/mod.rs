@@ -16,6 +16,7 @@ mod device;
 mod events;
 mod ex;
 mod faults;
+mod mcast;
 mod mr;
 mod mw;
 mod null;
@@ -31,8 +32,8 @@ mod ud;
 mod visit;
 
 pub use ah::{
-    ibv_attach_mcast, ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_detach_mcast,
-    ibv_init_ah_from_wc, ibv_resolve_eth_l2_from_gid,
+    ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_init_ah_from_wc,
+    ibv_resolve_eth_l2_from_gid,
 };
 pub use channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 pub use context::{
@@ -47,6 +48,7 @@ pub use device::{
     ibv_query_gid, ibv_query_gid_type, ibv_query_pkey, ibv_query_port,
 };
 pub use events::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
+pub use mcast::{ibv_attach_mcast, ibv_detach_mcast};
 pub use mr::{
     ibv_dereg_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_rereg_mr,
 };

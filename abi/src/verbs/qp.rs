@@ -139,6 +139,14 @@ impl QpObj {
         self.kind == IBV_QPT_UD
     }
 
+    /// What it is for datagrams.
+    ///
+    /// # Errors
+    /// `EINVAL` for a queue pair of another kind.
+    pub(crate) fn datagrams(&self) -> Result<&Datagrams, Errno> {
+        self.ud.as_deref().ok_or(Errno::INVAL)
+    }
+
     /// It has reads and atomics.
     #[inline]
     pub(crate) fn is_reliable(&self) -> bool {
@@ -1006,6 +1014,9 @@ pub unsafe fn ibv_query_qp_data_in_order(
 pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     status(|| {
         let qp = turn::<QpObj>(qp)?;
+        if qp.ud.as_ref().is_some_and(|ud| ud.is_attached()) {
+            return Err(Errno::BUSY);
+        }
         Audience::get().remove(Of::Qp, qp.num);
         if qp.is_persona() {
             persona::reset(qp.num);

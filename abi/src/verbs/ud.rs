@@ -1,5 +1,6 @@
 //! Unreliable datagram queue pairs of the persona: what [`QpObj`](super::qp::QpObj) does not share with connected ones.
 
+use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use rustix::io::Errno;
@@ -17,6 +18,8 @@ pub(crate) struct Datagrams {
     init: UdInit,
     /// Sends posted while the send queue was to rest (SQD).
     resting: Mutex<Vec<(SendWr, UdDest)>>,
+    /// Multicast groups, and the interfaces on which they are heard.
+    groups: Mutex<Vec<(SocketAddr, Vec<u32>)>>,
 }
 
 impl Datagrams {
@@ -46,6 +49,7 @@ impl Datagrams {
             pd: pd.clone(),
             init,
             resting: Mutex::default(),
+            groups: Mutex::default(),
         })
     }
 
@@ -60,15 +64,55 @@ impl Datagrams {
     /// As creating a queue pair.
     pub(crate) fn renewed(self) -> Result<Datagrams, Errno> {
         let Datagrams {
-            native, pd, init, ..
+            native,
+            pd,
+            init,
+            groups,
+            ..
         } = self;
         drop(native);
+        let native = pd.create_ud_qp(&init).map_err(super::errno)?;
+        for (group, interfaces) in &*lock(&groups) {
+            attach(&native, *group, interfaces)?;
+        }
         Ok(Datagrams {
-            native: pd.create_ud_qp(&init).map_err(super::errno)?,
+            native,
             pd,
             init,
             resting: Mutex::default(),
+            groups,
         })
+    }
+
+    /// It hears this group from now on; what it hears already stays as it is.
+    ///
+    /// # Errors
+    /// As [`UdQp::attach`].
+    pub(crate) fn attach(&self, group: SocketAddr, interfaces: Vec<u32>) -> Result<(), Errno> {
+        let mut groups = lock(&self.groups);
+        if groups.iter().any(|(known, _)| *known == group) {
+            return Ok(());
+        }
+        attach(&self.native, group, &interfaces)?;
+        groups.push((group, interfaces));
+        Ok(())
+    }
+
+    /// It hears this group no more.
+    ///
+    /// # Errors
+    /// `EINVAL` when it did not.
+    pub(crate) fn detach(&self, group: SocketAddr) -> Result<(), Errno> {
+        lock(&self.groups).retain(|(known, _)| *known != group);
+        if self.native.detach(group) {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
+        }
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
+        !lock(&self.groups).is_empty()
     }
 
     /// To the error state: everything posted is flushed.
@@ -109,6 +153,11 @@ impl Datagrams {
             let _ = self.native.post_send(&wr, &to);
         }
     }
+}
+
+fn attach(native: &UdQp, group: SocketAddr, interfaces: &[u32]) -> Result<(), Errno> {
+    let attached = native.attach(group, interfaces);
+    attached.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
 }
 
 /// Where an address handle, a number and a key lead.

@@ -40,7 +40,7 @@ pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};
 pub use transport::udp::{UdPort, UdPortCounters};
 pub use types::*;
-pub use ud::{UD_MTU, UdCounters, UdDest, UdInit, UdQp};
+pub use ud::{UD_GROUP, UD_MTU, UdCounters, UdDest, UdInit, UdQp};
 pub use weft_mem::{MemError, RawMemory};
 pub use weft_sys::tcp::BindOptions;
 pub use weft_wire::dgram::Grh;

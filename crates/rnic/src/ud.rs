@@ -4,7 +4,8 @@
 //! Messages are one datagram of up to [`UD_MTU`] bytes; they may be lost, doubled and overtaken. No error of a datagram ends the queue pair: what is
 //! damaged, for nobody, with a wrong `Q_Key` or without a posted receive is dropped, and counted.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -27,6 +28,8 @@ use crate::types::{
 
 /// The longest message of a datagram queue pair, in bytes.
 pub const UD_MTU: u32 = dgram::MAX_PAYLOAD as u32;
+/// The number of the queue pairs of a multicast group, whatever theirs are (`InfiniBand` 10.5.2).
+pub const UD_GROUP: u32 = dgram::GROUP_QP;
 /// A key with this bit stands for the sending queue pair's own one (InfiniBand 10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
 /// No `Q_Key` yet: nothing comes in.
@@ -405,6 +408,8 @@ fn deliver(cq: &CqInner, wc: Wc, urgent: bool) {
 pub struct UdQp {
     inner: Arc<UdInner>,
     port: UdPort,
+    /// Where it hears multicast groups.
+    groups: Mutex<HashMap<SocketAddr, UdPort>>,
     _taken: (Counted, QpNumber),
 }
 
@@ -427,6 +432,44 @@ impl UdQp {
     /// What senders must know from now on.
     pub fn set_qkey(&self, qkey: u32) {
         self.inner.qkey.store(u64::from(qkey), Ordering::Relaxed);
+    }
+
+    /// Hear what is sent to [`UD_GROUP`] at this multicast group and port, on these interfaces (their indexes), with the queue pair's `Q_Key`. Others,
+    /// in this process too, may hear the same. A group that is heard already stays as it is.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no group; as `bind(2)`; as `setsockopt(2)` says of `IP_ADD_MEMBERSHIP` when it can be heard on no interface.
+    pub fn attach(&self, group: SocketAddr, interfaces: &[u32]) -> io::Result<()> {
+        if !group.ip().is_multicast() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut groups = lock(&self.groups);
+        if groups.contains_key(&group) {
+            return Ok(());
+        }
+        let port = UdPort::join(&self.inner.pd.device, group, interfaces)?;
+        for cq in self.inner.queues() {
+            cq.attach_port(port.inner());
+        }
+        port.add(UD_GROUP, &self.inner);
+        groups.insert(group, port);
+        Ok(())
+    }
+
+    /// Hear a group no more: `false` if it was not heard.
+    pub fn detach(&self, group: SocketAddr) -> bool {
+        let port = lock(&self.groups).remove(&group);
+        if let Some(port) = &port {
+            self.part_from(port, UD_GROUP);
+        }
+        port.is_some()
+    }
+
+    fn part_from(&self, port: &UdPort, num: u32) {
+        port.remove(num);
+        for cq in self.inner.queues() {
+            cq.detach_port(port.inner());
+        }
     }
 
     /// Post a [`SendOp::Send`] or [`SendOp::SendImm`] of at most [`UD_MTU`] bytes. It is complete when the kernel has taken the datagram,
@@ -485,9 +528,9 @@ impl UdQp {
 impl Drop for UdQp {
     fn drop(&mut self) {
         let inner = &self.inner;
-        self.port.remove(inner.num);
-        for cq in inner.queues() {
-            cq.detach_port(&inner.port);
+        self.part_from(&self.port, inner.num);
+        for (_, port) in lock(&self.groups).drain() {
+            self.part_from(&port, UD_GROUP);
         }
         lock(&inner.sends).waiting.clear();
         // Whoever has a datagram for it in hand is done after this, or drops it.
@@ -564,6 +607,7 @@ impl Pd {
         Ok(UdQp {
             inner,
             port: init.port.clone(),
+            groups: Mutex::default(),
             _taken: (count, num),
         })
     }

@@ -50,7 +50,7 @@ pub use weft_rnic::{
     Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,
     Ender, Error, Grh, INLINE_DATA, InlineData, Ledger, Limits, LinkOptions, LocalMode, MemError,
     Mr, Mw, Path, Pd, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr,
-    Rnr, SendOp, SendWr, SgList, Sge, Signal, SimFaults, SimNet, Srq, Transport, UD_MTU,
+    Rnr, SendOp, SendWr, SgList, Sge, Signal, SimFaults, SimNet, Srq, Transport, UD_GROUP, UD_MTU,
     UdCounters, UdDest, UdInit, UdPort, UdPortCounters, UdQp, UdSource, Wc, WcOpcode, WcStatus,
     stat,
 };

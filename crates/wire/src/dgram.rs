@@ -34,6 +34,8 @@ pub const IMM_LEN: usize = 8;
 pub const CRC_LEN: usize = 4;
 /// The longest payload.
 pub const MAX_PAYLOAD: usize = 4096;
+/// The destination of what is sent to a multicast group.
+pub const GROUP_QP: u32 = 0x00ff_ffff;
 /// The longest datagram.
 pub const MAX_LEN: usize = HEADER_LEN + IMM_LEN + MAX_PAYLOAD + CRC_LEN;
 

@@ -7,13 +7,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -547,6 +551,85 @@ static void datagrams(void) {
     half_close(&h);
 }
 
+/* A network in which nobody else is, with the loopback interface alone. */
+static int alone(void) {
+    if (unshare(CLONE_NEWNET) && unshare(CLONE_NEWUSER | CLONE_NEWNET)) return 0;
+    struct ifreq lo = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    int fd = socket(AF_INET, SOCK_DGRAM, 0), done = ioctl(fd, SIOCSIFFLAGS, &lo);
+    close(fd);
+    return done == 0;
+}
+
+/* A datagram queue pair that is a member of a group and sends to it. */
+static void member(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [13] = 87, [14] = 3, [15] = 1}};
+    CHECK(ibv_attach_mcast(h.qp, &gid, 0) == EINVAL && ibv_destroy_qp(h.qp) == 0);
+    struct ibv_qp_init_attr init = attributes(&h);
+    init.qp_type = IBV_QPT_UD;
+    MUST(h.qp = ibv_create_qp(h.pd, &init));
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
+    const int first = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+    struct ibv_ah_attr way = rtr_attr(h.context, 1).ah_attr;
+    union ibv_gid mapped = gid, nobody = way.grh.dgid;
+    mapped.raw[0] = 0xff;
+    mapped.raw[1] = 0x0e;
+    CHECK(ibv_attach_mcast(NULL, &gid, 0) == EINVAL && ibv_attach_mcast(h.qp, NULL, 0) == EINVAL);
+    CHECK(ibv_attach_mcast(h.qp, &nobody, 0) == EINVAL && ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
+    CHECK(ibv_attach_mcast(h.qp, &gid, 0xc001) == 0 && ibv_attach_mcast(h.qp, &gid, 0) == 0);
+    /* The same in the older form of RoCE. */
+    CHECK(ibv_attach_mcast(h.qp, &mapped, 0) == 0 && ibv_destroy_qp(h.qp) == EBUSY);
+    struct ibv_ah *ah;
+    way.grh.dgid = gid;
+    way.grh.sgid_index = 255;
+    NO(ibv_create_ah(h.pd, &way), EINVAL);
+    way.grh.sgid_index = 0;
+    MUST(ah = ibv_create_ah(h.pd, &way));
+    struct ibv_sge sge = part(&h, 0, 100);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    wr.wr.ud.ah = ah;
+    wr.wr.ud.remote_qpn = 0xffffff;
+    wr.wr.ud.remote_qkey = QKEY;
+    memset(h.buf, 7, 100);
+    /* It stays a member when it begins anew. */
+    for (int i = 0; i < 2; i++) {
+        CHECK(to_state(h.qp, IBV_QPS_RESET) == 0 && ibv_modify_qp(h.qp, &attr, first) == 0);
+        CHECK(to_state(h.qp, IBV_QPS_RTR) == 0);
+        struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS};
+        CHECK(ibv_modify_qp(h.qp, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+        memset(h.buf + 4096, 0, 140);
+        receive(&h, 7, 4096, 140);
+        receive(&h, 8, 8192 - 140, 140);
+        CHECK(post(&h, &wr) == 0);
+        struct ibv_wc wc = completion(h.rcq);
+        CHECK(wc.wr_id == 7 && wc.status == IBV_WC_SUCCESS && wc.byte_len == 140 && wc.src_qp == h.qp->qp_num);
+        CHECK(!memcmp(h.buf + 4136, h.buf, 100) && !memcmp(h.buf + 4096 + 36, gid.raw + 12, 4));
+        CHECK(completion(h.scq).status == IBV_WC_SUCCESS && ibv_poll_cq(h.rcq, 1, &wc) == 0);
+    }
+    CHECK(ibv_detach_mcast(h.qp, &mapped, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
+    CHECK(ibv_destroy_ah(ah) == 0);
+    half_close(&h);
+}
+
+static void groups(void) {
+    enum { ELSEWHERE = 77 };
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        failures = 0;
+        if (!alone()) _exit(ELSEWHERE);
+        member();
+        _exit(failures != 0);
+    }
+    int status;
+    MUST(waitpid(child, &status, 0) == child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == ELSEWHERE)
+        printf("groups: skipped, no network namespaces here\n");
+    else
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
 static void pairs(void) {
     struct half h;
     half_open(&h, "weft_ib0", 0);
@@ -578,7 +661,7 @@ static void pairs(void) {
     CHECK(ibv_query_qp_data_in_order(h.qp, IBV_WR_SEND, 0) == 0);
     union ibv_gid gid;
     memset(&gid, 0, sizeof gid);
-    CHECK(ibv_attach_mcast(h.qp, &gid, 0) == EOPNOTSUPP);
+    CHECK(ibv_attach_mcast(h.qp, &gid, 0) == EINVAL && ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
     struct ibv_ah_attr ah = {0};
     NO(ibv_create_ah(h.pd, &ah), EINVAL);
     struct ibv_xrcd_init_attr xrcd = {0};
@@ -1702,6 +1785,7 @@ static const struct {
              {"queues", queues},
              {"pairs", pairs},
              {"datagrams", datagrams},
+             {"groups", groups},
              {"transitions", transitions},
              {"transfers", transfers},
              {"unreliable", unreliable},

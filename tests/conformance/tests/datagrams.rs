@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::cm::Broker;
 use weft_verbs::{
-    Access, Cq, Device, Mr, Pd, PostReason, QpState, RecvWr, SendOp, SendWr, UD_MTU, UdDest,
-    UdInit, UdPort, UdQp, Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, Mr, Pd, PostReason, QpState, RecvWr, SendOp, SendWr, UD_GROUP, UD_MTU,
+    UdDest, UdInit, UdPort, UdQp, Wc, WcOpcode, WcStatus,
 };
 use weft_wire::dgram::{Grh, Header, seal};
 
@@ -429,4 +429,70 @@ fn numbers_lead_to_ports() {
     let (elsewhere, port) = other.reserve_datagram().expect("a number");
     assert_ne!(elsewhere.get() >> 8, number.get() >> 8);
     assert_eq!(elsewhere.get() >> 8, u32::from(port.local_addr().port()));
+}
+
+/// The first interface of every network namespace.
+const LOOPBACK: u32 = 1;
+
+fn to_group(group: &str, qkey: u32) -> UdDest {
+    UdDest {
+        addr: group.parse().unwrap(),
+        qp_num: UD_GROUP,
+        qkey,
+        from: Some([127, 0, 0, 1].into()),
+    }
+}
+
+#[test]
+fn a_group_is_heard_by_all_that_are_attached() {
+    const GROUP: &str = "239.87.2.1:22273";
+    let group = GROUP.parse().unwrap();
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb, qc) = (a.qp(), b.qp(), b.qp());
+    for qp in [&qa, &qb, &qc] {
+        qp.attach(group, &[LOOPBACK]).expect("attached");
+        qp.attach(group, &[LOOPBACK]).expect("still attached");
+    }
+    assert!(
+        qa.attach("127.0.0.1:22273".parse().unwrap(), &[LOOPBACK])
+            .is_err()
+    );
+    assert!(
+        qa.attach("239.87.2.2:22273".parse().unwrap(), &[77_777])
+            .is_err()
+    );
+    a.recv(&qa, 1, 0, 64);
+    b.recv(&qb, 2, 0, 64);
+    b.recv(&qc, 3, 64, 64);
+    a.mr.write(128, b"to all").expect("in bounds");
+    let wr = SendWr::send(7).sge(a.mr.sge(128, 6));
+    // Not those with another key, nor what names one of them.
+    qa.post_send(&wr, &to_group(GROUP, 5)).expect("posted");
+    let mut one = to_group(GROUP, QKEY);
+    one.qp_num = qb.num();
+    qa.post_send(&wr, &one).expect("posted");
+    // Nor what is none of this protocol.
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let _ = stranger.send_to(b"junk", GROUP);
+    qa.post_send(&wr, &to_group(GROUP, QKEY)).expect("posted");
+    assert_eq!(a.next().wr_id, 1, "the sender hears it too");
+    let heard: HashSet<u64> = [b.poll(), b.next()].map(|wc| wc.wr_id).into();
+    assert_eq!(heard, HashSet::from([2, 3]));
+    assert_eq!(qb.counters().received, 1);
+    assert_eq!(qb.counters().wrong_qkey, 1);
+    let mut got = [0; 6];
+    b.mr.read(64, &mut got).expect("in bounds");
+    assert_eq!(&got, b"to all");
+    // Who has left hears nothing, and the others do.
+    assert!(qb.detach(group) && !qb.detach(group));
+    b.recv(&qb, 4, 0, 64);
+    b.recv(&qc, 5, 0, 64);
+    a.recv(&qa, 6, 0, 64);
+    qa.post_send(&wr, &to_group(GROUP, QKEY)).expect("posted");
+    assert_eq!((a.next().wr_id, b.next().wr_id), (6, 5));
+    drop(qc);
+    a.recv(&qa, 8, 0, 64);
+    qa.post_send(&wr, &to_group(GROUP, QKEY)).expect("posted");
+    assert_eq!(a.next().wr_id, 8);
+    assert_eq!(b.cq.poll(&mut [Wc::default()]).expect("no overrun"), 0);
 }

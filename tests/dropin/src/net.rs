@@ -26,26 +26,27 @@ pub fn free_port() -> u16 {
 /// Whether a process listens on this TCP port, of any address. Asking disturbs nobody.
 pub fn listening(port: u16) -> bool {
     // 0A: the state LISTEN
-    stands(["/proc/net/tcp", "/proc/net/tcp6"], port, "0A")
+    sockets(["/proc/net/tcp", "/proc/net/tcp6"], port, "0A") > 0
 }
 
-/// Whether a process has bound this UDP port, of any address.
-pub fn hearing(port: u16) -> bool {
+/// How many sockets have bound this UDP port, of any address.
+pub fn hearing(port: u16) -> usize {
     // 07: the state of a socket that is not connected
-    stands(["/proc/net/udp", "/proc/net/udp6"], port, "07")
+    sockets(["/proc/net/udp", "/proc/net/udp6"], port, "07")
 }
 
-fn stands(tables: [&str; 2], port: u16, state: &str) -> bool {
+fn sockets(tables: [&str; 2], port: u16, state: &str) -> usize {
     let local = format!(":{port:04X}");
-    tables.iter().any(|table| {
-        std::fs::read_to_string(table).is_ok_and(|text| {
-            text.lines().any(|line| {
-                let mut words = line.split_whitespace().skip(1);
-                let address = words.next().unwrap_or_default();
-                address.ends_with(&local) && words.nth(1) == Some(state)
-            })
-        })
-    })
+    let in_table = |table: &&str| {
+        let text = std::fs::read_to_string(table).unwrap_or_default();
+        let there = |line: &&str| {
+            let mut words = line.split_whitespace().skip(1);
+            let address = words.next().unwrap_or_default();
+            address.ends_with(&local) && words.nth(1) == Some(state)
+        };
+        text.lines().filter(there).count()
+    };
+    tables.iter().map(in_table).sum()
 }
 
 #[cfg(test)]
@@ -65,6 +66,6 @@ mod tests {
         assert!(!listening(free));
         let socket = UdpSocket::bind(("127.0.0.1", 0)).unwrap();
         let port = socket.local_addr().unwrap().port();
-        assert!(hearing(port));
+        assert_eq!(hearing(port), 1);
     }
 }

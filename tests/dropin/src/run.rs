@@ -171,20 +171,20 @@ impl Running {
     /// When it ends before.
     #[must_use]
     pub fn listens(self, port: u16) -> Self {
-        self.until(listening, port)
+        self.until(|| listening(port), port)
     }
 
-    /// Waits until somebody has bound this UDP port.
+    /// Waits until so many sockets have this UDP port.
     ///
     /// # Panics
     /// When it ends before.
     #[must_use]
-    pub fn hears(self, port: u16) -> Self {
-        self.until(hearing, port)
+    pub fn hears(self, port: u16, sockets: usize) -> Self {
+        self.until(|| hearing(port) >= sockets, port)
     }
 
-    fn until(mut self, there: fn(u16) -> bool, port: u16) -> Self {
-        while !there(port) {
+    fn until(mut self, there: impl Fn() -> bool, port: u16) -> Self {
+        while !there() {
             assert!(
                 !self.ended(),
                 "`{}` ended and nobody listens on port {port}:\n{}",
@@ -346,7 +346,7 @@ pub fn pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) 
 /// # Panics
 /// When either fails.
 pub fn datagram_pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
-    both(weft, weft.start(server).hears(port), client)
+    both(weft, weft.start(server).hears(port, 1), client)
 }
 
 fn both(weft: &Weft, server: Running, client: &str) -> (Done, Done) {

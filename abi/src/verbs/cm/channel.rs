@@ -1,17 +1,18 @@
 //! Event channels: what happens to identifiers waits here until the program fetches it.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 
 use super::id::{self, Core};
+use super::multicast::Membership;
 use super::qp;
 use super::request::Request;
 use super::resolve::datagrams;
 use super::types::{
-    RDMA_CM_EVENT_UNREACHABLE, rdma_cm_event, rdma_cm_event_param, rdma_cm_event_type,
-    rdma_conn_param, rdma_event_channel, rdma_ud_param,
+    RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_UNREACHABLE, rdma_cm_event, rdma_cm_event_param,
+    rdma_cm_event_type, rdma_conn_param, rdma_event_channel, rdma_ud_param,
 };
 use crate::call::{pointer, run, wait_and_fetch};
 use crate::verbs::events::EventQueue;
@@ -28,6 +29,8 @@ pub(super) struct News {
     pub(super) qp_num: u32,
     /// The way to a datagram queue pair.
     pub(super) ud: Option<Ud>,
+    /// A multicast group is joined.
+    pub(super) join: Option<Join>,
     /// What wants to be answered, with a request.
     pub(super) request: Option<Box<Request>>,
 }
@@ -54,6 +57,12 @@ impl News {
 pub(super) struct Ud {
     pub(super) dgid: [u8; 16],
     pub(super) qkey: u32,
+}
+
+/// A multicast group, and what the program said when it joined.
+pub(super) struct Join {
+    pub(super) membership: Membership,
+    pub(super) context: usize,
 }
 
 /// News, and whom they are about.
@@ -207,10 +216,23 @@ impl Channel {
         };
         let param = if datagrams(fetched.0.ps) {
             let way = news.ud.map(|ud| qp::way(&fetched.0, ud.dgid));
+            let at = news
+                .join
+                .as_ref()
+                .map_or(at, |join| join.context as *const c_void);
+            let joined = news
+                .join
+                .map(|join| fetched.0.joined_group(join.membership));
             if let Some(Err(errno)) = way {
                 // The address has gone meanwhile.
                 news.status = -errno.raw_os_error();
                 news.event = RDMA_CM_EVENT_UNREACHABLE;
+            }
+            if let Some(result) = joined
+                && let Err(errno) = result.and(way.map_or(Ok(()), |way| way.map(drop)))
+            {
+                news.status = -errno.raw_os_error();
+                news.event = RDMA_CM_EVENT_MULTICAST_ERROR;
             }
             rdma_cm_event_param {
                 ud: rdma_ud_param {

@@ -150,7 +150,7 @@ pub(super) fn refusal(error: &ConnectError) -> Errno {
 }
 
 /// Private data as events have it: InfiniBand's messages are of fixed length, filled up with zeros, which programs for it know.
-fn delivered(mut data: Vec<u8>, persona: bool, ib: usize) -> Vec<u8> {
+pub(super) fn delivered(mut data: Vec<u8>, persona: bool, ib: usize) -> Vec<u8> {
     if persona && data.len() < ib {
         data.resize(ib, 0);
     }

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use weft_verbs::cm::{Found, LookupError, LookupRequest};
 
 use super::channel::{News, Ud};
-use super::connect::private_data;
+use super::connect::{delivered, private_data};
 use super::device::Nic;
 use super::exchange::gid_of;
 use super::id::{Core, Stage, get};
@@ -52,7 +52,7 @@ impl Core {
     /// A request has come to a listener.
     pub(super) fn asked(self: &Arc<Self>, request: LookupRequest) {
         self.tell(News {
-            private_data: request.private_data().to_vec(),
+            private_data: delivered(request.private_data().to_vec(), true, UD_REQUEST),
             request: Some(Box::new(Request::datagram(request))),
             ..News::new(RDMA_CM_EVENT_CONNECT_REQUEST)
         });
@@ -119,7 +119,7 @@ impl Core {
         let dgid = dst.map(|dst| gid_of(dst.ip()));
         self.tell(match outcome {
             Ok(found) => News {
-                private_data: found.private_data,
+                private_data: delivered(found.private_data, true, UD_REPLY),
                 qp_num: found.qp_num,
                 ud: dgid.map(|dgid| Ud {
                     dgid,
@@ -132,7 +132,7 @@ impl Core {
                 status,
                 private_data,
             }) => News {
-                private_data,
+                private_data: delivered(private_data, true, UD_REPLY),
                 ..unreachable(status.into())
             },
             Err(LookupError::TimedOut) => unreachable(-Errno::TIMEDOUT.raw_os_error()),

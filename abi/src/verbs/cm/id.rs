@@ -24,6 +24,7 @@ use super::channel::{Channel, News, ack, channel};
 use super::connect::Link;
 use super::device::{self, Nic};
 use super::exchange::{Remote, gid_of};
+use super::multicast::Membership;
 use super::request::Request;
 use super::resolve::Port;
 use super::types::{
@@ -102,6 +103,8 @@ pub(super) struct Setup {
     pub(super) ack_timeout: Option<u8>,
     /// What the identifiers of its requests get a queue pair of (`rdma_create_ep(3)`).
     pub(super) template: Option<Template>,
+    /// Multicast groups that it is in.
+    pub(super) groups: Vec<Membership>,
     /// Goes in front of the private data (`rdma_create_ep(3)`).
     pub(super) preface: Vec<u8>,
 }
@@ -186,6 +189,7 @@ fn create(
             only_v6: false,
             ack_timeout: None,
             template: None,
+            groups: Vec::new(),
             preface: Vec::new(),
         }),
         place: Mutex::new(Some(Place { channel, sync })),

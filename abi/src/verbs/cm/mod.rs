@@ -13,6 +13,7 @@ mod device;
 mod ep;
 mod exchange;
 mod id;
+mod multicast;
 mod option;
 mod qp;
 mod request;
@@ -29,10 +30,8 @@ pub use connect::{
 pub use device::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep, rdma_get_request};
 pub use id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
-pub use option::{
-    rdma_get_remote_ece, rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast,
-    rdma_set_local_ece, rdma_set_option,
-};
+pub use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
+pub use option::{rdma_get_remote_ece, rdma_set_local_ece, rdma_set_option};
 pub use qp::{
     rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_qp,
     rdma_destroy_srq, rdma_init_qp_attr,

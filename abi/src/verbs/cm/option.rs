@@ -1,14 +1,13 @@
-//! Options, enhanced connection establishment, and multicast.
+//! Options, and enhanced connection establishment.
 
 use std::ffi::{c_int, c_void};
 
-use libc::sockaddr;
 use rustix::io::Errno;
 
 use super::id::{Stage, core, get};
 use super::types::{
     RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR,
-    RDMA_OPTION_ID_TOS, rdma_cm_id, rdma_cm_join_mc_attr_ex,
+    RDMA_OPTION_ID_TOS, rdma_cm_id,
 };
 use crate::call::run;
 use crate::verbs::types::ibv_ece;
@@ -105,36 +104,4 @@ pub unsafe fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_i
         unsafe { ece.write_unaligned(nothing) };
         Ok(0)
     })
-}
-
-/// `rdma_join_multicast(3)`: `EOPNOTSUPP`, there is no multicast.
-///
-/// # Safety
-/// Any pointers may be given.
-pub unsafe fn rdma_join_multicast(
-    id: *mut rdma_cm_id,
-    _addr: *mut sockaddr,
-    _context: *mut c_void,
-) -> c_int {
-    run(|| core(id).and(Err(Errno::OPNOTSUPP)))
-}
-
-/// `rdma_join_multicast_ex(3)`: as [`rdma_join_multicast`].
-///
-/// # Safety
-/// Any pointers may be given.
-pub unsafe fn rdma_join_multicast_ex(
-    id: *mut rdma_cm_id,
-    _mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
-    _context: *mut c_void,
-) -> c_int {
-    run(|| core(id).and(Err(Errno::OPNOTSUPP)))
-}
-
-/// `rdma_leave_multicast(3)`: `EADDRNOTAVAIL`, no group was joined.
-///
-/// # Safety
-/// Any pointers may be given.
-pub unsafe fn rdma_leave_multicast(id: *mut rdma_cm_id, _addr: *mut sockaddr) -> c_int {
-    run(|| core(id).and(Err(Errno::ADDRNOTAVAIL)))
 }

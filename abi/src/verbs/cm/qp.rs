@@ -243,6 +243,9 @@ pub(super) fn create_short(
 
 pub(super) fn destroy(core: &Core) {
     let qp = get!(core, qp);
+    if !qp.is_null() {
+        core.detach_groups();
+    }
     set!(core, qp = std::ptr::null_mut());
     if !qp.is_null() {
         // SAFETY: the call checks what it is given.

@@ -60,7 +60,7 @@ pub(super) fn errno(error: &std::io::Error) -> Errno {
 ///
 /// # Safety
 /// Null, or an address as long as its family says.
-unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
+pub(super) unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
     if addr.is_null() {
         return Err(Errno::INVAL);
     }

@@ -3,7 +3,7 @@
 //! A socket's number is that of a descriptor which the system gave us, so that it can be no other's. The library needs one of its own
 //! beside it: what a program closes by mistake with `close` is only the number.
 //!
-//! Stream sockets only: `SOCK_DGRAM` is refused with `ESOCKTNOSUPPORT`, because it needs unreliable datagram queue pairs.
+//! Stream sockets only: `SOCK_DGRAM` is refused with `ESOCKTNOSUPPORT`.
 
 mod option;
 mod table;

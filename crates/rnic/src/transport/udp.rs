@@ -292,9 +292,23 @@ impl Device {
         if !matches!(self.0.transport, Transport::Tcp) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let socket = UdpSocket::bind(addr, RECEIVE_BUFFER)?;
+        UdPort::open(&self.0, UdpSocket::bind(addr, RECEIVE_BUFFER)?)
+    }
+}
+
+impl UdPort {
+    /// A port at which a multicast group is heard, on these interfaces.
+    pub(crate) fn join(
+        device: &Arc<DeviceInner>,
+        group: SocketAddr,
+        interfaces: &[u32],
+    ) -> io::Result<UdPort> {
+        UdPort::open(device, UdpSocket::join(group, interfaces, RECEIVE_BUFFER)?)
+    }
+
+    fn open(device: &Arc<DeviceInner>, socket: UdpSocket) -> io::Result<UdPort> {
         let inner = Arc::new(PortInner {
-            device: Arc::clone(&self.0),
+            device: Arc::clone(device),
             addr: socket.local_addr()?,
             socket,
             token: OnceLock::new(),
@@ -310,7 +324,7 @@ impl Device {
             unknown: AtomicU64::new(0),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
-        let token = self.0.engine.register(source, inner.fd(), Interest::READ)?;
+        let token = device.engine.register(source, inner.fd(), Interest::READ)?;
         let _ = inner.token.set(token);
         // The engine may have been here before there was a token to arm it with again.
         inner.rearm();

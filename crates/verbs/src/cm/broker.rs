@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use weft_rnic::{BindOptions, ConnParam, ConnectError, Incoming, Listening, WcStatus};
 
 use super::lock;
-use crate::{Device, Qp, UdPort};
+use crate::{Device, Qp, UD_GROUP, UdPort};
 
 /// Queue pairs behind one listener: the low byte of a number.
 const INDEXES: usize = 256;
@@ -123,12 +123,15 @@ struct Door {
 
 impl Door {
     fn take(&mut self) -> Option<u32> {
+        let num = |index: usize| u32::from(self.port) << 8 | index as u32;
         let index = (0..INDEXES)
             .map(|i| (self.next + i) % INDEXES)
-            .find(|&i| !self.used[i])?;
+            // One number stands for the members of multicast groups.
+            .find(|&i| !self.used[i] && num(i) != UD_GROUP)?;
+        let num = num(index);
         self.used[index] = true;
         self.next = (index + 1) % INDEXES;
-        Some(u32::from(self.port) << 8 | index as u32)
+        Some(num)
     }
 
     fn datagrams(&mut self, device: &Device) -> io::Result<UdPort> {

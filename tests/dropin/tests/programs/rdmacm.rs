@@ -144,6 +144,38 @@ fn udaddy() {
     done.says("unable to create QP: Operation not supported");
 }
 
+/// Two receivers and a sender on one interface.
+#[test]
+fn mckey() {
+    if !have(&[("mckey", PACKAGE)]) {
+        return;
+    }
+    let runs = [
+        ("weft0,weft_ib0", 0x5703, "-m 239.87.1.3", ""),
+        ("weft_ib0", 0x5704, "-m 239.87.1.4", "-c 2 -C 50 -S 4000"),
+        ("weft_ib0", 0x5705, "-m 239.87.1.5", "-p 0x0002"),
+    ];
+    for (devices, port, group, options) in runs {
+        let weft = Weft::on(devices);
+        let line = format!("mckey -b 127.0.0.1 {group} {options}");
+        let each = if options.contains("-c 2") { 2 } else { 1 };
+        let first = weft.start(&line).hears(port, each);
+        let second = weft.start(&line).hears(port, 2 * each);
+        let sender = weft.run(&format!("{line} -s"));
+        for done in [&sender, &first.end(), &second.end()] {
+            done.good()
+                .says("data transfers complete")
+                .says("return status 0");
+        }
+    }
+    let weft = Weft::on("weft_ib0");
+    let line = "mckey -b 127.0.0.1 -m 239.87.1.7 -C 0 -o";
+    weft.run(line).good().says("joined dgid: ::ffff:239.87.1.7");
+    let done = weft.run("mckey -b 127.0.0.1 -m 127.0.0.1");
+    assert!(!done.is_good(), "{}", done.show());
+    done.says("failure joining");
+}
+
 #[test]
 fn rdma_client_and_server() {
     if !have(&[("rdma_client", PACKAGE), ("rdma_server", PACKAGE)]) {

@@ -1,0 +1,189 @@
+//! Multicast groups of identifiers for datagrams. There is nobody to ask for a group, so the events come at once; the queue pair is attached when the
+//! program fetches the event.
+
+use std::ffi::{c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use libc::sockaddr;
+use rustix::io::Errno;
+
+use super::channel::{Join, News, Ud};
+use super::device;
+use super::exchange::gid_of;
+use super::id::{Core, core, get};
+use super::resolve::{self, datagrams};
+use super::types::{
+    RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+    RDMA_CM_JOIN_MC_ATTR_RESERVED, RDMA_MC_JOIN_FLAG_FULLMEMBER, RDMA_MC_JOIN_FLAG_RESERVED,
+    RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, RDMA_UDP_QKEY, rdma_cm_id, rdma_cm_join_mc_attr_ex,
+};
+use crate::call::run;
+use crate::verbs::{mcast, persona};
+
+/// A group that an identifier is in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Membership {
+    group: IpAddr,
+    /// To send only: the queue pair hears nothing.
+    silent: bool,
+}
+
+impl Membership {
+    fn gid(self) -> [u8; 16] {
+        gid_of(self.group)
+    }
+}
+
+/// The group at an address.
+fn group(addr: SocketAddr) -> Result<IpAddr, Errno> {
+    mcast::group_of(gid_of(addr.ip())).ok_or(Errno::INVAL)
+}
+
+impl Core {
+    fn join(self: &Arc<Self>, addr: SocketAddr, silent: bool, context: usize) -> Result<(), Errno> {
+        if !datagrams(self.ps) {
+            return Err(Errno::INVAL);
+        }
+        if !device::of(self.ps)?.persona {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let group = group(addr)?;
+        let membership = Membership { group, silent };
+        {
+            let mut setup = self.setup();
+            // An address of ours says on which interface.
+            let from = setup.src.ok_or(Errno::INVAL)?;
+            if from.ip().is_unspecified() || from.is_ipv4() != group.is_ipv4() {
+                return Err(Errno::INVAL);
+            }
+            setup.groups.push(membership);
+        }
+        self.tell(News {
+            qp_num: weft_verbs::UD_GROUP,
+            ud: Some(Ud {
+                dgid: membership.gid(),
+                qkey: RDMA_UDP_QKEY,
+            }),
+            join: Some(Join {
+                membership,
+                context,
+            }),
+            ..News::new(RDMA_CM_EVENT_MULTICAST_JOIN)
+        });
+        Ok(())
+    }
+
+    /// The program has fetched the event: from now on its queue pair is to hear the group, unless it has left already.
+    pub(super) fn joined_group(&self, membership: Membership) -> Result<(), Errno> {
+        let qp = get!(self, qp);
+        let (still, src) = {
+            let setup = self.setup();
+            (setup.groups.contains(&membership), setup.src)
+        };
+        if membership.silent || qp.is_null() || !still {
+            return Ok(());
+        }
+        let src = src.ok_or(Errno::INVAL)?.ip();
+        let own = persona::gids().into_iter().find(|gid| gid.ip == src);
+        let own = own.ok_or(Errno::ADDRNOTAVAIL)?;
+        mcast::attach(qp, membership.gid(), Some(own.ifindex))
+    }
+
+    fn leave(&self, addr: SocketAddr) -> Result<(), Errno> {
+        let group = group(addr).map_err(|_| Errno::ADDRNOTAVAIL)?;
+        let (left, still) = {
+            let groups = &mut self.setup().groups;
+            let at = groups.iter().position(|of| of.group == group);
+            let left = groups.remove(at.ok_or(Errno::ADDRNOTAVAIL)?);
+            let still = groups.iter().any(|of| of.group == group && !of.silent);
+            (left, still)
+        };
+        let qp = get!(self, qp);
+        if !left.silent && !still && !qp.is_null() {
+            // Not attached where the event was not fetched.
+            let _ = mcast::detach(qp, left.gid());
+        }
+        Ok(())
+    }
+
+    /// The queue pair goes: it would not while it is attached.
+    pub(super) fn detach_groups(&self) {
+        let groups = self.setup().groups.clone();
+        for of in groups {
+            let _ = mcast::detach(get!(self, qp), of.gid());
+        }
+    }
+}
+
+fn join(
+    id: *mut rdma_cm_id,
+    addr: Result<SocketAddr, Errno>,
+    silent: bool,
+    context: *mut c_void,
+) -> Result<c_int, Errno> {
+    let core = core(id)?;
+    core.join(addr?, silent, context as usize)?;
+    core.complete()
+}
+
+/// `rdma_join_multicast(3)`.
+///
+/// # Safety
+/// As its manual page: an address as long as its family says.
+pub unsafe fn rdma_join_multicast(
+    id: *mut rdma_cm_id,
+    addr: *mut sockaddr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    run(|| join(id, unsafe { resolve::read(addr) }, false, context))
+}
+
+/// `rdma_join_multicast_ex(3)`.
+///
+/// # Safety
+/// As its manual page: attributes, with an address as long as its family says.
+pub unsafe fn rdma_join_multicast_ex(
+    id: *mut rdma_cm_id,
+    mc_join_attr: *mut rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
+) -> c_int {
+    run(|| {
+        core(id)?;
+        if mc_join_attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { mc_join_attr.read_unaligned() };
+        if attr.comp_mask >= RDMA_CM_JOIN_MC_ATTR_RESERVED {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_ADDRESS == 0 {
+            return Err(Errno::INVAL);
+        }
+        let flags = if attr.comp_mask & RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS == 0 {
+            RDMA_MC_JOIN_FLAG_FULLMEMBER
+        } else {
+            attr.join_flags
+        };
+        if flags >= RDMA_MC_JOIN_FLAG_RESERVED {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let silent = flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
+        // SAFETY: as above.
+        join(id, unsafe { resolve::read(attr.addr) }, silent, context)
+    })
+}
+
+/// `rdma_leave_multicast(3)`: `EADDRNOTAVAIL` for a group that it is not in.
+///
+/// # Safety
+/// As its manual page: an address as long as its family says.
+pub unsafe fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        // SAFETY: the caller's promise.
+        core.leave(unsafe { resolve::read(addr) }?).map(|()| 0)
+    })
+}
