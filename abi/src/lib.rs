@@ -16,6 +16,10 @@ pub mod call;
 pub mod exs;
 #[cfg(feature = "verbs")]
 mod made;
+#[cfg(any(feature = "exs", feature = "verbs"))]
+mod option;
 mod pages;
+#[cfg(any(feature = "exs", feature = "verbs"))]
+mod select;
 #[cfg(feature = "verbs")]
 pub mod verbs;

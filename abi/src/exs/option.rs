@@ -19,53 +19,13 @@ use super::types::{
     EXS_MODE_DIRECT, EXS_MODE_DYNAMIC, EXS_MODE_INDIRECT, EXS_TIMEOUT_ONCE, SO_ASYNC_RECV_ORDERED,
     SO_ASYNC_RECV_TIMEOUT, SO_ASYNC_SEND_TIMEOUT, Stats, Timeout,
 };
+use crate::option::{give, taken, time};
 
 /// Which direction a limit of time is for.
 #[derive(Clone, Copy)]
 enum Way {
     Send = 0,
     Recv = 1,
-}
-
-/// An option's value, on its way to the program: cut off where there is no more room, as the system does it.
-///
-/// # Safety
-/// `value` and `len` are as for `getsockopt`.
-unsafe fn give<T: Copy>(new: T, value: *mut c_void, len: *mut socklen_t) -> Result<c_int, Errno> {
-    if value.is_null() || len.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        let count = (*len as usize).min(size_of::<T>());
-        std::ptr::copy_nonoverlapping((&raw const new).cast::<u8>(), value.cast(), count);
-        *len = count as socklen_t;
-    }
-    Ok(0)
-}
-
-/// # Errors
-/// `EFAULT` for null, `EINVAL` for too few bytes.
-///
-/// # Safety
-/// `len` bytes at `value` are readable.
-unsafe fn taken<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
-    if value.is_null() {
-        return Err(Errno::FAULT);
-    }
-    if (len as usize) < size_of::<T>() {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { value.cast::<T>().read_unaligned() })
-}
-
-fn time(limit: Option<Duration>) -> timeval {
-    let limit = limit.unwrap_or_default();
-    timeval {
-        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-        tv_usec: limit.subsec_micros().into(),
-    }
 }
 
 fn limit_of(entry: &Entry, way: Way) -> Option<Duration> {
@@ -129,7 +89,7 @@ pub unsafe fn getsockopt(
                 l_linger: number(on.unwrap_or_default().as_secs() as u32),
             };
             // SAFETY: the caller's promise.
-            return unsafe { give(linger, value, len) };
+            return unsafe { give(&[linger], value, len) };
         }
         (libc::SOL_SOCKET, name) => {
             let way = way(name).ok_or(Errno::NOPROTOOPT)?;
@@ -141,12 +101,12 @@ pub unsafe fn getsockopt(
             };
             // A program that has no room for the flags gets the time alone.
             // SAFETY: the caller's promise.
-            return unsafe { give(whole, value, len) };
+            return unsafe { give(&[whole], value, len) };
         }
         _ => return Err(Errno::NOPROTOOPT),
     };
     // SAFETY: the caller's promise.
-    unsafe { give(number, value, len) }
+    unsafe { give(&[number], value, len) }
 }
 
 fn number(value: u32) -> c_int {

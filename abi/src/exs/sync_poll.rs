@@ -7,8 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{
-    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, fd_set, nfds_t, pollfd,
-    timeval,
+    POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, fd_set, nfds_t, pollfd, timeval,
 };
 use rustix::io::Errno;
 use weft_exs::Ready;
@@ -18,31 +17,16 @@ use super::state::state;
 use super::sync::has_room;
 use super::table::{Entry, Found};
 use crate::call::system;
+use crate::{option, select};
 
 const READ: i16 = POLLIN | POLLRDNORM;
 const WRITE: i16 = POLLOUT | POLLWRNORM;
 
-/// Descriptors of one call at most: no program has more open.
-const MOST: usize = 1 << 20;
-
 /// `exs_sync_poll`
 pub unsafe fn poll(fds: *mut pollfd, n: nfds_t, time: c_int) -> Result<c_int, Errno> {
-    let n = n as usize;
-    if n > MOST {
-        return Err(Errno::INVAL);
-    }
-    if fds.is_null() && n > 0 {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller's promise. Copies: another thread may look at the originals.
-    let mut wanted: Vec<pollfd> = (0..n).map(|i| unsafe { fds.add(i).read() }).collect();
     let limit = u64::try_from(time).ok().map(Duration::from_millis);
-    let count = wait(&mut wanted, limit)?;
-    for (i, fd) in wanted.iter().enumerate() {
-        // SAFETY: the caller's promise.
-        unsafe { (&raw mut (*fds.add(i)).revents).write(fd.revents) };
-    }
-    Ok(count)
+    // SAFETY: the caller's promise.
+    unsafe { select::poll(fds, n, |fds| wait(fds, limit)) }
 }
 
 /// Waits until something is ready, and says how many are.
@@ -206,62 +190,16 @@ pub unsafe fn select(
     except: *mut fd_set,
     time: *mut timeval,
 ) -> Result<c_int, Errno> {
-    let n = match usize::try_from(n) {
-        Ok(n) if n <= libc::FD_SETSIZE => n,
-        _ => return Err(Errno::INVAL),
-    };
     // SAFETY: the caller's promise.
     let limit = unsafe { timeout(time) }?;
-    let sets = [
-        (read, POLLIN, POLLIN | POLLHUP | POLLERR),
-        (write, POLLOUT, POLLOUT | POLLERR),
-        (except, libc::POLLPRI, libc::POLLPRI),
-    ];
-    let mut fds = Vec::new();
-    for fd in 0..n as c_int {
-        let mut events = 0;
-        for (set, event, _) in sets {
-            // SAFETY: null, or the caller's set, and `fd` is in its range.
-            if !set.is_null() && unsafe { libc::FD_ISSET(fd, set) } {
-                events |= event;
-            }
-        }
-        if events != 0 {
-            fds.push(pollfd {
-                fd,
-                events,
-                revents: 0,
-            });
-        }
-    }
     let begun = Instant::now();
-    wait(&mut fds, limit)?;
-    if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
-        return Err(Errno::BADF);
-    }
-    let mut count = 0;
-    for fd in &fds {
-        for (set, event, any) in sets {
-            if fd.events & event == 0 {
-                continue;
-            }
-            if fd.revents & any != 0 {
-                count += 1;
-            } else {
-                // SAFETY: the descriptor was found in this set.
-                unsafe { libc::FD_CLR(fd.fd, set) };
-            }
-        }
-    }
+    // SAFETY: the caller's promise.
+    let count = unsafe { select::select(n, read, write, except, |fds| wait(fds, limit)) }?;
     if let Some(limit) = limit {
         // As Linux does it: what is left of the time.
         let left = limit.saturating_sub(begun.elapsed());
-        let left = timeval {
-            tv_sec: left.as_secs() as i64,
-            tv_usec: left.subsec_micros().into(),
-        };
         // SAFETY: not null, since there is a limit; the caller's promise.
-        unsafe { time.write(left) };
+        unsafe { time.write(option::time(Some(left))) };
     }
     Ok(count)
 }

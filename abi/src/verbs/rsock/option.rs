@@ -12,6 +12,7 @@ use weft_rsockets::Options;
 use super::table::{Entry, find};
 use super::usual_pulse;
 use crate::call::{run, system};
+use crate::option::{give, taken, time};
 use crate::verbs::settings;
 
 /// Options of RDMA, at this level.
@@ -93,43 +94,6 @@ impl Entry {
     }
 }
 
-/// # Errors
-/// `EFAULT` for null, `EINVAL` for too few bytes.
-///
-/// # Safety
-/// `len` bytes at `value` are readable.
-unsafe fn taken<T: Copy>(value: *const c_void, len: socklen_t) -> Result<T, Errno> {
-    if value.is_null() {
-        return Err(Errno::FAULT);
-    }
-    if (len as usize) < size_of::<T>() {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: the caller's promise; the types are numbers.
-    Ok(unsafe { value.cast::<T>().read_unaligned() })
-}
-
-/// An option's value, on its way to the program: cut off where there is no more room, as the system does it.
-///
-/// # Safety
-/// `value` and `len` are as for `getsockopt`.
-unsafe fn give<T: Copy>(
-    new: &[T],
-    value: *mut c_void,
-    len: *mut socklen_t,
-) -> Result<c_int, Errno> {
-    if value.is_null() || len.is_null() {
-        return Err(Errno::FAULT);
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        let count = (*len as usize).min(size_of_val(new));
-        std::ptr::copy_nonoverlapping(new.as_ptr().cast::<u8>(), value.cast(), count);
-        *len = count as socklen_t;
-    }
-    Ok(0)
-}
-
 /// Twice the number of bytes, as the system has it.
 fn doubled(bytes: c_int) -> u32 {
     bytes.max(0).unsigned_abs().saturating_mul(2)
@@ -148,14 +112,6 @@ fn limit(time: timeval) -> Result<Option<Duration>, Errno> {
         return Ok(Some(Duration::from_nanos(1)));
     };
     Ok(Some(Duration::new(seconds, micros * 1000)).filter(|limit| !limit.is_zero()))
-}
-
-fn time(limit: Option<Duration>) -> timeval {
-    let limit = limit.unwrap_or_default();
-    timeval {
-        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-        tv_usec: limit.subsec_micros().into(),
-    }
 }
 
 /// `rsetsockopt`
