@@ -1,6 +1,6 @@
 //! rdmacm-utils: programs that connect with `rdma_cm`.
 
-use weft_dropin::{Weft, datagram_pair, free_port, have, pair};
+use weft_dropin::{Weft, datagram_pair, free_port, have, pair, say};
 
 use super::carriers;
 
@@ -174,6 +174,45 @@ fn mckey() {
     let done = weft.run("mckey -b 127.0.0.1 -m 127.0.0.1");
     assert!(!done.is_good(), "{}", done.show());
     done.says("failure joining");
+}
+
+/// Datagrams between two hosts, as far as two network namespaces are such.
+#[test]
+fn datagrams_between_two_hosts() {
+    const ELSEWHERE: i32 = 77;
+    let needed = [
+        ("udaddy", PACKAGE),
+        ("mckey", PACKAGE),
+        ("ip", "iproute2"),
+        ("unshare", "util-linux"),
+    ];
+    if !have(&needed) {
+        return;
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/sh/two_hosts.sh");
+    let runs = [
+        ("7174", "udaddy -S 4000", "udaddy -s 10.77.0.2 -S 4000"),
+        (
+            "22275",
+            "mckey -b 10.77.0.2 -m 239.87.9.3 -S 4000",
+            "mckey -b 10.77.0.1 -m 239.87.9.3 -S 4000 -s",
+        ),
+        (
+            "22391",
+            "mckey -b fd00:77::2 -m ff1e::77",
+            "mckey -b fd00:77::1 -m ff1e::77 -s",
+        ),
+    ];
+    for (port, there, here) in runs {
+        let words = ["unshare", "-rn", "sh", script, port, there, here];
+        let done = Weft::on("weft_ib0").start_words(&words).end();
+        if !done.is_good() && (done.code() == ELSEWHERE || done.text.contains("unshare failed")) {
+            say(&format!("skipped: no two namespaces here: {}", done.show()));
+            return;
+        }
+        done.good();
+        assert_eq!(done.text.matches("data transfers complete").count(), 2);
+    }
 }
 
 #[test]
