@@ -11,39 +11,75 @@ use crate::lock::lock;
 /// Silent, and without a system call, while nobody sleeps at it.
 pub(crate) struct Bell {
     signal: Signal,
-    sleepers: Mutex<u32>,
+    sleepers: Mutex<Sleepers>,
     anybody: AtomicBool,
 }
+
+#[derive(Default)]
+struct Sleepers {
+    count: u32,
+    /// How often it has rung.
+    rings: u64,
+    /// Those who have not heard the last ring yet.
+    deaf: u32,
+}
+
+/// The last ring that a sleeper has heard.
+#[derive(Debug)]
+pub(crate) struct Heard(u64);
 
 impl Bell {
     pub(crate) fn new() -> std::io::Result<Bell> {
         Ok(Bell {
             signal: Signal::new()?,
-            sleepers: Mutex::new(0),
+            sleepers: Mutex::default(),
             anybody: AtomicBool::new(false),
         })
     }
 
     /// Something has changed.
     pub(crate) fn ring(&self) {
-        if self.anybody.load(Ordering::SeqCst) && *lock(&self.sleepers) > 0 {
+        if !self.anybody.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut sleepers = lock(&self.sleepers);
+        if sleepers.count > 0 {
+            sleepers.rings += 1;
+            sleepers.deaf = sleepers.count;
             self.signal.raise();
         }
     }
 
     /// Somebody is about to sleep, and looks once more before.
-    pub(crate) fn arm(&self) {
-        *lock(&self.sleepers) += 1;
+    pub(crate) fn arm(&self) -> Heard {
+        let mut sleepers = lock(&self.sleepers);
+        sleepers.count += 1;
         self.anybody.store(true, Ordering::SeqCst);
+        Heard(sleepers.rings)
     }
 
-    /// Somebody has woken up. The last one clears it: who still sleeps has not heard it yet.
-    pub(crate) fn disarm(&self) {
+    /// A sleeper is awake, and about to look. The last one clears it: for the others it goes on ringing.
+    pub(crate) fn hear(&self, heard: &mut Heard) {
+        self.hear_under(&mut lock(&self.sleepers), heard);
+    }
+
+    fn hear_under(&self, sleepers: &mut Sleepers, heard: &mut Heard) {
+        if heard.0 != sleepers.rings {
+            heard.0 = sleepers.rings;
+            sleepers.deaf -= 1;
+            if sleepers.deaf == 0 {
+                self.signal.clear();
+            }
+        }
+    }
+
+    /// A sleeper sleeps no more.
+    pub(crate) fn disarm(&self, mut heard: Heard) {
         let mut sleepers = lock(&self.sleepers);
-        *sleepers -= 1;
-        if *sleepers == 0 {
+        self.hear_under(&mut sleepers, &mut heard);
+        sleepers.count -= 1;
+        if sleepers.count == 0 {
             self.anybody.store(false, Ordering::SeqCst);
-            self.signal.clear();
         }
     }
 }

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::Socket;
+use crate::bell::Heard;
 
 /// What is waited for.
 #[derive(Clone, Copy)]
@@ -33,7 +34,7 @@ pub struct Entry<'a> {
 ///
 /// # Errors
 /// As `poll(2)`.
-pub fn poll(entries: &mut [Entry<'_>], timeout: Option<Duration>) -> Result<usize, Errno> {
+pub fn poll<'a>(entries: &mut [Entry<'a>], timeout: Option<Duration>) -> Result<usize, Errno> {
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let n = look(entries)?;
     if n > 0 || timeout == Some(Duration::ZERO) {
@@ -46,16 +47,14 @@ pub fn poll(entries: &mut [Entry<'_>], timeout: Option<Duration>) -> Result<usiz
         entry.ready = ready;
         return Ok(usize::from(!ready.is_empty()));
     }
-    for entry in &*entries {
-        if let What::Socket(socket) = entry.what {
-            socket.arm();
-        }
-    }
-    let result = sleep(entries, deadline);
-    for entry in &*entries {
-        if let What::Socket(socket) = entry.what {
-            socket.disarm();
-        }
+    let arm = |entry: &Entry<'a>| match entry.what {
+        What::Socket(socket) => Some((socket, socket.arm())),
+        _ => None,
+    };
+    let mut bells: Vec<_> = entries.iter().filter_map(arm).collect();
+    let result = sleep(entries, &mut bells, deadline);
+    for (socket, heard) in bells {
+        socket.bell().disarm(heard);
     }
     result
 }
@@ -84,7 +83,11 @@ fn look(entries: &mut [Entry<'_>]) -> Result<usize, Errno> {
     Ok(ready)
 }
 
-fn sleep(entries: &mut [Entry<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
+fn sleep(
+    entries: &mut [Entry<'_>],
+    bells: &mut [(&Socket, Heard)],
+    deadline: Option<Instant>,
+) -> Result<usize, Errno> {
     loop {
         let n = look(entries)?;
         let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
@@ -92,6 +95,9 @@ fn sleep(entries: &mut [Entry<'_>], deadline: Option<Instant>) -> Result<usize, 
             return Ok(n);
         }
         system(entries, left, true)?;
+        for (socket, heard) in &mut *bells {
+            socket.bell().hear(heard);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use weft_verbs::cm::{Bound, ConnParam};
 use weft_verbs::{Device, Path, RawMemory};
 
-use crate::bell::Bell;
+use crate::bell::{Bell, Heard};
 use crate::driver::Conn;
 use crate::error::{connect_errno, io_errno};
 use crate::listener::Listener;
@@ -534,15 +534,16 @@ impl Socket {
         }
     }
 
-    pub(crate) fn arm(&self) {
-        self.0.bell.arm();
+    pub(crate) fn arm(&self) -> Heard {
+        let heard = self.0.bell.arm();
         if let Some(conn) = self.0.conn.get() {
             conn.leave_it();
         }
+        heard
     }
 
-    pub(crate) fn disarm(&self) {
-        self.0.bell.disarm();
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.0.bell
     }
 
     /// Wait for this one alone: then this thread drives it. Nothing when it is not a connection.

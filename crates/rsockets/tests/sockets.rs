@@ -443,3 +443,36 @@ fn ipv6_and_both_ends_in_one_thread() {
     send(&client, b"six").unwrap();
     assert_eq!(exactly(&server, 3), b"six");
 }
+
+#[test]
+fn a_thread_that_others_leave_waiting_sleeps() {
+    use rustix::time::{ClockId, clock_gettime};
+    let listener = listener(&device(LocalMode::Off), Options::default());
+    let addr = listener.local_addr().unwrap();
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let (tell, listener) = (tell.clone(), &listener);
+            scope.spawn(move || {
+                listener.set_nonblocking(true);
+                loop {
+                    let ready = ready(listener, PollFlags::IN, Duration::from_millis(500));
+                    if ready.is_empty() || listener.accept().is_ok() {
+                        break;
+                    }
+                }
+                let spent = clock_gettime(ClockId::ThreadCPUTime);
+                tell.send(Duration::new(spent.tv_sec as u64, spent.tv_nsec as u32))
+                    .unwrap();
+            });
+        }
+        // For the test to say anything both must be asleep by then; a late one sees what is there, and the test passes.
+        thread::sleep(Duration::from_millis(100));
+        let client = Socket::new(&device(LocalMode::Off), false).unwrap();
+        client.connect(addr).unwrap();
+    });
+    for _ in 0..2 {
+        let spent = told.recv().unwrap();
+        assert!(spent < Duration::from_millis(100), "{spent:?}");
+    }
+}
