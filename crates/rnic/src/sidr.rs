@@ -28,6 +28,8 @@ const BATCH: usize = 32;
 const ROOM: usize = sidr::MAX_LEN + 1;
 /// Answers that are kept for requests that come again.
 const ANSWERS: usize = 1024;
+/// Of so many requests the network may say that nobody listens there: a program may be just about to. 750 ms in all.
+const REFUSALS: u32 = 5;
 /// A request is sent so often again, as InfiniBand's connection manager does.
 const RETRIES: u32 = 15;
 /// Pauses before that: the first, doubled each time, and the longest. Eleven seconds in all.
@@ -442,11 +444,17 @@ impl Asking {
         // An error of an earlier one may come up here. It is asked for again.
         let sent = self.port.socket.send(&self.request, self.dst, None);
         match sent {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                self.end(Err(LookupError::NoService));
-            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.refused(),
             Err(error) => tracing::debug!(%error, dst = %self.dst, "a request is lost"),
             Ok(()) => {}
+        }
+    }
+
+    /// The network says that nobody listens there.
+    fn refused(&self) {
+        let sent = lock(&self.state).as_ref().map_or(0, |waiting| waiting.sent);
+        if sent >= REFUSALS {
+            self.end(Err(LookupError::NoService));
         }
     }
 
@@ -463,8 +471,8 @@ impl Asking {
         let arrival = match self.port.socket.recv(&mut buffer) {
             Ok(arrival) => arrival,
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                self.end(Err(LookupError::NoService));
-                return false;
+                self.refused();
+                return true;
             }
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         };
@@ -639,6 +647,29 @@ mod tests {
         let (_lookup, answer) = ask(&device, gone, b"");
         assert_eq!(answer.recv().unwrap(), Err(LookupError::NoService));
         assert!(port(&device).look_up(gone, &[0; 181], |_| {}).is_err());
+    }
+
+    #[test]
+    fn who_listens_a_little_later_is_found() {
+        let device = device();
+        let later = port(&device);
+        let addr = later.local_addr();
+        drop(later);
+        let (lookup, answer) = ask(&device, addr, b"");
+        let asking = Arc::clone(&lookup.0);
+        let sent = || lock(&asking.state).as_ref().map(|waiting| waiting.sent);
+        while sent() == Some(1) {
+            std::thread::yield_now();
+        }
+        let alone = BindOptions {
+            v6_only: false,
+            share: false,
+        };
+        let (tx, requests) = mpsc::channel();
+        let port = device.bind_service(addr, alone).unwrap();
+        let _serving = port.serve(1, move |r| drop(tx.send(r))).unwrap();
+        requests.recv().unwrap().accept(9, 9, b"").unwrap();
+        assert_eq!(answer.recv().unwrap().unwrap().qp_num, 9);
     }
 
     /// The same request again: the answer again, and nothing for the program.

@@ -178,6 +178,8 @@ fn datagrams() {
     perftest(&weft, "ib_send_lat", "-d weft_ib0 -c UD -n 200 -s 64 -e", 1);
     // No more than the receiver has receives for: what comes beyond them is lost, and perftest counts.
     perftest(&weft, "ib_send_bw", "-d weft_ib0 -c UD -n 200 -s 1024", 1);
+    // The address and number from rdma_cm.
+    perftest(&weft, "ib_send_lat", "-d weft_ib0 -R -c UD -n 200 -s 64", 1);
 }
 
 /// `-z`: the exchange by `rdma_cm`, the queue pairs by hand.
