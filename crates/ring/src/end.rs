@@ -114,6 +114,12 @@ impl End {
 
     // ---- sending
 
+    /// Whether the peer has said that it sleeps until there is something to receive. A hint: it may just be waking up.
+    #[inline]
+    pub fn peer_sleeps(&self) -> bool {
+        self.theirs(Word::WantData).load(Relaxed) != 0
+    }
+
     /// Payload that fits, by what is known of the peer's consumption. A multiple of 8.
     #[inline]
     fn known_room(&self) -> u64 {

@@ -56,6 +56,8 @@ pub(crate) struct CqInner {
     device: Arc<DeviceInner>,
     ring: Mutex<Ring>,
     len: AtomicUsize,
+    /// Counts the polls that took something.
+    pub(crate) taken: AtomicU32,
     armed: AtomicU8,
     waiters: AtomicU32,
     wake: EventFd,
@@ -115,6 +117,7 @@ impl Cq {
                 overrun: false,
             }),
             len: AtomicUsize::new(0),
+            taken: AtomicU32::new(0),
             armed: AtomicU8::new(DISARMED),
             waiters: AtomicU32::new(0),
             wake: EventFd::new().map_err(Error::os("eventfd"))?,
@@ -365,6 +368,8 @@ impl CqInner {
         if n == 0 && ring.overrun {
             return Err(CqOverrun);
         }
+        let taken = self.taken.load(Ordering::Relaxed);
+        self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
         let left = ring.entries.len() + usize::from(ring.overrun);
         self.len.store(left, Ordering::Release);
         if ring.entries.is_empty() && ring.entries.capacity() > 4096 {
@@ -524,14 +529,15 @@ impl CqInner {
             };
             (members.len(), only)
         };
+        let in_vain = self.in_vain.load(Ordering::Relaxed);
         if let Some(qp) = only
             && self.armed.load(Ordering::SeqCst) == DISARMED
         {
-            qp.drive_leased();
+            qp.drive_polled(in_vain);
         } else if count > DIRECT_MEMBERS {
             self.for_members(QpInner::flush_deferred);
         } else if self.armed.load(Ordering::SeqCst) == DISARMED {
-            self.for_members(QpInner::drive_leased);
+            self.for_members(|qp| qp.drive_polled(in_vain));
         } else {
             // The last look before a sleep on the channel: the engine keeps the sockets.
             self.for_members(QpInner::drive_unleased);

@@ -125,6 +125,10 @@ impl Engine {
         std::thread::Builder::new()
             .name("weft-engine".into())
             .spawn(move || {
+                // It has little to do, and somebody waits for it, perhaps on this very core, spinning.
+                if let Err(error) = weft_sys::thread::ask_for_short_turns() {
+                    tracing::debug!(%error, "the engine takes turns of the usual length");
+                }
                 // It lives as long as the thread.
                 let heart = with_heart.then(Heart::start).transpose();
                 match &heart {
@@ -260,7 +264,7 @@ impl Engine {
     fn run(self: Arc<Self>) {
         ON_ENGINE.set(true);
         let mut events = Vec::with_capacity(64);
-        let mut hot: Vec<Arc<QpInner>> = Vec::new();
+        let mut hot = Vec::new();
         let (mut quiet, mut steady) = (0, 0);
         let mut next_tick = Instant::now();
         let mut last_tick = next_tick;
@@ -298,7 +302,7 @@ impl Engine {
                 let source = lock(&self.slots).get(Token(event.token));
                 match source.map(|source| guarded(|| source.ready(&self, *event))) {
                     None | Some(None | Some(Next::Done)) => {}
-                    Some(Some(Next::Hot(qp))) => hot.push(qp),
+                    Some(Some(Next::Hot(qp))) => hot.push((qp, false)),
                     Some(Some(Next::Lent(qp))) => self.lend(&qp),
                 }
             }
@@ -324,26 +328,27 @@ impl Engine {
 
     /// Data comes in bursts: stay with the queue pairs that just moved some, for a bounded time, unless their owner
     /// has come back.
-    fn drive_hot(&self, hot: &mut Vec<Arc<QpInner>>) {
+    ///
+    /// One that another thread is driving (the flag), perhaps only to post, is looked at again as well: left lent at once, it would
+    /// wait for the next tick when that thread is done.
+    fn drive_hot(&self, hot: &mut Vec<(Arc<QpInner>, bool)>) {
         if hot.is_empty() {
             return;
         }
         let start = Instant::now();
         let mut last_move = start;
         loop {
-            let mut moved = false;
-            hot.retain(|qp| {
-                let leased = matches!(qp.lease_state(), Lease::Polled | Lease::Asleep);
-                let drove = if leased {
-                    Drive::Busy
-                } else {
-                    qp.drive_engine()
-                };
-                moved |= drove == Drive::Moved;
-                if drove == Drive::Busy {
+            let (mut moved, mut busy) = (false, false);
+            hot.retain_mut(|(qp, driven)| {
+                if matches!(qp.lease_state(), Lease::Polled | Lease::Asleep) {
                     self.lend(qp);
+                    return false;
                 }
-                drove != Drive::Busy
+                let drove = qp.drive_engine();
+                moved |= drove == Drive::Moved;
+                *driven = drove == Drive::Busy;
+                busy |= *driven;
+                true
             });
             let now = Instant::now();
             if moved {
@@ -353,10 +358,19 @@ impl Engine {
             if hot.is_empty() || !self.spins || now - last_move > HOT_SPIN || now - start > TICK {
                 break;
             }
-            std::hint::spin_loop();
+            if busy {
+                // Whoever drives it may have lost this very core to us.
+                weft_sys::thread::sched_yield();
+            } else {
+                std::hint::spin_loop();
+            }
         }
-        for qp in hot.drain(..) {
-            qp.rearm_and_flush();
+        for (qp, driven) in hot.drain(..) {
+            if driven {
+                qp.leave_driven();
+            } else {
+                qp.rearm_and_flush();
+            }
         }
     }
 

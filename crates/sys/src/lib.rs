@@ -25,6 +25,7 @@ mod poll;
 pub mod process;
 pub mod raw;
 pub mod tcp;
+pub mod thread;
 pub mod tun;
 pub mod udp;
 pub mod unix;
@@ -34,14 +35,6 @@ pub use epoll::{Epoll, Event, Interest};
 pub use eventfd::EventFd;
 pub use poll::poll_fds;
 pub use raw::{preadv_raw, pwritev_raw, read_raw, recv_raw, send_raw, write_raw};
-
-/// Giving up the processor.
-pub mod thread {
-    /// Lets another runnable thread have this processor (`sched_yield`).
-    pub fn sched_yield() {
-        rustix::thread::sched_yield();
-    }
-}
 
 pub use cpu::{cpu_count, rusage_self, rusage_thread};
 

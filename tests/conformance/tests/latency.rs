@@ -1,9 +1,9 @@
-//! How long a message takes to a program that sleeps on its completion channel. One test, because it measures.
+//! How long a message takes to a program that sleeps on its completion channel, and to one that spins on its memory.
 
 use std::time::{Duration, Instant};
 
 use weft_conformance::bed::{Bed, End, Half, Memory, PATIENCE, Setup};
-use weft_verbs::{CompChannel, RecvWr, SendWr, Wc};
+use weft_verbs::{CompChannel, Mr, RecvWr, SendWr, Wc};
 
 const ROUNDS: usize = 100;
 
@@ -90,5 +90,60 @@ fn polling_before_a_sleep_costs_nothing() {
         }
         println!("{:?}: {tries:?}", setup.local);
         assert!(tries.len() < 10, "{:?}: {tries:?}", setup.local);
+    }
+}
+
+/// The median round trip of Writes to a program that spins on its memory, and polls only until its own Write is complete. It lets
+/// others run when it has spun for long, so that a machine with few cores has one for the engines.
+fn written_round_trip(setup: Setup) -> Duration {
+    let bed = Bed::new(setup).expect("a bed");
+    let (near, far) = bed.pair();
+    let memory = [&near, &far].map(|end| end.mr(8));
+    let write = |end: &End, to: &Mr, round: usize| {
+        let value = (round as u64 + 1).to_ne_bytes();
+        end.post(SendWr::write(0, to.remote(0)).inline(&value).signaled());
+        let mut wcs = [Wc::default(); 1];
+        while end.scq.poll(&mut wcs).expect("poll") == 0 {}
+    };
+    let seen = |mr: &Mr, round: usize| {
+        let begun = Instant::now();
+        while mr.load_u64(0).expect("in the region") != round as u64 + 1 {
+            if begun.elapsed() > Duration::from_micros(200) {
+                std::thread::yield_now();
+            }
+            assert!(begun.elapsed() < PATIENCE, "round {round} never came");
+        }
+    };
+    let mut times: Vec<Duration> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..ROUNDS {
+                seen(&memory[1], round);
+                write(&far, &memory[0], round);
+            }
+        });
+        let ping = |round| {
+            let start = Instant::now();
+            write(&near, &memory[1], round);
+            seen(&memory[0], round);
+            start.elapsed()
+        };
+        (0..ROUNDS).map(ping).collect()
+    });
+    times.sort_unstable();
+    times[ROUNDS / 2]
+}
+
+/// Who polls for a completion now and then is not taken for one who polls for what arrives: the engine places the peer's Writes as soon
+/// as for a program that sleeps, not when it next looks around.
+#[test]
+fn spinning_on_memory_needs_no_polls() {
+    for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
+        // A busy machine can spoil some of them; an engine that looks too late spoils most.
+        let tries = [(); 9].map(|()| (written_round_trip(setup), round_trip(setup, false)));
+        println!("{:?}: {tries:?}", setup.local);
+        let soon = tries
+            .iter()
+            .filter(|(written, asleep)| *written < 4 * *asleep);
+        assert!(soon.count() >= 5, "{:?}: {tries:?}", setup.local);
     }
 }

@@ -72,6 +72,15 @@ const REMOTE_RIGHTS: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
+/// Polls in vain, one after the other, after which the poller takes the lease. One who looks for the completion of what it has just
+/// posted, and then spins on its memory, polls less, and must have the engine watch the socket.
+const LEASE_AFTER: u32 = 8;
+/// The same where the engine is needed.
+const LEASE_LATE: u32 = 256;
+/// So many times the engine leaves a queue pair armed although its owner was driving it just then, after something has waited
+/// for a tick because the owner did not come back.
+const KEEN: u32 = 64;
+
 /// When an initiator that has heard nothing nudges its peer, counted from the start.
 const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 
@@ -179,8 +188,14 @@ pub(crate) struct QpInner {
     sq_used: AtomicU32,
     inbox: Mutex<VecDeque<SendWr>>,
     pending: AtomicBool,
+    /// Whoever drives now is to arm the socket when it is done.
+    arm_wanted: AtomicBool,
+    /// How much the engine is needed although somebody polls, see [`KEEN`].
+    keen: AtomicU32,
     /// Posts since the last poll.
     deferred: AtomicU32,
+    /// What [`QpInner::taken`] said at the last post.
+    seen_taken: AtomicU32,
     connected: OnceLock<Connected>,
     /// Why the connection is not on shared memory.
     pub(crate) reason: OnceLock<String>,
@@ -449,6 +464,12 @@ impl QpInner {
     /// The doorbell. While a poller holds the lease, only the first post after its poll goes out at once; the ones
     /// after it ride along with the next poll, the 64th post, or the engine's tick, whichever comes first.
     fn ring(self: &Arc<Self>, count: u32, bytes: u32) {
+        // An owner who finds something at each poll never gets to `drive_polled`.
+        let taken = self.taken();
+        if self.seen_taken.load(Ordering::Relaxed) != taken {
+            self.seen_taken.store(taken, Ordering::Relaxed);
+            self.deferred.store(0, Ordering::SeqCst);
+        }
         let before = self.deferred.fetch_add(count, Ordering::SeqCst);
         // Somebody must be sure to come by: a poller, or the engine's tick. A sleeping owner counts for neither.
         let lent = !self.armed.load(Ordering::SeqCst)
@@ -467,6 +488,13 @@ impl QpInner {
         self.drive(false);
     }
 
+    /// Changes with each poll that takes completions.
+    fn taken(&self) -> u32 {
+        let (send, recv) = (&self.send_cq.taken, &self.recv_cq.taken);
+        send.load(Ordering::Relaxed)
+            .wrapping_add(recv.load(Ordering::Relaxed))
+    }
+
     /// A poll that found completions: send what was put off.
     pub(crate) fn flush_deferred(self: &Arc<Self>) {
         if self.deferred.swap(0, Ordering::SeqCst) > 1 {
@@ -474,16 +502,22 @@ impl QpInner {
         }
     }
 
-    /// A poll that found nothing: take the lease, and look at the socket.
-    pub(crate) fn drive_leased(self: &Arc<Self>) {
+    /// A poll that found nothing, after as many others: look at the socket. Somebody who goes on spinning takes the lease: the engine
+    /// need not watch beside it.
+    pub(crate) fn drive_polled(self: &Arc<Self>, in_vain: u32) {
         if self.dead.load(Ordering::Relaxed) || self.connected.get().is_none() {
             return;
         }
-        self.drive_seq.store(
-            self.drive_seq.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
-        self.take_lease();
+        let spins = if self.is_keen() {
+            in_vain >= LEASE_LATE
+        } else {
+            in_vain >= LEASE_AFTER
+        };
+        if spins {
+            let seq = self.drive_seq.load(Ordering::Relaxed);
+            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+            self.take_lease();
+        }
         if self.deferred.load(Ordering::SeqCst) != 0 {
             self.deferred.store(0, Ordering::SeqCst);
         }
@@ -598,11 +632,13 @@ impl QpInner {
     pub(crate) fn take_back(self: &Arc<Self>) {
         self.in_lent.store(false, Ordering::SeqCst);
         if !self.armed.load(Ordering::SeqCst) {
-            if self.drive(true) == Drive::Busy {
-                self.engine().lend(self);
-            } else {
-                self.rearm_and_flush();
+            match self.drive(true) {
+                Drive::Busy => return self.engine().lend(self),
+                // It waited for this tick.
+                Drive::Moved => self.keen.store(KEEN, Ordering::Relaxed),
+                Drive::Still => {}
             }
+            self.rearm_and_flush();
         }
     }
 
@@ -660,7 +696,27 @@ impl QpInner {
     }
 
     pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
-        self.drive(true)
+        let drove = self.drive(true);
+        if drove == Drive::Moved && self.is_keen() {
+            self.keen.store(KEEN, Ordering::Relaxed);
+        }
+        drove
+    }
+
+    fn is_keen(&self) -> bool {
+        self.keen.load(Ordering::Relaxed) > 0
+    }
+
+    /// The engine goes, and another thread was driving when it last looked.
+    pub(crate) fn leave_driven(self: &Arc<Self>) {
+        let keen = self.keen.load(Ordering::Relaxed);
+        if keen == 0 {
+            self.engine().lend(self);
+        } else {
+            self.keen.store(keen - 1, Ordering::Relaxed);
+            self.arm_wanted.store(true, Ordering::SeqCst);
+            self.drive(true);
+        }
     }
 
     /// Make progress, unless another thread is at it: then that one does ours as well.
@@ -683,6 +739,11 @@ impl QpInner {
             }
             moved |= self.hold(core, |core| self.progress(core, receive));
             if !self.pending.load(Ordering::SeqCst) {
+                if self.arm_wanted.load(Ordering::SeqCst)
+                    && self.arm_wanted.swap(false, Ordering::SeqCst)
+                {
+                    self.rearm_and_flush();
+                }
                 return if moved { Drive::Moved } else { Drive::Still };
             }
             receive = true;
@@ -995,10 +1056,10 @@ impl Source for QpInner {
         }
         match self.lease_state() {
             Lease::Polled | Lease::Asleep => Next::Lent(self),
-            Lease::Idle => match self.drive_engine() {
-                Drive::Busy => Next::Lent(self),
-                Drive::Moved | Drive::Still => Next::Hot(self),
-            },
+            Lease::Idle => {
+                self.drive_engine();
+                Next::Hot(self)
+            }
         }
     }
 

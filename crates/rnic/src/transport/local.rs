@@ -25,7 +25,8 @@ pub(crate) const REF_MAPPED: usize = 4 * 1024;
 const REF_PROCESS: usize = 16 * 1024;
 /// One pull takes no more, so that nobody waits for long.
 const PULL_MAX: u64 = 4 << 20;
-/// Writes to memory that is not mapped: shorter ones go through the ring, which costs less than a system call.
+/// Writes to memory that is not mapped: shorter ones go through the ring, which costs less than a system call as long as the
+/// peer is awake.
 pub(crate) const PROCESS_MIN: u32 = 1024;
 /// How long the end of a connection waits for a peer that is touching our memory at that moment.
 const TOUCH_WAIT: Duration = Duration::from_millis(100);
@@ -167,6 +168,11 @@ impl LocalLink {
     /// From now on the peer is told of what is taken, or is not.
     pub(crate) fn tell(&self, on: bool) {
         self.tells.store(on, Ordering::Relaxed);
+    }
+
+    /// Nobody looks at the ring on the peer's side before it is woken.
+    pub(crate) fn peer_sleeps(&self) -> bool {
+        self.joint.end.peer_sleeps()
     }
 
     /// References that the peer has not pulled are out.
