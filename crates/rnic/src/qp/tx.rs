@@ -38,6 +38,8 @@ const FLIGHT_BYTES_COPIED: usize = 256 * 1024;
 const FLIGHTS: u32 = 8;
 /// Direct work of one drive by the engine, in bytes; the last request may go beyond.
 pub(super) const DIRECT_BYTES: u64 = 4 << 20;
+/// Attempts to send that the transport refuses one after the other, until it is asked only each so many times.
+const REFUSALS: u32 = 8;
 /// Pieces of a flight: two for each large FPDU.
 const FLIGHT_PIECES: usize = 64;
 
@@ -87,6 +89,8 @@ pub(super) struct Tx {
     /// (position, work request): sent up to there, the request is transmitted.
     marks: VecDeque<(u64, u64)>,
     blocked: bool,
+    /// Attempts to send since the transport last took something.
+    refused: u32,
     terminate: u32,
     barrier: Barrier,
     /// Bytes of direct work that this drive may still do, and whether it had to leave some.
@@ -162,6 +166,16 @@ impl Tx {
         self.barrier == Barrier::None
     }
 
+    /// The transport has taken nothing several times, so somebody spins: asking it each time only keeps the socket from
+    /// whoever makes room. The engine is called when there is some.
+    fn rests(&mut self) -> bool {
+        let spins = self.blocked && self.refused >= REFUSALS && !on_engine();
+        if spins {
+            self.refused = self.refused.wrapping_add(1);
+        }
+        spins && !self.refused.is_multiple_of(REFUSALS)
+    }
+
     /// Direct work of `len` bytes is about to be done in this drive. False when it has done enough: others wait.
     pub(super) fn takes_direct(&mut self, len: u32) -> bool {
         self.direct_stopped = self.direct_left == 0;
@@ -228,10 +242,12 @@ impl Tx {
             Ok(n) => n,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.blocked = true;
+                self.refused = self.refused.wrapping_add(1);
                 return Ok(false);
             }
             Err(error) => return Err(error),
         };
+        self.refused = 0;
         drop(list);
         self.consume(n);
         if !spans.is_empty() && link.settled(self.sent) < self.sent {
@@ -311,6 +327,9 @@ impl QpInner {
         let idle = core.tx.pieces.is_empty() && core.stream.as_ref().is_none_or(|s| !s.has_work());
         if core.shut || idle {
             core.tx.blocked = false;
+            return false;
+        }
+        if link.local().is_none() && core.tx.rests() {
             return false;
         }
         let before = core.tx.sent;
