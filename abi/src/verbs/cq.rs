@@ -1,9 +1,7 @@
 //! Completion queues.
 
-use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use weft_verbs::Wc;
@@ -13,7 +11,7 @@ use super::context::{Context, Held, Users};
 use super::device::{COMP_VECTORS, native};
 use super::events::{Audience, EventQueue, Fate, Listener, Of, Subject};
 use super::ex::Polling;
-use super::object::{Guard, Kind, Name, PerFork, Pool, enter, find, lock, turn};
+use super::object::{Guard, Kind, Name, PerFork, Pool, enter, find, turn};
 use super::places;
 use super::types::*;
 use crate::call::{pointer, status};
@@ -28,9 +26,6 @@ pub(crate) struct Cq {
     /// Of completion events.
     pub(crate) notified: Arc<Subject>,
     channel: Option<(Arc<EventQueue<()>>, Held)>,
-    /// Completions that were taken out of the queue below to look for those of a queue pair that goes, and whether there are any.
-    kept: Mutex<VecDeque<Wc>>,
-    has_kept: AtomicBool,
     /// The state of `ibv_start_poll` and what follows it.
     pub(crate) polling: Polling,
     /// It was made with `ibv_create_cq_ex`.
@@ -54,36 +49,9 @@ impl Cq {
     /// `EIO` when the queue was overrun, and all that was in it has been taken.
     #[inline]
     pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, Errno> {
-        let taken = if self.has_kept.load(Ordering::Relaxed) {
-            self.take_kept(out)
-        } else {
-            self.native.poll(out).map_err(|_| Errno::IO)?
-        };
+        let taken = self.native.poll(out).map_err(|_| Errno::IO)?;
         places::polled(&out[..taken]);
         Ok(taken)
-    }
-
-    #[cold]
-    fn take_kept(&self, out: &mut [Wc]) -> usize {
-        let mut kept = lock(&self.kept);
-        let count = out.len().min(kept.len());
-        for (slot, wc) in out.iter_mut().zip(kept.drain(..count)) {
-            *slot = wc;
-        }
-        self.has_kept.store(!kept.is_empty(), Ordering::Relaxed);
-        count
-    }
-
-    /// While nobody polls: throw away what this queue pair has left here.
-    fn clean(&mut self, qp_num: u32) {
-        const BATCH: usize = 16;
-        let kept = self.kept.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let mut batch = [Wc::default(); BATCH];
-        while let Ok(count @ 1..) = self.native.take(&mut batch) {
-            kept.extend(&batch[..count]);
-        }
-        kept.retain(|wc| wc.qp_num != qp_num);
-        *self.has_kept.get_mut() = !kept.is_empty();
     }
 }
 
@@ -93,8 +61,8 @@ pub(crate) fn clean(queues: [Name<Cq>; 2], qp_num: u32) {
     let second = (send != recv).then_some(recv);
     for name in [Some(send), second].into_iter().flatten() {
         // One that is gone has no completions.
-        if let Ok(mut queue) = name.turn() {
-            queue.alone(|queue| queue.clean(qp_num));
+        if let Ok(queue) = name.get() {
+            queue.native.forget(qp_num);
         }
     }
 }
@@ -145,8 +113,6 @@ pub(crate) fn create(
                 subject,
                 notified,
                 channel,
-                kept: Mutex::default(),
-                has_kept: AtomicBool::new(false),
                 polling: Polling::default(),
                 extended: wanted.extended,
             })
@@ -203,9 +169,6 @@ pub unsafe fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     status(|| {
         let cq = turn::<Cq>(cq)?;
         let depth = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
-        if lock(&cq.kept).len() > depth as usize {
-            return Err(Errno::INVAL);
-        }
         cq.native.resize(depth).map_err(|_| Errno::INVAL)?;
         // SAFETY: a live object.
         unsafe { (*cq.c()).cqe = cqe };

@@ -254,13 +254,6 @@ impl<K: Kind> Name<K> {
             Err(Errno::INVAL)
         }
     }
-
-    /// As [`Name::get`], for what changes the object.
-    pub(crate) fn turn(self) -> Result<Turn<K>, Errno> {
-        let turn = lock(&self.slot.turn);
-        let guard = self.get()?;
-        Ok(Turn { guard, _turn: turn })
-    }
 }
 
 /// An object in use on the fast path, for the time of one call.

@@ -337,6 +337,13 @@ impl Cq {
         self.0.for_ports(PortInner::release_lease);
     }
 
+    /// Take out what the queue pair of this number has left here: nobody wants to hear of it any more.
+    pub fn forget(&self, qp_num: u32) {
+        let mut ring = lock(&self.0.ring);
+        ring.entries.retain(|wc| wc.qp_num != qp_num);
+        self.0.count(&ring);
+    }
+
     /// Whether two handles name the same queue.
     pub fn same(&self, other: &Cq) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -356,6 +363,12 @@ impl CqInner {
         }
     }
 
+    /// Show those who look without the lock what there is.
+    fn count(&self, ring: &Ring) {
+        let len = ring.entries.len() + usize::from(ring.overrun);
+        self.len.store(len, Ordering::SeqCst);
+    }
+
     fn pop(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
         if self.len.load(Ordering::Acquire) == 0 {
             return Ok(0);
@@ -370,8 +383,7 @@ impl CqInner {
         }
         let taken = self.taken.load(Ordering::Relaxed);
         self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
-        let left = ring.entries.len() + usize::from(ring.overrun);
-        self.len.store(left, Ordering::Release);
+        self.count(&ring);
         if ring.entries.is_empty() && ring.entries.capacity() > 4096 {
             ring.entries.shrink_to(256);
         }
@@ -402,10 +414,7 @@ impl CqInner {
                 self.device
                     .raise(AsyncEvent::CqOverrun { cq_num: self.num });
             }
-            self.len.store(
-                ring.entries.len() + usize::from(ring.overrun),
-                Ordering::SeqCst,
-            );
+            self.count(&ring);
             fits
         };
         if self.waiters.load(Ordering::SeqCst) > 0 {

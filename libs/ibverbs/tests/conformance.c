@@ -1400,20 +1400,25 @@ static void rights(void) {
         CHECK(attempt(ALL, IBV_ACCESS_LOCAL_WRITE, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
         CHECK(attempt(0, kinds[i].flag, kinds[i].opcode) == IBV_WC_SUCCESS);
     }
-    /* One kind and not the others: where the device carries it out, which a process without shared memory sees to. */
-    pid_t child = fork();
-    if (child == 0) {
-        failures = 0;
-        setenv("WEFT_LOCAL", "off", 1);
-        for (int i = 0; i < 3; i++) {
-            CHECK(attempt(kinds[i].flag, kinds[i].flag, kinds[i].opcode) == IBV_WC_SUCCESS);
-            CHECK(attempt(ALL & ~kinds[i].flag, ALL & ~kinds[i].flag, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
+    /* One kind and not the others, also taken away later: in shared memory and where the device carries it out. */
+    for (int over_tcp = 0; over_tcp < 2; over_tcp++) {
+        pid_t child = fork();
+        if (child == 0) {
+            failures = 0;
+            if (over_tcp) setenv("WEFT_LOCAL", "off", 1);
+            for (int i = 0; i < 3; i++) {
+                unsigned rest = ALL & ~kinds[i].flag;
+                CHECK(attempt(kinds[i].flag, kinds[i].flag, kinds[i].opcode) == IBV_WC_SUCCESS);
+                CHECK(attempt(rest, rest, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
+                CHECK(attempt(ALL, rest, kinds[i].opcode) == IBV_WC_REM_ACCESS_ERR);
+                CHECK(attempt(rest, ALL, kinds[i].opcode) == IBV_WC_SUCCESS);
+            }
+            _exit(failures);
         }
-        _exit(failures);
+        int status = -1;
+        MUST(waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
-    int status = -1;
-    MUST(waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 #define RESTS 1000

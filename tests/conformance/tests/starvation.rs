@@ -134,7 +134,12 @@ impl Sides {
 /// A reader understands what is missing. Only that a peer is too starved to answer at all cannot be known.
 fn explains(reason: &str) {
     println!("{reason}");
-    let known = ["too many open files", "in time", "does not answer"];
+    let known = [
+        "too many open files",
+        "in time",
+        "does not answer",
+        "offers no shared memory",
+    ];
     let reason = reason.to_lowercase();
     assert!(known.iter().any(|known| reason.contains(known)), "{reason}");
 }

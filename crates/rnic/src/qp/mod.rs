@@ -67,11 +67,6 @@ const DEFER_BYTES: u32 = 4096;
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
 const LOCAL_MAX_ULPDU: u32 = 16 << 20;
 
-/// What a peer can be allowed.
-const REMOTE_RIGHTS: Access = Access::REMOTE_READ
-    .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_ATOMIC);
-
 /// Polls in vain, one after the other, after which the poller takes the lease. One who looks for the completion of what it has just
 /// posted, and then spins on its memory, polls less, and must have the engine watch the socket.
 const LEASE_AFTER: u32 = 8;
@@ -229,22 +224,15 @@ impl QpInner {
         Access::from_bits_truncate(self.access.load(Ordering::Relaxed))
     }
 
-    /// The peer may do something with our memory.
-    fn lets_in(&self) -> bool {
-        self.access().intersects(REMOTE_RIGHTS)
-    }
-
     /// From now on the peer may do this.
     fn set_access(self: &Arc<Self>, access: Access) {
         self.with_core(|core| {
-            let before = self.lets_in();
-            self.access.store(access.bits(), Ordering::Relaxed);
-            let after = self.lets_in();
+            let before = self.access.swap(access.bits(), Ordering::Relaxed);
             let local = self.connected.get().and_then(|c| c.link.local());
-            match local.filter(|_| core.ended.is_none() && before != after) {
-                Some(local) if after => local.open_doors(),
-                Some(local) => local.shut_doors(),
-                None => {}
+            if let Some(local) = local.filter(|_| core.ended.is_none())
+                && before != access.bits()
+            {
+                local.let_in(access);
             }
         });
     }
@@ -330,9 +318,7 @@ impl QpInner {
             }
             self.state.store(QpState::Rts as u8, Ordering::Release);
             if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
-                if self.lets_in() {
-                    local.open_doors();
-                }
+                local.let_in(self.access());
                 if let Some(neighbour) = local.neighbour()
                     && !neighbour.add(self)
                 {

@@ -36,6 +36,20 @@ const HAS_ROOM: u64 = u64::MAX;
 
 /// [`End::set_caps`]: this side can read the other's process.
 pub(crate) const CAN_READ: u32 = 1;
+/// [`End::set_caps`]: what this side's queue pair keeps the other from doing.
+const DENIES: [(Access, u32); 3] = [
+    (Access::REMOTE_READ, 2),
+    (Access::REMOTE_WRITE, 4),
+    (Access::REMOTE_ATOMIC, 8),
+];
+
+/// The bits for [`End::set_caps`].
+fn caps(process: bool, access: Access) -> u32 {
+    let denied = DENIES.iter().filter(|(right, _)| !access.contains(*right));
+    denied.fold(if process { CAN_READ } else { 0 }, |caps, (_, bit)| {
+        caps | bit
+    })
+}
 
 /// A reference that the peer has not pulled: the ring position behind its record, and where its bytes begin in the
 /// stream.
@@ -84,8 +98,7 @@ pub(crate) struct LocalLink {
 
 impl LocalLink {
     pub(crate) fn new(joint: Joint, neighbour: Option<Arc<Neighbour>>) -> Arc<LocalLink> {
-        let can_read = joint.process;
-        joint.end.set_caps(if can_read { CAN_READ } else { 0 });
+        joint.end.set_caps(caps(joint.process, Access::empty()));
         Arc::new(LocalLink {
             joint,
             stream: AtomicU64::new(0),
@@ -106,15 +119,35 @@ impl LocalLink {
         self.neighbour.as_deref()
     }
 
-    /// The peer may touch our memory from here on.
-    pub(crate) fn open_doors(&self) {
-        self.joint.end.open_doors();
+    /// From the return on the peer touches our memory in these ways only. What it is kept from it asks for through the ring, and is
+    /// told no.
+    pub(crate) fn let_in(&self, access: Access) {
+        let end = &self.joint.end;
+        end.shut_doors();
+        self.await_peer();
+        end.set_caps(caps(self.joint.process, access));
+        if DENIES.iter().any(|(right, _)| access.intersects(*right)) {
+            end.open_doors();
+        }
+    }
+
+    /// The peer's queue pair lets us do this.
+    fn allowed(&self, need: Access) -> bool {
+        let caps = self.joint.end.peer_caps();
+        !DENIES
+            .iter()
+            .any(|(right, bit)| need.intersects(*right) && caps & bit != 0)
     }
 
     /// The peer may not touch our memory any more: from the return on it does not. What is still sent is copied.
     pub(crate) fn shut_doors(&self) {
         self.lends_no_more.store(true, Ordering::Relaxed);
         self.joint.end.shut_doors();
+        self.await_peer();
+    }
+
+    /// The doors are shut: wait until the peer, who may have seen them open, is through.
+    fn await_peer(&self) {
         let start = Instant::now();
         while self.joint.end.peer_mark() != 0 && !self.is_dead() {
             if start.elapsed() > TOUCH_WAIT {
@@ -206,7 +239,7 @@ impl LocalLink {
             end, peer, peer_qp, ..
         } = &self.joint;
         end.enter(stag);
-        let out = (end.peer_doors_open() && !self.is_dead())
+        let out = (end.peer_doors_open() && self.allowed(need) && !self.is_dead())
             .then(|| peer.find(*peer_qp, stag, to, len, need))
             .flatten()
             .map(|target| f(peer, &target));
