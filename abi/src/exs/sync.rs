@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use super::option::linger_of;
 use super::queue::own_token;
 use super::socket::{self, SEND_FLAGS, flags, message, on_system, recv_flags};
 use super::state::{Done, OneClosing, State, state};
+use super::sync_poll::await_readable;
 use super::table::{Entry, Found, SEND_BUFFER};
 use super::types::{IoVec, MHandle, MsgHdr};
 use crate::address;
@@ -98,9 +100,6 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Resul
     };
     // SAFETY: the caller's promise.
     let to = unsafe { address::read(addr, len) }?;
-    if !entry.nonblock() {
-        return entry.socket.connect_wait(to).map(|()| 0);
-    }
     entry.connect_begins()?;
     let of = Arc::downgrade(&entry);
     let started = entry.socket.connect(
@@ -115,7 +114,14 @@ pub unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Resul
         }),
     );
     match started {
-        Ok(()) => Err(Errno::INPROGRESS),
+        Ok(()) if entry.nonblock() => Err(Errno::INPROGRESS),
+        Ok(()) => {
+            if let Some(end) = entry.connecting() {
+                // A signal's handler ends the wait; the connection goes on being made.
+                await_readable(end.as_fd())?;
+            }
+            failed_before(&entry).map(|()| 0)
+        }
         Err(errno) => {
             entry.connect_ends();
             Err(errno)

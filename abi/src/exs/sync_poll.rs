@@ -162,6 +162,16 @@ fn ours_ready(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> usize {
     count
 }
 
+/// Waits until a descriptor is readable.
+pub(super) fn await_readable(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    let mut fds = [pollfd {
+        fd: fd.as_raw_fd(),
+        events: POLLIN,
+        revents: 0,
+    }];
+    system_poll(&mut fds, None).map(drop)
+}
+
 /// `poll` of the system.
 fn system_poll(fds: &mut [pollfd], until: Option<Instant>) -> Result<c_int, Errno> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));

@@ -1,6 +1,7 @@
 //! Extended sockets (EXS): asynchronous, zero-copy streams and messages with the manners of sockets, over verbs.
 #![forbid(unsafe_code)]
 
+mod bell;
 mod context;
 mod driver;
 mod error;

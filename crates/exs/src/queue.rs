@@ -6,12 +6,13 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::Signal;
 
+use crate::bell::Bell;
 use crate::driver::Conn;
 use crate::lock::lock;
 use crate::{Context, Event};
@@ -50,7 +51,7 @@ pub(crate) struct QueueInner {
     /// Threads in a wait, and where to wake those that sleep on a connection of their own.
     waiters: AtomicUsize,
     asleep: Mutex<Vec<Weak<Conn>>>,
-    bell: Condvar,
+    bell: Bell,
     signal: Signal,
     signals: AtomicBool,
 }
@@ -75,7 +76,7 @@ impl Queue {
             members: Mutex::default(),
             waiters: AtomicUsize::new(0),
             asleep: Mutex::default(),
-            bell: Condvar::new(),
+            bell: Bell::default(),
             signal,
             signals: AtomicBool::new(false),
         })))
@@ -85,7 +86,8 @@ impl Queue {
     /// time is up (`None`: for ever); with `at_least` 0 it never waits.
     ///
     /// # Errors
-    /// `EBADF` when the queue is deleted, also while waiting; `EINVAL` when `max` is 0 or less than `at_least`.
+    /// `EBADF` when the queue is deleted, also while waiting; `EINVAL` when `max` is 0 or less than `at_least`; `EINTR` when a signal's handler
+    /// ran during the wait and there is no event. (With fewer than `at_least` it takes those; [`Wait::BusyPoll`] does not notice.)
     pub fn dequeue(
         &self,
         out: &mut Vec<Event>,
@@ -101,15 +103,16 @@ impl Queue {
         if at_least == 0 && q.len.load(Ordering::Acquire) == 0 {
             q.drive();
         }
-        if q.len.load(Ordering::Acquire) < at_least {
-            q.wait_for(at_least, timeout);
-        }
+        let interrupted = q.len.load(Ordering::Acquire) < at_least && q.wait_for(at_least, timeout);
         if q.deleted.load(Ordering::SeqCst) {
             return Err(Errno::BADF);
         }
         let taken = q.take(out, max);
         if q.signals.load(Ordering::SeqCst) && q.len.load(Ordering::SeqCst) == 0 {
             q.leave();
+        }
+        if interrupted && taken == 0 {
+            return Err(Errno::INTR);
         }
         Ok(taken)
     }
@@ -313,18 +316,21 @@ impl QueueInner {
         self.members().iter().for_each(|conn| conn.leave());
     }
 
-    fn wait_for(&self, at_least: usize, timeout: Option<Duration>) {
+    /// True when a signal's handler ended it.
+    fn wait_for(&self, at_least: usize, timeout: Option<Duration>) -> bool {
         let mode = self.wait.load(Ordering::Relaxed);
         let there =
             || self.len.load(Ordering::SeqCst) >= at_least || self.deleted.load(Ordering::SeqCst);
         if mode == Wait::BusyPoll as u8 {
-            return self.spin(there, timeout);
+            self.spin(there, timeout);
+            return false;
         }
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let adaptive = mode == Wait::Adaptive as u8;
         let mut looked = false;
-        while !there() {
+        let mut interrupted = false;
+        while !interrupted && !there() {
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 // Also a wait of no time has looked once.
@@ -340,7 +346,7 @@ impl QueueInner {
                     events.len() >= at_least || self.deleted.load(Ordering::SeqCst)
                 };
                 if !over {
-                    conn.watch(epoch, adaptive, left);
+                    interrupted = conn.watch(epoch, adaptive, left);
                 }
                 let mut asleep = lock(&self.asleep);
                 let here = Arc::as_ptr(&conn);
@@ -361,15 +367,17 @@ impl QueueInner {
                 continue;
             }
             // The engine drives them all, and its completions come here.
+            let rings = self.bell.rings();
             self.leave();
-            let events = lock(&self.events);
-            if events.len() >= at_least || self.deleted.load(Ordering::SeqCst) {
-                break;
-            }
-            let limit = left.unwrap_or(Duration::from_hours(1));
-            let _ = self.bell.wait_timeout(events, limit);
+            // Whoever pushed before it saw us wait has been seen by this look.
+            let over = {
+                let events = lock(&self.events);
+                events.len() >= at_least || self.deleted.load(Ordering::SeqCst)
+            };
+            interrupted = !over && self.bell.sleep(rings, deadline) == Err(Errno::INTR);
         }
         self.waiters.fetch_sub(1, Ordering::SeqCst);
+        interrupted
     }
 
     fn spin(&self, there: impl Fn() -> bool, timeout: Option<Duration>) {
@@ -402,8 +410,6 @@ impl QueueInner {
         for conn in lock(&self.asleep).iter().filter_map(Weak::upgrade) {
             conn.interrupt();
         }
-        // Those who are about to sleep hold the lock while they look.
-        drop(lock(&self.events));
-        self.bell.notify_all();
+        self.bell.ring();
     }
 }

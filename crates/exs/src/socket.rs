@@ -598,11 +598,11 @@ impl Socket {
     ///
     /// # Errors
     /// As `connect(2)`: `ECONNREFUSED`, `ETIMEDOUT`, `EHOSTUNREACH`, …; `EPROTO` when the peer is no EXS socket, `EPROTOTYPE` when it is one of
-    /// another type.
+    /// another type; `EINTR` when a signal's handler ran: the connection goes on being made.
     pub fn connect_wait(&self, addr: SocketAddr) -> Result<(), Errno> {
         let slot = Arc::new(Slot::default());
         self.connect_to(addr, Target::Slot(Arc::clone(&slot)), 0)?;
-        slot.sleep(None);
+        slot.sleep(None)?;
         slot.take()
             .map_or(Err(Errno::IO), |event| event.result.map(drop))
     }
@@ -610,13 +610,14 @@ impl Socket {
     /// Take the next connection, and wait for it.
     ///
     /// # Errors
-    /// `EAGAIN` when the time is up; `EINVAL` when it does not listen, `EBADF` when it is or gets closed.
+    /// `EAGAIN` when the time is up; `EINTR` when a signal's handler ran; `EINVAL` when it does not listen, `EBADF` when it is or gets closed.
     pub fn accept_wait(&self, timeout: Option<Duration>) -> Result<Socket, Errno> {
         let listener = self.listener()?;
         let slot = Arc::new(Slot::default());
         let token = Arc::as_ptr(&slot).addr() as u64;
         listener.accept(Target::Slot(Arc::clone(&slot)), token);
-        if !slot.sleep(timeout.and_then(|t| Instant::now().checked_add(t))) {
+        let waited = slot.sleep(timeout.and_then(|t| Instant::now().checked_add(t)));
+        if waited.is_err() {
             listener.withdraw(&slot);
         }
         match slot.take() {
@@ -625,14 +626,14 @@ impl Socket {
                 ..
             }) => Ok(socket),
             Some(event) => Err(event.result.err().unwrap_or(Errno::IO)),
-            None => Err(Errno::AGAIN),
+            None => Err(waited.err().unwrap_or(Errno::IO)),
         }
     }
 
     /// Send, and wait until the memory is the program's again.
     ///
     /// # Errors
-    /// As [`Socket::send`]; `EAGAIN` when the time limit of sends ran out before anything was sent.
+    /// As [`Socket::send`]; `EAGAIN` when the time limit of sends ran out before anything was sent, `EINTR` when a signal's handler ran before.
     pub fn send_wait(&self, memory: Memory) -> Result<usize, Errno> {
         let plain = self.plain()?;
         if plain.is_none()
@@ -643,15 +644,16 @@ impl Socket {
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
         if let Some(plain) = plain {
+            let token = Arc::as_ptr(&slot).addr() as u64;
             let limit = self.limits().0;
             plain.send(self.plain_op(
                 EventKind::Send,
                 memory,
                 RecvFlags::empty(),
                 limit,
-                (target, 0),
+                (target, token),
             ));
-            return plain_result(&slot);
+            return plain_result(plain, &slot, token);
         }
         let conn = self.conn()?;
         let id = conn.send(memory, target, 0, None).map_err(refused)?;
@@ -661,7 +663,7 @@ impl Socket {
     /// Receive, and wait for it. 0 at the end of the stream. The memory has to be a region's or promised ([`Memory::Raw`]), or a list of such.
     ///
     /// # Errors
-    /// As [`Socket::recv`]; `EAGAIN` when the time limit of receives ran out before anything came; `EINVAL` for owned memory, which would not come back.
+    /// As [`Socket::recv`]; `EAGAIN` when the time limit of receives ran out before anything came, `EINTR` when a signal's handler ran before; `EINVAL` for owned memory, which would not come back.
     pub fn recv_wait(&self, memory: &Memory, flags: RecvFlags) -> Result<usize, Errno> {
         if memory.owns() {
             return Err(Errno::INVAL);
@@ -673,9 +675,16 @@ impl Socket {
             if flags.contains(RecvFlags::DONTWAIT) && !plain.ready().contains(Ready::IN) {
                 return Err(Errno::AGAIN);
             }
+            let token = Arc::as_ptr(&slot).addr() as u64;
             let limit = self.limits().1;
-            plain.recv(self.plain_op(EventKind::Recv, memory.clone(), flags, limit, (target, 0)));
-            return plain_result(&slot);
+            plain.recv(self.plain_op(
+                EventKind::Recv,
+                memory.clone(),
+                flags,
+                limit,
+                (target, token),
+            ));
+            return plain_result(plain, &slot, token);
         }
         let conn = self.conn()?;
         conn.settle();
@@ -686,14 +695,16 @@ impl Socket {
     /// Wait until the socket is ready for something of `wanted`, or has failed. Empty when the time is up.
     ///
     /// # Errors
-    /// `ENOTCONN`, `EBADF`.
+    /// `ENOTCONN`, `EBADF`; `EINTR` when a signal's handler ran before that.
     pub fn poll_wait(&self, wanted: Ready, timeout: Option<Duration>) -> Result<Ready, Errno> {
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let waited;
         if let Ok(listener) = self.listener() {
             listener.poll(wanted, target, 0);
-            if !slot.sleep(deadline) {
+            waited = slot.sleep(deadline);
+            if waited.is_err() {
                 listener.withdraw(&slot);
             }
         } else if let Some(plain) = self.plain()? {
@@ -705,17 +716,23 @@ impl Socket {
                 later.fill(event);
             };
             plain.poll(wanted, token, Box::new(done));
-            if !slot.sleep(deadline) {
+            waited = slot.sleep(deadline);
+            if waited.is_err() {
                 plain.cancel(Some(token));
             }
         } else {
             let conn = self.conn()?;
             conn.poll(wanted, target, 0);
-            if !conn.wait_for(&slot, deadline) {
+            waited = conn.wait_for(&slot, deadline);
+            if waited.is_err() {
                 conn.withdraw(&slot);
             }
         }
-        Ok(slot.take().map_or(Ready::empty(), |event| event.ready))
+        let ready = slot.take().map_or(Ready::empty(), |event| event.ready);
+        match waited {
+            Err(Errno::INTR) if ready.is_empty() => Err(Errno::INTR),
+            _ => Ok(ready),
+        }
     }
 
     /// What it is ready for.
@@ -749,12 +766,17 @@ impl Socket {
 }
 
 /// The end of a blocking call on an ordinary connection.
-fn plain_result(slot: &Slot) -> Result<usize, Errno> {
-    slot.sleep(None);
+fn plain_result(plain: &Plain, slot: &Slot, token: u64) -> Result<usize, Errno> {
+    let waited = slot.sleep(None);
+    if waited.is_err() {
+        plain.cancel(Some(token));
+        while slot.sleep(None).is_err() {}
+    }
     let event = slot.take().ok_or(Errno::IO)?;
     match event.result {
-        Err(Errno::TIMEDOUT) if event.bytes > 0 => Ok(event.bytes),
+        Err(Errno::TIMEDOUT | Errno::CANCELED) if event.bytes > 0 => Ok(event.bytes),
         Err(Errno::TIMEDOUT) => Err(Errno::AGAIN),
+        Err(Errno::CANCELED) => Err(waited.err().unwrap_or(Errno::CANCELED)),
         result => result,
     }
 }
@@ -772,14 +794,16 @@ fn finish_wait(
     limit: Option<Duration>,
 ) -> Result<usize, Errno> {
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-    if !conn.wait_for(slot, deadline) {
+    let waited = conn.wait_for(slot, deadline);
+    if waited.is_err() {
         conn.cancel_one(id);
-        conn.wait_for(slot, None);
+        // The memory is not the program's before the end is told.
+        while conn.wait_for(slot, None).is_err() {}
     }
     let event = slot.take().ok_or(Errno::IO)?;
     match event.result {
         Err(Errno::CANCELED) if event.bytes > 0 => Ok(event.bytes),
-        Err(Errno::CANCELED) if limit.is_some() => Err(Errno::AGAIN),
+        Err(Errno::CANCELED) => Err(waited.err().unwrap_or(Errno::CANCELED)),
         result => result,
     }
 }

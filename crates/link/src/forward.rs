@@ -3,6 +3,7 @@
 use crate::shape::Shaper;
 use rustix::io::Errno;
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,9 +49,11 @@ impl Direction {
                 (self.stop.as_fd(), Interest::READ),
                 (self.from.as_fd(), Interest::READ),
             ];
-            // Without the stop signal the thread could never be joined: an error of poll ends it.
-            let Ok(ready) = poll_fds(&fds, wait) else {
-                return;
+            let ready = match poll_fds(&fds, wait) {
+                Ok(ready) => ready,
+                Err(error) if error.kind() == ErrorKind::Interrupted => 0,
+                // Without the stop signal the thread could never be joined.
+                Err(_) => return,
             };
             if ready & 1 != 0 {
                 return;

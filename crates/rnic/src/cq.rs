@@ -4,6 +4,7 @@
 //! has to be handed from one thread to another for a completion to appear (see [`crate::engine`]).
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
@@ -241,35 +242,42 @@ impl Cq {
 
     /// Block until there is something to take, somebody calls [`Cq::interrupt`] after `epoch` was read with [`Cq::epoch`], or the
     /// time is up. Takes nothing: for owners who take under a lock of their own, and wait for what another thread may do for them.
-    /// Without `spin` it sleeps at once.
-    pub fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) {
+    /// Without `spin` it sleeps at once. Also ends, and says so with true, when a signal's handler ran while it slept and there is
+    /// nothing else.
+    pub fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
         let cq = &*self.0;
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         let over = || cq.len.load(Ordering::SeqCst) > 0 || cq.epoch.load(Ordering::SeqCst) != epoch;
         if over() {
-            return;
+            return false;
         }
         let look = || {
             cq.drive_members();
             over()
         };
         if spin && cq.spin.try_for(look) {
-            return;
+            return false;
         }
         loop {
             let left = match deadline {
                 None => None,
                 Some(end) => match end.checked_duration_since(Instant::now()) {
-                    None => return cq.drive_members(),
+                    None => {
+                        cq.drive_members();
+                        return false;
+                    }
                     left => left,
                 },
             };
-            cq.sleep(left, &over);
+            let interrupted = cq.sleep(left, &over);
             cq.drive_members();
             if over() {
                 // One wake-up may have stood for several who wait, and we have drained it.
                 cq.kick();
-                return;
+                return false;
+            }
+            if interrupted {
+                return true;
             }
         }
     }
@@ -562,10 +570,11 @@ impl CqInner {
         });
     }
 
-    /// Block until a member's socket, or a completion made by another thread, or the time-out wakes us.
-    fn sleep(&self, timeout: Option<Duration>, interrupted: &impl Fn() -> bool) {
+    /// Block until a member's socket, or a completion made by another thread, or the time-out wakes us; or a signal's handler, then it
+    /// returns true.
+    fn sleep(&self, timeout: Option<Duration>, over: &impl Fn() -> bool) -> bool {
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        if self.len.load(Ordering::SeqCst) == 0 && !interrupted() {
+        if self.len.load(Ordering::SeqCst) == 0 && !over() {
             let members = self.members();
             let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
                 SmallVec::new();
@@ -586,7 +595,11 @@ impl CqInner {
                 members.iter().for_each(super::qp::QpInner::release_lease);
             }
             self.for_ports(PortInner::release_lease);
-            let ready = poll_fds(&fds, timeout).unwrap_or(1);
+            let (ready, handled) = match poll_fds(&fds, timeout) {
+                Ok(ready) => (ready, false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => (0, true),
+                Err(_) => (1, false),
+            };
             for qp in leased {
                 qp.end_wait();
             }
@@ -598,8 +611,10 @@ impl CqInner {
                 // Another one was woken with us and may not have run yet: without the signal it would sleep on.
                 weft_sys::thread::sched_yield();
             }
+            handled
         } else {
             self.waiters.fetch_sub(1, Ordering::SeqCst);
+            false
         }
     }
 }

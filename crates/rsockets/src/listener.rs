@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
 use weft_verbs::Device;
@@ -23,7 +23,6 @@ pub(crate) struct Listener {
     listening: Mutex<Option<Listening>>,
     addr: OnceLock<SocketAddr>,
     state: Mutex<Waiting>,
-    arrived: Condvar,
     bell: Arc<Bell>,
 }
 
@@ -52,7 +51,6 @@ impl Listener {
             listening: Mutex::default(),
             addr: OnceLock::new(),
             state: Mutex::default(),
-            arrived: Condvar::new(),
             bell,
         });
         let weak = Arc::downgrade(&listener);
@@ -94,7 +92,6 @@ impl Listener {
             Err(error) => return tracing::debug!(%error, "a connection could not be accepted"),
         }
         drop(state);
-        self.arrived.notify_one();
         self.bell.ring();
     }
 
@@ -124,18 +121,16 @@ impl Listener {
     /// The oldest connection; waits for one if told to.
     ///
     /// # Errors
-    /// `EAGAIN`; `EINVAL` when the socket was closed meanwhile.
+    /// `EAGAIN`, `EINTR`; `EINVAL` when the socket was closed meanwhile.
     pub(crate) fn accept(&self, wait: Wait) -> Result<(Arc<Conn>, Arc<Bell>), Errno> {
-        let mut state = lock(&self.state);
-        loop {
+        wait.until(&self.bell, || {
+            let mut state = lock(&self.state);
             if state.closed {
-                return Err(Errno::INVAL);
+                return Some(Err(Errno::INVAL));
             }
-            if let Some(made) = state.ready.pop_front() {
-                return Ok(made);
-            }
-            state = wait.sleep(&self.arrived, state).ok_or(Errno::AGAIN)?;
-        }
+            state.ready.pop_front().map(Ok)
+        })
+        .flatten()
     }
 
     pub(crate) fn is_ready(&self) -> bool {
@@ -149,7 +144,6 @@ impl Listener {
             state.closed = true;
             std::mem::take(&mut state.ready)
         };
-        self.arrived.notify_all();
         self.bell.ring();
         for (conn, _) in ready {
             conn.close(std::time::Duration::ZERO);

@@ -3,11 +3,12 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use crate::Socket;
 use crate::bell::Heard;
+use crate::wait::timespec;
 
 /// What is waited for.
 #[derive(Clone, Copy)]
@@ -42,8 +43,9 @@ pub fn poll<'a>(entries: &mut [Entry<'a>], timeout: Option<Duration>) -> Result<
     }
     if let [entry] = entries
         && let What::Socket(socket) = entry.what
-        && let Some(ready) = socket.wait_ready(entry.wanted, deadline)
+        && let Some(waited) = socket.wait_ready(entry.wanted, deadline)
     {
+        let ready = waited?;
         entry.ready = ready;
         return Ok(usize::from(!ready.is_empty()));
     }
@@ -119,10 +121,7 @@ fn system(
         }
         places.push(i);
     }
-    let timeout = timeout.map(|left| Timespec {
-        tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(left.subsec_nanos()),
-    });
+    let timeout = timeout.map(timespec);
     rustix::event::poll(&mut fds, timeout.as_ref())?;
     let seen: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
     let mut ready = 0;

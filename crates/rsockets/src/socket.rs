@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -32,8 +32,6 @@ pub(crate) struct Inner {
     bell: Arc<Bell>,
     options: Arc<Mutex<Options>>,
     state: Mutex<State>,
-    /// A connection was made, or could not be; or the socket was closed.
-    changed: Condvar,
     conn: OnceLock<Arc<Conn>>,
     nonblocking: AtomicBool,
     send_timeout: Limit,
@@ -95,7 +93,8 @@ impl Inner {
 
     fn close(&self) {
         let before = std::mem::replace(&mut *lock(&self.state), State::Closed);
-        self.changed.notify_all();
+        // Those who wait for a connection hear of it before the wait that follows.
+        self.bell.ring();
         if let State::Listening(listener) = &before {
             listener.close();
         }
@@ -117,7 +116,6 @@ impl Socket {
             bell,
             options: Arc::default(),
             state: Mutex::new(state),
-            changed: Condvar::new(),
             conn: OnceLock::new(),
             nonblocking: AtomicBool::new(false),
             send_timeout: Limit::default(),
@@ -268,7 +266,7 @@ impl Socket {
     /// The next connection, and its peer's address.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINVAL` for a socket that does not listen.
+    /// `EAGAIN`, `EINTR`, `EINVAL` for a socket that does not listen.
     pub fn accept(&self) -> Result<(Socket, SocketAddr), Errno> {
         let listener = match &*lock(&self.0.state) {
             State::Listening(listener) => Arc::clone(listener),
@@ -289,7 +287,7 @@ impl Socket {
     /// Connect; without waiting, [`Socket::take_error`] tells how it went once the socket is ready.
     ///
     /// # Errors
-    /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `EAFNOSUPPORT`, and as `connect(2)`.
+    /// `EINTR` when a signal's handler ran: it goes on being made; `EINPROGRESS`, `EALREADY`, `EISCONN`, `EAFNOSUPPORT`, and as `connect(2)`.
     pub fn connect(&self, addr: SocketAddr) -> Result<(), Errno> {
         self.check_family(addr)?;
         let inner = &self.0;
@@ -334,7 +332,6 @@ impl Socket {
                 Err(errno) => State::Failed(errno),
             };
             drop(state);
-            inner.changed.notify_all();
             inner.bell.ring();
         };
         match bound {
@@ -353,25 +350,28 @@ impl Socket {
         }
     }
 
-    /// Wait until the connection is made: `EINPROGRESS` when it is not in time. A failure is told once.
+    /// Wait until the connection is made: `EINPROGRESS` when it is not in time, `EINTR` when a signal's handler ran; it goes on being made.
+    /// A failure is told once.
     fn connected(&self, wait: Wait) -> Result<(), Errno> {
-        let mut state = lock(&self.0.state);
-        loop {
-            match &*state {
-                State::Connecting => {}
-                State::Connected => return Ok(()),
+        let made = wait.until(&self.0.bell, || {
+            let mut state = lock(&self.0.state);
+            Some(match &*state {
+                State::Connecting => return None,
+                State::Connected => Ok(()),
                 State::Failed(errno) => {
                     let errno = *errno;
                     *state = State::Idle(None);
-                    return Err(errno);
+                    Err(errno)
                 }
-                State::Closed => return Err(Errno::BADF),
-                State::Idle(_) | State::Listening(_) => return Err(Errno::NOTCONN),
-            }
-            state = wait
-                .sleep(&self.0.changed, state)
-                .ok_or(Errno::INPROGRESS)?;
-        }
+                State::Closed => Err(Errno::BADF),
+                State::Idle(_) | State::Listening(_) => Err(Errno::NOTCONN),
+            })
+        });
+        made.map_err(|errno| match errno {
+            Errno::AGAIN => Errno::INPROGRESS,
+            errno => errno,
+        })
+        .flatten()
     }
 
     /// The connection for a transfer.
@@ -389,7 +389,7 @@ impl Socket {
     /// Send: all of it, or without waiting (as the socket is set, or `dont_wait` says) what there is room for.
     ///
     /// # Errors
-    /// `EAGAIN`, `ENOTCONN`, `EPIPE`, `ECONNRESET`.
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, `EPIPE`, `ECONNRESET`.
     pub fn send(&self, from: &[Source<'_>], dont_wait: bool) -> Result<usize, Errno> {
         let wait = self.wait(dont_wait, &self.0.send_timeout);
         self.conn(wait)?.send(from, wait)
@@ -398,7 +398,7 @@ impl Socket {
     /// Receive what there is; 0 at the end of the stream.
     ///
     /// # Errors
-    /// `EAGAIN`, `ENOTCONN`, `ECONNRESET`.
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, `ECONNRESET`.
     pub fn recv(&self, to: &mut [Sink<'_>], flags: RecvFlags) -> Result<usize, Errno> {
         let dont_wait = flags.contains(RecvFlags::DONTWAIT);
         let wait = self.wait(dont_wait, &self.0.recv_timeout);
@@ -551,7 +551,7 @@ impl Socket {
         &self,
         wanted: PollFlags,
         deadline: Option<Instant>,
-    ) -> Option<PollFlags> {
+    ) -> Option<Result<PollFlags, Errno>> {
         Some(self.0.conn.get()?.wait_ready(wanted, deadline))
     }
 }

@@ -1,7 +1,11 @@
 //! How long a call waits.
 
-use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use crate::bell::Bell;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -28,23 +32,48 @@ impl Wait {
         }
     }
 
-    /// Sleep until somebody says that something has changed. Nothing when it does not wait, or not any more.
-    pub(crate) fn sleep<'a, T>(
+    /// Look until there is something, and sleep in between until the bell rings.
+    ///
+    /// # Errors
+    /// `EAGAIN` when it does not wait, or not any more; `EINTR` when a signal's handler ran.
+    pub(crate) fn until<T>(
         self,
-        changed: &Condvar,
-        guard: MutexGuard<'a, T>,
-    ) -> Option<MutexGuard<'a, T>> {
-        match self {
-            Wait::Not => None,
-            Wait::Forever => Some(changed.wait(guard).unwrap_or_else(PoisonError::into_inner)),
-            Wait::Until(end) => {
-                let left = end.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return None;
-                }
-                let woken = changed.wait_timeout(guard, left);
-                Some(woken.unwrap_or_else(PoisonError::into_inner).0)
-            }
+        bell: &Bell,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Result<T, Errno> {
+        if self == Wait::Not {
+            return look().ok_or(Errno::AGAIN);
         }
+        let mut heard = bell.arm();
+        let found = loop {
+            if let Some(found) = look() {
+                break Ok(found);
+            }
+            if let Err(errno) = self.sleep(bell) {
+                break Err(errno);
+            }
+            bell.hear(&mut heard);
+        };
+        bell.disarm(heard);
+        found
+    }
+
+    fn sleep(self, bell: &Bell) -> Result<(), Errno> {
+        let left = self
+            .deadline()
+            .map(|end| end.saturating_duration_since(Instant::now()));
+        let limit = left.map(timespec);
+        let mut fds = [PollFd::new(bell, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, limit.as_ref())? {
+            0 => Err(Errno::AGAIN),
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(time.subsec_nanos()),
     }
 }

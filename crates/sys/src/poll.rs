@@ -7,11 +7,12 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// Waits until one of up to 64 descriptors is ready, has an error or is closed, at most for
-/// `timeout` (`None`: for ever). Bit *i* of the answer stands for `fds[i]`; 0 means time-out or a
-/// signal. Only `READ` and `WRITE` count.
+/// `timeout` (`None`: for ever). Bit *i* of the answer stands for `fds[i]`; 0 means time-out.
+/// Only `READ` and `WRITE` count.
 ///
 /// # Errors
-/// `InvalidInput` for more than 64 descriptors.
+/// `Interrupted` when a signal's handler ran, also under `SA_RESTART`; `InvalidInput` for more than
+/// 64 descriptors.
 pub fn poll_fds(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -> io::Result<u64> {
     if fds.len() > 64 {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -25,11 +26,7 @@ pub fn poll_fds(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -
         many = fds.iter().map(entry).collect::<Vec<_>>();
         &mut many
     };
-    match poll(list, timeout.map(timespec).as_ref()) {
-        Ok(_) => {}
-        Err(rustix::io::Errno::INTR) => return Ok(0),
-        Err(e) => return Err(e.into()),
-    }
+    poll(list, timeout.map(timespec).as_ref())?;
     Ok(list
         .iter()
         .enumerate()

@@ -684,9 +684,9 @@ impl Conn {
         self.end.get().is_none() && self.qp.state() == QpState::Rts
     }
 
-    /// Sleep until there may be something to do.
-    pub(crate) fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) {
-        self.cq.watch(epoch, spin, timeout);
+    /// Sleep until there may be something to do; true when it was a signal's handler that ended it.
+    pub(crate) fn watch(&self, epoch: u32, spin: bool, timeout: Option<Duration>) -> bool {
+        self.cq.watch(epoch, spin, timeout)
     }
 
     /// Wake whoever sleeps here.
@@ -694,22 +694,32 @@ impl Conn {
         self.cq.interrupt();
     }
 
-    /// Wait until the slot is filled, driving the connection. Says whether that was in time.
-    pub(crate) fn wait_for(&self, slot: &Slot, deadline: Option<Instant>) -> bool {
+    /// Wait until the slot is filled, driving the connection.
+    ///
+    /// # Errors
+    /// As [`Slot::sleep`].
+    pub(crate) fn wait_for(&self, slot: &Slot, deadline: Option<Instant>) -> Result<(), Errno> {
         loop {
             let epoch = self.cq.epoch();
             if slot.is_done() {
-                return true;
+                return Ok(());
             }
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 // Also a wait of no time has looked once.
                 self.drive();
-                return slot.is_done();
+                return if slot.is_done() {
+                    Ok(())
+                } else {
+                    Err(Errno::AGAIN)
+                };
             }
             // It looks before it sleeps where that has paid off; if something is there, the sleep is short.
-            self.cq.watch(epoch, true, left);
+            let interrupted = self.cq.watch(epoch, true, left);
             self.settle();
+            if interrupted && !slot.is_done() {
+                return Err(Errno::INTR);
+            }
         }
     }
 

@@ -1,13 +1,14 @@
 //! One operation: its memory, its registrations, and where its end is told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_verbs::{Access, Mr, Sge};
 
+use crate::bell::Bell;
 use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
 use crate::lock::lock;
@@ -27,39 +28,30 @@ pub(crate) enum Target {
 pub(crate) struct Slot {
     event: Mutex<Option<Event>>,
     done: AtomicBool,
-    bell: Condvar,
+    bell: Bell,
 }
 
 impl Slot {
     pub(crate) fn fill(&self, event: Event) {
         *lock(&self.event) = Some(event);
         self.done.store(true, Ordering::Release);
-        self.bell.notify_all();
+        self.bell.ring();
     }
     pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)
     }
-    /// Sleep until it is filled; says whether that was in time.
-    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> bool {
-        let mut event = lock(&self.event);
-        while !self.is_done() {
-            event = match deadline {
-                None => self
-                    .bell
-                    .wait(event)
-                    .unwrap_or_else(PoisonError::into_inner),
-                Some(end) => {
-                    let Some(left) = end.checked_duration_since(Instant::now()) else {
-                        return false;
-                    };
-                    self.bell
-                        .wait_timeout(event, left)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
-            };
+    /// Sleep until it is filled.
+    ///
+    /// # Errors
+    /// `EAGAIN` when the time is up, `EINTR` when a signal's handler ran.
+    pub(crate) fn sleep(&self, deadline: Option<Instant>) -> Result<(), Errno> {
+        loop {
+            let rings = self.bell.rings();
+            if self.is_done() {
+                return Ok(());
+            }
+            self.bell.sleep(rings, deadline)?;
         }
-        true
     }
     pub(crate) fn take(&self) -> Option<Event> {
         lock(&self.event).take()

@@ -104,7 +104,8 @@ fn packet<'a>(wire: &OwnedFd, buf: &'a mut [u8], deadline: Instant) -> Option<&'
             Ok(got) => return std::str::from_utf8(&buf[..got?.0]).ok(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let left = deadline.checked_duration_since(Instant::now())?;
-                poll_fds(&[(wire.as_fd(), Interest::READ)], Some(left)).ok()?;
+                // Interrupted or not, the next look tells.
+                let _ = poll_fds(&[(wire.as_fd(), Interest::READ)], Some(left));
             }
             Err(_) => return None,
         }

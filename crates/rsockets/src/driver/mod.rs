@@ -438,12 +438,15 @@ impl Conn {
         }
     }
 
-    /// Sleep until `test` finds something, or the time is up; drives the connection.
+    /// Sleep until `test` finds something; drives the connection.
+    ///
+    /// # Errors
+    /// `EAGAIN` when the time is up, `EINTR` when a signal's handler ran.
     fn wait_until<T>(
         &self,
         deadline: Option<Instant>,
         mut test: impl FnMut(&mut Core) -> Option<T>,
-    ) -> Option<T> {
+    ) -> Result<T, Errno> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let found = loop {
             let (found, epoch) = self.with(|core| {
@@ -451,17 +454,33 @@ impl Conn {
                 // Whatever changes from here on makes another epoch.
                 (test(core), self.cq.epoch())
             });
-            if found.is_some() {
-                break found;
+            if let Some(found) = found {
+                break Ok(found);
             }
             let left = deadline.map(|end| end.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
-                break None;
+                break Err(Errno::AGAIN);
             }
-            self.cq.watch(epoch, true, left);
+            if self.cq.watch(epoch, true, left) {
+                break Err(Errno::INTR);
+            }
         };
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         found
+    }
+
+    /// The same whatever signals come.
+    fn wait_through<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut test: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Option<T> {
+        loop {
+            match self.wait_until(deadline, &mut test) {
+                Err(Errno::INTR) => {}
+                waited => return waited.ok(),
+            }
+        }
     }
 
     // ---- readiness -------------------------------------------------------------------------------------------------
@@ -494,13 +513,23 @@ impl Conn {
     }
 
     /// Sleep until the connection is ready for something of `wanted`, or the time is up.
-    pub(crate) fn wait_ready(&self, wanted: PollFlags, deadline: Option<Instant>) -> PollFlags {
+    ///
+    /// # Errors
+    /// `EINTR` when a signal's handler ran.
+    pub(crate) fn wait_ready(
+        &self,
+        wanted: PollFlags,
+        deadline: Option<Instant>,
+    ) -> Result<PollFlags, Errno> {
         let wanted = wanted | PollFlags::ERR | PollFlags::HUP;
-        self.wait_until(deadline, |core| {
+        let waited = self.wait_until(deadline, |core| {
             let ready = self.ready_now(core) & wanted;
             (!ready.is_empty()).then_some(ready)
-        })
-        .unwrap_or(PollFlags::empty())
+        });
+        match waited {
+            Err(Errno::AGAIN) => Ok(PollFlags::empty()),
+            waited => waited,
+        }
     }
 
     /// The program goes to sleep somewhere else: the engine drives.
@@ -600,7 +629,7 @@ impl Conn {
         let _ = self.shut_read();
         let _ = self.shut_write();
         let deadline = Instant::now() + patience;
-        self.wait_until(Some(deadline), |core| {
+        self.wait_through(Some(deadline), |core| {
             let sent = core.flying.messages == core.open.messages;
             (sent || core.over.is_some() || core.machine.is_none()).then_some(())
         });
@@ -608,7 +637,7 @@ impl Conn {
         if others {
             // Given time: see docs/adr/0006.
             let deadline = deadline.min(Instant::now() + FAREWELL);
-            self.wait_until(Some(deadline), |core| {
+            self.wait_through(Some(deadline), |core| {
                 let gone = core.machine.as_ref().is_none_or(Endpoint::peer_is_gone);
                 (gone || core.over.is_some() || self.end.get().is_some()).then_some(())
             });

@@ -23,7 +23,7 @@ impl Conn {
     /// Receive: what there is, at least one byte; 0 at the end of the stream. Whether it waits is not for the flags to say.
     ///
     /// # Errors
-    /// `EAGAIN`, `ENOTCONN`, `ECONNRESET` and what else ended the connection.
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, `ECONNRESET` and what else ended the connection.
     pub(crate) fn recv(
         &self,
         to: &mut [Sink<'_>],
@@ -46,7 +46,8 @@ impl Conn {
             let mut found = self.with(|core| find(core, skip));
             let more = done == 0 || flags.contains(RecvFlags::WAITALL);
             if found.is_none() && more && wait.waits() {
-                found = self.wait_until(wait.deadline(), |core| find(core, skip));
+                let waited = self.wait_until(wait.deadline(), |core| find(core, skip));
+                found = Some(waited.flatten());
             } else if found.is_none() && more {
                 found = self.with(|core| {
                     self.drive(core);

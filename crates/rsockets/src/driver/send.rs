@@ -48,10 +48,10 @@ struct Claim {
 }
 
 impl Conn {
-    /// Send all of it; without waiting, what there is room for, and with a limit of time what there was room for until then.
+    /// Send all of it; without waiting, what there is room for, and with a limit of time, or when a signal's handler ran, what there was room for until then.
     ///
     /// # Errors
-    /// `EAGAIN`, `ENOTCONN`, `EPIPE` after a shutdown or when the peer has closed, `ECONNRESET` and what else ended the connection.
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, `EPIPE` after a shutdown or when the peer has closed, `ECONNRESET` and what else ended the connection.
     pub(crate) fn send(&self, from: &[Source<'_>], wait: Wait) -> Result<usize, Errno> {
         let mut sender = self.turn(wait)?;
         self.send_maps(&mut sender, wait)?;
@@ -104,7 +104,7 @@ impl Conn {
                 |core: &mut Core| self.claim(core, all - done, way, &mut place).transpose();
             let mut claimed = self.with(&mut claim);
             if claimed.is_none() && wait.waits() {
-                claimed = self.wait_until(wait.deadline(), claim);
+                claimed = Some(self.wait_until(wait.deadline(), claim).flatten());
             } else if claimed.is_none() {
                 claimed = self.with(|core| {
                     self.drive(core);
@@ -130,7 +130,7 @@ impl Conn {
         }
         if direct.is_some() {
             // The program's memory is its own again when we return.
-            self.wait_until(None, |core| {
+            self.wait_through(None, |core| {
                 (core.flying.direct == 0 || core.over.is_some()).then_some(())
             });
         }
