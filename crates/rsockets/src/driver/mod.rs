@@ -312,6 +312,11 @@ impl Conn {
             let _ = self.qp.post_recv(&core.recvs);
             core.recvs.clear();
         }
+        if ended.is_some() {
+            // What was not done by then never will be, and is not to be waited for: also where the peer had said farewell, so that nothing is broken.
+            core.marks.clear();
+            core.flying = core.open;
+        }
         if let Some(reason) = ended
             && core.over.is_none()
             && !core.machine.as_ref().is_some_and(Endpoint::is_over)
