@@ -441,6 +441,11 @@ impl CqInner {
         fits
     }
 
+    /// Somebody has asked for an event.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::SeqCst) != DISARMED
+    }
+
     /// On the engine's thread: tell the layer above of what there is.
     pub(crate) fn call_hook(&self) {
         if let Some(hook) = self.hook.get()
@@ -548,18 +553,18 @@ impl CqInner {
         };
         let in_vain = self.in_vain.load(Ordering::Relaxed);
         if let Some(qp) = only
-            && self.armed.load(Ordering::SeqCst) == DISARMED
+            && !self.is_armed()
         {
             qp.drive_polled(in_vain);
         } else if count > DIRECT_MEMBERS {
             self.for_members(QpInner::flush_deferred);
-        } else if self.armed.load(Ordering::SeqCst) == DISARMED {
+        } else if !self.is_armed() {
             self.for_members(|qp| qp.drive_polled(in_vain));
         } else {
             // The last look before a sleep on the channel: the engine keeps the sockets.
             self.for_members(QpInner::drive_unleased);
         }
-        let armed = self.armed.load(Ordering::SeqCst) != DISARMED;
+        let armed = self.is_armed();
         self.for_ports(|port| {
             if armed {
                 port.drive();

@@ -268,15 +268,18 @@ impl Engine {
         let (mut quiet, mut steady) = (0, 0);
         let mut next_tick = Instant::now();
         let mut last_tick = next_tick;
+        let mut ticked = false;
         while !self.stop.load(Ordering::SeqCst) {
             let now = Instant::now();
+            let ticks = self.ticking.load(Ordering::SeqCst);
+            if ticks && !ticked {
+                next_tick = now + TICK;
+            }
+            ticked = ticks;
             let timer = lock(&self.timers)
                 .first()
                 .map(|(at, _)| at.saturating_duration_since(now));
-            let tick = self
-                .ticking
-                .load(Ordering::SeqCst)
-                .then(|| next_tick.saturating_duration_since(now));
+            let tick = ticks.then(|| next_tick.saturating_duration_since(now));
             let timeout = match (timer, tick) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
@@ -308,7 +311,7 @@ impl Engine {
             }
             self.drive_hot(&mut hot);
             self.run_timers();
-            if self.ticking.load(Ordering::SeqCst) && Instant::now() >= next_tick {
+            if ticked && Instant::now() >= next_tick {
                 let only_polled = self.tick(&mut quiet);
                 steady = if only_polled { steady + 1 } else { 0 };
                 let slow = steady >= STEADY_TICKS;

@@ -76,7 +76,6 @@ fn round_trip(setup: Setup, polls: bool) -> Duration {
 
 /// A program that has polled before it goes to sleep is woken as soon as one that has not: its message does not wait until
 /// the engine next looks whether it still polls.
-#[test]
 fn polling_before_a_sleep_costs_nothing() {
     for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
         // A busy machine can spoil a measurement, but not each time.
@@ -135,7 +134,6 @@ fn written_round_trip(setup: Setup) -> Duration {
 
 /// Who polls for a completion now and then is not taken for one who polls for what arrives: the engine places the peer's Writes as soon
 /// as for a program that sleeps, not when it next looks around.
-#[test]
 fn spinning_on_memory_needs_no_polls() {
     for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
         // A busy machine can spoil some of them; an engine that looks too late spoils most.
@@ -146,4 +144,11 @@ fn spinning_on_memory_needs_no_polls() {
             .filter(|(written, asleep)| *written < 4 * *asleep);
         assert!(soon.count() >= 5, "{:?}: {tries:?}", setup.local);
     }
+}
+
+/// One after the other, because they measure.
+#[test]
+fn nobody_waits_for_the_tick() {
+    polling_before_a_sleep_costs_nothing();
+    spinning_on_memory_needs_no_polls();
 }

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 use weft_mem::{Access, RecvList, SendList, Span};
@@ -141,16 +142,23 @@ impl QpInner {
             len,
             Access::REMOTE_WRITE,
             |peer, target| {
-                // Waking a sleeper is a system call too, and then somebody has to run.
-                let ring_is_cheaper =
-                    len < PROCESS_MIN && !(matches!(done, Outcome::Done) && local.peer_sleeps());
-                if target.place().space == 0 && ring_is_cheaper {
+                if target.place().space == 0
+                    && len < PROCESS_MIN
+                    && !(matches!(done, Outcome::Done) && local.peer_sleeps() && self.is_alone())
+                {
                     return Err(io::ErrorKind::Unsupported.into());
                 }
                 peer.write(target, &list)
             },
         );
         outcome(copied, done)
+    }
+
+    /// Whether this is the first since a poll took something. Waking the peer is a system call too, and then somebody has to run: that pays
+    /// when more is to come.
+    fn is_alone(&self) -> bool {
+        let taken = self.taken();
+        self.alone_since.swap(taken, Ordering::Relaxed) != taken
     }
 
     fn read_directly(&self, wr: &SendWr, remote: RemoteAddr, local: &LocalLink) -> Outcome {

@@ -16,6 +16,7 @@ mod direct;
 mod end;
 mod frame;
 mod handle;
+mod lease;
 mod prompt;
 mod rnr;
 mod rx;
@@ -24,7 +25,6 @@ mod tx;
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -66,15 +66,6 @@ const DEFER_BYTES: u32 = 4096;
 
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
 const LOCAL_MAX_ULPDU: u32 = 16 << 20;
-
-/// Polls in vain, one after the other, after which the poller takes the lease. One who looks for the completion of what it has just
-/// posted, and then spins on its memory, polls less, and must have the engine watch the socket.
-const LEASE_AFTER: u32 = 8;
-/// The same where the engine is needed.
-const LEASE_LATE: u32 = 256;
-/// So many times the engine leaves a queue pair armed although its owner was driving it just then, after something has waited
-/// for a tick because the owner did not come back.
-const KEEN: u32 = 64;
 
 /// When an initiator that has heard nothing nudges its peer, counted from the start.
 const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
@@ -187,10 +178,13 @@ pub(crate) struct QpInner {
     arm_wanted: AtomicBool,
     /// How much the engine is needed although somebody polls, see [`KEEN`].
     keen: AtomicU32,
+    /// A thread of the program has received something while it drove.
+    took: AtomicBool,
     /// Posts since the last poll.
     deferred: AtomicU32,
-    /// What [`QpInner::taken`] said at the last post.
+    /// What [`QpInner::taken`] said at the last post, and at the last small Write to a peer who slept.
     seen_taken: AtomicU32,
+    alone_since: AtomicU32,
     connected: OnceLock<Connected>,
     /// Why the connection is not on shared memory.
     pub(crate) reason: OnceLock<String>,
@@ -458,13 +452,12 @@ impl QpInner {
         }
         let before = self.deferred.fetch_add(count, Ordering::SeqCst);
         // Somebody must be sure to come by: a poller, or the engine's tick. A sleeping owner counts for neither.
-        let lent = !self.armed.load(Ordering::SeqCst)
-            && self.waiters.load(Ordering::SeqCst) == 0
-            && self.state() == QpState::Rts;
-        if lent
-            && before > 0
+        if before > 0
             && before % DEFER_MAX + count < DEFER_MAX
             && bytes / count <= DEFER_BYTES
+            && self.waiters.load(Ordering::SeqCst) == 0
+            && self.state() == QpState::Rts
+            && (!self.armed.load(Ordering::SeqCst) || self.posts_in_a_row(before))
         {
             self.send_cq.deferred.store(true, Ordering::Relaxed);
             self.recv_cq.deferred.store(true, Ordering::Relaxed);
@@ -486,152 +479,6 @@ impl QpInner {
         if self.deferred.swap(0, Ordering::SeqCst) > 1 {
             self.drive(false);
         }
-    }
-
-    /// A poll that found nothing, after as many others: look at the socket. Somebody who goes on spinning takes the lease: the engine
-    /// need not watch beside it.
-    pub(crate) fn drive_polled(self: &Arc<Self>, in_vain: u32) {
-        if self.dead.load(Ordering::Relaxed) || self.connected.get().is_none() {
-            return;
-        }
-        let spins = if self.is_keen() {
-            in_vain >= LEASE_LATE
-        } else {
-            in_vain >= LEASE_AFTER
-        };
-        if spins {
-            let seq = self.drive_seq.load(Ordering::Relaxed);
-            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
-            self.take_lease();
-        }
-        if self.deferred.load(Ordering::SeqCst) != 0 {
-            self.deferred.store(0, Ordering::SeqCst);
-        }
-        self.drive(true);
-    }
-
-    /// A poll by an owner who has asked for an event: look, and leave the socket to the engine.
-    pub(crate) fn drive_unleased(self: &Arc<Self>) {
-        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
-            self.deferred.store(0, Ordering::SeqCst);
-            self.drive(true);
-            self.release_lease();
-        }
-    }
-
-    fn take_lease(self: &Arc<Self>) {
-        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
-            self.engine().lend(self);
-        }
-    }
-
-    /// The owner goes to sleep somewhere else: the engine takes over at once.
-    pub(crate) fn release_lease(self: &Arc<Self>) {
-        // It has polled until now, but does not go on: see `lease_state`.
-        let seq = self.drive_seq.load(Ordering::SeqCst);
-        self.seen_seq.store(seq, Ordering::SeqCst);
-        if !self.armed.load(Ordering::Relaxed) {
-            self.rearm_and_flush();
-        }
-    }
-
-    /// The owner goes to sleep on this descriptor; `None` in place of an interest: it should look again first.
-    pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
-        let connected = self.connected.get()?;
-        if self.dead.load(Ordering::Relaxed) {
-            return None;
-        }
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        // A post before it saw this waiter may have been put off.
-        self.flush_deferred();
-        self.take_lease();
-        Some((connected.link.fd(), connected.link.watch(self.interest())))
-    }
-
-    pub(crate) fn end_wait(&self) {
-        self.drive_seq.fetch_add(1, Ordering::Relaxed);
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
-        self.engine().keep_ticking();
-    }
-
-    fn interest(&self) -> Interest {
-        let mut interest = Interest::empty();
-        interest.set(Interest::WRITE, self.tx_blocked.load(Ordering::SeqCst));
-        interest.set(Interest::READ, !self.rx_stopped.load(Ordering::SeqCst));
-        interest
-    }
-
-    /// Let the engine's epoll fire for this queue pair again.
-    pub(crate) fn rearm(&self) {
-        let Some(connected) = self.connected.get() else {
-            return;
-        };
-        if !self.dead.load(Ordering::SeqCst) {
-            self.armed.store(true, Ordering::SeqCst);
-            loop {
-                let interest = self.interest();
-                match connected.link.watch(interest) {
-                    Some(what) => self
-                        .engine()
-                        .arm(connected.token, connected.link.fd(), what),
-                    None => self.engine().poke(connected.token),
-                }
-                // Another thread may have been blocked meanwhile, and have armed before us.
-                if self.interest() == interest {
-                    break;
-                }
-            }
-        }
-    }
-
-    /// For the engine's tick. `Idle` takes the queue pair off the lent list.
-    pub(crate) fn lease_state(&self) -> Lease {
-        let seq = self.drive_seq.load(Ordering::SeqCst);
-        let polled = self.seen_seq.swap(seq, Ordering::SeqCst) != seq;
-        if polled {
-            Lease::Polled
-        } else if self.waiters.load(Ordering::SeqCst) > 0 && !self.tx_blocked.load(Ordering::SeqCst)
-        {
-            // An owner who fell asleep before sending was blocked does not watch for room: the engine does then.
-            Lease::Asleep
-        } else {
-            Lease::Idle
-        }
-    }
-
-    /// Work was put off until the next poll.
-    pub(crate) fn has_deferred(&self) -> bool {
-        self.deferred.load(Ordering::SeqCst) > 1
-    }
-
-    /// No owner sleeps on the socket.
-    pub(crate) fn is_awake(&self) -> bool {
-        self.waiters.load(Ordering::SeqCst) == 0
-    }
-
-    /// Whether it has to be put on the engine's list of lent queue pairs now.
-    pub(crate) fn enter_lent(&self) -> bool {
-        !self.in_lent.swap(true, Ordering::SeqCst)
-    }
-
-    /// The engine takes a lent queue pair back.
-    pub(crate) fn take_back(self: &Arc<Self>) {
-        self.in_lent.store(false, Ordering::SeqCst);
-        if !self.armed.load(Ordering::SeqCst) {
-            match self.drive(true) {
-                Drive::Busy => return self.engine().lend(self),
-                // It waited for this tick.
-                Drive::Moved => self.keen.store(KEEN, Ordering::Relaxed),
-                Drive::Still => {}
-            }
-            self.rearm_and_flush();
-        }
-    }
-
-    /// Arm, and look once more: a post may have counted on whoever was driving.
-    pub(crate) fn rearm_and_flush(self: &Arc<Self>) {
-        self.rearm();
-        self.flush_deferred();
     }
 
     /// After looking at a transport whose wake-ups come once: somebody who sleeps, and was woken while another thread
@@ -677,30 +524,6 @@ impl QpInner {
     pub(crate) fn peer_died(self: &Arc<Self>) {
         if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
             local.set_dead();
-            self.drive(true);
-        }
-    }
-
-    pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
-        let drove = self.drive(true);
-        if drove == Drive::Moved && self.is_keen() {
-            self.keen.store(KEEN, Ordering::Relaxed);
-        }
-        drove
-    }
-
-    fn is_keen(&self) -> bool {
-        self.keen.load(Ordering::Relaxed) > 0
-    }
-
-    /// The engine goes, and another thread was driving when it last looked.
-    pub(crate) fn leave_driven(self: &Arc<Self>) {
-        let keen = self.keen.load(Ordering::Relaxed);
-        if keen == 0 {
-            self.engine().lend(self);
-        } else {
-            self.keen.store(keen - 1, Ordering::Relaxed);
-            self.arm_wanted.store(true, Ordering::SeqCst);
             self.drive(true);
         }
     }
@@ -824,6 +647,9 @@ impl QpInner {
         if receive && core.ended.is_none() {
             received = self.pump_rx(core, link);
             moved |= received;
+            if received && !on_engine() {
+                self.took.store(true, Ordering::Relaxed);
+            }
             if core.confirming.is_some() {
                 // What is confirmed may allow the next question.
                 self.reap(core);

@@ -1,0 +1,232 @@
+//! Who drives a queue pair: the thread that polls, or the engine (see [`crate::engine`]).
+//!
+//! An owner who polls takes the *lease*, and the engine stops watching the socket. Whether it is one is told by what its polls come to:
+//! many in vain, one after the other, or one that received what came. An owner who only looks for the completions of what it posts, and
+//! else spins on its memory or sleeps on something else, is none: the engine stays armed. Where that judgement fails, something waits for
+//! the engine's tick; the engine is *keen* for a while then.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use weft_sys::Interest;
+
+use super::{Drive, QpInner};
+use crate::engine::Lease;
+
+/// Polls in vain, one after the other, after which the poller takes the lease in any case. One who looks for the completion of what it
+/// has just posted, and then spins on its memory, polls less, and must have the engine watch the socket.
+const LEASE_AFTER: u32 = 8;
+/// The same where the engine is needed.
+const LEASE_LATE: u32 = 256;
+/// Posts without a poll from which on more are put off although nobody has the lease.
+const IN_A_ROW: u32 = 4;
+/// So many times the engine leaves a queue pair armed although its owner was driving it just then, after something has waited
+/// for a tick because the owner did not come back.
+const KEEN: u32 = 64;
+/// The same after posts have waited for a tick: the tick may just have come in the middle of them.
+const KEEN_POSTS: u32 = 8;
+
+impl QpInner {
+    /// A poll that found nothing, after as many others: look at the socket. Somebody who goes on polling, or who was the one to receive
+    /// what came last, takes the lease: the engine need not watch beside it.
+    pub(crate) fn drive_polled(self: &Arc<Self>, in_vain: u32) {
+        if self.dead.load(Ordering::Relaxed) || self.connected.get().is_none() {
+            return;
+        }
+        let took = self.took.load(Ordering::Relaxed);
+        let mut keen = self.keen.load(Ordering::Relaxed);
+        if took {
+            self.took.store(false, Ordering::Relaxed);
+            keen /= 2;
+            self.keen.store(keen, Ordering::Relaxed);
+        }
+        let spins = if keen == 0 {
+            took || in_vain >= LEASE_AFTER
+        } else {
+            in_vain >= LEASE_LATE
+        };
+        if spins {
+            let seq = self.drive_seq.load(Ordering::Relaxed);
+            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+            self.take_lease();
+        }
+        if self.deferred.load(Ordering::SeqCst) != 0 {
+            self.deferred.store(0, Ordering::SeqCst);
+        }
+        self.drive(true);
+    }
+
+    /// A poll by an owner who has asked for an event: look, and leave the socket to the engine.
+    pub(crate) fn drive_unleased(self: &Arc<Self>) {
+        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
+            self.deferred.store(0, Ordering::SeqCst);
+            self.drive(true);
+            self.release_lease();
+        }
+    }
+
+    pub(super) fn take_lease(self: &Arc<Self>) {
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
+            self.engine().lend(self);
+        }
+    }
+
+    /// The owner goes to sleep somewhere else: the engine takes over at once.
+    pub(crate) fn release_lease(self: &Arc<Self>) {
+        // It has polled until now, but does not go on: see `lease_state`.
+        let seq = self.drive_seq.load(Ordering::SeqCst);
+        self.seen_seq.store(seq, Ordering::SeqCst);
+        if !self.armed.load(Ordering::Relaxed) {
+            self.rearm_and_flush();
+        }
+    }
+
+    /// The owner goes to sleep on this descriptor; `None` in place of an interest: it should look again first.
+    pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
+        let connected = self.connected.get()?;
+        if self.dead.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        // A post before it saw this waiter may have been put off.
+        self.flush_deferred();
+        self.take_lease();
+        Some((connected.link.fd(), connected.link.watch(self.interest())))
+    }
+
+    pub(crate) fn end_wait(&self) {
+        self.drive_seq.fetch_add(1, Ordering::Relaxed);
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        self.engine().keep_ticking();
+    }
+
+    pub(super) fn interest(&self) -> Interest {
+        let mut interest = Interest::empty();
+        interest.set(Interest::WRITE, self.tx_blocked.load(Ordering::SeqCst));
+        interest.set(Interest::READ, !self.rx_stopped.load(Ordering::SeqCst));
+        interest
+    }
+
+    /// Let the engine's epoll fire for this queue pair again.
+    pub(crate) fn rearm(&self) {
+        let Some(connected) = self.connected.get() else {
+            return;
+        };
+        if !self.dead.load(Ordering::SeqCst) {
+            self.armed.store(true, Ordering::SeqCst);
+            loop {
+                let interest = self.interest();
+                match connected.link.watch(interest) {
+                    Some(what) => self
+                        .engine()
+                        .arm(connected.token, connected.link.fd(), what),
+                    None => self.engine().poke(connected.token),
+                }
+                // Another thread may have been blocked meanwhile, and have armed before us.
+                if self.interest() == interest {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// For the engine's tick. `Idle` takes the queue pair off the lent list.
+    pub(crate) fn lease_state(&self) -> Lease {
+        let seq = self.drive_seq.load(Ordering::SeqCst);
+        let polled = self.seen_seq.swap(seq, Ordering::SeqCst) != seq;
+        if polled {
+            Lease::Polled
+        } else if self.waiters.load(Ordering::SeqCst) > 0 && !self.tx_blocked.load(Ordering::SeqCst)
+        {
+            // An owner who fell asleep before sending was blocked does not watch for room: the engine does then.
+            Lease::Asleep
+        } else {
+            Lease::Idle
+        }
+    }
+
+    /// Work was put off until the next poll.
+    pub(crate) fn has_deferred(&self) -> bool {
+        self.deferred.load(Ordering::SeqCst) > 1
+    }
+
+    /// No owner sleeps on the socket.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.waiters.load(Ordering::SeqCst) == 0
+    }
+
+    /// Whether it has to be put on the engine's list of lent queue pairs now.
+    pub(crate) fn enter_lent(&self) -> bool {
+        !self.in_lent.swap(true, Ordering::SeqCst)
+    }
+
+    /// The engine takes a lent queue pair back.
+    pub(crate) fn take_back(self: &Arc<Self>) {
+        self.in_lent.store(false, Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) {
+            // Posts were put off, and no poll came.
+            if self.has_deferred() {
+                self.keen.fetch_max(KEEN_POSTS, Ordering::Relaxed);
+                self.flush_deferred();
+            }
+        } else {
+            match self.drive(true) {
+                Drive::Busy => return self.engine().lend(self),
+                // It waited for this tick.
+                Drive::Moved => self.keen.store(KEEN, Ordering::Relaxed),
+                Drive::Still => {}
+            }
+            self.rearm_and_flush();
+        }
+    }
+
+    /// Arm, and look once more: a post may have counted on whoever was driving.
+    pub(crate) fn rearm_and_flush(self: &Arc<Self>) {
+        self.rearm();
+        self.flush_deferred();
+    }
+
+    /// Nobody polls yet, but a program that posts so much in a row will, to learn what became of it. The tick sends what it is wrong
+    /// about.
+    pub(super) fn posts_in_a_row(self: &Arc<Self>, before: u32) -> bool {
+        let keen = self.keen.load(Ordering::Relaxed);
+        // Whoever has asked for an event is about to sleep, not to poll.
+        if self.send_cq.is_armed() || self.recv_cq.is_armed() {
+            return false;
+        }
+        if before < IN_A_ROW || keen > 0 {
+            if before == IN_A_ROW {
+                self.keen.store(keen.saturating_sub(1), Ordering::Relaxed);
+            }
+            return false;
+        }
+        self.engine().lend(self);
+        true
+    }
+
+    pub(super) fn is_keen(&self) -> bool {
+        self.keen.load(Ordering::Relaxed) > 0
+    }
+
+    /// The engine goes, and another thread was driving when it last looked.
+    pub(crate) fn leave_driven(self: &Arc<Self>) {
+        let keen = self.keen.load(Ordering::Relaxed);
+        if keen == 0 {
+            self.engine().lend(self);
+        } else {
+            self.keen.store(keen - 1, Ordering::Relaxed);
+            self.arm_wanted.store(true, Ordering::SeqCst);
+            self.drive(true);
+        }
+    }
+
+    /// The engine drives.
+    pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
+        let drove = self.drive(true);
+        if drove == Drive::Moved && self.is_keen() {
+            self.keen.store(KEEN, Ordering::Relaxed);
+        }
+        drove
+    }
+}
