@@ -32,7 +32,7 @@ const ANSWERS: usize = 1024;
 const REFUSALS: u32 = 5;
 /// A request is sent so often again, as InfiniBand's connection manager does.
 const RETRIES: u32 = 15;
-/// Pauses before that: the first, doubled each time, and the longest. Eleven seconds in all.
+/// Pauses before that: the first, doubled each time, and the longest. 12.55 seconds in all.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// The queue pair that was asked for.
@@ -73,7 +73,7 @@ pub struct ServicePort {
 }
 
 impl Device {
-    /// Take a UDP address (port 0: any free one).
+    /// Take a UDP address (port 0: any free one), never with others: they would share the requests too, whatever [`BindOptions::share`] says.
     ///
     /// # Errors
     /// As `bind(2)`; `Unsupported` on a simulated network.
@@ -81,7 +81,11 @@ impl Device {
         if !matches!(self.0.transport, Transport::Tcp) {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        let socket = UdpSocket::bind_with(addr, RECEIVE_BUFFER, options)?;
+        let alone = BindOptions {
+            share: false,
+            ..options
+        };
+        let socket = UdpSocket::bind_with(addr, RECEIVE_BUFFER, alone)?;
         Ok(ServicePort {
             device: Arc::clone(&self.0),
             addr: socket.local_addr()?,
@@ -441,12 +445,15 @@ struct Asking {
 
 impl Asking {
     fn send(&self) {
-        // An error of an earlier one may come up here. It is asked for again.
-        let sent = self.port.socket.send(&self.request, self.dst, None);
-        match sent {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => self.refused(),
-            Err(error) => tracing::debug!(%error, dst = %self.dst, "a request is lost"),
-            Ok(()) => {}
+        let send = || self.port.socket.send(&self.request, self.dst, None);
+        // What became of an earlier one may come up here, and then this one has not been sent.
+        let sent = send().or_else(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => send(),
+            _ => Err(error),
+        });
+        if let Err(error) = sent {
+            // It is asked for again.
+            tracing::debug!(%error, dst = %self.dst, "a request is lost");
         }
     }
 
@@ -476,8 +483,9 @@ impl Asking {
             }
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         };
-        // One that came before the socket was connected may be anybody's.
+        // One that came before the socket was connected may be anybody's. IPv4 addresses come as such.
         let from = (arrival.from.ip(), arrival.from.port());
+        let asked = (self.dst.ip().to_canonical(), self.dst.port());
         let datagram = buffer.get(..arrival.len).unwrap_or_default();
         match Message::parse(datagram) {
             Some(Message {
@@ -489,7 +497,7 @@ impl Asking {
                         qkey,
                     },
                 private_data,
-            }) if transaction == self.transaction && from == (self.dst.ip(), self.dst.port()) => {
+            }) if transaction == self.transaction && from == asked => {
                 let private_data = private_data.to_vec();
                 self.end(match status {
                     status::SUCCESS => Ok(Found {
@@ -573,12 +581,25 @@ mod tests {
         Device::open().unwrap()
     }
 
+    const ALONE: BindOptions = BindOptions {
+        v6_only: false,
+        share: false,
+    };
+
     fn port(device: &Device) -> ServicePort {
-        let alone = BindOptions {
-            v6_only: false,
-            share: false,
-        };
-        device.bind_service(LOCAL.parse().unwrap(), alone).unwrap()
+        device.bind_service(LOCAL.parse().unwrap(), ALONE).unwrap()
+    }
+
+    /// An address of this host at which nobody listens, and nobody else takes a port.
+    fn nobody(device: &Device, number: u8) -> SocketAddr {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let own = SocketAddr::from(([127, 100 + number, high, low], 0));
+        device.bind_service(own, ALONE).unwrap().local_addr()
+    }
+
+    /// The next one; a test that waits in vain is to fail.
+    fn next<T>(from: &mpsc::Receiver<T>) -> T {
+        from.recv_timeout(Duration::from_secs(60)).unwrap()
     }
 
     fn serve(device: &Device, backlog: u32) -> (Serving, mpsc::Receiver<LookupRequest>) {
@@ -601,7 +622,7 @@ mod tests {
         let device = device();
         let (serving, requests) = serve(&device, 4);
         let (lookup, answer) = ask(&device, serving.local_addr(), b"hello");
-        let request = requests.recv().unwrap();
+        let request = next(&requests);
         assert_eq!(request.private_data(), b"hello");
         assert_eq!(request.peer_addr(), lookup.local_addr());
         assert_eq!(request.local_addr(), serving.local_addr());
@@ -611,7 +632,7 @@ mod tests {
             qkey: 0x11,
             private_data: b"hi".to_vec(),
         };
-        assert_eq!(answer.recv().unwrap(), Ok(found));
+        assert_eq!(next(&answer), Ok(found));
         assert!(answer.recv().is_err(), "once only");
     }
 
@@ -620,56 +641,112 @@ mod tests {
         let device = device();
         let (serving, requests) = serve(&device, 4);
         let (_lookup, answer) = ask(&device, serving.local_addr(), b"");
-        requests.recv().unwrap().reject(b"no").unwrap();
+        next(&requests).reject(b"no").unwrap();
         let refused = |status, said: &[u8]| {
             Err(LookupError::Refused {
                 status,
                 private_data: said.to_vec(),
             })
         };
-        assert_eq!(answer.recv().unwrap(), refused(status::REJECT, b"no"));
+        assert_eq!(next(&answer), refused(status::REJECT, b"no"));
         let (_lookup, answer) = ask(&device, serving.local_addr(), b"");
-        drop(requests.recv().unwrap());
-        assert_eq!(answer.recv().unwrap(), refused(status::NO_QP, b""));
+        drop(next(&requests));
+        assert_eq!(next(&answer), refused(status::NO_QP, b""));
         let (_lookup, answer) = ask(&device, serving.local_addr(), b"");
-        let request = requests.recv().unwrap();
+        let request = next(&requests);
         let long = [0; sidr::MAX_REPLY + 1];
         assert!(request.accept(1, 1, &long).is_err());
-        assert_eq!(answer.recv().unwrap(), refused(status::NO_QP, b""));
+        assert_eq!(next(&answer), refused(status::NO_QP, b""));
     }
 
     #[test]
     fn nobody_there_is_told() {
         let device = device();
-        let (serving, _requests) = serve(&device, 4);
-        let gone = serving.local_addr();
-        drop(serving);
+        let gone = nobody(&device, 1);
         let (_lookup, answer) = ask(&device, gone, b"");
-        assert_eq!(answer.recv().unwrap(), Err(LookupError::NoService));
+        assert_eq!(next(&answer), Err(LookupError::NoService));
         assert!(port(&device).look_up(gone, &[0; 181], |_| {}).is_err());
     }
 
     #[test]
     fn who_listens_a_little_later_is_found() {
         let device = device();
-        let later = port(&device);
-        let addr = later.local_addr();
-        drop(later);
-        let (lookup, answer) = ask(&device, addr, b"");
+        let addr = nobody(&device, 2);
+        let (tx, answer) = mpsc::channel();
+        // More patient than others, so that there is time even on a busy host.
+        let lookup = port(&device)
+            .ask(
+                addr,
+                b"",
+                PAUSES.map(|pause| pause * 4),
+                Box::new(move |answer| drop(tx.send(answer))),
+            )
+            .unwrap();
         let asking = Arc::clone(&lookup.0);
         let sent = || lock(&asking.state).as_ref().map(|waiting| waiting.sent);
         while sent() == Some(1) {
             std::thread::yield_now();
         }
-        let alone = BindOptions {
-            v6_only: false,
-            share: false,
-        };
         let (tx, requests) = mpsc::channel();
-        let port = device.bind_service(addr, alone).unwrap();
+        let port = device.bind_service(addr, ALONE).unwrap();
         let _serving = port.serve(1, move |r| drop(tx.send(r))).unwrap();
-        requests.recv().unwrap().accept(9, 9, b"").unwrap();
-        assert_eq!(answer.recv().unwrap().unwrap().qp_num, 9);
+        next(&requests).accept(9, 9, b"").unwrap();
+        assert_eq!(next(&answer).unwrap().qp_num, 9);
+    }
+
+    /// As programs get it from `getaddrinfo(3)` with `AI_V4MAPPED`.
+    #[test]
+    fn a_mapped_address_is_one_of_ipv4() {
+        let device = device();
+        let Ok(asker) = device.bind_service("[::]:0".parse().unwrap(), ALONE) else {
+            return; // This host has no IPv6.
+        };
+        let (serving, requests) = serve(&device, 1);
+        let SocketAddr::V4(at) = serving.local_addr() else {
+            panic!("it listens at {}", serving.local_addr());
+        };
+        let mapped = SocketAddr::from((at.ip().to_ipv6_mapped(), at.port()));
+        let (tx, answer) = mpsc::channel();
+        let on_answer = move |answer| drop(tx.send(answer));
+        let _lookup = asker.look_up(mapped, b"", on_answer).unwrap();
+        next(&requests).accept(5, 5, b"").unwrap();
+        assert_eq!(next(&answer).unwrap().qp_num, 5);
+    }
+
+    #[test]
+    fn requests_are_not_shared() {
+        let device = device();
+        let shared = BindOptions {
+            share: true,
+            ..ALONE
+        };
+        let first = device.bind_service(nobody(&device, 3), shared).unwrap();
+        let second = device.bind_service(first.local_addr(), shared);
+        assert_eq!(second.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    /// What the network says of one request does not keep the next one from being sent.
+    #[test]
+    fn a_refusal_that_was_not_read_costs_no_request() {
+        let device = device();
+        let (tx, wait) = mpsc::channel::<()>();
+        let (busy, is_busy) = mpsc::channel();
+        let wait = Mutex::new(wait);
+        let on_request = move |_| {
+            let _ = busy.send(());
+            let _ = lock(&wait).recv();
+        };
+        let serving = port(&device).serve(1, on_request).unwrap();
+        let (_first, _) = ask(&device, serving.local_addr(), b"");
+        next(&is_busy);
+        // The engine reads nothing from here on.
+        let dst = nobody(&device, 4);
+        let (lookup, _answer) = ask(&device, dst, b"");
+        let listener = UdpSocket::bind(dst, 1 << 16).unwrap();
+        lookup.0.send();
+        let heard = listener.recv(&mut [0; ROOM]);
+        drop(tx);
+        assert!(heard.is_ok(), "{heard:?}");
     }
 
     /// The same request again: the answer again, and nothing for the program.
@@ -698,7 +775,7 @@ mod tests {
             peer.send(junk, serving.local_addr(), None).unwrap();
         }
         send(1);
-        requests.recv().unwrap().accept(7, 7, b"").unwrap();
+        next(&requests).accept(7, 7, b"").unwrap();
         assert_eq!(receive(), 1);
         send(2);
         send(2);
@@ -708,12 +785,12 @@ mod tests {
         send(1);
         assert_eq!(receive(), 1);
         for expected in [2, 3] {
-            requests.recv().unwrap().accept(7, 7, b"").unwrap();
+            next(&requests).accept(7, 7, b"").unwrap();
             assert_eq!(receive(), expected);
         }
         assert!(requests.try_recv().is_err(), "2 once, 4 not at all");
         send(4);
-        drop(requests.recv().unwrap());
+        drop(next(&requests));
         assert_eq!(receive(), 4);
     }
 
@@ -727,7 +804,7 @@ mod tests {
         let _lookup = port(&device)
             .ask(dst, b"", [Duration::from_millis(1); 2], on_answer)
             .unwrap();
-        assert_eq!(rx.recv().unwrap(), Err(LookupError::TimedOut));
+        assert_eq!(next(&rx), Err(LookupError::TimedOut));
         let mut buffer = [0; ROOM];
         let asked = std::iter::from_fn(|| silent.recv(&mut buffer).ok()).count();
         assert_eq!(asked, 1 + RETRIES as usize);
@@ -762,7 +839,7 @@ mod tests {
         service.send(b"nonsense", to, None).unwrap();
         service.send(&buffer[..len], to, None).unwrap();
         service.send(&reply(transaction, 3), to, None).unwrap();
-        assert_eq!(answer.recv().unwrap().unwrap().qp_num, 3);
+        assert_eq!(next(&answer).unwrap().qp_num, 3);
     }
 
     #[test]

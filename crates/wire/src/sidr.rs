@@ -93,6 +93,7 @@ impl<'a> Message<'a> {
         let (covered, crc) = datagram.split_last_chunk::<CRC>()?;
         let (header, private_data) = covered.split_first_chunk::<HEADER>()?;
         if header[..4] != MAGIC
+            || header[6] != 0
             || usize::from(header[7]) != private_data.len()
             || crc32c(covered).to_le_bytes() != *crc
         {
@@ -100,7 +101,7 @@ impl<'a> Message<'a> {
         }
         let word = |at: usize| u32::from_be_bytes(std::array::from_fn(|i| header[at + i]));
         let (body, most) = match header[4] {
-            REQUEST => (Body::Request, MAX_REQUEST),
+            REQUEST if (header[5], word(16), word(20)) == (0, 0, 0) => (Body::Request, MAX_REQUEST),
             REPLY => {
                 let reply = Body::Reply {
                     status: header[5],
@@ -181,12 +182,23 @@ mod tests {
     }
 
     #[test]
-    fn kinds_to_come_are_no_messages() {
-        let mut raw = ANSWER.emit().unwrap();
-        raw.truncate(raw.len() - CRC);
-        raw[4] = 3;
-        let crc = crc32c(&raw).to_le_bytes();
-        raw.extend_from_slice(&crc);
-        assert_eq!(Message::parse(&raw), None);
+    fn kinds_and_fields_to_come_are_no_messages() {
+        let request = Message {
+            body: Body::Request,
+            ..ANSWER
+        };
+        for (message, reserved) in [
+            (ANSWER, &[4, 6][..]),
+            (request, &[4, 5, 6, 16, 17, 18, 19, 20, 21, 22, 23]),
+        ] {
+            for &at in reserved {
+                let mut raw = message.emit().unwrap();
+                raw.truncate(raw.len() - CRC);
+                raw[at] = 3;
+                let crc = crc32c(&raw).to_le_bytes();
+                raw.extend_from_slice(&crc);
+                assert_eq!(Message::parse(&raw), None, "byte {at}");
+            }
+        }
     }
 }

@@ -445,8 +445,10 @@ fn to_group(group: &str, qkey: u32) -> UdDest {
 
 #[test]
 fn a_group_is_heard_by_all_that_are_attached() {
-    const GROUP: &str = "239.87.2.1:22273";
-    let group = GROUP.parse().unwrap();
+    // Other runs of this test on the host have another.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let group = SocketAddr::from(([239, 82, high, low], 22273));
+    let name = group.to_string();
     let (a, b) = (Side::new(), Side::new());
     let (qa, qb, qc) = (a.qp(), b.qp(), b.qp());
     for qp in [&qa, &qb, &qc] {
@@ -467,14 +469,14 @@ fn a_group_is_heard_by_all_that_are_attached() {
     a.mr.write(128, b"to all").expect("in bounds");
     let wr = SendWr::send(7).sge(a.mr.sge(128, 6));
     // Not those with another key, nor what names one of them.
-    qa.post_send(&wr, &to_group(GROUP, 5)).expect("posted");
-    let mut one = to_group(GROUP, QKEY);
+    qa.post_send(&wr, &to_group(&name, 5)).expect("posted");
+    let mut one = to_group(&name, QKEY);
     one.qp_num = qb.num();
     qa.post_send(&wr, &one).expect("posted");
     // Nor what is none of this protocol.
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
-    let _ = stranger.send_to(b"junk", GROUP);
-    qa.post_send(&wr, &to_group(GROUP, QKEY)).expect("posted");
+    let _ = stranger.send_to(b"junk", group);
+    qa.post_send(&wr, &to_group(&name, QKEY)).expect("posted");
     assert_eq!(a.next().wr_id, 1, "the sender hears it too");
     let heard: HashSet<u64> = [b.poll(), b.next()].map(|wc| wc.wr_id).into();
     assert_eq!(heard, HashSet::from([2, 3]));
@@ -488,11 +490,11 @@ fn a_group_is_heard_by_all_that_are_attached() {
     b.recv(&qb, 4, 0, 64);
     b.recv(&qc, 5, 0, 64);
     a.recv(&qa, 6, 0, 64);
-    qa.post_send(&wr, &to_group(GROUP, QKEY)).expect("posted");
+    qa.post_send(&wr, &to_group(&name, QKEY)).expect("posted");
     assert_eq!((a.next().wr_id, b.next().wr_id), (6, 5));
     drop(qc);
     a.recv(&qa, 8, 0, 64);
-    qa.post_send(&wr, &to_group(GROUP, QKEY)).expect("posted");
+    qa.post_send(&wr, &to_group(&name, QKEY)).expect("posted");
     assert_eq!(a.next().wr_id, 8);
     assert_eq!(b.cq.poll(&mut [Wc::default()]).expect("no overrun"), 0);
 }
