@@ -307,6 +307,44 @@ fn end_points_block_until_they_are_answered() {
     assert_eq!(server.join().unwrap(), num);
 }
 
+/// As `getaddrinfo(3)` gives addresses with `AI_V4MAPPED`.
+#[test]
+fn a_mapped_address_is_one_of_ipv4() {
+    if UdpSocket::bind("[::]:0").is_err() {
+        return; // This host has no IPv6.
+    }
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = listen(&server, "127.0.0.1:0");
+    let to = format!("[::ffff:127.0.0.1]:{}", listener.port());
+    let id = routed(&client, to.parse().unwrap());
+    id.connect(&Param::new(b"")).unwrap();
+    let event = server.expect(RDMA_CM_EVENT_CONNECT_REQUEST);
+    let asked = event.id();
+    event.ack();
+    create_qp(&asked);
+    asked.accept(&Param::new(b"")).unwrap();
+    let event = client.expect(RDMA_CM_EVENT_ESTABLISHED);
+    let found = ud(&event);
+    assert_eq!(found.qp_num, qp_num(&asked));
+    assert_eq!(unsafe { found.ah_attr.grh.dgid.raw }, v4_mapped(1));
+    event.ack();
+    asked.destroy_qp();
+    for id in [id, asked, listener] {
+        id.destroy();
+    }
+    let id = client.create_id_in(RDMA_PS_UDP);
+    id.bind("[::ffff:127.0.0.1]:0").unwrap();
+    create_qp(&id);
+    let mut group = sockaddr("239.87.4.4:0");
+    let joined = unsafe { rdma_join_multicast(id.0, group.ptr(), null_mut()) };
+    assert_eq!(joined, 0, "{}", std::io::Error::last_os_error());
+    client.expect(RDMA_CM_EVENT_MULTICAST_JOIN).ack();
+    let qp = unsafe { (*id.0).qp };
+    assert_eq!(unsafe { ibv_destroy_qp(qp) }, libc::EBUSY, "attached");
+    id.destroy_qp();
+    id.destroy();
+}
+
 fn joined(channel: &Channel, group: &str, context: usize) -> Id {
     let id = channel.create_id_in(RDMA_PS_UDP);
     id.bind("127.0.0.1:0").unwrap();

@@ -53,8 +53,8 @@ impl Core {
         {
             let mut setup = self.setup();
             // An address of ours says on which interface.
-            let from = setup.src.ok_or(Errno::INVAL)?;
-            if from.ip().is_unspecified() || from.is_ipv4() != group.is_ipv4() {
+            let from = setup.src.ok_or(Errno::INVAL)?.ip().to_canonical();
+            if from.is_unspecified() || from.is_ipv4() != group.is_ipv4() {
                 return Err(Errno::INVAL);
             }
             setup.groups.push(membership);
@@ -84,23 +84,31 @@ impl Core {
         if membership.silent || qp.is_null() || !still {
             return Ok(());
         }
-        let src = src.ok_or(Errno::INVAL)?.ip();
+        let src = src.ok_or(Errno::INVAL)?.ip().to_canonical();
         let own = persona::gids().into_iter().find(|gid| gid.ip == src);
         let own = own.ok_or(Errno::ADDRNOTAVAIL)?;
-        mcast::attach(qp, membership.gid(), Some(own.ifindex))
+        mcast::attach(qp, membership.gid(), Some(own.ifindex))?;
+        // Another thread may have left it meanwhile, and not found it attached.
+        if !self.hears(membership.group) {
+            let _ = mcast::detach(qp, membership.gid());
+        }
+        Ok(())
+    }
+
+    fn hears(&self, group: IpAddr) -> bool {
+        let groups = &self.setup().groups;
+        groups.iter().any(|of| of.group == group && !of.silent)
     }
 
     fn leave(&self, addr: SocketAddr) -> Result<(), Errno> {
         let group = group(addr).map_err(|_| Errno::ADDRNOTAVAIL)?;
-        let (left, still) = {
+        let left = {
             let groups = &mut self.setup().groups;
             let at = groups.iter().position(|of| of.group == group);
-            let left = groups.remove(at.ok_or(Errno::ADDRNOTAVAIL)?);
-            let still = groups.iter().any(|of| of.group == group && !of.silent);
-            (left, still)
+            groups.remove(at.ok_or(Errno::ADDRNOTAVAIL)?)
         };
         let qp = get!(self, qp);
-        if !left.silent && !still && !qp.is_null() {
+        if !left.silent && !self.hears(group) && !qp.is_null() {
             // Not attached where the event was not fetched.
             let _ = mcast::detach(qp, left.gid());
         }
