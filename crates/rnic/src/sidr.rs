@@ -599,7 +599,7 @@ mod tests {
 
     /// The next one; a test that waits in vain is to fail.
     fn next<T>(from: &mpsc::Receiver<T>) -> T {
-        from.recv_timeout(Duration::from_secs(60)).unwrap()
+        from.recv_timeout(Duration::from_mins(1)).unwrap()
     }
 
     fn serve(device: &Device, backlog: u32) -> (Serving, mpsc::Receiver<LookupRequest>) {
