@@ -69,6 +69,21 @@ pub(crate) fn is_sink(op: &SendOp) -> bool {
     )
 }
 
+/// Refuses what a connected queue pair with these depths (inbound and outbound) refuses, whatever else it has to do.
+pub(crate) fn check_later(wr: &SendWr, depths: Option<(u16, u16)>) -> Result<(), Errno> {
+    let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
+    let local = matches!(
+        wr.op,
+        SendOp::LocalInvalidate { .. } | SendOp::BindMw { .. }
+    );
+    let atomic = is_sink(&wr.op) && !matches!(wr.op, SendOp::Read { .. });
+    let wrong = len > u64::from(u32::MAX)
+        || (wr.inline.is_some() && (local || is_sink(&wr.op)))
+        || (atomic && len != 8)
+        || (is_sink(&wr.op) && depths.is_some_and(|(_, outbound)| outbound == 0));
+    if wrong { Err(Errno::INVAL) } else { Ok(()) }
+}
+
 /// How many elements a request has.
 #[inline]
 fn elements(list: *const ibv_sge, count: c_int, max: usize) -> Result<usize, Errno> {

@@ -28,7 +28,7 @@ use super::object::{Guard, Kind, Name, PerFork, Pool, Turn, find, lock, turn};
 use super::pd::Pd;
 use super::persona;
 use super::places::{self, Both};
-use super::post::refused;
+use super::post::{check_later, refused};
 use super::srq::Srq;
 use super::types::*;
 use super::ud::Datagrams;
@@ -265,6 +265,8 @@ impl QpObj {
             drop(resting);
             return native.post_send_from(wr).map_err(refused);
         }
+        // Later there is nobody to tell.
+        check_later(wr, native.depths())?;
         resting.push(wr.clone());
         Ok(())
     }
@@ -825,11 +827,11 @@ fn modify_datagram(
     let ud = qp.ud.as_ref().ok_or(Errno::INVAL)?;
     if to != IBV_QPS_INIT {
         let set = mask & IBV_QP_QKEY != 0;
-        ud.listen(if set { attr.qkey } else { qp.attr().qkey });
+        ud.listen(if set { attr.qkey } else { qp.attr().qkey })?;
     }
     if to == IBV_QPS_RTS {
         let _resting = lock(&qp.resting);
-        ud.resume();
+        qp.places.send.give_back(ud.resume());
         qp.set_state(to);
     } else {
         qp.set_state(to);
@@ -878,7 +880,7 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
         {
             let _resting = lock(&qp.resting);
             qp.set_state(IBV_QPS_ERR);
-            ud.fail();
+            qp.places.send.give_back(ud.fail());
         }
         if before != IBV_QPS_ERR {
             Audience::get().last(qp.num);
@@ -894,7 +896,9 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
     native.to_error();
     for wr in lock(&qp.resting).drain(..) {
         // It is flushed.
-        let _ = native.post_send_one(wr);
+        if native.post_send_one(wr).is_err() {
+            qp.places.send.give_back(1);
+        }
     }
     if before != IBV_QPS_ERR {
         Audience::get().last(qp.num);
@@ -919,10 +923,12 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
             qp.set_state(IBV_QPS_RESET);
             qp.ud.take()
         });
-        let renewed = Box::new(before.ok_or(Errno::INVAL)?.renewed()?);
+        let mut ud = before.ok_or(Errno::INVAL)?;
+        ud.end();
         qp.forget_posted();
-        qp.alone(|qp| qp.ud = Some(renewed));
-        return Ok(());
+        let renewed = ud.renew();
+        qp.alone(|qp| qp.ud = Some(ud));
+        return renewed;
     }
     if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET && qp.native.is_some() {
         return Ok(());

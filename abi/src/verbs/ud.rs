@@ -13,7 +13,8 @@ use super::types::*;
 
 /// The queue pair below, and how it was made.
 pub(crate) struct Datagrams {
-    native: UdQp,
+    /// `None` when no other could be made in its place.
+    native: Option<UdQp>,
     pd: weft_verbs::Pd,
     init: UdInit,
     /// Sends posted while the send queue was to rest (SQD).
@@ -45,7 +46,7 @@ impl Datagrams {
             ..UdInit::new(port, 0, &init.send_cq, &init.recv_cq)
         };
         Ok(Datagrams {
-            native: pd.create_ud_qp(&init).map_err(super::errno)?,
+            native: Some(pd.create_ud_qp(&init).map_err(super::errno)?),
             pd: pd.clone(),
             init,
             resting: Mutex::default(),
@@ -53,35 +54,40 @@ impl Datagrams {
         })
     }
 
-    /// From RTR on.
-    pub(crate) fn listen(&self, qkey: u32) {
-        self.native.set_qkey(qkey);
+    fn native(&self) -> Result<&UdQp, Errno> {
+        self.native.as_ref().ok_or(Errno::INVAL)
     }
 
-    /// Another one in its place, of the same number.
+    /// From RTR on.
     ///
     /// # Errors
-    /// As creating a queue pair.
-    pub(crate) fn renewed(self) -> Result<Datagrams, Errno> {
-        let Datagrams {
-            native,
-            pd,
-            init,
-            groups,
-            ..
-        } = self;
-        drop(native);
-        let native = pd.create_ud_qp(&init).map_err(super::errno)?;
-        for (group, interfaces) in &*lock(&groups) {
-            attach(&native, *group, interfaces)?;
-        }
-        Ok(Datagrams {
-            native,
-            pd,
-            init,
-            resting: Mutex::default(),
-            groups,
-        })
+    /// `EINVAL` where it could not be [`renewed`](Datagrams::renew).
+    pub(crate) fn listen(&self, qkey: u32) -> Result<(), Errno> {
+        self.native()?.set_qkey(qkey);
+        Ok(())
+    }
+
+    /// It makes no completions any more, before it is renewed.
+    pub(crate) fn end(&mut self) {
+        self.native = None;
+        lock(&self.resting).clear();
+    }
+
+    /// Another one in its place, of the same number. A group that can be heard no more is left.
+    ///
+    /// # Errors
+    /// As creating a queue pair: it may be tried again.
+    pub(crate) fn renew(&mut self) -> Result<(), Errno> {
+        let native = self.pd.create_ud_qp(&self.init).map_err(super::errno)?;
+        lock(&self.groups).retain(|(group, interfaces)| {
+            let attached = attach(&native, *group, interfaces);
+            if let Err(errno) = &attached {
+                tracing::warn!(%group, %errno, "a group is left: it can be heard no more");
+            }
+            attached.is_ok()
+        });
+        self.native = Some(native);
+        Ok(())
     }
 
     /// It hears this group from now on; what it hears already stays as it is.
@@ -93,7 +99,7 @@ impl Datagrams {
         if groups.iter().any(|(known, _)| *known == group) {
             return Ok(());
         }
-        attach(&self.native, group, &interfaces)?;
+        attach(self.native()?, group, &interfaces)?;
         groups.push((group, interfaces));
         Ok(())
     }
@@ -103,35 +109,40 @@ impl Datagrams {
     /// # Errors
     /// `EINVAL` when it did not.
     pub(crate) fn detach(&self, group: SocketAddr) -> Result<(), Errno> {
-        lock(&self.groups).retain(|(known, _)| *known != group);
-        if self.native.detach(group) {
-            Ok(())
-        } else {
-            Err(Errno::INVAL)
+        let mut groups = lock(&self.groups);
+        let at = groups.iter().position(|(known, _)| *known == group);
+        groups.remove(at.ok_or(Errno::INVAL)?);
+        if let Some(native) = &self.native {
+            native.detach(group);
         }
+        Ok(())
     }
 
     pub(crate) fn is_attached(&self) -> bool {
         !lock(&self.groups).is_empty()
     }
 
-    /// To the error state: everything posted is flushed.
-    pub(crate) fn fail(&self) {
-        self.native.to_error();
-        self.resume();
+    /// To the error state: everything posted is flushed. For the rest as [`Datagrams::resume`].
+    pub(crate) fn fail(&self) -> u32 {
+        if let Some(native) = &self.native {
+            native.to_error();
+        }
+        self.resume()
     }
 
     pub(crate) fn outstanding(&self) -> u32 {
-        self.native.outstanding() + lock(&self.resting).len() as u32
+        let below = self.native.as_ref().map_or(0, UdQp::outstanding);
+        below + lock(&self.resting).len() as u32
     }
 
     /// Post one send of a queue pair in this state.
     pub(crate) fn post(&self, state: ibv_qp_state, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
+        let native = self.native()?;
         match state {
-            IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => {
-                self.native.post_send(wr, to).map_err(refused)
-            }
+            IBV_QPS_RTS | IBV_QPS_SQE | IBV_QPS_ERR => native.post_send(wr, to).map_err(refused),
             IBV_QPS_SQD if self.outstanding() < self.init.max_send_wr => {
+                // Later there is nobody to tell.
+                native.check_send(wr).map_err(refused)?;
                 lock(&self.resting).push((wr.clone(), *to));
                 Ok(())
             }
@@ -143,15 +154,19 @@ impl Datagrams {
     /// Post one receive.
     pub(crate) fn post_recv(&self, wr: &RecvWr) -> Result<(), Errno> {
         let wrs = std::slice::from_ref(wr);
-        self.native.post_recv(wrs).map_err(refused)
+        self.native()?.post_recv(wrs).map_err(refused)
     }
 
-    /// The send queue goes on.
-    pub(crate) fn resume(&self) {
-        for (wr, to) in lock(&self.resting).drain(..) {
-            // It has room: what rests was counted.
-            let _ = self.native.post_send(&wr, &to);
-        }
+    /// The send queue goes on. Says how many requests were refused all the same: their places are free.
+    pub(crate) fn resume(&self) -> u32 {
+        let taken = |wr: &SendWr, to: &UdDest| {
+            let native = self.native.as_ref();
+            native.is_some_and(|native| native.post_send(wr, to).is_ok())
+        };
+        let mut resting = lock(&self.resting);
+        let refused = resting.drain(..).filter(|(wr, to)| !taken(wr, to));
+        // It has room, as what rests was counted, and was looked at when it was posted.
+        refused.count() as u32
     }
 }
 

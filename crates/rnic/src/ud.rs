@@ -482,6 +482,17 @@ impl UdQp {
         self.inner.post_send(wr, to).map_err(refused)
     }
 
+    /// Whether [`UdQp::post_send`] would take a request like this, given room for it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
+        match self.inner.check_post(wr) {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(PostError { index: 0, reason }),
+        }
+    }
+
     /// Post receives. They are taken in order, one a message.
     ///
     /// # Errors

@@ -17,6 +17,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -608,6 +609,17 @@ static void member(void) {
         CHECK(completion(h.scq).status == IBV_WC_SUCCESS && ibv_poll_cq(h.rcq, 1, &wc) == 0);
     }
     CHECK(ibv_detach_mcast(h.qp, &mapped, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
+    /* Where it cannot be a member again, it begins anew as none. */
+    struct rlimit files, none;
+    MUST(getrlimit(RLIMIT_NOFILE, &files) == 0);
+    none = files;
+    none.rlim_cur = 0;
+    CHECK(ibv_attach_mcast(h.qp, &gid, 0) == 0);
+    MUST(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    CHECK(to_state(h.qp, IBV_QPS_RESET) == 0 && ibv_modify_qp(h.qp, &attr, first) == 0);
+    CHECK(ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
+    MUST(setrlimit(RLIMIT_NOFILE, &files) == 0);
+    CHECK(ibv_attach_mcast(h.qp, &gid, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == 0);
     CHECK(ibv_destroy_ah(ah) == 0);
     half_close(&h);
 }
@@ -889,6 +901,12 @@ static void transfers(void) {
     receive(&b, 13, 0, 0);
     wr = request(13, IBV_WR_SEND, NULL, 0);
     CHECK(post(&a, &wr) == 0);
+    sge = part(&a, 0, 16);
+    struct ibv_send_wr never = request(14, IBV_WR_ATOMIC_FETCH_AND_ADD, &sge, 1);
+    CHECK(post(&a, &never) == EINVAL);
+    never = request(14, IBV_WR_RDMA_READ, &sge, 1);
+    never.send_flags |= IBV_SEND_INLINE;
+    CHECK(post(&a, &never) == EINVAL);
     usleep(20000);
     CHECK(ibv_poll_cq(b.rcq, 1, &wc) == 0);
     CHECK(to_state(a.qp, IBV_QPS_RTS) == 0);
@@ -1468,6 +1486,19 @@ static void resting(void) {
         pthread_barrier_wait(&sender.turn);
     }
     CHECK(pthread_join(thread, NULL) == 0);
+    /* What can never go out is refused at once, and takes no place. */
+    MUST(to_state(h.qp, IBV_QPS_SQD) == 0);
+    struct ibv_sge sge = part(&h, 0, 4097);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    wr.wr.ud.ah = sender.ah;
+    wr.wr.ud.remote_qpn = 0xfffffe;
+    for (int i = 0; i < 40; i++) {
+        wr.opcode = i % 2 ? IBV_WR_SEND : IBV_WR_RDMA_WRITE;
+        CHECK(post(&h, &wr) == EINVAL);
+    }
+    wr.opcode = IBV_WR_SEND;
+    sge.length = 4096;
+    CHECK(post(&h, &wr) == 0 && to_state(h.qp, IBV_QPS_RTS) == 0 && completion(h.scq).status == IBV_WC_SUCCESS);
     CHECK(ibv_destroy_ah(sender.ah) == 0);
     half_close(&h);
 }
