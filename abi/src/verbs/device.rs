@@ -17,6 +17,7 @@ use super::persona;
 use super::private::NobodysDevice;
 use super::sysfs::About;
 use super::types::*;
+use super::ud::MAX_MEMBERS;
 use crate::call::{pointer, run, status};
 use crate::made::Made;
 
@@ -285,10 +286,9 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
     if which == Which::Persona {
         attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
         attr.max_ah = int(limits.max_qp);
-        // Each takes a descriptor.
-        attr.max_mcast_grp = 1024;
-        attr.max_mcast_qp_attach = 1024;
-        attr.max_total_mcast_qp_attach = 1024;
+        attr.max_mcast_grp = int(MAX_MEMBERS);
+        attr.max_mcast_qp_attach = int(MAX_MEMBERS);
+        attr.max_total_mcast_qp_attach = int(MAX_MEMBERS);
     }
     attr.max_sge = int(limits.max_sge);
     attr.max_sge_rd = int(limits.max_sge);

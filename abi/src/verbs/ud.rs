@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use weft_verbs::{QpInit, RecvWr, SendWr, UdDest, UdInit, UdPort, UdQp};
 
 use super::ah::Ah;
-use super::object::{enter, lock};
+use super::object::{PerFork, enter, lock};
 use super::post::refused;
 use super::types::*;
 
@@ -19,8 +19,43 @@ pub(crate) struct Datagrams {
     init: UdInit,
     /// Sends posted while the send queue was to rest (SQD).
     resting: Mutex<Vec<(SendWr, UdDest)>>,
-    /// Multicast groups, and the interfaces on which they are heard.
-    groups: Mutex<Vec<(SocketAddr, Vec<u32>)>>,
+    groups: Mutex<Vec<Member>>,
+}
+
+/// A multicast group, and the interfaces on which it is heard.
+struct Member {
+    group: SocketAddr,
+    interfaces: Vec<u32>,
+    _place: Place,
+}
+
+/// Memberships of a process: each takes a descriptor.
+pub(crate) const MAX_MEMBERS: u32 = 1024;
+
+/// One of them.
+struct Place;
+
+impl Place {
+    fn taken() -> &'static Mutex<u32> {
+        static TAKEN: PerFork<Mutex<u32>> = PerFork::new();
+        TAKEN.get()
+    }
+
+    fn take() -> Result<Place, Errno> {
+        let mut taken = lock(Place::taken());
+        if *taken >= MAX_MEMBERS {
+            return Err(Errno::NOMEM);
+        }
+        *taken += 1;
+        Ok(Place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = lock(Place::taken());
+        *taken = taken.saturating_sub(1);
+    }
 }
 
 impl Datagrams {
@@ -79,10 +114,10 @@ impl Datagrams {
     /// As creating a queue pair: it may be tried again.
     pub(crate) fn renew(&mut self) -> Result<(), Errno> {
         let native = self.pd.create_ud_qp(&self.init).map_err(super::errno)?;
-        lock(&self.groups).retain(|(group, interfaces)| {
-            let attached = attach(&native, *group, interfaces);
+        lock(&self.groups).retain(|member| {
+            let attached = attach(&native, member.group, &member.interfaces);
             if let Err(errno) = &attached {
-                tracing::warn!(%group, %errno, "a group is left: it can be heard no more");
+                tracing::warn!(group = %member.group, %errno, "a group is left: it can be heard no more");
             }
             attached.is_ok()
         });
@@ -93,14 +128,19 @@ impl Datagrams {
     /// It hears this group from now on; what it hears already stays as it is.
     ///
     /// # Errors
-    /// As [`UdQp::attach`].
+    /// As [`UdQp::attach`]; `ENOMEM` beyond [`MAX_MEMBERS`].
     pub(crate) fn attach(&self, group: SocketAddr, interfaces: Vec<u32>) -> Result<(), Errno> {
         let mut groups = lock(&self.groups);
-        if groups.iter().any(|(known, _)| *known == group) {
+        if groups.iter().any(|member| member.group == group) {
             return Ok(());
         }
+        let place = Place::take()?;
         attach(self.native()?, group, &interfaces)?;
-        groups.push((group, interfaces));
+        groups.push(Member {
+            group,
+            interfaces,
+            _place: place,
+        });
         Ok(())
     }
 
@@ -110,7 +150,7 @@ impl Datagrams {
     /// `EINVAL` when it did not.
     pub(crate) fn detach(&self, group: SocketAddr) -> Result<(), Errno> {
         let mut groups = lock(&self.groups);
-        let at = groups.iter().position(|(known, _)| *known == group);
+        let at = groups.iter().position(|member| member.group == group);
         groups.remove(at.ok_or(Errno::INVAL)?);
         if let Some(native) = &self.native {
             native.detach(group);

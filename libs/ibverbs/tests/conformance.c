@@ -620,6 +620,25 @@ static void member(void) {
     CHECK(ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
     MUST(setrlimit(RLIMIT_NOFILE, &files) == 0);
     CHECK(ibv_attach_mcast(h.qp, &gid, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == 0);
+    /* As many as the device says, no more; a skipped check where there are too few descriptors. */
+    struct ibv_device_attr limits;
+    MUST(ibv_query_device(h.context, &limits) == 0);
+    none.rlim_cur = files.rlim_max;
+    if (files.rlim_max > (rlim_t)limits.max_total_mcast_qp_attach + 100 && setrlimit(RLIMIT_NOFILE, &none) == 0) {
+        int joined = 0, result = 0;
+        for (; joined <= limits.max_total_mcast_qp_attach; joined++) {
+            gid.raw[14] = joined / 256;
+            gid.raw[15] = joined % 256;
+            if ((result = ibv_attach_mcast(h.qp, &gid, 0))) break;
+        }
+        CHECK(joined == limits.max_total_mcast_qp_attach && result == ENOMEM);
+        for (int i = 0; i < joined; i++) {
+            gid.raw[14] = i / 256;
+            gid.raw[15] = i % 256;
+            CHECK(ibv_detach_mcast(h.qp, &gid, 0) == 0);
+        }
+        CHECK(ibv_attach_mcast(h.qp, &gid, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == 0);
+    }
     CHECK(ibv_destroy_ah(ah) == 0);
     half_close(&h);
 }
