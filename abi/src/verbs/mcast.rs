@@ -1,7 +1,7 @@
 //! Multicast groups of the persona's datagram queue pairs: IP multicast (docs/spec/dgram.md).
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use rustix::io::Errno;
 use weft_verbs::cm::ip_of;
@@ -56,8 +56,23 @@ pub(crate) fn attach(qp: *mut ibv_qp, gid: [u8; 16], interface: Option<u32>) -> 
     let qp = turn::<QpObj>(qp)?;
     let group = group_of(gid).ok_or(Errno::INVAL)?;
     let on = interface.map_or_else(|| interfaces(group), |interface| vec![interface]);
-    let at = SocketAddr::new(group, port_of(group));
-    qp.datagrams()?.attach(at, on)
+    let ud = qp.datagrams()?;
+    let port = port_of(group);
+    let IpAddr::V6(of_a_link) = group else {
+        return ud.attach(SocketAddr::new(group, port), on);
+    };
+    // The scope, as RFC 4291 has it: of an interface or of a link.
+    if !matches!(of_a_link.octets()[1] & 0x0f, 1 | 2) {
+        return ud.attach(SocketAddr::new(group, port), on);
+    }
+    // The same group on another interface is another group.
+    let mut attached = Err(Errno::NODEV);
+    for interface in on {
+        let at = SocketAddrV6::new(of_a_link, port, 0, interface);
+        let now = ud.attach(at.into(), vec![interface]);
+        attached = attached.or(now);
+    }
+    attached
 }
 
 /// `qp` hears this group no more.
@@ -67,8 +82,7 @@ pub(crate) fn attach(qp: *mut ibv_qp, gid: [u8; 16], interface: Option<u32>) -> 
 pub(crate) fn detach(qp: *mut ibv_qp, gid: [u8; 16]) -> Result<(), Errno> {
     let qp = turn::<QpObj>(qp)?;
     let group = group_of(gid).ok_or(Errno::INVAL)?;
-    let at = SocketAddr::new(group, port_of(group));
-    qp.datagrams()?.detach(at)
+    qp.datagrams()?.detach(group)
 }
 
 /// # Safety

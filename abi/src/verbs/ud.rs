@@ -1,6 +1,6 @@
 //! Unreliable datagram queue pairs of the persona: what [`QpObj`](super::qp::QpObj) does not share with connected ones.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
 
 use rustix::io::Errno;
@@ -148,14 +148,21 @@ impl Datagrams {
     ///
     /// # Errors
     /// `EINVAL` when it did not.
-    pub(crate) fn detach(&self, group: SocketAddr) -> Result<(), Errno> {
+    pub(crate) fn detach(&self, group: IpAddr) -> Result<(), Errno> {
         let mut groups = lock(&self.groups);
-        let at = groups.iter().position(|member| member.group == group);
-        groups.remove(at.ok_or(Errno::INVAL)?);
-        if let Some(native) = &self.native {
-            native.detach(group);
+        let before = groups.len();
+        groups.retain(|member| {
+            let stays = member.group.ip() != group;
+            if !stays && let Some(native) = &self.native {
+                native.detach(member.group);
+            }
+            stays
+        });
+        if groups.len() < before {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
         }
-        Ok(())
     }
 
     pub(crate) fn is_attached(&self) -> bool {

@@ -620,6 +620,11 @@ static void member(void) {
     CHECK(ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
     MUST(setrlimit(RLIMIT_NOFILE, &files) == 0);
     CHECK(ibv_attach_mcast(h.qp, &gid, 0) == 0 && ibv_detach_mcast(h.qp, &gid, 0) == 0);
+    /* A group of a link, where there is IPv6. */
+    union ibv_gid linked = {.raw = {0xff, 0x12, [15] = 7}};
+    int here = ibv_attach_mcast(h.qp, &linked, 0);
+    CHECK(here == ENODEV || (here == 0 && ibv_attach_mcast(h.qp, &linked, 0) == 0));
+    CHECK(ibv_detach_mcast(h.qp, &linked, 0) == (here ? EINVAL : 0) && ibv_detach_mcast(h.qp, &linked, 0) == EINVAL);
     /* As many as the device says, no more; a skipped check where there are too few descriptors. */
     struct ibv_device_attr limits;
     MUST(ibv_query_device(h.context, &limits) == 0);

@@ -207,6 +207,11 @@ fn datagrams_between_two_hosts() {
             "mckey -b fd00:77::2 -m ff1e::77",
             "mckey -b fd00:77::1 -m ff1e::77 -s",
         ),
+        (
+            "22392",
+            "mckey -b fd00:77::2 -m ff12::78%there",
+            "mckey -b fd00:77::1 -m ff12::78%here -s",
+        ),
     ];
     for (port, there, here) in runs {
         let words = ["unshare", "-rn", "sh", script, port, there, here];
