@@ -50,6 +50,10 @@ mod tests {
     fn turns_can_be_short() {
         // On a thread of its own: the test's other threads stay as they are.
         let asked = std::thread::spawn(super::ask_for_short_turns).join();
-        asked.unwrap().unwrap();
+        match asked.unwrap() {
+            Ok(()) => {}
+            // A container may forbid it.
+            Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied),
+        }
     }
 }

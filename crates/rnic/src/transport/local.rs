@@ -124,7 +124,10 @@ impl LocalLink {
     pub(crate) fn let_in(&self, access: Access) {
         let end = &self.joint.end;
         end.shut_doors();
-        self.await_peer();
+        if !self.await_peer() {
+            // It keeps to the ring from now on.
+            return;
+        }
         end.set_caps(caps(self.joint.process, access));
         if DENIES.iter().any(|(right, _)| access.intersects(*right)) {
             end.open_doors();
@@ -146,16 +149,17 @@ impl LocalLink {
         self.await_peer();
     }
 
-    /// The doors are shut: wait until the peer, who may have seen them open, is through.
-    fn await_peer(&self) {
+    /// The doors are shut: wait until the peer, who may have seen them open, is through. Says whether it is.
+    fn await_peer(&self) -> bool {
         let start = Instant::now();
         while self.joint.end.peer_mark() != 0 && !self.is_dead() {
             if start.elapsed() > TOUCH_WAIT {
-                tracing::warn!("the peer goes on touching memory of a connection that has ended");
-                return;
+                tracing::warn!("the peer goes on touching memory that it may not touch any more");
+                return false;
             }
             weft_sys::thread::sched_yield();
         }
+        true
     }
 
     fn is_dead(&self) -> bool {
