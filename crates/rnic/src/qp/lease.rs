@@ -46,7 +46,8 @@ impl QpInner {
         } else {
             in_vain >= LEASE_LATE
         };
-        if spins {
+        // Who polls while sending is blocked polls until it is done, and the engine would only send in its stead, on another core.
+        if spins || self.tx_blocked.load(Ordering::Relaxed) {
             let seq = self.drive_seq.load(Ordering::Relaxed);
             self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
             self.take_lease();
