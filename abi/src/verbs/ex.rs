@@ -449,7 +449,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, num_sge: usize, sg_list
                 });
             }
         }
-        null::resolve(&mut wr.sges, !post::is_sink(&wr.op));
+        null::resolve(&mut wr.sges, !wr.op.is_sink());
         Ok(())
     };
     // SAFETY: the program has just looked into it.

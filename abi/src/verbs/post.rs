@@ -61,29 +61,6 @@ pub(crate) unsafe fn append(
         .map_err(|_| Errno::INVAL)
 }
 
-/// Whether the elements are written to.
-pub(crate) fn is_sink(op: &SendOp) -> bool {
-    matches!(
-        op,
-        SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }
-    )
-}
-
-/// Refuses what a connected queue pair with these depths (inbound and outbound) refuses, whatever else it has to do.
-pub(crate) fn check_later(wr: &SendWr, depths: Option<(u16, u16)>) -> Result<(), Errno> {
-    let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
-    let local = matches!(
-        wr.op,
-        SendOp::LocalInvalidate { .. } | SendOp::BindMw { .. }
-    );
-    let atomic = is_sink(&wr.op) && !matches!(wr.op, SendOp::Read { .. });
-    let wrong = len > u64::from(u32::MAX)
-        || (wr.inline.is_some() && (local || is_sink(&wr.op)))
-        || (atomic && len != 8)
-        || (is_sink(&wr.op) && depths.is_some_and(|(_, outbound)| outbound == 0));
-    if wrong { Err(Errno::INVAL) } else { Ok(()) }
-}
-
 /// How many elements a request has.
 #[inline]
 fn elements(list: *const ibv_sge, count: c_int, max: usize) -> Result<usize, Errno> {
@@ -142,7 +119,7 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
                 });
             }
         }
-        null::resolve(&mut wr.sges, !is_sink(&wr.op));
+        null::resolve(&mut wr.sges, !wr.op.is_sink());
     } else {
         let data = wr.inline.insert(InlineData::new());
         for n in 0..count {

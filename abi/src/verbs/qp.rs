@@ -28,7 +28,7 @@ use super::object::{Guard, Kind, Name, PerFork, Pool, Turn, find, lock, turn};
 use super::pd::Pd;
 use super::persona;
 use super::places::{self, Both};
-use super::post::{check_later, refused};
+use super::post::refused;
 use super::srq::Srq;
 use super::types::*;
 use super::ud::Datagrams;
@@ -266,7 +266,7 @@ impl QpObj {
             return native.post_send_from(wr).map_err(refused);
         }
         // Later there is nobody to tell.
-        check_later(wr, native.depths())?;
+        native.check_send(wr).map_err(refused)?;
         resting.push(wr.clone());
         Ok(())
     }

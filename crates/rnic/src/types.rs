@@ -137,7 +137,7 @@ impl SendOp {
         )
     }
     /// Whether the scatter/gather list is written to, not read.
-    pub(crate) const fn is_sink(&self) -> bool {
+    pub const fn is_sink(&self) -> bool {
         matches!(self, SendOp::Read { .. }) || self.is_atomic()
     }
     pub(crate) const fn is_atomic(&self) -> bool {

@@ -271,9 +271,19 @@ impl Qp {
         result
     }
 
+    /// Whether [`Qp::post_send`] would take a request like this, given a connection and room for it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
+        match self.0.check_request(wr) {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(PostError { index: 0, reason }),
+        }
+    }
+
     /// What the peer may do through this queue pair, whatever regions and windows allow: remote rights that are not in `access` are
-    /// refused. At first all of them are there. On shared memory, where a peer carries out one-sided work itself, it can be refused
-    /// all of it, but not one kind.
+    /// refused. At first all of them are there.
     pub fn set_access(&self, access: Access) {
         self.0.set_access(access);
         if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {

@@ -415,6 +415,11 @@ impl QpInner {
         if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {
             return Err(PostReason::Full);
         }
+        self.check_request(wr)
+    }
+
+    /// As [`QpInner::check_post`], whatever else is posted.
+    fn check_request(&self, wr: &SendWr) -> Result<u32, PostReason> {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostReason::TooManySges);
         }
