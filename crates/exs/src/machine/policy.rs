@@ -21,10 +21,11 @@ const FIRST_WINDOW_TIME: u64 = 2_000_000;
 /// A pause longer than this begins a new window: a program that sends one thing after another does not pause.
 const IDLE: u64 = 100_000;
 /// Sends of this length on begin with waiting: until more is known, one copy fewer weighs more than a message.
-const LONG: u64 = 128 << 10;
-/// The way not taken is measured again after so many windows on the way that is: sends that wait go directly, and looks at the other way are what
-/// keeps them from all doing so.
-const INTERVAL: [u32; 2] = [16, 64];
+const LONG: u64 = 192 << 10;
+/// The way not taken is measured again after so many windows on the way that is. Long sends that wait go directly, and looks at the other way are
+/// what keeps them from all doing so; short ones that wait are a surprise, which the slow start of a connection may be all there is to.
+const INTERVAL: u32 = 4;
+const LONG_INTERVAL: u32 = 64;
 const LONGEST_INTERVAL: u32 = 512;
 /// It has to have so much of the other's rate: noise alone moves nothing, and where both are as fast, direct transfers take less of the
 /// receiver's time.
@@ -32,6 +33,8 @@ const MARGIN: [f64; 2] = [1.06, 1.0];
 /// A look at the other way ends early when that has less than this share of the usual rate, after so long.
 const HOPELESS: f64 = 0.5;
 const GLANCE: u64 = 1_000_000;
+/// What a look has cost is earned in so many times that time, before the next.
+const EARNED: f64 = 32.0;
 /// Sends that go at once after the first wait in vain, and at most.
 const FIRST_DETOUR: u32 = 4;
 const LONGEST_DETOUR: u32 = 4096;
@@ -48,6 +51,14 @@ impl Way {
         match self {
             Way::Go => Way::Wait,
             Way::Wait => Way::Go,
+        }
+    }
+
+    /// Windows until the other one is tried, when it is taken for sends of this length.
+    fn interval(self, length: u64) -> u32 {
+        match self {
+            Way::Wait if length >= LONG => LONG_INTERVAL,
+            _ => INTERVAL,
         }
     }
 }
@@ -83,7 +94,10 @@ pub struct Policy {
     /// Windows until the other way is tried, and after the next try.
     until_probe: u32,
     interval: u32,
-    probing: bool,
+    /// A look at the other way began then.
+    probing: Option<u64>,
+    /// The next is not before this.
+    not_before: u64,
     waiting_since: Option<u64>,
     /// Average of the waits that were not in vain.
     usual_wait: u64,
@@ -103,8 +117,9 @@ impl Policy {
             window: Window::default(),
             window_bytes: u64::from(peer_ring).max(64 << 10) * 4,
             until_probe: 0,
-            interval: INTERVAL[Way::Go as usize],
-            probing: false,
+            interval: INTERVAL,
+            probing: None,
+            not_before: 0,
             waiting_since: None,
             usual_wait: 0,
             detour: 0,
@@ -127,7 +142,7 @@ impl Policy {
     pub fn verdict(&mut self, now: u64, left: u64) -> Verdict {
         if !std::mem::replace(&mut self.begun, true) && left >= LONG {
             self.way = Way::Wait;
-            self.interval = INTERVAL[Way::Wait as usize];
+            self.interval = self.way.interval(left);
             self.until_probe = self.interval;
         }
         if self.detour > 0 {
@@ -189,23 +204,26 @@ impl Policy {
             return;
         }
         let rate = self.window.bytes as f64 / time as f64;
-        if self.probing
-            && time >= GLANCE
-            && self.rate[self.way.other() as usize].is_some_and(|usual| rate < usual * HOPELESS)
-        {
-            return self.give_up_probe();
+        let usual = self.rate[self.way.other() as usize];
+        if self.probing.is_some() && time >= GLANCE && usual.is_some_and(|u| rate < u * HOPELESS) {
+            return self.give_up_probe(now, rate);
         }
-        let full =
-            self.window.bytes >= self.window_bytes && self.window.transfers >= WINDOW_TRANSFERS;
+        let Window {
+            bytes,
+            transfers,
+            settling,
+            ..
+        } = self.window;
+        let full = bytes >= self.window_bytes && transfers >= WINDOW_TRANSFERS;
         // The first comparison comes soon.
-        let longest = match self.rate[self.way.other() as usize] {
-            None => FIRST_WINDOW_TIME,
-            Some(_) => WINDOW_TIME,
+        let longest = if usual.is_none() {
+            FIRST_WINDOW_TIME
+        } else {
+            WINDOW_TIME
         };
-        if !(full || (time >= longest && self.window.transfers >= 8)) {
+        if !(full || (time >= longest && transfers >= 8)) {
             return;
         }
-        let settling = self.window.settling;
         self.window = Window {
             begun: now.max(1),
             ..Window::default()
@@ -213,38 +231,33 @@ impl Policy {
         if settling {
             return;
         }
-        let known = &mut self.rate[self.way as usize];
-        // A probe is one look at a way that may have changed; the way that is taken has a memory.
-        *known = Some(match *known {
-            Some(old) if !self.probing => old * 0.75 + rate * 0.25,
-            _ => rate,
-        });
-        let (here, there) = (
-            self.rate[self.way as usize],
-            self.rate[self.way.other() as usize],
-        );
-        if self.probing {
-            let margin = MARGIN[self.way as usize];
-            let better =
-                matches!((here, there), (Some(here), Some(there)) if here > there * margin);
-            if better {
-                self.probing = false;
-                self.interval = INTERVAL[self.way as usize];
-                self.until_probe = self.interval;
-            } else {
-                self.give_up_probe();
+        if self.probing.is_some() {
+            // One look at a way that may have changed; the way that is taken has a memory.
+            self.rate[self.way as usize] = Some(rate);
+            if usual.is_none_or(|usual| rate <= usual * MARGIN[self.way as usize]) {
+                return self.give_up_probe(now, rate);
             }
-        } else if self.until_probe == 0 {
-            self.probing = true;
-            self.change();
-        } else {
+            self.probing = None;
+            self.interval = self.way.interval(bytes / transfers);
+            self.until_probe = self.interval;
+            return;
+        }
+        let known = &mut self.rate[self.way as usize];
+        *known = Some(known.map_or(rate, |old| old * 0.75 + rate * 0.25));
+        if self.until_probe > 0 {
             self.until_probe -= 1;
+        } else if now >= self.not_before {
+            self.probing = Some(now);
+            self.change();
         }
     }
 
     /// Back to the usual way, for longer than before.
-    fn give_up_probe(&mut self) {
-        self.probing = false;
+    fn give_up_probe(&mut self, now: u64, rate: f64) {
+        let usual = self.rate[self.way.other() as usize].unwrap_or(rate);
+        let took = now - self.probing.take().unwrap_or(now);
+        let lost = took as f64 * (1.0 - rate / usual).max(0.0);
+        self.not_before = now + (lost * EARNED) as u64;
         self.change();
         self.interval = (self.interval * 2).min(LONGEST_INTERVAL);
         self.until_probe = self.interval;
@@ -307,6 +320,45 @@ mod tests {
         assert!(run(10.0, 5.0, Some(1_000), 40_000) > 0.97);
         // Adverts take longer than the copy that they save.
         assert!(run(10.0, 20.0, Some(100_000), 40_000) > 0.97);
+    }
+
+    #[test]
+    fn a_slow_start_is_forgotten() {
+        // Short sends, going three times as fast as waiting, except for the first 2 ms.
+        let mut policy = Policy::new(1 << 20);
+        let len: u64 = 32 << 10;
+        let (mut now, mut tried, mut waited) = (1_000, false, 0);
+        let sends = 20_000u32;
+        for i in 0..sends {
+            let wait = matches!(policy.verdict(now, len), Verdict::Wait(_));
+            let rate = match (wait, now) {
+                (true, _) => 2.5,
+                (false, ..3_000_000) => 1.0,
+                (false, _) => 7.5,
+            };
+            now += (len as f64 / rate) as u64;
+            policy.sent(now, len, 1);
+            waited += u32::from(wait && i >= 4_000);
+            tried |= wait;
+        }
+        assert!(tried, "it never waited");
+        assert!(waited < sends / 50, "{waited} of {sends} waited");
+    }
+
+    #[test]
+    fn a_look_at_a_slow_way_is_earned() {
+        // What looks cost is a thirtieth of the time at most.
+        let mut policy = Policy::new(1 << 20);
+        let len: u64 = 32 << 10;
+        let (mut now, mut lost) = (1_000, 0);
+        for _ in 0..100_000 {
+            let wait = matches!(policy.verdict(now, len), Verdict::Wait(_));
+            let time = (len as f64 / if wait { 0.5 } else { 8.0 }) as u64;
+            lost += if wait { time } else { 0 };
+            now += time;
+            policy.sent(now, len, 1);
+        }
+        assert!(lost > 0 && lost < now / 30, "{lost} of {now} ns");
     }
 
     #[test]
