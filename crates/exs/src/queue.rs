@@ -385,7 +385,7 @@ impl QueueInner {
         let mut deadline = None;
         let mut turn = 0u8;
         let mut only = None;
-        while !there() {
+        loop {
             if turn.is_multiple_of(64) {
                 only = self.only_member();
             }
@@ -393,6 +393,10 @@ impl QueueInner {
             match &only {
                 Some(conn) => conn.drive(),
                 None => self.drive(),
+            }
+            // A pause after what one waited for would be felt: it takes as long as a look.
+            if there() {
+                return;
             }
             std::hint::spin_loop();
             if let Some(time) = timeout

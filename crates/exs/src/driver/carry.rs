@@ -21,11 +21,12 @@ use crate::{Error, Memory};
 const LARGE: u32 = 32 << 10;
 
 impl Conn {
-    /// Carry out what the machine wants.
-    pub(super) fn pump(&self, core: &mut Core) {
+    /// Carry out what the machine wants. Says whether something was sent.
+    pub(super) fn pump(&self, core: &mut Core) -> bool {
         if core.machine.as_ref().is_some_and(Endpoint::is_still) {
             return self.flush(core);
         }
+        let mut sent = false;
         while let Some(action) = self.next_action(core) {
             let Some(machine) = &mut core.machine else {
                 break;
@@ -34,16 +35,17 @@ impl Conn {
                 tracing::warn!(%error, "an operation cannot be carried out");
                 let errno = error.errno();
                 self.fail(core, errno);
-                return;
+                return sent;
             }
             if core.io.sends.len() >= 64 || std::mem::take(&mut core.io.hurry) {
-                self.flush(core);
+                sent |= self.flush(core);
             }
         }
-        self.flush(core);
+        sent |= self.flush(core);
         if let (Some(meter), Some(machine)) = (&mut core.policy, &core.machine) {
             meter.look(machine.stats(), core.io.sending);
         }
+        sent
     }
 
     /// What the machine wants next, with the policy's word on how to send.
@@ -94,8 +96,8 @@ impl Conn {
         }
     }
 
-    /// Hand the batches to the queue pair. Receives first: the messages say that they are there.
-    fn flush(&self, core: &mut Core) {
+    /// Hand the batches to the queue pair. Receives first: the messages say that they are there. Says whether there were sends.
+    fn flush(&self, core: &mut Core) -> bool {
         let io = &mut core.io;
         let mut refused = false;
         if !io.recvs.is_empty() {
@@ -103,7 +105,7 @@ impl Conn {
             io.recvs.clear();
         }
         if io.sends.is_empty() && !refused {
-            return;
+            return false;
         }
         if io.over.is_none() {
             refused |= self.qp.post_send(&io.sends).is_err();
@@ -113,6 +115,7 @@ impl Conn {
             // It has ended, and the end is about to be told.
             self.fail(core, Errno::CONNRESET);
         }
+        true
     }
 
     /// Send these bytes in a message now, if nothing is before them. `None`: they take the usual way.

@@ -791,24 +791,22 @@ impl Conn {
             meter.clock = None;
         }
         let mut wcs = std::mem::take(&mut core.io.wcs);
-        let mut first = true;
         loop {
             let Ok(n) = self.cq.take(&mut wcs) else {
                 self.fail(core, Errno::IO);
                 break;
             };
-            // What is posted may complete at once, but only completions give the machine more to do.
-            if n == 0 && !first {
-                break;
-            }
-            first = false;
             for wc in &wcs[..n] {
                 if let Err(errno) = completed(core, wc) {
                     self.fail(core, errno);
                 }
             }
             self.recycle(core);
-            self.pump(core);
+            // What is posted may complete at once, but only completions give the machine more to do.
+            let posted = self.pump(core);
+            if n < wcs.len() && !posted {
+                break;
+            }
         }
         core.io.wcs = wcs;
         if let Some(reason) = self.end.get() {
