@@ -103,6 +103,9 @@ struct End {
     sinks: Vec<Memory>,
     flags: RecvFlags,
     events: Vec<Event>,
+    /// Receives of a ping-pong that are complete: they are posted again while the answer is on its way, as raw verbs post theirs
+    /// some at a time.
+    spent: Vec<usize>,
     sent: u64,
     received: u64,
 }
@@ -135,6 +138,7 @@ impl End {
             sinks: slots(contexts, spec, receive_len, receives)?,
             flags,
             events: Vec::with_capacity(BATCH),
+            spent: Vec::with_capacity(BALLS),
             sent: 0,
             received: 0,
         };
@@ -181,10 +185,23 @@ impl End {
                 return Err(BenchError::PeerGone("connection closed".to_owned()));
             } else {
                 self.received += bytes as u64;
-                self.receive(slot)?;
+                if self.spec.kind == Kind::PingPong {
+                    self.spent.push(slot);
+                } else {
+                    self.receive(slot)?;
+                }
             }
         }
         self.events = events;
+        Ok(())
+    }
+
+    /// Sends the ball back.
+    fn hit(&mut self, len: usize) -> Result<()> {
+        self.send(0, len)?;
+        while let Some(slot) = self.spent.pop() {
+            self.receive(slot)?;
+        }
         Ok(())
     }
 
@@ -211,7 +228,7 @@ impl Initiator for End {
         if self.spec.kind == Kind::PingPong {
             let mut start = Instant::now();
             for turn in 1..=count {
-                self.send(0, len)?;
+                self.hit(len)?;
                 self.await_bytes(received + turn * len as u64)?;
                 self.await_sent(sent + turn)?;
                 laps.push(lap(&mut start) / 2.0);
@@ -241,7 +258,7 @@ impl Responder for End {
         if self.spec.kind == Kind::PingPong {
             for turn in 1..=count {
                 self.await_bytes(received + turn * len as u64)?;
-                self.send(0, len)?;
+                self.hit(len)?;
                 self.await_sent(sent + turn)?;
             }
             return Ok(());
