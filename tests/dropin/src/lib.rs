@@ -11,7 +11,7 @@ mod run;
 
 pub use libraries::libraries;
 pub use net::{free_port, hearing, listening};
-pub use run::{Done, Running, Weft, datagram_pair, pair};
+pub use run::{Done, Running, Weft, datagram_pair, pair, pair_or_again};
 
 /// Whether all these programs (or files, with a slash) are there; says which is not, and from which package of Debian's it comes.
 pub fn have(needed: &[(&str, &str)]) -> bool {

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::libraries;
-use crate::net::{hearing, listening};
+use crate::net::{free_port, hearing, listening};
 
 /// The longest that a program may take; a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(90);
+/// Servers that a client may come too early to are tried so often.
+const ATTEMPTS: u32 = 3;
 /// What timeout(1) returns when it had to end the program.
 const TIMED_OUT: i32 = 124;
 /// Between two looks at something that says nothing when it changes.
@@ -94,9 +96,8 @@ impl Weft {
             .stdin(Stdio::null())
             .stdout(writer.try_clone().expect("a descriptor"))
             .stderr(writer);
-        if let Some(dir) = &self.dir {
-            command.current_dir(dir);
-        }
+        // What a program leaves behind, as the backtrace of a crash, is not to be in the source.
+        command.current_dir(self.dir.clone().unwrap_or_else(std::env::temp_dir));
         let child = command.spawn().expect("timeout(1)");
         // It holds the other end of the pipe.
         drop(command);
@@ -338,7 +339,30 @@ impl Done {
 /// When one of them fails, with what both said.
 #[track_caller]
 pub fn pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
-    both(weft, weft.start(server).listens(port), client)
+    both_good(meet(weft, weft.start(server).listens(port), client))
+}
+
+/// As [`pair`], and once more where the client says `again`: for what servers do that a client can come in between.
+///
+/// # Panics
+/// When one of them fails in another way, or all attempts do, with what both said.
+#[track_caller]
+pub fn pair_or_again(
+    weft: &Weft,
+    again: &str,
+    mut lines: impl FnMut(u16) -> (String, String),
+) -> (Done, Done) {
+    for _ in 1..ATTEMPTS {
+        let port = free_port();
+        let (server, client) = lines(port);
+        let ends = meet(weft, weft.start(&server).listens(port), &client);
+        if ends.1.is_good() || !ends.1.text.contains(again) {
+            return both_good(ends);
+        }
+    }
+    let port = free_port();
+    let (server, client) = lines(port);
+    pair(weft, port, &server, &client)
 }
 
 /// As [`pair`], where the server listens for datagrams.
@@ -346,16 +370,21 @@ pub fn pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) 
 /// # Panics
 /// When either fails.
 pub fn datagram_pair(weft: &Weft, port: u16, server: &str, client: &str) -> (Done, Done) {
-    both(weft, weft.start(server).hears(port, 1), client)
+    both_good(meet(weft, weft.start(server).hears(port, 1), client))
 }
 
-fn both(weft: &Weft, server: Running, client: &str) -> (Done, Done) {
+fn meet(weft: &Weft, server: Running, client: &str) -> (Done, Done) {
     let client = weft.run(client);
     let server = if client.is_good() {
         server.end()
     } else {
         server.kill()
     };
+    (server, client)
+}
+
+#[track_caller]
+fn both_good((server, client): (Done, Done)) -> (Done, Done) {
     assert!(
         client.is_good() && server.is_good(),
         "client {}\nserver {}",
