@@ -1,7 +1,6 @@
 //! Errors, and the numbers that a sockets programmer knows them by.
 
 use rustix::io::Errno;
-use weft_verbs::cm::ConnectError;
 
 /// Why something could not be done.
 #[derive(Debug, thiserror::Error)]
@@ -38,19 +37,5 @@ impl Error {
 impl From<Error> for Errno {
     fn from(error: Error) -> Self {
         error.errno()
-    }
-}
-
-/// The number for a connection that could not be made, as `connect(2)` has it.
-pub(crate) fn connect_errno(error: &ConnectError) -> Errno {
-    match error {
-        ConnectError::Rejected { .. } | ConnectError::Refused => Errno::CONNREFUSED,
-        ConnectError::TimedOut => Errno::TIMEDOUT,
-        ConnectError::Unreachable => Errno::HOSTUNREACH,
-        ConnectError::Protocol(_) => Errno::PROTO,
-        ConnectError::Closed => Errno::CONNRESET,
-        ConnectError::Invalid(_) => Errno::INVAL,
-        ConnectError::NotLocal(_) => Errno::NETUNREACH,
-        ConnectError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
     }
 }

@@ -11,7 +11,6 @@ use weft_verbs::cm::ConnParam;
 use weft_verbs::{Path, Signal};
 
 use crate::driver::{Conn, Setup, Slot, Target, file_end};
-use crate::error::connect_errno;
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
 use crate::lock::lock;
@@ -363,7 +362,7 @@ impl Socket {
                 Ok(private_data) => setup.conn.established(&setup.hello, &private_data),
                 Err(error) => {
                     tracing::debug!(%error, "a connection could not be made");
-                    Err(connect_errno(&error))
+                    Err(Errno::from_raw_os_error(error.raw_os_error()))
                 }
             };
             if let Some(inner) = weak.upgrade() {

@@ -163,6 +163,16 @@ impl Engine {
         fd: BorrowedFd<'_>,
         interest: Interest,
     ) -> std::io::Result<Token> {
+        let token = self.enter(source);
+        if let Err(error) = self.epoll.add(fd, token.0, interest | Interest::ONESHOT) {
+            self.forget(token);
+            return Err(error);
+        }
+        Ok(token)
+    }
+
+    /// Take in a source without a descriptor, for timers.
+    pub(crate) fn enter(&self, source: Arc<dyn Source>) -> Token {
         let mut slots = lock(&self.slots);
         let index = if let Some(index) = slots.free.pop() {
             index
@@ -173,12 +183,7 @@ impl Engine {
         let entry = &mut slots.entries[index as usize];
         let token = Token(u64::from(entry.0) << 32 | u64::from(index));
         entry.1 = Some(source);
-        drop(slots);
-        if let Err(error) = self.epoll.add(fd, token.0, interest | Interest::ONESHOT) {
-            self.forget(token);
-            return Err(error);
-        }
-        Ok(token)
+        token
     }
 
     /// The first source in the slots from `from` on, and its slot.

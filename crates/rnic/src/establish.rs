@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use weft_mem::{RecvList, SendList};
 use weft_proto::mpa::{
     AcceptError, Config, InitStep, Initiator, MAX_FRAME, PendingRequest, RespStep, Responder,
@@ -76,6 +77,25 @@ pub enum ConnectError {
     /// The operating system refused.
     #[error(transparent)]
     Io(io::Error),
+}
+
+impl ConnectError {
+    /// The error number of the system that says the same, as `connect(2)` has it.
+    pub fn raw_os_error(&self) -> i32 {
+        let errno = match self {
+            ConnectError::Refused | ConnectError::Rejected { .. } => Errno::CONNREFUSED,
+            ConnectError::TimedOut => Errno::TIMEDOUT,
+            ConnectError::Unreachable => Errno::HOSTUNREACH,
+            ConnectError::NotLocal(_) => Errno::NETUNREACH,
+            ConnectError::Protocol(_) => Errno::PROTO,
+            ConnectError::Closed => Errno::CONNRESET,
+            ConnectError::Invalid(_) => Errno::INVAL,
+            ConnectError::Io(error) => {
+                return error.raw_os_error().unwrap_or(Errno::IO.raw_os_error());
+            }
+        };
+        errno.raw_os_error()
+    }
 }
 
 impl From<io::Error> for ConnectError {

@@ -2,7 +2,6 @@
 
 use rustix::io::Errno;
 use weft_verbs::Error;
-use weft_verbs::cm::ConnectError;
 
 pub(crate) fn errno(error: &Error) -> Errno {
     match error {
@@ -15,18 +14,4 @@ pub(crate) fn errno(error: &Error) -> Errno {
 
 pub(crate) fn io_errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
-/// The number for a connection that could not be made, as `connect(2)` has it.
-pub(crate) fn connect_errno(error: &ConnectError) -> Errno {
-    match error {
-        ConnectError::Rejected { .. } | ConnectError::Refused => Errno::CONNREFUSED,
-        ConnectError::TimedOut => Errno::TIMEDOUT,
-        ConnectError::Unreachable => Errno::HOSTUNREACH,
-        ConnectError::Protocol(_) => Errno::PROTO,
-        ConnectError::Closed => Errno::CONNRESET,
-        ConnectError::Invalid(_) => Errno::INVAL,
-        ConnectError::NotLocal(_) => Errno::NETUNREACH,
-        ConnectError::Io(error) => io_errno(error),
-    }
 }

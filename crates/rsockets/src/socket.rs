@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use weft_verbs::cm::{Bound, ConnParam};
+use weft_verbs::cm::{Bound, ConnParam, ConnectError};
 use weft_verbs::{Device, Path, RawMemory};
 
 use crate::bell::{Bell, Heard};
 use crate::driver::Conn;
-use crate::error::{connect_errno, io_errno};
+use crate::error::io_errno;
 use crate::listener::Listener;
 use crate::lock::lock;
 use crate::wait::Wait;
@@ -311,12 +311,12 @@ impl Socket {
         drop(state);
         let weak = Arc::downgrade(inner);
         let dialled = Arc::clone(&conn);
-        let done = move |outcome: Result<Vec<u8>, _>| {
+        let done = move |outcome: Result<Vec<u8>, ConnectError>| {
             let result = match outcome {
                 Ok(private_data) => dialled.established(&private_data),
                 Err(error) => {
                     tracing::debug!(%error, "a connection could not be made");
-                    Err(connect_errno(&error))
+                    Err(Errno::from_raw_os_error(error.raw_os_error()))
                 }
             };
             let Some(inner) = weak.upgrade() else { return };

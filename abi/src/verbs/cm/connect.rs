@@ -137,18 +137,6 @@ pub(super) unsafe fn private_data(data: *const c_void, len: u8) -> Result<Vec<u8
     Ok(copy)
 }
 
-pub(super) fn refusal(error: &ConnectError) -> Errno {
-    match error {
-        ConnectError::Refused | ConnectError::Rejected { .. } => Errno::CONNREFUSED,
-        ConnectError::TimedOut => Errno::TIMEDOUT,
-        ConnectError::Unreachable | ConnectError::NotLocal(_) => Errno::HOSTUNREACH,
-        ConnectError::Protocol(_) => Errno::PROTO,
-        ConnectError::Closed => Errno::CONNRESET,
-        ConnectError::Invalid(_) => Errno::INVAL,
-        ConnectError::Io(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
-    }
-}
-
 /// Private data as events have it: InfiniBand's messages are of fixed length, filled up with zeros, which programs for it know.
 pub(super) fn delivered(mut data: Vec<u8>, persona: bool, ib: usize) -> Vec<u8> {
     if persona && data.len() < ib {
@@ -159,7 +147,7 @@ pub(super) fn delivered(mut data: Vec<u8>, persona: bool, ib: usize) -> Vec<u8> 
 
 /// A connection that did not come about, as the event says it.
 fn failure(error: ConnectError, persona: bool) -> News {
-    let errno = -refusal(&error).raw_os_error();
+    let errno = -error.raw_os_error();
     let rejected = |ib, said| News {
         private_data: delivered(said, persona, IB_REJECT),
         ..News::status(RDMA_CM_EVENT_REJECTED, if persona { ib } else { errno })

@@ -6,7 +6,6 @@ use rustix::io::Errno;
 use weft_verbs::Qp;
 use weft_verbs::cm::{ConnParam, Incoming, LookupRequest};
 
-use super::connect::refusal;
 use super::device::Nic;
 use super::exchange::Remote;
 use super::resolve::errno;
@@ -72,7 +71,9 @@ impl Request {
 
     pub(super) fn accept(self, qp: &Qp, param: &ConnParam) -> Result<(), Errno> {
         match self.asker {
-            Asker::Stream(incoming) => incoming.accept(qp, param).map_err(|error| refusal(&error)),
+            Asker::Stream(incoming) => incoming
+                .accept(qp, param)
+                .map_err(|error| Errno::from_raw_os_error(error.raw_os_error())),
             Asker::Datagram(_) => Err(Errno::INVAL),
         }
     }
@@ -91,7 +92,7 @@ impl Request {
         match self.asker {
             Asker::Stream(incoming) => incoming
                 .reject(private_data)
-                .map_err(|error| refusal(&error)),
+                .map_err(|error| Errno::from_raw_os_error(error.raw_os_error())),
             Asker::Datagram(request) => request.reject(private_data).map_err(|error| errno(&error)),
         }
     }

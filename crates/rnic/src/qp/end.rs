@@ -1,18 +1,19 @@
 //! The end of a connection: faults, flushing, closing in order, and what is left of the socket.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_proto::rdmap::Fault;
+use weft_sys::Event;
 use weft_wire::rdmap::TermError;
 
 use super::convert::{is_access_code, term_code};
 use super::rnr::Held;
 use super::tx::note_transmitted;
 use super::{Core, EndHook, QpInner, RecvSource};
-use crate::engine::guarded;
+use crate::engine::{Engine, Next, Source, Token, guarded};
 use crate::establish::Dial;
 use crate::lock::lock;
 use crate::transport::Link;
@@ -36,6 +37,27 @@ pub enum EndReason {
     Terminated(u32),
     /// The peer ended it with a Terminate of this value.
     PeerTerminated(u32),
+}
+
+/// A queue pair that is to find out, when the transport timer has run out. It does not keep it alive.
+struct Late {
+    qp: Weak<QpInner>,
+    token: OnceLock<Token>,
+}
+
+impl Source for Late {
+    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        if let Some(&token) = self.token.get() {
+            engine.forget(token);
+        }
+        if let Some(qp) = self.qp.upgrade() {
+            qp.with_core(|core| qp.end_quiet(core, Some(WcStatus::RetryExcErr)));
+        }
+    }
 }
 
 impl QpInner {
@@ -133,17 +155,14 @@ impl QpInner {
         if std::mem::replace(&mut core.in_vain, true) {
             return;
         }
-        let qp = Arc::downgrade(self);
-        let late = move || {
-            std::thread::sleep(TRANSPORT_TIMER);
-            if let Some(qp) = qp.upgrade() {
-                qp.with_core(|core| qp.end_quiet(core, Some(WcStatus::RetryExcErr)));
-            }
-        };
-        let thread = std::thread::Builder::new().name("weft-timer".into());
-        if thread.stack_size(128 << 10).spawn(late).is_err() {
-            self.end_quiet(core, Some(WcStatus::RetryExcErr));
-        }
+        let late = Arc::new(Late {
+            qp: Arc::downgrade(self),
+            token: OnceLock::new(),
+        });
+        let token = self.engine().enter(Arc::clone(&late) as Arc<dyn Source>);
+        let _ = late.token.set(token);
+        self.engine()
+            .set_timer(token, Instant::now() + TRANSPORT_TIMER);
     }
 
     /// An end that the queue pair did not show comes to light: `first` is what came of the first request outstanding.
