@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
+use rustix::thread::Timespec;
 
 use super::id::{self, Core};
 use super::multicast::Membership;
@@ -291,6 +292,18 @@ pub unsafe fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     });
 }
 
+/// Programs destroy a channel and exit while a thread of theirs is on its way back into [`rdma_get_cm_event`], and end with that thread's failure if it is
+/// told before they are gone (rping, ucmatose). Had it been there already, it would wait for ever.
+fn linger(channel: *mut rdma_event_channel) {
+    if !channel.is_null() {
+        // Not a call of libc: those can be cancelled.
+        let _ = rustix::thread::nanosleep(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 300_000_000,
+        });
+    }
+}
+
 /// `rdma_get_cm_event(3)`.
 ///
 /// # Safety
@@ -309,7 +322,8 @@ pub unsafe fn rdma_get_cm_event(
         Ok(true)
     };
     let count_of = || {
-        let fd = self::channel(channel)?.events()?.fd();
+        let events = self::channel(channel).and_then(|channel| channel.events());
+        let fd = events.inspect_err(|_| linger(channel))?.fd();
         if event.is_null() {
             Err(Errno::INVAL)
         } else {
