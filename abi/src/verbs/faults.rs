@@ -347,15 +347,12 @@ pub(crate) fn reported(qp_num: u32, own: u32) -> u32 {
     faults.map_or(own, |faults| faults.status(own))
 }
 
-/// What becomes of a queue pair after the request of a rule has been posted.
-#[derive(Default)]
-pub(crate) struct After {
-    end: Option<Action>,
-}
+/// What becomes of a queue pair before the request of a rule is posted: afterwards it would be a matter of time how far that comes.
+pub(crate) struct End(Option<Action>);
 
-impl After {
+impl End {
     pub(crate) fn carry_out(&self, qp: &Qp) {
-        match self.end {
+        match self.0 {
             Some(Action::Terminate) => qp.to_error(),
             Some(Action::Die) => qp.cut(),
             _ => {}
@@ -365,7 +362,7 @@ impl After {
 
 impl QpFaults {
     /// Before a send: may change it, may take its time.
-    pub(crate) fn before_send(&self, wr: &mut SendWr, which: Which) -> After {
+    pub(crate) fn before_send(&self, wr: &mut SendWr, which: Which) -> End {
         self.before(Post::Send, which, |status| {
             // Memory that is nobody's makes it fail in its turn; the status is exchanged when it is reported.
             wr.inline = None;
@@ -380,21 +377,21 @@ impl QpFaults {
     }
 
     /// Before a receive: may take its time.
-    pub(crate) fn before_recv(&self, which: Which) -> After {
+    pub(crate) fn before_recv(&self, which: Which) -> End {
         self.before(Post::Recv, which, |_| ())
     }
 
-    fn before(&self, post: Post, which: Which, mut fail: impl FnMut(u32)) -> After {
-        let mut after = After::default();
+    fn before(&self, post: Post, which: Which, mut fail: impl FnMut(u32)) -> End {
+        let mut end = None;
         for action in self.post(post) {
             match action {
                 Action::Delay(time) => std::thread::sleep(time),
                 Action::Complete(status) => fail(status),
                 Action::PortDown(time) => port_down(which, time),
-                Action::Terminate | Action::Die => after.end = Some(action),
+                Action::Terminate | Action::Die => end = Some(action),
             }
         }
-        after
+        End(end)
     }
 
     /// The queue pair with this number goes.

@@ -208,10 +208,9 @@ impl QpObj {
 
     #[cold]
     fn post_faulty(&self, faults: &QpFaults, wr: &mut SendWr) -> Result<(), Errno> {
-        let after = faults.before_send(wr, self.ctx.which);
-        self.post_sound(wr)?;
-        after.carry_out(self.native.as_ref().ok_or(Errno::INVAL)?);
-        Ok(())
+        let end = faults.before_send(wr, self.ctx.which);
+        end.carry_out(self.native.as_ref().ok_or(Errno::INVAL)?);
+        self.post_sound(wr)
     }
 
     /// Post one receive.
@@ -234,10 +233,9 @@ impl QpObj {
         let Some(faults) = &self.faults else {
             return native.post_recv(wrs).map_err(refused);
         };
-        let after = faults.before_recv(self.ctx.which);
-        native.post_recv(wrs).map_err(refused)?;
-        after.carry_out(native);
-        Ok(())
+        let end = faults.before_recv(self.ctx.which);
+        end.carry_out(native);
+        native.post_recv(wrs).map_err(refused)
     }
 
     #[cold]
