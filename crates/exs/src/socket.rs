@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::cm::ConnParam;
+use weft_verbs::cm::{ConnParam, ConnectError};
 use weft_verbs::{Path, Signal};
+use weft_wire::exs::Hello;
 
-use crate::driver::{Conn, Setup, Slot, Target, file_end};
+use crate::driver::{Conn, Setup, Slot, Target, agree, file_end};
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
 use crate::lock::lock;
@@ -117,6 +118,16 @@ pub(crate) fn param(options: &Options, setup: &Setup) -> ConnParam {
         options: options.link(),
         ..ConnParam::default()
     }
+}
+
+/// Why a connection was not made. A listener of another type says what it brings when it refuses us.
+fn refusal(hello: &Hello, error: &ConnectError) -> Errno {
+    if let ConnectError::Rejected { private_data } = error
+        && agree(hello, private_data).is_err_and(|errno| errno == Errno::PROTOTYPE)
+    {
+        return Errno::PROTOTYPE;
+    }
+    Errno::from_raw_os_error(error.raw_os_error())
 }
 
 impl Socket {
@@ -362,7 +373,7 @@ impl Socket {
                 Ok(private_data) => setup.conn.established(&setup.hello, &private_data),
                 Err(error) => {
                     tracing::debug!(%error, "a connection could not be made");
-                    Err(Errno::from_raw_os_error(error.raw_os_error()))
+                    Err(refusal(&setup.hello, &error))
                 }
             };
             if let Some(inner) = weak.upgrade() {

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use weft_exs::{
-    Context, Errno, Event, EventKind, Kind, Memory, Mode, Queue, Ready, RecvFlags, Region, Sink,
-    Socket,
+    Context, Design, Errno, Event, EventKind, Kind, Memory, Mode, Queue, Ready, RecvFlags, Region,
+    Sink, Socket,
 };
 use weft_verbs::cm::{ConnParam, connect};
 use weft_verbs::{Cq, Device, LocalMode, Pd, Qp, QpInit, RecvWr, SendWr, Wc};
@@ -310,6 +310,28 @@ fn wrong_states() {
     socket.close(Sink::Nobody).unwrap();
     assert_eq!(socket.close(Sink::Nobody), Err(Errno::BADF));
     assert_eq!(socket.send(owned(1), Sink::Nobody), Err(Errno::BADF));
+}
+
+#[test]
+fn a_listener_of_another_type_says_so() {
+    for local in LOCALS {
+        let context = context(local);
+        let listener = listener(&context);
+        let addr = listener.local_addr().unwrap();
+        let messages = Socket::new(&context, false, Kind::SeqPacket).unwrap();
+        assert_eq!(messages.connect_wait(addr), Err(Errno::PROTOTYPE));
+
+        let listener = Socket::new(&context, false, Kind::SeqPacket).unwrap();
+        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        listener.listen(1).unwrap();
+        let other = Socket::new(&context, false, Kind::SeqPacket).unwrap();
+        other.set_options(|o| o.design = Design::Source).unwrap();
+        let addr = listener.local_addr().unwrap();
+        assert_eq!(other.connect_wait(addr), Err(Errno::PROTOTYPE));
+        // It is as good as new.
+        other.set_options(|o| o.design = Design::Advert).unwrap();
+        other.connect_wait(addr).unwrap();
+    }
 }
 
 #[test]
