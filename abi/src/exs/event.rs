@@ -310,6 +310,10 @@ fn keep(entry: &Entry, in_place: InPlace) -> Result<*mut c_void, InPlace> {
         .in_place
         .lock()
         .unwrap_or_else(PoisonError::into_inner);
+    if entry.is_closed() {
+        // Nobody could recycle it, and the place goes with the socket.
+        return Err(in_place);
+    }
     kept.insert(at as usize, in_place);
     Ok(at)
 }

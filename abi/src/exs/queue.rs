@@ -24,7 +24,7 @@ pub(crate) struct QueueEntry {
     queue: Queue,
     /// In this queue's tokens, so that a socket with operations in several queues can tell them apart.
     serial: u32,
-    ops: Mutex<Ops>,
+    ops: Arc<Mutex<Ops>>,
 }
 
 /// Operations by the place in their token.
@@ -136,10 +136,20 @@ pub(super) fn own_token(count: u64) -> u64 {
 pub fn qcreate(depth: c_int) -> Result<QHandle, Errno> {
     static SERIAL: AtomicU32 = AtomicU32::new(1);
     let queue = Queue::new(&state().context()?, positive(depth)?)?;
+    let ops: Arc<Mutex<Ops>> = Arc::default();
+    // A deleted queue's operations go on, and keep what they use until they end.
+    let left = Arc::clone(&ops);
+    queue.on_unheard(move |token| {
+        let op = left
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(token);
+        drop(op); // not under the lock
+    });
     state().queues.insert(Arc::new(QueueEntry {
         queue,
         serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-        ops: Mutex::default(),
+        ops,
     }))
 }
 
@@ -147,9 +157,6 @@ pub fn qcreate(depth: c_int) -> Result<QHandle, Errno> {
 pub fn qdelete(qh: QHandle) -> Result<c_int, Errno> {
     let entry = state().queues.remove(qh, |_| Ok(()))?;
     entry.queue.delete();
-    // Their events will not come: what they hold is let go, outside of the lock.
-    let ops = std::mem::take(&mut *entry.ops());
-    drop(ops);
     Ok(0)
 }
 

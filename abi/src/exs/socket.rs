@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use weft_exs::{FilePiece, Kind, Memory, Piece, Ready, RecvFlags, Socket};
+use weft_exs::{FilePiece, Kind, Memory, Piece, Ready, RecvFlags, Sink, Socket};
 
 use super::event::{Op, Ptr, What};
 use super::memory::{Uses, elements, memory, vector};
@@ -466,20 +466,29 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
             let closing = OneClosing::begin(&state().closing);
             entry.socket.close(closing.sink())
         }
-        Some(queue) => queue
-            .start(Op::new(entry, ah, What::Close), |sink| {
-                entry.socket.close(sink)
-            })
-            .map(drop),
+        Some(queue) => {
+            // A program that ends before its event waits for what was sent, too.
+            let closing = Box::new(OneClosing::begin(&state().closing));
+            queue
+                .start(Op::new(entry, ah, What::Close), |sink| {
+                    entry.socket.close_guarded(sink, closing)
+                })
+                .map(drop)
+        }
     })?;
     match closed {
         Found::Exs(_) => Ok(0),
         Found::System => {
-            if let Some(queue) = queue {
-                let entry = sockets.operable(fd)?;
-                queue.start(Op::new(&entry, ah, What::Close), |sink| {
-                    entry.socket.close(sink)
-                })?;
+            // Operations that are outstanding hold a descriptor of their own.
+            let plain = sockets.closable(fd, queue.is_some())?;
+            match (queue, plain) {
+                (Some(queue), Some(entry)) => {
+                    queue.start(Op::new(&entry, ah, What::Close), |sink| {
+                        entry.socket.close(sink)
+                    })?;
+                }
+                (None, Some(entry)) => entry.socket.close(Sink::Nobody)?,
+                (_, None) => {}
             }
             // SAFETY: the program gives its descriptor up with this call.
             unsafe { on_system(libc::SYS_close, fd, [0; 4]) }

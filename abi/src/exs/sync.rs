@@ -494,7 +494,9 @@ fn recv_whole(entry: &Entry, memory: Memory, flag: c_int) -> Result<(ssize_t, bo
     } else {
         entry.socket.options().recv_timeout
     };
-    let recv = recv & RecvFlags::WAITALL;
+    let mut recv = recv & RecvFlags::WAITALL;
+    // Not even begun where nothing is there: the peer would have to give it back.
+    recv.set(RecvFlags::DONTWAIT, limit == Some(Duration::ZERO));
     let event = carry_out(&entry.socket, limit, |sink| {
         entry.socket.recv(memory, recv, sink)
     })?;

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use libc::{
-    POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, fd_set, nfds_t, pollfd, timeval,
+    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLRDNORM, POLLWRNORM, fd_set, nfds_t, pollfd,
+    timeval,
 };
 use rustix::io::Errno;
 use weft_exs::Ready;
@@ -140,6 +141,12 @@ fn ours_ready(fds: &mut [pollfd], ours: &[Option<Arc<Entry>>]) -> usize {
     let mut count = 0;
     for (fd, entry) in fds.iter_mut().zip(ours) {
         let Some(entry) = entry else { continue };
+        if entry.is_closed() {
+            // By another thread.
+            fd.revents = POLLNVAL;
+            count += 1;
+            continue;
+        }
         if entry.connecting().is_some() {
             fd.revents = 0;
             continue;

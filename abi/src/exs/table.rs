@@ -66,6 +66,12 @@ impl Entry {
         Ok(entry)
     }
 
+    /// The program has closed it. (The system's it closes without us.)
+    pub(crate) fn is_closed(&self) -> bool {
+        let number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
+        self.plain.is_none() && number.is_none()
+    }
+
     /// The number is free from here on, without a descriptor.
     fn hold(&self, number: Option<OwnedFd>) {
         *self.number.lock().unwrap_or_else(PoisonError::into_inner) = number;
@@ -321,9 +327,27 @@ impl Sockets {
     /// # Errors
     /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket, `ENOTCONN`.
     pub(crate) fn operable(&self, fd: i32) -> Result<Arc<Entry>, Errno> {
-        if let Found::Exs(entry) = self.find(fd)? {
-            return Ok(entry);
+        match self.find(fd)? {
+            Found::Exs(entry) => Ok(entry),
+            Found::System => self.plain(fd, true),
         }
+    }
+
+    /// A stream socket of the system that is to be closed, whether or not it is connected any more. `None` where nobody asks (`told`) and no
+    /// operation is outstanding.
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOTSOCK`, `EOPNOTSUPP` for another type of socket.
+    pub(crate) fn closable(&self, fd: i32, told: bool) -> Result<Option<Arc<Entry>>, Errno> {
+        if told {
+            return self.plain(fd, false).map(Some);
+        }
+        // SAFETY: not kept; a number that is no descriptor gives EBADF.
+        let inode = Inode::of(unsafe { BorrowedFd::borrow_raw(fd) })?;
+        self.known_plain(fd, inode)
+    }
+
+    fn plain(&self, fd: i32, connected: bool) -> Result<Arc<Entry>, Errno> {
         // SAFETY: not kept; a number that is no descriptor gives EBADF.
         let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
         let inode = Inode::of(theirs)?;
@@ -333,14 +357,16 @@ impl Sockets {
         if sockopt::socket_type(theirs)? != rustix::net::SocketType::STREAM {
             return Err(Errno::OPNOTSUPP);
         }
-        rustix::net::getpeername(theirs)?;
+        if connected {
+            rustix::net::getpeername(theirs)?;
+        }
         let context = state().context()?;
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = plain_in(&slots, place(fd)?, inode) {
             return Ok(entry); // another thread was faster
         }
         let dup = rustix::io::fcntl_dupfd_cloexec(theirs, 0)?;
-        let socket = Socket::from_tcp(&context, dup)?;
+        let socket = Socket::from_ended_tcp(&context, dup)?;
         let entry = Arc::new(Entry::with(socket, fd, Some(inode), false));
         put(&mut slots, place(fd)?, Slot::Plain(Arc::downgrade(&entry)));
         Ok(entry)

@@ -38,6 +38,7 @@ pub(crate) trait FileLane: Send + Sync {
 pub(crate) type FileDone = Box<dyn FnOnce(Result<usize, Errno>, usize) + Send>;
 
 /// A file send under way. It goes on without its handle.
+#[derive(Clone)]
 pub(crate) struct FileSend(Arc<Shared>);
 
 struct Shared {

@@ -128,7 +128,13 @@ impl Listener {
     }
 
     pub(crate) fn accept(&self, target: Target, token: u64) {
-        lock(&self.state).accepts.push_back((target, token));
+        let mut state = lock(&self.state);
+        if state.closed {
+            drop(state);
+            return self.end(vec![(target, token)], Vec::new(), Errno::CANCELED);
+        }
+        state.accepts.push_back((target, token));
+        drop(state);
         self.match_up();
     }
 
@@ -196,6 +202,10 @@ impl Listener {
     pub(crate) fn poll(&self, wanted: Ready, target: Target, token: u64) {
         let now = {
             let mut state = lock(&self.state);
+            if state.closed {
+                drop(state);
+                return self.end(Vec::new(), vec![(target, token)], Errno::CANCELED);
+            }
             if state.ready.is_empty() || !wanted.contains(Ready::IN) {
                 state.pollers.push((target, token));
                 return;
@@ -236,11 +246,13 @@ impl Listener {
         }
     }
 
-    /// A blocking call gives up.
-    pub(crate) fn withdraw(&self, slot: &Arc<Slot>) {
+    /// A blocking call gives up. False when it has been told, or is about to be.
+    pub(crate) fn withdraw(&self, slot: &Arc<Slot>) -> bool {
         let mut state = lock(&self.state);
+        let before = state.accepts.len() + state.pollers.len();
         state.accepts.retain(|(target, _)| !target.is(slot));
         state.pollers.retain(|(target, _)| !target.is(slot));
+        state.accepts.len() + state.pollers.len() < before
     }
 
     pub(crate) fn close(&self) {

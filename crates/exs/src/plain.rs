@@ -191,15 +191,14 @@ fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
 }
 
 impl Plain {
-    /// Operations on a connected stream socket.
+    /// Operations on a stream socket that is connected, or was: that is for the caller to see to.
     ///
     /// # Errors
-    /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket, `ENOTCONN`.
+    /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket.
     pub(crate) fn new(fd: OwnedFd) -> Result<Arc<Plain>, Errno> {
         if rustix::net::sockopt::socket_type(&fd)? != SocketType::STREAM {
             return Err(Errno::OPNOTSUPP);
         }
-        rustix::net::getpeername(&fd)?;
         Ok(Arc::new_cyclic(|me| Plain {
             me: Weak::clone(me),
             fd,

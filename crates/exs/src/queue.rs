@@ -6,14 +6,14 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::Signal;
 
 use crate::bell::Bell;
-use crate::driver::Conn;
+use crate::driver::{Conn, Late};
 use crate::lock::lock;
 use crate::{Context, Event};
 
@@ -54,7 +54,11 @@ pub(crate) struct QueueInner {
     bell: Bell,
     signal: Signal,
     signals: AtomicBool,
+    /// Hears of the events that a deleted queue does not take.
+    unheard: OnceLock<Arc<Unheard>>,
 }
+
+type Unheard = dyn Fn(u64) + Send + Sync;
 
 impl Queue {
     /// A queue of `depth` places.
@@ -79,7 +83,13 @@ impl Queue {
             bell: Bell::default(),
             signal,
             signals: AtomicBool::new(false),
+            unheard: OnceLock::new(),
         })))
+    }
+
+    /// Call this with the number of each event that is dropped because the queue has been deleted: what was kept for it can go. Only once.
+    pub fn on_unheard(&self, hears: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.0.unheard.set(Arc::new(hears));
     }
 
     /// Take up to `max` events, oldest first, and append them to `out`; says how many. Waits until `at_least` of them are there, or the
@@ -103,11 +113,30 @@ impl Queue {
         if at_least == 0 && q.len.load(Ordering::Acquire) == 0 {
             q.drive();
         }
-        let interrupted = q.len.load(Ordering::Acquire) < at_least && q.wait_for(at_least, timeout);
-        if q.deleted.load(Ordering::SeqCst) {
-            return Err(Errno::BADF);
+        let mut interrupted = false;
+        let (mut taken, mut left, mut end) = (0, timeout, None);
+        loop {
+            let wanted = at_least.saturating_sub(taken);
+            if q.len.load(Ordering::Acquire) < wanted {
+                if taken == 0 && end.is_none() {
+                    end = timeout.and_then(|time| Instant::now().checked_add(time));
+                }
+                interrupted = q.wait_for(wanted, left);
+            }
+            if q.deleted.load(Ordering::SeqCst) {
+                out.truncate(out.len() - taken);
+                return Err(Errno::BADF);
+            }
+            taken += q.take(out, max - taken);
+            if taken >= at_least || interrupted {
+                break;
+            }
+            // Another taker was faster, or the time is up.
+            left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                break;
+            }
         }
-        let taken = q.take(out, max);
         if q.signals.load(Ordering::SeqCst) && q.len.load(Ordering::SeqCst) == 0 {
             q.leave();
         }
@@ -201,7 +230,11 @@ impl Queue {
             q.signal.clear();
             std::mem::take(&mut *events)
         };
-        drop(events);
+        for event in events {
+            if let Some(late) = q.unheard(event.token) {
+                late.run();
+            }
+        }
         q.wake();
     }
 }
@@ -225,14 +258,15 @@ impl QueueInner {
         self.used.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Put an event into the place that its operation has.
+    /// Put an event into the place that its operation has. What is to be done about it is for when all locks are let go.
     #[inline]
-    pub(crate) fn push(&self, event: Event) {
+    pub(crate) fn push(&self, event: Event) -> Option<Late> {
         let waiters = {
             let mut events = lock(&self.events);
             if self.deleted.load(Ordering::SeqCst) {
                 drop(events);
-                return self.release();
+                self.release();
+                return self.unheard(event.token);
             }
             events.push_back(event);
             self.len.store(events.len(), Ordering::Release);
@@ -245,6 +279,13 @@ impl QueueInner {
         if waiters > 0 {
             self.wake();
         }
+        None
+    }
+
+    #[cold]
+    fn unheard(&self, token: u64) -> Option<Late> {
+        let hears = Arc::clone(self.unheard.get()?);
+        Some(Late::other(move || hears(token)))
     }
 
     /// A connection has an operation here from now on.
@@ -403,7 +444,9 @@ impl QueueInner {
                 && (time.is_zero() || turn.is_multiple_of(64))
             {
                 let now = Instant::now();
-                if now >= *deadline.get_or_insert(now.checked_add(time).unwrap_or(now)) {
+                // Further away than the clock goes: for ever.
+                let end = deadline.get_or_insert(now.checked_add(time));
+                if end.is_some_and(|end| now >= end) {
                     return;
                 }
             }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -107,7 +107,13 @@ impl Drop for Inner {
         if let Some(plain) = &self.plain
             && !self.closed.load(Ordering::SeqCst)
         {
-            plain.cancel(None);
+            // What is queued is sent; until then it keeps itself.
+            let kept = Arc::clone(plain);
+            plain.close(Box::new(move |_| drop(kept)));
+        }
+        let state = self.state.get_mut();
+        if let State::Listening(listener) = state.unwrap_or_else(PoisonError::into_inner) {
+            listener.close();
         }
     }
 }
@@ -147,6 +153,15 @@ impl Socket {
     /// # Errors
     /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket, `ENOTCONN`.
     pub fn from_tcp(context: &Context, fd: OwnedFd) -> Result<Socket, Errno> {
+        rustix::net::getpeername(&fd)?;
+        Self::from_ended_tcp(context, fd)
+    }
+
+    /// As [`Socket::from_tcp`], for a connection that may have ended: to close it.
+    ///
+    /// # Errors
+    /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket.
+    pub fn from_ended_tcp(context: &Context, fd: OwnedFd) -> Result<Socket, Errno> {
         let plain = Plain::new(fd)?;
         let ipv6 = plain.local_addr().is_ok_and(|addr| addr.is_ipv6());
         let signal = Arc::new(Signal::new().map_err(Error::from)?);
@@ -474,7 +489,8 @@ impl Socket {
         }
         let conn = self.conn()?;
         let (target, token) = Target::new(sink)?;
-        conn.send_file(pieces, target, token).map_err(refused)
+        conn.send_file(pieces, target, token, self.limits().0)
+            .map_err(refused)
     }
 
     fn limits(&self) -> (Option<Duration>, Option<Duration>) {
@@ -574,10 +590,25 @@ impl Socket {
     /// # Errors
     /// `EBADF` when it is closed, `EAGAIN` when the queue is full; then nothing has happened.
     pub fn close(&self, sink: Sink) -> Result<(), Errno> {
+        self.close_to(|| Target::new(sink))
+    }
+
+    /// As [`Socket::close`]; `guard` is dropped when the end has been told, whether or not somebody takes it.
+    ///
+    /// # Errors
+    /// As [`Socket::close`].
+    pub fn close_guarded(&self, sink: Sink, guard: Box<dyn Send>) -> Result<(), Errno> {
+        self.close_to(|| {
+            let (target, token) = Target::new(sink)?;
+            Ok((Target::Guarded(Box::new((target, guard))), token))
+        })
+    }
+
+    fn close_to(&self, target: impl FnOnce() -> Result<(Target, u64), Errno>) -> Result<(), Errno> {
         if self.0.closed.load(Ordering::SeqCst) {
             return Err(Errno::BADF);
         }
-        let (target, token) = Target::new(sink)?;
+        let (target, token) = target()?;
         if self.0.closed.swap(true, Ordering::SeqCst) {
             target.forget();
             return Err(Errno::BADF);
@@ -627,8 +658,9 @@ impl Socket {
         let token = Arc::as_ptr(&slot).addr() as u64;
         listener.accept(Target::Slot(Arc::clone(&slot)), token);
         let waited = slot.sleep(timeout.and_then(|t| Instant::now().checked_add(t)));
-        if waited.is_err() {
-            listener.withdraw(&slot);
+        if waited.is_err() && !listener.withdraw(&slot) {
+            // A connection is being handed to it just now.
+            while slot.sleep(None).is_err() {}
         }
         match slot.take() {
             Some(Event {
@@ -799,21 +831,20 @@ fn refused((errno, target): (Errno, Target)) -> Errno {
 
 fn finish_wait(
     conn: &Conn,
-    slot: &Slot,
+    slot: &Arc<Slot>,
     id: crate::machine::OpId,
     limit: Option<Duration>,
 ) -> Result<usize, Errno> {
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let waited = conn.wait_for(slot, deadline);
     if waited.is_err() {
-        conn.cancel_one(id);
         // The memory is not the program's before the end is told.
-        while conn.wait_for(slot, None).is_err() {}
+        conn.give_up(slot, id);
     }
     let event = slot.take().ok_or(Errno::IO)?;
     match event.result {
         Err(Errno::CANCELED) if event.bytes > 0 => Ok(event.bytes),
-        Err(Errno::CANCELED) => Err(waited.err().unwrap_or(Errno::CANCELED)),
+        Err(errno @ (Errno::CANCELED | Errno::TIMEDOUT)) => Err(waited.err().unwrap_or(errno)),
         result => result,
     }
 }

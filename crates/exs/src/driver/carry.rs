@@ -10,7 +10,7 @@ use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Packet, Remote};
 
 use super::Timers;
 use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER};
-use super::state::{ALWAYS_GO, Core, Io};
+use super::state::{ALWAYS_GO, Core, Head, Io};
 use crate::event::{InPlace, Place};
 use crate::lock::lock;
 use crate::machine::policy::Verdict;
@@ -264,18 +264,28 @@ impl Conn {
                 let Some(it) = io.ops.get_mut(op) else {
                     return Ok(());
                 };
-                let slot = if n + len <= INLINE_MAX {
-                    None
-                } else {
-                    io.free_headers.pop()
-                };
-                if let (Some(slot), Some(headers)) = (slot, &io.headers) {
-                    let at = slot as usize * HEADER_SLOT;
-                    headers.write(at, &head[..n])?;
-                    let mut wr = SendWr::send(TAG_HEADER | op.0).sge(headers.sge(at, n));
-                    it.sges(context, off, len, &mut wr.sges)?;
-                    io.used_headers.push_back(slot);
-                    io.sends.push(wr.signaled());
+                if n + len > INLINE_MAX {
+                    let wr = SendWr::send(TAG_HEADER | op.0).signaled();
+                    let wr = if let Some(slot) = io.free_headers.pop()
+                        && let Some(headers) = &io.headers
+                    {
+                        let at = slot as usize * HEADER_SLOT;
+                        headers.write(at, &head[..n])?;
+                        let mut wr = wr.sge(headers.sge(at, n));
+                        io.used_headers.push_back(Head::Slot(slot));
+                        it.sges(context, off, len, &mut wr.sges)?;
+                        wr
+                    } else {
+                        // All in use, or none made: what we may send small is for the peer to say.
+                        let mut data = vec![0; n + len];
+                        data[..n].copy_from_slice(&head[..n]);
+                        it.read(off, &mut data[n..])?;
+                        let mr = context.pd().reg_mr(data, Access::LOCAL_WRITE)?;
+                        let wr = wr.sge(mr.sge(0, n + len));
+                        io.used_headers.push_back(Head::Own(mr));
+                        wr
+                    };
+                    io.sends.push(wr);
                     return Ok(());
                 }
                 let mut wr = SendWr::send(0);

@@ -18,7 +18,7 @@ use super::state::{Core, Io, Meter, completed};
 use crate::event::{Event, EventKind, Ready};
 use crate::lock::{lock, try_lock};
 use crate::machine::policy::Policy;
-use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
+use crate::machine::{Cancel, Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
 
 /// Messages up to this are copied into their work request; longer ones are gathered from the program's memory.
@@ -43,8 +43,10 @@ pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
 /// Closed by their programs, with something left to send.
 static LINGERING: Mutex<Vec<Arc<Conn>>> = Mutex::new(Vec::new());
-/// How long they have for it.
+/// How long they may go on without sending a byte.
 const LINGER: Duration = Duration::from_secs(30);
+/// How long a peer may keep a receive's memory whose time limit has run out, before the connection is over.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What is made before a connection, on either side.
 pub(crate) struct Setup {
@@ -307,6 +309,8 @@ impl Conn {
                 memory: Some(memory),
                 ..Event::new(kind, token, self.fd, Ok(len))
             };
+            // Who waits behind a file send may sleep.
+            core.io.woken |= target.is_slot();
             core.io.late.extend(target.tell(event));
             self.leave_core(core);
             return Ok(DONE);
@@ -317,7 +321,14 @@ impl Conn {
                 Err((io.no_send().unwrap_or(Errno::PIPE), target))
             }
             Ok((machine, io)) => {
-                let id = io.ops.insert(Op::new(kind, memory, target, token));
+                let op = match Op::new(kind, memory, target, token) {
+                    Ok(op) => op,
+                    Err(refused) => {
+                        self.leave_core(core);
+                        return Err(refused);
+                    }
+                };
+                let id = io.ops.insert(op);
                 match machine.send(id, len as u64) {
                     Ok(()) => {
                         io.sending += 1;
@@ -362,6 +373,10 @@ impl Conn {
         limit: Option<Duration>,
     ) -> Started {
         self.join(&target);
+        if flags.contains(RecvFlags::DONTWAIT) {
+            // What has come counts, also where nobody has looked yet.
+            self.drive();
+        }
         let mut core = lock(&self.core);
         let (machine, io) = match core.open() {
             Ok(open) => open,
@@ -382,9 +397,17 @@ impl Conn {
         }
         let len = memory.len() as u64;
         let kind = EventKind::of_recv(&memory);
-        let id = io.ops.insert(Op::new(kind, memory, target, token));
+        let op = match Op::new(kind, memory, target, token) {
+            Ok(op) => op,
+            Err(refused) => {
+                self.leave_core(core);
+                return Err(refused);
+            }
+        };
+        let id = io.ops.insert(op);
         let wishes = Wishes {
-            waitall: flags.contains(RecvFlags::WAITALL),
+            // What may not wait takes what is there.
+            waitall: flags.contains(RecvFlags::WAITALL) && !flags.contains(RecvFlags::DONTWAIT),
             in_place: flags.contains(RecvFlags::IN_PLACE),
         };
         machine.recv(id, len, wishes);
@@ -433,16 +456,29 @@ impl Conn {
             let timed: Vec<_> = timed
                 .filter_map(|(id, op)| Some((id, op.deadline?)))
                 .collect();
+            let (mut overdue, mut later) = (false, None);
             for &(id, deadline) in &timed {
                 if deadline > now {
                     self.set_alarm(&mut core.io, deadline);
                     continue;
                 }
-                if let (Some(op), Some(machine)) = (core.io.ops.get_mut(id), &mut core.machine) {
-                    op.deadline = None;
-                    op.timed_out = true;
-                    machine.cancel(id);
+                let (Some(op), Some(machine)) = (core.io.ops.get_mut(id), &mut core.machine) else {
+                    continue;
+                };
+                op.deadline = None;
+                // Its memory has not been given back.
+                overdue |= op.timed_out;
+                op.timed_out = true;
+                if machine.cancel(id) == Cancel::Pending {
+                    op.deadline = now.checked_add(GRACE);
+                    later = op.deadline;
                 }
+            }
+            if let Some(later) = later {
+                self.set_alarm(&mut core.io, later);
+            }
+            if overdue {
+                self.fail(core, Errno::TIMEDOUT);
             }
         });
     }
@@ -460,13 +496,32 @@ impl Conn {
         }
     }
 
-    /// Cancel one operation, if it is not over.
-    pub(crate) fn cancel_one(&self, id: OpId) {
-        self.with(|core| {
-            if let (Some(_), Some(machine)) = (core.io.ops.get_mut(id), &mut core.machine) {
+    /// A blocking call gives up: returns when its operation's end has been told. A peer who has been given its memory has a moment to give it back.
+    pub(crate) fn give_up(&self, slot: &Arc<Slot>, id: OpId) {
+        if self.take_back(slot) {
+            return;
+        }
+        let is_send = self.with(|core| {
+            // One that waited behind a file send has got another name.
+            let mut ops = core.io.ops.ids();
+            let (id, op) = ops.find(|(its, op)| *its == id || op.target.is(slot))?;
+            let is_send = op.is_send();
+            if let Some(machine) = &mut core.machine {
                 machine.cancel(id);
             }
+            Some(is_send)
         });
+        let end = match is_send {
+            Some(false) => Instant::now().checked_add(GRACE),
+            _ => None,
+        };
+        loop {
+            match self.wait_for(slot, end) {
+                Ok(()) => return,
+                Err(Errno::AGAIN) => self.with(|core| self.fail(core, Errno::TIMEDOUT)),
+                Err(_) => {}
+            }
+        }
     }
 
     /// Cancel operations; says how many there were.
@@ -475,7 +530,8 @@ impl Conn {
         let wanted = |its: u64| token.is_none_or(|token| token == its);
         files
             + self.with(|core| {
-                let ops = core.io.ops.ids().filter(|(_, op)| wanted(op.token));
+                let wanted_op = |op: &Op| wanted(op.token) && !op.target.is_part();
+                let ops = core.io.ops.ids().filter(|(_, op)| wanted_op(op));
                 let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
                 if let Some(machine) = &mut core.machine {
                     for &id in &ids {
@@ -554,8 +610,10 @@ impl Conn {
 
     /// No more of anything: what is queued is sent, then the connection is closed.
     pub(crate) fn close(&self, told: Option<(Target, u64)>) {
-        if let Err(Held::Close(told)) = self.hold_back(Held::Close(told)) {
-            self.close_now(told);
+        match self.hold_back(Held::Close(told)) {
+            Err(Held::Close(told)) => self.close_now(told),
+            // The file is still to go out.
+            _ => self.linger(),
         }
     }
 
@@ -570,7 +628,8 @@ impl Conn {
                 .collect();
             for id in recvs {
                 // The peer is not asked: it sees the end, or an access error if it is writing there.
-                core.io.finish(id, Err(Errno::CANCELED), 0, false, None);
+                let bytes = core.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
+                core.io.finish(id, Err(Errno::CANCELED), bytes, false, None);
             }
             for (_, target, token) in std::mem::take(&mut core.io.pollers) {
                 core.io.tell(
@@ -591,24 +650,48 @@ impl Conn {
                 machine.shutdown();
             }
         });
+        self.linger();
+    }
+
+    /// Live on until the connection is closed, for as long as something goes out.
+    fn linger(&self) {
         // Whoever closes does not come back to drive.
         self.leave();
-        if let Some(me) = self
-            .me
-            .upgrade()
-            .filter(|_| !self.with(|core| core.io.closed))
-        {
-            lock(&LINGERING).push(Arc::clone(&me));
-            let give_up = Arc::downgrade(&me);
-            let set = Timers::at(Instant::now() + LINGER, move || {
-                if let Some(conn) = give_up.upgrade() {
-                    conn.with(|core| conn.fail(core, Errno::TIMEDOUT));
-                }
-            });
-            if set.is_err() || self.with(|core| core.io.closed) {
-                lock(&LINGERING).retain(|conn| !Arc::ptr_eq(conn, &me));
-            }
+        let Some(me) = self.me.upgrade() else { return };
+        if self.with(|core| core.io.closed) {
+            return;
         }
+        {
+            let mut all = lock(&LINGERING);
+            if all.iter().any(|conn| Arc::ptr_eq(conn, &me)) {
+                return;
+            }
+            all.push(Arc::clone(&me));
+        }
+        let sent = self.stats().bytes_sent();
+        if self.look_again_at(sent).is_err() || self.with(|core| core.io.closed) {
+            lock(&LINGERING).retain(|conn| !Arc::ptr_eq(conn, &me));
+        }
+    }
+
+    /// Have a timer end the connection if it has sent no more than so many bytes by then.
+    fn look_again_at(&self, sent: u64) -> Result<(), Errno> {
+        let me = self.me.clone();
+        Timers::at(Instant::now() + LINGER, move || {
+            let Some(conn) = me.upgrade() else { return };
+            let moved = conn.with(|core| {
+                let stats = core.machine.as_ref().map(|m| *m.stats());
+                let now = stats.unwrap_or_default().bytes_sent();
+                if core.io.closed || now > sent {
+                    return (!core.io.closed).then_some(now);
+                }
+                conn.fail(core, Errno::TIMEDOUT);
+                None
+            });
+            if let Some(now) = moved {
+                let _ = conn.look_again_at(now);
+            }
+        })
     }
 
     /// Counters.
@@ -750,7 +833,8 @@ impl Conn {
                 lock(&LINGERING).retain(|c| !std::ptr::eq(Arc::as_ptr(c), me.as_ptr()));
             }));
         }
-        let readable = core.readable();
+        // A closed socket is silent, whatever comes while it lingers.
+        let readable = core.readable() && !core.io.closing;
         if readable != core.io.raised {
             core.io.raised = readable;
             if readable {

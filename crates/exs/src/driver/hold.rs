@@ -3,31 +3,48 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::Timers;
 use super::conn::Conn;
-use super::op::{Target, file_end};
+use super::op::{Slot, Target, file_end};
 use crate::event::Event;
 use crate::file::{FileLane, FileSend};
 use crate::lock::lock;
+use crate::machine::OpId;
 use crate::plain::{Done, Outcome};
 use crate::{EventKind, Memory, Piece};
 
 /// What waits behind a file send.
 pub(super) enum Held {
     Send(Memory, Target, u64, Option<Duration>),
-    File(Vec<Piece>, Target, u64),
+    File(Waiting),
     Shutdown(Option<(Target, u64)>),
     Close(Option<(Target, u64)>),
+}
+
+/// A file send that has not begun.
+pub(super) struct Waiting {
+    pieces: Vec<Piece>,
+    target: Target,
+    token: u64,
+    /// Our name for it.
+    id: u64,
 }
 
 /// The file send that has the way, and those behind it.
 #[derive(Default)]
 pub(super) struct Queue {
-    current: Option<(u64, FileSend)>,
+    current: Option<Current>,
     behind: VecDeque<Held>,
+}
+
+struct Current {
+    token: u64,
+    id: u64,
+    send: FileSend,
 }
 
 impl Conn {
@@ -51,33 +68,90 @@ impl Conn {
         pieces: Vec<Piece>,
         target: Target,
         token: u64,
+        limit: Option<Duration>,
     ) -> Result<(), (Errno, Target)> {
+        let id = FileSend::next_id();
+        let file = Waiting {
+            pieces,
+            target,
+            token,
+            id,
+        };
         let mut queue = lock(&self.files);
         if self.holding.load(Ordering::SeqCst) {
-            queue.behind.push_back(Held::File(pieces, target, token));
-            return Ok(());
+            queue.behind.push_back(Held::File(file));
+            drop(queue);
+        } else {
+            let (queue, started) = self.start_file(queue, file);
+            drop(queue);
+            if started.is_err() {
+                self.let_go();
+                return started;
+            }
         }
-        let (queue, started) = self.start_file(queue, pieces, target, token);
+        if let Some(end) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
+            let me = self.me.clone();
+            let set = Timers::at(end, move || {
+                if let Some(conn) = me.upgrade() {
+                    conn.expire_file(id);
+                }
+            });
+            if let Err(error) = set {
+                tracing::warn!(%error, "no thread for time limits: they will not be kept");
+            }
+        }
+        Ok(())
+    }
+
+    /// A file send's time is up.
+    fn expire_file(&self, id: u64) {
+        let mut queue = lock(&self.files);
+        if let Some(current) = queue.current.as_ref().filter(|current| current.id == id) {
+            let send = current.send.clone();
+            drop(queue);
+            self.stop_file(&send, Errno::TIMEDOUT);
+            return;
+        }
+        let its = |held: &Held| matches!(held, Held::File(file) if file.id == id);
+        let late = queue.behind.iter().position(its);
+        let late = late.and_then(|at| queue.behind.remove(at));
         drop(queue);
-        if started.is_err() {
-            self.let_go();
+        if let Some(late) = late {
+            self.refuse(late, Errno::TIMEDOUT);
         }
-        started
+    }
+
+    /// Nothing more of it is read, and what has not gone out does not.
+    fn stop_file(&self, send: &FileSend, why: Errno) {
+        send.stop(why);
+        self.with(|core| {
+            let parts = core.io.ops.ids().filter(|(_, op)| op.target.is_part());
+            let parts: Vec<OpId> = parts.map(|(id, _)| id).collect();
+            if let Some(machine) = &mut core.machine {
+                for id in parts {
+                    machine.cancel(id);
+                }
+            }
+        });
     }
 
     fn start_file<'a>(
         self: &Arc<Self>,
         mut queue: MutexGuard<'a, Queue>,
-        pieces: Vec<Piece>,
-        target: Target,
-        token: u64,
+        file: Waiting,
     ) -> (MutexGuard<'a, Queue>, Result<(), (Errno, Target)>) {
+        let Waiting {
+            pieces,
+            target,
+            token,
+            id,
+        } = file;
         let (done, take_back) = file_end(target, token, self.fd());
         self.holding.store(true, Ordering::SeqCst);
         let lane = Arc::new(Lane(Arc::downgrade(self)));
         match FileSend::start(self.context(), pieces, lane, done) {
             Ok(send) => {
-                queue.current = Some((token, send));
+                queue.current = Some(Current { token, id, send });
                 (queue, Ok(()))
             }
             Err(errno) => (queue, Err((errno, take_back()))),
@@ -87,28 +161,41 @@ impl Conn {
     /// Cancel file sends; says how many there were.
     pub(super) fn cancel_files(&self, token: Option<u64>) -> usize {
         let mut queue = lock(&self.files);
-        let mut n = 0;
-        if let Some((its, send)) = &queue.current
-            && token.is_none_or(|token| token == *its)
-        {
-            send.stop(Errno::CANCELED);
-            n += 1;
-        }
+        let current = queue.current.as_ref();
+        let current = current.filter(|file| token.is_none_or(|token| token == file.token));
+        let current = current.map(|file| file.send.clone());
         let (cancelled, kept): (VecDeque<Held>, VecDeque<Held>) = std::mem::take(&mut queue.behind)
             .into_iter()
             .partition(|held| match held {
-                Held::Send(_, _, its, _) | Held::File(_, _, its) => {
+                Held::Send(_, _, its, _) | Held::File(Waiting { token: its, .. }) => {
                     token.is_none_or(|token| token == *its)
                 }
                 _ => false,
             });
         queue.behind = kept;
         drop(queue);
-        n += cancelled.len();
+        let n = cancelled.len() + usize::from(current.is_some());
+        if let Some(send) = current {
+            self.stop_file(&send, Errno::CANCELED);
+        }
         for held in cancelled {
             self.refuse(held, Errno::CANCELED);
         }
         n
+    }
+
+    /// A blocking send gives up. False when it does not wait behind a file send.
+    pub(super) fn take_back(&self, slot: &Arc<Slot>) -> bool {
+        let mut queue = lock(&self.files);
+        let its = |held: &Held| matches!(held, Held::Send(_, target, ..) if target.is(slot));
+        let at = queue.behind.iter().position(its);
+        let held = at.and_then(|at| queue.behind.remove(at));
+        drop(queue);
+        let found = held.is_some();
+        if let Some(held) = held {
+            self.refuse(held, Errno::CANCELED);
+        }
+        found
     }
 
     /// Tell that something that waited will not be done.
@@ -118,7 +205,7 @@ impl Conn {
                 let kind = EventKind::of_send(&memory);
                 (kind, target, token, Some(memory))
             }
-            Held::File(_, target, token) => (EventKind::SendFile, target, token, None),
+            Held::File(Waiting { target, token, .. }) => (EventKind::SendFile, target, token, None),
             Held::Shutdown(Some((target, token))) => (EventKind::Shutdown, target, token, None),
             Held::Close(_) | Held::Shutdown(None) => return,
         };
@@ -140,13 +227,20 @@ impl Conn {
                 self.holding.store(false, Ordering::SeqCst);
                 return;
             };
-            if let Held::File(pieces, target, token) = held {
-                let (queue, started) = self.start_file(queue, pieces, target, token);
+            if let Held::File(file) = held {
+                let (token, id) = (file.token, file.id);
+                let (queue, started) = self.start_file(queue, file);
                 drop(queue);
                 match started {
                     Ok(()) => return,
                     Err((errno, target)) => {
-                        self.refuse(Held::File(Vec::new(), target, token), errno);
+                        let file = Waiting {
+                            pieces: Vec::new(),
+                            target,
+                            token,
+                            id,
+                        };
+                        self.refuse(Held::File(file), errno);
                     }
                 }
                 continue;
@@ -182,7 +276,7 @@ struct Lane(Weak<Conn>);
 impl Lane {
     /// A send in its turn; `told` hears of its end, also when it is refused.
     fn push(&self, memory: Memory, told: impl FnOnce(Event) + Send + 'static) {
-        let target = Target::Call(Box::new(told));
+        let target = Target::Part(Box::new(told));
         let refused = match self.0.upgrade() {
             Some(conn) => conn.send_now(memory, target, 0, None).err(),
             None => Some((Errno::CONNRESET, target)),
@@ -205,9 +299,14 @@ impl FileLane for Lane {
     }
 
     fn end(&self, tell: Box<dyn FnOnce() + Send>) {
-        // Behind what was sent before, as a send of nothing.
-        self.push(Memory::Owned(Vec::new()), move |_| tell());
-        self.release();
+        // Behind what was sent before, as a send of nothing; and what comes behind it is told later.
+        let conn = Weak::clone(&self.0);
+        self.push(Memory::Owned(Vec::new()), move |_| {
+            tell();
+            if let Some(conn) = conn.upgrade() {
+                conn.let_go();
+            }
+        });
     }
 
     fn release(&self) {

@@ -21,5 +21,5 @@ mod state;
 mod timer;
 
 pub(crate) use conn::{Conn, Setup, agree};
-pub(crate) use op::{Slot, Target, file_end};
+pub(crate) use op::{Late, Slot, Target, file_end};
 pub(crate) use timer::Timers;

@@ -20,6 +20,10 @@ pub(crate) enum Target {
     Queue(Queue),
     Call(Box<dyn FnOnce(Event) + Send>),
     Slot(Arc<Slot>),
+    /// A part of a file send: the program does not know it.
+    Part(Box<dyn FnOnce(Event) + Send>),
+    /// Something is dropped when it has been told.
+    Guarded(Box<(Target, Box<dyn Send>)>),
     Nobody,
 }
 
@@ -81,10 +85,17 @@ impl Target {
         matches!(self, Target::Slot(own) if Arc::ptr_eq(own, slot))
     }
 
+    /// Whether it is a part of a file send.
+    pub(crate) fn is_part(&self) -> bool {
+        matches!(self, Target::Part(_))
+    }
+
     /// Nothing will be told.
     pub(crate) fn forget(self) {
-        if let Target::Queue(queue) = self {
-            queue.0.release();
+        match self {
+            Target::Queue(queue) => queue.0.release(),
+            Target::Guarded(guarded) => guarded.0.forget(),
+            _ => {}
         }
     }
 
@@ -99,9 +110,15 @@ impl Target {
     #[inline]
     pub(crate) fn tell(self, event: Event) -> Option<Late> {
         match self {
-            Target::Queue(queue) => queue.0.push(event),
+            Target::Queue(queue) => return queue.0.push(event),
+            Target::Guarded(guarded) => {
+                let (target, _guard) = *guarded;
+                return target.tell(event);
+            }
             Target::Slot(slot) => slot.fill(event),
-            Target::Call(call) => return Some(Late(Box::new(move || call(event)))),
+            Target::Call(call) | Target::Part(call) => {
+                return Some(Late(Box::new(move || call(event))));
+            }
             Target::Nobody => {}
         }
         None
@@ -159,6 +176,8 @@ struct More {
     bounce: Option<Vec<u8>>,
     /// Registrations for ourselves, one a piece, made when first needed.
     local: SmallVec<[Option<Mr>; 1]>,
+    /// All of a list in one, for a peer who reads it.
+    gathered: Option<Mr>,
     /// What is open to the peer.
     open: Option<Mr>,
 }
@@ -167,12 +186,24 @@ struct More {
 const MAX_PIECES: usize = 24;
 
 impl Op {
-    pub(crate) fn new(kind: EventKind, memory: Memory, target: Target, token: u64) -> Op {
+    /// # Errors
+    /// `ENOMEM` without room to receive a list of pieces in one; the target comes back.
+    pub(crate) fn new(
+        kind: EventKind,
+        memory: Memory,
+        target: Target,
+        token: u64,
+    ) -> Result<Op, (Errno, Target)> {
         let mut memory = memory;
         let mut bounce = None;
         if let Memory::List(list) = &memory {
             if matches!(kind, EventKind::RecvMsg) {
-                bounce = Some(vec![0; memory.len()]);
+                let len = memory.len();
+                // What a program says of its memory need not be true, and there is none for all it may say.
+                if Vec::<u8>::new().try_reserve_exact(len).is_err() {
+                    return Err((Errno::NOMEM, target));
+                }
+                bounce = Some(vec![0; len]);
             } else if list.len() > MAX_PIECES || list.iter().any(|m| matches!(m, Memory::List(_))) {
                 // More than a work request can name: one copy.
                 bounce = Some(memory.to_vec());
@@ -187,7 +218,7 @@ impl Op {
                 ..More::default()
             })
         });
-        Op {
+        Ok(Op {
             kind,
             token,
             target,
@@ -196,7 +227,7 @@ impl Op {
             timed_out: false,
             filled: 0,
             more,
-        }
+        })
     }
 
     pub(crate) fn is_send(&self) -> bool {
@@ -357,7 +388,15 @@ impl Op {
                     };
                     pd.reg_part(mr, off, len, access)?
                 }
-                Memory::List(_) => return Err(Error::Bounds),
+                Memory::List(_) if access.contains(Access::REMOTE_WRITE) => {
+                    return Err(Error::Bounds);
+                }
+                list @ Memory::List(_) => {
+                    let whole = pd.reg_mr(list.to_vec(), Access::LOCAL_WRITE)?;
+                    let part = pd.reg_part(&whole, off, len, access)?;
+                    more.gathered = Some(whole);
+                    part
+                }
             }
         };
         let place = (mr.addr(), mr.rkey());

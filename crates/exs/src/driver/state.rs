@@ -91,6 +91,14 @@ fn sent(stats: &Stats) -> u64 {
     stats.direct_bytes_sent + stats.indirect_bytes_sent
 }
 
+/// Where the header of a small message is that is too long to be copied into its work request.
+pub(super) enum Head {
+    /// In this place of [`Io::headers`].
+    Slot(u32),
+    /// In memory of the message alone, before its payload.
+    Own(#[expect(dead_code, reason = "kept until the message has gone")] Mr),
+}
+
 /// All but the machine.
 pub(super) struct Io {
     pub(super) fd: i32,
@@ -106,7 +114,7 @@ pub(super) struct Io {
     pub(super) headers: Option<Mr>,
     pub(super) free_headers: Vec<u32>,
     /// Those in use, in the order of their work requests.
-    pub(super) used_headers: VecDeque<u32>,
+    pub(super) used_headers: VecDeque<Head>,
     /// For sends that go out on the spot: a message, whose bytes are exchanged.
     pub(super) prompt: SendWr,
     /// Batches for the queue pair.
@@ -152,8 +160,10 @@ pub(super) fn completed(core: &mut Core, wc: &Wc) -> Result<(), Errno> {
         return Ok(());
     }
     if wc.wr_id & TAG_RECV == 0 {
-        if wc.wr_id & TAG_HEADER != 0 {
-            io.free_headers.extend(io.used_headers.pop_front());
+        if wc.wr_id & TAG_HEADER != 0
+            && let Some(Head::Slot(slot)) = io.used_headers.pop_front()
+        {
+            io.free_headers.push(slot);
         }
         machine.on_transferred(OpId(wc.wr_id & !TAG_HEADER));
         return Ok(());
@@ -318,7 +328,10 @@ impl Core {
             let left: Vec<_> = io
                 .ops
                 .ids()
-                .map(|(id, op)| (id, op.is_send(), op.filled))
+                .map(|(id, op)| {
+                    let direct = self.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
+                    (id, op.is_send(), op.filled.max(direct))
+                })
                 .collect();
             for (id, is_send, bytes) in left {
                 let result = match (is_send, errno) {

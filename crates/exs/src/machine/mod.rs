@@ -135,7 +135,7 @@ pub enum Refused {
 /// What became of a request to cancel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
-    /// The operation completes as cancelled, at once.
+    /// The operation completes as cancelled: at once, or, a stream's send of which a part is out, when that part is through.
     Done,
     /// The peer has to give an advert back first. The operation completes as cancelled, or with its data if that was
     /// on its way.
@@ -396,6 +396,11 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Bytes sent, all ways together.
+    pub fn bytes_sent(&self) -> u64 {
+        self.direct_bytes_sent + self.indirect_bytes_sent + self.small_bytes_sent
+    }
+
     /// `credits`, with a stall counted when there are none.
     fn stall(&mut self, credits: Option<u16>) -> Option<u16> {
         self.credit_stalls += u64::from(credits.is_none() && !self.stalled);
@@ -584,11 +589,12 @@ impl Endpoint {
     /// Take an operation back.
     pub fn cancel(&mut self, op: OpId) -> Cancel {
         let (tx, rx, mut shared) = self.split();
-        let sends = match tx {
-            Tx::Stream(tx) => &mut tx.sends,
-            Tx::Packet(tx) => &mut tx.sends,
+        let (sends, is_stream) = match tx {
+            Tx::Stream(tx) => (&mut tx.sends, true),
+            Tx::Packet(tx) => (&mut tx.sends, false),
         };
-        sends.cancel(op, shared.done).unwrap_or_else(|| match rx {
+        let sent = sends.cancel(op, is_stream, shared.done);
+        sent.unwrap_or_else(|| match rx {
             Rx::Stream(rx) => rx.cancel(op, &mut shared),
             Rx::Packet(rx) => rx.cancel(op, &mut shared),
         })
@@ -769,6 +775,14 @@ impl Endpoint {
         match &self.tx {
             Tx::Stream(tx) => tx.wants_indirect(),
             Tx::Packet(_) => None,
+        }
+    }
+
+    /// Bytes in the memory of this outstanding receive of a stream.
+    pub fn received(&self, op: OpId) -> u64 {
+        match &self.rx {
+            Rx::Stream(rx) => rx.received(op),
+            Rx::Packet(_) => 0,
         }
     }
 

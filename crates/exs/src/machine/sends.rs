@@ -14,6 +14,8 @@ pub(super) struct Send {
     direct: bool,
     /// Transfers whose completion has not been seen.
     pub(super) in_flight: u32,
+    /// Cancelled when a part of it had been handed over: that part is all there is of it.
+    cut: bool,
 }
 
 /// Sends in the order of their calls: first those that have been handed over completely, then the others.
@@ -40,6 +42,7 @@ impl Sends {
             off: 0,
             direct: true,
             in_flight: 0,
+            cut: false,
         });
     }
 
@@ -86,17 +89,34 @@ impl Sends {
             done.push_back(Action::Complete(Completion {
                 op: send.op,
                 len: send.len,
-                outcome: Outcome::Done,
+                outcome: if send.cut {
+                    Outcome::Canceled
+                } else {
+                    Outcome::Done
+                },
                 in_place: None,
             }));
         }
     }
 
-    /// `None`: no such send.
-    pub(super) fn cancel(&mut self, op: OpId, done: &mut VecDeque<Action>) -> Option<Cancel> {
+    /// `None`: no such send. One of which a part has been handed over is cut there if it `may_be_cut`.
+    pub(super) fn cancel(
+        &mut self,
+        op: OpId,
+        may_be_cut: bool,
+        done: &mut VecDeque<Action>,
+    ) -> Option<Cancel> {
         if let Some(at) = self.waiting.iter().position(|send| send.op == op) {
-            if self.waiting[at].off != 0 {
+            let send = &mut self.waiting[at];
+            if send.off != 0 && !may_be_cut {
                 return Some(Cancel::TooLate);
+            }
+            if send.off != 0 {
+                // Only the first can have begun.
+                (send.len, send.cut) = (send.off, true);
+                self.skip();
+                self.complete(done);
+                return Some(Cancel::Done);
             }
             self.waiting.remove(at);
             done.push_back(Action::Complete(Completion {

@@ -308,7 +308,11 @@ fn only_connected_stream_sockets() {
     let udp = socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
     assert_eq!(new(udp), Some(Errno::OPNOTSUPP));
     let tcp = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    assert_eq!(new(tcp), Some(Errno::NOTCONN));
+    let context = Context::global().unwrap();
+    let socket = crate::Socket::from_tcp(&context, tcp.try_clone().unwrap());
+    assert_eq!(socket.err(), Some(Errno::NOTCONN));
+    // To close it.
+    assert_eq!(new(tcp), None);
     let file = std::fs::File::open("/proc/self/status").unwrap();
     assert_eq!(new(file.into()), Some(Errno::NOTSOCK));
 }

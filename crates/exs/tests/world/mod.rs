@@ -239,12 +239,16 @@ impl World {
                 if let Some(recv) = end.recvs.iter_mut().find(|recv| recv.op == op) {
                     recv.canceled |= verdict != Cancel::TooLate;
                 } else if let Some(send) = end.sends.iter_mut().find(|send| send.op == op) {
-                    let begun = send.off != 0 || send.canceled;
-                    // An empty one may have begun unseen.
-                    if (verdict == Cancel::Done) == begun && send.len != 0 {
+                    // A stream's is cut where it is, a message goes whole or not at all. An empty one may have begun unseen.
+                    let begun = send.off == send.len || send.off != 0 && !end.stream;
+                    let too_late = begun || send.canceled;
+                    if (verdict == Cancel::Done) == too_late && send.len != 0 {
                         return Err("a send cancelled after it began, or not before");
                     }
                     send.canceled |= verdict == Cancel::Done;
+                    if verdict == Cancel::Done && send.off != 0 {
+                        send.len = send.off;
+                    }
                 }
             }
             Call::Shutdown => {
@@ -716,11 +720,12 @@ impl End {
         let place = self.sends.iter().position(|send| send.op == told.op);
         let place = place.ok_or("a send told twice")?;
         let canceled = told.outcome == Outcome::Canceled;
-        if !canceled && place != 0 {
+        let send = self.sends.get(place).ok_or("a send")?;
+        if (!canceled || send.off != 0) && place != 0 {
             return Err("sends complete out of order");
         }
         let send = self.sends.remove(place).ok_or("a send")?;
-        let moved = if canceled { 0 } else { send.len };
+        let moved = if canceled { send.off } else { send.len };
         if send.off != moved || told.len != moved {
             return Err("a send complete with another length");
         }

@@ -623,6 +623,11 @@ impl Receiver {
         None
     }
 
+    pub(in crate::machine) fn received(&self, op: OpId) -> u64 {
+        let recv = self.recvs.iter().find(|recv| recv.op == op);
+        recv.map_or(0, |recv| recv.filled)
+    }
+
     pub(in crate::machine) fn readable(&self) -> u64 {
         self.waiting
     }

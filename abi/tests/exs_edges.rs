@@ -1,0 +1,415 @@
+//! The corners of libexs: closes beside operations, queues that go, peers that stop, lengths that cannot be.
+#![cfg(feature = "exs")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each call is given pointers to its own locals"
+)]
+
+use std::ffi::{c_int, c_void};
+use std::io::Read as _;
+use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+use std::ptr::null_mut;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use libc::{
+    AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, sockaddr, sockaddr_in, socklen_t, timeval,
+};
+use weft_abi::exs::types::{AHandle, Event};
+use weft_abi::exs::{memory, queue, socket, sync};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn any() -> sockaddr_in {
+    let mut addr: sockaddr_in = unsafe { std::mem::zeroed() };
+    addr.sin_family = AF_INET as u16;
+    addr.sin_addr.s_addr = u32::from_be_bytes([127, 0, 0, 1]).to_be();
+    addr
+}
+
+/// Two connected sockets.
+fn pair() -> (c_int, c_int) {
+    unsafe {
+        let listener = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
+        let mut addr = any();
+        let mut len = size_of::<sockaddr_in>() as socklen_t;
+        let at = (&raw mut addr).cast::<sockaddr>();
+        socket::bind(listener, at, len).unwrap();
+        socket::listen(listener, 5).unwrap();
+        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let a = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
+        sync::connect(a, at, len).unwrap();
+        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
+        sync::close(listener).unwrap();
+        (a, b)
+    }
+}
+
+fn cpu() -> Duration {
+    let mut t: libc::timespec = unsafe { std::mem::zeroed() };
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut t) };
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
+/// A socket is closed while another thread polls it.
+#[test]
+fn a_poll_of_a_socket_that_gets_closed_does_not_spin() {
+    let (a, b) = pair();
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let mut fds = [pollfd {
+            fd: a,
+            events: POLLIN,
+            revents: 0,
+        }];
+        let _ = tell.send(unsafe { sync::poll(fds.as_mut_ptr(), 1, -1) });
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    sync::close(a).unwrap();
+    sync::close(b).unwrap();
+    let before = cpu();
+    let ended = told.recv_timeout(Duration::from_secs(2));
+    let used = cpu().saturating_sub(before);
+    assert!(
+        ended.is_ok() || used < Duration::from_millis(500),
+        "it goes on for ever and took {used:?} of 2 s"
+    );
+}
+
+/// What is there, and no more, on a socket that does not wait.
+#[test]
+fn waitall_on_a_socket_that_does_not_wait() {
+    let (a, b) = pair();
+    unsafe {
+        assert_eq!(
+            sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),
+            Ok(10)
+        );
+        std::thread::sleep(Duration::from_millis(300));
+        sync::fcntl(b, libc::F_SETFL, libc::O_NONBLOCK as usize).unwrap();
+    }
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let mut buf = [0_u8; 100];
+        let _ =
+            tell.send(unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), 100, MSG_WAITALL, 0) });
+    });
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(10)));
+}
+
+fn tcp() -> (std::net::TcpStream, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (near, listener.accept().unwrap().0)
+}
+
+fn one(qh: c_int) -> Option<(c_int, c_int)> {
+    let limit = timeval {
+        tv_sec: 3,
+        tv_usec: 0,
+    };
+    let mut event: Event = unsafe { std::mem::zeroed() };
+    match unsafe { queue::qdequeue(qh, &raw mut event, 1, &raw const limit) } {
+        Ok(1) => Some((event.exs_evt_type, event.exs_evt_errno)),
+        _ => None,
+    }
+}
+
+/// `exs_close` of a socket of the system with a receive outstanding.
+#[test]
+fn a_close_of_an_ordinary_socket_ends_its_receives() {
+    let (near, mut far) = tcp();
+    let fd = near.into_raw_fd();
+    let qh = queue::qcreate(8).unwrap();
+    let mut buf = [0_u8; 16];
+    unsafe {
+        socket::recv(
+            fd,
+            buf.as_mut_ptr().cast(),
+            16,
+            0,
+            qh,
+            AHandle(null_mut()),
+            0,
+        )
+    }
+    .unwrap();
+    socket::close(fd, 0, -1, AHandle(null_mut())).unwrap();
+    far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    // The event holds the connection until it is taken.
+    let ended = one(qh).is_some();
+    let peer = far.read(&mut [0; 1]).map_err(|e| e.kind());
+    assert_eq!(
+        (ended, peer),
+        (true, Ok(0)),
+        "(the receive ended, the peer saw the end)"
+    );
+}
+
+/// `exs_qdelete` with a send outstanding on a socket of the system.
+#[test]
+fn what_is_outstanding_goes_on_when_its_queue_is_deleted() {
+    let (near, mut far) = tcp();
+    let fd = near.as_raw_fd();
+    let qh = queue::qcreate(8).unwrap();
+    let buf = vec![1_u8; 32 << 20].leak();
+    unsafe {
+        socket::send(
+            fd,
+            buf.as_ptr().cast(),
+            buf.len(),
+            0,
+            qh,
+            AHandle(null_mut()),
+            0,
+        )
+    }
+    .unwrap();
+    queue::qdelete(qh).unwrap();
+    let mut got = Vec::new();
+    far.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let _ = far.read_to_end(&mut got);
+    assert_eq!(got.len(), buf.len());
+    drop(near);
+}
+
+/// The memory of what is outstanding when its queue is deleted "stays in use until their sockets are closed".
+#[test]
+fn memory_of_operations_of_a_deleted_queue_is_busy() {
+    let (a, b) = pair();
+    let buf = vec![0_u8; 1 << 16].leak();
+    let mh = unsafe { memory::mregister(buf.as_mut_ptr().cast::<c_void>(), buf.len(), 0) }.unwrap();
+    let qh = queue::qcreate(8).unwrap();
+    unsafe {
+        socket::recv(
+            a,
+            buf.as_mut_ptr().cast(),
+            buf.len(),
+            0,
+            qh,
+            AHandle(null_mut()),
+            mh,
+        )
+    }
+    .unwrap();
+    queue::qdelete(qh).unwrap();
+    let gone = memory::mderegister(mh);
+    // The program thinks that the memory is its own again.
+    buf.fill(7);
+    unsafe { sync::send_mh(b, [1_u8; 4096].as_ptr().cast(), 4096, 0, 0) }.unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let written = buf.iter().any(|byte| *byte != 7);
+    assert!(
+        gone.is_err() || !written,
+        "deregistered, and written to afterwards"
+    );
+}
+
+/// A program that has given its close to a queue, and ends.
+#[test]
+fn what_was_sent_arrives_when_the_program_ends_after_a_close() {
+    const LEN: usize = 16 << 20;
+    if let Ok(port) = std::env::var("WEFT_EDGES_PORT") {
+        let mut addr = any();
+        addr.sin_port = port.parse::<u16>().unwrap().to_be();
+        unsafe {
+            let a = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
+            sync::connect(
+                a,
+                (&raw const addr).cast(),
+                size_of::<sockaddr_in>() as socklen_t,
+            )
+            .unwrap();
+            let qh = queue::qcreate(8).unwrap();
+            let buf = vec![1_u8; LEN].leak();
+            socket::send(a, buf.as_ptr().cast(), LEN, 0, qh, AHandle(null_mut()), 0).unwrap();
+            let with = if std::env::var("WEFT_EDGES_QUEUE").is_ok() {
+                qh
+            } else {
+                -1
+            };
+            socket::close(a, 0, with, AHandle(null_mut())).unwrap();
+        }
+        std::process::exit(0);
+    }
+    let arrived = |queue: bool| unsafe {
+        let listener = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
+        let mut addr = any();
+        let mut len = size_of::<sockaddr_in>() as socklen_t;
+        let at = (&raw mut addr).cast::<sockaddr>();
+        socket::bind(listener, at, len).unwrap();
+        socket::listen(listener, 5).unwrap();
+        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child
+            .arg("what_was_sent")
+            .env("WEFT_EDGES_PORT", u16::from_be(addr.sin_port).to_string());
+        if queue {
+            child.env("WEFT_EDGES_QUEUE", "1");
+        }
+        let mut child = child.spawn().unwrap();
+        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
+        // It ends before it is read.
+        std::thread::sleep(Duration::from_secs(1));
+        let mut buf = vec![0_u8; LEN];
+        let mut all = 0;
+        while all < LEN {
+            match sync::recv_mh(b, buf.as_mut_ptr().cast(), LEN, 0, 0) {
+                Ok(n) if n > 0 => all += n as usize,
+                end => {
+                    println!("{end:?}");
+                    break;
+                }
+            }
+        }
+        child.wait().unwrap();
+        all
+    };
+    assert_eq!(
+        (arrived(false), arrived(true)),
+        (LEN, LEN),
+        "(close without a queue, with one)"
+    );
+}
+
+/// A receive that does not wait, of a message that has not come, from a peer that has stopped.
+#[test]
+fn a_recvmsg_that_does_not_wait_does_not_wait_for_the_peer() {
+    let port = std::env::var("WEFT_EDGES_STOP");
+    if let Ok(port) = port {
+        let mut addr = any();
+        addr.sin_port = port.parse::<u16>().unwrap().to_be();
+        unsafe {
+            let a = socket::socket(AF_INET, libc::SOCK_SEQPACKET, 0).unwrap();
+            sync::connect(
+                a,
+                (&raw const addr).cast(),
+                size_of::<sockaddr_in>() as socklen_t,
+            )
+            .unwrap();
+            libc::raise(libc::SIGSTOP);
+        }
+        std::process::exit(0);
+    }
+    unsafe {
+        let listener = socket::socket(AF_INET, libc::SOCK_SEQPACKET, 0).unwrap();
+        let mut addr = any();
+        let mut len = size_of::<sockaddr_in>() as socklen_t;
+        let at = (&raw mut addr).cast::<sockaddr>();
+        socket::bind(listener, at, len).unwrap();
+        socket::listen(listener, 5).unwrap();
+        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child
+            .arg("a_recvmsg")
+            .env("WEFT_EDGES_STOP", u16::from_be(addr.sin_port).to_string());
+        let mut child = child.spawn().unwrap();
+        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
+        sync::fcntl(b, libc::F_SETFL, libc::O_NONBLOCK as usize).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        let (tell, told) = channel();
+        std::thread::spawn(move || {
+            let mut buf = vec![0_u8; 1 << 16];
+            let mut iov = libc::iovec {
+                iov_base: buf.as_mut_ptr().cast(),
+                iov_len: buf.len(),
+            };
+            let mut msg: libc::msghdr = std::mem::zeroed();
+            msg.msg_iov = &raw mut iov;
+            msg.msg_iovlen = 1;
+            let _ = tell
+                .send(sync::recvmsg(b, &raw mut msg, 0).map_err(rustix::io::Errno::raw_os_error));
+        });
+        let got = told.recv_timeout(PATIENCE);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(got, Ok(Err(libc::EAGAIN)));
+    }
+}
+
+/// Data left in place, of a socket that is closed before the event is dequeued.
+#[test]
+fn data_left_in_place_is_there_when_its_event_is_dequeued() {
+    let (a, b) = pair();
+    let qh = queue::qcreate(8).unwrap();
+    let mut buf = [0_u8; 100];
+    let flag = weft_abi::exs::types::EXS_IN_PLACE as c_int;
+    unsafe {
+        assert_eq!(
+            sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),
+            Ok(10)
+        );
+        std::thread::sleep(Duration::from_millis(300));
+        socket::recv(
+            b,
+            buf.as_mut_ptr().cast(),
+            100,
+            flag,
+            qh,
+            AHandle(null_mut()),
+            0,
+        )
+        .unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        socket::close(b, 0, -1, AHandle(null_mut())).unwrap();
+        socket::close(a, 0, -1, AHandle(null_mut())).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        let limit = timeval {
+            tv_sec: 3,
+            tv_usec: 0,
+        };
+        let mut event: Event = std::mem::zeroed();
+        assert_eq!(
+            queue::qdequeue(qh, &raw mut event, 1, &raw const limit),
+            Ok(1)
+        );
+        std::thread::sleep(Duration::from_millis(300));
+        let xfer = event.exs_evt_union.exs_evt_xfer;
+        let mut got = [0_u8; 10];
+        let local = libc::iovec {
+            iov_base: got.as_mut_ptr().cast(),
+            iov_len: 10,
+        };
+        let remote = libc::iovec {
+            iov_base: xfer.exs_evt_buffer,
+            iov_len: 10,
+        };
+        let read =
+            libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0);
+        println!(
+            "errno {} flags {} length {}",
+            event.exs_evt_errno, event.exs_evt_flags, xfer.exs_evt_length
+        );
+        assert_eq!((event.exs_evt_errno, xfer.exs_evt_length), (0, 10));
+        assert_eq!(
+            (read, &got),
+            (10, b"0123456789"),
+            "the event names memory that is gone"
+        );
+    }
+}
+
+/// A vector with an absurd length.
+#[test]
+fn an_absurd_length_does_not_end_the_program() {
+    if std::env::var("WEFT_EDGES_ABSURD").is_ok() {
+        let (a, b) = pair();
+        unsafe {
+            assert_eq!(
+                sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),
+                Ok(10)
+            );
+            let mut buf = [0_u8; 100];
+            let iov = libc::iovec {
+                iov_base: buf.as_mut_ptr().cast(),
+                iov_len: 1 << 46,
+            };
+            let _ = sync::readv(b, &raw const iov, 1);
+        }
+        std::process::exit(0);
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.arg("an_absurd").env("WEFT_EDGES_ABSURD", "1");
+    let end = child.status().unwrap();
+    assert!(end.success(), "{end}");
+}

@@ -1,0 +1,727 @@
+//! Corners: files with something behind them, time limits that nobody else ends, ends that differ, takers that race, sockets that are let go.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use weft_exs::{
+    Context, Design, Event, EventKind, FilePiece, Kind, Memory, Options, Piece, Queue, RecvFlags,
+    Region, Sink, Socket,
+};
+use weft_verbs::{Device, LocalMode};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn context(local: LocalMode) -> Context {
+    Context::new(Device::builder().local(local).open().unwrap()).unwrap()
+}
+
+fn pair_of(
+    local: LocalMode,
+    kind: Kind,
+    near: impl FnOnce(&mut Options),
+    far: impl FnOnce(&mut Options),
+) -> (Context, Socket, Socket) {
+    let context = context(local);
+    let listener = Socket::new(&context, false, kind).unwrap();
+    listener.set_options(far).unwrap();
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    listener.listen(32).unwrap();
+    let a = Socket::new(&context, false, kind).unwrap();
+    a.set_options(near).unwrap();
+    a.connect_wait(listener.local_addr().unwrap()).unwrap();
+    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    (context, a, b)
+}
+
+fn pair(local: LocalMode) -> (Context, Socket, Socket) {
+    pair_of(local, Kind::Stream, |_| (), |_| ())
+}
+
+fn file(len: usize) -> Arc<OwnedFd> {
+    let path = std::env::temp_dir().join(format!(
+        "weft-edges-{}-{}",
+        std::process::id(),
+        std::thread::current().name().unwrap_or("x").len()
+    ));
+    let mut f = File::options()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    f.write_all(&vec![7; len]).unwrap();
+    std::fs::remove_file(path).unwrap();
+    Arc::new(f.into())
+}
+
+fn whole(len: usize) -> Vec<Piece> {
+    vec![Piece::File(FilePiece {
+        file: file(len),
+        offset: 0,
+        len: None,
+    })]
+}
+
+fn events(queue: &Queue, n: usize) -> Vec<Event> {
+    let mut out = Vec::new();
+    queue.dequeue(&mut out, n, n, Some(PATIENCE)).unwrap();
+    out
+}
+
+/// The peer's `small_packet_max` is larger than what our work requests carry inline.
+#[test]
+fn ends_with_different_small_packets_understand_each_other() {
+    let (context, a, b) = pair_of(
+        LocalMode::Off,
+        Kind::Stream,
+        |_| (),
+        |o| o.small_packet_max = 16 << 10,
+    );
+    let to = Region::alloc(&context, 8192).unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send(Memory::from(vec![1; 4000]), Sink::Queue(queue.clone(), 1))
+        .unwrap();
+    let sent = events(&queue, 1);
+    assert_eq!(sent[0].result, Ok(4000), "the whole connection is lost");
+    assert_eq!(b.recv_wait(&to.whole(), RecvFlags::empty()), Ok(4000));
+}
+
+/// More small packets in flight than there are places for headers.
+#[test]
+fn many_long_small_packets() {
+    let both = |o: &mut Options| {
+        o.small_packet_max = 4096;
+        o.credits = 4096;
+    };
+    let (context, a, b) = pair_of(LocalMode::Off, Kind::SeqPacket, both, both);
+    let queue = Queue::new(&context, 1 << 12).unwrap();
+    for i in 0..1000 {
+        a.send(Memory::from(vec![1; 4000]), Sink::Queue(queue.clone(), i))
+            .unwrap();
+    }
+    let sent = events(&queue, 1000);
+    let bad = sent.iter().filter(|e| e.result != Ok(4000)).count();
+    assert_eq!((sent.len(), bad), (1000, 0));
+    drop(b);
+}
+
+/// A gathered message where the sender adverts.
+#[test]
+fn gathered_messages_where_the_sender_adverts() {
+    let design = |o: &mut Options| o.design = Design::Source;
+    let (context, a, b) = pair_of(LocalMode::Off, Kind::SeqPacket, design, design);
+    let to = Region::alloc(&context, 8192).unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    b.recv(
+        to.whole(),
+        RecvFlags::empty(),
+        Sink::Queue(queue.clone(), 2),
+    )
+    .unwrap();
+    let list = Memory::List(vec![
+        Memory::from(vec![1; 2000]),
+        Memory::from(vec![2; 2000]),
+    ]);
+    a.send(list, Sink::Queue(queue.clone(), 1)).unwrap();
+    for event in events(&queue, 2) {
+        assert_eq!(event.result, Ok(4000), "{:?}", event.kind);
+    }
+}
+
+/// A short blocking send behind a file send sleeps on when it has been done.
+#[test]
+fn a_short_blocking_send_behind_a_file_wakes_up() {
+    for local in [LocalMode::Off, LocalMode::Require] {
+        let (context, a, b) = pair(local);
+        // More than the peer's buffer takes.
+        let len = (1 << 20) + (64 << 10);
+        let queue = Queue::new(&context, 8).unwrap();
+        a.send_file(whole(len), Sink::Queue(queue.clone(), 1))
+            .unwrap();
+        let (tell, told) = channel();
+        let sender = a.clone();
+        std::thread::spawn(move || {
+            let sent = sender.send_wait(Memory::from(vec![9; 8]));
+            let _ = tell.send(sent);
+        });
+        // Until that thread sleeps behind the file.
+        std::thread::sleep(Duration::from_millis(500));
+        let to = Region::alloc(&context, 1 << 20).unwrap();
+        // Just enough for the rest of the file.
+        let got = b.recv_wait(&to.slice(0, 256 << 10).unwrap(), RecvFlags::WAITALL);
+        assert_eq!(got, Ok(256 << 10));
+        // The sender's own thread must see that the file is done, too: look at it from outside only.
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(queue.waiting(), 1, "the file has been sent ({local:?})");
+        let sent = told.recv_timeout(PATIENCE);
+        assert_eq!(
+            sent,
+            Ok(Ok(8)),
+            "its message has gone, but the sender sleeps ({local:?})"
+        );
+    }
+}
+
+/// What waits behind a file send when its socket is closed and let go.
+#[test]
+fn a_close_behind_a_file_send_is_told_and_the_file_arrives() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let len = 8 << 20;
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send_file(whole(len), Sink::Queue(queue.clone(), 1))
+        .unwrap();
+    a.send(Memory::from(vec![9; 8]), Sink::Queue(queue.clone(), 2))
+        .unwrap();
+    a.close(Sink::Queue(queue.clone(), 3)).unwrap();
+    drop(a);
+    let to = Region::alloc(&context, len + 8).unwrap();
+    let got = b.recv_wait(&to.whole(), RecvFlags::WAITALL);
+    let told: Vec<_> = {
+        let mut out = Vec::new();
+        let _ = queue.dequeue(&mut out, 3, 3, Some(PATIENCE));
+        out.iter().map(|e| (e.kind, e.result)).collect()
+    };
+    assert_eq!(
+        (got, told),
+        (
+            Ok(len + 8),
+            vec![
+                (EventKind::SendFile, Ok(len)),
+                (EventKind::Send, Ok(8)),
+                (EventKind::Close, Ok(0))
+            ]
+        )
+    );
+}
+
+/// Two takers that wait for one event each.
+#[test]
+fn a_wait_for_ever_brings_an_event() {
+    let (context, a, b) = pair(LocalMode::Require);
+    let queue = Queue::new(&context, 64).unwrap();
+    queue.set_wait(weft_exs::Wait::Notify);
+    let (none, rounds) = (Arc::new(AtomicUsize::new(0)), 6000);
+    let taken = Arc::new(AtomicUsize::new(0));
+    let takers: Vec<_> = (0..2)
+        .map(|_| {
+            let (queue, none, taken) = (queue.clone(), Arc::clone(&none), Arc::clone(&taken));
+            std::thread::spawn(move || {
+                while taken.load(Ordering::SeqCst) < rounds {
+                    let mut out = Vec::new();
+                    match queue.dequeue(&mut out, 1, 1, None) {
+                        Ok(0) => {
+                            none.fetch_add(1, Ordering::SeqCst);
+                        }
+                        Ok(n) => {
+                            taken.fetch_add(n, Ordering::SeqCst);
+                        }
+                        Err(_) => return,
+                    }
+                }
+            })
+        })
+        .collect();
+    for i in 0..rounds {
+        a.send(Memory::from(vec![1]), Sink::Queue(queue.clone(), i as u64))
+            .unwrap();
+        let end = Instant::now() + PATIENCE;
+        // Both cores are theirs.
+        while taken.load(Ordering::SeqCst) <= i && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let _ = b.recv(Memory::from(vec![0]), RecvFlags::empty(), Sink::Nobody);
+    }
+    queue.delete();
+    for taker in takers {
+        taker.join().unwrap();
+    }
+    assert_eq!(
+        none.load(Ordering::SeqCst),
+        0,
+        "waits for ever that brought nothing"
+    );
+}
+
+/// `MSG_WAITALL | MSG_DONTWAIT` takes what is there.
+#[test]
+fn a_receive_that_does_not_wait_does_not_wait_for_all() {
+    let (context, a, b) = pair(LocalMode::Off);
+    a.send_wait(Memory::from(vec![1; 10])).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while !b.ready().contains(weft_exs::Ready::IN) && Instant::now() < end {}
+    let (tell, told) = channel();
+    let to = Region::alloc(&context, 100).unwrap();
+    let receiver = b.clone();
+    std::thread::spawn(move || {
+        let _ =
+            tell.send(receiver.recv_wait(&to.whole(), RecvFlags::WAITALL | RecvFlags::DONTWAIT));
+    });
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(10)));
+}
+
+/// Accepts outstanding when the last handle of a listener goes.
+#[test]
+fn a_listener_that_goes_ends_its_accepts() {
+    let context = context(LocalMode::Off);
+    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    listener.listen(32).unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    listener.accept(Sink::Queue(queue.clone(), 1)).unwrap();
+    drop(listener);
+    let mut out = Vec::new();
+    let _ = queue.dequeue(&mut out, 1, 1, Some(Duration::from_secs(1)));
+    assert_eq!((out.len(), queue.outstanding()), (1, 0));
+}
+
+/// An accept without time and a connection that comes at that moment.
+#[test]
+fn no_connection_is_lost_by_an_accept_that_does_not_wait() {
+    let context = context(LocalMode::Require);
+    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    listener.listen(128).unwrap();
+    let addr = listener.local_addr().unwrap();
+    let rounds = std::env::var("ROUNDS").map_or(400, |r| r.parse().unwrap());
+    let taker = listener.clone();
+    let enough = Arc::new(AtomicUsize::new(0));
+    let stop = Arc::clone(&enough);
+    let accepting = std::thread::spawn(move || {
+        let mut got = Vec::new();
+        while stop.load(Ordering::SeqCst) == 0 {
+            if let Ok(socket) = taker.accept_wait(Some(Duration::ZERO)) {
+                got.push(socket);
+            }
+        }
+        while let Ok(socket) = taker.accept_wait(Some(Duration::from_millis(200))) {
+            got.push(socket);
+        }
+        got.len()
+    });
+    let mut made = Vec::new();
+    for _ in 0..rounds {
+        let a = Socket::new(&context, false, Kind::Stream).unwrap();
+        a.set_options(|o| {
+            o.buffer = 4096;
+            o.credits = 8;
+        })
+        .unwrap();
+        a.connect_wait(addr).unwrap();
+        made.push(a);
+        if made.len() > 100 {
+            made.clear();
+        }
+    }
+    enough.store(1, Ordering::SeqCst);
+    assert_eq!(accepting.join().unwrap(), rounds);
+}
+
+/// A peer that speaks verbs, greets, and never says anything.
+fn silent_peer(to: &Socket) -> (weft_verbs::cm::Connection, weft_verbs::Cq, weft_verbs::Pd) {
+    use weft_verbs::{Access, QpInit, RecvWr};
+    let device = Device::builder().local(LocalMode::Off).open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(4096, None).unwrap();
+    let hello = weft_wire::exs::Hello {
+        kind: weft_wire::exs::Kind::Stream,
+        mode: weft_exs::Mode::Dynamic,
+        immediate: true,
+        credits: 64,
+        small: 256,
+        ring: None,
+    };
+    let param = weft_verbs::cm::ConnParam {
+        private_data: hello.emit().to_vec(),
+        ..Default::default()
+    };
+    let conn = weft_verbs::cm::connect(
+        to.local_addr().unwrap(),
+        &pd,
+        &QpInit::new(&cq, &cq),
+        &param,
+    )
+    .unwrap();
+    let sink = pd.alloc_mr(64 * 512, Access::LOCAL_WRITE).unwrap();
+    let recvs: Vec<RecvWr> = (0..64)
+        .map(|i| RecvWr::new(i).sge(sink.sge(i as usize * 512, 512)))
+        .collect();
+    conn.qp.post_recv(&recvs).unwrap();
+    std::mem::forget(sink);
+    (conn, cq, pd)
+}
+
+/// A time limit of a receive that has been advertised to a peer who does not answer.
+#[test]
+fn a_time_limit_holds_against_a_peer_that_is_silent() {
+    let context = context(LocalMode::Off);
+    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    listener.listen(32).unwrap();
+    let _peer = silent_peer(&listener);
+    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(200)))
+        .unwrap();
+    let (tell, told) = channel();
+    let to = Region::alloc(&context, 1 << 16).unwrap();
+    std::thread::spawn(move || {
+        let _ = tell.send(b.recv_wait(&to.whole(), RecvFlags::empty()));
+    });
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(weft_exs::Errno::AGAIN)));
+}
+
+/// An ordinary socket that is dropped with a send under way.
+#[test]
+fn a_dropped_ordinary_socket_sends_what_was_queued() {
+    let context = context(LocalMode::Off);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let a = Socket::from_tcp(&context, near.into()).unwrap();
+    let len = 32 << 20;
+    a.send(Memory::from(vec![1; len]), Sink::Nobody).unwrap();
+    drop(a);
+    let mut got = Vec::new();
+    let _ = std::io::Read::read_to_end(&mut far, &mut got);
+    assert_eq!(got.len(), len);
+}
+
+/// A closed socket's descriptor in the program's epoll.
+#[test]
+fn a_closed_socket_is_silent_in_epoll() {
+    use rustix::event::epoll;
+    let (context, a, b) = pair(LocalMode::Off);
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    // As libexs does it: the program has a number of its own for it.
+    let number = rustix::io::fcntl_dupfd_cloexec(a.as_fd(), 0).unwrap();
+    epoll::add(
+        &epoll,
+        &number,
+        epoll::EventData::new_u64(7),
+        epoll::EventFlags::IN,
+    )
+    .unwrap();
+    // More than finds room: the close has to wait.
+    a.send(Memory::from(vec![1; 16 << 20]), Sink::Nobody)
+        .unwrap();
+    a.close(Sink::Nobody).unwrap();
+    drop(a);
+    drop(number);
+    b.send_wait(Memory::from(vec![2; 10])).unwrap();
+    let mut seen: Vec<epoll::Event> = Vec::with_capacity(4);
+    let wait = rustix::event::Timespec {
+        tv_sec: 1,
+        tv_nsec: 0,
+    };
+    let n = epoll::wait(
+        &epoll,
+        rustix::buffer::spare_capacity(&mut seen),
+        Some(&wait),
+    )
+    .unwrap();
+    assert_eq!(n, 0, "an event of a descriptor that was closed");
+    drop((context, b));
+}
+
+/// The future of a close behind a file.
+#[test]
+fn the_future_of_a_close_behind_a_file_ends() {
+    use std::future::Future;
+    use std::task::{Context as Task, Poll, Waker};
+    let (context, a, b) = pair(LocalMode::Off);
+    let near = weft_exs::futures::Stream::new(a);
+    let len = 8 << 20;
+    let _file = near.send_file(whole(len));
+    let mut close = std::pin::pin!(near.close());
+    std::thread::spawn(move || {
+        let to = Region::alloc(&context, len).unwrap();
+        let _ = b.recv_wait(&to.whole(), RecvFlags::WAITALL);
+        std::thread::sleep(PATIENCE);
+    });
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match close.as_mut().poll(&mut Task::from_waker(Waker::noop())) {
+            Poll::Ready(result) => return assert_eq!(result, Ok(())),
+            Poll::Pending => assert!(Instant::now() < end, "it never ends"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Cancelling by the number 0 meets parts of a file send of another number.
+#[test]
+fn a_cancel_of_zero_leaves_other_files_alone() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let len = 8 << 20;
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send_file(whole(len), Sink::Queue(queue.clone(), 5))
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(a.cancel(Some(0)), 0, "nothing has this number");
+    let to = Region::alloc(&context, len).unwrap();
+    let reader = std::thread::spawn(move || b.recv_wait(&to.whole(), RecvFlags::WAITALL));
+    assert_eq!(events(&queue, 1)[0].result, Ok(len));
+    assert_eq!(reader.join().unwrap(), Ok(len));
+}
+
+/// A peer that reads nothing and then breaks the protocol, without CRCs, while a send of the program's own memory is on its way.
+#[test]
+#[allow(unsafe_code)]
+fn a_hostile_peer_does_not_stop_the_engine() {
+    use weft_verbs::{Access, LinkOptions, QpInit, RecvWr, SendWr};
+    let context = context(LocalMode::Off);
+    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
+    listener.set_options(|o| o.crc = false).unwrap();
+    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    listener.listen(32).unwrap();
+
+    let device = Device::builder().local(LocalMode::Off).open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(4096, None).unwrap();
+    // Its engine reads nothing after the first completion.
+    let stuck = Arc::new(AtomicUsize::new(0));
+    let in_hook = Arc::clone(&stuck);
+    cq.set_hook(move || {
+        in_hook.store(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_secs(25));
+    });
+    let ring = pd
+        .alloc_mr(256 << 20, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+        .unwrap();
+    let hello = weft_wire::exs::Hello {
+        kind: weft_wire::exs::Kind::Stream,
+        mode: weft_exs::Mode::Dynamic,
+        immediate: true,
+        credits: 64,
+        small: 256,
+        ring: Some(weft_wire::exs::Remote {
+            addr: ring.addr(),
+            rkey: ring.rkey(),
+            len: 256 << 20,
+        }),
+    };
+    let param = weft_verbs::cm::ConnParam {
+        private_data: hello.emit().to_vec(),
+        options: LinkOptions {
+            crc: false,
+            ..LinkOptions::default()
+        },
+        ..Default::default()
+    };
+    let conn = weft_verbs::cm::connect(
+        listener.local_addr().unwrap(),
+        &pd,
+        &QpInit::new(&cq, &cq),
+        &param,
+    )
+    .unwrap();
+    let sink = pd.alloc_mr(64 * 512, Access::LOCAL_WRITE).unwrap();
+    let recvs: Vec<RecvWr> = (0..64)
+        .map(|i| RecvWr::new(i).sge(sink.sge(i as usize * 512, 512)))
+        .collect();
+    conn.qp.post_recv(&recvs).unwrap();
+
+    let a = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(stuck.load(Ordering::SeqCst), 1);
+    let len = 200 << 20;
+    let own = vec![1_u8; len].leak();
+    // SAFETY: it lives to the end of the test, and nothing else touches it.
+    let raw = unsafe { weft_exs::RawMemory::new(own.as_mut_ptr(), len) }.unwrap();
+    let (tell, told) = channel();
+    a.send(
+        Memory::Raw(raw),
+        Sink::call(move |event| tell.send(event.result).unwrap()),
+    )
+    .unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    // And now it talks nonsense.
+    conn.qp
+        .post_send_one(SendWr::send(0).inline(&[0xff; 33]))
+        .unwrap();
+    let sent = told.recv_timeout(PATIENCE);
+    println!("the send: {sent:?}");
+    // Everybody else on the device.
+    let other = Socket::new(&context, false, Kind::Stream).unwrap();
+    let (tell, told) = channel();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let _ = tell.send(other.connect_wait(addr));
+    });
+    let others = told.recv_timeout(PATIENCE);
+    assert!(
+        others.is_ok(),
+        "the engine stands still: nobody can connect"
+    );
+    drop((a, queue));
+    std::mem::forget((conn, ring, sink, cq));
+}
+
+/// A time limit of a blocking send that waits behind a file.
+#[test]
+fn a_time_limit_holds_behind_a_file() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send_file(whole(8 << 20), Sink::Queue(queue, 1)).unwrap();
+    // Not of the file.
+    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
+        .unwrap();
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(a.send_wait(Memory::from(vec![9; 8])));
+    });
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(weft_exs::Errno::AGAIN)));
+    drop(b);
+}
+
+/// A time limit of a file send.
+#[test]
+fn a_time_limit_ends_a_file_send() {
+    let (context, a, b) = pair(LocalMode::Off);
+    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
+        .unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send_file(whole(8 << 20), Sink::Queue(queue.clone(), 1))
+        .unwrap();
+    assert_eq!(events(&queue, 1).len(), 1, "an event of any kind in 5 s");
+    drop(b);
+}
+
+/// More long small packets than there are places for headers, and a busy peer.
+#[test]
+fn many_very_long_small_packets() {
+    let both = |o: &mut Options| {
+        o.small_packet_max = 64 << 10;
+        o.credits = 2048;
+    };
+    let (context, a, b) = pair_of(LocalMode::Off, Kind::SeqPacket, both, both);
+    let region = Region::alloc(&context, 60_000).unwrap();
+    let queue = Queue::new(&context, 1 << 12).unwrap();
+    let n = std::env::var("SENDS").map_or(900, |n| n.parse().unwrap());
+    for i in 0..n {
+        a.send(region.whole(), Sink::Queue(queue.clone(), i))
+            .unwrap();
+    }
+    let sent = events(&queue, n as usize);
+    let bad = sent.iter().filter(|e| e.result != Ok(60_000)).count();
+    assert_eq!((sent.len(), bad), (n as usize, 0));
+    drop(b);
+}
+
+/// A time limit of a send that the peer takes a part of.
+#[test]
+fn a_time_limit_ends_a_send_that_is_stuck_halfway() {
+    let (context, a, b) = pair(LocalMode::Off);
+    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
+        .unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send(
+        Memory::from(vec![1; 8 << 20]),
+        Sink::Queue(queue.clone(), 1),
+    )
+    .unwrap();
+    assert_eq!(events(&queue, 1).len(), 1, "an event of any kind in 5 s");
+    drop(b);
+}
+
+/// An accept that begins while the listener is closed.
+#[test]
+fn an_accept_at_the_moment_of_a_close_ends() {
+    let context = context(LocalMode::Off);
+    for round in 0..3000 {
+        let listener = Socket::new(&context, false, Kind::Stream).unwrap();
+        listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        listener.listen(8).unwrap();
+        let (tell, told) = channel();
+        let accepting = listener.clone();
+        let go = Arc::new(AtomicUsize::new(0));
+        let wait = Arc::clone(&go);
+        std::thread::spawn(move || {
+            while wait.load(Ordering::SeqCst) == 0 {
+                std::hint::spin_loop();
+            }
+            for _ in 0..round % 50 {
+                std::hint::spin_loop();
+            }
+            let _ = tell.send(accepting.accept_wait(None).map(drop));
+        });
+        go.store(1, Ordering::SeqCst);
+        listener.close(Sink::Nobody).unwrap();
+        let end = told.recv_timeout(PATIENCE);
+        assert!(end.is_ok(), "round {round}: it waits for ever");
+    }
+}
+
+/// What an event says of the bytes of a receive that was cut off in the middle of direct transfers.
+#[test]
+fn the_bytes_of_a_receive_that_was_cut_off() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let to = Region::alloc(&context, 1 << 20).unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    b.recv(
+        to.whole(),
+        RecvFlags::WAITALL,
+        Sink::Queue(queue.clone(), 1),
+    )
+    .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let from = Region::alloc(&context, 1 << 18).unwrap();
+    from.write(0, &vec![5; 1 << 18]).unwrap();
+    a.send_wait(from.whole()).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let direct = b.stats().direct_bytes_received;
+    b.cancel(None);
+    let end = events(&queue, 1).remove(0);
+    println!(
+        "cancelled: {:?} {} bytes, {direct} came directly",
+        end.result, end.bytes
+    );
+    assert_eq!(end.bytes, 1 << 18);
+    b.recv(
+        to.whole(),
+        RecvFlags::WAITALL,
+        Sink::Queue(queue.clone(), 1),
+    )
+    .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    a.send_wait(from.whole()).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let direct = b.stats().direct_bytes_received - direct;
+    let before = b.take_error();
+    // The peer goes away without a word.
+    let hold = a.stats();
+    b.close(Sink::Nobody).unwrap();
+    let end = events(&queue, 1).remove(0);
+    println!(
+        "closed: {:?} {} bytes, {direct} came directly {before:?} {}",
+        end.result, end.bytes, hold.direct_sent
+    );
+    assert_eq!(end.bytes, 1 << 18, "bytes that are in the memory");
+}
+
+/// A very long wait is no short one.
+#[test]
+fn a_very_long_busy_wait_waits() {
+    let context = context(LocalMode::Off);
+    let queue = Queue::new(&context, 8).unwrap();
+    queue.set_wait(weft_exs::Wait::BusyPoll);
+    let (tell, told) = channel();
+    let waiter = queue.clone();
+    std::thread::spawn(move || {
+        let long = Duration::from_secs(i64::MAX as u64);
+        let _ = tell.send(waiter.dequeue(&mut Vec::new(), 1, 1, Some(long)));
+    });
+    let early = told.recv_timeout(Duration::from_millis(500));
+    queue.delete();
+    assert!(early.is_err(), "{early:?}");
+}
