@@ -47,7 +47,7 @@ impl State {
         if let Some(context) = &*context {
             return Ok(context.clone());
         }
-        let made = Context::global()?;
+        let made = Context::shared().map_err(cannot_begin)?;
         *context = Some(made.clone());
         Ok(made)
     }
@@ -62,6 +62,15 @@ impl State {
         };
         Ok(bell.socket())
     }
+}
+
+/// No `errno` says what is wrong with the environment or the machine: it is said on the standard error output, once.
+fn cannot_begin(error: weft_exs::Error) -> Errno {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        eprintln!("weft: extended sockets cannot begin: {error}");
+    }
+    error.into()
 }
 
 /// The state of this process.

@@ -32,11 +32,16 @@ impl Context {
     /// # Errors
     /// When the device cannot be opened; the next call tries again.
     pub fn global() -> Result<Context, Errno> {
+        Ok(Self::shared()?)
+    }
+
+    /// As [`Context::global`], and says why not.
+    ///
+    /// # Errors
+    /// When the device cannot be opened, as with a setting in the environment that means nothing; the next call tries again.
+    pub fn shared() -> Result<Context, Error> {
         static GLOBAL: PerProcess<Inner> = PerProcess::new();
-        let inner = GLOBAL.get(|| {
-            let device = Device::open().map_err(Error::from)?;
-            Ok::<_, Error>(Context::new(device)?.0)
-        })?;
+        let inner = GLOBAL.get(|| Ok::<_, Error>(Context::new(Device::open()?)?.0))?;
         Ok(Context(inner))
     }
 

@@ -1,4 +1,37 @@
 //! Extended sockets (EXS): asynchronous, zero-copy streams and messages with the manners of sockets, over verbs.
+//!
+//! Four ways to use a [`Socket`], which can be mixed:
+//!
+//! * [`futures`]: `Stream`, `Packet` and their listeners for any executor; memory goes in with an operation and comes back with its end.
+//! * [`Queue`]: operations are started with a [`Sink`] and tell their ends as [`Event`]s, many connections in one queue; a descriptor for `epoll`.
+//! * Blocking calls: [`Socket::connect_wait`], [`Socket::accept_wait`], [`Socket::send_wait`], [`Socket::recv_wait`].
+//! * `tokio` streams (feature `tokio`): `AsyncRead` and `AsyncWrite`, with a copy at each end.
+//!
+//! Data goes from the sender's memory to the receiver's at once where a receive was posted first, and through a buffer where not
+//! (docs/spec/exs.md). A [`Region`] is memory that both ends reach fastest. Within a host connections go through shared memory, else over
+//! TCP: `WEFT_LOCAL=off|auto|require`, or the device of the [`Context`]; [`Socket::path`] says what it is.
+//!
+//! ```
+//! use weft_exs::{Context, Kind, Memory, RecvFlags, Region, Socket};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let context = Context::global()?;
+//! let listener = Socket::new(&context, false, Kind::Stream)?;
+//! listener.bind("127.0.0.1:0".parse()?)?;
+//! listener.listen(1)?;
+//! let near = Socket::new(&context, false, Kind::Stream)?;
+//! near.connect_wait(listener.local_addr()?)?;
+//! let far = listener.accept_wait(None)?;
+//!
+//! near.send_wait(Memory::from(b"hello".to_vec()))?;
+//! let region = Region::alloc(&context, 5)?;
+//! assert_eq!(far.recv_wait(&region.whole(), RecvFlags::WAITALL)?, 5);
+//! let mut got = [0; 5];
+//! region.read(0, &mut got)?;
+//! assert_eq!(&got, b"hello");
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod bell;
