@@ -725,3 +725,20 @@ fn a_very_long_busy_wait_waits() {
     queue.delete();
     assert!(early.is_err(), "{early:?}");
 }
+
+/// Two ends that have closed with data left for each other do not wait for each other.
+#[test]
+fn two_closed_ends_let_go_of_each_other() {
+    for local in [LocalMode::Off, LocalMode::Require] {
+        let (context, a, b) = pair(local);
+        let queue = Queue::new(&context, 8).unwrap();
+        for (socket, token) in [(a, 1), (b, 2)] {
+            socket
+                .send(Memory::from(vec![1; 4 << 20]), Sink::Nobody)
+                .unwrap();
+            socket.close(Sink::Queue(queue.clone(), token)).unwrap();
+        }
+        let closed = events(&queue, 2);
+        assert_eq!(closed.len(), 2, "each has ended ({local:?})");
+    }
+}

@@ -37,6 +37,8 @@ const MAX_SEND_WR: u32 = 1 << 17;
 const SHORT_MAX: usize = INLINE_MAX - HEADER_LEN;
 /// Stands for a send that has no name any more, or none yet.
 const DONE: OpId = OpId(u64::MAX);
+/// The receive of a closed stream: it takes all that comes, and nobody has it.
+const DRAIN: OpId = OpId(u64::MAX - 1);
 
 /// The outcome of starting an operation; a target that will not be told comes back.
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
@@ -641,6 +643,14 @@ impl Conn {
                 );
             }
             core.io.closing = true;
+            if let Some(machine) = core.machine.as_mut().filter(|m| m.is_stream()) {
+                // Two ends that are closed with something left to send would wait for each other's buffers.
+                let flags = Wishes {
+                    waitall: true,
+                    ..Wishes::default()
+                };
+                machine.recv(DRAIN, u64::MAX >> 2, flags);
+            }
             let told = told.map(|(target, token)| (EventKind::Close, target, token));
             core.io.shutting.extend(told);
             if let Some(machine) = &mut core.machine
