@@ -41,9 +41,10 @@ struct Slot {
     op: Option<Op>,
 }
 
-/// Bits of a place in a token: a queue has at most a million. It and the generation are the lower 42 bits.
-const PLACE: u32 = 20;
-const GENERATION: u32 = 22;
+/// Bits of a place in a token: a queue has at most a million, and threads whose operations it is about to refuse. It and the generation are the
+/// lower 42 bits.
+const PLACE: u32 = 21;
+const GENERATION: u32 = 21;
 
 impl Ops {
     fn insert(&mut self, op: Op) -> u64 {

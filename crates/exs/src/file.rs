@@ -194,10 +194,14 @@ impl Shared {
             let len = piece
                 .len
                 .map_or(chunk, |left| left.min(chunk as u64) as usize);
-            let n = region
-                .mr
-                .read_from_file(&piece.file, Some(piece.offset), slot * chunk, len)
-                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+            let at = slot * chunk;
+            let read = || {
+                let n = region
+                    .mr
+                    .read_from_file(&piece.file, Some(piece.offset), at, len);
+                n.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+            };
+            let n = rustix::io::retry_on_intr(read)?;
             region.slice(slot * chunk, n).map_err(Errno::from)
         });
         let mut state = self.lock();

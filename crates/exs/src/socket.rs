@@ -358,8 +358,8 @@ impl Socket {
         let begin = || {
             self.check_family(addr)?;
             let mut state = lock(&inner.state);
-            let source = match &mut *state {
-                State::Idle(bound) => bound.take(),
+            let bound = match &mut *state {
+                State::Idle(bound) => bound,
                 State::Connecting(_) => return Err(Errno::ALREADY),
                 State::Connected => return Err(Errno::ISCONN),
                 State::Listening(_) => return Err(Errno::INVAL),
@@ -368,6 +368,8 @@ impl Socket {
             let options = self.options();
             let signal = Arc::clone(&inner.signal);
             let setup = Conn::prepare(&inner.context, inner.kind, &options, signal, inner.fd())?;
+            // Not lost where there is no room for a connection.
+            let source = bound.take();
             *state = State::Connecting(Arc::clone(&setup.conn));
             Ok((setup, options, source.map(|(addr, _)| addr)))
         };
