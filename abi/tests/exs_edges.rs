@@ -16,7 +16,7 @@ use libc::{
     AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, sockaddr, sockaddr_in, socklen_t, timeval,
 };
 use weft_abi::exs::types::{AHandle, Event};
-use weft_abi::exs::{memory, queue, socket, sync};
+use weft_abi::exs::{memory, option, queue, socket, sync};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -144,6 +144,32 @@ fn a_close_of_an_ordinary_socket_ends_its_receives() {
         (true, Ok(0)),
         "(the receive ended, the peer saw the end)"
     );
+}
+
+/// Limits of time of a socket of the system, set before there is an operation.
+#[test]
+fn a_time_limit_of_an_ordinary_socket_is_not_forgotten() {
+    let (near, far) = tcp();
+    let fd = near.as_raw_fd();
+    let qh = queue::qcreate(8).unwrap();
+    let limit = timeval {
+        tv_sec: 0,
+        tv_usec: 100_000,
+    };
+    let name = weft_abi::exs::types::SO_ASYNC_RECV_TIMEOUT as c_int;
+    let size = size_of::<timeval>() as socklen_t;
+    let mut buf = [0_u8; 16];
+    let at = (&raw const limit).cast();
+    unsafe { option::setsockopt(fd, libc::SOL_SOCKET, name, at, size) }.unwrap();
+    for _ in 0..2 {
+        unsafe {
+            let buf = buf.as_mut_ptr().cast();
+            socket::recv(fd, buf, 16, 0, qh, AHandle(null_mut()), 0).unwrap();
+        }
+        let timed_out = weft_abi::exs::types::EXS_EVT_RECVTIMEOUT as c_int;
+        assert_eq!(one(qh), Some((timed_out, libc::ETIMEDOUT)));
+    }
+    drop(far);
 }
 
 /// `exs_qdelete` with a send outstanding on a socket of the system.

@@ -232,15 +232,9 @@ fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
     if event.result != Err(Errno::TIMEDOUT) || limit.is_none() {
         return event.kind;
     }
-    if take(&entry.once[usize::from(!sends)]) {
+    if take(&entry.limits.once[usize::from(!sends)]) {
         // Limits of time can be changed at any time.
-        let _ = entry.socket.set_options(|o| {
-            if sends {
-                o.send_timeout = None;
-            } else {
-                o.recv_timeout = None;
-            }
-        });
+        let _ = entry.set_limit(usize::from(!sends), None);
     }
     kind
 }

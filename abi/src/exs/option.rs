@@ -38,11 +38,8 @@ fn limit_of(entry: &Entry, way: Way) -> Option<Duration> {
 
 fn set_limit(entry: &Entry, way: Way, limit: timeval, once: bool) -> Result<c_int, Errno> {
     let limit = Some(duration(limit)?).filter(|limit| !limit.is_zero());
-    entry.socket.set_options(|options| match way {
-        Way::Send => options.send_timeout = limit,
-        Way::Recv => options.recv_timeout = limit,
-    })?;
-    entry.once[way as usize].store(once && limit.is_some(), Ordering::Release);
+    entry.set_limit(way as usize, limit)?;
+    entry.limits.once[way as usize].store(once && limit.is_some(), Ordering::Release);
     Ok(0)
 }
 
@@ -94,7 +91,7 @@ pub unsafe fn getsockopt(
         (libc::SOL_SOCKET, name) => {
             let way = way(name).ok_or(Errno::NOPROTOOPT)?;
             let limit = time(limit_of(&entry, way));
-            let once = entry.once[way as usize].load(Ordering::Acquire);
+            let once = entry.limits.once[way as usize].load(Ordering::Acquire);
             let whole = Timeout {
                 to_time: limit,
                 to_flags: if once { EXS_TIMEOUT_ONCE as c_int } else { 0 },

@@ -37,7 +37,14 @@ pub(crate) struct Entry {
     pub(crate) error: AtomicI32,
     /// Bytes of sends that did not wait and are under way.
     pub(crate) unsent: AtomicUsize,
-    /// `EXS_TIMEOUT_ONCE` of sends and receives.
+    pub(crate) limits: Arc<Limits>,
+}
+
+/// Limits of time, of sends and of receives. Those of a socket of the system outlast its entry.
+#[derive(Default)]
+pub(crate) struct Limits {
+    times: Mutex<[Option<Duration>; 2]>,
+    /// `EXS_TIMEOUT_ONCE`.
     pub(crate) once: [AtomicBool; 2],
 }
 
@@ -95,8 +102,24 @@ impl Entry {
             read_shut: AtomicBool::new(false),
             error: AtomicI32::new(0),
             unsent: AtomicUsize::new(0),
-            once: Default::default(),
+            limits: Arc::default(),
         }
+    }
+
+    /// Set the limit of time of sends (0) or receives (1).
+    ///
+    /// # Errors
+    /// Those of the socket's options.
+    pub(crate) fn set_limit(&self, way: usize, limit: Option<Duration>) -> Result<(), Errno> {
+        self.socket.set_options(|options| match way {
+            0 => options.send_timeout = limit,
+            _ => options.recv_timeout = limit,
+        })?;
+        self.limits
+            .times
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)[way] = limit;
+        Ok(())
     }
 
     pub(crate) fn settings(&self) -> Settings {
@@ -214,7 +237,7 @@ enum Slot {
     #[default]
     Empty,
     Exs(Arc<Entry>),
-    Plain(Weak<Entry>),
+    Plain(Weak<Entry>, Inode, Arc<Limits>),
     /// The parent's, in a forked child: its connection stays with the parent.
     Inherited,
 }
@@ -248,7 +271,7 @@ impl Sockets {
                 .iter()
                 .map(|slot| match slot {
                     Slot::Exs(_) | Slot::Inherited => Slot::Inherited,
-                    Slot::Plain(_) | Slot::Empty => Slot::Empty,
+                    Slot::Plain(..) | Slot::Empty => Slot::Empty,
                 })
                 .collect(),
             Err(_) => Vec::new(),
@@ -367,8 +390,20 @@ impl Sockets {
         }
         let dup = rustix::io::fcntl_dupfd_cloexec(theirs, 0)?;
         let socket = Socket::from_ended_tcp(&context, dup)?;
-        let entry = Arc::new(Entry::with(socket, fd, Some(inode), false));
-        put(&mut slots, place(fd)?, Slot::Plain(Arc::downgrade(&entry)));
+        let mut entry = Entry::with(socket, fd, Some(inode), false);
+        if let Some(Slot::Plain(_, its, limits)) = slots.get(place(fd)?)
+            && *its == inode
+        {
+            entry.limits = Arc::clone(limits);
+            let times = *limits.times.lock().unwrap_or_else(PoisonError::into_inner);
+            for (way, limit) in times.into_iter().enumerate() {
+                entry.set_limit(way, limit)?;
+            }
+        }
+        let limits = Arc::clone(&entry.limits);
+        let entry = Arc::new(entry);
+        let slot = Slot::Plain(Arc::downgrade(&entry), inode, limits);
+        put(&mut slots, place(fd)?, slot);
         Ok(entry)
     }
 
@@ -380,7 +415,7 @@ impl Sockets {
 
 fn plain_in(slots: &[Slot], place: usize, inode: Inode) -> Option<Arc<Entry>> {
     match slots.get(place)? {
-        Slot::Plain(entry) => entry.upgrade().filter(|entry| entry.plain == Some(inode)),
+        Slot::Plain(entry, its, _) if *its == inode => entry.upgrade(),
         _ => None,
     }
 }

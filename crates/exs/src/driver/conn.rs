@@ -48,7 +48,9 @@ static LINGERING: Mutex<Vec<Arc<Conn>>> = Mutex::new(Vec::new());
 /// How long they may go on without sending a byte.
 const LINGER: Duration = Duration::from_secs(30);
 /// How long a peer may keep a receive's memory whose time limit has run out, before the connection is over.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(3);
+/// An operation that is nowhere to be found is looked for again after this.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// What is made before a connection, on either side.
 pub(crate) struct Setup {
@@ -500,27 +502,32 @@ impl Conn {
 
     /// A blocking call gives up: returns when its operation's end has been told. A peer who has been given its memory has a moment to give it back.
     pub(crate) fn give_up(&self, slot: &Arc<Slot>, id: OpId) {
-        if self.take_back(slot) {
-            return;
-        }
-        let is_send = self.with(|core| {
-            // One that waited behind a file send has got another name.
-            let mut ops = core.io.ops.ids();
-            let (id, op) = ops.find(|(its, op)| *its == id || op.target.is(slot))?;
-            let is_send = op.is_send();
-            if let Some(machine) = &mut core.machine {
-                machine.cancel(id);
-            }
-            Some(is_send)
-        });
-        let end = match is_send {
-            Some(false) => Instant::now().checked_add(GRACE),
-            _ => None,
-        };
         loop {
+            if self.take_back(slot) {
+                return;
+            }
+            let is_send = self.with(|core| {
+                // One that waited behind a file send has got another name.
+                let mut ops = core.io.ops.ids();
+                let (id, op) = ops.find(|(its, op)| *its == id || op.target.is(slot))?;
+                let is_send = op.is_send();
+                if let Some(machine) = &mut core.machine {
+                    machine.cancel(id);
+                }
+                Some(is_send)
+            });
+            let limit = match is_send {
+                // On its way from behind a file send to a name: look again.
+                None => Some(LOOK_AGAIN),
+                Some(true) => None,
+                Some(false) => Some(GRACE),
+            };
+            let end = limit.and_then(|limit| Instant::now().checked_add(limit));
             match self.wait_for(slot, end) {
                 Ok(()) => return,
-                Err(Errno::AGAIN) => self.with(|core| self.fail(core, Errno::TIMEDOUT)),
+                Err(Errno::AGAIN) if is_send.is_some() => {
+                    self.with(|core| self.fail(core, Errno::TIMEDOUT));
+                }
                 Err(_) => {}
             }
         }
