@@ -270,7 +270,7 @@ impl Plan {
         match self.amount {
             Amount::Messages(0) | Amount::Bytes(0) => return refuse("there is nothing to send"),
             Amount::Seconds(time) if !(time > 0.0 && time <= 3600.0) => {
-                return refuse("a run takes from 0 to 3600 seconds");
+                return refuse("a run takes more than 0 seconds, and 3600 at most");
             }
             _ => {}
         }

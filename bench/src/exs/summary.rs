@@ -226,7 +226,10 @@ pub fn report(plan: &Plan, runs: &[Run]) -> Report {
             table.push([figure.words, &with_interval(&mean), figure.unit]);
         }
     }
-    let title = format!("Means of {} repetitions", runs.len());
+    let title = match runs.len() {
+        1 => "One repetition".to_owned(),
+        many => format!("Means of {many} repetitions"),
+    };
     let mut section = Section::new(title).table(table);
     for (figure, title) in [
         (&GIGABITS, "Throughput of each repetition"),

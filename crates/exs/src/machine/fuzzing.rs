@@ -36,6 +36,8 @@ impl Input<'_> {
 #[derive(Default)]
 struct Books {
     sends: BTreeMap<OpId, u64>,
+    /// Bytes of each that were handed over.
+    out: BTreeMap<OpId, u64>,
     /// Length, and bytes that the machine has had copied or read.
     recvs: BTreeMap<OpId, (u64, u64)>,
     /// Transfers on their way, by operation.
@@ -222,10 +224,12 @@ impl Books {
             } => {
                 assert!(off + u64::from(len) <= self.sends[&op] && len <= MAX_TRANSFER);
                 assert!(addr.checked_add(len.into()).is_some());
+                self.hand_over(op, off, len);
                 self.transfers.push(op);
             }
             Action::SendSmall { op, off, len, .. } => {
                 assert!(off + u64::from(len) <= self.sends[&op]);
+                self.hand_over(op, off, len);
                 self.transfers.push(op);
             }
             Action::Read { op, len, .. } => {
@@ -258,10 +262,10 @@ impl Books {
             Action::Repost { buffer } => assert!(self.taken.remove(&buffer)),
             Action::Complete(told) => {
                 if let Some(len) = self.sends.remove(&told.op) {
-                    let moved = if told.outcome == Outcome::Canceled {
-                        0
-                    } else {
-                        len
+                    let out = self.out.remove(&told.op).unwrap_or(0);
+                    let moved = match told.outcome {
+                        Outcome::Canceled => out,
+                        _ => len,
                     };
                     assert_eq!(told.len, moved);
                     return;
@@ -276,6 +280,12 @@ impl Books {
                 }
             }
         }
+    }
+
+    fn hand_over(&mut self, op: OpId, off: u64, len: u32) {
+        let out = self.out.entry(op).or_default();
+        assert_eq!(*out, off, "in order");
+        *out += u64::from(len);
     }
 
     fn check_room(&self, op: OpId, off: u64, len: u32) {

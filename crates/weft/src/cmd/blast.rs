@@ -245,22 +245,29 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
                 bar.set_message(format!("{messages} messages, {gigabits:.2} Gb/s"));
             }
         });
-        runs.push(result.map_err(|e| {
-            bar.finish_and_clear();
-            failure(&e)
-        })?);
+        match result {
+            Ok(run) => runs.push(run),
+            Err(error) => {
+                bar.finish_and_clear();
+                // What was measured before is not lost.
+                if !runs.is_empty() {
+                    say(report(&plan, &runs).to_text(None));
+                }
+                return Err(failure(&error));
+            }
+        }
+        // Each time, so that it is there when somebody ends the program.
+        if let Some(path) = &args.json {
+            let lines = json_lines(&plan, &runs)
+                .map_err(|e| Failure::failed(format!("cannot make JSON: {e}")))?;
+            write(path, &lines)?;
+        }
+        if let Some(path) = &args.html {
+            write(path, &report(&plan, &runs).to_html())?;
+        }
     }
     bar.finish_and_clear();
-    let report = report(&plan, &runs);
-    say(report.to_text(None));
-    if let Some(path) = &args.json {
-        let lines = json_lines(&plan, &runs)
-            .map_err(|e| Failure::failed(format!("cannot make JSON: {e}")))?;
-        write(path, &lines)?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &report.to_html())?;
-    }
+    say(report(&plan, &runs).to_text(None));
     Ok(Exit::Ok)
 }
 
@@ -378,6 +385,8 @@ fn failure(error: &BenchError) -> Failure {
         BenchError::Contents(_) => {
             Failure::failed(what).hint("this is an error in weft: please report it")
         }
+        BenchError::Stack { .. } => Failure::peer(what)
+            .hint("see whether the server still runs; `weft doctor` tells what this machine lacks"),
         _ => Failure::failed(what).hint("`weft doctor` tells what this machine lacks"),
     }
 }
