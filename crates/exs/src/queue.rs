@@ -114,14 +114,14 @@ impl Queue {
             q.drive();
         }
         let mut interrupted = false;
-        let (mut taken, mut left, mut end) = (0, timeout, None);
+        let (mut taken, mut deadline) = (0, None);
         loop {
             let wanted = at_least.saturating_sub(taken);
             if q.len.load(Ordering::Acquire) < wanted {
-                if taken == 0 && end.is_none() {
-                    end = timeout.and_then(|time| Instant::now().checked_add(time));
-                }
-                interrupted = q.wait_for(wanted, left);
+                // Further away than the clock goes: for ever.
+                let end = *deadline
+                    .get_or_insert_with(|| timeout.and_then(|t| Instant::now().checked_add(t)));
+                interrupted = q.wait_for(wanted, end);
             }
             if q.deleted.load(Ordering::SeqCst) {
                 out.truncate(out.len() - taken);
@@ -131,9 +131,8 @@ impl Queue {
             if taken >= at_least || interrupted {
                 break;
             }
-            // Another taker was faster, or the time is up.
-            left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
+            // The time is up, or another taker was faster.
+            if deadline.flatten().is_some_and(|end| end <= Instant::now()) {
                 break;
             }
         }
@@ -358,15 +357,14 @@ impl QueueInner {
     }
 
     /// True when a signal's handler ended it.
-    fn wait_for(&self, at_least: usize, timeout: Option<Duration>) -> bool {
+    fn wait_for(&self, at_least: usize, deadline: Option<Instant>) -> bool {
         let mode = self.wait.load(Ordering::Relaxed);
         let there =
             || self.len.load(Ordering::SeqCst) >= at_least || self.deleted.load(Ordering::SeqCst);
         if mode == Wait::BusyPoll as u8 {
-            self.spin(there, timeout);
+            self.spin(there, deadline);
             return false;
         }
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let adaptive = mode == Wait::Adaptive as u8;
         let mut looked = false;
@@ -421,9 +419,7 @@ impl QueueInner {
         interrupted
     }
 
-    fn spin(&self, there: impl Fn() -> bool, timeout: Option<Duration>) {
-        // A look at the clock costs as much as a look at the connection.
-        let mut deadline = None;
+    fn spin(&self, there: impl Fn() -> bool, deadline: Option<Instant>) {
         let mut turn = 0u8;
         let mut only = None;
         loop {
@@ -440,15 +436,9 @@ impl QueueInner {
                 return;
             }
             std::hint::spin_loop();
-            if let Some(time) = timeout
-                && (time.is_zero() || turn.is_multiple_of(64))
-            {
-                let now = Instant::now();
-                // Further away than the clock goes: for ever.
-                let end = deadline.get_or_insert(now.checked_add(time));
-                if end.is_some_and(|end| now >= end) {
-                    return;
-                }
+            // A look at the clock costs as much as a look at the connection.
+            if turn.is_multiple_of(64) && deadline.is_some_and(|end| Instant::now() >= end) {
+                return;
             }
         }
     }

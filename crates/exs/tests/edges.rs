@@ -738,3 +738,38 @@ fn two_closed_ends_let_go_of_each_other() {
         assert_eq!(closed.len(), 2, "each has ended ({local:?})");
     }
 }
+
+/// Who comes when an event is there, and sees another taker have it, waits no longer than it said.
+#[test]
+fn a_taker_who_loses_a_race_keeps_to_its_time_limit() {
+    let (context, a, b) = pair(LocalMode::Require);
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        for round in 0..3000_usize {
+            let queue = Queue::new(&context, 4).unwrap();
+            queue.set_wait(weft_exs::Wait::Notify);
+            a.send(Memory::from(vec![1]), Sink::Queue(queue.clone(), 1))
+                .unwrap();
+            let _ = b.recv(Memory::from(vec![0]), RecvFlags::empty(), Sink::Nobody);
+            let ready = Arc::new(AtomicUsize::new(0));
+            let takers: Vec<_> = (0..2)
+                .map(|_| {
+                    let (queue, ready) = (queue.clone(), Arc::clone(&ready));
+                    std::thread::spawn(move || {
+                        ready.fetch_add(1, Ordering::SeqCst);
+                        while ready.load(Ordering::SeqCst) < 2 {
+                            std::hint::spin_loop();
+                        }
+                        let limit = Some(Duration::from_millis(1));
+                        queue.dequeue(&mut Vec::new(), 1, 1, limit).unwrap()
+                    })
+                })
+                .collect();
+            let taken: usize = takers.into_iter().map(|t| t.join().unwrap()).sum();
+            assert_eq!(taken, 1, "round {round}");
+        }
+        tell.send(()).unwrap();
+    });
+    let ended = told.recv_timeout(Duration::from_mins(1));
+    assert_eq!(ended, Ok(()), "a taker waits for ever");
+}
