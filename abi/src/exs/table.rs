@@ -22,8 +22,8 @@ pub(crate) struct Entry {
     pub(crate) fd: i32,
     /// Its descriptor, until the socket is closed. The system's are the program's own.
     number: Mutex<Option<OwnedFd>>,
-    /// It is one of the system's, known by this.
-    plain: Option<Inode>,
+    /// It is one of the system's.
+    plain: bool,
     pub(crate) settings: Mutex<Settings>,
     pub(crate) in_place: Mutex<HashMap<usize, InPlace>>,
     pub(crate) listening: AtomicBool,
@@ -68,7 +68,7 @@ impl Entry {
     /// `EMFILE`.
     pub(crate) fn new(socket: Socket, ipv6: bool) -> Result<Entry, Errno> {
         let number = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
-        let entry = Entry::with(socket, number.as_raw_fd(), None, ipv6);
+        let entry = Entry::with(socket, number.as_raw_fd(), false, ipv6);
         entry.hold(Some(number));
         Ok(entry)
     }
@@ -76,7 +76,7 @@ impl Entry {
     /// The program has closed it. (The system's it closes without us.)
     pub(crate) fn is_closed(&self) -> bool {
         let number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
-        self.plain.is_none() && number.is_none()
+        !self.plain && number.is_none()
     }
 
     /// The number is free from here on, without a descriptor.
@@ -84,7 +84,7 @@ impl Entry {
         *self.number.lock().unwrap_or_else(PoisonError::into_inner) = number;
     }
 
-    fn with(socket: Socket, fd: i32, plain: Option<Inode>, ipv6: bool) -> Entry {
+    fn with(socket: Socket, fd: i32, plain: bool, ipv6: bool) -> Entry {
         Entry {
             socket,
             fd,
@@ -237,6 +237,7 @@ enum Slot {
     #[default]
     Empty,
     Exs(Arc<Entry>),
+    /// One of the system's, known by its inode.
     Plain(Weak<Entry>, Inode, Arc<Limits>),
     /// The parent's, in a forked child: its connection stays with the parent.
     Inherited,
@@ -390,7 +391,7 @@ impl Sockets {
         }
         let dup = rustix::io::fcntl_dupfd_cloexec(theirs, 0)?;
         let socket = Socket::from_ended_tcp(&context, dup)?;
-        let mut entry = Entry::with(socket, fd, Some(inode), false);
+        let mut entry = Entry::with(socket, fd, true, false);
         if let Some(Slot::Plain(_, its, limits)) = slots.get(place(fd)?)
             && *its == inode
         {

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use weft_verbs::{Access, INLINE_DATA, InlineData, RemoteAddr, SendWr};
 use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Packet, Remote};
 
-use super::Timers;
 use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER};
+use super::op::Op;
 use super::state::{ALWAYS_GO, Core, Head, Io};
 use crate::event::{InPlace, Place};
 use crate::lock::lock;
@@ -75,16 +75,13 @@ impl Conn {
             Verdict::Wait(until) => {
                 if !meter.timer {
                     meter.timer = true;
-                    let me = self.me.clone();
                     let at = meter.start + Duration::from_nanos(until);
-                    let set = Timers::at(at, move || {
-                        if let Some(conn) = me.upgrade() {
-                            conn.with(|core| {
-                                if let Some(meter) = &mut core.policy {
-                                    meter.timer = false;
-                                }
-                            });
-                        }
+                    let set = self.call_at(at, |conn| {
+                        conn.with(|core| {
+                            if let Some(meter) = &mut core.policy {
+                                meter.timer = false;
+                            }
+                        });
                     });
                     if set.is_err() {
                         meter.timer = false;
@@ -277,9 +274,7 @@ impl Conn {
                         wr
                     } else {
                         // All in use, or none made: what we may send small is for the peer to say.
-                        let mut data = vec![0; n + len];
-                        data[..n].copy_from_slice(&head[..n]);
-                        it.read(off, &mut data[n..])?;
+                        let data = joined(&head[..n], it, off, len)?;
                         let mr = context.pd().reg_mr(data, Access::LOCAL_WRITE)?;
                         let wr = wr.sge(mr.sge(0, n + len));
                         io.used_headers.push_back(Head::Own(mr));
@@ -295,10 +290,7 @@ impl Conn {
                     it.read(off, &mut room[n..])?;
                     InlineData::from_slice(room)
                 } else {
-                    let mut data = vec![0; n + len];
-                    data[..n].copy_from_slice(&head[..n]);
-                    it.read(off, &mut data[n..])?;
-                    InlineData::from_vec(data)
+                    InlineData::from_vec(joined(&head[..n], it, off, len)?)
                 });
                 io.sends.push(wr);
                 // Its bytes are copied: there is nothing to wait for.
@@ -381,4 +373,12 @@ impl Conn {
             }
         })
     }
+}
+
+/// A header and the bytes of an operation behind it.
+fn joined(head: &[u8], op: &Op, off: usize, len: usize) -> Result<Vec<u8>, Error> {
+    let mut data = vec![0; head.len() + len];
+    data[..head.len()].copy_from_slice(head);
+    op.read(off, &mut data[head.len()..])?;
+    Ok(data)
 }

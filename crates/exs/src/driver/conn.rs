@@ -324,16 +324,9 @@ impl Conn {
             Ok((_, io)) if io.no_send().is_some() => {
                 Err((io.no_send().unwrap_or(Errno::PIPE), target))
             }
-            Ok((machine, io)) => {
-                let op = match Op::new(kind, memory, target, token) {
-                    Ok(op) => op,
-                    Err(refused) => {
-                        self.leave_core(core);
-                        return Err(refused);
-                    }
-                };
-                let id = io.ops.insert(op);
-                match machine.send(id, len as u64) {
+            Ok((machine, io)) => io
+                .begin(kind, memory, target, token)
+                .and_then(|id| match machine.send(id, len as u64) {
                     Ok(()) => {
                         io.sending += 1;
                         self.set_limit(io, id, limit);
@@ -347,8 +340,7 @@ impl Conn {
                         let op = io.ops.remove(id);
                         Err((errno, op.map_or(Target::Nobody, |op| op.target)))
                     }
-                }
-            }
+                }),
         };
         self.process(&mut core);
         self.leave_core(core);
@@ -401,14 +393,13 @@ impl Conn {
         }
         let len = memory.len() as u64;
         let kind = EventKind::of_recv(&memory);
-        let op = match Op::new(kind, memory, target, token) {
-            Ok(op) => op,
+        let id = match io.begin(kind, memory, target, token) {
+            Ok(id) => id,
             Err(refused) => {
                 self.leave_core(core);
                 return Err(refused);
             }
         };
-        let id = io.ops.insert(op);
         let wishes = Wishes {
             // What may not wait takes what is there.
             waitall: flags.contains(RecvFlags::WAITALL) && !flags.contains(RecvFlags::DONTWAIT),
@@ -438,13 +429,26 @@ impl Conn {
             return;
         }
         io.alarm = Some(at);
+        self.limit_at(at, move |conn| conn.expire(at));
+    }
+
+    /// Call this then, on the timer's thread, if the connection is still there.
+    pub(super) fn call_at(
+        &self,
+        at: Instant,
+        call: impl FnOnce(&Conn) + Send + 'static,
+    ) -> Result<(), Errno> {
         let me = self.me.clone();
-        let set = Timers::at(at, move || {
+        Timers::at(at, move || {
             if let Some(conn) = me.upgrade() {
-                conn.expire(at);
+                call(&conn);
             }
-        });
-        if let Err(error) = set {
+        })
+    }
+
+    /// The same of a time limit, which is not kept where there is no thread for it.
+    pub(super) fn limit_at(&self, at: Instant, call: impl FnOnce(&Conn) + Send + 'static) {
+        if let Err(error) = self.call_at(at, call) {
             tracing::warn!(%error, "no thread for time limits: they will not be kept");
         }
     }
@@ -693,9 +697,7 @@ impl Conn {
 
     /// Have a timer end the connection if it has sent no more than so many bytes by then.
     fn look_again_at(&self, sent: u64) -> Result<(), Errno> {
-        let me = self.me.clone();
-        Timers::at(Instant::now() + LINGER, move || {
-            let Some(conn) = me.upgrade() else { return };
+        self.call_at(Instant::now() + LINGER, move |conn| {
             let moved = conn.with(|core| {
                 let stats = core.machine.as_ref().map(|m| *m.stats());
                 let now = stats.unwrap_or_default().bytes_sent();

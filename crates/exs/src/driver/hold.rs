@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::Timers;
 use super::conn::Conn;
 use super::op::{Slot, Target, file_end};
 use crate::event::Event;
@@ -90,15 +89,7 @@ impl Conn {
             }
         }
         if let Some(end) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
-            let me = self.me.clone();
-            let set = Timers::at(end, move || {
-                if let Some(conn) = me.upgrade() {
-                    conn.expire_file(id);
-                }
-            });
-            if let Err(error) = set {
-                tracing::warn!(%error, "no thread for time limits: they will not be kept");
-            }
+            self.limit_at(end, move |conn| conn.expire_file(id));
         }
         Ok(())
     }

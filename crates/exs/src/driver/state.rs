@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message};
 
-use super::conn::{TAG_HEADER, TAG_RECV};
+use super::conn::{Started, TAG_HEADER, TAG_RECV};
 use super::op::{Late, Op, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
 use crate::machine::policy::Policy;
 use crate::machine::{Endpoint, OpId, Stats, Violation};
-use crate::{Context, Error, Region};
+use crate::{Context, Error, Memory, Region};
 
 pub(super) struct Core {
     /// There once the peer has said what it brings.
@@ -200,6 +200,20 @@ fn broken(violation: Violation) -> Errno {
 }
 
 impl Io {
+    /// Take in an operation; its name.
+    ///
+    /// # Errors
+    /// As [`Op::new`].
+    pub(super) fn begin(
+        &mut self,
+        kind: EventKind,
+        memory: Memory,
+        target: Target,
+        token: u64,
+    ) -> Started {
+        Ok(self.ops.insert(Op::new(kind, memory, target, token)?))
+    }
+
     pub(super) fn send_message(&mut self, message: &Message) {
         let mut bytes = [0; MAX_LEN];
         let n = message.emit(&mut bytes);
