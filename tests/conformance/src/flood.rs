@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use weft_verbs::{Mr, RecvWr, RemoteAddr, SendWr, WcStatus};
+use weft_verbs::{Mr, PostReason, RecvWr, RemoteAddr, SendWr, WcStatus};
 
 use crate::bed::{End, Rng, assert_bytes, pattern, until};
 use crate::twin::{RECV, RECVS, REGION};
@@ -67,8 +67,19 @@ impl Flood<'_> {
                 place < self.arena.load_u64(GRANT).expect("within").max(RECVS)
             });
             let wr = SendWr::send(poster << 32 | slot).sge(mr.sge(at, bytes.len()));
-            self.end.post(wr.signaled());
+            self.request(wr.signaled());
         }
+    }
+
+    /// Post one once there is room: a place is taken until the request is complete, and a grant brings more messages,
+    /// each with a grant of its own, as soon as the peer has it, which is before that.
+    fn request(&self, wr: SendWr) {
+        until("room in the send queue", || {
+            let posted = self.end.qp.post_send_one(wr.clone());
+            let full = posted.as_ref().is_err_and(|e| e.reason == PostReason::Full);
+            assert!(posted.is_ok() || full, "{posted:?}");
+            !full
+        });
     }
 
     fn sleep(&self, free: &[Sender<u64>]) {
@@ -86,8 +97,7 @@ impl Flood<'_> {
             self.end.post_recv(RecvWr::new(id).sge(sge));
         };
         let grant = |count: u64| {
-            let wr = SendWr::write(0, grants).inline(&count.to_ne_bytes());
-            self.end.post(wr);
+            self.request(SendWr::write(0, grants).inline(&count.to_ne_bytes()));
         };
         (RECVS..MOST).for_each(post);
         grant(MOST);
@@ -137,5 +147,8 @@ pub fn both_ways(end: &End, [arena, ordinary]: &[Mr; 2], rkey: u32) {
         }
         scope.spawn(move || flood.sleep(&free));
         flood.receive(grants);
+    });
+    until("every place of the send queue free", || {
+        end.qp.outstanding() == 0
     });
 }
