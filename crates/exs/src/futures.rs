@@ -82,13 +82,18 @@ impl Future for Operation {
         if let Some(why) = self.refused {
             return Poll::Ready(Err(why));
         }
+        // Its clones and their ends are the program's code: not under the lock.
+        let waker = cx.waker().clone();
         let mut slot = lock(&self.slot);
         match std::mem::replace(&mut *slot, Slot::Taken) {
-            Slot::Ended(event) => Poll::Ready(Ok(*event)),
-            Slot::Waiting(waker) => {
-                let mut waker = waker.unwrap_or_else(|| cx.waker().clone());
-                waker.clone_from(cx.waker());
+            Slot::Ended(event) => {
+                drop(slot);
+                Poll::Ready(Ok(*event))
+            }
+            Slot::Waiting(before) => {
                 *slot = Slot::Waiting(Some(waker));
+                drop(slot);
+                drop(before);
                 Poll::Pending
             }
             Slot::Taken => panic!("a future is polled after its end"),

@@ -39,6 +39,8 @@ pub enum Wait {
 pub struct Queue(pub(crate) Arc<QueueInner>);
 
 pub(crate) struct QueueInner {
+    /// No other queue of the process has had it.
+    pub(crate) serial: usize,
     events: Mutex<VecDeque<Event>>,
     len: AtomicUsize,
     /// Places taken: by events, and by operations that will become events.
@@ -70,7 +72,10 @@ impl Queue {
             return Err(Errno::INVAL);
         }
         let signal = Signal::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::MFILE))?;
+        // 0 stands for none.
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
         Ok(Queue(Arc::new(QueueInner {
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
             events: Mutex::default(),
             len: AtomicUsize::new(0),
             used: AtomicUsize::new(0),

@@ -240,22 +240,28 @@ impl Socket {
         lock(&self.0.options).clone()
     }
 
-    /// Change settings.
+    /// Change settings. `f` may call the socket; it is called again where others changed settings meanwhile.
     ///
     /// # Errors
     /// `EINVAL` for values out of range, `EISCONN` for those that a connection is made with once there is one, or a listener.
-    pub fn set_options(&self, f: impl FnOnce(&mut Options)) -> Result<(), Errno> {
-        let state = lock(&self.0.state);
-        let mut options = lock(&self.0.options);
-        let mut new = options.clone();
-        f(&mut new);
-        new.check()?;
-        if !matches!(*state, State::Idle(_)) && !new.same_connection(&options) {
-            return Err(Errno::ISCONN);
+    pub fn set_options(&self, mut f: impl FnMut(&mut Options)) -> Result<(), Errno> {
+        loop {
+            let old = self.options();
+            let mut new = old.clone();
+            f(&mut new);
+            new.check()?;
+            let state = lock(&self.0.state);
+            let mut options = lock(&self.0.options);
+            if *options != old {
+                continue;
+            }
+            if !matches!(*state, State::Idle(_)) && !new.same_connection(&old) {
+                return Err(Errno::ISCONN);
+            }
+            self.0.limit(&new);
+            *options = new;
+            return Ok(());
         }
-        self.0.limit(&new);
-        *options = new;
-        Ok(())
     }
 
     /// Take an address of our own.

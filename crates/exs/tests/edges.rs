@@ -23,8 +23,8 @@ fn context(local: LocalMode) -> Context {
 fn pair_of(
     local: LocalMode,
     kind: Kind,
-    near: impl FnOnce(&mut Options),
-    far: impl FnOnce(&mut Options),
+    near: impl FnMut(&mut Options),
+    far: impl FnMut(&mut Options),
 ) -> (Context, Socket, Socket) {
     let context = context(local);
     let listener = Socket::new(&context, false, kind).unwrap();
@@ -772,4 +772,29 @@ fn a_taker_who_loses_a_race_keeps_to_its_time_limit() {
     });
     let ended = told.recv_timeout(Duration::from_mins(1));
     assert_eq!(ended, Ok(()), "a taker waits for ever");
+}
+
+/// What changes the settings may look at the socket, and does not undo what another thread sets meanwhile.
+#[test]
+fn settings_are_changed_without_a_lock() {
+    let context = context(LocalMode::Off);
+    let socket = Socket::new(&context, false, Kind::Stream).unwrap();
+    let (done, ended) = channel();
+    let other = socket.clone();
+    std::thread::spawn(move || {
+        let mut calls = 0;
+        let set = other.set_options(|options| {
+            calls += 1;
+            assert_eq!(other.options(), *options);
+            if calls == 1 {
+                other.set_options(|o| o.credits = 77).unwrap();
+            }
+            options.crc = false;
+        });
+        done.send((set, calls)).unwrap();
+    });
+    let outcome = ended.recv_timeout(PATIENCE).expect("no deadlock");
+    assert_eq!(outcome, (Ok(()), 2));
+    let options = socket.options();
+    assert_eq!((options.credits, options.crc), (77, false));
 }

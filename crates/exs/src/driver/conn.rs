@@ -74,7 +74,7 @@ pub(crate) struct Conn {
     pub(super) has_recycled: AtomicBool,
     /// The socket's descriptor: readable while something can be received.
     signal: Arc<Signal>,
-    /// The queue that the last operation went to, as a number.
+    /// The serial number of the queue that the last operation went to.
     joined: AtomicUsize,
     fd: i32,
     /// Calls that are owed, and whose turn it is to make them.
@@ -494,7 +494,7 @@ impl Conn {
     /// Whoever waits at this target's queue drives us from now on.
     fn join(&self, target: &Target) {
         if let Target::Queue(queue) = target {
-            let number = Arc::as_ptr(&queue.0).addr();
+            let number = queue.0.serial;
             if self.joined.load(Ordering::Relaxed) != number
                 && self.joined.swap(number, Ordering::SeqCst) != number
                 && let Some(me) = self.me.upgrade()
