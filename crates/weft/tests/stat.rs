@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Listener, Output, dial, unprivileged, weft};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use weft::cp::rdma::RdmaLink;
 
 /// A listener in another process, and our connection to it.
@@ -135,6 +135,8 @@ fn a_stopped_process_is_named_and_holds_nobody_up() {
     let pair = Pair::new();
     let pid = Pid::from_raw(pair.listener.pid().cast_signed()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
+    // The signal takes its time; it is our child, and all of its threads have stopped when we are told.
+    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
     // Its backlog is finite: the last of these cannot even connect.
     for _ in 0..12 {
         let out = Output::of(weft().args(["stat", &pair.pid()]));

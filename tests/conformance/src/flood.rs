@@ -67,13 +67,13 @@ impl Flood<'_> {
                 place < self.arena.load_u64(GRANT).expect("within").max(RECVS)
             });
             let wr = SendWr::send(poster << 32 | slot).sge(mr.sge(at, bytes.len()));
-            self.request(wr.signaled());
+            self.request(&wr.signaled());
         }
     }
 
     /// Post one once there is room: a place is taken until the request is complete, and a grant brings more messages,
     /// each with a grant of its own, as soon as the peer has it, which is before that.
-    fn request(&self, wr: SendWr) {
+    fn request(&self, wr: &SendWr) {
         until("room in the send queue", || {
             let posted = self.end.qp.post_send_one(wr.clone());
             let full = posted.as_ref().is_err_and(|e| e.reason == PostReason::Full);
@@ -97,7 +97,7 @@ impl Flood<'_> {
             self.end.post_recv(RecvWr::new(id).sge(sge));
         };
         let grant = |count: u64| {
-            self.request(SendWr::write(0, grants).inline(&count.to_ne_bytes()));
+            self.request(&SendWr::write(0, grants).inline(&count.to_ne_bytes()));
         };
         (RECVS..MOST).for_each(post);
         grant(MOST);
