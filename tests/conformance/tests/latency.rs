@@ -136,13 +136,16 @@ fn written_round_trip(setup: Setup) -> Duration {
 /// as for a program that sleeps, not when it next looks around.
 fn spinning_on_memory_needs_no_polls() {
     for setup in [Setup::tcp(), Setup::local(Memory::Both)] {
-        // A busy machine can spoil some of them; an engine that looks too late spoils most.
-        let tries = [(); 9].map(|()| (written_round_trip(setup), round_trip(setup, false)));
-        println!("{:?}: {tries:?}", setup.local);
-        let soon = tries
-            .iter()
-            .filter(|(written, asleep)| *written < 4 * *asleep);
-        assert!(soon.count() >= 5, "{:?}: {tries:?}", setup.local);
+        // A busy machine can spoil some of them, or all for a while; an engine that looks too late spoils most, always.
+        let most_are_soon = || {
+            let tries = [(); 9].map(|()| (written_round_trip(setup), round_trip(setup, false)));
+            println!("{:?}: {tries:?}", setup.local);
+            let soon = tries
+                .iter()
+                .filter(|(written, asleep)| *written < 4 * *asleep);
+            soon.count() >= 5
+        };
+        assert!((0..4).any(|_| most_are_soon()), "{:?}", setup.local);
     }
 }
 

@@ -37,8 +37,6 @@ const MAX_SEND_WR: u32 = 1 << 17;
 const SHORT_MAX: usize = INLINE_MAX - HEADER_LEN;
 /// Stands for a send that has no name any more, or none yet.
 const DONE: OpId = OpId(u64::MAX);
-/// The receive of a closed stream: it takes all that comes, and nobody has it.
-const DRAIN: OpId = OpId(u64::MAX - 1);
 
 /// The outcome of starting an operation; a target that will not be told comes back.
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
@@ -47,6 +45,8 @@ pub(crate) type Started = Result<OpId, (Errno, Target)>;
 static LINGERING: Mutex<Vec<Arc<Conn>>> = Mutex::new(Vec::new());
 /// How long they may go on without sending a byte.
 const LINGER: Duration = Duration::from_secs(30);
+/// What a closed connection takes at once of what still comes, in bytes.
+const DRAINED: usize = 64 << 10;
 /// How long a peer may keep a receive's memory whose time limit has run out, before the connection is over.
 const GRACE: Duration = Duration::from_secs(3);
 /// An operation that is nowhere to be found is looked for again after this.
@@ -654,14 +654,7 @@ impl Conn {
                 );
             }
             core.io.closing = true;
-            if let Some(machine) = core.machine.as_mut().filter(|m| m.is_stream()) {
-                // Two ends that are closed with something left to send would wait for each other's buffers.
-                let flags = Wishes {
-                    waitall: true,
-                    ..Wishes::default()
-                };
-                machine.recv(DRAIN, u64::MAX >> 2, flags);
-            }
+            self.drain(core, Memory::Owned(vec![0; DRAINED]));
             let told = told.map(|(target, token)| (EventKind::Close, target, token));
             core.io.shutting.extend(told);
             if let Some(machine) = &mut core.machine
@@ -672,6 +665,26 @@ impl Conn {
             }
         });
         self.linger();
+    }
+
+    /// Take what still comes, for nobody: two ends that are closed with something left to send would wait for each other's receives, and for the
+    /// credits of messages that nobody takes.
+    fn drain(&self, core: &mut Core, memory: Memory) {
+        let more = |machine: &&mut Endpoint| !machine.peer_closed() || machine.readable() > 0;
+        let Some(machine) = core.machine.as_mut().filter(more) else {
+            return;
+        };
+        let me = self.me.clone();
+        let again = move |event: Event| {
+            if let (Ok(_), Some(memory), Some(conn)) = (event.result, event.memory, me.upgrade()) {
+                conn.with(|core| conn.drain(core, memory));
+            }
+        };
+        let target = Target::Call(Box::new(again));
+        let len = memory.len() as u64;
+        if let Ok(id) = core.io.begin(EventKind::Recv, memory, target, 0) {
+            machine.recv(id, len, Wishes::default());
+        }
     }
 
     /// Live on until the connection is closed, for as long as something goes out.

@@ -778,11 +778,6 @@ impl Endpoint {
         }
     }
 
-    /// Bytes, not messages.
-    pub fn is_stream(&self) -> bool {
-        matches!(self.tx, Tx::Stream(_))
-    }
-
     /// Bytes in the memory of this outstanding receive of a stream.
     pub fn received(&self, op: OpId) -> u64 {
         match &self.rx {
