@@ -1,5 +1,7 @@
 //! Corners: files with something behind them, time limits that nobody else ends, ends that differ, takers that race, sockets that are let go.
 
+mod common;
+
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -8,39 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use common::{PATIENCE, context, events, pair, pair_of};
 use weft_exs::{
-    Context, Design, Event, EventKind, FilePiece, Kind, Memory, Mode, Options, Piece, Queue,
-    RecvFlags, Region, Sink, Socket,
+    Design, EventKind, FilePiece, Kind, Memory, Mode, Options, Piece, Queue, RecvFlags, Region,
+    Sink, Socket,
 };
 use weft_verbs::{Device, LocalMode};
-
-const PATIENCE: Duration = Duration::from_secs(5);
-
-fn context(local: LocalMode) -> Context {
-    Context::new(Device::builder().local(local).open().unwrap()).unwrap()
-}
-
-fn pair_of(
-    local: LocalMode,
-    kind: Kind,
-    near: impl FnMut(&mut Options),
-    far: impl FnMut(&mut Options),
-) -> (Context, Socket, Socket) {
-    let context = context(local);
-    let listener = Socket::new(&context, false, kind).unwrap();
-    listener.set_options(far).unwrap();
-    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    listener.listen(32).unwrap();
-    let a = Socket::new(&context, false, kind).unwrap();
-    a.set_options(near).unwrap();
-    a.connect_wait(listener.local_addr().unwrap()).unwrap();
-    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
-    (context, a, b)
-}
-
-fn pair(local: LocalMode) -> (Context, Socket, Socket) {
-    pair_of(local, Kind::Stream, |_| (), |_| ())
-}
 
 fn file(len: usize) -> Arc<OwnedFd> {
     let path = std::env::temp_dir().join(format!(
@@ -66,12 +41,6 @@ fn whole(len: usize) -> Vec<Piece> {
         offset: 0,
         len: None,
     })]
-}
-
-fn events(queue: &Queue, n: usize) -> Vec<Event> {
-    let mut out = Vec::new();
-    queue.dequeue(&mut out, n, n, Some(PATIENCE)).unwrap();
-    out
 }
 
 /// The peer's `small_packet_max` is larger than what our work requests carry inline.
@@ -320,59 +289,6 @@ fn no_connection_is_lost_by_an_accept_that_does_not_wait() {
     }
     enough.store(1, Ordering::SeqCst);
     assert_eq!(accepting.join().unwrap(), rounds);
-}
-
-/// A peer that speaks verbs, greets, and never says anything.
-fn silent_peer(to: &Socket) -> (weft_verbs::cm::Connection, weft_verbs::Cq, weft_verbs::Pd) {
-    use weft_verbs::{Access, QpInit, RecvWr};
-    let device = Device::builder().local(LocalMode::Off).open().unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let cq = device.create_cq(4096, None).unwrap();
-    let hello = weft_wire::exs::Hello {
-        kind: weft_wire::exs::Kind::Stream,
-        mode: weft_exs::Mode::Dynamic,
-        immediate: true,
-        credits: 64,
-        small: 256,
-        ring: None,
-    };
-    let param = weft_verbs::cm::ConnParam {
-        private_data: hello.emit().to_vec(),
-        ..Default::default()
-    };
-    let conn = weft_verbs::cm::connect(
-        to.local_addr().unwrap(),
-        &pd,
-        &QpInit::new(&cq, &cq),
-        &param,
-    )
-    .unwrap();
-    let sink = pd.alloc_mr(64 * 512, Access::LOCAL_WRITE).unwrap();
-    let recvs: Vec<RecvWr> = (0..64)
-        .map(|i| RecvWr::new(i).sge(sink.sge(i as usize * 512, 512)))
-        .collect();
-    conn.qp.post_recv(&recvs).unwrap();
-    std::mem::forget(sink);
-    (conn, cq, pd)
-}
-
-/// A time limit of a receive that has been advertised to a peer who does not answer.
-#[test]
-fn a_time_limit_holds_against_a_peer_that_is_silent() {
-    let context = context(LocalMode::Off);
-    let listener = Socket::new(&context, false, Kind::Stream).unwrap();
-    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    listener.listen(32).unwrap();
-    let _peer = silent_peer(&listener);
-    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
-    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(200)))
-        .unwrap();
-    let (tell, told) = channel();
-    let to = Region::alloc(&context, 1 << 16).unwrap();
-    std::thread::spawn(move || {
-        let _ = tell.send(b.recv_wait(&to.whole(), RecvFlags::empty()));
-    });
-    assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(weft_exs::Errno::AGAIN)));
 }
 
 /// An ordinary socket that is dropped with a send under way.

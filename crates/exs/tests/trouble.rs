@@ -1,44 +1,19 @@
 //! What goes wrong: hostile peers, dead ones, wrong states, cancelled and late operations, queues that go away.
 
+mod common;
+
 use std::time::{Duration, Instant};
 
+use common::{PATIENCE, context, events, listener, pair};
+
 use weft_exs::{
-    Context, Design, Errno, Event, EventKind, Kind, Memory, Mode, Queue, Ready, RecvFlags, Region,
-    Sink, Socket,
+    Design, Errno, EventKind, Kind, Memory, Mode, Queue, Ready, RecvFlags, Region, Sink, Socket,
 };
 use weft_verbs::cm::{ConnParam, connect};
-use weft_verbs::{Cq, Device, LocalMode, Pd, Qp, QpInit, RecvWr, SendWr, Wc};
+use weft_verbs::{Access, Cq, Device, LocalMode, Pd, Qp, QpInit, RecvWr, SendWr, Wc};
 use weft_wire::exs::{Body, Hello, Imm, MAX_LEN, Message, Transfer};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 const LOCALS: [LocalMode; 2] = [LocalMode::Require, LocalMode::Off];
-
-fn context(local: LocalMode) -> Context {
-    Context::new(Device::builder().local(local).open().unwrap()).unwrap()
-}
-
-fn listener(context: &Context) -> Socket {
-    let listener = Socket::new(context, false, Kind::Stream).unwrap();
-    listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    listener.listen(32).unwrap();
-    listener
-}
-
-fn pair(local: LocalMode) -> (Context, Socket, Socket) {
-    let context = context(local);
-    let listener = listener(&context);
-    let a = Socket::new(&context, false, Kind::Stream).unwrap();
-    a.connect_wait(listener.local_addr().unwrap()).unwrap();
-    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
-    (context, a, b)
-}
-
-fn events(queue: &Queue, n: usize) -> Vec<Event> {
-    let mut out = Vec::new();
-    queue.dequeue(&mut out, n, n, Some(PATIENCE)).unwrap();
-    assert_eq!(out.len(), n, "{n} events");
-    out
-}
 
 fn owned(len: usize) -> Memory {
     Memory::from(vec![0; len])
@@ -48,8 +23,7 @@ fn owned(len: usize) -> Memory {
 struct Raw {
     qp: Qp,
     cq: Cq,
-    #[allow(dead_code)]
-    pd: Pd,
+    _pd: Pd,
     hello: Hello,
 }
 
@@ -72,9 +46,7 @@ fn raw_peer(local: LocalMode, to: &Socket) -> Raw {
     let addr = to.local_addr().unwrap();
     let conn = connect(addr, &pd, &QpInit::new(&cq, &cq), &param).unwrap();
     let hello = Hello::parse(&conn.private_data[..32]).unwrap();
-    let sink = pd
-        .alloc_mr(64 * 512, weft_verbs::Access::LOCAL_WRITE)
-        .unwrap();
+    let sink = pd.alloc_mr(64 * 512, Access::LOCAL_WRITE).unwrap();
     let recvs: Vec<RecvWr> = (0..64)
         .map(|i| RecvWr::new(i).sge(sink.sge(i as usize * 512, 512)))
         .collect();
@@ -83,7 +55,7 @@ fn raw_peer(local: LocalMode, to: &Socket) -> Raw {
     Raw {
         qp: conn.qp,
         cq,
-        pd,
+        _pd: pd,
         hello,
     }
 }
@@ -151,7 +123,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
     ];
     for local in LOCALS {
         let context = context(local);
-        let listener = listener(&context);
+        let listener = listener(&context, Kind::Stream, |_| ());
         for (what, lie) in lies {
             let raw = raw_peer(local, &listener);
             let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
@@ -208,7 +180,7 @@ fn peers_that_break_the_protocol_end_their_own_connection() {
 #[test]
 fn a_peer_that_is_no_socket_is_not_accepted() {
     let context = context(LocalMode::Off);
-    let listener = listener(&context);
+    let listener = listener(&context, Kind::Stream, |_| ());
     let device = Device::builder().local(LocalMode::Off).open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(64, None).unwrap();
@@ -238,7 +210,7 @@ fn a_peer_that_is_no_socket_is_not_accepted() {
 fn a_peer_that_dies_ends_everything_once() {
     for local in LOCALS {
         let context = context(local);
-        let listener = listener(&context);
+        let listener = listener(&context, Kind::Stream, |_| ());
         let raw = raw_peer(local, &listener);
         let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
         let queue = Queue::new(&context, 16).unwrap();
@@ -298,7 +270,7 @@ fn wrong_states() {
         .local_addr()
         .unwrap();
     assert_eq!(socket.connect_wait(free), Err(Errno::CONNREFUSED));
-    let listener = listener(&context);
+    let listener = listener(&context, Kind::Stream, |_| ());
     let addr = listener.local_addr().unwrap();
     let second = Socket::new(&context, false, Kind::Stream).unwrap();
     assert_eq!(second.bind(addr), Err(Errno::ADDRINUSE));
@@ -316,7 +288,7 @@ fn wrong_states() {
 fn a_listener_of_another_type_says_so() {
     for local in LOCALS {
         let context = context(local);
-        let listener = listener(&context);
+        let listener = listener(&context, Kind::Stream, |_| ());
         let addr = listener.local_addr().unwrap();
         let messages = Socket::new(&context, false, Kind::SeqPacket).unwrap();
         assert_eq!(messages.connect_wait(addr), Err(Errno::PROTOTYPE));
@@ -472,7 +444,7 @@ fn queues_fill_up_and_go_away() {
 fn many_connections_at_one_queue() {
     for local in LOCALS {
         let context = context(local);
-        let listener = listener(&context);
+        let listener = listener(&context, Kind::Stream, |_| ());
         let queue = Queue::new(&context, 256).unwrap();
         let mut clients = Vec::new();
         let mut servers = Vec::new();
@@ -532,7 +504,7 @@ fn descriptors_in_epoll() {
     };
     for local in LOCALS {
         let context = context(local);
-        let listener = listener(&context);
+        let listener = listener(&context, Kind::Stream, |_| ());
         assert!(!readable(listener.as_fd(), 0));
         let a = Socket::new(&context, false, Kind::Stream).unwrap();
         a.connect_wait(listener.local_addr().unwrap()).unwrap();
@@ -605,4 +577,21 @@ fn in_place_data_stays_until_it_is_given_back() {
         let event = events(&queue, 1).remove(0);
         assert!(event.in_place.is_none() && event.memory.is_some());
     }
+}
+
+/// A time limit of a receive that has been advertised to a peer who does not answer.
+#[test]
+fn a_time_limit_holds_against_a_peer_that_is_silent() {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let _peer = raw_peer(LocalMode::Off, &listener);
+    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(200)))
+        .unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let to = Region::alloc(&context, 1 << 16).unwrap();
+    std::thread::spawn(move || {
+        let _ = tell.send(b.recv_wait(&to.whole(), RecvFlags::empty()));
+    });
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(weft_exs::Errno::AGAIN)));
 }
