@@ -11,7 +11,10 @@ use rustix::thread::futex::{self, Flags, Timespec};
 const LONGEST: Duration = Duration::from_hours(1);
 
 #[derive(Default)]
-pub(crate) struct Bell(AtomicU32);
+pub(crate) struct Bell {
+    rings: AtomicU32,
+    sleepers: AtomicU32,
+}
 
 /// How often it had rung.
 #[derive(Clone, Copy)]
@@ -20,14 +23,17 @@ pub(crate) struct Rings(u32);
 impl Bell {
     /// To be asked before the last look that comes before a sleep.
     pub(crate) fn rings(&self) -> Rings {
-        Rings(self.0.load(Ordering::SeqCst))
+        Rings(self.rings.load(Ordering::SeqCst))
     }
 
     /// Wake all who sleep.
     pub(crate) fn ring(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        // It fails for no word of ours.
-        let _ = futex::wake(&self.0, Flags::PRIVATE, i32::MAX as u32);
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        // Who is not seen here sees the ring, and does not fall asleep.
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            // It fails for no word of ours.
+            let _ = futex::wake(&self.rings, Flags::PRIVATE, i32::MAX as u32);
+        }
     }
 
     /// Sleep until it has rung once more than `rings`, or for no reason.
@@ -46,7 +52,10 @@ impl Bell {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: left.subsec_nanos().into(),
         };
-        match futex::wait(&self.0, Flags::PRIVATE, rings.0, Some(&limit)) {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let woken = futex::wait(&self.rings, Flags::PRIVATE, rings.0, Some(&limit));
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        match woken {
             Err(Errno::INTR) => Err(Errno::INTR),
             // Rung before it slept, or the end of this sleep: the caller looks.
             _ => Ok(()),

@@ -27,8 +27,14 @@ use crate::types::{QpState, RecvWr, Sge, Wc, WcOpcode, WcStatus, sg_len};
 
 /// Segments up to this length are looked at only when they are there as a whole: every control message is shorter.
 const WHOLE: usize = 256;
-/// An FPDU longer than this announces bulk: the next header is read alone, so that its payload is not staged.
+/// An FPDU longer than this announces bulk: of what follows only [`AHEAD`] is read, so that its payload is not staged.
 const BULK: usize = 16 * 1024;
+/// FPDUs longer than this announce more bulk than one FPDU: so many shorter ones in a row do not end that, as a message ends with a
+/// short one, and what tells of it is one. (At 16 to 24 KiB a system call more costs as much as the copy.)
+const LONG_BULK: usize = 32 * 1024;
+const LONG_BULK_LASTS: u8 = 4;
+/// Bytes read beyond what is known of bulk: the end of a message, what tells of it, and the next header.
+const AHEAD: usize = 192;
 /// Rounds of one drive, so that one connection cannot keep the others waiting.
 const ROUNDS: u32 = 32;
 /// Bytes of one drive, for the same reason; what is fetched last may go beyond.
@@ -91,7 +97,8 @@ pub(super) struct Rx {
     trailer: usize,
     /// Length of the FPDU at the front of the buffer, while it is not there as a whole.
     pub(super) need: usize,
-    bulk: bool,
+    /// Bulk is expected: so many shorter FPDUs end that.
+    bulk: u8,
     /// The receive of the message in progress.
     pub(super) recv: Option<RecvWr>,
     eof: bool,
@@ -338,12 +345,12 @@ impl QpInner {
                 let at = partial.len() - direct.left as usize;
                 list.push_buf(&mut partial[at..]);
             }
-            // Bulk: no more than the trailer and the next header, whatever follows has its own place.
+            // Bulk: little more than the trailer, whatever follows has its own place.
             let tail = if self.rnr_wait && rx.frame == Frame::Local {
                 // The peer is to be told of this payload, whatever becomes of the next message.
                 0
             } else if direct.bulk {
-                rx.trailer + next_header
+                (rx.trailer + AHEAD).min(buf.len())
             } else {
                 buf.len()
             };
@@ -355,13 +362,11 @@ impl QpInner {
                 rx.end -= rx.start;
                 rx.start = 0;
             }
-            // Bulk: no more than the rest of this FPDU and the next header. What is staged beyond would be copied, or
-            // moved to the front later.
+            // Bulk: little more than the rest of this FPDU. What is staged beyond would be copied, or moved to the front later.
             let room = if rx.need > BULK {
                 (rx.need + next_header).min(buf.len())
-            } else if rx.bulk && !rx.crc {
-                let known = (rx.trailer + next_header).max(rx.need);
-                known.max(rx.end + 1).min(buf.len())
+            } else if rx.bulk > 0 && !rx.crc {
+                (rx.trailer + rx.need.max(rx.end) + AHEAD).min(buf.len())
             } else {
                 buf.len()
             };
@@ -474,7 +479,11 @@ impl QpInner {
                 Wait::Here => return Ok(false),
             }
         }
-        core.rx.bulk = total > BULK;
+        core.rx.bulk = match total {
+            ..=BULK => core.rx.bulk.saturating_sub(1),
+            ..=LONG_BULK => core.rx.bulk.max(1),
+            _ => LONG_BULK_LASTS,
+        };
         self.take_in(core, &segment)
     }
 
@@ -568,7 +577,7 @@ impl QpInner {
             rx.direct = Some(Direct {
                 target,
                 left: len - here as u32,
-                bulk: rx.bulk,
+                bulk: rx.bulk > 0,
             });
             // Everything staged belongs to this payload, but for bytes of padding and CRC that came with its end.
             let frame = rx.frame;
