@@ -845,13 +845,13 @@ fn finish_wait(
 ) -> Result<usize, Errno> {
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let waited = conn.wait_for(slot, deadline);
-    if waited.is_err() {
+    if let Err(why) = waited {
         // The memory is not the program's before the end is told.
-        conn.give_up(slot, id);
+        conn.give_up(slot, id, why);
     }
     let event = slot.take().ok_or(Errno::IO)?;
     match event.result {
-        Err(Errno::CANCELED) if event.bytes > 0 => Ok(event.bytes),
+        Err(Errno::CANCELED | Errno::TIMEDOUT) if event.bytes > 0 => Ok(event.bytes),
         Err(errno @ (Errno::CANCELED | Errno::TIMEDOUT)) => Err(waited.err().unwrap_or(errno)),
         result => result,
     }

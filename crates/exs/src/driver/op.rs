@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_verbs::{Access, Mr, Sge};
 
+use super::limit::Grace;
 use crate::bell::Bell;
 use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
@@ -112,8 +113,13 @@ impl Target {
         match self {
             Target::Queue(queue) => return queue.0.push(event),
             Target::Guarded(guarded) => {
-                let (target, _guard) = *guarded;
-                return target.tell(event);
+                let (target, guard) = *guarded;
+                let late = target.tell(event);
+                // The guard's end is the program's code too.
+                return Some(Late(Box::new(move || {
+                    late.into_iter().for_each(Late::run);
+                    drop(guard);
+                })));
             }
             Target::Slot(slot) => slot.fill(event),
             Target::Call(call) | Target::Part(call) => {
@@ -159,10 +165,10 @@ pub(crate) struct Op {
     pub(crate) token: u64,
     pub(crate) target: Target,
     pub(crate) memory: Memory,
-    /// When its time limit runs out.
+    /// When its time limit runs out, or its time of grace.
     pub(crate) deadline: Option<Instant>,
-    /// Set when a time limit cancelled it.
-    pub(crate) timed_out: bool,
+    /// Its time limit has run out, or nobody wants it any more, and it has not ended.
+    pub(super) grace: Option<Grace>,
     /// Bytes that were copied in.
     pub(crate) filled: usize,
     /// What small ones have no need of.
@@ -224,7 +230,7 @@ impl Op {
             target,
             memory,
             deadline: None,
-            timed_out: false,
+            grace: None,
             filled: 0,
             more,
         })
