@@ -41,9 +41,7 @@ const DONE: OpId = OpId(u64::MAX);
 /// The outcome of starting an operation; a target that will not be told comes back.
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
-/// Closed by their programs, with something left to send.
-static LINGERING: Mutex<Vec<Arc<Conn>>> = Mutex::new(Vec::new());
-/// How long they may go on without sending a byte.
+/// How long a connection that its program has closed may go on without sending a byte.
 pub(super) const LINGER: Duration = Duration::from_secs(30);
 /// What a closed connection takes at once of what still comes, in bytes.
 const DRAINED: usize = 64 << 10;
@@ -80,6 +78,8 @@ pub(crate) struct Conn {
     pub(super) holding: AtomicBool,
     pub(super) files: Mutex<Files>,
     pub(super) me: Weak<Conn>,
+    /// Itself, while it is closed by its program and has something left to send.
+    lingering: Mutex<Option<Arc<Conn>>>,
 }
 
 impl Conn {
@@ -192,6 +192,7 @@ impl Conn {
             holding: AtomicBool::new(false),
             files: Mutex::default(),
             me: me.clone(),
+            lingering: Mutex::default(),
         });
         let me = conn.me.clone();
         conn.cq.set_hook(move || {
@@ -586,16 +587,17 @@ impl Conn {
         if self.with(|core| core.io.closed) {
             return;
         }
-        {
-            let mut all = lock(&LINGERING);
-            if all.iter().any(|conn| Arc::ptr_eq(conn, &me)) {
-                return;
-            }
-            all.push(Arc::clone(&me));
+        if lock(&self.lingering).replace(Arc::clone(&me)).is_some() {
+            return;
         }
         if self.look_again_at(self.moved_out()).is_err() || self.with(|core| core.io.closed) {
-            lock(&LINGERING).retain(|conn| !Arc::ptr_eq(conn, &me));
+            self.stop_lingering();
         }
+    }
+
+    fn stop_lingering(&self) {
+        let me = lock(&self.lingering).take();
+        drop(me);
     }
 
     /// Have a timer end the connection if the transport has taken no more than so many bytes by then.
@@ -751,7 +753,9 @@ impl Conn {
             self.qp.disconnect();
             let me = self.me.clone();
             core.io.late.push(Late::other(move || {
-                lock(&LINGERING).retain(|c| !std::ptr::eq(Arc::as_ptr(c), me.as_ptr()));
+                if let Some(me) = me.upgrade() {
+                    me.stop_lingering();
+                }
             }));
         }
         // A closed socket is silent, whatever comes while it lingers.
