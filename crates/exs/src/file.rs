@@ -59,6 +59,8 @@ struct State {
     out: usize,
     sent: usize,
     failed: Option<Errno>,
+    /// Set when the lane takes no more: the error, if there is more.
+    stopped: Option<Errno>,
     /// The reader will look.
     called: bool,
     done: Option<FileDone>,
@@ -115,6 +117,7 @@ impl FileSend {
                 out: 0,
                 sent: 0,
                 failed: None,
+                stopped: None,
                 called: false,
                 done: Some(done),
             }),
@@ -123,13 +126,21 @@ impl FileSend {
         Ok(FileSend(shared))
     }
 
-    /// Reads no further: the end, with this error, comes when the parts that the lane has are through. Too late is fine.
+    /// The lane takes no more from now on: the end, with this error, comes when the parts that it has are through. Too late is fine, and no
+    /// error where all has gone out.
     pub(crate) fn stop(&self, why: Errno) {
         let mut state = self.0.lock();
         if state.done.is_some() {
-            state.failed.get_or_insert(why);
+            state.stopped.get_or_insert(why);
             self.0.call(&mut state);
         }
+    }
+}
+
+impl State {
+    /// There will be no more parts, for this reason if it was not stopped before.
+    fn fail(&mut self, why: Errno) {
+        self.failed.get_or_insert(self.stopped.unwrap_or(why));
     }
 }
 
@@ -206,7 +217,7 @@ impl Shared {
         });
         let mut state = self.lock();
         match part {
-            Ok(part) if !part.is_empty() => {
+            Ok(part) if !part.is_empty() && state.failed.is_none() => {
                 let n = part.len() as u64;
                 piece.offset += n;
                 piece.len = piece.len.map(|left| left - n);
@@ -218,7 +229,7 @@ impl Shared {
             end => {
                 state.free.push(slot);
                 if let Err(e) = end {
-                    state.failed.get_or_insert(e);
+                    state.fail(e);
                 }
             }
         }
@@ -254,7 +265,7 @@ impl Shared {
             state.free.extend(slot);
             state.sent += outcome.bytes;
             if let Err(e) = outcome.result {
-                state.failed.get_or_insert(e);
+                state.fail(e);
             }
             me.call(&mut state);
         };

@@ -282,7 +282,8 @@ impl Conn {
         if !self.holding.load(Ordering::SeqCst) {
             return self.send_now(memory, target, token, limit);
         }
-        match self.hold_back(Held::Send(memory, target, token, limit)) {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        match self.hold_back(Held::Send(memory, target, token, deadline)) {
             Ok(()) => Ok(DONE),
             Err(Held::Send(memory, target, ..)) => self.send_now(memory, target, token, limit),
             Err(_) => Err((Errno::INVAL, Target::Nobody)),
@@ -301,6 +302,10 @@ impl Conn {
         let len = memory.len();
         let kind = EventKind::of_send(&memory);
         let mut core = lock(&self.core);
+        if target.is_stopped() {
+            self.leave_core(core);
+            return Err((Errno::CANCELED, target));
+        }
         if len <= SHORT_MAX
             && kind == EventKind::Send
             && let Some(sent) = self.post_promptly(&mut core, &memory)

@@ -21,8 +21,8 @@ pub(crate) enum Target {
     Queue(Queue),
     Call(Box<dyn FnOnce(Event) + Send>),
     Slot(Arc<Slot>),
-    /// A part of a file send: the program does not know it.
-    Part(Box<dyn FnOnce(Event) + Send>),
+    /// A part of a file send: the program does not know it. The flag is that file's, and set when no more of it is sent.
+    Part(Arc<AtomicBool>, Box<dyn FnOnce(Event) + Send>),
     /// Something is dropped when it has been told.
     Guarded(Box<(Target, Box<dyn Send>)>),
     Nobody,
@@ -88,7 +88,17 @@ impl Target {
 
     /// Whether it is a part of a file send.
     pub(crate) fn is_part(&self) -> bool {
-        matches!(self, Target::Part(_))
+        matches!(self, Target::Part(..))
+    }
+
+    /// Whether it is a part of the file send with this flag.
+    pub(crate) fn is_part_of(&self, file: &Arc<AtomicBool>) -> bool {
+        matches!(self, Target::Part(its, _) if Arc::ptr_eq(its, file))
+    }
+
+    /// Whether it is a part of a file send that has been stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        matches!(self, Target::Part(stopped, _) if stopped.load(Ordering::Relaxed))
     }
 
     /// Nothing will be told.
@@ -122,7 +132,7 @@ impl Target {
                 })));
             }
             Target::Slot(slot) => slot.fill(event),
-            Target::Call(call) | Target::Part(call) => {
+            Target::Call(call) | Target::Part(_, call) => {
                 return Some(Late(Box::new(move || call(event))));
             }
             Target::Nobody => {}
