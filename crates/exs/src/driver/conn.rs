@@ -160,6 +160,7 @@ impl Conn {
             shutting: Vec::new(),
             shut: false,
             deaf: false,
+            unwanted: false,
             closing: false,
             closed: false,
             raised: false,
@@ -531,6 +532,7 @@ impl Conn {
     /// The socket is closed: nobody is to receive or to poll any more. The memory of a receive that the peer has been told of is called back
     /// while there is something to send, as a peer that writes there finds the connection broken.
     fn end_receives(&self, core: &mut Core, more: bool) {
+        core.io.unwanted = true;
         let recvs = core.io.ops.ids().filter(|(_, op)| !op.is_send());
         let recvs: Vec<OpId> = recvs.map(|(id, _)| id).collect();
         for id in recvs {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::conn::Conn;
-use super::op::{Slot, Target, file_end};
+use super::op::{Part, Slot, Target, file_end};
 use crate::event::Event;
 use crate::file::{FileLane, FileSend};
 use crate::lock::lock;
@@ -307,7 +307,10 @@ struct Lane {
 impl Lane {
     /// A send in its turn; `told` hears of its end, also when it is refused.
     fn push(&self, memory: Memory, told: impl FnOnce(Event) + Send + 'static) {
-        let target = Target::Part(Arc::clone(&self.stopped), Box::new(told));
+        let target = Target::Part(Box::new(Part {
+            stopped: Arc::clone(&self.stopped),
+            told: Box::new(told),
+        }));
         let refused = match self.conn.upgrade() {
             Some(conn) => conn.send_now(memory, target, 0, None).err(),
             None => Some((Errno::CONNRESET, target)),

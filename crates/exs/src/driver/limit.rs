@@ -36,7 +36,7 @@ impl Grace {
 impl Io {
     /// A receive whose program has closed the socket, or does not wait any more.
     pub(super) fn nobody_wants(&mut self, id: OpId) -> bool {
-        let (closed, deaf) = (self.closing, self.deaf);
+        let (closed, deaf) = (self.unwanted, self.deaf);
         let op = self.ops.get_mut(id);
         op.is_some_and(|op| !op.is_send() && (closed || deaf && op.target.is_slot()))
     }
@@ -112,7 +112,7 @@ impl Conn {
             return false;
         }
         if let Some(op) = core.io.ops.get_mut(id) {
-            op.grace.get_or_insert_with(|| self.grace());
+            op.grace.get_or_insert_with(|| Box::new(self.grace()));
         }
         self.set_deadline(&mut core.io, id, Instant::now() + GRACE);
         true
@@ -153,7 +153,7 @@ impl Conn {
                         continue;
                     }
                 } else {
-                    op.grace = Some(self.grace());
+                    op.grace = Some(Box::new(self.grace()));
                     // A message that its reader has been told of stays with him: that he takes his time is not for us to judge.
                     let stays = op.is_send() && io.announces;
                     machine.cancel(id);

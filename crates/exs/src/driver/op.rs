@@ -22,10 +22,17 @@ pub(crate) enum Target {
     Call(Box<dyn FnOnce(Event) + Send>),
     Slot(Arc<Slot>),
     /// A part of a file send: the program does not know it. The flag is that file's, and set when no more of it is sent.
-    Part(Arc<AtomicBool>, Box<dyn FnOnce(Event) + Send>),
+    Part(Box<Part>),
     /// Something is dropped when it has been told.
     Guarded(Box<(Target, Box<dyn Send>)>),
     Nobody,
+}
+
+/// A part of a file send.
+pub(crate) struct Part {
+    /// The file has been stopped: no more of its parts are taken.
+    pub(super) stopped: Arc<AtomicBool>,
+    pub(super) told: Box<dyn FnOnce(Event) + Send>,
 }
 
 /// What a blocking call waits for.
@@ -93,12 +100,12 @@ impl Target {
 
     /// Whether it is a part of the file send with this flag.
     pub(crate) fn is_part_of(&self, file: &Arc<AtomicBool>) -> bool {
-        matches!(self, Target::Part(its, _) if Arc::ptr_eq(its, file))
+        matches!(self, Target::Part(part) if Arc::ptr_eq(&part.stopped, file))
     }
 
     /// Whether it is a part of a file send that has been stopped.
     pub(crate) fn is_stopped(&self) -> bool {
-        matches!(self, Target::Part(stopped, _) if stopped.load(Ordering::Relaxed))
+        matches!(self, Target::Part(part) if part.stopped.load(Ordering::Relaxed))
     }
 
     /// Nothing will be told.
@@ -132,9 +139,8 @@ impl Target {
                 })));
             }
             Target::Slot(slot) => slot.fill(event),
-            Target::Call(call) | Target::Part(_, call) => {
-                return Some(Late(Box::new(move || call(event))));
-            }
+            Target::Call(call) => return Some(Late(Box::new(move || call(event)))),
+            Target::Part(part) => return Some(Late(Box::new(move || (part.told)(event)))),
             Target::Nobody => {}
         }
         None
@@ -178,7 +184,7 @@ pub(crate) struct Op {
     /// When its time limit runs out, or its time of grace.
     pub(crate) deadline: Option<Instant>,
     /// Its time limit has run out, or nobody wants it any more, and it has not ended.
-    pub(super) grace: Option<Grace>,
+    pub(super) grace: Option<Box<Grace>>,
     /// Bytes that were copied in.
     pub(crate) filled: usize,
     /// What small ones have no need of.

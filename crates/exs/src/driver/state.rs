@@ -130,7 +130,9 @@ pub(super) struct Io {
     pub(super) shut: bool,
     /// Blocking receives are not taken any more.
     pub(super) deaf: bool,
-    /// The program has closed the socket.
+    /// The program has closed the socket: nobody receives any more.
+    pub(super) unwanted: bool,
+    /// The same, and all that is to be sent before has been started.
     pub(super) closing: bool,
     /// The queue pair has been closed.
     pub(super) closed: bool,
