@@ -46,7 +46,7 @@ pub(crate) type EndDone = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 /// Where a poll tells its end.
 pub(crate) type PollDone = Box<dyn FnOnce(Result<Ready, Errno>) + Send>;
 
-/// A send or receive.
+/// A send or receive that may wait.
 pub(crate) struct PlainOp {
     pub(crate) memory: Memory,
     /// Of receives: only `WAITALL` counts.
@@ -254,6 +254,38 @@ impl Plain {
         });
         // In the queue first, so that its place is sure; it cannot move before it has parts.
         self.submit(
+    /// Receives what is there, and never waits: not for the peer, nor for receives that came before. `tell` gets the target and the end
+    /// in the order of receives; where nothing can be received now, the target comes back.
+    pub(crate) fn recv_now<T: Send + 'static>(
+        &self,
+        mut memory: Memory,
+        target: T,
+        tell: impl FnOnce(T, Outcome) + Send + 'static,
+    ) -> Result<(), T> {
+        let mut cursor = Cursor::default();
+        let mut lane = self.lane(Way::Recv);
+        let result = if lane.closed {
+            Err(Errno::BADF)
+        } else if !lane.queue.is_empty() {
+            return Err(target);
+        } else {
+            match advance(self.as_fd(), Way::Recv, &mut memory, &mut cursor, BUDGET) {
+                Attempt::Later if cursor.done == 0 => return Err(target),
+                Attempt::Failed(e) => Err(e),
+                Attempt::Full | Attempt::Later | Attempt::Enough | Attempt::End => Ok(cursor.done),
+            }
+        };
+        let outcome = Outcome {
+            result,
+            bytes: cursor.done,
+            memory,
+        };
+        let done = Box::new(move |outcome| tell(target, outcome));
+        lane.finished.push_back(Finished::Moved(done, outcome));
+        self.tell(lane, Way::Recv);
+        Ok(())
+    }
+
             Way::Send,
             Job::File(FileJob {
                 id,
