@@ -109,7 +109,7 @@ impl Drop for Inner {
         {
             // What is queued is sent; until then it keeps itself.
             let kept = Arc::clone(plain);
-            plain.close(Box::new(move |_| drop(kept)));
+            plain.close_last(Box::new(move |_| drop(kept)));
         }
         let state = self.state.get_mut();
         if let State::Listening(listener) = state.unwrap_or_else(PoisonError::into_inner) {

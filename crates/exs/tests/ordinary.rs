@@ -1,9 +1,10 @@
 //! Sockets over ordinary TCP, whose peer is a plain program.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_exs::{Context, Errno, Event, Memory, Queue, RecvFlags, Region, Sink, Socket};
 
@@ -95,4 +96,40 @@ fn a_receive_that_does_not_wait_does_not_wait_behind_another() {
         assert_eq!(end, Ok(Err(Errno::AGAIN)), "round {round}");
     }
     assert_eq!(event(&queue).result, Ok(rounds));
+}
+
+/// "Close the socket: … what is queued is sent, then the peer sees the end", whoever still has a handle.
+#[test]
+fn the_peer_of_a_closed_ordinary_socket_sees_the_end() {
+    let context = context();
+    let (a, mut far) = pair(&context);
+    let queue = Queue::new(&context, 8).unwrap();
+    let len = 16 << 20;
+    a.send(Memory::from(vec![1; len]), Sink::Nobody).unwrap();
+    a.close(Sink::Queue(queue.clone(), 1)).unwrap();
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len(), len);
+    assert_eq!(event(&queue).result, Ok(0));
+    drop(a);
+}
+
+/// A peer who reads nothing does not keep a closed socket's descriptor. It takes 30 seconds; `plain/tests.rs` has a short one.
+#[test]
+#[ignore = "takes half a minute"]
+fn a_closed_ordinary_socket_gives_its_descriptor_up() {
+    let (a, far) = pair(&context());
+    let fd = a.as_fd().as_raw_fd();
+    a.send(Memory::from(vec![1; 32 << 20]), Sink::Nobody)
+        .unwrap();
+    a.close(Sink::Nobody).unwrap();
+    drop(a);
+    let there = || std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+    let before = there();
+    let end = Instant::now() + Duration::from_secs(40);
+    while there() == before && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_ne!(there(), before, "after 40 s it is still open");
+    drop(far);
 }
