@@ -164,6 +164,8 @@ struct Lane {
     closed: bool,
     /// Of a closed socket's sends: when it is given up, unless a byte goes out before.
     patience: Option<Instant>,
+    /// Why something of them was not sent: the close says so.
+    lost: Option<Errno>,
     /// Not later than that, and than any deadline in the queue.
     earliest: Option<Instant>,
 }
@@ -417,15 +419,14 @@ impl Plain {
     /// Ends receives and polls now, refuses what comes later with `EBADF`, sends everything queued, then has the peer see the end and
     /// tells. The descriptor is closed with the last handle.
     ///
-    /// A peer that takes nothing for 30 seconds loses the connection: what is queued ends with `ETIMEDOUT` then. The close has
-    /// succeeded all the same, as those over verbs.
+    /// A peer that takes nothing for 30 seconds loses the connection: what is queued ends with `ETIMEDOUT` then, and the close, too.
     pub(crate) fn close(&self, done: EndDone) {
         self.close_as(Closing { ends: true, done });
     }
 
-    /// As [`Self::close`], for the last handle. The peer sees the end when the descriptor is closed, and not before: libexs's
-    /// callers go on with descriptors of their own.
-    pub(crate) fn close_last(&self, done: EndDone) {
+    /// As [`Self::close`], but the peer sees the end when the last descriptor is closed, and not before: libexs's callers go on with
+    /// descriptors of their own, and forked processes with theirs.
+    pub(crate) fn close_shared(&self, done: EndDone) {
         self.close_as(Closing { ends: false, done });
     }
 
@@ -513,6 +514,11 @@ impl Plain {
                 let Some(result) = result else {
                     break WAITS;
                 };
+                if lane.closed
+                    && let Err(why) = result
+                {
+                    lane.lost.get_or_insert(why);
+                }
                 if let Job::File(file) = job {
                     let part = file.parts.pop_front();
                     lane.finished.extend(part.map(|p| p.end(result)));
@@ -534,7 +540,8 @@ impl Plain {
                     if closing.ends && rustix::net::getpeername(fd).is_ok() {
                         let _ = rustix::net::shutdown(fd, Shutdown::Both);
                     }
-                    let ended = Finished::Ended(closing.done, Ok(()));
+                    let result = lane.lost.map_or(Ok(()), Err);
+                    let ended = Finished::Ended(closing.done, result);
                     lane.finished.push_back(ended);
                 }
                 Some(Job::File(file)) => lane.finished.extend(file.over.map(Finished::File)),
@@ -732,6 +739,7 @@ impl Plain {
             return;
         }
         lane.patience = None;
+        lane.lost.get_or_insert(Errno::TIMEDOUT);
         // Before the close's turn comes, or the peer would take the part that it got for the whole. The kernel refuses while the
         // program waits in a call of its own there; the last close(2) does the same then.
         let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), Some(Duration::ZERO));

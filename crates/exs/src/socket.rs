@@ -109,7 +109,7 @@ impl Drop for Inner {
         {
             // What is queued is sent; until then it keeps itself.
             let kept = Arc::clone(plain);
-            plain.close_last(Box::new(move |_| drop(kept)));
+            plain.close_shared(Box::new(move |_| drop(kept)));
         }
         let state = self.state.get_mut();
         if let State::Listening(listener) = state.unwrap_or_else(PoisonError::into_inner) {
@@ -603,26 +603,32 @@ impl Socket {
         })
     }
 
-    /// Close the socket: receives are cancelled, what is queued is sent, then the peer sees the end. The event is of [`EventKind::Close`].
+    /// Close the socket: receives are cancelled, what is queued is sent, then the peer sees the end, also of an ordinary connection for which
+    /// the program has other descriptors. The event is of [`EventKind::Close`].
     ///
     /// # Errors
     /// `EBADF` when it is closed, `EAGAIN` when the queue is full; then nothing has happened.
     pub fn close(&self, sink: Sink) -> Result<(), Errno> {
-        self.close_to(|| Target::new(sink))
+        self.close_to(true, || Target::new(sink))
     }
 
-    /// As [`Socket::close`]; `guard` is dropped when the end has been told, whether or not somebody takes it.
+    /// As [`Socket::close`]; `guard` is dropped when the end has been told, whether or not somebody takes it. The peer of an ordinary connection
+    /// sees the end when its last descriptor is closed, in this process or in another: as with `close(2)`, and ours is with the last handle.
     ///
     /// # Errors
     /// As [`Socket::close`].
     pub fn close_guarded(&self, sink: Sink, guard: Box<dyn Send>) -> Result<(), Errno> {
-        self.close_to(|| {
+        self.close_to(false, || {
             let (target, token) = Target::new(sink)?;
             Ok((Target::Guarded(Box::new((target, guard))), token))
         })
     }
 
-    fn close_to(&self, target: impl FnOnce() -> Result<(Target, u64), Errno>) -> Result<(), Errno> {
+    fn close_to(
+        &self,
+        ends: bool,
+        target: impl FnOnce() -> Result<(Target, u64), Errno>,
+    ) -> Result<(), Errno> {
         if self.0.closed.load(Ordering::SeqCst) {
             return Err(Errno::BADF);
         }
@@ -637,7 +643,12 @@ impl Socket {
             return Ok(());
         }
         if let Some(plain) = &self.0.plain {
-            plain.close(self.plain_end(EventKind::Close, (target, token)));
+            let told = self.plain_end(EventKind::Close, (target, token));
+            if ends {
+                plain.close(told);
+            } else {
+                plain.close_shared(told);
+            }
             return Ok(());
         }
         match old {

@@ -546,14 +546,14 @@ fn a_closed_socket_gives_up_on_a_peer_that_takes_nothing() {
     plain.send(op(&tx, 2, vec![7; 8]));
     let (end_tx, end_rx) = channel();
     let begun = Instant::now();
-    plain.close_last(Box::new(move |r| end_tx.send(r).unwrap()));
+    plain.close_shared(Box::new(move |r| end_tx.send(r).unwrap()));
     let gone = Arc::downgrade(&plain);
     drop(plain);
     let (token, result, sent) = end(&rx);
     assert!(begun.elapsed() >= linger);
     assert_eq!((token, result), (1, Err(Errno::TIMEDOUT)));
     assert_eq!(end(&rx), (2, Err(Errno::TIMEDOUT), vec![]));
-    assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
+    assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Err(Errno::TIMEDOUT));
     while gone.strong_count() > 0 {
         assert!(begun.elapsed() < LONG, "its descriptor is still open");
         std::thread::yield_now();
@@ -613,7 +613,7 @@ fn a_last_handle_ends_nothing_but_itself() {
     let (plain, mut far) = pair();
     let mut other = TcpStream::from(rustix::io::dup(plain.as_fd()).unwrap());
     let (end_tx, end_rx) = channel();
-    plain.close_last(Box::new(move |r| end_tx.send(r).unwrap()));
+    plain.close_shared(Box::new(move |r| end_tx.send(r).unwrap()));
     drop(plain);
     assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
     other.write_all(b"still").unwrap();
