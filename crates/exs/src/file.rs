@@ -160,7 +160,13 @@ impl Shared {
                 let (result, sent) = (state.failed.map_or(Ok(state.sent), Err), state.sent);
                 state.region = None;
                 drop(state);
-                self.lane.end(Box::new(move || done(result, sent)));
+                if result.is_ok() {
+                    self.lane.end(Box::new(move || done(result, sent)));
+                } else {
+                    // One that was stopped does not wait for what goes before it: that may not go out at all.
+                    done(result, sent);
+                    self.lane.release();
+                }
             }
             return;
         };

@@ -32,11 +32,14 @@ pub(crate) enum Target {
 pub(crate) struct Slot {
     event: Mutex<Option<Event>>,
     done: AtomicBool,
+    /// A message was longer than its receive: asked for when the event has been taken.
+    truncated: AtomicBool,
     bell: Bell,
 }
 
 impl Slot {
     pub(crate) fn fill(&self, event: Event) {
+        self.truncated.store(event.truncated, Ordering::Relaxed);
         *lock(&self.event) = Some(event);
         self.done.store(true, Ordering::Release);
         self.bell.ring();
@@ -59,6 +62,9 @@ impl Slot {
     }
     pub(crate) fn take(&self) -> Option<Event> {
         lock(&self.event).take()
+    }
+    pub(crate) fn was_truncated(&self) -> bool {
+        self.truncated.load(Ordering::Relaxed)
     }
 }
 
