@@ -58,11 +58,15 @@ pub(super) struct Op {
     pub(super) what: What,
     /// Held until then.
     pub(super) uses: Uses,
+    /// Whether sends and receives had a limit of time when it was started.
+    pub(super) limited: [bool; 2],
 }
 
 impl Op {
     pub(super) fn new(entry: &Arc<Entry>, ahandle: AHandle, what: What) -> Op {
+        let (send, recv) = entry.socket.limits();
         Op {
+            limited: [send.is_some(), recv.is_some()],
             fd: entry.fd,
             ahandle,
             of: Of::Socket(Arc::clone(entry)),
@@ -211,30 +215,22 @@ fn ready(ready: Ready) -> EvtUnion {
 }
 
 /// What an event is about: an operation that ran into the socket's limit of time says that. With `EXS_TIMEOUT_ONCE` that ends the
-/// limit.
+/// limit. One that had none ends with `ETIMEDOUT` where the whole connection does.
 fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
-    let (sends, kind) = match event.kind {
-        EventKind::Send | EventKind::SendMsg | EventKind::SendFile => {
-            (true, EventKind::SendTimeout)
-        }
-        EventKind::Recv | EventKind::RecvMsg => (false, EventKind::RecvTimeout),
+    let (way, kind) = match event.kind {
+        EventKind::Send | EventKind::SendMsg | EventKind::SendFile => (0, EventKind::SendTimeout),
+        EventKind::Recv | EventKind::RecvMsg => (1, EventKind::RecvTimeout),
         other => return other,
     };
     let Of::Socket(entry) = &op.of else {
         return event.kind;
     };
-    let options = entry.socket.options();
-    let limit = if sends {
-        options.send_timeout
-    } else {
-        options.recv_timeout
-    };
-    if event.result != Err(Errno::TIMEDOUT) || limit.is_none() {
+    if event.result != Err(Errno::TIMEDOUT) || !op.limited[way] {
         return event.kind;
     }
-    if take(&entry.limits.once[usize::from(!sends)]) {
+    if take(&entry.limits.once[way]) {
         // Limits of time can be changed at any time.
-        let _ = entry.set_limit(usize::from(!sends), None);
+        let _ = entry.set_limit(way, None);
     }
     kind
 }

@@ -254,6 +254,16 @@ pub(crate) enum Found {
     System,
 }
 
+/// What a number stood for that is being given up.
+pub(crate) enum Removed {
+    /// A socket of ours, which is closed.
+    Exs(Arc<Entry>),
+    /// The parent's, in a forked child: what is left of it here is the child's descriptor.
+    Inherited,
+    /// Whatever it is, it is the system's.
+    System,
+}
+
 /// # Errors
 /// `EBADF` below zero.
 fn place(fd: i32) -> Result<usize, Errno> {
@@ -300,8 +310,7 @@ impl Sockets {
         }
     }
 
-    /// Takes a socket of ours out, unless `close` fails, and frees its number. A parent's is forgotten: what is left of it here is
-    /// the child's descriptor.
+    /// Takes a socket of ours out, unless `close` fails, and frees its number. A parent's is forgotten.
     ///
     /// # Errors
     /// `EBADF` for a negative number, or that of `close`.
@@ -309,21 +318,21 @@ impl Sockets {
         &self,
         fd: i32,
         close: impl FnOnce(&Arc<Entry>) -> Result<(), Errno>,
-    ) -> Result<Found, Errno> {
+    ) -> Result<Removed, Errno> {
         let place = place(fd)?;
         let entry = {
             let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
             match slots.get_mut(place) {
                 Some(slot @ Slot::Inherited) => {
                     *slot = Slot::Empty;
-                    return Ok(Found::System);
+                    return Ok(Removed::Inherited);
                 }
                 Some(slot @ Slot::Exs(_)) => std::mem::take(slot),
-                _ => return Ok(Found::System),
+                _ => return Ok(Removed::System),
             }
         };
         let Slot::Exs(entry) = entry else {
-            return Ok(Found::System);
+            return Ok(Removed::System);
         };
         // The number is still ours, and nobody finds the socket by it.
         if let Err(errno) = close(&entry) {
@@ -331,17 +340,18 @@ impl Sockets {
             return Err(errno);
         }
         entry.hold(None);
-        Ok(Found::Exs(entry))
+        Ok(Removed::Exs(entry))
     }
 
-    /// All of ours; the table is empty after it.
+    /// All of ours, and those of the system's with operations outstanding; the table is empty after it.
     pub(crate) fn take_all(&self) -> Vec<Arc<Entry>> {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *slots)
             .into_iter()
             .filter_map(|slot| match slot {
                 Slot::Exs(entry) => Some(entry),
-                _ => None,
+                Slot::Plain(entry, ..) => entry.upgrade(),
+                Slot::Inherited | Slot::Empty => None,
             })
             .collect()
     }
