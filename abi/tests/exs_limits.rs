@@ -434,3 +434,29 @@ fn operations_of_a_deleted_queue_can_be_cancelled() {
     sync::close(a).unwrap();
     sync::close(b).unwrap();
 }
+
+/// What a closed socket still sends is no operation of the socket that has its number next.
+#[test]
+fn a_cancel_does_not_reach_what_had_the_number_before() {
+    const LEN: usize = 8 << 20;
+    let (a, b) = pair(SOCK_STREAM);
+    let buf = vec![1_u8; LEN].leak();
+    let qh = queue::qcreate(8).unwrap();
+    let ah = AHandle(null_mut());
+    unsafe { socket::send(a, buf.as_ptr().cast(), LEN, 0, qh, ah, 0) }.unwrap();
+    socket::close(a, 0, qh, ah).unwrap();
+    // Others may take descriptors at the same time.
+    let mut next = Vec::new();
+    while !next.contains(&a) && next.len() < 100 {
+        next.push(socket::socket(AF_INET, SOCK_STREAM, 0).unwrap());
+    }
+    assert_eq!(next.last(), Some(&a));
+    assert_eq!(socket::cancel(a, EXS_CAF_FILDES as c_int, ah), Ok(0));
+    let mut all = vec![0_u8; LEN];
+    let flag = libc::MSG_WAITALL;
+    let got = unsafe { sync::recv_mh(b, all.as_mut_ptr().cast(), LEN, flag, 0) };
+    assert_eq!(got, Ok(LEN as isize));
+    for fd in next.into_iter().chain([b]) {
+        sync::close(fd).unwrap();
+    }
+}

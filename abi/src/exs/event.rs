@@ -75,6 +75,15 @@ impl Op {
         }
     }
 
+    /// Whether it is one of the socket that has this number now. What went on after the close of another with the number is not.
+    /// A helper's is known by its number only, so not when its queue is gone as well (`there`).
+    pub(super) fn is_of(&self, fd: i32, socket: Option<&Arc<Entry>>, there: bool) -> bool {
+        match &self.of {
+            Of::Socket(entry) => socket.is_some_and(|socket| Arc::ptr_eq(socket, entry)),
+            Of::Helper(_) => there && self.fd == fd,
+        }
+    }
+
     /// The socket to cancel it on.
     pub(super) fn socket(&self) -> Socket {
         match &self.of {

@@ -134,17 +134,17 @@ impl QueueEntry {
     }
 }
 
-/// Cancels the operations that `wanted` picks, of all queues and of those that were deleted; how many of them will end.
-pub(super) fn cancel(wanted: impl Fn(&Op) -> bool) -> usize {
-    let mut all: Vec<Arc<Started>> = Vec::new();
-    {
-        // Held meanwhile: a queue that is just being deleted is in one of the two.
-        let deleted = state().deleted();
-        let queues = state().queues.all();
-        all.extend(queues.iter().map(|queue| Arc::clone(&queue.started)));
-        all.extend(deleted.iter().filter_map(Weak::upgrade));
-    }
-    all.iter().map(|started| started.cancel(&wanted)).sum()
+/// Cancels the operations that `wanted` picks, which also hears whether the operation's queue is there; how many of them will end.
+pub(super) fn cancel(wanted: impl Fn(&Op, bool) -> bool) -> usize {
+    // Held meanwhile: a queue that is just being deleted is in one of the two.
+    let deleted = state().deleted();
+    let queues = state().queues.all();
+    let gone: Vec<_> = deleted.iter().filter_map(Weak::upgrade).collect();
+    drop(deleted);
+    let here = queues.iter().map(|queue| (&queue.started, true));
+    here.chain(gone.iter().map(|started| (started, false)))
+        .map(|(started, there)| started.cancel(|op| wanted(op, there)))
+        .sum()
 }
 
 /// The first of `count` tokens in a row, for operations that only the library waits for.

@@ -497,14 +497,17 @@ pub fn cancel(fd: c_int, flag: c_int, ah: AHandle) -> Result<c_int, Errno> {
     if by == 0 || by & !(EXS_CAF_FILDES | EXS_CAF_AHANDLE) != 0 {
         return Err(Errno::INVAL);
     }
-    if by & EXS_CAF_FILDES != 0
-        && let Found::System = state().sockets.find(fd)?
-    {
-        // SAFETY: not kept; a number that is no descriptor gives EBADF.
-        rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) })?;
+    let mut socket = None;
+    if by & EXS_CAF_FILDES != 0 {
+        let sockets = &state().sockets;
+        socket = match sockets.find(fd)? {
+            Found::Exs(entry) => Some(entry),
+            Found::System => sockets.closable(fd, false)?,
+        };
     }
-    let wanted = |op: &Op| {
-        (by & EXS_CAF_FILDES == 0 || op.fd == fd) && (by & EXS_CAF_AHANDLE == 0 || op.ahandle == ah)
+    let wanted = |op: &Op, there| {
+        (by & EXS_CAF_FILDES == 0 || op.is_of(fd, socket.as_ref(), there))
+            && (by & EXS_CAF_AHANDLE == 0 || op.ahandle == ah)
     };
     Ok(queue::cancel(wanted) as c_int)
 }

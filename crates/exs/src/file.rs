@@ -32,6 +32,10 @@ pub(crate) trait FileLane: Send + Sync {
         tell();
         self.release();
     }
+    /// The same of one that was stopped or failed.
+    fn fail(&self, tell: Box<dyn FnOnce() + Send>) {
+        self.end(tell);
+    }
 }
 
 /// Where a file send tells its end: the result, and the bytes sent also when that is an error. It must not block.
@@ -160,12 +164,11 @@ impl Shared {
                 let (result, sent) = (state.failed.map_or(Ok(state.sent), Err), state.sent);
                 state.region = None;
                 drop(state);
+                let tell = Box::new(move || done(result, sent));
                 if result.is_ok() {
-                    self.lane.end(Box::new(move || done(result, sent)));
+                    self.lane.end(tell);
                 } else {
-                    // One that was stopped does not wait for what goes before it: that may not go out at all.
-                    done(result, sent);
-                    self.lane.release();
+                    self.lane.fail(tell);
                 }
             }
             return;

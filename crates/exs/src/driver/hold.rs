@@ -300,6 +300,12 @@ impl FileLane for Lane {
         });
     }
 
+    fn fail(&self, tell: Box<dyn FnOnce() + Send>) {
+        // What was sent before may not go out at all, and a cancelled send does not wait for it either.
+        tell();
+        self.release();
+    }
+
     fn release(&self) {
         if let Some(conn) = self.0.upgrade() {
             conn.let_go();
