@@ -456,7 +456,7 @@ fn a_cancel_does_not_reach_what_had_the_number_before() {
     let mut all = vec![0_u8; LEN];
     let flag = libc::MSG_WAITALL;
     let got = unsafe { sync::recv_mh(b, all.as_mut_ptr().cast(), LEN, flag, 0) };
-    assert_eq!(got, Ok(LEN as isize));
+    assert_eq!(got, Ok(LEN.cast_signed()));
     for fd in next.into_iter().chain([b]) {
         sync::close(fd).unwrap();
     }
