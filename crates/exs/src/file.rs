@@ -32,10 +32,6 @@ pub(crate) trait FileLane: Send + Sync {
         tell();
         self.release();
     }
-    /// The same of one that was stopped or failed.
-    fn fail(&self, tell: Box<dyn FnOnce() + Send>) {
-        self.end(tell);
-    }
 }
 
 /// Where a file send tells its end: the result, and the bytes sent also when that is an error. It must not block.
@@ -63,6 +59,8 @@ struct State {
     out: usize,
     sent: usize,
     failed: Option<Errno>,
+    /// Set when the lane takes no more: the error, if there is more.
+    stopped: Option<Errno>,
     /// The reader will look.
     called: bool,
     done: Option<FileDone>,
@@ -119,6 +117,7 @@ impl FileSend {
                 out: 0,
                 sent: 0,
                 failed: None,
+                stopped: None,
                 called: false,
                 done: Some(done),
             }),
@@ -127,13 +126,21 @@ impl FileSend {
         Ok(FileSend(shared))
     }
 
-    /// Reads no further: the end, with this error, comes when the parts that the lane has are through. Too late is fine.
+    /// The lane takes no more from now on: the end, with this error, comes when the parts that it has are through. Too late is fine, and no
+    /// error where all has gone out.
     pub(crate) fn stop(&self, why: Errno) {
         let mut state = self.0.lock();
         if state.done.is_some() {
-            state.failed.get_or_insert(why);
+            state.stopped.get_or_insert(why);
             self.0.call(&mut state);
         }
+    }
+}
+
+impl State {
+    /// There will be no more parts, for this reason if it was not stopped before.
+    fn fail(&mut self, why: Errno) {
+        self.failed.get_or_insert(self.stopped.unwrap_or(why));
     }
 }
 
@@ -164,12 +171,7 @@ impl Shared {
                 let (result, sent) = (state.failed.map_or(Ok(state.sent), Err), state.sent);
                 state.region = None;
                 drop(state);
-                let tell = Box::new(move || done(result, sent));
-                if result.is_ok() {
-                    self.lane.end(tell);
-                } else {
-                    self.lane.fail(tell);
-                }
+                self.lane.end(Box::new(move || done(result, sent)));
             }
             return;
         };
@@ -215,7 +217,7 @@ impl Shared {
         });
         let mut state = self.lock();
         match part {
-            Ok(part) if !part.is_empty() => {
+            Ok(part) if !part.is_empty() && state.failed.is_none() => {
                 let n = part.len() as u64;
                 piece.offset += n;
                 piece.len = piece.len.map(|left| left - n);
@@ -227,7 +229,7 @@ impl Shared {
             end => {
                 state.free.push(slot);
                 if let Err(e) = end {
-                    state.failed.get_or_insert(e);
+                    state.fail(e);
                 }
             }
         }
@@ -263,7 +265,7 @@ impl Shared {
             state.free.extend(slot);
             state.sent += outcome.bytes;
             if let Err(e) = outcome.result {
-                state.failed.get_or_insert(e);
+                state.fail(e);
             }
             me.call(&mut state);
         };

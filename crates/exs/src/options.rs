@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_verbs::LinkOptions;
+use weft_wire::exs::MAX_SMALL;
 pub use weft_wire::exs::{Design, Mode};
 
 /// What a socket carries.
@@ -61,7 +62,7 @@ impl Default for Options {
 impl Options {
     pub(crate) fn check(&self) -> Result<(), Errno> {
         let fine = (4..=65_535).contains(&self.credits)
-            && self.small_packet_max <= 1 << 16
+            && self.small_packet_max <= MAX_SMALL
             && (4096..=1 << 30).contains(&self.buffer);
         if fine { Ok(()) } else { Err(Errno::INVAL) }
     }

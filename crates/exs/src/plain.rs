@@ -4,7 +4,7 @@
 //! on with it when the socket is ready. The socket's own flags stay as they are, because the program shares them: each system call
 //! says for itself that it does not wait.
 //!
-//! Locks: `watch` before a lane; outcomes are told without any. A lane's outcomes are told one after another, in order, by
+//! Locks: `watch` before a lane, and that before `polls`; outcomes are told without any. A lane's outcomes are told one after another, in order, by
 //! whichever thread came first.
 
 mod poller;
@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
@@ -46,7 +46,7 @@ pub(crate) type EndDone = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 /// Where a poll tells its end.
 pub(crate) type PollDone = Box<dyn FnOnce(Result<Ready, Errno>) + Send>;
 
-/// A send or receive.
+/// A send or receive that may wait.
 pub(crate) struct PlainOp {
     pub(crate) memory: Memory,
     /// Of receives: only `WAITALL` counts.
@@ -59,6 +59,8 @@ pub(crate) struct PlainOp {
 
 /// Bytes moved for one socket before others have their turn, and before an asynchronous call returns.
 const BUDGET: usize = 1 << 20;
+/// How long a closed socket may go on without sending a byte.
+const LINGER: Duration = Duration::from_secs(30);
 
 /// An operation and how far it has got.
 struct Moving {
@@ -102,7 +104,14 @@ enum Job {
     Move(Moving),
     File(FileJob),
     Shutdown(EndDone),
-    Close(EndDone),
+    Close(Closing),
+}
+
+/// A close that waits for what was queued before.
+struct Closing {
+    /// The peer sees the end at once, whoever still has a descriptor.
+    ends: bool,
+    done: EndDone,
 }
 
 /// A file on its way: its parts come one after another from the thread that reads them.
@@ -153,7 +162,9 @@ struct Lane {
     /// What waits is not lost with the program's last handle.
     keep: Option<Arc<Plain>>,
     closed: bool,
-    /// Not later than any deadline in the queue.
+    /// Of a closed socket's sends: when it is given up, unless a byte goes out before.
+    patience: Option<Instant>,
+    /// Not later than that, and than any deadline in the queue.
     earliest: Option<Instant>,
 }
 
@@ -181,6 +192,8 @@ pub(crate) struct Plain {
     recv_state: AtomicU8,
     polls: Mutex<Vec<PollOp>>,
     watch: Mutex<Watch>,
+    /// [`LINGER`], save in tests.
+    linger: Duration,
 }
 
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
@@ -196,6 +209,11 @@ impl Plain {
     /// # Errors
     /// `ENOTSOCK`, `EOPNOTSUPP` for other kinds of socket.
     pub(crate) fn new(fd: OwnedFd) -> Result<Arc<Plain>, Errno> {
+        Self::lingering(fd, LINGER)
+    }
+
+    /// As [`Self::new`]; closed, it goes on for so long without sending a byte.
+    fn lingering(fd: OwnedFd, linger: Duration) -> Result<Arc<Plain>, Errno> {
         if rustix::net::sockopt::socket_type(&fd)? != SocketType::STREAM {
             return Err(Errno::OPNOTSUPP);
         }
@@ -208,6 +226,7 @@ impl Plain {
             recv_state: AtomicU8::new(IDLE),
             polls: Mutex::default(),
             watch: Mutex::default(),
+            linger,
         }))
     }
 
@@ -233,6 +252,38 @@ impl Plain {
     /// Receives: what there is, or with `WAITALL` all that fits; 0 at the end of the stream.
     pub(crate) fn recv(&self, op: PlainOp) {
         self.submit(Way::Recv, Job::Move(Moving::new(op)));
+    }
+
+    /// Receives what is there, and never waits: not for the peer, nor for receives that came before. `tell` gets the target and the end
+    /// in the order of receives; where nothing can be received now, the target comes back.
+    pub(crate) fn recv_now<T: Send + 'static>(
+        &self,
+        mut memory: Memory,
+        target: T,
+        tell: impl FnOnce(T, Outcome) + Send + 'static,
+    ) -> Result<(), T> {
+        let mut cursor = Cursor::default();
+        let mut lane = self.lane(Way::Recv);
+        let result = if lane.closed {
+            Err(Errno::BADF)
+        } else if !lane.queue.is_empty() {
+            return Err(target);
+        } else {
+            match advance(self.as_fd(), Way::Recv, &mut memory, &mut cursor, BUDGET) {
+                Attempt::Later if cursor.done == 0 => return Err(target),
+                Attempt::Failed(e) => Err(e),
+                Attempt::Full | Attempt::Later | Attempt::Enough | Attempt::End => Ok(cursor.done),
+            }
+        };
+        let outcome = Outcome {
+            result,
+            bytes: cursor.done,
+            memory,
+        };
+        let done = Box::new(move |outcome| tell(target, outcome));
+        lane.finished.push_back(Finished::Moved(done, outcome));
+        self.tell(lane, Way::Recv);
+        Ok(())
     }
 
     /// Sends memory and parts of files, in order. Later sends wait until it is over.
@@ -315,14 +366,18 @@ impl Plain {
 
     /// Tells once, when the socket is ready for something of `wanted`, has failed or is closed both ways.
     pub(crate) fn poll(&self, wanted: Ready, token: u64, done: PollDone) {
-        if lock(&self.recv).closed {
+        let lane = lock(&self.recv);
+        if lane.closed {
+            drop(lane);
             return done(Err(Errno::BADF));
         }
+        // Still under the lane's lock: a close comes before, or finds it.
         lock(&self.polls).push(PollOp {
             wanted,
             token,
             done,
         });
+        drop(lane);
         self.check_polls();
         self.arm(None);
     }
@@ -359,16 +414,29 @@ impl Plain {
         self.submit(Way::Send, Job::Shutdown(done));
     }
 
-    /// Ends receives and polls now, refuses what comes later with `EBADF`, and tells when everything queued has been sent. The
-    /// descriptor is closed with the last handle.
+    /// Ends receives and polls now, refuses what comes later with `EBADF`, sends everything queued, then has the peer see the end and
+    /// tells. The descriptor is closed with the last handle.
+    ///
+    /// A peer that takes nothing for 30 seconds loses the connection: what is queued ends with `ETIMEDOUT` then. The close has
+    /// succeeded all the same, as those over verbs.
     pub(crate) fn close(&self, done: EndDone) {
+        self.close_as(Closing { ends: true, done });
+    }
+
+    /// As [`Self::close`], for the last handle. The peer sees the end when the descriptor is closed, and not before: libexs's
+    /// callers go on with descriptors of their own.
+    pub(crate) fn close_last(&self, done: EndDone) {
+        self.close_as(Closing { ends: false, done });
+    }
+
+    fn close_as(&self, closing: Closing) {
         lock(&self.recv).closed = true;
         self.take(Way::Recv, |_| true, Errno::CANCELED);
         let polls = std::mem::take(&mut *lock(&self.polls));
         for poll in polls {
             (poll.done)(Err(Errno::CANCELED));
         }
-        self.submit(Way::Send, Job::Close(done));
+        self.submit(Way::Send, Job::Close(closing));
     }
 
     fn lane(&self, way: Way) -> MutexGuard<'_, Lane> {
@@ -390,7 +458,7 @@ impl Plain {
         if lane.closed {
             let ended = match job {
                 Job::Move(moving) => Some(moving.end(Err(Errno::BADF))),
-                Job::Shutdown(done) | Job::Close(done) => {
+                Job::Shutdown(done) | Job::Close(Closing { done, .. }) => {
                     Some(Finished::Ended(done, Err(Errno::BADF)))
                 }
                 // Its sender finds that it is not there.
@@ -398,11 +466,15 @@ impl Plain {
             };
             lane.finished.extend(ended);
         } else {
-            lane.closed = matches!(job, Job::Close(_));
+            if matches!(job, Job::Close(_)) {
+                lane.closed = true;
+                lane.patience = Instant::now().checked_add(self.linger);
+            }
             let deadline = match &job {
                 Job::Move(moving) => moving.op.deadline,
                 Job::File(file) => file.deadline,
-                Job::Shutdown(_) | Job::Close(_) => None,
+                Job::Shutdown(_) => None,
+                Job::Close(_) => lane.patience,
             };
             lane.queue.push_back(job);
             if lane.queue.len() == 1 {
@@ -436,10 +508,11 @@ impl Plain {
                     break WAITS;
                 }
                 let before = moving.cursor.done;
-                let Some(result) = moving.step(fd, way) else {
+                let result = moving.step(fd, way);
+                moved += moving.cursor.done - before;
+                let Some(result) = result else {
                     break WAITS;
                 };
-                moved += moving.cursor.done - before;
                 if let Job::File(file) = job {
                     let part = file.parts.pop_front();
                     lane.finished.extend(part.map(|p| p.end(result)));
@@ -455,12 +528,23 @@ impl Plain {
                     let result = rustix::net::shutdown(fd, Shutdown::Write);
                     lane.finished.push_back(Finished::Ended(done, result));
                 }
-                Some(Job::Close(done)) => lane.finished.push_back(Finished::Ended(done, Ok(()))),
+                Some(Job::Close(closing)) => {
+                    // As close(2), which waits for the last descriptor: what the kernel has goes out before the end, and what the peer
+                    // still sends is answered with a reset. A listener or a lost connection has no peer.
+                    if closing.ends && rustix::net::getpeername(fd).is_ok() {
+                        let _ = rustix::net::shutdown(fd, Shutdown::Both);
+                    }
+                    let ended = Finished::Ended(closing.done, Ok(()));
+                    lane.finished.push_back(ended);
+                }
                 Some(Job::File(file)) => lane.finished.extend(file.over.map(Finished::File)),
                 Some(Job::Move(_)) | None => {}
             }
         };
         self.state(way).store(state, Ordering::Release);
+        if moved > 0 && lane.patience.is_some() {
+            lane.patience = Instant::now().checked_add(self.linger);
+        }
     }
 
     /// After a change: the thread knows what to wait for, and ends are told.
@@ -480,6 +564,7 @@ impl Plain {
         if lane.queue.is_empty() {
             released = lane.keep.take();
             lane.earliest = None;
+            lane.patience = None;
         } else if lane.keep.is_none() {
             lane.keep = self.me.upgrade();
         }
@@ -518,7 +603,7 @@ impl Plain {
             ended += 1;
             match job {
                 Job::Move(moving) => lane.finished.push_back(moving.end(Err(why))),
-                Job::Shutdown(done) | Job::Close(done) => {
+                Job::Shutdown(done) | Job::Close(Closing { done, .. }) => {
                     lane.finished.push_back(Finished::Ended(done, Err(why)));
                 }
                 Job::File(ref mut file) if file.stopped.is_none() => {
@@ -640,10 +725,27 @@ impl Plain {
         self.arm(None);
     }
 
+    /// Where the socket is closed and its peer has taken nothing for long, the connection is over, whoever still has a descriptor.
+    fn give_up(&self, now: Instant) {
+        let mut lane = lock(&self.send);
+        if lane.queue.is_empty() || lane.patience.is_none_or(|end| now < end) {
+            return;
+        }
+        lane.patience = None;
+        // Before the close's turn comes, or the peer would take the part that it got for the whole. The kernel refuses while the
+        // program waits in a call of its own there; the last close(2) does the same then.
+        let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), Some(Duration::ZERO));
+        let _ = rustix::net::connect_unspec(self.as_fd());
+        drop(lane);
+        let told_last = |job: &Job| matches!(job, Job::Close(_));
+        self.take(Way::Send, |job| !told_last(job), Errno::TIMEDOUT);
+    }
+
     /// A deadline may have passed.
     fn on_time(&self) {
         lock(&self.watch).timer = None;
         let now = Instant::now();
+        self.give_up(now);
         let deadline = |job: &Job| match job {
             Job::Move(moving) => moving.op.deadline,
             Job::File(file) if file.stopped.is_none() => file.deadline,
@@ -656,7 +758,8 @@ impl Plain {
                 Errno::TIMEDOUT,
             );
             let mut lane = self.lane(way);
-            lane.earliest = lane.queue.iter().filter_map(deadline).min();
+            let first = lane.queue.iter().filter_map(deadline).min();
+            lane.earliest = earlier(first, lane.patience);
             self.settle(lane, way);
         }
         self.check_polls();

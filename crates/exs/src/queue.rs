@@ -129,7 +129,11 @@ impl Queue {
                 interrupted = q.wait_for(wanted, end);
             }
             if q.deleted.load(Ordering::SeqCst) {
-                out.truncate(out.len() - taken);
+                for event in out.drain(out.len() - taken..) {
+                    if let Some(late) = q.unheard(event.token) {
+                        late.run();
+                    }
+                }
                 return Err(Errno::BADF);
             }
             taken += q.take(out, max - taken);

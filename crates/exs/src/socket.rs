@@ -16,7 +16,7 @@ use crate::event::{Event, EventKind};
 use crate::listener::Listener;
 use crate::lock::lock;
 use crate::machine::Stats;
-use crate::plain::{EndDone, Plain, PlainOp};
+use crate::plain::{EndDone, Outcome, Plain, PlainOp};
 use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};
 
 /// A socket. Clones are handles of the same one; when the last one is dropped, it is closed as by [`Socket::close`].
@@ -109,7 +109,7 @@ impl Drop for Inner {
         {
             // What is queued is sent; until then it keeps itself.
             let kept = Arc::clone(plain);
-            plain.close(Box::new(move |_| drop(kept)));
+            plain.close_last(Box::new(move |_| drop(kept)));
         }
         let state = self.state.get_mut();
         if let State::Listening(listener) = state.unwrap_or_else(PoisonError::into_inner) {
@@ -194,13 +194,23 @@ impl Socket {
             flags,
             token,
             deadline: limit.and_then(|limit| Instant::now().checked_add(limit)),
-            done: Box::new(move |outcome| {
-                let mut event = Event::new(kind, token, fd, outcome.result);
-                event.bytes = outcome.bytes;
-                event.memory = Some(outcome.memory);
-                target.tell_now(event);
-            }),
+            done: Box::new(move |outcome| told_plain(target, (kind, token, fd), outcome)),
         }
+    }
+
+    /// A receive that does not wait (`DONTWAIT`).
+    fn plain_recv_now(
+        &self,
+        plain: &Plain,
+        kind: EventKind,
+        memory: Memory,
+        (target, token): (Target, u64),
+    ) -> Result<(), Errno> {
+        let about = (kind, token, self.number());
+        let tell = move |target, outcome| told_plain(target, about, outcome);
+        plain
+            .recv_now(memory, target, tell)
+            .map_err(|target| refused((Errno::AGAIN, target)))
     }
 
     fn number(&self) -> i32 {
@@ -479,8 +489,8 @@ impl Socket {
         let limit = self.limits().1;
         if let Some(plain) = self.plain()? {
             let kind = EventKind::of_recv(&memory);
-            if flags.contains(RecvFlags::DONTWAIT) && !plain.ready().contains(Ready::IN) {
-                return Err(Errno::AGAIN);
+            if flags.contains(RecvFlags::DONTWAIT) {
+                return self.plain_recv_now(plain, kind, memory, Target::new(sink)?);
             }
             plain.recv(self.plain_op(kind, memory, flags, limit, Target::new(sink)?));
             return Ok(());
@@ -754,10 +764,11 @@ impl Socket {
         let target = Target::Slot(Arc::clone(&slot));
         let flags = flags - RecvFlags::IN_PLACE;
         if let Some(plain) = self.plain()? {
-            if flags.contains(RecvFlags::DONTWAIT) && !plain.ready().contains(Ready::IN) {
-                return Err(Errno::AGAIN);
-            }
             let token = Arc::as_ptr(&slot).addr() as u64;
+            if flags.contains(RecvFlags::DONTWAIT) {
+                self.plain_recv_now(plain, EventKind::Recv, memory.clone(), (target, token))?;
+                return plain_result(plain, &slot, token);
+            }
             let limit = self.limits().1;
             plain.recv(self.plain_op(
                 EventKind::Recv,
@@ -877,6 +888,14 @@ impl Socket {
     }
 }
 
+/// Tells the end of a send or receive on an ordinary connection.
+fn told_plain(target: Target, (kind, token, fd): (EventKind, u64, i32), outcome: Outcome) {
+    let mut event = Event::new(kind, token, fd, outcome.result);
+    event.bytes = outcome.bytes;
+    event.memory = Some(outcome.memory);
+    target.tell_now(event);
+}
+
 /// The end of a blocking call on an ordinary connection.
 fn plain_result(plain: &Plain, slot: &Slot, token: u64) -> Result<usize, Errno> {
     let waited = slot.sleep(None);
@@ -907,13 +926,13 @@ fn finish_wait(
 ) -> Result<usize, Errno> {
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     let waited = conn.wait_for(slot, deadline);
-    if waited.is_err() {
+    if let Err(why) = waited {
         // The memory is not the program's before the end is told.
-        conn.give_up(slot, id);
+        conn.give_up(slot, id, why);
     }
     let event = slot.take().ok_or(Errno::IO)?;
     match event.result {
-        Err(Errno::CANCELED) if event.bytes > 0 => Ok(event.bytes),
+        Err(Errno::CANCELED | Errno::TIMEDOUT) if event.bytes > 0 => Ok(event.bytes),
         Err(errno @ (Errno::CANCELED | Errno::TIMEDOUT)) => Err(waited.err().unwrap_or(errno)),
         result => result,
     }

@@ -1,16 +1,19 @@
 //! What goes wrong: hostile peers, dead ones, wrong states, cancelled and late operations, queues that go away.
 
 mod common;
+#[path = "common/raw.rs"]
+mod raw;
 
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, context, events, listener, pair};
 
+use raw::{greet, hello};
 use weft_exs::{
-    Design, Errno, EventKind, Kind, Memory, Mode, Queue, Ready, RecvFlags, Region, Sink, Socket,
+    Design, Errno, EventKind, Kind, Memory, Queue, Ready, RecvFlags, Region, Sink, Socket,
 };
 use weft_verbs::cm::{ConnParam, connect};
-use weft_verbs::{Access, Cq, Device, LocalMode, Pd, Qp, QpInit, RecvWr, SendWr, Wc};
+use weft_verbs::{Cq, Device, LocalMode, Pd, Qp, QpInit, SendWr, Wc};
 use weft_wire::exs::{Body, Hello, Imm, MAX_LEN, Message, Transfer};
 
 const LOCALS: [LocalMode; 2] = [LocalMode::Require, LocalMode::Off];
@@ -31,26 +34,8 @@ fn raw_peer(local: LocalMode, to: &Socket) -> Raw {
     let device = Device::builder().local(local).open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(4096, None).unwrap();
-    let hello = Hello {
-        kind: weft_wire::exs::Kind::Stream,
-        mode: Mode::Dynamic,
-        immediate: true,
-        credits: 64,
-        small: 256,
-        ring: None,
-    };
-    let param = ConnParam {
-        private_data: hello.emit().to_vec(),
-        ..ConnParam::default()
-    };
-    let addr = to.local_addr().unwrap();
-    let conn = connect(addr, &pd, &QpInit::new(&cq, &cq), &param).unwrap();
+    let (conn, sink) = greet(to, &pd, &cq, &hello());
     let hello = Hello::parse(&conn.private_data[..32]).unwrap();
-    let sink = pd.alloc_mr(64 * 512, Access::LOCAL_WRITE).unwrap();
-    let recvs: Vec<RecvWr> = (0..64)
-        .map(|i| RecvWr::new(i).sge(sink.sge(i as usize * 512, 512)))
-        .collect();
-    conn.qp.post_recv(&recvs).unwrap();
     std::mem::forget(sink);
     Raw {
         qp: conn.qp,

@@ -28,6 +28,8 @@ pub const VERSION: u8 = 1;
 /// The fewest control receives that an end must have posted: one for the message that returns credits, one for any
 /// other, and one so that a message that returns one credit does not ask for another.
 pub const MIN_CREDITS: u32 = 3;
+/// The most payload that travels in the message that announces it, in bytes.
+pub const MAX_SMALL: u32 = 1 << 16;
 
 const MAGIC: [u8; 4] = *b"wexs";
 const WAITALL: u8 = 1;
@@ -84,7 +86,7 @@ pub struct Hello {
     pub immediate: bool,
     /// Control receives that it has posted.
     pub credits: u32,
-    /// The payload that fits one of them, in bytes (`small_packet_max_size`); 0: none.
+    /// The payload that fits one of them, in bytes (`small_packet_max_size`); 0: none, and no more than [`MAX_SMALL`] is used.
     pub small: u32,
     /// Its intermediate buffer.
     pub ring: Option<Remote>,
@@ -399,7 +401,8 @@ impl Hello {
             immediate: self.immediate && peer.immediate,
             send_credits: peer.credits,
             recv_credits: self.credits,
-            small_send: peer.small,
+            // What it takes beyond that goes another way: we copy short data, and not as much as a peer likes.
+            small_send: peer.small.min(MAX_SMALL),
             small_recv: self.small,
             peer_ring: peer.ring,
         })

@@ -338,7 +338,8 @@ impl Conn {
                 in_place,
             }) => {
                 let bytes = len as usize;
-                let timed_out = io.ops.get_mut(op).is_some_and(|op| op.timed_out);
+                let in_grace = io.ops.get_mut(op).is_some_and(|op| op.grace.is_some());
+                let timed_out = in_grace && !io.nobody_wants(op);
                 let result = match outcome {
                     Outcome::Canceled if timed_out => Err(Errno::TIMEDOUT),
                     Outcome::Canceled => Err(Errno::CANCELED),

@@ -18,7 +18,7 @@ use super::state::{Core, Io, Meter, completed};
 use crate::event::{Event, EventKind, Ready};
 use crate::lock::{lock, try_lock};
 use crate::machine::policy::Policy;
-use crate::machine::{Cancel, Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
+use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
 
 /// Messages up to this are copied into their work request; longer ones are gathered from the program's memory.
@@ -41,16 +41,10 @@ const DONE: OpId = OpId(u64::MAX);
 /// The outcome of starting an operation; a target that will not be told comes back.
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
-/// Closed by their programs, with something left to send.
-static LINGERING: Mutex<Vec<Arc<Conn>>> = Mutex::new(Vec::new());
-/// How long they may go on without sending a byte.
-const LINGER: Duration = Duration::from_secs(30);
+/// How long a connection that its program has closed may go on without sending a byte.
+pub(super) const LINGER: Duration = Duration::from_secs(30);
 /// What a closed connection takes at once of what still comes, in bytes.
 const DRAINED: usize = 64 << 10;
-/// How long a peer may keep a receive's memory whose time limit has run out, before the connection is over.
-const GRACE: Duration = Duration::from_secs(3);
-/// An operation that is nowhere to be found is looked for again after this.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// What is made before a connection, on either side.
 pub(crate) struct Setup {
@@ -84,6 +78,8 @@ pub(crate) struct Conn {
     pub(super) holding: AtomicBool,
     pub(super) files: Mutex<Files>,
     pub(super) me: Weak<Conn>,
+    /// Itself, while it is closed by its program and has something left to send.
+    lingering: Mutex<Option<Arc<Conn>>>,
 }
 
 impl Conn {
@@ -164,9 +160,12 @@ impl Conn {
             shutting: Vec::new(),
             shut: false,
             deaf: false,
+            unwanted: false,
             closing: false,
             closed: false,
             raised: false,
+            announces: false,
+            lost: None,
             error: None,
             alarm: None,
             hurry: false,
@@ -194,6 +193,7 @@ impl Conn {
             holding: AtomicBool::new(false),
             files: Mutex::default(),
             me: me.clone(),
+            lingering: Mutex::default(),
         });
         let me = conn.me.clone();
         conn.cq.set_hook(move || {
@@ -239,6 +239,8 @@ impl Conn {
         let ring = hello.ring.map_or(0, |ring| ring.len);
         self.with(|core| {
             core.io.immediate = agreed.immediate;
+            core.io.announces =
+                agreed.kind == weft_wire::exs::Kind::SeqPacket(crate::Design::Source);
             let peer_ring = agreed.peer_ring.filter(|_| {
                 agreed.mode == crate::Mode::Dynamic && agreed.kind == weft_wire::exs::Kind::Stream
             });
@@ -281,7 +283,8 @@ impl Conn {
         if !self.holding.load(Ordering::SeqCst) {
             return self.send_now(memory, target, token, limit);
         }
-        match self.hold_back(Held::Send(memory, target, token, limit)) {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        match self.hold_back(Held::Send(memory, target, token, deadline)) {
             Ok(()) => Ok(DONE),
             Err(Held::Send(memory, target, ..)) => self.send_now(memory, target, token, limit),
             Err(_) => Err((Errno::INVAL, Target::Nobody)),
@@ -300,6 +303,10 @@ impl Conn {
         let len = memory.len();
         let kind = EventKind::of_send(&memory);
         let mut core = lock(&self.core);
+        if target.is_stopped() {
+            self.leave_core(core);
+            return Err((Errno::CANCELED, target));
+        }
         if len <= SHORT_MAX
             && kind == EventKind::Send
             && let Some(sent) = self.post_promptly(&mut core, &memory)
@@ -415,23 +422,6 @@ impl Conn {
         Ok(id)
     }
 
-    fn set_limit(&self, io: &mut Io, id: OpId, limit: Option<Duration>) {
-        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        if let (Some(deadline), Some(op)) = (deadline, io.ops.get_mut(id)) {
-            op.deadline = Some(deadline);
-            self.set_alarm(io, deadline);
-        }
-    }
-
-    /// Have a timer look at the operations then, at the latest. One timer does for all of them.
-    fn set_alarm(&self, io: &mut Io, at: Instant) {
-        if io.alarm.is_some_and(|alarm| alarm <= at) {
-            return;
-        }
-        io.alarm = Some(at);
-        self.limit_at(at, move |conn| conn.expire(at));
-    }
-
     /// Call this then, on the timer's thread, if the connection is still there.
     pub(super) fn call_at(
         &self,
@@ -446,51 +436,6 @@ impl Conn {
         })
     }
 
-    /// The same of a time limit, which is not kept where there is no thread for it.
-    pub(super) fn limit_at(&self, at: Instant, call: impl FnOnce(&Conn) + Send + 'static) {
-        if let Err(error) = self.call_at(at, call) {
-            tracing::warn!(%error, "no thread for time limits: they will not be kept");
-        }
-    }
-
-    /// Cancel the operations whose time is up.
-    fn expire(&self, alarm: Instant) {
-        self.with(|core| {
-            if core.io.alarm == Some(alarm) {
-                core.io.alarm = None;
-            }
-            let now = Instant::now();
-            let timed = core.io.ops.ids();
-            let timed: Vec<_> = timed
-                .filter_map(|(id, op)| Some((id, op.deadline?)))
-                .collect();
-            let (mut overdue, mut later) = (false, None);
-            for &(id, deadline) in &timed {
-                if deadline > now {
-                    self.set_alarm(&mut core.io, deadline);
-                    continue;
-                }
-                let (Some(op), Some(machine)) = (core.io.ops.get_mut(id), &mut core.machine) else {
-                    continue;
-                };
-                op.deadline = None;
-                // Its memory has not been given back.
-                overdue |= op.timed_out;
-                op.timed_out = true;
-                if machine.cancel(id) == Cancel::Pending {
-                    op.deadline = now.checked_add(GRACE);
-                    later = op.deadline;
-                }
-            }
-            if let Some(later) = later {
-                self.set_alarm(&mut core.io, later);
-            }
-            if overdue {
-                self.fail(core, Errno::TIMEDOUT);
-            }
-        });
-    }
-
     /// Whoever waits at this target's queue drives us from now on.
     fn join(&self, target: &Target) {
         if let Target::Queue(queue) = target {
@@ -500,39 +445,6 @@ impl Conn {
                 && let Some(me) = self.me.upgrade()
             {
                 queue.0.join(&me);
-            }
-        }
-    }
-
-    /// A blocking call gives up: returns when its operation's end has been told. A peer who has been given its memory has a moment to give it back.
-    pub(crate) fn give_up(&self, slot: &Arc<Slot>, id: OpId) {
-        loop {
-            if self.take_back(slot) {
-                return;
-            }
-            let is_send = self.with(|core| {
-                // One that waited behind a file send has got another name.
-                let mut ops = core.io.ops.ids();
-                let (id, op) = ops.find(|(its, op)| *its == id || op.target.is(slot))?;
-                let is_send = op.is_send();
-                if let Some(machine) = &mut core.machine {
-                    machine.cancel(id);
-                }
-                Some(is_send)
-            });
-            let limit = match is_send {
-                // On its way from behind a file send to a name: look again.
-                None => Some(LOOK_AGAIN),
-                Some(true) => None,
-                Some(false) => Some(GRACE),
-            };
-            let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-            match self.wait_for(slot, end) {
-                Ok(()) => return,
-                Err(Errno::AGAIN) if is_send.is_some() => {
-                    self.with(|core| self.fail(core, Errno::TIMEDOUT));
-                }
-                Err(_) => {}
             }
         }
     }
@@ -564,21 +476,6 @@ impl Conn {
                 }
                 n
             })
-    }
-
-    /// No blocking receives any more: those under way are cancelled.
-    pub(crate) fn stop_waiting(&self) {
-        self.with(|core| {
-            core.io.deaf = true;
-            let waits = |op: &Op| !op.is_send() && op.target.is_slot();
-            let ops = core.io.ops.ids().filter(|(_, op)| waits(op));
-            let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
-            if let Some(machine) = &mut core.machine {
-                for id in ids {
-                    machine.cancel(id);
-                }
-            }
-        });
     }
 
     /// Tell once when the socket is ready.
@@ -623,6 +520,8 @@ impl Conn {
 
     /// No more of anything: what is queued is sent, then the connection is closed.
     pub(crate) fn close(&self, told: Option<(Target, u64)>) {
+        let behind_a_file = self.holding.load(Ordering::SeqCst);
+        self.with(|core| self.end_receives(core, behind_a_file));
         match self.hold_back(Held::Close(told)) {
             Err(Held::Close(told)) => self.close_now(told),
             // The file is still to go out.
@@ -630,29 +529,29 @@ impl Conn {
         }
     }
 
+    /// The socket is closed: nobody is to receive or to poll any more. The memory of a receive that the peer has been told of is called back
+    /// while there is something to send, as a peer that writes there finds the connection broken.
+    fn end_receives(&self, core: &mut Core, more: bool) {
+        core.io.unwanted = true;
+        let recvs = core.io.ops.ids().filter(|(_, op)| !op.is_send());
+        let recvs: Vec<OpId> = recvs.map(|(id, _)| id).collect();
+        for id in recvs {
+            if (more || core.io.sending > 0) && self.call_back(core, id) {
+                continue;
+            }
+            let bytes = core.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
+            core.io.finish(id, Err(Errno::CANCELED), bytes, false, None);
+        }
+        for (_, target, token) in std::mem::take(&mut core.io.pollers) {
+            let ended = Err(Errno::CANCELED);
+            core.io
+                .tell(EventKind::Poll, target, token, ended, Ready::empty());
+        }
+    }
+
     pub(super) fn close_now(&self, told: Option<(Target, u64)>) {
         self.with(|core| {
-            let recvs: Vec<OpId> = core
-                .io
-                .ops
-                .ids()
-                .filter(|(_, op)| !op.is_send())
-                .map(|(id, _)| id)
-                .collect();
-            for id in recvs {
-                // The peer is not asked: it sees the end, or an access error if it is writing there.
-                let bytes = core.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
-                core.io.finish(id, Err(Errno::CANCELED), bytes, false, None);
-            }
-            for (_, target, token) in std::mem::take(&mut core.io.pollers) {
-                core.io.tell(
-                    EventKind::Poll,
-                    target,
-                    token,
-                    Err(Errno::BADF),
-                    Ready::empty(),
-                );
-            }
+            self.end_receives(core, false);
             core.io.closing = true;
             self.drain(core, Memory::Owned(vec![0; DRAINED]));
             let told = told.map(|(target, token)| (EventKind::Close, target, token));
@@ -695,25 +594,24 @@ impl Conn {
         if self.with(|core| core.io.closed) {
             return;
         }
-        {
-            let mut all = lock(&LINGERING);
-            if all.iter().any(|conn| Arc::ptr_eq(conn, &me)) {
-                return;
-            }
-            all.push(Arc::clone(&me));
+        if lock(&self.lingering).replace(Arc::clone(&me)).is_some() {
+            return;
         }
-        let sent = self.stats().bytes_sent();
-        if self.look_again_at(sent).is_err() || self.with(|core| core.io.closed) {
-            lock(&LINGERING).retain(|conn| !Arc::ptr_eq(conn, &me));
+        if self.look_again_at(self.moved_out()).is_err() || self.with(|core| core.io.closed) {
+            self.stop_lingering();
         }
     }
 
-    /// Have a timer end the connection if it has sent no more than so many bytes by then.
+    fn stop_lingering(&self) {
+        let me = lock(&self.lingering).take();
+        drop(me);
+    }
+
+    /// Have a timer end the connection if the transport has taken no more than so many bytes by then.
     fn look_again_at(&self, sent: u64) -> Result<(), Errno> {
         self.call_at(Instant::now() + LINGER, move |conn| {
             let moved = conn.with(|core| {
-                let stats = core.machine.as_ref().map(|m| *m.stats());
-                let now = stats.unwrap_or_default().bytes_sent();
+                let now = conn.moved_out();
                 if core.io.closed || now > sent {
                     return (!core.io.closed).then_some(now);
                 }
@@ -862,7 +760,9 @@ impl Conn {
             self.qp.disconnect();
             let me = self.me.clone();
             core.io.late.push(Late::other(move || {
-                lock(&LINGERING).retain(|c| !std::ptr::eq(Arc::as_ptr(c), me.as_ptr()));
+                if let Some(me) = me.upgrade() {
+                    me.stop_lingering();
+                }
             }));
         }
         // A closed socket is silent, whatever comes while it lingers.

@@ -1,14 +1,14 @@
 //! File sends on a connection: their parts go out one after another, and what was asked for later waits behind them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
 use super::conn::Conn;
-use super::op::{Slot, Target, file_end};
+use super::op::{Part, Slot, Target, file_end};
 use crate::event::Event;
 use crate::file::{FileLane, FileSend};
 use crate::lock::lock;
@@ -18,7 +18,7 @@ use crate::{EventKind, Memory, Piece};
 
 /// What waits behind a file send.
 pub(super) enum Held {
-    Send(Memory, Target, u64, Option<Duration>),
+    Send(Memory, Target, u64, Option<Instant>),
     File(Waiting),
     Shutdown(Option<(Target, u64)>),
     Close(Option<(Target, u64)>),
@@ -29,8 +29,7 @@ pub(super) struct Waiting {
     pieces: Vec<Piece>,
     target: Target,
     token: u64,
-    /// Our name for it.
-    id: u64,
+    deadline: Option<Instant>,
 }
 
 /// The file send that has the way, and those behind it.
@@ -38,12 +37,28 @@ pub(super) struct Waiting {
 pub(super) struct Queue {
     current: Option<Current>,
     behind: VecDeque<Held>,
+    /// When timers look for what is late; each sooner than the one before.
+    alarms: Vec<Instant>,
 }
 
+#[derive(Clone)]
 struct Current {
     token: u64,
-    id: u64,
+    deadline: Option<Instant>,
     send: FileSend,
+    /// No more parts are taken; changes under the lock of the connection.
+    stopped: Arc<AtomicBool>,
+}
+
+impl Held {
+    /// The token and the deadline of what can be cancelled.
+    fn terms(&self) -> Option<(u64, Option<Instant>)> {
+        match self {
+            Held::Send(_, _, token, deadline) => Some((*token, *deadline)),
+            Held::File(file) => Some((file.token, file.deadline)),
+            Held::Shutdown(_) | Held::Close(_) => None,
+        }
+    }
 }
 
 impl Conn {
@@ -57,7 +72,9 @@ impl Conn {
         if !self.holding.load(Ordering::SeqCst) {
             return Err(held);
         }
+        let deadline = held.terms().and_then(|(_, deadline)| deadline);
         queue.behind.push_back(held);
+        self.set_held_alarm(&mut queue, deadline);
         Ok(())
     }
 
@@ -69,54 +86,89 @@ impl Conn {
         token: u64,
         limit: Option<Duration>,
     ) -> Result<(), (Errno, Target)> {
-        let id = FileSend::next_id();
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let file = Waiting {
             pieces,
             target,
             token,
-            id,
+            deadline,
         };
         let mut queue = lock(&self.files);
         if self.holding.load(Ordering::SeqCst) {
             queue.behind.push_back(Held::File(file));
-            drop(queue);
         } else {
-            let (queue, started) = self.start_file(queue, file);
-            drop(queue);
+            let started = self.start_file(&mut queue, file);
             if started.is_err() {
+                drop(queue);
                 self.let_go();
                 return started;
             }
         }
-        if let Some(end) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
-            self.limit_at(end, move |conn| conn.expire_file(id));
-        }
+        self.set_held_alarm(&mut queue, deadline);
         Ok(())
     }
 
-    /// A file send's time is up.
-    fn expire_file(&self, id: u64) {
-        let mut queue = lock(&self.files);
-        if let Some(current) = queue.current.as_ref().filter(|current| current.id == id) {
-            let send = current.send.clone();
-            drop(queue);
-            self.stop_file(&send, Errno::TIMEDOUT);
-            return;
-        }
-        let its = |held: &Held| matches!(held, Held::File(file) if file.id == id);
-        let late = queue.behind.iter().position(its);
-        let late = late.and_then(|at| queue.behind.remove(at));
-        drop(queue);
-        if let Some(late) = late {
-            self.refuse(late, Errno::TIMEDOUT);
+    /// Have a timer look at the files and what waits behind them then, at the latest. One timer does for all of them.
+    fn set_held_alarm(&self, queue: &mut Queue, at: Option<Instant>) {
+        let Some(at) = at else { return };
+        if queue.alarms.last().is_none_or(|&alarm| at < alarm) {
+            queue.alarms.push(at);
+            self.limit_at(at, move |conn| conn.expire_held(at));
         }
     }
 
+    /// End the file sends whose time is up, and what has waited too long behind them.
+    fn expire_held(&self, alarm: Instant) {
+        let mut queue = lock(&self.files);
+        queue.alarms.retain(|&at| at != alarm);
+        let now = Instant::now();
+        let current = queue.current.iter().filter_map(|file| file.deadline);
+        let behind = queue.behind.iter().filter_map(|held| held.terms()?.1);
+        let next = current.chain(behind).filter(|&end| end > now).min();
+        self.set_held_alarm(&mut queue, next);
+        let late = |_, deadline: Option<Instant>| deadline.is_some_and(|end| end <= now);
+        self.stop_files(queue, late, Errno::TIMEDOUT);
+    }
+
+    /// Cancel file sends, and sends behind them; says how many there were.
+    pub(super) fn cancel_files(&self, token: Option<u64>) -> usize {
+        let wanted = |its, _| token.is_none_or(|token| token == its);
+        self.stop_files(lock(&self.files), wanted, Errno::CANCELED)
+    }
+
+    /// End those that are wanted by their token and deadline; says how many there were.
+    fn stop_files(
+        &self,
+        mut queue: MutexGuard<'_, Queue>,
+        wanted: impl Fn(u64, Option<Instant>) -> bool,
+        why: Errno,
+    ) -> usize {
+        let current = queue.current.as_ref();
+        let current = current.filter(|file| wanted(file.token, file.deadline));
+        let current = current.cloned();
+        let (stopped, kept): (VecDeque<Held>, VecDeque<Held>) = std::mem::take(&mut queue.behind)
+            .into_iter()
+            .partition(|held| held.terms().is_some_and(|(token, end)| wanted(token, end)));
+        queue.behind = kept;
+        drop(queue);
+        let n = stopped.len() + usize::from(current.is_some());
+        if let Some(file) = current {
+            self.stop_file(&file, why);
+        }
+        for held in stopped {
+            self.refuse(held, why);
+        }
+        n
+    }
+
     /// Nothing more of it is read, and what has not gone out does not.
-    fn stop_file(&self, send: &FileSend, why: Errno) {
-        send.stop(why);
+    fn stop_file(&self, file: &Current, why: Errno) {
+        file.send.stop(why);
         self.with(|core| {
-            let parts = core.io.ops.ids().filter(|(_, op)| op.target.is_part());
+            // No part comes after one that is cut here.
+            file.stopped.store(true, Ordering::Relaxed);
+            let ops = core.io.ops.ids();
+            let parts = ops.filter(|(_, op)| op.target.is_part_of(&file.stopped));
             let parts: Vec<OpId> = parts.map(|(id, _)| id).collect();
             if let Some(machine) = &mut core.machine {
                 for id in parts {
@@ -126,53 +178,36 @@ impl Conn {
         });
     }
 
-    fn start_file<'a>(
+    fn start_file(
         self: &Arc<Self>,
-        mut queue: MutexGuard<'a, Queue>,
+        queue: &mut Queue,
         file: Waiting,
-    ) -> (MutexGuard<'a, Queue>, Result<(), (Errno, Target)>) {
+    ) -> Result<(), (Errno, Target)> {
         let Waiting {
             pieces,
             target,
             token,
-            id,
+            deadline,
         } = file;
         let (done, take_back) = file_end(target, token, self.fd());
         self.holding.store(true, Ordering::SeqCst);
-        let lane = Arc::new(Lane(Arc::downgrade(self)));
+        let stopped = Arc::<AtomicBool>::default();
+        let lane = Arc::new(Lane {
+            conn: Arc::downgrade(self),
+            stopped: Arc::clone(&stopped),
+        });
         match FileSend::start(self.context(), pieces, lane, done) {
             Ok(send) => {
-                queue.current = Some(Current { token, id, send });
-                (queue, Ok(()))
+                queue.current = Some(Current {
+                    token,
+                    deadline,
+                    send,
+                    stopped,
+                });
+                Ok(())
             }
-            Err(errno) => (queue, Err((errno, take_back()))),
+            Err(errno) => Err((errno, take_back())),
         }
-    }
-
-    /// Cancel file sends; says how many there were.
-    pub(super) fn cancel_files(&self, token: Option<u64>) -> usize {
-        let mut queue = lock(&self.files);
-        let current = queue.current.as_ref();
-        let current = current.filter(|file| token.is_none_or(|token| token == file.token));
-        let current = current.map(|file| file.send.clone());
-        let (cancelled, kept): (VecDeque<Held>, VecDeque<Held>) = std::mem::take(&mut queue.behind)
-            .into_iter()
-            .partition(|held| match held {
-                Held::Send(_, _, its, _) | Held::File(Waiting { token: its, .. }) => {
-                    token.is_none_or(|token| token == *its)
-                }
-                _ => false,
-            });
-        queue.behind = kept;
-        drop(queue);
-        let n = cancelled.len() + usize::from(current.is_some());
-        if let Some(send) = current {
-            self.stop_file(&send, Errno::CANCELED);
-        }
-        for held in cancelled {
-            self.refuse(held, Errno::CANCELED);
-        }
-        n
     }
 
     /// A blocking send gives up. False when it does not wait behind a file send.
@@ -219,8 +254,8 @@ impl Conn {
                 return;
             };
             if let Held::File(file) = held {
-                let (token, id) = (file.token, file.id);
-                let (queue, started) = self.start_file(queue, file);
+                let token = file.token;
+                let started = self.start_file(&mut queue, file);
                 drop(queue);
                 match started {
                     Ok(()) => return,
@@ -229,7 +264,7 @@ impl Conn {
                             pieces: Vec::new(),
                             target,
                             token,
-                            id,
+                            deadline: None,
                         };
                         self.refuse(Held::File(file), errno);
                     }
@@ -238,7 +273,9 @@ impl Conn {
             }
             drop(queue);
             match held {
-                Held::Send(memory, target, token, limit) => {
+                Held::Send(memory, target, token, deadline) => {
+                    let now = Instant::now();
+                    let limit = deadline.map(|end| end.saturating_duration_since(now));
                     // Asked first, so that the memory comes back with the refusal.
                     if let Some(errno) = self.refuses_sends() {
                         self.refuse(Held::Send(memory, target, token, None), errno);
@@ -262,13 +299,19 @@ impl Conn {
 }
 
 /// The way of a file send's parts. It keeps nothing alive: a socket that goes ends its file sends.
-struct Lane(Weak<Conn>);
+struct Lane {
+    conn: Weak<Conn>,
+    stopped: Arc<AtomicBool>,
+}
 
 impl Lane {
     /// A send in its turn; `told` hears of its end, also when it is refused.
     fn push(&self, memory: Memory, told: impl FnOnce(Event) + Send + 'static) {
-        let target = Target::Part(Box::new(told));
-        let refused = match self.0.upgrade() {
+        let target = Target::Part(Box::new(Part {
+            stopped: Arc::clone(&self.stopped),
+            told: Box::new(told),
+        }));
+        let refused = match self.conn.upgrade() {
             Some(conn) => conn.send_now(memory, target, 0, None).err(),
             None => Some((Errno::CONNRESET, target)),
         };
@@ -290,8 +333,8 @@ impl FileLane for Lane {
     }
 
     fn end(&self, tell: Box<dyn FnOnce() + Send>) {
-        // Behind what was sent before, as a send of nothing; and what comes behind it is told later.
-        let conn = Weak::clone(&self.0);
+        // Behind what was sent before, as a send of nothing; and what comes behind it is told later. One that has been stopped does not wait.
+        let conn = Weak::clone(&self.conn);
         self.push(Memory::Owned(Vec::new()), move |_| {
             tell();
             if let Some(conn) = conn.upgrade() {
@@ -300,14 +343,8 @@ impl FileLane for Lane {
         });
     }
 
-    fn fail(&self, tell: Box<dyn FnOnce() + Send>) {
-        // What was sent before may not go out at all, and a cancelled send does not wait for it either.
-        tell();
-        self.release();
-    }
-
     fn release(&self) {
-        if let Some(conn) = self.0.upgrade() {
+        if let Some(conn) = self.conn.upgrade() {
             conn.let_go();
         }
     }

@@ -15,6 +15,7 @@
 mod carry;
 mod conn;
 mod hold;
+mod limit;
 mod op;
 mod slab;
 mod state;

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use smallvec::SmallVec;
 use weft_verbs::{Access, Mr, Sge};
 
+use super::limit::Grace;
 use crate::bell::Bell;
 use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
@@ -20,11 +21,18 @@ pub(crate) enum Target {
     Queue(Queue),
     Call(Box<dyn FnOnce(Event) + Send>),
     Slot(Arc<Slot>),
-    /// A part of a file send: the program does not know it.
-    Part(Box<dyn FnOnce(Event) + Send>),
+    /// A part of a file send: the program does not know it. The flag is that file's, and set when no more of it is sent.
+    Part(Box<Part>),
     /// Something is dropped when it has been told.
     Guarded(Box<(Target, Box<dyn Send>)>),
     Nobody,
+}
+
+/// A part of a file send.
+pub(crate) struct Part {
+    /// The file has been stopped: no more of its parts are taken.
+    pub(super) stopped: Arc<AtomicBool>,
+    pub(super) told: Box<dyn FnOnce(Event) + Send>,
 }
 
 /// What a blocking call waits for.
@@ -93,7 +101,17 @@ impl Target {
 
     /// Whether it is a part of a file send.
     pub(crate) fn is_part(&self) -> bool {
-        matches!(self, Target::Part(_))
+        matches!(self, Target::Part(..))
+    }
+
+    /// Whether it is a part of the file send with this flag.
+    pub(crate) fn is_part_of(&self, file: &Arc<AtomicBool>) -> bool {
+        matches!(self, Target::Part(part) if Arc::ptr_eq(&part.stopped, file))
+    }
+
+    /// Whether it is a part of a file send that has been stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        matches!(self, Target::Part(part) if part.stopped.load(Ordering::Relaxed))
     }
 
     /// Nothing will be told.
@@ -118,13 +136,17 @@ impl Target {
         match self {
             Target::Queue(queue) => return queue.0.push(event),
             Target::Guarded(guarded) => {
-                let (target, _guard) = *guarded;
-                return target.tell(event);
+                let (target, guard) = *guarded;
+                let late = target.tell(event);
+                // The guard's end is the program's code too.
+                return Some(Late(Box::new(move || {
+                    late.into_iter().for_each(Late::run);
+                    drop(guard);
+                })));
             }
             Target::Slot(slot) => slot.fill(event),
-            Target::Call(call) | Target::Part(call) => {
-                return Some(Late(Box::new(move || call(event))));
-            }
+            Target::Call(call) => return Some(Late(Box::new(move || call(event)))),
+            Target::Part(part) => return Some(Late(Box::new(move || (part.told)(event)))),
             Target::Nobody => {}
         }
         None
@@ -165,10 +187,10 @@ pub(crate) struct Op {
     pub(crate) token: u64,
     pub(crate) target: Target,
     pub(crate) memory: Memory,
-    /// When its time limit runs out.
+    /// When its time limit runs out, or its time of grace.
     pub(crate) deadline: Option<Instant>,
-    /// Set when a time limit cancelled it.
-    pub(crate) timed_out: bool,
+    /// Its time limit has run out, or nobody wants it any more, and it has not ended.
+    pub(super) grace: Option<Box<Grace>>,
     /// Bytes that were copied in.
     pub(crate) filled: usize,
     /// What small ones have no need of.
@@ -230,7 +252,7 @@ impl Op {
             target,
             memory,
             deadline: None,
-            timed_out: false,
+            grace: None,
             filled: 0,
             more,
         })

@@ -130,12 +130,18 @@ pub(super) struct Io {
     pub(super) shut: bool,
     /// Blocking receives are not taken any more.
     pub(super) deaf: bool,
-    /// The program has closed the socket.
+    /// The program has closed the socket: nobody receives any more.
+    pub(super) unwanted: bool,
+    /// The same, and all that is to be sent before has been started.
     pub(super) closing: bool,
     /// The queue pair has been closed.
     pub(super) closed: bool,
     /// Whether the descriptor is readable.
     pub(super) raised: bool,
+    /// Our messages are announced, and read by the peer ([`weft_wire::exs::Design::Source`]).
+    pub(super) announces: bool,
+    /// Why something that was to be sent before a close was not.
+    pub(super) lost: Option<Errno>,
     /// For `SO_ERROR`.
     pub(super) error: Option<Errno>,
     /// When a timer looks for operations whose time is up.
@@ -307,6 +313,7 @@ impl Core {
     pub(super) fn open(&mut self) -> Result<(&mut Endpoint, &mut Io), Errno> {
         match &mut self.machine {
             Some(machine) if !self.io.closing => Ok((machine, &mut self.io)),
+            _ if self.io.closing => Err(Errno::BADF),
             _ => Err(self.io.over.unwrap_or(Errno::NOTCONN)),
         }
     }
@@ -349,10 +356,14 @@ impl Core {
                 .collect();
             for (id, is_send, bytes) in left {
                 let result = match (is_send, errno) {
+                    (false, _) if io.closing => Err(Errno::CANCELED),
                     (false, _) if eof => Ok(bytes),
                     (false, Errno::PIPE) => Err(Errno::CONNRESET),
                     (_, errno) => Err(errno),
                 };
+                if is_send && io.closing {
+                    io.lost.get_or_insert(errno);
+                }
                 io.finish(id, result, bytes, false, None);
             }
         }
@@ -368,6 +379,7 @@ impl Core {
                 }
                 let result = match failed {
                     Some(errno) if kind == EventKind::Shutdown => Err(errno),
+                    _ if kind == EventKind::Close => io.lost.map_or(Ok(0), Err),
                     _ => Ok(0),
                 };
                 io.tell(kind, target, token, result, Ready::empty());

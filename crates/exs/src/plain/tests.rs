@@ -532,3 +532,112 @@ fn a_file_send_of_nothing_ends_in_its_turn() {
     drop(plain);
     assert_eq!(reader.join().unwrap().unwrap(), 16 << 20);
 }
+
+/// A peer that takes nothing would keep descriptor and memory for ever.
+#[test]
+fn a_closed_socket_gives_up_on_a_peer_that_takes_nothing() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let linger = Duration::from_millis(200);
+    let plain = Plain::lingering(near.into(), linger).unwrap();
+    let (tx, rx): Ends = channel();
+    plain.send(op(&tx, 1, vec![7; 64 << 20]));
+    plain.send(op(&tx, 2, vec![7; 8]));
+    let (end_tx, end_rx) = channel();
+    let begun = Instant::now();
+    plain.close_last(Box::new(move |r| end_tx.send(r).unwrap()));
+    let gone = Arc::downgrade(&plain);
+    drop(plain);
+    let (token, result, sent) = end(&rx);
+    assert!(begun.elapsed() >= linger);
+    assert_eq!((token, result), (1, Err(Errno::TIMEDOUT)));
+    assert_eq!(end(&rx), (2, Err(Errno::TIMEDOUT), vec![]));
+    assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
+    while gone.strong_count() > 0 {
+        assert!(begun.elapsed() < LONG, "its descriptor is still open");
+        std::thread::yield_now();
+    }
+    // What it got is not the whole, and it can tell.
+    let got = far.read_to_end(&mut Vec::new());
+    assert_eq!(got.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(sent.len() < 64 << 20);
+}
+
+#[test]
+fn a_closed_socket_has_patience_with_a_slow_peer() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let linger = Duration::from_millis(500);
+    let plain = Plain::lingering(near.into(), linger).unwrap();
+    let (tx, rx): Ends = channel();
+    let len = 40 << 20;
+    plain.send(op(&tx, 1, vec![7; len]));
+    let (end_tx, end_rx) = channel();
+    let begun = Instant::now();
+    plain.close(Box::new(move |r| end_tx.send(r).unwrap()));
+    // Never so long without a byte.
+    let mut part = vec![0; 4 << 20];
+    for _ in 0..10 {
+        std::thread::sleep(linger / 5);
+        far.read_exact(&mut part).unwrap();
+    }
+    assert!(begun.elapsed() > linger);
+    assert_eq!(end(&rx).1, Ok(len));
+    assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
+    // And then the time is nobody's any more.
+    std::thread::sleep(linger + linger / 2);
+    assert_eq!(far.read(&mut part).unwrap(), 0);
+}
+
+#[test]
+fn the_end_follows_what_is_queued_in_the_kernel_with_bytes_unread() {
+    let (plain, mut far) = pair();
+    let (tx, rx): Ends = channel();
+    far.write_all(&[1; 1000]).unwrap();
+    while !plain.ready().contains(Ready::IN) {}
+    plain.send(op(&tx, 1, vec![7; 1 << 20]));
+    let (end_tx, end_rx) = channel();
+    plain.close(Box::new(move |r| end_tx.send(r).unwrap()));
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).unwrap();
+    assert_eq!(got.len(), 1 << 20);
+    assert_eq!(end(&rx).1, Ok(1 << 20));
+    assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
+}
+
+/// A handle of one socket ends with its descriptor: the program's other one for the same connection goes on.
+#[test]
+fn a_last_handle_ends_nothing_but_itself() {
+    let (plain, mut far) = pair();
+    let mut other = TcpStream::from(rustix::io::dup(plain.as_fd()).unwrap());
+    let (end_tx, end_rx) = channel();
+    plain.close_last(Box::new(move |r| end_tx.send(r).unwrap()));
+    drop(plain);
+    assert_eq!(end_rx.recv_timeout(LONG).unwrap(), Ok(()));
+    other.write_all(b"still").unwrap();
+    let mut got = [0; 5];
+    far.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"still");
+}
+
+#[test]
+fn a_poll_beside_a_close_is_told() {
+    let moment = Duration::from_millis(2);
+    for _ in 0..100 {
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let plain = Plain::new(near.into()).unwrap();
+        let (tx, rx) = channel();
+        std::thread::scope(|s| {
+            // The poll has found the socket open and finds no way in; the close is faster than it wakes up.
+            let polls = plain.polls.lock().unwrap();
+            s.spawn(|| plain.poll(Ready::IN, 1, Box::new(move |r| tx.send(r).unwrap())));
+            std::thread::sleep(moment);
+            drop(polls);
+            plain.close(Box::new(drop));
+        });
+        let told = rx.try_recv().unwrap();
+        assert!(matches!(told, Err(Errno::CANCELED | Errno::BADF)));
+    }
+}

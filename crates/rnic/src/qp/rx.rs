@@ -479,10 +479,12 @@ impl QpInner {
                 Wait::Here => return Ok(false),
             }
         }
-        core.rx.bulk = match total {
-            ..=BULK => core.rx.bulk.saturating_sub(1),
-            ..=LONG_BULK => core.rx.bulk.max(1),
-            _ => LONG_BULK_LASTS,
+        core.rx.bulk = if total > LONG_BULK {
+            LONG_BULK_LASTS
+        } else if total > BULK {
+            core.rx.bulk.max(1)
+        } else {
+            core.rx.bulk.saturating_sub(1)
         };
         self.take_in(core, &segment)
     }

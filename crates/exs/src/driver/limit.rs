@@ -1,0 +1,227 @@
+//! The ends of operations that come before their data: time limits, blocking calls that give up, receives that nobody wants any more.
+//!
+//! The memory of an operation may be in other hands: a receive's in the peer's, who has been told of it, a send's in the transport's. It is
+//! the program's again when those have let go, and for that they have a time of grace.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::conn::{Conn, LINGER};
+use super::op::{Op, Slot};
+use super::state::{Core, Io};
+use crate::machine::{Cancel, Endpoint, OpId};
+
+/// How long nothing may move before the connection is over.
+const GRACE: Duration = Duration::from_secs(3);
+/// An operation that is nowhere to be found is looked for again after this.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A time of grace. It is as long as bytes move, but not for ever: a peer could send one now and then.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grace {
+    since: Instant,
+    /// Bytes that had moved at the last look.
+    moved: u64,
+}
+
+impl Grace {
+    /// At its end: whether there is some more.
+    fn goes_on(&mut self, moved: u64) -> bool {
+        std::mem::replace(&mut self.moved, moved) != moved && self.since.elapsed() < LINGER
+    }
+}
+
+impl Io {
+    /// A receive whose program has closed the socket, or does not wait any more.
+    pub(super) fn nobody_wants(&mut self, id: OpId) -> bool {
+        let (closed, deaf) = (self.unwanted, self.deaf);
+        let op = self.ops.get_mut(id);
+        op.is_some_and(|op| !op.is_send() && (closed || deaf && op.target.is_slot()))
+    }
+
+    /// The memory of a receive that nobody wants is closed to the peer, who sees an access error if it writes there after all. False where
+    /// somebody wants it.
+    fn take_away(&mut self, machine: &Endpoint, id: OpId) -> bool {
+        let unwanted = self.nobody_wants(id);
+        if unwanted {
+            let bytes = machine.received(id) as usize;
+            self.finish(id, Err(Errno::CANCELED), bytes, false, None);
+        }
+        unwanted
+    }
+}
+
+impl Conn {
+    pub(super) fn set_limit(&self, io: &mut Io, id: OpId, limit: Option<Duration>) {
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        if let Some(deadline) = deadline {
+            self.set_deadline(io, id, deadline);
+        }
+    }
+
+    fn set_deadline(&self, io: &mut Io, id: OpId, deadline: Instant) {
+        if let Some(op) = io.ops.get_mut(id) {
+            op.deadline = Some(deadline);
+            self.set_alarm(io, deadline);
+        }
+    }
+
+    /// Have a timer look at the operations then, at the latest. One timer does for all of them.
+    fn set_alarm(&self, io: &mut Io, at: Instant) {
+        if io.alarm.is_some_and(|alarm| alarm <= at) {
+            return;
+        }
+        io.alarm = Some(at);
+        self.limit_at(at, move |conn| conn.expire(at));
+    }
+
+    /// As [`Conn::call_at`], of a time limit, which is not kept where there is no thread for it.
+    pub(super) fn limit_at(&self, at: Instant, call: impl FnOnce(&Conn) + Send + 'static) {
+        if let Err(error) = self.call_at(at, call) {
+            tracing::warn!(%error, "no thread for time limits: they will not be kept");
+        }
+    }
+
+    fn grace(&self) -> Grace {
+        Grace {
+            since: Instant::now(),
+            moved: self.moved(),
+        }
+    }
+
+    /// Bytes that the transport has moved, both ways.
+    fn moved(&self) -> u64 {
+        let ledger = self.qp.ledger();
+        self.moved_out() + ledger.rx_direct + ledger.rx_copied
+    }
+
+    /// Bytes that the transport has taken from us.
+    pub(super) fn moved_out(&self) -> u64 {
+        let ledger = self.qp.ledger();
+        ledger.tx_direct + ledger.tx_copied + ledger.one_sided_bytes
+    }
+
+    /// Cancel a receive; a peer who has been told of its memory has a time of grace to let go of it. False: it has ended, or is about to.
+    pub(super) fn call_back(&self, core: &mut Core, id: OpId) -> bool {
+        let Some(machine) = &mut core.machine else {
+            return false;
+        };
+        if machine.cancel(id) != Cancel::Pending {
+            return false;
+        }
+        if let Some(op) = core.io.ops.get_mut(id) {
+            op.grace.get_or_insert_with(|| Box::new(self.grace()));
+        }
+        self.set_deadline(&mut core.io, id, Instant::now() + GRACE);
+        true
+    }
+
+    /// Cancel the operations whose time is up, and end the grace of those that were cancelled before.
+    fn expire(&self, alarm: Instant) {
+        self.with(|core| {
+            let Core {
+                machine: Some(machine),
+                io,
+                ..
+            } = core
+            else {
+                return;
+            };
+            if io.alarm == Some(alarm) {
+                io.alarm = None;
+            }
+            let now = Instant::now();
+            let timed = io.ops.ids();
+            let timed: Vec<_> = timed
+                .filter_map(|(id, op)| Some((id, op.deadline?)))
+                .collect();
+            let mut overdue = false;
+            for &(id, deadline) in &timed {
+                let Some(op) = io.ops.get_mut(id) else {
+                    continue;
+                };
+                if deadline > now {
+                    self.set_alarm(io, deadline);
+                    continue;
+                }
+                op.deadline = None;
+                if let Some(grace) = &mut op.grace {
+                    if !grace.goes_on(self.moved()) {
+                        overdue |= !io.take_away(machine, id);
+                        continue;
+                    }
+                } else {
+                    op.grace = Some(Box::new(self.grace()));
+                    // A message that its reader has been told of stays with him: that he takes his time is not for us to judge.
+                    let stays = op.is_send() && io.announces;
+                    machine.cancel(id);
+                    if stays {
+                        continue;
+                    }
+                }
+                self.set_deadline(io, id, now + GRACE);
+            }
+            if overdue {
+                self.fail(core, Errno::TIMEDOUT);
+            }
+        });
+    }
+
+    /// A blocking call gives up, because of `why`: returns when its operation's end has been told. Whoever has its memory has a time of grace
+    /// to let go of it.
+    pub(crate) fn give_up(&self, slot: &Arc<Slot>, id: OpId, why: Errno) {
+        let mut grace: Option<(Grace, Instant)> = None;
+        loop {
+            if self.take_back(slot) {
+                return;
+            }
+            let patient = self.with(|core| {
+                // One that waited behind a file send has got another name.
+                let mut ops = core.io.ops.ids();
+                let (id, op) = ops.find(|(its, op)| *its == id || op.target.is(slot))?;
+                // A signal is no reason to lose a connection for bytes that are on their way.
+                let patient = op.is_send() && (core.io.announces || why == Errno::INTR);
+                if let Some(machine) = &mut core.machine {
+                    machine.cancel(id);
+                }
+                Some(patient)
+            });
+            let end = match patient {
+                // On its way from behind a file send to a name: look again.
+                None => Some(Instant::now() + LOOK_AGAIN),
+                Some(true) => None,
+                Some(false) => {
+                    let begin = || (self.grace(), Instant::now() + GRACE);
+                    Some(grace.get_or_insert_with(begin).1)
+                }
+            };
+            match self.wait_for(slot, end) {
+                Ok(()) => return,
+                Err(Errno::AGAIN) => {
+                    if let (Some(_), Some((grace, end))) = (patient, &mut grace) {
+                        *end = Instant::now() + GRACE;
+                        if !grace.goes_on(self.moved()) {
+                            self.with(|core| self.fail(core, Errno::TIMEDOUT));
+                        }
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// No blocking receives any more: those under way are cancelled.
+    pub(crate) fn stop_waiting(&self) {
+        self.with(|core| {
+            core.io.deaf = true;
+            let waits = |op: &Op| !op.is_send() && op.target.is_slot();
+            let ops = core.io.ops.ids().filter(|(_, op)| waits(op));
+            let ids: Vec<OpId> = ops.map(|(id, _)| id).collect();
+            for id in ids {
+                self.call_back(core, id);
+            }
+        });
+    }
+}

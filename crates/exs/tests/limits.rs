@@ -1,0 +1,474 @@
+//! Time limits, closes and deletions while something is under way, and the peers that make them hard.
+
+mod common;
+#[path = "common/raw.rs"]
+mod raw;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, context, events, listener, pair};
+use raw::{greet, hello};
+use weft_exs::{
+    Context, Design, Errno, EventKind, FilePiece, Kind, Memory, Piece, Queue, Ready, RecvFlags,
+    Region, Sink, Socket,
+};
+use weft_verbs::{Access, Cq, Device, LocalMode, Pd, RemoteAddr, SendWr, Wc};
+use weft_wire::exs::{
+    Body, HEADER_LEN, Hello, Imm, Kind as HelloKind, MAX_LEN, Message, Packet, Remote, Transfer,
+};
+
+/// For a peer that is no socket.
+fn verbs() -> (Pd, Cq) {
+    let device = Device::builder().local(LocalMode::Off).open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(4096, None).unwrap();
+    (pd, cq)
+}
+
+/// What goes through it is so slow, in bytes a second, from the one who connects. Where to connect.
+fn slow(to: SocketAddr, rate: usize) -> SocketAddr {
+    let proxy = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = proxy.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (near, _) = proxy.accept().unwrap();
+        let far = TcpStream::connect(to).unwrap();
+        near.set_nodelay(true).unwrap();
+        far.set_nodelay(true).unwrap();
+        let (mut back, mut out) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut back, &mut out);
+            let _ = out.shutdown(std::net::Shutdown::Write);
+        });
+        let (mut near, mut far) = (near, far);
+        let mut room = vec![0; (rate / 50).max(1)];
+        let begun = Instant::now();
+        let mut moved = 0;
+        // The greeting goes at once.
+        while let Ok(n @ 1..) = near.read(&mut room) {
+            moved += n;
+            let due = Duration::from_secs_f64(moved as f64 / rate as f64);
+            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+            if far.write_all(&room[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = far.shutdown(std::net::Shutdown::Write);
+    });
+    at
+}
+
+fn slow_pair(rate: usize) -> (Context, Socket, Socket) {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let a = Socket::new(&context, false, Kind::Stream).unwrap();
+    a.connect_wait(slow(listener.local_addr().unwrap(), rate))
+        .unwrap();
+    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    (context, a, b)
+}
+
+/// A receive's time is up while its data comes in, slowly, from a peer who does everything right.
+#[test]
+fn a_time_limit_does_not_cost_the_connection_to_a_slow_peer() {
+    let (context, a, b) = slow_pair(200_000);
+    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(500)))
+        .unwrap();
+    let len = 2 << 20;
+    let to = Region::alloc(&context, len).unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    b.recv(
+        to.whole(),
+        RecvFlags::WAITALL,
+        Sink::Queue(queue.clone(), 1),
+    )
+    .unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    a.send(Memory::from(vec![1; len]), Sink::Nobody).unwrap();
+    let mut out = Vec::new();
+    queue
+        .dequeue(&mut out, 1, 1, Some(Duration::from_secs(20)))
+        .unwrap();
+    let end = out.pop().map(|e| (e.result, e.bytes));
+    b.set_options(|o| o.recv_timeout = None).unwrap();
+    assert_eq!(b.take_error(), None, "after {end:?} the connection is over");
+}
+
+/// A close with a long send under way, on a slow link: bytes move all the time.
+#[test]
+#[ignore = "35 s, most of them asleep"]
+fn a_closed_socket_goes_on_as_long_as_bytes_move() {
+    let (context, a, b) = slow_pair(1_000_000);
+    let len = 48 << 20;
+    let to = Region::alloc(&context, len).unwrap();
+    let reader = std::thread::spawn(move || b.recv_wait(&to.whole(), RecvFlags::WAITALL));
+    std::thread::sleep(Duration::from_millis(300));
+    let queue = Queue::new(&context, 8).unwrap();
+    a.send(Memory::from(vec![1; len]), Sink::Queue(queue.clone(), 1))
+        .unwrap();
+    a.close(Sink::Nobody).unwrap();
+    let got = reader.join().unwrap();
+    assert_eq!(got, Ok(len), "sent: {:?}", events(&queue, 1));
+}
+
+/// "`guard` is dropped when the end has been told".
+#[test]
+fn a_guard_outlives_the_call_that_tells_the_end() {
+    struct Guard(Arc<AtomicBool>);
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let (_context, a, b) = pair(LocalMode::Off);
+    let gone = Arc::new(AtomicBool::new(false));
+    let (tell, told) = channel();
+    let seen = Arc::clone(&gone);
+    let sink = Sink::call(move |_| tell.send(seen.load(Ordering::SeqCst)).unwrap());
+    a.close_guarded(sink, Box::new(Guard(gone))).unwrap();
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(false), "dropped before");
+    drop(b);
+}
+
+/// "Receives and polls that are outstanding end with `ECANCELED`", also where a file is still going out.
+#[test]
+fn receives_end_with_a_close_behind_a_file() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let queue = Queue::new(&context, 8).unwrap();
+    let path = std::env::temp_dir().join(format!("weft-limits-{}", std::process::id()));
+    std::fs::write(&path, vec![7; 8 << 20]).unwrap();
+    let file = Arc::new(std::fs::File::open(&path).unwrap().into());
+    std::fs::remove_file(path).unwrap();
+    let piece = Piece::File(FilePiece {
+        file,
+        offset: 0,
+        len: None,
+    });
+    a.send_file(vec![piece], Sink::Nobody).unwrap();
+    a.recv(
+        Memory::from(vec![0; 8]),
+        RecvFlags::empty(),
+        Sink::Queue(queue.clone(), 2),
+    )
+    .unwrap();
+    a.close(Sink::Nobody).unwrap();
+    let ended = events(&queue, 1).pop().map(|e| e.result);
+    assert_eq!(ended, Some(Err(Errno::CANCELED)), "no event in 5 s");
+    drop(b);
+}
+
+/// What came into a blocking receive before a silent peer lost the connection.
+#[test]
+fn bytes_that_came_are_told_when_the_peer_falls_silent() {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let (pd, cq) = verbs();
+    let (conn, sink) = greet(&listener, &pd, &cq, &hello());
+    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(500)))
+        .unwrap();
+    let (tell, told) = channel();
+    let to = Region::alloc(&context, 1 << 16).unwrap();
+    std::thread::spawn(move || {
+        let _ = tell.send(b.recv_wait(&to.whole(), RecvFlags::WAITALL));
+    });
+    let mut wcs = vec![Wc::default(); 1];
+    let end = Instant::now() + PATIENCE;
+    let wc = loop {
+        assert!(Instant::now() < end);
+        if cq.poll(&mut wcs).unwrap() == 1 {
+            break wcs[0];
+        }
+    };
+    let got = sink
+        .to_vec(wc.wr_id as usize * 512, wc.byte_len as usize)
+        .unwrap();
+    let message = Message::parse_head(&got, got.len()).unwrap();
+    let Body::Advert(advert) = message.body else {
+        panic!("{message:?}");
+    };
+    let from = pd.reg_mr(vec![5; 100], Access::LOCAL_WRITE).unwrap();
+    let imm = Imm {
+        transfer: Transfer::Direct,
+        credits: 0,
+        len: 100,
+    };
+    let remote = RemoteAddr {
+        addr: advert.memory.addr,
+        rkey: advert.memory.rkey,
+    };
+    let wr = SendWr::write_imm(1, remote, imm.encode()).sge(from.sge(0, 100));
+    conn.qp.post_send(&[wr]).unwrap();
+    let end = told.recv_timeout(Duration::from_secs(8));
+    assert_eq!(end, Ok(Ok(100)), "100 bytes are in its memory");
+}
+
+/// A close with a long receive outstanding, and data of both ends on its way.
+#[test]
+fn what_was_sent_before_a_close_arrives_though_a_receive_was_outstanding() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let len = 4 << 20;
+    a.recv(
+        Memory::from(vec![0; 1 << 20]),
+        RecvFlags::empty(),
+        Sink::Nobody,
+    )
+    .unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    a.send(Memory::from(vec![1; len]), Sink::Nobody).unwrap();
+    a.close(Sink::Queue(queue.clone(), 1)).unwrap();
+    b.send(
+        Memory::from(vec![2; 100_000]),
+        Sink::Queue(queue.clone(), 2),
+    )
+    .unwrap();
+    let to = Region::alloc(&context, len).unwrap();
+    let got = b.recv_wait(&to.whole(), RecvFlags::WAITALL);
+    let told: Vec<_> = events(&queue, 2)
+        .iter()
+        .map(|e| (e.kind, e.result))
+        .collect();
+    assert_eq!(got, Ok(len), "{told:?} {:?}", EventKind::Close);
+}
+
+/// A blocking send with a time limit, to a peer who takes nothing off its TCP connection.
+#[test]
+fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let (pd, cq) = verbs();
+    // Its engine reads nothing after the first completion.
+    let stuck = Arc::new(AtomicUsize::new(0));
+    let in_hook = Arc::clone(&stuck);
+    cq.set_hook(move || {
+        in_hook.store(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_secs(25));
+    });
+    let len = 64 << 20;
+    let ring = pd
+        .alloc_mr(len, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+        .unwrap();
+    let hello = Hello {
+        ring: Some(Remote {
+            addr: ring.addr(),
+            rkey: ring.rkey(),
+            len: len as u32,
+        }),
+        ..hello()
+    };
+    let (conn, sink) = greet(&listener, &pd, &cq, &hello);
+    let a = listener.accept_wait(Some(PATIENCE)).unwrap();
+    a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(stuck.load(Ordering::SeqCst), 1);
+    a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
+        .unwrap();
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(a.send_wait(Memory::from(vec![1; 48 << 20])));
+    });
+    let ended = told.recv_timeout(Duration::from_secs(10));
+    assert!(ended.is_ok(), "200 ms are up for 10 s");
+    std::mem::forget((conn, ring, sink, cq));
+}
+
+/// A time limit of a receive whose message is being read from a peer who does not give it out.
+#[test]
+fn a_time_limit_holds_while_a_message_is_read() {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::SeqPacket, |o| o.design = Design::Source);
+    let (pd, cq) = verbs();
+    let stuck = Arc::new(AtomicUsize::new(0));
+    let in_hook = Arc::clone(&stuck);
+    cq.set_hook(move || {
+        in_hook.store(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_secs(20));
+    });
+    let hello = Hello {
+        kind: HelloKind::SeqPacket(Design::Source),
+        ..hello()
+    };
+    let (conn, sink) = greet(&listener, &pd, &cq, &hello);
+    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    b.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(stuck.load(Ordering::SeqCst), 1);
+    let from = pd
+        .alloc_mr(100_000, Access::LOCAL_WRITE | Access::REMOTE_READ)
+        .unwrap();
+    let message = Message {
+        credits: 0,
+        body: Body::Source(Packet {
+            index: 0,
+            addr: from.addr(),
+            rkey: from.rkey(),
+            len: 100_000,
+        }),
+    };
+    let mut bytes = [0; MAX_LEN];
+    let n = message.emit(&mut bytes);
+    assert!(n > HEADER_LEN);
+    conn.qp
+        .post_send_one(SendWr::send(0).inline(&bytes[..n]))
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(b.ready().contains(Ready::IN), "{:?}", b.take_error());
+    b.set_options(|o| o.recv_timeout = Some(Duration::from_millis(200)))
+        .unwrap();
+    let queue = Queue::new(&context, 8).unwrap();
+    let to = Region::alloc(&context, 100_000).unwrap();
+    b.recv(
+        to.whole(),
+        RecvFlags::empty(),
+        Sink::Queue(queue.clone(), 1),
+    )
+    .unwrap();
+    let mut out = Vec::new();
+    let _ = queue.dequeue(&mut out, 1, 1, Some(Duration::from_secs(10)));
+    assert_eq!(
+        out.len(),
+        1,
+        "200 ms, and the 3 s of a peer, are up for long"
+    );
+    std::mem::forget((conn, from, sink, cq));
+}
+
+/// As the manual page of `exs_close` says.
+#[test]
+fn a_poll_ends_with_ecanceled_when_its_socket_is_closed() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let queue = Queue::new(&context, 8).unwrap();
+    a.poll(Ready::IN, Sink::Queue(queue.clone(), 1)).unwrap();
+    a.close(Sink::Nobody).unwrap();
+    let ended = events(&queue, 1).pop().map(|e| e.result);
+    assert_eq!(ended, Some(Err(Errno::CANCELED)));
+    drop(b);
+}
+
+/// `shutdown(SHUT_RD)`, while another thread waits for a peer who says nothing.
+#[test]
+fn a_shutdown_ends_a_blocking_receive_from_a_silent_peer() {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let (pd, cq) = verbs();
+    let _peer = greet(&listener, &pd, &cq, &hello());
+    let b = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let (tell, told) = channel();
+    let to = Region::alloc(&context, 1 << 16).unwrap();
+    let receiver = b.clone();
+    std::thread::spawn(move || {
+        let _ = tell.send(receiver.recv_wait(&to.whole(), RecvFlags::empty()));
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    b.stop_waiting().unwrap();
+    assert!(told.recv_timeout(2 * PATIENCE).is_ok(), "it waits on");
+}
+
+/// Two takers and one who deletes: each event is taken, or nobody hears of it and that is told.
+#[test]
+fn no_event_is_lost_between_takers_and_a_delete() {
+    let (context, a, b) = pair(LocalMode::Off);
+    let drain = std::thread::spawn(move || {
+        let to = Region::alloc(&context, 1 << 16).unwrap();
+        while matches!(b.recv_wait(&to.whole(), RecvFlags::empty()), Ok(1..)) {}
+    });
+    let context = self::context(LocalMode::Off);
+    let mut lost = 0;
+    let rounds = 1000;
+    for round in 0..rounds {
+        let queue = Queue::new(&context, 8).unwrap();
+        let unheard = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&unheard);
+        queue.on_unheard(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+        });
+        let ready = Arc::new(AtomicUsize::new(0));
+        let (first, its) = (queue.clone(), Arc::clone(&ready));
+        let first = std::thread::spawn(move || {
+            its.fetch_add(1, Ordering::SeqCst);
+            let mut out = Vec::new();
+            let _ = first.dequeue(&mut out, 2, 2, None);
+            out.len()
+        });
+        while ready.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        if round % 2 == 0 {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        for token in 0..2 {
+            a.send(Memory::from(vec![1; 8]), Sink::Queue(queue.clone(), token))
+                .unwrap();
+        }
+        let end = Instant::now() + Duration::from_micros(round % 40);
+        while Instant::now() < end {}
+        // Another taker is faster, perhaps.
+        let mut out = Vec::new();
+        let _ = queue.dequeue(&mut out, 1, 0, Some(Duration::ZERO));
+        while queue.outstanding() != 0 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_micros(200));
+        queue.delete();
+        let taken = out.len() + first.join().unwrap();
+        lost += usize::from(taken + unheard.load(Ordering::SeqCst) != 2);
+    }
+    a.close(Sink::Nobody).unwrap();
+    drain.join().unwrap();
+    assert_eq!(lost, 0, "of {rounds}");
+}
+
+/// A peer that says it takes "small packets" of any length does not make us copy everything that the program sends.
+#[test]
+fn a_peer_does_not_say_how_much_is_copied() {
+    let context = context(LocalMode::Off);
+    let listener = listener(&context, Kind::Stream, |_| ());
+    let (pd, cq) = verbs();
+    let stuck = Arc::new(AtomicUsize::new(0));
+    let in_hook = Arc::clone(&stuck);
+    cq.set_hook(move || {
+        in_hook.store(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_secs(10));
+    });
+    let hello = Hello {
+        small: u32::MAX,
+        ..hello()
+    };
+    let (conn, sink) = greet(&listener, &pd, &cq, &hello);
+    let a = listener.accept_wait(Some(PATIENCE)).unwrap();
+    a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+        let kib: usize = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        kib >> 10
+    };
+    // One piece of registered memory, to be sent again and again: asynchronous, and without a copy.
+    let region = Region::alloc(&context, 16 << 20).unwrap();
+    region.write(0, &vec![1; 16 << 20]).unwrap();
+    let before = resident();
+    for _ in 0..20 {
+        a.send(region.whole(), Sink::Nobody).unwrap();
+    }
+    let more = resident() - before;
+    std::mem::forget((conn, sink, cq, a));
+    assert!(
+        more < 100,
+        "{more} MiB of copies, as many as the peer wishes"
+    );
+}
