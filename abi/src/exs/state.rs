@@ -123,7 +123,7 @@ extern "C" fn at_exit() {
         for entry in state.sockets.take_all() {
             let closing = OneClosing::begin(&state.closing);
             // What cannot be closed has nothing to deliver; the sink is dropped, which counts as the end.
-            let _ = entry.socket.close(closing.sink());
+            let _ = entry.end(closing.sink());
         }
         state.closing.wait(Instant::now() + LINGER);
     });

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use weft_exs::{InPlace, Ready, Sink, Socket};
+use weft_exs::{InPlace, Memory, Ready, Sink, Socket};
 
 use super::state::state;
 
@@ -77,6 +77,19 @@ impl Entry {
     pub(crate) fn is_closed(&self) -> bool {
         let number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
         !self.plain && number.is_none()
+    }
+
+    /// Ends it with the program. A connection of the system may be another process's as well: of that, only what was sent before is
+    /// waited for, by a send of nothing behind it.
+    ///
+    /// # Errors
+    /// `EBADF` when it is being closed already.
+    pub(crate) fn end(&self, sink: Sink) -> Result<(), Errno> {
+        if self.plain {
+            let nothing = Memory::Owned(Vec::new());
+            return self.socket.send_without_limit(nothing, sink);
+        }
+        self.socket.close(sink)
     }
 
     /// The number is free from here on, without a descriptor.
