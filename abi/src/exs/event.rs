@@ -58,16 +58,29 @@ pub(super) struct Op {
     pub(super) what: What,
     /// Held until then.
     pub(super) uses: Uses,
+    /// Whether sends and receives had a limit of time when it was started.
+    pub(super) limited: [bool; 2],
 }
 
 impl Op {
     pub(super) fn new(entry: &Arc<Entry>, ahandle: AHandle, what: What) -> Op {
+        let (send, recv) = entry.socket.limits();
         Op {
+            limited: [send.is_some(), recv.is_some()],
             fd: entry.fd,
             ahandle,
             of: Of::Socket(Arc::clone(entry)),
             what,
             uses: Uses::new(),
+        }
+    }
+
+    /// Whether it is one of the socket that has this number now. What went on after the close of another with the number is not.
+    /// A helper's is known by its number only, so not when its queue is gone as well (`there`).
+    pub(super) fn is_of(&self, fd: i32, socket: Option<&Arc<Entry>>, there: bool) -> bool {
+        match &self.of {
+            Of::Socket(entry) => socket.is_some_and(|socket| Arc::ptr_eq(socket, entry)),
+            Of::Helper(_) => there && self.fd == fd,
         }
     }
 
@@ -211,30 +224,22 @@ fn ready(ready: Ready) -> EvtUnion {
 }
 
 /// What an event is about: an operation that ran into the socket's limit of time says that. With `EXS_TIMEOUT_ONCE` that ends the
-/// limit.
+/// limit. One that had none ends with `ETIMEDOUT` where the whole connection does.
 fn kind_with_limit(event: &weft_exs::Event, op: &Op) -> EventKind {
-    let (sends, kind) = match event.kind {
-        EventKind::Send | EventKind::SendMsg | EventKind::SendFile => {
-            (true, EventKind::SendTimeout)
-        }
-        EventKind::Recv | EventKind::RecvMsg => (false, EventKind::RecvTimeout),
+    let (way, kind) = match event.kind {
+        EventKind::Send | EventKind::SendMsg | EventKind::SendFile => (0, EventKind::SendTimeout),
+        EventKind::Recv | EventKind::RecvMsg => (1, EventKind::RecvTimeout),
         other => return other,
     };
     let Of::Socket(entry) = &op.of else {
         return event.kind;
     };
-    let options = entry.socket.options();
-    let limit = if sends {
-        options.send_timeout
-    } else {
-        options.recv_timeout
-    };
-    if event.result != Err(Errno::TIMEDOUT) || limit.is_none() {
+    if event.result != Err(Errno::TIMEDOUT) || !op.limited[way] {
         return event.kind;
     }
-    if take(&entry.limits.once[usize::from(!sends)]) {
+    if take(&entry.limits.once[way]) {
         // Limits of time can be changed at any time.
-        let _ = entry.set_limit(usize::from(!sends), None);
+        let _ = entry.set_limit(way, None);
     }
     kind
 }

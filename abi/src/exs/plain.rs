@@ -151,6 +151,7 @@ fn help(
         }),
         what,
         uses: Uses::new(),
+        limited: [false; 2],
     };
     let token = queue.start(op, |sink| {
         bell.poll(Ready::IN, sink).inspect_err(|_| ended.set())

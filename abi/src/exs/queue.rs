@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use libc::timeval;
@@ -22,9 +22,14 @@ use super::types::{
 /// What an `exs_qhandle_t` stands for.
 pub(crate) struct QueueEntry {
     queue: Queue,
+    started: Arc<Started>,
+}
+
+/// The operations of a queue. They outlast it when it is deleted.
+pub(crate) struct Started {
     /// In this queue's tokens, so that a socket with operations in several queues can tell them apart.
     serial: u32,
-    ops: Arc<Mutex<Ops>>,
+    ops: Mutex<Ops>,
 }
 
 /// Operations by the place in their token.
@@ -76,7 +81,7 @@ impl Slot {
     }
 }
 
-impl QueueEntry {
+impl Started {
     fn ops(&self) -> std::sync::MutexGuard<'_, Ops> {
         self.ops.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,24 +89,6 @@ impl QueueEntry {
     /// What this queue's tokens have in common. Bit 62 keeps them apart from addresses, and bit 63 from [`own_token`]s.
     fn mine(&self) -> u64 {
         1 << 62 | u64::from(self.serial & 0xf_ffff) << (PLACE + GENERATION)
-    }
-
-    /// Starts an operation with `start`, whose sink leads to this queue; its token.
-    ///
-    /// # Errors
-    /// Those of `start`; there will be no event then.
-    pub(super) fn start(
-        &self,
-        op: Op,
-        start: impl FnOnce(Sink) -> Result<(), Errno>,
-    ) -> Result<u64, Errno> {
-        // Before it is started: its event may be there, and taken by another thread, before `start` returns.
-        let token = self.mine() | self.ops().insert(op);
-        start(Sink::Queue(self.queue.clone(), token)).inspect_err(|_| {
-            let refused = self.ops().remove(token);
-            drop(refused); // not under the lock
-        })?;
-        Ok(token)
     }
 
     fn take(&self, token: u64) -> Option<Op> {
@@ -127,6 +114,39 @@ impl QueueEntry {
     }
 }
 
+impl QueueEntry {
+    /// Starts an operation with `start`, whose sink leads to this queue; its token.
+    ///
+    /// # Errors
+    /// Those of `start`; there will be no event then.
+    pub(super) fn start(
+        &self,
+        op: Op,
+        start: impl FnOnce(Sink) -> Result<(), Errno>,
+    ) -> Result<u64, Errno> {
+        // Before it is started: its event may be there, and taken by another thread, before `start` returns.
+        let started = &self.started;
+        let token = started.mine() | started.ops().insert(op);
+        start(Sink::Queue(self.queue.clone(), token)).inspect_err(|_| {
+            drop(started.take(token));
+        })?;
+        Ok(token)
+    }
+}
+
+/// Cancels the operations that `wanted` picks, which also hears whether the operation's queue is there; how many of them will end.
+pub(super) fn cancel(wanted: impl Fn(&Op, bool) -> bool) -> usize {
+    // Held meanwhile: a queue that is just being deleted is in one of the two.
+    let deleted = state().deleted();
+    let queues = state().queues.all();
+    let gone: Vec<_> = deleted.iter().filter_map(Weak::upgrade).collect();
+    drop(deleted);
+    let here = queues.iter().map(|queue| (&queue.started, true));
+    here.chain(gone.iter().map(|started| (started, false)))
+        .map(|(started, there)| started.cancel(|op| wanted(op, there)))
+        .sum()
+}
+
 /// The first of `count` tokens in a row, for operations that only the library waits for.
 pub(super) fn own_token(count: u64) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
@@ -137,26 +157,26 @@ pub(super) fn own_token(count: u64) -> u64 {
 pub fn qcreate(depth: c_int) -> Result<QHandle, Errno> {
     static SERIAL: AtomicU32 = AtomicU32::new(1);
     let queue = Queue::new(&state().context()?, positive(depth)?)?;
-    let ops: Arc<Mutex<Ops>> = Arc::default();
-    // A deleted queue's operations go on, and keep what they use until they end.
-    let left = Arc::clone(&ops);
-    queue.on_unheard(move |token| {
-        let op = left
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(token);
-        drop(op); // not under the lock
-    });
-    state().queues.insert(Arc::new(QueueEntry {
-        queue,
+    let started = Arc::new(Started {
         serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-        ops,
-    }))
+        ops: Mutex::default(),
+    });
+    // A deleted queue's operations go on, and keep what they use until they end.
+    let left = Arc::clone(&started);
+    queue.on_unheard(move |token| drop(left.take(token)));
+    state()
+        .queues
+        .insert(Arc::new(QueueEntry { queue, started }))
 }
 
 /// `exs_qdelete`
 pub fn qdelete(qh: QHandle) -> Result<c_int, Errno> {
+    let mut deleted = state().deleted();
     let entry = state().queues.remove(qh, |_| Ok(()))?;
+    // The library keeps the queue, and with it these, while operations are outstanding.
+    deleted.retain(|started| started.strong_count() > 0);
+    deleted.push(Arc::downgrade(&entry.started));
+    drop(deleted);
     entry.queue.delete();
     Ok(0)
 }
@@ -319,7 +339,7 @@ pub unsafe fn qdequeue(
     let waited = entry.queue.dequeue(&mut taken, max, at_least, limit);
     let mut count = 0;
     for event in taken.drain(..) {
-        if let Some(op) = entry.take(event.token) {
+        if let Some(op) = entry.started.take(event.token) {
             // SAFETY: `count` stays below `max`, and `events` has room for so many.
             unsafe { events.add(count).write(event::told(event, op)) };
             count += 1;

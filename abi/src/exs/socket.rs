@@ -8,14 +8,14 @@ use std::sync::{Arc, PoisonError};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use weft_exs::{FilePiece, Kind, Memory, Piece, Ready, RecvFlags, Sink, Socket};
+use weft_exs::{FilePiece, Kind, Memory, Piece, Ready, RecvFlags, Socket};
 
 use super::event::{Op, Ptr, What};
 use super::memory::{Uses, elements, memory, vector};
 use super::plain;
-use super::queue::QueueEntry;
+use super::queue::{self, QueueEntry};
 use super::state::{OneClosing, state};
-use super::table::{Entry, Found};
+use super::table::{Entry, Found, Removed};
 use super::types::{
     AHandle, AcceptAddr, EXS_CAF_AHANDLE, EXS_CAF_FILDES, EXS_FDVEC, EXS_IN_PLACE, EXS_IOVEC,
     EXS_POLLIN, EXS_POLLOUT, EXS_QHANDLE_INVALID, EXS_SHUT_WR, MHandle, MsgHdr, PollFd, QHandle,
@@ -461,39 +461,34 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
     let sockets = &state().sockets;
     let queue = maybe_queue(qh)?;
     flags(flag, 0)?;
-    let closed = sockets.remove(fd, |entry| match &queue {
-        None => {
-            let closing = OneClosing::begin(&state().closing);
-            entry.socket.close(closing.sink())
-        }
-        Some(queue) => {
-            // A program that ends before its event waits for what was sent, too.
-            let closing = Box::new(OneClosing::begin(&state().closing));
-            queue
-                .start(Op::new(entry, ah, What::Close), |sink| {
-                    entry.socket.close_guarded(sink, closing)
-                })
-                .map(drop)
-        }
-    })?;
+    let closed = sockets.remove(fd, |entry| start_close(entry, queue.as_deref(), ah))?;
+    // SAFETY: the program gives its descriptor up with this call.
+    let give_up = || unsafe { on_system(libc::SYS_close, fd, [0; 4]) };
     match closed {
-        Found::Exs(_) => Ok(0),
-        Found::System => {
+        Removed::Exs(_) => Ok(0),
+        // There is no connection here whose end an event could tell.
+        Removed::Inherited => give_up().and(Err(Errno::NOTCONN)),
+        Removed::System => {
             // Operations that are outstanding hold a descriptor of their own.
-            let plain = sockets.closable(fd, queue.is_some())?;
-            match (queue, plain) {
-                (Some(queue), Some(entry)) => {
-                    queue.start(Op::new(&entry, ah, What::Close), |sink| {
-                        entry.socket.close(sink)
-                    })?;
-                }
-                (None, Some(entry)) => entry.socket.close(Sink::Nobody)?,
-                (_, None) => {}
+            if let Some(entry) = sockets.closable(fd, queue.is_some())? {
+                start_close(&entry, queue.as_deref(), ah)?;
             }
-            // SAFETY: the program gives its descriptor up with this call.
-            unsafe { on_system(libc::SYS_close, fd, [0; 4]) }
+            give_up()
         }
     }
+}
+
+/// Starts the close of a socket. A program that ends before it is done waits for what was sent.
+fn start_close(entry: &Arc<Entry>, queue: Option<&QueueEntry>, ah: AHandle) -> Result<(), Errno> {
+    let closing = OneClosing::begin(&state().closing);
+    let Some(queue) = queue else {
+        return entry.socket.close(closing.sink());
+    };
+    queue
+        .start(Op::new(entry, ah, What::Close), |sink| {
+            entry.socket.close_guarded(sink, Box::new(closing))
+        })
+        .map(drop)
 }
 
 /// `exs_cancel`
@@ -502,22 +497,19 @@ pub fn cancel(fd: c_int, flag: c_int, ah: AHandle) -> Result<c_int, Errno> {
     if by == 0 || by & !(EXS_CAF_FILDES | EXS_CAF_AHANDLE) != 0 {
         return Err(Errno::INVAL);
     }
-    if by & EXS_CAF_FILDES != 0
-        && let Found::System = state().sockets.find(fd)?
-    {
-        // SAFETY: not kept; a number that is no descriptor gives EBADF.
-        rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(fd) })?;
+    let mut socket = None;
+    if by & EXS_CAF_FILDES != 0 {
+        let sockets = &state().sockets;
+        socket = match sockets.find(fd)? {
+            Found::Exs(entry) => Some(entry),
+            Found::System => sockets.closable(fd, false)?,
+        };
     }
-    let wanted = |op: &Op| {
-        (by & EXS_CAF_FILDES == 0 || op.fd == fd) && (by & EXS_CAF_AHANDLE == 0 || op.ahandle == ah)
+    let wanted = |op: &Op, there| {
+        (by & EXS_CAF_FILDES == 0 || op.is_of(fd, socket.as_ref(), there))
+            && (by & EXS_CAF_AHANDLE == 0 || op.ahandle == ah)
     };
-    let cancelled: usize = state()
-        .queues
-        .all()
-        .iter()
-        .map(|queue| queue.cancel(wanted))
-        .sum();
-    Ok(cancelled as c_int)
+    Ok(queue::cancel(wanted) as c_int)
 }
 
 /// `exs_recycle_recv_buffer`

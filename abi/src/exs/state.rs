@@ -1,7 +1,7 @@
 //! What the calls share: the context, the tables, and what becomes of them in a forked child and at the end of the program.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use weft_exs::{Context, Sink, Socket};
 use super::handles::Handles;
 use super::memory::Mem;
 use super::plain::Bell;
-use super::queue::QueueEntry;
+use super::queue::{QueueEntry, Started};
 use super::table::Sockets;
 use super::types::{EXS_VERSION1, Version};
 
@@ -19,6 +19,8 @@ pub(crate) struct State {
     context: Mutex<Option<Context>>,
     bell: Mutex<Option<Bell>>,
     pub(crate) queues: Handles<QueueEntry>,
+    /// Of queues that were deleted, while there are any.
+    deleted: Mutex<Vec<Weak<Started>>>,
     pub(crate) regions: Handles<Mem>,
     pub(crate) sockets: Sockets,
     pub(crate) closing: Arc<Closing>,
@@ -35,6 +37,7 @@ impl State {
             context: Mutex::new(None),
             bell: Mutex::new(None),
             queues: Handles::new(),
+            deleted: Mutex::default(),
             regions: Handles::new(),
             sockets,
             closing: Arc::new(Closing::default()),
@@ -50,6 +53,11 @@ impl State {
         let made = Context::shared().map_err(cannot_begin)?;
         *context = Some(made.clone());
         Ok(made)
+    }
+
+    /// Operations of queues that were deleted.
+    pub(crate) fn deleted(&self) -> MutexGuard<'_, Vec<Weak<Started>>> {
+        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The bell of helping threads, made when it is first needed.
@@ -115,7 +123,7 @@ extern "C" fn at_exit() {
         for entry in state.sockets.take_all() {
             let closing = OneClosing::begin(&state.closing);
             // What cannot be closed has nothing to deliver; the sink is dropped, which counts as the end.
-            let _ = entry.socket.close(closing.sink());
+            let _ = entry.end(closing.sink());
         }
         state.closing.wait(Instant::now() + LINGER);
     });

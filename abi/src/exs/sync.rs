@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
-use weft_exs::{Event, EventKind, Kind, Memory, Queue, RecvFlags, Sink, Socket};
+use weft_exs::{Event, Kind, Memory, Queue, RecvFlags, Sink, Socket};
 
 use super::event::{enter, received};
 use super::memory::{Uses, memory, plain_vector, vector};
@@ -19,7 +19,7 @@ use super::queue::own_token;
 use super::socket::{self, SEND_FLAGS, flags, message, on_system, recv_flags};
 use super::state::{Done, OneClosing, State, state};
 use super::sync_poll::await_readable;
-use super::table::{Entry, Found, SEND_BUFFER};
+use super::table::{Entry, Found, Removed, SEND_BUFFER};
 use super::types::{IoVec, MHandle, MsgHdr};
 use crate::address;
 use crate::call::{signed, system};
@@ -50,7 +50,7 @@ pub(super) fn own_queue() -> Result<Queue, Errno> {
     })
 }
 
-/// Carries out one operation and waits for its event; after the limit it is cancelled.
+/// Carries out one operation, which has no limit of its own, and waits for its event; after the limit it is cancelled.
 fn carry_out(
     socket: &Socket,
     limit: Option<Duration>,
@@ -79,14 +79,7 @@ fn carry_out(
     }
     match (event.result, result) {
         (Err(Errno::CANCELED), Err(why)) => Err(why),
-        (Err(errno), _) => Err(match errno {
-            Errno::TIMEDOUT
-                if matches!(event.kind, EventKind::SendTimeout | EventKind::RecvTimeout) =>
-            {
-                Errno::AGAIN
-            }
-            other => other,
-        }),
+        (Err(errno), _) => Err(errno),
         (Ok(_), _) => Ok(event),
     }
 }
@@ -197,7 +190,8 @@ fn send_copy(entry: &Arc<Entry>, memory: &Memory) -> Result<ssize_t, Errno> {
         .map_err(|_| Errno::AGAIN)?;
     let copy = first_bytes(memory, take);
     let of = Arc::downgrade(entry);
-    let started = entry.socket.send(
+    // The program hears that it is taken, so no limit of time may cut it short: those are for calls that wait.
+    let started = entry.socket.send_without_limit(
         Memory::Owned(copy),
         Sink::call(move |event| {
             if let Some(entry) = of.upgrade() {
@@ -481,26 +475,24 @@ pub unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flag: c_int) -> Result<ssiz
 }
 
 /// Receives a message or bytes; whether a message was longer.
-fn recv_whole(entry: &Entry, memory: Memory, flag: c_int) -> Result<(ssize_t, bool), Errno> {
+fn recv_whole(entry: &Entry, memory: &Memory, flag: c_int) -> Result<(ssize_t, bool), Errno> {
     if entry.socket.kind() == Kind::Stream {
-        return Ok((recv_memory(entry, &memory, flag)?, false));
+        return Ok((recv_memory(entry, memory, flag)?, false));
     }
-    let recv = recv_flags(flag, true)?;
+    let mut flag = recv_flags(flag, true)?;
+    if entry.nonblock() {
+        flag |= RecvFlags::DONTWAIT;
+    }
     if entry.read_shut.load(Ordering::Acquire) {
         return Ok((0, false));
     }
-    let limit = if entry.nonblock() || recv.contains(RecvFlags::DONTWAIT) {
-        Some(Duration::ZERO)
-    } else {
-        entry.socket.options().recv_timeout
-    };
-    let mut recv = recv & RecvFlags::WAITALL;
-    // Not even begun where nothing is there: the peer would have to give it back.
-    recv.set(RecvFlags::DONTWAIT, limit == Some(Duration::ZERO));
-    let event = carry_out(&entry.socket, limit, |sink| {
-        entry.socket.recv(memory, recv, sink)
-    })?;
-    Ok((signed(event.bytes), event.truncated))
+    let mut truncated = false;
+    let got = entry.socket.recv_message_wait(memory, flag);
+    let got = got.map(|(bytes, longer)| {
+        truncated = longer;
+        bytes
+    });
+    Ok((unless_shut(entry, got)?, truncated))
 }
 
 /// `exs_sync_recvmsg`
@@ -517,7 +509,7 @@ pub unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flag: c_int) -> Result<ssize_
     let mut header = unsafe { msg.read() };
     // SAFETY: the caller's promise, for as long as the call.
     let memory = unsafe { plain_vector(header.msg_iov, header.msg_iovlen) }?;
-    let (count, truncated) = recv_whole(&entry, memory, flag)?;
+    let (count, truncated) = recv_whole(&entry, &memory, flag)?;
     let peer = entry.socket.peer_addr().ok();
     header.msg_namelen = match peer {
         // SAFETY: the caller's promise.
@@ -548,7 +540,7 @@ pub unsafe fn recvmsg_mh(fd: c_int, msg: *mut MsgHdr, flag: c_int) -> Result<ssi
     let mut uses = Uses::new();
     // SAFETY: the caller's promise, for as long as the call.
     let memory = unsafe { message(msg, false, &mut uses) }?;
-    let (count, truncated) = recv_whole(&entry, memory, flag)?;
+    let (count, truncated) = recv_whole(&entry, &memory, flag)?;
     // SAFETY: the caller's promise.
     unsafe { received(msg, entry.socket.peer_addr().ok(), truncated) };
     Ok(count)
@@ -583,7 +575,7 @@ pub unsafe fn sendfile(
     let pieces = socket::file(file, start, count.min(isize::MAX as usize))?;
     let limit = entry.socket.options().send_timeout;
     let event = carry_out(&entry.socket, limit, |sink| {
-        entry.socket.send_file(pieces, sink)
+        entry.socket.send_file_without_limit(pieces, sink)
     })?;
     let after = start.saturating_add(event.bytes as off_t);
     if offset.is_null() {
@@ -643,13 +635,13 @@ pub fn close(fd: c_int) -> Result<c_int, Errno> {
         }))
     })?;
     match closed {
-        Found::Exs(entry) => {
+        Removed::Exs(entry) => {
             if !entry.nonblock() {
                 done.wait(linger_of(&entry));
             }
             Ok(0)
         }
         // SAFETY: the program gives its descriptor up with this call.
-        Found::System => unsafe { on_system(libc::SYS_close, fd, [0; 4]) },
+        Removed::Inherited | Removed::System => unsafe { on_system(libc::SYS_close, fd, [0; 4]) },
     }
 }

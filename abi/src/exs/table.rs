@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
-use weft_exs::{InPlace, Ready, Sink, Socket};
+use weft_exs::{InPlace, Memory, Ready, Sink, Socket};
 
 use super::state::state;
 
@@ -77,6 +77,19 @@ impl Entry {
     pub(crate) fn is_closed(&self) -> bool {
         let number = self.number.lock().unwrap_or_else(PoisonError::into_inner);
         !self.plain && number.is_none()
+    }
+
+    /// Ends it with the program. A connection of the system may be another process's as well: of that, only what was sent before is
+    /// waited for, by a send of nothing behind it.
+    ///
+    /// # Errors
+    /// `EBADF` when it is being closed already.
+    pub(crate) fn end(&self, sink: Sink) -> Result<(), Errno> {
+        if self.plain {
+            let nothing = Memory::Owned(Vec::new());
+            return self.socket.send_without_limit(nothing, sink);
+        }
+        self.socket.close(sink)
     }
 
     /// The number is free from here on, without a descriptor.
@@ -254,6 +267,16 @@ pub(crate) enum Found {
     System,
 }
 
+/// What a number stood for that is being given up.
+pub(crate) enum Removed {
+    /// A socket of ours, which is closed.
+    Exs(Arc<Entry>),
+    /// The parent's, in a forked child: what is left of it here is the child's descriptor.
+    Inherited,
+    /// Whatever it is, it is the system's.
+    System,
+}
+
 /// # Errors
 /// `EBADF` below zero.
 fn place(fd: i32) -> Result<usize, Errno> {
@@ -300,8 +323,7 @@ impl Sockets {
         }
     }
 
-    /// Takes a socket of ours out, unless `close` fails, and frees its number. A parent's is forgotten: what is left of it here is
-    /// the child's descriptor.
+    /// Takes a socket of ours out, unless `close` fails, and frees its number. A parent's is forgotten.
     ///
     /// # Errors
     /// `EBADF` for a negative number, or that of `close`.
@@ -309,21 +331,21 @@ impl Sockets {
         &self,
         fd: i32,
         close: impl FnOnce(&Arc<Entry>) -> Result<(), Errno>,
-    ) -> Result<Found, Errno> {
+    ) -> Result<Removed, Errno> {
         let place = place(fd)?;
         let entry = {
             let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
             match slots.get_mut(place) {
                 Some(slot @ Slot::Inherited) => {
                     *slot = Slot::Empty;
-                    return Ok(Found::System);
+                    return Ok(Removed::Inherited);
                 }
                 Some(slot @ Slot::Exs(_)) => std::mem::take(slot),
-                _ => return Ok(Found::System),
+                _ => return Ok(Removed::System),
             }
         };
         let Slot::Exs(entry) = entry else {
-            return Ok(Found::System);
+            return Ok(Removed::System);
         };
         // The number is still ours, and nobody finds the socket by it.
         if let Err(errno) = close(&entry) {
@@ -331,17 +353,18 @@ impl Sockets {
             return Err(errno);
         }
         entry.hold(None);
-        Ok(Found::Exs(entry))
+        Ok(Removed::Exs(entry))
     }
 
-    /// All of ours; the table is empty after it.
+    /// All of ours, and those of the system's with operations outstanding; the table is empty after it.
     pub(crate) fn take_all(&self) -> Vec<Arc<Entry>> {
         let mut slots = self.0.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *slots)
             .into_iter()
             .filter_map(|slot| match slot {
                 Slot::Exs(entry) => Some(entry),
-                _ => None,
+                Slot::Plain(entry, ..) => entry.upgrade(),
+                Slot::Inherited | Slot::Empty => None,
             })
             .collect()
     }

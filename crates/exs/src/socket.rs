@@ -451,7 +451,24 @@ impl Socket {
     /// `ENOTCONN`, `EBADF` (closed), `EPIPE` (after a shutdown, or the peer has gone), `ECONNRESET`, `EMSGSIZE` (a message longer than 1 GiB), `EAGAIN`
     /// (the queue is full).
     pub fn send(&self, memory: Memory, sink: Sink) -> Result<(), Errno> {
-        let limit = self.limits().0;
+        self.send_within(self.limits().0, memory, sink)
+    }
+
+    /// As [`Socket::send`], without the socket's limit of time: for what its writer has been told is taken. Cut short, it would leave a
+    /// hole in the stream.
+    ///
+    /// # Errors
+    /// As [`Socket::send`].
+    pub fn send_without_limit(&self, memory: Memory, sink: Sink) -> Result<(), Errno> {
+        self.send_within(None, memory, sink)
+    }
+
+    fn send_within(
+        &self,
+        limit: Option<Duration>,
+        memory: Memory,
+        sink: Sink,
+    ) -> Result<(), Errno> {
         if let Some(plain) = self.plain()? {
             let kind = EventKind::of_send(&memory);
             plain.send(self.plain_op(kind, memory, RecvFlags::empty(), limit, Target::new(sink)?));
@@ -491,27 +508,42 @@ impl Socket {
     /// # Errors
     /// As [`Socket::send`]; `EOPNOTSUPP` on a socket of messages.
     pub fn send_file(&self, pieces: Vec<Piece>, sink: Sink) -> Result<(), Errno> {
+        self.send_file_within(self.limits().0, pieces, sink)
+    }
+
+    /// As [`Socket::send_file`], without the socket's limit of time: for a caller who cancels it when the time is up.
+    ///
+    /// # Errors
+    /// As [`Socket::send_file`].
+    pub fn send_file_without_limit(&self, pieces: Vec<Piece>, sink: Sink) -> Result<(), Errno> {
+        self.send_file_within(None, pieces, sink)
+    }
+
+    fn send_file_within(
+        &self,
+        limit: Option<Duration>,
+        pieces: Vec<Piece>,
+        sink: Sink,
+    ) -> Result<(), Errno> {
         if self.0.kind == Kind::SeqPacket {
             return Err(Errno::OPNOTSUPP);
         }
         if let Some(plain) = self.plain()? {
             let (target, token) = Target::new(sink)?;
             let fd = self.number();
-            let limit = self
-                .limits()
-                .0
-                .and_then(|limit| Instant::now().checked_add(limit));
+            let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
             let (done, take_back) = file_end(target, token, fd);
             let sent = plain.send_file(&self.0.context, pieces, token, limit, done);
             return sent.inspect_err(|_| take_back().forget());
         }
         let conn = self.conn()?;
         let (target, token) = Target::new(sink)?;
-        conn.send_file(pieces, target, token, self.limits().0)
+        conn.send_file(pieces, target, token, limit)
             .map_err(refused)
     }
 
-    fn limits(&self) -> (Option<Duration>, Option<Duration>) {
+    /// The limits of time of sends and of receives.
+    pub fn limits(&self) -> (Option<Duration>, Option<Duration>) {
         let limit = |kept: &AtomicU64| match kept.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(Duration::from_nanos(nanos)),
@@ -762,6 +794,36 @@ impl Socket {
         conn.settle();
         let started = conn.recv(memory.clone(), flags, target, 0, None);
         finish_wait(conn, &slot, started.map_err(refused)?, self.limits().1)
+    }
+
+    /// As [`Socket::recv_wait`], of a message: also whether it was longer than the memory.
+    ///
+    /// # Errors
+    /// As [`Socket::recv_wait`]; `EOPNOTSUPP` on a socket of bytes.
+    pub fn recv_message_wait(
+        &self,
+        memory: &Memory,
+        flags: RecvFlags,
+    ) -> Result<(usize, bool), Errno> {
+        if self.0.kind == Kind::Stream {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if memory.owns() {
+            return Err(Errno::INVAL);
+        }
+        let slot = Arc::new(Slot::default());
+        let target = Target::Slot(Arc::clone(&slot));
+        let limit = if flags.contains(RecvFlags::DONTWAIT) {
+            Some(Duration::ZERO)
+        } else {
+            self.limits().1
+        };
+        let conn = self.conn()?;
+        conn.settle();
+        let flags = flags - RecvFlags::IN_PLACE;
+        let started = conn.recv(memory.clone(), flags, target, 0, None);
+        let bytes = finish_wait(conn, &slot, started.map_err(refused)?, limit)?;
+        Ok((bytes, slot.was_truncated()))
     }
 
     /// Wait until the socket is ready for something of `wanted`, or has failed. Empty when the time is up.

@@ -70,6 +70,7 @@ impl Default for Buffers {
 ///
 /// * A read that is dropped before it is ready has taken nothing.
 /// * A write is ready when its bytes are in the buffer; they go out at once. A flush waits until the transport has taken them all.
+/// * A write is not subject to the socket's limit of time: what it has taken goes out.
 /// * A shutdown closes our direction after all bytes; reading goes on.
 /// * Dropping the stream closes the connection, after what was written.
 pub struct IoStream {
@@ -258,7 +259,7 @@ impl IoStream {
                 waker.wake();
             }
         });
-        if let Err(why) = self.socket.send(memory, sink) {
+        if let Err(why) = self.socket.send_without_limit(memory, sink) {
             lock(&self.writes).complete(number, Some(why));
             return Poll::Ready(Err(why.into()));
         }

@@ -203,6 +203,34 @@ async fn the_same_over_ordinary_tcp() {
     echo.await.unwrap();
 }
 
+/// The limit of time is the operations': it makes no hole in what writes have taken.
+#[tokio::test]
+async fn a_limit_of_sends_makes_no_hole_in_what_was_written() {
+    let (mut near, mut far) = streams().await;
+    let limit = Some(Duration::from_millis(300));
+    near.socket()
+        .set_options(|options| options.send_timeout = limit)
+        .unwrap();
+    let data = pattern(4 << 20);
+    let mut written = 0;
+    // Until the peer's memory is full, and what waits for it does so for some time.
+    while let Ok(n) =
+        tokio::time::timeout(Duration::from_millis(200), near.write(&data[written..])).await
+    {
+        written += n.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let mut all = vec![0; written];
+    let read = tokio::time::timeout(Duration::from_secs(5), far.read_exact(&mut all)).await;
+    assert!(read.is_ok(), "bytes that were written do not come");
+    assert!(all == data[..written]);
+    near.write_all(b"and on").await.unwrap();
+    near.shutdown().await.unwrap();
+    let mut rest = Vec::new();
+    far.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(rest, b"and on");
+}
+
 #[tokio::test]
 async fn small_odd_buffers() {
     let (listener, addr) = listen();

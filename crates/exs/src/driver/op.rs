@@ -40,11 +40,14 @@ pub(crate) struct Part {
 pub(crate) struct Slot {
     event: Mutex<Option<Event>>,
     done: AtomicBool,
+    /// A message was longer than its receive: asked for when the event has been taken.
+    truncated: AtomicBool,
     bell: Bell,
 }
 
 impl Slot {
     pub(crate) fn fill(&self, event: Event) {
+        self.truncated.store(event.truncated, Ordering::Relaxed);
         *lock(&self.event) = Some(event);
         self.done.store(true, Ordering::Release);
         self.bell.ring();
@@ -67,6 +70,9 @@ impl Slot {
     }
     pub(crate) fn take(&self) -> Option<Event> {
         lock(&self.event).take()
+    }
+    pub(crate) fn was_truncated(&self) -> bool {
+        self.truncated.load(Ordering::Relaxed)
     }
 }
 

@@ -1,0 +1,464 @@
+//! What may end an operation of libexs early, and what may not: limits of time, signals, cancels, forks and the program's end.
+#![cfg(feature = "exs")]
+#![allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each call is given pointers to its own locals"
+)]
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::IntoRawFd as _;
+use std::os::unix::thread::JoinHandleExt as _;
+use std::ptr::null_mut;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use libc::{
+    AF_INET, MSG_DONTWAIT, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET,
+    sockaddr, sockaddr_in, socklen_t, timeval,
+};
+use weft_abi::exs::types::{
+    AHandle, EXS_CAF_FILDES, EXS_EVT_RECV, EXS_EVT_RECVTIMEOUT, EXS_QHANDLE_INVALID, Event,
+};
+use weft_abi::exs::{memory, option, queue, socket, sync};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn any() -> sockaddr_in {
+    let mut addr: sockaddr_in = unsafe { std::mem::zeroed() };
+    addr.sin_family = AF_INET as u16;
+    addr.sin_addr.s_addr = u32::from_be_bytes([127, 0, 0, 1]).to_be();
+    addr
+}
+
+/// Two connected sockets.
+fn pair(kind: c_int) -> (c_int, c_int) {
+    unsafe {
+        let listener = socket::socket(AF_INET, kind, 0).unwrap();
+        let mut addr = any();
+        let mut len = size_of::<sockaddr_in>() as socklen_t;
+        let at = (&raw mut addr).cast::<sockaddr>();
+        socket::bind(listener, at, len).unwrap();
+        socket::listen(listener, 5).unwrap();
+        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let a = socket::socket(AF_INET, kind, 0).unwrap();
+        sync::connect(a, at, len).unwrap();
+        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
+        sync::close(listener).unwrap();
+        (a, b)
+    }
+}
+
+fn limit(fd: c_int, name: c_int, millis: i64) {
+    let time = timeval {
+        tv_sec: 0,
+        tv_usec: millis * 1000,
+    };
+    let value = (&raw const time).cast::<c_void>();
+    unsafe {
+        option::setsockopt(
+            fd,
+            SOL_SOCKET,
+            name,
+            value,
+            size_of::<timeval>() as socklen_t,
+        )
+    }
+    .unwrap();
+}
+
+/// What `recvmsg` returns.
+fn one_message(fd: c_int) -> Result<isize, rustix::io::Errno> {
+    let mut buf = vec![0_u8; 1 << 16];
+    let mut iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &raw mut iov;
+    msg.msg_iovlen = 1;
+    unsafe { sync::recvmsg(fd, &raw mut msg, 0) }
+}
+
+/// `SO_RCVTIMEO`: "the same limits, for the blocking calls, which fail with EAGAIN".
+#[test]
+fn a_recvmsg_of_messages_whose_time_is_up_says_eagain() {
+    let (a, b) = pair(SOCK_SEQPACKET);
+    limit(b, SO_RCVTIMEO, 200);
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(one_message(b).map_err(rustix::io::Errno::raw_os_error));
+    });
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(libc::EAGAIN)));
+    sync::close(a).unwrap();
+}
+
+/// The same of a file that nothing of goes out.
+#[test]
+fn a_sendfile_whose_time_is_up_says_eagain() {
+    let (a, b) = pair(SOCK_STREAM);
+    // The peer's buffer, and what may be under way besides.
+    let full = vec![1_u8; 1 << 16];
+    let mut full_for = 0;
+    while full_for < 20 {
+        let sent = unsafe { sync::send_mh(a, full.as_ptr().cast(), full.len(), MSG_DONTWAIT, 0) };
+        full_for = if sent.is_ok() { 0 } else { full_for + 1 };
+        if full_for > 0 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    limit(a, SO_SNDTIMEO, 300);
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let mut off = 0;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let got = unsafe { sync::sendfile(a, fd, &raw mut off, 100_000) };
+        let _ = tell.send(got.map_err(rustix::io::Errno::raw_os_error));
+    });
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Err(libc::EAGAIN)));
+    sync::close(b).unwrap();
+}
+
+/// What a send that does not wait has taken is in the stream: a limit of time, which is for calls that wait, makes no hole in it.
+#[test]
+fn a_limit_of_blocking_sends_makes_no_hole_in_what_was_taken() {
+    let (a, b) = pair(SOCK_STREAM);
+    limit(a, SO_SNDTIMEO, 300);
+    let mut next = 0_u32;
+    let mut send = |len: usize| {
+        let words: Vec<u8> = (next..next + len as u32 / 4)
+            .flat_map(u32::to_le_bytes)
+            .collect();
+        let n = unsafe { sync::send_mh(a, words.as_ptr().cast(), len, MSG_DONTWAIT, 0) };
+        if let Ok(n) = n {
+            assert_eq!(n % 4, 0);
+            next += n as u32 / 4;
+        }
+        n
+    };
+    // The peer's buffer, 1 MiB, and then two that wait: their times are up one after the other.
+    for _ in 0..17 {
+        send(1 << 16).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    send(1 << 16).unwrap();
+    // Between the two.
+    std::thread::sleep(Duration::from_millis(200));
+    let reader = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        let mut buf = vec![0_u8; 1 << 16];
+        loop {
+            match unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), buf.len(), 0, 0) } {
+                Ok(n @ 1..) => all.extend_from_slice(&buf[..n as usize]),
+                _ => break all,
+            }
+        }
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    sync::close(a).unwrap();
+    let all = reader.join().unwrap();
+    let wrong = all
+        .chunks_exact(4)
+        .zip(0_u32..)
+        .find(|(word, at)| **word != at.to_le_bytes());
+    assert_eq!(wrong.map(|w| w.1 * 4), None, "where the hole begins");
+    assert_eq!(all.len(), next as usize * 4, "taken, and lost");
+}
+
+/// A connection to a process that has stopped; the process.
+fn stopped(kind: c_int, test: &str) -> (c_int, std::process::Child) {
+    if let Ok(port) = std::env::var("WEFT_LIMITS_STOP") {
+        let mut addr = any();
+        addr.sin_port = port.parse::<u16>().unwrap().to_be();
+        unsafe {
+            // Not left behind by a test that fails.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            let a = socket::socket(AF_INET, kind, 0).unwrap();
+            let len = size_of::<sockaddr_in>() as socklen_t;
+            sync::connect(a, (&raw const addr).cast(), len).unwrap();
+            libc::raise(libc::SIGSTOP);
+        }
+        std::process::exit(0);
+    }
+    unsafe {
+        let listener = socket::socket(AF_INET, kind, 0).unwrap();
+        let mut addr = any();
+        let mut len = size_of::<sockaddr_in>() as socklen_t;
+        let at = (&raw mut addr).cast::<sockaddr>();
+        socket::bind(listener, at, len).unwrap();
+        socket::listen(listener, 5).unwrap();
+        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child
+            .arg(test)
+            .env("WEFT_LIMITS_STOP", u16::from_be(addr.sin_port).to_string());
+        let child = child.spawn().unwrap();
+        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        (b, child)
+    }
+}
+
+extern "C" fn handled(_: c_int) {}
+
+/// What a call returns in whose thread a handler runs so many times, 100 ms after each other.
+fn interrupted(
+    times: usize,
+    call: impl FnOnce() -> Result<isize, rustix::io::Errno> + Send + 'static,
+) -> Option<Result<isize, c_int>> {
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handled as *const () as usize;
+        assert_eq!(
+            libc::sigaction(libc::SIGUSR1, &raw const action, null_mut()),
+            0
+        );
+    }
+    let (tell, told) = channel();
+    let thread = std::thread::spawn(move || {
+        let _ = tell.send(call().map_err(rustix::io::Errno::raw_os_error));
+    });
+    let begun = Instant::now();
+    let mut left = times;
+    std::thread::sleep(Duration::from_millis(300));
+    while begun.elapsed() < Duration::from_secs(12) {
+        if left > 0 {
+            left -= 1;
+            unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
+        }
+        if let Ok(result) = told.recv_timeout(Duration::from_millis(100)) {
+            return Some(result);
+        }
+    }
+    None
+}
+
+/// One signal ends a blocking receive after the 3 s that the peer has; so do many.
+#[test]
+fn many_signals_end_a_receive_from_a_stopped_peer() {
+    let (b, mut child) = stopped(SOCK_STREAM, "many_signals_end");
+    let got = interrupted(1000, move || {
+        let mut buf = vec![0_u8; 1 << 16];
+        unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), buf.len(), 0, 0) }
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
+}
+
+/// The same of a message, with `recvmsg` and one signal.
+#[test]
+fn a_signal_ends_a_recvmsg_from_a_stopped_peer() {
+    let (b, mut child) = stopped(SOCK_SEQPACKET, "a_signal_ends");
+    let got = interrupted(1, move || one_message(b));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
+}
+
+/// What a program sends by a socket of the system, and ends with `end` and an exit, arrives.
+fn arrives_by_tcp(test: &str, end: impl FnOnce(c_int, c_int)) {
+    const LEN: usize = 32 << 20;
+    if let Ok(port) = std::env::var("WEFT_LIMITS_PORT") {
+        let near = std::net::TcpStream::connect(("127.0.0.1", port.parse().unwrap())).unwrap();
+        let fd = near.into_raw_fd();
+        let qh = queue::qcreate(8).unwrap();
+        let buf = vec![1_u8; LEN].leak();
+        let ah = AHandle(null_mut());
+        unsafe { socket::send(fd, buf.as_ptr().cast(), LEN, 0, qh, ah, 0) }.unwrap();
+        end(fd, qh);
+        std::process::exit(0);
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let port = listener.local_addr().unwrap().port();
+    child
+        .args([test, "--exact"])
+        .env("WEFT_LIMITS_PORT", port.to_string());
+    let mut child = child.spawn().unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    // It ends before it is read.
+    std::thread::sleep(Duration::from_secs(1));
+    let mut all = Vec::new();
+    let end = std::io::Read::read_to_end(&mut far, &mut all).map_err(|e| e.kind());
+    child.wait().unwrap();
+    assert_eq!((end.is_ok(), all.len()), (true, LEN));
+}
+
+#[test]
+fn what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close() {
+    let test = "what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close";
+    arrives_by_tcp(test, |fd, qh| {
+        socket::close(fd, 0, qh, AHandle(null_mut())).unwrap();
+    });
+}
+
+#[test]
+fn what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close_without_a_queue() {
+    let test = "what_was_sent_by_tcp_arrives_when_the_program_ends_after_a_close_without_a_queue";
+    arrives_by_tcp(test, |fd, _| {
+        let none = EXS_QHANDLE_INVALID as c_int;
+        socket::close(fd, 0, none, AHandle(null_mut())).unwrap();
+    });
+}
+
+#[test]
+fn what_was_sent_by_tcp_arrives_when_the_program_ends_without_a_close() {
+    let test = "what_was_sent_by_tcp_arrives_when_the_program_ends_without_a_close";
+    arrives_by_tcp(test, |_, _| {});
+}
+
+/// What a forked child hears that closes its parent's socket, with a queue or without; and that its number is free then.
+fn child_closes(with_queue: bool) {
+    let (a, b) = pair(SOCK_STREAM);
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let qh = if with_queue {
+            queue::qcreate(8)
+        } else {
+            Ok(EXS_QHANDLE_INVALID as c_int)
+        };
+        let told = qh.and_then(|qh| socket::close(a, 0, qh, AHandle(null_mut())));
+        let told = told.map_or_else(rustix::io::Errno::raw_os_error, |_| 0);
+        let open = unsafe { libc::fcntl(a, libc::F_GETFD) } >= 0;
+        unsafe { libc::_exit(if open { 200 } else { told }) };
+    }
+    let mut status = 0;
+    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+    let sent = unsafe { sync::send_mh(a, b"on".as_ptr().cast(), 2, 0, 0) };
+    assert_eq!(sent, Ok(2), "the parent goes on");
+    sync::close(a).unwrap();
+    sync::close(b).unwrap();
+    assert!(libc::WIFEXITED(status));
+    assert_eq!(libc::WEXITSTATUS(status), libc::ENOTCONN, "200: it is open");
+}
+
+#[test]
+fn a_close_of_a_parents_socket_with_a_queue_says_enotconn() {
+    child_closes(true);
+}
+
+#[test]
+fn a_close_of_a_parents_socket_without_a_queue_says_enotconn() {
+    child_closes(false);
+}
+
+/// One signal does as well.
+#[test]
+fn one_signal_ends_a_receive_from_a_stopped_peer() {
+    let (b, mut child) = stopped(SOCK_STREAM, "one_signal_ends");
+    let got = interrupted(1, move || {
+        let mut buf = vec![0_u8; 1 << 16];
+        unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), buf.len(), 0, 0) }
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
+}
+
+/// `shutdown(SHUT_RD)` ends a `recvmsg` that waits for a message.
+#[test]
+fn a_shutdown_ends_a_recvmsg_of_messages() {
+    let (a, b) = pair(SOCK_SEQPACKET);
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(one_message(b));
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    sync::shutdown(b, libc::SHUT_RD).unwrap();
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Ok(0)));
+    sync::close(a).unwrap();
+    sync::close(b).unwrap();
+}
+
+fn events(qh: c_int, count: usize) -> Vec<Event> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut event: Event = unsafe { std::mem::zeroed() };
+        let time = timeval {
+            tv_sec: 10,
+            tv_usec: 0,
+        };
+        let got = unsafe { queue::qdequeue(qh, &raw mut event, 1, &raw const time) };
+        assert_eq!(got, Ok(1));
+        all.push(event);
+    }
+    all
+}
+
+/// A connection whose time is up ends all that is outstanding; only what had a limit of its own says that it ran into that.
+#[test]
+fn what_had_no_limit_of_time_does_not_say_that_it_ran_into_one() {
+    let (b, mut child) = stopped(SOCK_STREAM, "what_had_no_limit");
+    let qh = queue::qcreate(8).unwrap();
+    let buf = vec![0_u8; 1 << 17].leak();
+    let recv = |at: &mut [u8], ah: usize| {
+        let ah = AHandle(std::ptr::without_provenance_mut(ah));
+        unsafe { socket::recv(b, at.as_mut_ptr().cast(), at.len(), 0, qh, ah, 0) }.unwrap();
+    };
+    let (first, second) = buf.split_at_mut(1 << 16);
+    recv(first, 1);
+    limit(b, SO_RCVTIMEO, 200);
+    recv(second, 2);
+    let mut all = events(qh, 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    all.sort_by_key(|event| event.exs_evt_ahandle.0.addr());
+    let told: Vec<_> = all
+        .iter()
+        .map(|event| (i64::from(event.exs_evt_type), event.exs_evt_errno))
+        .collect();
+    let expected = [EXS_EVT_RECV, EXS_EVT_RECVTIMEOUT].map(|kind| (kind, libc::ETIMEDOUT));
+    assert_eq!(told, expected);
+}
+
+/// What is outstanding goes on when its queue is deleted, and can still be cancelled: its memory is the program's again.
+#[test]
+fn operations_of_a_deleted_queue_can_be_cancelled() {
+    let (a, b) = pair(SOCK_STREAM);
+    let buf = vec![0_u8; 1 << 16].leak();
+    let mh = unsafe { memory::mregister(buf.as_mut_ptr().cast(), buf.len(), 0) }.unwrap();
+    let qh = queue::qcreate(8).unwrap();
+    let ah = AHandle(null_mut());
+    unsafe { socket::recv(b, buf.as_mut_ptr().cast(), buf.len(), 0, qh, ah, mh) }.unwrap();
+    queue::qdelete(qh).unwrap();
+    // Another one goes as well: what is forgotten with it is not forgotten too early.
+    queue::qdelete(queue::qcreate(8).unwrap()).unwrap();
+    assert_eq!(memory::mderegister(mh), Err(rustix::io::Errno::BUSY));
+    assert_eq!(socket::cancel(b, EXS_CAF_FILDES as c_int, ah), Ok(1));
+    let end = Instant::now() + PATIENCE;
+    while memory::mderegister(mh).is_err() {
+        assert!(Instant::now() < end, "it is still in use");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(socket::cancel(b, EXS_CAF_FILDES as c_int, ah), Ok(0));
+    sync::close(a).unwrap();
+    sync::close(b).unwrap();
+}
+
+/// What a closed socket still sends is no operation of the socket that has its number next.
+#[test]
+fn a_cancel_does_not_reach_what_had_the_number_before() {
+    const LEN: usize = 8 << 20;
+    let (a, b) = pair(SOCK_STREAM);
+    let buf = vec![1_u8; LEN].leak();
+    let qh = queue::qcreate(8).unwrap();
+    let ah = AHandle(null_mut());
+    unsafe { socket::send(a, buf.as_ptr().cast(), LEN, 0, qh, ah, 0) }.unwrap();
+    socket::close(a, 0, qh, ah).unwrap();
+    // Other tests take descriptors at the same time, perhaps this one.
+    let mut next = Vec::new();
+    while !next.contains(&a) && next.len() < 100 {
+        next.push(socket::socket(AF_INET, SOCK_STREAM, 0).unwrap());
+    }
+    if next.last() == Some(&a) {
+        assert_eq!(socket::cancel(a, EXS_CAF_FILDES as c_int, ah), Ok(0));
+    }
+    let mut all = vec![0_u8; LEN];
+    let flag = libc::MSG_WAITALL;
+    let got = unsafe { sync::recv_mh(b, all.as_mut_ptr().cast(), LEN, flag, 0) };
+    assert_eq!(got, Ok(LEN.cast_signed()));
+    for fd in next.into_iter().chain([b]) {
+        sync::close(fd).unwrap();
+    }
+}
