@@ -478,17 +478,17 @@ pub fn close(fd: c_int, flag: c_int, qh: QHandle, ah: AHandle) -> Result<c_int, 
     }
 }
 
-/// Starts the close of a socket. A program that ends before it is done waits for what was sent.
+/// Starts the close of a socket. A program that ends before it is done waits for what was sent. A connection of the system may be another
+/// process's as well: only our descriptor is given up.
 fn start_close(entry: &Arc<Entry>, queue: Option<&QueueEntry>, ah: AHandle) -> Result<(), Errno> {
-    let closing = OneClosing::begin(&state().closing);
-    let Some(queue) = queue else {
-        return entry.socket.close(closing.sink());
-    };
-    queue
-        .start(Op::new(entry, ah, What::Close), |sink| {
-            entry.socket.close_guarded(sink, Box::new(closing))
-        })
-        .map(drop)
+    let closing = Box::new(OneClosing::begin(&state().closing));
+    let close = |sink| entry.socket.close_guarded(sink, closing);
+    match queue {
+        None => close(weft_exs::Sink::Nobody),
+        Some(queue) => queue
+            .start(Op::new(entry, ah, What::Close), close)
+            .map(drop),
+    }
 }
 
 /// `exs_cancel`
