@@ -15,10 +15,12 @@ use crate::machine::{Cancel, Endpoint, OpId};
 
 /// How long nothing may move before the connection is over.
 const GRACE: Duration = Duration::from_secs(3);
+/// Bytes in that time that make it worth while to go on, however long it takes.
+const SLOWEST: u64 = 64 << 10;
 /// An operation that is nowhere to be found is looked for again after this.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A time of grace. It is as long as bytes move, but not for ever: a peer could send one now and then.
+/// A time of grace. It is as long as bytes move; after [`LINGER`], not a few now and then only.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grace {
     since: Instant,
@@ -29,7 +31,8 @@ pub(super) struct Grace {
 impl Grace {
     /// At its end: whether there is some more.
     fn goes_on(&mut self, moved: u64) -> bool {
-        std::mem::replace(&mut self.moved, moved) != moved && self.since.elapsed() < LINGER
+        let more = moved - std::mem::replace(&mut self.moved, moved);
+        more >= SLOWEST || more > 0 && self.since.elapsed() < LINGER
     }
 }
 

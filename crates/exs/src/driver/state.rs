@@ -356,7 +356,7 @@ impl Core {
                 .collect();
             for (id, is_send, bytes) in left {
                 let result = match (is_send, errno) {
-                    (false, _) if io.closing => Err(Errno::CANCELED),
+                    (false, _) if io.unwanted => Err(Errno::CANCELED),
                     (false, _) if eof => Ok(bytes),
                     (false, Errno::PIPE) => Err(Errno::CONNRESET),
                     (_, errno) => Err(errno),
