@@ -401,9 +401,9 @@ impl Hello {
             immediate: self.immediate && peer.immediate,
             send_credits: peer.credits,
             recv_credits: self.credits,
-            // What it takes beyond that goes another way: we copy short data, and not as much as a peer likes.
+            // Short data is copied: not as much as a peer likes.
             small_send: peer.small.min(MAX_SMALL),
-            small_recv: self.small,
+            small_recv: self.small.min(MAX_SMALL),
             peer_ring: peer.ring,
         })
     }
