@@ -12,6 +12,7 @@ use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 
 use super::Timers;
 use super::hold::{Held, Queue as Files};
+use super::limit::Alarms;
 use super::op::{Late, Op, Slot, Target};
 use super::slab::Slab;
 use super::state::{Core, Io, Meter, completed};
@@ -167,7 +168,7 @@ impl Conn {
             announces: false,
             lost: None,
             error: None,
-            alarm: None,
+            alarms: Alarms::default(),
             hurry: false,
             woken: false,
         };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::conn::Conn;
+use super::limit::Alarms;
 use super::op::{Part, Slot, Target, file_end};
 use crate::event::Event;
 use crate::file::{FileLane, FileSend};
@@ -37,8 +38,7 @@ pub(super) struct Waiting {
 pub(super) struct Queue {
     current: Option<Current>,
     behind: VecDeque<Held>,
-    /// When timers look for what is late; each sooner than the one before.
-    alarms: Vec<Instant>,
+    alarms: Alarms,
 }
 
 #[derive(Clone)]
@@ -111,8 +111,7 @@ impl Conn {
     /// Have a timer look at the files and what waits behind them then, at the latest. One timer does for all of them.
     fn set_held_alarm(&self, queue: &mut Queue, at: Option<Instant>) {
         let Some(at) = at else { return };
-        if queue.alarms.last().is_none_or(|&alarm| at < alarm) {
-            queue.alarms.push(at);
+        if queue.alarms.add(at) {
             self.limit_at(at, move |conn| conn.expire_held(at));
         }
     }
@@ -120,7 +119,7 @@ impl Conn {
     /// End the file sends whose time is up, and what has waited too long behind them.
     fn expire_held(&self, alarm: Instant) {
         let mut queue = lock(&self.files);
-        queue.alarms.retain(|&at| at != alarm);
+        queue.alarms.remove(alarm);
         let now = Instant::now();
         let current = queue.current.iter().filter_map(|file| file.deadline);
         let behind = queue.behind.iter().filter_map(|held| held.terms()?.1);

@@ -36,6 +36,26 @@ impl Grace {
     }
 }
 
+/// When timers look for what is late: each sooner than the one before, so that long limits and short ones in turn do not leave a timer each.
+#[derive(Default)]
+pub(super) struct Alarms(Vec<Instant>);
+
+impl Alarms {
+    /// Whether one more timer is needed to look then, at the latest.
+    pub(super) fn add(&mut self, at: Instant) -> bool {
+        let sooner = self.0.last().is_none_or(|&first| at < first);
+        if sooner {
+            self.0.push(at);
+        }
+        sooner
+    }
+
+    /// That one has looked.
+    pub(super) fn remove(&mut self, at: Instant) {
+        self.0.retain(|&alarm| alarm != at);
+    }
+}
+
 impl Io {
     /// A receive whose program has closed the socket, or does not wait any more.
     pub(super) fn nobody_wants(&mut self, id: OpId) -> bool {
@@ -73,11 +93,9 @@ impl Conn {
 
     /// Have a timer look at the operations then, at the latest. One timer does for all of them.
     fn set_alarm(&self, io: &mut Io, at: Instant) {
-        if io.alarm.is_some_and(|alarm| alarm <= at) {
-            return;
+        if io.alarms.add(at) {
+            self.limit_at(at, move |conn| conn.expire(at));
         }
-        io.alarm = Some(at);
-        self.limit_at(at, move |conn| conn.expire(at));
     }
 
     /// As [`Conn::call_at`], of a time limit, which is not kept where there is no thread for it.
@@ -132,9 +150,7 @@ impl Conn {
             else {
                 return;
             };
-            if io.alarm == Some(alarm) {
-                io.alarm = None;
-            }
+            io.alarms.remove(alarm);
             let now = Instant::now();
             let timed = io.ops.ids();
             let timed: Vec<_> = timed

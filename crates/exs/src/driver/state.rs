@@ -9,6 +9,7 @@ use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message};
 
 use super::conn::{Started, TAG_HEADER, TAG_RECV};
+use super::limit::Alarms;
 use super::op::{Late, Op, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
@@ -145,7 +146,7 @@ pub(super) struct Io {
     /// For `SO_ERROR`.
     pub(super) error: Option<Errno>,
     /// When a timer looks for operations whose time is up.
-    pub(super) alarm: Option<Instant>,
+    pub(super) alarms: Alarms,
     /// What is batched is to go out now.
     pub(super) hurry: bool,
     /// A blocking call has got what it waits for, and may sleep in [`Conn::wait_for`].
