@@ -5,6 +5,9 @@
     reason = "each call is given pointers to its own locals"
 )]
 
+#[path = "common/sockets.rs"]
+mod sockets;
+
 use std::ffi::{c_int, c_void};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd as _, IntoRawFd as _};
@@ -15,35 +18,9 @@ use std::time::Duration;
 use libc::{
     AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, sockaddr, sockaddr_in, socklen_t, timeval,
 };
+use sockets::{PATIENCE, any, pair};
 use weft_abi::exs::types::{AHandle, Event};
 use weft_abi::exs::{memory, option, queue, socket, sync};
-
-const PATIENCE: Duration = Duration::from_secs(5);
-
-fn any() -> sockaddr_in {
-    let mut addr: sockaddr_in = unsafe { std::mem::zeroed() };
-    addr.sin_family = AF_INET as u16;
-    addr.sin_addr.s_addr = u32::from_be_bytes([127, 0, 0, 1]).to_be();
-    addr
-}
-
-/// Two connected sockets.
-fn pair() -> (c_int, c_int) {
-    unsafe {
-        let listener = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
-        let mut addr = any();
-        let mut len = size_of::<sockaddr_in>() as socklen_t;
-        let at = (&raw mut addr).cast::<sockaddr>();
-        socket::bind(listener, at, len).unwrap();
-        socket::listen(listener, 5).unwrap();
-        socket::getsockname(listener, at, &raw mut len).unwrap();
-        let a = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
-        sync::connect(a, at, len).unwrap();
-        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
-        sync::close(listener).unwrap();
-        (a, b)
-    }
-}
 
 fn cpu() -> Duration {
     let mut t: libc::timespec = unsafe { std::mem::zeroed() };
@@ -54,7 +31,7 @@ fn cpu() -> Duration {
 /// A socket is closed while another thread polls it.
 #[test]
 fn a_poll_of_a_socket_that_gets_closed_does_not_spin() {
-    let (a, b) = pair();
+    let (a, b) = pair(SOCK_STREAM);
     let (tell, told) = channel();
     std::thread::spawn(move || {
         let mut fds = [pollfd {
@@ -79,7 +56,7 @@ fn a_poll_of_a_socket_that_gets_closed_does_not_spin() {
 /// What is there, and no more, on a socket that does not wait.
 #[test]
 fn waitall_on_a_socket_that_does_not_wait() {
-    let (a, b) = pair();
+    let (a, b) = pair(SOCK_STREAM);
     unsafe {
         assert_eq!(
             sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),
@@ -202,7 +179,7 @@ fn what_is_outstanding_goes_on_when_its_queue_is_deleted() {
 /// The memory of what is outstanding when its queue is deleted "stays in use until their sockets are closed".
 #[test]
 fn memory_of_operations_of_a_deleted_queue_is_busy() {
-    let (a, b) = pair();
+    let (a, b) = pair(SOCK_STREAM);
     let buf = vec![0_u8; 1 << 16].leak();
     let mh = unsafe { memory::mregister(buf.as_mut_ptr().cast::<c_void>(), buf.len(), 0) }.unwrap();
     let qh = queue::qcreate(8).unwrap();
@@ -356,7 +333,7 @@ fn a_recvmsg_that_does_not_wait_does_not_wait_for_the_peer() {
 /// Data left in place, of a socket that is closed before the event is dequeued.
 #[test]
 fn data_left_in_place_is_there_when_its_event_is_dequeued() {
-    let (a, b) = pair();
+    let (a, b) = pair(SOCK_STREAM);
     let qh = queue::qcreate(8).unwrap();
     let mut buf = [0_u8; 100];
     let flag = weft_abi::exs::types::EXS_IN_PLACE as c_int;
@@ -419,7 +396,7 @@ fn data_left_in_place_is_there_when_its_event_is_dequeued() {
 #[test]
 fn an_absurd_length_does_not_end_the_program() {
     if std::env::var("WEFT_EDGES_ABSURD").is_ok() {
-        let (a, b) = pair();
+        let (a, b) = pair(SOCK_STREAM);
         unsafe {
             assert_eq!(
                 sync::send_mh(a, b"0123456789".as_ptr().cast(), 10, 0, 0),

@@ -5,6 +5,9 @@
     reason = "each call is given pointers to its own locals"
 )]
 
+#[path = "common/sockets.rs"]
+mod sockets;
+
 use std::ffi::{c_int, c_void};
 use std::os::fd::IntoRawFd as _;
 use std::os::unix::thread::JoinHandleExt as _;
@@ -16,37 +19,11 @@ use libc::{
     AF_INET, MSG_DONTWAIT, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET,
     sockaddr, sockaddr_in, socklen_t, timeval,
 };
+use sockets::{PATIENCE, any, pair};
 use weft_abi::exs::types::{
     AHandle, EXS_CAF_FILDES, EXS_EVT_RECV, EXS_EVT_RECVTIMEOUT, EXS_QHANDLE_INVALID, Event,
 };
 use weft_abi::exs::{memory, option, queue, socket, sync};
-
-const PATIENCE: Duration = Duration::from_secs(5);
-
-fn any() -> sockaddr_in {
-    let mut addr: sockaddr_in = unsafe { std::mem::zeroed() };
-    addr.sin_family = AF_INET as u16;
-    addr.sin_addr.s_addr = u32::from_be_bytes([127, 0, 0, 1]).to_be();
-    addr
-}
-
-/// Two connected sockets.
-fn pair(kind: c_int) -> (c_int, c_int) {
-    unsafe {
-        let listener = socket::socket(AF_INET, kind, 0).unwrap();
-        let mut addr = any();
-        let mut len = size_of::<sockaddr_in>() as socklen_t;
-        let at = (&raw mut addr).cast::<sockaddr>();
-        socket::bind(listener, at, len).unwrap();
-        socket::listen(listener, 5).unwrap();
-        socket::getsockname(listener, at, &raw mut len).unwrap();
-        let a = socket::socket(AF_INET, kind, 0).unwrap();
-        sync::connect(a, at, len).unwrap();
-        let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
-        sync::close(listener).unwrap();
-        (a, b)
-    }
-}
 
 fn limit(fd: c_int, name: c_int, millis: i64) {
     let time = timeval {

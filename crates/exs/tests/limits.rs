@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, context, events, listener, pair};
@@ -28,6 +28,16 @@ fn verbs() -> (Pd, Cq) {
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(4096, None).unwrap();
     (pd, cq)
+}
+
+/// The engine behind this queue reads nothing for so long after its first completion; tells when that has come.
+fn sticks(cq: &Cq, time: Duration) -> Receiver<()> {
+    let (tell, told) = channel();
+    cq.set_hook(move || {
+        let _ = tell.send(());
+        std::thread::sleep(time);
+    });
+    told
 }
 
 /// What goes through it is so slow, in bytes a second, from the one who connects. Where to connect.
@@ -242,13 +252,7 @@ fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
     let context = context(LocalMode::Off);
     let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
-    // Its engine reads nothing after the first completion.
-    let stuck = Arc::new(AtomicUsize::new(0));
-    let in_hook = Arc::clone(&stuck);
-    cq.set_hook(move || {
-        in_hook.store(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_secs(25));
-    });
+    let stuck = sticks(&cq, Duration::from_secs(25));
     let len = 64 << 20;
     let ring = pd
         .alloc_mr(len, Access::LOCAL_WRITE | Access::REMOTE_WRITE)
@@ -264,11 +268,7 @@ fn a_time_limit_holds_against_a_peer_that_takes_nothing() {
     let (conn, sink) = greet(&listener, &pd, &cq, &hello);
     let a = listener.accept_wait(Some(PATIENCE)).unwrap();
     a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
-    let end = Instant::now() + PATIENCE;
-    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(stuck.load(Ordering::SeqCst), 1);
+    stuck.recv_timeout(PATIENCE).unwrap();
     a.set_options(|o| o.send_timeout = Some(Duration::from_millis(200)))
         .unwrap();
     let (tell, told) = channel();
@@ -286,12 +286,7 @@ fn a_time_limit_holds_while_a_message_is_read() {
     let context = context(LocalMode::Off);
     let listener = listener(&context, Kind::SeqPacket, |o| o.design = Design::Source);
     let (pd, cq) = verbs();
-    let stuck = Arc::new(AtomicUsize::new(0));
-    let in_hook = Arc::clone(&stuck);
-    cq.set_hook(move || {
-        in_hook.store(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_secs(20));
-    });
+    let stuck = sticks(&cq, Duration::from_secs(20));
     let hello = Hello {
         kind: HelloKind::SeqPacket(Design::Source),
         ..hello()
@@ -299,11 +294,7 @@ fn a_time_limit_holds_while_a_message_is_read() {
     let (conn, sink) = greet(&listener, &pd, &cq, &hello);
     let b = listener.accept_wait(Some(PATIENCE)).unwrap();
     b.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
-    let end = Instant::now() + PATIENCE;
-    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert_eq!(stuck.load(Ordering::SeqCst), 1);
+    stuck.recv_timeout(PATIENCE).unwrap();
     let from = pd
         .alloc_mr(100_000, Access::LOCAL_WRITE | Access::REMOTE_READ)
         .unwrap();
@@ -435,12 +426,7 @@ fn a_peer_does_not_say_how_much_is_copied() {
     let context = context(LocalMode::Off);
     let listener = listener(&context, Kind::Stream, |_| ());
     let (pd, cq) = verbs();
-    let stuck = Arc::new(AtomicUsize::new(0));
-    let in_hook = Arc::clone(&stuck);
-    cq.set_hook(move || {
-        in_hook.store(1, Ordering::SeqCst);
-        std::thread::sleep(Duration::from_secs(10));
-    });
+    let stuck = sticks(&cq, Duration::from_secs(10));
     let hello = Hello {
         small: u32::MAX,
         ..hello()
@@ -448,10 +434,7 @@ fn a_peer_does_not_say_how_much_is_copied() {
     let (conn, sink) = greet(&listener, &pd, &cq, &hello);
     let a = listener.accept_wait(Some(PATIENCE)).unwrap();
     a.send(Memory::from(vec![1; 8]), Sink::Nobody).unwrap();
-    let end = Instant::now() + PATIENCE;
-    while stuck.load(Ordering::SeqCst) == 0 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    stuck.recv_timeout(PATIENCE).unwrap();
     let resident = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
