@@ -445,11 +445,14 @@ fn idle_costs_nothing() {
         if !command.is_empty() {
             assert_eq!(pair.twin.ask(command), "waiting");
         }
-        // The ticks after the last work are over.
-        std::thread::sleep(Duration::from_millis(200));
-        let before = pair.twin.cpu();
-        std::thread::sleep(Duration::from_secs(1));
-        let used = pair.twin.cpu() - before;
-        assert!(used < 1_000_000, "{command}: {used} ns in a second");
+        // Until the ticks after the last work are over: on a busy machine that takes a while.
+        let mut used = Vec::new();
+        while used.last().is_none_or(|&ns| ns >= 1_000_000) {
+            assert!(used.len() < 4, "{command}: {used:?} ns, each in a second");
+            std::thread::sleep(Duration::from_millis(200));
+            let before = pair.twin.cpu();
+            std::thread::sleep(Duration::from_secs(1));
+            used.push(pair.twin.cpu() - before);
+        }
     }
 }
