@@ -23,6 +23,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketType};
 
+use crate::driver::LINGER;
 use crate::file::{FileDone, FileLane, FileSend};
 use crate::lock::lock;
 use crate::{Context, Memory, Piece, Ready, RecvFlags};
@@ -59,8 +60,6 @@ pub(crate) struct PlainOp {
 
 /// Bytes moved for one socket before others have their turn, and before an asynchronous call returns.
 const BUDGET: usize = 1 << 20;
-/// How long a closed socket may go on without sending a byte.
-const LINGER: Duration = Duration::from_secs(30);
 
 /// An operation and how far it has got.
 struct Moving {

@@ -124,8 +124,7 @@ impl Queue {
             let wanted = at_least.saturating_sub(taken);
             if q.len.load(Ordering::Acquire) < wanted {
                 // Further away than the clock goes: for ever.
-                let end = *deadline
-                    .get_or_insert_with(|| timeout.and_then(|t| Instant::now().checked_add(t)));
+                let end = *deadline.get_or_insert_with(|| crate::driver::deadline(timeout));
                 interrupted = q.wait_for(wanted, end);
             }
             if q.deleted.load(Ordering::SeqCst) {

@@ -4,14 +4,14 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use weft_verbs::cm::{ConnParam, ConnectError};
 use weft_verbs::{Path, Signal};
 use weft_wire::exs::Hello;
 
-use crate::driver::{Conn, Setup, Slot, Target, agree, file_end};
+use crate::driver::{Conn, Setup, Slot, Target, agree, deadline, file_end};
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
 use crate::lock::lock;
@@ -193,7 +193,7 @@ impl Socket {
             memory,
             flags,
             token,
-            deadline: limit.and_then(|limit| Instant::now().checked_add(limit)),
+            deadline: deadline(limit),
             done: Box::new(move |outcome| told_plain(target, (kind, token, fd), outcome)),
         }
     }
@@ -531,7 +531,7 @@ impl Socket {
         if let Some(plain) = self.plain()? {
             let (target, token) = Target::new(sink)?;
             let fd = self.number();
-            let limit = limit.and_then(|limit| Instant::now().checked_add(limit));
+            let limit = deadline(limit);
             let (done, take_back) = file_end(target, token, fd);
             let sent = plain.send_file(&self.0.context, pieces, token, limit, done);
             return sent.inspect_err(|_| take_back().forget());
@@ -718,7 +718,7 @@ impl Socket {
         let slot = Arc::new(Slot::default());
         let token = Arc::as_ptr(&slot).addr() as u64;
         listener.accept(Target::Slot(Arc::clone(&slot)), token);
-        let waited = slot.sleep(timeout.and_then(|t| Instant::now().checked_add(t)));
+        let waited = slot.sleep(deadline(timeout));
         if waited.is_err() && !listener.withdraw(&slot) {
             // A connection is being handed to it just now.
             while slot.sleep(None).is_err() {}
@@ -760,7 +760,7 @@ impl Socket {
         }
         let conn = self.conn()?;
         let id = conn.send(memory, target, 0, None).map_err(refused)?;
-        finish_wait(conn, &slot, id, self.limits().0)
+        finish_wait(conn, &slot, id, self.limits().0).map(|end| end.0)
     }
 
     /// Receive, and wait for it. 0 at the end of the stream. The memory has to be a region's or promised ([`Memory::Raw`]), or a list of such.
@@ -793,7 +793,8 @@ impl Socket {
         let conn = self.conn()?;
         conn.settle();
         let started = conn.recv(memory.clone(), flags, target, 0, None);
-        finish_wait(conn, &slot, started.map_err(refused)?, self.limits().1)
+        let id = started.map_err(refused)?;
+        finish_wait(conn, &slot, id, self.limits().1).map(|end| end.0)
     }
 
     /// As [`Socket::recv_wait`], of a message: also whether it was longer than the memory.
@@ -822,8 +823,7 @@ impl Socket {
         conn.settle();
         let flags = flags - RecvFlags::IN_PLACE;
         let started = conn.recv(memory.clone(), flags, target, 0, None);
-        let bytes = finish_wait(conn, &slot, started.map_err(refused)?, limit)?;
-        Ok((bytes, slot.was_truncated()))
+        finish_wait(conn, &slot, started.map_err(refused)?, limit)
     }
 
     /// Wait until the socket is ready for something of `wanted`, or has failed. Empty when the time is up.
@@ -833,7 +833,7 @@ impl Socket {
     pub fn poll_wait(&self, wanted: Ready, timeout: Option<Duration>) -> Result<Ready, Errno> {
         let slot = Arc::new(Slot::default());
         let target = Target::Slot(Arc::clone(&slot));
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        let deadline = deadline(timeout);
         let waited;
         if let Ok(listener) = self.listener() {
             listener.poll(wanted, target, 0);
@@ -929,24 +929,25 @@ fn refused((errno, target): (Errno, Target)) -> Errno {
     errno
 }
 
+/// The end of a blocking call: bytes, and whether a message was longer.
 fn finish_wait(
     conn: &Conn,
     slot: &Arc<Slot>,
     id: crate::machine::OpId,
     limit: Option<Duration>,
-) -> Result<usize, Errno> {
-    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-    let waited = conn.wait_for(slot, deadline);
+) -> Result<(usize, bool), Errno> {
+    let waited = conn.wait_for(slot, deadline(limit));
     if let Err(why) = waited {
         // The memory is not the program's before the end is told.
         conn.give_up(slot, id, why);
     }
     let event = slot.take().ok_or(Errno::IO)?;
-    match event.result {
+    let bytes = match event.result {
         Err(Errno::CANCELED | Errno::TIMEDOUT) if event.bytes > 0 => Ok(event.bytes),
         Err(errno @ (Errno::CANCELED | Errno::TIMEDOUT)) => Err(waited.err().unwrap_or(errno)),
         result => result,
-    }
+    };
+    Ok((bytes?, event.truncated))
 }
 
 /// Have the kernel keep an address for us.

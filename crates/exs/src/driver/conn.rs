@@ -16,6 +16,7 @@ use super::limit::Alarms;
 use super::op::{Late, Op, Slot, Target};
 use super::slab::Slab;
 use super::state::{Core, Io, Meter, completed};
+use super::timer::deadline;
 use crate::event::{Event, EventKind, Ready};
 use crate::lock::{lock, try_lock};
 use crate::machine::policy::Policy;
@@ -43,7 +44,7 @@ const DONE: OpId = OpId(u64::MAX);
 pub(crate) type Started = Result<OpId, (Errno, Target)>;
 
 /// How long a connection that its program has closed may go on without sending a byte.
-pub(super) const LINGER: Duration = Duration::from_secs(30);
+pub(crate) const LINGER: Duration = Duration::from_secs(30);
 /// What a closed connection takes at once of what still comes, in bytes.
 const DRAINED: usize = 64 << 10;
 
@@ -284,7 +285,7 @@ impl Conn {
         if !self.holding.load(Ordering::SeqCst) {
             return self.send_now(memory, target, token, limit);
         }
-        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let deadline = deadline(limit);
         match self.hold_back(Held::Send(memory, target, token, deadline)) {
             Ok(()) => Ok(DONE),
             Err(Held::Send(memory, target, ..)) => self.send_now(memory, target, token, limit),
@@ -540,8 +541,9 @@ impl Conn {
             if (more || core.io.sending > 0) && self.call_back(core, id) {
                 continue;
             }
-            let bytes = core.machine.as_ref().map_or(0, |m| m.received(id)) as usize;
-            core.io.finish(id, Err(Errno::CANCELED), bytes, false, None);
+            if let Some(machine) = &core.machine {
+                core.io.take_away(machine, id);
+            }
         }
         for (_, target, token) in std::mem::take(&mut core.io.pollers) {
             let ended = Err(Errno::CANCELED);
@@ -604,6 +606,7 @@ impl Conn {
     }
 
     fn stop_lingering(&self) {
+        // Perhaps the last: not under the lock, which goes with it.
         let me = lock(&self.lingering).take();
         drop(me);
     }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::conn::Conn;
 use super::limit::Alarms;
 use super::op::{Part, Slot, Target, file_end};
+use super::timer::deadline;
 use crate::event::Event;
 use crate::file::{FileLane, FileSend};
 use crate::lock::lock;
@@ -86,7 +87,7 @@ impl Conn {
         token: u64,
         limit: Option<Duration>,
     ) -> Result<(), (Errno, Target)> {
-        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let deadline = deadline(limit);
         let file = Waiting {
             pieces,
             target,

@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use weft_verbs::Ledger;
 
 use super::conn::{Conn, LINGER};
 use super::op::{Op, Slot};
 use super::state::{Core, Io};
+use super::timer::deadline;
 use crate::machine::{Cancel, Endpoint, OpId};
 
 /// How long nothing may move before the connection is over.
@@ -56,6 +58,11 @@ impl Alarms {
     }
 }
 
+/// Bytes that the transport has taken from us.
+fn taken(ledger: &Ledger) -> u64 {
+    ledger.tx_direct + ledger.tx_copied + ledger.one_sided_bytes
+}
+
 impl Io {
     /// A receive whose program has closed the socket, or does not wait any more.
     pub(super) fn nobody_wants(&mut self, id: OpId) -> bool {
@@ -66,7 +73,7 @@ impl Io {
 
     /// The memory of a receive that nobody wants is closed to the peer, who sees an access error if it writes there after all. False where
     /// somebody wants it.
-    fn take_away(&mut self, machine: &Endpoint, id: OpId) -> bool {
+    pub(super) fn take_away(&mut self, machine: &Endpoint, id: OpId) -> bool {
         let unwanted = self.nobody_wants(id);
         if unwanted {
             let bytes = machine.received(id) as usize;
@@ -78,8 +85,7 @@ impl Io {
 
 impl Conn {
     pub(super) fn set_limit(&self, io: &mut Io, id: OpId, limit: Option<Duration>) {
-        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        if let Some(deadline) = deadline {
+        if let Some(deadline) = deadline(limit) {
             self.set_deadline(io, id, deadline);
         }
     }
@@ -115,13 +121,12 @@ impl Conn {
     /// Bytes that the transport has moved, both ways.
     fn moved(&self) -> u64 {
         let ledger = self.qp.ledger();
-        self.moved_out() + ledger.rx_direct + ledger.rx_copied
+        taken(&ledger) + ledger.rx_direct + ledger.rx_copied
     }
 
     /// Bytes that the transport has taken from us.
     pub(super) fn moved_out(&self) -> u64 {
-        let ledger = self.qp.ledger();
-        ledger.tx_direct + ledger.tx_copied + ledger.one_sided_bytes
+        taken(&self.qp.ledger())
     }
 
     /// Cancel a receive; a peer who has been told of its memory has a time of grace to let go of it. False: it has ended, or is about to.

@@ -21,6 +21,6 @@ mod slab;
 mod state;
 mod timer;
 
-pub(crate) use conn::{Conn, Setup, agree};
+pub(crate) use conn::{Conn, LINGER, Setup, agree};
 pub(crate) use op::{Late, Slot, Target, file_end};
-pub(crate) use timer::Timers;
+pub(crate) use timer::{Timers, deadline};

@@ -21,7 +21,7 @@ pub(crate) enum Target {
     Queue(Queue),
     Call(Box<dyn FnOnce(Event) + Send>),
     Slot(Arc<Slot>),
-    /// A part of a file send: the program does not know it. The flag is that file's, and set when no more of it is sent.
+    /// A part of a file send: the program does not know it.
     Part(Box<Part>),
     /// Something is dropped when it has been told.
     Guarded(Box<(Target, Box<dyn Send>)>),
@@ -40,14 +40,11 @@ pub(crate) struct Part {
 pub(crate) struct Slot {
     event: Mutex<Option<Event>>,
     done: AtomicBool,
-    /// A message was longer than its receive: asked for when the event has been taken.
-    truncated: AtomicBool,
     bell: Bell,
 }
 
 impl Slot {
     pub(crate) fn fill(&self, event: Event) {
-        self.truncated.store(event.truncated, Ordering::Relaxed);
         *lock(&self.event) = Some(event);
         self.done.store(true, Ordering::Release);
         self.bell.ring();
@@ -70,9 +67,6 @@ impl Slot {
     }
     pub(crate) fn take(&self) -> Option<Event> {
         lock(&self.event).take()
-    }
-    pub(crate) fn was_truncated(&self) -> bool {
-        self.truncated.load(Ordering::Relaxed)
     }
 }
 
@@ -101,7 +95,7 @@ impl Target {
 
     /// Whether it is a part of a file send.
     pub(crate) fn is_part(&self) -> bool {
-        matches!(self, Target::Part(..))
+        matches!(self, Target::Part(_))
     }
 
     /// Whether it is a part of the file send with this flag.

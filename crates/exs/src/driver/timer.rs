@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use weft_verbs::process::PerProcess;
@@ -102,4 +102,9 @@ impl Timers {
             };
         }
     }
+}
+
+/// When a time limit that begins now is over. `None`: it has none, or is further away than the clock goes.
+pub(crate) fn deadline(limit: Option<Duration>) -> Option<Instant> {
+    limit.and_then(|limit| Instant::now().checked_add(limit))
 }
