@@ -15,10 +15,8 @@ use std::ptr::null_mut;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use libc::{
-    AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, sockaddr, sockaddr_in, socklen_t, timeval,
-};
-use sockets::{PATIENCE, any, pair};
+use libc::{AF_INET, MSG_WAITALL, POLLIN, SOCK_STREAM, pollfd, sockaddr_in, socklen_t, timeval};
+use sockets::{PATIENCE, any, listening, pair};
 use weft_abi::exs::types::{AHandle, Event};
 use weft_abi::exs::{memory, option, queue, socket, sync};
 
@@ -236,13 +234,7 @@ fn what_was_sent_arrives_when_the_program_ends_after_a_close() {
         std::process::exit(0);
     }
     let arrived = |queue: bool| unsafe {
-        let listener = socket::socket(AF_INET, SOCK_STREAM, 0).unwrap();
-        let mut addr = any();
-        let mut len = size_of::<sockaddr_in>() as socklen_t;
-        let at = (&raw mut addr).cast::<sockaddr>();
-        socket::bind(listener, at, len).unwrap();
-        socket::listen(listener, 5).unwrap();
-        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let (listener, addr) = listening(SOCK_STREAM);
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child
             .arg("what_was_sent")
@@ -295,13 +287,7 @@ fn a_recvmsg_that_does_not_wait_does_not_wait_for_the_peer() {
         std::process::exit(0);
     }
     unsafe {
-        let listener = socket::socket(AF_INET, libc::SOCK_SEQPACKET, 0).unwrap();
-        let mut addr = any();
-        let mut len = size_of::<sockaddr_in>() as socklen_t;
-        let at = (&raw mut addr).cast::<sockaddr>();
-        socket::bind(listener, at, len).unwrap();
-        socket::listen(listener, 5).unwrap();
-        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let (listener, addr) = listening(libc::SOCK_SEQPACKET);
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child
             .arg("a_recvmsg")

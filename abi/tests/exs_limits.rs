@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use libc::{
     AF_INET, MSG_DONTWAIT, SO_RCVTIMEO, SO_SNDTIMEO, SOCK_SEQPACKET, SOCK_STREAM, SOL_SOCKET,
-    sockaddr, sockaddr_in, socklen_t, timeval,
+    sockaddr_in, socklen_t, timeval,
 };
 use rustix::io::Errno;
-use sockets::{PATIENCE, any, pair};
+use sockets::{PATIENCE, any, listening, pair};
 use weft_abi::exs::types::{
     AHandle, EXS_CAF_FILDES, EXS_EVT_RECV, EXS_EVT_RECVTIMEOUT, EXS_QHANDLE_INVALID, Event,
 };
@@ -166,13 +166,7 @@ fn stopped(kind: c_int, test: &str) -> (c_int, std::process::Child) {
         std::process::exit(0);
     }
     unsafe {
-        let listener = socket::socket(AF_INET, kind, 0).unwrap();
-        let mut addr = any();
-        let mut len = size_of::<sockaddr_in>() as socklen_t;
-        let at = (&raw mut addr).cast::<sockaddr>();
-        socket::bind(listener, at, len).unwrap();
-        socket::listen(listener, 5).unwrap();
-        socket::getsockname(listener, at, &raw mut len).unwrap();
+        let (listener, addr) = listening(kind);
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         child
             .arg(test)
@@ -218,17 +212,21 @@ fn interrupted(
     None
 }
 
-/// One signal ends a blocking receive after the 3 s that the peer has; so do many.
-#[test]
-fn many_signals_end_a_receive_from_a_stopped_peer() {
-    let (b, mut child) = stopped(SOCK_STREAM, "many_signals_end");
-    let got = interrupted(1000, move || {
+fn signals_end_a_receive(times: usize, test: &str) {
+    let (b, mut child) = stopped(SOCK_STREAM, test);
+    let got = interrupted(times, move || {
         let mut buf = vec![0_u8; 1 << 16];
         unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), buf.len(), 0, 0) }
     });
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
+}
+
+/// One signal ends a blocking receive after the 3 s that the peer has; so do many.
+#[test]
+fn many_signals_end_a_receive_from_a_stopped_peer() {
+    signals_end_a_receive(1000, "many_signals_end");
 }
 
 /// The same of a message, with `recvmsg` and one signal.
@@ -331,14 +329,7 @@ fn a_close_of_a_parents_socket_without_a_queue_says_enotconn() {
 /// One signal does as well.
 #[test]
 fn one_signal_ends_a_receive_from_a_stopped_peer() {
-    let (b, mut child) = stopped(SOCK_STREAM, "one_signal_ends");
-    let got = interrupted(1, move || {
-        let mut buf = vec![0_u8; 1 << 16];
-        unsafe { sync::recv_mh(b, buf.as_mut_ptr().cast(), buf.len(), 0, 0) }
-    });
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!(got, Some(Err(libc::EINTR)), "it waits on");
+    signals_end_a_receive(1, "one_signal_ends");
 }
 
 /// `shutdown(SHUT_RD)` ends a `recvmsg` that waits for a message.

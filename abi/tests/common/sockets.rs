@@ -17,8 +17,8 @@ pub(crate) fn any() -> sockaddr_in {
     addr
 }
 
-/// Two connected sockets of this kind.
-pub(crate) fn pair(kind: c_int) -> (c_int, c_int) {
+/// A socket of this kind that listens, and where.
+pub(crate) fn listening(kind: c_int) -> (c_int, sockaddr_in) {
     unsafe {
         let listener = socket::socket(AF_INET, kind, 0).unwrap();
         let mut addr = any();
@@ -27,8 +27,17 @@ pub(crate) fn pair(kind: c_int) -> (c_int, c_int) {
         socket::bind(listener, at, len).unwrap();
         socket::listen(listener, 5).unwrap();
         socket::getsockname(listener, at, &raw mut len).unwrap();
+        (listener, addr)
+    }
+}
+
+/// Two connected sockets of this kind.
+pub(crate) fn pair(kind: c_int) -> (c_int, c_int) {
+    let (listener, addr) = listening(kind);
+    unsafe {
         let a = socket::socket(AF_INET, kind, 0).unwrap();
-        sync::connect(a, at, len).unwrap();
+        let len = size_of::<sockaddr_in>() as socklen_t;
+        sync::connect(a, (&raw const addr).cast(), len).unwrap();
         let b = sync::accept(listener, null_mut(), null_mut()).unwrap();
         sync::close(listener).unwrap();
         (a, b)
