@@ -64,23 +64,36 @@ fn failed<T: Failed>(errno: Errno) -> T {
     T::FAILED
 }
 
-/// Runs the body of a call that returns an `errno` value: 0 for success.
+/// Runs the body of a call that returns an `errno` value: 0 for success. `errno` is set as well: programs that print it want the reason.
 pub fn status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
-    match caught(body) {
+    told(&caught(body))
+}
+
+#[inline]
+fn told(result: &std::thread::Result<Result<(), Errno>>) -> libc::c_int {
+    match result {
         Ok(Ok(())) => 0,
-        Ok(Err(errno)) => errno.raw_os_error(),
-        Err(_) => libc::EIO,
+        Ok(Err(errno)) => refused(*errno),
+        Err(_) => refused(Errno::IO),
     }
+}
+
+#[cold]
+fn refused(errno: Errno) -> libc::c_int {
+    set_errno(errno);
+    errno.raw_os_error()
+}
+
+/// As [`status`], of a call that no device of ours has.
+#[cfg(feature = "verbs")]
+pub(crate) fn unsupported() -> libc::c_int {
+    refused(Errno::OPNOTSUPP)
 }
 
 /// As [`status`], for the calls of the fast path: nothing below them is a point of cancellation.
 #[inline]
 pub fn quick_status(body: impl FnOnce() -> Result<(), Errno>) -> libc::c_int {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => 0,
-        Ok(Err(errno)) => errno.raw_os_error(),
-        Err(_) => libc::EIO,
-    }
+    told(&catch_unwind(AssertUnwindSafe(body)))
 }
 
 /// A call that waits until a descriptor counts something, as `read(2)` does, and then fetches it: `false` when another thread has. While it waits the thread
@@ -174,7 +187,9 @@ mod tests {
         assert_eq!(errno(), libc::EIO);
         assert_eq!(status(|| Ok(())), 0);
         assert_eq!(status(|| Err(Errno::BUSY)), libc::EBUSY);
+        assert_eq!(errno(), libc::EBUSY);
         assert_eq!(status(|| panic!("on purpose")), libc::EIO);
+        assert_eq!(errno(), libc::EIO);
         let mut value = 1_u8;
         assert!(!pointer(|| Ok(&raw mut value)).is_null());
         assert!(pointer::<u8>(|| Err(Errno::NOMEM)).is_null());

@@ -12,7 +12,10 @@ use std::ptr::{null, null_mut};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use cm::{Channel, Event, Id, Own, Param, errno, failed, loopback, qp_attr, sockaddr};
+use cm::{
+    Channel, Event, Id, LONG, Own, Param, completion, errno, failed, loopback, post_recv,
+    post_send, qp_attr, sockaddr,
+};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
@@ -132,6 +135,35 @@ fn a_rejection_says_why() {
     for id in [id, second] {
         id.destroy_qp();
         id.destroy();
+    }
+    listener.destroy();
+}
+
+/// Who accepts says how often a peer is to try; without a word of it a message that finds no receive ends the connection, as on RNICs.
+#[test]
+fn messages_wait_for_their_receive_as_often_as_the_receiver_says() {
+    let (server, client) = (Channel::new(), Channel::new());
+    let listener = server.listen("127.0.0.1:0");
+    for (retry, wait) in [(0, 0), (1, 2 * 655_360)] {
+        let mut says = Param::new(b"");
+        says.rnr_retry = retry;
+        let to = loopback(listener.port());
+        let pair = cm::connected_with(&server, to, &client, &says);
+        let of = |id: &Id| unsafe { ((*id.0).qp, (*id.0).recv_cq) };
+        let (near, far) = (of(&pair.id), of(&pair.accepted));
+        let start = Instant::now();
+        if retry > 0 {
+            assert_eq!(post_send(&pair.id, near.0, 1), 0);
+            std::thread::sleep(Duration::from_millis(100));
+            post_recv(&pair.accepted, far.0, 2);
+            let got = completion(&pair.accepted, far.1, LONG).unwrap();
+            assert_eq!((got.wr_id, got.status), (2, IBV_WC_SUCCESS));
+        }
+        assert_eq!(post_send(&pair.id, near.0, 3), 0);
+        client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+        server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+        assert!(start.elapsed() >= Duration::from_micros(wait));
+        pair.destroy();
     }
     listener.destroy();
 }

@@ -5,13 +5,11 @@
 
 mod cm;
 
-use std::ffi::c_int;
 use std::net::TcpListener;
-use std::ptr::null_mut;
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use cm::{Channel, Id, Own, Param, failed, loopback};
+use cm::{Channel, Id, LONG, Own, Param, completion, failed, loopback, post_recv, post_send};
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
 use weft_abi::verbs::types::*;
@@ -23,46 +21,8 @@ fn channels() -> (Channel, Channel) {
     (Channel::new(), Channel::new())
 }
 
-fn ops(id: &Id) -> ibv_context_ops {
-    unsafe { (*(*id.0).verbs).ops }
-}
-
-/// The next completion of a queue, or none in a while.
-fn completion(id: &Id, cq: *mut ibv_cq, patience: Duration) -> Option<ibv_wc> {
-    let poll = ops(id).poll_cq.unwrap();
-    let until = Instant::now() + patience;
-    let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
-    loop {
-        match unsafe { poll(cq, 1, &raw mut wc) } {
-            0 if Instant::now() >= until => return None,
-            0 => std::thread::yield_now(),
-            n => {
-                assert_eq!(n, 1);
-                return Some(wc);
-            }
-        }
-    }
-}
-
-const LONG: Duration = Duration::from_secs(20);
 /// That something does not come can only be seen by waiting a while.
 const A_WHILE: Duration = Duration::from_millis(100);
-
-fn post_recv(id: &Id, qp: *mut ibv_qp, number: u64) {
-    let mut wr: ibv_recv_wr = unsafe { std::mem::zeroed() };
-    wr.wr_id = number;
-    let post = ops(id).post_recv.unwrap();
-    assert_eq!(unsafe { post(qp, &raw mut wr, &mut null_mut()) }, 0);
-}
-
-fn post_send(id: &Id, qp: *mut ibv_qp, number: u64) -> c_int {
-    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
-    wr.wr_id = number;
-    wr.opcode = IBV_WR_SEND;
-    wr.send_flags = IBV_SEND_SIGNALED;
-    let post = ops(id).post_send.unwrap();
-    unsafe { post(qp, &raw mut wr, &mut null_mut()) }
-}
 
 /// As InfiniBand's messages carry it.
 fn filled(data: &[u8], len: usize) -> Vec<u8> {
@@ -147,6 +107,44 @@ fn receives_stay_posted_until_the_program_disconnects_too() {
     let wc = completion(&pair.accepted, cq, LONG).expect("it is flushed");
     assert_eq!((wc.wr_id, wc.status), (17, IBV_WC_WR_FLUSH_ERR));
     pair.destroy();
+    listener.destroy();
+}
+
+/// Who accepts says how often a peer is to try.
+#[test]
+fn messages_wait_for_their_receive_as_often_as_the_receiver_says() {
+    let (server, client) = channels();
+    let listener = server.listen("127.0.0.1:0");
+    for retry in [0, 7] {
+        let mut says = Param::new(b"");
+        says.rnr_retry = retry;
+        let to = loopback(listener.port());
+        let pair = cm::connected_with(&server, to, &client, &says);
+        let of = |id: &Id| unsafe { ((*id.0).qp, (*id.0).send_cq, (*id.0).recv_cq) };
+        let (near, far) = (of(&pair.id), of(&pair.accepted));
+        let start = Instant::now();
+        assert_eq!(post_send(&pair.id, near.0, 1), 0);
+        if retry == 7 {
+            let patience = Duration::from_millis(900);
+            assert!(completion(&pair.id, near.1, patience).is_none());
+            post_recv(&pair.accepted, far.0, 2);
+            let got = completion(&pair.accepted, far.2, LONG).unwrap();
+            assert_eq!((got.wr_id, got.status), (2, IBV_WC_SUCCESS));
+        }
+        let sent = completion(&pair.id, near.1, LONG).expect("an end of it");
+        let status = if retry == 7 {
+            IBV_WC_SUCCESS
+        } else {
+            IBV_WC_RNR_RETRY_EXC_ERR
+        };
+        assert_eq!((sent.wr_id, sent.status), (1, status));
+        assert!(start.elapsed() >= Duration::from_micros(655_360));
+        if retry == 0 {
+            client.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+            server.expect(RDMA_CM_EVENT_DISCONNECTED).ack();
+        }
+        pair.destroy();
+    }
     listener.destroy();
 }
 

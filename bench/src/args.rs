@@ -21,6 +21,20 @@ pub enum Suite {
     Verbs(Box<VerbsArgs>),
     /// Extended sockets: the papers' experiments with blast, over distance too, and what they are to reach
     Exs(Box<ExsArgs>),
+    /// Datagrams beside reliable connections and bare UDP: the datagram paper's figures 5, 6, 8 and 9, and what they are to reach
+    Dgram(Box<DgramArgs>),
+    /// BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper
+    Sdp(Box<SdpArgs>),
+    /// Movies: what a server pays for its viewers, weft media beside nginx and plain HTTP; seeks, live streams, idle viewers
+    Media(Box<crate::media::MediaArgs>),
+    /// The plain HTTP server of that comparison; started by the benchmark itself
+    #[command(hide = true)]
+    MediaHttp {
+        /// What it serves
+        file: PathBuf,
+    },
+    /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
+    Fs(crate::fs::FsArgs),
     /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them
     Link(Box<LinkArgs>),
     /// The far end of a benchmark; started by the benchmark itself
@@ -46,9 +60,61 @@ pub struct VerbsArgs {
     /// libfabric where installed; 8 B to 16 MiB, spinning [--op, --stack and --size still choose]
     #[arg(long)]
     pub peers: bool,
+    /// Beside TLS, in the same run: weft over TCP with TLS 1.3 (weft-tls: fresh keys, any key taken, no CRC) and rustls over
+    /// plain TCP (tcp-tls), with the same ciphers; short for adding weft-tls,tcp-tls to --stack
+    #[arg(long)]
+    pub tls: bool,
     /// The options that every suite has.
     #[command(flatten)]
     pub common: CommonArgs,
+}
+
+const DGRAM_EXAMPLES: &str = "\
+Examples:
+  weft bench dgram --html dgram.html             latency and bandwidth, in some minutes
+  weft bench dgram --figure 5 --size 64,1K       latency of two sizes
+  weft bench dgram --figure 9                    over a link that loses packets (needs root)
+  unshare -Ur weft bench dgram --figure 9        ... without being root";
+
+/// Options of `weft bench dgram`.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = DGRAM_EXAMPLES)]
+pub struct DgramArgs {
+    /// Which figures of the paper [default: 5,6]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub figure: Vec<DgramFigure>,
+    /// Message sizes: a list, or ranges by powers: 64,4K or 1..1M or 1..1M*4 [default: 1 to 1M]
+    #[arg(long, value_name = "LIST|RANGE")]
+    pub size: Option<Sizes>,
+    /// Runs of each point; all ways take turns within each run [default: 10, quick: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: Option<u32>,
+    /// Seconds that one run of a point should take [default: 0.15, quick: 0.03]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Few sizes and short runs
+    #[arg(long)]
+    pub quick: bool,
+    /// Writes the results as JSON, one object a line
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Writes tables and plots as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// The figures of `weft bench dgram`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DgramFigure {
+    /// Latency of Send and Write-Record beside RC
+    #[value(name = "5")]
+    Five,
+    /// Their bandwidth
+    #[value(name = "6")]
+    Six,
+    /// What arrives of messages over a link that loses packets, with Send and Write-Record (also 8; needs root)
+    #[value(name = "9", alias = "8")]
+    Nine,
 }
 
 const EXS_EXAMPLES: &str = "\
@@ -110,6 +176,58 @@ impl ExsArgs {
     }
 }
 
+const SDP_EXAMPLES: &str = "\
+Examples:
+  weft bench sdp --html sdp.html                    everything, in some minutes
+  weft bench sdp --figure 6b,7a --transport local   throughput and overlap in shared memory
+  weft bench sdp --stack bsdp,tcp --quick           buffered SDP beside plain TCP";
+
+/// Options of `weft bench sdp`.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = SDP_EXAMPLES)]
+pub struct SdpArgs {
+    /// Which table and figures of the paper [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub figure: Vec<crate::sdp::SdpFigure>,
+    /// What is measured beside each other [default: all]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub stack: Vec<crate::sdp::Row>,
+    /// What carries SDP's connections
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Transport::Local, Transport::Tcp])]
+    pub transport: Vec<Transport>,
+    /// Runs of each point; stacks take turns within each [default: 5, quick: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: Option<u32>,
+    /// Seconds of each run [default: 0.1, quick: 0.03]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub seconds: Option<f64>,
+    /// Fewer places on the axes and short runs
+    #[arg(long)]
+    pub quick: bool,
+    /// Writes the results as JSON, one object a line
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Writes tables and plots as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+impl SdpArgs {
+    pub(crate) fn runs(&self) -> u32 {
+        self.runs.unwrap_or(if self.quick { 3 } else { 5 })
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds.unwrap_or(if self.quick { 0.03 } else { 0.1 })
+    }
+
+    /// What is measured, in the tables' order.
+    pub(crate) fn rows(&self) -> Vec<crate::sdp::Row> {
+        let wanted = |row: &crate::sdp::Row| self.stack.is_empty() || self.stack.contains(row);
+        crate::sdp::Row::ALL.into_iter().filter(wanted).collect()
+    }
+}
+
 fn buffer(text: &str) -> Result<u32, String> {
     let size = crate::size::parse_size(text).map_err(|error| error.to_string())?;
     let fits = u32::try_from(size)
@@ -127,7 +245,8 @@ pub struct CommonArgs {
     /// What carries weft's bytes
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [Transport::Tcp])]
     pub transport: Vec<Transport>,
-    /// Whose code carries the bytes, separated by commas [default: weft,tcp; with --peers: all but weft-iw]
+    /// Whose code carries the bytes, separated by commas [default: weft,tcp; with --tls: weft-tls,tcp-tls too; with --peers:
+    /// all but these and weft-iw]
     #[arg(
         long,
         value_name = "LIST",
@@ -310,7 +429,7 @@ mod tests {
         let words = std::iter::once("bench").chain(line.split_whitespace());
         match Program::try_parse_from(words)?.bench.suite {
             Suite::Verbs(args) => Ok(*args),
-            Suite::Exs(_) | Suite::Link(_) | Suite::Peer => panic!("{line} is not the verbs suite"),
+            _ => panic!("{line} is not the verbs suite"),
         }
     }
 
@@ -321,7 +440,7 @@ mod tests {
         assert_eq!(args.common.runs(), 10);
         assert_eq!(args.common.crc.values(), [false, true]);
         assert_eq!(args.common.stacks(), [Stack::Weft, Stack::Tcp]);
-        assert!(!args.peers);
+        assert!(!args.peers && !args.tls);
         assert_eq!(args.common.sizes(&[1, 2], &[3]), [1, 2]);
     }
 

@@ -9,23 +9,32 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod dgram;
 mod driver;
 mod error;
 pub mod exs;
+mod fs;
 mod link;
+mod lossy;
+pub mod media;
 mod process;
 mod progress;
 pub mod record;
 pub mod report;
 mod scenario;
+pub mod sdp;
 pub mod size;
 pub mod stats;
 mod usage;
 mod verbs;
 
-pub use args::{BenchArgs, CommonArgs, ExsArgs, Figure, Poll, Suite, Switch, VerbsArgs, VerbsOp};
+pub use args::{
+    BenchArgs, CommonArgs, DgramArgs, DgramFigure, ExsArgs, Figure, Poll, SdpArgs, Suite, Switch,
+    VerbsArgs, VerbsOp,
+};
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
+pub use fs::FsArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
 pub use process::PEER_ARGS;
 
@@ -41,7 +50,12 @@ use std::process::ExitCode;
 pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
     match args.suite {
         Suite::Verbs(args) => verbs::run(&args),
+        Suite::Dgram(args) => dgram::run(&args),
         Suite::Exs(args) => exs::run_suite(&args),
+        Suite::Fs(args) => fs::run(&args),
+        Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
+        Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
+        Suite::Sdp(args) => sdp::run_suite(&args),
         Suite::Link(args) => link::run(&args),
         Suite::Peer => process::serve_peer().map(|()| ExitCode::SUCCESS),
     }

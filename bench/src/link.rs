@@ -47,7 +47,10 @@ pub struct ShapeArgs {
     /// Bytes of the largest packet on the line
     #[arg(long, value_name = "BYTES", default_value_t = 1500, value_parser = clap::value_parser!(u32).range(576..=65_535))]
     pub mtu: u32,
-    /// Seed of the jitter
+    /// Packets of a hundred that are lost, each way: 1, 0.1
+    #[arg(long, value_name = "PERCENT", default_value = "0", value_parser = parse_loss)]
+    pub loss: u32,
+    /// Seed of jitter and loss
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub link_seed: u64,
 }
@@ -60,6 +63,7 @@ impl ShapeArgs {
             jitter: self.jitter,
             rate: self.rate,
             queue: self.queue,
+            loss: self.loss,
             seed: self.link_seed,
         };
         Link::new(shape, self.mtu).map_err(|error| BenchError::Stack {
@@ -85,6 +89,14 @@ pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
         return Err(bad());
     }
     Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Reads a share in percent, as parts of a million.
+fn parse_loss(text: &str) -> std::result::Result<u32, String> {
+    match text.trim_end_matches('%').trim().parse::<f64>() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok((percent * 10_000.0).round() as u32),
+        _ => Err("a loss is from 0 to 100 percent".to_owned()),
+    }
 }
 
 /// Reads a rate in bits per second.

@@ -46,6 +46,14 @@ pub(crate) enum Request {
     BlastConnect { addr: SocketAddr },
     /// As that client, do one run.
     Blast(crate::exs::Plan),
+    /// Accept the connections of this plan as session `id`.
+    Sdp { id: u32, plan: crate::sdp::Plan },
+    /// Do the peer's part of `count` sends of session `id`.
+    SdpGo { id: u32, count: u64 },
+    /// Close session `id`.
+    SdpClose { id: u32 },
+    /// Receive over a link that loses packets; see [`crate::lossy`].
+    Lossy(crate::lossy::Plan),
 }
 
 /// What the peer answers.
@@ -65,6 +73,8 @@ pub(crate) enum Reply {
     Registered(Vec<crate::verbs::register::Row>),
     /// To `Hold`: bytes of private memory that all connections together took.
     Held { bytes: u64 },
+    /// To `Lossy`, at its end: bytes that came and were valid.
+    Valid { bytes: u64 },
     /// To `Blast`.
     Blasted(Box<crate::exs::Run>),
     /// Any request can fail.
@@ -199,6 +209,8 @@ struct Served {
     sessions: HashMap<u32, Box<dyn Responder>>,
     context: Context,
     blast: Option<crate::exs::Client>,
+    sdp: HashMap<u32, crate::sdp::Session>,
+    devices: crate::sdp::Devices,
 }
 
 impl Served {
@@ -242,9 +254,33 @@ impl Served {
                 self.sessions.remove(&id);
                 reply(Reply::Closed)
             }
+            Request::Sdp { id, plan } => {
+                let tell = |addr| reply(Reply::Listening { addr });
+                let session = crate::sdp::Session::accept(&mut self.devices, &plan, tell)?;
+                self.sdp.insert(id, session);
+                reply(Reply::Ready)
+            }
+            Request::SdpGo { id, count } => {
+                let Some(session) = self.sdp.get(&id) else {
+                    return Err(BenchError::Peer(format!("there is no session {id}")));
+                };
+                let before = usage::cpu_seconds();
+                reply(Reply::Ready)?;
+                session.serve(count)?;
+                reply(Reply::Done {
+                    cpu: usage::cpu_seconds() - before,
+                })
+            }
+            Request::SdpClose { id } => {
+                if let Some(session) = self.sdp.remove(&id) {
+                    session.close(&mut self.devices);
+                }
+                reply(Reply::Closed)
+            }
             Request::Register(plan) => reply(Reply::Registered(plan.run(&mut self.context)?)),
             Request::Setup(plan) => plan.serve(&mut self.context, reply),
             Request::Hold(plan) => plan.serve(&mut self.context, reply),
+            Request::Lossy(plan) => plan.serve(reply),
             Request::BlastServe { ip } => {
                 let mut server = crate::exs::Server::listen(SocketAddr::new(ip, 0))?;
                 reply(Reply::Listening {

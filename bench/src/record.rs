@@ -18,6 +18,7 @@ pub enum Metric {
     instructions_per_byte,
     bytes_per_qp,
     time_us,
+    valid_share,
 }
 
 impl Metric {
@@ -34,6 +35,7 @@ impl Metric {
             Self::instructions_per_byte => "instructions_per_byte",
             Self::bytes_per_qp => "bytes_per_qp",
             Self::time_us => "time_us",
+            Self::valid_share => "valid_share",
         }
     }
 }
@@ -57,7 +59,7 @@ pub struct Record {
     pub op: String,
     /// What carries the bytes: `tcp`, `local`, `sim`.
     pub transport: String,
-    /// Who was measured: `weft`, `weft-iw`, `tcp`, `memcpy`, `vm`, `ucx-posix`, `fi-shm`, ...
+    /// Who was measured: `weft`, `weft-tls`, `weft-iw`, `tcp`, `tcp-tls`, `memcpy`, `vm`, `ucx-posix`, `fi-shm`, ...
     pub stack: String,
     /// Message size.
     pub bytes: u64,
@@ -87,6 +89,15 @@ pub struct Record {
     /// Largest of those ratios.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ratio_tcp_max: Option<f64>,
+    /// Median of weft's runs with TLS over the runs of TCP with TLS beside them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratio_tcp_tls: Option<f64>,
+    /// Smallest of those ratios.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratio_tcp_tls_min: Option<f64>,
+    /// Largest of those ratios.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratio_tcp_tls_max: Option<f64>,
 }
 
 impl Record {
@@ -114,6 +125,9 @@ impl Record {
             ratio_tcp: None,
             ratio_tcp_min: None,
             ratio_tcp_max: None,
+            ratio_tcp_tls: None,
+            ratio_tcp_tls_min: None,
+            ratio_tcp_tls_max: None,
         }
     }
 
@@ -123,6 +137,15 @@ impl Record {
         self.ratio_tcp = ratio.map(|ratio| ratio.median);
         self.ratio_tcp_min = ratio.map(|ratio| ratio.min);
         self.ratio_tcp_max = ratio.map(|ratio| ratio.max);
+        self
+    }
+
+    /// Adds the ratio to TCP with TLS.
+    #[must_use]
+    pub fn with_ratio_tls(mut self, ratio: Option<Summary>) -> Self {
+        self.ratio_tcp_tls = ratio.map(|ratio| ratio.median);
+        self.ratio_tcp_tls_min = ratio.map(|ratio| ratio.min);
+        self.ratio_tcp_tls_max = ratio.map(|ratio| ratio.max);
         self
     }
 }
@@ -210,6 +233,7 @@ mod tests {
             Metric::instructions_per_byte,
             Metric::bytes_per_qp,
             Metric::time_us,
+            Metric::valid_share,
         ] {
             assert_eq!(serde_json::to_value(metric).unwrap(), metric.name());
         }

@@ -96,7 +96,16 @@ impl Session {
         let id = peer.new_id();
         let work = match spec.stack {
             Stack::Memcpy => Work::Copy(Copy::new(&spec)?),
-            Stack::Weft | Stack::WeftIw | Stack::Exs | Stack::ExsSync | Stack::Tcp | Stack::Vm => {
+            Stack::Weft
+            | Stack::WeftTls
+            | Stack::WeftIw
+            | Stack::WeftUd
+            | Stack::Udp
+            | Stack::Exs
+            | Stack::ExsSync
+            | Stack::Tcp
+            | Stack::TcpTls
+            | Stack::Vm => {
                 peer.send(&Request::Open { id, spec })?;
                 let addr = peer.listening()?;
                 let mut initiator = driver::connect(context, &spec, addr)?;
@@ -346,9 +355,11 @@ fn cpu(spec: &Spec, run: &Sample) -> Option<(f64, f64)> {
 }
 
 fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
-    let tcp = sessions
-        .iter()
-        .find(|session| session.spec.stack == Stack::Tcp);
+    let beside = |stack: Stack| {
+        let mut sessions = sessions.iter();
+        sessions.find(move |session| session.spec.stack == stack)
+    };
+    let (tcp, tcp_tls) = (beside(Stack::Tcp), beside(Stack::TcpTls));
     let mut records = Vec::new();
     for session in sessions {
         let spec = &session.spec;
@@ -370,8 +381,13 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
             } else {
                 spec.stack.carrier()
             };
+            // On datagrams a write is an operation of its own.
+            let op = match (spec.stack, spec.op) {
+                (Stack::WeftUd, Op::Write) => "write_record",
+                _ => group.op,
+            };
             let mut record = Record::new(
-                group.op,
+                op,
                 transport,
                 spec.stack.name(),
                 spec.bytes,
@@ -383,11 +399,16 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
             if spec.kind == Kind::PingPong {
                 record.poll = Some(if spec.busy { "busy" } else { "block" }.to_owned());
             }
-            if spec.stack.is_weft() && spec.transport == Transport::Tcp {
+            let has_fpdus = spec.stack.is_weft() && spec.transport == Transport::Tcp;
+            if has_fpdus || spec.stack == Stack::WeftTls {
                 record.crc = Some(spec.crc);
             }
+            let ratio_to = |other: Option<&Session>| paired_ratio(&ours, &read(other?));
             if spec.stack != Stack::Tcp {
-                record = record.with_ratio(tcp.and_then(|tcp| paired_ratio(&ours, &read(tcp))));
+                record = record.with_ratio(ratio_to(tcp));
+            }
+            if spec.stack == Stack::WeftTls {
+                record = record.with_ratio_tls(ratio_to(tcp_tls));
             }
             records.push(record);
         }

@@ -92,6 +92,44 @@ fn rate(directory: &Path) {
     assert!(page.contains("Aims"));
 }
 
+/// `--tls` adds two stacks to the chosen ones; each can be chosen by name, too.
+fn with_tls(directory: &Path) {
+    let (records, page) = bench(
+        directory,
+        "--tls --op send,write,read --crc off --size 1,100K",
+    );
+    for stack in ["weft", "tcp", "weft-tls", "tcp-tls"] {
+        let of_stack = || records.iter().filter(|record| record.stack == stack);
+        for metric in [Metric::bandwidth_GBps, Metric::latency_us_p50] {
+            let points = of_stack().filter(|record| record.metric == metric);
+            // Two sizes of three operations; nobody sleeps for a Write.
+            let expected = if metric == Metric::bandwidth_GBps {
+                6
+            } else {
+                10
+            };
+            assert_eq!(points.count(), expected, "{stack} {metric:?}");
+        }
+        let crc = stack.starts_with("weft").then_some(false);
+        for record in of_stack() {
+            assert!(record.summary.min > 0.0, "{record:?}");
+            assert_eq!(record.transport, "tcp");
+            assert_eq!(record.crc, crc);
+            assert_eq!(record.ratio_tcp.is_some(), stack != "tcp", "{record:?}");
+            assert_eq!(record.ratio_tcp_tls.is_some(), stack == "weft-tls");
+        }
+    }
+    assert!(page.contains("weft-tls GB/s") && page.contains("of TCP with TLS"));
+
+    let (records, page) = bench(
+        directory,
+        "--stack weft-tls,tcp-tls --op write --figure bandwidth --size 1M",
+    );
+    let named = |stack| records.iter().any(|record| record.stack == stack);
+    assert!(named("weft-tls") && named("tcp-tls") && !named("weft") && !named("tcp"));
+    assert!(page.contains("of rustls over TCP"), "an aim");
+}
+
 fn library(directory: &Path) {
     let (records, _) = bench(directory, "--op iw --size 4K");
     for stack in ["weft", "weft-iw"] {
@@ -233,6 +271,50 @@ fn extended_sockets(directory: &Path) {
 }
 
 /// The other libraries' programs need not be there, or not work here: then the page says so.
+/// Every figure of the AZ-SDP paper, at few places.
+fn sockets_direct(directory: &Path) {
+    let (json, html) = (directory.join("sdp.jsonl"), directory.join("sdp.html"));
+    let words = "bench sdp --quick --runs 1 --seconds 0.001".split(' ');
+    let args = words.map(str::to_owned).chain([
+        format!("--json={}", json.display()),
+        format!("--html={}", html.display()),
+    ]);
+    let code = weft_bench::run(Program::parse_from(args).bench).expect("the suite");
+    assert_eq!(code, ExitCode::SUCCESS);
+    let text = std::fs::read_to_string(json).expect("the JSON file");
+    let records = read_lines(&text).expect("JSON lines");
+    for op in [
+        "ping_pong",
+        "throughput",
+        "overlap_64k",
+        "overlap_1m",
+        "faults_64k",
+        "faults_1m",
+        "hot_spot",
+        "multi_stream",
+        "fan_in",
+        "fan_out",
+    ] {
+        for stack in ["bsdp", "zsdp", "azsdp-block", "azsdp-copy", "tcp"] {
+            for beside in ["local:", "tcp:"] {
+                let found = records.iter().any(|record| {
+                    let case = record.case.as_deref().unwrap_or_default();
+                    record.op == op
+                        && record.stack == stack
+                        && case.starts_with(beside)
+                        && record.summary.min > 0.0
+                        && record.ratio_tcp.is_some() == (stack != "tcp")
+                });
+                assert!(found, "{op} {stack} {beside}");
+            }
+        }
+    }
+    let costs = records.iter().filter(|record| record.op == "costs");
+    assert_eq!(costs.count(), 18);
+    let page = std::fs::read_to_string(html).expect("the page");
+    assert!(page.contains("The paper's conclusions") && page.contains("<svg"));
+}
+
 fn peers(directory: &Path) {
     let (records, page) = bench(
         directory,
@@ -274,6 +356,64 @@ fn several_sizes_and_one_stack(directory: &Path) {
 /// A name and what to do, given a directory for results.
 type Test = (&'static str, fn(&Path));
 
+/// Datagrams: both figures, of a message that is one datagram and of one that is several.
+fn datagrams(directory: &Path) {
+    let (json, html) = (directory.join("dgram.jsonl"), directory.join("dgram.html"));
+    let words = "bench dgram --runs 2 --seconds 0.002 --size 100,200000";
+    let args = words.split_whitespace().map(str::to_owned).chain([
+        format!("--json={}", json.display()),
+        format!("--html={}", html.display()),
+    ]);
+    let code = weft_bench::run(Program::parse_from(args).bench).expect("a run");
+    assert_eq!(code, ExitCode::SUCCESS);
+    let page = std::fs::read_to_string(html).expect("the page");
+    assert!(page.contains("<svg") && page.contains("Write-Record"));
+    let records = read_lines(&std::fs::read_to_string(json).expect("the file")).expect("JSON");
+    assert!(records.iter().all(|record| record.bench == "dgram"));
+    for bytes in [100, 200_000] {
+        for (op, transport, stack) in [
+            ("send", "udp", "weft-ud"),
+            ("write_record", "udp", "weft-ud"),
+            ("send", "tcp", "weft"),
+            ("write", "tcp", "weft"),
+            ("write", "local", "weft"),
+            ("send", "udp", "udp"),
+        ] {
+            for metric in [Metric::latency_us_p50, Metric::bandwidth_GBps] {
+                let found = records.iter().find(|record| {
+                    (record.bytes, record.metric) == (bytes, metric)
+                        && (record.op.as_str(), record.transport.as_str()) == (op, transport)
+                        && record.stack == stack
+                });
+                let found = found.unwrap_or_else(|| panic!("{op} {transport} {stack} {metric:?}"));
+                assert!(found.summary.median > 0.0, "{found:?}");
+            }
+        }
+    }
+}
+
+/// What arrives over a link that loses packets.
+fn lossy_datagrams(directory: &Path) {
+    if let Err(error) = weft_link::Link::new(weft_link::Shape::default(), 1500) {
+        println!("skipped: {error}");
+        return;
+    }
+    let json = directory.join("lossy.jsonl");
+    let words = "bench dgram --figure 9 --quick --runs 1 --size 16K";
+    let args = words.split_whitespace().map(str::to_owned);
+    let args = args.chain([format!("--json={}", json.display())]);
+    let code = weft_bench::run(Program::parse_from(args).bench).expect("a run");
+    assert_eq!(code, ExitCode::SUCCESS);
+    let records = read_lines(&std::fs::read_to_string(json).expect("the file")).expect("JSON");
+    let shares = records.iter().filter(|r| r.metric == Metric::valid_share);
+    let shares: Vec<f64> = shares.map(|record| record.summary.median).collect();
+    assert_eq!(shares.len(), 6);
+    assert!(
+        shares.iter().all(|share| (0.0..=1.0).contains(share)),
+        "{shares:?}"
+    );
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).take(2).collect();
     if words == PEER_ARGS {
@@ -282,10 +422,11 @@ fn main() -> ExitCode {
     }
     let directory = std::env::temp_dir().join(format!("weft-bench-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory for results");
-    let tests: [Test; 13] = [
+    let tests: [Test; 17] = [
         ("transfers", transfers),
         ("atomics", atomics),
         ("rate", rate),
+        ("with_tls", with_tls),
         ("library", library),
         ("buffers", buffers),
         ("registration", registration),
@@ -295,6 +436,9 @@ fn main() -> ExitCode {
         ("same_host", same_host),
         ("peers", peers),
         ("extended_sockets", extended_sockets),
+        ("datagrams", datagrams),
+        ("sockets_direct", sockets_direct),
+        ("lossy_datagrams", lossy_datagrams),
         ("several_sizes_and_one_stack", several_sizes_and_one_stack),
     ];
     // `cargo test NAME` and its lists work as with any other test; one at a time, as benchmarks should run.

@@ -4,6 +4,7 @@
 mod deps;
 mod libexs;
 mod library;
+mod run;
 mod source;
 mod verbs;
 
@@ -16,7 +17,9 @@ cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every
 cargo xtask libexs DIR [--debug]
                     the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/
 cargo xtask verbs DIR [--debug]
-                    libibverbs and librdmacm below DIR: lib/, lib/pkgconfig/";
+                    libibverbs and librdmacm below DIR: lib/, lib/pkgconfig/
+cargo xtask run DIR [--debug]
+                    the preload library of `weft run` below DIR: lib/";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -33,13 +36,13 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        [what @ ("libexs" | "verbs"), dir, ref options @ ..]
+        [what @ ("libexs" | "verbs" | "run"), dir, ref options @ ..]
             if matches!(options, [] | ["--debug"]) =>
         {
-            let lay_out = if what == "verbs" {
-                verbs::lay_out
-            } else {
-                libexs::lay_out
+            let lay_out = match what {
+                "verbs" => verbs::lay_out,
+                "run" => run::lay_out,
+                _ => libexs::lay_out,
             };
             match lay_out(Path::new(dir), options.is_empty()) {
                 Ok(summary) => {

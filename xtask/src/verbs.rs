@@ -66,6 +66,10 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         }
         .link()?;
     }
+    let include = dir.join("include/infiniband");
+    fs::create_dir_all(&include).map_err(at(&include))?;
+    let header = root.join("include/infiniband/weft_dgram.h");
+    fs::copy(&header, include.join("weft_dgram.h")).map_err(at(&header))?;
     for (soname, (name, version, description)) in [VERBS, RDMACM].into_iter().zip(STANDS_FOR) {
         symlink(&full(soname), &lib.join(soname))?;
         symlink(soname, &lib.join(format!("lib{name}.so")))?;

@@ -20,7 +20,8 @@ pub(crate) struct Mem {
 
 struct Registered {
     addr: usize,
-    region: Arc<Region>,
+    /// Not there when it has been deregistered.
+    region: Option<Arc<Region>>,
 }
 
 /// An operation uses the region until this is dropped.
@@ -66,7 +67,7 @@ unsafe fn registered(addr: *mut c_void, len: usize, flags: c_int) -> Result<Regi
     let region = Region::register(&state().context()?, &raw)?;
     Ok(Registered {
         addr: addr as usize,
-        region,
+        region: Some(region),
     })
 }
 
@@ -82,7 +83,17 @@ pub unsafe fn mregister(addr: *mut c_void, len: usize, flags: c_int) -> Result<M
 
 /// `exs_mderegister`
 pub fn mderegister(mh: MHandle) -> Result<c_int, Errno> {
-    state().regions.remove(mh, Mem::idle)?;
+    let mem = state().regions.get(mh)?;
+    mem.idle()?;
+    let mut current = mem.current.write().unwrap_or_else(PoisonError::into_inner);
+    mem.idle()?; // an operation may have begun meanwhile
+    let region = current.region.take().ok_or(Errno::BADF)?;
+    if let Err(region) = region.deregister() {
+        current.region = Some(region);
+        return Err(Errno::BUSY);
+    }
+    drop(current);
+    state().regions.remove(mh, |_| Ok(()))?;
     Ok(0)
 }
 
@@ -126,7 +137,8 @@ pub(super) unsafe fn memory(
     let off = (buf as usize)
         .checked_sub(current.addr)
         .ok_or(Errno::FAULT)?;
-    let memory = current.region.slice(off, len)?;
+    let region = current.region.as_ref().ok_or(Errno::BADF)?;
+    let memory = region.slice(off, len)?;
     uses.push(InUse::new(Arc::clone(&mem)));
     Ok(memory)
 }

@@ -268,8 +268,10 @@ pub(super) fn accept(fd: RawFd, what: What, queue: &QueueEntry, ahandle: AHandle
 
 /// Takes a connection if one is still there. Threads of ours take turns, so that none is caught in `accept` by another's luck.
 fn accept_one(listener: BorrowedFd<'_>) -> Option<Fallible<(OwnedFd, Option<SocketAddr>)>> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = state()
+        .accepting
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
     let mut fds = [PollFd::from_borrowed_fd(listener, PollFlags::IN)];
     match rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())) {
         Ok(0) | Err(Errno::INTR) => return None,

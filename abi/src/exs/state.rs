@@ -1,7 +1,8 @@
 //! What the calls share: the context, the tables, and what becomes of them in a forked child and at the end of the program.
 
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -24,9 +25,11 @@ pub(crate) struct State {
     pub(crate) regions: Handles<Mem>,
     pub(crate) sockets: Sockets,
     pub(crate) closing: Arc<Closing>,
+    /// Held by a helping thread that takes a connection of the system's.
+    pub(crate) accepting: Mutex<()>,
 }
 
-static STATE: AtomicPtr<State> = AtomicPtr::new(std::ptr::null_mut());
+static STATE: AtomicPtr<State> = AtomicPtr::new(null_mut());
 
 /// How long the end of the program, or a blocking close, waits for what is still to be sent.
 pub(crate) const LINGER: Duration = Duration::from_secs(10);
@@ -41,6 +44,7 @@ impl State {
             regions: Handles::new(),
             sockets,
             closing: Arc::new(Closing::default()),
+            accepting: Mutex::default(),
         }))
     }
 
@@ -88,26 +92,35 @@ pub(crate) fn state() -> &'static State {
         // SAFETY: only leaked states are stored.
         return unsafe { &*current };
     }
-    static FIRST: Once = Once::new();
-    FIRST.call_once(|| {
-        let first = State::new(Sockets::new());
-        STATE.store(std::ptr::from_ref(first).cast_mut(), Ordering::Release);
+    first()
+}
+
+#[cold]
+fn first() -> &'static State {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    // No lock and nothing to wait for, since a fork may come between any two lines. To be told twice does no harm.
+    if !TOLD.load(Ordering::Acquire) {
         // SAFETY: the handlers are functions that stay.
         unsafe {
             libc::pthread_atfork(None, None, Some(in_child));
             libc::atexit(at_exit);
         }
-    });
-    // SAFETY: stored above, or by the thread that was first.
-    unsafe { &*STATE.load(Ordering::Acquire) }
+        TOLD.store(true, Ordering::Release);
+    }
+    let made = std::ptr::from_ref(State::new(Sockets::new())).cast_mut();
+    let swap = STATE.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
+    // Of several who are first at once, one is taken; an unused state is small.
+    let stored = swap.map_or_else(|theirs| theirs, |_| made);
+    // SAFETY: only leaked states are stored.
+    unsafe { &*stored }
 }
 
 extern "C" fn in_child() {
-    let fresh = std::panic::catch_unwind(|| {
-        // SAFETY: the handler is installed after the first state was stored.
-        let parents = unsafe { &*STATE.load(Ordering::Acquire) };
-        State::new(parents.sockets.inherited())
-    });
+    // SAFETY: null, or a leaked state.
+    let Some(parents) = (unsafe { STATE.load(Ordering::Acquire).as_ref() }) else {
+        return;
+    };
+    let fresh = std::panic::catch_unwind(|| State::new(parents.sockets.inherited()));
     match fresh {
         Ok(fresh) => STATE.store(std::ptr::from_ref(fresh).cast_mut(), Ordering::Release),
         Err(_) => std::process::abort(),

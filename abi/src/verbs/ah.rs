@@ -8,14 +8,19 @@ use weft_verbs::cm::gid_of;
 use weft_verbs::{Grh, UdDest};
 
 use super::context::{Context, Held};
+use super::gid::{Gid, gids};
+use super::limit::{Count, Counted};
 use super::mcast;
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
-use super::persona::{self, Gid};
+use super::persona;
 use super::types::*;
-use crate::call::{pointer, status};
+use crate::call::{pointer, status, unsupported};
 
-const NONE: c_int = Errno::OPNOTSUPP.raw_os_error();
+/// Address handles of a process.
+pub(crate) const MAX_AHS: u32 = 1 << 16;
+
+static COUNT: PerFork<Count> = PerFork::new();
 
 /// What an `ibv_ah` stands for.
 pub(crate) struct Ah {
@@ -24,7 +29,9 @@ pub(crate) struct Ah {
     scope: u32,
     /// The address of ours that the receiver is to see.
     from: IpAddr,
+    traffic_class: u8,
     _held: Held,
+    _counted: Counted,
 }
 
 impl Kind for Ah {
@@ -54,6 +61,7 @@ impl Ah {
             qp_num,
             qkey,
             from: Some(self.from),
+            traffic_class: self.traffic_class,
         }
     }
 }
@@ -64,7 +72,7 @@ fn way(grh: &ibv_global_route) -> Result<(Gid, IpAddr, u32), Errno> {
     let Some(group) = mcast::group_of(unsafe { grh.dgid.raw }) else {
         return persona::way(grh);
     };
-    let own = persona::gids().get(usize::from(grh.sgid_index)).copied();
+    let own = gids()?.get(usize::from(grh.sgid_index)).copied();
     let fits = |gid: &Gid| !gid.is_empty() && gid.ip.is_ipv4() == group.is_ipv4();
     let own = own.filter(fits).ok_or(Errno::INVAL)?;
     Ok((own, group, own.ifindex))
@@ -83,7 +91,9 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<Guard<Ah>, Errno> {
         ip,
         scope,
         from: own.ip,
+        traffic_class: attr.grh.traffic_class,
         _held: pd.users.hold(),
+        _counted: COUNT.take(MAX_AHS)?,
     };
     // SAFETY: a live object.
     let context = unsafe { (*pd.c()).context };
@@ -126,7 +136,7 @@ unsafe fn way_back(
         return Err(Errno::INVAL);
     }
     let grh = Grh::parse(&raw).ok_or(Errno::INVAL)?;
-    let index = persona::gids().iter().position(|gid| gid.ip == grh.dest);
+    let index = gids()?.iter().position(|gid| gid.ip == grh.dest);
     let index = index.and_then(|index| u8::try_from(index).ok());
     // SAFETY: all zeros is a value of the type.
     let mut attr: ibv_ah_attr = unsafe { std::mem::zeroed() };
@@ -137,6 +147,7 @@ unsafe fn way_back(
     };
     attr.grh.sgid_index = index.ok_or(Errno::INVAL)?;
     attr.grh.hop_limit = 64;
+    attr.grh.traffic_class = grh.traffic_class;
     Ok(attr)
 }
 
@@ -204,5 +215,5 @@ pub unsafe fn ibv_resolve_eth_l2_from_gid(
     _eth_mac: *mut u8,
     _vid: *mut u16,
 ) -> c_int {
-    NONE
+    unsupported()
 }

@@ -1,21 +1,52 @@
 //! Completion channels.
 
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
+use weft_verbs::{Cq, EventWait};
 
 use super::context::{Context, Users};
 use super::events::EventQueue;
-use super::object::{Kind, PerFork, Pool, find, turn};
+use super::object::{Kind, PerFork, Pool, find, lock, turn};
 use super::types::*;
 use crate::call::{pointer, status};
 
 /// What an `ibv_comp_channel` stands for.
 pub(crate) struct Channel {
     pub(crate) queue: Arc<EventQueue<()>>,
+    pub(crate) awaited: Arc<Awaited>,
     /// Completion queues that use it.
     pub(crate) users: Users,
+}
+
+/// The queues whose events a channel has, for threads that wait for one: they drive the connections themselves for a moment.
+#[derive(Default)]
+pub(crate) struct Awaited {
+    cqs: Mutex<Arc<Vec<Cq>>>,
+    wait: EventWait,
+}
+
+impl Awaited {
+    /// A queue that tells this channel.
+    pub(crate) fn add(&self, cq: &Cq) {
+        Arc::make_mut(&mut lock(&self.cqs)).push(cq.clone());
+    }
+
+    /// It tells it no more.
+    pub(crate) fn remove(&self, cq: &Cq) {
+        Arc::make_mut(&mut lock(&self.cqs)).retain(|other| !other.same(cq));
+    }
+}
+
+impl Channel {
+    /// A thread is about to wait for an event.
+    pub(crate) fn drive(&self) {
+        if self.queue.is_empty() && !self.queue.is_nonblocking() {
+            let cqs = Arc::clone(&lock(&self.awaited.cqs));
+            self.awaited.wait.try_for(&cqs, || !self.queue.is_empty());
+        }
+    }
 }
 
 impl Kind for Channel {
@@ -39,6 +70,7 @@ pub unsafe fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_com
         let fd = queue.fd();
         let body = Channel {
             queue,
+            awaited: Arc::default(),
             users: Users::default(),
         };
         let made = Channel::pool().make(body, |c, _| {

@@ -14,7 +14,7 @@ use super::events::EventQueue;
 use super::object::{Kind, PerFork, Pool, find, lock, turn};
 use super::types::*;
 use super::{cq, device, ex, mr, mw, pd, post, qp, settings, srq};
-use crate::call::{pointer, status};
+use crate::call::{pointer, status, unsupported};
 
 /// What the objects of a context share.
 pub(crate) struct Ctx {
@@ -134,7 +134,7 @@ fn extended(c: &mut verbs_context) {
 }
 
 unsafe extern "C" fn close_xrcd(_: *mut ibv_xrcd) -> c_int {
-    Errno::OPNOTSUPP.raw_os_error()
+    unsupported()
 }
 
 /// `ibv_close_device`. The context's queue pairs come to their end; other objects that are left stay usable.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use weft_verbs::Wc;
 
-use super::channel::Channel;
+use super::channel::{Awaited, Channel};
 use super::context::{Context, Held, Users};
 use super::device::{COMP_VECTORS, native};
 use super::events::{Audience, EventQueue, Fate, Listener, Of, Subject};
@@ -25,7 +25,7 @@ pub(crate) struct Cq {
     pub(crate) subject: Arc<Subject>,
     /// Of completion events.
     pub(crate) notified: Arc<Subject>,
-    channel: Option<(Arc<EventQueue<()>>, Held)>,
+    channel: Option<(Arc<EventQueue<()>>, Arc<Awaited>, Held)>,
     /// The state of `ibv_start_poll` and what follows it.
     pub(crate) polling: Polling,
     /// It was made with `ibv_create_cq_ex`.
@@ -94,13 +94,14 @@ pub(crate) fn create(
         None
     } else {
         let channel = find::<Channel>(wanted.channel)?;
-        Some((Arc::clone(&channel.queue), channel.users.hold()))
+        let (queue, awaited) = (Arc::clone(&channel.queue), Arc::clone(&channel.awaited));
+        Some((queue, awaited, channel.users.hold()))
     };
     let made = Cq::pool().make_at(
         |handle| {
             let (subject, notified) = (Subject::new(handle), Subject::new(handle));
             let native = match &channel {
-                Some((queue, _)) => {
+                Some((queue, ..)) => {
                     let (queue, notified) = (Arc::clone(queue), Arc::clone(&notified));
                     device.create_cq_notify(wanted.cqe, move || queue.push(&notified, ()))
                 }
@@ -125,6 +126,9 @@ pub(crate) fn create(
             fill(c);
         },
     )?;
+    if let Some((_, awaited, _)) = &made.channel {
+        awaited.add(&made.native);
+    }
     let num = made.native.num();
     // SAFETY: a live object, not yet the program's.
     unsafe { (*made.c()).handle = num };
@@ -187,7 +191,8 @@ pub unsafe fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             return Err(Errno::BUSY);
         }
         Audience::get().remove(Of::Cq, cq.native.num());
-        if let Some((queue, _)) = &cq.channel {
+        if let Some((queue, awaited, _)) = &cq.channel {
+            awaited.remove(&cq.native);
             cq.notified.close(queue);
         }
         drop(cq.retire());

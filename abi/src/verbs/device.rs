@@ -9,11 +9,13 @@ use std::sync::Mutex;
 use rustix::io::Errno;
 use weft_verbs::{Device, Limits};
 
+use super::ah::MAX_AHS;
 use super::context::Context;
 use super::events::Audience;
-use super::faults::is_port_down;
+use super::gid;
 use super::object::{PerFork, find, lock};
-use super::persona;
+use super::pd::MAX_PDS;
+use super::port as ports;
 use super::private::NobodysDevice;
 use super::sysfs::About;
 use super::types::*;
@@ -135,7 +137,7 @@ pub(crate) fn all_about() -> impl Iterator<Item = About> {
             device: unsafe { (*shown.0.get()).device },
             attr: attributes(shown.1).ok()?,
             port: port(shown.1),
-            gids: gids(shown.1),
+            gids: gids(shown.1).ok()?,
         })
     })
 }
@@ -285,7 +287,7 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     if which == Which::Persona {
         attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
-        attr.max_ah = int(limits.max_qp);
+        attr.max_ah = int(MAX_AHS);
         attr.max_mcast_grp = int(MAX_MEMBERS);
         attr.max_mcast_qp_attach = int(MAX_MEMBERS);
         attr.max_total_mcast_qp_attach = int(MAX_MEMBERS);
@@ -296,7 +298,7 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
     attr.max_cqe = int(limits.max_cqe);
     attr.max_mr = int(limits.max_mr);
     attr.max_mw = int(limits.max_mr);
-    attr.max_pd = 1 << 20;
+    attr.max_pd = int(MAX_PDS);
     attr.max_qp_rd_atom = c_int::from(limits.max_rd_atomic);
     attr.max_qp_init_rd_atom = c_int::from(limits.max_rd_atomic);
     attr.max_res_rd_atom = int(limits.max_qp).saturating_mul(c_int::from(limits.max_rd_atomic));
@@ -401,14 +403,14 @@ pub(crate) unsafe extern "C" fn query_rt_values(
 fn port(which: Which) -> ibv_port_attr {
     // SAFETY: all zeros is a value of the type.
     let mut attr: ibv_port_attr = unsafe { std::mem::zeroed() };
-    attr.state = if is_port_down(which) {
+    attr.state = if ports::of(which).is_down() {
         IBV_PORT_DOWN
     } else {
         IBV_PORT_ACTIVE
     };
     attr.max_mtu = IBV_MTU_4096;
     attr.active_mtu = IBV_MTU_4096;
-    attr.gid_tbl_len = gids(which).len() as c_int;
+    attr.gid_tbl_len = gids(which).map_or(0, |gids| gids.len() as c_int);
     attr.max_msg_sz = 1 << 31;
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
@@ -463,7 +465,7 @@ pub unsafe fn ibv_query_port(
 }
 
 /// The GID table.
-fn gids(which: Which) -> Vec<ibv_gid_entry> {
+fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
     let entry = |raw, gid_type, ndev_ifindex| ibv_gid_entry {
         gid: ibv_gid { raw },
         gid_index: 0,
@@ -472,13 +474,15 @@ fn gids(which: Which) -> Vec<ibv_gid_entry> {
         ndev_ifindex,
     };
     let mut gids: Vec<ibv_gid_entry> = match which {
-        // iWARP has no GIDs; providers show an Ethernet address.
+        // iWARP has no GIDs; providers show an Ethernet address, and programs look for its interface.
         Which::Iwarp => {
             let mut raw = [0; 16];
             raw[..6].copy_from_slice(&which.guid()[..6]);
-            vec![entry(raw, IBV_GID_TYPE_IB, 0)]
+            let first = gid::gids()?.into_iter().find(|gid| !gid.is_empty());
+            let ifindex = first.map_or(0, |gid| gid.ifindex);
+            vec![entry(raw, IBV_GID_TYPE_IB, ifindex)]
         }
-        Which::Persona => persona::gids()
+        Which::Persona => gid::gids()?
             .into_iter()
             .map(|gid| entry(gid.raw(), IBV_GID_TYPE_ROCE_V2, gid.ifindex))
             .collect(),
@@ -486,7 +490,7 @@ fn gids(which: Which) -> Vec<ibv_gid_entry> {
     for (index, gid) in gids.iter_mut().enumerate() {
         gid.gid_index = index as u32;
     }
-    gids
+    Ok(gids)
 }
 
 fn is_empty(gid: &ibv_gid) -> bool {
@@ -520,7 +524,7 @@ fn gid_entry(context: *mut ibv_context, port_num: u32, index: u32) -> Result<ibv
     if port_num != 1 {
         return Err(Errno::INVAL);
     }
-    let gids = gids(context.ctx.which);
+    let gids = gids(context.ctx.which)?;
     gids.get(index as usize).copied().ok_or(Errno::INVAL)
 }
 
@@ -566,7 +570,7 @@ pub unsafe fn _ibv_query_gid_table(
 ) -> isize {
     let fill = || {
         let context = find::<Context>(context)?;
-        let mut gids = gids(context.ctx.which);
+        let mut gids = gids(context.ctx.which)?;
         gids.retain(|entry| !is_empty(&entry.gid));
         if flags != 0 || gids.len() > max_entries || (entries.is_null() && !gids.is_empty()) {
             return Err(Errno::INVAL);

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::OFlags;
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags, preadv2, read, write};
 use weft_verbs::AsyncEvent;
 
@@ -88,6 +89,15 @@ impl<T> EventQueue<T> {
 
     pub(crate) fn fd(&self) -> c_int {
         self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.list).is_empty()
+    }
+
+    /// The program does not want to wait for events.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        rustix::fs::fcntl_getfl(&self.fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
     }
 
     pub(crate) fn push(&self, subject: &Arc<Subject>, what: T) {
@@ -351,11 +361,12 @@ pub unsafe fn ibv_get_cq_event(
         Ok(true)
     };
     let count_of = || {
-        let fd = find::<Channel>(channel)?.queue.fd();
+        let channel = find::<Channel>(channel)?;
         if cq.is_null() || cq_context.is_null() {
             return Err(Errno::INVAL);
         }
-        Ok(fd)
+        channel.drive();
+        Ok(channel.queue.fd())
     };
     // SAFETY: an event queue's descriptor.
     unsafe { wait_and_fetch(count_of, fetch) }

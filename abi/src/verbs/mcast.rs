@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use rustix::io::Errno;
 use weft_verbs::cm::ip_of;
 
+use super::gid::gids;
 use super::object::turn;
-use super::persona;
 use super::qp::QpObj;
 use super::types::{ibv_gid, ibv_qp};
 use crate::call::status;
@@ -38,14 +38,14 @@ pub(crate) fn port_of(group: IpAddr) -> u16 {
 }
 
 /// All interfaces with an address of the group's family.
-fn interfaces(group: IpAddr) -> Vec<u32> {
+fn interfaces(group: IpAddr) -> Result<Vec<u32>, Errno> {
     let mut found: Vec<u32> = Vec::new();
-    for gid in persona::gids() {
+    for gid in gids()? {
         if !gid.is_empty() && gid.ip.is_ipv4() == group.is_ipv4() && !found.contains(&gid.ifindex) {
             found.push(gid.ifindex);
         }
     }
-    found
+    Ok(found)
 }
 
 /// `qp` hears this group from now on: on this interface, or on all.
@@ -55,7 +55,7 @@ fn interfaces(group: IpAddr) -> Vec<u32> {
 pub(crate) fn attach(qp: *mut ibv_qp, gid: [u8; 16], interface: Option<u32>) -> Result<(), Errno> {
     let qp = turn::<QpObj>(qp)?;
     let group = group_of(gid).ok_or(Errno::INVAL)?;
-    let on = interface.map_or_else(|| interfaces(group), |interface| vec![interface]);
+    let on = interface.map_or_else(|| interfaces(group), |interface| Ok(vec![interface]))?;
     let ud = qp.datagrams()?;
     let port = port_of(group);
     let IpAddr::V6(of_a_link) = group else {
@@ -132,6 +132,6 @@ mod tests {
             assert_eq!(group_of(gid(none)), None, "{none}");
         }
         assert_eq!((port_of(group), port_of(group6)), (0x5703, 0x5703));
-        assert_ne!(interfaces(group), []);
+        assert_ne!(interfaces(group), Ok(vec![]));
     }
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::wildcard_imports)] // C's names, which there are hundreds of
 
 pub mod cm;
+pub mod dgram;
 pub mod private;
 pub mod rsock;
 pub mod strings;
@@ -16,6 +17,8 @@ mod device;
 mod events;
 mod ex;
 mod faults;
+mod gid;
+mod limit;
 mod mcast;
 mod mr;
 mod mw;
@@ -24,6 +27,7 @@ pub(crate) mod object;
 mod pd;
 mod persona;
 mod places;
+mod port;
 mod post;
 mod qp;
 mod settings;
@@ -66,7 +70,7 @@ use weft_verbs::{Error, MemError};
 pub(crate) fn errno(error: Error) -> Errno {
     match error {
         Error::Limit(_) | Error::Memory(MemError::Limit) => Errno::NOMEM,
-        Error::Invalid(_) | Error::Memory(_) => Errno::INVAL,
+        Error::Invalid(_) | Error::Tls(_) | Error::Memory(_) => Errno::INVAL,
         Error::Os { source, .. } => Errno::from_io_error(&source).unwrap_or(Errno::IO),
     }
 }

@@ -1,15 +1,16 @@
 //! Memory windows. Those of type 1 are bound by a call of their own, those of type 2 by work requests.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 use weft_verbs::{SendOp, SendWr};
 
 use super::context::Held;
 use super::mr::{Mr, rights};
-use super::object::{Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
+use super::post::set_flags;
 use super::qp::QpObj;
 use super::types::*;
 use crate::call::{pointer, status};
@@ -18,8 +19,8 @@ use crate::call::{pointer, status};
 pub(crate) struct Mw {
     native: weft_verbs::Mw,
     kind: ibv_mw_type,
-    /// A window of type 1 has been bound by a request that was posted.
-    bound: AtomicBool,
+    /// The key of the bind of type 1 that was posted last.
+    posted: AtomicU32,
     _held: Held,
 }
 
@@ -50,13 +51,19 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
             return Err(Errno::INVAL);
         }
         let pd = find::<Pd>(pd)?;
+        let native = if kind == IBV_MW_TYPE_1 {
+            pd.native.alloc_mw_type_1()
+        } else {
+            pd.native.alloc_mw()
+        };
+        let native = native.map_err(super::errno)?;
+        let key = native.rkey();
         let body = Mw {
-            native: pd.native.alloc_mw().map_err(super::errno)?,
+            native,
             kind,
-            bound: AtomicBool::new(false),
+            posted: AtomicU32::new(key),
             _held: pd.users.hold(),
         };
-        let key = body.key();
         // SAFETY: a live object.
         let context = unsafe { (*pd.c()).context };
         let made = Mw::pool().make(body, |c, _| {
@@ -95,10 +102,16 @@ pub(crate) fn binding(
     if info.mw_access_flags & !FLAGS != 0 {
         return Err(Errno::INVAL);
     }
+    let unbinds = !window.is_type_2() && info.length == 0;
+    let region = if unbinds {
+        0
+    } else {
+        find::<Mr>(info.mr)?.key()?
+    };
     Ok(SendOp::BindMw {
         window: window.key(),
         new_rkey,
-        region: find::<Mr>(info.mr)?.key()?,
+        region,
         addr: info.addr,
         len: info.length,
         access: rights(info.mw_access_flags & !IBV_ACCESS_LOCAL_WRITE),
@@ -118,32 +131,39 @@ pub(crate) unsafe extern "C" fn bind_mw(
         }
         // SAFETY: the caller's promise.
         let bind = unsafe { *bind };
-        let info = &bind.bind_info;
-        if info.length > 0 && info.mr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let key = mw.key();
-        let invalidate = SendOp::LocalInvalidate { rkey: key };
+        let key = mw.posted.load(Ordering::Relaxed);
         let new_key = key & !0xff | key.wrapping_add(1) & 0xff;
-        let mut wrs = Vec::new();
-        if info.length == 0 {
-            wrs.push(SendWr::new(bind.wr_id, invalidate));
-        } else {
-            if mw.bound.load(Ordering::Relaxed) {
-                wrs.push(SendWr::new(bind.wr_id, invalidate));
-            }
-            wrs.push(SendWr::new(bind.wr_id, binding(&mw, new_key, info)?));
-        }
-        if let Some(last) = wrs.last_mut() {
-            last.signaled = bind.send_flags & IBV_SEND_SIGNALED != 0;
-            last.fence = bind.send_flags & IBV_SEND_FENCE != 0;
-        }
-        qp.post(&wrs).map_err(|(_, errno)| errno)?;
-        mw.bound.store(info.length > 0, Ordering::Relaxed);
-        if info.length > 0 {
-            // SAFETY: a live object; the program reads the key after this call.
-            unsafe { (*mw.c()).rkey = new_key };
-        }
+        let mut wr = SendWr::new(bind.wr_id, binding(&mw, new_key, &bind.bind_info)?);
+        set_flags(&mut wr, bind.send_flags);
+        qp.post_one(&mut wr)?;
+        mw.posted.store(new_key, Ordering::Relaxed);
+        show_key(&mw, new_key);
         Ok(())
     })
+}
+
+/// Post a request that binds a window of type 2. The window shows its new key at once, as with `irdma`.
+///
+/// # Safety
+/// As for `ibv_post_send`.
+#[cold]
+pub(crate) unsafe fn post_bind(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let c = unsafe { *c };
+    // SAFETY: the union's member that the opcode says.
+    let bind = unsafe { c.op.bind_mw };
+    let mw = find::<Mw>(bind.mw)?;
+    if !mw.is_type_2() || qp.is_datagram() {
+        return Err(Errno::INVAL);
+    }
+    let mut wr = SendWr::new(c.wr_id, binding(&mw, bind.rkey, &bind.bind_info)?);
+    set_flags(&mut wr, c.send_flags);
+    qp.post_one(&mut wr)?;
+    show_key(&mw, bind.rkey);
+    Ok(())
+}
+
+fn show_key(mw: &Guard<Mw>, key: u32) {
+    // SAFETY: a live object; the program reads the key after the call.
+    unsafe { (*mw.c()).rkey = key };
 }

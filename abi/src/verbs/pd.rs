@@ -7,9 +7,15 @@ use rustix::io::Errno;
 
 use super::context::{Context, Ctx, Held, Users};
 use super::device::native;
+use super::limit::{Count, Counted};
 use super::object::{Kind, PerFork, Pool, find, turn};
 use super::types::*;
 use crate::call::{pointer, status};
+
+/// Protection domains of a process.
+pub(crate) const MAX_PDS: u32 = 1 << 16;
+
+static COUNT: PerFork<Count> = PerFork::new();
 
 /// What an `ibv_pd` stands for.
 pub(crate) struct Pd {
@@ -19,6 +25,8 @@ pub(crate) struct Pd {
     pub(crate) users: Users,
     /// A parent domain: the domain, and perhaps the thread domain, that it stands on.
     on: Option<(Held, Option<Held>)>,
+    /// Only of one that stands on no other.
+    _counted: Option<Counted>,
 }
 
 impl Kind for Pd {
@@ -59,6 +67,7 @@ pub unsafe fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
             ctx: Arc::clone(&context.ctx),
             users: Users::default(),
             on: None,
+            _counted: Some(COUNT.take(MAX_PDS)?),
         };
         let made = Pd::pool().make(body, |c, _| c.context = context.handle())?;
         Ok(made.handle())
@@ -144,6 +153,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             ctx: Arc::clone(&pd.ctx),
             users: Users::default(),
             on: Some((pd.users.hold(), td)),
+            _counted: None,
         };
         let made = Pd::pool().make(body, |c, _| c.context = context.handle())?;
         Ok(made.handle())

@@ -10,14 +10,17 @@ use weft_verbs::{
 
 use super::cq::Cq;
 use super::faults;
-use super::mw::{Mw, binding};
+use super::mw::post_bind;
 use super::null;
-use super::object::{Visit, enter, find};
+use super::object::{Visit, enter};
 use super::qp::QpObj;
 use super::srq::Srq;
 use super::types::*;
 use super::ud;
 use crate::call::quick_status;
+
+/// As `<infiniband/weft_dgram.h>` has it.
+const WEFT_WC_WRITE_RECORD: ibv_wc_opcode = 240;
 
 /// The error of a refused request.
 pub(crate) fn refused(error: PostError) -> Errno {
@@ -98,6 +101,8 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
         },
         IBV_WR_RDMA_READ if qp.is_reliable() => SendOp::Read { remote },
         // SAFETY: as above.
+        IBV_WR_BIND_MW => return unsafe { post_bind(qp, c) },
+        // SAFETY: as above.
         opcode => unsafe { rare(qp, c, opcode) }?,
     };
     // Built where it is posted from: it is too large to be moved about.
@@ -162,15 +167,6 @@ unsafe fn rare(qp: &QpObj, c: *const ibv_send_wr, opcode: ibv_wr_opcode) -> Resu
             add: atomic.compare_add,
         },
         IBV_WR_LOCAL_INV => SendOp::LocalInvalidate { rkey: c.imm_data },
-        IBV_WR_BIND_MW => {
-            // SAFETY: as above.
-            let bind = unsafe { c.op.bind_mw };
-            let mw = find::<Mw>(bind.mw)?;
-            if !mw.is_type_2() {
-                return Err(Errno::INVAL);
-            }
-            binding(&mw, bind.rkey, &bind.bind_info)?
-        }
         _ => return Err(Errno::INVAL),
     })
 }
@@ -398,6 +394,7 @@ pub(crate) fn wc_opcode(wc: &Wc) -> ibv_wc_opcode {
         WcOpcode::BindMw => IBV_WC_BIND_MW,
         WcOpcode::Recv => IBV_WC_RECV,
         WcOpcode::RecvWithImm => IBV_WC_RECV_RDMA_WITH_IMM,
+        WcOpcode::WriteRecord => WEFT_WC_WRITE_RECORD,
     }
 }
 

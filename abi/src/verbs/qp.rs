@@ -28,11 +28,13 @@ use super::object::{Guard, Kind, Name, PerFork, Pool, Turn, find, lock, turn};
 use super::pd::Pd;
 use super::persona;
 use super::places::{self, Both};
+use super::port;
 use super::post::refused;
+use super::settings;
 use super::srq::Srq;
 use super::types::*;
 use super::ud::Datagrams;
-use crate::call::{pointer, status};
+use crate::call::{pointer, status, unsupported};
 
 /// What an `ibv_qp` stands for.
 pub(crate) struct QpObj {
@@ -43,7 +45,7 @@ pub(crate) struct QpObj {
     /// `None` only for the moment in which another one is made, and for datagrams.
     native: Option<Arc<Qp>>,
     /// In its place, for datagrams.
-    ud: Option<Box<Datagrams>>,
+    pub(super) ud: Option<Box<Datagrams>>,
     state: AtomicU32,
     kind: ibv_qp_type,
     cap: ibv_qp_cap,
@@ -369,12 +371,20 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     init.sq_sig_all = common.sq_sig_all != 0;
     if persona {
         init.rnr = Rnr::Wait;
-        init.quiet_end = true;
+        init.quiet_end = !settings::peer_death_flushes();
         init.remote_completion = common.qp_type == IBV_QPT_RC;
     }
     init.num = number.as_ref().map(persona::Number::get);
     let (native, ud) = match (init.num, port) {
-        (_, Some(port)) => (None, Some(Datagrams::new(&pd.native, &port, &init)?)),
+        (_, Some(port)) => (
+            None,
+            Some(Datagrams::new(
+                &pd.native,
+                &port,
+                &init,
+                port::of(pd.ctx.which).down(),
+            )?),
+        ),
         (Some(_), None) => {
             let native = pd.native.create_qp(&init).map_err(super::errno)?;
             (Some(native), None)
@@ -383,6 +393,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     };
     let num = init.num.ok_or(Errno::INVAL)?;
     places::of(num).clear();
+    let native = native.map(Arc::new);
     let held = [
         Some(pd.users.hold()),
         Some(send_cq.users.hold()),
@@ -395,6 +406,11 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     attr.port_num = 1;
     // SAFETY: a live object.
     let context = unsafe { (*pd.c()).context };
+    let faults = native.as_ref().and_then(|native| {
+        let faults = faults::of_queue_pair(num)?;
+        port::of(pd.ctx.which).add(native);
+        Some(faults)
+    });
     let made = QpObj::pool().make_at(
         |handle| {
             Ok(QpObj {
@@ -403,7 +419,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 _number: number,
                 init,
                 pd: pd.native.clone(),
-                native: native.map(Arc::new),
+                native,
                 ud: ud.map(Box::new),
                 state: AtomicU32::new(IBV_QPS_RESET),
                 kind: common.qp_type,
@@ -415,11 +431,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 resting: Mutex::default(),
                 building: Building::default(),
                 extended: wanted.ops.is_some(),
-                faults: if datagrams {
-                    None
-                } else {
-                    faults::of_queue_pair(num)
-                },
+                faults,
                 _held: held,
             })
         },
@@ -681,6 +693,9 @@ fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -
         })
 }
 
+/// `IBV_ACCESS_FLUSH_GLOBAL` and `IBV_ACCESS_FLUSH_PERSISTENT`, which newer headers have. Programs set them on every queue pair; no peer can flush here.
+const FLUSH: c_uint = 1 << 8 | 1 << 9;
+
 /// Whether the values are ones that the device can have.
 fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
     const ACCESS: c_uint = IBV_ACCESS_LOCAL_WRITE
@@ -688,12 +703,14 @@ fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
         | IBV_ACCESS_REMOTE_READ
         | IBV_ACCESS_REMOTE_ATOMIC
         | IBV_ACCESS_MW_BIND
-        | IBV_ACCESS_ON_DEMAND;
+        | IBV_ACCESS_ON_DEMAND
+        | IBV_ACCESS_OPTIONAL_RANGE
+        | FLUSH;
     let has = |bit| mask & bit != 0;
     let depth = |value: u8| u16::from(value) <= max_rd_atomic;
     let wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
         || (has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
-        || (has(IBV_QP_ACCESS_FLAGS) && attr.qp_access_flags & !(ACCESS | IBV_ACCESS_OPTIONAL_RANGE) != 0)
+        || (has(IBV_QP_ACCESS_FLAGS) && attr.qp_access_flags & !ACCESS != 0)
         || (has(IBV_QP_PATH_MTU) && !(IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu))
         || (has(IBV_QP_DEST_QPN) && attr.dest_qp_num >> 24 != 0)
         || (has(IBV_QP_AV) && (attr.ah_attr.port_num != 1 || attr.ah_attr.is_global == 0))
@@ -787,6 +804,13 @@ fn modify_persona(
     if mask & IBV_QP_ACCESS_FLAGS != 0 {
         qp.native()?.set_access(rights(attr.qp_access_flags));
     }
+    if mask & IBV_QP_MIN_RNR_TIMER != 0 {
+        let timer = persona::rnr_timer(attr.min_rnr_timer);
+        qp.native()?.set_min_rnr_timer(timer);
+    }
+    if mask & IBV_QP_RNR_RETRY != 0 {
+        qp.native()?.set_rnr_retry(attr.rnr_retry);
+    }
     match (now, to) {
         (_, IBV_QPS_RESET) => return reset(qp),
         (_, IBV_QPS_ERR) => return fail(qp),
@@ -795,7 +819,11 @@ fn modify_persona(
             remember(&mut lock(&qp.attr), attr, mask);
             persona::rtr(&qp.native()?, attr)?;
         }
-        (IBV_QPS_RTR, IBV_QPS_RTS) => persona::rts(qp.num, attr),
+        (IBV_QPS_RTR, IBV_QPS_RTS) => {
+            let patience = persona::patience(attr.timeout, attr.retry_cnt);
+            persona::rts(qp.num, patience);
+            port::of(qp.ctx.which).set_patience(qp.num, patience);
+        }
         (IBV_QPS_SQD, IBV_QPS_RTS) => {
             qp.resume(&*qp.native()?);
             return Ok(());
@@ -867,6 +895,14 @@ fn modify_iwarp(
             Ok(())
         }
         (now, to) if now == to => Ok(()),
+        (_, IBV_QPS_RTR | IBV_QPS_RTS) => {
+            tracing::warn!(
+                qp_num = qp.num,
+                "ibv_modify_qp cannot connect a queue pair of weft0, which is iWARP: connect it with rdma_cm (rdma_connect, rdma_accept), or use the \
+                 device weft_ib0 (weft verbs --devices weft_ib0)"
+            );
+            Err(Errno::INVAL)
+        }
         _ => Err(Errno::INVAL),
     }
 }
@@ -907,10 +943,16 @@ fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
 /// End a queue pair below: its number is free, and it makes no completions any more, when those who are just joining it have let go of it too.
 fn end(mut native: Option<Arc<Qp>>) {
     while let Some(held) = native {
-        native = Arc::try_unwrap(held).err();
-        if native.is_some() {
-            std::thread::yield_now();
-        }
+        native = match Arc::try_unwrap(held) {
+            Ok(last) => {
+                last.destroy();
+                None
+            }
+            Err(held) => {
+                std::thread::yield_now();
+                Some(held)
+            }
+        };
     }
 }
 
@@ -943,8 +985,11 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
     end(before);
     qp.forget_posted();
     Audience::get().anew(qp.num);
-    let native = qp.pd.create_qp(&qp.init).map_err(super::errno)?;
-    qp.alone(|qp| qp.native = Some(Arc::new(native)));
+    let native = Arc::new(qp.pd.create_qp(&qp.init).map_err(super::errno)?);
+    if qp.faults.is_some() {
+        port::of(qp.ctx.which).add(&native);
+    }
+    qp.alone(|qp| qp.native = Some(native));
     Ok(())
 }
 
@@ -1026,6 +1071,7 @@ pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
             persona::reset(qp.num);
         }
         QpFaults::forget(qp.num());
+        port::of(qp.ctx.which).remove(qp.num);
         let mut gone = qp.retire();
         end(gone.native.take());
         gone.ud = None;
@@ -1039,7 +1085,7 @@ pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
-    Errno::OPNOTSUPP.raw_os_error()
+    unsupported()
 }
 
 /// `ibv_query_ece`
@@ -1047,5 +1093,5 @@ pub unsafe fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
 /// # Safety
 /// As its manual page says.
 pub unsafe fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
-    Errno::OPNOTSUPP.raw_os_error()
+    unsupported()
 }

@@ -1,4 +1,4 @@
-//! What the environment says: `WEFT_LOG`, `WEFT_CRC`, `WEFT_FAULTS`. `WEFT_DEVICES` is read in `device.rs`, `WEFT_LOCAL` by the crates below.
+//! What the environment says: `WEFT_LOG`, `WEFT_CRC`, `WEFT_FAULTS`, `WEFT_PEER_DEATH`. `WEFT_DEVICES` is read in `device.rs`, `WEFT_LOCAL` by the crates below.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,6 +31,9 @@ pub(crate) fn check() -> Result<(), Errno> {
             Err(what) => wrong.push(what),
         }
         if let Err(what) = crc(std::env::var("WEFT_CRC").ok().as_deref()) {
+            wrong.push(what);
+        }
+        if let Err(what) = peer_death(std::env::var("WEFT_PEER_DEATH").ok().as_deref()) {
             wrong.push(what);
         }
         if let Err(what) = faults::script() {
@@ -66,6 +69,21 @@ fn crc(value: Option<&str>) -> Result<bool, &'static str> {
     }
 }
 
+/// Whether the end of a connection flushes the queue pairs of `weft_ib0`, as it does those of `weft0`.
+pub(crate) fn peer_death_flushes() -> bool {
+    static FLUSHES: Made<bool> = Made::new();
+    let read = || peer_death(std::env::var("WEFT_PEER_DEATH").ok().as_deref());
+    *FLUSHES.get_or_make(|| read().unwrap_or(false))
+}
+
+fn peer_death(value: Option<&str>) -> Result<bool, &'static str> {
+    match value {
+        None | Some("" | "silent") => Ok(false),
+        Some("flush") => Ok(true),
+        Some(_) => Err("WEFT_PEER_DEATH has to be silent or flush"),
+    }
+}
+
 fn level(value: Option<&str>) -> Result<LevelFilter, &'static str> {
     match value {
         None | Some("") => Ok(LevelFilter::OFF),
@@ -87,5 +105,8 @@ mod tests {
         assert_eq!(crc(Some("off")), Ok(false));
         assert_eq!(crc(None), Ok(true));
         assert!(crc(Some("no")).is_err());
+        assert_eq!(peer_death(Some("flush")), Ok(true));
+        assert_eq!(peer_death(None), Ok(false));
+        assert!(peer_death(Some("loud")).is_err());
     }
 }

@@ -2,11 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use rustix::io::Errno;
-use weft_verbs::{QpInit, RecvWr, SendWr, UdDest, UdInit, UdPort, UdQp};
+use weft_verbs::{QpInit, RecvWr, SendWr, UD_MTU, UdDest, UdInit, UdPort, UdQp};
 
 use super::ah::Ah;
+use super::limit::{Count, Counted};
 use super::object::{PerFork, enter, lock};
 use super::post::refused;
 use super::types::*;
@@ -26,37 +28,13 @@ pub(crate) struct Datagrams {
 struct Member {
     group: SocketAddr,
     interfaces: Vec<u32>,
-    _place: Place,
+    _counted: Counted,
 }
 
 /// Memberships of a process: each takes a descriptor.
 pub(crate) const MAX_MEMBERS: u32 = 1024;
 
-/// One of them.
-struct Place;
-
-impl Place {
-    fn taken() -> &'static Mutex<u32> {
-        static TAKEN: PerFork<Mutex<u32>> = PerFork::new();
-        TAKEN.get()
-    }
-
-    fn take() -> Result<Place, Errno> {
-        let mut taken = lock(Place::taken());
-        if *taken >= MAX_MEMBERS {
-            return Err(Errno::NOMEM);
-        }
-        *taken += 1;
-        Ok(Place)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = lock(Place::taken());
-        *taken = taken.saturating_sub(1);
-    }
-}
+static MEMBERS: PerFork<Count> = PerFork::new();
 
 impl Datagrams {
     /// It hears nothing before [`Datagrams::listen`].
@@ -67,6 +45,7 @@ impl Datagrams {
         pd: &weft_verbs::Pd,
         port: &UdPort,
         init: &QpInit,
+        down: &'static AtomicBool,
     ) -> Result<Datagrams, Errno> {
         let init = UdInit {
             srq: init.srq.clone(),
@@ -78,6 +57,9 @@ impl Datagrams {
             num: init.num,
             qkey: None,
             grh: true,
+            down: Some(down),
+            // What the port's active_mtu says; programs may count on longer ones being refused.
+            max_message: UD_MTU,
             ..UdInit::new(port, 0, &init.send_cq, &init.recv_cq)
         };
         Ok(Datagrams {
@@ -91,6 +73,19 @@ impl Datagrams {
 
     fn native(&self) -> Result<&UdQp, Errno> {
         self.native.as_ref().ok_or(Errno::INVAL)
+    }
+
+    /// Ask something of the queue pair below.
+    ///
+    /// # Errors
+    /// `EINVAL` where it could not be [`renewed`](Datagrams::renew).
+    pub(crate) fn with<T>(&self, ask: impl FnOnce(&UdQp) -> T) -> Result<T, Errno> {
+        Ok(ask(self.native()?))
+    }
+
+    /// How the queue pair below is made, the next time.
+    pub(crate) fn init(&mut self) -> &mut UdInit {
+        &mut self.init
     }
 
     /// From RTR on.
@@ -134,12 +129,12 @@ impl Datagrams {
         if groups.iter().any(|member| member.group == group) {
             return Ok(());
         }
-        let place = Place::take()?;
+        let counted = MEMBERS.take(MAX_MEMBERS)?;
         attach(self.native()?, group, &interfaces)?;
         groups.push(Member {
             group,
             interfaces,
-            _place: place,
+            _counted: counted,
         });
         Ok(())
     }

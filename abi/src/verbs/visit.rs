@@ -3,7 +3,7 @@
 //! Each thread has a record in which it writes the object that it is in, with a plain store, before it looks at the gate. Who closes a gate
 //! makes every thread of the process pass a memory barrier (`membarrier(2)`), and then reads the records: a thread that had
 //! not seen the closed gate is found in its record. Where the system has no such barrier there are no records, and visitors are counted
-//! at the gate, as all others are.
+//! at the gate, as all others are. A barrier that fails later ends the process.
 
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
@@ -121,13 +121,33 @@ impl Record {
     }
 }
 
+/// Make every thread of the process pass a memory barrier. It has worked before, so visitors are in records, and without it nobody knows whether one is
+/// in what is about to be freed: the process cannot go on.
+fn pass_barrier() {
+    let pass = || membarrier(MembarrierCommand::PrivateExpedited);
+    let Err(errno) = pass() else {
+        return;
+    };
+    // Kernels differ in whether a forked child is registered.
+    if membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok() && pass().is_ok() {
+        return;
+    }
+    let text = format!(
+        "weft: membarrier(2) fails now ({errno}), perhaps because of a seccomp filter that was set after the first call of libibverbs. \
+         Without it no object can be freed safely: the process ends\n"
+    );
+    // Past the standard library's lock, which a forked child may have inherited. Perhaps nobody is there to read it.
+    // SAFETY: as many bytes as the text has.
+    let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+    std::process::abort();
+}
+
 /// The gate of this place has been closed: wait until no thread is in it that saw it open.
 pub(crate) fn wait_for(place: *const ()) {
     if !has_barrier() {
         return;
     }
-    // It has worked before.
-    let _ = membarrier(MembarrierCommand::PrivateExpedited);
+    pass_barrier();
     for record in records() {
         while std::ptr::eq(record.place.load(Ordering::Acquire), place) {
             std::thread::yield_now();

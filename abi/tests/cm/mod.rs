@@ -5,6 +5,7 @@
 use std::ffi::{c_int, c_void};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use weft_abi::verbs::cm::types::*;
 use weft_abi::verbs::cm::*;
@@ -73,6 +74,7 @@ pub struct Param {
     data: Vec<u8>,
     depths: (u8, u8),
     pub qp_num: u32,
+    pub rnr_retry: u8,
 }
 
 impl Param {
@@ -81,6 +83,7 @@ impl Param {
             data: data.to_vec(),
             depths: (1, 1),
             qp_num: 0,
+            rnr_retry: 7,
         }
     }
 
@@ -98,7 +101,7 @@ impl Param {
             initiator_depth: self.depths.1,
             flow_control: 0,
             retry_count: 7,
-            rnr_retry_count: 7,
+            rnr_retry_count: self.rnr_retry,
             srq: 0,
             qp_num: self.qp_num,
         }
@@ -359,6 +362,45 @@ impl Id {
     }
 }
 
+pub fn ops(id: &Id) -> ibv_context_ops {
+    unsafe { (*(*id.0).verbs).ops }
+}
+
+/// The next completion of a queue, or none in a while.
+pub fn completion(id: &Id, cq: *mut ibv_cq, patience: Duration) -> Option<ibv_wc> {
+    let poll = ops(id).poll_cq.unwrap();
+    let until = Instant::now() + patience;
+    let mut wc: ibv_wc = unsafe { std::mem::zeroed() };
+    loop {
+        match unsafe { poll(cq, 1, &raw mut wc) } {
+            0 if Instant::now() >= until => return None,
+            0 => std::thread::yield_now(),
+            n => {
+                assert_eq!(n, 1);
+                return Some(wc);
+            }
+        }
+    }
+}
+
+pub const LONG: Duration = Duration::from_secs(20);
+
+pub fn post_recv(id: &Id, qp: *mut ibv_qp, number: u64) {
+    let mut wr: ibv_recv_wr = unsafe { std::mem::zeroed() };
+    wr.wr_id = number;
+    let post = ops(id).post_recv.unwrap();
+    assert_eq!(unsafe { post(qp, &raw mut wr, &mut null_mut()) }, 0);
+}
+
+pub fn post_send(id: &Id, qp: *mut ibv_qp, number: u64) -> c_int {
+    let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+    wr.wr_id = number;
+    wr.opcode = IBV_WR_SEND;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    let post = ops(id).post_send.unwrap();
+    unsafe { post(qp, &raw mut wr, &mut null_mut()) }
+}
+
 /// Two ends of a connection.
 pub struct Pair {
     pub id: Id,
@@ -405,6 +447,11 @@ pub fn connected_after(server: &Channel, listener: &Id, client: &Channel, gone: 
 }
 
 pub fn connected_to(server: &Channel, to: SocketAddr, client: &Channel) -> Pair {
+    connected_with(server, to, client, &Param::new(b""))
+}
+
+/// As [`connected_to`], and this is what the responder says.
+pub fn connected_with(server: &Channel, to: SocketAddr, client: &Channel, says: &Param) -> Pair {
     let id = client.routed_to(to);
     id.create_qp();
     id.connect(&Param::new(b"")).unwrap();
@@ -412,7 +459,7 @@ pub fn connected_to(server: &Channel, to: SocketAddr, client: &Channel) -> Pair 
     let accepted = event.id();
     event.ack();
     accepted.create_qp();
-    accepted.accept(&Param::new(b"")).unwrap();
+    accepted.accept(says).unwrap();
     server.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     client.expect(RDMA_CM_EVENT_ESTABLISHED).ack();
     Pair { id, accepted }

@@ -5,6 +5,9 @@ mod iw;
 mod memory;
 pub(crate) mod outside;
 mod tcp;
+mod tls;
+mod ud;
+mod udp;
 mod weft;
 
 use crate::error::{BenchError, Result};
@@ -23,14 +26,22 @@ pub(crate) use weft::{Context, accept_one, deregister, param, stack};
 pub enum Stack {
     /// weft's verbs.
     Weft,
+    /// weft's verbs over TCP with TLS 1.3.
+    WeftTls,
     /// weft's small iWARP library over the verbs.
     WeftIw,
+    /// weft's datagram queue pairs: a write is an RDMA Write-Record.
+    WeftUd,
     /// weft's extended sockets, asynchronously.
     Exs,
     /// Their blocking calls.
     ExsSync,
     /// Plain TCP sockets.
     Tcp,
+    /// TCP sockets with rustls.
+    TcpTls,
+    /// Plain UDP sockets: sendmmsg and recvmmsg, cut and joined by the kernel.
+    Udp,
     /// `memcpy` in one process.
     Memcpy,
     /// Bare `process_vm_writev` from one process into the other.
@@ -56,10 +67,14 @@ impl Stack {
     pub fn name(self) -> &'static str {
         match self {
             Self::Weft => "weft",
+            Self::WeftTls => "weft-tls",
             Self::WeftIw => "weft-iw",
+            Self::WeftUd => "weft-ud",
             Self::Exs => "exs",
             Self::ExsSync => "exs-sync",
             Self::Tcp => "tcp",
+            Self::TcpTls => "tcp-tls",
+            Self::Udp => "udp",
             Self::Memcpy => "memcpy",
             Self::Vm => "vm",
             Self::UcxPosix => "ucx-posix",
@@ -81,13 +96,16 @@ impl Stack {
     pub(crate) fn carrier(self) -> &'static str {
         match self {
             Self::Weft
+            | Self::WeftTls
             | Self::WeftIw
             | Self::Exs
             | Self::ExsSync
             | Self::Tcp
+            | Self::TcpTls
             | Self::UcxTcp
             | Self::FiTcp
             | Self::PerftestTcp => "tcp",
+            Self::WeftUd | Self::Udp => "udp",
             Self::Memcpy
             | Self::Vm
             | Self::UcxPosix
@@ -261,11 +279,12 @@ impl Spec {
         scheme: Scheme::Single,
     };
 
-    /// Whether the stack does such operations. weft and plain TCP do all of them.
+    /// Whether the stack does such operations. weft and TCP do all of them.
     pub(crate) fn is_possible(&self) -> bool {
         match self.stack {
-            Stack::Weft | Stack::WeftIw | Stack::Tcp => true,
+            Stack::Weft | Stack::WeftTls | Stack::WeftIw | Stack::Tcp | Stack::TcpTls => true,
             Stack::Exs | Stack::ExsSync => self.op == Op::Send,
+            Stack::WeftUd | Stack::Udp => matches!(self.op, Op::Send | Op::Write),
             Stack::Memcpy | Stack::Vm => self.op == Op::Write && self.kind == Kind::Stream,
             _ => outside::measures(self),
         }
@@ -325,7 +344,10 @@ pub(crate) fn connect(
 ) -> Result<Box<dyn Initiator>> {
     match spec.stack {
         Stack::Tcp => tcp::connect(spec, addr),
-        Stack::Weft => weft::connect(context, spec, addr),
+        Stack::TcpTls => tls::connect(context.tls()?, spec, addr),
+        Stack::Weft | Stack::WeftTls => weft::connect(context, spec, addr),
+        Stack::WeftUd => ud::connect(spec, addr),
+        Stack::Udp => udp::connect(spec, addr),
         Stack::WeftIw => iw::connect(context, spec, addr),
         Stack::Exs | Stack::ExsSync => exs::connect(&mut context.exs, spec, addr),
         Stack::Vm => memory::connect(spec, addr),
@@ -342,14 +364,20 @@ pub(crate) enum Acceptor {
     Tcp(std::net::TcpListener),
     Weft(weft::Listening),
     Exs(exs::Listening),
+    Ud(Box<ud::Listening>),
+    Udp(Box<udp::Listening>),
 }
 
 impl Acceptor {
     pub(crate) fn listen(context: &mut Context, spec: &Spec) -> Result<Self> {
         match spec.stack {
-            Stack::Tcp | Stack::Vm => Ok(Self::Tcp(tcp::listen()?)),
-            Stack::Weft | Stack::WeftIw => Ok(Self::Weft(weft::listen(context, spec)?)),
+            Stack::Tcp | Stack::TcpTls | Stack::Vm => Ok(Self::Tcp(tcp::listen()?)),
+            Stack::Weft | Stack::WeftTls | Stack::WeftIw => {
+                Ok(Self::Weft(weft::listen(context, spec)?))
+            }
             Stack::Exs | Stack::ExsSync => Ok(Self::Exs(exs::listen(&mut context.exs, spec)?)),
+            Stack::WeftUd => Ok(Self::Ud(Box::new(ud::listen(spec)?))),
+            Stack::Udp => Ok(Self::Udp(Box::new(udp::listen(spec)?))),
             _ => Err(unconnected(spec.stack)),
         }
     }
@@ -361,15 +389,22 @@ impl Acceptor {
                 .map_err(BenchError::system("read a socket's address")),
             Self::Weft(listening) => Ok(listening.addr()),
             Self::Exs(listening) => listening.addr(),
+            Self::Ud(listening) => Ok(listening.addr()),
+            Self::Udp(listening) => listening.addr(),
         }
     }
 
     pub(crate) fn accept(self, context: &mut Context, spec: &Spec) -> Result<Box<dyn Responder>> {
         match self {
             Self::Tcp(listener) if spec.stack == Stack::Vm => memory::accept(&listener, spec),
+            Self::Tcp(listener) if spec.stack == Stack::TcpTls => {
+                tls::accept(context.tls()?, &listener, spec)
+            }
             Self::Tcp(listener) => tcp::accept(&listener, spec),
             Self::Weft(listening) => weft::accept(context, &listening, spec),
             Self::Exs(listening) => exs::accept(&mut context.exs, &listening, spec),
+            Self::Ud(listening) => listening.accept(),
+            Self::Udp(listening) => listening.accept(),
         }
     }
 }

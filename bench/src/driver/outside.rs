@@ -44,10 +44,14 @@ impl Program {
             Stack::PerftestLocal => (Self::Perftest, "require"),
             Stack::PerftestTcp => (Self::Perftest, "off"),
             Stack::Weft
+            | Stack::WeftTls
             | Stack::WeftIw
+            | Stack::WeftUd
+            | Stack::Udp
             | Stack::Exs
             | Stack::ExsSync
             | Stack::Tcp
+            | Stack::TcpTls
             | Stack::Memcpy
             | Stack::Vm => return None,
         })

@@ -17,28 +17,49 @@ pub(super) fn listen() -> Result<TcpListener> {
 }
 
 pub(super) fn connect(spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator>> {
-    let stream = TcpStream::connect(addr).map_err(BenchError::system("connect"))?;
+    let stream = open(addr)?;
+    set_mode(&stream, spec)?;
     Ok(Box::new(End::new(stream, spec)?))
 }
 
 pub(super) fn accept(listener: &TcpListener, spec: &Spec) -> Result<Box<dyn Responder>> {
-    let (stream, _) = listener.accept().map_err(BenchError::system("accept"))?;
+    let stream = take(listener)?;
+    set_mode(&stream, spec)?;
     Ok(Box::new(End::new(stream, spec)?))
 }
 
-struct End {
-    stream: TcpStream,
+/// A connected socket, which blocks.
+pub(super) fn open(addr: SocketAddr) -> Result<TcpStream> {
+    let stream = TcpStream::connect(addr).map_err(BenchError::system("connect"))?;
+    prepare_stream(&stream)?;
+    Ok(stream)
+}
+
+/// The next connection's socket, which blocks.
+pub(super) fn take(listener: &TcpListener) -> Result<TcpStream> {
+    let (stream, _) = listener.accept().map_err(BenchError::system("accept"))?;
+    prepare_stream(&stream)?;
+    Ok(stream)
+}
+
+/// Whether the socket blocks, as `spec` wants it.
+pub(super) fn set_mode(stream: &TcpStream, spec: &Spec) -> Result<()> {
+    stream
+        .set_nonblocking(spec.busy)
+        .map_err(BenchError::system("set a socket's mode"))
+}
+
+/// One end of a connection: of a socket, or of what stands on one.
+pub(super) struct End<S> {
+    stream: S,
     spec: Spec,
     /// The message, sent from and received to: touched before the clock starts.
     buffer: Vec<u8>,
 }
 
-impl End {
-    fn new(stream: TcpStream, spec: &Spec) -> Result<Self> {
-        prepare_stream(&stream)?;
-        stream
-            .set_nonblocking(spec.busy)
-            .map_err(BenchError::system("set a socket's mode"))?;
+impl<S: Read + Write> End<S> {
+    /// `stream` does not block where `spec` says that its ends spin.
+    pub(super) fn new(stream: S, spec: &Spec) -> Result<Self> {
         let len = match spec.kind {
             Kind::Stream => spec.len()?.max(BIG_READ),
             Kind::PingPong => spec.len()?.max(REQUEST),
@@ -57,9 +78,16 @@ impl End {
     fn write(&mut self, len: usize) -> Result<()> {
         let mut patience = Patience::new();
         let mut done = 0;
-        while done < len {
-            match self.stream.write(&self.buffer[done..len]) {
+        loop {
+            let step = if done < len {
+                self.stream.write(&self.buffer[done..len])
+            } else {
+                // What TLS still holds; nothing for a bare socket.
+                self.stream.flush().map(|()| 1)
+            };
+            match step {
                 Ok(0) => return Err(BenchError::PeerGone("connection closed".to_owned())),
+                Ok(_) if done == len => return Ok(()),
                 Ok(count) => done += count,
                 Err(error) if self.spec.busy && error.kind() == ErrorKind::WouldBlock => {
                     patience.spin("a socket with room")?;
@@ -68,7 +96,6 @@ impl End {
                 Err(error) => return Err(BenchError::system("write to a socket")(error)),
             }
         }
-        Ok(())
     }
 
     /// Reads at least one byte into `buffer[from..to]`.
@@ -117,7 +144,7 @@ impl End {
     }
 }
 
-impl Initiator for End {
+impl<S: Read + Write> Initiator for End<S> {
     fn drive(&mut self, count: u64, laps: &mut Vec<f64>) -> Result<()> {
         let pulls = self.spec.op.pulls();
         match (self.spec.kind, pulls) {
@@ -144,7 +171,7 @@ impl Initiator for End {
     }
 }
 
-impl Responder for End {
+impl<S: Read + Write> Responder for End<S> {
     fn serve(&mut self, count: u64) -> Result<()> {
         let pulls = self.spec.op.pulls();
         match (self.spec.kind, pulls) {

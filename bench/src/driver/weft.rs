@@ -5,13 +5,14 @@
 //! [`GRANT`] that it has posted again. The end of a stream is acknowledged by the application at the far end.
 
 use super::{
-    Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Transport, lap,
+    Initiator, Kind, Memory, Op, Patience, Remote, Responder, Scheme, Spec, Stack, Transport, lap,
 };
 use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
 use weft_verbs::cm::{self, ConnParam, Connection, LinkOptions, Listener};
+use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{
     Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcOpcode,
     WcStatus,
@@ -46,6 +47,8 @@ pub(crate) fn stack<E: std::fmt::Display>(what: &'static str) -> impl FnOnce(E) 
 pub(crate) struct Context {
     open: Vec<(Transport, (Device, Pd))>,
     held: Vec<Connection>,
+    /// Of the stacks with TLS.
+    tls: Option<Tls>,
     /// Of the extended sockets.
     pub(super) exs: crate::exs::Contexts,
 }
@@ -54,6 +57,25 @@ impl Context {
     /// Keeps connections until the process ends.
     pub(crate) fn hold(&mut self, connections: Vec<Connection>) {
         self.held.extend(connections);
+    }
+
+    /// A key pair of this process, which takes any key of its peer.
+    pub(super) fn tls(&mut self) -> Result<&Tls> {
+        if self.tls.is_none() {
+            let identity = Identity::generate().map_err(stack("make a key pair"))?;
+            self.tls = Some(Tls::new(identity).map_err(stack("set up TLS"))?);
+        }
+        self.tls
+            .as_ref()
+            .ok_or_else(|| BenchError::Usage("no TLS".to_owned()))
+    }
+
+    fn param(&mut self, spec: &Spec) -> Result<ConnParam> {
+        let mut param = param(spec.crc);
+        if spec.stack == Stack::WeftTls {
+            param.tls = Some(self.tls()?.clone());
+        }
+        Ok(param)
     }
 
     pub(crate) fn device(&mut self, transport: Transport) -> Result<&(Device, Pd)> {
@@ -83,9 +105,10 @@ fn open_device(transport: Transport) -> Result<Device> {
 pub(crate) struct Listening(pub(crate) Listener);
 
 pub(super) fn listen(context: &mut Context, spec: &Spec) -> Result<Listening> {
+    let param = context.param(spec)?;
     let (device, _) = context.device(spec.transport)?;
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    Listener::bind(device, addr, 128, &param(spec.crc))
+    Listener::bind(device, addr, 128, &param)
         .map(Listening)
         .map_err(stack("listen"))
 }
@@ -123,9 +146,10 @@ pub(super) fn connect(
     spec: &Spec,
     addr: SocketAddr,
 ) -> Result<Box<dyn Initiator>> {
+    let param = context.param(spec)?;
     let (device, pd) = context.device(spec.transport)?;
     let (cq, init) = queues(device, spec)?;
-    let connection = cm::connect(addr, pd, &init, &param(spec.crc)).map_err(stack("connect"))?;
+    let connection = cm::connect(addr, pd, &init, &param).map_err(stack("connect"))?;
     Ok(Box::new(End::new(
         pd,
         cq,
@@ -225,6 +249,15 @@ fn resident(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Mr> {
 
 impl End {
     fn new(pd: &Pd, cq: Cq, connection: Connection, spec: &Spec, role: Role) -> Result<Self> {
+        // The environment can ask for TLS everywhere: a row must be what its name says.
+        let tls = connection.qp.tls().is_some();
+        if tls != (spec.stack == Stack::WeftTls) && spec.transport == Transport::Tcp {
+            return Err(BenchError::Usage(format!(
+                "{} is measured {} TLS: unset WEFT_TLS",
+                spec.stack.name(),
+                if tls { "without" } else { "with" }
+            )));
+        }
         let len = spec.len()?.max(SMALLEST);
         let rights = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
@@ -354,11 +387,12 @@ impl End {
                 });
             }
             match wc.opcode {
-                WcOpcode::Recv | WcOpcode::RecvWithImm => {
+                opcode @ (WcOpcode::Recv | WcOpcode::RecvWithImm) => {
                     self.to_repost += 1;
+                    let notes = self.notes && opcode == WcOpcode::Recv;
                     match wc.byte_len as usize {
-                        NOTE_GRANT if self.notes => progress.grants += 1,
-                        NOTE_END if self.notes => progress.ends += 1,
+                        NOTE_GRANT if notes => progress.grants += 1,
+                        NOTE_END if notes => progress.ends += 1,
                         _ => progress.messages += 1,
                     }
                 }

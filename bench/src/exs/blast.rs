@@ -144,9 +144,10 @@ impl Server {
 
     fn run(&mut self, control: &mut Control, plan: &Plan) -> Result<Received> {
         plan.check()?;
-        let context = self.contexts.get(plan.transport)?;
         let mut addr = control.local_addr()?;
         addr.set_port(0);
+        self.contexts.reached_at(addr.ip());
+        let context = self.contexts.get(plan.transport)?;
         let listener = Socket::new(&context, addr.is_ipv6(), plan.kind.exs())
             .map_err(stack("make a socket"))?;
         listener
@@ -178,7 +179,11 @@ impl Client {
         Ok(Self {
             control: Control::connect(addr, PATIENCE)?,
             addr,
-            contexts: Contexts::default(),
+            contexts: {
+                let mut contexts = Contexts::default();
+                contexts.reached_at(addr.ip());
+                contexts
+            },
         })
     }
 

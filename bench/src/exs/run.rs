@@ -6,6 +6,7 @@ use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use crate::usage;
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use weft_exs::{Context, Event, EventKind, Memory, Queue, RecvFlags, Region, Sink, Socket};
 use weft_verbs::{Device, LocalMode};
@@ -128,6 +129,8 @@ pub(super) struct Received {
 /// The sockets' devices, one for each transport, opened when first used; and the memory of the last run, for the next one.
 #[derive(Default)]
 pub(crate) struct Contexts {
+    /// The server's address, if connections are to be protected where it is beyond this host.
+    server: Option<IpAddr>,
     open: Vec<(Option<Transport>, Context)>,
     kept: Option<Kept>,
 }
@@ -140,15 +143,30 @@ struct Kept {
 }
 
 impl Contexts {
+    /// The server is reached at this address: both ends know it, and so both make connections by TLS if it is beyond this host.
+    pub(super) fn reached_at(&mut self, server: IpAddr) {
+        let server = Some(server.to_canonical());
+        if self.server != server {
+            self.open.clear();
+            self.kept = None;
+        }
+        self.server = server;
+    }
+
     pub(crate) fn get(&mut self, transport: Option<Transport>) -> Result<Context> {
         if let Some((_, context)) = self.open.iter().find(|(of, _)| *of == transport) {
             return Ok(context.clone());
         }
-        let builder = match transport {
+        let mut builder = match transport {
             None => Device::builder(),
             Some(Transport::Tcp) => Device::builder().local(LocalMode::Off),
             Some(Transport::Local) => Device::builder().local(LocalMode::Require),
         };
+        if let Some(server) = self.server {
+            builder = builder
+                .tls_beyond_host(server)
+                .map_err(stack("make a key"))?;
+        }
         let device = builder.open().map_err(stack("open the device"))?;
         let context = Context::new(device).map_err(stack("make a context"))?;
         self.open.push((transport, context.clone()));

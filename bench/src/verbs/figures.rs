@@ -161,8 +161,8 @@ impl Line {
     fn stroke(&self) -> Stroke {
         match (self.stack.as_str(), self.crc, self.case.as_deref()) {
             ("tcp" | "memcpy", _, _) => Stroke::Tcp,
-            ("weft-iw", _, _) | (_, _, Some("reregister")) => Stroke::WeftOther,
-            (_, _, Some("copy" | "ordinary")) => Stroke::Other,
+            ("weft-iw" | "weft-tls", _, _) | (_, _, Some("reregister")) => Stroke::WeftOther,
+            ("tcp-tls", _, _) | (_, _, Some("copy" | "ordinary")) => Stroke::Other,
             _ if self.is_exs() => Stroke::Other,
             _ if self.transport == "local" => Stroke::WeftOther,
             (_, Some(true), _) => Stroke::WeftCrc,
@@ -192,9 +192,27 @@ fn median(record: Option<&Record>) -> String {
 }
 
 fn ratio(record: Option<&Record>) -> String {
-    record
-        .and_then(|record| record.ratio_tcp)
-        .map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+    share(record.and_then(|record| record.ratio_tcp))
+}
+
+fn share(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+}
+
+/// A column of ratios: its header, and its cell for a record.
+type Ratio = (&'static str, fn(Option<&Record>) -> String);
+
+/// What a line is held against, in the columns behind its own.
+fn ratios(line: &Line) -> &'static [Ratio] {
+    const TCP: Ratio = ("of TCP", ratio);
+    const TLS: Ratio = ("of TCP with TLS", |record| {
+        share(record.and_then(|record| record.ratio_tcp_tls))
+    });
+    match line.stack.as_str() {
+        "tcp" => &[],
+        "weft-tls" => &[TCP, TLS],
+        _ => &[TCP],
+    }
 }
 
 pub(super) fn report(
@@ -207,7 +225,8 @@ pub(super) fn report(
     // The others have tables of their own, one measure in each: here they would crowd.
     let all = every.filter(|record| {
         let line = Line::of(record);
-        line.is_weft() || line.is_exs() || record.stack == "tcp" || record.op == "register"
+        let tcp = matches!(line.stack.as_str(), "tcp" | "tcp-tls");
+        line.is_weft() || line.is_exs() || tcp || record.op == "register"
     });
     let mut report = Report::new("weft bench verbs");
     report.intro = vec![
@@ -251,6 +270,8 @@ pub(super) fn report(
 enum Against {
     /// The median of the runs' ratios to plain TCP; at least, or at most for latencies.
     Tcp(f64),
+    /// The median of the runs' ratios to TCP with TLS; at least.
+    TcpTls(f64),
     /// The ratio of the medians to another stack; at least.
     Stack(&'static str, f64),
     /// Nothing: the number itself is the aim.
@@ -260,6 +281,7 @@ enum Against {
 /// One line of the table of aims.
 struct Goal {
     what: &'static str,
+    stack: &'static str,
     op: &'static str,
     transport: &'static str,
     metric: Metric,
@@ -276,6 +298,7 @@ impl Goal {
     /// An aim for the throughput of RDMA Writes over TCP, to be changed.
     const BASE: Self = Self {
         what: "",
+        stack: "weft",
         op: "write",
         transport: "tcp",
         metric: Metric::bandwidth_GBps,
@@ -292,7 +315,7 @@ impl Goal {
     };
 }
 
-const GOALS: [Goal; 14] = [
+const GOALS: [Goal; 15] = [
     Goal {
         what: "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP",
         against: Against::Tcp(0.95),
@@ -302,6 +325,12 @@ const GOALS: [Goal; 14] = [
         what: "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP",
         crc: true,
         against: Against::Tcp(0.80),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "1 MiB RDMA Write with TLS, at least 0.90 of rustls over TCP",
+        stack: "weft-tls",
+        against: Against::TcpTls(0.90),
         ..Goal::BASE
     },
     Goal {
@@ -404,7 +433,7 @@ fn goals(all: &View<'_>) -> Option<Section> {
             .metric(goal.metric)
             .filter(|record| record.bytes == goal.bytes && record.poll.as_deref() == goal.poll);
         let weft = points.filter(|record| {
-            record.stack == "weft"
+            record.stack == goal.stack
                 && record.transport == goal.transport
                 && record.crc.unwrap_or(false) == goal.crc
                 && record.case.as_deref() == goal.case
@@ -418,6 +447,10 @@ fn goals(all: &View<'_>) -> Option<Section> {
         };
         let (beside, ratio, aim) = match goal.against {
             Against::Tcp(aim) => (points.stack("tcp").at(goal.bytes), record.ratio_tcp, aim),
+            Against::TcpTls(aim) => {
+                let beside = points.stack("tcp-tls").at(goal.bytes);
+                (beside, record.ratio_tcp_tls, aim)
+            }
             Against::Stack(stack, aim) => {
                 let beside = points.stack(stack).at(goal.bytes);
                 let ratio = beside.map(|beside| record.summary.median / beside.summary.median);
@@ -519,9 +552,7 @@ fn transfer(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
     let mut headers = vec!["size".to_owned()];
     for line in &lines {
         headers.push(format!("{} GB/s", line.label()));
-        if line.stack != "tcp" {
-            headers.push("of TCP".to_owned());
-        }
+        headers.extend(ratios(line).iter().map(|(header, _)| (*header).to_owned()));
     }
     for line in &lines {
         headers.push(format!("{} CPU s/GB sender + receiver", line.label()));
@@ -533,9 +564,7 @@ fn transfer(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
         for line in &lines {
             let record = bandwidth.line(line).at(bytes);
             row.push(spread(record));
-            if line.stack != "tcp" {
-                row.push(ratio(record));
-            }
+            row.extend(ratios(line).iter().map(|(_, cell)| cell(record)));
         }
         for line in &lines {
             let side = |side| median(cpu.line(line).side(side).at(bytes));
@@ -596,9 +625,7 @@ fn latency(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
     for line in &lines {
         headers.push(format!("{} median µs", line.label()));
         headers.push("99 %".to_owned());
-        if line.stack != "tcp" {
-            headers.push("of TCP".to_owned());
-        }
+        headers.extend(ratios(line).iter().map(|(header, _)| (*header).to_owned()));
     }
     let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
     let mut table = Table::new(&headers);
@@ -624,9 +651,7 @@ fn latency(all: &View<'_>, op: &str, name: &str) -> Option<Section> {
                 any |= record.is_some();
                 row.push(spread(record));
                 row.push(median(tail.line(line).poll(poll).at(bytes)));
-                if line.stack != "tcp" {
-                    row.push(ratio(record));
-                }
+                row.extend(ratios(line).iter().map(|(_, cell)| cell(record)));
             }
             if any {
                 table.push(row);

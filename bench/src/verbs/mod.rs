@@ -72,7 +72,7 @@ const RATE_WINDOW: u32 = 128;
 
 /// Runs the suite: prints tables, and writes what the options ask for.
 pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
-    let mut args = with_peers(args);
+    let mut args = with_tls(with_peers(args));
     let (missing, mut notes) = outside::inventory(args.common.stacks());
     args.common.stack = args.common.stacks().to_vec();
     args.common.stack.retain(|stack| !missing.contains(stack));
@@ -277,6 +277,20 @@ fn with_peers(args: &VerbsArgs) -> VerbsArgs {
     }
     if common.poll == Poll::Both {
         common.poll = Poll::Busy;
+    }
+    args
+}
+
+/// What `--tls` stands for.
+fn with_tls(mut args: VerbsArgs) -> VerbsArgs {
+    if args.tls {
+        let mut stacks = args.common.stacks().to_vec();
+        for stack in [Stack::WeftTls, Stack::TcpTls] {
+            if !stacks.contains(&stack) {
+                stacks.push(stack);
+            }
+        }
+        args.common.stack = stacks;
     }
     args
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use weft_verbs::process::PerProcess;
+use weft_verbs::PerProcess;
 use weft_verbs::{Device, Pd};
 
 use crate::Error;

@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
-use weft_verbs::process::PerProcess;
+use weft_sockets::lock::lock;
+use weft_verbs::PerProcess;
 
-use crate::lock::lock;
 use crate::plain::{Done, Outcome};
 use crate::{Context, FilePiece, Memory, Piece, Region};
 

@@ -32,8 +32,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context as Task, Poll, Waker};
 
 use rustix::io::Errno;
+use weft_sockets::lock::lock;
 
-use crate::lock::lock;
 use crate::socket::Inner;
 use crate::{Context, Event, Kind, Memory, Piece, RecvFlags, Sink, Socket};
 

@@ -42,7 +42,6 @@ mod event;
 mod file;
 pub mod futures;
 mod listener;
-mod lock;
 pub mod machine;
 mod memory;
 mod options;

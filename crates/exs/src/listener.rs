@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rustix::io::Errno;
+use weft_sockets::lock::lock;
 use weft_verbs::Signal;
 use weft_verbs::cm::{ConnParam, Incoming, Listening};
 
 use crate::driver::{Conn, Slot, Target, agree};
 use crate::event::{Event, EventKind};
-use crate::lock::lock;
 use crate::socket::{Inner, param};
 use crate::{Error, Options, Ready, Socket};
 

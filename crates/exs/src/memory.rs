@@ -36,6 +36,21 @@ impl Region {
     /// Only for ourselves: what a peer may write or read gets a key of its own, for the time of one operation.
     const ACCESS: Access = Access::LOCAL_WRITE;
 
+    /// Ends the registration, unless there are other handles: then it ends with the last of them, whose drop waits for as long as a thread of
+    /// this process is in the memory.
+    ///
+    /// # Errors
+    /// Such a thread stays in it: the region comes back.
+    pub fn deregister(self: Arc<Self>) -> Result<(), Arc<Region>> {
+        let Some(last) = Arc::into_inner(self) else {
+            return Ok(());
+        };
+        match last.mr.deregister() {
+            Ok(_) => Ok(()),
+            Err((mr, _)) => Err(Arc::new(Region { mr })),
+        }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.mr.len()

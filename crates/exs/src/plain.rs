@@ -25,10 +25,10 @@ use rustix::net::{Shutdown, SocketType};
 
 use crate::driver::LINGER;
 use crate::file::{FileDone, FileLane, FileSend};
-use crate::lock::lock;
 use crate::{Context, Memory, Piece, Ready, RecvFlags};
 use poller::Poller;
 use transfer::{Attempt, Cursor, Way, advance};
+use weft_sockets::lock::lock;
 
 /// The end of a send or receive.
 pub(crate) struct Outcome {

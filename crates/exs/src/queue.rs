@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use weft_sockets::lock::lock;
 use weft_verbs::Signal;
 
 use crate::bell::Bell;
 use crate::driver::{Conn, Late};
-use crate::lock::lock;
 use crate::{Context, Event};
 
 /// Queues are at most so deep.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use weft_sockets::lock::lock;
 use weft_verbs::cm::{ConnParam, ConnectError};
 use weft_verbs::{Path, Signal};
 use weft_wire::exs::Hello;
@@ -14,7 +15,6 @@ use weft_wire::exs::Hello;
 use crate::driver::{Conn, Setup, Slot, Target, agree, deadline, file_end};
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
-use crate::lock::lock;
 use crate::machine::Stats;
 use crate::plain::{EndDone, Outcome, Plain, PlainOp};
 use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};

@@ -37,9 +37,9 @@ use std::task::{Context as Task, Poll, Waker, ready};
 
 use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use rustix::io::Errno;
+use weft_sockets::lock::lock;
 
 use crate::futures::Stream;
-use crate::lock::lock;
 use crate::{RecvFlags, Region, Sink, Socket};
 
 /// Most sends outstanding; a small write is a send of its own.

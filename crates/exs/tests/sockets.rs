@@ -6,6 +6,7 @@ use weft_exs::{
     Context, Design, Errno, Event, EventKind, Kind, Memory, Mode, Options, Queue, RecvFlags,
     Region, Sink, Socket,
 };
+use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{Device, LocalMode};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -14,25 +15,38 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Setup {
     local: LocalMode,
     v6: bool,
+    tls: bool,
 }
 
-const SETUPS: [Setup; 3] = [
+const SETUPS: [Setup; 4] = [
     Setup {
         local: LocalMode::Require,
         v6: false,
+        tls: false,
     },
     Setup {
         local: LocalMode::Off,
         v6: false,
+        tls: false,
     },
     Setup {
         local: LocalMode::Off,
         v6: true,
+        tls: false,
+    },
+    Setup {
+        local: LocalMode::Off,
+        v6: false,
+        tls: true,
     },
 ];
 
-fn context(local: LocalMode) -> Context {
-    Context::new(Device::builder().local(local).open().unwrap()).unwrap()
+fn context(setup: Setup) -> Context {
+    let mut builder = Device::builder().local(setup.local);
+    if setup.tls {
+        builder = builder.tls(Tls::new(Identity::generate().unwrap()).unwrap());
+    }
+    Context::new(builder.open().unwrap()).unwrap()
 }
 
 struct Pair {
@@ -43,7 +57,7 @@ struct Pair {
 }
 
 fn pair(setup: Setup, kind: Kind, f: impl Fn(&mut Options)) -> Pair {
-    let (ca, cb) = (context(setup.local), context(setup.local));
+    let (ca, cb) = (context(setup), context(setup));
     let listener = Socket::new(&cb, setup.v6, kind).unwrap();
     listener.set_options(&f).unwrap();
     let any = if setup.v6 { "[::1]:0" } else { "127.0.0.1:0" };

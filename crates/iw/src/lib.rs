@@ -48,6 +48,8 @@
 //! # }
 //! ```
 //!
+//! Without a connection there is [`DatagramContext`]: messages to and from any number of peers, and RDMA Write-Record.
+//!
 //! # What a caller has to know
 //!
 //! * A Send takes one receive of the peer, in the order in which they were posted; without one that is long
@@ -61,13 +63,15 @@
 #![forbid(unsafe_code)]
 
 mod context;
+mod datagram;
 mod post;
 mod region;
 
 pub use context::{Context, CqType, Listener, Options, State};
+pub use datagram::{DatagramAddr, DatagramContext, DatagramOptions};
 pub use post::Flags;
 pub use region::{ADV_LEN, Lmr, Rmr};
-pub use weft_verbs::{Access, EndReason, Sge, Wc, WcOpcode, WcStatus};
+pub use weft_verbs::{Access, EndReason, Sge, ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord};
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]

@@ -21,7 +21,7 @@ bitflags::bitflags! {
 }
 
 impl Flags {
-    fn on(self, mut wr: SendWr) -> SendWr {
+    pub(crate) fn on(self, mut wr: SendWr) -> SendWr {
         if self.contains(Self::SIGNALED) {
             wr = wr.signaled();
         }

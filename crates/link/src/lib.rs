@@ -169,6 +169,11 @@ fn tune() -> Result<(), LinkError> {
         std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value)
             .map_err(system("set a namespace's TCP options"))?;
     }
+    // The rest of a datagram that lost a packet is not to keep others out for half a minute, when the link loses packets. Not every
+    // kernel lets a namespace choose.
+    for (name, value) in [("ipfrag_time", "1"), ("ipfrag_high_thresh", "67108864")] {
+        let _ = std::fs::write(format!("/proc/sys/net/ipv4/{name}"), value);
+    }
     Ok(())
 }
 

@@ -14,7 +14,9 @@ pub struct Shape {
     pub rate: Option<u64>,
     /// Bytes that may wait for the line when there is a rate; packets beyond are dropped.
     pub queue: u64,
-    /// Seed of the jitter.
+    /// Packets lost of a million, one by one.
+    pub loss: u32,
+    /// Seed of jitter and loss.
     pub seed: u64,
 }
 
@@ -26,6 +28,7 @@ impl Default for Shape {
             jitter: Duration::ZERO,
             rate: None,
             queue: 64 << 20,
+            loss: 0,
             seed: 1,
         }
     }
@@ -40,6 +43,8 @@ pub(crate) struct Shaper {
     free: Duration,
     /// When the packet admitted last arrives.
     last: Duration,
+    /// Packets seen.
+    seen: u64,
 }
 
 impl Shaper {
@@ -49,11 +54,19 @@ impl Shaper {
             seed: shape.seed ^ direction.rotate_left(32),
             free: Duration::ZERO,
             last: Duration::ZERO,
+            seen: 0,
         }
     }
 
-    /// When a packet of `len` bytes arrives that is sent `now`; `None` when the queue is full.
+    /// When a packet of `len` bytes arrives that is sent `now`; `None` when the queue is full, and for one that is lost.
     pub(crate) fn admit(&mut self, now: Duration, len: usize) -> Option<Duration> {
+        if self.shape.loss > 0 {
+            self.seen += 1;
+            // From the other end of the numbers that the jitter takes.
+            if self.point(!self.seen) < f64::from(self.shape.loss) / 5e5 - 1.0 {
+                return None;
+            }
+        }
         let mut sent = now;
         if let Some(rate) = self.shape.rate {
             let rate = rate.max(1) as f64;
@@ -158,12 +171,36 @@ mod tests {
     }
 
     #[test]
+    fn as_many_are_lost_as_it_says() {
+        for loss in [1_000, 10_000, 500_000] {
+            let shape = Shape {
+                loss,
+                ..Shape::default()
+            };
+            let run = || {
+                let mut shaper = Shaper::new(shape, 0);
+                let sent = (0..200_000).map(|n| shaper.admit(n * MS / 100, 100).is_some());
+                sent.collect::<Vec<_>>()
+            };
+            let arrived = run();
+            assert_eq!(arrived, run(), "the same with the same seed");
+            let lost = arrived.iter().filter(|arrived| !**arrived).count();
+            let expected = 200_000 * loss as usize / 1_000_000;
+            assert!(
+                lost.abs_diff(expected) < expected / 4 + 10,
+                "{lost} of {expected}"
+            );
+        }
+    }
+
+    #[test]
     fn nonsense_does_no_harm() {
         let shape = Shape {
             delay: Duration::MAX,
             jitter: Duration::MAX,
             rate: Some(0),
             queue: u64::MAX,
+            loss: 0,
             seed: 0,
         };
         let mut shaper = Shaper::new(shape, 0);

@@ -59,6 +59,12 @@ mod imp {
     }
 
     #[inline]
+    pub(super) unsafe fn relay(dst: *mut u8, src: *const u8, n: usize) {
+        // SAFETY: the caller's promise; `memmove` minds no race on either side.
+        unsafe { opaque_move(dst, src, n) }
+    }
+
+    #[inline]
     pub(super) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as in `opaque_move`, with memset's arguments.
@@ -109,6 +115,22 @@ mod imp {
         }
     }
 
+    pub(super) unsafe fn relay(dst: *mut u8, src: *const u8, n: usize) {
+        let one = |i: usize| {
+            // SAFETY: `i < n`, and the caller promises both ranges, which are only ever reached through atomics.
+            unsafe {
+                let byte = AtomicU8::from_ptr(src.add(i).cast_mut()).load(Relaxed);
+                AtomicU8::from_ptr(dst.add(i)).store(byte, Relaxed);
+            }
+        };
+        // As `memmove`: the end first where the target begins inside the source.
+        if dst.addr() > src.addr() {
+            (0..n).rev().for_each(one);
+        } else {
+            (0..n).for_each(one);
+        }
+    }
+
     pub(super) unsafe fn fill(dst: *mut u8, byte: u8, n: usize) {
         for i in 0..n {
             // SAFETY: as in `store`.
@@ -123,7 +145,7 @@ mod imp {
 /// `dst..dst + n` must be registered memory that stays mapped, `src..src + n` readable and not
 /// changed meanwhile.
 #[inline]
-pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
+pub unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
     // SAFETY: the caller's promise.
     unsafe { imp::store(dst, src, n) }
 }
@@ -134,9 +156,19 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, n: usize) {
 /// `src..src + n` must be registered memory that stays mapped, `dst..dst + n` writable and ours
 /// alone.
 #[inline]
-pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
+pub unsafe fn load(dst: *mut u8, src: *const u8, n: usize) {
     // SAFETY: the caller's promise.
     unsafe { imp::load(dst, src, n) }
+}
+
+/// Copies `n` bytes of which source and target both may change meanwhile. They may overlap.
+///
+/// # Safety
+/// Both ranges must be registered memory that stays mapped.
+#[inline]
+pub(crate) unsafe fn relay(dst: *mut u8, src: *const u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { imp::relay(dst, src, n) }
 }
 
 /// Sets `n` shared bytes at `dst`.

@@ -7,7 +7,7 @@
 
 use crate::Access;
 use crate::export::{self, Entry, Words};
-use crate::region::{DEREGISTER_WAIT, Registered};
+use crate::region::Registered;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,8 +18,14 @@ use weft_sys::process::Birthmark;
 
 /// Bytes of an arena; all but those in use are a hole.
 const ARENA: u64 = 1 << 46;
+/// Looks at what a peer uses, one after the other, before it counts as more than passing.
+const MOMENT: u32 = 64;
 /// Regions begin at multiples of this, whatever the page size.
 const ALIGN: u64 = 1 << 16;
+
+/// How long a peer may go on using memory that its owner takes back. Then its connection ends ([`Reader::cut_off`]): it has stopped, or does not
+/// keep to the rules.
+pub const PEER_LIMIT: Duration = Duration::from_secs(3);
 
 /// The arena of regions that peers may change.
 pub(crate) const RW: u32 = 1;
@@ -39,8 +45,25 @@ pub struct Place {
 
 /// A peer that may reach a domain's memory by itself.
 pub trait Reader: Send + Sync {
-    /// Whether it says just now that it is using this `STag`. False for a peer that is gone.
+    /// Whether it says just now that it is using this `STag`. False for a peer that is gone, or was cut off.
     fn uses(&self, stag: u32) -> bool;
+    /// Whether it can use windows of this queue pair of ours.
+    fn serves(&self, qp: u32) -> bool;
+    /// Whether it was told to fetch bytes of this range, and may not have done so.
+    fn borrows(&self, place: Place, len: u64) -> bool;
+    /// End its connection: it has gone on for [`PEER_LIMIT`]. From the return on [`Reader::uses`] is false. Must not wait.
+    fn cut_off(&self);
+}
+
+/// The `STag` of a window that a peer went on using when it was taken away.
+struct Overdue {
+    stag: u32,
+    /// The queue pair that the window was for; 0: any.
+    qp: u32,
+    since: Instant,
+    /// Its memory, which stays until the peer is out. Not of an arena: there a late write goes into a hole.
+    #[expect(dead_code, reason = "kept")]
+    region: Option<Arc<Registered>>,
 }
 
 /// What a protection domain shows to peers on this host: its `STag`s in a table that they can read, and three
@@ -62,8 +85,7 @@ pub struct Domain {
     ro: Arena,
     private: Arena,
     readers: Mutex<Vec<Weak<dyn Reader>>>,
-    /// Windows' `STag`s that a peer went on using after their owner had waited, and the memory that must stay for it.
-    overdue: Mutex<Vec<(u32, Arc<Registered>)>>,
+    overdue: Mutex<Vec<Overdue>>,
 }
 
 struct Arena {
@@ -165,72 +187,94 @@ impl Domain {
 
     /// Shows an entry, if it is of use to peers and has room.
     pub(crate) fn publish(&self, entry: &Entry) {
-        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if entry.rights.intersects(remote) && entry.len != 0 {
+        if entry.rights.intersects(Access::REMOTE) && entry.len != 0 {
             let _one = lock(&self.writer);
             self.words().publish(entry);
         }
     }
 
-    /// Hides an entry. Peers may still be using it: see [`Self::settle`].
+    /// Hides an entry. Peers may still be using it: see [`Self::is_used`].
     pub(crate) fn retract(&self, stag: u32) {
         let _one = lock(&self.writer);
         self.words().retract(stag);
     }
 
-    /// Waits until no peer uses a retracted `STag`, at most until `deadline`; says whether that is so.
-    pub(crate) fn settle(&self, stag: u32, deadline: Option<Instant>) -> bool {
+    /// Those that can use windows of this queue pair; of any, for 0.
+    fn readers(&self, qp: u32) -> Vec<Arc<dyn Reader>> {
         // Readers may do anything when they are dropped, so not under the lock.
-        let mut busy: Vec<_> = lock(&self.readers)
-            .iter()
-            .filter_map(Weak::upgrade)
-            .collect();
-        let mut rounds = 0_u32;
-        loop {
+        let readers = lock(&self.readers);
+        let readers = readers.iter().filter_map(Weak::upgrade);
+        let mut readers: Vec<_> = readers.collect();
+        readers.retain(|r| qp == 0 || r.serves(qp));
+        readers
+    }
+
+    /// Whether a peer goes on using a retracted `STag` for longer than a moment.
+    pub(crate) fn is_used(&self, stag: u32, qp: u32) -> bool {
+        let mut busy = self.readers(qp);
+        for _ in 0..MOMENT {
             busy.retain(|r| r.uses(stag));
             if busy.is_empty() {
-                return true;
-            }
-            rounds += 1;
-            if rounds < 64 {
-                std::hint::spin_loop();
-            } else if rounds < 128 {
-                weft_sys::thread::sched_yield();
-            } else if deadline.is_some_and(|d| Instant::now() >= d) {
                 return false;
-            } else {
-                std::thread::sleep(Duration::from_micros(50));
             }
+            std::hint::spin_loop();
         }
+        true
     }
 
-    /// Waits for peers that use a window which was retracted. A region that they go on using is kept.
-    pub(crate) fn settle_window(&self, stag: u32, region: Arc<Registered>) -> bool {
-        let settled = self.settle(stag, Some(Instant::now() + DEREGISTER_WAIT));
-        // A late write to an arena goes into a hole.
-        if !settled && !region.is_lent() {
-            lock(&self.overdue).push((stag, region));
-        }
-        settled
+    /// Cuts off the peers that use a retracted `STag`.
+    pub(crate) fn cut_off_users(&self, stag: u32, qp: u32) {
+        let readers = self.readers(qp).into_iter();
+        readers.filter(|r| r.uses(stag)).for_each(|r| r.cut_off());
     }
 
-    /// Waits for peers that still used a region through windows when these went, until `deadline`. Lets
-    /// go of other regions that were kept for peers, and are not used any more.
-    pub(crate) fn settle_overdue(&self, region: &Arc<Registered>, deadline: Option<Instant>) {
-        let kept = std::mem::take(&mut *lock(&self.overdue));
-        let now = Some(Instant::now());
-        let still: Vec<_> = kept
+    /// Cuts off the peers that were told to fetch bytes of this range.
+    pub(crate) fn cut_off_borrowers(&self, place: Place, len: u64) {
+        let readers = self.readers(0).into_iter();
+        readers
+            .filter(|r| r.borrows(place, len))
+            .for_each(|r| r.cut_off());
+    }
+
+    /// A window for this queue pair was retracted: says whether it is still used. Then its region is kept, see [`Self::is_overdue`].
+    pub(crate) fn keep_if_used(&self, stag: u32, qp: u32, region: Arc<Registered>) -> bool {
+        let used = self.is_used(stag, qp);
+        if used {
+            lock(&self.overdue).push(Overdue {
+                stag,
+                qp,
+                since: Instant::now(),
+                region: (!region.is_lent()).then_some(region),
+            });
+        }
+        used
+    }
+
+    /// Whether a window that was kept is still used. Lets go of all those that are not, and cuts off whoever has used one for too long.
+    ///
+    /// There are never many: each peer says of one `STag` at a time that it uses it.
+    pub(crate) fn is_overdue(&self, stag: u32) -> bool {
+        let kept = lock(&self.overdue);
+        let mut over: Vec<_> = kept.iter().map(|w| (w.stag, w.qp, w.since)).collect();
+        drop(kept);
+        over.retain(|&(stag, qp, since)| {
+            let used = self.is_used(stag, qp);
+            let late = used && since.elapsed() >= PEER_LIMIT;
+            if late {
+                self.cut_off_users(stag, qp);
+            }
+            late || !used
+        });
+        let mut kept = lock(&self.overdue);
+        let (gone, still): (Vec<_>, _) = std::mem::take(&mut *kept)
             .into_iter()
-            .filter(|(stag, r)| {
-                let until = if Arc::ptr_eq(r, region) {
-                    deadline
-                } else {
-                    now
-                };
-                !self.settle(*stag, until)
-            })
-            .collect();
-        lock(&self.overdue).extend(still);
+            .partition(|w| over.contains(&(w.stag, w.qp, w.since)));
+        *kept = still;
+        let found = kept.iter().any(|w| w.stag == stag);
+        drop(kept);
+        // Memory is freed without the lock.
+        drop(gone);
+        found
     }
 
     /// New memory for a region with these rights.
@@ -267,7 +311,7 @@ impl Drop for Domain {
         if self.is_ours() {
             self.words().end();
         }
-        // Whoever used them may do so yet.
+        // No peer is left that could be asked, but one may do yet what it was about to do.
         std::mem::forget(std::mem::take(&mut *lock(&self.overdue)));
     }
 }

@@ -99,8 +99,7 @@ impl<'a> Words<'a> {
 
     /// The name it was given, if it is a table in use.
     pub(crate) fn id(self) -> Option<[u8; 16]> {
-        let [magic, state, a, b] =
-            std::array::from_fn(|i| self.0[i].load(Ordering::Acquire).to_ne_bytes());
+        let [magic, state, a, b] = std::array::from_fn(|i| load(&self.0[i]).to_ne_bytes());
         let mut id = [0; 16];
         id[..8].copy_from_slice(&a);
         id[8..].copy_from_slice(&b);
@@ -150,7 +149,7 @@ impl<'a> Words<'a> {
     /// What an `STag` means, if it is there. Lock-free, and safe on any bytes.
     #[inline]
     pub(crate) fn look(self, stag: u32) -> Option<Entry> {
-        if stag == 0 || self.0[1].load(Ordering::Acquire) != 1 {
+        if stag == 0 || load(&self.0[1]) != 1 {
             return None;
         }
         self.bucket(stag)
@@ -169,10 +168,19 @@ fn write(slot: &[AtomicU64; ENTRY], words: [u64; 5]) {
     slot[0].store(generation.wrapping_add(2), Ordering::Release);
 }
 
+/// Loads a word with acquire order. Peers map the table for reading only, and there only relaxed loads are certain to be plain ones
+/// (see `std::sync::atomic` on read-only memory).
+#[inline]
+fn load(word: &AtomicU64) -> u64 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
+}
+
 #[inline]
 fn read(slot: &[AtomicU64; ENTRY]) -> Option<Entry> {
     for _ in 0..TRIES {
-        let before = slot[0].load(Ordering::Acquire);
+        let before = load(&slot[0]);
         let [name, base, len, kind, addr] =
             std::array::from_fn(|i| slot[1 + i].load(Ordering::Relaxed));
         fence(Ordering::Acquire);

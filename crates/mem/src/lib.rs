@@ -45,18 +45,20 @@ mod domain;
 mod export;
 mod list;
 mod peer;
+pub mod protect;
 mod raw;
 mod region;
 mod span;
 mod table;
 
-pub use domain::{Domain, Place, Reader};
+pub use copy::{load as racing_load, store as racing_store};
+pub use domain::{Domain, PEER_LIMIT, Place, Reader};
 pub use list::{Piece, RecvList, SendList};
-pub use peer::{Peer, Process, Target};
+pub use peer::{LastWindow, Peer, Process, Target};
 pub use raw::RawMemory;
-pub use region::{Backing, Region};
+pub use region::{Backing, Leaving, Region};
 pub use span::Span;
-pub use table::{Table, Window};
+pub use table::{Table, Window, WindowType};
 
 bitflags::bitflags! {
     /// What a region or window may be used for. The owner may always read.
@@ -78,6 +80,11 @@ bitflags::bitflags! {
 }
 
 impl Access {
+    /// The rights that let peers in.
+    pub(crate) const REMOTE: Access = Access::REMOTE_READ
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_ATOMIC);
+
     /// The verbs' rule: peers may not change what the owner itself may not.
     fn needs_local_write(self) -> bool {
         self.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
@@ -106,7 +113,7 @@ pub enum MemError {
     /// Offset and length pass the end of the 64-bit address space.
     #[error("tagged offset wraps")]
     Wrap,
-    /// Windows are bound to the region, the window is bound already, or spans outlast the wait.
+    /// Windows are bound to the region, the window is bound already, or somebody is still in the memory.
     #[error("in use")]
     InUse,
     /// The table is full, or memory or its locking is refused by the system.

@@ -120,28 +120,28 @@ impl<'a> SendList<'a> {
 
     /// Appends the first `max` bytes of the list to `out`; returns how many there were.
     pub fn copy_to(&self, out: &mut Vec<u8>, max: usize) -> usize {
-        let total = max.min(self.bytes);
+        self.copy_range(0, out, max)
+    }
+
+    /// Appends up to `max` bytes of the list, from its byte `skip` on, to `out`; returns how many there were.
+    pub fn copy_range(&self, skip: usize, out: &mut Vec<u8>, max: usize) -> usize {
+        let start = out.len();
+        let total = max.min(self.bytes.saturating_sub(skip));
         out.reserve(total);
-        let mut left = total;
-        for (i, v) in self.iov.iter().enumerate() {
-            let n = v.iov_len.min(left);
-            let from = v.iov_base.cast::<u8>();
-            // SAFETY: the entry's borrow is held by `'a`; `reserve` made room for all.
-            unsafe {
-                let to = out.as_mut_ptr().add(out.len());
+        // SAFETY: the entries' borrows are held by `'a`; `reserve` made room for all.
+        unsafe {
+            let to = out.as_mut_ptr().add(start);
+            let copied = for_range(&self.iov, skip, total, |i, from, done, now| {
+                let to = to.add(done);
                 if self.spans[i].is_some() {
-                    copy::load(to, from, n);
+                    copy::load(to, from, now);
                 } else {
-                    to.copy_from_nonoverlapping(from, n);
+                    to.copy_from_nonoverlapping(from, now);
                 }
-                out.set_len(out.len() + n);
-            }
-            left -= n;
-            if left == 0 {
-                break;
-            }
+            });
+            out.set_len(start + copied);
+            copied
         }
-        total
     }
 
     /// Copies `n` bytes of the list, from its byte `skip` on, to `to`; fewer when the list ends before.
@@ -156,7 +156,7 @@ impl<'a> SendList<'a> {
             for_range(&self.iov, skip, n, |i, from, done, now| {
                 let to = to.add(done);
                 if self.spans[i].is_some() {
-                    relay(to, from, now);
+                    copy::relay(to, from, now);
                 } else {
                     copy::store(to, from, now);
                 }
@@ -207,31 +207,6 @@ unsafe fn for_range(
         skip = 0;
     }
     done
-}
-
-/// Copies bytes of which source and target both may change meanwhile.
-///
-/// # Safety
-/// Both ranges must be mapped for `n` bytes, `dst` writable, and not reached by plain references.
-#[inline]
-unsafe fn relay(dst: *mut u8, src: *const u8, n: usize) {
-    if cfg!(all(
-        not(miri),
-        any(target_arch = "x86_64", target_arch = "aarch64")
-    )) {
-        // SAFETY: the caller's promise; here both copies are machine code, which minds no race on
-        // either side.
-        unsafe { copy::store(dst, src, n) }
-    } else {
-        for i in 0..n {
-            let mut byte = 0;
-            // SAFETY: the caller's promise.
-            unsafe {
-                copy::load(&raw mut byte, src.add(i), 1);
-                copy::store(dst.add(i), &raw const byte, 1);
-            }
-        }
-    }
 }
 
 /// Where one system call receives to: plain buffers and spans, in order.
@@ -300,17 +275,17 @@ impl<'a> RecvList<'a> {
 
     /// Fills the list from `src`, from the list's start; returns the bytes that fitted.
     pub fn fill_from(&mut self, src: &[u8]) -> usize {
-        let mut rest = src;
-        for v in &self.iov {
-            let (now, later) = rest.split_at(v.iov_len.min(rest.len()));
-            // SAFETY: the entry's borrow is held by `'a`.
-            unsafe { copy::store(v.iov_base.cast(), now.as_ptr(), now.len()) }
-            rest = later;
-            if rest.is_empty() {
-                break;
-            }
+        self.fill_at(0, src)
+    }
+
+    /// Fills the list from `src`, from the list's byte `skip` on; returns the bytes that fitted.
+    pub fn fill_at(&mut self, skip: usize, src: &[u8]) -> usize {
+        // SAFETY: the entries' borrows are held by `'a`.
+        unsafe {
+            for_range(&self.iov, skip, src.len(), |_, to, done, now| {
+                copy::store(to, src[done..].as_ptr(), now);
+            })
         }
-        src.len() - rest.len()
     }
 
     /// Copies `n` bytes at `from` into the list from its byte `skip` on; fewer when the list ends before.
@@ -323,7 +298,7 @@ impl<'a> RecvList<'a> {
         // SAFETY: the entries' borrows are held by `'a`; the rest is the caller's promise.
         unsafe {
             for_range(&self.iov, skip, n, |_, to, done, now| {
-                relay(to, from.add(done), now);
+                copy::relay(to, from.add(done), now);
             })
         }
     }
@@ -361,6 +336,9 @@ mod tests {
                 assert_eq!(copied, n.min(15_usize.saturating_sub(skip)));
                 assert!((0..copied).all(|i| usize::from(out[i]) == skip + i));
                 assert!(out[copied..].iter().all(|&b| b == 99));
+                let mut appended = vec![99];
+                assert_eq!(send.copy_range(skip, &mut appended, n), copied);
+                assert_eq!(appended[1..], out[..copied]);
             }
         }
 
@@ -375,6 +353,7 @@ mod tests {
                 // SAFETY: a buffer of our own, longer than `n`.
                 let copied = unsafe { recv.fill_range_from(skip, from.as_ptr(), n) };
                 assert_eq!(copied, n.min(9_usize.saturating_sub(skip)));
+                assert_eq!(recv.fill_at(skip, &from[..n]), copied);
                 let mut got = buffer.to_vec();
                 span.extend(0, 7, &mut got);
                 assert_eq!(got.remove(3), 7, "the byte before the span's part");

@@ -90,6 +90,10 @@ struct Arena {
     len: u64,
 }
 
+/// The part of a peer's arenas that its owner used last, mapped: who uses it again need not look it up.
+#[derive(Default)]
+pub struct LastWindow(Option<(u64, Arc<Window>)>);
+
 struct Slot {
     window: Arc<Window>,
     used: AtomicU64,
@@ -240,8 +244,21 @@ impl Peer {
     }
 
     /// The window with this byte of an arena.
-    fn window(&self, space: u32, addr: u64) -> io::Result<Arc<Window>> {
+    fn window<'a>(
+        &self,
+        space: u32,
+        addr: u64,
+        last: &'a mut LastWindow,
+    ) -> io::Result<&'a Window> {
         let key = (u64::from(space) << 56) | (addr / WINDOW);
+        let window = match last.0.take() {
+            Some((known, window)) if known == key => window,
+            _ => self.find_window(key, space, addr)?,
+        };
+        Ok(&last.0.insert((key, window)).1)
+    }
+
+    fn find_window(&self, key: u64, space: u32, addr: u64) -> io::Result<Arc<Window>> {
         let now = self.clock.load(Ordering::Relaxed);
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(slot) = windows.get(&key) {
@@ -279,6 +296,7 @@ impl Peer {
         place: Place,
         n: usize,
         write: bool,
+        last: &mut LastWindow,
         mut f: impl FnMut(*mut u8, usize, usize),
     ) -> io::Result<()> {
         let arena = self.arena(place.space).ok_or_else(unsupported)?;
@@ -293,7 +311,7 @@ impl Peer {
         while done < n {
             let addr = place.addr + done as u64;
             let window = self
-                .window(place.space, addr)
+                .window(place.space, addr, last)
                 .map_err(|e| at_start(done, e))?;
             let offset = (addr % WINDOW) as usize;
             let now = (window.mapping.len() - offset).min(n - done);
@@ -309,9 +327,6 @@ impl Peer {
     fn process(&self) -> io::Result<&Process> {
         let process = self.process.get().ok_or_else(unsupported)?;
         let dead = || io::Error::new(io::ErrorKind::NotConnected, "the peer's process is gone");
-        if !process.pulse.beats() {
-            return Err(dead());
-        }
         let now = self.started.elapsed().as_millis() as u64 + 1;
         let asked = self.asked.load(Ordering::Relaxed);
         if now >= asked + ASK_EVERY_MS {
@@ -319,6 +334,10 @@ impl Peer {
                 return Err(dead());
             }
             self.asked.store(now, Ordering::Relaxed);
+        }
+        // Last: this thread may have been stopped for long at the end of that system call.
+        if !process.pulse.beats() {
+            return Err(dead());
         }
         Ok(process)
     }
@@ -332,7 +351,6 @@ impl Peer {
     ) -> io::Result<()> {
         let mut done = 0;
         while !local.is_empty() {
-            let process = self.process()?;
             let batch = &local[..local.len().min(weft_sys::raw::MAX_IOV)];
             let len = batch.iter().map(|v| v.iov_len).sum();
             let at = usize::try_from(addr).map_err(|_| invalid("not an address"))?;
@@ -340,7 +358,7 @@ impl Peer {
                 iov_base: std::ptr::without_provenance_mut(at),
                 iov_len: len,
             };
-            let n = match call(process.pid, batch, &[remote]) {
+            let n = match call(self.process()?.pid, batch, &[remote]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(n) => n.min(len),
                 Err(e) => {
@@ -373,17 +391,38 @@ impl Peer {
     /// than the target), `EFAULT`, `NotConnected` and `ESRCH` (the peer's process is gone), `InvalidData` (the peer's numbers
     /// are wrong).
     pub fn write(&self, target: &Target, from: &SendList<'_>) -> io::Result<()> {
-        let n = from.len_bytes();
-        if n as u64 > target.len.into() {
+        self.write_part(
+            target,
+            from,
+            0,
+            from.len_bytes(),
+            &mut LastWindow::default(),
+        )
+    }
+
+    /// As [`Self::write`], of `n` bytes of the list from its byte `skip` on. `last` is kept by the caller, for this peer only.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_part(
+        &self,
+        target: &Target,
+        from: &SendList<'_>,
+        skip: usize,
+        n: usize,
+        last: &mut LastWindow,
+    ) -> io::Result<()> {
+        let there = from.len_bytes().checked_sub(skip);
+        if n as u64 > target.len.into() || there.is_none_or(|there| n > there) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         if target.place.space != 0 {
             // SAFETY: the peer's memory is mapped for the call, and reached by racing copies and atomics only.
-            return self.in_arena(target.place, n, true, |to, done, now| unsafe {
-                from.copy_range_to(done, to, now);
+            return self.in_arena(target.place, n, true, last, |to, done, now| unsafe {
+                from.copy_range_to(skip + done, to, now);
             });
         }
-        let mut local: SmallVec<[iovec; 64]> = from.ranges(0, n).collect();
+        let mut local: SmallVec<[iovec; 64]> = from.ranges(skip, n).collect();
         self.by_kernel(&mut local, target.place.addr, |pid, local, remote| {
             // SAFETY: the list keeps its ranges.
             unsafe { vm_writev(pid, local, remote) }
@@ -417,7 +456,8 @@ impl Peer {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         if place.space != 0 {
-            return self.in_arena(place, n, false, |from, done, now| {
+            let last = &mut LastWindow::default();
+            return self.in_arena(place, n, false, last, |from, done, now| {
                 // SAFETY: as in `write`.
                 unsafe { into.fill_range_from(skip + done, from, now) };
             });
@@ -437,7 +477,8 @@ impl Peer {
         }
         let mut f = Some(f);
         let mut old = None;
-        self.in_arena(target.place, 8, true, |p, _, _| {
+        let last = &mut LastWindow::default();
+        self.in_arena(target.place, 8, true, last, |p, _, _| {
             #[allow(clippy::cast_ptr_alignment)] // checked above; windows begin on pages
             let p = p.cast::<u64>();
             // SAFETY: eight mapped bytes (an aligned word is in one window), never behind a plain reference.

@@ -30,7 +30,8 @@ impl RawMemory {
     /// # Safety
     /// Until every clone is dropped, and every region made of it is deregistered, `ptr..ptr + len` must stay mapped and readable
     /// (and writable, where it is received into), and be touched by nobody through plain Rust references or non-atomic Rust
-    /// accesses that the library's accesses may race with.
+    /// accesses that the library's accesses may race with. Who gives it to a connection that protects memory
+    /// ([`crate::protect::guard`]) calls [`crate::protect::settle`] before the memory is unmapped or its protection is changed.
     pub unsafe fn new(ptr: *mut u8, len: usize) -> Option<RawMemory> {
         let ptr = match NonNull::new(ptr) {
             Some(ptr) => ptr,

@@ -4,23 +4,26 @@
 //!
 //! A `Registered` owns its bytes through a raw pointer. The table and every [`crate::Span`] hold it by `Arc`,
 //! so the bytes live as long as anybody can reach them: the last holder releases them, to the
-//! owner if it waits, else to the system. Only `Storage::Raw` is not ours to keep, so dropping such a
-//! region waits for the spans.
+//! owner if it waits, else to the system. Only `Storage::Raw`, and parts of such, are not ours to keep, so dropping
+//! such a region waits for the spans.
 
-use crate::domain::{Domain, Lent};
+use crate::domain::{Domain, Lent, PEER_LIMIT};
 use crate::table::Table;
 use crate::{Access, MemError, PdId, Place, RawMemory, copy};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{self, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use weft_sys::memfd::Mapping;
 
-/// How long [`Region::deregister`] waits for spans in flight and for peers.
-pub(crate) const DEREGISTER_WAIT: Duration = Duration::from_secs(1);
+/// How long threads of ours that are still in a region are waited for after peers have been.
+const SPAN_WAIT: Duration = Duration::from_secs(1);
+/// Sleep between two looks, at first and later.
+const SHORTEST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
 
 /// Set in `Registered::windows` once no more windows may be bound.
 const CLOSED: u32 = 1 << 31;
@@ -39,6 +42,8 @@ pub enum Backing {
     ///
     /// A child of `fork` shares these bytes with its parent, rather than getting a copy: both see what either writes.
     Shared(usize),
+    /// A mapping of a memory file, which must be one that never shrinks ([`weft_sys::memfd::check`]). Peers of this host reach it in this process.
+    File(Mapping),
 }
 
 enum Storage {
@@ -48,15 +53,14 @@ enum Storage {
     Map,
     /// Part of an arena.
     Lent(Box<Lent>),
+    /// A mapped file, whose mapping goes with it.
+    File(#[allow(dead_code)] Mapping),
     /// Somebody else's.
     Raw,
     /// A range of another registration, from this offset on: it keeps that one's memory.
     Part(Arc<Registered>, usize),
     Nothing,
 }
-
-/// What a deregistering owner waits for: the buffer, if the region had one.
-type Handover = SyncSender<Option<Vec<u8>>>;
 
 /// A region as the table and the spans see it.
 pub(crate) struct Registered {
@@ -70,7 +74,6 @@ pub(crate) struct Registered {
     windows: AtomicU32,
     locked: AtomicBool,
     storage: Storage,
-    handover: Mutex<Option<Box<Handover>>>,
 }
 
 // SAFETY: the bytes are reached by racing copies, atomics and system calls only, from any thread;
@@ -101,6 +104,10 @@ impl Registered {
             Backing::Anonymous(len) | Backing::Shared(len) => {
                 let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::Limit)?;
                 (ptr, len, Storage::Map)
+            }
+            Backing::File(mapping) => {
+                let ptr = NonNull::new(mapping.as_ptr()).ok_or(MemError::BadArgument)?;
+                (ptr, mapping.len(), Storage::File(mapping))
             }
         };
         Registered::build(pd, ptr, len, storage, iova, access)
@@ -157,6 +164,16 @@ impl Registered {
         }
     }
 
+    /// Whether its bytes are somebody's who has them back when the region is gone, and not the library's.
+    fn is_promised(&self) -> bool {
+        matches!(self.storage, Storage::Raw | Storage::Part(..))
+    }
+
+    /// Whether peers of this host can have been let in: by its own `STag`, or by windows.
+    fn is_open(&self) -> bool {
+        self.access.intersects(Access::REMOTE | Access::MW_BIND)
+    }
+
     /// Where the byte at an offset is, for a peer of this host.
     pub(crate) fn place(&self, offset: usize) -> Place {
         match &self.storage {
@@ -190,7 +207,6 @@ impl Registered {
             windows: AtomicU32::new(0),
             locked: AtomicBool::new(false),
             storage,
-            handover: Mutex::new(None),
         };
         // Judged after the storage has its owner, so that a refusal frees it.
         if iova.checked_add(len as u64).is_none()
@@ -280,25 +296,24 @@ impl Registered {
                 None
             }
             // The mapping goes, and with it the memory.
-            Storage::Lent(_) | Storage::Raw | Storage::Part(..) | Storage::Nothing => None,
+            Storage::Lent(_)
+            | Storage::File(_)
+            | Storage::Raw
+            | Storage::Part(..)
+            | Storage::Nothing => None,
         }
     }
 }
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let buffer = self.release();
-        let handover = self.handover.get_mut();
-        if let Some(owner) = handover.unwrap_or_else(PoisonError::into_inner).take() {
-            // The owner may have given up waiting; then the buffer is freed here.
-            let _ = owner.send(buffer);
-        }
+        drop(self.release());
     }
 }
 
 /// The owner's handle on registered memory. Dropping it deregisters: windows bound to it become
-/// invalid, and the memory is freed when the last [`crate::Span`] is gone. A peer of this host that uses the memory
-/// itself is waited for, at most a second; one that goes on for longer makes the memory leak.
+/// invalid, and the memory is freed when the last [`crate::Span`] is gone and no peer of this host uses it itself any more. Where the
+/// memory is somebody else's, the drop waits for that, for peers up to [`PEER_LIMIT`].
 pub struct Region {
     table: Table,
     /// `None` only after `deregister`.
@@ -370,32 +385,104 @@ impl Region {
     }
 
     /// Ends the registration and gives an [`Backing::Owned`] buffer back. From the call on the `STag` is
-    /// invalid; spans in flight, and peers of this host that use the memory themselves, are waited for, at most a
-    /// second.
+    /// invalid. Peers of this host that use the memory themselves are waited for, up to [`PEER_LIMIT`], after which they are cut off;
+    /// spans in flight a second longer.
     ///
     /// # Errors
     /// [`MemError::InUse`] when windows are bound to it (nothing has changed then), or when a span
-    /// or peer outlasts the wait: the `STag` stays invalid, and deregistering again waits again.
+    /// outlasts the wait: the `STag` stays invalid, and deregistering again waits again.
     pub fn deregister(mut self) -> Result<Option<Vec<u8>>, (Region, MemError)> {
         if !self.inner().close_if_no_windows() {
             return Err((self, MemError::InUse));
         }
+        let domain = self.withdraw();
+        match self.wait(domain.as_deref(), Some(PEER_LIMIT + SPAN_WAIT)) {
+            Ok(buffer) => Ok(buffer),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    /// Ends the registration without waiting: from the call on the `STag` is invalid, and windows bound to the region are. Gives the buffer
+    /// back, if it was a [`Backing::Owned`] one.
+    ///
+    /// # Errors
+    /// Somebody is still in the memory: what is to be asked again.
+    pub fn retire(mut self) -> Result<Option<Vec<u8>>, Leaving> {
+        let domain = self.withdraw();
+        self.take_back(domain.as_deref()).map_err(|_| Leaving {
+            region: self,
+            domain,
+            since: Instant::now(),
+        })
+    }
+
+    /// Makes its `STag`, and windows bound to it, invalid. Tells where peers of this host are to be asked, if any can have been let in.
+    fn withdraw(&self) -> Option<Arc<Domain>> {
+        let inner = self.inner();
+        let domain = self.table.remove_region(inner);
+        // No bind can pass this, so the windows found next are all there will ever be.
+        if inner.windows.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED != 0 {
+            self.table.unbind_all(inner);
+        }
+        domain.filter(|_| inner.is_open())
+    }
+
+    /// The memory, if no peer of this host and no span is in it.
+    fn take_back(&mut self, domain: Option<&Domain>) -> Result<Option<Vec<u8>>, MemError> {
+        let stag = self.stag();
+        if domain.is_some_and(|domain| domain.is_used(stag, 0)) {
+            return Err(MemError::InUse);
+        }
         let Some(inner) = self.inner.take() else {
             return Ok(None);
         };
-        let deadline = Instant::now() + DEREGISTER_WAIT;
-        let domain = self.table.remove_region(&inner);
-        if !settle(&inner, domain.as_deref(), Some(deadline)) {
-            self.inner = Some(inner);
-            return Err((self, MemError::InUse));
+        match Arc::try_unwrap(inner) {
+            Ok(mut last) => Ok(last.release()),
+            Err(shared) => {
+                self.inner = Some(shared);
+                Err(MemError::InUse)
+            }
         }
-        drop(domain);
-        let left = deadline.saturating_duration_since(Instant::now());
-        match wait_for_spans(inner, Some(left)) {
-            Ok(buffer) => Ok(buffer),
-            Err(inner) => {
-                self.inner = Some(inner);
-                Err((self, MemError::InUse))
+    }
+
+    /// As [`Self::take_back`], after so long a time: cuts off the peers that have been waited for long enough.
+    fn insist(
+        &mut self,
+        domain: Option<&Domain>,
+        waited: Duration,
+    ) -> Result<Option<Vec<u8>>, MemError> {
+        if let Some(domain) = domain {
+            // Windows that were taken away before keep the region too.
+            domain.is_overdue(self.stag());
+        }
+        if waited >= PEER_LIMIT {
+            let inner = self.inner();
+            if let Some(domain) = domain {
+                domain.cut_off_users(inner.stag, 0);
+            }
+            self.table.cut_off_borrowers(inner);
+        }
+        self.take_back(domain)
+    }
+
+    /// Waits until nobody is in the memory, at most so long (`None`: as long as a span lives).
+    fn wait(
+        &mut self,
+        domain: Option<&Domain>,
+        limit: Option<Duration>,
+    ) -> Result<Option<Vec<u8>>, MemError> {
+        if let Ok(buffer) = self.take_back(domain) {
+            return Ok(buffer);
+        }
+        let start = Instant::now();
+        let mut nap = SHORTEST_NAP;
+        loop {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(LONGEST_NAP);
+            let waited = start.elapsed();
+            match self.insist(domain, waited) {
+                Err(_) if limit.is_none_or(|limit| waited < limit) => {}
+                over => return over,
             }
         }
     }
@@ -433,7 +520,7 @@ impl Region {
     pub fn copy_to(&self, off: usize, dst: &Region, to: usize, len: usize) -> Result<(), MemError> {
         let (from, into) = (self.range(off, len)?, dst.range(to, len)?);
         // SAFETY: two checked ranges of memory that lives as long as the regions.
-        unsafe { copy::store(into.as_ptr(), from.as_ptr(), len) };
+        unsafe { copy::relay(into.as_ptr(), from.as_ptr(), len) };
         Ok(())
     }
 
@@ -441,7 +528,7 @@ impl Region {
     pub fn copy_to_raw(&self, off: usize, dst: &RawMemory) -> Result<(), MemError> {
         let from = self.range(off, dst.len())?;
         // SAFETY: a checked range of memory that lives as long as `self`, and one that was promised.
-        unsafe { copy::store(dst.as_ptr(), from.as_ptr(), dst.len()) };
+        unsafe { copy::relay(dst.as_ptr(), from.as_ptr(), dst.len()) };
         Ok(())
     }
 
@@ -449,7 +536,7 @@ impl Region {
     pub fn copy_from_raw(&self, off: usize, src: &RawMemory) -> Result<(), MemError> {
         let to = self.range(off, src.len())?;
         // SAFETY: as in `copy_to_raw`.
-        unsafe { copy::store(to.as_ptr(), src.as_ptr(), src.len()) };
+        unsafe { copy::relay(to.as_ptr(), src.as_ptr(), src.len()) };
         Ok(())
     }
 
@@ -485,6 +572,17 @@ impl Region {
     pub fn store_u64(&self, off: usize, v: u64) -> Result<(), MemError> {
         self.word(off)?.store(v, Ordering::Release);
         Ok(())
+    }
+
+    /// Replaces a host-endian word by `swap` if it equals `compare`, as peers' atomics do; returns what was there.
+    ///
+    /// # Errors
+    /// As [`Self::load_u64`].
+    pub fn compare_swap(&self, off: usize, compare: u64, swap: u64) -> Result<u64, MemError> {
+        let word = self.word(off)?;
+        let (Ok(old) | Err(old)) =
+            word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
+        Ok(old)
     }
 
     /// Reads one byte (acquire), for polling a flag. Bytes of one peer write may become visible in
@@ -574,75 +672,45 @@ pub(crate) fn iovec(ptr: NonNull<u8>, len: usize) -> libc::iovec {
     }
 }
 
-/// Waits until no peer of this host uses a region that the table no longer has; says whether that is so. What
-/// peers use through windows that are gone keeps a hold, as spans do.
-fn settle(r: &Arc<Registered>, domain: Option<&Domain>, deadline: Option<Instant>) -> bool {
-    domain.is_none_or(|d| {
-        d.settle_overdue(r, deadline);
-        d.settle(r.stag, deadline)
-    })
-}
-
-/// Waits until ours is the last hold on a region that the table no longer has, then releases it.
-/// Gives the hold back when the time is over.
-fn wait_for_spans(
-    inner: Arc<Registered>,
-    limit: Option<Duration>,
-) -> Result<Option<Vec<u8>>, Arc<Registered>> {
-    let inner = match Arc::try_unwrap(inner) {
-        Ok(mut last) => return Ok(last.release()),
-        Err(shared) => shared,
-    };
-    let slot = |r: &Registered, h| {
-        *r.handover.lock().unwrap_or_else(PoisonError::into_inner) = h;
-    };
-    let (tx, rx) = mpsc::sync_channel(1);
-    slot(&inner, Some(Box::new(tx)));
-    let weak = Arc::downgrade(&inner);
-    // From here whoever drops the last hold sends the buffer.
-    drop(inner);
-    let Some(limit) = limit else {
-        return Ok(rx.recv().ok().flatten());
-    };
-    if let Ok(buffer) = rx.recv_timeout(limit) {
-        return Ok(buffer);
-    }
-    if let Some(again) = weak.upgrade() {
-        slot(&again, None);
-        return Err(again);
-    }
-    Ok(rx.recv().ok().flatten())
-}
-
 impl Drop for Region {
     fn drop(&mut self) {
-        let Some(inner) = self.inner.take() else {
+        if self.inner.is_none() {
             return;
+        }
+        let domain = self.withdraw();
+        let promised = self.inner().is_promised();
+        let taken = if promised {
+            self.wait(domain.as_deref(), None)
+        } else {
+            self.take_back(domain.as_deref())
         };
-        let domain = self.table.remove_region(&inner);
-        // No bind can pass this, so the windows found next are all there will ever be.
-        if inner.windows.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED != 0 {
-            self.table.unbind_all(&inner);
+        if taken.is_err()
+            && let Some(domain) = domain
+            && let Some(inner) = self.inner.take()
+        {
+            // Nobody waits for it, and nobody else may get it before the peer is out.
+            domain.keep_if_used(inner.stag, 0, inner);
         }
-        if matches!(inner.storage, Storage::Raw) {
-            // The caller of `register_raw` takes the memory back after this. Windows that others
-            // are about to take away may turn up as overdue at any time.
-            let mut hold = inner;
-            loop {
-                settle(&hold, domain.as_deref(), None);
-                let limit = domain.is_some().then_some(DEREGISTER_WAIT);
-                match wait_for_spans(hold, limit) {
-                    Ok(_) => return,
-                    Err(again) => hold = again,
-                }
-            }
-        }
-        let deadline = Instant::now() + DEREGISTER_WAIT;
-        if !settle(&inner, domain.as_deref(), Some(deadline)) && !inner.is_lent() {
-            // A peer that was let in may write here yet: nobody else may get this memory. (A late write to an arena
-            // goes into a hole.)
-            std::mem::forget(inner);
-        }
+    }
+}
+
+/// A region that is deregistered but for those who are still in its memory. Dropping it is as dropping the region.
+#[derive(Debug)]
+pub struct Leaving {
+    region: Region,
+    domain: Option<Arc<Domain>>,
+    since: Instant,
+}
+
+impl Leaving {
+    /// Looks whether they have left. Peers of this host that have stayed for [`PEER_LIMIT`] are cut off.
+    ///
+    /// # Errors
+    /// Somebody is still in the memory: past that limit, a thread of this process.
+    pub fn finish(mut self) -> Result<Option<Vec<u8>>, Leaving> {
+        let waited = self.since.elapsed();
+        let taken = self.region.insist(self.domain.as_deref(), waited);
+        taken.map_err(|_| self)
     }
 }
 

@@ -9,6 +9,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::time::Duration;
 
 /// One for each value of an `STag`'s top 4 bits.
 const SHARDS: usize = 16;
@@ -16,6 +17,9 @@ const SHARDS: usize = 16;
 const MAX_ENTRIES: usize = 1 << 23;
 /// Freed indices that are not given again yet.
 const RESTING: usize = 256;
+
+/// Sleep between two looks at a peer that is waited for.
+const NAP: Duration = Duration::from_micros(100);
 
 /// The `STag` table of one device. Cloning gives another handle on the same table.
 ///
@@ -42,8 +46,18 @@ enum Entry {
     Window(Box<WindowState>),
 }
 
+/// The two types of memory windows that the verbs have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowType {
+    /// It is for every queue pair of its domain, is bound anew while it is bound, and peers cannot invalidate it.
+    Type1,
+    /// It is for the queue pair that it is bound on (2B of the specification), until it is invalidated.
+    Type2,
+}
+
 struct WindowState {
     pd: PdId,
+    kind: WindowType,
     /// The index and the key of the latest bind.
     stag: u32,
     bound: Option<Binding>,
@@ -51,8 +65,8 @@ struct WindowState {
 
 struct Binding {
     region: Arc<Registered>,
-    /// The queue pair whose stream may use it.
-    qp: u32,
+    /// The queue pair whose stream may use it; none: all of the domain.
+    qp: Option<u32>,
     /// The address of its first byte, as peers count.
     base: u64,
     /// Where it begins in the region.
@@ -237,10 +251,10 @@ impl Entry {
             }),
             Entry::Window(w) => {
                 // A queue pair 0 would read as any.
-                if let Some(b) = w.bound.as_ref().filter(|b| b.qp != 0) {
+                if let Some(b) = w.bound.as_ref().filter(|b| b.qp != Some(0)) {
                     domain.publish(&export::Entry {
                         stag: w.stag,
-                        qp: b.qp,
+                        qp: b.qp.unwrap_or(0),
                         base: b.base,
                         len: b.len,
                         rights: b.access,
@@ -332,7 +346,7 @@ impl Table {
     }
 
     /// Registers memory that somebody else owns. Dropping the region waits for its spans without a
-    /// limit (so never drop it on a thread that holds one).
+    /// limit (so never drop it on a thread that holds one), and for peers of this host up to [`crate::PEER_LIMIT`].
     ///
     /// # Errors
     /// As [`Self::register`], and [`MemError::BadArgument`] for a null pointer with a length.
@@ -436,7 +450,7 @@ impl Table {
         }
     }
 
-    /// Unbinds every window of a region that is going away, and waits for its peers of this host.
+    /// Unbinds every window of a region that is going away. What peers of this host still use through one is kept.
     pub(crate) fn unbind_all(&self, region: &Arc<Registered>) {
         let domain = self.0.shown(region.pd);
         let mut stags = Vec::new();
@@ -444,21 +458,27 @@ impl Table {
             let mut shard = shard.write().unwrap_or_else(PoisonError::into_inner);
             for entry in shard.values_mut() {
                 if let Entry::Window(w) = entry
-                    && (w.bound.as_ref()).is_some_and(|b| Arc::ptr_eq(&b.region, region))
+                    && let Some(bound) = w.bound.take_if(|b| Arc::ptr_eq(&b.region, region))
                 {
-                    w.bound = None;
                     region.drop_window();
                     if let Some(domain) = &domain {
                         domain.retract(w.stag);
-                        stags.push(w.stag);
+                        stags.push((w.stag, bound.qp));
                     }
                 }
             }
         }
         if let Some(domain) = domain {
-            for stag in stags {
-                domain.settle_window(stag, region.clone());
+            for (stag, qp) in stags {
+                domain.keep_if_used(stag, qp.unwrap_or(0), region.clone());
             }
+        }
+    }
+
+    /// Cuts off the peers of this host that were told to fetch bytes of a region, and have not done so.
+    pub(crate) fn cut_off_borrowers(&self, region: &Registered) {
+        if let Some(domain) = self.0.shown(region.pd) {
+            domain.cut_off_borrowers(region.place(0), region.len() as u64);
         }
     }
 
@@ -530,11 +550,11 @@ impl Table {
     }
 
     /// Checks what a peer names (RFC 5040 section 7.2, RFC 5041 section 7.1): `STag`, protection domain and
-    /// queue pair, rights, bounds, in this order. A window answers only to the queue pair it was bound
-    /// on.
+    /// queue pair, rights, bounds, in this order. A window of type 2 answers only to the queue pair it was
+    /// bound on.
     ///
     /// # Errors
-    /// As [`Self::local`]; a window of another queue pair is [`MemError::Pd`].
+    /// As [`Self::local`]; such a window of another queue pair is [`MemError::Pd`].
     #[inline]
     pub fn remote(
         &self,
@@ -560,13 +580,13 @@ impl Table {
         }
     }
 
-    /// Unbinds a window, as Send with Invalidate (RFC 5040 section 5.3) and Local Invalidate do. Spans made
-    /// through it before live on; a peer of this host that uses it itself is waited for, at most a second.
+    /// Unbinds a window, as Send with Invalidate (RFC 5040 section 5.3) and Local Invalidate do, without waiting. Spans made
+    /// through it before live on.
     ///
     /// # Errors
-    /// [`MemError::InUse`] when that peer goes on for longer: the window is unbound all the same.
+    /// [`MemError::InUse`] when a peer of this host uses it itself just now: the window is unbound all the same, see [`Self::is_overdue`].
     /// [`MemError::InvalidStag`] (also for an unbound window), [`MemError::Pd`] for another
-    /// domain's or queue pair's window, [`MemError::CannotInvalidate`] for a region.
+    /// domain's or queue pair's window, [`MemError::CannotInvalidate`] for a region, and for a window of type 1.
     pub fn invalidate(&self, pd: PdId, qp: u32, stag: u32) -> Result<(), MemError> {
         let (region, domain) = match self.0.write(stag).get_mut(&index(stag)) {
             Some(Entry::Region(r)) if r.stag == stag => {
@@ -578,27 +598,45 @@ impl Table {
             }
             Some(Entry::Window(w)) => {
                 w.check(pd, qp, stag)?;
+                if w.kind == WindowType::Type1 {
+                    return Err(MemError::CannotInvalidate);
+                }
                 let domain = self.0.retract(pd, stag);
                 (w.unbind(), domain)
             }
             _ => return Err(MemError::InvalidStag),
         };
-        if let (Some(region), Some(domain)) = (region, domain)
-            && !domain.settle_window(stag, region)
+        if let (Some((region, qp)), Some(domain)) = (region, domain)
+            && domain.keep_if_used(stag, qp, region)
         {
             return Err(MemError::InUse);
         }
         Ok(())
     }
 
+    /// Whether a peer of this host goes on using a window that is not bound any more. After [`crate::PEER_LIMIT`] it is cut off.
+    pub fn is_overdue(&self, pd: PdId, stag: u32) -> bool {
+        let domain = self.0.shown(pd);
+        domain.is_some_and(|domain| domain.is_overdue(stag))
+    }
+
+    /// The `STag` of a window now, given one that it has had.
+    pub fn window_stag(&self, stag: u32) -> Option<u32> {
+        match self.0.read(stag).get(&index(stag)) {
+            Some(Entry::Window(window)) => Some(window.stag),
+            _ => None,
+        }
+    }
+
     /// A new window, bound to nothing: its `STag` is invalid until [`Self::bind`].
     ///
     /// # Errors
     /// [`MemError::Limit`].
-    pub fn alloc_window(&self, pd: PdId) -> Result<Window, MemError> {
+    pub fn alloc_window(&self, pd: PdId, kind: WindowType) -> Result<Window, MemError> {
         let stag = self.0.insert(None, |stag| {
             let state = WindowState {
                 pd,
+                kind,
                 stag,
                 bound: None,
             };
@@ -611,17 +649,22 @@ impl Table {
         })
     }
 
-    /// Binds a window (of the verbs' type 2) to `len` bytes of a region at `addr`, for the stream of queue
-    /// pair `qp`. Only the index of `window_stag` counts; the new `STag`, which is returned, has `new_key`
+    /// Binds a window to `len` bytes of a region at `addr`, for the stream of queue pair `qp` or (type 1) for all of the
+    /// domain. Only the index of `window_stag` counts; the new `STag`, which is returned, has `new_key`
     /// as its low 8 bits. Peers name the bytes as in the region, or from 0 with
     /// [`Access::ZERO_BASED`]. `pd` is the queue pair's domain.
     ///
+    /// A window of type 1 that is bound is bound anew: as when it is invalidated, spans made through it before live on, and a peer of
+    /// this host may go on using it for a while. With no bytes it is bound to nothing, and the region is not looked at.
+    ///
     /// # Errors
-    /// [`MemError::InvalidStag`] when either is unknown; [`MemError::InUse`] for a bound window
-    /// (invalidate it first); [`MemError::Pd`] when the three are not of one domain;
+    /// [`MemError::InvalidStag`] when either is unknown; [`MemError::InUse`] for a bound window of type 2
+    /// (invalidate it first), and when a peer of this host goes on using the old `STag` of one of type 1: it is bound anew all the
+    /// same, see [`Self::is_overdue`];
+    /// [`MemError::Pd`] when the three are not of one domain;
     /// [`MemError::Access`] when the region lacks [`Access::MW_BIND`], or [`Access::LOCAL_WRITE`] where the
     /// window gives peers the right to change; [`MemError::Wrap`], [`MemError::Bounds`];
-    /// [`MemError::BadArgument`] for no bytes, or rights that windows do not have.
+    /// [`MemError::BadArgument`] for no bytes (type 2), rights that windows do not have, or the key that a bound window has.
     #[allow(clippy::too_many_arguments)] // the verbs' own list
     pub fn bind(
         &self,
@@ -634,21 +677,59 @@ impl Table {
         len: u64,
         access: Access,
     ) -> Result<u32, MemError> {
-        if len == 0 || access.intersects(Access::LOCAL_WRITE | Access::MW_BIND) {
+        if access.intersects(Access::LOCAL_WRITE | Access::MW_BIND) {
             return Err(MemError::BadArgument);
         }
         let region = match self.0.read(region_stag).get(&index(region_stag)) {
-            Some(Entry::Region(r)) if r.stag == region_stag => r.clone(),
-            _ => return Err(MemError::InvalidStag),
+            Some(Entry::Region(r)) if r.stag == region_stag => Ok(r.clone()),
+            _ => Err(MemError::InvalidStag),
         };
         let mut shard = self.0.write(window_stag);
         let Some(Entry::Window(window)) = shard.get_mut(&index(window_stag)) else {
             return Err(MemError::InvalidStag);
         };
-        if window.bound.is_some() {
+        let old = window.stag;
+        let stag = index(window_stag) << 8 | u32::from(new_key);
+        window.may_bind(pd, stag, len)?;
+        let bound = if len == 0 {
+            None
+        } else {
+            let qp = (window.kind == WindowType::Type2).then_some(qp);
+            Some(Binding::new(pd, qp, region?, addr, len, access)?)
+        };
+        let domain = self.0.shown(pd);
+        let before = window.unbind();
+        if let (Some(_), Some(domain)) = (&before, &domain) {
+            domain.retract(old);
+        }
+        window.stag = stag;
+        window.bound = bound;
+        if let Some(domain) = &domain
+            && let Some(entry) = shard.get(&index(window_stag))
+        {
+            entry.show(domain);
+        }
+        drop(shard);
+        if let (Some((region, qp)), Some(domain)) = (before, domain)
+            && domain.keep_if_used(old, qp, region)
+        {
             return Err(MemError::InUse);
         }
-        if window.pd != pd || region.pd != pd {
+        Ok(stag)
+    }
+}
+
+impl Binding {
+    /// To a part of a region, which counts it.
+    fn new(
+        pd: PdId,
+        qp: Option<u32>,
+        region: Arc<Registered>,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Binding, MemError> {
+        if region.pd != pd {
             return Err(MemError::Pd);
         }
         if !region.access.contains(Access::MW_BIND)
@@ -658,26 +739,15 @@ impl Table {
         }
         let start = locate(region.iova, region.len() as u64, addr, len)? as usize;
         region.add_window()?;
-        window.stag = index(window_stag) << 8 | u32::from(new_key);
-        let stag = window.stag;
-        window.bound = Some(Binding {
+        let zero_based = access.contains(Access::ZERO_BASED);
+        Ok(Binding {
             region,
             qp,
-            base: if access.contains(Access::ZERO_BASED) {
-                0
-            } else {
-                addr
-            },
+            base: if zero_based { 0 } else { addr },
             start,
             len,
             access,
-        });
-        if let Some(domain) = self.0.shown(pd)
-            && let Some(entry) = shard.get(&index(window_stag))
-        {
-            entry.show(&domain);
-        }
-        Ok(stag)
+        })
     }
 }
 
@@ -722,7 +792,7 @@ impl WindowState {
     fn check(&self, pd: PdId, qp: u32, stag: u32) -> Result<&Binding, MemError> {
         match &self.bound {
             Some(b) if self.stag == stag => {
-                if self.pd == pd && b.qp == qp {
+                if self.pd == pd && b.qp.is_none_or(|bound| bound == qp) {
                     Ok(b)
                 } else {
                     Err(MemError::Pd)
@@ -732,11 +802,23 @@ impl WindowState {
         }
     }
 
-    /// Tells what it was bound to.
-    fn unbind(&mut self) -> Option<Arc<Registered>> {
-        let region = self.bound.take()?.region;
+    /// Whether a queue pair of this domain may bind it to so many bytes, under this `STag`.
+    fn may_bind(&self, pd: PdId, stag: u32, len: u64) -> Result<(), MemError> {
+        let bound = self.bound.is_some();
+        match self.kind {
+            WindowType::Type2 if len == 0 => Err(MemError::BadArgument),
+            WindowType::Type2 if bound => Err(MemError::InUse),
+            WindowType::Type1 if bound && self.stag == stag => Err(MemError::BadArgument),
+            _ if self.pd != pd => Err(MemError::Pd),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells what it was bound to, and for which queue pair (0: any).
+    fn unbind(&mut self) -> Option<(Arc<Registered>, u32)> {
+        let Binding { region, qp, .. } = self.bound.take()?;
         region.drop_window();
-        Some(region)
+        Some((region, qp.unwrap_or(0)))
     }
 }
 
@@ -749,7 +831,7 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// The owner's handle on a memory window (type 2 of the verbs). Dropping it frees it, bound or not.
+/// The owner's handle on a memory window. Dropping it frees it, bound or not.
 #[derive(Debug)]
 pub struct Window {
     table: Table,
@@ -761,10 +843,7 @@ pub struct Window {
 impl Window {
     /// Its `STag`: that of the latest bind, or a first one that is not valid yet.
     pub fn stag(&self) -> u32 {
-        match self.table.0.read(self.stag).get(&index(self.stag)) {
-            Some(Entry::Window(w)) => w.stag,
-            _ => self.stag,
-        }
+        self.table.window_stag(self.stag).unwrap_or(self.stag)
     }
 
     /// Its protection domain.
@@ -774,12 +853,16 @@ impl Window {
 }
 
 impl Drop for Window {
+    /// Waits for a peer of this host that uses it itself, up to [`crate::PEER_LIMIT`].
     fn drop(&mut self) {
         if let Some((Entry::Window(mut w), domain)) = self.table.0.remove(self.stag)
-            && let Some(region) = w.unbind()
+            && let Some((region, qp)) = w.unbind()
             && let Some(domain) = domain
+            && domain.keep_if_used(w.stag, qp, region)
         {
-            domain.settle_window(w.stag, region);
+            while domain.is_overdue(w.stag) {
+                std::thread::sleep(NAP);
+            }
         }
     }
 }

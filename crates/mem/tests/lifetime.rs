@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
-use weft_mem::{Access, Backing, MemError, PdId, Table};
+use weft_mem::{Access, Backing, MemError, PdId, RawMemory, Table, WindowType};
 
 const PD: PdId = PdId(1);
 const QP: u32 = 7;
@@ -156,7 +156,7 @@ fn binding_while_the_region_goes() {
             .register(PD, Backing::Owned(vec![0; 16]), 0, ALL)
             .unwrap();
         let stag = r.stag();
-        let window = table.alloc_window(PD).unwrap();
+        let window = table.alloc_window(PD, WindowType::Type2).unwrap();
         let start = Barrier::new(2);
         thread::scope(|s| {
             let binder = s.spawn(|| {
@@ -198,6 +198,12 @@ fn racing_copies() {
         .register(PD, Backing::Owned(vec![1; len]), 0, ALL)
         .unwrap();
     let span = || table.remote(PD, QP, r.stag(), 0, len as u32, ALL).unwrap();
+    let other = table
+        .register(PD, Backing::Owned(vec![1; len]), 0, ALL)
+        .unwrap();
+    let mut bytes = vec![1; len];
+    // SAFETY: `bytes` is not used otherwise.
+    let raw = unsafe { RawMemory::new(bytes.as_mut_ptr(), len) }.unwrap();
     thread::scope(|s| {
         for byte in 1..3 {
             let span = span();
@@ -213,6 +219,11 @@ fn racing_copies() {
             span().extend(0, len, &mut all);
             assert!(all.iter().all(|b| matches!(b, 1..=3)));
             r.fill(len / 2, 10, 3).unwrap();
+            // From shared memory to shared memory.
+            r.copy_to(0, &other, 1, len - 1).unwrap();
+            r.copy_to(1, &r, 0, len - 1).unwrap();
+            r.copy_to_raw(0, &raw).unwrap();
+            r.copy_from_raw(0, &raw).unwrap();
             assert!(matches!(r.load_u8(len / 2), Ok(1..=3)));
         }
     });

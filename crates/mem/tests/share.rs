@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use weft_mem::{
-    Access, Backing, Domain, MemError, PdId, Peer, Piece, Place, Reader, RecvList, Region,
-    SendList, Table,
+    Access, Backing, Domain, Leaving, MemError, PEER_LIMIT, PdId, Peer, Piece, Place, Reader,
+    RecvList, Region, SendList, Table, WindowType,
 };
 use weft_sys::memfd::{self, Mapping};
 
@@ -127,7 +127,7 @@ fn a_peer_finds_what_the_table_would_allow() {
     assert!(!find(QP, other.stag(), 0, 1, rd));
 
     // A window speaks for its queue pair and range; memory that peers may not change is not changed through it.
-    let window = table.alloc_window(PD).unwrap();
+    let window = table.alloc_window(PD, WindowType::Type2).unwrap();
     let bound = |stag, len, rights| {
         let base = table
             .local(PD, stag, 1000, 1, Access::empty())
@@ -150,6 +150,18 @@ fn a_peer_finds_what_the_table_would_allow() {
     assert!(find(QP, stag, 10, 20, rd) && !find(QP, stag, 10, 20, w));
     drop(window);
     assert!(!find(QP, stag, 10, 20, rd));
+    // One of type 1 for all queue pairs, until it is bound anew.
+    let window = table.alloc_window(PD, WindowType::Type1).unwrap();
+    let bind = |key, len| {
+        table
+            .bind(PD, window.stag(), key, QP, r.stag(), 1000, len, w)
+            .unwrap()
+    };
+    let (first, second) = (bind(1, 20), bind(2, 30));
+    assert!(!find(QP, first, 1000, 1, w));
+    assert!(find(QP, second, 1000, 30, w) && find(QP + 1, second, 1000, 30, w));
+    let none = bind(3, 0);
+    assert!(!find(QP, second, 1000, 1, w) && !find(QP, none, 1000, 1, w));
 
     let stag = r.stag();
     r.deregister().unwrap();
@@ -161,7 +173,7 @@ fn a_domain_shows_what_was_there_before_it() {
     let table = Table::new(100);
     let before = table.register(PD, Backing::Anonymous(100), 0, ALL).unwrap();
     let region = shared(&table, 100, ALL);
-    let window = table.alloc_window(PD).unwrap();
+    let window = table.alloc_window(PD, WindowType::Type2).unwrap();
     let stag = table
         .bind(
             PD,
@@ -247,13 +259,22 @@ fn references_are_pulled_from_where_they_say() {
     assert!(peer.pull(base, &mut into, 0, 1).is_err());
 }
 
-/// A peer's mark: which `STag` it uses.
+/// A peer's mark: which `STag` it uses. Once cut off it counts no more.
 #[derive(Default)]
-struct Mark(AtomicU32);
+struct Mark(AtomicU32, AtomicBool);
 
 impl Reader for Mark {
     fn uses(&self, stag: u32) -> bool {
-        self.0.load(Ordering::SeqCst) == stag
+        self.0.load(Ordering::SeqCst) == stag && !self.1.load(Ordering::SeqCst)
+    }
+    fn serves(&self, qp: u32) -> bool {
+        qp == QP
+    }
+    fn borrows(&self, _place: Place, _len: u64) -> bool {
+        false
+    }
+    fn cut_off(&self) {
+        self.1.store(true, Ordering::SeqCst);
     }
 }
 
@@ -328,7 +349,7 @@ fn spin(round: u64) {
 fn nothing_is_written_after_a_window_is_invalid() {
     let (table, domain, peer) = shown(false);
     let region = shared(&table, BLOCK, WRITE);
-    let window = table.alloc_window(PD).unwrap();
+    let window = table.alloc_window(PD, WindowType::Type2).unwrap();
     writers(&domain, &peer, |stag, wait| {
         for round in 0..400 {
             let rights = Access::REMOTE_WRITE | Access::ZERO_BASED;
@@ -347,7 +368,11 @@ fn nothing_is_written_after_a_window_is_invalid() {
             stag.store(bound, Ordering::SeqCst);
             wait(round % 2);
             spin(round);
-            table.invalidate(PD, QP, bound).unwrap();
+            if table.invalidate(PD, QP, bound).is_err() {
+                while table.is_overdue(PD, bound) {
+                    std::thread::yield_now();
+                }
+            }
             let (mut then, mut later) = (vec![0; BLOCK], vec![0; BLOCK]);
             region.read(0, &mut then).unwrap();
             wait(3);
@@ -395,59 +420,142 @@ fn memory_comes_back_after_its_peer_is_out_of_it() {
             .unwrap()
     };
     let uses = |stag| mark.0.store(stag, Ordering::SeqCst);
+    let came = |r: Result<Option<Vec<u8>>, Leaving>| r.map_err(|_| "in use");
 
-    // The wait is bounded, and may be repeated.
+    // It can be asked for, or waited for.
     let r = region(1);
     uses(r.stag());
-    let start = Instant::now();
-    let (r, e) = r.deregister().expect_err("the peer is in it");
-    assert_eq!(e, MemError::InUse);
-    assert!(start.elapsed().as_secs() < 3);
+    let leaving = r.retire().expect_err("the peer is in it");
+    let leaving = leaving.finish().expect_err("it still is");
     uses(0);
-    assert_eq!(r.deregister().unwrap(), Some(vec![1; 64]));
-
-    // So for a window, which is gone nevertheless.
+    assert_eq!(came(leaving.finish()), Ok(Some(vec![1; 64])));
     let r = region(2);
-    let w = table.alloc_window(PD).unwrap();
-    let bind = |key| {
-        table
-            .bind(PD, w.stag(), key, QP, r.stag(), 0, 64, Access::REMOTE_WRITE)
-            .unwrap()
-    };
-    let stag = bind(1);
-    uses(stag);
-    assert_eq!(table.invalidate(PD, QP, stag), Err(MemError::InUse));
-    assert_eq!(table.invalidate(PD, QP, stag), Err(MemError::InvalidStag));
-    bind(2);
-    drop(w);
-    let (r, e) = r.deregister().expect_err("the peer is in the old window");
-    assert_eq!(e, MemError::InUse);
-    uses(0);
-    assert_eq!(r.deregister().unwrap(), Some(vec![2; 64]));
-
-    // Memory that was dropped too early leaks: it keeps its bytes.
-    let r = region(3);
-    let p = r.as_ptr();
-    uses(r.stag());
-    drop(r);
-    // SAFETY: it leaked, so it is there for ever.
-    assert_eq!(unsafe { p.read_volatile() }, 3);
-
-    // A thread in the wait goes on as soon as it can.
-    let r = region(4);
     uses(r.stag());
     std::thread::scope(|s| {
         let waiting = s.spawn(|| r.deregister());
         std::thread::yield_now();
         uses(0);
-        assert_eq!(waiting.join().unwrap().unwrap(), Some(vec![4; 64]));
+        assert_eq!(waiting.join().unwrap().unwrap(), Some(vec![2; 64]));
     });
 
+    // So through a window, which is gone at once. The peers of other queue pairs are not asked.
+    let r = region(3);
+    let w = table.alloc_window(PD, WindowType::Type2).unwrap();
+    let bind = |key, qp| {
+        table
+            .bind(PD, w.stag(), key, qp, r.stag(), 0, 64, Access::REMOTE_WRITE)
+            .unwrap()
+    };
+    let stag = bind(1, QP + 1);
+    uses(stag);
+    assert_eq!(table.invalidate(PD, QP + 1, stag), Ok(()));
+    let stag = bind(2, QP);
+    uses(stag);
+    assert_eq!(table.invalidate(PD, QP, stag), Err(MemError::InUse));
+    assert_eq!(table.invalidate(PD, QP, stag), Err(MemError::InvalidStag));
+    assert!(table.is_overdue(PD, stag));
+    bind(3, QP);
+    drop(w);
+    // One of type 1 is bound anew all the same, and then every peer is asked.
+    let w = table.alloc_window(PD, WindowType::Type1).unwrap();
+    let anew = |key| {
+        table.bind(
+            PD,
+            w.stag(),
+            key,
+            QP + 1,
+            r.stag(),
+            0,
+            64,
+            Access::REMOTE_WRITE,
+        )
+    };
+    let first = anew(1).unwrap();
+    uses(first);
+    assert_eq!(anew(2), Err(MemError::InUse));
+    assert_eq!(w.stag() & 0xff, 2);
+    assert!(table.is_overdue(PD, first));
+    drop(w);
+    let leaving = r.retire().expect_err("the peer is in the old window");
+    uses(0);
+    assert!(!table.is_overdue(PD, stag));
+    assert_eq!(came(leaving.finish()), Ok(Some(vec![3; 64])));
+
+    // Nobody waits for memory that is dropped: it stays until the peer is out.
+    let r = region(4);
+    let p = r.as_ptr();
+    uses(r.stag());
+    drop(r);
+    // SAFETY: the peer has not left.
+    assert_eq!(unsafe { p.read_volatile() }, 4);
+    uses(0);
+
+    // Memory that peers were never let into is not asked about.
+    let r = table
+        .register(PD, Backing::Owned(vec![5; 64]), 0, Access::LOCAL_WRITE)
+        .unwrap();
+    uses(r.stag());
+    assert_eq!(came(r.retire()), Ok(Some(vec![5; 64])));
+
     // A peer that is gone is not asked.
-    let r = region(5);
+    let r = region(6);
     uses(r.stag());
     drop(mark);
-    assert_eq!(r.deregister().unwrap(), Some(vec![5; 64]));
+    assert_eq!(r.deregister().unwrap(), Some(vec![6; 64]));
+}
+
+/// A peer that stays is waited for so long, and then cut off.
+#[test]
+fn no_peer_keeps_memory_for_ever() {
+    let cut = |mark: &Mark| mark.1.swap(false, Ordering::SeqCst);
+    std::thread::scope(|s| {
+        for way in 0..4 {
+            s.spawn(move || {
+                let (table, domain, _peer) = shown(false);
+                let mark = mark(&domain);
+                let uses = |stag| mark.0.store(stag, Ordering::SeqCst);
+                let mut bytes = [0_u8; 64];
+                // SAFETY: `bytes` is not touched until the region is gone.
+                let raw =
+                    unsafe { table.register_raw(PD, bytes.as_mut_ptr(), 64, 0, WRITE) }.unwrap();
+                let part = table.register_part(&raw, 0, 8, 0, WRITE).unwrap();
+                let start = Instant::now();
+                match way {
+                    0 => {
+                        uses(raw.stag());
+                        drop(part);
+                        assert!(raw.deregister().is_ok());
+                    }
+                    1 => {
+                        uses(raw.stag());
+                        drop(part);
+                        drop(raw);
+                    }
+                    // The memory of a part is the whole's.
+                    2 => {
+                        uses(part.stag());
+                        let mut leaving = part.retire().expect_err("the peer is in it");
+                        while let Err(again) = leaving.finish() {
+                            leaving = again;
+                            std::thread::yield_now();
+                        }
+                        drop(raw);
+                    }
+                    _ => {
+                        let window = table.alloc_window(PD, WindowType::Type2).unwrap();
+                        let rights = Access::REMOTE_WRITE;
+                        let stag = window.stag();
+                        let stag = table.bind(PD, stag, 1, QP, raw.stag(), 0, 8, rights);
+                        uses(stag.unwrap());
+                        drop(window);
+                        drop(part);
+                    }
+                }
+                assert!(cut(&mark), "{way}: given up too early");
+                assert!(start.elapsed() < PEER_LIMIT * 3, "{way}");
+            });
+        }
+    });
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `STags`, rights, bounds and windows: every way the table says no.
 
-use weft_mem::{Access, Backing, MemError, PdId, RawMemory, Region, Span, Table};
+use weft_mem::{Access, Backing, MemError, PdId, RawMemory, Region, Span, Table, WindowType};
 
 const PD: PdId = PdId(1);
 const OTHER: PdId = PdId(2);
@@ -268,10 +268,13 @@ fn a_span_has_an_end() {
 fn the_table_has_an_end() {
     let table = Table::new(2);
     let a = region(&table, 1, 0, ALL);
-    let w = table.alloc_window(PD).unwrap();
+    let w = table.alloc_window(PD, WindowType::Type2).unwrap();
     let full = table.register(PD, Backing::Owned(vec![1]), 0, ALL);
     assert_eq!(err(full), MemError::Limit);
-    assert_eq!(err(table.alloc_window(PD)), MemError::Limit);
+    assert_eq!(
+        err(table.alloc_window(PD, WindowType::Type2)),
+        MemError::Limit
+    );
     drop(w);
     let b = region(&table, 1, 0, ALL);
     a.deregister().unwrap();
@@ -284,7 +287,7 @@ fn a_window_from_bind_to_invalidate() {
     let table = Table::new(8);
     let r = region(&table, 100, 1000, ALL);
     r.write(0, &(0..100).collect::<Vec<_>>()).unwrap();
-    let w = table.alloc_window(PD).unwrap();
+    let w = table.alloc_window(PD, WindowType::Type2).unwrap();
     let get = |stag, to, len| table.remote(PD, QP, stag, to, len, Access::REMOTE_READ);
 
     let first = w.stag();
@@ -355,10 +358,51 @@ fn a_window_from_bind_to_invalidate() {
 }
 
 #[test]
+fn a_window_of_a_domain() {
+    let table = Table::new(8);
+    let (one, two) = (region(&table, 10, 100, ALL), region(&table, 10, 200, ALL));
+    let w = table.alloc_window(PD, WindowType::Type1).unwrap();
+    let read = Access::REMOTE_READ;
+    let bind = |key, qp, region: u32, addr, len| {
+        table.bind(PD, w.stag(), key, qp, region, addr, len, read)
+    };
+    let get = |qp, stag, to| table.remote(PD, qp, stag, to, 1, read).map(drop);
+    let first = bind(1, QP, one.stag(), 105, 5).unwrap();
+    for qp in [QP, QP + 1] {
+        assert_eq!(get(qp, first, 105), Ok(()));
+        let invalidated = table.invalidate(PD, qp, first);
+        assert_eq!(invalidated, Err(MemError::CannotInvalidate));
+    }
+    let foreign = table.remote(OTHER, QP, first, 105, 1, read);
+    assert_eq!(err(foreign), MemError::Pd);
+    // What cannot be leaves it as it is.
+    assert_eq!(err(bind(1, QP, two.stag(), 200, 1)), MemError::BadArgument);
+    assert_eq!(err(bind(2, QP, two.stag(), 200, 11)), MemError::Bounds);
+    assert_eq!(
+        err(bind(2, QP, two.stag() ^ 1, 200, 1)),
+        MemError::InvalidStag
+    );
+    let other = table.bind(OTHER, w.stag(), 2, QP, two.stag(), 200, 1, read);
+    assert_eq!(err(other), MemError::Pd);
+    assert_eq!((get(QP, first, 105), w.stag()), (Ok(()), first));
+    // By another queue pair, to another region: the first one is free.
+    let second = bind(2, QP + 1, two.stag(), 200, 10).unwrap();
+    assert_eq!(get(QP, first, 105), Err(MemError::InvalidStag));
+    assert_eq!(get(QP, second, 200), Ok(()));
+    one.deregister().unwrap();
+    let none = bind(3, QP, 0, 0, 0).unwrap();
+    for stag in [second, none] {
+        assert_eq!(get(QP, stag, 200), Err(MemError::InvalidStag));
+    }
+    two.deregister().unwrap();
+    assert_eq!(bind(4, QP, 0, 0, 0), Ok(w.stag()));
+}
+
+#[test]
 fn binds_refused() {
     let table = Table::new(8);
     let r = region(&table, 10, 100, ALL);
-    let w = table.alloc_window(PD).unwrap();
+    let w = table.alloc_window(PD, WindowType::Type2).unwrap();
     let bind = |window, region: u32, addr, len, access| {
         table.bind(PD, window, 1, QP, region, addr, len, access)
     };
@@ -385,7 +429,7 @@ fn binds_refused() {
     assert_eq!(err(bind(w.stag(), s, 100, 11, read)), MemError::Bounds);
     assert_eq!(err(bind(w.stag(), s, 109, u64::MAX, read)), MemError::Wrap);
 
-    let foreign = table.alloc_window(OTHER).unwrap();
+    let foreign = table.alloc_window(OTHER, WindowType::Type2).unwrap();
     assert_eq!(err(bind(foreign.stag(), s, 100, 1, read)), MemError::Pd);
     let unbindable = region(&table, 10, 100, ALL - Access::MW_BIND);
     assert_eq!(
@@ -412,7 +456,7 @@ fn a_dropped_region_takes_its_windows_along() {
     let other = region(&table, 10, 0, ALL);
     let windows: Vec<_> = (0..20)
         .map(|i| {
-            let w = table.alloc_window(PD).unwrap();
+            let w = table.alloc_window(PD, WindowType::Type2).unwrap();
             let to = if i % 2 == 0 { &r } else { &other };
             table
                 .bind(PD, w.stag(), 0, QP, to.stag(), 0, 10, Access::REMOTE_READ)

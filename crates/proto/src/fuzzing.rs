@@ -1,8 +1,13 @@
 //! Bodies of the fuzz targets in `fuzz/`, and the replay of their corpora by plain `cargo test`.
 
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
 use weft_wire::ddp::{Header, Tagged, Untagged};
+use weft_wire::dgram::{Segment, Target};
 use weft_wire::rdmap::{AtomicOp, IMMEDIATE_LEN, Opcode};
 
+use crate::dgram::{self, Finished, Reassembler, Source};
 use crate::mpa::{self, InitStep, Initiator, RespStep, Responder, Revision, RtrSet};
 use crate::rdmap::{
     Config, DoneStatus, Event, Fault, MAX_CONTROL, MAX_HEADER, Op, Payload, Rx, SendWr, State,
@@ -355,9 +360,103 @@ impl Caller {
     }
 }
 
+/// Segments of any messages from a few sources, at any times, into a reassembler with small limits: no byte of a message is placed twice, what is
+/// said to be valid was placed, a message is over once, and the limits hold. Of each eight bytes: source and flags, message, length, offset,
+/// payload, time.
+pub fn reassembly(data: &[u8]) {
+    const MAX_OPEN: usize = 4;
+    let config = dgram::Config {
+        timeout: Duration::from_millis(10),
+        max_sources: 6,
+        max_open: MAX_OPEN,
+        max_open_per_host: 3,
+        max_ranges: 5,
+    };
+    let mut machine: Reassembler<u64> = Reassembler::new(config);
+    // The buffer's number -> where bytes are.
+    let mut placed: HashMap<u64, Vec<bool>> = HashMap::new();
+    let mut next = 0;
+    let mut now = Instant::now();
+    let over = |placed: &mut HashMap<u64, Vec<bool>>, finished: &Finished<u64>| {
+        let bytes = placed.remove(&finished.buffer).expect("over once");
+        let valid = finished.valid.as_slice();
+        for (i, &there) in bytes.iter().enumerate() {
+            let i = i as u32;
+            let said = valid.iter().any(|&(start, end)| (start..end).contains(&i));
+            assert_eq!(said, there, "byte {i}");
+        }
+        assert_eq!(finished.is_complete(), bytes.iter().all(|&there| there));
+    };
+    for op in data.chunks_exact(8) {
+        let [who, msn, len, offset, payload, time, imm, _] = *op.first_chunk().expect("eight");
+        now += Duration::from_micros(u64::from(time) * 50);
+        while let Some(finished) = machine.expire(now) {
+            over(&mut placed, &finished);
+        }
+        let source = Source {
+            addr: ([10, 0, who & 1, 1], 9).into(),
+            qp_num: u32::from(who >> 1 & 3),
+            incarnation: u32::from(who >> 3 & 3),
+        };
+        let segment = Segment {
+            dst_qp: 1,
+            src_qp: source.qp_num,
+            qkey: 1,
+            incarnation: source.incarnation,
+            msn: u32::from(msn),
+            len: u32::from(len),
+            offset: u32::from(offset),
+            target: (who & 0x40 != 0).then_some(Target { stag: 1, to: 2 }),
+            imm: (imm & 1 != 0).then_some(3),
+            solicited: imm & 2 != 0,
+            reliable: false,
+        };
+        let Ok(ticket) = machine.admit(&source, &segment, usize::from(payload)) else {
+            continue;
+        };
+        if who & 0x80 != 0 {
+            if let Some(finished) = machine.abandon(&ticket) {
+                over(&mut placed, &finished);
+            }
+            assert!(
+                machine
+                    .admit(&source, &segment, usize::from(payload))
+                    .is_err()
+            );
+            continue;
+        }
+        let buffer = machine.buffer(&ticket).copied().unwrap_or_else(|| {
+            assert!(ticket.opens());
+            next += 1;
+            placed.insert(next, vec![false; usize::from(len)]);
+            next
+        });
+        let bytes = placed.get_mut(&buffer).expect("open");
+        let range = usize::from(offset)..usize::from(offset) + usize::from(payload);
+        for byte in &mut bytes[range] {
+            assert!(!std::mem::replace(byte, true), "placed twice");
+        }
+        let (whole, evicted) = machine.placed(now, ticket, || buffer);
+        for finished in [whole, evicted].into_iter().flatten() {
+            over(&mut placed, &finished);
+        }
+        assert!(machine.open() <= MAX_OPEN && machine.open() == placed.len());
+        assert!(machine.sources() <= 6);
+    }
+    for finished in machine.clear() {
+        over(&mut placed, &finished);
+    }
+    assert!(placed.is_empty());
+}
+
 #[cfg(test)]
 mod tests {
     use weft_wire::fuzzing::replay;
+
+    #[test]
+    fn reassembly() {
+        replay("reassembly", super::reassembly);
+    }
 
     #[test]
     fn start_up() {

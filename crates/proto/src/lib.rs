@@ -1,4 +1,4 @@
-//! Sans-io protocol machines: MPA start-up and RDMAP streams.
+//! Sans-io protocol machines: MPA start-up, RDMAP streams, and messages in datagrams.
 //!
 //! Nothing here opens a socket, reads a clock or writes memory. The machines take bytes or parsed headers and say
 //! what the caller has to do: bytes to send, payload to place, payload to fetch, work that is complete. Everything
@@ -6,9 +6,11 @@
 //! machine hold more than its configured limits.
 //!
 //! * [`mpa`]: the two sides of the connection start-up (RFC 5044 section 7.1, RFC 6581).
+//! * [`dgram`]: messages in datagrams, in segments, paced.
 //! * [`rdmap`]: one DDP/RDMAP stream, both directions (RFC 5040, RFC 5041, RFC 7306).
 #![forbid(unsafe_code)]
 
+pub mod dgram;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod mpa;

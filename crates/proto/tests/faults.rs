@@ -568,6 +568,18 @@ fn atomic_responses_must_be_what_was_asked() {
     );
 }
 
+/// An atomic's address is a multiple of 8, whatever else is wrong with it.
+#[test]
+fn misaligned_atomics() {
+    let header = "41 4a 00000000 00000001 00000001 00000000";
+    for to in [1, 4, 7, 0x104, u64::MAX - 3] {
+        let body = format!("00000000 00000001 00000007 {to:016x} {}", "00".repeat(32));
+        let frame = format!("{header} {body}");
+        let expected = format!("02ff c000 0046 {header}");
+        refuses(&[&frame], Fault::Misaligned, &expected);
+    }
+}
+
 /// What the caller finds, in the segment that it found it in.
 #[test]
 fn faults_of_the_caller() {

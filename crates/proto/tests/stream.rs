@@ -10,7 +10,9 @@ use weft_proto::rdmap::{
     Config, Done, DoneStatus, Event, Fault, MIN_MAX_ULPDU, Op, Payload, Rx, State, Stream,
 };
 use weft_wire::ddp::{Header, Tagged};
-use weft_wire::rdmap::{AtomicOp, AtomicRequest, Opcode, ProtectionError, TermError, Terminate};
+use weft_wire::rdmap::{
+    AtomicOp, AtomicRequest, Opcode, ProtectionError, TermError, Terminate, UntaggedError,
+};
 
 const SMALL: Config = Config {
     max_ulpdu: MIN_MAX_ULPDU,
@@ -285,7 +287,7 @@ fn a_write_with_immediate_is_two_messages_and_one_completion() {
     );
     assert_eq!((imm.payload, imm.completes), (Payload::None, Some(0)));
     let event = Event::Received {
-        len: 0,
+        len: 2,
         solicited: true,
         invalidate: None,
         immediate: Some(0x1122_3344_5566_7788),
@@ -787,7 +789,20 @@ fn direct_work_keeps_its_place() {
     assert_eq!(a.next_to_start(), None);
     let (bytes, tx) = must_tx(&mut a);
     assert_eq!((tx.payload, tx.completes), (Payload::None, Some(2)));
-    assert_eq!(bytes.len(), 18 + 8, "only the Immediate Data is sent");
+    // Only the Immediate Data is sent. It says how much was written, to a peer that can know that it was.
+    assert_eq!(
+        bytes,
+        hex("41 49 8000000a 00000000 00000002 00000000 0000000000000007")
+    );
+    for (believes, written) in [(false, 0), (true, 10)] {
+        let mut b = stream();
+        if believes {
+            b.believe_written();
+        }
+        receive(&mut b, &hex("41 43 00000000 00000000 00000001 00000000")).unwrap();
+        let event = receive(&mut b, &bytes).unwrap();
+        assert!(matches!(event, Some(Event::Received { len, .. }) if len == written));
+    }
     assert_eq!(a.next_to_start(), Some(3));
     a.done_directly();
     assert_eq!(a.next_to_start(), None);
@@ -799,6 +814,60 @@ fn direct_work_keeps_its_place() {
         .map(|done| done.seq)
         .collect();
     assert_eq!(done, [0, 1, 2, 3]);
+}
+
+/// A notice is an empty Write between messages, and asks nothing of a peer.
+#[test]
+fn notices_go_before_what_is_posted_later() {
+    let (mut a, mut b) = (stream(), stream());
+    a.post(wr(SEND, 1));
+    a.notify(0x1234);
+    a.notify(0x5678);
+    a.post(wr(SEND, 1));
+    assert!(!a.is_idle());
+    assert_eq!(carry(&mut a, &mut b), Ok(received(1)));
+    let (notice, tx) = must_tx(&mut a);
+    assert_eq!(notice, hex("c1 40 00000000 0000000000005678"));
+    assert_eq!((tx.payload, tx.completes), (Payload::None, None));
+    let placed = Rx::PlaceWrite {
+        stag: 0,
+        to: 0x5678,
+        len: 0,
+    };
+    assert_eq!(announce(&mut b, &notice, 0), Ok(placed));
+    assert_eq!(b.rx_placed(), None);
+    assert_eq!(carry(&mut a, &mut b), Ok(received(1)));
+    assert!(!a.has_work());
+    for seq in 0..2 {
+        a.transmitted(seq);
+        a.pop_completed().unwrap();
+    }
+    assert!(a.is_idle());
+    a.notify(1);
+    assert!(a.has_work() && !a.is_idle());
+}
+
+/// What the peer has passed before the request that its Terminate names is complete, but for answers that bring something.
+#[test]
+fn a_terminate_tells_what_was_received_before() {
+    for (read, second) in [(0, ok(2, 1)), (4, flushed(2))] {
+        let mut a = stream();
+        a.complete_when_answered();
+        for op in [SEND, READ, SEND, SEND] {
+            a.post(wr(op, if op == READ { read } else { 1 }));
+            must_tx(&mut a);
+        }
+        let named = "1205 c000 0013 41 43 00000000 00000000 00000003 00000000";
+        let terminate = format!("41 47 00000000 00000002 00000001 00000000 {named}");
+        receive(&mut a, &hex(&terminate)).unwrap();
+        a.flush();
+        assert_eq!(a.pop_completed(), ok(0, 1));
+        a.pop_completed().unwrap();
+        assert_eq!(a.pop_completed(), second);
+        let last = a.pop_completed().unwrap();
+        let error = TermError::Untagged(UntaggedError::TooLong);
+        assert_eq!(last.status, DoneStatus::RemoteError(error));
+    }
 }
 
 #[test]

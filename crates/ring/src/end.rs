@@ -310,6 +310,19 @@ impl End {
         self.begin(at, header)
     }
 
+    /// Whether [`front`](Self::front) may say something else than [`Front::Empty`], or [`release`](Self::release) has something to tell: by
+    /// loads alone, of a thread that does not receive. What it says is a hint while another thread receives.
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        let rx = &self.rx;
+        let at = rx.position.load(Relaxed);
+        self.segment.word(self.role.peer(), at).load(Relaxed) != 0
+            || rx.kind.load(Relaxed) != NONE
+            || self.theirs(Word::End).load(Relaxed) != OPEN
+            || rx.released.load(Relaxed) != at & !7
+            || rx.owed.load(Relaxed)
+    }
+
     /// Begins the record at `at`: from here on what was checked is private.
     #[inline]
     fn begin(&self, at: u64, header: u64) -> Result<Front, Broken> {

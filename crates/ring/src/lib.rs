@@ -50,6 +50,8 @@ pub mod fuzzing;
 mod segment;
 
 mod end;
+#[cfg(not(loom))]
+pub mod stream;
 
 pub use end::End;
 pub use segment::Segment;

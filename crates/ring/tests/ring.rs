@@ -37,6 +37,26 @@ fn take(end: &End, n: usize) -> Vec<u8> {
     got
 }
 
+/// What a thread that does not receive can tell of the ring.
+#[test]
+fn news_is_seen_without_receiving() {
+    let (a, b) = ends(RING);
+    assert!(!b.has_news());
+    push(&a, b"one");
+    assert!(!b.has_news(), "not published");
+    let _ = a.publish();
+    assert!(b.has_news());
+    assert_eq!(b.front(), Ok(Front::Bytes(3)));
+    take(&b, 1);
+    assert!(b.has_news(), "the rest of it");
+    take(&b, 2);
+    assert!(b.has_news(), "the peer is to be told");
+    let _ = b.release(true);
+    assert!(!b.has_news());
+    let _ = a.finish();
+    assert!(b.has_news(), "the end");
+}
+
 #[test]
 fn nothing_is_seen_before_it_is_published() {
     let (a, b) = ends(RING);

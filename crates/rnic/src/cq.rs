@@ -3,6 +3,11 @@
 //! A thread that polls or waits on a completion queue drives the connections of the queue's members itself: nothing
 //! has to be handed from one thread to another for a completion to appear (see [`crate::engine`]).
 
+mod channel;
+mod event_wait;
+mod poller;
+mod spin;
+
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,13 +24,22 @@ use crate::lock::lock;
 use crate::qp::QpInner;
 use crate::transport::udp::PortInner;
 use crate::types::{AsyncEvent, Error, Wc};
+pub(crate) use channel::ChannelInner;
+pub use channel::CompChannel;
+pub use event_wait::EventWait;
+pub(crate) use poller::Poller;
+use poller::QUEUES;
+use spin::SpinBudget;
 
 /// Up to this many members a poller tries each member's socket itself; past it, trying costs more than asking the
 /// engine's epoll, and the engine drives them.
 pub(crate) const DIRECT_MEMBERS: usize = 8;
 
-/// How long a blocking wait spins first, while spinning has been worth it lately.
-const SPIN: Duration = Duration::from_micros(20);
+/// Of polls in vain, one after the other, one in so many drives the members in any case.
+const LOOK_EVERY: u32 = 16;
+
+/// How long a sleep lasts at most for want of a descriptor to be woken by.
+const NAP: Duration = Duration::from_millis(1);
 
 const DISARMED: u8 = 0;
 const ARMED_SOLICITED: u8 = 1;
@@ -61,15 +75,21 @@ pub(crate) struct CqInner {
     pub(crate) taken: AtomicU32,
     armed: AtomicU8,
     waiters: AtomicU32,
-    wake: EventFd,
+    /// Made at the first sleep, before the sleeper is counted: most queues are only polled, or have a channel.
+    wake: OnceLock<EventFd>,
     notify: Notify,
     members: RwLock<Vec<Weak<QpInner>>>,
+    /// Names the queue in this process, and counts changes of `members` and `ports`: see [`Sole`].
+    id: u64,
+    changes: AtomicU32,
     /// Ports of datagram queue pairs, with how many of those there are, and whether there are any.
     ports: Mutex<Vec<(Weak<PortInner>, usize)>>,
     has_ports: AtomicBool,
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
     spin: SpinBudget,
+    /// How often asking for an event leaves the members to this program's threads: see [`EventWait`].
+    awaited: AtomicU8,
     /// Polls that found nothing, since one found something.
     in_vain: AtomicU32,
     /// Counts the calls of [`Cq::interrupt`].
@@ -108,8 +128,8 @@ impl Cq {
         depth: u32,
         notify: Notify,
         count: Counted,
-    ) -> Result<Cq, Error> {
-        Ok(Cq(Arc::new(CqInner {
+    ) -> Cq {
+        Cq(Arc::new(CqInner {
             num,
             device: Arc::clone(device),
             ring: Mutex::new(Ring {
@@ -121,18 +141,21 @@ impl Cq {
             taken: AtomicU32::new(0),
             armed: AtomicU8::new(DISARMED),
             waiters: AtomicU32::new(0),
-            wake: EventFd::new().map_err(Error::os("eventfd"))?,
+            wake: OnceLock::new(),
             notify,
             members: RwLock::new(Vec::new()),
+            id: QUEUES.fetch_add(1, Ordering::Relaxed),
+            changes: AtomicU32::new(0),
             ports: Mutex::default(),
             has_ports: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
             spin: SpinBudget::new(),
+            awaited: AtomicU8::new(0),
             in_vain: AtomicU32::new(0),
             epoch: AtomicU32::new(0),
             hook: OnceLock::new(),
             _count: count,
-        })))
+        }))
     }
 
     /// The queue's number, as in [`AsyncEvent::CqErr`](AsyncEvent::CqOverrun).
@@ -179,8 +202,17 @@ impl Cq {
             cq.in_vain.store(0, Ordering::Relaxed);
             return Ok(n);
         }
-        cq.drive_members();
-        let n = cq.pop(out)?;
+        let in_vain = cq.in_vain.load(Ordering::Relaxed);
+        if !in_vain.is_multiple_of(LOOK_EVERY) && cq.is_idle() {
+            cq.make_way();
+            return Ok(0);
+        }
+        let mut poller = Poller { cq, out, taken: 0 };
+        cq.drive_members(Some(&mut poller));
+        let n = match poller.taken {
+            0 => cq.pop(out)?,
+            n => n,
+        };
         if n == 0 {
             cq.make_way();
         } else {
@@ -224,16 +256,12 @@ impl Cq {
                 },
             };
             cq.sleep(left, &|| false);
-            let n = self.poll(out).inspect_err(|_| {
-                // All who wait are to know.
-                if cq.waiters.load(Ordering::SeqCst) > 0 {
-                    cq.wake.signal();
-                }
-            })?;
+            // All who wait are to know.
+            let n = self.poll(out).inspect_err(|_| cq.kick())?;
             if n > 0 {
                 // One wake-up may stand for completions of several waiters.
-                if cq.waiters.load(Ordering::SeqCst) > 0 && cq.len.load(Ordering::SeqCst) > 0 {
-                    cq.wake.signal();
+                if cq.len.load(Ordering::SeqCst) > 0 {
+                    cq.kick();
                 }
                 return Ok(n);
             }
@@ -252,7 +280,7 @@ impl Cq {
             return false;
         }
         let look = || {
-            cq.drive_members();
+            cq.drive_members(None);
             over()
         };
         if spin && cq.spin.try_for(look) {
@@ -263,14 +291,14 @@ impl Cq {
                 None => None,
                 Some(end) => match end.checked_duration_since(Instant::now()) {
                     None => {
-                        cq.drive_members();
+                        cq.drive_members(None);
                         return false;
                     }
                     left => left,
                 },
             };
             let interrupted = cq.sleep(left, &over);
-            cq.drive_members();
+            cq.drive_members(None);
             if over() {
                 // One wake-up may have stood for several who wait, and we have drained it.
                 cq.kick();
@@ -305,7 +333,7 @@ impl Cq {
     pub fn look(&self) -> bool {
         let cq = &*self.0;
         if cq.len.load(Ordering::Acquire) == 0 {
-            cq.drive_members();
+            cq.drive_members(None);
         } else {
             cq.flush_deferred();
         }
@@ -337,12 +365,17 @@ impl Cq {
             ARMED_ANY
         };
         self.0.armed.fetch_max(want, Ordering::SeqCst);
-        // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
-        self.0.for_members(|qp| {
-            qp.flush_deferred();
-            qp.release_lease();
-        });
-        self.0.for_ports(PortInner::release_lease);
+        self.0.settle();
+        let awaited = self.0.awaited.load(Ordering::Relaxed);
+        if awaited > 0 {
+            // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
+            self.0.awaited.store(awaited - 1, Ordering::Relaxed);
+            self.0.for_members(QpInner::flush_deferred);
+            self.0.device.engine.hurry();
+        } else {
+            // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
+            self.release();
+        }
     }
 
     /// Take out what the queue pair of this number has left here: nobody wants to hear of it any more.
@@ -359,6 +392,11 @@ impl Cq {
 }
 
 impl CqInner {
+    fn note_taken(&self) {
+        let taken = self.taken.load(Ordering::Relaxed);
+        self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
+    }
+
     /// A program that polls in a loop keeps a core busy. Where cores are scarce, the peer it waits for may be the one who wants this core:
     /// past the first polls in vain, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
     fn make_way(&self) {
@@ -371,10 +409,18 @@ impl CqInner {
         }
     }
 
-    /// Show those who look without the lock what there is.
+    /// Show those who look without the lock what there is. Who is about to sleep, or to ask for an event, must not miss what comes
+    /// then: it takes the lock once after it has said so ([`CqInner::settle`]).
     fn count(&self, ring: &Ring) {
         let len = ring.entries.len() + usize::from(ring.overrun);
-        self.len.store(len, Ordering::SeqCst);
+        self.len.store(len, Ordering::Release);
+    }
+
+    /// Whoever adds a completion after this sees what this thread has said before it (`waiters`, `armed`); what was added before this is
+    /// seen by this thread. Says whether there is something.
+    fn settle(&self) -> bool {
+        let ring = lock(&self.ring);
+        !ring.entries.is_empty() || ring.overrun
     }
 
     fn pop(&self, out: &mut [Wc]) -> Result<usize, CqOverrun> {
@@ -389,13 +435,23 @@ impl CqInner {
         if n == 0 && ring.overrun {
             return Err(CqOverrun);
         }
-        let taken = self.taken.load(Ordering::Relaxed);
-        self.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
+        self.note_taken();
         self.count(&ring);
         if ring.entries.is_empty() && ring.entries.capacity() > 4096 {
             ring.entries.shrink_to(256);
         }
         Ok(n)
+    }
+
+    /// Drive the members for a thread that waits for the queue's event.
+    fn drive_awaited(&self) {
+        if self.is_armed() {
+            let members = self.members();
+            if members.len() <= DIRECT_MEMBERS {
+                members.iter().for_each(QpInner::drive_awaited);
+            }
+            self.for_ports(PortInner::drive_leased);
+        }
     }
 
     /// Send what members have put off.
@@ -425,9 +481,7 @@ impl CqInner {
             self.count(&ring);
             fits
         };
-        if self.waiters.load(Ordering::SeqCst) > 0 {
-            self.wake.signal();
-        }
+        self.kick();
         let armed = self.armed.load(Ordering::SeqCst);
         if (armed == ARMED_ANY || (armed == ARMED_SOLICITED && (solicited || !fits)))
             && self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
@@ -456,10 +510,24 @@ impl CqInner {
     }
 
     /// Wake those who wait: they are to look at the members again.
+    #[inline]
     pub(crate) fn kick(&self) {
-        if self.waiters.load(Ordering::SeqCst) > 0 {
-            self.wake.signal();
+        if self.waiters.load(Ordering::SeqCst) > 0
+            && let Some(wake) = self.wake.get()
+        {
+            wake.signal();
         }
+    }
+
+    /// What wakes those who sleep; `None` without a free descriptor.
+    fn wake(&self) -> Option<&EventFd> {
+        if self.wake.get().is_none() {
+            let made = EventFd::new()
+                .inspect_err(|error| tracing::debug!(%error, "a completion queue is looked at again and again in place of a sleep"));
+            // Another thread may have been first.
+            let _ = self.wake.set(made.ok()?);
+        }
+        self.wake.get()
     }
 
     pub(crate) fn attach(&self, qp: &Arc<QpInner>) {
@@ -469,6 +537,7 @@ impl CqInner {
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         members.retain(|m| m.strong_count() > 0);
         members.push(Arc::downgrade(qp));
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     pub(crate) fn detach(&self, qp: &QpInner) {
@@ -477,6 +546,9 @@ impl CqInner {
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         members.retain(|m| m.strong_count() > 0 && !std::ptr::eq(m.as_ptr(), qp));
+        self.changes.fetch_add(1, Ordering::Release);
+        drop(members);
+        self.forget_sole();
     }
 
     /// A datagram queue pair with this port has its completions here.
@@ -490,6 +562,7 @@ impl CqInner {
             ports.push((Arc::downgrade(port), 1));
         }
         self.has_ports.store(true, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     pub(crate) fn detach_port(&self, port: &Arc<PortInner>) {
@@ -499,6 +572,7 @@ impl CqInner {
             *count > 0
         });
         self.has_ports.store(!ports.is_empty(), Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     fn for_ports(&self, f: impl Fn(&PortInner)) {
@@ -538,33 +612,27 @@ impl CqInner {
         }
     }
 
-    fn drive_members(&self) {
-        self.deferred.store(false, Ordering::Relaxed);
-        let (count, only) = {
-            let members = self
-                .members
-                .read()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            let only = match members.as_slice() {
-                [one] => one.upgrade(),
-                _ => None,
-            };
-            (members.len(), only)
-        };
+    fn drive_members(&self, mut poller: Option<&mut Poller<'_>>) {
+        if self.deferred.load(Ordering::Relaxed) {
+            self.deferred.store(false, Ordering::Relaxed);
+        }
         let in_vain = self.in_vain.load(Ordering::Relaxed);
-        if let Some(qp) = only
-            && !self.is_armed()
-        {
-            qp.drive_polled(in_vain);
-        } else if count > DIRECT_MEMBERS {
-            self.for_members(QpInner::flush_deferred);
-        } else if !self.is_armed() {
-            self.for_members(|qp| qp.drive_polled(in_vain));
+        let armed = self.is_armed() && self.awaited.load(Ordering::Relaxed) == 0;
+        if !armed && let Some(qp) = self.with_sole(|sole| sole.qp.upgrade()).flatten() {
+            qp.drive_polled(in_vain, poller);
+            return;
+        }
+        let members = self.members();
+        if members.len() > DIRECT_MEMBERS {
+            members.iter().for_each(QpInner::flush_deferred);
+        } else if !armed {
+            for qp in &members {
+                qp.drive_polled(in_vain, poller.as_deref_mut());
+            }
         } else {
             // The last look before a sleep on the channel: the engine keeps the sockets.
-            self.for_members(QpInner::drive_unleased);
+            members.iter().for_each(QpInner::drive_unleased);
         }
-        let armed = self.is_armed();
         self.for_ports(|port| {
             if armed {
                 port.drive();
@@ -578,13 +646,17 @@ impl CqInner {
     /// Block until a member's socket, or a completion made by another thread, or the time-out wakes us; or a signal's handler, then it
     /// returns true.
     fn sleep(&self, timeout: Option<Duration>, over: &impl Fn() -> bool) -> bool {
+        let wake = self.wake();
         self.waiters.fetch_add(1, Ordering::SeqCst);
-        if self.len.load(Ordering::SeqCst) == 0 && !over() {
+        if !self.settle() && !over() {
             let members = self.members();
             let mut fds: SmallVec<[(BorrowedFd<'_>, Interest); DIRECT_MEMBERS + 1]> =
                 SmallVec::new();
-            fds.push((self.wake.as_fd(), Interest::READ));
             let mut timeout = timeout;
+            match wake {
+                Some(wake) => fds.push((wake.as_fd(), Interest::READ)),
+                None => timeout = Some(timeout.map_or(NAP, |timeout| timeout.min(NAP))),
+            }
             let mut leased: SmallVec<[&Arc<QpInner>; DIRECT_MEMBERS]> = SmallVec::new();
             if members.len() <= DIRECT_MEMBERS {
                 for qp in &members {
@@ -608,11 +680,11 @@ impl CqInner {
             for qp in leased {
                 qp.end_wait();
             }
-            let woken = ready & 1 != 0;
+            let woken = wake.filter(|_| ready & 1 != 0);
             let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
-            if woken && last {
-                self.wake.drain();
-            } else if woken {
+            if let Some(wake) = woken.filter(|_| last) {
+                wake.drain();
+            } else if woken.is_some() {
                 // Another one was woken with us and may not have run yet: without the signal it would sleep on.
                 weft_sys::thread::sched_yield();
             }
@@ -621,134 +693,6 @@ impl CqInner {
             self.waiters.fetch_sub(1, Ordering::SeqCst);
             false
         }
-    }
-}
-
-/// Whether spinning before a sleep has paid off lately: a few losses in a row turn it off, for longer each time.
-struct SpinBudget {
-    losses: AtomicU32,
-    /// Sleeps until the next try.
-    pause: AtomicU32,
-    next_pause: AtomicU32,
-}
-
-impl SpinBudget {
-    const PATIENCE: u32 = 4;
-    const FIRST_PAUSE: u32 = 64;
-    const LONGEST_PAUSE: u32 = 8192;
-
-    fn new() -> Self {
-        SpinBudget {
-            losses: AtomicU32::new(0),
-            pause: AtomicU32::new(0),
-            next_pause: AtomicU32::new(Self::FIRST_PAUSE),
-        }
-    }
-    /// Look for a while, where that has paid off lately; says whether anything was there.
-    fn try_for(&self, mut look: impl FnMut() -> bool) -> bool {
-        if !self.worth_it() {
-            return false;
-        }
-        let start = Instant::now();
-        loop {
-            // A peer on this core answers while we yield; on another core it answers while we spin.
-            weft_sys::thread::sched_yield();
-            let found = look();
-            let spent = start.elapsed();
-            if found {
-                // Somebody busy had the core in between: sleeping would have been quicker.
-                if spent > 5 * SPIN {
-                    self.lost();
-                } else {
-                    self.won();
-                }
-                return true;
-            }
-            if spent > SPIN {
-                break;
-            }
-        }
-        self.lost();
-        false
-    }
-
-    fn worth_it(&self) -> bool {
-        let pause = self.pause.load(Ordering::Relaxed);
-        if pause > 0 {
-            self.pause.store(pause - 1, Ordering::Relaxed);
-        }
-        pause == 0
-    }
-    fn won(&self) {
-        self.losses.store(0, Ordering::Relaxed);
-        self.next_pause.store(Self::FIRST_PAUSE, Ordering::Relaxed);
-    }
-    fn lost(&self) {
-        let losses = self.losses.load(Ordering::Relaxed) + 1;
-        self.losses.store(losses, Ordering::Relaxed);
-        if losses >= Self::PATIENCE {
-            let pause = self.next_pause.load(Ordering::Relaxed);
-            self.pause.store(pause, Ordering::Relaxed);
-            self.next_pause
-                .store((pause * 2).min(Self::LONGEST_PAUSE), Ordering::Relaxed);
-            // One try is enough to find out whether anything has changed.
-            self.losses.store(Self::PATIENCE - 1, Ordering::Relaxed);
-        }
-    }
-}
-
-pub(crate) struct ChannelInner {
-    events: Mutex<VecDeque<u32>>,
-    fd: EventFd,
-}
-
-impl ChannelInner {
-    fn push(&self, cq_num: u32) {
-        // One entry each time that the program arms a queue: it does so after taking the event, or lets them pile up.
-        lock(&self.events).push_back(cq_num);
-        self.fd.signal();
-    }
-}
-
-/// A channel on which completion queues announce that they have something. Its descriptor is readable while events
-/// wait and can sit in any `epoll`, edge-triggered too.
-#[derive(Clone)]
-pub struct CompChannel(Arc<ChannelInner>);
-
-impl CompChannel {
-    pub(crate) fn new() -> Result<Self, Error> {
-        Ok(CompChannel(Arc::new(ChannelInner {
-            events: Mutex::new(VecDeque::new()),
-            fd: EventFd::new().map_err(Error::os("eventfd"))?,
-        })))
-    }
-
-    /// The next event: the number ([`Cq::num`]) of the queue that made it. Blocks up to `timeout` (`None`: for ever).
-    pub fn get_event(&self, timeout: Option<Duration>) -> Option<u32> {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        loop {
-            {
-                let mut events = lock(&self.0.events);
-                if let Some(num) = events.pop_front() {
-                    if events.is_empty() {
-                        self.0.fd.drain();
-                    }
-                    return Some(num);
-                }
-                self.0.fd.drain();
-            }
-            let left = match deadline {
-                None => None,
-                Some(end) => Some(end.checked_duration_since(Instant::now())?),
-            };
-            let _ = poll_fds(&[(self.0.fd.as_fd(), Interest::READ)], left);
-        }
-    }
-}
-
-impl AsFd for CompChannel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.fd.as_fd()
     }
 }
 

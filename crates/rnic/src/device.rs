@@ -1,16 +1,19 @@
 //! The device: its limits, its tables, and the objects that hang from it.
 
 use std::collections::{HashSet, VecDeque};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Backing, Domain, PdId, RawMemory, Table};
+use weft_mem::{Backing, Domain, MemError, PdId, RawMemory, Table, WindowType};
 use weft_sys::{EventFd, Interest, poll_fds};
+use weft_tls::Tls;
 
 use crate::cq::{CompChannel, Cq, Notify, check_depth};
+use crate::doorbell::Doorbell;
 use crate::engine::{Engine, guarded};
 use crate::establish::Greeting;
 use crate::lock::lock;
@@ -20,6 +23,7 @@ use crate::pool::Pool;
 use crate::qp::{Qp, QpInit, check_init};
 use crate::srq::Srq;
 use crate::stat;
+use crate::tls_env;
 use crate::transport::sim::SimNet;
 use crate::types::{Access, AsyncEvent, DeviceAttr, Error, Limits, LocalMode};
 
@@ -111,8 +115,8 @@ pub(crate) struct DeviceInner {
     /// Where doors that containers share are: a directory mounted into each (`WEFT_LOCAL_DIR`).
     pub(crate) local_dir: Option<PathBuf>,
     pub(crate) neighbours: Neighbours,
-    /// Sixteen random bytes by which peers recognise our address space.
-    pub(crate) cookie: Box<[u8; 16]>,
+    /// For connections whose [`ConnParam`](crate::ConnParam) says nothing of it.
+    pub(crate) tls: Option<Tls>,
     pool: Pool,
     /// Bytes that wait for receives, of all queue pairs.
     pub(crate) held: Arc<AtomicUsize>,
@@ -193,9 +197,31 @@ pub struct DeviceBuilder {
     transport: Transport,
     limits: Limits,
     local: Option<LocalMode>,
+    tls: Option<Tls>,
 }
 
 impl DeviceBuilder {
+    /// Makes all connections by TLS, and takes no others, unless [`ConnParam::tls`](crate::ConnParam::tls) has settings of its own. Without
+    /// meaning for a simulated network, and for datagrams. Default: what the environment says (`WEFT_TLS`, `WEFT_TLS_KEY`,
+    /// `WEFT_TLS_PEERS`, see docs/tls.md), which is none unless it is told.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// As [`DeviceBuilder::tls`], with a key for this device alone and any peer, if `addr` (where a program listens, or connects to) is beyond
+    /// this host and the environment has no `WEFT_TLS`: nobody who only listens sees the data.
+    ///
+    /// # Errors
+    /// [`Error::Tls`] when no key can be made.
+    pub fn tls_beyond_host(mut self, addr: IpAddr) -> Result<Self, Error> {
+        if !addr.to_canonical().is_loopback() && !tls_env::is_set() {
+            self.tls = Some(tls_env::ephemeral().map_err(Error::Tls)?);
+        }
+        Ok(self)
+    }
+
     /// Whether peers on the same host are met in shared memory. Default: what [`LocalMode::from_env`] says. Without
     /// meaning for a simulated network.
     #[must_use]
@@ -222,7 +248,7 @@ impl DeviceBuilder {
     ///
     /// # Errors
     /// [`Error::Os`] when the process may have no more threads or descriptors; [`Error::Invalid`] for a `WEFT_LOCAL`
-    /// that says nothing known.
+    /// that says nothing known; [`Error::Tls`] when the environment asks for TLS that cannot be had.
     pub fn open(self) -> Result<Device, Error> {
         let cores = weft_sys::cpu_count();
         let local = match (&self.transport, self.local) {
@@ -230,8 +256,14 @@ impl DeviceBuilder {
             (Transport::Tcp, Some(mode)) => mode,
             (Transport::Tcp, None) => LocalMode::from_env()?,
         };
-        let mut cookie = Box::new([0; 16]);
-        getrandom::fill(&mut *cookie).map_err(|_| Error::Invalid("no source of randomness"))?;
+        let tls = match (&self.transport, self.tls) {
+            (Transport::Sim(_), _) => None,
+            (Transport::Tcp, Some(tls)) => Some(tls),
+            (Transport::Tcp, None) => tls_env::from_env().inspect_err(|error| {
+                // Programs with C's error numbers could not say more than that an argument is wrong.
+                tracing::error!(%error, "TLS cannot be had as the environment asks for it");
+            })?,
+        };
         let engine = Engine::start(cores, local != LocalMode::Off)
             .map_err(Error::os("starting the engine"))?;
         if matches!(self.transport, Transport::Tcp) {
@@ -243,7 +275,7 @@ impl DeviceBuilder {
             local,
             local_dir: std::env::var_os("WEFT_LOCAL_DIR").map(PathBuf::from),
             neighbours: Neighbours::default(),
-            cookie,
+            tls,
             engine,
             transport: self.transport,
             pending: Arc::default(),
@@ -329,7 +361,7 @@ impl Device {
     fn new_cq(&self, depth: u32, notify: Notify) -> Result<Cq, Error> {
         check_depth(depth, &self.0)?;
         let count = Counted::take(&self.0.cqs, self.0.limits.max_cq, "completion queues")?;
-        Cq::new(&self.0, self.0.id(), depth, notify, count)
+        Ok(Cq::new(&self.0, self.0.id(), depth, notify, count))
     }
 
     /// A channel for completion events.
@@ -338,6 +370,17 @@ impl Device {
     /// [`Error::Os`] without a free descriptor.
     pub fn create_comp_channel(&self) -> Result<CompChannel, Error> {
         CompChannel::new()
+    }
+
+    /// A bell that a signal's handler may ring: `hook` is called on the engine's thread. It must not block.
+    ///
+    /// # Errors
+    /// [`Error::Os`] without a free descriptor.
+    pub fn doorbell(&self, hook: impl Fn() + Send + Sync + 'static) -> Result<Doorbell, Error> {
+        Doorbell::new(&self.0.engine, hook).map_err(|source| Error::Os {
+            what: "make a doorbell",
+            source,
+        })
     }
 
     /// Call this for every asynchronous event, those included that nobody has fetched yet; [`Device::get_async_event`] gives none
@@ -406,6 +449,23 @@ impl Pd {
             Backing::Anonymous(len)
         };
         self.register(backing, access)
+    }
+
+    /// Register the first `len` bytes of a memory file (`memfd_create(2)`), which stay mapped while the region is there; `len` is not 0. Its addresses
+    /// start at 0. Without [`Access::LOCAL_WRITE`] the mapping is for reading only.
+    ///
+    /// # Errors
+    /// [`Error::Os`] unless it is a memory file that can never shrink (`F_SEAL_SHRINK`), and where it cannot be mapped; [`Error::Memory`] past its end, and
+    /// past the limit of regions.
+    pub fn reg_memfd(&self, file: impl AsFd, len: usize, access: Access) -> Result<Mr, Error> {
+        let held = weft_sys::memfd::check(&file).map_err(Error::os("a memory file"))?;
+        if len == 0 || held < len as u64 {
+            return Err(Error::Memory(MemError::Bounds));
+        }
+        let writable = access.contains(Access::LOCAL_WRITE);
+        let mapping = weft_sys::memfd::Mapping::new(&file, 0, len, writable)
+            .map_err(Error::os("mapping a memory file"))?;
+        self.register(Backing::File(mapping), access)
     }
 
     /// Register a buffer; [`Mr::deregister`] gives it back. Its addresses start at 0.
@@ -485,8 +545,20 @@ impl Pd {
     /// # Errors
     /// [`Error::Memory`] past the limit of regions and windows.
     pub fn alloc_mw(&self) -> Result<Mw, Error> {
+        self.alloc_window(WindowType::Type2)
+    }
+
+    /// A type 1 memory window, not bound to anything yet.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions and windows.
+    pub fn alloc_mw_type_1(&self) -> Result<Mw, Error> {
+        self.alloc_window(WindowType::Type1)
+    }
+
+    fn alloc_window(&self, kind: WindowType) -> Result<Mw, Error> {
         Ok(Mw {
-            window: self.0.device.table.alloc_window(self.0.id)?,
+            window: self.0.device.table.alloc_window(self.0.id, kind)?,
             pd: Arc::clone(&self.0),
         })
     }
@@ -515,6 +587,6 @@ impl Pd {
             ));
         }
         let count = Counted::take(&device.srqs, device.limits.max_srq, "shared receive queues")?;
-        Ok(Srq::new(device, device.id(), max_wr, max_sge, count))
+        Ok(Srq::new(&self.0, device.id(), max_wr, max_sge, count))
     }
 }

@@ -39,10 +39,12 @@ const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Something with a descriptor that the engine serves.
 pub(crate) trait Source: Send + Sync {
-    /// It is ready, and not armed any more. The source arms itself again through [`Engine::arm`] as it sees fit.
+    /// It is ready, and not armed any more. The source arms itself again through [`Registration::arm`] as it sees fit.
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, event: Event) -> Next;
-    /// Its time has come (see [`Engine::set_timer`]).
+    /// Its time has come (see [`Registration::set_timer`]).
     fn expired(self: Arc<Self>, engine: &Arc<Engine>);
+    /// It panicked while the engine served it.
+    fn panicked(self: Arc<Self>) {}
     /// What [`crate::stat`] tells of it, if it is a connection.
     fn stat(self: Arc<Self>) -> Option<Connection> {
         None
@@ -59,24 +61,103 @@ pub(crate) enum Next {
     Lent(Arc<QpInner>),
 }
 
-/// Names a registered source; stale names are recognised.
+/// Names a source; stale names are recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Token(u64);
+struct Token(u64);
+
+/// A source's registration with the engine. It is made before the source, which can therefore own it, and begins with
+/// [`Registration::start`] or [`Registration::enter`]; from then on the engine holds the source. It ends with
+/// [`Registration::end`] or when it is dropped: then the engine lets go of the source.
+pub(crate) struct Registration {
+    engine: Arc<Engine>,
+    token: Token,
+}
+
+impl Registration {
+    /// A registration that has yet to begin.
+    pub(crate) fn new(engine: &Arc<Engine>) -> Registration {
+        Registration {
+            engine: Arc::clone(engine),
+            token: engine.reserve(),
+        }
+    }
+
+    /// Watch the source's descriptor, armed with `interest`.
+    ///
+    /// # Errors
+    /// As `epoll_ctl(2)`. The engine does not hold the source then.
+    pub(crate) fn start(
+        &self,
+        source: Arc<dyn Source>,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+    ) -> std::io::Result<()> {
+        // Before the descriptor: an event finds the source.
+        self.enter(source);
+        let epoll = &self.engine.epoll;
+        epoll
+            .add(fd, self.token.0, interest | Interest::ONESHOT)
+            .inspect_err(|_| self.end())
+    }
+
+    /// Take in a source without a descriptor, for timers.
+    pub(crate) fn enter(&self, source: Arc<dyn Source>) {
+        self.engine.enter(self.token, source);
+    }
+
+    /// Arm the source again.
+    pub(crate) fn arm(&self, fd: BorrowedFd<'_>, interest: Interest) {
+        // Fails only when the descriptor is not watched any more: then nobody waits for it.
+        let epoll = &self.engine.epoll;
+        let _ = epoll.modify(fd, self.token.0, interest | Interest::ONESHOT);
+    }
+
+    /// Call the source's `expired` at this time. Times cannot be taken back: a source ignores those that it does not
+    /// need any more. After the end of the registration it is not called.
+    pub(crate) fn set_timer(&self, at: Instant) {
+        self.engine.set_timer(self.token, at);
+    }
+
+    /// Call the source's `ready` as if its descriptor had become readable.
+    pub(crate) fn poke(&self) {
+        self.engine.poke(self.token);
+    }
+
+    /// End it. The descriptor is about to be closed, or nobody minds that the engine sees one more event, and ignores it.
+    pub(crate) fn end(&self) {
+        self.engine.forget(self.token);
+    }
+
+    /// End it. The descriptor goes on, perhaps with another registration.
+    pub(crate) fn release(&self, fd: BorrowedFd<'_>) {
+        let _ = self.engine.epoll.delete(fd);
+        self.end();
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
 
 #[derive(Default)]
 struct Slots {
     entries: Vec<(u32, Option<Arc<dyn Source>>)>,
     free: Vec<u32>,
+    /// The engine has ended: there are no slots any more.
+    over: bool,
 }
 
 impl Slots {
-    fn get(&self, token: Token) -> Option<Arc<dyn Source>> {
-        let (generation, source) = self.entries.get(token.0 as u32 as usize)?;
-        if u64::from(*generation) == token.0 >> 32 {
-            source.clone()
-        } else {
-            None
-        }
+    /// The slot, unless the name is stale.
+    fn entry(&mut self, token: Token) -> Option<&mut (u32, Option<Arc<dyn Source>>)> {
+        let entry = self.entries.get_mut(token.0 as u32 as usize)?;
+        (u64::from(entry.0) == token.0 >> 32).then_some(entry)
+    }
+
+    fn get(&mut self, token: Token) -> Option<Arc<dyn Source>> {
+        self.entry(token)?.1.clone()
     }
 }
 
@@ -156,34 +237,28 @@ impl Engine {
         self.wake.signal();
     }
 
-    /// Register a source, armed with `interest`.
-    pub(crate) fn register(
-        &self,
-        source: Arc<dyn Source>,
-        fd: BorrowedFd<'_>,
-        interest: Interest,
-    ) -> std::io::Result<Token> {
-        let token = self.enter(source);
-        if let Err(error) = self.epoll.add(fd, token.0, interest | Interest::ONESHOT) {
-            self.forget(token);
-            return Err(error);
-        }
-        Ok(token)
-    }
-
-    /// Take in a source without a descriptor, for timers.
-    pub(crate) fn enter(&self, source: Arc<dyn Source>) -> Token {
+    /// A slot for a source that is about to come.
+    fn reserve(&self) -> Token {
         let mut slots = lock(&self.slots);
+        if slots.over {
+            return Token(u64::MAX);
+        }
         let index = if let Some(index) = slots.free.pop() {
             index
         } else {
             slots.entries.push((0, None));
             (slots.entries.len() - 1) as u32
         };
-        let entry = &mut slots.entries[index as usize];
-        let token = Token(u64::from(entry.0) << 32 | u64::from(index));
-        entry.1 = Some(source);
-        token
+        let generation = slots.entries[index as usize].0;
+        Token(u64::from(generation) << 32 | u64::from(index))
+    }
+
+    /// Put the source into the slot that was reserved for it. Nothing once the engine has ended.
+    fn enter(&self, token: Token, source: Arc<dyn Source>) {
+        let mut slots = lock(&self.slots);
+        if let Some(entry) = slots.entry(token) {
+            entry.1 = Some(source);
+        }
     }
 
     /// The first source in the slots from `from` on, and its slot.
@@ -193,46 +268,27 @@ impl Engine {
         rest.find_map(|(index, (_, source))| Some((index, Arc::clone(source.as_ref()?))))
     }
 
-    /// Arm a registered source again.
-    pub(crate) fn arm(&self, token: Token, fd: BorrowedFd<'_>, interest: Interest) {
-        // Fails only when the registration is gone: then nobody waits for it.
-        let _ = self.epoll.modify(fd, token.0, interest | Interest::ONESHOT);
-    }
-
     /// Call the source's `ready` as if its descriptor had become readable.
-    pub(crate) fn poke(&self, token: Token) {
+    fn poke(&self, token: Token) {
         lock(&self.poked).push(token);
         self.wake.signal();
     }
 
-    /// Take a source out.
-    pub(crate) fn unregister(&self, token: Token, fd: BorrowedFd<'_>) {
-        let _ = self.epoll.delete(fd);
-        self.forget(token);
-    }
-
-    /// Take a source out whose descriptor is closed.
-    pub(crate) fn forget(&self, token: Token) {
+    /// Free a slot; again is fine.
+    fn forget(&self, token: Token) {
         let mut slots = lock(&self.slots);
-        let index = token.0 as u32;
-        let gone = match slots.entries.get_mut(index as usize) {
-            Some(entry) if u64::from(entry.0) == token.0 >> 32 => {
-                entry.0 = entry.0.wrapping_add(1) & 0x7fff_ffff;
-                entry.1.take()
-            }
-            _ => None,
+        let Some(entry) = slots.entry(token) else {
+            return;
         };
-        if gone.is_some() {
-            slots.free.push(index);
-        }
-        // The source may be dropped here, and unregister others while it goes.
+        entry.0 = entry.0.wrapping_add(1) & 0x7fff_ffff;
+        let gone = entry.1.take();
+        slots.free.push(token.0 as u32);
+        // The source may be dropped here, and end other registrations while it goes.
         drop(slots);
         drop(gone);
     }
 
-    /// Call the source's `expired` at this time. Times cannot be taken back: a source ignores those that it does not
-    /// need any more, and an unregistered one is not called.
-    pub(crate) fn set_timer(&self, token: Token, at: Instant) {
+    fn set_timer(&self, token: Token, at: Instant) {
         let first = {
             let mut timers = lock(&self.timers);
             timers.insert((at, token));
@@ -307,17 +363,19 @@ impl Engine {
                 if event.token == WAKE_TOKEN {
                     continue;
                 }
-                let source = lock(&self.slots).get(Token(event.token));
-                match source.map(|source| guarded(|| source.ready(&self, *event))) {
-                    None | Some(None | Some(Next::Done)) => {}
-                    Some(Some(Next::Hot(qp))) => hot.push((qp, false)),
-                    Some(Some(Next::Lent(qp))) => self.lend(&qp),
+                let source = || lock(&self.slots).get(Token(event.token));
+                let ready = |it: Arc<dyn Source>| serve(source, || it.ready(&self, *event));
+                match source().and_then(ready) {
+                    None | Some(Next::Done) => {}
+                    Some(Next::Hot(qp)) => hot.push((qp, false)),
+                    Some(Next::Lent(qp)) => self.lend(&qp),
                 }
             }
-            self.drive_hot(&mut hot);
-            self.run_timers();
+            // What is dropped on the way may be the program's too.
+            guarded(|| self.drive_hot(&mut hot));
+            guarded(|| self.run_timers());
             if ticked && Instant::now() >= next_tick {
-                let only_polled = self.tick(&mut quiet);
+                let only_polled = guarded(|| self.tick(&mut quiet)) == Some(true);
                 steady = if only_polled { steady + 1 } else { 0 };
                 let slow = steady >= STEADY_TICKS;
                 self.slow.store(slow, Ordering::SeqCst);
@@ -329,8 +387,13 @@ impl Engine {
                 next_tick = last_tick + TICK;
             }
         }
-        // Sources hold the engine: let them go.
-        lock(&self.slots).entries.clear();
+        // Sources hold the engine: let them go. Their registrations end with them, and want the lock.
+        let over = Slots {
+            over: true,
+            ..Slots::default()
+        };
+        let gone = std::mem::replace(&mut *lock(&self.slots), over);
+        drop(gone);
         lock(&self.lent).clear();
     }
 
@@ -348,11 +411,17 @@ impl Engine {
         loop {
             let (mut moved, mut busy) = (false, false);
             hot.retain_mut(|(qp, driven)| {
-                if matches!(qp.lease_state(), Lease::Polled | Lease::Asleep) {
-                    self.lend(qp);
+                let drive = || {
+                    if matches!(qp.lease_state(), Lease::Polled | Lease::Asleep) {
+                        self.lend(qp);
+                        return None;
+                    }
+                    Some(qp.drive_engine())
+                };
+                let drove = serve(|| Some(Arc::clone(qp)), drive);
+                let Some(drove) = drove.flatten() else {
                     return false;
-                }
-                let drove = qp.drive_engine();
+                };
                 moved |= drove == Drive::Moved;
                 *driven = drove == Drive::Busy;
                 busy |= *driven;
@@ -374,11 +443,14 @@ impl Engine {
             }
         }
         for (qp, driven) in hot.drain(..) {
-            if driven {
-                qp.leave_driven();
-            } else {
-                qp.rearm_and_flush();
-            }
+            let leave = || {
+                if driven {
+                    qp.leave_driven();
+                } else {
+                    qp.rearm_and_flush();
+                }
+            };
+            serve(|| Some(Arc::clone(&qp)), leave);
         }
     }
 
@@ -395,9 +467,9 @@ impl Engine {
                     _ => return,
                 }
             };
-            let source = lock(&self.slots).get(token);
-            if let Some(source) = source {
-                guarded(|| source.expired(self));
+            let source = || lock(&self.slots).get(token);
+            if let Some(it) = source() {
+                serve(source, || it.expired(self));
             }
         }
     }
@@ -412,23 +484,26 @@ impl Engine {
         let look = ticks.is_multiple_of(CHECK_TICKS);
         for weak in lent {
             let Some(qp) = weak.upgrade() else { continue };
-            match qp.lease_state() {
-                Lease::Polled => {
-                    active = true;
-                    only_polled &= !qp.has_deferred();
-                    if look {
-                        qp.check_peer();
+            let look_at = || {
+                let state = qp.lease_state();
+                match state {
+                    Lease::Polled => {
+                        only_polled &= !qp.has_deferred();
+                        if look {
+                            qp.check_peer();
+                        }
                     }
-                    keep.push(weak);
+                    Lease::Asleep => {}
+                    Lease::Idle => qp.take_back(),
                 }
-                Lease::Asleep => {
-                    only_polled = false;
-                    keep.push(weak);
-                }
-                Lease::Idle => {
-                    only_polled = false;
-                    qp.take_back();
-                }
+                state
+            };
+            let state = serve(|| Some(Arc::clone(&qp)), look_at);
+            let polled = matches!(state, Some(Lease::Polled));
+            active |= polled;
+            only_polled &= polled;
+            if polled || matches!(state, Some(Lease::Asleep)) {
+                keep.push(weak);
             }
         }
         *quiet = if active { 0 } else { *quiet + 1 };
@@ -470,9 +545,26 @@ pub(crate) fn pretend_engine() {
 pub(crate) fn guarded<T>(run: impl FnOnce() -> T) -> Option<T> {
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
     if outcome.is_err() {
-        tracing::error!("a callback panicked on the engine's thread");
+        // Who listens to that is the program's as well, and may be what panicked.
+        let _ = std::panic::catch_unwind(|| {
+            tracing::error!("a callback panicked on the engine's thread");
+        });
     }
     outcome.ok()
+}
+
+/// Do something for a source: its panic, wherever it comes from, ends this source and not the engine's thread.
+fn serve<S: Source + ?Sized, T>(
+    source: impl FnOnce() -> Option<Arc<S>>,
+    run: impl FnOnce() -> T,
+) -> Option<T> {
+    let out = guarded(run);
+    if out.is_none()
+        && let Some(source) = source()
+    {
+        guarded(|| source.panicked());
+    }
+    out
 }
 
 /// What the owner of a lent queue pair has done since the last look.
@@ -483,4 +575,68 @@ pub(crate) enum Lease {
     Asleep,
     /// Nothing, or the queue pair is not lent any more.
     Idle,
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::span;
+
+    use super::*;
+    use crate::testing::{connected, readable};
+    use crate::{Device, LocalMode, QpState, RecvWr, RemoteAddr, SendWr, Wc};
+
+    /// The program's own, which panics when a stream is terminated.
+    struct Subscriber;
+
+    impl tracing::Subscriber for Subscriber {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            metadata.target().starts_with("weft_rnic::qp")
+        }
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            panic!("on the engine's thread");
+        }
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    /// Whatever of a queue pair panics, that one ends, and the engine goes on.
+    #[test]
+    fn a_panic_ends_one_connection() {
+        let device = Device::builder().local(LocalMode::Off).open().unwrap();
+        let (first, second, good) = (connected(&device), connected(&device), connected(&device));
+        // From here on this thread is the engine's.
+        let engine = Arc::clone(&device.0.engine);
+        engine.shut_down();
+        while !lock(&engine.slots).entries.is_empty() {
+            std::thread::yield_now();
+        }
+        pretend_engine();
+        let nowhere = RemoteAddr { addr: 0, rkey: 1 };
+        for broken in [&first, &second] {
+            let write = SendWr::write(1, nowhere).inline(b"lost");
+            broken.near.qp.post_send(&[write]).unwrap();
+            readable(&broken.far.qp);
+        }
+        good.far.qp.post_recv(&[RecvWr::new(7)]).unwrap();
+        good.near.qp.post_send(&[SendWr::send(1)]).unwrap();
+        readable(&good.far.qp);
+        tracing::subscriber::with_default(Subscriber, || {
+            // Its owner has polled before that, and polls no more.
+            assert!(matches!(first.far.qp.0.lease_state(), Lease::Polled));
+            engine.drive_hot(&mut vec![(Arc::clone(&first.far.qp.0), false)]);
+            assert_eq!(first.far.qp.state(), QpState::Error);
+            for _ in 0..2 {
+                engine.tick(&mut 0);
+            }
+        });
+        assert_eq!(second.far.qp.state(), QpState::Error);
+        let mut wc = [Wc::default()];
+        assert_eq!((good.far.cq.take(&mut wc), wc[0].wr_id), (Ok(1), 7));
+        assert_eq!(good.far.qp.state(), QpState::Rts);
+    }
 }

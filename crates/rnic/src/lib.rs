@@ -7,6 +7,7 @@
 //! * `engine`: who makes progress, and when.
 //! * `establish`: TCP connections and MPA start-up.
 //! * [`stat`]: what other programs may ask about our connections, and how.
+//! * `tls_env`: what the environment says about TLS.
 //! * `ud`: unreliable datagram queue pairs.
 //! * `sidr`: finding a datagram queue pair by the UDP port that its program listens at.
 //! * `transport`: TCP, UDP, and a simulated network with seeded faults.
@@ -14,8 +15,10 @@
 
 mod cq;
 mod device;
+mod doorbell;
 mod engine;
 mod establish;
+mod leave;
 mod lock;
 mod meet;
 mod mr;
@@ -25,13 +28,19 @@ mod sidr;
 mod signal;
 mod srq;
 pub mod stat;
+#[cfg(test)]
+mod testing;
+mod timer;
+mod tls_env;
 mod transport;
 mod types;
 mod ud;
 
-pub use cq::{CompChannel, Cq, CqOverrun};
+pub use cq::{CompChannel, Cq, CqOverrun, EventWait};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
+pub use doorbell::Doorbell;
 pub use establish::{Bound, ConnParam, ConnectError, Dialed, Incoming, Listening};
+pub use leave::Leaving;
 pub use mr::{Mr, Mw};
 pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
@@ -40,7 +49,13 @@ pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};
 pub use transport::udp::{UdPort, UdPortCounters};
 pub use types::*;
-pub use ud::{UD_GROUP, UD_MTU, UdCounters, UdDest, UdInit, UdQp};
-pub use weft_mem::{MemError, RawMemory};
+pub use ud::{
+    UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind,
+    UdInit, UdQp, ValidityMap, WriteRecord,
+};
+pub use weft_mem::{MemError, RawMemory, protect};
+pub use weft_sys::PerProcess;
+pub use weft_sys::diag::tcp_peer_uid;
 pub use weft_sys::tcp::BindOptions;
+pub use weft_tls as tls;
 pub use weft_wire::dgram::Grh;

@@ -3,46 +3,53 @@
 //! ```text
 //!  initiator                                          responder
 //!  TCP connect ─────────────────────────────────────► accepts
-//!  Unix connect, Hello (segment, heart, domain) ────► has that TCP connection? same user?
-//!              ◄───────────────────────────── Welcome or Decline
+//!  Unix connect, Hello (cell) ──────────────────────► has that TCP connection? same user?
+//!  same user?  ◄─────────────────────── Welcome (cell, proof) or Decline
+//!  Join (proof, segment, heart, domain) ────────────►
 //!  MPA request on TCP ──────────────────────────────► the program accepts
 //!              ◄──────────── Attach (heart, domain) or Decline, then the MPA reply on TCP
 //! ```
 //!
 //! Whatever goes wrong on the way, at any point, the connection stays on TCP: the Attach is the only message that
 //! moves it, and it is there before the reply that the initiator waits for anyway.
+//!
+//! No descriptor goes to a process before the kernel has said who it is, in a message that this process has just sent. What else a process may
+//! do with ours it shows by doing it: it reads a secret in our memory ([`Cell`]).
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{Peer, Process};
 use weft_ring::{End, Role, Segment};
 use weft_sys::heart::Pulse;
-use weft_sys::unix::{self, Cred, Name};
+use weft_sys::unix::{self, Cred, Name, Sender};
 use weft_sys::{Event, Interest, process};
-use weft_wire::local::{MAX_LEN, Message, Party};
+use weft_wire::crc::crc32c;
+use weft_wire::local::{self, MAX_LEN, Message, Party, Secret};
 
 use crate::device::{DeviceInner, PdInner};
-use crate::engine::{Engine, Next, Source, Token};
+use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 use crate::qp::QpInner;
-use crate::transport::Link;
+use crate::transport::ByteStream;
 use crate::transport::local::{Joint, LocalLink, RING_BYTES};
+
+mod who;
+
+use who::{Cell, Who, admitted};
 
 /// How long an initiator waits to be welcomed before it goes on over TCP.
 pub(crate) const KNOCK_TIME: Duration = Duration::from_millis(500);
-/// The number of users that our user namespace does not know (`/proc/sys/kernel/overflowuid`).
-const OVERFLOW_UID: u32 = 65_534;
 const HUNG_UP: &str = "the peer hung up";
 /// The kernel does not say which; the first is what happens between peers that keep to the rules.
 const TRUNCATED: &str =
     "a message came without all of its descriptors (too many open files), or was too long";
-/// Descriptors of an Attach: heart, table and up to three arenas; a Hello has the segment before them.
+/// Descriptors of an Attach: heart, table and up to three arenas; a Join has the segment before them.
 const PARTY_FDS: usize = 5;
 
 /// Why a connection is not on shared memory: a text for people.
@@ -109,25 +116,36 @@ fn path_name(dir: &std::path::Path, host: &str, port: u16) -> PathBuf {
     dir.join(format!("weft-{host}-{port}.sock"))
 }
 
-/// A peer's domain as the kernel and it name it: its process, which it cannot make up, and a number of its own.
-type DomainKey = (Option<u32>, [u8; 16]);
+/// A peer's domain: its process as the kernel names it, its own name for it, and how much of its memory we can reach.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct DomainKey {
+    process: u64,
+    domain: [u8; 16],
+    by_number: bool,
+    trusted: bool,
+}
 
 /// What a device has for all its connections on this host.
 #[derive(Default)]
 pub(crate) struct Neighbours {
     domains: Mutex<HashMap<DomainKey, Weak<Peer>>>,
-    processes: Mutex<HashMap<u32, Weak<Neighbour>>>,
+    processes: Mutex<HashMap<u64, Weak<Neighbour>>>,
 }
 
 /// Another process of this host, watched so that its death is noticed even when its children keep its sockets open.
 pub(crate) struct Neighbour {
     pidfd: OwnedFd,
     qps: Mutex<Vec<Weak<QpInner>>>,
-    token: OnceLock<Token>,
-    engine: Weak<Engine>,
+    #[allow(dead_code)] // ends with it
+    registration: Registration,
 }
 
 impl Neighbour {
+    /// Whether it has not ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        process::pidfd_alive(&self.pidfd)
+    }
+
     /// Tell this queue pair when the process ends. False when it has.
     pub(crate) fn add(&self, qp: &Arc<QpInner>) -> bool {
         let mut qps = lock(&self.qps);
@@ -136,15 +154,7 @@ impl Neighbour {
         }
         qps.push(Arc::downgrade(qp));
         drop(qps);
-        process::pidfd_alive(&self.pidfd)
-    }
-}
-
-impl Drop for Neighbour {
-    fn drop(&mut self) {
-        if let (Some(engine), Some(token)) = (self.engine.upgrade(), self.token.get()) {
-            engine.unregister(*token, self.pidfd.as_fd());
-        }
+        self.is_alive()
     }
 }
 
@@ -166,34 +176,62 @@ impl Source for Watch {
 }
 
 impl Neighbours {
-    fn neighbour(&self, engine: &Arc<Engine>, pid: u32) -> io::Result<Arc<Neighbour>> {
+    fn neighbour(
+        &self,
+        engine: &Arc<Engine>,
+        number: u64,
+        pidfd: BorrowedFd<'_>,
+    ) -> io::Result<Arc<Neighbour>> {
         let mut processes = lock(&self.processes);
-        if let Some(known) = processes.get(&pid).and_then(Weak::upgrade)
+        if let Some(known) = processes.get(&number).and_then(Weak::upgrade)
             && process::pidfd_alive(&known.pidfd)
         {
             return Ok(known);
         }
         processes.retain(|_, known| known.strong_count() > 0);
         let neighbour = Arc::new(Neighbour {
-            pidfd: process::pidfd_open(pid)?,
+            pidfd: pidfd.try_clone_to_owned()?,
             qps: Mutex::default(),
-            token: OnceLock::new(),
-            engine: Arc::downgrade(engine),
+            registration: Registration::new(engine),
         });
         let watch = Arc::new(Watch(Arc::downgrade(&neighbour)));
-        let token = engine.register(watch, neighbour.pidfd.as_fd(), Interest::READ)?;
-        let _ = neighbour.token.set(token);
-        processes.insert(pid, Arc::downgrade(&neighbour));
+        let pidfd = neighbour.pidfd.as_fd();
+        neighbour.registration.start(watch, pidfd, Interest::READ)?;
+        processes.insert(number, Arc::downgrade(&neighbour));
         Ok(neighbour)
     }
 
     /// The peer's domain: mapped once, however many connections lead there.
-    fn domain(&self, cred: Cred, party: &Party, mut fds: Vec<OwnedFd>) -> io::Result<Arc<Peer>> {
+    fn domain(
+        &self,
+        who: &Who,
+        party: &Party,
+        by_number: bool,
+        mut fds: Vec<OwnedFd>,
+    ) -> io::Result<Arc<Peer>> {
         if fds.len() < 2 {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let heart = fds.remove(0);
-        let key = (cred.pid, party.domain);
+        let open = || {
+            let peer = Peer::open(fds)?;
+            let pulse = Pulse::open(&heart)?;
+            if let (Some(pid), Some(pidfd), true) = (who.pid, &who.pidfd, by_number) {
+                let pidfd = pidfd.try_clone()?;
+                peer.set_process(Process { pid, pidfd, pulse });
+            }
+            Ok::<_, io::Error>(Arc::new(peer))
+        };
+        let Some(process) = who.number() else {
+            // It could be anybody's domain that has this name.
+            return open();
+        };
+        let key = DomainKey {
+            process,
+            domain: party.domain,
+            by_number,
+            trusted: party.trusted,
+        };
         let mut domains = lock(&self.domains);
         if let Some(known) = domains.get(&key).and_then(Weak::upgrade)
             && known.alive()
@@ -201,12 +239,7 @@ impl Neighbours {
             return Ok(known);
         }
         domains.retain(|_, known| known.strong_count() > 0);
-        let peer = Arc::new(Peer::open(fds)?);
-        if let Some(pid) = cred.pid {
-            let pulse = Pulse::open(&heart)?;
-            let pidfd = process::pidfd_open(pid)?;
-            peer.set_process(Process { pid, pidfd, pulse });
-        }
+        let peer = open()?;
         domains.insert(key, Arc::downgrade(&peer));
         Ok(peer)
     }
@@ -218,7 +251,7 @@ struct Bringing {
     domain: Arc<weft_mem::Domain>,
 }
 
-fn bring(pd: &PdInner, qp: u32) -> Result<Bringing, Why> {
+fn bring(pd: &PdInner, qp: u32, trusted: bool) -> Result<Bringing, Why> {
     let device = &pd.device;
     let domain = device
         .table
@@ -229,18 +262,22 @@ fn bring(pd: &PdInner, qp: u32) -> Result<Bringing, Why> {
     Ok(Bringing {
         party: Party {
             qp,
-            trusted: process::peers_may_trace(),
-            cookie_addr: device.cookie.as_ptr() as u64,
-            cookie: *device.cookie,
+            trusted,
             domain: domain.id(),
         },
         domain,
     })
 }
 
+fn bytes(message: &Message) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(MAX_LEN);
+    message.emit(&mut bytes);
+    bytes
+}
+
 /// Send a message with the segment, if any, the heart and the domain.
 fn send(
-    wire: &OwnedFd,
+    wire: BorrowedFd<'_>,
     device: &DeviceInner,
     message: &Message,
     segment: Option<BorrowedFd<'_>>,
@@ -253,24 +290,34 @@ fn send(
     let mut fds: Vec<BorrowedFd<'_>> = segment.into_iter().collect();
     fds.push(heart);
     fds.extend(bringing.domain.fds(bringing.party.trusted));
-    let mut bytes = Vec::with_capacity(MAX_LEN);
-    message.emit(&mut bytes);
-    unix::send_with_fds(wire, &bytes, &fds).map_err(why("the peer does not listen"))
+    say_signed(wire, message, &fds)
 }
 
-fn send_plain(wire: &OwnedFd, message: &Message) {
-    let mut bytes = Vec::with_capacity(MAX_LEN);
-    message.emit(&mut bytes);
-    // Whoever is gone needs no answer.
-    let _ = unix::send_with_fds(wire, &bytes, &[]);
+fn say_signed(wire: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Why> {
+    unix::send_signed(wire, &bytes(message), fds).map_err(why("the peer does not listen"))
 }
+
+fn say(wire: BorrowedFd<'_>, message: &Message) {
+    // Whoever is gone needs no answer.
+    let _ = unix::send_with_fds(wire, &bytes(message), &[]);
+}
+
+/// A message, its descriptors, and who sent it.
+type Heard = (Message, Vec<OwnedFd>, Option<Sender>);
 
 /// `Ok(None)`: nothing has come yet.
-fn receive(wire: &OwnedFd) -> Result<Option<(Message, Vec<OwnedFd>)>, Why> {
+fn receive(wire: &OwnedFd) -> Result<Option<Heard>, Why> {
     let mut buf = [0; MAX_LEN];
-    match unix::recv_with_fds(wire, &mut buf, PARTY_FDS + 1) {
-        Ok(Some((n, fds))) => match Message::parse(&buf[..n]) {
-            Some(message) => Ok(Some((message, fds))),
+    let packet = match unix::recv(wire, &mut buf, PARTY_FDS + 1) {
+        // The peer has closed with something unread, and the kernel says so before it gives us what the peer has said.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+            unix::recv(wire, &mut buf, PARTY_FDS + 1)
+        }
+        packet => packet,
+    };
+    match packet {
+        Ok(Some(packet)) => match Message::parse(&buf[..packet.len]) {
+            Some(message) => Ok(Some((message, packet.fds, packet.sender))),
             None => Err("the peer speaks another version".into()),
         },
         Ok(None) => Err(HUNG_UP.into()),
@@ -280,76 +327,80 @@ fn receive(wire: &OwnedFd) -> Result<Option<(Message, Vec<OwnedFd>)>, Why> {
     }
 }
 
-fn same_user(wire: &OwnedFd) -> Result<Cred, Why> {
-    let cred = unix::peer_cred(wire).map_err(why("asking who is there"))?;
-    // Where user namespaces do not map a user, everybody has this number.
-    if cred.uid != process::uid() || cred.uid == OVERFLOW_UID {
-        return Err("the peer runs as another user".into());
-    }
-    Ok(cred)
-}
-
-/// Everything is there: make the link.
-fn join(
-    device: &DeviceInner,
-    end: End,
-    met: Met,
-    ours: &Bringing,
-    tcp: Arc<dyn Link>,
-) -> Result<Arc<LocalLink>, Why> {
-    let Met {
-        wire,
-        cred,
-        party,
-        fds,
-    } = met;
-    let peer = device
-        .neighbours
-        .domain(cred, &party, fds)
-        .map_err(why("the peer's memory"))?;
-    let process = cred.pid.is_some() && peer.probe(party.cookie_addr, &party.cookie);
-    let neighbour = match cred.pid {
-        Some(pid) if pid != std::process::id() => Some(
-            device
-                .neighbours
-                .neighbour(&device.engine, pid)
-                .map_err(why("watching the peer's process"))?,
-        ),
-        _ => None,
-    };
-    let link = LocalLink::new(
-        Joint {
-            end,
-            peer,
-            wire,
-            tcp,
-            peer_qp: party.qp,
-            process,
-            trusted: ours.party.trusted,
-        },
-        neighbour,
-    );
-    let reader: Arc<dyn weft_mem::Reader> = Arc::clone(&link) as _;
-    ours.domain.add_reader(Arc::downgrade(&reader));
-    Ok(link)
-}
-
-/// The other side, once it has said who it is.
+/// What the other side has brought, opened.
 struct Met {
-    wire: OwnedFd,
-    cred: Cred,
-    party: Party,
-    fds: Vec<OwnedFd>,
+    peer: Arc<Peer>,
+    neighbour: Option<Arc<Neighbour>>,
+    qp: u32,
+    process: bool,
+}
+
+impl Met {
+    /// `process`: each side can trace the other, and the peer's number leads to the peer.
+    fn open(
+        device: &DeviceInner,
+        who: &Who,
+        party: &Party,
+        process: bool,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Met, Why> {
+        let neighbours = &device.neighbours;
+        let peer = neighbours.domain(who, party, process, fds);
+        let neighbour = match (who.number(), &who.pidfd) {
+            (Some(number), Some(pidfd)) if who.pid != Some(std::process::id()) => {
+                let known = neighbours.neighbour(&device.engine, number, pidfd.as_fd());
+                Some(known.map_err(why("watching the peer's process"))?)
+            }
+            _ => None,
+        };
+        Ok(Met {
+            peer: peer.map_err(why("the peer's memory"))?,
+            neighbour,
+            qp: party.qp,
+            process,
+        })
+    }
+
+    /// Everything is there: make the link.
+    fn join(
+        self,
+        end: End,
+        wire: OwnedFd,
+        ours: &Bringing,
+        tcp: Arc<dyn ByteStream>,
+    ) -> Arc<LocalLink> {
+        let joint = Joint {
+            end: Arc::new(end),
+            peer: self.peer,
+            wire,
+            addrs: [tcp.local_addr(), tcp.peer_addr()],
+            tls: tcp.tls().cloned(),
+            tcp: Mutex::new(Some(tcp)),
+            own_qp: ours.party.qp,
+            peer_qp: self.qp,
+            process: self.process,
+            trusted: ours.party.trusted,
+        };
+        let link = LocalLink::new(joint, self.neighbour);
+        let reader: Arc<dyn weft_mem::Reader> = Arc::clone(&link) as _;
+        ours.domain.add_reader(Arc::downgrade(&reader));
+        link
+    }
 }
 
 /// An initiator at the door.
 pub(crate) struct Knock {
     wire: OwnedFd,
-    cred: Cred,
-    end: End,
+    maker: Cred,
+    cell: Cell,
+    challenge: Secret,
+    segment: (Segment, OwnedFd),
     bringing: Bringing,
+    /// Set by the Welcome.
+    welcomed: Option<(Who, bool)>,
     pub(crate) deadline: Instant,
-    pub(crate) token: Option<Token>,
+    /// The engine watches for the answer.
+    pub(crate) registration: Option<Registration>,
 }
 
 /// What came of knocking.
@@ -365,7 +416,7 @@ impl Knock {
         device: &DeviceInner,
         pd: &PdInner,
         qp: u32,
-        tcp: &dyn Link,
+        tcp: &dyn ByteStream,
     ) -> Result<Knock, Why> {
         let (from, to) = (tcp.local_addr(), tcp.peer_addr());
         if device.local_dir.is_none() && !same_host(from.ip(), to.ip()) {
@@ -379,21 +430,27 @@ impl Knock {
                 }
                 _ => format!("the peer's door: {error}"),
             })?;
-        let cred = same_user(&wire)?;
-        let bringing = bring(pd, qp)?;
-        let (segment, fd) = Segment::create(RING_BYTES).map_err(why("a segment"))?;
+        let maker = admitted(&wire)?;
+        let (cell, challenge) = Cell::new()?;
         let hello = Message::Hello {
-            party: bringing.party,
+            cell: cell.announce(challenge),
+            seal: crc32c(&cell.secret()),
             from,
         };
-        send(&wire, device, &hello, Some(fd.as_fd()), &bringing)?;
+        say_signed(wire.as_fd(), &hello, &[])?;
+        // Not before: a socket that asks gets a name of its own when it sends.
+        unix::ask_for_senders(&wire, true).map_err(why("asking who is there"))?;
+        // While the responder is at it.
         Ok(Knock {
+            segment: Segment::create(RING_BYTES).map_err(why("a segment"))?,
+            bringing: bring(pd, qp, false)?,
             wire,
-            cred,
-            end: End::new(Arc::new(segment), Role::Initiator),
-            bringing,
+            maker,
+            cell,
+            challenge,
+            welcomed: None,
             deadline: Instant::now() + KNOCK_TIME,
-            token: None,
+            registration: None,
         })
     }
 
@@ -401,14 +458,49 @@ impl Knock {
         self.wire.as_fd()
     }
 
-    pub(crate) fn answer(&self) -> Answer {
-        match receive(&self.wire) {
-            Ok(None) => Answer::Wait,
-            Ok(Some((Message::Welcome, _))) => Answer::Welcome,
-            Ok(Some((Message::Decline(reason), _))) => Answer::No(reason),
-            Ok(Some(_)) => Answer::No("the peer's answer makes no sense".into()),
-            Err(error) => Answer::No(error),
+    pub(crate) fn answer(&mut self, device: &DeviceInner) -> Answer {
+        let joined = match receive(&self.wire) {
+            Ok(None) => return Answer::Wait,
+            Ok(Some((Message::Welcome { cell, proof }, _, sender))) => {
+                self.join(device, cell, proof, sender)
+            }
+            Ok(Some((Message::Decline(reason), ..))) => return Answer::No(reason),
+            Ok(Some(_)) => Err("the peer's answer makes no sense".into()),
+            Err(error) => Err(error),
+        };
+        match joined {
+            Ok(()) => Answer::Welcome,
+            Err(reason) => {
+                say(self.wire.as_fd(), &Message::Decline(reason.clone()));
+                Answer::No(reason)
+            }
         }
+    }
+
+    fn join(
+        &mut self,
+        device: &DeviceInner,
+        theirs: local::Cell,
+        proof: Secret,
+        sender: Option<Sender>,
+    ) -> Result<(), Why> {
+        let who = Who::sent(&self.maker, sender)?;
+        unix::ask_for_senders(&self.wire, false).map_err(why("asking who is there"))?;
+        let traces = proof == self.cell.secret();
+        who.is_one_of_us(traces)?;
+        self.cell.show(&theirs.challenge);
+        // Of another process nothing is told.
+        let found = who.look(theirs.addr);
+        let found = found.filter(|(shown, _)| *shown == self.challenge);
+        self.bringing.party.trusted = traces;
+        let join = Message::Join {
+            party: self.bringing.party,
+            proof: found.map_or([0; 16], |(_, secret)| secret),
+        };
+        let segment = Some(self.segment.1.as_fd());
+        send(self.wire.as_fd(), device, &join, segment, &self.bringing)?;
+        self.welcomed = Some((who, traces && found.is_some()));
+        Ok(())
     }
 
     /// The responder has replied: on to shared memory, if it said so before that. It has gone there already then: when
@@ -416,26 +508,23 @@ impl Knock {
     pub(crate) fn finish(
         self,
         device: &DeviceInner,
-        tcp: Arc<dyn Link>,
+        tcp: Arc<dyn ByteStream>,
     ) -> Result<Result<Arc<LocalLink>, Why>, io::Error> {
+        let Some((who, process)) = self.welcomed else {
+            return Ok(Err("the peer has not welcomed us".into()));
+        };
         let (party, fds) = match receive(&self.wire) {
-            Ok(Some((Message::Attach(party), fds))) => (party, fds),
-            Ok(Some((Message::Decline(reason), _))) => return Ok(Err(reason)),
+            Ok(Some((Message::Attach(party), fds, _))) => (party, fds),
+            Ok(Some((Message::Decline(reason), ..))) => return Ok(Err(reason)),
             Ok(_) => return Ok(Err("the peer did not come along".into())),
             // Without an Attach it has gone nowhere.
             Err(reason) if reason == HUNG_UP => return Ok(Err(reason)),
             Err(reason) => return Err(half_way(&reason)),
         };
-        let met = Met {
-            wire: self.wire,
-            cred: self.cred,
-            party,
-            fds,
-        };
-        match join(device, self.end, met, &self.bringing, tcp) {
-            Ok(link) => Ok(Ok(link)),
-            Err(reason) => Err(half_way(&reason)),
-        }
+        let met = Met::open(device, &who, &party, process, fds);
+        let met = met.map_err(|reason| half_way(&reason))?;
+        let end = End::new(Arc::new(self.segment.0), Role::Initiator);
+        Ok(Ok(met.join(end, self.wire, &self.bringing, tcp)))
     }
 }
 
@@ -451,25 +540,19 @@ pub(crate) fn same_host(ours: IpAddr, theirs: IpAddr) -> bool {
     ours == theirs || theirs.is_loopback()
 }
 
-/// An initiator that has said hello, on the responder's side.
-pub(crate) struct Guest {
-    met: Met,
-    end: End,
-}
-
 /// Somebody at the door who has not said anything yet.
 pub(crate) struct Visitor {
     wire: OwnedFd,
-    cred: Cred,
+    maker: Cred,
 }
 
 impl Visitor {
     /// `None`: turned away.
     pub(crate) fn admit(wire: OwnedFd) -> Option<Visitor> {
-        match same_user(&wire) {
-            Ok(cred) => Some(Visitor { wire, cred }),
+        match admitted(&wire) {
+            Ok(maker) => Some(Visitor { wire, maker }),
             Err(reason) => {
-                send_plain(&wire, &Message::Decline(reason));
+                say(wire.as_fd(), &Message::Decline(reason));
                 None
             }
         }
@@ -481,55 +564,65 @@ impl Visitor {
 
     /// What it says: itself, and its TCP address. `Ok(None)`: nothing yet.
     pub(crate) fn hello(&self) -> Result<Option<(Hello, SocketAddr)>, Why> {
-        let Some((message, mut fds)) = receive(&self.wire)? else {
+        let Some((message, _, sender)) = receive(&self.wire)? else {
             return Ok(None);
         };
-        let Message::Hello { party, from } = message else {
+        let Message::Hello { cell, seal, from } = message else {
             return Err("not a hello".into());
         };
-        if fds.is_empty() {
-            return Err("a hello without a segment".into());
-        }
-        let segment = fds.remove(0);
-        let segment = Segment::open(segment).map_err(|error| format!("the segment: {error}"))?;
-        Ok(Some((
-            Hello {
-                party,
-                fds,
-                segment,
-            },
-            from,
-        )))
+        let who = Who::sent(&self.maker, sender)?;
+        Ok(Some((Hello { who, cell, seal }, from)))
     }
 
-    pub(crate) fn welcome(self, hello: Hello) -> Guest {
-        send_plain(&self.wire, &Message::Welcome);
+    /// Ask it in.
+    pub(crate) fn welcome(self, hello: Hello) -> Result<Guest, Why> {
         let Hello {
-            party,
-            fds,
-            segment,
+            who,
+            cell: theirs,
+            seal,
         } = hello;
-        Guest {
-            met: Met {
-                wire: self.wire,
-                cred: self.cred,
-                party,
-                fds,
-            },
-            end: End::new(Arc::new(segment), Role::Responder),
-        }
+        let (cell, challenge) = Cell::new()?;
+        cell.show(&theirs.challenge);
+        // Of another process nothing is told.
+        let found = who.look(theirs.addr).map(|(_, secret)| secret);
+        let found = found.filter(|secret| crc32c(secret) == seal);
+        let welcome = Message::Welcome {
+            cell: cell.announce(challenge),
+            proof: found.unwrap_or_default(),
+        };
+        say_signed(self.wire.as_fd(), &welcome, &[])?;
+        Ok(Guest {
+            is_kin: who.is_kin(),
+            wire: self.wire,
+            maker: self.maker,
+            cell,
+            challenge,
+            theirs: theirs.addr,
+        })
     }
 
     pub(crate) fn decline(self, reason: Why) {
-        send_plain(&self.wire, &Message::Decline(reason));
+        say(self.wire.as_fd(), &Message::Decline(reason));
     }
 }
 
-/// What a visitor brought.
+/// What a visitor has said.
 pub(crate) struct Hello {
-    party: Party,
-    fds: Vec<OwnedFd>,
-    segment: Segment,
+    who: Who,
+    cell: local::Cell,
+    seal: u32,
+}
+
+/// An initiator that was welcomed, on the responder's side.
+pub(crate) struct Guest {
+    wire: OwnedFd,
+    maker: Cred,
+    cell: Cell,
+    challenge: Secret,
+    /// Where its cell is.
+    theirs: u64,
+    /// It is in our user namespace, and may take the place of another guest.
+    pub(crate) is_kin: bool,
 }
 
 impl Guest {
@@ -539,24 +632,49 @@ impl Guest {
         device: &DeviceInner,
         pd: &PdInner,
         qp: u32,
-        tcp: Arc<dyn Link>,
+        tcp: Arc<dyn ByteStream>,
     ) -> Result<Arc<LocalLink>, Why> {
-        let Guest { met, end } = self;
-        let wire = met.wire.try_clone().map_err(why("a descriptor"))?;
-        let link = bring(pd, qp).and_then(|bringing| {
-            let link = join(device, end, met, &bringing, tcp)?;
-            send(
-                &wire,
-                device,
-                &Message::Attach(bringing.party),
-                None,
-                &bringing,
-            )?;
-            Ok(link)
-        });
-        if let Err(reason) = &link {
-            send_plain(&wire, &Message::Decline(reason.clone()));
+        let (met, end, bringing) = match self.meet(device, pd, qp) {
+            Ok(all) => all,
+            Err(reason) => {
+                say(self.wire.as_fd(), &Message::Decline(reason.clone()));
+                return Err(reason);
+            }
+        };
+        let link = met.join(end, self.wire, &bringing, tcp);
+        let attach = Message::Attach(bringing.party);
+        if let Err(reason) = send(link.fd(), device, &attach, None, &bringing) {
+            say(link.fd(), &Message::Decline(reason.clone()));
+            return Err(reason);
         }
-        link
+        Ok(link)
+    }
+
+    fn meet(
+        &self,
+        device: &DeviceInner,
+        pd: &PdInner,
+        qp: u32,
+    ) -> Result<(Met, End, Bringing), Why> {
+        let (party, proof, mut fds, sender) = match receive(&self.wire)? {
+            Some((Message::Join { party, proof }, fds, sender)) => (party, proof, fds, sender),
+            Some((Message::Decline(reason), ..)) => return Err(reason),
+            _ => return Err("the peer did not come along".into()),
+        };
+        // It may have waited for the program long since.
+        let who = Who::sent(&self.maker, sender)?;
+        unix::ask_for_senders(&self.wire, false).map_err(why("asking who is there"))?;
+        let traces = proof == self.cell.secret();
+        who.is_one_of_us(traces)?;
+        let shown = || who.look(self.theirs).map(|(shown, _)| shown);
+        let process = traces && shown() == Some(self.challenge);
+        if fds.is_empty() {
+            return Err("no segment came".into());
+        }
+        let segment = Segment::open(fds.remove(0));
+        let segment = segment.map_err(|error| format!("the segment: {error}"))?;
+        let met = Met::open(device, &who, &party, process, fds)?;
+        let end = End::new(Arc::new(segment), Role::Responder);
+        Ok((met, end, bring(pd, qp, traces)?))
     }
 }

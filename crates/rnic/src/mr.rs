@@ -7,6 +7,7 @@ use std::sync::Arc;
 use weft_mem::{MemError, RawMemory, Region, Window};
 
 use crate::device::PdInner;
+use crate::leave::Leaving;
 use crate::types::{Access, RemoteAddr, SendOp, SendWr, Sge};
 
 /// A memory region. It owns its bytes, and they may change at any time while a peer may write to them: so they are
@@ -134,6 +135,13 @@ impl Mr {
     pub fn store_u64(&self, off: usize, value: u64) -> Result<(), MemError> {
         self.region.store_u64(off, value)
     }
+    /// Replace a word by `swap` if it equals `compare`, as peers' atomics do; returns what was there.
+    ///
+    /// # Errors
+    /// [`MemError::Misaligned`] unless its address is a multiple of 8; [`MemError::Bounds`].
+    pub fn compare_swap(&self, off: usize, compare: u64, swap: u64) -> Result<u64, MemError> {
+        self.region.compare_swap(off, compare, swap)
+    }
     /// Load one byte: to poll for the end of a peer's write.
     ///
     /// # Errors
@@ -194,19 +202,30 @@ impl Mr {
     pub fn lock_pages(&self) -> Result<(), MemError> {
         self.region.lock_pages()
     }
-    /// Deregister: from here on the keys are stale. A buffer given to [`Pd::reg_mr`](crate::Pd::reg_mr) comes back.
+    /// Deregister: from here on the keys are stale. A buffer given to [`Pd::reg_mr`](crate::Pd::reg_mr) comes back. A peer of this host that is in
+    /// the memory is waited for; the connection of one that stays for three seconds ends.
     ///
     /// # Errors
-    /// [`MemError::InUse`] while windows are bound to it; the region comes back too.
+    /// [`MemError::InUse`] while windows are bound to it, and when a thread of this process stays in the memory; the region comes back too.
     pub fn deregister(self) -> Result<Option<Vec<u8>>, (Mr, MemError)> {
         let Mr { region, pd } = self;
         region
             .deregister()
             .map_err(|(region, error)| (Mr { region, pd }, error))
     }
+    /// As [`Mr::deregister`], without waiting, and windows bound to it go too.
+    ///
+    /// # Errors
+    /// Somebody is in the memory: it comes back later, see [`Leaving::then`].
+    pub fn retire(self) -> Result<Option<Vec<u8>>, Leaving> {
+        let Mr { region, pd } = self;
+        region.retire().map_err(|region| Leaving { region, pd })
+    }
 }
 
-/// A type 2 memory window: a part of a region that one queue pair's peer may use until it is invalidated.
+/// A memory window: a part of a region that peers may use. One of type 2 ([`Pd::alloc_mw`](crate::Pd::alloc_mw)) is for the peer of the queue pair that
+/// bound it, until either of them invalidates it. One of type 1 ([`Pd::alloc_mw_type_1`](crate::Pd::alloc_mw_type_1)) is for the peers of all queue pairs of
+/// its domain; a bind puts another range in its place, or none where the length is 0, and nobody can invalidate it.
 pub struct Mw {
     pub(crate) window: Window,
     #[allow(dead_code)] // keeps the domain alive

@@ -2,13 +2,14 @@
 //!
 //! A request is repeated until it is answered, and a repeated request is answered as the first one was, so that programs see each once.
 //! All of it happens on the engine's thread.
+//!
+//! Source addresses are easily forged. So an answer is never longer than its request, and an address is answered so often in a second and no more.
 
-use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use weft_sys::tcp::BindOptions;
@@ -17,8 +18,12 @@ use weft_sys::{Event, Interest};
 use weft_wire::sidr::{self, Body, Message, status};
 
 use crate::device::{Device, DeviceInner, Transport};
-use crate::engine::{Engine, Next, Source, Token, guarded};
+use crate::engine::{Engine, Next, Registration, Source, guarded};
 use crate::lock::lock;
+
+mod known;
+
+use known::{Heard, Key, Known, Sources};
 
 /// Room for messages that wait to be looked at, in bytes as the kernel counts them.
 const RECEIVE_BUFFER: usize = 1 << 20;
@@ -26,8 +31,6 @@ const RECEIVE_BUFFER: usize = 1 << 20;
 const BATCH: usize = 32;
 /// One byte more than the longest message: a longer one shows.
 const ROOM: usize = sidr::MAX_LEN + 1;
-/// Answers that are kept for requests that come again.
-const ANSWERS: usize = 1024;
 /// Of so many requests the network may say that nobody listens there: a program may be just about to. 750 ms in all.
 const REFUSALS: u32 = 5;
 /// A request is sent so often again, as InfiniBand's connection manager does.
@@ -101,7 +104,7 @@ impl ServicePort {
     }
 
     /// Take requests. Each is given to `on_request` once, from the engine's thread: it must not block. While `backlog` of them
-    /// are unanswered, further ones are not heard.
+    /// are unanswered, further ones are not heard, nor are more than 512 of one address in a second.
     ///
     /// # Errors
     /// As `epoll_ctl(2)`.
@@ -111,12 +114,16 @@ impl ServicePort {
         on_request: impl Fn(LookupRequest) + Send + Sync + 'static,
     ) -> io::Result<Serving> {
         let service = Arc::new(Service {
+            registration: Registration::new(&self.device.engine),
             port: self,
-            token: OnceLock::new(),
             known: Mutex::new(Known::new(backlog.max(1) as usize)),
+            sources: Mutex::new(Sources::new()),
+            start: Instant::now(),
             on_request: Box::new(on_request),
         });
-        register(&service.port, &service.token, &service)?;
+        let source = Arc::clone(&service) as Arc<dyn Source>;
+        let registration = &service.registration;
+        registration.start(source, service.port.fd(), Interest::READ)?;
         Ok(Serving(service))
     }
 
@@ -141,21 +148,24 @@ impl ServicePort {
         [pause, longest]: [Duration; 2],
         on_answer: OnAnswer,
     ) -> io::Result<Lookup> {
+        // Room for the longest answer.
+        let mut private_data = private_data.to_vec();
+        private_data.resize(private_data.len().max(sidr::MAX_REPLY), 0);
         // An answer that does not have it comes from somebody who has not seen the request.
         let transaction = RandomState::new().hash_one(dst);
         let request = Message {
             transaction,
             body: Body::Request,
-            private_data,
+            private_data: &private_data,
         };
         let request = request.emit().ok_or(io::ErrorKind::InvalidInput)?;
         self.socket.connect(dst)?;
         let asking = Arc::new(Asking {
+            registration: Registration::new(&self.device.engine),
             port: self,
             dst,
             request,
             transaction,
-            token: OnceLock::new(),
             state: Mutex::new(Some(Waiting {
                 on_answer,
                 sent: 1,
@@ -163,9 +173,10 @@ impl ServicePort {
                 longest,
             })),
         });
-        let token = register(&asking.port, &asking.token, &asking)?;
-        let engine = &asking.port.device.engine;
-        engine.set_timer(token, Instant::now() + pause);
+        let source = Arc::clone(&asking) as Arc<dyn Source>;
+        let registration = &asking.registration;
+        registration.start(source, asking.port.fd(), Interest::READ)?;
+        registration.set_timer(Instant::now() + pause);
         asking.send();
         Ok(Lookup(asking))
     }
@@ -173,95 +184,16 @@ impl ServicePort {
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
-
-    fn rearm(&self, token: &OnceLock<Token>) {
-        if let Some(token) = token.get() {
-            self.device.engine.arm(*token, self.fd(), Interest::READ);
-        }
-    }
-
-    fn unregister(&self, token: &OnceLock<Token>) {
-        if let Some(token) = token.get() {
-            self.device.engine.unregister(*token, self.fd());
-        }
-    }
-}
-
-fn register<T: Source + 'static>(
-    port: &ServicePort,
-    place: &OnceLock<Token>,
-    source: &Arc<T>,
-) -> io::Result<Token> {
-    let source = Arc::clone(source) as Arc<dyn Source>;
-    let token = port
-        .device
-        .engine
-        .register(source, port.fd(), Interest::READ)?;
-    let _ = place.set(token);
-    // An event before the token was there found nothing to arm with.
-    port.rearm(place);
-    Ok(token)
-}
-
-/// Who asked, and his name for it.
-type Key = (SocketAddr, u64);
-
-/// What became of a request.
-#[derive(Debug, PartialEq, Eq)]
-enum Heard {
-    New,
-    /// It waits for its answer, or there is no room for it.
-    Nothing,
-    Answered(Vec<u8>),
-}
-
-/// Requests that were heard. It does not grow, whatever comes in.
-struct Known {
-    backlog: usize,
-    waiting: HashSet<Key>,
-    answers: HashMap<Key, Vec<u8>>,
-    /// The keys of `answers`, oldest first.
-    order: VecDeque<Key>,
-}
-
-impl Known {
-    fn new(backlog: usize) -> Known {
-        Known {
-            backlog,
-            waiting: HashSet::new(),
-            answers: HashMap::new(),
-            order: VecDeque::new(),
-        }
-    }
-
-    fn hear(&mut self, key: Key) -> Heard {
-        if let Some(answer) = self.answers.get(&key) {
-            return Heard::Answered(answer.clone());
-        }
-        if self.waiting.len() >= self.backlog || !self.waiting.insert(key) {
-            return Heard::Nothing;
-        }
-        Heard::New
-    }
-
-    fn answer(&mut self, key: Key, answer: Vec<u8>) {
-        self.waiting.remove(&key);
-        if self.order.len() >= ANSWERS
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.answers.remove(&oldest);
-        }
-        self.order.push_back(key);
-        self.answers.insert(key, answer);
-    }
 }
 
 type OnRequest = Box<dyn Fn(LookupRequest) + Send + Sync>;
 
 struct Service {
     port: ServicePort,
-    token: OnceLock<Token>,
+    registration: Registration,
     known: Mutex<Known>,
+    sources: Mutex<Sources>,
+    start: Instant,
     on_request: OnRequest,
 }
 
@@ -273,7 +205,7 @@ impl Service {
             Ok(arrival) => arrival,
             Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
         };
-        let Arrival { len, from, to } = arrival;
+        let Arrival { len, from, to, .. } = arrival;
         let datagram = buffer.get(..len).unwrap_or_default();
         let Some(Message {
             transaction,
@@ -284,6 +216,10 @@ impl Service {
             tracing::debug!(%from, "no request: dropped");
             return true;
         };
+        let second = self.start.elapsed().as_secs();
+        if !lock(&self.sources).admit(from.ip(), second) {
+            return true;
+        }
         let key = (from, transaction);
         let heard = lock(&self.known).hear(key);
         match heard {
@@ -293,12 +229,13 @@ impl Service {
                     key,
                     to,
                     private_data: private_data.to_vec(),
+                    room: len,
                     answered: false,
                 };
                 guarded(|| (self.on_request)(request));
             }
-            Heard::Nothing => {}
-            Heard::Answered(answer) => self.send(&answer, from, to),
+            Heard::Answered(answer) if answer.len() <= len => self.send(&answer, from, to),
+            Heard::Nothing | Heard::Answered(_) => {}
         }
         true
     }
@@ -318,7 +255,7 @@ impl Source for Service {
                 break;
             }
         }
-        self.port.rearm(&self.token);
+        self.registration.arm(self.port.fd(), Interest::READ);
         Next::Done
     }
 
@@ -337,7 +274,7 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.0.port.unregister(&self.0.token);
+        self.0.registration.release(self.0.port.fd());
     }
 }
 
@@ -348,11 +285,13 @@ pub struct LookupRequest {
     /// The address of ours that was asked.
     to: Option<IpAddr>,
     private_data: Vec<u8>,
+    /// The longest answer, in bytes: as long as the request was.
+    room: usize,
     answered: bool,
 }
 
 impl LookupRequest {
-    /// What the program that asks says.
+    /// What the program that asks says, filled up with zeros to at least 136 bytes.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -374,7 +313,7 @@ impl LookupRequest {
     /// Name this queue pair.
     ///
     /// # Errors
-    /// `InvalidInput` for private data of more than 136 bytes.
+    /// `InvalidInput` for private data of more than 136 bytes, or of more than came with the request, which weft fills up.
     pub fn accept(mut self, qp_num: u32, qkey: u32, private_data: &[u8]) -> io::Result<()> {
         let body = Body::Reply {
             status: status::SUCCESS,
@@ -398,7 +337,8 @@ impl LookupRequest {
             body,
             private_data,
         };
-        let answer = message.emit().ok_or(io::ErrorKind::InvalidInput)?;
+        let answer = message.emit().filter(|answer| answer.len() <= self.room);
+        let answer = answer.ok_or(rustix::io::Errno::INVAL)?;
         self.answered = true;
         self.service.send(&answer, self.key.0, self.to);
         lock(&self.service.known).answer(self.key, answer);
@@ -417,7 +357,7 @@ fn refusal(status: u8) -> Body {
 impl Drop for LookupRequest {
     fn drop(&mut self) {
         if !self.answered {
-            // Without private data it is never too long.
+            // Without private data it is never too long, nor longer than a request.
             let _ = self.answer(refusal(status::NO_QP), &[]);
         }
     }
@@ -438,7 +378,7 @@ struct Asking {
     dst: SocketAddr,
     request: Vec<u8>,
     transaction: u64,
-    token: OnceLock<Token>,
+    registration: Registration,
     /// `None` once there is an answer, or nobody wants one.
     state: Mutex<Option<Waiting>>,
 }
@@ -468,7 +408,7 @@ impl Asking {
     fn end(&self, answer: Result<Found, LookupError>) {
         let waiting = lock(&self.state).take();
         if let Some(waiting) = waiting {
-            self.port.unregister(&self.token);
+            self.registration.release(self.port.fd());
             guarded(|| (waiting.on_answer)(answer));
         }
     }
@@ -526,12 +466,12 @@ impl Source for Asking {
             }
         }
         if lock(&self.state).is_some() {
-            self.port.rearm(&self.token);
+            self.registration.arm(self.port.fd(), Interest::READ);
         }
         Next::Done
     }
 
-    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
         let again = match &mut *lock(&self.state) {
             None => return,
             Some(waiting) if waiting.sent > RETRIES => None,
@@ -541,12 +481,12 @@ impl Source for Asking {
                 Some(waiting.pause)
             }
         };
-        match (again, self.token.get()) {
-            (Some(pause), Some(token)) => {
-                engine.set_timer(*token, Instant::now() + pause);
+        match again {
+            Some(pause) => {
+                self.registration.set_timer(Instant::now() + pause);
                 self.send();
             }
-            _ => self.end(Err(LookupError::TimedOut)),
+            None => self.end(Err(LookupError::TimedOut)),
         }
     }
 }
@@ -564,7 +504,7 @@ impl Lookup {
 impl Drop for Lookup {
     fn drop(&mut self) {
         let waiting = lock(&self.0.state).take();
-        self.0.port.unregister(&self.0.token);
+        self.0.registration.release(self.0.port.fd());
         drop(waiting);
     }
 }
@@ -573,6 +513,7 @@ impl Drop for Lookup {
 mod tests {
     use std::sync::mpsc;
 
+    use super::known::PER_SECOND;
     use super::*;
 
     const LOCAL: &str = "127.0.0.1:0";
@@ -623,7 +564,8 @@ mod tests {
         let (serving, requests) = serve(&device, 4);
         let (lookup, answer) = ask(&device, serving.local_addr(), b"hello");
         let request = next(&requests);
-        assert_eq!(request.private_data(), b"hello");
+        let said = request.private_data().strip_prefix(b"hello").unwrap();
+        assert_eq!(said, [0; sidr::MAX_REPLY - 5], "it is filled up");
         assert_eq!(request.peer_addr(), lookup.local_addr());
         assert_eq!(request.local_addr(), serving.local_addr());
         request.accept(0x1234, 0x11, b"hi").unwrap();
@@ -794,6 +736,81 @@ mod tests {
         assert_eq!(receive(), 4);
     }
 
+    /// Who lies about where he is gets nobody more than he sends himself.
+    #[test]
+    fn an_answer_is_no_longer_than_its_request() {
+        let device = device();
+        let (serving, requests) = serve(&device, 4);
+        let peer = UdpSocket::bind(LOCAL.parse().unwrap(), 1 << 16).unwrap();
+        let send = |transaction, private_data| {
+            let request = Message {
+                transaction,
+                body: Body::Request,
+                private_data,
+            };
+            let raw = request.emit().unwrap();
+            peer.send(&raw, serving.local_addr(), None).unwrap();
+            raw.len()
+        };
+        let mut buffer = [0; ROOM];
+        let mut answer = || {
+            weft_sys::poll_fds(&[(peer.as_fd(), Interest::READ)], None).unwrap();
+            peer.recv(&mut buffer).unwrap().len
+        };
+        let most = [7; sidr::MAX_REPLY];
+        let asked = send(1, b"short");
+        assert!(next(&requests).accept(7, 7, &most).is_err());
+        assert!(answer() <= asked, "it is refused");
+        let asked = send(2, &[0; sidr::MAX_REPLY]);
+        next(&requests).accept(7, 7, &most).unwrap();
+        assert_eq!(answer(), asked);
+        // The same one again, but shorter.
+        send(2, b"");
+        send(3, b"");
+        next(&requests).accept(7, 7, b"").unwrap();
+        assert_eq!(answer(), sidr::MAX_LEN - sidr::MAX_REQUEST, "that of 3");
+        // What we ask ourselves leaves room for every answer.
+        let (_lookup, found) = ask(&device, serving.local_addr(), b"");
+        next(&requests).accept(7, 7, &most).unwrap();
+        assert_eq!(next(&found).unwrap().private_data, most);
+    }
+
+    #[test]
+    fn an_address_asks_so_often_in_a_second() {
+        let device = device();
+        let (serving, requests) = serve(&device, 1);
+        let peer = UdpSocket::bind(LOCAL.parse().unwrap(), 1 << 20).unwrap();
+        let raw = Message {
+            transaction: 1,
+            body: Body::Request,
+            private_data: b"",
+        };
+        let raw = raw.emit().unwrap();
+        let start = Instant::now();
+        let send = || peer.send(&raw, serving.local_addr(), None).unwrap();
+        send();
+        next(&requests).accept(7, 7, b"").unwrap();
+        let mut answers = 0;
+        let mut count = |wait| {
+            let ready = weft_sys::poll_fds(&[(peer.as_fd(), Interest::READ)], Some(wait));
+            while peer.recv(&mut [0; ROOM]).is_ok() {
+                answers += 1;
+            }
+            ready.is_ok_and(|ready| ready == 1)
+        };
+        for _ in 0..8 * PER_SECOND {
+            send();
+            count(Duration::ZERO);
+        }
+        // What is answered at all is answered soon.
+        while count(Duration::from_millis(100)) {}
+        let seconds = start.elapsed().as_secs() as u32;
+        assert!(
+            answers <= PER_SECOND * (seconds + 2),
+            "{answers} in {seconds} s"
+        );
+    }
+
     #[test]
     fn one_who_is_not_answered_asks_again_and_gives_up() {
         let device = device();
@@ -840,24 +857,5 @@ mod tests {
         service.send(&buffer[..len], to, None).unwrap();
         service.send(&reply(transaction, 3), to, None).unwrap();
         assert_eq!(next(&answer).unwrap().qp_num, 3);
-    }
-
-    #[test]
-    fn what_is_known_does_not_grow() {
-        let mut known = Known::new(3);
-        let addr: SocketAddr = LOCAL.parse().unwrap();
-        for transaction in 0..10_000 {
-            known.hear((addr, transaction));
-        }
-        assert_eq!(known.waiting.len(), 3);
-        for transaction in 0..10_000 {
-            known.hear((addr, transaction));
-            known.answer((addr, transaction), vec![0]);
-        }
-        assert!(known.waiting.is_empty());
-        assert_eq!((known.answers.len(), known.order.len()), (ANSWERS, ANSWERS));
-        assert_eq!(known.hear((addr, 9_999)), Heard::Answered(vec![0]));
-        assert_eq!(known.hear((addr, 0)), Heard::New);
-        assert_eq!(known.hear((addr, 0)), Heard::Nothing);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::device::{Counted, DeviceInner};
+use crate::device::{Counted, PdInner};
 use crate::lock::lock;
 use crate::qp::QpInner;
 use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
@@ -51,9 +51,23 @@ impl RecvQueue {
 
     /// The oldest receive and how many are left after it.
     pub(crate) fn take(&self) -> Option<(RecvWr, usize)> {
+        self.take_if(|_| true).ok()
+    }
+
+    /// As [`RecvQueue::take`], of one that is found to suit; another one stays the oldest.
+    pub(crate) fn take_if(
+        &self,
+        suits: impl FnOnce(&RecvWr) -> bool,
+    ) -> Result<(RecvWr, usize), Lack> {
         let queue = &mut lock(&self.posted).queue;
-        let wr = queue.pop_front()?;
-        Some((wr, queue.len()))
+        match queue.pop_front() {
+            None => Err(Lack::Empty),
+            Some(wr) if suits(&wr) => Ok((wr, queue.len())),
+            Some(wr) => {
+                queue.push_front(wr);
+                Err(Lack::Unsuited)
+            }
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -70,14 +84,23 @@ impl RecvQueue {
     }
 }
 
+/// Why a receive queue gives no receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lack {
+    Empty,
+    /// The oldest one does not suit.
+    Unsuited,
+}
+
 pub(crate) struct SrqInner {
     num: u32,
+    /// The domain of the memory that its receives name.
+    pub(crate) pd: Arc<PdInner>,
     queue: RecvQueue,
     limit: AtomicU32,
     /// Queue pairs that have a message and no receive for it, see [`crate::Rnr::Wait`], and whether there are any.
     hungry: Mutex<VecDeque<Weak<QpInner>>>,
     has_hungry: AtomicBool,
-    device: Arc<DeviceInner>,
     _count: Counted,
 }
 
@@ -119,23 +142,30 @@ impl SrqInner {
     }
 
     pub(crate) fn take(&self) -> Option<RecvWr> {
-        let (wr, left) = self.queue.take()?;
+        self.take_if(|_| true).ok()
+    }
+
+    /// As [`RecvQueue::take_if`].
+    pub(crate) fn take_if(&self, suits: impl FnOnce(&RecvWr) -> bool) -> Result<RecvWr, Lack> {
+        let (wr, left) = self.queue.take_if(suits)?;
         let limit = self.limit.load(Ordering::Relaxed);
         if limit > 0 && (left as u32) < limit && self.limit.swap(0, Ordering::Relaxed) > 0 {
-            self.device
+            self.pd
+                .device
                 .raise(AsyncEvent::SrqLimitReached { srq_num: self.num });
         }
-        Some(wr)
+        Ok(wr)
     }
 }
 
-/// A shared receive queue: the queue pairs created with it take their receives from here, first come, first served.
+/// A shared receive queue: the queue pairs created with it take their receives from here, first come, first served. Receives name memory of
+/// its own protection domain, whatever the queue pair's is.
 #[derive(Clone)]
 pub struct Srq(pub(crate) Arc<SrqInner>);
 
 impl Srq {
     pub(crate) fn new(
-        device: &Arc<DeviceInner>,
+        pd: &Arc<PdInner>,
         num: u32,
         max_wr: u32,
         max_sge: u32,
@@ -143,11 +173,11 @@ impl Srq {
     ) -> Self {
         Srq(Arc::new(SrqInner {
             num,
+            pd: Arc::clone(pd),
             queue: RecvQueue::new(max_wr, max_sge),
             limit: AtomicU32::new(0),
             hungry: Mutex::default(),
             has_hungry: AtomicBool::new(false),
-            device: Arc::clone(device),
             _count: count,
         }))
     }
@@ -172,7 +202,7 @@ impl Srq {
     /// # Errors
     /// [`Error::Invalid`] when more are posted than that, [`Error::Limit`].
     pub fn resize(&self, max_wr: u32) -> Result<(), Error> {
-        if max_wr > self.0.device.limits.max_wr {
+        if max_wr > self.0.pd.device.limits.max_wr {
             return Err(Error::Limit("work requests of a shared receive queue"));
         }
         let mut posted = lock(&self.0.queue.posted);

@@ -38,8 +38,10 @@ pub struct Connection {
     pub local: SocketAddr,
     /// Its peer's.
     pub peer: SocketAddr,
-    /// What carries it: `local` (shared memory) or `tcp`.
+    /// What carries it: `local` (shared memory), `tcp` or `tls`.
     pub transport: String,
+    /// What encrypts its data, for example `AES-128-GCM`; `None` where nothing does.
+    pub cipher: Option<String>,
     /// Why it is not shared memory, see [`Path::reason`](crate::Path::reason).
     pub reason: Option<String>,
     /// How long it has been connected.
@@ -117,6 +119,9 @@ impl fmt::Display for Connection {
             self.transport,
             self.age.as_millis()
         )?;
+        if let Some(cipher) = &self.cipher {
+            write!(f, " cipher={cipher}")?;
+        }
         let mut ledger = self.ledger;
         for (name, value) in counters(&mut ledger) {
             write!(f, " {name}={value}")?;
@@ -138,7 +143,7 @@ impl Connection {
             None => (packet, None),
         };
         let (mut qp, mut state, mut local, mut peer, mut age) = (None, None, None, None, None);
-        let mut transport = String::new();
+        let (mut transport, mut cipher) = (String::new(), String::new());
         let mut ledger = Ledger::default();
         for pair in pairs.split(' ') {
             let (key, value) = pair.split_once('=')?;
@@ -152,6 +157,8 @@ impl Connection {
                 "local" => local = value.parse().ok(),
                 "peer" => peer = value.parse().ok(),
                 "transport" => plain(value, &mut transport),
+                "cipher" if value.is_empty() => return None,
+                "cipher" => plain(value, &mut cipher),
                 "age_ms" => age = value.parse().ok().map(Duration::from_millis),
                 _ => {
                     let known = counters(&mut ledger)
@@ -169,6 +176,7 @@ impl Connection {
             local: local?,
             peer: peer?,
             transport: Some(transport).filter(|name| !name.is_empty())?,
+            cipher: Some(cipher).filter(|name| !name.is_empty()),
             reason: reason.map(|reason| {
                 let mut text = String::new();
                 plain(reason, &mut text);
@@ -202,7 +210,8 @@ mod tests {
             state: QpState::Closing,
             local: "[fe80::1%4294967295]:65535".parse().unwrap(),
             peer: "127.0.0.1:1".parse().unwrap(),
-            transport: "tcp".into(),
+            transport: "tls".into(),
+            cipher: reason.map(|_| "ChaCha20-Poly1305".into()),
             reason: reason.map(str::to_owned),
             age: Duration::from_millis(u64::MAX),
             ledger,

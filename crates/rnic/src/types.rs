@@ -51,7 +51,8 @@ pub enum SendOp {
         /// The eight bytes of immediate data, as a number in host order.
         imm: u64,
     },
-    /// RDMA Write: one-sided, the peer's program does not notice.
+    /// RDMA Write: one-sided, the peer's program does not notice. On a datagram queue pair: RDMA Write-Record, of which the peer's program gets
+    /// a completion.
     Write {
         /// Where the first byte goes.
         remote: RemoteAddr,
@@ -96,7 +97,7 @@ pub enum SendOp {
         /// The window's `STag`.
         rkey: u32,
     },
-    /// Bind a type 2 memory window to a range of a region, in the order of the send queue.
+    /// Bind a memory window to a range of a region, in the order of the send queue.
     BindMw {
         /// The window's current key; its low eight bits are replaced by those of `new_rkey`.
         window: u32,
@@ -106,7 +107,7 @@ pub enum SendOp {
         region: u32,
         /// First byte, in the region's address space.
         addr: u64,
-        /// Length in bytes.
+        /// Length in bytes; a window of type 1 is bound to nothing with 0.
         len: u64,
         /// What the peer may do through the window.
         access: Access,
@@ -309,7 +310,8 @@ pub enum Rnr {
     /// It ends the stream with a Terminate, as iWARP has it (RFC 5041 section 7.1).
     #[default]
     Terminate,
-    /// It waits until one is posted, and with it whatever the peer asked for behind it; answers to our own Reads and atomics do not wait.
+    /// It waits until one is posted, and with it whatever the peer asked for behind it; answers to our own Reads and atomics do not wait. How long, the
+    /// peer may say ([`Qp::set_rnr_retry`](crate::Qp::set_rnr_retry)).
     /// A message that still waits when the peer ends the connection is lost.
     Wait,
 }
@@ -390,6 +392,9 @@ pub enum WcOpcode {
     Recv,
     /// Immediate data arrived (after the data of its write).
     RecvWithImm,
+    /// An RDMA Write-Record arrived, or a part of it: its `wr_id` is for [`UdQp::take_record`](crate::UdQp::take_record), its `byte_len` says how
+    /// many bytes are valid.
+    WriteRecord,
 }
 
 /// A work completion.
@@ -401,7 +406,7 @@ pub struct Wc {
     pub status: WcStatus,
     /// Which operation.
     pub opcode: WcOpcode,
-    /// Bytes received (receives, reads, atomics) or sent.
+    /// Bytes received (receives, reads, atomics), sent, or written by the Write whose immediate data was received.
     pub byte_len: u32,
     /// The queue pair.
     pub qp_num: u32,
@@ -505,6 +510,8 @@ pub struct LinkOptions {
     pub timeout: Duration,
     /// Offer or take the peer-to-peer mode of RFC 6581, in which the responder may send first. Default on.
     pub peer_to_peer: bool,
+    /// Keep the TCP connection of one that has moved to shared memory, so that nobody else gets its addresses. Default on; off spares a descriptor.
+    pub keep_tcp: bool,
 }
 
 impl Default for LinkOptions {
@@ -516,6 +523,7 @@ impl Default for LinkOptions {
             max_ulpdu: 65_532,
             timeout: Duration::from_secs(10),
             peer_to_peer: true,
+            keep_tcp: true,
         }
     }
 }
@@ -616,7 +624,7 @@ pub struct DeviceAttr {
     pub immediate: bool,
     /// Shared receive queues.
     pub srq: bool,
-    /// Type 2 memory windows.
+    /// Memory windows.
     pub windows: bool,
 }
 
@@ -661,6 +669,9 @@ pub enum Error {
     /// The memory layer refused.
     #[error("memory: {0}")]
     Memory(#[from] weft_mem::MemError),
+    /// TLS cannot be had as the environment asks for it.
+    #[error("{0}")]
+    Tls(String),
     /// The operating system refused.
     #[error("{what}: {source}")]
     Os {

@@ -4,9 +4,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::process::PerProcess;
+use weft_sockets::lock::lock;
+use weft_verbs::PerProcess;
 
-use crate::lock::lock;
 use crate::socket::Inner;
 
 struct Client {

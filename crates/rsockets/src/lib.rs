@@ -29,23 +29,18 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod bell;
 mod driver;
-mod error;
 mod keepalive;
 mod listener;
-mod lock;
 pub mod machine;
-mod memory;
 mod options;
 pub mod poll;
 mod socket;
-mod wait;
 pub mod wire;
 
-pub use memory::{Sink, Source};
 pub use options::Options;
 pub use socket::{Shutdown, Socket};
+pub use weft_sockets::memory::{Sink, Source};
 
 bitflags::bitflags! {
     /// Flags of a receive.

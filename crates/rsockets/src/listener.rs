@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::io::Errno;
+use weft_sockets::bell::Bell;
+use weft_sockets::error::io_errno;
+use weft_sockets::lock::lock;
+use weft_sockets::wait::Wait;
 use weft_verbs::Device;
 use weft_verbs::cm::{Bound, ConnParam, Incoming, Listening};
 
-use crate::bell::Bell;
 use crate::driver::Conn;
-use crate::error::io_errno;
-use crate::lock::lock;
 use crate::options::Options;
-use crate::wait::Wait;
 
 pub(crate) struct Listener {
     device: Device,

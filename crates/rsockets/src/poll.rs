@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
+use weft_sockets::bell::Heard;
+use weft_sockets::wait::timespec;
 
 use crate::Socket;
-use crate::bell::Heard;
-use crate::wait::timespec;
 
 /// What is waited for.
 #[derive(Clone, Copy)]

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use weft_sockets::bell::{Bell, Heard};
+use weft_sockets::error::io_errno;
+use weft_sockets::lock::lock;
+use weft_sockets::wait::Wait;
 use weft_verbs::cm::{Bound, ConnParam, ConnectError};
 use weft_verbs::{Device, Path, RawMemory};
 
-use crate::bell::{Bell, Heard};
 use crate::driver::Conn;
-use crate::error::io_errno;
 use crate::listener::Listener;
-use crate::lock::lock;
-use crate::wait::Wait;
 use crate::{Options, RecvFlags, Sink, Source};
 
 /// How long a close waits for what has not been sent yet, unless the program has said.

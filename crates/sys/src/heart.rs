@@ -17,7 +17,7 @@ use rustix::thread::gettid;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 const PAGE: usize = 4096;
 /// The kernel's bits of a futex word: somebody waits; the owner died; the owner's thread number.
@@ -28,6 +28,15 @@ fn word(page: &Mapping) -> &AtomicU32 {
     // SAFETY: a mapping starts on a page and is never empty, lives as long as the reference, and
     // nobody has a plain reference to its bytes.
     unsafe { AtomicU32::from_ptr(page.as_ptr().cast()) }
+}
+
+/// The word of a page that is mapped for reading only: there only relaxed loads are certain to be plain ones (see `std::sync::atomic` on
+/// read-only memory), so a fence makes the order.
+#[inline]
+fn look(page: &Mapping) -> u32 {
+    let value = word(page).load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
 }
 
 /// A robust mutex in a page of its own, held by the thread that made it until it is dropped, or the thread or
@@ -125,7 +134,7 @@ impl Pulse {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let page = Mapping::new(fd, 0, PAGE, false)?;
-        let owner = word(&page).load(Ordering::Acquire);
+        let owner = look(&page);
         if owner & OWNER_DIED != 0 || owner & TID == 0 {
             return Err(io::ErrorKind::NotConnected.into());
         }
@@ -138,7 +147,7 @@ impl Pulse {
     /// Whether the thread that started it still runs in the same address space.
     #[inline]
     pub fn beats(&self) -> bool {
-        let now = word(&self.page).load(Ordering::Acquire);
+        let now = look(&self.page);
         now & OWNER_DIED == 0 && now & TID == self.owner
     }
 }

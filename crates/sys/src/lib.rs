@@ -1,9 +1,9 @@
 //! System calls, and nothing else.
 //!
 //! Everything that asks something of the kernel is here: readiness ([`Epoll`], [`EventFd`],
-//! [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), vectored I/O on raw memory ([`raw`]), page mappings
-//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`heart`]), network interfaces of ours
-//! ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
+//! [`poll_fds`]), TCP, UDP and Unix sockets ([`tcp`], [`udp`], [`unix`]), who is at their other end ([`diag`]), vectored I/O on raw memory ([`raw`]), page mappings
+//! ([`map`]), shared memory ([`memfd`]), other processes ([`process`], [`heart`]), what a forked child must make anew
+//! ([`PerProcess`]), network interfaces of ours ([`tun`]), and what the machine allows ([`limits`], [`cpu`]).
 //!
 //! Calls go to the kernel through `rustix` or [`libc::syscall`], never through the libc wrappers
 //! that a preload library replaces (`send`, `recv`, `poll`, `epoll_wait`...): weft may itself run
@@ -15,14 +15,17 @@
 //! from their caller and are `unsafe`; all else is safe to call.
 
 pub mod cpu;
+pub mod diag;
 mod epoll;
 mod eventfd;
+mod fork;
 pub mod heart;
 pub mod limits;
 pub mod map;
 pub mod memfd;
 mod poll;
 pub mod process;
+pub mod protect;
 pub mod raw;
 pub mod tcp;
 pub mod thread;
@@ -33,6 +36,7 @@ pub mod wake;
 
 pub use epoll::{Epoll, Event, Interest};
 pub use eventfd::EventFd;
+pub use fork::PerProcess;
 pub use poll::poll_fds;
 pub use raw::{preadv_raw, pwritev_raw, read_raw, recv_raw, send_raw, write_raw};
 

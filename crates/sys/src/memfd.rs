@@ -69,6 +69,68 @@ pub fn punch(fd: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
     })?)
 }
 
+/// A memory file that grows and never shrinks (`F_SEAL_SHRINK`, `F_SEAL_SEAL`): empty, closed on exec, mode 0600. `name` is for `/proc` only. Its descriptor
+/// is one that [`is_ours_alone`] can be asked about.
+///
+/// # Errors
+/// As [`create`], and `NotFound` without a mounted `/proc`.
+pub fn create_growing(name: &str) -> io::Result<OwnedFd> {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::SEAL)?;
+    // The kernel counts writers of what was opened by a name, and not of what memfd_create made.
+    reopen(&fd, OFlags::RDWR)
+}
+
+/// A new description of an open file, with an offset and flags of its own.
+///
+/// # Errors
+/// `NotFound` without a mounted `/proc`, and those of `open(2)`.
+pub fn reopen(fd: impl AsFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    Ok(open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Makes a growing file at least `len` bytes long.
+///
+/// # Errors
+/// `EFBIG` above `RLIMIT_FSIZE`, `ENOMEM`.
+pub fn grow(fd: impl AsFd, len: u64) -> io::Result<()> {
+    within_limit(len)?;
+    match ftruncate(&fd, len) {
+        // Somebody else has made it longer.
+        Err(rustix::io::Errno::PERM) if fstat(&fd)?.st_size as u64 >= len => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+/// Whether nobody but this description has the file open (or mapped through another one): the kernel gives a write lease (`fcntl(2)`) only then.
+///
+/// # Errors
+/// Those of `F_SETLEASE` other than that it is not given.
+pub fn is_ours_alone(fd: impl AsFd) -> io::Result<bool> {
+    let set = |lease: libc::c_int| {
+        // SAFETY: takes two numbers, touches no memory of ours.
+        let rc = unsafe {
+            libc::syscall(
+                libc::SYS_fcntl,
+                fd.as_fd().as_raw_fd(),
+                libc::F_SETLEASE,
+                lease,
+            )
+        };
+        if rc < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    match set(libc::F_WRLCK) {
+        Ok(()) => set(libc::F_UNLCK).map(|()| true),
+        Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 /// Making a file larger than `RLIMIT_FSIZE` allows would end the process (`SIGXFSZ`).
 fn within_limit(len: u64) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {

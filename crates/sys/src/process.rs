@@ -3,8 +3,8 @@
 //! # Safety
 //!
 //! [`vm_readv`] and [`vm_writev`] take raw memory from their caller and are `unsafe` as the functions of
-//! [`crate::raw`] are. [`Birthmark`] owns the page that it reads, and `prctl` reads
-//! nothing of ours.
+//! [`crate::raw`] are. [`Birthmark`] owns the page that it reads. `ioctl` on a process's descriptor makes a new
+//! descriptor, and reads nothing of ours.
 
 use crate::map::{map_anonymous, unmap};
 use crate::raw::{MAX_IOV, retry};
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, PidfdFlags};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -39,6 +39,83 @@ pub fn pidfd_alive(fd: impl AsFd) -> bool {
         tv_nsec: 0,
     };
     rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now))).is_ok_and(|ready| ready == 0)
+}
+
+/// A number that no other process gets until the system starts anew; `None` before Linux 6.9.
+pub fn pidfd_number(fd: impl AsFd) -> Option<u64> {
+    // What `statfs` says of descriptors of processes (`PID_FS_MAGIC`).
+    const PIDFS: i64 = 0x5049_4446;
+    let is_own_file = rustix::fs::fstatfs(&fd).is_ok_and(|fs| fs.f_type == PIDFS);
+    let inode = || rustix::fs::fstat(&fd).ok().map(|stat| stat.st_ino);
+    is_own_file.then(inode).flatten()
+}
+
+/// Whether the process is in our user namespace, as far as the kernel tells us: it says nothing of a process that we may not
+/// inspect (`PTRACE_MODE_READ`), be it in another one, of more rights than ours, or not dumpable.
+pub fn shares_user_namespace(pidfd: impl AsFd) -> bool {
+    let pidfd = pidfd.as_fd();
+    let theirs = namespace_by_descriptor(pidfd).or_else(|_| namespace_by_number(pidfd));
+    let ours = namespace_at("/proc/self/ns/user");
+    theirs.is_ok_and(|theirs| ours.is_ok_and(|ours| theirs == ours))
+}
+
+/// What tells one namespace from another.
+type Namespace = (u64, u64);
+
+fn namespace_at(path: &str) -> io::Result<Namespace> {
+    let stat = rustix::fs::stat(path)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Since Linux 6.11, of processes too for which we have no number.
+fn namespace_by_descriptor(pidfd: BorrowedFd<'_>) -> io::Result<Namespace> {
+    const PIDFD_GET_USER_NAMESPACE: libc::c_ulong = 0xff09;
+    let fd = pidfd.as_raw_fd();
+    // SAFETY: the request takes no memory; on another kind of descriptor it is refused.
+    let fd =
+        retry(|| unsafe { libc::syscall(libc::SYS_ioctl, fd, PIDFD_GET_USER_NAMESPACE, 0_usize) })?;
+    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: a new descriptor that nobody else has.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let stat = rustix::fs::fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+fn namespace_by_number(pidfd: BorrowedFd<'_>) -> io::Result<Namespace> {
+    // The number in the PID namespace that `/proc` shows, which need not be ours.
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+    let pid = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+    let pid: u32 = pid
+        .and_then(|pid| pid.trim().parse().ok())
+        .ok_or(io::ErrorKind::NotFound)?;
+    let namespace = namespace_at(&format!("/proc/{pid}/ns/user"))?;
+    // Until now the number was its own.
+    if pidfd_alive(pidfd) {
+        Ok(namespace)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    }
+}
+
+/// Fills `into` from an address of another process.
+///
+/// # Errors
+/// As [`vm_readv`]; `UnexpectedEof` when there is less.
+pub fn read_memory(pid: u32, addr: u64, into: &mut [u8]) -> io::Result<()> {
+    let at = usize::try_from(addr).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let range = |base, len| libc::iovec {
+        iov_base: base,
+        iov_len: len,
+    };
+    let remote = range(std::ptr::without_provenance_mut(at), into.len());
+    let local = range(into.as_mut_ptr().cast(), into.len());
+    // SAFETY: `into` is ours alone during the call.
+    let n = unsafe { vm_readv(pid, &[local], &[remote]) }?;
+    if n == into.len() {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
 }
 
 /// Copies from the `remote` ranges of another process to the `local` ones of ours, both in order.
@@ -138,14 +215,22 @@ impl Drop for Birthmark {
     }
 }
 
-/// Whether processes of the same user may trace us, and so read and write our memory: we are dumpable, and the
-/// Yama module (if there) does not limit tracing to children.
-pub fn peers_may_trace() -> bool {
-    // SAFETY: the call reads nothing of ours.
-    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) } == 1;
-    dumpable
-        && match std::fs::read("/proc/sys/kernel/yama/ptrace_scope") {
-            Ok(scope) => scope.trim_ascii() == b"0",
-            Err(e) => e.kind() == io::ErrorKind::NotFound,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_the_same_by_descriptor_and_by_number() {
+        let ours = namespace_at("/proc/self/ns/user").unwrap();
+        let me = pidfd_open(std::process::id()).unwrap();
+        assert!(shares_user_namespace(&me));
+        assert_eq!(namespace_by_number(me.as_fd()).unwrap(), ours);
+        match namespace_by_descriptor(me.as_fd()) {
+            Ok(theirs) => assert_eq!(theirs, ours),
+            Err(error) => println!("skipped: {error}"),
         }
+        assert!(!shares_user_namespace(
+            std::fs::File::open("/dev/null").unwrap()
+        ));
+    }
 }

@@ -11,19 +11,26 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::raw::retry;
 use crate::tcp::BindOptions;
 
-/// Room for one packet information, aligned as the kernel wants it.
-#[repr(C, align(8))]
-struct Control([u8; 64]);
+/// Room for a packet information, traffic classes of both families and a segment length, aligned as the kernel wants it.
+#[derive(Default)]
+struct Control {
+    words: [u64; 16],
+    /// Bytes that are attached.
+    used: usize,
+}
 
 /// A bound UDP socket.
 #[derive(Debug)]
 pub struct UdpSocket {
     fd: OwnedFd,
     v6: bool,
+    /// Longest datagrams that the kernel may be asked to cut out of a train: it has refused longer ones.
+    gso: AtomicUsize,
 }
 
 /// A datagram that has come in.
@@ -35,6 +42,72 @@ pub struct Arrival {
     pub from: SocketAddr,
     /// The address that it was sent to, if the kernel says.
     pub to: Option<IpAddr>,
+    /// Its type of service (IPv4) or traffic class (IPv6).
+    pub traffic_class: u8,
+}
+
+/// Most datagrams of one [`UdpSocket::send_train`] (the kernel's `UDP_MAX_SEGMENTS` of old).
+pub const TRAIN: usize = 64;
+/// Most bytes of them, with what the kernel puts in front.
+const TRAIN_BYTES: usize = 65_000;
+/// Most places of a [`RecvBatch`].
+pub const PLACES: usize = 4;
+
+/// Datagrams of one size and one sender, one behind the other; mostly a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Train {
+    /// As for a single one, with the length of all together.
+    pub arrival: Arrival,
+    /// Bytes of each; the last may be shorter.
+    pub each: usize,
+}
+
+/// Buffers for [`UdpSocket::recv_batch`], and what came last.
+#[derive(Debug)]
+pub struct RecvBatch {
+    bytes: Box<[u8]>,
+    headroom: usize,
+    room: usize,
+    places: usize,
+    arrivals: Vec<Option<Train>>,
+}
+
+impl RecvBatch {
+    /// `places` buffers (at most [`PLACES`]) of `room` bytes, each with `headroom` bytes in front. Longer datagrams are cut off.
+    pub fn new(places: usize, headroom: usize, room: usize) -> RecvBatch {
+        let places = places.clamp(1, PLACES);
+        RecvBatch {
+            bytes: vec![0; places * (headroom + room)].into_boxed_slice(),
+            headroom,
+            room,
+            places,
+            arrivals: Vec::with_capacity(places),
+        }
+    }
+
+    /// Datagrams, or trains of them, that came last.
+    pub fn len(&self) -> usize {
+        self.arrivals.len()
+    }
+
+    /// Whether none came.
+    pub fn is_empty(&self) -> bool {
+        self.arrivals.is_empty()
+    }
+
+    /// Buffers that it has.
+    pub fn places(&self) -> usize {
+        self.places
+    }
+
+    /// One of those that came, and its buffer with the headroom in front: as long as what came, or as there was room. `None` for what has no
+    /// sender.
+    pub fn get(&mut self, at: usize) -> Option<(Train, &mut [u8])> {
+        let train = (*self.arrivals.get(at)?)?;
+        let slot = self.headroom + self.room;
+        let len = self.headroom + train.arrival.len.min(self.room);
+        Some((train, &mut self.bytes[at * slot..][..len]))
+    }
 }
 
 impl UdpSocket {
@@ -75,13 +148,20 @@ impl UdpSocket {
             (libc::IPPROTO_IP, libc::IP_PKTINFO)
         };
         set_option(fd.as_fd(), level, option, &1)?;
+        // Both, for an IPv6 socket may hear IPv4. Where the kernel does not tell, the class reads as 0.
+        let _ = set_option(fd.as_fd(), libc::IPPROTO_IP, libc::IP_RECVTOS, &1);
+        let _ = set_option(fd.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, &1);
         if sockopt::set_socket_recv_buffer_size_force(&fd, buffer).is_err() {
             // Not privileged: what the system's limit allows.
             sockopt::set_socket_recv_buffer_size(&fd, buffer)?;
         }
         sockopt::set_socket_reuseaddr(&fd, options.share)?;
         net::bind(&fd, &addr)?;
-        Ok(UdpSocket { fd, v6 })
+        Ok(UdpSocket {
+            fd,
+            v6,
+            gso: AtomicUsize::new(usize::MAX),
+        })
     }
 
     /// Hears what is sent to this multicast group and port on any of these interfaces (their indexes), as others on this host may too. Interfaces
@@ -150,81 +230,171 @@ impl UdpSocket {
     /// `WouldBlock` when the socket's buffer is full; `InvalidInput` for addresses of families that do not go together; what the kernel knows
     /// of the way there.
     pub fn send(&self, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> io::Result<()> {
-        let mismatch = || io::Error::from(io::ErrorKind::InvalidInput);
-        let mut control = Control([0; 64]);
-        // SAFETY: all zeros is the empty message.
-        let mut m: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        let iov = libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
-        };
-        m.msg_iov = (&raw const iov).cast_mut();
-        m.msg_iovlen = 1;
-        let (v4, v6);
-        if self.v6 {
-            v6 = sockaddr_v6(match to {
-                SocketAddr::V4(to) => SocketAddrV6::new(to.ip().to_ipv6_mapped(), to.port(), 0, 0),
-                SocketAddr::V6(to) => to,
-            });
-            m.msg_name = (&raw const v6).cast_mut().cast();
-            m.msg_namelen = size_of_val(&v6) as _;
-            if let Some(from) = from {
-                if from.is_ipv4() != to.ip().to_canonical().is_ipv4() {
-                    return Err(mismatch());
-                }
-                let info = libc::in6_pktinfo {
-                    ipi6_addr: libc::in6_addr {
-                        s6_addr: mapped(from).octets(),
-                    },
-                    // A group is one of an interface.
-                    ipi6_ifindex: if v6.sin6_addr.s6_addr[0] == 0xff {
-                        v6.sin6_scope_id as _
-                    } else {
-                        0
-                    },
-                };
-                attach(
-                    &mut m,
-                    &mut control,
-                    libc::IPPROTO_IPV6,
-                    libc::IPV6_PKTINFO,
-                    info,
-                );
-            }
-        } else {
-            let SocketAddr::V4(to) = to else {
-                return Err(mismatch());
-            };
-            v4 = libc::sockaddr_in {
-                sin_family: libc::AF_INET as _,
-                sin_port: to.port().to_be(),
-                sin_addr: in_addr(*to.ip()),
-                sin_zero: [0; 8],
-            };
-            m.msg_name = (&raw const v4).cast_mut().cast();
-            m.msg_namelen = size_of_val(&v4) as _;
-            if let Some(from) = from {
-                let IpAddr::V4(from) = from else {
-                    return Err(mismatch());
-                };
-                let info = libc::in_pktinfo {
-                    ipi_ifindex: 0,
-                    ipi_spec_dst: in_addr(from),
-                    ipi_addr: in_addr(Ipv4Addr::UNSPECIFIED),
-                };
-                attach(
-                    &mut m,
-                    &mut control,
-                    libc::IPPROTO_IP,
-                    libc::IP_PKTINFO,
-                    info,
-                );
-            }
-        }
+        self.send_marked(bytes, to, from, 0)
+    }
+
+    /// As [`UdpSocket::send`], with a type of service (IPv4) or traffic class (IPv6); 0 is the socket's own.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send_marked(
+        &self,
+        bytes: &[u8],
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        traffic_class: u8,
+    ) -> io::Result<()> {
+        let mut route = Route::new(self.v6, to, from, traffic_class, None)?;
+        self.send_one(bytes, &mut route)
+    }
+
+    fn send_one(&self, bytes: &[u8], route: &mut Route) -> io::Result<()> {
+        let iov = iovec(bytes);
+        let m = route.message(&iov);
         let fd = self.fd.as_raw_fd();
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: the message points at values and bytes that outlive the call; see above.
         retry(|| unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const m, flags) })?;
+        Ok(())
+    }
+
+    /// Sends several datagrams that lie one behind the other in `bytes`: each of `each` bytes, but for the last, which may be shorter. At most
+    /// [`TRAIN`] of them. The kernel cuts them where it can (`UDP_SEGMENT`), else it gets them in one system call. Returns how many bytes it has
+    /// taken; those behind have to be sent again.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::send`], when it has taken none.
+    pub fn send_train(
+        &self,
+        bytes: &[u8],
+        each: usize,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        traffic_class: u8,
+    ) -> io::Result<usize> {
+        if each == 0 || bytes.len() <= each {
+            self.send_marked(bytes, to, from, traffic_class)?;
+            return Ok(bytes.len());
+        }
+        if let Ok(segment) = u16::try_from(each)
+            && each <= self.gso.load(Ordering::Relaxed)
+            && bytes.len() <= TRAIN_BYTES
+        {
+            let mut route = Route::new(self.v6, to, from, traffic_class, Some(segment))?;
+            match self.send_one(bytes, &mut route) {
+                Ok(()) => return Ok(bytes.len()),
+                // Longer than the way's MTU, or the interface cannot compute the checksums: this way, or any.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP)
+                    ) =>
+                {
+                    self.gso.fetch_min(each - 1, Ordering::Relaxed);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let mut route = Route::new(self.v6, to, from, traffic_class, None)?;
+        let iovs: Vec<libc::iovec> = bytes.chunks(each).take(TRAIN).map(iovec).collect();
+        let first = route.message(&iovs[0]);
+        let message = |iov: &libc::iovec| libc::mmsghdr {
+            msg_hdr: libc::msghdr {
+                msg_iov: std::ptr::from_ref(iov).cast_mut(),
+                ..first
+            },
+            msg_len: 0,
+        };
+        let mut messages: Vec<libc::mmsghdr> = iovs.iter().map(message).collect();
+        let fd = self.fd.as_raw_fd();
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        let sent = retry(|| {
+            let (first, count) = (messages.as_mut_ptr(), messages.len());
+            // SAFETY: the messages point at values and bytes that outlive the call; see above.
+            unsafe { libc::syscall(libc::SYS_sendmmsg, fd, first, count, flags) }
+        })?;
+        Ok(bytes.len().min(sent * each))
+    }
+
+    /// From now on [`UdpSocket::recv_batch`] may get several datagrams of a sender as one (`UDP_GRO`), where the kernel knows how.
+    pub fn receive_trains(&self) {
+        let _ = set_option(self.fd.as_fd(), libc::SOL_UDP, libc::UDP_GRO, &1);
+    }
+
+    /// Bytes that may wait to be received, as the kernel counts them: those that it needs for itself as well.
+    ///
+    /// # Errors
+    /// None that are known.
+    pub fn receive_room(&self) -> io::Result<usize> {
+        Ok(sockopt::socket_recv_buffer_size(&self.fd)?)
+    }
+
+    /// Receives what is there, as many datagrams (or trains of them) as the batch has places.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; what the network says of one that was sent, once.
+    pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<()> {
+        let RecvBatch {
+            bytes,
+            headroom,
+            room,
+            arrivals,
+            places,
+        } = batch;
+        arrivals.clear();
+        let slot = *headroom + *room;
+        let mut controls: [Control; PLACES] = Default::default();
+        let mut names: [MaybeUninit<libc::sockaddr_storage>; PLACES] =
+            [const { MaybeUninit::zeroed() }; PLACES];
+        // SAFETY: all zeros is the empty message, and no part of an address.
+        let (mut messages, mut iovs): ([libc::mmsghdr; PLACES], [libc::iovec; PLACES]) = unsafe {
+            (
+                MaybeUninit::zeroed().assume_init(),
+                MaybeUninit::zeroed().assume_init(),
+            )
+        };
+        let buffers = bytes.chunks_exact_mut(slot).take(*places);
+        for (i, buffer) in buffers.enumerate() {
+            let into = &mut buffer[*headroom..];
+            iovs[i].iov_base = into.as_mut_ptr().cast();
+            iovs[i].iov_len = into.len();
+            let m = &mut messages[i].msg_hdr;
+            m.msg_iov = &raw mut iovs[i];
+            m.msg_iovlen = 1;
+            m.msg_name = names[i].as_mut_ptr().cast();
+            m.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
+            m.msg_control = controls[i].words.as_mut_ptr().cast();
+            m.msg_controllen = size_of_val(&controls[i].words) as _;
+        }
+        let fd = self.fd.as_raw_fd();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        let none = std::ptr::null_mut::<libc::timespec>();
+        let count = retry(|| {
+            let first = messages.as_mut_ptr();
+            // SAFETY: the messages point at buffers that outlive the call, with their lengths; see above.
+            unsafe { libc::syscall(libc::SYS_recvmmsg, fd, first, *places, flags, none) }
+        })?;
+        for (message, name) in messages.iter().zip(&names).take(count) {
+            // SAFETY: zeros, or what the kernel wrote.
+            let name = unsafe { name.assume_init_ref() };
+            let told = told(&message.msg_hdr);
+            let len = message.msg_len as usize;
+            let whole = message.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
+            arrivals.push(peer(name).map(|from| {
+                Train {
+                    arrival: Arrival {
+                        len,
+                        from,
+                        to: told.to,
+                        traffic_class: told.traffic_class,
+                    },
+                    each: told
+                        .segment
+                        .filter(|&each| whole && each > 0)
+                        .unwrap_or(len),
+                }
+            }));
+        }
         Ok(())
     }
 
@@ -233,7 +403,7 @@ impl UdpSocket {
     /// # Errors
     /// `WouldBlock` when there is none.
     pub fn recv(&self, into: &mut [u8]) -> io::Result<Arrival> {
-        let mut control = Control([0; 64]);
+        let mut control = Control::default();
         let mut name = MaybeUninit::<libc::sockaddr_storage>::zeroed();
         // SAFETY: all zeros is the empty message.
         let mut m: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -245,18 +415,20 @@ impl UdpSocket {
         m.msg_iovlen = 1;
         m.msg_name = name.as_mut_ptr().cast();
         m.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
-        m.msg_control = control.0.as_mut_ptr().cast();
-        m.msg_controllen = size_of::<Control>() as _;
+        m.msg_control = control.words.as_mut_ptr().cast();
+        m.msg_controllen = size_of_val(&control.words) as _;
         let fd = self.fd.as_raw_fd();
         let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
         // SAFETY: the message points at buffers that outlive the call, with their lengths; see above.
         let len = retry(|| unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut m, flags) })?;
         // SAFETY: zeros, or what the kernel wrote.
         let name = unsafe { name.assume_init() };
+        let told = told(&m);
         Ok(Arrival {
             len,
             from: peer(&name).ok_or(io::ErrorKind::InvalidData)?,
-            to: arrived_at(&m),
+            to: told.to,
+            traffic_class: told.traffic_class,
         })
     }
 }
@@ -268,7 +440,12 @@ impl AsFd for UdpSocket {
 }
 
 /// `value` is plain numbers.
-fn set_option<T: Copy>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &T) -> io::Result<()> {
+pub(crate) fn set_option<T: Copy>(
+    fd: BorrowedFd<'_>,
+    level: i32,
+    option: i32,
+    value: &T,
+) -> io::Result<()> {
     // SAFETY: the value outlives the call, with its length.
     retry(|| unsafe {
         libc::syscall(
@@ -308,21 +485,130 @@ fn sockaddr_v6(addr: SocketAddrV6) -> libc::sockaddr_in6 {
     }
 }
 
-/// Makes `value` the one piece of ancillary data of a message.
-fn attach<T: Copy>(m: &mut libc::msghdr, control: &mut Control, level: i32, kind: i32, value: T) {
-    const { assert!(size_of::<T>() <= 32, "no room for the value and its header") }
-    let len = size_of::<T>() as u32;
-    m.msg_control = control.0.as_mut_ptr().cast();
-    // SAFETY: these two only compute; there is room for both, as asserted.
-    let (space, end) = unsafe { (libc::CMSG_SPACE(len), libc::CMSG_LEN(len)) };
-    m.msg_controllen = space as _;
-    // SAFETY: `m` has a control buffer with room for one header and the value.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(m);
-        (*header).cmsg_level = level;
-        (*header).cmsg_type = kind;
-        (*header).cmsg_len = end as _;
-        libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+fn iovec(bytes: &[u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+/// Where a message goes, in the kernel's form.
+struct Route {
+    name: Name,
+    control: Control,
+}
+
+enum Name {
+    V4(libc::sockaddr_in),
+    V6(libc::sockaddr_in6),
+}
+
+impl Route {
+    /// From a socket of the family that `v6` says.
+    fn new(
+        v6: bool,
+        to: SocketAddr,
+        from: Option<IpAddr>,
+        traffic_class: u8,
+        segment: Option<u16>,
+    ) -> io::Result<Route> {
+        let mismatch = || io::Error::from(io::ErrorKind::InvalidInput);
+        let mut control = Control::default();
+        let name = if v6 {
+            let name = sockaddr_v6(match to {
+                SocketAddr::V4(to) => SocketAddrV6::new(to.ip().to_ipv6_mapped(), to.port(), 0, 0),
+                SocketAddr::V6(to) => to,
+            });
+            if let Some(from) = from {
+                if from.is_ipv4() != to.ip().to_canonical().is_ipv4() {
+                    return Err(mismatch());
+                }
+                let info = libc::in6_pktinfo {
+                    ipi6_addr: libc::in6_addr {
+                        s6_addr: mapped(from).octets(),
+                    },
+                    // A group is one of an interface.
+                    ipi6_ifindex: if name.sin6_addr.s6_addr[0] == 0xff {
+                        name.sin6_scope_id as _
+                    } else {
+                        0
+                    },
+                };
+                control.attach(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+            }
+            Name::V6(name)
+        } else {
+            let SocketAddr::V4(to) = to else {
+                return Err(mismatch());
+            };
+            if let Some(from) = from {
+                let IpAddr::V4(from) = from else {
+                    return Err(mismatch());
+                };
+                let info = libc::in_pktinfo {
+                    ipi_ifindex: 0,
+                    ipi_spec_dst: in_addr(from),
+                    ipi_addr: in_addr(Ipv4Addr::UNSPECIFIED),
+                };
+                control.attach(libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+            }
+            Name::V4(libc::sockaddr_in {
+                sin_family: libc::AF_INET as _,
+                sin_port: to.port().to_be(),
+                sin_addr: in_addr(*to.ip()),
+                sin_zero: [0; 8],
+            })
+        };
+        if traffic_class != 0 {
+            let (level, kind) = if to.ip().to_canonical().is_ipv4() {
+                (libc::IPPROTO_IP, libc::IP_TOS)
+            } else {
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)
+            };
+            control.attach(level, kind, libc::c_int::from(traffic_class));
+        }
+        if let Some(segment) = segment {
+            control.attach(libc::SOL_UDP, libc::UDP_SEGMENT, segment);
+        }
+        Ok(Route { name, control })
+    }
+
+    /// A message along it. It points at the route and at `iov`.
+    fn message(&mut self, iov: &libc::iovec) -> libc::msghdr {
+        // SAFETY: all zeros is the empty message.
+        let mut m: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        m.msg_iov = std::ptr::from_ref(iov).cast_mut();
+        m.msg_iovlen = 1;
+        (m.msg_name, m.msg_namelen) = match &mut self.name {
+            Name::V4(name) => (std::ptr::from_mut(name).cast(), size_of_val(name) as _),
+            Name::V6(name) => (std::ptr::from_mut(name).cast(), size_of_val(name) as _),
+        };
+        if self.control.used > 0 {
+            m.msg_control = self.control.words.as_mut_ptr().cast();
+            m.msg_controllen = self.control.used as _;
+        }
+        m
+    }
+}
+
+impl Control {
+    /// Adds `value` to the ancillary data.
+    fn attach<T: Copy>(&mut self, level: i32, kind: i32, value: T) {
+        let len = size_of::<T>() as u32;
+        let used = self.used;
+        // SAFETY: these two only compute.
+        let (space, end) = unsafe { (libc::CMSG_SPACE(len), libc::CMSG_LEN(len)) };
+        self.used += space as usize;
+        assert!(self.used <= size_of_val(&self.words));
+        // SAFETY: there is room for one more header and value behind those that are there, whose space is a multiple of a word.
+        unsafe {
+            let header = self.words.as_mut_ptr().add(used / size_of::<u64>());
+            let header = header.cast::<libc::cmsghdr>();
+            (*header).cmsg_level = level;
+            (*header).cmsg_type = kind;
+            (*header).cmsg_len = end as _;
+            libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
+        }
     }
 }
 
@@ -350,38 +636,65 @@ fn peer(name: &libc::sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// Our address in a received message's packet information.
-fn arrived_at(m: &libc::msghdr) -> Option<IpAddr> {
-    let data = |header: *const libc::cmsghdr, len: usize| {
-        // SAFETY: a header within the control data; this only computes.
-        let wanted = unsafe { libc::CMSG_LEN(len as u32) } as _;
-        // SAFETY: as above.
+/// What a received message's ancillary data tells.
+#[derive(Default)]
+struct Told {
+    /// Our address that it was sent to.
+    to: Option<IpAddr>,
+    traffic_class: u8,
+    /// The length of each datagram of a train.
+    segment: Option<usize>,
+}
+
+fn told(m: &libc::msghdr) -> Told {
+    /// The value behind a header.
+    ///
+    /// # Safety
+    /// A header within the control data that the kernel wrote, and a type of plain numbers.
+    unsafe fn value<T: Copy>(header: *const libc::cmsghdr) -> Option<T> {
+        // SAFETY: this only computes.
+        let wanted = unsafe { libc::CMSG_LEN(size_of::<T>() as u32) } as _;
+        // SAFETY: the caller's promise.
         let (has, at) = unsafe { ((*header).cmsg_len, libc::CMSG_DATA(header)) };
-        (has >= wanted).then_some(at)
-    };
+        // SAFETY: long enough, as just checked.
+        (has >= wanted).then(|| unsafe { at.cast::<T>().read_unaligned() })
+    }
+    let mut told = Told::default();
     // SAFETY: the control data that the kernel wrote, as long as it said.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(m) };
     while !header.is_null() {
         // SAFETY: as above.
         match unsafe { ((*header).cmsg_level, (*header).cmsg_type) } {
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                let at = data(header, size_of::<libc::in6_pktinfo>())?;
-                // SAFETY: long enough, as just checked.
-                let info = unsafe { at.cast::<libc::in6_pktinfo>().read_unaligned() };
-                return Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical());
+                // SAFETY: as above.
+                let info = unsafe { value::<libc::in6_pktinfo>(header) };
+                told.to = info.map(|i| Ipv6Addr::from(i.ipi6_addr.s6_addr).to_canonical());
             }
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                let at = data(header, size_of::<libc::in_pktinfo>())?;
-                // SAFETY: long enough, as just checked.
-                let info = unsafe { at.cast::<libc::in_pktinfo>().read_unaligned() };
-                return Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into());
+                // SAFETY: as above.
+                let info = unsafe { value::<libc::in_pktinfo>(header) };
+                told.to = info.map(|i| Ipv4Addr::from(i.ipi_addr.s_addr.to_ne_bytes()).into());
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => {
+                // SAFETY: as above.
+                told.traffic_class = unsafe { value::<u8>(header) }.unwrap_or(0);
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                // SAFETY: as above.
+                let class = unsafe { value::<libc::c_int>(header) };
+                told.traffic_class = class.map_or(0, |class| class as u8);
+            }
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                // SAFETY: as above.
+                let each = unsafe { value::<libc::c_int>(header) };
+                told.segment = each.and_then(|each| usize::try_from(each).ok());
             }
             _ => {}
         }
         // SAFETY: as above.
         header = unsafe { libc::CMSG_NXTHDR(m, header) };
     }
-    None
+    told
 }
 
 #[cfg(test)]
@@ -404,7 +717,12 @@ mod tests {
             "its own length, not what there was room for"
         );
         assert_eq!(arrival.from, (from, ports[0]).into());
-        assert_eq!(arrival.to, Some(to));
+        assert_eq!((arrival.to, arrival.traffic_class), (Some(to), 0));
+        a.send_marked(b"", (to, ports[1]).into(), Some(from), 0x68)
+            .unwrap();
+        poll_fds(&[(b.as_fd(), Interest::READ)], None).unwrap();
+        let marked = b.recv(&mut buf).unwrap();
+        assert_eq!((marked.to, marked.traffic_class), (Some(to), 0x68));
         let none = b.recv(&mut buf).unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
         let again = UdpSocket::bind(b.local_addr().unwrap(), 1 << 16);
@@ -468,6 +786,70 @@ mod tests {
         if UdpSocket::bind("[::1]:0".parse().unwrap(), 1 << 16).is_ok() {
             exchange("[::]:0", "[::]:0", "127.0.0.3", "127.0.0.2");
             exchange("[::]:0", "[::]:0", "::1", "::1");
+        }
+    }
+
+    /// Equal datagrams, of which the last is shorter: cut by the kernel, or not.
+    #[test]
+    fn a_train_arrives_as_the_datagrams_that_it_is_of() {
+        let addresses = ["127.0.0.1:0", "[::1]:0"];
+        for (addr, gso) in addresses.into_iter().flat_map(|a| [(a, true), (a, false)]) {
+            let bind = || UdpSocket::bind(addr.parse().unwrap(), 1 << 18);
+            let (Ok(a), Ok(b)) = (bind(), bind()) else {
+                println!("skipped: no {addr}");
+                continue;
+            };
+            b.receive_trains();
+            if !gso {
+                a.gso.store(0, Ordering::Relaxed);
+            }
+            let bytes: Vec<u8> = (0..2100).map(|i| (i * 7 % 251) as u8).collect();
+            let to = b.local_addr().unwrap();
+            let taken = a.send_train(&bytes, 500, to, None, 0).unwrap();
+            assert_eq!(taken, bytes.len());
+            let mut batch = RecvBatch::new(3, 16, 65_536);
+            let mut came: Vec<Vec<u8>> = Vec::new();
+            while came.len() < 5 {
+                poll_fds(&[(b.as_fd(), Interest::READ)], None).unwrap();
+                b.recv_batch(&mut batch).unwrap();
+                for i in 0..batch.len() {
+                    let (train, buffer) = batch.get(i).unwrap();
+                    assert_eq!(train.arrival.from, a.local_addr().unwrap());
+                    came.extend(buffer[16..].chunks(train.each).map(<[u8]>::to_vec));
+                }
+            }
+            let lengths: Vec<_> = came.iter().map(Vec::len).collect();
+            assert_eq!(lengths, [500, 500, 500, 500, 100]);
+            assert_eq!(came.concat(), bytes);
+            let none = b.recv_batch(&mut batch).unwrap_err();
+            assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+            assert!(batch.is_empty());
+        }
+        let socket = UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 1 << 16).unwrap();
+        assert!(socket.receive_room().unwrap() > 0);
+    }
+
+    /// Longer than what the interface carries at once: the kernel refuses to cut, and they arrive all the same.
+    #[test]
+    fn long_datagrams_go_one_by_one() {
+        let bind = || UdpSocket::bind("127.0.0.1:0".parse().unwrap(), 1 << 20).unwrap();
+        let (a, b) = (bind(), bind());
+        let bytes = vec![5; 64_000 * 2];
+        let to = b.local_addr().unwrap();
+        assert_eq!(
+            a.send_train(&bytes, 64_000, to, None, 0).unwrap(),
+            bytes.len()
+        );
+        let mut batch = RecvBatch::new(2, 0, 65_536);
+        let mut came = 0;
+        while came < bytes.len() {
+            poll_fds(&[(b.as_fd(), Interest::READ)], None).unwrap();
+            b.recv_batch(&mut batch).unwrap();
+            for i in 0..batch.len() {
+                let (train, _) = batch.get(i).unwrap();
+                assert_eq!((train.arrival.len, train.each), (64_000, 64_000));
+                came += 64_000;
+            }
         }
     }
 }

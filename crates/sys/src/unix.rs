@@ -3,23 +3,31 @@
 //!
 //! # Safety
 //!
-//! One `unsafe` call, `getsockopt(SO_PEERCRED)`: `rustix` has no room for a peer whose process number
-//! cannot be seen from here.
+//! `getsockopt(SO_PEERCRED)` and `recvmsg`: `rustix` has no room for a peer whose process number cannot be seen from
+//! here, and none for its descriptor. The kernel gets pointers to values and buffers that outlive the call, with their lengths, and ancillary
+//! data is walked with the C library's macros within the length that the kernel has told. Each descriptor that comes has one owner from then on.
 
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, UCred, sockopt,
 };
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io::{self, IoSlice};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
+use crate::raw::retry;
+use crate::udp::set_option;
+
 /// The most descriptors in one message (the kernel's `SCM_MAX_FD`).
 pub const MAX_FDS: usize = 253;
+/// The number of users that our user namespace does not know (`/proc/sys/kernel/overflowuid`).
+pub(crate) const OVERFLOW_UID: u32 = 65_534;
+/// A descriptor of the sender's process beside a message (Linux 6.5).
+const SCM_PIDFD: i32 = 4;
 
 /// What a socket is called.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +113,7 @@ pub fn accept(fd: impl AsFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Who made the other end of a connection (as it was at `connect` or `listen`).
+/// Who made the other end of a connection (as it was at `connect` or `listen`), or sent a message (as it was then).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cred {
     /// The process; `None` when our namespace has no number for it.
@@ -116,7 +124,23 @@ pub struct Cred {
     pub gid: u32,
 }
 
-/// Asks the kernel who is at the other end.
+impl Cred {
+    fn new(cred: libc::ucred) -> Cred {
+        Cred {
+            pid: u32::try_from(cred.pid).ok().filter(|&pid| pid != 0),
+            uid: cred.uid,
+            gid: cred.gid,
+        }
+    }
+
+    /// Whether this is the user that we run as. One that our user namespace does not know is nobody in particular, and neither are we if
+    /// it does not know us.
+    pub fn is_same_user(&self) -> bool {
+        self.uid == crate::process::uid() && self.uid != OVERFLOW_UID
+    }
+}
+
+/// Who made the other end of a connection, when it did so.
 ///
 /// # Errors
 /// `InvalidInput` when `fd` is not a Unix socket.
@@ -145,11 +169,23 @@ pub fn peer_cred(fd: impl AsFd) -> io::Result<Cred> {
     if len as usize != size_of_val(&cred) || cred.uid == u32::MAX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    Ok(Cred {
-        pid: u32::try_from(cred.pid).ok().filter(|&pid| pid != 0),
-        uid: cred.uid,
-        gid: cred.gid,
-    })
+    Ok(Cred::new(cred))
+}
+
+/// From now on messages that are received say who sent them ([`Packet::sender`]), or do not. Connections have it from their listener.
+///
+/// # Errors
+/// None on a Unix socket.
+pub fn ask_for_senders(fd: impl AsFd, on: bool) -> io::Result<()> {
+    sockopt::set_socket_passcred(&fd, on)?;
+    // Before Linux 6.5 there is only the number.
+    let _ = set_option(
+        fd.as_fd(),
+        libc::SOL_SOCKET,
+        libc::SO_PASSPIDFD,
+        &i32::from(on),
+    );
+    Ok(())
 }
 
 /// Sends one message with copies of some descriptors, whole or not at all.
@@ -158,18 +194,46 @@ pub fn peer_cred(fd: impl AsFd) -> io::Result<Cred> {
 /// `WouldBlock` when the peer's queue is full; `InvalidInput` for no bytes or for more than [`MAX_FDS`]
 /// descriptors; `BrokenPipe` (no signal).
 pub fn send_with_fds(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send(fd.as_fd(), bytes, fds, None)
+}
+
+/// The same, with our process and effective user and group: the kernel sees to it that they are ours.
+///
+/// # Errors
+/// As [`send_with_fds`]; `InvalidInput` too when our user namespace does not know our user or group.
+pub fn send_signed(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let ourselves = UCred {
+        pid: rustix::process::getpid(),
+        uid: rustix::process::geteuid(),
+        gid: rustix::process::getegid(),
+    };
+    send(fd.as_fd(), bytes, fds, Some(ourselves))
+}
+
+fn send(
+    fd: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    cred: Option<UCred>,
+) -> io::Result<()> {
     if bytes.is_empty() || fds.len() > MAX_FDS {
         // A message of no bytes would read as the end of the stream.
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds.len()))];
+    let room = rustix::cmsg_space!(ScmRights(fds.len()), ScmCredentials(1));
+    let mut space = vec![MaybeUninit::uninit(); room];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
+    if let Some(cred) = cred
+        && !control.push(SendAncillaryMessage::ScmCredentials(cred))
+    {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     rustix::io::retry_on_intr(|| {
         net::sendmsg(
-            &fd,
+            fd,
             &[IoSlice::new(bytes)],
             &mut control,
             SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
@@ -178,39 +242,125 @@ pub fn send_with_fds(fd: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
     Ok(())
 }
 
-/// Takes one message and at most `max_fds` descriptors, which are closed on exec. `None` is the end of the stream.
+/// A message, and what came with it.
+#[derive(Debug)]
+pub struct Packet {
+    /// Its length.
+    pub len: usize,
+    /// Descriptors, which are closed on exec.
+    pub fds: Vec<OwnedFd>,
+    /// Who sent it; `None` unless [`ask_for_senders`] asks.
+    pub sender: Option<Sender>,
+}
+
+/// The sender of a message, when it was sent.
+#[derive(Debug)]
+pub struct Sender {
+    /// Its process and user.
+    pub cred: Cred,
+    /// Stands for the process; `None` before Linux 6.5, and when there was no descriptor to be had.
+    pub pidfd: Option<OwnedFd>,
+}
+
+/// As [`recv`], for who needs not know the sender.
 ///
 /// # Errors
-/// `WouldBlock` when nothing has arrived; `InvalidData` when the message does not fit `buf` or came with more
-/// descriptors: those that came are closed.
+/// As there.
 pub fn recv_with_fds(
     fd: impl AsFd,
     buf: &mut [u8],
     max_fds: usize,
 ) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-    let room = rustix::cmsg_space!(ScmRights(max_fds.min(MAX_FDS)));
-    let mut space = vec![MaybeUninit::uninit(); room];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = rustix::io::retry_on_intr(|| {
-        net::recvmsg(
-            &fd,
-            &mut [IoSliceMut::new(buf)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
-        )
-    })?;
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(some) = message {
-            fds.extend(some);
-        }
-    }
-    if got
-        .flags
-        .intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC)
-        || fds.len() > max_fds
-    {
+    Ok(recv(fd, buf, max_fds)?.map(|packet| (packet.len, packet.fds)))
+}
+
+/// Takes one message and at most `max_fds` descriptors. `None` is the end of the stream.
+///
+/// # Errors
+/// `WouldBlock` when nothing has arrived; `InvalidData` when the message does not fit `buf` or came with more
+/// descriptors: those that came are closed.
+pub fn recv(fd: impl AsFd, buf: &mut [u8], max_fds: usize) -> io::Result<Option<Packet>> {
+    let sizes = [
+        max_fds.min(MAX_FDS) * size_of::<RawFd>(),
+        size_of::<libc::ucred>(),
+        size_of::<RawFd>(),
+    ];
+    // SAFETY: it only computes.
+    let room = sizes.map(|size| unsafe { libc::CMSG_SPACE(size as u32) } as usize);
+    // Aligned as headers are.
+    let mut control = vec![0_u64; room.iter().sum::<usize>().div_ceil(8)];
+    let iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    // SAFETY: all zeros is the empty message.
+    let mut m: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    m.msg_iov = (&raw const iov).cast_mut();
+    m.msg_iovlen = 1;
+    m.msg_control = control.as_mut_ptr().cast();
+    m.msg_controllen = size_of_val(control.as_slice()) as _;
+    let fd = fd.as_fd().as_raw_fd();
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    // SAFETY: the message points at buffers that outlive the call, with their lengths.
+    let len = retry(|| unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut m, flags) })?;
+    // SAFETY: the kernel has just filled it, and nothing else takes the descriptors out of it.
+    let (fds, sender) = unsafe { ancillary(&m) };
+    if m.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0 || fds.len() > max_fds {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    Ok((got.bytes != 0).then_some((got.bytes, fds)))
+    Ok((len != 0).then_some(Packet { len, fds, sender }))
+}
+
+/// Takes out what came beside a message.
+///
+/// # Safety
+/// The kernel has filled `m`, and this is called once for it: the descriptors get their owners here.
+unsafe fn ancillary(m: &libc::msghdr) -> (Vec<OwnedFd>, Option<Sender>) {
+    // SAFETY: our caller's promise: the number is an open descriptor of ours that has no owner yet.
+    let own = |fd: RawFd| (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) });
+    let (mut fds, mut cred, mut pidfd) = (Vec::new(), None, None);
+    // SAFETY: the control data that the kernel wrote, as long as it said.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(m) };
+    while !header.is_null() {
+        // SAFETY: as above.
+        let (level, kind, len) = unsafe {
+            let header = &*header;
+            (
+                header.cmsg_level,
+                header.cmsg_type,
+                header.cmsg_len as usize,
+            )
+        };
+        // SAFETY: these two only compute.
+        let (data, before) = unsafe { (libc::CMSG_DATA(header), libc::CMSG_LEN(0) as usize) };
+        let len = len.saturating_sub(before);
+        match (level, kind) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                let count = len / size_of::<RawFd>();
+                let number = |i| {
+                    // SAFETY: so many numbers are there.
+                    unsafe {
+                        data.byte_add(i * size_of::<RawFd>())
+                            .cast::<RawFd>()
+                            .read_unaligned()
+                    }
+                };
+                fds.extend((0..count).filter_map(|i| own(number(i))));
+            }
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if len >= size_of::<libc::ucred>() => {
+                // SAFETY: long enough, and plain numbers.
+                cred = Some(unsafe { data.cast::<libc::ucred>().read_unaligned() });
+            }
+            // In place of a descriptor there may be an error.
+            (libc::SOL_SOCKET, SCM_PIDFD) if len >= size_of::<RawFd>() => {
+                // SAFETY: long enough.
+                pidfd = own(unsafe { data.cast::<RawFd>().read_unaligned() });
+            }
+            _ => {}
+        }
+        // SAFETY: as above.
+        header = unsafe { libc::CMSG_NXTHDR(m, header) };
+    }
+    let cred = cred.map(Cred::new);
+    (fds, cred.map(|cred| Sender { cred, pidfd }))
 }

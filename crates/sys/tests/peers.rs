@@ -243,17 +243,29 @@ fn another_process_is_read_and_written() {
 }
 
 #[test]
-fn tracing_is_refused_to_peers_of_an_undumpable_process() {
-    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-    let open = yama.map_or(true, |s| s.trim() == "0");
-    assert_eq!(process::peers_may_trace(), open);
-    let set = |v: libc::c_ulong| {
-        // SAFETY: it changes a flag of the process only.
-        assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, v, 0, 0, 0) }, 0);
-    };
-    set(0);
-    assert!(!process::peers_may_trace());
-    set(1);
+fn messages_say_who_sent_them() {
+    let (near, far) = pair("signed");
+    let from = || unix::recv(&far, &mut [0; 8], 1).unwrap().unwrap().sender;
+    unix::send_signed(&near, b"one", &[]).unwrap();
+    assert!(from().is_none(), "nobody has asked");
+    unix::send_signed(&near, b"two", &[near.as_fd()]).unwrap();
+    unix::send_with_fds(&near, b"three", &[]).unwrap();
+    unix::ask_for_senders(&far, true).unwrap();
+    let sender = from().unwrap();
+    assert_eq!(sender.cred, unix::peer_cred(&far).unwrap());
+    assert!(sender.cred.is_same_user());
+    if let Some(pidfd) = sender.pidfd {
+        assert!(process::shares_user_namespace(&pidfd));
+        let number = |fd: &std::os::fd::OwnedFd| process::pidfd_number(fd);
+        let me = process::pidfd_open(std::process::id()).unwrap();
+        assert_eq!(number(&pidfd), number(&me));
+        assert_eq!(process::pidfd_number(&far), None);
+    }
+    let unsigned = from().unwrap().cred;
+    assert!(!unsigned.is_same_user(), "{unsigned:?}");
+    unix::ask_for_senders(&far, false).unwrap();
+    unix::send_signed(&near, b"four", &[]).unwrap();
+    assert!(from().is_none());
 }
 
 #[test]

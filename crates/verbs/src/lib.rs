@@ -44,13 +44,14 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
-pub mod process;
+pub mod faults;
 
 pub use weft_rnic::{
-    Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, EndReason,
-    Ender, Error, Grh, INLINE_DATA, InlineData, Ledger, Limits, LinkOptions, LocalMode, MemError,
-    Mr, Mw, Path, Pd, PostError, PostReason, Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr,
-    Rnr, SendOp, SendWr, SgList, Sge, Signal, SimFaults, SimNet, Srq, Transport, UD_GROUP, UD_MTU,
-    UdCounters, UdDest, UdInit, UdPort, UdPortCounters, UdQp, UdSource, Wc, WcOpcode, WcStatus,
-    stat,
+    Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, Doorbell,
+    EndReason, Ender, Error, EventWait, Grh, INLINE_DATA, InlineData, Leaving, Ledger, Limits,
+    LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PerProcess, PostError, PostReason, Qp,
+    QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal,
+    SimFaults, SimNet, Srq, Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU,
+    UdCounters, UdDest, UdError, UdErrorKind, UdInit, UdPort, UdPortCounters, UdQp, UdSource,
+    ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, protect, stat, tcp_peer_uid, tls,
 };

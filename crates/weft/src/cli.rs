@@ -9,11 +9,15 @@ use crate::cmd;
 use crate::failure::{EXIT_CODES, Failure};
 
 const ENVIRONMENT: &str = "\
-Environment (the first three of every program that uses the weft libraries):
+Environment (the first six of every program that uses the weft libraries):
   WEFT_LOCAL      Whether processes of this host and user meet in shared memory: `off`, never;
                   `auto` (the default), where both can; `require`, or the connection fails
   WEFT_LOCAL_DIR  A directory that containers share, where they find each other from network
                   namespaces of their own
+  WEFT_TLS        `on`: connections are made by TLS and no others are taken; `off` (the default)
+  WEFT_TLS_KEY    A file with our private key (PKCS #8 PEM, Ed25519); without it, one for this process
+  WEFT_TLS_PEERS  A file with the public keys or fingerprints of the peers that are taken, one a
+                  line; without it, any
   WEFT_STAT       `off`: do not answer `weft stat`
   WEFT_LOG        What is logged to stderr: `off`, `error`, `warn`, `info`, `debug`, `trace`";
 
@@ -68,6 +72,15 @@ pub enum Command {
     /// Copy files to another machine with RDMA Writes, or receive them
     #[command(long_about = cmd::cp::LONG)]
     Cp(cmd::cp::Args),
+    /// Serve movies and live streams by RDMA Reads, and watch them
+    #[command(long_about = cmd::media::LONG)]
+    Media(Box<cmd::media::Args>),
+    /// Use the memory of other machines as files, or offer this one's
+    #[command(long_about = cmd::fs::LONG)]
+    Fs(cmd::fs::Args),
+    /// Make the key pair that others know this user by, and manage known peers
+    #[command(long_about = cmd::key::LONG)]
+    Key(cmd::key::Args),
     /// The first RDMA program: write to a peer's memory and read it back
     #[command(long_about = cmd::hello::LONG)]
     Hello(cmd::hello::Args),
@@ -82,10 +95,16 @@ pub enum Command {
     /// Run an unmodified program for libibverbs and librdmacm
     #[command(long_about = cmd::verbs::LONG)]
     Verbs(cmd::verbs::Args),
+    /// Run an unmodified TCP program, with shared memory to its peers on this host
+    #[command(long_about = cmd::run::LONG)]
+    Run(cmd::run::Args),
     /// Tell what this machine allows and what each lack costs
     Doctor(cmd::doctor::Args),
     /// Move a real file beside plain TCP, measure, and write a report
     Demo(cmd::demo::Args),
+    /// Print a dissector of weft's own formats for Wireshark and tshark
+    #[command(long_about = cmd::dissector::LONG)]
+    Dissector(cmd::dissector::Args),
     /// Print the manual page, or write one for every subcommand
     Man(cmd::man::Args),
     /// Print the completion script of a shell
@@ -97,13 +116,18 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, Failure> {
         match self.command {
             Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
+            Command::Media(args) => cmd::media::run(&args, self.global).map(Into::into),
+            Command::Fs(args) => cmd::fs::run(&args, self.global),
+            Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => cmd::bench::run(args),
             Command::Blast(args) => cmd::blast::run(&args, self.global).map(Into::into),
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Verbs(args) => cmd::verbs::run(&args),
+            Command::Run(args) => cmd::run::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
+            Command::Dissector(args) => cmd::dissector::run(&args).map(Into::into),
             Command::Man(args) => cmd::man::run(&args).map(Into::into),
             Command::Completion(args) => cmd::completion::run(&args).map(Into::into),
         }

@@ -18,6 +18,9 @@ const MAX_PATH_LIST: usize = 1 << 16;
 const LOAD: u32 = 1;
 const DYNAMIC: u32 = 2;
 const INTERPRETER: u32 = 3;
+const NOTE: u32 = 4;
+/// The name in the note that Go's linker leaves in each program.
+const GO: &[u8] = b"Go\0\0";
 
 const STRING_TABLE: u64 = 5;
 const RPATH: u64 = 15;
@@ -75,6 +78,26 @@ pub fn kind(file: &File) -> io::Result<Kind> {
     Ok(Kind::Dynamic {
         rpath: rpath(file, &segments)?,
     })
+}
+
+/// Whether Go's linker made the program: its packages make system calls without the C library.
+pub fn is_go(file: &File) -> io::Result<bool> {
+    let mut start = [0; HEADER];
+    if read(file, &mut start, 0)? < HEADER || !start.starts_with(b"\x7fELF\x02\x01") {
+        return Ok(false);
+    }
+    for note in segments(file, &start)?.iter().filter(|s| s.kind == NOTE) {
+        let mut bytes = vec![0; note.len.min(4096) as usize];
+        let got = read(file, &mut bytes, note.offset)?;
+        // Sizes of name and text, a type, and the name.
+        if bytes[..got]
+            .windows(16)
+            .any(|w| w[..4] == [4, 0, 0, 0] && &w[12..] == GO)
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn interpreter(line: &[u8]) -> Option<OsString> {
@@ -250,6 +273,24 @@ mod tests {
         let mut other = program(&[]);
         other[4] = 1;
         assert_eq!(of(&other), Kind::Foreign);
+    }
+
+    #[test]
+    fn go_is_known_by_its_note() {
+        let mut file = program(&[]);
+        put(&mut file, 64 + 56, &NOTE.to_le_bytes());
+        put(&mut file, 64 + 56 + 8, &900u64.to_le_bytes());
+        put(&mut file, 64 + 56 + 32, &32u64.to_le_bytes());
+        let write = |bytes: &[u8]| {
+            let mut out = tempfile::tempfile().unwrap();
+            out.write_all(bytes).unwrap();
+            is_go(&out).unwrap()
+        };
+        assert!(!write(&file));
+        put(&mut file, 900, &[4, 0, 0, 0, 8, 0, 0, 0, 4, 0, 0, 0]);
+        put(&mut file, 912, GO);
+        assert!(write(&file));
+        assert!(!write(b"#!/bin/sh"));
     }
 
     #[test]

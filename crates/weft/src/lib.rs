@@ -3,6 +3,7 @@
 //! RDMA itself is in [`weft_verbs`] and, in its small form, in [`weft_iw`]; start there to write programs.
 #![forbid(unsafe_code)]
 
+mod address;
 pub mod cli;
 pub mod cmd;
 pub mod cp;
@@ -10,4 +11,7 @@ pub mod demo;
 pub mod doctor;
 pub mod elf;
 pub mod failure;
+pub mod fs;
+pub mod identity;
 pub mod stat;
+pub mod stat_run;

@@ -74,7 +74,7 @@ impl Watch {
 }
 
 /// What the kernel calls a process; the text is the process's own choice.
-fn process_name(pid: Option<u32>) -> String {
+pub(crate) fn process_name(pid: Option<u32>) -> String {
     let name = pid.and_then(|pid| fs::read(format!("/proc/{pid}/comm")).ok());
     match name {
         Some(name) => String::from_utf8_lossy(name.trim_ascii_end())
@@ -118,6 +118,7 @@ impl Row {
             local,
             peer,
             transport,
+            cipher,
             reason,
             age,
             ledger,
@@ -137,6 +138,7 @@ impl Row {
             "local": local.to_string(),
             "peer": peer.to_string(),
             "transport": transport,
+            "cipher": cipher,
             "reason": reason,
             "since": since,
             "age_s": age.as_secs_f64(),
@@ -234,7 +236,10 @@ pub fn table(rows: &[Row], rates: bool) -> String {
             format!("{} {pid}", row.process),
             c.qp.to_string(),
             connection,
-            c.transport.clone(),
+            match &c.cipher {
+                Some(cipher) => format!("{}\n{cipher}", c.transport),
+                None => c.transport.clone(),
+            },
             age(c.age),
             bytes(tx_direct + tx_copied),
             bytes(rx_direct + rx_copied),
@@ -262,6 +267,7 @@ mod tests {
             local: "127.0.0.1:1".parse().unwrap(),
             peer: "127.0.0.1:2".parse().unwrap(),
             transport: "tcp".into(),
+            cipher: None,
             reason: Some("the peer is on another host".into()),
             age: Duration::from_secs(seconds),
             ledger: Ledger {

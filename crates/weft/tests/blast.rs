@@ -147,7 +147,7 @@ fn a_long_link() {
         return;
     }
     out.ok();
-    assert!(out.stdout.contains("Over tcp"), "{}", out.stdout);
+    assert!(out.stdout.contains("Over tls"), "{}", out.stdout);
     assert!(out.stderr.contains("link: there: "), "{}", out.stderr);
     // One receive at a time, each with an advert that takes its way: twenty round trips.
     let line = out

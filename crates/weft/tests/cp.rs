@@ -42,7 +42,7 @@ fn sizes_from_nothing_to_many_blocks() {
 }
 
 #[test]
-fn a_sparse_file_larger_than_the_ring_over_ipv6_with_crc_and_fsync() {
+fn a_sparse_file_larger_than_the_ring_over_ipv6_with_fsync() {
     let dir = tempfile::tempdir().unwrap();
     let (source, to) = (dir.path().join("sparse"), dir.path().join("to"));
     fs::create_dir(&to).unwrap();
@@ -50,14 +50,14 @@ fn a_sparse_file_larger_than_the_ring_over_ipv6_with_crc_and_fsync() {
     file.set_len(150 << 20).unwrap();
     file.write_all_at(b"in the middle", 77 << 20).unwrap();
     let listener = match std::net::TcpListener::bind("[::1]:0") {
-        Ok(_) => Listener::start_on(&to, "[::1]:0", &["--crc"]),
+        Ok(_) => Listener::start_on(&to, "[::1]:0", &[]),
         Err(e) => {
             println!("skipped: no IPv6 here: {e}");
             return;
         }
     };
     let out = send(
-        &["--crc", "--fsync", source.to_str().unwrap()],
+        &["--fsync", source.to_str().unwrap()],
         &listener.target("deep/er"),
     );
     out.ok();
@@ -111,6 +111,14 @@ fn trees_keep_modes_times_and_empty_directories() {
         fs::read_link(to.join("x/tree/link")).unwrap(),
         Path::new("script")
     );
+    // A link that leads out fails, and nothing else does, unless the listener wants it.
+    symlink("/etc/hostname", tree.join("out")).unwrap();
+    let out = send(&["-r", "--links", tree_arg], &listener.target("x"));
+    assert_eq!(out.code, 1, "{out:?}");
+    assert!(out.stderr.contains("--any-links") && !to.join("x/tree/out").is_symlink());
+    let any = Listener::start(&to, &["--any-links"]);
+    send(&["-r", "--links", tree_arg], &any.target("x")).ok();
+    assert!(to.join("x/tree/out").is_symlink());
     for i in 0..500 {
         assert_eq!(
             fs::read(to.join(format!("x/tree/a/{i}"))).unwrap(),
@@ -275,15 +283,16 @@ fn no_permission_is_told_by_both_sides() {
     };
     // The unprivileged listener may write to `to`, not to `to/closed`.
     fs::set_permissions(&to, fs::Permissions::from_mode(0o777)).unwrap();
-    let listener = Listener::start_with(&mut command, &to, "127.0.0.1:0", &[]);
-    let out = send(&[source.to_str().unwrap()], &listener.target("closed"));
+    let listener = Listener::start_with(&mut command, &to, "127.0.0.1:0", &["--open"]);
+    let args = ["--peer", listener.fingerprint(), source.to_str().unwrap()];
+    let out = send(&args, &listener.target("closed"));
     assert_eq!(out.code, 1);
     assert!(
         out.stderr.contains("Permission denied") && out.stderr.contains("run the listener as"),
         "{}",
         out.stderr
     );
-    send(&[source.to_str().unwrap()], &listener.target("")).ok();
+    send(&args, &listener.target("")).ok();
 
     fs::set_permissions(&to, fs::Permissions::from_mode(0o755)).unwrap();
     let mut command = common::unprivileged(dir.path()).unwrap();
@@ -321,6 +330,65 @@ fn unreadable_and_missing_sources_do_not_stop_the_others() {
     assert!(out.stderr.contains("nothing to send"), "{}", out.stderr);
 }
 
+/// Whoever can write to a directory that is being sent must not choose what else is.
+#[test]
+fn what_was_put_in_the_place_of_a_source_is_not_sent() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tree, to, secret) = (
+        dir.path().join("tree"),
+        dir.path().join("to"),
+        dir.path().join("secret"),
+    );
+    fs::create_dir_all(tree.join("d/deep")).unwrap();
+    fs::create_dir(&to).unwrap();
+    fs::create_dir_all(secret.join("deep")).unwrap();
+    for name in ["deep/x", "other", "aim"] {
+        fs::write(secret.join(name), "secret").unwrap();
+    }
+    for name in ["link", "other", "good", "d/deep/x"] {
+        fs::write(tree.join(name), "mine").unwrap();
+    }
+    let single = dir.path().join("single");
+    fs::write(&single, "mine").unwrap();
+    symlink(&single, dir.path().join("by-link")).unwrap();
+    let listener = Listener::start(&to, &[]);
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let sender = weft()
+        .args(["cp", "-r", "--no-progress"])
+        .args([&tree, &single, &dir.path().join("by-link")])
+        .arg(format!("127.0.0.1:{}:", door.local_addr().unwrap().port()))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It connects when it has looked at everything.
+    let (near, _) = door.accept().unwrap();
+    fs::remove_file(tree.join("link")).unwrap();
+    symlink(secret.join("aim"), tree.join("link")).unwrap();
+    fs::rename(secret.join("other"), tree.join("other")).unwrap();
+    fs::rename(tree.join("d"), dir.path().join("d")).unwrap();
+    symlink(&secret, tree.join("d")).unwrap();
+    fs::remove_file(&single).unwrap();
+    symlink(secret.join("deep/x"), &single).unwrap();
+    let far = std::net::TcpStream::connect(listener.addr()).unwrap();
+    common::relay(near, far);
+    let out = sender.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{stderr}");
+    for name in [
+        "tree/link: ",
+        "tree/other: ",
+        "tree/d/deep/x: ",
+        "single: ",
+        "by-link: ",
+    ] {
+        assert!(stderr.contains(name), "{name}: {stderr}");
+    }
+    assert_eq!(names(&to), ["tree"]);
+    assert_eq!(names(&to.join("tree")), ["d", "good"]);
+    assert!(names(&to.join("tree/d/deep")).is_empty());
+    assert_eq!(fs::read(to.join("tree/good")).unwrap(), b"mine");
+}
+
 #[test]
 fn another_protocol_on_the_port() {
     let dir = tempfile::tempdir().unwrap();
@@ -353,16 +421,10 @@ fn another_protocol_on_the_port() {
     assert!(out.stderr.contains("no answer"), "{}", out.stderr);
     drop(silent);
 
-    // MPA, and not weft cp.
+    // MPA without TLS.
     let hello = weft_iw::Listener::open("127.0.0.1:0").unwrap();
     let at = format!("127.0.0.1:{}:", hello.local_addr().port());
-    let answering = std::thread::spawn(move || {
-        let mut ctx = hello.listen().unwrap();
-        ctx.accept().unwrap();
-        let _ = ctx.await_disconnect();
-    });
     let out = send(&[source.to_str().unwrap()], &at);
-    answering.join().unwrap();
     assert_eq!(out.code, 4, "{}", out.stderr);
     assert!(out.stderr.contains("not `weft cp`"), "{}", out.stderr);
 
@@ -391,7 +453,7 @@ fn keys_are_proved_both_ways() {
     let out = Output::of(weft().args(["cp", "--gen-key", &path("right")]));
     assert_eq!(out.code, 1, "an existing key is never replaced");
 
-    // Any address but loopback needs a key or --open.
+    // On any address but loopback it has to be said who may send.
     let to_arg = to.to_str().unwrap();
     let out = Output::of(weft().args(["cp", "--bind", "0.0.0.0:0", "--listen", to_arg]));
     assert_eq!(out.code, 2);
@@ -406,7 +468,7 @@ fn keys_are_proved_both_ways() {
     let out = send(&[&path("f")], &target);
     assert_eq!(out.code, 4, "{}", out.stderr);
     assert!(
-        out.stderr.contains("wants a key") && out.stderr.contains("--key FILE"),
+        out.stderr.contains("is not known yet") && out.stderr.contains("--key FILE"),
         "{}",
         out.stderr
     );
@@ -516,10 +578,15 @@ fn the_summary_says_what_carried_it() {
     let text = cp("require", &[]);
     assert!(text.contains(" over shared memory, CPU"), "{text}");
     let text = cp("off", &[]);
-    assert!(text.contains(" over TCP, CPU"), "{text}");
+    assert!(
+        text.contains(" over TCP by TLS (") && text.contains("), CPU"),
+        "{text}"
+    );
     let json: serde_json::Value = serde_json::from_str(&cp("auto", &["--json"])).unwrap();
     assert_eq!(json["transport"], "local", "{json}");
+    assert_eq!(json["cipher"], serde_json::Value::Null);
     assert_eq!(json["reason"], serde_json::Value::Null);
     let json: serde_json::Value = serde_json::from_str(&cp("off", &["--json"])).unwrap();
-    assert_eq!(json["transport"], "tcp", "{json}");
+    assert_eq!(json["transport"], "tls", "{json}");
+    assert!(json["cipher"].is_string(), "{json}");
 }

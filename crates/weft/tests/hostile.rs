@@ -4,11 +4,12 @@ mod common;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
+use std::process::Command;
 use std::time::Duration;
 
-use common::{Listener, RawSender, names, send};
+use common::{Listener, Output, RawSender, names, send, weft};
 use weft::cp::digest::{BlockList, digest};
 use weft::cp::link::Link;
 use weft::cp::protocol::{
@@ -119,51 +120,115 @@ fn paths_that_lead_out_are_refused() {
     let nul = with_path(&file(0, "abc", 0), "abc", "a\0c");
     assert!(raw(&plain, &nul));
 
-    // Links that are there, or that the sender itself makes.
+    // Links that the sender makes: those that lead out are refused.
     let listener = Listener::start(&to, &[]);
     let sender = RawSender::start(listener.addr());
-    let path = RelPath::new(b"mine").unwrap();
-    let target = b"../outside".to_vec();
-    sender
-        .link
-        .send(&Message::Link {
-            id: 0,
-            flags: FileFlags::default(),
+    let targets = [
+        ("mine", "../outside", Code::LinkOut),
+        ("mine", "/etc/passwd", Code::LinkOut),
+        ("d/mine", "../../outside", Code::LinkOut),
+        // Through a link to elsewhere `..` leads elsewhere too.
+        ("d/mine", "up/../../outside", Code::LinkOut),
+        ("d/mine", "../link/f", Code::Written),
+        ("d/mine", "./../mine/.x/", Code::Written),
+        ("mine", "d", Code::Written),
+    ];
+    let mut expected = Vec::new();
+    for (id, (path, target, code)) in (0..).zip(targets) {
+        let (path, target) = (RelPath::new(path.as_bytes()).unwrap(), target.into());
+        let flags = FileFlags::default();
+        let link = Message::Link {
+            id,
+            flags,
             target,
             path,
-        })
-        .unwrap();
-    for (id, path) in [(1, "link/f"), (2, "mine/f"), (3, "dangling")] {
+        };
+        sender.link.send(&link).unwrap();
+        expected.push(code);
+    }
+    // None of those that are there is followed.
+    for (id, path, code) in [
+        (7, "link/f", Code::NotDirectory),
+        (8, "mine/f", Code::NotDirectory),
+        (9, "dangling", Code::Written),
+    ] {
         sender.link.send(&file(id, path, 0)).unwrap();
-        sender
-            .link
-            .send(&Message::End {
-                id,
-                digest: BlockList::default().complete(0),
-            })
-            .unwrap();
+        let digest = BlockList::default().complete(0);
+        sender.link.send(&Message::End { id, digest }).unwrap();
+        expected.push(code);
     }
     let mut codes = Vec::new();
-    while codes.len() < 4 {
+    while codes.len() < expected.len() {
         if let Message::Result { code, .. } = sender.next().unwrap() {
             codes.push(code);
         }
     }
-    assert_eq!(
-        codes,
-        [
-            Code::Written,
-            Code::NotDirectory,
-            Code::NotDirectory,
-            Code::Written
-        ]
-    );
+    assert_eq!(codes, expected);
     assert!(names(&outside).is_empty(), "{:?}", names(&outside));
     assert!(
         to.join("dangling").symlink_metadata().unwrap().is_file(),
         "the link itself was replaced"
     );
     assert!(!std::path::Path::new("/tmp/weft-escape").exists());
+}
+
+/// Whoever runs the program of that user may write into the directory; anybody else on the host needs a key.
+#[test]
+fn another_user_of_the_host_is_not_let_in_without_a_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let open_to_all = |path: &std::path::Path, mode| {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    open_to_all(dir.path(), 0o755);
+    let (to, source) = (dir.path().join("to"), dir.path().join("f"));
+    fs::create_dir(&to).unwrap();
+    open_to_all(&to, 0o777);
+    fs::write(&source, "x").unwrap();
+    let Some(_) = common::unprivileged(dir.path()) else {
+        return;
+    };
+    let stranger = || common::unprivileged(dir.path()).unwrap();
+    let cp = |command: &mut Command, wire: &[&str], target: &str| {
+        Output::of(command.arg("cp").args(wire).arg(&source).arg(target))
+    };
+    for wire in [&[][..], &["--plain-tcp"]] {
+        for bind in ["127.0.0.1:0", "[::1]:0"] {
+            if TcpListener::bind(bind).is_err() {
+                println!("skipped: no {bind} here");
+                continue;
+            }
+            // Root listens; then root is the stranger. Neither is told apart by shared memory alone.
+            let root = Listener::start_on(&to, bind, wire);
+            let user = Listener::start_with(&mut stranger(), &to, bind, wire);
+            for (listener, mut sender) in [(&root, stranger()), (&user, weft())] {
+                let known = ["--peer", listener.fingerprint()];
+                let wire = [wire, if wire.is_empty() { &known } else { &[] }].concat();
+                let wire = &wire[..];
+                let out = cp(&mut sender, wire, &listener.target("stranger"));
+                assert_eq!(out.code, 4, "{wire:?} {bind}: {out:?}");
+                assert!(out.stderr.contains("only from its own user"), "{out:?}");
+            }
+            for (listener, mut sender) in [(&root, weft()), (&user, stranger())] {
+                sender.env("WEFT_LOCAL", "off");
+                cp(&mut sender, wire, &listener.target("own")).ok();
+                fs::remove_dir_all(to.join("own")).unwrap();
+            }
+            assert!(names(&to).is_empty(), "{:?}", names(&to));
+        }
+    }
+    // Every user that a user namespace does not know has this number: it is nobody's own.
+    let nobody = || common::as_user(dir.path(), 65_534).unwrap();
+    let listener = Listener::start_with(&mut nobody(), &to, "127.0.0.1:0", &[]);
+    let peer = ["--peer", listener.fingerprint()];
+    let out = cp(&mut nobody(), &peer, &listener.target(""));
+    assert_eq!(out.code, 4, "{out:?}");
+    assert!(out.stderr.contains("only from its own user"), "{out:?}");
+    assert!(names(&to).is_empty(), "{:?}", names(&to));
+
+    let open = Listener::start(&to, &["--open"]);
+    let peer = ["--peer", open.fingerprint()];
+    cp(&mut stranger(), &peer, &open.target("")).ok();
+    assert_eq!(names(&to), ["f"]);
 }
 
 #[test]
@@ -357,6 +422,60 @@ fn a_block_that_does_not_match_its_checksum_fails_its_file_only() {
     assert_eq!(names(dir.path()), ["good"]);
 }
 
+/// A sender can write to a slot while its block is checked and written.
+#[test]
+fn what_is_written_is_what_was_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = Listener::start(dir.path(), &[]);
+    let sender = RawSender::start(listener.addr());
+    let len = sender.ring.slot_len;
+    let (right, wrong) = (vec![b'r'; len as usize], vec![b'w'; len as usize]);
+    let right_digest = digest(&right);
+    let mut list = BlockList::default();
+    list.push(&right_digest);
+    let complete = list.complete(len.into());
+    let (mut written, mut corrupt) = (0, 0);
+    for id in 0..300 {
+        sender.link.send(&file(id, "f", len.into())).unwrap();
+        let block = Message::Block {
+            id,
+            slot: 0,
+            index: 0,
+            len,
+            digest: right_digest,
+        };
+        sender.put(&right, &block);
+        // Somewhere between the first look at the slot and the last.
+        let began = std::time::Instant::now();
+        while began.elapsed() < Duration::from_micros(u64::from(id % 100) * 12) {
+            std::hint::spin_loop();
+        }
+        if id % 100 < 99 {
+            sender.put(&wrong, &Message::Credit);
+        }
+        let digest = complete;
+        sender.link.send(&Message::End { id, digest }).unwrap();
+        let (mut code, mut free) = (None, false);
+        while code.is_none() || !free {
+            match sender.next().unwrap() {
+                Message::Result { code: told, .. } => code = Some(told),
+                other => free |= matches!(other, Message::Free { slot: 0 }),
+            }
+        }
+        if code == Some(Code::Written) {
+            let got = fs::read(dir.path().join("f")).unwrap();
+            let wrong = got.iter().filter(|&&byte| byte != b'r').count();
+            assert_eq!(wrong, 0, "round {id}: bytes that no checksum covers");
+            written += 1;
+        } else {
+            assert_eq!(code, Some(Code::Corrupt));
+            corrupt += 1;
+        }
+    }
+    println!("{written} written, {corrupt} corrupt");
+    assert!(written > 0);
+}
+
 #[test]
 fn one_senders_ring_is_of_no_use_to_another_and_has_bounds() {
     let dir = tempfile::tempdir().unwrap();
@@ -457,6 +576,7 @@ fn strangers_and_silent_peers_are_shown_the_door() {
         );
         let param = ConnParam {
             private_data: hello,
+            tls: Some(common::tls()),
             ..ConnParam::default()
         };
         let refused = cm::connect(listener.addr(), &pd, &QpInit::new(&cq, &cq), &param).err();
@@ -466,6 +586,37 @@ fn strangers_and_silent_peers_are_shown_the_door() {
         let theirs = Hello::decode(&private_data).unwrap();
         assert_eq!((theirs.version, theirs.status), (VERSION, Status::Version));
     }
+}
+
+/// Only who has proved what is asked for takes a place, and who is silent makes room for others.
+#[test]
+fn unproved_connections_keep_nobody_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (to, f) = (dir.path().join("to"), dir.path().join("f"));
+    fs::create_dir(&to).unwrap();
+    fs::write(&f, "x").unwrap();
+    let listener = Listener::start(&to, &["--max-senders", "2"]);
+    let silent: Vec<_> = (0..20).map(|_| common::dial(listener.addr())).collect();
+    send(&[f.to_str().unwrap()], &listener.target("")).ok();
+    // The oldest had to go, each at the coming of one more than an address may have.
+    for link in &silent[..10] {
+        assert!(link.recv(Duration::from_secs(20)).is_err());
+    }
+    let newest = silent.last().unwrap();
+    assert_eq!(newest.recv(Duration::ZERO).unwrap(), None, "still there");
+
+    // The same before the hello, where there is no start-up that the library guards.
+    let plain = Listener::start(&to, &["--plain-tcp", "--max-senders", "2"]);
+    let silent: Vec<_> = (0..20)
+        .map(|_| TcpStream::connect(plain.addr()).unwrap())
+        .collect();
+    let source = f.to_str().unwrap();
+    send(&["--plain-tcp", source], &plain.target("")).ok();
+    let mut oldest = &silent[0];
+    oldest
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    assert_eq!(oldest.read(&mut [0]).unwrap(), 0, "closed");
 }
 
 #[test]

@@ -12,6 +12,7 @@ fn help_names_every_subcommand_and_the_exit_codes() {
     out.ok();
     for word in [
         "cp",
+        "key",
         "hello",
         "bench",
         "stat",
@@ -69,6 +70,7 @@ fn manual_pages() {
     for page in [
         "weft.1",
         "weft-cp.1",
+        "weft-key.1",
         "weft-hello.1",
         "weft-bench.1",
         "weft-doctor.1",

@@ -86,10 +86,10 @@ fn the_reason_for_tcp_is_told() {
     );
     let _link = dial(listener.addr());
     let theirs = &lines(weft().args(["stat", "--json", &listener.pid().to_string()]))[0];
-    assert_eq!(theirs["transport"], "tcp");
+    assert_eq!(theirs["transport"], "tls");
     let all = lines(weft().args(["stat", "--json"]));
     let ours = all.iter().find(|c| c["local"] == theirs["peer"]).unwrap();
-    assert_eq!(ours["transport"], "tcp");
+    assert_eq!(ours["transport"], "tls");
     assert!(
         ours["reason"]
             .as_str()

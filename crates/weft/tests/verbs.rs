@@ -191,6 +191,29 @@ fn it_ends_as_the_program_or_as_env_does() {
 }
 
 #[test]
+fn a_bad_script_of_faults_ends_it_before_the_program() {
+    let libs = Libraries::new();
+    let file = libs.path().join("faults");
+    fs::write(&file, "send 5: delay 1ms\nsend 10: explode\n").unwrap();
+    let started = |verbs: &mut Command| Output::of(verbs.args(["sh", "-c", "echo started"]));
+    for verbs in [
+        libs.verbs().arg("--faults").arg(&file),
+        libs.verbs().env("WEFT_FAULTS", &file),
+    ] {
+        let out = started(verbs);
+        assert_eq!((out.code, &*out.stdout), (125, ""));
+        assert!(out.stderr.contains("faults: line 2: "), "{}", out.stderr);
+    }
+    assert_eq!(
+        started(libs.verbs().env("WEFT_FAULTS", "/no/such")).code,
+        125
+    );
+    started(libs.verbs().env("WEFT_FAULTS", "")).ok();
+    fs::write(&file, "send 5: delay 1ms\n").unwrap();
+    started(libs.verbs().env("WEFT_FAULTS", &file)).ok();
+}
+
+#[test]
 fn programs_that_will_not_come_to_the_libraries_are_warned_of() {
     let libs = Libraries::new();
     let dir = tempfile::tempdir().unwrap();

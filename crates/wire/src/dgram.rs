@@ -1,8 +1,8 @@
 //! Datagrams of unreliable datagram queue pairs (datagram-iWARP over UDP): docs/spec/dgram.md.
 //!
-//! A datagram is one whole message: a datagram header that names the queue pairs, a DDP untagged header (RFC 5041 4.3) of the Send
+//! There are two versions. In version 1 a datagram is one whole message: a datagram header that names the queue pairs, a DDP untagged header (RFC 5041 4.3) of the Send
 //! queue, the payload, and a CRC-32C that is always there. Also here: the forty bytes in front of a received message in which
-//! InfiniBand programs look for the addresses ([`Grh`]).
+//! InfiniBand programs look for the addresses ([`Grh`]). Version 2 ([`segment`]) adds messages of several segments and RDMA Write-Record.
 //!
 //! ```
 //! use weft_wire::dgram;
@@ -26,17 +26,21 @@ use crate::crc::crc32c;
 use crate::ddp::{self, HeaderError, Untagged};
 use crate::rdmap::{Opcode, QN_SEND};
 
+pub mod segment;
+
+pub use segment::{Control, FaultCode, Place, Segment, Target};
+
 /// Bytes in front of the payload, or of the immediate data if there is any.
 pub const HEADER_LEN: usize = ADDRESSING + ddp::UNTAGGED_LEN;
 /// Bytes of immediate data, in front of the payload.
 pub const IMM_LEN: usize = 8;
 /// Bytes of the CRC, behind the payload.
 pub const CRC_LEN: usize = 4;
-/// The longest payload.
+/// The longest payload of version 1.
 pub const MAX_PAYLOAD: usize = 4096;
 /// The destination of what is sent to a multicast group.
 pub const GROUP_QP: u32 = 0x00ff_ffff;
-/// The longest datagram.
+/// The longest datagram of version 1.
 pub const MAX_LEN: usize = HEADER_LEN + IMM_LEN + MAX_PAYLOAD + CRC_LEN;
 
 const ADDRESSING: usize = 14;
@@ -79,6 +83,49 @@ pub enum DatagramError {
     /// A segment that is not a whole message, or a message that datagrams do not carry.
     #[error("no whole Send or Immediate Data message")]
     Message,
+    /// A segment that is not within its message, or whose message is not within the address space.
+    #[error("a segment outside of its message")]
+    Place,
+}
+
+/// A datagram of any version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Datagram {
+    /// A whole message of version 1, and where its payload is.
+    Message(Header, Range<usize>),
+    /// A segment of version 2, and where its payload is.
+    Segment(Segment, Range<usize>),
+    /// A control datagram of version 2.
+    Control(Control),
+}
+
+/// Reads a datagram of any version. Reserved bits are not looked at.
+///
+/// # Errors
+/// [`DatagramError`]: such a datagram is dropped, whoever sent it.
+pub fn read(datagram: &[u8]) -> Result<Datagram, DatagramError> {
+    if datagram
+        .get(1)
+        .is_none_or(|second| second & VERSION_MASK != segment::VERSION)
+    {
+        let (header, payload) = parse(datagram)?;
+        return Ok(Datagram::Message(header, payload));
+    }
+    if !segment::fits(datagram.len()) {
+        return Err(DatagramError::Length);
+    }
+    if datagram[0] != MAGIC {
+        return Err(DatagramError::Version);
+    }
+    let (covered, crc) = datagram.split_at(datagram.len() - CRC_LEN);
+    if crc32c(covered).to_le_bytes() != crc {
+        return Err(DatagramError::Crc);
+    }
+    if segment::is_control(datagram[1]) {
+        return Ok(Datagram::Control(Control::parse(covered)?));
+    }
+    let (segment, payload) = Segment::parse(covered)?;
+    Ok(Datagram::Segment(segment, payload))
 }
 
 impl Header {
@@ -129,6 +176,12 @@ impl fmt::Display for Header {
 pub fn seal(datagram: &mut Vec<u8>) {
     let crc = crc32c(datagram).to_le_bytes();
     datagram.extend_from_slice(&crc);
+}
+
+/// As [`seal`], for the datagram that begins at `start` of `out`.
+pub fn seal_from(out: &mut Vec<u8>, start: usize) {
+    let crc = crc32c(&out[start..]).to_le_bytes();
+    out.extend_from_slice(&crc);
 }
 
 /// The header of a datagram, and where its payload is. Reserved bits are not looked at.
@@ -190,6 +243,8 @@ pub struct Grh {
     pub source: IpAddr,
     /// The receiver's address, of the same family.
     pub dest: IpAddr,
+    /// `traffic_class` of an address handle: IPv4's type of service, IPv6's traffic class.
+    pub traffic_class: u8,
 }
 
 impl Grh {
@@ -206,6 +261,7 @@ impl Grh {
         if let (IpAddr::V4(source), IpAddr::V4(dest)) = (self.source, self.dest) {
             let ip = &mut out[Self::IPV4..];
             ip[0] = 0x45;
+            ip[1] = self.traffic_class;
             ip[2..4].copy_from_slice(&len(20 + payload));
             ip[8] = Self::HOPS;
             ip[9] = Self::UDP;
@@ -219,7 +275,8 @@ impl Grh {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
             IpAddr::V6(ip) => ip.octets(),
         };
-        out[0] = 0x60;
+        out[0] = 0x60 | self.traffic_class >> 4;
+        out[1] = self.traffic_class << 4;
         out[4..6].copy_from_slice(&len(payload));
         out[6] = Self::UDP;
         out[7] = Self::HOPS;
@@ -236,6 +293,7 @@ impl Grh {
             return Some(Grh {
                 source: addr(12).into(),
                 dest: addr(16).into(),
+                traffic_class: ip[1],
             });
         }
         let addr = |at: usize| {
@@ -245,6 +303,7 @@ impl Grh {
         (raw[0] >> 4 == 6).then(|| Grh {
             source: addr(8),
             dest: addr(24),
+            traffic_class: raw[0] << 4 | raw[1] >> 4,
         })
     }
 }
@@ -348,6 +407,7 @@ mod tests {
         let v4 = Grh {
             source: "192.0.2.1".parse().unwrap(),
             dest: "198.51.100.7".parse().unwrap(),
+            traffic_class: 0,
         };
         let mut raw = [1; Grh::LEN];
         v4.emit(100, &mut raw);
@@ -358,9 +418,10 @@ mod tests {
         let v6 = Grh {
             source: "2001:db8::1".parse().unwrap(),
             dest: "fe80::7".parse().unwrap(),
+            traffic_class: 0x68,
         };
         v6.emit(100, &mut raw);
-        assert_eq!(raw[..8], [0x60, 0, 0, 0, 0, 100, 17, 64]);
+        assert_eq!(raw[..8], [0x66, 0x80, 0, 0, 0, 100, 17, 64]);
         assert_eq!(Grh::parse(&raw), Some(v6));
         assert_eq!(Grh::parse(&[0; 40]), None);
     }

@@ -9,6 +9,7 @@ use crate::crc::{crc32c, crc32c_append};
 use crate::ddp::{self, Header};
 use crate::dgram;
 use crate::exs;
+use crate::local;
 use crate::mpa::{CRC_LEN, FrameKind, MarkerInserter, MarkerStripper, StartFrame, fpdu_len};
 use crate::rdmap::{AtomicRequest, AtomicResponse, ReadRequest, TermError, Terminate};
 use crate::sidr;
@@ -42,6 +43,19 @@ pub fn sidr(data: &[u8]) {
     if let Some(message) = sidr::Message::parse(&sealed) {
         let raw = message.emit().expect("no longer than it was");
         assert_eq!(sidr::Message::parse(&raw), Some(message));
+    }
+}
+
+/// Any bytes as a message of two processes that meet: what parses comes back from `emit`.
+pub fn meeting(data: &[u8]) {
+    if let Some(message) = local::Message::parse(data) {
+        let mut raw = Vec::new();
+        message.emit(&mut raw);
+        assert!(raw.len() <= local::MAX_LEN);
+        // A reason is for people: what is no text in it becomes some, and may be cut.
+        if !matches!(message, local::Message::Decline(_)) {
+            assert_eq!(local::Message::parse(&raw), Some(message));
+        }
     }
 }
 
@@ -193,6 +207,32 @@ pub fn datagram(data: &[u8]) {
         assert_eq!(dgram::parse(&again).map(|(header, _)| header), Ok(header));
         assert!(!header.to_string().is_empty());
     }
+    for raw in [data, &sealed] {
+        match dgram::read(raw) {
+            Ok(dgram::Datagram::Segment(segment, payload)) => {
+                let end = u64::from(segment.offset) + payload.len() as u64;
+                assert!(end <= u64::from(segment.len));
+                let mut again = Vec::new();
+                segment.emit(payload.len(), &mut again);
+                assert_eq!(again.len(), payload.start);
+                again.extend_from_slice(&raw[payload.clone()]);
+                dgram::seal(&mut again);
+                let same = Ok(dgram::Datagram::Segment(segment, payload));
+                assert_eq!(dgram::read(&again), same);
+                assert!(!segment.to_string().is_empty());
+            }
+            Ok(dgram::Datagram::Control(control)) => {
+                let mut again = Vec::new();
+                control.emit(&mut again);
+                assert_eq!(again.len(), raw.len());
+                let same = Ok(dgram::Datagram::Control(control));
+                assert_eq!(dgram::read(&again), same);
+                assert!(!control.to_string().is_empty());
+            }
+            Ok(dgram::Datagram::Message(..)) => assert!(dgram::parse(raw).is_ok()),
+            Err(_) => assert!(dgram::parse(raw).is_err()),
+        }
+    }
     if let Some(raw) = data.first_chunk()
         && let Some(grh) = dgram::Grh::parse(raw)
     {
@@ -309,6 +349,7 @@ mod tests {
         ddp_header,
         datagram,
         sidr,
+        meeting,
         terminate,
         control,
         exs_message,

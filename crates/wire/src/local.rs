@@ -5,9 +5,10 @@
 //! use weft_wire::local::{Message, MAX_LEN};
 //!
 //! let mut buf = Vec::new();
-//! Message::Welcome.emit(&mut buf);
+//! let message = Message::Decline("not today".into());
+//! message.emit(&mut buf);
 //! assert!(buf.len() <= MAX_LEN);
-//! assert_eq!(Message::parse(&buf), Some(Message::Welcome));
+//! assert_eq!(Message::parse(&buf), Some(message));
 //! ```
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -17,12 +18,30 @@ pub const MAX_LEN: usize = 256;
 /// The longest reason of a [`Message::Decline`], in bytes; longer ones are cut.
 pub const MAX_REASON: usize = MAX_LEN - HEADER;
 /// The version that this module speaks. Another one is declined, and the connection stays on TCP.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 const MAGIC: &[u8; 4] = b"weft";
 const HEADER: usize = 8;
-const PARTY: usize = 48;
+const PARTY: usize = 24;
+const CELL: usize = 24;
 const ADDR: usize = 18;
+const HELLO: usize = CELL + 4 + ADDR;
+const WELCOME: usize = CELL + SECRET;
+const JOIN: usize = PARTY + SECRET;
+const SECRET: usize = 16;
+
+/// Random bytes.
+pub type Secret = [u8; SECRET];
+
+/// Bytes of a side's memory for the other one to read. The first sixteen are what the other one has sent as its challenge, the sixteen after
+/// them a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// Where they are in the address space of whoever sends this.
+    pub addr: u64,
+    /// What the other side's cell is to show: who finds it there reads the right process.
+    pub challenge: Secret,
+}
 
 /// What one side says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +50,6 @@ pub struct Party {
     pub qp: u32,
     /// The descriptors include the arena of regions without remote rights.
     pub trusted: bool,
-    /// Where in its address space the cookie is.
-    pub cookie_addr: u64,
-    /// Sixteen random bytes: whoever reads them there reads the right process.
-    pub cookie: [u8; 16],
     /// The name of its protection domain among those of the host.
     pub domain: [u8; 16],
 }
@@ -42,42 +57,65 @@ pub struct Party {
 /// A message of the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Initiator: this is the connection that I have just made, and what I bring.
+    /// Initiator: this is the connection that I have just made.
     Hello {
-        /// Itself.
-        party: Party,
+        /// Its cell.
+        cell: Cell,
+        /// The CRC-32C of its secret: who has read something else has not read its memory, and tells nobody.
+        seal: u32,
         /// Its own TCP address and port, by which the responder finds the connection.
         from: SocketAddr,
     },
-    /// Responder: I have that connection; say on it what you would say on TCP.
-    Welcome,
+    /// Responder: I have that connection; bring what you have, and say on it what you would say on TCP.
+    Welcome {
+        /// Its cell.
+        cell: Cell,
+        /// The initiator's secret, if it could be read.
+        proof: Secret,
+    },
+    /// Initiator: what I bring.
+    Join {
+        /// Itself.
+        party: Party,
+        /// The responder's secret, if it could be read.
+        proof: Secret,
+    },
     /// Responder, right before its MPA reply: the connection is on shared memory from here.
     Attach(Party),
-    /// Responder: the connection stays on TCP.
+    /// The connection stays on TCP.
     Decline(String),
+}
+
+impl Cell {
+    fn emit(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.addr.to_le_bytes());
+        out.extend_from_slice(&self.challenge);
+    }
+
+    fn parse(bytes: &[u8; CELL]) -> Option<Self> {
+        let (addr, challenge) = bytes.split_first_chunk()?;
+        Some(Cell {
+            addr: u64::from_le_bytes(*addr),
+            challenge: *challenge.first_chunk()?,
+        })
+    }
 }
 
 impl Party {
     fn emit(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.qp.to_le_bytes());
         out.extend_from_slice(&u32::from(self.trusted).to_le_bytes());
-        out.extend_from_slice(&self.cookie_addr.to_le_bytes());
-        out.extend_from_slice(&self.cookie);
         out.extend_from_slice(&self.domain);
     }
 
     fn parse(bytes: &[u8; PARTY]) -> Option<Self> {
         let (qp, rest) = bytes.split_first_chunk()?;
-        let (flags, rest) = rest.split_first_chunk()?;
-        let (cookie_addr, rest) = rest.split_first_chunk()?;
-        let (cookie, rest) = rest.split_first_chunk()?;
+        let (flags, domain) = rest.split_first_chunk()?;
         Some(Party {
             qp: u32::from_le_bytes(*qp),
             // Unknown flags are for later versions to give a meaning that earlier ones may overlook.
             trusted: u32::from_le_bytes(*flags) & 1 == 1,
-            cookie_addr: u64::from_le_bytes(*cookie_addr),
-            cookie: *cookie,
-            domain: *rest.first_chunk()?,
+            domain: *domain.first_chunk()?,
         })
     }
 }
@@ -86,9 +124,10 @@ impl Message {
     const fn kind(&self) -> u16 {
         match self {
             Message::Hello { .. } => 1,
-            Message::Welcome => 2,
+            Message::Welcome { .. } => 2,
             Message::Attach(_) => 3,
             Message::Decline(_) => 4,
+            Message::Join { .. } => 5,
         }
     }
 
@@ -98,8 +137,9 @@ impl Message {
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&self.kind().to_le_bytes());
         match self {
-            Message::Hello { party, from } => {
-                party.emit(out);
+            Message::Hello { cell, seal, from } => {
+                cell.emit(out);
+                out.extend_from_slice(&seal.to_le_bytes());
                 let ip = match from.ip() {
                     IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                     IpAddr::V6(ip) => ip,
@@ -107,7 +147,14 @@ impl Message {
                 out.extend_from_slice(&ip.octets());
                 out.extend_from_slice(&from.port().to_le_bytes());
             }
-            Message::Welcome => {}
+            Message::Welcome { cell, proof } => {
+                cell.emit(out);
+                out.extend_from_slice(proof);
+            }
+            Message::Join { party, proof } => {
+                party.emit(out);
+                out.extend_from_slice(proof);
+            }
             Message::Attach(party) => party.emit(out),
             Message::Decline(reason) => {
                 let end = reason.floor_char_boundary(MAX_REASON);
@@ -125,20 +172,35 @@ impl Message {
             return None;
         }
         match (u16::from_le_bytes(*kind), body.len()) {
-            (1, n) if n == PARTY + ADDR => {
-                let (party, addr) = body.split_first_chunk()?;
-                let (ip, port) = addr.split_first_chunk()?;
+            (1, HELLO) => {
+                let (cell, rest) = body.split_first_chunk()?;
+                let (seal, rest) = rest.split_first_chunk()?;
+                let (ip, port) = rest.split_first_chunk()?;
                 let ip = Ipv6Addr::from(*ip as [u8; 16]).to_canonical();
                 let port = u16::from_le_bytes(*port.first_chunk()?);
                 Some(Message::Hello {
-                    party: Party::parse(party)?,
+                    cell: Cell::parse(cell)?,
+                    seal: u32::from_le_bytes(*seal),
                     from: SocketAddr::new(ip, port),
                 })
             }
-            (2, 0) => Some(Message::Welcome),
+            (2, WELCOME) => {
+                let (cell, proof) = body.split_first_chunk()?;
+                Some(Message::Welcome {
+                    cell: Cell::parse(cell)?,
+                    proof: *proof.first_chunk()?,
+                })
+            }
             (3, PARTY) => Some(Message::Attach(Party::parse(body.first_chunk()?)?)),
             (4, n) if n <= MAX_REASON => {
                 Some(Message::Decline(String::from_utf8_lossy(body).into_owned()))
+            }
+            (5, JOIN) => {
+                let (party, proof) = body.split_first_chunk()?;
+                Some(Message::Join {
+                    party: Party::parse(party)?,
+                    proof: *proof.first_chunk()?,
+                })
             }
             _ => None,
         }
@@ -153,11 +215,18 @@ mod tests {
         Party {
             qp: 0x0102_0304,
             trusted: true,
-            cookie_addr: 0x7f00_1234_5678,
-            cookie: *b"0123456789abcdef",
             domain: *b"ABCDEFGHIJKLMNOP",
         }
     }
+
+    fn cell() -> Cell {
+        Cell {
+            addr: 0x7f00_1234_5678,
+            challenge: *b"0123456789abcdef",
+        }
+    }
+
+    const PROOF: Secret = *b"read it yourself";
 
     fn bytes(message: &Message) -> Vec<u8> {
         let mut out = Vec::new();
@@ -167,19 +236,25 @@ mod tests {
 
     #[test]
     fn messages_survive_the_round_trip() {
+        let hello = |from: &str| Message::Hello {
+            cell: cell(),
+            seal: 0x0908_0706,
+            from: from.parse().unwrap(),
+        };
         for message in [
-            Message::Hello {
-                party: party(),
-                from: "127.0.0.1:4711".parse().unwrap(),
+            hello("127.0.0.1:4711"),
+            hello("[fe80::1]:1"),
+            Message::Welcome {
+                cell: cell(),
+                proof: PROOF,
             },
-            Message::Hello {
+            Message::Join {
                 party: Party {
                     trusted: false,
                     ..party()
                 },
-                from: "[fe80::1]:1".parse().unwrap(),
+                proof: PROOF,
             },
-            Message::Welcome,
             Message::Attach(party()),
             Message::Decline("no".into()),
         ] {
@@ -192,14 +267,28 @@ mod tests {
     #[test]
     fn the_layout_is_as_written_down() {
         let hello = bytes(&Message::Hello {
-            party: party(),
+            cell: cell(),
+            seal: 0x0908_0706,
             from: "127.0.0.1:513".parse().unwrap(),
         });
-        let mut expected =
-            b"weft\x01\x00\x01\x00\x04\x03\x02\x01\x01\0\0\0\x78\x56\x34\x12\0\x7f\0\0".to_vec();
-        expected.extend_from_slice(b"0123456789abcdefABCDEFGHIJKLMNOP");
+        let mut expected = b"weft\x02\x00\x01\x00\x78\x56\x34\x12\0\x7f\0\0".to_vec();
+        expected.extend_from_slice(b"0123456789abcdef\x06\x07\x08\x09");
         expected.extend_from_slice(b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x7f\0\0\x01\x01\x02");
         assert_eq!(hello, expected);
+        let welcome = bytes(&Message::Welcome {
+            cell: cell(),
+            proof: PROOF,
+        });
+        let mut expected = b"weft\x02\x00\x02\x00\x78\x56\x34\x12\0\x7f\0\0".to_vec();
+        expected.extend_from_slice(b"0123456789abcdefread it yourself");
+        assert_eq!(welcome, expected);
+        let join = bytes(&Message::Join {
+            party: party(),
+            proof: PROOF,
+        });
+        let mut expected = b"weft\x02\x00\x05\x00\x04\x03\x02\x01\x01\0\0\0".to_vec();
+        expected.extend_from_slice(b"ABCDEFGHIJKLMNOPread it yourself");
+        assert_eq!(join, expected);
     }
 
     #[test]
@@ -211,7 +300,7 @@ mod tests {
         let mut long = good.clone();
         long.push(0);
         assert_eq!(Message::parse(&long), None);
-        for (at, value) in [(0, b'W'), (4, 2), (6, 9)] {
+        for (at, value) in [(0, b'W'), (4, 1), (6, 9)] {
             let mut bad = good.clone();
             bad[at] = value;
             assert_eq!(Message::parse(&bad), None, "byte {at}");

@@ -25,6 +25,7 @@ macro_rules! exports {
 }
 
 pub mod cm;
+pub mod dgram;
 pub mod private;
 pub mod rsock;
 pub mod verbs;

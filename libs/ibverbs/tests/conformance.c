@@ -7,18 +7,24 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <net/if.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -296,6 +302,8 @@ static void attrs(void) {
         struct ibv_gid_entry entry, *table = calloc(port.gid_tbl_len, sizeof *table);
         CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 0) == 0);
         CHECK(!memcmp(&entry.gid, &gid, sizeof gid) && entry.port_num == 1 && entry.gid_index == 0);
+        char name[IF_NAMESIZE];
+        CHECK(if_indextoname(entry.ndev_ifindex, name) != NULL);
         CHECK(ibv_query_gid_ex(context, 1, 10000, &entry, 0) == ENODATA);
         CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 1) == EINVAL);
         CHECK(ibv_query_gid_table(context, table, port.gid_tbl_len, 0) == port.gid_tbl_len);
@@ -458,6 +466,129 @@ static void queues(void) {
     ibv_ack_cq_events(cq, 1);
     CHECK(ibv_destroy_comp_channel(channel) == 0);
     CHECK(ibv_destroy_comp_channel(channel) == EINVAL);
+    CHECK(ibv_close_device(context) == 0);
+}
+
+/* Completion queues take no descriptors. */
+static void many_queues(void) {
+    enum { QUEUES = 4000 };
+    static struct ibv_cq *cqs[QUEUES];
+    struct rlimit before, usual;
+    MUST(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    usual = before;
+    usual.rlim_cur = 1024;
+    MUST(setrlimit(RLIMIT_NOFILE, &usual) == 0);
+    struct ibv_context *context = open_named("weft_ib0");
+    struct ibv_comp_channel *channel;
+    MUST(channel = ibv_create_comp_channel(context));
+    struct ibv_wc wc;
+    for (int i = 0; i < QUEUES; i++) {
+        MUST(cqs[i] = ibv_create_cq(context, 4, NULL, i % 2 ? channel : NULL, 0));
+        CHECK(ibv_req_notify_cq(cqs[i], 0) == 0 && ibv_poll_cq(cqs[i], 1, &wc) == 0);
+    }
+    for (int i = 0; i < QUEUES; i++) CHECK(ibv_destroy_cq(cqs[i]) == 0);
+    CHECK(ibv_destroy_comp_channel(channel) == 0 && ibv_close_device(context) == 0);
+    MUST(setrlimit(RLIMIT_NOFILE, &before) == 0);
+}
+
+/* Descriptors of this process. */
+static int descriptors(void) {
+    int count = 0;
+    for (int fd = 0; fd < 4096; fd++) count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
+/* A connected queue pair takes one descriptor, in shared memory and over TCP. (Protection domains have some of their own.) */
+static void many_pairs(void) {
+    enum { PAIRS = 8 };
+    struct half a, b, as[PAIRS + 1], bs[PAIRS + 1];
+    int before = 0, after;
+    pair_open(&a, &b);
+    for (int i = 0; i <= PAIRS; i++) {
+        as[i] = a, bs[i] = b;
+        if (i > 0) {
+            struct ibv_qp_init_attr init = attributes(&a);
+            MUST(as[i].qp = ibv_create_qp(a.pd, &init));
+            init = attributes(&b);
+            MUST(bs[i].qp = ibv_create_qp(b.pd, &init));
+            join(&as[i], &bs[i]);
+        }
+        receive(&bs[i], 1, 0, 0);
+        struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
+        CHECK(post(&as[i], &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+        CHECK(completion(b.rcq).status == IBV_WC_SUCCESS);
+        if (i == 0) before = descriptors();
+    }
+    /* The last of the start-up is closed a little later. */
+    for (time_t end = time(NULL) + 20; (after = descriptors()) > before + 2 * PAIRS && time(NULL) < end;) usleep(1000);
+    CHECK(after <= before + 2 * PAIRS);
+    for (int i = 1; i <= PAIRS; i++) CHECK(ibv_destroy_qp(as[i].qp) == 0 && ibv_destroy_qp(bs[i].qp) == 0);
+    pair_close(&a, &b);
+}
+
+/* No descriptor is free any more; the limit of before. */
+static struct rlimit exhaust(void) {
+    struct rlimit before, none;
+    MUST(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    none = before;
+    none.rlim_cur = 0;
+    MUST(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    return before;
+}
+
+/* The addresses of this host stay known when there are no descriptors to ask for them. */
+static void addresses(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    union ibv_gid known, gid;
+    struct ibv_gid_entry entry;
+    struct ibv_port_attr port, then;
+    MUST(ibv_query_gid(h.context, 1, 0, &known) == 0 && ibv_query_port(h.context, 1, &port) == 0);
+    struct ibv_ah_attr way = rtr_attr(h.context, 1).ah_attr;
+    struct rlimit before = exhaust();
+    CHECK(ibv_query_gid(h.context, 1, 0, &gid) == 0 && !memcmp(&gid, &known, sizeof gid));
+    CHECK(ibv_query_gid_ex(h.context, 1, 0, &entry, 0) == 0 && !memcmp(&entry.gid, &known, sizeof known));
+    CHECK(ibv_query_port(h.context, 1, &then) == 0 && then.gid_tbl_len == port.gid_tbl_len);
+    struct ibv_ah *ah = ibv_create_ah(h.pd, &way);
+    CHECK(ah);
+    MUST(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    if (ah) CHECK(ibv_destroy_ah(ah) == 0);
+    half_close(&h);
+}
+
+/* An interface of a network of our own, with an address that comes and goes. */
+static void address_is(const char *text, int there) {
+    char command[128];
+    snprintf(command, sizeof command, "ip address %s %s/32 dev lo", there ? "add" : "delete", text);
+    MUST(system(command) == 0);
+}
+
+static int gid_of_address(struct ibv_context *context, const char *text) {
+    union ibv_gid gid, wanted = {.raw = {[10] = 0xff, [11] = 0xff}};
+    MUST(inet_pton(AF_INET, text, wanted.raw + 12) == 1);
+    struct ibv_port_attr port;
+    MUST(ibv_query_port(context, 1, &port) == 0);
+    for (int i = 0; i < port.gid_tbl_len; i++)
+        if (ibv_query_gid(context, 1, i, &gid) == 0 && !memcmp(&gid, &wanted, sizeof gid)) return i;
+    return -1;
+}
+
+/* An address is a GID from the moment when the system has it until it goes. */
+static void comes_and_goes(void) {
+    static const char one[] = "192.0.2.7", other[] = "192.0.2.8";
+    struct ibv_context *context = open_named("weft_ib0");
+    CHECK(gid_of_address(context, one) == -1);
+    for (int i = 0; i < 20; i++) {
+        address_is(one, 1);
+        int index = gid_of_address(context, one);
+        CHECK(index > 0);
+        address_is(other, 1);
+        CHECK(gid_of_address(context, one) == index && gid_of_address(context, other) > 0);
+        address_is(one, 0);
+        CHECK(gid_of_address(context, one) == -1);
+        address_is(other, 0);
+        CHECK(gid_of_address(context, other) == -1);
+    }
     CHECK(ibv_close_device(context) == 0);
 }
 
@@ -648,22 +779,159 @@ static void member(void) {
     half_close(&h);
 }
 
-static void groups(void) {
+/* In a network of its own. */
+static void elsewhere(void (*body)(void)) {
     enum { ELSEWHERE = 77 };
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
         failures = 0;
         if (!alone()) _exit(ELSEWHERE);
-        member();
+        body();
         _exit(failures != 0);
     }
     int status;
     MUST(waitpid(child, &status, 0) == child);
     if (WIFEXITED(status) && WEXITSTATUS(status) == ELSEWHERE)
-        printf("groups: skipped, no network namespaces here\n");
+        printf("%s: skipped, no network namespaces here\n", running);
     else
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void groups(void) { elsewhere(member); }
+
+static void new_addresses(void) {
+    if (system("ip -V >/dev/null 2>&1"))
+        printf("%s: skipped, there is no ip(8)\n", running);
+    else
+        elsewhere(comes_and_goes);
+}
+
+/* A datagram queue pair that is ready, with these receives. */
+static void datagram_half(struct half *h) {
+    half_open(h, "weft_ib0", 0);
+    CHECK(ibv_destroy_qp(h->qp) == 0);
+    struct ibv_qp_init_attr init = attributes(h);
+    init.qp_type = IBV_QPT_UD;
+    MUST(h->qp = ibv_create_qp(h->pd, &init));
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
+    MUST(ibv_modify_qp(h->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+    attr.qp_state = IBV_QPS_RTS;
+    MUST(to_state(h->qp, IBV_QPS_RTR) == 0 && ibv_modify_qp(h->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
+}
+
+/* A message that is longer than its receive is lost, and the receive is there for the next one. */
+static void long_datagrams(void) {
+    struct half h;
+    datagram_half(&h);
+    struct ibv_ah_attr way = rtr_attr(h.context, 1).ah_attr;
+    struct ibv_ah *ah;
+    MUST(ah = ibv_create_ah(h.pd, &way));
+    struct ibv_sge sge = part(&h, 0, 101);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    wr.wr.ud.ah = ah;
+    wr.wr.ud.remote_qpn = h.qp->qp_num;
+    wr.wr.ud.remote_qkey = QKEY;
+    receive(&h, 2, 4096, 140);
+    CHECK(post(&h, &wr) == 0 && completion(h.scq).status == IBV_WC_SUCCESS);
+    sge.length = 100;
+    memset(h.buf, 7, 100);
+    CHECK(post(&h, &wr) == 0 && completion(h.scq).status == IBV_WC_SUCCESS);
+    struct ibv_wc wc = completion(h.rcq);
+    CHECK(wc.wr_id == 2 && wc.status == IBV_WC_SUCCESS && wc.byte_len == 140 && !memcmp(h.buf + 4136, h.buf, 100));
+    CHECK(ibv_poll_cq(h.rcq, 1, &wc) == 0);
+    CHECK(ibv_destroy_ah(ah) == 0);
+    half_close(&h);
+}
+
+/* The traffic class of an address handle is in the received routing header, and leads back. */
+static void traffic_classes(void) {
+    struct half h;
+    datagram_half(&h);
+    struct ibv_port_attr port;
+    MUST(ibv_query_port(h.context, 1, &port) == 0);
+    int families = 0;
+    for (int i = 0; i < port.gid_tbl_len; i++) {
+        union ibv_gid gid;
+        struct ibv_ah_attr way = {.is_global = 1, .port_num = 1}, back;
+        MUST(ibv_query_gid(h.context, 1, i, &gid) == 0);
+        int v4 = gid.raw[10] == 0xff && gid.raw[11] == 0xff && !gid.raw[0];
+        if (families & (1 << v4)) continue;
+        families |= 1 << v4;
+        way.grh.dgid = gid;
+        way.grh.sgid_index = i;
+        for (int class = 0; class < 2; class++) {
+            way.grh.traffic_class = class ? 0x68 : 0;
+            struct ibv_ah *ah;
+            MUST(ah = ibv_create_ah(h.pd, &way));
+            struct ibv_sge sge = part(&h, 0, 100);
+            struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+            wr.wr.ud.ah = ah;
+            wr.wr.ud.remote_qpn = h.qp->qp_num;
+            wr.wr.ud.remote_qkey = QKEY;
+            receive(&h, 2, 4096, 140);
+            CHECK(post(&h, &wr) == 0 && completion(h.scq).status == IBV_WC_SUCCESS);
+            struct ibv_wc wc = completion(h.rcq);
+            unsigned char *grh = (unsigned char *)h.buf + 4096;
+            CHECK((v4 ? grh[21] : (grh[0] << 4 | grh[1] >> 4) & 0xff) == way.grh.traffic_class);
+            CHECK(ibv_init_ah_from_wc(h.context, 1, &wc, (struct ibv_grh *)grh, &back) == 0);
+            CHECK(back.grh.traffic_class == way.grh.traffic_class);
+            CHECK(ibv_destroy_ah(ah) == 0);
+        }
+    }
+    CHECK(families & 2);
+    half_close(&h);
+}
+
+/* As many address handles and protection domains as the device says, no more. */
+static void limits(void) {
+    struct ibv_context *context = open_named("weft_ib0");
+    struct ibv_device_attr attr;
+    MUST(ibv_query_device(context, &attr) == 0);
+    struct ibv_pd *pd;
+    MUST(pd = ibv_alloc_pd(context));
+    struct ibv_ah_attr way = rtr_attr(context, 1).ah_attr;
+    CHECK(attr.max_ah > 0 && attr.max_ah <= 1 << 20 && attr.max_pd > 0 && attr.max_pd <= 1 << 20);
+    struct ibv_ah **ahs = calloc(attr.max_ah + 1, sizeof *ahs);
+    struct ibv_pd **pds = calloc(attr.max_pd + 1, sizeof *pds);
+    int count = 0;
+    while (count <= attr.max_ah && (ahs[count] = ibv_create_ah(pd, &way))) count++;
+    CHECK(count == attr.max_ah && errno == ENOMEM);
+    while (count > 0) CHECK(ibv_destroy_ah(ahs[--count]) == 0);
+    CHECK(ibv_dealloc_pd(pd) == 0);
+    while (count <= attr.max_pd && (pds[count] = ibv_alloc_pd(context))) count++;
+    CHECK(count == attr.max_pd && errno == ENOMEM);
+    while (count > 0) CHECK(ibv_dealloc_pd(pds[--count]) == 0);
+    free(ahs);
+    free(pds);
+    CHECK(ibv_close_device(context) == 0);
+}
+
+/* Calls that return an errno value set errno to it too. */
+#define SAYS(call, with) CHECK((errno = 0, (call) == (with)) && errno == (with))
+
+static void errnos(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    struct ibv_sge sge = part(&h, 0, 8);
+    struct ibv_send_wr send = request(1, IBV_WR_SEND, &sge, 1), *bad_send;
+    struct ibv_recv_wr recv = {.num_sge = 33}, *bad_recv;
+    struct ibv_ece ece;
+    SAYS(ibv_post_send(h.qp, &send, &bad_send), EINVAL);
+    SAYS(ibv_post_recv(h.qp, &recv, &bad_recv), EINVAL);
+    SAYS(to_state(h.qp, IBV_QPS_RTS), EINVAL);
+    SAYS(ibv_dealloc_pd(h.pd), EBUSY);
+    SAYS(ibv_destroy_cq(h.scq), EBUSY);
+    SAYS(ibv_resize_cq(h.scq, 0), EINVAL);
+    SAYS(ibv_query_device(h.context, NULL), EINVAL);
+    struct ibv_port_attr port;
+    SAYS(ibv_query_port(h.context, 9, &port), EINVAL);
+    SAYS(ibv_dereg_mr(NULL), EINVAL);
+    SAYS(ibv_destroy_srq(NULL), EINVAL);
+    SAYS(ibv_destroy_ah(NULL), EINVAL);
+    SAYS(ibv_set_ece(h.qp, &ece), EOPNOTSUPP);
+    SAYS(ibv_query_ece(h.qp, &ece), EOPNOTSUPP);
+    half_close(&h);
 }
 
 static void pairs(void) {
@@ -1144,7 +1412,7 @@ static void windows(void) {
     wr.bind_mw.bind_info = (struct ibv_mw_bind_info){b.mr, (uintptr_t)b.buf + 64, 64, IBV_ACCESS_REMOTE_WRITE};
     CHECK(post(&b, &wr) == 0);
     struct ibv_wc wc = completion(b.scq);
-    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && mw->rkey == rkey);
     CHECK(ibv_dereg_mr(b.mr) == EBUSY);
     memcpy(a.buf, "window", 6);
     struct ibv_sge sge = part(&a, 0, 6);
@@ -1182,6 +1450,254 @@ static void windows(void) {
     CHECK(ibv_bind_mw(b.qp, mw, &bind) == 0 && completion(b.scq).status == IBV_WC_SUCCESS);
     CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_REM_ACCESS_ERR);
     CHECK(ibv_dealloc_mw(mw) == 0);
+    pair_close(&a, &b);
+}
+
+static struct ibv_wc put(struct half *h, uint64_t addr, uint32_t rkey) {
+    struct ibv_sge sge = part(h, 0, 6);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, 1);
+    wr.wr.rdma.remote_addr = addr;
+    wr.wr.rdma.rkey = rkey;
+    CHECK(post(h, &wr) == 0);
+    return completion(h->scq);
+}
+
+/* Windows of type 1 belong to their domain: each queue pair of it binds them, anew too, and its peer uses them. */
+static void windows_of_a_domain(void) {
+    struct half a, b, c, d;
+    pair_open(&a, &b);
+    half_open(&c, "weft_ib0", 0);
+    d = b;
+    struct ibv_qp_init_attr init = attributes(&b);
+    MUST(d.qp = ibv_create_qp(b.pd, &init));
+    join(&c, &d);
+    struct ibv_mw *mw = ibv_alloc_mw(b.pd, IBV_MW_TYPE_1);
+    MUST(mw);
+    struct ibv_qp *by[] = {b.qp, d.qp, d.qp, b.qp};
+    struct ibv_mw_bind bind = {.send_flags = IBV_SEND_SIGNALED};
+    struct ibv_wc wc;
+    uint32_t old = 0;
+    memcpy(a.buf, "by a..", 6);
+    memcpy(c.buf, "by c..", 6);
+    for (int round = 0; round < 4; round++) {
+        uint64_t at = (uintptr_t)b.buf + 100 * round;
+        old = mw->rkey;
+        bind.wr_id = round;
+        bind.bind_info = (struct ibv_mw_bind_info){b.mr, at, 6, IBV_ACCESS_REMOTE_WRITE};
+        CHECK(ibv_bind_mw(by[round], mw, &bind) == 0 && mw->rkey != old);
+        wc = completion(b.scq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == (uint64_t)round);
+        CHECK(wc.qp_num == by[round]->qp_num);
+        for (int n = 0; n < 2; n++) {
+            CHECK(put(n ? &c : &a, at, mw->rkey).status == IBV_WC_SUCCESS);
+            CHECK(!memcmp((char *)at, n ? "by c.." : "by a..", 6));
+        }
+    }
+    /* Two at once: the later one holds. */
+    for (int n = 0; n < 2; n++) {
+        bind.bind_info.addr = (uintptr_t)b.buf + 1000 + 1000 * n;
+        CHECK(ibv_bind_mw(b.qp, mw, &bind) == 0);
+    }
+    CHECK(completion(b.scq).status == IBV_WC_SUCCESS && completion(b.scq).status == IBV_WC_SUCCESS);
+    CHECK(put(&c, (uintptr_t)b.buf + 2000, mw->rkey).status == IBV_WC_SUCCESS);
+    CHECK(ibv_dereg_mr(b.mr) == EBUSY);
+    /* A peer does not take it away. */
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND_WITH_INV, NULL, 0);
+    wr.invalidate_rkey = mw->rkey;
+    receive(&b, 1, 0, 0);
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_REM_INV_REQ_ERR);
+    CHECK(put(&c, (uintptr_t)b.buf + 2000, mw->rkey).status == IBV_WC_SUCCESS);
+    /* Nothing bound is a bind like any other, with a key that opens nothing; so is the next one. */
+    old = mw->rkey;
+    bind.bind_info = (struct ibv_mw_bind_info){NULL, 0, 0, 0};
+    CHECK(ibv_bind_mw(d.qp, mw, &bind) == 0 && mw->rkey != old);
+    wc = completion(d.scq);
+    CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
+    bind.bind_info = (struct ibv_mw_bind_info){b.mr, (uintptr_t)b.buf, 6, IBV_ACCESS_REMOTE_WRITE};
+    CHECK(ibv_bind_mw(d.qp, mw, &bind) == 0 && completion(d.scq).status == IBV_WC_SUCCESS);
+    CHECK(put(&c, (uintptr_t)b.buf, mw->rkey).status == IBV_WC_SUCCESS);
+    CHECK(put(&c, (uintptr_t)b.buf + 2000, old).status == IBV_WC_REM_ACCESS_ERR);
+    CHECK(ibv_dealloc_mw(mw) == 0 && ibv_destroy_qp(d.qp) == 0);
+    half_close(&c);
+    pair_close(&a, &b);
+}
+
+/* What a sender hears of requests that its peer finds invalid; what went before them is done. */
+static void invalid_requests(void) {
+    struct half a, b;
+    /* A message that is longer than its receive. */
+    for (int size = 0; size < 2; size++) {
+        const uint32_t len = size ? 20000 : 8;
+        pair_open(&a, &b);
+        for (int i = 1; i <= 3; i++) receive(&b, i, 0, len - i / 3);
+        struct ibv_sge sge = part(&a, 0, len);
+        struct ibv_send_wr wr[3] = {request(1, IBV_WR_SEND, &sge, 1), request(2, IBV_WR_SEND, &sge, 1), request(3, IBV_WR_SEND, &sge, 1)};
+        wr[0].next = &wr[1];
+        wr[1].next = &wr[2];
+        CHECK(post(&a, wr) == 0);
+        for (uint64_t i = 1; i <= 3; i++) {
+            struct ibv_wc wc = completion(a.scq);
+            CHECK(wc.wr_id == i && wc.status == (i == 3 ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_SUCCESS));
+            CHECK(completion(b.rcq).status == (i == 3 ? IBV_WC_LOC_LEN_ERR : IBV_WC_SUCCESS));
+        }
+        pair_close(&a, &b);
+    }
+    /* An atomic on no multiple of 8, whatever its key. */
+    for (int wrong_key = 0; wrong_key < 2; wrong_key++) {
+        pair_open(&a, &b);
+        struct ibv_sge sge = part(&a, 0, 8);
+        struct ibv_send_wr wr = request(1, IBV_WR_ATOMIC_FETCH_AND_ADD, &sge, 1);
+        wr.wr.atomic.remote_addr = (uintptr_t)b.buf + 4;
+        wr.wr.atomic.rkey = b.mr->rkey ^ wrong_key;
+        wr.wr.atomic.compare_add = 1;
+        CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_REM_INV_REQ_ERR);
+        CHECK(((uint64_t *)b.buf)[0] == 0 && ((uint64_t *)b.buf)[1] == 0);
+        pair_close(&a, &b);
+    }
+}
+
+/* Receives of a shared queue lie in the queue's domain, whatever domain the queue pair has. */
+static void domain_of_shared_receives(void) {
+    struct half a, b;
+    for (int own = 0; own < 2; own++) {
+        half_open(&a, "weft_ib0", 0);
+        half_open(&b, "weft_ib0", 1);
+        struct ibv_pd *other = ibv_alloc_pd(b.context);
+        struct ibv_qp_init_attr init = attributes(&b);
+        MUST(other && ibv_destroy_qp(b.qp) == 0);
+        MUST(b.qp = ibv_create_qp(other, &init));
+        struct ibv_mr *mr = ibv_reg_mr(own ? b.pd : other, b.buf, SIZE, ALL);
+        MUST(mr);
+        join(&a, &b);
+        for (int i = 0; i < 2; i++) {
+            const uint32_t len = i ? 20000 : 100;
+            struct ibv_sge to = {(uintptr_t)b.buf, len, mr->lkey}, sge = part(&a, 0, len);
+            struct ibv_recv_wr rwr = {.wr_id = 1, .sg_list = &to, .num_sge = 1}, *bad;
+            struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+            CHECK(ibv_post_srq_recv(b.srq, &rwr, &bad) == 0 && post(&a, &wr) == 0);
+            CHECK(completion(b.rcq).status == (own ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR));
+            CHECK(completion(a.scq).status == (own ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR));
+            if (!own) break;
+        }
+        CHECK(ibv_destroy_qp(b.qp) == 0 && ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(other) == 0);
+        init.srq = NULL;
+        MUST(b.qp = ibv_create_qp(b.pd, &init));
+        pair_close(&a, &b);
+    }
+}
+
+/* The completion of a received Write with immediate data says how much was written. */
+static void written_lengths(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    const uint32_t lengths[] = {0, 1, 4, 100, 4096, 20000, SIZE};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        /* Writes and Sends before it do not count. */
+        for (int before = 0; before < 3; before++) {
+            struct ibv_sge sge = part(&a, 0, 300), whole = part(&a, 0, lengths[i]);
+            struct ibv_send_wr other = request(1, before == 1 ? IBV_WR_RDMA_WRITE : IBV_WR_SEND_WITH_IMM, &sge, before == 1);
+            struct ibv_send_wr wr = request(2, IBV_WR_RDMA_WRITE_WITH_IMM, &whole, 1);
+            aim(&other, &b, 0);
+            aim(&wr, &b, 0);
+            other.next = &wr;
+            wr.imm_data = htobe32(i);
+            if (before == 2) receive(&b, 1, 0, 0);
+            receive(&b, 2, 0, 0);
+            CHECK(post(&a, before ? &other : &wr) == 0);
+            struct ibv_wc wc;
+            if (before == 2) {
+                wc = completion(b.rcq);
+                CHECK(wc.wr_id == 1 && wc.byte_len == 0 && wc.opcode == IBV_WC_RECV);
+            }
+            wc = completion(b.rcq);
+            CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.wr_id == 2);
+            CHECK(wc.byte_len == lengths[i] && wc.imm_data == htobe32(i));
+            for (int n = before ? 2 : 1; n > 0; n--) CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
+        }
+    }
+    /* An empty Send with immediate data has written nothing, whatever was written before. */
+    struct ibv_sge sge = part(&a, 0, 300);
+    struct ibv_send_wr wr[2] = {request(1, IBV_WR_RDMA_WRITE, &sge, 1), request(2, IBV_WR_SEND_WITH_IMM, NULL, 0)};
+    aim(&wr[0], &b, 0);
+    wr[0].next = &wr[1];
+    receive(&b, 3, 0, 0);
+    CHECK(post(&a, wr) == 0);
+    CHECK(completion(b.rcq).byte_len == 0);
+    pair_close(&a, &b);
+}
+
+static double seconds(void) {
+    struct timespec now;
+    MUST(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+    return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+/* Joins a sender that tries so often to a receiver with this timer (as the specification encodes it). */
+static void join_rnr(struct half *from, struct half *to, int rnr_retry, int min_rnr_timer) {
+    half_open(from, "weft_ib0", 0);
+    half_open(to, "weft_ib0", 0);
+    MUST(to_init(from->qp) == 0 && to_init(to->qp) == 0 && to_rtr(from->qp, to->qp->qp_num) == 0);
+    struct ibv_qp_attr attr = rtr_attr(to->context, from->qp->qp_num);
+    attr.min_rnr_timer = min_rnr_timer;
+    MUST(ibv_modify_qp(to->qp, &attr, RC_RTR_MASK) == 0 && to_rts(to->qp) == 0);
+    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = rnr_retry, .max_rd_atomic = 4};
+    MUST(ibv_modify_qp(from->qp, &attr, RTS_MASK) == 0);
+}
+
+/* A message that finds no receive is given up after rnr_retry times more than the receiver's timer. */
+static void receiver_not_ready(void) {
+    struct half a, b;
+    struct ibv_wc wc;
+    const struct {
+        int rnr_retry, min_rnr_timer;
+        double limit;
+    } limits[] = {{0, 28, 0.16384}, {2, 26, 3 * 0.08192}, {1, 1, 2 * 0.00001}};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
+        join_rnr(&a, &b, limits[i].rnr_retry, limits[i].min_rnr_timer);
+        receive(&b, 1, 0, 64);
+        receive(&a, 9, 0, 64);
+        struct ibv_sge sge = part(&a, 0, i == 1 ? 20000 : 64);
+        struct ibv_sge first = part(&a, 0, 64);
+        struct ibv_send_wr wr[3] = {request(1, IBV_WR_SEND, &first, 1), request(2, IBV_WR_SEND, &sge, 1), request(3, IBV_WR_SEND, &sge, 1)};
+        wr[0].next = &wr[1];
+        wr[1].next = &wr[2];
+        double start = seconds();
+        CHECK(post(&a, wr) == 0);
+        wc = completion(a.scq);
+        CHECK(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS);
+        wc = completion(a.scq);
+        CHECK(wc.wr_id == 2 && wc.status == IBV_WC_RNR_RETRY_EXC_ERR && seconds() - start >= limits[i].limit);
+        wc = completion(a.scq);
+        CHECK(wc.wr_id == 3 && wc.status == IBV_WC_WR_FLUSH_ERR && state_of(a.qp) == IBV_QPS_ERR);
+        CHECK(completion(a.rcq).status == IBV_WC_WR_FLUSH_ERR);
+        /* The receiver hears nothing of it. */
+        CHECK(completion(b.rcq).wr_id == 1);
+        receive(&b, 2, 0, 64);
+        CHECK(ibv_poll_cq(b.rcq, 1, &wc) == 0 && state_of(b.qp) == IBV_QPS_RTS);
+        pair_close(&a, &b);
+    }
+    /* Each message has the whole time, and one that has its receive goes on. */
+    join_rnr(&a, &b, 1, 0);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
+    for (int i = 0; i < 3; i++) CHECK(post(&a, &wr) == 0);
+    int in_time = 1;
+    for (int i = 0; i < 3; i++) {
+        double before = seconds();
+        usleep(700000);
+        receive(&b, i, 0, 0);
+        in_time &= seconds() - before < 1.2;
+        if (in_time) CHECK(completion(b.rcq).wr_id == (uint64_t)i);
+    }
+    for (int i = 0; i < 3 && in_time; i++) CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
+    if (!in_time) printf("receiver_not_ready: skipped in part, the machine is too busy\n");
+    pair_close(&a, &b);
+    /* For ever. */
+    join_rnr(&a, &b, 7, 1);
+    CHECK(post(&a, &wr) == 0);
+    usleep(100000);
+    CHECK(ibv_poll_cq(a.scq, 1, &wc) == 0);
+    receive(&b, 1, 0, 0);
+    CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
     pair_close(&a, &b);
 }
 
@@ -1798,6 +2314,46 @@ static void forks(void) {
     pair_close(&a, &b);
 }
 
+/* membarrier(2) fails from now on. */
+static void filter_barriers(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+/* An object that other threads may be in is not freed without the barrier: the process ends, and says why. */
+static void filtered(void) {
+    int ends[2], status = -1;
+    char text[512] = "";
+    fflush(NULL);
+    MUST(pipe(ends) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        struct half a, b;
+        pair_open(&a, &b);
+        struct ibv_send_wr wr = request(1, IBV_WR_SEND, NULL, 0);
+        MUST(post(&a, &wr) == 0);
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        dup2(ends[1], 2);
+        filter_barriers();
+        ibv_destroy_qp(a.qp);
+        _exit(0);
+    }
+    close(ends[1]);
+    for (ssize_t got, at = 0; (got = read(ends[0], text + at, sizeof text - 1 - at)) > 0;) at += got;
+    close(ends[0]);
+    MUST(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    CHECK(strstr(text, "weft: ") && strstr(text, "membarrier"));
+}
+
 struct racer {
     struct half *h;
     int stop;
@@ -1835,6 +2391,21 @@ static void races(void) {
     half_close(&b);
 }
 
+/* Newer programs set these two on each queue pair (IBV_ACCESS_FLUSH_GLOBAL, IBV_ACCESS_FLUSH_PERSISTENT). */
+static void flush_rights(void) {
+    const unsigned flags = ALL | 1 << 8 | 1 << 9;
+    for (int which = 0; which < 2; which++) {
+        struct half h;
+        half_open(&h, which ? "weft_ib0" : "weft0", 0);
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = flags};
+        const int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        CHECK(ibv_modify_qp(h.qp, &attr, mask) == 0);
+        struct ibv_qp_init_attr init;
+        CHECK(ibv_query_qp(h.qp, &attr, IBV_QP_ACCESS_FLAGS, &init) == 0 && attr.qp_access_flags == flags);
+        half_close(&h);
+    }
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -1843,8 +2414,16 @@ static const struct {
              {"domains", domains},
              {"memory", memory},
              {"queues", queues},
+             {"addresses", addresses},
+             {"new_addresses", new_addresses},
+             {"many_queues", many_queues},
+             {"many_pairs", many_pairs},
+             {"errnos", errnos},
+             {"limits", limits},
              {"pairs", pairs},
              {"datagrams", datagrams},
+             {"long_datagrams", long_datagrams},
+             {"traffic_classes", traffic_classes},
              {"groups", groups},
              {"transitions", transitions},
              {"transfers", transfers},
@@ -1853,18 +2432,25 @@ static const struct {
              {"faults", faults},
              {"shared_receives", shared_receives},
              {"windows", windows},
+             {"windows_of_a_domain", windows_of_a_domain},
+             {"invalid_requests", invalid_requests},
+             {"domain_of_shared_receives", domain_of_shared_receives},
+             {"written_lengths", written_lengths},
+             {"receiver_not_ready", receiver_not_ready},
              {"completion_events", completion_events},
              {"cancelled", cancelled},
              {"overrun", overrun},
              {"places", places},
              {"cleaned", cleaned},
              {"rights", rights},
+             {"flush_rights", flush_rights},
              {"resting", resting},
              {"extended_queues", extended_queues},
              {"extended_pairs", extended_pairs},
              {"strangers", strangers},
              {"many", many},
              {"forks", forks},
+             {"filtered", filtered},
              {"races", races}};
 
 int main(int argc, char **argv) {

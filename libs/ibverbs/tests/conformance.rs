@@ -1,4 +1,4 @@
-//! A C program against Debian's header and our library: what the manual pages promise.
+//! A C program against Debian's header and our library: what the manual pages promise, in shared memory and over TCP.
 
 #[path = "../../exs/tests/common/mod.rs"]
 mod common;
@@ -34,9 +34,12 @@ fn the_manual_pages_promises_are_kept() {
             .arg(&lib)
             .args(["-libverbs", "-lpthread"]),
     );
-    let mut run = Command::new(&program);
-    run.env("LD_LIBRARY_PATH", &lib)
-        .env_remove("WEFT_DEVICES")
-        .env_remove("WEFT_FAULTS");
-    good(&mut run);
+    for local in ["auto", "off"] {
+        let mut run = Command::new(&program);
+        run.env("LD_LIBRARY_PATH", &lib)
+            .env("WEFT_LOCAL", local)
+            .env_remove("WEFT_DEVICES")
+            .env_remove("WEFT_FAULTS");
+        good(&mut run);
+    }
 }

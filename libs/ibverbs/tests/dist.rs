@@ -21,10 +21,15 @@ fn lib() -> PathBuf {
     dist.path().join("lib").canonicalize().unwrap()
 }
 
-/// What a library exports to programs.
+/// The version of what `<infiniband/weft_dgram.h>` declares.
+const OWN: &str = "@@WEFT_DGRAM_1";
+
+/// What a library exports to programs that know nothing of weft.
 fn public(library: &Path) -> BTreeSet<String> {
     let names = exported(library).into_iter();
-    names.filter(|name| !name.ends_with(BETWEEN)).collect()
+    names
+        .filter(|name| !name.ends_with(BETWEEN) && !name.ends_with(OWN))
+        .collect()
 }
 
 /// Where the system has a library of this name, or a program.

@@ -1,4 +1,4 @@
-//! The exported calls have the prototypes of Debian's headers: a C compiler that is told both does not complain.
+//! The exported calls have the prototypes of Debian's headers, and of our own: a C compiler that is told both does not complain.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -6,10 +6,11 @@ use std::process::Command;
 
 use weft_abi::verbs::{cm, types};
 
-const SOURCES: [&str; 3] = [
+const SOURCES: [&str; 4] = [
     include_str!("../src/verbs.rs"),
     include_str!("../src/cm.rs"),
     include_str!("../src/rsock.rs"),
+    include_str!("../src/dgram.rs"),
 ];
 
 /// Where C's type cannot be told from Rust's: (call, parameter or "" for the result, C's type).
@@ -102,7 +103,7 @@ fn prototype(line: &str) -> Option<(&str, String)> {
 #[test]
 fn the_calls_have_the_prototypes_of_the_headers() {
     const HEAD: &str = "#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n#include <rdma/rdma_verbs.h>\n\
-                        #include <rdma/rsocket.h>\n\
+                        #include <rdma/rsocket.h>\n#include <infiniband/weft_dgram.h>\n\
                         #undef ibv_query_port\n#undef ibv_reg_mr\n#undef ibv_reg_mr_iova\n";
     let mut prototypes = String::new();
     let mut names = BTreeSet::new();
@@ -145,6 +146,8 @@ fn compiles(text: &str) {
             "-Werror",
             "-Wno-array-parameter",
             "-fsyntax-only",
+            "-I",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../include"),
         ])
         .arg(&source)
         .output()

@@ -4,9 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
+use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{
-    Access, AsyncEvent, CompChannel, Cq, Device, LinkOptions, LocalMode, Mr, Pd, Qp, QpInit,
-    RawMemory, RecvWr, Rnr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode, WcStatus,
+    Access, AsyncEvent, CompChannel, Cq, Device, DeviceBuilder, LinkOptions, LocalMode, Mr, Pd, Qp,
+    QpInit, RawMemory, RecvWr, Rnr, SendWr, SimFaults, SimNet, Srq, Transport, Wc, WcOpcode,
+    WcStatus,
 };
 
 /// Bound of every wait: far more than any of them takes, on a slow and busy machine too.
@@ -47,6 +49,8 @@ pub struct Setup {
     pub memory: Memory,
     /// Their options, the same on both sides.
     pub options: LinkOptions,
+    /// Whether they are made by TLS.
+    pub tls: bool,
     /// See [`QpInit::remote_completion`].
     pub remote_completion: bool,
     /// Longest message of the scenarios that try sizes, in bytes.
@@ -61,6 +65,7 @@ impl Setup {
             local: LocalMode::Off,
             memory: Memory::Both,
             options: LinkOptions::default(),
+            tls: false,
             remote_completion: false,
             largest: 3 << 20,
         }
@@ -96,6 +101,12 @@ impl Setup {
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut LinkOptions)) -> Self {
         change(&mut self.options);
+        self
+    }
+    /// The same by TLS.
+    #[must_use]
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
         self
     }
     /// The same over IPv6.
@@ -180,6 +191,17 @@ impl Default for Half {
     }
 }
 
+fn builder(transport: &Transport, setup: Setup) -> DeviceBuilder {
+    let builder = Device::builder()
+        .transport(transport.clone())
+        .local(setup.local);
+    if !setup.tls {
+        return builder;
+    }
+    let identity = Identity::generate().expect("a key pair");
+    builder.tls(Tls::new(identity).expect("a usable key"))
+}
+
 impl Bed {
     /// Two devices; `None`, with the reason printed, where this machine cannot carry the setup.
     pub fn new(setup: Setup) -> Option<Bed> {
@@ -193,13 +215,10 @@ impl Bed {
             Carrier::Tcp4 | Carrier::Tcp6 => Transport::Tcp,
             Carrier::Sim(seed, faults) => Transport::Sim(SimNet::with_faults(seed, faults)),
         };
-        let open = || {
-            let builder = Device::builder().transport(transport.clone());
-            builder.local(setup.local).open()
-        };
+        let open = || builder(&transport, setup).open().expect("a device");
         Some(Bed {
-            a: open().expect("a device"),
-            b: open().expect("a device"),
+            a: open(),
+            b: open(),
             setup,
             transport,
         })
@@ -207,9 +226,7 @@ impl Bed {
 
     /// One more device on the same network, with these limits.
     pub fn device(&self, limits: weft_verbs::Limits) -> Device {
-        let builder = Device::builder().transport(self.transport.clone());
-        builder
-            .local(self.setup.local)
+        builder(&self.transport, self.setup)
             .limits(limits)
             .open()
             .expect("a device")
@@ -340,10 +357,12 @@ impl Bed {
                 let path = end.qp.path().expect("connected");
                 let want = match (self.setup.carrier, self.setup.local) {
                     (Carrier::Sim(..), _) => "sim",
+                    (_, LocalMode::Off) if self.setup.tls => "tls",
                     (_, LocalMode::Off) => "tcp",
                     _ => "local",
                 };
                 assert_eq!(path.transport, want, "{path:?}");
+                assert_eq!(end.qp.tls().is_some(), self.setup.tls);
             }
             (there, here)
         })

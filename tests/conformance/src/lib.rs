@@ -16,6 +16,7 @@ pub mod bed;
 pub mod flood;
 pub mod gauge;
 pub mod local;
+pub mod marks;
 pub mod raw;
 pub mod scenarios;
 pub mod twin;

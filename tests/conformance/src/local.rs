@@ -9,8 +9,8 @@ use weft_mem::{Domain, PdId, RecvList, SendList, Table};
 use weft_ring::{End, Front, Role, Segment};
 use weft_sys::heart::Heart;
 use weft_sys::unix::{self, Name};
-use weft_sys::{Interest, poll_fds, wake};
-use weft_wire::local::{MAX_LEN, Message, Party};
+use weft_sys::{Interest, poll_fds, process, wake};
+use weft_wire::local::{Cell, MAX_LEN, Message, Party, Secret};
 
 use crate::bed::PATIENCE;
 
@@ -44,9 +44,29 @@ pub fn party(domain: &Domain) -> Party {
     Party {
         qp: 1,
         trusted: false,
-        cookie_addr: 0,
-        cookie: [0; 16],
         domain: domain.id(),
+    }
+}
+
+/// A cell that nobody can read.
+pub const NOWHERE: Cell = Cell {
+    addr: 0,
+    challenge: [0; 16],
+};
+
+/// We are in the victim's process, and so can read its secret; in another one, perhaps not.
+fn proof(victims: Cell) -> Secret {
+    let mut secret = [0; 16];
+    let _ = process::read_memory(std::process::id(), victims.addr + 16, &mut secret);
+    secret
+}
+
+/// The first message of an initiator with this TCP address.
+pub fn hello(from: SocketAddr) -> Message {
+    Message::Hello {
+        cell: NOWHERE,
+        seal: 0,
+        from,
     }
 }
 
@@ -59,7 +79,7 @@ pub fn domain() -> Arc<Domain> {
 pub fn say(wire: &OwnedFd, message: &Message, fds: &[BorrowedFd<'_>]) {
     let mut bytes = Vec::new();
     message.emit(&mut bytes);
-    unix::send_with_fds(wire, &bytes, fds).expect("the victim listens");
+    unix::send_signed(wire, &bytes, fds).expect("the victim listens");
 }
 
 /// The next message of the rendezvous; `None` when the victim hangs up.
@@ -82,11 +102,51 @@ pub fn open_door(door: &OwnedFd) -> OwnedFd {
     unix::accept(door).expect("accept").expect("somebody")
 }
 
-/// The descriptors that follow a segment in a Hello, or are those of an Attach.
+/// The descriptors that follow a segment in a Join, or are those of an Attach.
 pub fn fds(domain: &Domain) -> Vec<BorrowedFd<'_>> {
     let mut fds = vec![heart()];
     fds.extend(domain.fds(false));
     fds
+}
+
+/// Somebody at a door.
+pub struct Visit {
+    wire: OwnedFd,
+    from: SocketAddr,
+}
+
+impl Visit {
+    /// Stand at the door of a listener, and claim the TCP connection that comes from there.
+    pub fn claim(listener: SocketAddr, from: SocketAddr) -> Visit {
+        Visit {
+            wire: unix::connect(Name::Abstract(&door(listener))).expect("a door"),
+            from,
+        }
+    }
+
+    /// Say hello; the answer.
+    pub fn hello(&self) -> Option<Message> {
+        say(&self.wire, &hello(self.from), &[]);
+        hear(&self.wire).map(|(message, _)| message)
+    }
+
+    /// Bring these descriptors, after a welcome.
+    pub fn join(&self, victims: Cell, domain: &Domain, fds: &[BorrowedFd<'_>]) {
+        let join = Message::Join {
+            party: party(domain),
+            proof: proof(victims),
+        };
+        say(&self.wire, &join, fds);
+    }
+}
+
+/// Let a visitor in.
+pub fn welcome(wire: &OwnedFd, visitors: Cell) {
+    let welcome = Message::Welcome {
+        cell: NOWHERE,
+        proof: proof(visitors),
+    };
+    say(wire, &welcome, &[]);
 }
 
 /// One end of a segment, by hand.
@@ -102,24 +162,27 @@ pub struct Local {
 }
 
 impl Local {
-    /// Knock at the door beside `tcp`'s peer; says whether we were welcomed.
+    /// Stand at the door beside `tcp`'s peer, and say nothing yet.
+    pub fn visit(tcp: &TcpStream) -> Visit {
+        let addr = |addr: std::io::Result<_>| addr.expect("connected");
+        Visit::claim(addr(tcp.peer_addr()), addr(tcp.local_addr()))
+    }
+
+    /// Knock at the door beside `tcp`'s peer, and bring what it takes; says whether we were welcomed.
     pub fn knock(tcp: &TcpStream) -> Option<Local> {
-        let (to, from) = (tcp.peer_addr().ok()?, tcp.local_addr().ok()?);
-        let wire = unix::connect(Name::Abstract(&door(to))).expect("a door");
+        let visit = Local::visit(tcp);
+        let Some(Message::Welcome { cell, .. }) = visit.hello() else {
+            return None;
+        };
         let (segment, fd) = Segment::create(RING).expect("a segment");
         let domain = domain();
-        let hello = Message::Hello {
-            party: party(&domain),
-            from,
-        };
         let mut all = vec![fd.as_fd()];
         all.extend(fds(&domain));
-        say(&wire, &hello, &all);
-        let welcome = hear(&wire).is_some_and(|(message, _)| message == Message::Welcome);
-        welcome.then(|| Local {
+        visit.join(cell, &domain, &all);
+        Some(Local {
             end: End::new(Arc::new(segment), Role::Initiator),
             file: fd.into(),
-            wire,
+            wire: visit.wire,
             buf: Vec::new(),
             domain,
         })
@@ -130,16 +193,19 @@ impl Local {
         matches!(hear(&self.wire), Some((Message::Attach(_), _)))
     }
 
-    /// Take a victim's Hello at our own door, and welcome it.
+    /// Welcome a victim at our own door, and take what it brings.
     pub fn welcome(door: &OwnedFd) -> Local {
         let wire = open_door(door);
-        let Some((Message::Hello { .. }, mut fds)) = hear(&wire) else {
+        let Some((Message::Hello { cell, .. }, _)) = hear(&wire) else {
             panic!("no hello");
+        };
+        welcome(&wire, cell);
+        let Some((Message::Join { .. }, mut fds)) = hear(&wire) else {
+            panic!("nothing is brought");
         };
         let fd = fds.remove(0);
         let file = fd.try_clone().expect("a descriptor").into();
         let segment = Segment::open(fd).expect("a good segment");
-        say(&wire, &Message::Welcome, &[]);
         Local {
             end: End::new(Arc::new(segment), Role::Responder),
             file,

@@ -14,6 +14,7 @@ use weft_verbs::cm::Listener;
 use weft_verbs::{Device, Mr, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
 
 use crate::bed::{Bed, End, Half, Memory, PATIENCE, Setup, take, until};
+use crate::marks;
 
 /// Bytes of each region of a twin.
 pub const REGION: usize = 4 << 20;
@@ -129,6 +130,12 @@ impl Twin {
     /// Stop it, and wait until it has stopped.
     pub fn stop(&self) {
         stop(Pid::from_child(&self.child));
+    }
+
+    /// Stop it while it touches this memory of ours, which it goes on doing.
+    pub fn stop_inside(&self, stag: u32) {
+        let pid = Pid::from_child(&self.child);
+        marks::stop_inside(pid, &marks::segments(), Some(stag));
     }
 
     /// Let it go on.
@@ -249,9 +256,14 @@ impl Pair {
     }
 }
 
+/// Whether this process is a twin.
+pub fn is_one() -> bool {
+    std::env::var_os(VARIABLE).is_some()
+}
+
 /// A twin's life. Does nothing in a process that is none.
 pub fn role() {
-    if std::env::var_os(VARIABLE).is_none() {
+    if !is_one() {
         return;
     }
     let Ok(mode) = weft_verbs::LocalMode::from_env() else {
@@ -376,6 +388,22 @@ pub fn role() {
                     end.run(SendWr::fetch_add(1, word, 1).sge(mrs[0].sge(0, 8)));
                 }
                 println!("@added");
+            }
+            // Write to a region of the other's, without end.
+            "write" => {
+                println!("@writing");
+                let key = number as u32;
+                let to = RemoteAddr { addr: 0, rkey: key };
+                let mut wc = [Wc::default(); 1];
+                loop {
+                    let wr = SendWr::write(1, to).sge(mrs[0].whole()).signaled();
+                    let posted = end.qp.post_send_one(wr).is_ok();
+                    let n = end.scq.wait(&mut wc, Some(PATIENCE)).expect("no overrun");
+                    if !posted || n == 0 || wc[0].status != WcStatus::Success {
+                        break;
+                    }
+                }
+                println!("@over");
             }
             "pingpong" => {
                 for round in 0..number {

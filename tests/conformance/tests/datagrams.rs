@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use weft_verbs::cm::Broker;
@@ -75,6 +77,7 @@ fn to(qp: &UdQp) -> UdDest {
         qp_num: qp.num(),
         qkey: QKEY,
         from: None,
+        traffic_class: 0,
     }
 }
 
@@ -122,6 +125,7 @@ fn a_receive_says_where_the_message_came_from() {
         qp_num: source.qp_num,
         qkey: QKEY,
         from: None,
+        traffic_class: 0,
     };
     let wr = SendWr::new(8, SendOp::SendImm { imm: 0x1234 }).inline(b"back");
     qb.post_send(&wr, &back).expect("posted");
@@ -162,6 +166,51 @@ fn the_engine_receives_for_a_channel() {
     }
 }
 
+/// What a layer above does with completions on the engine's thread: it posts more, and ends the queue pair.
+#[test]
+fn a_hook_may_use_its_queue_pair() {
+    let (a, b) = (Side::new(), Side::new());
+    let (qa, qb) = (a.qp(), Arc::new(OnceLock::<UdQp>::new()));
+    let (cq, dest, this) = (b.cq.clone(), to(&qa), Arc::clone(&qb));
+    let (tell, told) = mpsc::channel();
+    b.cq.set_hook(move || {
+        let Some(qp) = this.get() else { return };
+        let post = |id| {
+            let answer = SendWr::send(id).inline(b"answer").signaled();
+            qp.post_send(&answer, &dest).expect("posted");
+        };
+        let mut wc = [Wc::default()];
+        while cq.take(&mut wc) == Ok(1) {
+            let Wc { wr_id, status, .. } = wc[0];
+            let _ = tell.send((wr_id, status));
+            match wr_id {
+                1 => post(11),
+                11 => post(12),
+                2 => qp.to_error(),
+                _ => {}
+            }
+        }
+    });
+    let qb = qb.get_or_init(|| b.qp());
+    for id in 1..=3 {
+        b.recv(qb, id, 0, 64);
+    }
+    let expect = |wanted: &[(u64, WcStatus)]| {
+        for wanted in wanted {
+            assert_eq!(told.recv_timeout(LONG).as_ref(), Ok(wanted));
+        }
+    };
+    let ask = || {
+        let send = SendWr::send(1).inline(b"a question");
+        qa.post_send(&send, &to(qb)).expect("posted");
+    };
+    ask();
+    let ok = WcStatus::Success;
+    expect(&[(1, ok), (11, ok), (12, ok)]);
+    ask();
+    expect(&[(2, ok), (3, WcStatus::WrFlushErr)]);
+}
+
 #[test]
 fn a_routing_header_stands_in_front() {
     let (a, b) = (Side::new(), Side::new());
@@ -192,7 +241,11 @@ fn a_routing_header_stands_in_front() {
 #[test]
 fn messages_are_as_long_as_the_mtu_and_no_longer() {
     let (a, b) = (Side::new(), Side::new());
-    let (qa, qb) = (a.qp(), b.qp());
+    let init = UdInit {
+        max_message: UD_MTU,
+        ..a.init()
+    };
+    let (qa, qb) = (a.pd.create_ud_qp(&init).expect("a queue pair"), b.qp());
     let mtu = UD_MTU as usize;
     let pattern: Vec<u8> = (0..mtu).map(|i| (i * 7 + i / 256) as u8).collect();
     a.mr.write(0, &pattern).expect("in bounds");
@@ -255,13 +308,24 @@ fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
     assert_eq!(qb.counters().no_recv, 1);
     assert_eq!(qb.counters().wrong_qkey, 1);
 
-    // A receive that is too short, and one of memory that is not ours, are used up; then one is right.
-    b.recv(&qb, 1, 0, 3);
+    // A receive that is too short stays for what fits; one of memory that is not ours is used up.
+    b.recv(&qb, 1, 0, 5);
     b.recv(&qb, 2, 1 << 20, 64);
     b.recv(&qb, 3, 0, 64);
-    for status in [WcStatus::LocLenErr, WcStatus::LocProtErr, WcStatus::Success] {
-        hostile(&datagram);
-        assert_eq!(b.poll().status, status);
+    hostile(&datagram);
+    until(|| qb.counters().too_long == 1);
+    let mut shorter = Vec::new();
+    header.emit(&mut shorter);
+    shorter.extend_from_slice(b"fits.");
+    seal(&mut shorter);
+    for (bytes, id, status) in [
+        (&shorter, 1, WcStatus::Success),
+        (&datagram, 2, WcStatus::LocProtErr),
+        (&datagram, 3, WcStatus::Success),
+    ] {
+        hostile(bytes);
+        let wc = b.poll();
+        assert_eq!((wc.wr_id, wc.status), (id, status));
     }
     assert_eq!(b.mr.to_vec(0, 6).expect("in bounds"), b"forged");
     // A send from memory that is not ours.
@@ -277,6 +341,36 @@ fn what_is_wrong_is_dropped_and_the_queue_pair_goes_on() {
     qa.post_send(&wr, &nowhere).expect("posted");
     assert_eq!(a.poll().status, WcStatus::Success);
     assert_eq!((qa.state(), qb.state()), (QpState::Rts, QpState::Rts));
+}
+
+#[test]
+fn a_port_that_is_down_loses_what_comes_and_goes() {
+    static DOWN: AtomicBool = AtomicBool::new(true);
+    let (a, b) = (Side::new(), Side::new());
+    let init = UdInit {
+        down: Some(&DOWN),
+        ..b.init()
+    };
+    let (qa, other) = (a.qp(), b.qp());
+    let qb = b.pd.create_ud_qp(&init).expect("a queue pair");
+    b.recv(&qb, 1, 0, 64);
+    b.recv(&other, 2, 64, 64);
+    a.recv(&qa, 3, 0, 64);
+    let wr = SendWr::send(1).inline(b"x");
+    // One after the other, to and from the same port.
+    for to in [to(&qb), to(&other)] {
+        qa.post_send(&wr, &to).expect("posted");
+    }
+    assert_eq!(b.poll().wr_id, 2);
+    qb.post_send(&wr.clone().signaled(), &to(&qa))
+        .expect("posted");
+    assert_eq!(b.poll().opcode, WcOpcode::Send);
+    DOWN.store(false, Ordering::SeqCst);
+    qb.post_send(&SendWr::send(2).inline(b"yz"), &to(&qa))
+        .expect("posted");
+    assert_eq!(a.poll().byte_len, 2, "the second one");
+    qa.post_send(&wr, &to(&qb)).expect("posted");
+    assert_eq!(b.poll().wr_id, 1);
 }
 
 #[test]
@@ -440,6 +534,7 @@ fn to_group(group: &str, qkey: u32) -> UdDest {
         qp_num: UD_GROUP,
         qkey,
         from: Some([127, 0, 0, 1].into()),
+        traffic_class: 0,
     }
 }
 

@@ -1,14 +1,16 @@
 //! How two processes of one host meet in shared memory, and all that can go wrong on the way: then they stay on TCP.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use weft_conformance::bed::{Bed, Half, Memory, PATIENCE, Setup, until};
 use weft_conformance::gauge::descriptors;
-use weft_conformance::local::{Local, RING, domain, door, fds, hear, open_door, party, say};
+use weft_conformance::local::{
+    Local, NOWHERE, RING, domain, door, fds, hear, hello, open_door, say, welcome,
+};
 use weft_conformance::raw::{Raw, send, start_frame, write};
 use weft_conformance::twin::{DIAL, Pair, Twin};
 use weft_conformance::victim::Bystander;
@@ -299,7 +301,7 @@ fn somebody_else_at_the_door() {
     squatted("welcomes, and says no more", |door| {
         let wire = open_door(door);
         hear(&wire);
-        say(&wire, &Message::Welcome, &[]);
+        welcome(&wire, NOWHERE);
         hear(&wire);
     });
 }
@@ -316,7 +318,7 @@ fn a_door_that_dies_after_the_welcome() {
         scope.spawn(|| {
             let wire = open_door(&squat);
             hear(&wire);
-            say(&wire, &Message::Welcome, &[]);
+            welcome(&wire, NOWHERE);
         });
         join(&a, &b, &listener)
     });
@@ -425,18 +427,16 @@ fn guests_that_say_hello_and_leave() {
     // A hello about a TCP connection that there is, and gone before the answer.
     let raw = Raw::connect(stage.addr());
     let wire = stage.wire();
-    let (_segment, file) = Segment::create(RING).expect("a segment");
-    let domain = domain();
-    let hello = |from| Message::Hello {
-        party: party(&domain),
-        from,
-    };
     let from = raw.stream.local_addr().expect("an address");
-    let mut all: Vec<BorrowedFd<'_>> = vec![file.as_fd()];
-    all.extend(fds(&domain));
-    say(&wire, &hello(from), &all);
+    say(&wire, &hello(from), &[]);
     drop(wire);
     stage.on_tcp(raw);
+    // Welcomed, and brings nothing.
+    let raw = Raw::connect(stage.addr());
+    let visit = Local::visit(&raw.stream);
+    assert!(matches!(visit.hello(), Some(Message::Welcome { .. })));
+    stage.on_tcp(raw);
+    drop(visit);
     // Welcomed, and gone before the request.
     let raw = Raw::connect(stage.addr());
     let local = Local::knock(&raw.stream).expect("a welcome");
@@ -450,7 +450,7 @@ fn guests_that_say_hello_and_leave() {
     drop(local);
     // A hello about a connection that there is not.
     let wire = stage.wire();
-    say(&wire, &hello(([127, 0, 0, 1], 9).into()), &all);
+    say(&wire, &hello(([127, 0, 0, 1], 9).into()), &[]);
     let answer = hear(&wire).map(|(message, _)| message);
     assert!(matches!(answer, Some(Message::Decline(_))), "{answer:?}");
     stage.bystander.ping();
@@ -542,19 +542,12 @@ fn guests_with_the_wrong_descriptors() {
     for (what, all) in &cases {
         println!("{what}");
         let raw = Raw::connect(stage.addr());
-        let wire = stage.wire();
-        let hello = Message::Hello {
-            party: party(&domain),
-            from: raw.stream.local_addr().expect("an address"),
+        let visit = Local::visit(&raw.stream);
+        let Some(Message::Welcome { cell, .. }) = visit.hello() else {
+            panic!("no welcome");
         };
         let all: Vec<_> = all.iter().map(OwnedFd::as_fd).collect();
-        say(&wire, &hello, &all);
-        // Declined now, or when the program accepts: the connection is TCP's in any case.
-        let answer = hear(&wire).map(|(message, _)| message);
-        assert!(
-            matches!(answer, Some(Message::Decline(_) | Message::Welcome)),
-            "{what}: {answer:?}"
-        );
+        visit.join(cell, &domain, &all);
         stage.on_tcp(raw);
     }
     until("all descriptors are given back", || {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use weft_verbs::cm::{Broker, ConnParam, ConnectError, Number, QpName, gid_of, ip_of};
 use weft_verbs::{
     Access, Cq, Device, LocalMode, Mr, Pd, Qp, QpInit, RecvWr, Rnr, SendWr, Wc, WcStatus,
@@ -343,5 +344,55 @@ fn gids_are_addresses() {
     for text in ["192.0.2.1", "2001:db8::1", "::1", "127.0.0.1"] {
         let ip: IpAddr = text.parse().expect("an address");
         assert_eq!(ip_of(gid_of(ip)), ip);
+    }
+}
+
+/// More queue pairs are joined at once, with sends that wait, than connections can be in start-up: none is turned away for good, and no send
+/// loses patience with a peer that is only busy.
+#[test]
+fn very_many_meet_at_once() {
+    const PAIRS: usize = 1100;
+    let room = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if room < 12 * PAIRS as u64 {
+        println!("skipped: {room} descriptors are too few");
+        return;
+    }
+    let (one, other) = (Side::new(LocalMode::Auto), Side::new(LocalMode::Auto));
+    let queue = |side: &Side| side.pd.device().create_cq(PAIRS as u32, None);
+    let done = queue(&one).expect("a queue");
+    let mut pairs = Vec::new();
+    for id in 0..PAIRS {
+        let make = |side: &Side, cq: &Cq| {
+            let number = side.broker.reserve().expect("a number");
+            let init = QpInit {
+                num: Some(number.get()),
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                rnr: Rnr::Wait,
+                ..QpInit::new(cq, &side.cq)
+            };
+            let qp = side.pd.create_qp(&init).expect("a queue pair");
+            (number, Arc::new(qp))
+        };
+        let ((n1, q1), (n2, q2)) = (make(&one, &done), make(&other, &other.cq));
+        let (e1, e2) = (name(&n1, "127.0.0.1"), name(&n2, "127.0.0.1"));
+        join(&one, &q1, e1, e2);
+        one.broker.set_patience(n1.get(), Duration::from_secs(3));
+        q1.post_send_one(SendWr::send(id as u64).signaled())
+            .expect("kept");
+        pairs.push((n1, q1, n2, q2, e1, e2));
+    }
+    for (_, _, _, q2, e1, e2) in &pairs {
+        join(&other, q2, *e2, *e1);
+    }
+    let mut sent = HashSet::new();
+    let mut wcs = [Wc::default(); 64];
+    while sent.len() < PAIRS {
+        let n = done.wait(&mut wcs, LONG).expect("no overrun");
+        assert!(n > 0, "{} of {PAIRS} within the time", sent.len());
+        for wc in &wcs[..n] {
+            assert_eq!(wc.status, WcStatus::Success, "{}", wc.wr_id);
+            assert!(sent.insert(wc.wr_id));
+        }
     }
 }

@@ -73,6 +73,30 @@ fn references_to_anywhere() {
     }
 }
 
+/// Who shows no bytes at the address that it names may not be the process that the kernel names: its memory is not touched by
+/// number.
+#[test]
+fn references_into_a_process_that_was_not_recognised() {
+    let device = Wire::Local.device();
+    let bystander = Bystander::new(&device);
+    let secret = Box::new([0x5e; 64]);
+    scribbled(&device, &bystander, "its own memory", |local, victim| {
+        local.send(&head(&write(victim.write_only.rkey(), 0, &[]), 64));
+        let r = Ref {
+            space: 0,
+            addr: secret.as_ptr() as u64,
+            len: 64,
+        };
+        assert_eq!(local.end.push_ref(r), Ok(true));
+        local.publish();
+        let over = || victim.qp.state() == QpState::Error;
+        until("the end", || {
+            over() || local.end.consumed() == Ok(local.end.pushed())
+        });
+        assert!(over(), "the bytes were fetched");
+    });
+}
+
 #[test]
 fn references_of_any_length() {
     let device = Wire::Local.device();

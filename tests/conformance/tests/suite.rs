@@ -45,6 +45,13 @@ macro_rules! on_every_setup {
                 .largest(70_000),
             $rows
         );
+        column!(tls, Setup::tcp().tls(), $rows);
+        column!(
+            tls_in_place_over_ipv6,
+            Setup::tcp().tls().v6().memory(Memory::InPlace),
+            $rows
+        );
+        column!(local_after_tls, Setup::local(Memory::Both).tls(), $rows);
         column!(local, Setup::local(Memory::Allocated), $rows);
         column!(local_ordinary, Setup::local(Memory::Ordinary), $rows);
         column!(local_in_place, Setup::local(Memory::InPlace), $rows);
@@ -102,19 +109,19 @@ on_every_setup!({
     windows: bind_and_use, zero_based, rights, local_invalidate, send_with_invalidate, send_with_invalidate_refused,
         other_queue_pair, refused_binds, local_invalidate_refused, many_binds, bind_then_send_in_one_post, region_in_use;
     srq: resized, shared_by_several, shared_concurrently, limit_event, refused_posts, one_member_ends;
-    rnr: answers_pass_a_long_message, one_by_one, much, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
+    rnr: answers_pass_a_long_message, one_by_one, much, limited, answers_do_not_wait, requests_wait, posted_by_another_thread, shared_queue, ends,
         sleeps_beside_it;
     cq: resized, wait_in_vain, wake_by_a_message, wake_by_another_thread, several_waiters, members_come_and_go_beside_a_sleeper, post_while_another_thread_waits,
         overrun, filled_to_the_brim, shared_by_many;
     events: asynchronous_hook, notified_by_a_call, arm_and_event, completion_already_there, event_loop, solicited_only, solicited_immediate,
-        two_queues_on_one_channel, in_an_epoll, wait_in_vain;
+        two_queues_on_one_channel, in_an_epoll, wait_in_vain, awaited;
     cm: bound_first, private_data, private_data_too_long, reject, refused, address_in_use, addresses, connected_once, backlog,
         time_out, time_out_after_success, several_at_once, events, events_of_failure, events_out_of_order, descriptors,
         strangers;
     lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
         receive_without_right, disconnect_after_much, drop_after_post;
     threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
-    states: quiet_end, expected, expected_read_refused, fails_unconnected, before_connected, disconnect, disconnect_beside_a_poller, cut, to_error, drop_of_a_qp;
+    states: quiet_end, expected, expected_read_refused, fails_unconnected, before_connected, disconnect, disconnect_beside_a_poller, cut, pause, to_error, drop_of_a_qp;
 });
 
 /// Scenarios that take a while, or that the setup makes no difference to.
@@ -188,7 +195,7 @@ on_confirmed_setups!({
     windows: bind_and_use, local_invalidate, send_with_invalidate, other_queue_pair, bind_then_send_in_one_post;
     srq: shared_by_several, shared_concurrently;
     cq: several_waiters, post_while_another_thread_waits, shared_by_many;
-    rnr: answers_pass_a_long_message, one_by_one, much, posted_by_another_thread;
+    rnr: answers_pass_a_long_message, one_by_one, much, limited, posted_by_another_thread;
     events: event_loop, solicited_only;
     threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
     states: quiet_end, expected, disconnect, to_error, drop_of_a_qp;

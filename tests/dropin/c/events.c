@@ -1,4 +1,5 @@
-/* Two queue pairs of one process, twenty Sends, and then whatever two asynchronous events there are. */
+/* Two queue pairs of one process, twenty Sends, one after the other, and what asynchronous events there are after which of them. */
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,20 @@ static void must(int good, const char *what) {
     }
 }
 
+/* All events that are there, and at least so many. */
+static void events(struct ibv_context *ctx, int sends, int *wanted) {
+    struct ibv_async_event event;
+    for (;;) {
+        fcntl(ctx->async_fd, F_SETFL, sends == 20 && *wanted > 0 ? 0 : O_NONBLOCK);
+        if (ibv_get_async_event(ctx, &event)) return;
+        printf("after %d sends: %s, port %d\n", sends, ibv_event_type_str(event.event_type), event.element.port_num);
+        ibv_ack_async_event(&event);
+        --*wanted;
+    }
+}
+
 int main(void) {
+    int wanted = 2;
     struct ibv_device **list = ibv_get_device_list(NULL);
     must(list && list[0], "ibv_get_device_list");
     struct ibv_context *ctx = ibv_open_device(list[0]);
@@ -59,13 +73,7 @@ int main(void) {
             must(got >= 0 && (got == 0 || wc.status == IBV_WC_SUCCESS), "a completion");
             done += got;
         }
-    }
-    printf("20 sends\n");
-    for (int i = 0; i < 2; i++) {
-        struct ibv_async_event event;
-        must(ibv_get_async_event(ctx, &event) == 0, "ibv_get_async_event");
-        printf("%s, port %d\n", ibv_event_type_str(event.event_type), event.element.port_num);
-        ibv_ack_async_event(&event);
+        events(ctx, n + 1, &wanted);
     }
     return 0;
 }

@@ -9,7 +9,7 @@ mod libraries;
 mod net;
 mod run;
 
-pub use libraries::libraries;
+pub use libraries::{built, libraries};
 pub use net::{free_port, hearing, listening};
 pub use run::{Done, Running, Weft, datagram_pair, pair, pair_or_again};
 

@@ -14,15 +14,19 @@ pub fn libraries() -> &'static Path {
     DIR.get_or_init(|| match std::env::var_os("WEFT_VERBS_LIB") {
         Some(dir) => fs::canonicalize(&dir)
             .unwrap_or_else(|e| panic!("WEFT_VERBS_LIB {}: {e}", dir.display())),
-        None => build(),
+        None => built("verbs", "dropin"),
     })
 }
 
-fn build() -> PathBuf {
+/// The `lib` folder in the target folder `dir`, filled now by `cargo xtask TASK`.
+///
+/// # Panics
+/// When that fails.
+pub fn built(task: &str, dir: &str) -> PathBuf {
     // target/debug/deps/NAME
     let program = std::env::current_exe().expect("/proc");
     let target = program.ancestors().nth(3).expect("a target folder");
-    let dir = target.join("dropin");
+    let dir = target.join(dir);
     fs::create_dir_all(&dir).expect("a writable target folder");
     // Test programs may run side by side.
     let lock = File::create(dir.join("lock")).expect("a writable target folder");
@@ -30,7 +34,7 @@ fn build() -> PathBuf {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-        .args(["run", "--quiet", "--locked", "-p", "xtask", "--", "verbs"])
+        .args(["run", "--quiet", "--locked", "-p", "xtask", "--", task])
         .arg(&dir)
         .arg("--debug");
     let output = cargo.output().expect("cargo runs");

@@ -35,14 +35,19 @@ pub struct Weft {
 impl Weft {
     /// With these devices (`WEFT_DEVICES`), in shared memory where that can be; else as `weft verbs` sets it.
     pub fn on(devices: &str) -> Self {
+        Self::bare()
+            .env("LD_LIBRARY_PATH", libraries())
+            .env("LD_PRELOAD", libraries().join("libweft-ucx.so"))
+            .env("WEFT_DEVICES", devices)
+    }
+
+    /// With nothing of weft in it.
+    pub fn bare() -> Self {
         Self {
             env: Vec::new(),
             dir: None,
             limit: LIMIT,
         }
-        .env("LD_LIBRARY_PATH", libraries())
-        .env("LD_PRELOAD", libraries().join("libweft-ucx.so"))
-        .env("WEFT_DEVICES", devices)
     }
 
     /// Over TCP in any case.

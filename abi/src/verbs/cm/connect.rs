@@ -34,6 +34,9 @@ const IB_REQUEST: usize = 56;
 const IB_REPLY: usize = 196;
 const IB_REJECT: usize = 148;
 
+/// Retries without end.
+const RNR_FOR_EVER: u8 = 7;
+
 /// Reasons of an InfiniBand rejection (12.6.7.2).
 const IB_NO_RESOURCES: c_int = 3;
 const IB_INVALID_SERVICE: c_int = 8;
@@ -56,6 +59,18 @@ impl Link {
         }
     }
 
+    /// What the peer sends waits for its receive so often. An RNIC ends the connection at once, unless the program asks for more.
+    fn wait_for_receives(&self, nic: &Nic, retry: u8) -> Result<(), Errno> {
+        let receiver = match self {
+            Link::Program(name) => name.get()?,
+            Link::Carrier(carrier) => qp::by_number(carrier.qp_num())?.get()?,
+        };
+        if nic.persona || retry > 0 {
+            receiver.native()?.wait_for_receives(retry);
+        }
+        Ok(())
+    }
+
     /// In order: what was posted still goes out.
     pub(super) fn close(&self) {
         if let Ok(qp) = self.native() {
@@ -75,6 +90,8 @@ impl Link {
 struct Wish {
     param: ConnParam,
     qp_num: u32,
+    /// For what the peer sends (`rdma_connect(3)`).
+    rnr_retry: u8,
 }
 
 impl Wish {
@@ -89,12 +106,14 @@ impl Wish {
         let most = nic.max_rd_atomic();
         let mut wish = Wish {
             param: ConnParam {
+                tls: None,
                 private_data: preface.to_vec(),
                 ird: most,
                 ord: most,
                 options: settings::link(),
             },
             qp_num: 0,
+            rnr_retry: RNR_FOR_EVER,
         };
         if !param.is_null() {
             // SAFETY: the caller's promise.
@@ -105,6 +124,7 @@ impl Wish {
             wish.param.ird = depth(said.responder_resources, most)?;
             wish.param.ord = depth(said.initiator_depth, most)?;
             wish.qp_num = said.qp_num;
+            wish.rnr_retry = said.rnr_retry_count.min(RNR_FOR_EVER);
         }
         if nic.persona && wish.param.private_data.len() > longest {
             return Err(Errno::INVAL);
@@ -317,6 +337,7 @@ impl Core {
             Port::Stream(port) => {
                 let most = nic.max_rd_atomic();
                 let param = ConnParam {
+                    tls: None,
                     private_data: Vec::new(),
                     ird: most,
                     ord: most,
@@ -437,6 +458,7 @@ pub unsafe fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param
         // SAFETY: the caller's promise.
         let wish = unsafe { Wish::read(conn_param, &preface, &nic, IB_REQUEST) }?;
         let link = core.link(&nic, wish.qp_num, !conn_param.is_null())?;
+        link.wait_for_receives(&nic, wish.rnr_retry)?;
         core.connect(&nic, link, wish.param)?;
         core.complete()
     })
@@ -471,6 +493,7 @@ pub unsafe fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param)
             // The peer's queue pair waits at the other end of this very connection.
             (Link::Carrier(_), None) => return Err(Errno::INVAL),
         }
+        link.wait_for_receives(&nic, wish.rnr_retry)?;
         core.accept(&link, wish.param)?;
         core.complete()
     })

@@ -22,8 +22,8 @@ use super::channel::News;
 use super::device::Nic;
 use super::id::Core;
 use super::types::RDMA_CM_EVENT_ESTABLISHED;
+use crate::verbs::gid::Gid;
 use crate::verbs::object::lock;
-use crate::verbs::persona::Gid;
 
 /// The GID of an address of ours.
 pub(super) fn gid_of(ip: IpAddr) -> [u8; 16] {
@@ -101,6 +101,11 @@ impl Carrier {
         });
         let _ = itself.set(Arc::downgrade(&carrier));
         Ok(carrier)
+    }
+
+    /// The program's queue pair.
+    pub(super) fn qp_num(&self) -> u32 {
+        self.qp_num
     }
 
     pub(super) fn qp(&self) -> Arc<Qp> {

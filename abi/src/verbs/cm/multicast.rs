@@ -19,7 +19,8 @@ use super::types::{
     RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, RDMA_UDP_QKEY, rdma_cm_id, rdma_cm_join_mc_attr_ex,
 };
 use crate::call::run;
-use crate::verbs::{mcast, persona};
+use crate::verbs::gid::gids;
+use crate::verbs::mcast;
 
 /// A group that an identifier is in.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,7 +86,7 @@ impl Core {
             return Ok(());
         }
         let src = src.ok_or(Errno::INVAL)?.ip().to_canonical();
-        let own = persona::gids().into_iter().find(|gid| gid.ip == src);
+        let own = gids()?.into_iter().find(|gid| gid.ip == src);
         let own = own.ok_or(Errno::ADDRNOTAVAIL)?;
         mcast::attach(qp, membership.gid(), Some(own.ifindex))?;
         // Another thread may have left it meanwhile, and not found it attached.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libc::{linger, socklen_t, timeval};
@@ -12,6 +12,7 @@ use weft_rsockets::Options;
 use super::table::{Entry, find};
 use super::usual_pulse;
 use crate::call::{run, system};
+use crate::made::Made;
 use crate::option::{give, taken, time};
 use crate::verbs::settings;
 
@@ -49,8 +50,8 @@ pub(super) struct Settings {
 
 /// What the administrator has set for all sockets, as the files of the manual page say it.
 pub(super) fn defaults(options: &mut Options) {
-    static FILES: OnceLock<Options> = OnceLock::new();
-    *options = *FILES.get_or_init(|| {
+    static FILES: Made<Options> = Made::new();
+    *options = *FILES.get_or_make(|| {
         let number = |name: &str| -> Option<u32> {
             let text = std::fs::read_to_string(format!("/etc/rdma/rsocket/{name}")).ok()?;
             text.trim().parse().ok()

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use weft_sockets::lock::lock;
 use weft_verbs::{Access, INLINE_DATA, InlineData, RemoteAddr, SendWr};
 use weft_wire::exs::{Advert, Body, HEADER_LEN, MAX_LEN, Packet, Remote};
 
@@ -12,7 +13,6 @@ use super::conn::{Conn, HEADER_SLOT, INLINE_MAX, TAG_HEADER};
 use super::op::Op;
 use super::state::{ALWAYS_GO, Core, Head, Io};
 use crate::event::{InPlace, Place};
-use crate::lock::lock;
 use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, Outcome};
 use crate::{Error, Memory};

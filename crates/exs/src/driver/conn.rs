@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use weft_sockets::lock::{lock, try_lock};
 use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, SendWr, Signal, Wc};
 use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 
@@ -18,7 +19,6 @@ use super::slab::Slab;
 use super::state::{Core, Io, Meter, completed};
 use super::timer::deadline;
 use crate::event::{Event, EventKind, Ready};
-use crate::lock::{lock, try_lock};
 use crate::machine::policy::Policy;
 use crate::machine::{Config, Endpoint, OpId, RecvFlags as Wishes, Refused, Rules, Stats};
 use crate::{Context, Error, Kind, Memory, Options, RecvFlags, Region};
@@ -156,6 +156,8 @@ impl Conn {
             sends: Vec::new(),
             recvs: Vec::new(),
             late: Vec::new(),
+            parked: Vec::new(),
+            untold: 0,
             wcs: vec![Wc::default(); BATCH],
             over: None,
             pollers: Vec::new(),
@@ -782,6 +784,18 @@ impl Conn {
         if std::mem::take(&mut core.io.woken) {
             self.cq.interrupt();
         }
+        core.io.untold += core.io.parked.len();
+        for parked in core.io.parked.drain(..) {
+            let me = self.me.clone();
+            parked.wait(move |late, waiting| match me.upgrade() {
+                Some(conn) => conn.with(|core| {
+                    core.io.untold -= 1;
+                    core.io.woken |= waiting;
+                    core.io.late.extend(late);
+                }),
+                None => late.into_iter().for_each(Late::run),
+            });
+        }
         if core.io.late.is_empty() {
             return;
         }
@@ -887,5 +901,8 @@ impl Drop for Conn {
         std::mem::take(&mut core.io.late)
             .into_iter()
             .for_each(Late::run);
+        for parked in std::mem::take(&mut core.io.parked) {
+            parked.wait(|late, _| late.into_iter().for_each(Late::run));
+        }
     }
 }

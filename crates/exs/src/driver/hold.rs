@@ -6,6 +6,7 @@ use std::sync::{Arc, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use weft_sockets::lock::lock;
 
 use super::conn::Conn;
 use super::limit::Alarms;
@@ -13,7 +14,6 @@ use super::op::{Part, Slot, Target, file_end};
 use super::timer::deadline;
 use crate::event::Event;
 use crate::file::{FileLane, FileSend};
-use crate::lock::lock;
 use crate::machine::OpId;
 use crate::plain::{Done, Outcome};
 use crate::{EventKind, Memory, Piece};

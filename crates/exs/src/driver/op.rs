@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
-use weft_verbs::{Access, Mr, Sge};
+use weft_sockets::lock::lock;
+use weft_verbs::{Access, Leaving, Mr, Sge};
 
 use super::limit::Grace;
 use crate::bell::Bell;
 use crate::event::{Event, EventKind, InPlace, Sink};
 use crate::file::FileDone;
-use crate::lock::lock;
 use crate::memory::copy_slice;
 use crate::{Context, Error, Memory, Queue};
 
@@ -202,6 +202,78 @@ struct More {
     gathered: Option<Mr>,
     /// What is open to the peer.
     open: Option<Mr>,
+    /// Registrations that have ended and that somebody is still in, oldest first, and the pieces that they were for.
+    leaving: SmallVec<[(Leaving, Option<usize>); 1]>,
+    /// What came back of those for ourselves.
+    buffers: SmallVec<[Option<Vec<u8>>; 1]>,
+}
+
+impl More {
+    /// Close the memory to the peer. Says whether nobody is in it any more.
+    fn close(&mut self) -> bool {
+        if let Some(Err(leaving)) = self.open.take().map(Mr::retire) {
+            self.leaving.push((leaving, None));
+        }
+        self.leaving.is_empty()
+    }
+
+    /// The same, and end all registrations for ourselves.
+    fn end(&mut self) -> bool {
+        self.close();
+        self.buffers.resize_with(self.local.len(), || None);
+        for (i, slot) in self.local.iter_mut().enumerate() {
+            match slot.take().map(Mr::retire) {
+                Some(Ok(buffer)) => self.buffers[i] = buffer,
+                Some(Err(leaving)) => self.leaving.push((leaving, Some(i))),
+                None => {}
+            }
+        }
+        self.leaving.is_empty()
+    }
+
+    /// The buffer of a piece, if it was registered.
+    fn buffer(&mut self, piece: usize) -> Option<Vec<u8>> {
+        self.buffers.get_mut(piece)?.take()
+    }
+}
+
+/// The end of an operation, told when its memory has been left. A peer that does not leave it loses its connection.
+pub(super) struct Parked {
+    op: Op,
+    fd: i32,
+    result: Result<usize, Errno>,
+    bytes: usize,
+    truncated: bool,
+    in_place: Option<InPlace>,
+}
+
+impl Parked {
+    /// Have `told` hear of it in time, on the engine's thread, with what is owed to the program.
+    pub(super) fn wait(mut self, told: impl FnOnce(Option<Late>, bool) + Send + 'static) {
+        // In their order: a part keeps the whole that it is of.
+        let more = self.op.more.as_mut().filter(|m| !m.leaving.is_empty());
+        if let Some((leaving, piece)) = more.map(|more| more.leaving.remove(0)) {
+            leaving.then(move |buffer| {
+                if let (Some(more), Some(piece)) = (&mut self.op.more, piece) {
+                    more.buffers[piece] = buffer;
+                }
+                self.wait(told);
+            });
+            return;
+        }
+        let waiting = self.op.target.is_slot();
+        let Parked {
+            mut op,
+            fd,
+            result,
+            bytes,
+            truncated,
+            in_place,
+        } = self;
+        // Nothing is open, so that it ends here.
+        let late = op.finish(fd, result, bytes, truncated, in_place).ok();
+        told(late.flatten(), waiting);
+    }
 }
 
 /// Lists of more pieces are gathered first.
@@ -391,8 +463,10 @@ impl Op {
                 .push(Some(pd.reg_mr(bounce, Access::LOCAL_WRITE)?));
         }
         let access = access | Access::LOCAL_WRITE;
-        // What was open before is not any more.
-        more.open = None;
+        // What was open before is not any more, and the peer has left it.
+        if !more.close() {
+            return Err(Error::Io(Errno::PROTO.into()));
+        }
         let mr = if let Some(Some(mr)) = more.local.first() {
             pd.reg_part(mr, off, len, access)?
         } else {
@@ -427,50 +501,69 @@ impl Op {
     }
 
     /// The operation is over: close its memory, and tell.
+    ///
+    /// # Errors
+    /// The peer is in the memory: it is to be told later.
     #[inline]
-    pub(crate) fn finish(
+    pub(super) fn finish(
         &mut self,
         fd: i32,
         result: Result<usize, Errno>,
         bytes: usize,
         truncated: bool,
         in_place: Option<InPlace>,
-    ) -> Option<Late> {
+    ) -> Result<Option<Late>, Box<Parked>> {
         if let Some(mut more) = self.more.take() {
-            more.open = None;
+            if !more.end() {
+                let op = Op {
+                    kind: self.kind,
+                    token: self.token,
+                    target: std::mem::replace(&mut self.target, Target::Nobody),
+                    memory: std::mem::replace(&mut self.memory, Memory::Owned(Vec::new())),
+                    deadline: None,
+                    grace: None,
+                    filled: self.filled,
+                    more: Some(more),
+                };
+                return Err(Box::new(Parked {
+                    op,
+                    fd,
+                    result,
+                    bytes,
+                    truncated,
+                    in_place,
+                }));
+            }
             self.take_memory_back(&mut more, bytes);
         }
         let memory = std::mem::replace(&mut self.memory, Memory::Owned(Vec::new()));
         let target = std::mem::replace(&mut self.target, Target::Nobody);
-        target.tell(Event {
+        Ok(target.tell(Event {
             bytes,
             truncated,
             memory: in_place.is_none().then_some(memory),
             in_place,
             ..Event::new(self.kind, self.token, fd, result)
-        })
+        }))
     }
 
     /// Its memory as it was, with what came in it.
     fn take_memory_back(&mut self, more: &mut More, bytes: usize) {
         let is_list = matches!(self.memory, Memory::List(_));
         if !self.is_send() && is_list {
-            let local = more.local.first_mut().and_then(Option::take);
-            match (more.bounce.take(), local) {
-                (Some(bounce), _) => self.scatter(&bounce, bytes),
-                (None, Some(mr)) => self.scatter(&take_back(mr), bytes),
-                (None, None) => {}
+            if let Some(bounce) = more.bounce.take().or_else(|| more.buffer(0)) {
+                self.scatter(&bounce, bytes);
             }
         } else if let Memory::List(list) = &mut self.memory {
-            for (piece, mr) in list.iter_mut().zip(&mut more.local) {
-                if let (Memory::Owned(bytes), Some(mr)) = (piece, mr.take()) {
-                    *bytes = take_back(mr);
+            for (i, piece) in list.iter_mut().enumerate() {
+                if let (Memory::Owned(bytes), Some(buffer)) = (piece, more.buffer(i)) {
+                    *bytes = buffer;
                 }
             }
         } else if let Memory::Owned(bytes) = &mut self.memory
-            && let Some(mr) = more.local.first_mut().and_then(Option::take)
+            && let Some(buffer) = more.buffer(0)
         {
-            *bytes = take_back(mr);
+            *bytes = buffer;
         }
     }
 
@@ -488,17 +581,6 @@ impl Op {
                 }
                 rest = later;
             }
-        }
-    }
-}
-
-/// The buffer behind a registration; a copy of it where somebody is still in it.
-fn take_back(mr: Mr) -> Vec<u8> {
-    match mr.deregister() {
-        Ok(bytes) => bytes.unwrap_or_default(),
-        Err((mr, error)) => {
-            tracing::warn!(%error, "somebody is still in the memory of an operation that is over");
-            mr.to_vec(0, mr.len()).unwrap_or_default()
         }
     }
 }

@@ -10,7 +10,7 @@ use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message};
 
 use super::conn::{Started, TAG_HEADER, TAG_RECV};
 use super::limit::Alarms;
-use super::op::{Late, Op, Target};
+use super::op::{Late, Op, Parked, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
 use crate::machine::policy::Policy;
@@ -122,6 +122,9 @@ pub(super) struct Io {
     pub(super) sends: Vec<SendWr>,
     pub(super) recvs: Vec<RecvWr>,
     pub(super) late: Vec<Late>,
+    /// Operations that are over and whose memory the peer is in, and how many of them have not been told.
+    pub(super) parked: Vec<Parked>,
+    pub(super) untold: usize,
     /// Room for completions, kept from one look to the next.
     pub(super) wcs: Vec<Wc>,
     /// The connection is over, with this number; operations of the program get it.
@@ -291,7 +294,11 @@ impl Io {
             self.sending -= usize::from(op.is_send());
             op.finish(fd, result, bytes, truncated, in_place)
         });
-        self.late.extend(finished.flatten());
+        match finished {
+            Some(Ok(late)) => self.late.extend(late),
+            Some(Err(parked)) => self.parked.push(*parked),
+            None => {}
+        }
     }
 
     pub(super) fn tell(
@@ -369,8 +376,9 @@ impl Core {
             }
         }
         let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);
-        // A close also waits for the memory of sends.
-        let done = out && (io.sending == 0 || io.over.is_some());
+        // A close also waits for the memory of sends, and for that which the peer has yet to leave.
+        let untold = io.parked.len() + io.untold;
+        let done = out && untold == 0 && (io.sending == 0 || io.over.is_some());
         if out && !io.shutting.is_empty() {
             let failed = io.over.filter(|errno| *errno != Errno::PIPE);
             for (kind, target, token) in std::mem::take(&mut io.shutting) {

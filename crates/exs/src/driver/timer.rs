@@ -6,9 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use weft_verbs::process::PerProcess;
-
-use crate::lock::lock;
+use weft_sockets::lock::lock;
+use weft_verbs::PerProcess;
 
 type Call = Box<dyn FnOnce() + Send>;
 

@@ -9,10 +9,10 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::process::{Pid, getpid};
-use weft_verbs::process::PerProcess;
+use weft_sockets::lock::lock;
+use weft_verbs::PerProcess;
 
 use super::Plain;
-use crate::lock::lock;
 
 /// Number of the thread's own descriptor.
 const WAKE: u64 = 0;

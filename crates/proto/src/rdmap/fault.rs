@@ -22,6 +22,9 @@ pub enum Fault {
     /// The region is of another protection domain or stream.
     #[error("STag not associated with this stream")]
     StagNotAssociated,
+    /// An atomic on an address that is no multiple of 8 (RFC 7306 section 5).
+    #[error("misaligned atomic")]
+    Misaligned,
     /// Tagged offset plus length passes 2^64.
     #[error("tagged offset wraps")]
     ToWrap,
@@ -109,6 +112,15 @@ pub(super) struct Offender {
 }
 
 impl Offender {
+    pub(super) fn new(header: &Header, ulpdu_len: usize) -> Self {
+        Self {
+            header: Some(*header),
+            // The field of a Terminate has 16 bits; frames longer than that exist only on shared memory.
+            ulpdu_len: u16::try_from(ulpdu_len).unwrap_or(u16::MAX),
+            read_request: None,
+        }
+    }
+
     /// The code for `fault` (RFC 5040 section 4.8, RFC 5041 section 7.1, RFC 5044 section 8).
     ///
     /// What is wrong with an `STag` is DDP's to say for a tagged segment, and RDMAP's for one named in a request's body.
@@ -144,7 +156,7 @@ impl Offender {
             }
             Fault::RdmapVersion => TermError::Operation(OperationError::InvalidVersion),
             Fault::UnexpectedOpcode => TermError::Operation(OperationError::UnexpectedOpcode),
-            Fault::AtomicMismatch | Fault::BadReceive => {
+            Fault::Misaligned | Fault::AtomicMismatch | Fault::BadReceive => {
                 TermError::Operation(OperationError::Unspecified)
             }
             Fault::Crc => TermError::Mpa(MpaError::CrcError),

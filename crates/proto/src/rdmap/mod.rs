@@ -5,11 +5,12 @@
 //! A [`Stream`] has no clock, no socket and no memory. Its caller owns those and calls four families of methods. Calls of
 //! one stream are not concurrent; no call blocks.
 //!
-//! **Send queue.** [`post`](Stream::post) appends a work request and numbers it. The transmit loop calls
+//! **Send queue.** [`post_with`](Stream::post_with) appends a work request and numbers it, and keeps what the caller
+//! needs of it (its scatter/gather list, for one). The transmit loop calls
 //! [`next_tx`](Stream::next_tx) until it returns `None`; each [`Tx`] is one DDP segment (header bytes and where the payload
 //! is), to be framed and sent in this order, or one piece of local work. When all bytes of the segment that
 //! [`completes`](Tx::completes) a work request are with the transport, call [`transmitted`](Stream::transmitted).
-//! [`pop_completed`](Stream::pop_completed) returns finished work requests in the order they were posted: call it after
+//! [`pop`](Stream::pop) returns finished work requests in the order they were posted: call it after
 //! `transmitted`, after the receive calls and after `flush`.
 //!
 //! **Receive.** For each FPDU: parse the header ([`Fault::from`] turns a failure into a fault) and give it to
@@ -71,6 +72,9 @@ use tx::Cut;
 /// (docs/spec/rdmap-extensions.md). Peers that do not know it do not look there.
 pub const WITH_SEND: u32 = 1;
 
+/// In the same field where the initiator writes the peer's memory itself: the bytes that it has written, in the bits below this one.
+pub const WRITTEN: u32 = 1 << 31;
+
 /// The longest body of a control message, in bytes.
 pub const MAX_CONTROL: usize = if AtomicRequest::LEN > Terminate::MAX_LEN {
     AtomicRequest::LEN
@@ -106,8 +110,10 @@ pub struct Config {
 
 /// A work request in the send queue.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct Entry<W> {
     wr: SendWr,
+    /// The caller's.
+    request: W,
     /// Sequence number of its untagged message, once started.
     msn: u32,
     progress: Progress,
@@ -140,23 +146,30 @@ enum Response {
     Atomic { request_id: u32, original: u64 },
 }
 
-/// One DDP/RDMAP stream, both directions. See the [module](self) for the contract.
+/// One DDP/RDMAP stream, both directions. `W` is what the caller keeps with each work request. See the
+/// [module](self) for the contract.
 #[derive(Debug)]
-pub struct Stream {
+pub struct Stream<W = ()> {
     config: Config,
     state: State,
     hold: bool,
     /// See [`Stream::complete_when_answered`].
     until_answered: bool,
+    /// See [`Stream::believe_written`].
+    believes_written: bool,
 
     /// Posted and not popped; the first is number `base`.
-    sq: VecDeque<Entry>,
+    sq: VecDeque<Entry<W>>,
     base: u64,
     /// The work request being sent or to be sent next.
     next: u64,
     outstanding: VecDeque<Outstanding>,
     responses: VecDeque<Response>,
     cut: Cut,
+    /// What [`Stream::written_directly`] was said of.
+    written: u32,
+    /// See [`Stream::notify`]: its tagged offset, and the number of the work request that it goes before.
+    notice: Option<(u64, u64)>,
     /// A response goes before the next work request.
     response_turn: bool,
     send_msn: u32,
@@ -172,6 +185,8 @@ pub struct Stream {
     rx_msn: [u32; 4],
     rx_tagged: Option<OpenTagged>,
     rx_untagged: Option<OpenUntagged>,
+    /// Bytes of the latest RDMA Write, until a message of queue 0 comes.
+    rx_written: u32,
     /// What came with the Send that is being received.
     rx_immediate: u64,
 
@@ -181,7 +196,7 @@ pub struct Stream {
     broken: bool,
 }
 
-impl Stream {
+impl<W> Stream<W> {
     /// A stream whose connection is established and has carried no FPDU.
     pub fn new(config: Config) -> Self {
         let max_ulpdu = config.max_ulpdu.max(MIN_MAX_ULPDU);
@@ -193,12 +208,15 @@ impl Stream {
             state: State::Open,
             hold: config.hold_until_first_rx,
             until_answered: false,
+            believes_written: false,
             sq: VecDeque::new(),
             base: 0,
             next: 0,
             outstanding: VecDeque::new(),
             responses: VecDeque::new(),
             cut: Cut::Idle,
+            written: 0,
+            notice: None,
             response_turn: false,
             send_msn: 1,
             request_msn: 1,
@@ -210,6 +228,7 @@ impl Stream {
             rx_msn: [1; 4],
             rx_tagged: None,
             rx_untagged: None,
+            rx_written: 0,
             rx_immediate: 0,
             blame: None,
             broken: false,
@@ -221,6 +240,11 @@ impl Stream {
     /// as it sees fit.
     pub fn complete_when_answered(&mut self) {
         self.until_answered = true;
+    }
+
+    /// The peer writes our memory itself, and says so with the Immediate Data of a Write: how much it has written.
+    pub fn believe_written(&mut self) {
+        self.believes_written = true;
     }
 
     /// Where the stream is in its life.
@@ -257,13 +281,15 @@ impl Stream {
         self.responses.len()
     }
 
-    /// Appends a work request and returns its number; numbers start at 0 and increase by 1.
+    /// Appends a work request and returns its number; numbers start at 0 and increase by 1. `request` is the caller's,
+    /// and comes back with [`pop`](Self::pop).
     ///
     /// On a stream that has ended it is accepted and flushed.
-    pub fn post(&mut self, wr: SendWr) -> u64 {
+    pub fn post_with(&mut self, wr: SendWr, request: W) -> u64 {
         let seq = self.base + self.sq.len() as u64;
         self.sq.push_back(Entry {
             wr,
+            request,
             msn: 0,
             progress: Progress::Queued,
         });
@@ -283,8 +309,31 @@ impl Stream {
         }
     }
 
-    /// The next finished work request, in the order posted.
-    pub fn pop_completed(&mut self) -> Option<Done> {
+    /// What the caller keeps with a work request; `None` when it was popped.
+    pub fn request(&self, seq: u64) -> Option<&W> {
+        let index = usize::try_from(seq.checked_sub(self.base)?).ok()?;
+        Some(&self.sq.get(index)?.request)
+    }
+
+    /// As [`request`](Self::request), to be changed.
+    pub fn request_mut(&mut self, seq: u64) -> Option<&mut W> {
+        Some(&mut self.entry(seq)?.request)
+    }
+
+    /// What the caller keeps with the work requests that are posted and not popped, oldest first.
+    pub fn requests_mut(&mut self) -> impl Iterator<Item = &mut W> {
+        self.sq.iter_mut().map(|entry| &mut entry.request)
+    }
+
+    /// Gives back the memory of an empty queue that has had more than `keep` work requests.
+    pub fn shrink(&mut self, keep: usize) {
+        if self.sq.is_empty() && self.sq.capacity() > keep {
+            self.sq = VecDeque::new();
+        }
+    }
+
+    /// The next finished work request, in the order posted, and what the caller kept with it.
+    pub fn pop(&mut self) -> Option<(Done, W)> {
         let front = self.sq.front()?;
         let seq = self.base;
         let ok = DoneStatus::Ok {
@@ -304,9 +353,9 @@ impl Stream {
             DoneStatus::Flushed
         };
         self.broken |= status != ok;
-        self.sq.pop_front();
+        let entry = self.sq.pop_front()?;
         self.base += 1;
-        Some(Done { seq, status })
+        Some((Done { seq, status }, entry.request))
     }
 
     /// Ends the stream: the connection is gone. Everything posted becomes poppable: what was complete as such, the work
@@ -328,6 +377,12 @@ impl Stream {
     /// source can no longer be read. That segment must not be sent.
     pub fn fail_source(&mut self, fault: Fault) {
         self.fail_about(fault, self.sourcing);
+    }
+
+    /// As [`fail`](Self::fail), about a message that was not given to [`rx_segment`](Self::rx_segment), because there is no receive for it: its
+    /// first segment has this header and `ulpdu_len` bytes.
+    pub fn fail_unreceived(&mut self, header: &ddp::Header, ulpdu_len: usize) {
+        self.fail_about(Fault::NoReceive, Offender::new(header, ulpdu_len));
     }
 
     fn fail_about(&mut self, fault: Fault, offender: Offender) {
@@ -352,11 +407,26 @@ impl Stream {
             .enumerate()
             .find(|(_, entry)| entry.is_named_by(&header));
         self.blame = named.map(|(i, _)| (self.base + i as u64, terminate.error));
+        if let Some((seq, _)) = self.blame {
+            self.received_before(seq);
+        }
     }
 
-    fn entry(&mut self, seq: u64) -> Option<&mut Entry> {
+    fn entry(&mut self, seq: u64) -> Option<&mut Entry<W>> {
         let index = usize::try_from(seq.checked_sub(self.base)?).ok()?;
         self.sq.get_mut(index)
+    }
+}
+
+impl Stream {
+    /// [`post_with`](Self::post_with), for callers that keep nothing.
+    pub fn post(&mut self, wr: SendWr) -> u64 {
+        self.post_with(wr, ())
+    }
+
+    /// [`pop`](Self::pop), for callers that keep nothing.
+    pub fn pop_completed(&mut self) -> Option<Done> {
+        self.pop().map(|(done, ())| done)
     }
 }
 
@@ -374,7 +444,7 @@ impl SendWr {
     }
 }
 
-impl Entry {
+impl<W> Entry<W> {
     /// Whether a header that we sent belongs to this work request.
     fn is_named_by(&self, header: &ddp::Header) -> bool {
         match (header, &self.wr.op) {

@@ -6,7 +6,7 @@ use weft_wire::rdmap::{
 };
 
 use super::fault::Offender;
-use super::{Fault, MAX_CONTROL, Progress, Response, State, Stream};
+use super::{Fault, MAX_CONTROL, Op, Progress, Response, State, Stream, WITH_SEND, WRITTEN};
 
 /// What to do with the payload of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub enum Rx {
 pub enum Event {
     /// A message is complete and consumes its receive.
     Received {
-        /// Bytes placed in the receive; 0 with immediate data.
+        /// Bytes placed in the receive; with the Immediate Data of an RDMA Write, those that the Write has placed.
         len: u32,
         /// The sender asked for an event.
         solicited: bool,
@@ -89,11 +89,24 @@ pub enum Event {
 pub(super) enum Pending {
     Idle,
     Write,
-    Read { last: bool },
-    Recv { done: Option<Event> },
-    Control { opcode: Opcode, len: u32 },
-    AcceptRead { request: ReadRequest, msn: u32 },
-    AtomicDone { request_id: u32 },
+    Read {
+        last: bool,
+    },
+    Recv {
+        done: Option<Event>,
+    },
+    Control {
+        opcode: Opcode,
+        len: u32,
+        written: u32,
+    },
+    AcceptRead {
+        request: ReadRequest,
+        msn: u32,
+    },
+    AtomicDone {
+        request_id: u32,
+    },
 }
 
 /// A tagged message whose last segment has not come.
@@ -111,7 +124,7 @@ pub(super) struct OpenUntagged {
     mo: u32,
 }
 
-impl Stream {
+impl<W> Stream<W> {
     /// Checks the next segment of the peer: `ulpdu_len` bytes with the header.
     pub fn rx_segment(&mut self, header: &Header, ulpdu_len: usize) -> Result<Rx, Fault> {
         if self.state != State::Open {
@@ -121,12 +134,7 @@ impl Stream {
             return Err(Fault::LocalCatastrophic);
         }
         let len = ulpdu_len.checked_sub(header.len()).map(u32::try_from);
-        self.offender = Offender {
-            header: Some(*header),
-            // The field of a Terminate has 16 bits; frames longer than that exist only on shared memory.
-            ulpdu_len: u16::try_from(ulpdu_len).unwrap_or(u16::MAX),
-            read_request: None,
-        };
+        self.offender = Offender::new(header, ulpdu_len);
         let Some(Ok(len)) = len else {
             return Err(Fault::BadFrame);
         };
@@ -165,6 +173,8 @@ impl Stream {
         let end = to.checked_add(len.into()).ok_or(Fault::ToWrap)?;
         let rx = match opcode {
             Opcode::Write => {
+                let before = self.rx_tagged.map_or(0, |_| self.rx_written);
+                self.rx_written = before.saturating_add(len);
                 self.pending = Pending::Write;
                 Rx::PlaceWrite { stag, to, len }
             }
@@ -225,6 +235,15 @@ impl Stream {
         if mo != open.map_or(0, |open| open.mo) {
             return Err(Fault::InvalidMo);
         }
+        let mut written = 0;
+        if qn == QN_SEND {
+            let last = std::mem::take(&mut self.rx_written);
+            written = match invalidate {
+                WITH_SEND => 0,
+                told if self.believes_written && told & WRITTEN != 0 => told & !WRITTEN,
+                _ => last,
+            };
+        }
         let body = match opcode {
             Opcode::Immediate | Opcode::ImmediateSe
                 if open.is_some() || !last || len as usize > IMMEDIATE_LEN =>
@@ -278,7 +297,11 @@ impl Stream {
             _ => {}
         }
         *expected = msn.wrapping_add(1);
-        self.pending = Pending::Control { opcode, len };
+        self.pending = Pending::Control {
+            opcode,
+            len,
+            written,
+        };
         Ok(Rx::Control { len })
     }
 
@@ -319,7 +342,12 @@ impl Stream {
 
     /// Takes the body of the control message that [`rx_segment`](Self::rx_segment) announced.
     pub fn rx_control(&mut self, body: &[u8]) -> Result<Option<Event>, Fault> {
-        let Pending::Control { opcode, len } = self.pending else {
+        let Pending::Control {
+            opcode,
+            len,
+            written,
+        } = self.pending
+        else {
             return Err(Fault::LocalCatastrophic);
         };
         if body.len() != len as usize {
@@ -354,6 +382,10 @@ impl Stream {
             }
             Opcode::AtomicRequest => {
                 let request = AtomicRequest::parse(body).ok_or(Fault::UnexpectedOpcode)?;
+                // Before the STag is looked at, as InfiniBand devices have it.
+                if !request.to.is_multiple_of(8) {
+                    return Err(Fault::Misaligned);
+                }
                 if request.to.checked_add(8).is_none() {
                     return Err(Fault::ToWrap);
                 }
@@ -386,7 +418,7 @@ impl Stream {
                     .map(u64::from_be_bytes)
                     .map_err(|_| Fault::BadFrame)?;
                 Event::Received {
-                    len: 0,
+                    len: written,
                     solicited: opcode.is_solicited(),
                     invalidate: None,
                     immediate: Some(immediate),
@@ -458,11 +490,18 @@ impl Stream {
         }
         if self.until_answered {
             // Those before it are popped soon, so this is not long.
-            let before = oldest.seq.saturating_sub(self.base) as usize;
-            for entry in self.sq.iter_mut().take(before) {
-                if !entry.wr.op.is_answered() {
-                    entry.progress = Progress::Done;
-                }
+            self.received_before(oldest.seq);
+        }
+    }
+
+    /// The peer has come to this work request: the Sends and Writes before it were received or placed. Nothing comes with the answer to an
+    /// empty Read.
+    pub(super) fn received_before(&mut self, seq: u64) {
+        let before = seq.saturating_sub(self.base) as usize;
+        for entry in self.sq.iter_mut().take(before) {
+            let empty = matches!(entry.wr.op, Op::Read { .. }) && entry.wr.len == 0;
+            if empty || !entry.wr.op.is_answered() {
+                entry.progress = Progress::Done;
             }
         }
     }

@@ -9,6 +9,7 @@ use weft_wire::rdmap::{
 use super::fault::Offender;
 use super::{
     MAX_HEADER, Op, Outstanding, Payload, Progress, Response, SendWr, State, Stream, Tx, WITH_SEND,
+    WRITTEN,
 };
 
 /// The message being cut.
@@ -23,6 +24,8 @@ pub(super) enum Cut {
         /// The Write is out, its Immediate Data is next.
         immediate: bool,
     },
+    /// See [`Stream::notify`].
+    Notice { to: u64 },
     /// The first response.
     Response {
         /// Payload handed out, in bytes.
@@ -30,7 +33,7 @@ pub(super) enum Cut {
     },
 }
 
-impl Stream {
+impl<W> Stream<W> {
     /// The next thing to transmit, its header written to `hdr`; `None` if there is nothing that may go now.
     pub fn next_tx(&mut self, hdr: &mut [u8; MAX_HEADER]) -> Option<Tx> {
         match self.state {
@@ -46,7 +49,31 @@ impl Stream {
         match self.choose()? {
             Cut::Wr { offset, immediate } => self.cut_wr(offset, immediate, hdr),
             Cut::Response { offset } => self.cut_response(offset, hdr),
+            Cut::Notice { to } => Some(self.cut_notice(to, hdr)),
             Cut::Idle => None,
+        }
+    }
+
+    /// Before the next work request that is posted goes an empty RDMA Write to `STag` 0 with this tagged offset. It means something to peers
+    /// that know the number, and nothing to others: no memory is touched (RFC 5040 section 5.1). A later notice takes the place of one that
+    /// waits.
+    pub fn notify(&mut self, to: u64) {
+        self.notice = Some((to, self.base + self.sq.len() as u64));
+    }
+
+    fn cut_notice(&mut self, to: u64, hdr: &mut [u8; MAX_HEADER]) -> Tx {
+        self.notice = None;
+        let header = Header::Tagged(Tagged {
+            opcode: Opcode::Write,
+            last: true,
+            stag: 0,
+            to,
+        });
+        Tx {
+            header_len: emit(&header, hdr),
+            payload: Payload::None,
+            completes: None,
+            terminate: false,
         }
     }
 
@@ -77,6 +104,7 @@ impl Stream {
             let offset = entry.wr.len;
             entry.progress = Progress::Started;
             entry.msn = msn;
+            self.written = offset;
             self.cut = Cut::Wr {
                 offset,
                 immediate: true,
@@ -90,6 +118,7 @@ impl Stream {
         self.state == State::Open
             && !self.hold
             && self.cut == Cut::Idle
+            && self.notice.is_none()
             && self.sq.is_empty()
             && self.outstanding.is_empty()
             && self.responses.is_empty()
@@ -108,22 +137,38 @@ impl Stream {
         emit(&queue_0(opcode, msn), hdr)
     }
 
-    /// As [`send_at_once`](Self::send_at_once): an Immediate Data message.
+    /// As [`send_at_once`](Self::send_at_once): an Immediate Data message, of a Write of `written` bytes that the caller has carried
+    /// out without the peer, if any.
     pub fn immediate_at_once(
         &mut self,
         imm: u64,
         solicited: bool,
+        written: u32,
         hdr: &mut [u8; MAX_HEADER],
     ) -> usize {
         let msn = self.send_msn;
         self.send_msn = msn.wrapping_add(1);
-        emit_immediate(imm, solicited, msn, hdr)
+        let told = if (1..WRITTEN).contains(&written) {
+            WRITTEN | written
+        } else {
+            0
+        };
+        let header = Header::Untagged(Untagged {
+            invalidate: told,
+            ..untagged_0(immediate_opcode(solicited), msn)
+        });
+        emit_control(&header, hdr, |body| *body = imm.to_be_bytes())
     }
 
     /// Goes on with the message under way, or chooses the next.
     pub(super) fn choose(&self) -> Option<Cut> {
         if self.cut != Cut::Idle {
             return Some(self.cut);
+        }
+        if let Some((to, before)) = self.notice
+            && self.next >= before
+        {
+            return Some(Cut::Notice { to });
         }
         let response = !self.responses.is_empty();
         if response && self.response_turn {
@@ -342,7 +387,8 @@ impl Stream {
     /// An Immediate Data message, the end of its work request.
     fn cut_immediate(&mut self, imm: u64, solicited: bool, hdr: &mut [u8; MAX_HEADER]) -> Tx {
         let seq = self.next;
-        let header_len = self.immediate_at_once(imm, solicited, hdr);
+        let written = std::mem::take(&mut self.written);
+        let header_len = self.immediate_at_once(imm, solicited, written, hdr);
         self.finish_wr();
         Tx {
             header_len,
@@ -500,11 +546,6 @@ const fn immediate_opcode(solicited: bool) -> Opcode {
     } else {
         Opcode::Immediate
     }
-}
-
-fn emit_immediate(imm: u64, solicited: bool, msn: u32, hdr: &mut [u8; MAX_HEADER]) -> usize {
-    let opcode = immediate_opcode(solicited);
-    emit_control(&queue_0(opcode, msn), hdr, |body| *body = imm.to_be_bytes())
 }
 
 fn emit_terminate(terminate: &Terminate, hdr: &mut [u8; MAX_HEADER]) -> Tx {

@@ -155,7 +155,7 @@ impl Payload {
 /// A finished work request of the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The number that [`post`](super::Stream::post) gave it.
+    /// The number that [`post_with`](super::Stream::post_with) gave it.
     pub seq: u64,
     /// How it ended.
     pub status: DoneStatus,

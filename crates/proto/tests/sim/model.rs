@@ -152,6 +152,8 @@ pub(super) struct Posted {
 
 #[derive(Debug, PartialEq)]
 pub(super) struct Message {
+    /// Of the data; with Immediate Data, of the Write before it.
+    pub(super) len: usize,
     pub(super) data: Vec<u8>,
     pub(super) solicited: bool,
     pub(super) invalidate: Option<u32>,

@@ -70,7 +70,9 @@ impl World {
                 };
                 let len = data.len();
                 self.ends[1 - i].receives.push_back(len + rng.below(10));
+                way.last_write = 0;
                 way.messages.push_back(Message {
+                    len: data.len(),
                     data,
                     solicited,
                     invalidate,
@@ -101,7 +103,9 @@ impl World {
                 let imm = rng.next();
                 let op = if rng.one_in(4) {
                     self.ends[1 - i].receives.push_back(0);
+                    way.last_write = 0;
                     way.messages.push_back(Message {
+                        len,
                         data: Vec::new(),
                         solicited,
                         invalidate: None,
@@ -114,6 +118,7 @@ impl World {
                         solicited,
                     }
                 } else {
+                    way.last_write = len;
                     Op::Write { stag, to }
                 };
                 self.finish(
@@ -131,6 +136,7 @@ impl World {
                 let imm = rng.next();
                 self.ends[1 - i].receives.push_back(rng.below(3));
                 way.messages.push_back(Message {
+                    len: std::mem::take(&mut way.last_write),
                     data: Vec::new(),
                     solicited,
                     invalidate: None,

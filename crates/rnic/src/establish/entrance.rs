@@ -4,15 +4,16 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use weft_sys::unix::{self, Name};
 use weft_sys::{Event, Interest};
 
-use super::{Greeting, ListenerInner};
+use super::Greeting;
+use super::listen::ListenerInner;
 use crate::device::{Counted, DeviceInner};
-use crate::engine::{Engine, Next, Source, Token};
+use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 use crate::meet::{Hello, Names, Visitor};
 
@@ -31,7 +32,7 @@ pub(super) struct Entrance {
     path: Option<PathBuf>,
     device: Weak<DeviceInner>,
     listener: Weak<ListenerInner>,
-    token: OnceLock<Token>,
+    registration: Registration,
 }
 
 /// Open the doors of a listener. Without any, its connections stay on TCP.
@@ -48,22 +49,17 @@ pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<ListenerInner>) -> 
     let mut doors = Vec::new();
     for (name, path) in abstracts.chain(paths) {
         let opened = unix::listen(name, 128).and_then(|fd| {
+            unix::ask_for_senders(&fd, true)?;
             let entrance = Arc::new(Entrance {
                 fd,
                 path,
                 device: Arc::downgrade(device),
                 listener: Arc::downgrade(listener),
-                token: OnceLock::new(),
+                registration: Registration::new(&device.engine),
             });
             let source = Arc::clone(&entrance) as Arc<dyn Source>;
-            let token = device
-                .engine
-                .register(source, entrance.fd.as_fd(), Interest::READ)?;
-            let _ = entrance.token.set(token);
-            // An event before the token was there found nothing to arm with.
-            device
-                .engine
-                .arm(token, entrance.fd.as_fd(), Interest::READ);
+            let registration = &entrance.registration;
+            registration.start(source, entrance.fd.as_fd(), Interest::READ)?;
             Ok(entrance)
         });
         match opened {
@@ -78,9 +74,7 @@ pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<ListenerInner>) -> 
 
 impl Entrance {
     pub(super) fn close(&self) {
-        if let (Some(device), Some(token)) = (self.device.upgrade(), self.token.get()) {
-            device.engine.unregister(*token, self.fd.as_fd());
-        }
+        self.registration.release(self.fd.as_fd());
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
         }
@@ -89,11 +83,8 @@ impl Entrance {
 
 impl Source for Entrance {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
-        let (Some(device), Some(listener), Some(&token)) = (
-            self.device.upgrade(),
-            self.listener.upgrade(),
-            self.token.get(),
-        ) else {
+        let (Some(device), Some(listener)) = (self.device.upgrade(), self.listener.upgrade())
+        else {
             return Next::Done;
         };
         for _ in 0..64 {
@@ -102,19 +93,18 @@ impl Source for Entrance {
                 Ok(None) => break,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a peer of this host failed");
-                    engine.set_timer(token, Instant::now() + Duration::from_millis(50));
+                    let later = Instant::now() + Duration::from_millis(50);
+                    self.registration.set_timer(later);
                     return Next::Done;
                 }
             }
         }
-        engine.arm(token, self.fd.as_fd(), Interest::READ);
+        self.registration.arm(self.fd.as_fd(), Interest::READ);
         Next::Done
     }
 
-    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
-        if let Some(token) = self.token.get() {
-            engine.arm(*token, self.fd.as_fd(), Interest::READ);
-        }
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.registration.arm(self.fd.as_fd(), Interest::READ);
     }
 }
 
@@ -139,16 +129,14 @@ fn greet(
             hello: None,
             permit,
         })),
-        token: OnceLock::new(),
+        registration: Registration::new(engine),
     });
     let state = lock(&call.state);
     let Some(calling) = &*state else { return };
     let source = Arc::clone(&call) as Arc<dyn Source>;
-    match engine.register(source, calling.visitor.fd(), Interest::READ) {
-        Ok(token) => {
-            let _ = call.token.set(token);
-            engine.set_timer(token, Instant::now() + PATIENCE);
-        }
+    let registration = &call.registration;
+    match registration.start(source, calling.visitor.fd(), Interest::READ) {
+        Ok(()) => registration.set_timer(Instant::now() + PATIENCE),
         Err(error) => tracing::warn!(%error, "cannot watch a peer of this host"),
     }
 }
@@ -166,21 +154,20 @@ struct Call {
     device: Weak<DeviceInner>,
     listener: Weak<ListenerInner>,
     state: Mutex<Option<Calling>>,
-    token: OnceLock<Token>,
+    registration: Registration,
 }
 
 impl Call {
     /// Done with it: the engine watches it no more.
-    fn leave(&self, engine: &Engine, state: &mut Option<Calling>) -> Option<Calling> {
+    fn leave(&self, state: &mut Option<Calling>) -> Option<Calling> {
         let calling = state.take()?;
-        if let Some(token) = self.token.get() {
-            engine.unregister(*token, calling.visitor.fd());
-        }
+        // It may live on, and be watched by another source.
+        self.registration.release(calling.visitor.fd());
         Some(calling)
     }
 
-    fn decline(&self, engine: &Engine, state: &mut Option<Calling>, why: &str) {
-        if let Some(calling) = self.leave(engine, state) {
+    fn decline(&self, state: &mut Option<Calling>, why: &str) {
+        if let Some(calling) = self.leave(state) {
             tracing::debug!(why, "a peer of this host stays on TCP");
             calling.visitor.decline(why.to_owned());
         }
@@ -190,21 +177,21 @@ impl Call {
         let mut state = lock(&self.state);
         let (Some(device), Some(listener)) = (self.device.upgrade(), self.listener.upgrade())
         else {
-            self.decline(engine, &mut state, "the listener has closed");
+            self.decline(&mut state, "the listener has closed");
             return;
         };
-        let (Some(calling), Some(&token)) = (&mut *state, self.token.get()) else {
+        let Some(calling) = &mut *state else {
             return;
         };
         if calling.hello.is_none() {
             match calling.visitor.hello() {
                 Ok(None) => {
-                    engine.arm(token, calling.visitor.fd(), Interest::READ);
+                    self.registration.arm(calling.visitor.fd(), Interest::READ);
                     return;
                 }
                 Ok(Some((hello, from))) => calling.hello = Some((hello, from, Instant::now(), 0)),
                 Err(why) => {
-                    self.decline(engine, &mut state, &why);
+                    self.decline(&mut state, &why);
                     return;
                 }
             }
@@ -216,20 +203,22 @@ impl Call {
             tracing::debug!(%error, "accepting a connection failed");
         }
         if let Some(greeting) = find(&device, &listener, *from) {
-            if let Some(calling) = self.leave(engine, &mut state)
+            if let Some(calling) = self.leave(&mut state)
                 && let Some((hello, ..)) = calling.hello
             {
-                greeting.receive_guest(calling.visitor.welcome(hello));
+                match calling.visitor.welcome(hello) {
+                    Ok(guest) => greeting.receive_guest(guest),
+                    Err(why) => tracing::debug!(why, "a peer of this host stays on TCP"),
+                }
             }
             return;
         }
         match LOOK_AGAIN.get(*looks) {
             Some(delay) => {
-                engine.set_timer(token, *since + *delay);
+                self.registration.set_timer(*since + *delay);
                 *looks += 1;
             }
             None => self.decline(
-                engine,
                 &mut state,
                 "no such TCP connection here: another process has that port, or the address is translated",
             ),
@@ -264,7 +253,7 @@ impl Source for Call {
         if said {
             self.step(engine);
         } else {
-            self.decline(engine, &mut lock(&self.state), "no hello in time");
+            self.decline(&mut lock(&self.state), "no hello in time");
         }
     }
 }

@@ -50,7 +50,7 @@ impl Confirming {
 
 impl Core {
     /// The connection is there.
-    pub(super) fn start_confirming(&mut self, link: &dyn Link, ord: u16) {
+    pub(super) fn start_confirming(&mut self, link: &Link, ord: u16) {
         if let Some(stream) = self.stream.as_mut().filter(|_| ord > 0) {
             stream.complete_when_answered();
             self.confirming = Some(Confirming {
@@ -63,6 +63,7 @@ impl Core {
 
     /// Ask if somebody wants to know; says whether that was done.
     pub(super) fn ask_for_confirmation(&mut self) -> bool {
+        let nothing_posted = self.nothing_posted();
         let Some(confirming) = &mut self.confirming else {
             return false;
         };
@@ -70,7 +71,7 @@ impl Core {
             return false;
         }
         confirming.wanted = false;
-        if self.sq.is_empty() {
+        if nothing_posted {
             return false;
         }
         confirming.outstanding += 1;

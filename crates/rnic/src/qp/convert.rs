@@ -1,7 +1,9 @@
 //! Between the terms of verbs and those of the protocol machine.
 
 use weft_proto::rdmap;
-use weft_wire::rdmap::{AtomicOp, OperationError, ProtectionError, TaggedError, TermError};
+use weft_wire::rdmap::{
+    AtomicOp, OperationError, ProtectionError, TaggedError, TermError, UntaggedError,
+};
 
 use crate::types::{RemoteAddr, SendOp, SendWr, WcStatus};
 
@@ -91,11 +93,20 @@ pub(super) fn is_access_code(code: u32) -> bool {
     )
 }
 
-pub(super) fn remote_status(error: TermError) -> WcStatus {
+/// What became of a request that the peer's Terminate names.
+pub(super) fn remote_status(op: &SendOp, error: TermError) -> WcStatus {
     match error {
-        TermError::Protection(ProtectionError::CannotInvalidate) => WcStatus::RemInvReqErr,
-        TermError::Tagged(TaggedError::InvalidVersion)
+        TermError::Protection(ProtectionError::CannotInvalidate)
+        | TermError::Tagged(TaggedError::InvalidVersion)
+        | TermError::Untagged(UntaggedError::TooLong)
         | TermError::Operation(OperationError::InvalidVersion | OperationError::UnexpectedOpcode) => {
+            WcStatus::RemInvReqErr
+        }
+        TermError::Untagged(UntaggedError::NoBuffer) if op.is_two_sided() => {
+            WcStatus::RnrRetryExcErr
+        }
+        // It is misaligned: RFC 7306 has no code for that.
+        TermError::Operation(OperationError::Unspecified) if op.is_atomic() => {
             WcStatus::RemInvReqErr
         }
         TermError::Protection(_) | TermError::Tagged(_) => WcStatus::RemAccessErr,

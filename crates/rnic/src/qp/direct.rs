@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, RecvList, SendList, Span};
+use weft_mem::{Access, LastWindow, Peer, RecvList, SendList, Span, Target};
+use weft_proto::rdmap::WRITTEN;
 
 use super::confirm::Confirming;
 use super::rx::scatter;
 use super::{Core, EndReason, QpInner, Slot};
 use crate::transport::Link;
-use crate::transport::local::{LocalLink, PROCESS_MIN};
+use crate::transport::local::{LocalLink, PROCESS_MIN, TOUCH_MAX};
 use crate::types::{RemoteAddr, SendOp, SendWr};
 
 /// Earlier work of ours, in the ring, that direct work must not overtake: Writes, Reads and atomics that went that way,
@@ -46,7 +47,7 @@ pub(super) enum Outcome {
 
 impl QpInner {
     /// Do what can be done at the head of the send queue without the peer. Says whether anything was.
-    pub(super) fn work_directly(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+    pub(super) fn work_directly(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         let Some(local) = link.local() else {
             return false;
         };
@@ -54,8 +55,6 @@ impl QpInner {
         loop {
             let Core {
                 stream: Some(stream),
-                sq,
-                sq_base,
                 tx,
                 ledger,
                 confirming,
@@ -66,10 +65,8 @@ impl QpInner {
             };
             // Those of our own touch no memory.
             let own = confirming.as_ref().map_or(0, Confirming::outstanding);
-            let Some(slot) = stream.next_to_start().and_then(|seq| {
-                let index = usize::try_from(seq.checked_sub(*sq_base)?).ok()?;
-                sq.get(index)
-            }) else {
+            let next = stream.next_to_start();
+            let Some(slot) = next.and_then(|seq| stream.request(seq)) else {
                 return moved;
             };
             if !is_one_sided(slot) || !tx.may_overtake(local) || stream.outbound_requests() > own {
@@ -80,7 +77,7 @@ impl QpInner {
                 local.come_back();
                 return moved;
             }
-            match self.one_sided(&slot.wr, local) {
+            match self.one_sided(&slot.wr, local, &mut tx.window) {
                 Outcome::NotDirect => return moved,
                 Outcome::Done => stream.done_directly(),
                 Outcome::DataDone => stream.written_directly(),
@@ -95,11 +92,19 @@ impl QpInner {
         }
     }
 
-    pub(super) fn one_sided(&self, wr: &SendWr, local: &LocalLink) -> Outcome {
+    /// Carry a request out in the peer's memory, if that can be. `window` is what was used of its arenas last.
+    pub(super) fn one_sided(
+        &self,
+        wr: &SendWr,
+        local: &LocalLink,
+        window: &mut LastWindow,
+    ) -> Outcome {
         match wr.op {
-            SendOp::Write { remote } => self.write_directly(wr, remote, local, Outcome::Done),
+            SendOp::Write { remote } => {
+                self.write_directly(wr, remote, local, window, Outcome::Done)
+            }
             SendOp::WriteImm { remote, .. } => {
-                self.write_directly(wr, remote, local, Outcome::DataDone)
+                self.write_directly(wr, remote, local, window, Outcome::DataDone)
             }
             SendOp::Read { remote } => self.read_directly(wr, remote, local),
             SendOp::FetchAdd { remote, .. }
@@ -123,6 +128,7 @@ impl QpInner {
         wr: &SendWr,
         remote: RemoteAddr,
         local: &LocalLink,
+        window: &mut LastWindow,
         done: Outcome,
     ) -> Outcome {
         let Some(spans) = self.spans_of(wr, Access::empty()) else {
@@ -136,21 +142,20 @@ impl QpInner {
             list.push_span(span, 0, span.len());
         }
         let len = list.len_bytes() as u32;
-        let copied = local.touch(
-            remote.rkey,
-            remote.addr,
-            len,
-            Access::REMOTE_WRITE,
-            |peer, target| {
-                if target.place().space == 0
-                    && len < PROCESS_MIN
-                    && !(matches!(done, Outcome::Done) && local.peer_sleeps() && self.is_alone())
-                {
-                    return Err(io::ErrorKind::Unsupported.into());
-                }
-                peer.write(target, &list)
-            },
-        );
+        if matches!(done, Outcome::DataDone) && len >= WRITTEN {
+            // The peer could not be told.
+            return Outcome::NotDirect;
+        }
+        let need = Access::REMOTE_WRITE;
+        let copied = in_parts(local, remote, len, need, |peer, target, at, now| {
+            if target.place().space == 0
+                && len < PROCESS_MIN
+                && !(matches!(done, Outcome::Done) && local.peer_sleeps() && self.is_alone())
+            {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            peer.write_part(target, &list, at, now, window)
+        });
         outcome(copied, done)
     }
 
@@ -170,17 +175,17 @@ impl QpInner {
             list.push_span(span, 0, span.len());
         }
         let len = list.len_bytes() as u32;
-        let copied = local.touch(
-            remote.rkey,
-            remote.addr,
-            len,
-            Access::REMOTE_READ,
-            |peer, target| peer.read(target, &mut list),
-        );
+        let need = Access::REMOTE_READ;
+        let copied = in_parts(local, remote, len, need, |peer, target, at, now| {
+            peer.pull(target.place(), &mut list, at, now)
+        });
         outcome(copied, Outcome::Done)
     }
 
     fn atomic_directly(&self, wr: &SendWr, remote: RemoteAddr, local: &LocalLink) -> Outcome {
+        if !remote.addr.is_multiple_of(8) {
+            return Outcome::NotDirect;
+        }
         let Some(spans) = self.spans_of(wr, Access::LOCAL_WRITE) else {
             return Outcome::NotDirect;
         };
@@ -220,6 +225,29 @@ fn is_one_sided(slot: &Slot) -> bool {
                 | SendOp::CompareSwap { .. }
                 | SendOp::Swap { .. }
         )
+}
+
+/// Copy `len` bytes in parts: each asks anew whether all that is left is still allowed, so that a peer that takes its memory back waits for
+/// one part only. What is copied twice, when the rest has to go through the ring, does no harm.
+fn in_parts(
+    local: &LocalLink,
+    remote: RemoteAddr,
+    len: u32,
+    need: Access,
+    mut copy: impl FnMut(&Peer, &Target, usize, usize) -> io::Result<()>,
+) -> Option<io::Result<()>> {
+    let mut at = 0;
+    loop {
+        let now = (len - at).min(TOUCH_MAX);
+        let to = remote.addr.checked_add(at.into())?;
+        let copied = local.touch(remote.rkey, to, len - at, need, |peer, target| {
+            copy(peer, target, at as usize, now as usize)
+        })?;
+        at += now;
+        if copied.is_err() || at == len {
+            return Some(copied);
+        }
+    }
 }
 
 fn outcome(copied: Option<io::Result<()>>, done: Outcome) -> Outcome {
@@ -292,9 +320,10 @@ mod tests {
             let before = core.ledger.one_sided;
             lock(&near.0.inbox)
                 .extend((0..WRITES).map(|id| SendWr::write(id, to.remote(0)).sge(from.whole())));
+            near.0.has_inbox.store(true, Ordering::Relaxed);
             near.0.sq_used.fetch_add(WRITES as u32, Ordering::Relaxed);
             near.0.take_inbox(core);
-            assert!(near.0.pump_tx(core, &*connected.link));
+            assert!(near.0.pump_tx(core, &connected.link));
             let done = core.ledger.one_sided - before;
             assert_eq!((done * LEN, core.tx.blocked()), (DIRECT_BYTES, true));
         });

@@ -1,21 +1,22 @@
 //! The end of a connection: faults, flushing, closing in order, and what is left of the socket.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use weft_mem::{PEER_LIMIT, Reader};
 use weft_proto::rdmap::Fault;
-use weft_sys::Event;
 use weft_wire::rdmap::TermError;
 
 use super::convert::{is_access_code, term_code};
 use super::rnr::Held;
 use super::tx::note_transmitted;
-use super::{Core, EndHook, QpInner, RecvSource};
-use crate::engine::{Engine, Next, Source, Token, guarded};
+use super::{Core, EndHook, QpInner, RecvSource, Slot};
+use crate::engine::guarded;
 use crate::establish::Dial;
-use crate::lock::lock;
+use crate::lock::{lock, try_lock};
+use crate::timer;
 use crate::transport::Link;
 use crate::types::{AsyncEvent, QpState, WcStatus};
 
@@ -25,6 +26,9 @@ const LINGER: Duration = Duration::from_secs(5);
 const TRANSPORT_TIMER: Duration = Duration::from_millis(500);
 /// How long a peer can draw out the end of a connection that has failed, by reading slowly.
 const LONGEST_END: Duration = Duration::from_secs(20);
+
+/// Between two looks whether the peer has left our memory.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,25 +43,10 @@ pub enum EndReason {
     PeerTerminated(u32),
 }
 
-/// A queue pair that is to find out, when the transport timer has run out. It does not keep it alive.
-struct Late {
-    qp: Weak<QpInner>,
-    token: OnceLock<Token>,
-}
-
-impl Source for Late {
-    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
-        Next::Done
-    }
-
-    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
-        if let Some(&token) = self.token.get() {
-            engine.forget(token);
-        }
-        if let Some(qp) = self.qp.upgrade() {
-            qp.with_core(|core| qp.end_quiet(core, Some(WcStatus::RetryExcErr)));
-        }
-    }
+/// The end of a connection whose peer was still in our memory.
+pub(super) struct Withheld {
+    since: Instant,
+    event: Option<AsyncEvent>,
 }
 
 impl QpInner {
@@ -69,7 +58,7 @@ impl QpInner {
         }
         // The Terminate goes into the flight before the stream is flushed.
         if let Some(connected) = self.connected.get() {
-            self.build(core, &*connected.link);
+            self.build(core, &connected.link);
         }
         let code = core.tx.terminate_code();
         self.end(core, EndReason::Terminated(code));
@@ -83,24 +72,31 @@ impl QpInner {
         let unheard = self.quiet_end
             && self.state() == QpState::Rts
             && !self.orphan.load(Ordering::SeqCst)
-            && is_silent(reason);
+            && (is_silent(reason) || core.rx.patience.is_over());
         if !unheard {
             self.state.store(QpState::Error as u8, Ordering::Release);
         }
+        let mut inside = false;
         if let Some(connected) = self.connected.get()
             && let Some(local) = connected.link.local()
         {
             // What is flushed is its owner's again: nobody may touch it from here on.
+            local.lend_no_more();
             local.shut_doors();
+            inside = local.is_inside();
             // The peer may have taken since we last looked.
-            note_transmitted(core, &*connected.link);
+            note_transmitted(core, &connected.link);
             if core.tx.lends() {
                 connected.link.abort();
                 reason = EndReason::Lost;
             }
         }
         core.ended = Some(reason);
+        if inside {
+            self.withhold(core);
+        }
         core.rx.held = Held::default();
+        core.tx.give_up_settling();
         self.take_inbox(core);
         if unheard {
             self.reap(core);
@@ -110,25 +106,16 @@ impl QpInner {
             self.flush_sends(core);
             self.flush_recvs(core);
         }
-        match reason {
-            // Its first end tells of it.
-            _ if unheard || self.is_twin => {}
-            EndReason::Disconnected => {}
-            EndReason::Lost => self.device.raise(AsyncEvent::QpFatal {
-                qp_num: self.num,
-                reason: 0,
-            }),
-            EndReason::Terminated(reason) if is_access_code(reason) => {
-                self.device.raise(AsyncEvent::QpAccessErr {
-                    qp_num: self.num,
-                    reason,
-                });
-            }
-            EndReason::Terminated(reason) | EndReason::PeerTerminated(reason) => {
-                self.device.raise(AsyncEvent::QpFatal {
-                    qp_num: self.num,
-                    reason,
-                });
+        // Of a twin its first end tells.
+        let event = (!unheard && !self.is_twin)
+            .then(|| self.event_of(reason))
+            .flatten();
+        match &mut core.withheld {
+            Some(withheld) => withheld.event = event,
+            None => {
+                if let Some(event) = event {
+                    self.device.raise(event);
+                }
             }
         }
         self.deliver(core);
@@ -139,30 +126,85 @@ impl QpInner {
                 connected.link.abort();
                 self.bury(core);
             } else {
-                self.drain(core, &*connected.link);
+                self.drain(core, &connected.link);
             }
         }
+    }
+
+    /// The asynchronous event that tells of an end.
+    fn event_of(&self, reason: EndReason) -> Option<AsyncEvent> {
+        let qp_num = self.num;
+        match reason {
+            EndReason::Disconnected => None,
+            EndReason::Lost => Some(AsyncEvent::QpFatal { qp_num, reason: 0 }),
+            EndReason::Terminated(reason) if is_access_code(reason) => {
+                Some(AsyncEvent::QpAccessErr { qp_num, reason })
+            }
+            EndReason::Terminated(reason) | EndReason::PeerTerminated(reason) => {
+                Some(AsyncEvent::QpFatal { qp_num, reason })
+            }
+        }
+    }
+
+    /// The peer is in our memory. What the end means for the program, that it has its memory to itself, is told when the peer is
+    /// out.
+    fn withhold(self: &Arc<Self>, core: &mut Core) {
+        core.withheld = Some(Withheld {
+            since: Instant::now(),
+            event: None,
+        });
+        let qp = Arc::clone(self);
+        timer::after(self.engine(), LOOK, move || {
+            qp.drive(false);
+            let told = try_lock(&qp.core).is_some_and(|core| core.withheld.is_none());
+            (!told).then_some(LOOK)
+        });
+    }
+
+    /// Whether an end can be told: no peer is in our memory, or it has stayed too long to count.
+    pub(super) fn may_tell(self: &Arc<Self>, core: &mut Core) -> bool {
+        let Some(withheld) = &core.withheld else {
+            return true;
+        };
+        let local = self.local().filter(|local| {
+            // Nobody else looks at the wire any more.
+            local.check();
+            local.is_inside()
+        });
+        if let Some(local) = local {
+            if withheld.since.elapsed() < PEER_LIMIT {
+                return false;
+            }
+            local.cut_off();
+        }
+        let event = core.withheld.take().and_then(|withheld| withheld.event);
+        if let Some(event) = event.filter(|_| !self.orphan.load(Ordering::SeqCst)) {
+            self.device.raise(event);
+        }
+        if self.state() == QpState::Error {
+            // Those that were posted meanwhile.
+            self.flush_recvs(core);
+        }
+        true
     }
 
     /// The connection is over, and the queue pair was not told. What it sends now goes nowhere, and it finds out when the transport timer has run
     /// out with its retries. Not at once: a program that has all it wanted may leave before the last of what is under way to it has come, and its
     /// peer, who counts what it needs, goes before anything is missed.
     pub(super) fn wait_in_vain(self: &Arc<Self>, core: &mut Core) {
-        if core.sq.iter().all(|slot| slot.internal) {
+        if core.first_posted().is_none() {
             self.flush_sends(core);
             return;
         }
         if std::mem::replace(&mut core.in_vain, true) {
             return;
         }
-        let late = Arc::new(Late {
-            qp: Arc::downgrade(self),
-            token: OnceLock::new(),
+        let qp = Arc::downgrade(self);
+        timer::after(self.engine(), TRANSPORT_TIMER, move || {
+            let qp = qp.upgrade()?;
+            qp.with_core(|core| qp.end_quiet(core, Some(WcStatus::RetryExcErr)));
+            None
         });
-        let token = self.engine().enter(Arc::clone(&late) as Arc<dyn Source>);
-        let _ = late.token.set(token);
-        self.engine()
-            .set_timer(token, Instant::now() + TRANSPORT_TIMER);
     }
 
     /// An end that the queue pair did not show comes to light: `first` is what came of the first request outstanding.
@@ -172,7 +214,7 @@ impl QpInner {
         }
         self.state.store(QpState::Error as u8, Ordering::Release);
         self.take_inbox(core);
-        if let Some(slot) = core.sq.iter_mut().find(|slot| !slot.internal) {
+        if let Some(slot) = core.first_posted() {
             slot.fault = slot.fault.or(first);
         }
         self.flush_sends(core);
@@ -197,6 +239,9 @@ impl QpInner {
     }
 
     pub(super) fn flush_recvs(&self, core: &mut Core) {
+        if core.withheld.is_some() {
+            return;
+        }
         let current = core.rx.take_recv();
         let queued = match &self.recv {
             RecvSource::Own(queue) => queue.drain(),
@@ -215,7 +260,7 @@ impl QpInner {
     }
 
     /// After the end: send what is owed (the Terminate), close our direction, and wait for the peer's end.
-    pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+    pub(super) fn drain(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         if self.dead.load(Ordering::Relaxed) {
             return false;
         }
@@ -250,12 +295,12 @@ impl QpInner {
             let until = Instant::now() + LINGER;
             core.linger_until = Some(until);
             core.linger_mark = core.moved();
-            self.engine().set_timer(connected.token, until);
+            connected.registration.set_timer(until);
         }
     }
 
     /// Everything is sent: the peer sees our end.
-    pub(super) fn shut(&self, core: &mut Core, link: &dyn Link) {
+    pub(super) fn shut(&self, core: &mut Core, link: &Link) {
         link.shutdown_write();
         core.shut = true;
         self.linger(core);
@@ -287,13 +332,12 @@ impl QpInner {
         if !self.dead.swap(true, Ordering::SeqCst) {
             if let Some(connected) = self.connected.get() {
                 connected.link.abort();
-                self.engine()
-                    .unregister(connected.token, connected.link.fd());
+                connected.registration.release(connected.link.fd());
             }
             core.tx.release(self.device.pool());
             core.rx.release(self.device.pool());
-            if !core.in_vain {
-                core.sq = VecDeque::new();
+            if let Some(stream) = &mut core.stream {
+                stream.shrink(0);
             }
         }
     }
@@ -363,9 +407,9 @@ impl QpInner {
         }
         self.take_inbox(core);
         // What is done already is not to blame.
-        note_transmitted(core, &*connected.link);
+        note_transmitted(core, &connected.link);
         self.reap(core);
-        if let Some(slot) = core.sq.iter_mut().find(|slot| !slot.internal) {
+        if let Some(slot) = core.first_posted() {
             slot.fault = slot.fault.or(first);
         }
         self.fault(core, Fault::LocalCatastrophic);
@@ -375,11 +419,11 @@ impl QpInner {
     pub(super) fn refuse_reads(self: &Arc<Self>) {
         self.with_core(|core| {
             self.take_inbox(core);
-            let refused = core
-                .sq
-                .iter_mut()
-                .find(|slot| !slot.internal && slot.wr.op.is_sink());
-            if let Some(slot) = refused.filter(|_| core.ended.is_none()) {
+            if core.ended.is_some() {
+                return;
+            }
+            let refused = core.posted().find(|slot| slot.wr.op.is_sink());
+            if let Some(slot) = refused {
                 slot.fault = Some(WcStatus::LocQpOpErr);
                 self.fault(core, Fault::LocalCatastrophic);
             }
@@ -400,7 +444,7 @@ impl QpInner {
                 // What was posted may have come while another thread was at it, which then left it to us.
                 if let Some(connected) = self.connected.get() {
                     self.take_inbox(core);
-                    self.pump_tx(core, &*connected.link);
+                    self.pump_tx(core, &connected.link);
                 }
                 // What is in the flight is still sent, nothing more is accepted. One that is closing in order goes on.
                 self.end(core, EndReason::Disconnected);
@@ -412,6 +456,15 @@ impl QpInner {
         self.send_cq.detach(self);
         self.recv_cq.detach(self);
         self.release_lease();
+    }
+
+    /// Wait until no peer is in our memory because of a connection that has ended.
+    pub(super) fn wait_until_left(self: &Arc<Self>) {
+        if let Some(local) = self.local()
+            && self.with_core(|core| core.withheld.is_some())
+        {
+            local.wait_until_outside();
+        }
     }
 
     /// This connects it, from now on.
@@ -429,7 +482,7 @@ impl QpInner {
 
     pub(crate) fn set_end_hook(self: &Arc<Self>, hook: EndHook) {
         *lock(&self.on_end) = Some(hook);
-        let ended = self.with_core(|core| core.ended);
+        let ended = self.with_core(|core| core.told_end());
         if let Some(reason) = ended {
             self.announce_end(reason);
         }
@@ -446,6 +499,28 @@ fn is_silent(reason: EndReason) -> bool {
 }
 
 impl Core {
+    /// Nothing is in the send queue.
+    pub(super) fn nothing_posted(&self) -> bool {
+        self.stream.as_ref().is_none_or(|s| s.posted() == 0)
+    }
+
+    /// What the program has posted, oldest first.
+    fn posted(&mut self) -> impl Iterator<Item = &mut Slot> {
+        let stream = self.stream.iter_mut();
+        stream
+            .flat_map(|s| s.requests_mut())
+            .filter(|slot| !slot.internal)
+    }
+
+    fn first_posted(&mut self) -> Option<&mut Slot> {
+        self.posted().next()
+    }
+
+    /// Why it ended, once that may be told.
+    pub(super) fn told_end(&self) -> Option<EndReason> {
+        self.ended.filter(|_| self.withheld.is_none())
+    }
+
     /// Bytes that have moved so far, either way.
     fn moved(&self) -> u64 {
         self.tx.sent() + self.ledger.rx_direct + self.ledger.rx_copied

@@ -1,13 +1,15 @@
 //! The queue pair as programs hold it.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use weft_mem::Access;
+use weft_tls::{TlsError, TlsInfo};
 
+use super::rnr::RNR_FOR_EVER;
 use super::rx::Rx;
 use super::tx::Tx;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
@@ -99,7 +101,7 @@ impl Qp {
             max_send_wr: 0,
             max_recv_wr: 0,
             max_sge: first.max_sge,
-            rnr: if first.rnr_wait {
+            rnr: if first.rnr_wait.load(Ordering::Relaxed) {
                 Rnr::Wait
             } else {
                 Rnr::Terminate
@@ -118,6 +120,7 @@ impl Qp {
         };
         let twin = Self::make(&first.pd, first.num, &init, recv, true);
         twin.set_access(first.access());
+        twin.set_min_rnr_timer(first.min_rnr_timer());
         let qp = Qp(twin, None);
         first.twin.set(Arc::downgrade(&qp.0)).ok()?;
         Some(qp)
@@ -131,6 +134,10 @@ impl Qp {
         is_twin: bool,
     ) -> Arc<QpInner> {
         let device = &pd.device;
+        let recv_pd = match &recv {
+            RecvSource::Shared(srq) => srq.pd.id,
+            RecvSource::Own(_) | RecvSource::Twin(_) => pd.id,
+        };
         let inner = Arc::new(QpInner {
             num,
             is_twin,
@@ -140,13 +147,15 @@ impl Qp {
             send_cq: Arc::clone(&init.send_cq.0),
             recv_cq: Arc::clone(&init.recv_cq.0),
             recv,
+            recv_pd,
             max_send_wr: init.max_send_wr,
             max_sge: init.max_sge,
             max_inline: init.max_inline,
             sq_sig_all: init.sq_sig_all,
             remote_completion: init.remote_completion,
             with_own_reads: AtomicBool::new(false),
-            rnr_wait: init.rnr == Rnr::Wait,
+            rnr_wait: AtomicBool::new(init.rnr == Rnr::Wait),
+            rnr_retry: AtomicU8::new(RNR_FOR_EVER),
             quiet_end: init.quiet_end,
             access: AtomicU32::new(Access::all().bits()),
             depths: OnceLock::new(),
@@ -154,6 +163,7 @@ impl Qp {
             expected: AtomicBool::new(false),
             sq_used: AtomicU32::new(0),
             inbox: Mutex::default(),
+            has_inbox: AtomicBool::new(false),
             pending: AtomicBool::new(false),
             arm_wanted: AtomicBool::new(false),
             keen: AtomicU32::new(0),
@@ -163,6 +173,8 @@ impl Qp {
             alone_since: AtomicU32::new(0),
             connected: OnceLock::new(),
             reason: OnceLock::new(),
+            glance: Arc::default(),
+            paused: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             armed: AtomicBool::new(false),
@@ -176,14 +188,13 @@ impl Qp {
             core: Mutex::new(Core {
                 stream: None,
                 confirming: None,
-                sq: VecDeque::new(),
                 silent: 0,
-                sq_base: 0,
                 tx: Tx::default(),
                 rx: Rx::default(),
                 done: Completions::default(),
                 ledger: Ledger::default(),
                 ended: None,
+                withheld: None,
                 in_vain: false,
                 nudges: SmallVec::new(),
                 send_failed: false,
@@ -291,6 +302,27 @@ impl Qp {
         }
     }
 
+    /// How often the peer is to wait for a receive for a message of ours: `retry` + 1 times its timer ([`Qp::set_min_rnr_timer`]), for ever with
+    /// 7 or more, which is so at first. If there is none then, the message ends with [`WcStatus::RnrRetryExcErr`]. A peer that does not wait
+    /// ([`Rnr::Terminate`]), or is not weft, does not mind.
+    pub fn set_rnr_retry(&self, retry: u8) {
+        self.0.set_rnr_retry(retry);
+    }
+
+    /// The timer for what the peer sends, see [`Qp::set_rnr_retry`]. At first 655.36 ms, the longest that InfiniBand has.
+    pub fn set_min_rnr_timer(&self, timer: Duration) {
+        self.0.set_min_rnr_timer(timer);
+        if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
+            twin.set_min_rnr_timer(timer);
+        }
+    }
+
+    /// What the peer sends waits for its receive so often, as if the peer had said so ([`Qp::set_rnr_retry`]), also if the queue pair was made
+    /// with [`Rnr::Terminate`].
+    pub fn wait_for_receives(&self, retry: u8) {
+        self.0.wait_for_receives(retry);
+    }
+
     /// Close in order: what was posted is sent, then the peer sees the end. Receives are flushed when the peer has
     /// closed its side too. Returns at once.
     pub fn disconnect(&self) {
@@ -311,6 +343,15 @@ impl Qp {
     /// End the connection as if the wire were cut, for tests of what programs make of it: neither side is told why.
     pub fn cut(&self) {
         self.0.cut();
+    }
+
+    /// From now on nothing of the connection moves, as if the port were down, until this is called with `false`: what is posted waits, and so does what
+    /// the peer does. Neither side is told.
+    pub fn pause(&self, paused: bool) {
+        self.0.set_paused(paused);
+        if let Some(twin) = self.0.twin.get().and_then(Weak::upgrade) {
+            twin.set_paused(paused);
+        }
     }
 
     /// End a connection, or the wait for one: the first send that is outstanding completes with `status`, everything else outstanding is
@@ -342,6 +383,17 @@ impl Qp {
         })
     }
 
+    /// The key that the peer has proved to have, and the cipher, where the connection was made by TLS. In shared memory
+    /// ([`Path::transport`] `local`) nothing is encrypted after that.
+    pub fn tls(&self) -> Option<TlsInfo> {
+        self.0.connected.get()?.link.tls().cloned()
+    }
+
+    /// What broke the TLS connection, if that is how it ended: damage, forgery, or a cut.
+    pub fn tls_error(&self) -> Option<TlsError> {
+        self.0.connected.get()?.link.tls_error()
+    }
+
     /// Our address, once connected.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.0.connected.get().map(|c| c.link.local_addr())
@@ -356,6 +408,14 @@ impl Qp {
     /// hook: the last one set.
     pub fn on_end(&self, hook: impl FnOnce(EndReason) + Send + 'static) {
         self.0.set_end_hook(Box::new(hook));
+    }
+
+    /// As dropping it, and waits until the peer of a connection on this host, which may reach memory by itself, is out of it. One that stays is
+    /// waited for for three seconds.
+    pub fn destroy(self) {
+        let inner = Arc::clone(&self.0);
+        drop(self);
+        inner.wait_until_left();
     }
 
     /// Sets the hook of [`Qp::on_end`] later, from a place that does not hold the queue pair.

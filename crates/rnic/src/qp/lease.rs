@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use weft_sys::Interest;
 
 use super::{Drive, QpInner};
+use crate::cq::Poller;
 use crate::engine::Lease;
 
 /// Polls in vain, one after the other, after which the poller takes the lease in any case. One who looks for the completion of what it
@@ -30,7 +31,7 @@ const KEEN_POSTS: u32 = 8;
 impl QpInner {
     /// A poll that found nothing, after as many others: look at the socket. Somebody who goes on polling, or who was the one to receive
     /// what came last, takes the lease: the engine need not watch beside it.
-    pub(crate) fn drive_polled(self: &Arc<Self>, in_vain: u32) {
+    pub(crate) fn drive_polled(self: &Arc<Self>, in_vain: u32, poller: Option<&mut Poller<'_>>) {
         if self.dead.load(Ordering::Relaxed) || self.connected.get().is_none() {
             return;
         }
@@ -55,7 +56,17 @@ impl QpInner {
         if self.deferred.load(Ordering::SeqCst) != 0 {
             self.deferred.store(0, Ordering::SeqCst);
         }
-        self.drive(true);
+        self.drive_for(true, poller);
+    }
+
+    /// Its owner has asked for an event, and drives while it waits for that.
+    pub(crate) fn drive_awaited(self: &Arc<Self>) {
+        if !self.dead.load(Ordering::Relaxed) && self.connected.get().is_some() {
+            let seq = self.drive_seq.load(Ordering::Relaxed);
+            self.drive_seq.store(seq.wrapping_add(1), Ordering::Relaxed);
+            self.take_lease();
+            self.drive(true);
+        }
     }
 
     /// A poll by an owner who has asked for an event: look, and leave the socket to the engine.
@@ -104,6 +115,9 @@ impl QpInner {
 
     pub(super) fn interest(&self) -> Interest {
         let mut interest = Interest::empty();
+        if self.is_paused() {
+            return interest;
+        }
         interest.set(Interest::WRITE, self.tx_blocked.load(Ordering::SeqCst));
         interest.set(Interest::READ, !self.rx_stopped.load(Ordering::SeqCst));
         interest
@@ -119,10 +133,8 @@ impl QpInner {
             loop {
                 let interest = self.interest();
                 match connected.link.watch(interest) {
-                    Some(what) => self
-                        .engine()
-                        .arm(connected.token, connected.link.fd(), what),
-                    None => self.engine().poke(connected.token),
+                    Some(what) => connected.registration.arm(connected.link.fd(), what),
+                    None => connected.registration.poke(),
                 }
                 // Another thread may have been blocked meanwhile, and have armed before us.
                 if self.interest() == interest {

@@ -15,8 +15,10 @@ mod convert;
 mod direct;
 mod end;
 mod frame;
+mod glance;
 mod handle;
 mod lease;
+mod pause;
 mod prompt;
 mod rnr;
 mod rx;
@@ -30,20 +32,21 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use weft_mem::Access;
+use weft_mem::{Access, PdId};
 use weft_proto::mpa::{Params, Rtr};
-use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState, Stream};
+use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState};
 use weft_sys::{Event, Interest};
 use weft_wire::mpa::MAX_MARKED_ULPDU;
 
-use crate::cq::CqInner;
+use crate::cq::{CqInner, Poller};
 use crate::device::{DeviceInner, PdInner};
-use crate::engine::{Engine, Lease, Next, Source, Token, guarded, on_engine};
+use crate::engine::{Engine, Lease, Next, Registration, Source, guarded, on_engine};
 use crate::establish::Dial;
 use crate::lock::{lock, try_lock};
 use crate::srq::{RecvQueue, SrqInner};
 use crate::stat::Connection;
 use crate::transport::Link;
+use crate::transport::local::LocalLink;
 use crate::types::{
     Ledger, LinkOptions, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
     WcStatus,
@@ -51,9 +54,12 @@ use crate::types::{
 use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
+use end::Withheld;
 use frame::Frame;
+pub(crate) use glance::Glance;
 pub(crate) use handle::check_init;
 pub use handle::{Ender, Qp, QpInit};
+use rnr::RNR_FOR_EVER;
 use rx::Rx;
 pub(crate) use rx::scatter;
 use tx::Tx;
@@ -71,6 +77,8 @@ const LOCAL_MAX_ULPDU: u32 = 16 << 20;
 const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
 
 type EndHook = Box<dyn FnOnce(EndReason) + Send>;
+
+type Stream = rdmap::Stream<Slot>;
 
 /// One request in the send queue.
 struct Slot {
@@ -93,17 +101,16 @@ struct Core {
     stream: Option<Box<Stream>>,
     /// Sends and Writes are complete when the peer has them.
     confirming: Option<Confirming>,
-    sq: VecDeque<Slot>,
     /// Requests done without a completion, since the last one that made one.
     silent: u32,
-    /// Sequence number of the first slot.
-    sq_base: u64,
     tx: Tx,
     rx: Rx,
     done: Completions,
     ledger: Ledger,
     /// Why it ended, once it has.
     ended: Option<EndReason>,
+    /// The end is not told yet.
+    withheld: Option<Withheld>,
     /// It was not told, and has sends outstanding.
     in_vain: bool,
     /// When we dialled and hear nothing: the times to send something.
@@ -140,8 +147,8 @@ pub(crate) enum Drive {
 }
 
 struct Connected {
-    link: Arc<dyn Link>,
-    token: Token,
+    link: Link,
+    registration: Registration,
     since: Instant,
 }
 
@@ -155,6 +162,8 @@ pub(crate) struct QpInner {
     send_cq: Arc<CqInner>,
     recv_cq: Arc<CqInner>,
     recv: RecvSource,
+    /// The domain of the memory that receives name.
+    recv_pd: PdId,
     max_send_wr: u32,
     max_sge: u32,
     max_inline: u32,
@@ -162,7 +171,10 @@ pub(crate) struct QpInner {
     remote_completion: bool,
     /// Room for Reads of our own was asked for at start-up.
     with_own_reads: AtomicBool,
-    rnr_wait: bool,
+    /// Messages without a receive wait for one.
+    rnr_wait: AtomicBool,
+    /// How often the peer is to wait for a receive for what we send, see [`Qp::set_rnr_retry`].
+    rnr_retry: AtomicU8,
     quiet_end: bool,
     /// What the peer may do, as bits of [`Access`].
     access: AtomicU32,
@@ -173,6 +185,8 @@ pub(crate) struct QpInner {
     expected: AtomicBool,
     sq_used: AtomicU32,
     inbox: Mutex<VecDeque<SendWr>>,
+    /// Something is in the inbox. Set under its lock.
+    has_inbox: AtomicBool,
     pending: AtomicBool,
     /// Whoever drives now is to arm the socket when it is done.
     arm_wanted: AtomicBool,
@@ -188,6 +202,9 @@ pub(crate) struct QpInner {
     connected: OnceLock<Connected>,
     /// Why the connection is not on shared memory.
     pub(crate) reason: OnceLock<String>,
+    pub(crate) glance: Arc<Glance>,
+    /// See [`Qp::pause`].
+    paused: AtomicBool,
     /// Nothing more will happen on the socket.
     dead: AtomicBool,
     /// The owner's handle is gone: no more completions.
@@ -220,15 +237,32 @@ impl QpInner {
 
     /// From now on the peer may do this.
     fn set_access(self: &Arc<Self>, access: Access) {
-        self.with_core(|core| {
+        let Some(local) = self.with_core(|core| {
             let before = self.access.swap(access.bits(), Ordering::Relaxed);
-            let local = self.connected.get().and_then(|c| c.link.local());
-            if let Some(local) = local.filter(|_| core.ended.is_none())
-                && before != access.bits()
-            {
-                local.let_in(access);
+            let changed = before != access.bits() && core.ended.is_none();
+            let local = self.local().filter(|_| changed)?;
+            local.shut_doors();
+            Some(local)
+        }) else {
+            return;
+        };
+        // Without the lock: others do not wait for a peer that stays.
+        if !on_engine() {
+            local.wait_until_outside();
+        } else if local.is_inside() {
+            // It keeps to the ring from now on.
+            return;
+        }
+        self.with_core(|core| {
+            if core.ended.is_none() {
+                local.let_in(self.open_rights());
             }
         });
+    }
+
+    /// The transport, if it is shared memory.
+    fn local(&self) -> Option<&LocalLink> {
+        self.connected.get()?.link.local()
     }
 
     fn engine(&self) -> &Arc<Engine> {
@@ -239,7 +273,7 @@ impl QpInner {
     /// `early` came in after the peer's start-up frame.
     pub(crate) fn attach(
         self: &Arc<Self>,
-        link: Arc<dyn Link>,
+        link: Link,
         params: &Params,
         options: &LinkOptions,
         prefix: &[u8],
@@ -274,11 +308,14 @@ impl QpInner {
                 hold_until_first_rx: params.must_wait_for_first_fpdu,
                 sink_key: self.device.random_u32(),
             })));
+            if let Some(stream) = core.stream.as_mut().filter(|_| shared) {
+                stream.believe_written();
+            }
             let with_own = self.with_own_reads.load(Ordering::Relaxed);
             let own = |depth| if with_own { visible(depth) } else { depth };
             let _ = self.depths.set((own(params.ird), own(params.ord)));
             if self.remote_completion {
-                core.start_confirming(&*link, params.ord);
+                core.start_confirming(&link, params.ord);
             }
             core.tx
                 .start(frame, mpa(params.crc), mpa(params.tx_markers), prefix);
@@ -293,26 +330,29 @@ impl QpInner {
                 };
                 post_internal(&mut core, ready);
             }
+            if self.rnr_retry.load(Ordering::Relaxed) < RNR_FOR_EVER {
+                self.tell_rnr_retry(&mut core);
+            }
             self.armed.store(true, Ordering::SeqCst);
-            let token = self.engine().register(
-                Arc::clone(self) as Arc<dyn Source>,
-                link.fd(),
-                Interest::READ,
-            )?;
-            let since = Instant::now();
-            if self
-                .connected
-                .set(Connected { link, token, since })
-                .is_err()
-            {
+            let registration = Registration::new(self.engine());
+            let source = Arc::clone(self) as Arc<dyn Source>;
+            registration.start(source, link.fd(), Interest::READ)?;
+            let connected = Connected {
+                link,
+                registration,
+                since: Instant::now(),
+            };
+            if self.connected.set(connected).is_err() {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
                     "the queue pair has been connected before",
                 ));
             }
             self.state.store(QpState::Rts as u8, Ordering::Release);
-            if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
-                local.let_in(self.access());
+            if let Some(local) = self.local() {
+                local.belongs_to(self);
+                self.glance.watch(local.ring());
+                local.let_in(self.open_rights());
                 if let Some(neighbour) = local.neighbour()
                     && !neighbour.add(self)
                 {
@@ -330,6 +370,9 @@ impl QpInner {
         self.rearm();
         if initiator {
             self.start_nudging();
+            if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
+                local.close_tcp(options, true);
+            }
         }
         Ok(())
     }
@@ -344,7 +387,7 @@ impl QpInner {
         let at = NUDGES.map(|delay| Instant::now() + delay);
         self.with_core(|core| core.nudges = at.into());
         for at in at {
-            self.engine().set_timer(connected.token, at);
+            connected.registration.set_timer(at);
         }
     }
 
@@ -393,6 +436,7 @@ impl QpInner {
                         bytes = bytes.saturating_add(len);
                         self.sq_used.fetch_add(1, Ordering::Relaxed);
                         inbox.push_back(wr);
+                        self.has_inbox.store(true, Ordering::Release);
                         count += 1;
                     }
                     Err(reason) => {
@@ -488,7 +532,7 @@ impl QpInner {
 
     /// After looking at a transport whose wake-ups come once: somebody who sleeps, and was woken while another thread
     /// took what came, is to hear of the next thing too. `received`: something was taken.
-    fn watch_again(&self, link: &dyn Link, received: bool) {
+    fn watch_again(&self, link: &Link, received: bool) {
         if received {
             // Either we see the sleeper, or it sees what we have taken, and tells the peer.
             fence(Ordering::SeqCst);
@@ -499,7 +543,7 @@ impl QpInner {
             return;
         }
         if let Some(connected) = self.connected.get().filter(|_| armed) {
-            self.engine().poke(connected.token);
+            connected.registration.poke();
         }
         if sleepers {
             self.send_cq.kick();
@@ -509,7 +553,7 @@ impl QpInner {
 
     /// Whether the peer is still there; the engine asks while somebody polls.
     pub(crate) fn check_peer(self: &Arc<Self>) {
-        if let Some(local) = self.connected.get().and_then(|c| c.link.local())
+        if let Some(local) = self.local()
             && !self.dead.load(Ordering::Relaxed)
         {
             local.check();
@@ -527,7 +571,7 @@ impl QpInner {
     }
 
     pub(crate) fn peer_died(self: &Arc<Self>) {
-        if let Some(local) = self.connected.get().and_then(|c| c.link.local()) {
+        if let Some(local) = self.local() {
             local.set_dead();
             self.drive(true);
         }
@@ -535,6 +579,11 @@ impl QpInner {
 
     /// Make progress, unless another thread is at it: then that one does ours as well.
     fn drive(self: &Arc<Self>, receive: bool) -> Drive {
+        self.drive_for(receive, None)
+    }
+
+    /// As [`QpInner::drive`], by a poller who takes the completions that come of it.
+    fn drive_for(self: &Arc<Self>, receive: bool, mut poller: Option<&mut Poller<'_>>) -> Drive {
         let mut moved = false;
         let mut receive = receive;
         loop {
@@ -551,7 +600,9 @@ impl QpInner {
                 // Others count on us for what they came for.
                 receive = true;
             }
-            moved |= self.hold(core, |core| self.progress(core, receive));
+            moved |= self.hold(core, |core| {
+                self.progress(core, receive, poller.as_deref_mut())
+            });
             if !self.pending.load(Ordering::SeqCst) {
                 if self.arm_wanted.load(Ordering::SeqCst)
                     && self.arm_wanted.swap(false, Ordering::SeqCst)
@@ -580,9 +631,9 @@ impl QpInner {
 
     /// Do something under the lock, let go, and tell those who have to know what came of it.
     fn hold<R>(&self, mut core: MutexGuard<'_, Core>, f: impl FnOnce(&mut Core) -> R) -> R {
-        let ended_before = core.ended.is_some();
+        let told_before = core.told_end().is_some();
         let out = f(&mut core);
-        let ended = if ended_before { None } else { core.ended };
+        let ended = core.told_end().filter(|_| !told_before);
         let blocked = core.tx.blocked();
         // Written under the lock alone.
         let was_blocked = self.tx_blocked.load(Ordering::SeqCst);
@@ -594,6 +645,7 @@ impl QpInner {
         if stopped != was_stopped {
             self.rx_stopped.store(stopped, Ordering::SeqCst);
         }
+        self.note_still(&core);
         drop(core);
         if blocked && !was_blocked {
             self.watch_for_room();
@@ -622,15 +674,23 @@ impl QpInner {
         out
     }
 
-    fn progress(self: &Arc<Self>, core: &mut Core, receive: bool) -> bool {
+    fn progress(
+        self: &Arc<Self>,
+        core: &mut Core,
+        receive: bool,
+        poller: Option<&mut Poller<'_>>,
+    ) -> bool {
         let Some(connected) = self.connected.get() else {
             if self.state() == QpState::Error {
                 self.flush_unconnected(core, None);
             }
             return false;
         };
-        let link = &*connected.link;
+        let link = &connected.link;
         if core.ended.is_some() {
+            if !self.may_tell(core) {
+                return self.drain(core, link);
+            }
             self.take_inbox(core);
             if self.state() == QpState::Error {
                 self.flush_sends(core);
@@ -639,6 +699,11 @@ impl QpInner {
             }
             self.deliver(core);
             return self.drain(core, link);
+        }
+        if self.is_paused() {
+            // Whatever it says: a wake-up that nobody takes off would come again and again.
+            link.pause();
+            return false;
         }
         self.take_inbox(core);
         let mut moved = self.pump_tx(core, link);
@@ -669,11 +734,14 @@ impl QpInner {
             self.watch_again(link, received);
         }
         self.reap(core);
+        if let Some(poller) = poller {
+            self.hand_over(core, poller);
+        }
         self.deliver(core);
         if core.ended.is_none() && self.state() == QpState::Closing {
             // Closing in order: once everything is sent, the peer sees our end. What was posted before the close may
             // have come into the inbox after this drive emptied it; whoever closes drives once more.
-            if core.sq.is_empty()
+            if core.nothing_posted()
                 && core.tx.is_empty()
                 && !core.shut
                 && lock(&self.inbox).is_empty()
@@ -686,6 +754,7 @@ impl QpInner {
 
     /// Requests posted to a queue pair that failed before it was connected: `first` is what came of the first one.
     fn flush_unconnected(self: &Arc<Self>, core: &mut Core, mut first: Option<WcStatus>) {
+        self.has_inbox.store(false, Ordering::Relaxed);
         for wr in lock(&self.inbox).drain(..) {
             self.sq_used.fetch_sub(1, Ordering::Relaxed);
             core.done.send_urgent = true;
@@ -702,16 +771,12 @@ impl QpInner {
     }
 
     fn take_inbox(&self, core: &mut Core) {
-        let mut inbox = lock(&self.inbox);
-        if inbox.is_empty() {
+        // Whoever posts drives after it, or leaves that to us, who look once more then.
+        if !self.has_inbox.load(Ordering::Acquire) {
             return;
         }
-        let Core {
-            stream: Some(stream),
-            sq,
-            ..
-        } = core
-        else {
+        let mut inbox = lock(&self.inbox);
+        let Some(stream) = &mut core.stream else {
             return;
         };
         let mut wanted = false;
@@ -719,13 +784,14 @@ impl QpInner {
         for wr in inbox.drain(..) {
             wanted |= wr.signaled;
             told |= wr.op.is_two_sided();
-            stream.post(to_proto(&wr));
-            sq.push_back(Slot {
+            let slot = Slot {
                 wr,
                 internal: false,
                 fault: None,
-            });
+            };
+            stream.post_with(to_proto(&slot.wr), slot);
         }
+        self.has_inbox.store(false, Ordering::Relaxed);
         if inbox.capacity() > 1024 {
             inbox.shrink_to(64);
         }
@@ -739,8 +805,6 @@ impl QpInner {
     fn reap(&self, core: &mut Core) {
         let Core {
             stream: Some(stream),
-            sq,
-            sq_base,
             silent,
             done,
             ended,
@@ -750,9 +814,7 @@ impl QpInner {
         else {
             return;
         };
-        while let Some(finished) = stream.pop_completed() {
-            let Some(slot) = sq.pop_front() else { return };
-            *sq_base += 1;
+        while let Some((finished, slot)) = stream.pop() {
             if slot.internal {
                 if let Some(confirming) = confirming {
                     confirming.answered(slot.wr.op);
@@ -766,7 +828,7 @@ impl QpInner {
                 DoneStatus::Ok { byte_len } => (WcStatus::Success, byte_len),
                 DoneStatus::RemoteError(error) => {
                     vendor_err = term_code(error);
-                    (remote_status(error), 0)
+                    (remote_status(&slot.wr.op, error), 0)
                 }
                 DoneStatus::Flushed => {
                     if let Some(EndReason::Terminated(code) | EndReason::PeerTerminated(code)) =
@@ -794,12 +856,22 @@ impl QpInner {
                 *silent += 1;
             }
         }
-        if sq.is_empty() && sq.capacity() > 256 {
-            sq.shrink_to(0);
+        stream.shrink(256);
+    }
+
+    /// What has completed goes straight to the poller who drives, as far as it is of that queue.
+    fn hand_over(&self, core: &mut Core, poller: &mut Poller<'_>) {
+        if core.withheld.is_none() && !self.orphan.load(Ordering::Relaxed) {
+            let done = &mut core.done;
+            poller.take(&self.send_cq, &mut done.send);
+            poller.take(&self.recv_cq, &mut done.recv);
         }
     }
 
     fn deliver(self: &Arc<Self>, core: &mut Core) {
+        if core.withheld.is_some() {
+            return;
+        }
         let done = &mut core.done;
         if self.orphan.load(Ordering::Relaxed) {
             *done = Completions::default();
@@ -882,7 +954,14 @@ impl Source for QpInner {
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
         self.nudge();
+        self.rnr_expired();
         self.linger_expired();
+    }
+
+    fn panicked(self: Arc<Self>) {
+        // Nobody knows how far it has come: the program and the peer are told that it is over.
+        self.state.store(QpState::Error as u8, Ordering::Release);
+        self.cut();
     }
 }
 
@@ -893,18 +972,12 @@ fn peer_terminated(stream: &Stream) -> bool {
 
 /// Post a request of our own, which makes no completion.
 fn post_internal(core: &mut Core, wr: SendWr) {
-    let Core {
-        stream: Some(stream),
-        sq,
-        ..
-    } = core
-    else {
-        return;
-    };
-    stream.post(to_proto(&wr));
-    sq.push_back(Slot {
-        wr,
-        internal: true,
-        fault: None,
-    });
+    if let Some(stream) = &mut core.stream {
+        let slot = Slot {
+            wr,
+            internal: true,
+            fault: None,
+        };
+        stream.post_with(to_proto(&slot.wr), slot);
+    }
 }

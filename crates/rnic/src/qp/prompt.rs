@@ -9,11 +9,11 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 use weft_mem::{Access, SendList};
-use weft_proto::rdmap::{Fault, MAX_HEADER, Stream};
+use weft_proto::rdmap::{Fault, MAX_HEADER};
 
 use super::direct::Outcome;
 use super::frame::Frame;
-use super::{Core, QpInner};
+use super::{Core, QpInner, Stream};
 use crate::lock::try_lock;
 use crate::transport::local::{LocalLink, REF_MAPPED};
 use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
@@ -57,6 +57,7 @@ impl QpInner {
         };
         // Another thread may have posted since, or closed or ended the connection.
         if self.state() != QpState::Rts
+            || self.is_paused()
             || !stream.is_idle()
             || !tx.is_empty()
             || self.sq_used.load(Ordering::SeqCst) > 0
@@ -73,7 +74,7 @@ impl QpInner {
                 if len == 0 || !tx.may_overtake(local) {
                     return Outcome::NotDirect;
                 }
-                self.one_sided(wr, local)
+                self.one_sided(wr, local, &mut tx.window)
             };
             let carried = match wr.op {
                 SendOp::Send if (len as usize) < REF_MAPPED && !self.remote_completion => {
@@ -86,7 +87,7 @@ impl QpInner {
                         && {
                             ledger.one_sided += 1;
                             ledger.one_sided_bytes += u64::from(len);
-                            immediate_frame(stream, tx, local, imm, wr.solicited)
+                            immediate_frame(stream, tx, local, imm, wr.solicited, len)
                         }
                 }
                 SendOp::Write { .. }
@@ -202,9 +203,10 @@ fn immediate_frame(
     local: &LocalLink,
     imm: u64,
     solicited: bool,
+    written: u32,
 ) -> bool {
     let mut hdr = [0; MAX_HEADER];
-    let n = stream.immediate_at_once(imm, solicited, &mut hdr);
+    let n = stream.immediate_at_once(imm, solicited, written, &mut hdr);
     let mut frame = [0; MAX_HEADER + 4];
     frame[..4].copy_from_slice(&Frame::local_header(n));
     frame[4..4 + n].copy_from_slice(&hdr[..n]);

@@ -4,10 +4,14 @@
 //! program may wait for one before it posts the receive. What the peer asks for behind it (Sends, Writes, Read Requests) waits in the
 //! order of its arrival: copied, up to a bound, and in the transport beyond that. On shared memory the peer is not told meanwhile of what is
 //! out of the ring, because it takes that for done.
+//!
+//! It waits for ever, unless somebody has said how often to wait: the peer, by a notice (docs/spec/rdmap-extensions.md), or our own
+//! program's connection manager. When that time is over a Terminate names the message, and the sender learns what became of it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use weft_proto::rdmap::Fault;
 use weft_wire::ddp::Header;
@@ -21,6 +25,76 @@ use super::{Core, QpInner, RecvSource};
 const HELD_MAX: usize = 64 << 20;
 const HELD_BY_ALL: usize = 256 << 20;
 const HELD_COST: usize = 64;
+
+/// Retries that have no end, as InfiniBand encodes them.
+pub(super) const RNR_FOR_EVER: u8 = 7;
+/// The longest timer that InfiniBand has, which connections of its connection manager get.
+const RNR_TIMER: Duration = Duration::from_micros(655_360);
+/// The tagged offset of the notice of how often to wait, but for that number in the lowest byte.
+const NOTICE: u64 = u64::from_be_bytes(*b"weftRNR\0");
+
+/// How long a message waits for its receive.
+pub(super) struct Patience {
+    retry: u8,
+    timer: Duration,
+    /// The message that waits now: its first segment, and how long that is.
+    first: Option<(Header, usize)>,
+    /// When it has waited too long.
+    due: Option<Instant>,
+    /// When the engine calls us. One timer at a time, however many messages wait one after the other.
+    timed: Option<Instant>,
+    over: bool,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Patience {
+            retry: RNR_FOR_EVER,
+            timer: RNR_TIMER,
+            first: None,
+            due: None,
+            timed: None,
+            over: false,
+        }
+    }
+}
+
+impl Patience {
+    /// The peer has sent an empty Write to this tagged offset.
+    pub(super) fn hear(&mut self, to: u64) {
+        if to & !0xff == NOTICE {
+            self.retry = to as u8;
+        }
+    }
+
+    /// A message has waited too long.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// This message begins to wait. When to look whether it still does, unless that is known.
+    fn begin(&mut self, header: Header, len: usize) -> Option<Instant> {
+        self.first = Some((header, len));
+        self.due = None;
+        if self.retry >= RNR_FOR_EVER {
+            return None;
+        }
+        let due = Instant::now().checked_add(self.timer.saturating_mul(u32::from(self.retry) + 1));
+        self.due = due;
+        if self
+            .timed
+            .is_some_and(|timed| due.is_none_or(|due| timed <= due))
+        {
+            return None;
+        }
+        self.timed = due;
+        due
+    }
+
+    fn end(&mut self) {
+        (self.first, self.due) = (None, None);
+    }
+}
 
 /// What waits for a receive.
 #[derive(Default)]
@@ -106,6 +180,7 @@ impl QpInner {
         }
         if !core.rx.held.waits {
             self.wait_begins(core);
+            self.time_wait(core, segment.header, segment.len);
         }
         let rx = &mut core.rx;
         let held = &mut rx.held;
@@ -135,11 +210,16 @@ impl QpInner {
         if core.rx.held.response_open || self.starved.load(Ordering::SeqCst) {
             return Ok(());
         }
+        let mut went_on = false;
         while let Some(ulpdu) = core.rx.held.ulpdus.front() {
-            let header = Header::parse(ulpdu).map_err(Fault::from)?;
+            let (header, len) = (Header::parse(ulpdu).map_err(Fault::from)?, ulpdu.len());
             if needs_recv(&header) && core.rx.recv.is_none() && !self.fetch_recv(core) {
+                if went_on {
+                    self.time_wait(core, header, len);
+                }
                 return Ok(());
             }
+            went_on = true;
             let held = &mut core.rx.held;
             let Some(ulpdu) = held.ulpdus.pop_front() else {
                 break;
@@ -164,8 +244,88 @@ impl QpInner {
         }
         core.rx.held.waits = false;
         core.rx.held.stopped = false;
+        core.rx.patience.end();
         self.tell_peer(true);
         Ok(())
+    }
+
+    /// This message waits from now on.
+    fn time_wait(&self, core: &mut Core, header: Header, len: usize) {
+        let due = core.rx.patience.begin(header, len);
+        if let (Some(due), Some(connected)) = (due, self.connected.get()) {
+            connected.registration.set_timer(due);
+        }
+    }
+
+    /// The engine's timer: give up on a message that has waited too long.
+    pub(super) fn rnr_expired(self: &Arc<Self>) {
+        let again = self.with_core(|core| {
+            let now = Instant::now();
+            let patience = &mut core.rx.patience;
+            if patience.timed.is_none_or(|timed| timed > now) || core.ended.is_some() {
+                return false;
+            }
+            patience.timed = patience.due.filter(|due| *due > now);
+            if let (Some(timed), Some(connected)) = (patience.timed, self.connected.get()) {
+                connected.registration.set_timer(timed);
+            }
+            let Some((header, len)) = patience.first.filter(|_| patience.due.is_some()) else {
+                return false;
+            };
+            // Whoever has posted a receive is about to drive.
+            if patience.timed.is_some() || !self.starved.load(Ordering::SeqCst) {
+                return false;
+            }
+            if core.rx.recv.is_some() || self.fetch_recv(core) {
+                self.starved.store(false, Ordering::SeqCst);
+                return true;
+            }
+            core.rx.patience.over = true;
+            if let Some(stream) = &mut core.stream {
+                stream.fail_unreceived(&header, len);
+            }
+            self.fault(core, Fault::NoReceive);
+            false
+        });
+        if again {
+            self.drive(true);
+        }
+    }
+
+    /// See [`Qp::set_rnr_retry`](super::Qp::set_rnr_retry).
+    pub(super) fn set_rnr_retry(self: &Arc<Self>, retry: u8) {
+        let retry = retry.min(RNR_FOR_EVER);
+        let told = self.with_core(|core| {
+            let news = self.rnr_retry.swap(retry, Ordering::Relaxed) != retry;
+            news && self.tell_rnr_retry(core)
+        });
+        if told {
+            self.drive(false);
+        }
+    }
+
+    /// Tell the peer, if there is one, how often to wait.
+    pub(super) fn tell_rnr_retry(&self, core: &mut Core) -> bool {
+        let retry = self.rnr_retry.load(Ordering::Relaxed);
+        let Some(stream) = core.stream.as_mut().filter(|_| core.ended.is_none()) else {
+            return false;
+        };
+        stream.notify(NOTICE | u64::from(retry));
+        true
+    }
+
+    pub(super) fn set_min_rnr_timer(self: &Arc<Self>, timer: Duration) {
+        self.with_core(|core| core.rx.patience.timer = timer);
+    }
+
+    pub(super) fn min_rnr_timer(self: &Arc<Self>) -> Duration {
+        self.with_core(|core| core.rx.patience.timer)
+    }
+
+    /// See [`Qp::wait_for_receives`](super::Qp::wait_for_receives).
+    pub(super) fn wait_for_receives(self: &Arc<Self>, retry: u8) {
+        self.rnr_wait.store(true, Ordering::Relaxed);
+        self.with_core(|core| core.rx.patience.retry = retry);
     }
 
     fn wait_begins(&self, core: &mut Core) {

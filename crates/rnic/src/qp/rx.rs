@@ -7,9 +7,10 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, MemError, RecvList, Span};
+use weft_mem::{Access, MemError, PdId, RecvList, Span};
 use weft_proto::rdmap::{Event, Fault, Rx as Step, WITH_SEND};
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{Header, HeaderError, UNTAGGED_LEN};
@@ -18,7 +19,7 @@ use weft_wire::rdmap::{AtomicOp, AtomicRequest, IMMEDIATE_LEN, Opcode};
 
 use super::convert::term_code;
 use super::frame::Frame;
-use super::rnr::{Held, Wait};
+use super::rnr::{Held, Patience, Wait};
 use super::tx::{fault_of, sub_list};
 use super::{Core, EndReason, QpInner, peer_terminated};
 use crate::pool::Pool;
@@ -88,6 +89,7 @@ pub(super) struct Rx {
     pub(super) start: usize,
     end: usize,
     pub(super) held: Held,
+    pub(super) patience: Patience,
     /// Immediate data that has come belongs to a Send.
     with_send: bool,
     /// Bytes left over when the buffer went back to the pool.
@@ -166,7 +168,7 @@ impl Rx {
     }
 
     /// After the end: read and forget. Says whether the peer has closed.
-    pub(super) fn discard(&mut self, link: &dyn Link, pool: &Pool) -> bool {
+    pub(super) fn discard(&mut self, link: &Link, pool: &Pool) -> bool {
         if self.eof {
             return true;
         }
@@ -235,7 +237,7 @@ impl Rx {
 
 impl QpInner {
     /// Receive until the transport has nothing more. Says whether bytes moved.
-    pub(super) fn pump_rx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+    pub(super) fn pump_rx(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         let mut moved = false;
         core.rx.borrow(self.device.pool());
         let mut drained = false;
@@ -295,10 +297,8 @@ impl QpInner {
                 self.fault(core, fault);
             }
             Stop::Sink(seq) => {
-                let index = seq
-                    .checked_sub(core.sq_base)
-                    .and_then(|i| usize::try_from(i).ok());
-                if let Some(slot) = index.and_then(|i| core.sq.get_mut(i)) {
+                let stream = core.stream.as_mut();
+                if let Some(slot) = stream.and_then(|s| s.request_mut(seq)) {
                     slot.fault = Some(WcStatus::LocProtErr);
                 }
                 self.fault(core, Fault::LocalCatastrophic);
@@ -320,7 +320,7 @@ impl QpInner {
     }
 
     /// One system call.
-    fn receive(&self, core: &mut Core, link: &dyn Link) -> Result<Option<Received>, Stop> {
+    fn receive(&self, core: &mut Core, link: &Link) -> Result<Option<Received>, Stop> {
         core.ledger.rx_syscalls += 1;
         if core.rx.markers.is_some() {
             return core.rx.receive_marked(link);
@@ -346,7 +346,7 @@ impl QpInner {
                 list.push_buf(&mut partial[at..]);
             }
             // Bulk: little more than the trailer, whatever follows has its own place.
-            let tail = if self.rnr_wait && rx.frame == Frame::Local {
+            let tail = if self.rnr_wait.load(Ordering::Relaxed) && rx.frame == Frame::Local {
                 // The peer is to be told of this payload, whatever becomes of the next message.
                 0
             } else if direct.bulk {
@@ -472,7 +472,7 @@ impl QpInner {
             whole,
             room: buf.len(),
         };
-        if self.rnr_wait {
+        if self.rnr_wait.load(Ordering::Relaxed) {
             match self.must_wait(core, &segment) {
                 Wait::No => {}
                 Wait::Kept => return Ok(true),
@@ -528,7 +528,12 @@ impl QpInner {
                 }
                 return Ok(true);
             }
-            Step::PlaceWrite { stag, to, len } => (Target::Write { stag, to }, len),
+            Step::PlaceWrite { stag, to, len } => {
+                if len == 0 && stag == 0 {
+                    rx.patience.hear(to);
+                }
+                (Target::Write { stag, to }, len)
+            }
             Step::PlaceRead { seq, offset, len } => (Target::Read { seq, offset }, len),
             Step::PlaceRecv { first, mo, len } => {
                 // One that was waited for is there already.
@@ -561,7 +566,7 @@ impl QpInner {
             // The common case, without keeping the region: one piece into one buffer.
             let table = &self.device.table;
             table
-                .copy_local_in(self.pd.id, sge.lkey, sge.addr, &payload[..here])
+                .copy_local_in(self.recv_pd, sge.lkey, sge.addr, &payload[..here])
                 .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?;
             core.ledger.rx_copied += here as u64;
         } else if len > 0 {
@@ -602,17 +607,16 @@ impl QpInner {
                 Ok(SmallVec::from_iter([span]))
             }
             Target::Read { seq, offset } => {
-                let slot = seq
-                    .checked_sub(core.sq_base)
-                    .and_then(|i| core.sq.get(usize::try_from(i).ok()?))
-                    .ok_or(Fault::LocalCatastrophic)?;
-                self.list_spans(&slot.wr.sges, offset, len)
+                let stream = core.stream.as_ref();
+                let slot = stream.and_then(|s| s.request(seq));
+                let slot = slot.ok_or(Fault::LocalCatastrophic)?;
+                self.list_spans(self.pd.id, &slot.wr.sges, offset, len)
                     .map_err(|_| Stop::Sink(seq))
             }
             Target::Held => Ok(SmallVec::new()),
             Target::Recv { mo } => {
                 let sges = core.rx.recv.as_ref().map_or(&[][..], |wr| &wr.sges);
-                self.list_spans(sges, mo, len)
+                self.list_spans(self.recv_pd, sges, mo, len)
                     .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))
             }
         }
@@ -620,12 +624,14 @@ impl QpInner {
 
     fn list_spans(
         &self,
+        pd: PdId,
         sges: &[Sge],
         offset: u32,
         len: u32,
     ) -> Result<SmallVec<[Span; 2]>, MemError> {
+        let table = &self.device.table;
         sub_list(sges, offset, len)
-            .map(|sge| self.local_span(sge, Access::LOCAL_WRITE))
+            .map(|sge| table.local(pd, sge.lkey, sge.addr, sge.len, Access::LOCAL_WRITE))
             .collect()
     }
 
@@ -731,7 +737,7 @@ impl QpInner {
 
 impl Rx {
     /// With markers: stage the raw bytes, and keep what is left without markers.
-    fn receive_marked(&mut self, link: &dyn Link) -> Result<Option<Received>, Stop> {
+    fn receive_marked(&mut self, link: &Link) -> Result<Option<Received>, Stop> {
         let rx = self;
         let in_frame = rx.in_frame();
         let Some(buf) = &mut rx.buf else {
@@ -779,7 +785,7 @@ fn before_payload(header: &Header) -> usize {
 
 /// One system call. `None`: nothing there now.
 fn receive_from(
-    link: &dyn Link,
+    link: &Link,
     list: &mut RecvList<'_>,
     in_frame: bool,
 ) -> Result<Option<Received>, Stop> {

@@ -15,6 +15,7 @@ impl QpInner {
             local: connected.link.local_addr(),
             peer: connected.link.peer_addr(),
             transport: connected.link.name().to_owned(),
+            cipher: connected.link.cipher().map(str::to_owned),
             reason: self.reason.get().cloned(),
             age: connected.since.elapsed(),
             ledger: self.with_core(|core| core.ledger),

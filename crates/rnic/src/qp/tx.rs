@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, MemError, SendList, Span};
+use weft_mem::{Access, LastWindow, MemError, SendList, Span};
 use weft_proto::rdmap::{Fault, MAX_HEADER, Payload};
 use weft_wire::crc::crc32c;
 use weft_wire::ddp::{Header, UNTAGGED_LEN};
@@ -22,7 +23,9 @@ use super::direct::Barrier;
 use super::frame::Frame;
 use super::{Core, QpInner, Slot};
 use crate::engine::on_engine;
+use crate::lock::try_lock;
 use crate::pool::Pool;
+use crate::timer;
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
 use crate::types::{Ledger, SendOp, Sge, WcStatus};
@@ -40,8 +43,25 @@ const FLIGHTS: u32 = 8;
 pub(super) const DIRECT_BYTES: u64 = 4 << 20;
 /// Attempts to send that the transport refuses one after the other, until it is asked only each so many times.
 const REFUSALS: u32 = 8;
+/// Between two looks whether a peer has left a window.
+const LOOK: Duration = Duration::from_millis(1);
 /// Pieces of a flight: two for each large FPDU.
 const FLIGHT_PIECES: usize = 64;
+
+/// What came of a request that does not touch the wire.
+enum Local {
+    Done,
+    Failed,
+    /// The peer is still in this window.
+    Waits(u32),
+}
+
+/// A request that is complete when the peer is out of a window.
+#[derive(Clone, Copy)]
+struct Settling {
+    seq: u64,
+    stag: u32,
+}
 
 enum Piece {
     /// Bytes of the scratch buffer.
@@ -96,8 +116,12 @@ pub(super) struct Tx {
     /// Bytes of direct work that this drive may still do, and whether it had to leave some.
     direct_left: u64,
     direct_stopped: bool,
+    /// The request that nothing is started before.
+    settling: Option<Settling>,
     /// For frames that are sent while they are posted.
     small: Vec<u8>,
+    /// Of the peer's arenas, for direct work.
+    pub(super) window: LastWindow,
     /// Memory that the transport still reads, by the position in the stream up to which it does.
     /// Each span to its own end, so that a request's memory is free when the request is complete.
     held: VecDeque<(u64, Span)>,
@@ -124,6 +148,15 @@ impl Tx {
         self.pieces.is_empty()
     }
 
+    /// Nothing is to be sent, and the peer is waited for with nothing.
+    pub(super) fn is_still(&self) -> bool {
+        self.pieces.is_empty()
+            && !self.blocked
+            && self.settling.is_none()
+            && self.held.is_empty()
+            && self.marks.is_empty()
+    }
+
     /// The transport took less than it was given.
     pub(super) fn blocked(&self) -> bool {
         self.blocked
@@ -139,7 +172,14 @@ impl Tx {
         self.held = VecDeque::new();
         self.marks = VecDeque::new();
         self.blocked = false;
+        self.settling = None;
+        self.window = LastWindow::default();
         pool.put_tx(std::mem::take(&mut self.scratch));
+    }
+
+    /// Nothing more is started.
+    pub(super) fn give_up_settling(&mut self) {
+        self.settling = None;
     }
 
     /// A buffer for one small frame.
@@ -203,12 +243,7 @@ impl Tx {
     }
 
     /// One system call. `Ok(false)` when the transport takes no more now.
-    fn send_once(
-        &mut self,
-        qp: &QpInner,
-        link: &dyn Link,
-        ledger: &mut Ledger,
-    ) -> io::Result<bool> {
+    fn send_once(&mut self, qp: &QpInner, link: &Link, ledger: &mut Ledger) -> io::Result<bool> {
         // The spans must outlive the list that names them. With each, where its bytes end in the stream.
         let mut spans: SmallVec<[(u64, Span); FLIGHT_PIECES / 2]> = SmallVec::new();
         let mut end = self.sent;
@@ -284,7 +319,7 @@ impl Tx {
     pub(super) fn send_all(
         &mut self,
         qp: &QpInner,
-        link: &dyn Link,
+        link: &Link,
         ledger: &mut Ledger,
     ) -> io::Result<bool> {
         while !self.pieces.is_empty() {
@@ -320,11 +355,13 @@ impl QpInner {
     }
 
     /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.
-    pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+    pub(super) fn pump_tx(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         if core.tx.lends() {
             note_transmitted(core, link);
         }
-        let idle = core.tx.pieces.is_empty() && core.stream.as_ref().is_none_or(|s| !s.has_work());
+        let idle = core.tx.pieces.is_empty()
+            && core.tx.settling.is_none()
+            && core.stream.as_ref().is_none_or(|s| !s.has_work());
         if core.shut || idle {
             core.tx.blocked = false;
             return false;
@@ -376,7 +413,7 @@ impl QpInner {
     }
 
     /// Make the next flight, and do what can be done without one: says whether anything was.
-    pub(super) fn build(self: &Arc<Self>, core: &mut Core, link: &dyn Link) -> bool {
+    pub(super) fn build(self: &Arc<Self>, core: &mut Core, link: &Link) -> bool {
         let mut hdr = [0; MAX_HEADER];
         if core.tx.pieces.is_empty() {
             core.tx.scratch.clear();
@@ -392,6 +429,9 @@ impl QpInner {
         let mut source_gone = false;
         let mut direct = false;
         core.tx.direct_stopped = false;
+        if self.waits_for_window(core) {
+            return false;
+        }
         loop {
             direct |= self.work_directly(core, link);
             if core.tx.direct_stopped {
@@ -399,8 +439,6 @@ impl QpInner {
             }
             let Core {
                 stream: Some(stream),
-                sq,
-                sq_base,
                 tx,
                 ledger,
                 confirming,
@@ -424,14 +462,19 @@ impl QpInner {
             let ulpdu_len = segment.header_len + segment.payload.len() as usize;
             let payload = match segment.payload {
                 Payload::Local { seq } => {
-                    if let Some(slot) = slot(sq, *sq_base, seq) {
-                        slot.fault = self.do_local(slot.wr.op);
-                        if slot.fault.is_some() {
+                    let slot = stream.request_mut(seq);
+                    match slot.map_or(Local::Done, |slot| self.do_local(slot)) {
+                        Local::Done => stream.transmitted(seq),
+                        Local::Failed => {
                             failed = Some(Fault::LocalCatastrophic);
                             break;
                         }
+                        Local::Waits(stag) => {
+                            tx.settling = Some(Settling { seq, stag });
+                            self.wait_for_window();
+                            break;
+                        }
                     }
-                    stream.transmitted(seq);
                     continue;
                 }
                 payload => payload,
@@ -439,16 +482,16 @@ impl QpInner {
             tx.frame.emit(ulpdu_len, &mut tx.scratch);
             tx.scratch.extend_from_slice(&hdr[..segment.header_len]);
             let inline = matches!(payload, Payload::Wr { seq, .. }
-                if slot(sq, *sq_base, seq).is_some_and(|slot| slot.wr.inline.is_some()));
+                if stream.request(seq).is_some_and(|slot| slot.wr.inline.is_some()));
             let copy = copy_all || inline || payload.len() <= COPY_MAX;
             let put = match payload {
                 // The answer will need its place: better to find out before the peer is asked.
-                Payload::None => match segment.completes.and_then(|seq| slot(sq, *sq_base, seq)) {
+                Payload::None => match segment.completes.and_then(|seq| stream.request_mut(seq)) {
                     Some(slot) if slot.wr.op.is_sink() => self.check_sink(slot),
                     _ => Ok(()),
                 },
                 Payload::Local { .. } => Ok(()),
-                Payload::Wr { seq, offset, len } => match slot(sq, *sq_base, seq) {
+                Payload::Wr { seq, offset, len } => match stream.request_mut(seq) {
                     Some(slot) => self.put_wr(tx, slot, start, offset, len, copy),
                     None => Err(Fault::LocalCatastrophic),
                 },
@@ -510,7 +553,7 @@ impl QpInner {
             }
             // A question of our own touches nothing.
             let question = confirming.is_some()
-                && (segment.completes.and_then(|seq| slot(sq, *sq_base, seq)))
+                && (segment.completes.and_then(|seq| stream.request(seq)))
                     .is_some_and(|slot| slot.internal);
             if tx.frame == Frame::Local && touches_memory(&hdr) && !question {
                 tx.barrier = Barrier::Built;
@@ -575,14 +618,42 @@ impl QpInner {
         Ok(())
     }
 
+    /// A window was invalidated while the peer used it: look again whether it still does.
+    fn wait_for_window(self: &Arc<Self>) {
+        let qp = Arc::downgrade(self);
+        timer::after(self.engine(), LOOK, move || {
+            let qp = qp.upgrade()?;
+            qp.drive(false);
+            let waits = try_lock(&qp.core).is_none_or(|core| core.tx.settling.is_some());
+            waits.then_some(LOOK)
+        });
+    }
+
+    /// Whether a window that was invalidated is still used. If not, that request is complete.
+    fn waits_for_window(&self, core: &mut Core) -> bool {
+        let Some(Settling { seq, stag }) = core.tx.settling else {
+            return false;
+        };
+        if self.device.table.is_overdue(self.pd.id, stag) {
+            return true;
+        }
+        core.tx.settling = None;
+        if let Some(stream) = &mut core.stream {
+            stream.transmitted(seq);
+        }
+        false
+    }
+
     /// Carry out a request that does not touch the wire.
-    fn do_local(&self, op: SendOp) -> Option<WcStatus> {
+    fn do_local(&self, slot: &mut Slot) -> Local {
         let table = &self.device.table;
-        match op {
-            SendOp::LocalInvalidate { rkey } => table
-                .invalidate(self.pd.id, self.num, rkey)
-                .err()
-                .map(|_| WcStatus::LocQpOpErr),
+        slot.fault = match slot.wr.op {
+            SendOp::LocalInvalidate { rkey } => {
+                match table.invalidate(self.pd.id, self.num, rkey) {
+                    Err(MemError::InUse) => return Local::Waits(rkey),
+                    done => done.err().map(|_| WcStatus::LocQpOpErr),
+                }
+            }
             SendOp::BindMw {
                 window,
                 new_rkey,
@@ -590,26 +661,23 @@ impl QpInner {
                 addr,
                 len,
                 access,
-            } => table
-                .bind(
-                    self.pd.id,
-                    window,
-                    new_rkey as u8,
-                    self.num,
-                    region,
-                    addr,
-                    len,
-                    access,
-                )
-                .err()
-                .map(|_| WcStatus::MwBindErr),
+            } => {
+                let old = table.window_stag(window);
+                let (pd, key) = (self.pd.id, new_rkey as u8);
+                let bound = table.bind(pd, window, key, self.num, region, addr, len, access);
+                match (bound, old) {
+                    (Ok(_), _) => None,
+                    // A window of type 1, bound anew.
+                    (Err(MemError::InUse), Some(old)) if table.is_overdue(pd, old) => {
+                        return Local::Waits(old);
+                    }
+                    (Err(_), _) => Some(WcStatus::MwBindErr),
+                }
+            }
             _ => None,
-        }
+        };
+        slot.fault.map_or(Local::Done, |_| Local::Failed)
     }
-}
-
-fn slot(sq: &mut VecDeque<Slot>, base: u64, seq: u64) -> Option<&mut Slot> {
-    sq.get_mut(usize::try_from(seq.checked_sub(base)?).ok()?)
 }
 
 /// The part of a list that covers `len` bytes from `offset` on.
@@ -637,7 +705,8 @@ pub(crate) fn sub_list(sges: &[Sge], offset: u32, len: u32) -> impl Iterator<Ite
 pub(super) fn fault_of(error: MemError) -> Fault {
     match error {
         MemError::InvalidStag => Fault::InvalidStag,
-        MemError::Bounds | MemError::Misaligned => Fault::Bounds,
+        MemError::Bounds => Fault::Bounds,
+        MemError::Misaligned => Fault::Misaligned,
         MemError::Access => Fault::AccessRights,
         MemError::Pd => Fault::StagNotAssociated,
         MemError::Wrap => Fault::ToWrap,
@@ -663,7 +732,7 @@ fn touches_memory(hdr: &[u8; MAX_HEADER]) -> bool {
 }
 
 /// Requests whose bytes are out of our memory are transmitted.
-pub(super) fn note_transmitted(core: &mut Core, link: &dyn Link) {
+pub(super) fn note_transmitted(core: &mut Core, link: &Link) {
     let Core {
         stream: Some(stream),
         tx,

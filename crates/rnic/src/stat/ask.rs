@@ -56,8 +56,7 @@ pub fn survey(patience: Duration) -> io::Result<Survey> {
 }
 
 fn may_ask(desk: Cred) -> bool {
-    let ours = process::uid();
-    ours == 0 || ours == desk.uid
+    process::uid() == 0 || desk.is_same_user()
 }
 
 /// The names of all desks in a table of Unix sockets: `Num RefCount Protocol Flags Type St Inode Path`.

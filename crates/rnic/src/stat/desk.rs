@@ -2,14 +2,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use weft_sys::unix::{self, Name};
-use weft_sys::{Event, Interest, process};
+use weft_sys::{Event, Interest};
 
 use super::{DEVICE, END, desk_name};
-use crate::engine::{Engine, Next, Source, Token};
+use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 
 /// Clients served at once; more are turned away.
@@ -26,7 +26,7 @@ static DEVICES: AtomicU32 = AtomicU32::new(0);
 struct Desk {
     fd: OwnedFd,
     device: u32,
-    token: OnceLock<Token>,
+    registration: Registration,
     /// Each client has a clone.
     clients: Arc<()>,
 }
@@ -43,15 +43,12 @@ pub(crate) fn open_desk(engine: &Arc<Engine>) {
         let desk = Arc::new(Desk {
             fd: unix::listen(Name::Abstract(desk_name(random).as_bytes()), 8)?,
             device: DEVICES.fetch_add(1, Ordering::Relaxed),
-            token: OnceLock::new(),
+            registration: Registration::new(engine),
             clients: Arc::new(()),
         });
         let source = Arc::clone(&desk) as Arc<dyn Source>;
-        let token = engine.register(source, desk.fd.as_fd(), Interest::READ)?;
-        let _ = desk.token.set(token);
-        // An event before the token was there found nothing to arm with.
-        engine.arm(token, desk.fd.as_fd(), Interest::READ);
-        Ok::<_, std::io::Error>(())
+        desk.registration
+            .start(source, desk.fd.as_fd(), Interest::READ)
     })();
     if let Err(error) = opened {
         tracing::debug!(%error, "weft stat will not see this device");
@@ -59,8 +56,8 @@ pub(crate) fn open_desk(engine: &Arc<Engine>) {
 }
 
 impl Desk {
-    fn admit(&self, engine: &Engine, wire: OwnedFd) {
-        let allowed = unix::peer_cred(&wire).is_ok_and(|c| c.uid == 0 || c.uid == process::uid());
+    fn admit(&self, engine: &Arc<Engine>, wire: OwnedFd) {
+        let allowed = unix::peer_cred(&wire).is_ok_and(|cred| cred.uid == 0 || cred.is_same_user());
         if !allowed || Arc::strong_count(&self.clients) > MAX_CLIENTS {
             return;
         }
@@ -68,43 +65,38 @@ impl Desk {
             wire,
             next: Mutex::new(At::Start),
             device: self.device,
-            token: OnceLock::new(),
+            registration: Registration::new(engine),
             _client: Arc::clone(&self.clients),
         });
-        let next = lock(&teller.next);
         let source = Arc::clone(&teller) as Arc<dyn Source>;
-        if let Ok(token) = engine.register(source, teller.wire.as_fd(), Interest::WRITE) {
-            let _ = teller.token.set(token);
-            engine.set_timer(token, Instant::now() + PATIENCE);
+        let started = teller
+            .registration
+            .start(source, teller.wire.as_fd(), Interest::WRITE);
+        if started.is_ok() {
+            teller.registration.set_timer(Instant::now() + PATIENCE);
         }
-        drop(next);
     }
 }
 
 impl Source for Desk {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
-        let Some(&token) = self.token.get() else {
-            return Next::Done;
-        };
         for _ in 0..MAX_CLIENTS {
             match unix::accept(&self.fd) {
                 Ok(Some(wire)) => self.admit(engine, wire),
                 Ok(None) => break,
                 Err(_) => {
                     // No descriptors: later, perhaps.
-                    engine.set_timer(token, Instant::now() + PATIENCE);
+                    self.registration.set_timer(Instant::now() + PATIENCE);
                     return Next::Done;
                 }
             }
         }
-        engine.arm(token, self.fd.as_fd(), Interest::READ);
+        self.registration.arm(self.fd.as_fd(), Interest::READ);
         Next::Done
     }
 
-    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
-        if let Some(token) = self.token.get() {
-            engine.arm(*token, self.fd.as_fd(), Interest::READ);
-        }
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.registration.arm(self.fd.as_fd(), Interest::READ);
     }
 }
 
@@ -121,7 +113,7 @@ struct Teller {
     wire: OwnedFd,
     next: Mutex<At>,
     device: u32,
-    token: OnceLock<Token>,
+    registration: Registration,
     _client: Arc<()>,
 }
 
@@ -146,12 +138,6 @@ impl Teller {
         send(END)?;
         Ok(false)
     }
-
-    fn leave(&self, engine: &Engine) {
-        if let Some(token) = self.token.get() {
-            engine.unregister(*token, self.wire.as_fd());
-        }
-    }
 }
 
 impl Source for Teller {
@@ -162,18 +148,16 @@ impl Source for Teller {
                 Ok(true) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Ok(false) | Err(_) => {
-                    self.leave(engine);
+                    self.registration.end();
                     return Next::Done;
                 }
             }
         }
-        if let Some(token) = self.token.get() {
-            engine.arm(*token, self.wire.as_fd(), Interest::WRITE);
-        }
+        self.registration.arm(self.wire.as_fd(), Interest::WRITE);
         Next::Done
     }
 
-    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
-        self.leave(engine);
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.registration.end();
     }
 }

@@ -6,16 +6,19 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Access, Place, Reader, RecvList, SendList, Target};
+use weft_mem::{Access, PEER_LIMIT, Place, Reader, RecvList, SendList, Target};
 use weft_ring::{Broken, End, Front, Ref};
 use weft_sys::{Interest, wake};
+use weft_tls::TlsInfo;
 
-use super::{Link, Received};
+use super::{ByteStream, Received};
 use crate::lock::lock;
 use crate::meet::Neighbour;
+use crate::qp::QpInner;
+use crate::types::LinkOptions;
 
 /// Bytes of each ring.
 pub(crate) const RING_BYTES: u32 = 256 * 1024;
@@ -28,8 +31,10 @@ const PULL_MAX: u64 = 4 << 20;
 /// Writes to memory that is not mapped: shorter ones go through the ring, which costs less than a system call as long as the
 /// peer is awake.
 pub(crate) const PROCESS_MIN: u32 = 1024;
-/// How long the end of a connection waits for a peer that is touching our memory at that moment.
-const TOUCH_WAIT: Duration = Duration::from_millis(100);
+/// Bytes of the peer's memory that are touched under one mark at most: a peer that takes it back waits for no more.
+pub(crate) const TOUCH_MAX: u32 = 16 << 20;
+/// Looks at the peer's mark, one after the other, before it counts as more than passing.
+const MOMENT: u32 = 64;
 
 /// No ring position.
 const HAS_ROOM: u64 = u64::MAX;
@@ -51,22 +56,28 @@ fn caps(process: bool, access: Access) -> u32 {
     })
 }
 
-/// A reference that the peer has not pulled: the ring position behind its record, and where its bytes begin in the
-/// stream.
+/// A reference that the peer has not pulled: the ring position behind its record, where its bytes begin in the
+/// stream, and what it names.
 struct Lent {
     ring: u64,
     stream: u64,
+    what: Ref,
 }
 
 /// What both ends of a connection agreed on when they met.
 pub(crate) struct Joint {
-    pub(crate) end: End,
+    pub(crate) end: Arc<End>,
     pub(crate) peer: Arc<weft_mem::Peer>,
     /// The Unix socket on which they met: from now on it carries wake-ups, and ends with the peer.
     pub(crate) wire: OwnedFd,
-    /// The TCP connection, which keeps the addresses taken.
-    pub(crate) tcp: Arc<dyn Link>,
-    /// The peer's queue pair.
+    /// The TCP connection, which keeps the addresses taken as long as it is open.
+    pub(crate) tcp: Mutex<Option<Arc<dyn ByteStream>>>,
+    /// Its addresses: ours and the peer's.
+    pub(crate) addrs: [SocketAddr; 2],
+    /// Who is there, where it was made by TLS.
+    pub(crate) tls: Option<TlsInfo>,
+    /// The two queue pairs' numbers.
+    pub(crate) own_qp: u32,
     pub(crate) peer_qp: u32,
     /// We can read and write the peer's process.
     pub(crate) process: bool,
@@ -91,9 +102,13 @@ pub(crate) struct LocalLink {
     /// Whether the peer is told of what was taken.
     tells: AtomicBool,
     dead: AtomicBool,
+    /// The peer stayed in memory that was taken back: nothing that it does counts any more.
+    cut_off: AtomicBool,
     /// Our direction has ended in order.
     finished: AtomicBool,
     neighbour: Option<Arc<Neighbour>>,
+    /// Whose connection it is.
+    owner: OnceLock<Weak<QpInner>>,
 }
 
 impl LocalLink {
@@ -109,9 +124,21 @@ impl LocalLink {
             lends_no_more: AtomicBool::new(false),
             tells: AtomicBool::new(true),
             dead: AtomicBool::new(false),
+            cut_off: AtomicBool::new(false),
             finished: AtomicBool::new(false),
             neighbour,
+            owner: OnceLock::new(),
         })
+    }
+
+    /// It is this queue pair's from now on.
+    pub(crate) fn belongs_to(&self, qp: &Arc<QpInner>) {
+        let _ = self.owner.set(Arc::downgrade(qp));
+    }
+
+    /// Our side of the rings.
+    pub(crate) fn ring(&self) -> &Arc<End> {
+        &self.joint.end
     }
 
     /// The peer's process, when it is not our own.
@@ -119,15 +146,10 @@ impl LocalLink {
         self.neighbour.as_deref()
     }
 
-    /// From the return on the peer touches our memory in these ways only. What it is kept from it asks for through the ring, and is
-    /// told no.
+    /// The doors are shut and the peer is outside: it may touch our memory in these ways from now on. What it is kept from it asks for through
+    /// the ring, and is told no.
     pub(crate) fn let_in(&self, access: Access) {
         let end = &self.joint.end;
-        end.shut_doors();
-        if !self.await_peer() {
-            // It keeps to the ring from now on.
-            return;
-        }
         end.set_caps(caps(self.joint.process, access));
         if DENIES.iter().any(|(right, _)| access.intersects(*right)) {
             end.open_doors();
@@ -142,24 +164,48 @@ impl LocalLink {
             .any(|(right, bit)| need.intersects(*right) && caps & bit != 0)
     }
 
-    /// The peer may not touch our memory any more: from the return on it does not. What is still sent is copied.
+    /// The peer may not touch our memory any more: if it [is inside](Self::is_inside) after this, it is through soon; else it stays outside.
     pub(crate) fn shut_doors(&self) {
-        self.lends_no_more.store(true, Ordering::Relaxed);
         self.joint.end.shut_doors();
-        self.await_peer();
     }
 
-    /// The doors are shut: wait until the peer, who may have seen them open, is through. Says whether it is.
-    fn await_peer(&self) -> bool {
+    /// What is still sent is copied.
+    pub(crate) fn lend_no_more(&self) {
+        self.lends_no_more.store(true, Ordering::Relaxed);
+    }
+
+    /// The doors are shut: whether the peer, who may have seen them open, stays for longer than a moment.
+    pub(crate) fn is_inside(&self) -> bool {
+        let inside = |_| self.joint.end.peer_mark() != 0;
+        (0..MOMENT).all(inside) && self.counts()
+    }
+
+    /// Wait until the peer is outside. One that stays is cut off.
+    pub(crate) fn wait_until_outside(&self) {
         let start = Instant::now();
-        while self.joint.end.peer_mark() != 0 && !self.is_dead() {
-            if start.elapsed() > TOUCH_WAIT {
-                tracing::warn!("the peer goes on touching memory that it may not touch any more");
-                return false;
+        while self.is_inside() {
+            if start.elapsed() >= PEER_LIMIT {
+                self.cut_off();
             }
-            weft_sys::thread::sched_yield();
+            std::thread::sleep(Duration::from_micros(50));
         }
-        true
+    }
+
+    /// What the peer's mark says counts: its process lives, by the word of the kernel, and it was not cut off.
+    fn counts(&self) -> bool {
+        !self.is_dead() && self.neighbour().is_none_or(Neighbour::is_alive)
+    }
+
+    /// Nothing more is said on the TCP connection: close it, unless it is to keep its addresses. An initiator resets it, for it has had the last word, and
+    /// so no side holds the port of what is over.
+    pub(crate) fn close_tcp(&self, options: &LinkOptions, initiator: bool) {
+        if options.keep_tcp {
+            return;
+        }
+        let tcp = lock(&self.joint.tcp).take();
+        if let Some(tcp) = tcp.filter(|_| initiator) {
+            tcp.cut();
+        }
     }
 
     fn is_dead(&self) -> bool {
@@ -312,6 +358,7 @@ impl LocalLink {
             lending.push_back(Lent {
                 ring: end.pushed(),
                 stream: base + done as u64,
+                what: reference,
             });
             self.lent.store(lending.len(), Ordering::Relaxed);
             done = at;
@@ -375,12 +422,43 @@ fn broken(_: Broken) -> io::Error {
 
 impl Reader for LocalLink {
     fn uses(&self, stag: u32) -> bool {
-        self.joint.end.peer_mark() == stag && !self.is_dead()
+        self.joint.end.peer_mark() == stag && self.counts()
+    }
+
+    fn serves(&self, qp: u32) -> bool {
+        self.joint.own_qp == qp
+    }
+
+    fn borrows(&self, place: Place, len: u64) -> bool {
+        let end = place.addr.saturating_add(len);
+        let overlaps = |lent: &Lent| {
+            let Ref { space, addr, len } = lent.what;
+            space == place.space && addr < end && place.addr < addr.saturating_add(len)
+        };
+        !self.is_dead() && lock(&self.lending).iter().any(overlaps)
+    }
+
+    fn cut_off(&self) {
+        if self.cut_off.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        tracing::warn!(
+            peer = %self.peer_addr(),
+            "a peer stayed in memory that was taken back: its connection ends"
+        );
+        self.set_dead();
+        if let Some(qp) = self.owner.get().and_then(Weak::upgrade) {
+            qp.peer_died();
+        }
     }
 }
 
-impl Link for LocalLink {
-    fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
+/// What [`Link`](super::Link) asks of it.
+impl LocalLink {
+    pub(super) fn tls(&self) -> Option<&TlsInfo> {
+        self.joint.tls.as_ref()
+    }
+    pub(super) fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
         if self.is_dead() || self.joint.end.peer_aborted() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -402,12 +480,15 @@ impl Link for LocalLink {
         Ok(n)
     }
 
-    fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received> {
+    pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received> {
         if self.watched.load(Ordering::Relaxed) && self.watched.swap(false, Ordering::Relaxed) {
             self.drain_wire();
         }
         // Looked at first: what a peer wrote before it died is still received.
         let dead = self.is_dead();
+        if dead && self.cut_off.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
         let (n, drained, ended) = self.take(list)?;
         // With bytes the peer is told in `placed`: what it does in our memory directly must not come before them.
         if n == 0 && self.tells.load(Ordering::Relaxed) && self.joint.end.release(true) {
@@ -419,22 +500,22 @@ impl Link for LocalLink {
         Ok(Received { n, drained })
     }
 
-    fn placed(&self) {
+    pub(super) fn placed(&self) {
         if self.joint.end.release(false) {
             self.wake();
         }
     }
 
-    fn pause(&self) -> bool {
+    pub(super) fn pause(&self) -> bool {
         self.drain_wire();
         self.is_dead() || self.joint.end.peer_aborted()
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.joint.wire.as_fd()
     }
 
-    fn watch(&self, interest: Interest) -> Option<Interest> {
+    pub(super) fn watch(&self, interest: Interest) -> Option<Interest> {
         let end = &self.joint.end;
         self.watched.store(true, Ordering::SeqCst);
         let mut quiet = !self.is_dead()
@@ -453,7 +534,7 @@ impl Link for LocalLink {
         quiet.then_some(Interest::READ)
     }
 
-    fn settled(&self, sent: u64) -> u64 {
+    pub(super) fn settled(&self, sent: u64) -> u64 {
         if !self.lends() {
             return sent;
         }
@@ -466,40 +547,30 @@ impl Link for LocalLink {
         lending.front().map_or(sent, |lent| lent.stream)
     }
 
-    fn shutdown_write(&self) {
+    pub(super) fn shutdown_write(&self) {
         self.finished.store(true, Ordering::SeqCst);
         if self.joint.end.finish() {
             self.wake();
         }
     }
 
-    fn abort(&self) {
+    pub(super) fn abort(&self) {
         self.joint.end.shut_doors();
         // After an end in order the peer may read to it, unless memory is lent that is about to be taken back.
         if !self.finished.load(Ordering::SeqCst) || self.lends() {
             let _ = self.joint.end.abort();
         }
         self.wake();
-        self.joint.tcp.abort();
+        if let Some(tcp) = &*lock(&self.joint.tcp) {
+            tcp.abort();
+        }
     }
 
-    fn local_addr(&self) -> SocketAddr {
-        self.joint.tcp.local_addr()
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.joint.addrs[0]
     }
 
-    fn peer_addr(&self) -> SocketAddr {
-        self.joint.tcp.peer_addr()
-    }
-
-    fn max_fpdu(&self) -> Option<u32> {
-        None
-    }
-
-    fn local(&self) -> Option<&LocalLink> {
-        Some(self)
-    }
-
-    fn name(&self) -> &'static str {
-        "local"
+    pub(super) fn peer_addr(&self) -> SocketAddr {
+        self.joint.addrs[1]
     }
 }

@@ -3,44 +3,40 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use weft_mem::{RecvList, SendList};
 use weft_sys::Interest;
+use weft_tls::{TlsError, TlsInfo};
 
 pub(crate) mod local;
 pub(crate) mod sim;
 pub(crate) mod tcp;
+pub(crate) mod tls;
 pub(crate) mod udp;
 
 use local::LocalLink;
 
 /// One end of a connected, reliable byte stream. All calls are non-blocking.
-pub(crate) trait Link: Send + Sync {
+pub(crate) trait ByteStream: Send + Sync {
     /// Hand bytes to the transport: fewer than asked is normal, `WouldBlock` when it takes none now.
     fn send(&self, list: &SendList<'_>) -> io::Result<usize>;
     /// Take bytes: none at the end of the stream, `WouldBlock` when there are none now.
     fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received>;
-    /// What the bytes taken so far ask for has been done: payloads are in their place.
-    fn placed(&self) {}
     /// Nothing is received for now, and nobody watches for data. Says whether the connection is lost.
     fn pause(&self) -> bool;
-    /// What to sleep on, see [`Link::watch`].
+    /// What to sleep on, see [`ByteStream::watch`].
     fn fd(&self) -> BorrowedFd<'_>;
     /// Somebody is about to sleep until `recv`, or with [`Interest::WRITE`] `send` as well, would do something: what to
     /// wait for on the descriptor. `None`: do not sleep, there is something already.
     fn watch(&self, interest: Interest) -> Option<Interest> {
         Some(interest)
     }
-    /// Of the `sent` bytes handed over, how many are out of the sender's memory: from there on the transport still
-    /// reads it.
-    fn settled(&self, sent: u64) -> u64 {
-        sent
-    }
     /// End our direction in order.
     fn shutdown_write(&self);
     /// End both directions now.
     fn abort(&self);
-    /// As [`Link::abort`], and the peer finds the connection lost, not ended.
+    /// As [`ByteStream::abort`], and the peer finds the connection lost, not ended.
     fn cut(&self) {
         self.abort();
     }
@@ -51,12 +47,158 @@ pub(crate) trait Link: Send + Sync {
     /// Longest FPDU, in bytes, that every peer on this path takes (RFC 5044 5.1); `None` when only the 16-bit length
     /// field bounds it.
     fn max_fpdu(&self) -> Option<u32>;
-    /// Shared memory joins us to the peer: more can be done than sending bytes.
-    fn local(&self) -> Option<&LocalLink> {
+    /// The peer's key and the cipher, where the connection was made by TLS.
+    fn tls(&self) -> Option<&TlsInfo> {
+        None
+    }
+    /// What broke the TLS connection, if that is why nothing comes any more.
+    fn tls_error(&self) -> Option<TlsError> {
+        None
+    }
+    /// What encrypts the data, where something does.
+    fn cipher(&self) -> Option<&'static str> {
         None
     }
     /// Its name, as in [`Path::transport`](crate::Path).
     fn name(&self) -> &'static str;
+}
+
+/// What carries a connection's ULPDUs.
+#[derive(Clone)]
+pub(crate) enum Link {
+    /// A byte stream, in FPDUs.
+    Stream(Arc<dyn ByteStream>),
+    /// Rings in memory that is shared with the peer. More can be done there than sending bytes.
+    Local(Arc<LocalLink>),
+}
+
+/// Calls the method of whichever it is.
+macro_rules! either {
+    ($self:ident, $link:ident => $call:expr) => {
+        match $self {
+            Link::Stream($link) => $call,
+            Link::Local($link) => $call,
+        }
+    };
+}
+
+impl Link {
+    /// Shared memory, if that is what it is.
+    #[inline]
+    pub(crate) fn local(&self) -> Option<&LocalLink> {
+        match self {
+            Link::Local(local) => Some(local),
+            Link::Stream(_) => None,
+        }
+    }
+
+    /// As [`ByteStream::send`].
+    pub(crate) fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
+        either!(self, link => link.send(list))
+    }
+
+    /// As [`ByteStream::recv`].
+    #[inline]
+    pub(crate) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received> {
+        either!(self, link => link.recv(list))
+    }
+
+    /// What the bytes taken so far ask for has been done: payloads are in their place.
+    #[inline]
+    pub(crate) fn placed(&self) {
+        if let Link::Local(local) = self {
+            local.placed();
+        }
+    }
+
+    /// As [`ByteStream::pause`].
+    pub(crate) fn pause(&self) -> bool {
+        either!(self, link => link.pause())
+    }
+
+    /// As [`ByteStream::fd`].
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        either!(self, link => link.fd())
+    }
+
+    /// As [`ByteStream::watch`].
+    pub(crate) fn watch(&self, interest: Interest) -> Option<Interest> {
+        either!(self, link => link.watch(interest))
+    }
+
+    /// Of the `sent` bytes handed over, how many are out of the sender's memory: from there on the transport still
+    /// reads it.
+    pub(crate) fn settled(&self, sent: u64) -> u64 {
+        match self {
+            Link::Stream(_) => sent,
+            Link::Local(local) => local.settled(sent),
+        }
+    }
+
+    /// As [`ByteStream::shutdown_write`].
+    pub(crate) fn shutdown_write(&self) {
+        either!(self, link => link.shutdown_write());
+    }
+
+    /// As [`ByteStream::abort`].
+    pub(crate) fn abort(&self) {
+        either!(self, link => link.abort());
+    }
+
+    /// As [`ByteStream::cut`].
+    pub(crate) fn cut(&self) {
+        match self {
+            Link::Stream(link) => link.cut(),
+            Link::Local(local) => local.abort(),
+        }
+    }
+
+    /// Our address.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        either!(self, link => link.local_addr())
+    }
+
+    /// The peer's address.
+    pub(crate) fn peer_addr(&self) -> SocketAddr {
+        either!(self, link => link.peer_addr())
+    }
+
+    /// As [`ByteStream::max_fpdu`].
+    pub(crate) fn max_fpdu(&self) -> Option<u32> {
+        match self {
+            Link::Stream(link) => link.max_fpdu(),
+            Link::Local(_) => None,
+        }
+    }
+
+    /// The peer's key and the cipher, where the connection was made by TLS.
+    pub(crate) fn tls(&self) -> Option<&TlsInfo> {
+        either!(self, link => link.tls())
+    }
+
+    /// As [`ByteStream::tls_error`].
+    pub(crate) fn tls_error(&self) -> Option<TlsError> {
+        match self {
+            Link::Stream(link) => link.tls_error(),
+            Link::Local(_) => None,
+        }
+    }
+
+    /// What encrypts the data, where something does.
+    pub(crate) fn cipher(&self) -> Option<&'static str> {
+        match self {
+            Link::Stream(link) => link.cipher(),
+            Link::Local(_) => None,
+        }
+    }
+
+    /// Its name, as in [`Path::transport`](crate::Path).
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Link::Stream(link) => link.name(),
+            Link::Local(_) => "local",
+        }
+    }
 }
 
 /// What one receiving call brought.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use weft_mem::{RecvList, SendList};
 use weft_sys::EventFd;
 
-use super::{Link, Received};
+use super::{ByteStream, Received};
 use crate::lock::lock;
 
 /// Bytes a pipe holds.
@@ -79,7 +79,7 @@ impl SimNet {
         &self,
         addr: SocketAddr,
         from: Option<SimPort>,
-    ) -> io::Result<Arc<dyn Link>> {
+    ) -> io::Result<Arc<dyn ByteStream>> {
         let mut net = lock(&self.0);
         let queue = Arc::clone(
             net.listeners
@@ -142,7 +142,7 @@ impl SimPort {
         self.addr
     }
 
-    pub(crate) fn connect(self, addr: SocketAddr) -> io::Result<Arc<dyn Link>> {
+    pub(crate) fn connect(self, addr: SocketAddr) -> io::Result<Arc<dyn ByteStream>> {
         self.net.clone().connect(addr, Some(self))
     }
 
@@ -173,13 +173,13 @@ impl SimListener {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.queue.ready.as_fd()
     }
-    pub(crate) fn accept(&self) -> Option<Arc<dyn Link>> {
+    pub(crate) fn accept(&self) -> Option<Arc<dyn ByteStream>> {
         let mut links = lock(&self.queue.links);
         let link = links.pop_front();
         if links.is_empty() {
             self.queue.ready.drain();
         }
-        link.map(|l| l as Arc<dyn Link>)
+        link.map(|l| l as Arc<dyn ByteStream>)
     }
 }
 
@@ -308,7 +308,7 @@ struct SimLink {
     _port: Option<SimPort>,
 }
 
-impl Link for SimLink {
+impl ByteStream for SimLink {
     fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
         self.tx.send(list)
     }

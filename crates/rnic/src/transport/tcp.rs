@@ -10,7 +10,7 @@ use rustix::net::sockopt;
 use weft_mem::{RecvList, SendList};
 use weft_sys::{Interest, poll_fds, tcp};
 
-use super::{Link, Received};
+use super::{ByteStream, Received};
 
 /// A connected TCP socket.
 pub(crate) struct TcpLink {
@@ -48,7 +48,7 @@ impl TcpLink {
     }
 }
 
-impl Link for TcpLink {
+impl ByteStream for TcpLink {
     fn send(&self, list: &SendList<'_>) -> io::Result<usize> {
         list.send(self.fd.as_fd(), false)
     }

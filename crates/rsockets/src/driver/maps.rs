@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 
 use rustix::io::Errno;
+use weft_sockets::error::errno;
+use weft_sockets::lock::lock;
+use weft_sockets::memory::{Source, total};
+use weft_sockets::wait::Wait;
 use weft_verbs::{Access, Mr, RawMemory};
 
 use super::send::Sender;
 use super::{Conn, Core};
-use crate::error::errno;
-use crate::lock::lock;
 use crate::machine::{Endpoint, Write};
-use crate::memory::{Source, total};
-use crate::wait::Wait;
 use crate::wire::{Buffer, ENTRY_LEN, MAP_LEN, Message, key_and_len};
 
 /// What the program has mapped.
@@ -77,7 +77,7 @@ impl Conn {
         Ok(offset)
     }
 
-    /// Close memory to the peer again.
+    /// Close memory to the peer again. One that is in it is waited for; it loses the connection after three seconds.
     ///
     /// # Errors
     /// `EINVAL` for memory that is not mapped.
@@ -95,7 +95,16 @@ impl Conn {
             maps.updates.push_back((index, 0, Buffer::default()));
             let _ = self.send_maps(&mut sender, Wait::Not);
         }
+        drop(sender);
+        // A peer that is in the memory is waited for: not under the lock.
+        drop(map);
         Ok(())
+    }
+
+    /// Close all memory to the peer: it is the program's own again from the return on.
+    pub(super) fn unmap_all(&self) {
+        let maps = std::mem::take(&mut lock(&self.sender).maps);
+        drop(maps);
     }
 
     /// Tell the peer of changed entries.

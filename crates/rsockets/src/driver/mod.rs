@@ -8,6 +8,7 @@ mod recv;
 mod send;
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -15,14 +16,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use weft_sockets::bell::Bell;
+use weft_sockets::error::errno;
+use weft_sockets::lock::{lock, try_lock};
 use weft_verbs::{
-    Access, Cq, Device, EndReason, Mr, Path, Pd, PostReason, Qp, QpInit, RecvWr, RemoteAddr,
-    SendWr, Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, EndReason, Mr, Path, Pd, PerProcess, PostReason, Qp, QpInit, RecvWr,
+    RemoteAddr, SendWr, Wc, WcOpcode, WcStatus,
 };
 
-use crate::bell::Bell;
-use crate::error::errno;
-use crate::lock::{lock, try_lock};
 use crate::machine::{Config, Endpoint};
 use crate::options::Options;
 use crate::wire::{
@@ -39,7 +40,11 @@ const CONTROL_WRS: u32 = 64;
 const QUIET: u32 = 16;
 
 /// Closed by their programs, and not yet by their peers.
-static LINGERING: Mutex<Vec<Arc<Conn>>> = Mutex::new(Vec::new());
+fn lingering() -> Arc<Mutex<Vec<Arc<Conn>>>> {
+    static LINGERING: PerProcess<Mutex<Vec<Arc<Conn>>>> = PerProcess::new();
+    let Ok(lingering) = LINGERING.get(|| Ok::<_, Infallible>(Arc::default()));
+    lingering
+}
 
 /// How long a close leaves the connection open for a peer that is not one of us, once everything is sent.
 const FAREWELL: Duration = Duration::from_millis(500);
@@ -226,7 +231,7 @@ impl Conn {
             let _ = conn.end.set(reason);
             conn.cq.interrupt();
             conn.settle();
-            lock(&LINGERING).retain(|lingering| !Arc::ptr_eq(lingering, &conn));
+            lock(&lingering()).retain(|other| !Arc::ptr_eq(other, &conn));
         });
         self.with(|core| {
             core.machine = Some(Endpoint::new(config, peer));
@@ -629,6 +634,7 @@ impl Conn {
                 self.fail(core, Errno::CONNRESET);
                 self.wake();
             });
+            self.unmap_all();
             return;
         }
         let _ = self.shut_read();
@@ -648,12 +654,14 @@ impl Conn {
             });
         }
         // What is left goes on without the program; its own memory is not among it.
+        self.unmap_all();
         if let Some(me) = self.me.upgrade() {
-            lock(&LINGERING).push(Arc::clone(&me));
+            let lingering = lingering();
+            lock(&lingering).push(Arc::clone(&me));
             self.qp.disconnect();
             self.cq.release();
             if self.end.get().is_some() || self.with(|core| core.machine.is_none()) {
-                lock(&LINGERING).retain(|lingering| !Arc::ptr_eq(lingering, &me));
+                lock(&lingering).retain(|other| !Arc::ptr_eq(other, &me));
             }
         }
     }

@@ -1,12 +1,12 @@
 //! Receiving: bytes are copied from the receive buffer to the program's memory.
 
 use rustix::io::Errno;
+use weft_sockets::lock::{lock, try_lock};
+use weft_sockets::memory::{Sink, room, scatter};
+use weft_sockets::wait::Wait;
 
 use super::{Conn, Core};
 use crate::RecvFlags;
-use crate::lock::{lock, try_lock};
-use crate::memory::{Sink, room, scatter};
-use crate::wait::Wait;
 
 /// Bytes copied before the peer may hear that there is room again.
 const STEP: usize = 64 << 10;

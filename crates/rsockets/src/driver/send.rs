@@ -5,14 +5,14 @@
 
 use rustix::io::Errno;
 use smallvec::SmallVec;
+use weft_sockets::lock::{lock, try_lock};
+use weft_sockets::memory::{Source, gather, take, total};
+use weft_sockets::wait::Wait;
 use weft_verbs::{Access, InlineData, Mr, RemoteAddr, SendWr};
 
 use super::maps::Maps;
 use super::{Conn, Core, QUIET};
-use crate::lock::{lock, try_lock};
 use crate::machine::Write;
-use crate::memory::{Source, gather, take, total};
-use crate::wait::Wait;
 use crate::wire::Message;
 
 /// From this many bytes on, a call that waits sends from the program's memory.

@@ -26,6 +26,8 @@ const BACKLOG: u32 = 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Listeners tried for one whose number is free as a UDP port too.
 const DATAGRAM_DOORS: usize = 16;
+/// Connections that are dialled at once. More would only wait at the peer, which turns away what it cannot hold.
+const DIALS: usize = 128;
 /// Pauses between attempts to reach a peer: the first, and the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
@@ -172,6 +174,10 @@ struct State {
     /// The other ends of queue pairs that are joined to themselves.
     twins: HashMap<u32, Arc<Qp>>,
     rounds: u64,
+    /// Dials under way.
+    dials: usize,
+    /// When a connection with this address came about last.
+    heard: HashMap<IpAddr, Instant>,
     /// Counts what the thread should look at.
     news: u64,
     /// The thread that dials again and loses patience.
@@ -179,9 +185,14 @@ struct State {
 }
 
 impl State {
-    /// There is nobody whom this queue pair waits for.
+    /// This queue pair is joined to its peer.
     fn settle(&mut self, num: u32) {
-        self.joining.remove(&num);
+        if let Some(joining) = self.joining.remove(&num) {
+            self.heard.insert(joining.hello.to.ip, Instant::now());
+        }
+        if self.joining.is_empty() {
+            self.heard = HashMap::new();
+        }
         self.settled.insert(num);
     }
 }
@@ -285,7 +296,7 @@ impl Broker {
 
     /// Join `qp`, which has the number and the address `ours`, to `peer`; `scope` is the interface's index where that address is a
     /// link-local one, else 0. Returns at once; the peer may come much later. Sends can be posted from now on and wait for it: when it has not
-    /// come after the patience, the first of them ends with [`WcStatus::RetryExcErr`].
+    /// come after the patience, and nothing has of its address in that time, the first of them ends with [`WcStatus::RetryExcErr`].
     ///
     /// # Errors
     /// `InvalidInput` for one that is already joined; [`ConnectError::Invalid`] in form.
@@ -408,13 +419,19 @@ impl Drop for Number {
 impl Inner {
     fn dial(self: &Arc<Self>, num: u32) {
         let mut state = lock(&self.state);
-        let Some(joining) = state.joining.get_mut(&num) else {
+        let State { joining, dials, .. } = &mut *state;
+        let Some(joining) = joining.get_mut(&num) else {
             return;
         };
         let (Some(addr), Some(qp)) = (joining.dial, joining.qp.upgrade()) else {
             return;
         };
+        if *dials >= DIALS {
+            // It stays due: the thread looks again when half of those are over.
+            return;
+        }
         joining.dialling = true;
+        *dials += 1;
         let (source, param, round) = (joining.source, joining.param.clone(), joining.round);
         drop(state);
         let weak = Arc::downgrade(self);
@@ -427,6 +444,11 @@ impl Inner {
 
     fn dialled(&self, num: u32, round: u64, outcome: Result<(), ConnectError>) {
         let mut state = lock(&self.state);
+        state.dials -= 1;
+        if state.dials == DIALS / 2 {
+            state.news += 1;
+            self.changed.notify_all();
+        }
         let Some(joining) = state.joining.get_mut(&num).filter(|j| j.round == round) else {
             return;
         };
@@ -535,15 +557,25 @@ impl Inner {
         let mut late: Vec<Arc<Qp>> = Vec::new();
         let mut next = now + PAUSES[1];
         let mut state = lock(&self.state);
-        state.joining.retain(|&num, joining| {
+        let State {
+            joining: all,
+            heard,
+            ..
+        } = &mut *state;
+        all.retain(|&num, joining| {
             let Some(qp) = joining.qp.upgrade() else {
                 return false;
             };
             if qp.outstanding() == 0 {
                 joining.waiting = None;
-            } else if *joining.waiting.get_or_insert(now) + joining.patience <= now {
-                late.push(qp);
-                return false;
+            } else {
+                let since = *joining.waiting.get_or_insert(now);
+                // A host that makes connections has many to make, perhaps, and is not gone.
+                let heard = heard.get(&joining.hello.to.ip).copied();
+                if since.max(heard.unwrap_or(since)) + joining.patience <= now {
+                    late.push(qp);
+                    return false;
+                }
             }
             if joining.dial.is_some() && !joining.dialling {
                 if joining.due <= now {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 pub use broker::{Broker, Number, QpName, gid_of, ip_of};
 pub use events::{CmError, CmEvent, CmEventKind, CmId, EventChannel};
 use weft_rnic::Signal;
+use weft_rnic::tls::TlsInfo;
 pub use weft_rnic::{
     BindOptions, Bound, ConnParam, ConnectError, Dialed, Found, Incoming, LinkOptions, Listening,
     Lookup, LookupError, LookupRequest, ServicePort, Serving,
@@ -160,6 +161,10 @@ impl Request {
     pub fn private_data(&self) -> &[u8] {
         self.0.private_data()
     }
+    /// The key that it has proved to have, and the cipher, where the connection was made by TLS.
+    pub fn tls(&self) -> Option<TlsInfo> {
+        self.0.tls()
+    }
     /// The initiator's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.0.peer_addr()
@@ -167,6 +172,10 @@ impl Request {
     /// The address that it dialled.
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local_addr()
+    }
+    /// The user whose process dialled, as the kernel says: `None` when it is not on this host, or cannot be told.
+    pub fn peer_uid(&self) -> Option<u32> {
+        self.0.peer_uid()
     }
     /// Accept it on a queue pair, which should have its first receives posted by now: the peer may send at once.
     ///

@@ -1,7 +1,7 @@
 //! `weft blast`.
 
 use std::io::{BufRead, BufReader, IsTerminal};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use weft_bench::exs::{
 use weft_bench::size::parse_size;
 use weft_bench::{BenchError, Transport};
 
-use super::hello::with_port;
+use super::hello::resolve;
 use super::say;
 use crate::cli::Global;
 use crate::failure::{Exit, Failure};
@@ -42,7 +42,8 @@ connection of its own; means come with their 95 % confidence interval. The clien
 time, so that one side prints everything. Without --listen and ADDR both run here, as two processes.
 
 The connections that are measured come in at ports that the server chooses for each; the address itself takes a small TCP connection on \
-which the two agree. Whoever can reach a server can make it receive.";
+which the two agree. Whoever can reach a server can make it receive. Between hosts the \
+measured connections are made by TLS, with keys for this one time, unless WEFT_TLS says something else on both sides.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -215,7 +216,7 @@ impl Args {
 /// Serves, or measures and prints.
 pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     if let Some(listen) = &args.listen {
-        return serve(resolve(listen)?, args.once, global);
+        return serve(resolve(listen, DEFAULT_PORT)?, args.once, global);
     }
     let plan = args.plan();
     plan.check()
@@ -226,7 +227,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         write(path, "")?;
     }
     let (_server, addr) = match &args.server {
-        Some(server) => (None, resolve(server)?),
+        Some(server) => (None, resolve(server, DEFAULT_PORT)?),
         None => start_server().map(|(server, addr)| (Some(server), addr))?,
     };
     let mut client = connect(addr)?;
@@ -276,18 +277,6 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
         Failure::failed(format!("cannot write {}: {e}", path.display()))
             .hint("name a file in a directory that you can write to")
     })
-}
-
-fn resolve(peer: &str) -> Result<SocketAddr, Failure> {
-    let found = with_port(peer, DEFAULT_PORT).to_socket_addrs();
-    let unknown = |why: String| {
-        Failure::usage(format!("'{peer}' is not an address: {why}"))
-            .hint("write HOST, HOST:PORT or [IPv6]:PORT")
-    };
-    found
-        .map_err(|e| unknown(e.to_string()))?
-        .next()
-        .ok_or_else(|| unknown("it has none".to_owned()))
 }
 
 fn serve(addr: SocketAddr, once: bool, global: Global) -> Result<Exit, Failure> {

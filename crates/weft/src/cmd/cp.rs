@@ -2,48 +2,62 @@
 
 use std::fmt::Write;
 use std::io::IsTerminal;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use weft_verbs::tls::{Fingerprint, Identity};
 
 use super::{carrier, say};
+use crate::address::parse_bind;
 use crate::cli::Global;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
+use crate::cp::listener::{Config, Events, Listener};
 use crate::cp::protocol::FileFlags;
 use crate::cp::receiver::{self, Totals};
 use crate::cp::sender::{self, Progress, Report};
-use crate::cp::session::{self, Config, Events, Listener, Wire};
+use crate::cp::session::{self, Who, Wire};
 use crate::cp::store::{Policy, StoreError};
 use crate::cp::target::Target;
 use crate::cp::walk::Plan;
 use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
 use crate::failure::{Exit, Failure};
+use crate::identity::authorized::Authorized;
+use crate::identity::known::{Known, name_of};
+use crate::identity::trust::Trust;
+use crate::identity::{Folder, keypair};
 
 pub(crate) const LONG: &str = "\
 Copy files to another machine with one-sided RDMA Writes, or receive them.
 
 A file gets its final name only when it is complete and its checksum is right; one that is there already is \
 replaced at that moment, as a whole. An interrupted transfer leaves a hidden .NAME.weft-XXXX.part and its journal: \
-the same command again goes on where it was. Nothing is ever written outside the listener's directory.";
+the same command again goes on where it was. Nothing is ever written outside the listener's directory.
+
+All that leaves the machine is encrypted and authenticated by TLS 1.3. As with SSH, a receiver is known by its key, which is remembered at the first \
+use, and takes files from those whose public keys it is given. Between processes of one user on one machine, the kernel says who is there, and \
+shared memory carries the files.";
 
 const EXAMPLES: &str = "\
 Examples:
   weft cp --listen /srv/in                       receive on this machine's loopback address
   weft cp data.bin localhost:                    and send to it
-  weft cp --gen-key ~/weft.key                   make a key; copy it to the other machine
-  weft cp --listen /srv/in --bind 0.0.0.0 --key ~/weft.key
-  weft cp -r --key ~/weft.key photos music host:backup/today
+  weft key                                       make a key pair; its line goes into the receiver's authorized_keys
+  weft cp --listen /srv/in --bind 0.0.0.0        then this takes your files on the network
+  weft cp -r photos music host:backup/today
+  weft cp --peer SHA256:... data.bin host:       in a script: the fingerprint that the listener prints
+  weft cp --gen-key ~/weft.key                   a shared key instead, copied to the other machine
+  weft cp --key ~/weft.key data.bin host:
   weft cp big.iso [2001:db8::7]:7471:            IPv6 addresses stand in brackets";
 
 /// Options of `weft cp`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = EXAMPLES,
-    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]] [--key FILE | --open] [--once]\n       weft cp --gen-key FILE"
+    override_usage = "weft cp [OPTIONS] FILE... HOST[:PORT]:DIR\n       weft cp [OPTIONS] --listen DIR [--bind ADDR[:PORT]] [--authorized FILE | --key FILE | --open] [--once]\n       weft cp --gen-key FILE"
 )]
 pub struct Args {
     /// Files to send; the last argument says where to, DIR below the listener's directory and made if missing
@@ -53,8 +67,8 @@ pub struct Args {
     /// Receive files into DIR
     #[arg(long, value_name = "DIR", conflicts_with_all = ["paths", "gen_key"], help_heading = "Receiving")]
     listen: Option<PathBuf>,
-    /// Listen on this address; any but a loopback address needs --key or --open [default: 127.0.0.1:7471]
-    #[arg(long, value_name = "ADDR[:PORT]", requires = "listen", value_parser = parse_bind, help_heading = "Receiving")]
+    /// Listen on this address; on any but a loopback address only known keys send, or --open [default: 127.0.0.1:7471]
+    #[arg(long, value_name = "ADDR[:PORT]", requires = "listen", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT), help_heading = "Receiving")]
     bind: Option<SocketAddr>,
     /// Let anybody send who can reach the address
     #[arg(
@@ -64,6 +78,9 @@ pub struct Args {
         help_heading = "Receiving"
     )]
     open: bool,
+    /// Make symbolic links that lead out of DIR too: absolute ones, and those with too many `..`
+    #[arg(long, requires = "listen", help_heading = "Receiving")]
+    any_links: bool,
     /// Stop after the first sender, with its outcome as exit status
     #[arg(long, requires = "listen", help_heading = "Receiving")]
     once: bool,
@@ -77,11 +94,25 @@ pub struct Args {
     )]
     max_senders: usize,
 
-    /// The shared key, which both sides prove to each other and never send
-    #[arg(long, value_name = "FILE")]
+    /// A key pair of `weft key` [default: ~/.config/weft/key, which a listener makes if there is none]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "key",
+        help_heading = "Keys"
+    )]
+    identity: Option<PathBuf>,
+    /// The receiver's key has this fingerprint: no other will do, and nothing is asked (can be given several times)
+    #[arg(long = "peer", value_name = "FINGERPRINT", conflicts_with_all = ["key", "listen"], help_heading = "Keys")]
+    peers: Vec<Fingerprint>,
+    /// Take files from the owners of the public keys in FILE, a line each [default: `~/.config/weft/authorized_keys`]
+    #[arg(long, value_name = "FILE", requires = "listen", conflicts_with_all = ["key", "open"], help_heading = "Keys")]
+    authorized: Option<PathBuf>,
+    /// A shared key instead of key pairs, which both sides prove to each other and never send
+    #[arg(long, value_name = "FILE", help_heading = "Keys")]
     key: Option<PathBuf>,
-    /// Make a new key in FILE, readable by its owner alone
-    #[arg(long, value_name = "FILE", exclusive = true)]
+    /// Make a new shared key in FILE, readable by its owner alone
+    #[arg(long, value_name = "FILE", exclusive = true, help_heading = "Keys")]
     gen_key: Option<PathBuf>,
 
     /// Send directories with everything in them
@@ -97,7 +128,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
-    /// Print the summary as a JSON object: files, bytes, held, seconds, `cpu_s`, `peer_cpu_s`, transport, reason
+    /// Print the summary as a JSON object: files, bytes, held, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
@@ -107,15 +138,12 @@ pub struct Args {
     /// Bring each file to the disk before it gets its name (either side can say so)
     #[arg(long)]
     fsync: bool,
-    /// Check every FPDU with MPA's `CRC32c` as well; blocks have a checksum of their own
-    #[arg(long)]
-    crc: bool,
     /// Give the peer up after so many seconds of silence
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
 
     /// The same pipeline over plain TCP, to compare with; both sides have to say so
-    #[arg(long, hide = true, conflicts_with = "crc")]
+    #[arg(long, hide = true)]
     plain_tcp: bool,
     /// Slots in each sender's ring
     #[arg(long, hide = true, requires = "listen", default_value_t = DEFAULT_SLOTS, value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -123,18 +151,6 @@ pub struct Args {
     /// Length of a slot in bytes
     #[arg(long, hide = true, requires = "listen", default_value_t = DEFAULT_SLOT_LEN, value_parser = clap::value_parser!(u32).range(4096..=16 << 20))]
     slot_len: u32,
-}
-
-/// `ADDR:PORT`, or an address alone for the default port.
-fn parse_bind(text: &str) -> Result<SocketAddr, String> {
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|t| t.strip_suffix(']'))
-        .unwrap_or(text);
-    bare.parse::<IpAddr>()
-        .map(|ip| SocketAddr::new(ip, DEFAULT_PORT))
-        .or_else(|_| text.parse())
-        .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
 }
 
 /// Sends, receives or makes a key.
@@ -158,15 +174,58 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
 
 impl Args {
     fn wire(&self) -> Wire {
-        match (self.plain_tcp, self.crc) {
-            (true, _) => Wire::PlainTcp,
-            (_, true) => Wire::RdmaCrc,
-            _ => Wire::Rdma,
+        if self.plain_tcp {
+            Wire::PlainTcp
+        } else {
+            Wire::Rdma
         }
+    }
+
+    /// Who sends, and what is known of whoever listens at `target`.
+    fn who(&self, target: &Target) -> Result<Who, Failure> {
+        // The shared key says who both are.
+        let own = match self.key {
+            Some(_) => None,
+            None => keypair::own(self.identity.as_deref())?,
+        };
+        let trust = self.key.is_none().then(|| {
+            let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
+            let name = name_of(&target.host, target.port);
+            Trust::new(name, known.ok(), self.peers.clone())
+        });
+        let lasting = own.is_some();
+        let identity = own.map_or_else(keypair::generate, Ok)?;
+        Ok(Who {
+            identity,
+            lasting,
+            trust,
+        })
+    }
+
+    /// The key pair of a listener, and the file that it was made in just now.
+    fn listener_identity(&self) -> Result<(Identity, Option<PathBuf>), Failure> {
+        if self.key.is_some() || self.plain_tcp {
+            return Ok((keypair::generate()?, None));
+        }
+        let path = match &self.identity {
+            Some(path) => path.clone(),
+            None => Folder::of_user()?.key(),
+        };
+        let (identity, made) = keypair::read_or_make(&path)?;
+        Ok((identity, made.then_some(path)))
     }
 }
 
 fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<Exit, Failure> {
+    let (identity, made) = args.listener_identity()?;
+    let fingerprint = identity.public_key().fingerprint();
+    let shows_key = key.is_none() && !args.plain_tcp;
+    let authorized = match &args.authorized {
+        Some(path) => Some(Authorized::at(path)),
+        None => Folder::of_user()
+            .ok()
+            .map(|folder| Authorized::at(&folder.authorized_keys())),
+    };
     let listener = Listener::bind(Config {
         dir: dir.into(),
         bind: args
@@ -176,6 +235,7 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
         policy: Policy {
             no_clobber: args.no_clobber,
             sync: args.fsync,
+            any_links: args.any_links,
         },
         serve: receiver::Options {
             key,
@@ -183,6 +243,8 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             slot_len: args.slot_len,
             patience: Duration::from_secs(args.timeout),
         },
+        identity,
+        authorized: authorized.filter(|_| shows_key && !args.open),
         open: args.open,
         once: args.once,
         max_senders: args.max_senders.max(1),
@@ -193,11 +255,19 @@ fn listen(args: &Args, dir: &Path, key: Option<Key>, global: Global) -> Result<E
             listener.local_addr(),
             dir.display()
         ));
+        if let Some(path) = made {
+            say(format_args!("made a key pair in {}", path.display()));
+        }
+        if shows_key {
+            say(format_args!(
+                "the key of this listener is {fingerprint}; senders elsewhere are asked to compare it"
+            ));
+        }
     }
     let events: Arc<dyn Events> = Arc::new(Lines {
         quiet: global.quiet,
     });
-    listener.run(&events).map(|()| Exit::Ok)
+    listener.run(events).map(|()| Exit::Ok)
 }
 
 /// What a listener prints.
@@ -289,9 +359,10 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         },
         patience: Duration::from_secs(args.timeout),
     };
+    let receiver = session::connect(&target, args.wire(), &options, args.who(&target)?)?;
     let began = Instant::now();
     let mut show = Show::new(plan.bytes, global.quiet || args.no_progress);
-    let sent = session::send(&target, args.wire(), &plan, &options, &mut show);
+    let sent = receiver.send(&plan, &options, &mut show);
     show.finish();
     let report = sent?;
     let took = began.elapsed();
@@ -304,6 +375,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
             "cpu_s": cpu_time().as_secs_f64(),
             "peer_cpu_s": report.peer_cpu.as_secs_f64(),
             "transport": report.path.as_ref().map(|path| path.transport),
+            "cipher": report.cipher,
             "reason": report.path.as_ref().and_then(|path| path.reason.as_deref()),
         }));
     } else if !global.quiet {
@@ -322,7 +394,8 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
 
 fn summary(report: &Report, took: Duration) -> String {
     let via = report.path.as_ref().map_or(String::new(), |path| {
-        format!(" over {}", carrier(path.transport))
+        let cipher = report.cipher.map_or(String::new(), |c| format!(" ({c})"));
+        format!(" over {}{cipher}", carrier(path.transport))
     });
     let mut line = format!(
         "{}{via}, CPU {:.2} s here and {:.2} s there",

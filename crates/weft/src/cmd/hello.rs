@@ -1,8 +1,9 @@
 //! `weft hello`: the thesis's first program (fig. 3.17) on the `iw` crate.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
-use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Wc};
+use weft_iw::{Access, Context, CqType, Error, Flags, Listener, Options, Wc};
+use weft_verbs::Device;
 
 use super::{carrier, say};
 use crate::failure::{Exit, Failure};
@@ -16,6 +17,8 @@ const BUFFER: usize = 4096;
 pub(crate) const LONG: &str = "\
 The first program of the thesis (fig. 3.17): the responder advertises a buffer, the initiator writes to it with an RDMA \
 Write, reads it back with an RDMA Read, compares, and says goodbye with a Send.
+
+Beyond this host the connection is made by TLS, with keys for this one time, unless WEFT_TLS says something else on both sides.
 
 Without arguments both run in this process. The example hello_iwarp of the crate weft-iw is the same in fewer than 60 lines.";
 
@@ -41,7 +44,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         ));
         responder(&listener).map_err(|e| failed("the responder", &e))?;
     } else if let Some(peer) = &args.peer {
-        initiator(with_port(peer, DEFAULT_PORT))
+        initiator(resolve(peer, DEFAULT_PORT)?)
             .map_err(|e| failed(&format!("the initiator, with {peer}"), &e))?;
     } else {
         let listener = open(here(0))?;
@@ -49,7 +52,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         std::thread::scope(|scope| {
             let serving =
                 scope.spawn(|| responder(&listener).map_err(|e| failed("the responder", &e)));
-            initiator(addr.to_string()).map_err(|e| failed("the initiator", &e))?;
+            initiator(addr).map_err(|e| failed("the initiator", &e))?;
             serving
                 .join()
                 .map_err(|_| Failure::failed("the responder's thread panicked"))?
@@ -58,8 +61,21 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
+/// The first address of `HOST[:PORT]`.
+pub(super) fn resolve(peer: &str, port: u16) -> Result<SocketAddr, Failure> {
+    let unknown = |why: String| {
+        Failure::usage(format!("'{peer}' is not an address: {why}"))
+            .hint("write HOST, HOST:PORT or [IPv6]:PORT")
+    };
+    let found = with_port(peer, port).to_socket_addrs();
+    found
+        .map_err(|e| unknown(e.to_string()))?
+        .next()
+        .ok_or_else(|| unknown("it has none".to_owned()))
+}
+
 /// A host without a port gets this one.
-pub(super) fn with_port(peer: &str, port: u16) -> String {
+fn with_port(peer: &str, port: u16) -> String {
     let bare = peer
         .strip_prefix('[')
         .and_then(|p| p.strip_suffix(']'))
@@ -71,8 +87,16 @@ pub(super) fn with_port(peer: &str, port: u16) -> String {
     }
 }
 
+/// Options for an address: beyond this host the connection is made by TLS.
+fn options(addr: IpAddr) -> Result<Options, Error> {
+    let mut options = Options::new()?;
+    options.device = Device::builder().tls_beyond_host(addr)?.open()?;
+    Ok(options)
+}
+
 fn open(addr: SocketAddr) -> Result<Listener, Failure> {
-    Listener::open(addr).map_err(|e| {
+    let opened = options(addr.ip()).and_then(|options| Listener::open_with(addr, options));
+    opened.map_err(|e| {
         Failure::failed(e.to_string())
             .hint("another program may use the port: give another with --listen=ADDR:PORT")
     })
@@ -120,8 +144,8 @@ fn responder(listener: &Listener) -> Result<(), Error> {
     ctx.disconnect()
 }
 
-fn initiator(addr: String) -> Result<(), Error> {
-    let mut ctx = Context::alloc(addr)?;
+fn initiator(addr: SocketAddr) -> Result<(), Error> {
+    let mut ctx = Context::alloc_with(addr, options(addr.ip())?)?;
     ctx.post_recv_adv()?;
     ctx.connect()?;
     say_path("initiator", &ctx);

@@ -5,9 +5,14 @@ pub mod blast;
 pub mod completion;
 pub mod cp;
 pub mod demo;
+pub mod dissector;
 pub mod doctor;
+pub mod fs;
 pub mod hello;
+pub mod key;
 pub mod man;
+pub mod media;
+pub mod run;
 pub mod stat;
 pub mod verbs;
 
@@ -16,6 +21,7 @@ pub(crate) fn carrier(transport: &str) -> &str {
     match transport {
         "local" => "shared memory",
         "tcp" => "TCP",
+        "tls" => "TCP by TLS",
         "plain-tcp" => "plain TCP",
         other => other,
     }

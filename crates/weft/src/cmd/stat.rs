@@ -7,6 +7,7 @@ use weft_verbs::stat::{Survey, survey};
 
 use crate::failure::{Exit, Failure};
 use crate::stat::{Watch, table};
+use crate::stat_run;
 
 pub(crate) const LONG: &str = "\
 Show the connections of this host's weft processes: all programs that use the weft libraries, of this user, or of all users for \
@@ -14,7 +15,8 @@ root.
 
 For each connection: what carries it (`local` is shared memory) and why it is not shared memory, since when, payload bytes sent and \
 received, how many of them were copied once more than needed, one-sided operations that the process carried out in its peer's \
-memory itself, FPDUs and system calls, out and in. A process that was started with WEFT_STAT=off is not seen, nor are those of \
+memory itself, FPDUs and system calls, out and in. Programs under `weft run` follow in a table of their own: bytes through rings \
+and over TCP, and why a connection is not on the rings. A process that was started with WEFT_STAT=off is not seen, nor are those of \
 another network namespace.";
 
 /// How long to wait for processes that do not answer.
@@ -51,6 +53,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let found = survey(PATIENCE).map_err(|e| {
             Failure::failed(format!("cannot read /proc/net/unix: {e}")).hint("mount /proc")
         })?;
+        // Programs under `weft run` are read, not asked.
+        let ledgers = stat_run::ledgers(&args.pids);
+        let has_ledger = |pid: u32| ledgers.iter().any(|ledger| ledger.pid == pid);
+        let knows = |found: &Survey, pid: u32| has_ledger(pid) || knows(found, pid);
+        let answered = |found: &Survey, pid: u32| has_ledger(pid) || answered(found, pid);
         let unknown = args.pids.iter().find(|pid| !knows(&found, **pid));
         if let Some(pid) = unknown.filter(|_| first) {
             return Err(
@@ -80,11 +87,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let rows = watch.rows(found, &args.pids);
         let mut text = if args.json {
             let lines = rows.iter().map(|row| row.json() + "\n");
-            lines.collect()
-        } else if rows.is_empty() {
-            "no connections\n".to_owned()
+            lines.collect::<String>() + &stat_run::json(&ledgers)
         } else {
-            table(&rows, args.watch.is_some() && !first) + "\n"
+            let run = stat_run::table(&ledgers);
+            match (rows.is_empty(), run.is_empty()) {
+                (true, true) => "no connections\n".to_owned(),
+                (true, false) => run,
+                _ => table(&rows, args.watch.is_some() && !first) + "\n" + &run,
+            }
         };
         // One that is watched by a program, or goes to a file, is not cleared.
         let mut out = std::io::stdout();

@@ -11,6 +11,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use weft_verbs::faults::Script;
+
 use crate::elf::{self, Kind};
 use crate::failure::Failure;
 
@@ -40,7 +42,7 @@ const MARK: &[u8] = b"WEFT_PRIVATE_1";
 /// With it UCX looks for devices in the library and not in /dev.
 const UCX_LIBRARY: &str = "libweft-ucx.so";
 
-const EXIT_OWN: u8 = 125;
+pub(super) const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
 
@@ -109,13 +111,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     Ok(refuse(name, &error))
 }
 
-fn fail(code: u8, failure: &Failure) -> ExitCode {
+pub(super) fn fail(code: u8, failure: &Failure) -> ExitCode {
     eprintln!("weft: {failure}");
     ExitCode::from(code)
 }
 
 /// Says why the program does not run, with the exit status of env(1).
-fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
+pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     let missing = error.kind() == io::ErrorKind::NotFound;
     let code = if missing {
         EXIT_NOT_FOUND
@@ -198,13 +200,9 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
     if !args.devices.is_empty() {
         settings.push(("WEFT_DEVICES", args.devices.join(",").into()));
     }
-    if let Some(faults) = &args.faults {
-        // The program may run in another folder.
-        let file = faults
-            .canonicalize()
-            .and_then(|path| File::open(&path).map(|_| path));
-        let path = file.map_err(|e| Failure::failed(format!("{}: {e}", faults.display())))?;
-        settings.push(("WEFT_FAULTS", path.into()));
+    let inherited = || env::var_os("WEFT_FAULTS").filter(|file| !file.is_empty());
+    if let Some(file) = args.faults.clone().or_else(|| Some(inherited()?.into())) {
+        settings.push(("WEFT_FAULTS", script(&file)?.into()));
     }
     let texts = [("WEFT_LOG", &args.log), ("WEFT_LOCAL", &args.local)];
     settings.extend(
@@ -215,8 +213,18 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
     Ok(settings)
 }
 
+/// A script of faults that means something; by a name that holds in each folder, for the program may run in another one.
+fn script(file: &Path) -> Result<PathBuf, Failure> {
+    let wrong = |what: String| Failure::failed(format!("{}: {what}", file.display()));
+    let text = fs::read_to_string(file).map_err(|e| wrong(e.to_string()))?;
+    Script::parse(&text).map_err(|mistake| {
+        wrong(mistake.to_string()).hint("docs/verbs.md says what a script of faults may say")
+    })?;
+    file.canonicalize().map_err(|e| wrong(e.to_string()))
+}
+
 /// The file of a program, as execvp(3) looks for it.
-fn find(name: &OsStr) -> io::Result<PathBuf> {
+pub(super) fn find(name: &OsStr) -> io::Result<PathBuf> {
     let path = if name.as_bytes().contains(&b'/') {
         OsString::new()
     } else {

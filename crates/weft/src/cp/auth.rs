@@ -1,11 +1,10 @@
 //! The shared key: files that hold it, and the proof that both sides have the same without sending it.
 //!
-//! Proof = HMAC-SHA256(key, "weft-cp proof" | version | role | initiator's nonce | responder's nonce). The
+//! Proof = HMAC-SHA256(key, "weft-cp proof" | version | role | initiator's nonce | responder's nonce | binding). The
 //! initiator (role 1) proves first, the responder (role 2) only to an initiator that has: a stranger on
-//! the network learns nothing to try keys against. What follows is not encrypted; see docs/spec/cp.md.
+//! the network learns nothing to try keys against. The binding is that of the TLS connection: a proof that
+//! somebody relays holds on no other connection. See docs/spec/cp.md.
 
-use std::io::{Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use hmac::{Hmac, Mac};
@@ -13,13 +12,22 @@ use sha2::Sha256;
 
 use super::protocol::{PROOF_LEN, VERSION};
 use crate::failure::Failure;
-
-/// Key files longer than this are not key files.
-const MAX_KEY_FILE: u64 = 4096;
+use crate::identity::file::{self, Guard};
 
 /// A shared key of 32 bytes or more.
 #[derive(Clone)]
 pub struct Key(Vec<u8>);
+
+/// What a proof is about: fresh challenges of both sides, and the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Challenge {
+    /// The initiator's nonce.
+    pub initiator: [u8; PROOF_LEN],
+    /// The responder's.
+    pub responder: [u8; PROOF_LEN],
+    /// The same on both sides of one TLS connection, and on no other; zero without TLS.
+    pub binding: [u8; 32],
+}
 
 /// Which side proves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,37 +48,10 @@ impl Key {
     /// any right to it.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let shown = path.display();
-        let cannot = |e: std::io::Error| {
-            Failure::failed(format!("cannot read the key file {shown}: {e}"))
+        let bytes = file::read(path, "key file", Guard::Secret)?.ok_or_else(|| {
+            Failure::failed(format!("there is no key file {shown}"))
                 .hint("make one with `weft cp --gen-key FILE` and copy it to the other machine")
-        };
-        let file = std::fs::File::open(path).map_err(cannot)?;
-        let meta = file.metadata().map_err(cannot)?;
-        if !meta.is_file() {
-            return Err(
-                Failure::usage(format!("the key file {shown} is not a regular file"))
-                    .hint("name a file made with `weft cp --gen-key FILE`"),
-            );
-        }
-        if meta.mode() & 0o077 != 0 {
-            return Err(Failure::usage(format!(
-                "the key file {shown} can be used by others (mode {:o})",
-                meta.mode() & 0o7777
-            ))
-            .hint(format!(
-                "run `chmod 600 {shown}`; if others may have read it, make a new key"
-            )));
-        }
-        let mut bytes = Vec::new();
-        file.take(MAX_KEY_FILE + 1)
-            .read_to_end(&mut bytes)
-            .map_err(cannot)?;
-        if bytes.len() as u64 > MAX_KEY_FILE {
-            return Err(Failure::usage(format!(
-                "the key file {shown} is longer than {MAX_KEY_FILE} bytes"
-            ))
-            .hint("make one with `weft cp --gen-key FILE`"));
-        }
+        })?;
         let key = parse_hex(bytes.trim_ascii()).unwrap_or(bytes);
         Self::new(key).ok_or_else(|| {
             Failure::usage(format!(
@@ -85,58 +66,33 @@ impl Key {
         let mut bytes = [0; PROOF_LEN];
         fill_random(&mut bytes)?;
         let text = hex(&bytes);
-        std::fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)
-            .and_then(|mut f| f.write_all(format!("{text}\n").as_bytes()).and_then(|()| f.sync_all()))
+        file::write_whole(path, format!("{text}\n").as_bytes(), false)
             .map_err(|e| {
                 Failure::failed(format!("cannot write the key file {}: {e}", path.display()))
                     .hint("name a new file in a directory that you can write to; an existing file is left alone")
             })
     }
 
-    fn mac(
-        &self,
-        role: Role,
-        initiator: &[u8; PROOF_LEN],
-        responder: &[u8; PROOF_LEN],
-    ) -> Hmac<Sha256> {
+    fn mac(&self, role: Role, about: &Challenge) -> Hmac<Sha256> {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         mac.update(b"weft-cp proof");
         mac.update(&VERSION.to_be_bytes());
         mac.update(&[role as u8]);
-        mac.update(initiator);
-        mac.update(responder);
+        mac.update(&about.initiator);
+        mac.update(&about.responder);
+        mac.update(&about.binding);
         mac
     }
 
     /// The proof that this side has the key.
-    pub fn prove(
-        &self,
-        role: Role,
-        initiator: &[u8; PROOF_LEN],
-        responder: &[u8; PROOF_LEN],
-    ) -> [u8; PROOF_LEN] {
-        self.mac(role, initiator, responder)
-            .finalize()
-            .into_bytes()
-            .into()
+    pub fn prove(&self, role: Role, about: &Challenge) -> [u8; PROOF_LEN] {
+        self.mac(role, about).finalize().into_bytes().into()
     }
 
     /// Whether the other side, in the given role, has the key; takes the same time for every wrong proof.
-    pub fn verify(
-        &self,
-        role: Role,
-        initiator: &[u8; PROOF_LEN],
-        responder: &[u8; PROOF_LEN],
-        proof: &[u8; PROOF_LEN],
-    ) -> bool {
-        self.mac(role, initiator, responder)
-            .verify_slice(proof)
-            .is_ok()
+    pub fn verify(&self, role: Role, about: &Challenge, proof: &[u8; PROOF_LEN]) -> bool {
+        self.mac(role, about).verify_slice(proof).is_ok()
     }
 }
 
@@ -181,22 +137,32 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn a_proof_holds_only_for_its_key_role_and_nonces() {
+    fn a_proof_holds_only_for_its_key_role_nonces_and_connection() {
         let key = Key::new(vec![1; 32]).unwrap();
         let other = Key::new(vec![2; 32]).unwrap();
-        let (i, r) = ([3; 32], [4; 32]);
-        let proof = key.prove(Role::Initiator, &i, &r);
-        assert!(key.verify(Role::Initiator, &i, &r, &proof));
+        let about = Challenge {
+            initiator: [3; 32],
+            responder: [4; 32],
+            binding: [5; 32],
+        };
+        let proof = key.prove(Role::Initiator, &about);
+        let holds = |about| key.verify(Role::Initiator, &about, &proof);
+        assert!(holds(about));
         assert!(
-            !key.verify(Role::Responder, &i, &r, &proof),
+            !key.verify(Role::Responder, &about, &proof),
             "a reflected proof"
         );
-        assert!(!key.verify(Role::Initiator, &r, &i, &proof));
-        assert!(!other.verify(Role::Initiator, &i, &r, &proof));
-        assert!(
-            !key.verify(Role::Initiator, &i, &[5; 32], &proof),
-            "a replayed proof"
-        );
+        assert!(!other.verify(Role::Initiator, &about, &proof));
+        let (initiator, responder) = (about.responder, about.initiator);
+        assert!(!holds(Challenge {
+            initiator,
+            responder,
+            ..about
+        }));
+        let responder = [6; 32];
+        assert!(!holds(Challenge { responder, ..about }), "a replayed proof");
+        let binding = [6; 32];
+        assert!(!holds(Challenge { binding, ..about }), "a relayed proof");
         assert!(Key::new(vec![0; 31]).is_none());
         assert_eq!(format!("{key:?}"), "Key(..)");
     }

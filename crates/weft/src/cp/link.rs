@@ -12,6 +12,9 @@ use weft_verbs::Path;
 use super::digest::Stream;
 use super::protocol::{Digest, Message, RingAdvert};
 
+/// Bytes of a slot that are copied at a time.
+const PIECE: u32 = 64 << 10;
+
 /// Why a connection can no longer be used.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LinkError {
@@ -30,6 +33,12 @@ pub enum LinkError {
 pub trait Link: Send + Sync {
     /// What carries it.
     fn path(&self) -> Path;
+
+    /// What is the same on both sides of this TLS connection, and on no other; zero without TLS.
+    fn binding(&self) -> [u8; 32];
+
+    /// What encrypts it, if something does.
+    fn cipher(&self) -> Option<&'static str>;
 
     /// Receives to tell the peer of, for START and READY.
     fn receives(&self) -> u16;
@@ -66,28 +75,67 @@ pub trait Link: Send + Sync {
         len: u32,
     ) -> io::Result<usize>;
 
-    /// Writes from slot `slot` to `file` at `offset`: as many bytes as one system call takes.
-    fn slot_to_file(
-        &self,
-        slot: u16,
-        at: u32,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        len: u32,
-    ) -> io::Result<usize>;
-
-    /// Adds `len` bytes of slot `slot` to a checksum.
-    fn hash_slot(&self, slot: u16, len: u32, into: &mut Stream);
+    /// Copies bytes of slot `slot` from `at` on. A peer can write to them meanwhile: what was checked is the copy.
+    fn slot_to_buf(&self, slot: u16, at: u32, into: &mut [u8]) -> io::Result<()>;
 
     /// Ends the connection; a thread that waits on it wakes with an error.
     fn close(&self);
 }
 
+/// Looks at the first `len` bytes of a slot, each copied once to memory of our own. The pieces stay in the cache.
+pub fn for_slot(
+    link: &dyn Link,
+    slot: u16,
+    len: u32,
+    mut look: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut buf = vec![0; len.min(PIECE) as usize];
+    let mut done = 0;
+    while done < len {
+        let piece = &mut buf[..(len - done).min(PIECE) as usize];
+        link.slot_to_buf(slot, done, piece)?;
+        look(piece)?;
+        done += piece.len() as u32;
+    }
+    Ok(())
+}
+
 /// The digest of the first `len` bytes of a slot.
-pub fn slot_digest(link: &dyn Link, slot: u16, len: u32) -> Digest {
-    let mut s = Stream::default();
-    link.hash_slot(slot, len, &mut s);
-    s.finish()
+pub fn slot_digest(link: &dyn Link, slot: u16, len: u32) -> io::Result<Digest> {
+    let mut stream = Stream::default();
+    for_slot(link, slot, len, |piece| {
+        stream.add(piece);
+        Ok(())
+    })?;
+    Ok(stream.finish())
+}
+
+/// Writes the first `len` bytes of a slot to a file, and says what their digest is.
+pub fn write_slot(
+    link: &dyn Link,
+    slot: u16,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: u32,
+) -> io::Result<Digest> {
+    let (mut stream, mut at) = (Stream::default(), offset);
+    for_slot(link, slot, len, |piece| {
+        stream.add(piece);
+        let mut rest = piece;
+        while !rest.is_empty() {
+            match rustix::io::pwrite(file, rest, at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    rest = &rest[n..];
+                    at += n as u64;
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    })?;
+    Ok(stream.finish())
 }
 
 /// Fills a slot with exactly `len` bytes of a file.
@@ -102,26 +150,6 @@ pub fn read_slot(
     while done < len {
         match link.slot_from_file(slot, done, file, offset + u64::from(done), len - done) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => done += n as u32,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
-}
-
-/// Writes exactly `len` bytes of a slot to a file.
-pub fn write_slot(
-    link: &dyn Link,
-    slot: u16,
-    file: BorrowedFd<'_>,
-    offset: u64,
-    len: u32,
-) -> io::Result<()> {
-    let mut done = 0;
-    while done < len {
-        match link.slot_to_file(slot, done, file, offset + u64::from(done), len - done) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(n) => done += n as u32,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),

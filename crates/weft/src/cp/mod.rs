@@ -1,15 +1,18 @@
 //! `weft cp`: files moved with one-sided RDMA Writes.
 //!
 //! The pieces, from pure to busy: [`protocol`] (messages), [`path`], [`auth`] (the key), [`digest`] (checksums),
-//! [`target`] and [`walk`] (what goes where), [`store`] (the receiver's directory), [`link`] with [`rdma`]
-//! and [`tcp`] (connections), [`sender`] and [`receiver`], and
-//! [`session`] that joins them. The protocol is described in docs/spec/cp.md.
+//! [`target`] and [`walk`] (what goes where), [`beneath`] (opening what was found), [`store`] (the receiver's directory), [`link`] with [`rdma`]
+//! and [`tcp`] (connections), [`sender`] and [`receiver`],
+//! [`session`] (the sender's connection) and [`listener`], with a [`lobby`], that join them. The protocol is described in docs/spec/cp.md.
 
 use std::time::Duration;
 
 pub mod auth;
+pub mod beneath;
 pub mod digest;
 pub mod link;
+pub mod listener;
+pub mod lobby;
 pub mod path;
 pub mod protocol;
 pub mod rdma;

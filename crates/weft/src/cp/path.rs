@@ -70,6 +70,23 @@ impl RelPath {
         self.0.split(|&b| b == b'/')
     }
 
+    /// Whether a symbolic link of this path with that target leads to a place below the same directory, as long as other links do:
+    /// `..` comes before all names, since after a name that is a link it would lead out of that link's target.
+    pub fn keeps_inside(&self, target: &[u8]) -> bool {
+        let (parent, _) = self.split();
+        let mut up = parent.split(|&b| b == b'/').filter(|name| !name.is_empty());
+        let mut names = false;
+        target.first() != Some(&b'/')
+            && target.split(|&b| b == b'/').all(|part| match part {
+                b"" | b"." => true,
+                b".." => !names && up.next().is_some(),
+                _ => {
+                    names = true;
+                    true
+                }
+            })
+    }
+
     /// The parent's components and the name.
     pub fn split(&self) -> (&[u8], &[u8]) {
         match self.0.iter().rposition(|&b| b == b'/') {

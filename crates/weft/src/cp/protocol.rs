@@ -9,7 +9,7 @@ use std::time::Duration;
 pub use super::path::{PathError, RelPath, printable};
 
 /// The protocol version that this program speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// What the private data of both MPA start-up frames begins with.
 pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 /// Length of a [`Hello`] in bytes.
@@ -78,6 +78,9 @@ pub enum Status {
     KeyWanted,
     /// The initiator wants a key proved and there is none here.
     NoKey,
+    /// The sender is none of those who are let in: neither is its key authorised, nor does the kernel say that it is of the
+    /// responder's user.
+    Stranger,
 }
 
 impl Status {
@@ -88,6 +91,7 @@ impl Status {
             Self::Busy => 2,
             Self::KeyWanted => 3,
             Self::NoKey => 4,
+            Self::Stranger => 5,
         }
     }
 }
@@ -130,6 +134,7 @@ impl Hello {
             2 => Status::Busy,
             3 => Status::KeyWanted,
             4 => Status::NoKey,
+            5 => Status::Stranger,
             _ => return Err(DecodeError::Value("status")),
         };
         if version != VERSION {
@@ -181,6 +186,8 @@ pub enum Code {
     Io = 10,
     /// The sender gave the entry up.
     Abandoned = 11,
+    /// A symbolic link leads out of the receiver's directory, which it does not allow.
+    LinkOut = 12,
     /// The peer's proof of the key was wrong.
     KeyWrong = 64,
     /// The peer broke the protocol.
@@ -189,10 +196,14 @@ pub enum Code {
     Going = 66,
     /// The peer ran out of memory or descriptors for this connection.
     Resources = 67,
+    /// As [`Status::Stranger`], found out later.
+    Stranger = 68,
+    /// As many senders are served as may be.
+    Full = 69,
 }
 
 impl Code {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 19] = [
         Self::Written,
         Self::Kept,
         Self::NoSpace,
@@ -205,10 +216,13 @@ impl Code {
         Self::Busy,
         Self::Io,
         Self::Abandoned,
+        Self::LinkOut,
         Self::KeyWrong,
         Self::Violation,
         Self::Going,
         Self::Resources,
+        Self::Stranger,
+        Self::Full,
     ];
 
     fn from_u16(v: u16) -> Result<Self, DecodeError> {

@@ -3,20 +3,21 @@
 //! Each side tells the other how many receives it has posted; every message grants as many more as have
 //! been posted anew since the last. A side always keeps one credit back for a CREDIT message, and sends one
 //! when it owes half of its receives, so that two sides with nothing else to say never starve each other.
-//! Slots are read and written by the kernel straight from and to registered memory.
+//! Slots are filled by the kernel straight from files.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use weft_verbs::tls::TlsError;
 use weft_verbs::{
-    Access, Cq, Device, Mr, Path, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc, WcStatus,
+    Access, Cq, Device, EndReason, Mr, Path, Pd, Qp, QpInit, RecvWr, RemoteAddr, SendWr, Wc,
+    WcStatus,
 };
 
-use super::digest::Stream;
 use super::link::{Link, LinkError};
 use super::protocol::{MAX_MESSAGE, Message, RingAdvert};
 
@@ -121,13 +122,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn ended(wc: &Wc) -> LinkError {
-    LinkError::Gone(match wc.status {
-        WcStatus::WrFlushErr if wc.vendor_err == 0 => "the peer closed it or went away".into(),
-        status => format!("{status:?}, Terminate {:#06x}", wc.vendor_err),
-    })
-}
-
 impl RdmaLink {
     /// Takes over the queue pair of `base`, once it is connected.
     pub fn new(base: Prepared, qp: Qp, patience: Duration) -> Self {
@@ -175,6 +169,34 @@ impl RdmaLink {
         self.ring
             .set(ring)
             .map_err(|_| LinkError::Local("a second ring".into()))
+    }
+
+    /// What a request that failed says of the end of the connection.
+    fn why(&self, wc: &Wc) -> LinkError {
+        let cut = "the peer went away, or somebody cut the connection";
+        LinkError::Gone(match (wc.status, self.qp.tls_error()) {
+            (_, Some(TlsError::Truncated)) => cut.into(),
+            (_, Some(e)) => format!("it was damaged or tampered with on the way ({e})"),
+            (WcStatus::WrFlushErr, None) if wc.vendor_err == 0 => {
+                // An end in order is one that the peer's TLS has announced.
+                if self.cipher().is_some() && self.is_lost() {
+                    cut.into()
+                } else {
+                    "the peer closed it or went away".into()
+                }
+            }
+            (status, None) => format!("{status:?}, Terminate {:#06x}", wc.vendor_err),
+        })
+    }
+
+    /// Whether the connection has ended without an end in order.
+    fn is_lost(&self) -> bool {
+        let lost = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&lost);
+        // Called at once, since it has ended.
+        self.qp
+            .on_end(move |reason| told.store(reason == EndReason::Lost, Ordering::SeqCst));
+        lost.load(Ordering::SeqCst)
     }
 
     /// Notes what ended the connection; the first cause counts.
@@ -263,7 +285,7 @@ impl RdmaLink {
             }
             for wc in &wcs[..got] {
                 if wc.status != WcStatus::Success {
-                    return Err(self.ended(ended(wc)));
+                    return Err(self.ended(self.why(wc)));
                 }
                 post.outstanding = post.outstanding.saturating_sub(1);
             }
@@ -322,6 +344,15 @@ impl Link for RdmaLink {
             transport: "tcp",
             reason: None,
         })
+    }
+
+    fn binding(&self) -> [u8; 32] {
+        self.qp.tls().map_or([0; 32], |tls| tls.binding)
+    }
+
+    fn cipher(&self) -> Option<&'static str> {
+        let tls = self.qp.tls()?;
+        (self.path().transport != "local").then_some(tls.cipher)
     }
 
     fn receives(&self) -> u16 {
@@ -400,7 +431,7 @@ impl Link for RdmaLink {
             let taken = if wc.status == WcStatus::Success {
                 self.take(wc, &mut inbox)
             } else {
-                Err(ended(wc))
+                Err(self.why(wc))
             };
             if let Err(e) = taken {
                 inbox.end = Some(self.ended(e));
@@ -429,38 +460,11 @@ impl Link for RdmaLink {
             .read_from_file(file, Some(offset), self.at(slot, at), len as usize)
     }
 
-    fn slot_to_file(
-        &self,
-        slot: u16,
-        at: u32,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        len: u32,
-    ) -> io::Result<usize> {
+    fn slot_to_buf(&self, slot: u16, at: u32, into: &mut [u8]) -> io::Result<()> {
         self.ring()
             .mr
-            .write_to_file(file, Some(offset), self.at(slot, at), len as usize)
-    }
-
-    fn hash_slot(&self, slot: u16, len: u32, into: &mut Stream) {
-        // Registered memory is never a Rust slice (docs/adr/0001): it is hashed through a buffer that stays
-        // in the first cache.
-        let mut buf = [0; 16 << 10];
-        let mut done = 0;
-        while done < len {
-            let n = (len - done).min(buf.len() as u32) as usize;
-            // Slots lie inside the region: reading them cannot fail.
-            if self
-                .ring()
-                .mr
-                .read(self.at(slot, done), &mut buf[..n])
-                .is_err()
-            {
-                return;
-            }
-            into.add(&buf[..n]);
-            done += n as u32;
-        }
+            .read(self.at(slot, at), into)
+            .map_err(io::Error::other)
     }
 
     fn close(&self) {

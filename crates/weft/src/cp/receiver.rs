@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::auth::{Key, Role};
-use super::link::{Link, LinkError, slot_digest, write_slot};
+use super::auth::{Challenge, Key, Role};
+use super::link::{Link, LinkError, write_slot};
 use super::protocol::{Code, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
 use super::store::{Incoming, Store, StoreError};
 use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
@@ -43,8 +43,10 @@ pub struct Totals {
     pub complete: bool,
 }
 
-/// Something that the listener may show while a connection is served.
+/// What the listener wants to know, and may show, while a connection is served.
 pub trait Watch: Sync {
+    /// The sender has proved itself. Whether there is a place for it.
+    fn proved(&self) -> bool;
     /// An entry was not written.
     fn entry_failed(&self, path: &str, error: &StoreError);
 }
@@ -60,7 +62,7 @@ pub fn serve(
     watch: &dyn Watch,
 ) -> (Totals, Result<(), LinkError>) {
     let shared = Shared::new(options.slots);
-    let result = start(link, ours, theirs, options).and_then(|ring| {
+    let result = start(link, ours, theirs, options, watch).and_then(|ring| {
         shared.count(|t| t.started = true);
         std::thread::scope(|scope| {
             let (jobs, queue) = channel();
@@ -105,12 +107,24 @@ fn end(link: &dyn Link, e: &LinkError) {
     link.close();
 }
 
+/// Tells a peer that the connection ends here, and why.
+pub fn refuse(link: &dyn Link, code: Code, text: &str) -> Result<(), LinkError> {
+    link.send(&Message::Refuse {
+        code,
+        text: text.into(),
+    })?;
+    // The peer reads the refusal and closes; a silent one is not waited for any longer than this.
+    let _ = link.recv(Duration::from_secs(1));
+    Ok(())
+}
+
 /// The first messages: START with the initiator's proof, READY with ours.
 fn start(
     link: &dyn Link,
     ours: &Hello,
     theirs: &Hello,
     options: &Options,
+    watch: &dyn Watch,
 ) -> Result<RingAdvert, LinkError> {
     let first = link
         .recv(START_PATIENCE)?
@@ -121,21 +135,29 @@ fn start(
         ));
     };
     link.set_peer_receives(receives);
+    let about = Challenge {
+        initiator: theirs.nonce,
+        responder: ours.nonce,
+        binding: link.binding(),
+    };
     let mut ready_proof = [0; 32];
     if let Some(key) = &options.key {
-        if !key.verify(Role::Initiator, &theirs.nonce, &ours.nonce, &proof) {
-            let text = "the key is not the one that is wanted here".to_owned();
-            link.send(&Message::Refuse {
-                code: Code::KeyWrong,
-                text,
-            })?;
-            // The peer reads the refusal and closes; a silent one is not waited for any longer than this.
-            let _ = link.recv(Duration::from_secs(1));
+        if !key.verify(Role::Initiator, &about, &proof) {
+            refuse(
+                link,
+                Code::KeyWrong,
+                "the key is not the one that is wanted here",
+            )?;
             return Err(LinkError::Gone("the peer does not have the key".into()));
         }
-        ready_proof = key.prove(Role::Responder, &theirs.nonce, &ours.nonce);
+        ready_proof = key.prove(Role::Responder, &about);
     }
-    // Only a peer that has proved itself costs the memory of a ring.
+    // Only a peer that has proved itself takes a place, and costs the memory of a ring.
+    if !watch.proved() {
+        let text = "as many senders are served as may be";
+        refuse(link, Code::Full, text)?;
+        return Err(LinkError::Gone(format!("it was turned away: {text}")));
+    }
     let slot_len = match link.path().transport {
         "local" => options.slot_len.min(LOCAL_SLOT_LEN),
         _ => options.slot_len,
@@ -421,7 +443,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Checks a block in its slot and writes it from there; the outer error ends the connection.
+    /// Writes a block from its slot and checks what was written; the outer error ends the connection.
     fn write_block(
         &self,
         file: &mut Incoming,
@@ -435,15 +457,16 @@ impl Worker<'_> {
                 "a block that is not the next one of its file".into(),
             ));
         };
-        if slot_digest(self.link, slot, len) != *digest {
-            let text = format!("the checksum of block {index} does not match");
-            return Ok(Err(StoreError {
-                code: Code::Corrupt,
-                text,
-            }));
-        }
-        if let Err(e) = write_slot(self.link, slot, fd, at, len) {
-            return Ok(Err(StoreError::io("cannot write", &e)));
+        // A wrong block is in the file then, and not in its journal.
+        match write_slot(self.link, slot, fd, at, len) {
+            Ok(written) if written == *digest => {}
+            Ok(_) => {
+                return Ok(Err(StoreError {
+                    code: Code::Corrupt,
+                    text: format!("the checksum of block {index} does not match"),
+                }));
+            }
+            Err(e) => return Ok(Err(StoreError::io("cannot write", &e))),
         }
         self.shared.count(|t| t.bytes += u64::from(len));
         Ok(file.written(digest))

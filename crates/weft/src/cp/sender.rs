@@ -6,16 +6,17 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{self, FileType};
 
 use weft_verbs::Path;
 
-use super::auth::{Key, Role};
+use super::auth::{Challenge, Key, Role};
+use super::beneath::{FileId, Opener, id_of};
 use super::digest::{BlockList, digest};
 use super::link::{Link, LinkError, read_slot, slot_digest};
 use super::protocol::{
@@ -60,6 +61,8 @@ pub struct Report {
     pub peer_cpu: Duration,
     /// What carried it.
     pub path: Option<Path>,
+    /// What encrypted it, if something did.
+    pub cipher: Option<&'static str>,
 }
 
 /// Why a transfer ended early.
@@ -109,6 +112,7 @@ pub fn send(
             let sent = sender.all(plan);
             let report = Report {
                 path: Some(path),
+                cipher: link.cipher(),
                 ..sender.report
             };
             drop(sender.out);
@@ -136,9 +140,13 @@ fn start(
     theirs: &Hello,
     options: &Options,
 ) -> Result<RingAdvert, SendError> {
-    let proof = options.key.as_ref().map_or([0; 32], |k| {
-        k.prove(Role::Initiator, &ours.nonce, &theirs.nonce)
-    });
+    let about = Challenge {
+        initiator: ours.nonce,
+        responder: theirs.nonce,
+        binding: link.binding(),
+    };
+    let key = options.key.as_ref();
+    let proof = key.map_or([0; 32], |k| k.prove(Role::Initiator, &about));
     link.send(&Message::Start {
         receives: link.receives(),
         proof,
@@ -153,7 +161,7 @@ fn start(
             proof,
         } => {
             if let Some(key) = &options.key
-                && !key.verify(Role::Responder, &ours.nonce, &theirs.nonce, &proof)
+                && !key.verify(Role::Responder, &about, &proof)
             {
                 return Err(SendError::Impostor);
             }
@@ -241,11 +249,12 @@ impl<'a> Sending<'a> {
     }
 
     fn all(&mut self, plan: &Plan) -> Result<(), SendError> {
+        let mut opener = Opener::new(plan);
         for entry in &plan.entries {
             while self.open.len() >= WINDOW {
                 self.pump()?;
             }
-            self.entry(entry)?;
+            self.entry(entry, &mut opener)?;
         }
         self.post(Message::Done {
             cpu_us: cpu_time().as_micros() as u64,
@@ -260,10 +269,10 @@ impl<'a> Sending<'a> {
         }
     }
 
-    fn entry(&mut self, entry: &Entry) -> Result<(), SendError> {
+    fn entry(&mut self, entry: &Entry, opener: &mut Opener<'_>) -> Result<(), SendError> {
         let path = entry.path.clone();
         match &entry.kind {
-            Kind::File(_) => match self.file(entry) {
+            Kind::File(_) => match self.file(entry, opener) {
                 Ok(()) | Err(FileError::Declined | FileError::There) => {}
                 Err(FileError::Here(why)) => self.fail(entry, &why),
                 Err(FileError::Fatal(e)) => return Err(e),
@@ -330,20 +339,13 @@ impl<'a> Sending<'a> {
             .map_err(|_| LinkError::Gone("the wire failed".into()).into())
     }
 
-    fn file(&mut self, entry: &Entry) -> Result<(), FileError> {
-        let here = |e: std::io::Error| FileError::Here(e.to_string());
-        // NONBLOCK: what was a file when it was found may be a FIFO by now.
-        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
-        let file = File::options()
-            .read(true)
-            .custom_flags(flags)
-            .open(&entry.source)
-            .map_err(here)?;
-        let meta = file.metadata().map_err(here)?;
-        if !meta.is_file() {
+    fn file(&mut self, entry: &Entry, opener: &mut Opener<'_>) -> Result<(), FileError> {
+        let (file, stat) = opener.open(entry).map_err(FileError::Here)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(FileError::Here("is not a regular file any more".into()));
         }
-        let (size, block_len) = (meta.len(), u64::from(self.ring.slot_len));
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let block_len = u64::from(self.ring.slot_len);
         let no_wait = size <= block_len;
         let id = self.open(entry, true);
         let spec = FileSpec {
@@ -351,10 +353,10 @@ impl<'a> Sending<'a> {
                 no_wait,
                 ..self.options.flags
             },
-            mode: meta.mode() & 0o777,
-            mtime: mtime(&meta),
+            mode: stat.st_mode & 0o777,
+            mtime: mtime(&stat),
             size,
-            source: identity(meta.dev(), meta.ino()),
+            source: identity(id_of(&stat)),
             path: entry.path.clone(),
         };
         self.post(Message::File { id, spec })?;
@@ -362,8 +364,8 @@ impl<'a> Sending<'a> {
         let sent = self
             .blocks(id, &file, size, no_wait, &mut list)
             .and_then(|()| {
-                let now = file.metadata().map_err(here)?;
-                if (now.len(), mtime(&now)) == (size, mtime(&meta)) {
+                let now = fs::fstat(&file).map_err(|e| FileError::Here(e.to_string()))?;
+                if (now.st_size, mtime(&now)) == (stat.st_size, mtime(&stat)) {
                     Ok(())
                 } else {
                     Err(FileError::Here(
@@ -457,7 +459,8 @@ impl<'a> Sending<'a> {
                     },
                 ));
             }
-            let digest = slot_digest(self.link, slot, len);
+            let digest =
+                slot_digest(self.link, slot, len).map_err(|e| FileError::Here(e.to_string()))?;
             list.push(&digest);
             self.in_use[usize::from(slot)] = Some(len);
             self.queue(Out::Block {
@@ -577,6 +580,7 @@ fn advice(code: Code) -> &'static str {
             "\n  try: another directory, or move away what is there"
         }
         Code::BadPath => "\n  try: another name",
+        Code::LinkOut => "\n  try: make it relative, or start the listener with --any-links",
         Code::Corrupt => "\n  try: send it again; it was damaged on the way or changed meanwhile",
         Code::Busy => "\n  try: again when the other transfer is over",
         _ => "",
@@ -584,7 +588,7 @@ fn advice(code: Code) -> &'static str {
 }
 
 /// The identity of a source: this machine, the file system and the inode.
-fn identity(dev: u64, ino: u64) -> Digest {
+fn identity((dev, ino): FileId) -> Digest {
     let mut bytes = std::fs::read("/etc/machine-id").unwrap_or_default();
     bytes.extend(dev.to_be_bytes());
     bytes.extend(ino.to_be_bytes());

@@ -6,21 +6,20 @@
 //! its checksum holds. A file of more than one block has a journal beside it with the digests of the blocks
 //! that are in place, from which a later transfer of the same source goes on.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{
-    self, AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps,
-};
+use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::digest::{BlockList, digest};
+use super::digest::digest;
 use super::protocol::{Code, Digest, FileFlags, FileSpec, Mtime, RelPath, printable};
 
-const JOURNAL_MAGIC: [u8; 8] = *b"weftcpj1";
-const JOURNAL_HEADER: u64 = 56;
+mod unfinished;
+
+pub use unfinished::Incoming;
+use unfinished::temp_name;
 
 /// Why an entry was not written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -65,6 +64,8 @@ pub struct Policy {
     pub no_clobber: bool,
     /// Bring every file to the disk before it gets its name.
     pub sync: bool,
+    /// Make symbolic links whatever they lead to.
+    pub any_links: bool,
 }
 
 /// The directory that files are received into.
@@ -167,6 +168,15 @@ impl Store {
         target: &[u8],
         flags: FileFlags,
     ) -> Result<(), StoreError> {
+        if !self.policy.any_links && !path.keeps_inside(target) {
+            return Err(StoreError::new(
+                Code::LinkOut,
+                format!(
+                    "a symbolic link to {} can lead out of the listener's directory, which it does not allow",
+                    printable(target)
+                ),
+            ));
+        }
         let parent = self.parent(path)?;
         let (_, name) = path.split();
         self.check_existing(&parent, name, flags)?;
@@ -246,49 +256,13 @@ impl Store {
         let parent = self.parent(&spec.path)?;
         let (_, name) = spec.path.split();
         self.check_existing(&parent, name, spec.flags)?;
-        let part_name = temp_name(name, &spec.source, "part");
-        let part = open_part(&parent, &part_name)?;
-        let journal_name = temp_name(name, &spec.source, "journal");
-        let mut incoming = Incoming {
-            parent,
-            part,
-            part_name,
-            journal: None,
-            journal_name,
-            held: Vec::new(),
-            list: BlockList::default(),
-            spec,
-            block_len,
-            keep: false,
-        };
-        if !incoming.spec.flags.no_wait {
-            incoming.check_space()?;
-            incoming.open_journal()?;
-        }
-        Ok(incoming)
+        Incoming::open(parent, spec, block_len)
     }
 
     /// Gives a complete file its name if its digest is right.
     pub fn commit(&self, mut file: Incoming, complete: &Digest) -> Result<(), StoreError> {
-        let list = std::mem::take(&mut file.list);
-        file.keep = false;
+        file.check_complete(complete)?;
         let spec = &file.spec;
-        if list.blocks() != spec.size.div_ceil(u64::from(file.block_len)) {
-            return Err(StoreError::new(
-                Code::Corrupt,
-                "the end came before all blocks",
-            ));
-        }
-        if list.complete(spec.size) != *complete {
-            return Err(StoreError::new(
-                Code::Corrupt,
-                "the checksum of the file does not match",
-            ));
-        }
-        let stat = fs::fstat(&file.part).map_err(errno("cannot look at the temporary file"))?;
-        if u64::try_from(stat.st_size) != Ok(spec.size) {
-            fs::ftruncate(&file.part, spec.size).map_err(errno("cannot set the length"))?;
-        }
         fs::futimens(&file.part, &times(spec.mtime)).map_err(errno("cannot set the time"))?;
         fs::fchmod(&file.part, Mode::from_raw_mode(spec.mode & 0o777))
             .map_err(errno("cannot set the mode"))?;
@@ -347,246 +321,10 @@ fn times(mtime: Mtime) -> Timestamps {
     }
 }
 
-/// `.NAME.weft-XXXX.SUFFIX`, NAME cut so that the whole stays a legal name.
-fn temp_name(name: &[u8], id: &Digest, suffix: &str) -> Vec<u8> {
-    let mut out = vec![b'.'];
-    let mut cut = name.len().min(200);
-    while cut > 0 && cut < name.len() && name[cut] & 0xc0 == 0x80 {
-        cut -= 1;
-    }
-    out.extend(&name[..cut]);
-    out.extend(b".weft-");
-    // A cut name is told apart by its digest.
-    let id = u64::from_be_bytes(*id.first_chunk().expect("16 bytes"));
-    let name = u64::from_be_bytes(*digest(name).first_chunk().expect("16 bytes"));
-    out.extend(format!("{:016x}.{suffix}", id ^ name).bytes());
-    out
-}
-
-/// Opens and locks the temporary file, so that two transfers never write to one.
-fn open_part(parent: &OwnedFd, name: &[u8]) -> Result<File, StoreError> {
-    // NONBLOCK: something else than a file under our name must not make the open wait.
-    let flags =
-        OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    for _ in 0..8 {
-        let fd = fs::openat(parent, name, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(errno("cannot make a temporary file in the directory"))?;
-        match fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => {
-                return Err(StoreError::new(
-                    Code::Busy,
-                    "another transfer of the same file is under way",
-                ));
-            }
-            other => other.map_err(errno("cannot lock the temporary file"))?,
-        }
-        let stat = fs::fstat(&fd).map_err(errno("cannot look at the temporary file"))?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 1 {
-            return Err(StoreError::new(
-                Code::BadPath,
-                "something else has the temporary file's name",
-            ));
-        }
-        // The former owner of the lock may have renamed or removed the file just before it let go.
-        match fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => {
-                return Ok(File::from(fd));
-            }
-            _ => {}
-        }
-    }
-    Err(StoreError::new(
-        Code::Busy,
-        "other transfers of the same file are under way",
-    ))
-}
-
-/// An unfinished file. Dropped without commit it stays for a resume if it has a journal with blocks, else
-/// it is removed.
-pub struct Incoming {
-    parent: OwnedFd,
-    part: File,
-    part_name: Vec<u8>,
-    journal: Option<File>,
-    journal_name: Vec<u8>,
-    /// Digests that the journal holds and that have not been verified.
-    held: Vec<Digest>,
-    list: BlockList,
-    spec: FileSpec,
-    block_len: u32,
-    keep: bool,
-}
-
-impl Incoming {
-    fn check_space(&self) -> Result<(), StoreError> {
-        let vfs = fs::fstatvfs(&self.part).map_err(errno("cannot ask for the free space"))?;
-        let stat = fs::fstat(&self.part).map_err(errno("cannot look at the temporary file"))?;
-        let free = vfs.f_bavail.saturating_mul(vfs.f_frsize);
-        let have = u64::try_from(stat.st_blocks)
-            .unwrap_or(0)
-            .saturating_mul(512);
-        if free.saturating_add(have) < self.spec.size {
-            return Err(StoreError::new(
-                Code::NoSpace,
-                format!(
-                    "no space: {} bytes are needed and {free} are free",
-                    self.spec.size - have.min(self.spec.size)
-                ),
-            ));
-        }
-        Ok(())
-    }
-
-    fn journal_header(&self) -> [u8; JOURNAL_HEADER as usize] {
-        let mut h = [0; JOURNAL_HEADER as usize];
-        h[..8].copy_from_slice(&JOURNAL_MAGIC);
-        h[8..12].copy_from_slice(&self.block_len.to_be_bytes());
-        h[16..24].copy_from_slice(&self.spec.size.to_be_bytes());
-        h[24..32].copy_from_slice(&self.spec.mtime.secs.to_be_bytes());
-        h[32..36].copy_from_slice(&self.spec.mtime.nanos.to_be_bytes());
-        h[40..56].copy_from_slice(&self.spec.source);
-        h
-    }
-
-    fn open_journal(&mut self) -> Result<(), StoreError> {
-        let flags =
-            OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = fs::openat(
-            &self.parent,
-            &self.journal_name,
-            flags,
-            Mode::RUSR | Mode::WUSR,
-        )
-        .map_err(errno("cannot make a journal in the directory"))?;
-        let mut journal = File::from(fd);
-        let io = |e: io::Error| StoreError::io("cannot read the journal", &e);
-        let mut header = Vec::new();
-        (&mut journal)
-            .take(JOURNAL_HEADER)
-            .read_to_end(&mut header)
-            .map_err(io)?;
-        if header == self.journal_header() {
-            let stat = fs::fstat(&self.part).map_err(errno("cannot look at the temporary file"))?;
-            let whole = u64::try_from(stat.st_size).unwrap_or(0).min(self.spec.size);
-            let most = if whole == self.spec.size {
-                whole.div_ceil(u64::from(self.block_len))
-            } else {
-                whole / u64::from(self.block_len)
-            };
-            let mut bytes = Vec::new();
-            (&mut journal)
-                .take(most.saturating_mul(16))
-                .read_to_end(&mut bytes)
-                .map_err(io)?;
-            self.held = bytes.as_chunks::<16>().0.to_vec();
-        } else {
-            journal.set_len(0).map_err(io)?;
-            journal.seek(SeekFrom::Start(0)).map_err(io)?;
-            journal
-                .write_all(&self.journal_header())
-                .map_err(|e| StoreError::io("cannot write the journal", &e))?;
-        }
-        self.keep = !self.held.is_empty();
-        self.journal = Some(journal);
-        Ok(())
-    }
-
-    /// Where the file goes, for humans.
-    pub fn path(&self) -> String {
-        self.spec.path.to_string()
-    }
-
-    /// Whether the sender waits for an OFFER.
-    pub fn waits(&self) -> bool {
-        self.journal.is_some()
-    }
-
-    /// Verifies the prefix that an earlier transfer left: the whole blocks that are right, and their digest.
-    pub fn offer(&mut self) -> Result<(u64, Digest), StoreError> {
-        let mut block = vec![0; self.block_len as usize];
-        for held in std::mem::take(&mut self.held) {
-            let len = self.len_of(self.list.blocks()) as usize;
-            let at = self.list.blocks() * u64::from(self.block_len);
-            let read = std::os::unix::fs::FileExt::read_exact_at(&self.part, &mut block[..len], at);
-            if read.is_err() || digest(&block[..len]) != held {
-                break;
-            }
-            self.list.push(&held);
-        }
-        Ok((self.list.blocks(), self.list.prefix()))
-    }
-
-    /// The length of block `index`.
-    fn len_of(&self, index: u64) -> u32 {
-        let at = index.saturating_mul(u64::from(self.block_len));
-        u64::from(self.block_len).min(self.spec.size.saturating_sub(at)) as u32
-    }
-
-    /// Goes on from `block`: what [`Self::offer`] said, or 0. `None` if it is neither.
-    pub fn start(&mut self, block: u64) -> Option<Result<(), StoreError>> {
-        if block == 0 {
-            self.list = BlockList::default();
-        } else if block != self.list.blocks() {
-            return None;
-        }
-        self.keep = block > 0;
-        let journal = self.journal.as_mut()?;
-        let at = JOURNAL_HEADER + block * 16;
-        Some(
-            journal
-                .set_len(at)
-                .and_then(|()| journal.seek(SeekFrom::Start(at)).map(drop))
-                .map_err(|e| StoreError::io("cannot write the journal", &e)),
-        )
-    }
-
-    /// Where the block goes, if it is the one that has to come next and has the length that it must have.
-    pub fn expect(&self, index: u64, len: u32) -> Option<(BorrowedFd<'_>, u64)> {
-        let next = index == self.list.blocks() && len != 0 && len == self.len_of(index);
-        next.then(|| (self.part.as_fd(), index * u64::from(self.block_len)))
-    }
-
-    /// Notes that the expected block is in the file.
-    pub fn written(&mut self, digest: &Digest) -> Result<(), StoreError> {
-        if let Some(journal) = &mut self.journal {
-            journal
-                .write_all(digest)
-                .map_err(|e| StoreError::io("cannot write the journal", &e))?;
-            self.keep = true;
-        }
-        self.list.push(digest);
-        Ok(())
-    }
-
-    /// Removes the unfinished file rather than keeping it for a resume.
-    pub fn discard(mut self) {
-        self.keep = false;
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        if self.keep {
-            return;
-        }
-        if self.journal.is_some() {
-            let _ = fs::unlinkat(&self.parent, &self.journal_name, AtFlags::empty());
-        }
-        // After a commit the temporary name is gone already, or belongs to a transfer that began since then
-        // and holds the lock of another inode.
-        if let (Ok(ours), Ok(named)) = (
-            fs::fstat(&self.part),
-            fs::statat(&self.parent, &self.part_name, AtFlags::SYMLINK_NOFOLLOW),
-        ) && (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino)
-        {
-            let _ = fs::unlinkat(&self.parent, &self.part_name, AtFlags::empty());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cp::digest::BlockList;
     use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 
     const BLOCK: u32 = 4096;
@@ -751,6 +489,7 @@ mod tests {
             Policy {
                 no_clobber: true,
                 sync: true,
+                any_links: true,
             },
         )
         .unwrap();
@@ -855,6 +594,66 @@ mod tests {
         newer.mtime.secs += 1;
         let mut file = store.begin(newer, BLOCK).unwrap();
         assert_eq!(file.offer().unwrap().0, 0);
+    }
+
+    /// Others who can write to the directory know the names of temporary files.
+    #[test]
+    fn temporary_files_of_others_are_not_taken_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = Store::open(dir.path(), Policy::default()).unwrap();
+        let root = rustix::process::geteuid().is_root();
+        let precious = dir.path().join("precious");
+        let data = [5; 9000];
+        let mode = |path: &Path, mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(path, mode).unwrap();
+        };
+        let plant = |what: &str, path: &Path| match what {
+            "a hard link" => std::fs::hard_link(&precious, path).unwrap(),
+            "a symbolic link" => symlink(&precious, path).unwrap(),
+            "a FIFO" => fs::mknodat(fs::CWD, path, FileType::Fifo, Mode::RWXU, 0).unwrap(),
+            _ => {
+                std::fs::write(path, "theirs").unwrap();
+                if what == "writable by all" {
+                    mode(path, 0o666);
+                } else if root {
+                    mode(path, 0o600);
+                    std::os::unix::fs::chown(path, Some(1234), Some(1234)).unwrap();
+                }
+            }
+        };
+        for what in [
+            "of another user",
+            "writable by all",
+            "a hard link",
+            "a symbolic link",
+            "a FIFO",
+        ] {
+            for suffix in ["part", "journal"] {
+                std::fs::write(&precious, "precious").unwrap();
+                mode(&precious, 0o600);
+                let name = String::from_utf8(temp_name(b"f", &[7; 16], suffix)).unwrap();
+                let path = dir.path().join(name);
+                plant(what, &path);
+                // Whoever made it still has it open, and locked.
+                let held = (what != "a FIFO").then(|| std::fs::File::open(&path).unwrap());
+                if let Some(held) = &held {
+                    held.lock().unwrap();
+                }
+                let before = held.as_ref().map(|held| held.metadata().unwrap().len());
+                put(&mut store, "f", &data, FileFlags::default())
+                    .unwrap_or_else(|e| panic!("{what}, {suffix}: {e}"));
+                let after = held.as_ref().map(|held| held.metadata().unwrap().len());
+                assert_eq!(before, after, "{what}, {suffix}: nothing was written to it");
+                assert_eq!(
+                    std::fs::read(&precious).unwrap(),
+                    b"precious",
+                    "{what}, {suffix}"
+                );
+                assert_eq!(std::fs::read(dir.path().join("f")).unwrap(), data);
+                assert_eq!(names(dir.path()), ["f", "precious"], "{what}, {suffix}");
+            }
+        }
     }
 
     #[test]

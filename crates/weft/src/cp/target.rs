@@ -1,6 +1,6 @@
 //! `HOST[:PORT]:DIR`: where files are sent to.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 
 use super::DEFAULT_PORT;
 use super::protocol::RelPath;
@@ -86,15 +86,7 @@ impl Target {
 
     /// The addresses that the host has.
     pub fn resolve(&self) -> Result<Vec<SocketAddr>, Failure> {
-        let hint = "check the name, or give the address itself (IPv6 in brackets)";
-        let addrs: Vec<_> = (self.host.as_str(), self.port)
-            .to_socket_addrs()
-            .map_err(|e| Failure::peer(format!("cannot resolve `{}`: {e}", self.host)).hint(hint))?
-            .collect();
-        if addrs.is_empty() {
-            return Err(Failure::peer(format!("`{}` has no address", self.host)).hint(hint));
-        }
-        Ok(addrs)
+        crate::address::resolve(&self.host, self.port)
     }
 }
 

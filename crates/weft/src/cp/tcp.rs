@@ -7,11 +7,10 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use weft_verbs::Path;
 
-use super::digest::Stream;
 use super::link::{Link, LinkError};
 use super::protocol::{HEADER_LEN, HELLO_LEN, Message, RingAdvert};
 
@@ -42,14 +41,28 @@ impl TcpLink {
         (&self.stream).write_all(hello).map_err(gone)
     }
 
-    /// The peer's hello.
-    pub fn recv_hello(&self) -> Result<[u8; HELLO_LEN], LinkError> {
-        self.stream
-            .set_read_timeout(Some(self.patience))
-            .map_err(gone)?;
+    /// The peer's hello, which has to be there, all of it, within `patience`.
+    pub fn recv_hello(&self, patience: Duration) -> Result<[u8; HELLO_LEN], LinkError> {
         let mut out = [0; HELLO_LEN];
-        (&self.stream).read_exact(&mut out).map_err(gone)?;
+        self.read_by(&mut out, Instant::now() + patience)?;
         Ok(out)
+    }
+
+    fn read_by(&self, mut rest: &mut [u8], end: Instant) -> Result<(), LinkError> {
+        while !rest.is_empty() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(gone(io::ErrorKind::TimedOut.into()));
+            }
+            self.stream.set_read_timeout(Some(left)).map_err(gone)?;
+            match (&self.stream).read(rest) {
+                Ok(0) => return Err(gone(io::ErrorKind::UnexpectedEof.into())),
+                Ok(n) => rest = &mut rest[n..],
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(gone(e)),
+            }
+        }
+        Ok(())
     }
 
     fn make(&self, slots: u16, slot_len: u32) {
@@ -95,6 +108,14 @@ impl Link for TcpLink {
             transport: "plain-tcp",
             reason: None,
         }
+    }
+
+    fn binding(&self) -> [u8; 32] {
+        [0; 32]
+    }
+
+    fn cipher(&self) -> Option<&'static str> {
+        None
     }
 
     fn receives(&self) -> u16 {
@@ -166,19 +187,20 @@ impl Link for TcpLink {
                 Err(e) => return Err(gone(e)),
             }
         };
-        stream.set_read_timeout(Some(self.patience)).map_err(gone)?;
-        stream.read_exact(&mut header[got..]).map_err(gone)?;
+        let end = Instant::now() + self.patience;
+        self.read_by(&mut header[got..], end)?;
         let violation = |e: super::protocol::DecodeError| LinkError::Violation(e.to_string());
         let len = Message::length(header).map_err(violation)?;
         let mut bytes = vec![0; len];
         bytes[..HEADER_LEN].copy_from_slice(&header);
-        stream.read_exact(&mut bytes[HEADER_LEN..]).map_err(gone)?;
+        self.read_by(&mut bytes[HEADER_LEN..], end)?;
         let (_, message) = Message::decode(&bytes).map_err(violation)?;
         if let Message::Block { slot, len, .. } = message {
             let ring = self.ring.get().map_or(0, Vec::len);
             if usize::from(slot) >= ring || len as usize > self.slot(slot).len() {
                 return Err(LinkError::Violation("a block outside the ring".into()));
             }
+            stream.set_read_timeout(Some(self.patience)).map_err(gone)?;
             stream
                 .read_exact(&mut self.slot(slot)[..len as usize])
                 .map_err(gone)?;
@@ -202,24 +224,10 @@ impl Link for TcpLink {
         )?)
     }
 
-    fn slot_to_file(
-        &self,
-        slot: u16,
-        at: u32,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        len: u32,
-    ) -> io::Result<usize> {
+    fn slot_to_buf(&self, slot: u16, at: u32, into: &mut [u8]) -> io::Result<()> {
         let at = at as usize;
-        Ok(rustix::io::pwrite(
-            file,
-            &self.slot(slot)[at..at + len as usize],
-            offset,
-        )?)
-    }
-
-    fn hash_slot(&self, slot: u16, len: u32, into: &mut Stream) {
-        into.add(&self.slot(slot)[..len as usize]);
+        into.copy_from_slice(&self.slot(slot)[at..at + into.len()]);
+        Ok(())
     }
 
     fn close(&self) {

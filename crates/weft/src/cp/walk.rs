@@ -1,13 +1,15 @@
 //! What a sender sends: the arguments, and with `--recursive` everything below them, in a fixed order.
 
 use std::collections::HashSet;
-use std::ffi::OsStr;
-use std::fs::Metadata;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, Stat};
+
+use super::beneath::{FileId, id_of};
 use super::protocol::{Mtime, RelPath};
 use crate::failure::Failure;
 
@@ -20,6 +22,19 @@ pub struct Entry {
     pub path: RelPath,
     /// What it is.
     pub kind: Kind,
+    /// Which file it is.
+    pub id: FileId,
+    /// The argument that it is, or is below: an index into [`Plan::roots`].
+    pub root: usize,
+}
+
+/// An argument.
+#[derive(Debug)]
+pub struct Root {
+    /// As it was given.
+    pub path: PathBuf,
+    /// What it is, or what the link leads to that it is.
+    pub id: FileId,
 }
 
 /// What an entry is.
@@ -45,6 +60,8 @@ pub enum Kind {
 pub struct Plan {
     /// In the order to send.
     pub entries: Vec<Entry>,
+    /// The arguments that there is something to send of.
+    pub roots: Vec<Root>,
     /// Sum of the files' lengths in bytes.
     pub bytes: u64,
     /// Number of files.
@@ -65,11 +82,47 @@ pub struct Skipped {
 }
 
 /// A file's modification time.
-pub fn mtime(meta: &Metadata) -> Mtime {
+pub fn mtime(stat: &Stat) -> Mtime {
     Mtime {
-        secs: meta.mtime(),
-        nanos: u32::try_from(meta.mtime_nsec()).unwrap_or(0),
+        secs: stat.st_mtime,
+        nanos: u32::try_from(stat.st_mtime_nsec).unwrap_or(0),
     }
+}
+
+fn is_dir(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
+/// Opens a directory and looks at it.
+fn open_dir(at: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<(OwnedFd, Stat)> {
+    let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = fs::openat(at, path, flags, Mode::empty())?;
+    let stat = fs::fstat(&dir)?;
+    Ok((dir, stat))
+}
+
+/// The names in a directory, sorted.
+fn names(dir: &OwnedFd) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Something that was found in a directory, or an argument.
+struct Found<'a> {
+    dir: BorrowedFd<'a>,
+    /// Below `dir`.
+    name: &'a Path,
+    source: &'a Path,
+    stat: Stat,
+    /// A symbolic link in the place of a directory is followed.
+    follow: bool,
 }
 
 impl Plan {
@@ -85,14 +138,14 @@ impl Plan {
         let base = dir.map_or(&[][..], RelPath::as_bytes);
         for source in sources {
             // A link that the user names is followed, as cp does.
-            let meta = match source.metadata() {
-                Ok(meta) => meta,
+            let stat = match fs::stat(source) {
+                Ok(stat) => stat,
                 Err(e) => {
-                    plan.error(source, &e);
+                    plan.error(source, &e.into());
                     continue;
                 }
             };
-            if meta.is_dir() && !recursive {
+            if is_dir(&stat) && !recursive {
                 let why = "is a directory; use --recursive".to_owned();
                 plan.skipped.push(Skipped {
                     source: source.clone(),
@@ -101,6 +154,17 @@ impl Plan {
                 });
                 continue;
             }
+            plan.roots.push(Root {
+                path: source.clone(),
+                id: id_of(&stat),
+            });
+            let found = Found {
+                dir: fs::CWD,
+                name: source,
+                source,
+                stat,
+                follow: true,
+            };
             match source.file_name() {
                 Some(name) => {
                     if !taken.insert(name.to_owned()) {
@@ -110,10 +174,10 @@ impl Plan {
                         ))
                         .hint("send them to different directories, one command each"));
                     }
-                    plan.add(source, base, name, &meta, links);
+                    plan.add(&found, base, name, links);
                 }
                 // `.`, `..`, `/`: the content without a directory of its own.
-                None => plan.content(source, base, links),
+                None => plan.content(&found, base, links),
             }
         }
         Ok(plan)
@@ -135,7 +199,8 @@ impl Plan {
         });
     }
 
-    fn add(&mut self, source: &Path, parent: &[u8], name: &OsStr, meta: &Metadata, links: bool) {
+    fn add(&mut self, found: &Found<'_>, parent: &[u8], name: &OsStr, links: bool) {
+        let Found { source, stat, .. } = *found;
         let joined = [
             parent,
             if parent.is_empty() { b"" } else { b"/" },
@@ -154,61 +219,74 @@ impl Plan {
                 return;
             }
         };
+        let root = self.roots.len() - 1;
         let entry = |kind| Entry {
             source: source.into(),
             path: path.clone(),
             kind,
+            id: id_of(&stat),
+            root,
         };
-        let kind = meta.file_type();
-        if kind.is_file() {
-            self.bytes = self.bytes.saturating_add(meta.len());
-            self.files += 1;
-            self.entries.push(entry(Kind::File(meta.len())));
-        } else if kind.is_dir() {
-            self.entries.push(entry(Kind::Enter));
-            self.content(source, path.as_bytes(), links);
-            self.entries.push(entry(Kind::Leave {
-                mode: meta.mode() & 0o777,
-                mtime: mtime(meta),
-            }));
-        } else if kind.is_symlink() {
-            if !links {
-                self.note(
-                    source,
-                    "a symbolic link, left out; --links copies it as a link",
-                );
-                return;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                let len = u64::try_from(stat.st_size).unwrap_or(0);
+                self.bytes = self.bytes.saturating_add(len);
+                self.files += 1;
+                self.entries.push(entry(Kind::File(len)));
             }
-            match source.read_link() {
-                Ok(target) => self
-                    .entries
-                    .push(entry(Kind::Link(target.as_os_str().as_bytes().to_vec()))),
-                Err(e) => self.error(source, &e),
+            FileType::Directory => {
+                self.entries.push(entry(Kind::Enter));
+                self.content(found, path.as_bytes(), links);
+                self.entries.push(entry(Kind::Leave {
+                    mode: stat.st_mode & 0o777,
+                    mtime: mtime(&stat),
+                }));
             }
-        } else {
-            self.note(source, "neither a file nor a directory, left out");
+            FileType::Symlink if links => match fs::readlinkat(found.dir, found.name, Vec::new()) {
+                Ok(target) => self.entries.push(entry(Kind::Link(target.into_bytes()))),
+                Err(e) => self.error(source, &e.into()),
+            },
+            FileType::Symlink => {
+                let why = "a symbolic link, left out; --links copies it as a link";
+                self.note(source, why);
+            }
+            _ => self.note(source, "neither a file nor a directory, left out"),
         }
     }
 
-    fn content(&mut self, dir: &Path, at: &[u8], links: bool) {
-        let mut names = Vec::new();
-        match dir.read_dir() {
-            Ok(list) => {
-                for entry in list {
-                    match entry {
-                        Ok(entry) => names.push(entry.file_name()),
-                        Err(e) => self.error(dir, &e),
-                    }
-                }
+    /// Adds what is in a directory.
+    fn content(&mut self, found: &Found<'_>, at: &[u8], links: bool) {
+        let source = found.source;
+        let flags = if found.follow {
+            OFlags::empty()
+        } else {
+            OFlags::NOFOLLOW
+        };
+        let listed = open_dir(found.dir, found.name, flags).and_then(|(dir, stat)| {
+            if id_of(&stat) != id_of(&found.stat) {
+                return Err(io::Error::other("another directory has taken its place"));
             }
-            Err(e) => self.error(dir, &e),
-        }
-        names.sort();
+            let names = names(&dir)?;
+            Ok((dir, names))
+        });
+        let (dir, names) = match listed {
+            Ok(listed) => listed,
+            Err(e) => return self.error(source, &e),
+        };
         for name in names {
-            let source = dir.join(&name);
-            match source.symlink_metadata() {
-                Ok(meta) => self.add(&source, at, &name, &meta, links),
-                Err(e) => self.error(&source, &e),
+            let source = source.join(&name);
+            match fs::statat(&dir, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => {
+                    let found = Found {
+                        dir: dir.as_fd(),
+                        name: Path::new(&name),
+                        source: &source,
+                        stat,
+                        follow: false,
+                    };
+                    self.add(&found, at, &name, links);
+                }
+                Err(e) => self.error(&source, &e.into()),
             }
         }
     }

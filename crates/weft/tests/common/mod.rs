@@ -5,9 +5,12 @@
     reason = "each test program uses its own part"
 )]
 
+pub mod http;
+pub mod media;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,16 +21,29 @@ use weft::cp::protocol::{Hello, Message, RingAdvert, Status, VERSION};
 use weft::cp::rdma::{Prepared, RdmaLink};
 use weft_verbs::Device;
 use weft_verbs::cm::{self, ConnParam};
+use weft_verbs::tls::{Identity, Tls};
 
 /// The program.
 pub fn weft() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_weft"));
     command.stdin(Stdio::null());
+    // Keys of the tests, not of who runs them.
+    command.env("XDG_CONFIG_HOME", config());
     command
 }
 
-/// The program as nobody, if this is root; else there is nothing that root could do and we cannot.
+fn config() -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("config-{user}"))
+}
+
+/// The program as user 1234, if this is root; else there is nothing that root could do and we cannot.
 pub fn unprivileged(dir: &Path) -> Option<Command> {
+    as_user(dir, 1234)
+}
+
+/// The program as another user, if this is root.
+pub fn as_user(dir: &Path, user: u32) -> Option<Command> {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: needs root, to become another user");
         return None;
@@ -38,9 +54,15 @@ pub fn unprivileged(dir: &Path) -> Option<Command> {
         fs::copy(env!("CARGO_BIN_EXE_weft"), &copy).unwrap();
     }
     let mut command = Command::new(copy);
-    std::os::unix::process::CommandExt::uid(&mut command, 65534);
-    std::os::unix::process::CommandExt::gid(&mut command, 65534);
+    std::os::unix::process::CommandExt::uid(&mut command, user);
+    std::os::unix::process::CommandExt::gid(&mut command, user);
     command.stdin(Stdio::null()).current_dir("/");
+    let config = dir.join(format!("config-{user}"));
+    if !config.exists() {
+        fs::create_dir(&config).unwrap();
+        std::os::unix::fs::chown(&config, Some(user), Some(user)).unwrap();
+    }
+    command.env("XDG_CONFIG_HOME", config);
     Some(command)
 }
 
@@ -77,6 +99,7 @@ pub fn send(args: &[&str], target: &str) -> Output {
 pub struct Listener {
     child: Child,
     addr: SocketAddr,
+    fingerprint: String,
 }
 
 impl Listener {
@@ -104,9 +127,30 @@ impl Listener {
             .expect(&line)
             .parse()
             .unwrap();
+        let mut fingerprint = String::new();
+        if !args
+            .iter()
+            .any(|arg| ["--key", "--plain-tcp"].contains(arg))
+        {
+            let mut lines = (&mut stdout).lines().map_while(Result::ok);
+            let found = lines.find_map(|line| {
+                let rest = line.strip_prefix("the key of this listener is ")?;
+                rest.split(';').next().map(str::to_owned)
+            });
+            fingerprint = found.expect("its fingerprint");
+        }
         // Read on, so that it never waits for us.
         std::thread::spawn(move || stdout.lines().count());
-        Self { child, addr }
+        Self {
+            child,
+            addr,
+            fingerprint,
+        }
+    }
+
+    /// Of its key, which it shows.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     pub fn addr(&self) -> SocketAddr {
@@ -213,6 +257,20 @@ impl Drop for Tmpfs {
     }
 }
 
+/// Carries bytes both ways between two connections until both have ended, in threads of its own.
+pub fn relay(near: TcpStream, far: TcpStream) {
+    let pairs = [
+        (near.try_clone().unwrap(), far.try_clone().unwrap()),
+        (far, near),
+    ];
+    for (mut from, mut to) in pairs {
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(std::net::Shutdown::Write);
+        });
+    }
+}
+
 /// A sender that speaks the protocol by hand.
 pub struct RawSender {
     pub link: RdmaLink,
@@ -284,6 +342,11 @@ impl RawSender {
     }
 }
 
+/// TLS with a key of its own, and with anybody.
+pub fn tls() -> Tls {
+    Tls::new(Identity::generate().unwrap()).unwrap()
+}
+
 /// A connection to a receiver, hellos exchanged.
 pub fn dial(addr: SocketAddr) -> RdmaLink {
     let device = Device::open().unwrap();
@@ -296,6 +359,7 @@ pub fn dial(addr: SocketAddr) -> RdmaLink {
     };
     let param = ConnParam {
         private_data: hello.encode().to_vec(),
+        tls: Some(tls()),
         ..ConnParam::default()
     };
     let connection = cm::connect_qp(addr, qp, &device, &param).unwrap();

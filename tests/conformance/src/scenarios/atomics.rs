@@ -2,7 +2,7 @@
 
 use weft_verbs::{SendWr, WcOpcode, WcStatus};
 
-use crate::bed::{Bed, Half, assert_bytes, assert_ok, take};
+use crate::bed::{ALL, Bed, Half, assert_bytes, assert_ok, take};
 use crate::need;
 
 /// Each operation returns the old value and stores the new one.
@@ -47,7 +47,7 @@ pub fn concurrent(bed: &Bed) {
     let pairs: Vec<_> = (0..3)
         .map(|_| bed.pair_through(&listener, &Half::default(), &half))
         .collect();
-    let word = shared.alloc_mr(8, crate::bed::ALL).unwrap();
+    let word = shared.alloc_mr(8, ALL).unwrap();
     std::thread::scope(|scope| {
         for (a, _) in &pairs {
             let remote = word.remote(0);
@@ -76,23 +76,22 @@ pub fn concurrent(bed: &Bed) {
     assert_eq!(word.load_u64(0).unwrap(), 3 * ROUNDS);
 }
 
-/// A word that is not aligned to eight bytes is refused, and so is one of a region without the right.
+/// An address that is no multiple of eight is refused, whatever the key is; so are words beyond a region, and of one without the right.
 pub fn refused(bed: &Bed) {
     need!(bed, atomics);
-    for (access, off) in [
-        (crate::bed::ALL, 4),
-        (crate::bed::ALL, 16),
-        (
-            crate::bed::ALL.difference(weft_verbs::Access::REMOTE_ATOMIC),
-            0,
-        ),
+    let without = ALL.difference(weft_verbs::Access::REMOTE_ATOMIC);
+    for (access, off, status) in [
+        (ALL, 4, WcStatus::RemInvReqErr),
+        (without, 4, WcStatus::RemInvReqErr),
+        (ALL, 16, WcStatus::RemAccessErr),
+        (without, 0, WcStatus::RemAccessErr),
     ] {
         let (a, b) = bed.pair();
         let (old, word) = (a.mr(8), b.pd.alloc_mr(16, access).unwrap());
         word.fill(0, 16, 9).unwrap();
         a.post(SendWr::fetch_add(1, word.remote(off), 1).sge(old.whole()));
         let wc = a.sent();
-        assert_eq!((wc.wr_id, wc.status), (1, WcStatus::RemAccessErr), "{wc:?}");
+        assert_eq!((wc.wr_id, wc.status), (1, status), "{wc:?}");
         assert_bytes(&word, 0, &[9; 16], "the word");
     }
 }

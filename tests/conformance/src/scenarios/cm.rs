@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use weft_verbs::cm::{
     CmError, CmEvent, CmEventKind, CmId, ConnParam, ConnectError, EventChannel, Listener,
 };
+use weft_verbs::tls::TlsError;
 use weft_verbs::{EndReason, LocalMode, QpInit, QpState, RecvWr, SendWr, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, Carrier, End, Half, PATIENCE, assert_ok, pattern, take, until};
@@ -436,7 +437,9 @@ pub fn events_of_failure(bed: &Bed) {
         assert_eq!(failed.id, id);
         match failed.kind {
             CmEventKind::Unreachable(ConnectError::Refused) => true,
-            CmEventKind::ConnectError(ConnectError::Closed) => false,
+            CmEventKind::ConnectError(
+                ConnectError::Closed | ConnectError::Tls(TlsError::ClosedInHandshake),
+            ) => false,
             // It went while we knocked.
             CmEventKind::ConnectError(ConnectError::NotLocal(_))
                 if bed.setup.local == LocalMode::Require =>
@@ -531,6 +534,7 @@ pub fn strangers(bed: &Bed) {
         let error = bed.dial(addr, bed.end(&bed.a, &half), &bed.param()).err();
         // They have no shared memory either.
         let expected = match bed.setup.local {
+            _ if bed.setup.tls => matches!(error, Some(ConnectError::Tls(TlsError::NotTls))),
             LocalMode::Require => matches!(error, Some(ConnectError::NotLocal(_))),
             _ => matches!(error, Some(ConnectError::Protocol(_))),
         };
@@ -544,7 +548,9 @@ pub fn strangers(bed: &Bed) {
     let error = weft_verbs::cm::connect(addr, &end.pd, &QpInit::new(&end.scq, &end.rcq), &param);
     let error = error.err();
     let expected = match bed.setup.local {
-        LocalMode::Require => matches!(error, Some(ConnectError::NotLocal(_))),
+        LocalMode::Require if !bed.setup.tls => {
+            matches!(error, Some(ConnectError::NotLocal(_)))
+        }
         _ => matches!(error, Some(ConnectError::TimedOut)),
     };
     assert!(expected, "{error:?}");

@@ -4,7 +4,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
-use weft_verbs::{AsyncEvent, CompChannel, Limits, QpState, RecvWr, SendWr, Wc, WcStatus};
+use weft_verbs::{
+    AsyncEvent, CompChannel, EventWait, Limits, QpState, RecvWr, SendWr, Wc, WcStatus,
+};
 
 use crate::bed::{Bed, End, Half, PATIENCE, take, until};
 
@@ -202,6 +204,47 @@ pub fn in_an_epoll(bed: &Bed) {
             take(&b.rcq, 1);
         }
     }
+}
+
+/// A thread that drives while it waits for events gets each of them, and so does one that sleeps elsewhere in between.
+pub fn awaited(bed: &Bed) {
+    const ROUNDS: u64 = 60;
+    let (a, b, channel) = pair(bed);
+    let wait = EventWait::default();
+    let cqs = [b.rcq.clone()];
+    for id in 0..ROUNDS {
+        b.post_recv(RecvWr::new(id));
+    }
+    b.rcq.req_notify(false);
+    std::thread::scope(|scope| {
+        let (next, may_send) = std::sync::mpsc::channel();
+        let a = &a;
+        scope.spawn(move || {
+            while may_send.recv().is_ok() {
+                a.run(SendWr::send(1));
+            }
+        });
+        for round in 0..ROUNDS {
+            next.send(()).unwrap();
+            let event = std::cell::Cell::new(None);
+            // Each fifth time it sleeps on the channel at once, though it has just driven.
+            if round % 5 < 4 {
+                wait.try_for(&cqs, || {
+                    event.set(channel.get_event(NOW));
+                    event.get().is_some()
+                });
+            }
+            let event = event.get().or_else(|| channel.get_event(Some(PATIENCE)));
+            assert_eq!(event, Some(b.rcq.num()), "round {round}");
+            b.rcq.req_notify(false);
+            assert_eq!(take(&b.rcq, 1)[0].wr_id, round);
+            // What came after the queue was armed again was its event too.
+            while channel.get_event(NOW).is_some() {
+                b.rcq.req_notify(false);
+            }
+        }
+        drop(next);
+    });
 }
 
 /// Waiting for an event ends when its time is up.

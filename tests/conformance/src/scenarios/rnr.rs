@@ -1,6 +1,7 @@
 //! Messages that find no receive posted, on queue pairs that wait for one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use weft_verbs::{EndReason, QpState, RecvWr, Rnr, SendWr, WcOpcode, WcStatus};
 
@@ -126,6 +127,32 @@ pub fn requests_wait(bed: &Bed) {
     assert_eq!((wc.wr_id, wc.status), (8, WcStatus::RnrRetryExcErr));
     let wc = a.sent();
     assert_eq!((wc.wr_id, wc.status), (9, WcStatus::WrFlushErr));
+}
+
+/// A message that the sender wants tried so often is given up, and named; what came before it was received.
+pub fn limited(bed: &Bed) {
+    let (a, b) = pair(bed);
+    let (timer, len) = (Duration::from_millis(20), bed.setup.largest.min(100_000));
+    a.qp.set_rnr_retry(1);
+    b.qp.set_min_rnr_timer(timer);
+    let (from, to) = (a.mr(len), b.mr(len));
+    let end = watch_end(&b);
+    b.post_recv(RecvWr::new(1).sge(to.whole()));
+    let start = Instant::now();
+    for id in 1..=3 {
+        a.post(SendWr::send(id).sge(from.whole()).signaled());
+    }
+    assert_ok(&b.received(), 1, WcOpcode::Recv, len);
+    let sent = take(&a.scq, 3);
+    let reason = end.recv_timeout(PATIENCE).expect("the end is announced");
+    assert!(start.elapsed() >= 2 * timer);
+    assert_eq!(reason, EndReason::Terminated(0x1202));
+    until("the end", || b.qp.state() == QpState::Error);
+    assert_eq!(sent[0].status, WcStatus::Success);
+    if bed.setup.remote_completion {
+        assert_eq!(sent[1].status, WcStatus::RnrRetryExcErr);
+        assert_eq!(sent[2].status, WcStatus::WrFlushErr);
+    }
 }
 
 /// Receives come from another thread, at any time, to one that polls or sleeps.
@@ -281,7 +308,7 @@ pub fn sleeps_beside_it(bed: &Bed) {
         });
         let before = b.qp.ledger().rx_syscalls;
         // Time for a busy loop to show, if there is one.
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
         let looks = b.qp.ledger().rx_syscalls - before;
         assert!(
             looks < 1000,

@@ -106,6 +106,56 @@ pub fn disconnect_beside_a_poller(bed: &Bed) {
     }
 }
 
+/// Nothing moves on a paused queue pair, whoever began it and whoever would carry it out, and it all goes on afterwards.
+pub fn pause(bed: &Bed) {
+    let (a, b) = bed.talking_pair();
+    let (c, d) = bed.talking_pair();
+    let (mem, written) = (b.mr(64), a.mr_of(&[7; 8]));
+    b.post_recv(RecvWr::new(1));
+    a.post_recv(RecvWr::new(2));
+    b.qp.pause(true);
+    a.post(SendWr::write(3, mem.remote(0)).sge(written.sge(0, 8)));
+    a.post(
+        SendWr::read(4, mem.remote(0))
+            .sge(written.sge(0, 8))
+            .signaled(),
+    );
+    a.post(SendWr::send(5).signaled());
+    b.post(SendWr::send(6).signaled());
+    // The engines, and those who poll, have every reason to look at it.
+    for i in 0..200 {
+        d.post_recv(RecvWr::new(i));
+        c.run(SendWr::send(i));
+        assert_eq!(d.received().wr_id, i);
+        for cq in [&a.rcq, &b.rcq, &b.scq] {
+            assert_none(cq);
+        }
+    }
+    assert_bytes(&mem, 0, &[0; 8], "the peer's write");
+    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Rts, QpState::Rts));
+    b.qp.pause(false);
+    assert_ok(&b.received(), 1, WcOpcode::Recv, 0);
+    assert_ok(&a.received(), 2, WcOpcode::Recv, 0);
+    assert_ok(&b.sent(), 6, WcOpcode::Send, 0);
+    assert_ok(&a.sent(), 4, WcOpcode::Read, 8);
+    assert_ok(&a.sent(), 5, WcOpcode::Send, 0);
+    assert_bytes(&mem, 0, &[7; 8], "the peer's write");
+    // One that sleeps meanwhile is woken by what comes.
+    b.qp.pause(true);
+    b.post_recv(RecvWr::new(8));
+    a.post(SendWr::send(7));
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| b.received().wr_id);
+        for i in 0..200 {
+            d.post_recv(RecvWr::new(i));
+            c.run(SendWr::send(i));
+            d.received();
+        }
+        b.qp.pause(false);
+        assert_eq!(sleeper.join().expect("no panic"), 8);
+    });
+}
+
 /// A cut connection is lost to both sides, without a reason.
 pub fn cut(bed: &Bed) {
     let (a, b) = bed.talking_pair();

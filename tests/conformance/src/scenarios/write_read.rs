@@ -88,8 +88,8 @@ pub fn read_and_write_lists(bed: &Bed) {
     assert_bytes(&ma, 40_001, &data[30_001..], "fourth part");
 }
 
-/// Write with Immediate: the data is in place when the receive completes; the immediate comes with it, and no bytes of
-/// the receive are used.
+/// Write with Immediate: the data is in place when the receive completes; the immediate and the length of the Write come with it, and no
+/// bytes of the receive are used.
 pub fn write_with_immediate(bed: &Bed) {
     need!(bed, immediate);
     let (a, b) = bed.pair();
@@ -105,16 +105,8 @@ pub fn write_with_immediate(bed: &Bed) {
         let wc = a.run(if i % 2 == 0 { wr.solicited() } else { wr });
         assert_eq!(wc.opcode, WcOpcode::Write);
         let wc = b.received();
-        assert_eq!(
-            (wc.wr_id, wc.status, wc.opcode, wc.imm),
-            (
-                500 + id,
-                WcStatus::Success,
-                WcOpcode::RecvWithImm,
-                Some(imm)
-            ),
-            "{wc:?}"
-        );
+        assert_ok(&wc, 500 + id, WcOpcode::RecvWithImm, len);
+        assert_eq!(wc.imm, Some(imm));
         assert_bytes(&dst, 1, &data, "written");
         assert_bytes(&other, 0, &[0xab; 16], "the receive's own bytes");
     }

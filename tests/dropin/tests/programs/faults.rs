@@ -2,7 +2,10 @@
 
 use std::process::Command;
 
+use tempfile::TempDir;
 use weft_dropin::{Done, Weft, free_port, have};
+
+use crate::carriers;
 
 const NEEDED: &[(&str, &str)] = &[("ibv_rc_pingpong", "ibverbs-utils")];
 
@@ -77,23 +80,106 @@ fn a_script_that_means_nothing_is_not_ignored() {
     client.says("weft: ").says("line 1");
 }
 
-#[test]
-fn a_port_goes_down_and_comes_back() {
+/// A program of ours, made in a folder; `None` where it cannot be.
+fn made(name: &str) -> Option<(TempDir, String)> {
     if !have(&[
         ("cc", "gcc"),
         ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
     ]) {
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join(name);
+    let source = format!("{}/c/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Werror", "-o"]).arg(&program);
+    assert!(cc.args([&source, "-libverbs"]).status().unwrap().success());
+    let program = program.into_os_string().into_string().unwrap();
+    Some((dir, program))
+}
+
+fn script(dir: &TempDir, text: &str) -> String {
+    let file = dir.path().join("faults");
+    std::fs::write(&file, text).unwrap();
+    file.into_os_string().into_string().unwrap()
+}
+
+#[test]
+fn a_port_goes_down_and_comes_back_and_nothing_moves_in_between() {
+    let Some((dir, program)) = made("events") else {
+        return;
+    };
+    let faults = script(&dir, "send 10 on 1: port down 200ms\n");
+    for weft in carriers("weft_ib0") {
+        let done = weft.env("WEFT_FAULTS", &faults).run(&program);
+        done.good()
+            .says("after 10 sends: port error, port 1\nafter 10 sends: port active, port 1\n");
+    }
+}
+
+#[test]
+fn a_send_through_a_port_that_stays_down_fails() {
+    if !have(NEEDED) {
+        return;
+    }
+    let (client, _) = under("send 50: port down\n");
+    assert_eq!(client.code(), 1, "{}", client.show());
+    client.says("Failed status transport retry counter exceeded (12)");
+}
+
+#[test]
+fn a_peer_waits_for_a_port_that_is_down() {
+    let Some((dir, program)) = made("two") else {
+        return;
+    };
+    let faults = script(&dir, "recv 2: port down 300ms\n");
+    for weft in carriers("weft_ib0") {
+        let done = weft.run(&format!("{program} port {faults}"));
+        done.good()
+            .says("write: after the port was up\nsend: after the port was up\n");
+    }
+}
+
+#[test]
+fn a_dead_peer_flushes_where_that_is_asked_for() {
+    let Some((dir, program)) = made("two") else {
+        return;
+    };
+    let faults = script(&dir, "send 2: die\n");
+    for weft in carriers("weft_ib0") {
+        let weft = weft.env("WEFT_PEER_DEATH", "flush");
+        // IBV_QPS_ERR
+        for (how, line) in [("killed", "killed"), ("dies", &format!("dies {faults}"))] {
+            let done = weft.run(&format!("{program} {line}"));
+            done.good()
+                .says(&format!("{how}: Work Request Flushed Error, state 6\n"));
+        }
+        let wrong = weft.env("WEFT_PEER_DEATH", "loud");
+        let done = wrong.run(&format!("{program} killed"));
+        assert!(!done.is_good(), "{}", done.show());
+        done.says("WEFT_PEER_DEATH has to be silent or flush");
+    }
+}
+
+#[test]
+fn faults_say_in_the_log_what_they_did() {
+    if !have(NEEDED) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let (program, faults) = (dir.path().join("events"), dir.path().join("faults"));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/c/events.c");
-    let mut cc = Command::new("cc");
-    cc.args(["-Wall", "-Werror", "-o"]).arg(&program);
-    assert!(cc.args([source, "-libverbs"]).status().unwrap().success());
-    std::fs::write(&faults, "send 10 on 1: port down 200ms\n").unwrap();
-    let weft = Weft::on("weft_ib0").env("WEFT_FAULTS", &faults);
-    let done = weft.run(program.to_str().unwrap());
-    done.good()
-        .says("20 sends\nport error, port 1\nport active, port 1\n");
+    let faults = script(
+        &dir,
+        "send 2: delay 1ms\nsend 100 on 1: complete RETRY_EXC_ERR\n",
+    );
+    let weft = Weft::on("weft_ib0")
+        .env("WEFT_FAULTS", faults)
+        .env("WEFT_LOG", "info");
+    let port = free_port();
+    let line = format!("ibv_rc_pingpong -d weft_ib0 -g 0 -p {port} -n 300");
+    let server = Weft::on("weft_ib0").start(&line).listens(port);
+    let client = weft.run(&format!("{line} 127.0.0.1"));
+    server.kill();
+    client
+        .says("fault on purpose: send 2 on 1: delay 1ms")
+        .says("fault on purpose: send 100 on 1: complete RETRY_EXC_ERR");
 }

@@ -9,6 +9,7 @@ mod pingpong;
 mod pyverbs;
 mod rdmacm;
 mod rsockets;
+mod tls;
 mod ucx;
 
 use weft_dropin::Weft;

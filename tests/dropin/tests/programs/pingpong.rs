@@ -69,6 +69,23 @@ fn ibv_uc_pingpong() {
     }
 }
 
+/// iWARP's queue pairs are connected by `rdma_cm`: the log says what to do.
+#[test]
+fn ibv_rc_pingpong_is_told_what_to_do_on_iwarp() {
+    if !have(&[("ibv_rc_pingpong", "ibverbs-utils")]) {
+        return;
+    }
+    let port = free_port();
+    let line = format!("ibv_rc_pingpong -d weft0 -g 0 -p {port}");
+    let weft = Weft::on("weft0").env("WEFT_LOG", "warn");
+    let server = weft.start(&line).listens(port);
+    // It fails too, for want of an answer.
+    weft.run(&format!("{line} 127.0.0.1"));
+    let server = server.end();
+    assert_eq!(server.code(), 1, "{}", server.show());
+    server.says("connect it with rdma_cm").says("weft_ib0");
+}
+
 /// iWARP has no datagram queue pairs: the program says so and goes.
 #[test]
 fn ibv_ud_pingpong_is_refused_on_iwarp() {

@@ -115,6 +115,6 @@ fn riostream() {
         stream("riostream", &weft, "127.0.0.1", "-T v -S 64 -C 200");
         stream("riostream", &weft, "127.0.0.1", "-T v -S 100000 -C 50");
         // There and back, each side spinning on its own memory.
-        stream("riostream", &weft, "127.0.0.1", "-S 64 -I 200 -C 1");
+        stream("riostream", &weft, "127.0.0.1", "-S 64 -I 20 -C 1");
     }
 }

@@ -172,12 +172,12 @@ fn literal_bytes() {
         .concat()
     );
     let hello = Hello {
-        version: 1,
+        version: VERSION,
         status: Status::KeyWanted,
         key: true,
         nonce: [9; 32],
     };
-    let mut expected = b"weft-cp\0\x00\x01\x00\x03\x00\x01\x00\x00".to_vec();
+    let mut expected = b"weft-cp\0\x00\x02\x00\x03\x00\x01\x00\x00".to_vec();
     expected.extend([9; 32]);
     assert_eq!(hello.encode()[..], expected);
     assert_eq!(Hello::decode(&expected), Ok(hello));

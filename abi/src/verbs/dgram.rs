@@ -1,0 +1,256 @@
+//! The calls of `<infiniband/weft_dgram.h>`: RDMA Write-Record and long messages on datagram queue pairs.
+
+use std::ffi::c_int;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use weft_verbs::{RemoteAddr, SendOp, SendWr, Sge, UD_MAX_SEGMENT, UD_MTU, UdInit};
+
+use super::null;
+use super::object::{Turn, enter, turn};
+use super::post::{imm, set_flags};
+use super::qp::QpObj;
+use super::types::*;
+use super::ud;
+use crate::call::{run, status};
+
+/// `struct weft_dgram_attr`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)] // the header has it
+pub struct weft_dgram_attr {
+    pub max_message: u32,
+    pub segment: u32,
+    pub timeout_ms: u32,
+    pub records: u32,
+    pub whole_only: u32,
+}
+
+/// `struct weft_dgram_write`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // the header has it
+pub struct weft_dgram_write {
+    pub wr_id: u64,
+    pub sg_list: *mut ibv_sge,
+    pub num_sge: c_int,
+    pub send_flags: u32,
+    pub ah: *mut ibv_ah,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
+    pub remote_addr: u64,
+    pub rkey: u32,
+    pub with_imm: u32,
+    pub imm_data: u32,
+    pub reserved: u32,
+}
+
+/// `struct weft_dgram_range`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the header has it
+pub struct weft_dgram_range {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// `struct weft_dgram_record`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)] // the header has it
+pub struct weft_dgram_record {
+    pub addr: u64,
+    pub rkey: u32,
+    pub length: u32,
+    pub valid: u32,
+    pub src_qp: u32,
+    pub msn: u32,
+    pub reserved: u32,
+}
+
+/// `weft_dgram_setup`
+///
+/// # Safety
+/// As the header says.
+pub unsafe fn weft_dgram_setup(qp: *mut ibv_qp, attr: *const weft_dgram_attr) -> c_int {
+    status(|| {
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { attr.read_unaligned() };
+        let or = |value: u32, usual: u32| if value == 0 { usual } else { value };
+        let segment = or(attr.segment, UD_MAX_SEGMENT);
+        if segment > UD_MAX_SEGMENT {
+            return Err(Errno::INVAL);
+        }
+        renew(&mut turn::<QpObj>(qp)?, |init| {
+            init.max_message = or(attr.max_message, UD_MTU);
+            init.segment = segment;
+            init.message_timeout = Duration::from_millis(or(attr.timeout_ms, 100).into());
+            init.record_depth = attr.records;
+            init.partial_records = attr.whole_only == 0;
+        })
+    })
+}
+
+/// In the first state, and for datagrams: another queue pair below, made otherwise.
+///
+/// # Errors
+/// `EINVAL` for another state or kind; as creating a queue pair, which stays as it was then.
+fn renew(qp: &mut Turn<QpObj>, change: impl FnOnce(&mut UdInit)) -> Result<(), Errno> {
+    if !qp.is_datagram() || qp.state() != IBV_QPS_RESET {
+        return Err(Errno::INVAL);
+    }
+    let mut ud = qp.alone(|qp| qp.ud.take()).ok_or(Errno::INVAL)?;
+    let before = ud.init().clone();
+    change(ud.init());
+    ud.end();
+    let mut renewed = ud.renew();
+    if renewed.is_err() {
+        *ud.init() = before;
+        renewed = ud.renew().and(renewed);
+    }
+    qp.alone(|qp| qp.ud = Some(ud));
+    renewed
+}
+
+/// `weft_dgram_post_write_record`
+///
+/// # Safety
+/// As the header says.
+pub unsafe fn weft_dgram_post_write_record(qp: *mut ibv_qp, wr: *const weft_dgram_write) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let qp = unsafe { enter::<QpObj>(qp) }?;
+        if wr.is_null() || !qp.is_datagram() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let c = unsafe { wr.read_unaligned() };
+        let remote = RemoteAddr {
+            addr: c.remote_addr,
+            rkey: c.rkey,
+        };
+        let op = if c.with_imm == 0 {
+            SendOp::Write { remote }
+        } else {
+            let imm = imm(c.imm_data);
+            SendOp::WriteImm { remote, imm }
+        };
+        let mut wr = SendWr::new(c.wr_id, op);
+        set_flags(&mut wr, c.send_flags);
+        let count = usize::try_from(c.num_sge).map_err(|_| Errno::INVAL)?;
+        let bad = count > 0 && c.sg_list.is_null();
+        if bad || count > qp.max_send_sge() || c.send_flags & IBV_SEND_INLINE != 0 {
+            return Err(Errno::INVAL);
+        }
+        for n in 0..count {
+            // SAFETY: the caller's promise: so many elements.
+            let sge = unsafe { c.sg_list.add(n).read_unaligned() };
+            if sge.length > 0 {
+                wr.sges.push(Sge {
+                    addr: sge.addr,
+                    len: sge.length,
+                    lkey: sge.lkey,
+                });
+            }
+        }
+        null::resolve(&mut wr.sges, true);
+        // SAFETY: the caller's promise: an address handle.
+        let to = unsafe { ud::dest(c.ah, c.remote_qpn, c.remote_qkey) }?;
+        qp.post_datagram(&wr, &to)
+    })
+}
+
+/// `weft_dgram_take_record`
+///
+/// # Safety
+/// As the header says.
+pub unsafe fn weft_dgram_take_record(
+    qp: *mut ibv_qp,
+    wr_id: u64,
+    record: *mut weft_dgram_record,
+    ranges: *mut weft_dgram_range,
+    count: c_int,
+) -> c_int {
+    run(|| {
+        // SAFETY: the caller's promise.
+        let qp = unsafe { enter::<QpObj>(qp) }?;
+        let taken = qp.datagrams()?.with(|native| native.take_record(wr_id))?;
+        let taken = taken.ok_or(Errno::NOENT)?;
+        if !record.is_null() {
+            let c = weft_dgram_record {
+                addr: taken.addr,
+                rkey: taken.rkey,
+                length: taken.len,
+                valid: taken.valid_bytes(),
+                src_qp: taken.source.qp_num,
+                msn: taken.msn,
+                reserved: 0,
+            };
+            // SAFETY: the caller's promise: room for one.
+            unsafe { record.write_unaligned(c) };
+        }
+        let valid = taken.valid.iter().map(|range| weft_dgram_range {
+            start: taken.addr.wrapping_add(range.start.into()),
+            end: taken.addr.wrapping_add(range.end.into()),
+        });
+        // SAFETY: the caller's promise: room for `count`.
+        unsafe { give(valid, ranges, count) }
+    })
+}
+
+/// `weft_dgram_validity_map`
+///
+/// # Safety
+/// As the header says.
+pub unsafe fn weft_dgram_validity_map(
+    qp: *mut ibv_qp,
+    rkey: u32,
+    ranges: *mut weft_dgram_range,
+    count: c_int,
+    clear: c_int,
+) -> c_int {
+    run(|| {
+        // SAFETY: the caller's promise.
+        let qp = unsafe { enter::<QpObj>(qp) }?;
+        let map = qp.datagrams()?.with(|native| {
+            if clear == 0 {
+                native.validity_map(rkey)
+            } else {
+                native.take_validity_map(rkey)
+            }
+        })?;
+        let valid = map.ranges().map(|range| weft_dgram_range {
+            start: range.start,
+            end: range.end,
+        });
+        // SAFETY: the caller's promise: room for `count`.
+        unsafe { give(valid, ranges, count) }
+    })
+}
+
+/// Writes the first of them, and says how many there are.
+///
+/// # Safety
+/// There is room for `count` ranges.
+unsafe fn give(
+    all: impl Iterator<Item = weft_dgram_range>,
+    ranges: *mut weft_dgram_range,
+    count: c_int,
+) -> Result<c_int, Errno> {
+    let room = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    if room > 0 && ranges.is_null() {
+        return Err(Errno::INVAL);
+    }
+    let mut seen = 0;
+    for (n, range) in all.enumerate() {
+        if n < room {
+            // SAFETY: the caller's promise.
+            unsafe { ranges.add(n).write_unaligned(range) };
+        }
+        seen = n + 1;
+    }
+    c_int::try_from(seen).map_err(|_| Errno::OVERFLOW)
+}

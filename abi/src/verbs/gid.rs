@@ -1,0 +1,283 @@
+//! The GID table of `weft_ib0`: the addresses of this host.
+//!
+//! Programs ask for GIDs with every address handle and connection. So the table is read from the system once, and again when the system has told of a
+//! change; without a free descriptor it stays as it was.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+use weft_verbs::cm::gid_of;
+
+use super::device::last_errno;
+use super::object::{PerFork, lock};
+
+/// An address of this host, as a GID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gid {
+    pub(crate) ip: IpAddr,
+    /// The interface that has it.
+    pub(crate) ifindex: u32,
+}
+
+impl Gid {
+    const EMPTY: Gid = Gid {
+        ip: IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        ifindex: 0,
+    };
+
+    /// There is nothing at this index.
+    pub(crate) fn is_empty(self) -> bool {
+        self == Gid::EMPTY
+    }
+
+    pub(crate) fn raw(self) -> [u8; 16] {
+        gid_of(self.ip)
+    }
+
+    /// What others reach from afar comes first, and IPv4 before IPv6: programs take index 0 unless told.
+    fn rank(self) -> u8 {
+        match self.ip {
+            ip if ip.is_loopback() => 3,
+            IpAddr::V4(_) => 0,
+            ip if is_link_local(ip) => 2,
+            IpAddr::V6(_) => 1,
+        }
+    }
+}
+
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// The GID table of this process. An address keeps its index: new ones are added behind those that are known, and where one has gone, the entry is
+/// empty ([`Gid::is_empty`]) until it comes back.
+///
+/// # Errors
+/// As `socket(2)`, while the addresses could never be read.
+pub(crate) fn gids() -> Result<Vec<Gid>, Errno> {
+    static TABLE: PerFork<Mutex<Table>> = PerFork::new();
+    let mut table = lock(TABLE.get());
+    // Heard before the addresses are read: what changes while they are read is heard of the next time.
+    let changed = table.has_changed();
+    table.refresh(changed, addresses)?;
+    let shown = |(gid, there): &(Gid, bool)| if *there { *gid } else { Gid::EMPTY };
+    Ok(table.known.iter().map(shown).collect())
+}
+
+#[derive(Default)]
+struct Table {
+    /// What was ever there, and whether it is now.
+    known: Vec<(Gid, bool)>,
+    /// Where the system tells of changes.
+    news: Option<News>,
+    /// What has changed since the addresses were read, `news` tells.
+    current: bool,
+}
+
+impl Table {
+    /// The addresses may be others than when they were read.
+    fn has_changed(&mut self) -> bool {
+        if self.news.is_none() {
+            self.news = News::new()
+                .inspect_err(|errno| tracing::debug!(%errno, "the addresses of this host are read each time"))
+                .ok();
+        }
+        let silent = self.news.as_ref().is_some_and(News::is_silent);
+        !(self.current && silent)
+    }
+
+    fn refresh(
+        &mut self,
+        changed: bool,
+        read: impl FnOnce() -> Result<Vec<Gid>, Errno>,
+    ) -> Result<(), Errno> {
+        if !changed {
+            return Ok(());
+        }
+        self.current = false;
+        match read() {
+            Ok(now) => {
+                update(&mut self.known, &now);
+                self.current = self.news.is_some();
+                Ok(())
+            }
+            Err(errno) if self.known.is_empty() => Err(errno),
+            Err(errno) => {
+                tracing::debug!(%errno, "the addresses of this host are taken to be those of before");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Hears of addresses and interfaces that come and go, in the network namespace of the thread that made it (rtnetlink(7)).
+struct News(OwnedFd);
+
+impl News {
+    fn new() -> Result<News, Errno> {
+        const GROUPS: libc::c_int =
+            libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        // No protocol: NETLINK_ROUTE is 0.
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+        bind(&fd, &SocketAddrNetlink::new(0, GROUPS as u32))?;
+        Ok(News(fd))
+    }
+
+    /// Nothing has been told since the last time.
+    fn is_silent(&self) -> bool {
+        /// More than that is for the next time.
+        const MANY: usize = 256;
+        let mut silent = true;
+        for _ in 0..MANY {
+            // What it says does not matter, nor that it was too much for the socket's buffer.
+            match recv(&self.0, &mut [0; 16], RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) => break,
+                Ok(_) | Err(_) => silent = false,
+            }
+        }
+        silent
+    }
+}
+
+/// What an index can say.
+const MAX_GIDS: usize = 256;
+
+fn update(table: &mut Vec<(Gid, bool)>, now: &[Gid]) {
+    for (gid, there) in table.iter_mut() {
+        *there = now.contains(gid);
+    }
+    for gid in now {
+        if table.iter().any(|(known, _)| known == gid) {
+            continue;
+        }
+        if table.len() < MAX_GIDS {
+            table.push((*gid, true));
+        } else if let Some(free) = table.iter_mut().find(|(_, there)| !there) {
+            *free = (*gid, true);
+        }
+    }
+}
+
+/// The addresses of the interfaces that are up, each once.
+///
+/// # Errors
+/// As `socket(2)`.
+fn addresses() -> Result<Vec<Gid>, Errno> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: a place for one pointer.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(last_errno());
+    }
+    let mut gids: Vec<Gid> = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: a member of the list, which lives until it is freed below.
+        let entry = unsafe { &*next };
+        next = entry.ifa_next;
+        if entry.ifa_flags & libc::IFF_UP as u32 == 0 || entry.ifa_name.is_null() {
+            continue;
+        }
+        // SAFETY: an address that the system wrote, or none.
+        let Some(ip) = (unsafe { address(entry.ifa_addr) }) else {
+            continue;
+        };
+        // SAFETY: a name that the system wrote.
+        let ifindex = unsafe { libc::if_nametoindex(entry.ifa_name) };
+        if gids.iter().all(|gid| gid.ip != ip) {
+            gids.push(Gid { ip, ifindex });
+        }
+    }
+    // SAFETY: what `getifaddrs` gave, once.
+    unsafe { libc::freeifaddrs(list) };
+    gids.sort_by_key(|gid| gid.rank());
+    Ok(gids)
+}
+
+/// # Safety
+/// Null, or an address as long as its family says.
+unsafe fn address(addr: *const libc::sockaddr) -> Option<IpAddr> {
+    if addr.is_null() {
+        return None;
+    }
+    // SAFETY: every address begins with its family.
+    match i32::from(unsafe { (*addr).sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: of this family.
+            let addr = unsafe { addr.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(IpAddr::from(addr.sin_addr.s_addr.to_ne_bytes()))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: of this family.
+            let addr = unsafe { addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(addr.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_has_gids() {
+        let gids = gids().unwrap();
+        let local = gids.iter().position(|gid| gid.ip.is_loopback());
+        let local = local.expect("every host has a loopback address");
+        assert!(gids[local].ifindex > 0);
+        assert!(gids[local..].iter().all(|gid| gid.ip.is_loopback()));
+        for gid in &gids {
+            assert_eq!(weft_verbs::cm::ip_of(gid.raw()), gid.ip);
+        }
+    }
+
+    #[test]
+    fn addresses_keep_their_index() {
+        let gid = |last: u8| Gid {
+            ip: [192, 0, 2, last].into(),
+            ifindex: 2,
+        };
+        let mut table = Vec::new();
+        update(&mut table, &[gid(1), gid(2)]);
+        update(&mut table, &[gid(0), gid(2)]);
+        assert_eq!(table, [(gid(1), false), (gid(2), true), (gid(0), true)]);
+        update(&mut table, &[gid(1), gid(2)]);
+        assert_eq!(table, [(gid(1), true), (gid(2), true), (gid(0), false)]);
+        let many: Vec<Gid> = (0..=255).map(gid).collect();
+        update(&mut table, &many);
+        assert_eq!(table.len(), MAX_GIDS);
+        update(&mut table, &[Gid::EMPTY]);
+        assert_eq!(table.len(), MAX_GIDS, "a place that was free");
+    }
+
+    #[test]
+    fn addresses_are_read_when_they_may_have_changed() {
+        let gid = |last: u8| Gid {
+            ip: [192, 0, 2, last].into(),
+            ifindex: 2,
+        };
+        let mut table = Table::default();
+        assert_eq!(
+            table.refresh(true, || Err(Errno::MFILE)),
+            Err(Errno::MFILE),
+            "nothing is known yet"
+        );
+        assert!(table.has_changed(), "they were never read");
+        assert!(table.news.is_some());
+        table.refresh(true, || Ok(vec![gid(1)])).unwrap();
+        assert!(table.current);
+        table
+            .refresh(false, || unreachable!("nothing has changed"))
+            .unwrap();
+        table.refresh(true, || Err(Errno::MFILE)).unwrap();
+        assert_eq!(table.known, [(gid(1), true)], "those of before");
+        assert!(table.has_changed(), "they could not be read");
+        table.refresh(true, || Ok(vec![gid(2)])).unwrap();
+        assert_eq!(table.known, [(gid(1), false), (gid(2), true)]);
+    }
+}

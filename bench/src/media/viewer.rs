@@ -1,0 +1,357 @@
+//! Viewers: many in one process, each taking what its rate asks for, a part each quarter of a second.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use weft_media::client::{Dial, Viewer};
+use weft_media::wire::Request;
+use weft_verbs::tls::{Identity, Tls};
+use weft_verbs::{Device, LocalMode};
+
+use super::MOVIE;
+use super::server::{Kind, NAME, Served};
+use crate::error::{BenchError, Result};
+
+/// Threads that the viewers share.
+const THREADS: usize = 4;
+/// How often a viewer fetches.
+const TICK: Duration = Duration::from_millis(250);
+/// A fetch that is done so much after its time would have stopped the picture.
+const LATE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Who watches what.
+pub(super) struct Plan {
+    pub(super) viewers: usize,
+    /// Mb/s of each.
+    pub(super) rate: f64,
+    /// Time between a viewer's jumps.
+    pub(super) jump: Option<Duration>,
+}
+
+fn stack(what: &'static str) -> impl FnOnce(String) -> BenchError {
+    move |why| BenchError::Stack { what, why }
+}
+
+/// How viewers of weft connect to a server.
+struct Way {
+    device: Device,
+    dial: Dial,
+}
+
+impl Way {
+    fn new(served: &Served) -> Result<Self> {
+        let mode = match served.kind {
+            Kind::Local => LocalMode::Require,
+            _ => LocalMode::Off,
+        };
+        let device = Device::builder()
+            .local(mode)
+            .open()
+            .map_err(|e| stack("open the soft RNIC")(e.to_string()))?;
+        let tls = match served.kind {
+            Kind::Tls => {
+                let made = Identity::generate().and_then(Tls::new);
+                Some(made.map_err(|e| stack("make a key")(e.to_string()))?)
+            }
+            _ => None,
+        };
+        let dial = Dial {
+            // What a viewer takes at a time at 8.7 Mb/s is one Read.
+            read: 288 << 10,
+            depth: 1,
+            ..Dial::new(served.addr, tls)
+        };
+        Ok(Self { device, dial })
+    }
+
+    fn open(&self) -> Result<Viewer> {
+        Viewer::open(&self.device, &self.dial, &Request::Title(NAME.into()))
+            .map_err(|e| stack("connect a viewer")(e.to_string()))
+    }
+}
+
+/// An HTTP player: one long answer, of which it takes what it needs.
+struct Http {
+    served: std::net::SocketAddr,
+    stream: BufReader<TcpStream>,
+}
+
+impl Http {
+    fn open(addr: std::net::SocketAddr, from: u64, to: u64) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(addr)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_nodelay(true)?;
+        let mut http = Self {
+            served: addr,
+            stream: BufReader::with_capacity(4096, stream),
+        };
+        http.ask(from, to)?;
+        Ok(http)
+    }
+
+    /// Asks for a range, and reads the head of the answer.
+    fn ask(&mut self, from: u64, to: u64) -> std::io::Result<()> {
+        let text = format!(
+            "GET /{NAME} HTTP/1.1\r\nHost: x\r\nRange: bytes={from}-{}\r\n\r\n",
+            to - 1
+        );
+        self.stream.get_mut().write_all(text.as_bytes())?;
+        let mut line = String::new();
+        loop {
+            line.clear();
+            if self.stream.read_line(&mut line)? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            if line == "\r\n" {
+                return Ok(());
+            }
+        }
+    }
+}
+
+enum Player {
+    Weft(Box<Viewer>),
+    Http(Http),
+}
+
+impl Player {
+    fn take(&mut self, at: u64, len: usize, block: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Self::Weft(viewer) => {
+                let mut range = viewer.range(at, at + len as u64);
+                while let Some(piece) = range.next().map_err(|e| stack("read")(e.to_string()))? {
+                    block.clear();
+                    range
+                        .append(&piece, block)
+                        .map_err(|e| stack("read")(e.to_string()))?;
+                }
+                Ok(())
+            }
+            Self::Http(http) => {
+                block.resize(len, 0);
+                http.stream
+                    .read_exact(block)
+                    .map_err(BenchError::system("read an answer"))
+            }
+        }
+    }
+
+    fn jump(&mut self, at: u64) -> Result<()> {
+        if let Self::Http(http) = self {
+            // The rest of the long answer is on its way: only another connection has what is wanted now.
+            *http = Http::open(http.served, at, MOVIE).map_err(BenchError::system("jump"))?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    bytes: AtomicU64,
+    late: AtomicU64,
+    trouble: Mutex<Option<String>>,
+}
+
+/// Viewers at work; dropping it ends them.
+pub(super) struct Crowd {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Seat {
+    player: Player,
+    at: u64,
+    due: Instant,
+    jump: Option<Instant>,
+    random: u64,
+}
+
+impl Crowd {
+    /// Connects them all; they begin at different times and places.
+    pub(super) fn start(served: &Served, plan: &Plan) -> Result<Self> {
+        let way = if served.kind.is_weft() {
+            Some(Way::new(served)?)
+        } else {
+            None
+        };
+        let part = (plan.rate * 1e6 / 8.0 * TICK.as_secs_f64()) as u64;
+        let mut rows: Vec<Vec<Seat>> = (0..THREADS).map(|_| Vec::new()).collect();
+        let begin = Instant::now();
+        for index in 0..plan.viewers {
+            let mut random = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let at = next(&mut random) % (MOVIE / 2);
+            let player = match &way {
+                Some(way) => Player::Weft(Box::new(way.open()?)),
+                None => Player::Http(
+                    Http::open(served.addr, at, MOVIE)
+                        .map_err(BenchError::system("connect a viewer"))?,
+                ),
+            };
+            let offset = TICK * (index as u32 % 64) / 64;
+            rows[index % THREADS].push(Seat {
+                player,
+                at,
+                due: begin + offset,
+                jump: plan
+                    .jump
+                    .map(|each| begin + each.mul_f64((next(&mut random) % 1000) as f64 / 1000.0)),
+                random,
+            });
+        }
+        let shared = Arc::new(Shared::default());
+        let each = plan.jump;
+        let threads = rows
+            .into_iter()
+            .map(|row| {
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || {
+                    if let Err(e) = watch(row, part, each, &shared) {
+                        let mut trouble = shared
+                            .trouble
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner);
+                        *trouble = Some(e.to_string());
+                    }
+                })
+            })
+            .collect();
+        Ok(Self { shared, threads })
+    }
+
+    /// Bytes taken, and fetches that were late.
+    pub(super) fn counted(&self) -> (u64, u64) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (get(&self.shared.bytes), get(&self.shared.late))
+    }
+
+    /// Whether all still watch.
+    pub(super) fn check(&self) -> Result<()> {
+        let trouble = self
+            .shared
+            .trouble
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        trouble
+            .clone()
+            .map_or(Ok(()), |why| Err(stack("watch")(why)))
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn next(random: &mut u64) -> u64 {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    *random
+}
+
+fn watch(mut row: Vec<Seat>, part: u64, each: Option<Duration>, shared: &Shared) -> Result<()> {
+    let mut block = Vec::new();
+    // Those behind schedule from the connecting begin now.
+    let now = Instant::now();
+    for (index, seat) in row.iter_mut().enumerate() {
+        seat.due = now + TICK * (index as u32 % 64) / 64;
+    }
+    row.sort_by_key(|seat| seat.due);
+    while !shared.stop.load(Ordering::Relaxed) {
+        for seat in &mut row {
+            let now = Instant::now();
+            if let Some(wait) = seat.due.checked_duration_since(now) {
+                std::thread::sleep(wait);
+            }
+            if seat.jump.is_some_and(|at| at <= now) {
+                seat.at = next(&mut seat.random) % (MOVIE - 8 * part);
+                seat.player.jump(seat.at)?;
+                seat.jump = each.map(|each| now + each);
+            }
+            if seat.at + part > MOVIE {
+                seat.at = 0;
+                seat.player.jump(0)?;
+            }
+            seat.player.take(seat.at, part as usize, &mut block)?;
+            seat.at += part;
+            shared.bytes.fetch_add(part, Ordering::Relaxed);
+            if seat.due.elapsed() > LATE {
+                shared.late.fetch_add(1, Ordering::Relaxed);
+            }
+            seat.due += TICK;
+        }
+        if row.is_empty() {
+            std::thread::sleep(TICK);
+        }
+    }
+    Ok(())
+}
+
+/// A viewer that only jumps.
+pub(super) enum Seeker {
+    Weft(Box<Viewer>),
+    Http(Box<BufReader<TcpStream>>),
+}
+
+impl Seeker {
+    pub(super) fn open(served: &Served) -> Result<Self> {
+        if served.kind.is_weft() {
+            return Ok(Self::Weft(Box::new(Way::new(served)?.open()?)));
+        }
+        let stream = TcpStream::connect(served.addr).map_err(BenchError::system("connect"))?;
+        let set = stream.set_nodelay(true);
+        set.map_err(BenchError::system("connect"))?;
+        Ok(Self::Http(Box::new(BufReader::with_capacity(
+            64 << 10,
+            stream,
+        ))))
+    }
+
+    /// Time from the wish to the first 8 KiB, on a connection that stands.
+    pub(super) fn seek(&mut self, at: u64) -> Result<Duration> {
+        const FIRST: usize = 8 << 10;
+        let began = Instant::now();
+        match self {
+            Self::Weft(viewer) => {
+                let got = viewer.fetch(at, FIRST);
+                got.map_err(|e| stack("seek")(e.to_string()))?;
+            }
+            Self::Http(stream) => {
+                let text = format!(
+                    "GET /{NAME} HTTP/1.1\r\nHost: x\r\nRange: bytes={at}-{}\r\n\r\n",
+                    at + FIRST as u64 - 1
+                );
+                let mut talk = || -> std::io::Result<()> {
+                    stream.get_mut().write_all(text.as_bytes())?;
+                    let mut line = String::new();
+                    while line != "\r\n" {
+                        line.clear();
+                        if stream.read_line(&mut line)? == 0 {
+                            return Err(std::io::ErrorKind::UnexpectedEof.into());
+                        }
+                    }
+                    stream.read_exact(&mut [0; FIRST])
+                };
+                talk().map_err(BenchError::system("seek"))?;
+            }
+        }
+        Ok(began.elapsed())
+    }
+}
+
+/// Viewers that are connected, and watch nothing.
+pub(super) fn idle(served: &Served, count: usize) -> Result<Vec<Viewer>> {
+    let mut way = Way::new(served)?;
+    (way.dial.read, way.dial.depth) = (8192, 1);
+    (0..count).map(|_| way.open()).collect()
+}

@@ -1,0 +1,12 @@
+//! BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper.
+
+mod conclusions;
+mod costs;
+mod plan;
+mod run;
+mod suite;
+
+pub(crate) use plan::Plan;
+pub use plan::{Row, SdpFigure};
+pub(crate) use run::{Devices, Session};
+pub(crate) use suite::run as run_suite;

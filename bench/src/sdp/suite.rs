@@ -1,0 +1,299 @@
+//! The suite `weft bench sdp`.
+
+use super::conclusions::conclusions;
+use super::costs::{self, STEPS};
+use super::plan::{Plan, Row, SdpFigure, Shape};
+use super::run::{Devices, Pair};
+use crate::args::SdpArgs;
+use crate::driver::Transport;
+use crate::error::{BenchError, Result};
+use crate::process::Peer;
+use crate::progress::Progress;
+use crate::record::{Metric, Record, write_lines};
+use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
+use crate::size::human;
+use crate::stats::{Summary, paired_ratio};
+use crate::usage;
+use crate::verbs::{create, output, print};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// The suite's name in its records.
+pub(super) const RECORDS: &str = "sdp";
+/// No run has more sends.
+const MOST: u64 = 1 << 20;
+
+/// Runs the suite: prints tables, and writes what the options ask for.
+pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
+    let mut json = args.json.as_deref().map(create).transpose()?;
+    let html = args.html.as_deref().map(create).transpose()?;
+    let wants = |figure| args.figure.is_empty() || args.figure.contains(&figure);
+    let mut points = Vec::new();
+    for &transport in &args.transport {
+        for figure in SdpFigure::MEASURED.into_iter().filter(|each| wants(*each)) {
+            for (x, plan) in figure.points(args.quick) {
+                points.push((figure, x, Plan { transport, ..plan }));
+            }
+        }
+    }
+    let load = usage::load_average();
+    let mut records = Vec::new();
+    if wants(SdpFigure::Table1) {
+        records.extend(costs::measure(args.runs())?);
+    }
+    let mut progress = Progress::new(points.len() as u64);
+    let mut devices = Devices::default();
+    let mut failures = 0;
+    for (figure, x, plan) in points {
+        let what = format!("{} {} {x}", figure.op(), plan.transport.name());
+        progress.at(&what);
+        // A peer of its own: what a failure leaves behind goes with it.
+        let measured = Peer::spawn(&[])
+            .and_then(|mut peer| measure(&mut devices, &mut peer, figure, x, &plan, args));
+        match measured {
+            Ok(more) => records.extend(more),
+            Err(error) => {
+                failures += 1;
+                eprintln!("{what}: {error}");
+            }
+        }
+        progress.step();
+    }
+    drop(progress);
+    if let Some((path, file)) = &mut json {
+        write_lines(file, &records).map_err(|source| output(path, source))?;
+    }
+    let report = report(&records, args, &load);
+    print(&report)?;
+    if let Some((path, mut file)) = html {
+        file.write_all(report.to_html().as_bytes())
+            .and_then(|()| file.flush())
+            .map_err(|source| output(&path, source))?;
+    }
+    Ok(if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        eprintln!("{failures} of the points failed");
+        ExitCode::FAILURE
+    })
+}
+
+/// One point: all rows are connected and warmed up, then run after run, each run turning through all of them.
+fn measure(
+    devices: &mut Devices,
+    peer: &mut Peer,
+    figure: SdpFigure,
+    x: u64,
+    plan: &Plan,
+    args: &SdpArgs,
+) -> Result<Vec<Record>> {
+    let mut pairs = Vec::new();
+    for row in args.rows() {
+        let plan = Plan { row, ..*plan };
+        let pair = Pair::open(devices, peer, &plan)?;
+        let count = calibrate(&pair, peer, args.seconds())?;
+        pairs.push((row, pair, count, Vec::new()));
+    }
+    for _ in 0..args.runs() {
+        for (_, pair, count, samples) in &mut pairs {
+            let wall = pair.run(peer, *count)?;
+            samples.push(value(figure, plan, *count, wall));
+        }
+    }
+    let tcp = pairs
+        .iter()
+        .find(|(row, ..)| *row == Row::Tcp)
+        .map(|(.., samples)| samples.clone());
+    let mut records = Vec::new();
+    for (row, pair, _, samples) in pairs {
+        pair.close(devices, peer)?;
+        let summary = Summary::of(&samples)
+            .ok_or_else(|| BenchError::Usage("a point without a run".to_owned()))?;
+        let metric = if figure.is_latency() {
+            Metric::latency_us_mean
+        } else {
+            Metric::bandwidth_GBps
+        };
+        let name = plan.transport.name();
+        let carrier = if row == Row::Tcp { "tcp" } else { name };
+        let ratio = tcp
+            .as_ref()
+            .filter(|_| row != Row::Tcp)
+            .and_then(|tcp| paired_ratio(&samples, tcp));
+        let mut record = Record::new(
+            figure.op(),
+            carrier,
+            row.name(),
+            plan.bytes,
+            metric,
+            summary,
+        )
+        .with_ratio(ratio);
+        RECORDS.clone_into(&mut record.bench);
+        // Which transport it was measured beside, and the place on the axis.
+        record.case = Some(format!("{name}:{x}"));
+        records.push(record);
+    }
+    Ok(records)
+}
+
+/// Sends that fill the time; warms everything up on the way.
+fn calibrate(pair: &Pair, peer: &mut Peer, seconds: f64) -> Result<u64> {
+    let mut count = 2;
+    loop {
+        let wall = pair.run(peer, count)?.max(1e-9);
+        let wanted = (count as f64 * seconds / wall) as u64;
+        if wall >= seconds / 3.0 || count >= MOST {
+            return Ok(wanted.clamp(2, MOST));
+        }
+        count = wanted.clamp(count + 1, count * 10).min(MOST);
+    }
+}
+
+/// Microseconds one way, or GB/s.
+fn value(figure: SdpFigure, plan: &Plan, count: u64, wall: f64) -> f64 {
+    if figure.is_latency() {
+        // Four clients of a hot spot have their laps at the same time.
+        return wall * 1e6 / count as f64 / 2.0;
+    }
+    let all = count * plan.bytes * u64::from(plan.connections);
+    debug_assert!(plan.shape != Shape::HotSpot);
+    all as f64 / wall / 1e9
+}
+
+/// What was measured in a figure over a transport by a row: places and medians.
+pub(super) fn line(
+    records: &[Record],
+    figure: SdpFigure,
+    transport: Transport,
+    row: Row,
+) -> impl Iterator<Item = (u64, &Summary)> {
+    records.iter().filter_map(move |record| {
+        let (beside, x) = record.case.as_deref()?.split_once(':')?;
+        let same =
+            record.op == figure.op() && record.stack == row.name() && beside == transport.name();
+        same.then(|| Some((x.parse().ok()?, &record.summary)))?
+    })
+}
+
+fn report(records: &[Record], args: &SdpArgs, load: &str) -> Report {
+    let mut report = Report::new("weft bench sdp: BSDP, ZSDP and AZ-SDP beside plain TCP");
+    report.intro = vec![
+        format!("{}; load before the run: {load}.", machine()),
+        format!(
+            "The experiments of the AZ-SDP paper. Two processes on one host; medians of {} runs of {} s, rows turn by turn. Sends from 4 KiB on go \
+             without a copy where the row says so; too many faults never end that, as in the paper. FPDUs carry no CRC. AZ-SDP receives are synchronous here.",
+            args.runs(),
+            args.seconds()
+        ),
+    ];
+    if let Some(section) = costs_section(records) {
+        report.sections.push(section);
+    }
+    for &transport in &args.transport {
+        for figure in SdpFigure::MEASURED {
+            report
+                .sections
+                .extend(figure_section(records, figure, transport, &args.rows()));
+        }
+    }
+    let found = conclusions(records, &args.transport);
+    if !found.is_empty() {
+        let mut table = Table::new(&["from", "conclusion of the paper", "over", "", "number"]);
+        for each in found {
+            table.push([
+                each.source,
+                each.claim,
+                each.transport.name(),
+                if each.holds { "holds" } else { "does not hold" },
+                &each.number,
+            ]);
+        }
+        report
+            .sections
+            .push(Section::new("The paper's conclusions").table(table));
+    }
+    report
+}
+
+fn costs_section(records: &[Record]) -> Option<Section> {
+    let mut table = Table::new(&["step", "size", "µs", "least", "most"]);
+    for (step, words) in STEPS {
+        for record in records {
+            if record.op == "costs" && record.case.as_deref() == Some(step) {
+                let summary = record.summary;
+                table.push([
+                    words.to_owned(),
+                    human(record.bytes),
+                    number(summary.median),
+                    number(summary.min),
+                    number(summary.max),
+                ]);
+            }
+        }
+    }
+    (!table.is_empty()).then(|| Section::new(SdpFigure::Table1.title()).table(table))
+}
+
+fn figure_section(
+    records: &[Record],
+    figure: SdpFigure,
+    transport: Transport,
+    rows: &[Row],
+) -> Option<Section> {
+    let title = format!("{}, {}", figure.title(), transport.name());
+    let unit = if figure.is_latency() { "µs" } else { "GB/s" };
+    let sized = figure.axis() == "size";
+    let (x, y) = if sized {
+        (
+            Axis::bytes(),
+            if figure.is_latency() {
+                Axis::log(unit)
+            } else {
+                Axis::linear(unit)
+            },
+        )
+    } else {
+        (Axis::linear(figure.axis()), Axis::linear(unit))
+    };
+    let mut plot = Plot::new(title.clone(), x, y);
+    let mut places: Vec<u64> = Vec::new();
+    let strokes = [
+        Stroke::WeftCrc,
+        Stroke::WeftOther,
+        Stroke::Weft,
+        Stroke::Other,
+        Stroke::Tcp,
+    ];
+    for row in rows {
+        let points: Vec<_> = line(records, figure, transport, *row).collect();
+        places.extend(points.iter().map(|(x, _)| *x));
+        let spread = points
+            .iter()
+            .map(|(x, s)| (*x as f64, s.q1, s.q3))
+            .collect();
+        let line = points.iter().map(|(x, s)| (*x as f64, s.median)).collect();
+        let at = Row::ALL.iter().position(|each| each == row).unwrap_or(0);
+        plot = plot.series(Series::new(row.name(), strokes[at], line).spread(spread));
+    }
+    places.sort_unstable();
+    places.dedup();
+    if places.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = rows.iter().map(|row| row.name()).collect();
+    let mut table = Table::new(&[&[figure.axis()][..], &names].concat());
+    for place in places {
+        let mut cells = vec![if sized {
+            human(place)
+        } else {
+            place.to_string()
+        }];
+        for row in rows {
+            let found = line(records, figure, transport, *row).find(|(x, _)| *x == place);
+            cells.push(found.map_or_else(String::new, |(_, summary)| number(summary.median)));
+        }
+        table.push(cells);
+    }
+    Some(Section::new(title).text(unit).table(table).plot(plot))
+}

@@ -1,0 +1,420 @@
+//! A connection to a server, made again when it is lost.
+
+use std::collections::HashSet;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use weft_verbs::cm::{self, ConnectError};
+use weft_verbs::tls::Tls;
+use weft_verbs::{Access, Device, Mr, RemoteAddr, SendWr};
+
+use crate::error::Error;
+use crate::file::{File, OpenOptions};
+use crate::link::{Event, Link, Prepared, param};
+use crate::lock;
+use crate::name::{Endpoint, Name};
+use crate::wire::{Attr, Entry, Flags, Hello, Op, Reply, Request, Status, VERSION};
+
+/// Bytes that one RDMA operation moves at most, and the length of a connection's staging memory.
+pub(crate) const CHUNK: usize = 1 << 20;
+/// Work requests outstanding at most.
+const OUTSTANDING: usize = 40;
+
+/// Whom a client shows itself as, and which servers it takes.
+pub trait Keys: Send + Sync {
+    /// Settings for a connection to this server.
+    ///
+    /// # Errors
+    /// [`Error::Local`] when they cannot be had.
+    fn tls(&self, endpoint: &Endpoint) -> Result<Tls, Error>;
+}
+
+/// How to connect.
+#[derive(Clone)]
+pub struct Settings {
+    /// Keys.
+    pub keys: Arc<dyn Keys>,
+    /// How long to wait for a server that says nothing.
+    pub patience: Duration,
+    /// The device to use; `None`: one of its own.
+    pub device: Option<Device>,
+}
+
+impl Settings {
+    /// With these keys.
+    pub fn new(keys: Arc<dyn Keys>) -> Self {
+        Self {
+            keys,
+            patience: Duration::from_secs(30),
+            device: None,
+        }
+    }
+}
+
+/// A server. Clones are handles of the same connection.
+#[derive(Clone)]
+pub struct Client(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    endpoint: Endpoint,
+    settings: Settings,
+    pub(crate) slot: Mutex<Slot>,
+}
+
+/// Where the connection is, if there is one.
+pub(crate) struct Slot {
+    pub(crate) conn: Option<Conn>,
+    device: Option<Device>,
+    epochs: u64,
+}
+
+/// A connection that stands.
+pub(crate) struct Conn {
+    // Dropped first: no memory goes away under a connection.
+    pub(crate) link: Link,
+    /// Counts connections: handles are of one of them.
+    pub(crate) epoch: u64,
+    keeps: bool,
+    transport: &'static str,
+    patience: Duration,
+    next: u64,
+    under_way: usize,
+    done: HashSet<u64>,
+    /// For small reads, and words.
+    pub(crate) staging: Mr,
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Any [`Error`] but of [`Error::Errno`]. [`ConnectError::Tls`] has the key of a server that is not taken.
+    pub fn connect(endpoint: &Endpoint, settings: Settings) -> Result<Self, Error> {
+        let client = Self(Arc::new(Inner {
+            endpoint: endpoint.clone(),
+            slot: Mutex::new(Slot {
+                conn: None,
+                device: settings.device.clone(),
+                epochs: 0,
+            }),
+            settings,
+        }));
+        client.0.connected(&mut lock(&client.0.slot))?;
+        Ok(client)
+    }
+
+    /// The server.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.0.endpoint
+    }
+
+    /// Whether the server keeps buffers that nobody has open.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn server_keeps(&self) -> Result<bool, Error> {
+        Ok(self.0.connected(&mut lock(&self.0.slot))?.keeps)
+    }
+
+    /// What carries the connection: `local`, `tls`, `tcp`.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn transport(&self) -> Result<&'static str, Error> {
+        Ok(self.0.connected(&mut lock(&self.0.slot))?.transport)
+    }
+
+    /// Opens a buffer or file.
+    ///
+    /// # Errors
+    /// As `open(2)`; `EROFS` for writing to a file of the server's folder, `ENOSPC` past its quota.
+    pub fn open(&self, name: &Name, options: OpenOptions) -> Result<File, Error> {
+        File::open(self, name, options)
+    }
+
+    /// What a name stands for.
+    ///
+    /// # Errors
+    /// `ENOENT`, and those of the connection; this and the following.
+    pub fn stat(&self, name: &Name) -> Result<Attr, Error> {
+        Ok(self.ask(&Request::named(Op::Stat, name), true)?.attr)
+    }
+
+    /// Removes a buffer's name; who has it open goes on with it.
+    ///
+    /// # Errors
+    /// As `unlink(2)`; `EROFS` for a file of the server's folder.
+    pub fn unlink(&self, name: &Name) -> Result<(), Error> {
+        self.ask(&Request::named(Op::Unlink, name), false).map(drop)
+    }
+
+    /// Gives a buffer or folder another name.
+    ///
+    /// # Errors
+    /// As `rename(2)`.
+    pub fn rename(&self, from: &Name, to: &Name) -> Result<(), Error> {
+        let request = Request {
+            other: to.clone(),
+            ..Request::named(Op::Rename, from)
+        };
+        self.ask(&request, false).map(drop)
+    }
+
+    /// Makes a folder.
+    ///
+    /// # Errors
+    /// As `mkdir(2)`.
+    pub fn mkdir(&self, name: &Name) -> Result<(), Error> {
+        self.ask(&Request::named(Op::Mkdir, name), false).map(drop)
+    }
+
+    /// Removes an empty folder.
+    ///
+    /// # Errors
+    /// As `rmdir(2)`.
+    pub fn rmdir(&self, name: &Name) -> Result<(), Error> {
+        self.ask(&Request::named(Op::Rmdir, name), false).map(drop)
+    }
+
+    /// The entries of a folder, in byte order.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`.
+    pub fn list(&self, name: &Name) -> Result<Vec<Entry>, Error> {
+        let mut all: Vec<Entry> = Vec::new();
+        loop {
+            let after = match all.last() {
+                Some(entry) => Name::new(&entry.name)?,
+                None => Name::default(),
+            };
+            let request = Request {
+                other: after.clone(),
+                ..Request::named(Op::List, name)
+            };
+            let entries = self.ask(&request, true)?.entries;
+            if entries.is_empty() {
+                return Ok(all);
+            }
+            // A server that goes back would go on for ever.
+            let mut last = after.as_bytes();
+            for entry in &entries {
+                if entry.name.as_slice() <= last {
+                    return Err(Error::Foreign("entries out of order"));
+                }
+                last = &entry.name;
+            }
+            all.extend(entries);
+        }
+    }
+
+    /// The server's quota, and what is taken of it, in bytes.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn usage(&self) -> Result<(u64, u64), Error> {
+        let reply = self.ask(&Request::new(Op::Usage), true)?;
+        Ok((reply.attr.size, reply.region.len))
+    }
+
+    /// Asks, and once more over a new connection if `again` says that it does no harm.
+    fn ask(&self, request: &Request, again: bool) -> Result<Reply, Error> {
+        let mut slot = lock(&self.0.slot);
+        let fresh = slot.conn.is_none();
+        let first = self.0.connected(&mut slot)?.call(request);
+        match first {
+            Err(e) if e.is_of_connection() => {
+                slot.conn = None;
+                if !again || fresh {
+                    return Err(e);
+                }
+                let answer = self.0.connected(&mut slot)?.call(request);
+                if answer.as_ref().is_err_and(Error::is_of_connection) {
+                    slot.conn = None;
+                }
+                answer
+            }
+            answer => answer,
+        }
+    }
+}
+
+impl Error {
+    /// Whether the connection is of no use any more.
+    pub(crate) fn is_of_connection(&self) -> bool {
+        !matches!(self, Self::Errno(_))
+    }
+}
+
+impl Inner {
+    /// The connection; a new one if there is none.
+    pub(crate) fn connected<'a>(&self, slot: &'a mut Slot) -> Result<&'a mut Conn, Error> {
+        if slot.conn.as_ref().is_some_and(|conn| !conn.link.is_alive()) {
+            slot.conn = None;
+        }
+        if slot.conn.is_none() {
+            let device = if let Some(device) = &slot.device {
+                device.clone()
+            } else {
+                let device = Device::open().map_err(|e| Error::Local(e.to_string()))?;
+                slot.device.insert(device).clone()
+            };
+            slot.epochs += 1;
+            let epoch = slot.epochs;
+            let conn = self.dial(&device, epoch)?;
+            return Ok(slot.conn.insert(conn));
+        }
+        slot.conn
+            .as_mut()
+            .ok_or(Error::Gone("there is no connection"))
+    }
+
+    fn dial(&self, device: &Device, epoch: u64) -> Result<Conn, Error> {
+        let Endpoint { host, port } = &self.endpoint;
+        let addrs = (host.as_str(), *port)
+            .to_socket_addrs()
+            .map_err(Error::Resolve)?;
+        let mut last = None;
+        for addr in addrs {
+            match self.dial_one(device, addr, epoch) {
+                // Another address of the same host may do.
+                Err(Error::Connect(e @ (ConnectError::Io(_) | ConnectError::TimedOut))) => {
+                    last = Some(e);
+                }
+                other => return other,
+            }
+        }
+        Err(match last {
+            Some(e) => Error::Connect(e),
+            None => Error::Resolve(std::io::ErrorKind::NotFound.into()),
+        })
+    }
+
+    fn dial_one(&self, device: &Device, addr: SocketAddr, epoch: u64) -> Result<Conn, Error> {
+        let local = |e: weft_verbs::Error| Error::Local(e.to_string());
+        let tls = self.settings.keys.tls(&self.endpoint)?;
+        let (prepared, qp) = Prepared::new(device).map_err(local)?;
+        let staging = prepared
+            .pd
+            .alloc_mr(CHUNK, Access::LOCAL_WRITE)
+            .map_err(local)?;
+        let hello = Hello::new(Status::Ok, false).encode().to_vec();
+        let conn = match cm::connect_qp(addr, qp, device, &param(tls, hello)) {
+            Ok(conn) => conn,
+            Err(ConnectError::Rejected { private_data }) => {
+                let theirs = Hello::decode(&private_data).map_err(|e| Error::Foreign(e.0))?;
+                return Err(Error::Rejected(theirs.status));
+            }
+            Err(e) => return Err(Error::Connect(e)),
+        };
+        let theirs = Hello::decode(&conn.private_data).map_err(|e| Error::Foreign(e.0))?;
+        if theirs.version != VERSION {
+            return Err(Error::Rejected(Status::Version));
+        }
+        if theirs.status != Status::Ok {
+            return Err(Error::Rejected(theirs.status));
+        }
+        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
+        Ok(Conn {
+            link: Link::new(prepared, conn.qp),
+            epoch,
+            keeps: theirs.keeps,
+            transport,
+            patience: self.settings.patience,
+            next: 0,
+            under_way: 0,
+            done: HashSet::new(),
+            staging,
+        })
+    }
+}
+
+impl Conn {
+    /// Sends a request and waits for its reply, which also says that all Writes before it have been placed.
+    pub(crate) fn call(&mut self, request: &Request) -> Result<Reply, Error> {
+        self.next = (self.next + 1) & (u64::MAX >> 2);
+        let id = self.next as u32 | 1 << 31;
+        let mut bytes = request.encode();
+        bytes[4..8].copy_from_slice(&id.to_be_bytes());
+        self.link.send(&bytes)?;
+        loop {
+            if let Some(bytes) = self.event()? {
+                let reply = Reply::decode(&bytes).map_err(|e| Error::Foreign(e.0))?;
+                // What a server says to strangers whom it could not turn away before.
+                if reply.id == 0 && reply.error == Some(Errno::ACCESS) {
+                    return Err(Error::Rejected(Status::Stranger));
+                }
+                if reply.id != id {
+                    return Err(Error::Foreign("a reply to another request"));
+                }
+                return match reply.error {
+                    None => Ok(reply),
+                    Some(errno) => Err(errno.into()),
+                };
+            }
+        }
+    }
+
+    /// Waits for something to happen: a message, or a work request that is done, which is noted.
+    fn event(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        match self.link.next(self.patience)? {
+            Some(Event::Message(bytes)) => Ok(Some(bytes)),
+            Some(Event::Done(id)) => {
+                self.under_way = self.under_way.saturating_sub(1);
+                self.done.insert(id);
+                Ok(None)
+            }
+            None => Err(Error::Gone("the server is silent")),
+        }
+    }
+
+    /// Posts a work request; its number is what [`Conn::wait`] takes, which has to be called for each.
+    pub(crate) fn post(&mut self, mut wr: SendWr) -> Result<u64, Error> {
+        while self.under_way >= OUTSTANDING {
+            if self.event()?.is_some() {
+                return Err(Error::Foreign("a message that nobody asked for"));
+            }
+        }
+        self.next = (self.next + 1) & (u64::MAX >> 2);
+        wr.id = self.next;
+        wr.signaled = true;
+        self.link
+            .qp
+            .post_send_one(wr)
+            .map_err(|_| Error::Gone("cannot post"))?;
+        self.under_way += 1;
+        Ok(self.next)
+    }
+
+    /// Waits until a work request is done.
+    pub(crate) fn wait(&mut self, id: u64) -> Result<(), Error> {
+        while !self.done.remove(&id) {
+            if self.event()?.is_some() {
+                return Err(Error::Foreign("a message that nobody asked for"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds to a word of the server's, and returns what it was.
+    pub(crate) fn fetch_add(&mut self, word: RemoteAddr, add: u64) -> Result<u64, Error> {
+        let local = |e: weft_verbs::MemError| Error::Local(e.to_string());
+        let id = self.post(SendWr::fetch_add(0, word, add).sge(self.staging.sge(0, 8)))?;
+        self.wait(id)?;
+        self.staging.load_u64(0).map_err(local)
+    }
+
+    /// Opens a name.
+    pub(crate) fn open(&mut self, name: &Name, flags: Flags, size: u64) -> Result<Reply, Error> {
+        let reply = self.call(&Request {
+            flags,
+            size,
+            ..Request::named(Op::Open, name)
+        })?;
+        if reply.attr.dir {
+            return Err(Errno::ISDIR.into());
+        }
+        Ok(reply)
+    }
+}

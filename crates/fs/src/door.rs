@@ -1,0 +1,88 @@
+//! The door for programs of the server's own host and user: a Unix socket through which `open` gives the memory file itself.
+//!
+//! It has an abstract name with the server's port, so it is seen in the server's network namespace alone. Both ends look at the other's user: the kernel says it.
+//! A request and its reply are one message each, as in [`crate::wire`], a connection carries one of each, and an opened file comes beside the reply.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use weft_sys::unix::{self, Name};
+use weft_sys::{Interest, poll_fds};
+
+use crate::error::Error;
+use crate::wire::{MAX_MESSAGE, Reply, Request};
+
+/// How long either end waits for the other.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn name(port: u16) -> Vec<u8> {
+    format!("weft-fs/{port}").into_bytes()
+}
+
+/// Listens beside the server's port.
+pub(crate) fn listen(port: u16) -> io::Result<OwnedFd> {
+    unix::listen(Name::Abstract(&name(port)), 64)
+}
+
+/// Takes a connection of a program of our user; `None` for anybody else's.
+pub(crate) fn accept(door: impl AsFd) -> io::Result<Option<OwnedFd>> {
+    let Some(conn) = unix::accept(door)? else {
+        return Ok(None);
+    };
+    let ours = unix::peer_cred(&conn).is_ok_and(|cred| cred.is_same_user());
+    Ok(ours.then_some(conn))
+}
+
+/// Waits for the one message of a connection.
+pub(crate) fn receive(conn: &OwnedFd, fds: usize) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MAX_MESSAGE + 64];
+    loop {
+        match unix::recv_with_fds(conn, &mut bytes, fds) {
+            Ok(Some((len, fds))) => {
+                bytes.truncate(len);
+                return Ok((bytes, fds));
+            }
+            Ok(None) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let ready = poll_fds(&[(conn.as_fd(), Interest::READ)], Some(PATIENCE))?;
+                if ready == 0 {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+pub(crate) fn send(conn: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    unix::send_with_fds(conn, bytes, fds)
+}
+
+/// Whether an address is one of this host.
+fn is_here(ip: IpAddr) -> bool {
+    ip.is_loopback() || UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok()
+}
+
+/// Asks the server of our host and user at this address. `None`: there is none, so it is to be reached by RDMA.
+///
+/// # Errors
+/// [`Error::Gone`] when it does not answer.
+pub fn ask(addr: SocketAddr, request: &Request) -> Result<Option<(Reply, Option<OwnedFd>)>, Error> {
+    if !is_here(addr.ip()) {
+        return Ok(None);
+    }
+    let Ok(conn) = unix::connect(Name::Abstract(&name(addr.port()))) else {
+        return Ok(None);
+    };
+    if !unix::peer_cred(&conn).is_ok_and(|cred| cred.is_same_user()) {
+        return Ok(None);
+    }
+    let gone = |_| Error::Gone("the server of this host does not answer");
+    unix::send_with_fds(&conn, &request.encode(), &[]).map_err(gone)?;
+    let (bytes, mut fds) = receive(&conn, 1).map_err(gone)?;
+    let reply = Reply::decode(&bytes).map_err(|e| Error::Foreign(e.0))?;
+    Ok(Some((reply, fds.pop())))
+}

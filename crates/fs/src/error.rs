@@ -1,0 +1,53 @@
+//! What can go wrong between a client and its server.
+
+use rustix::io::Errno;
+use weft_verbs::cm::ConnectError;
+
+use crate::wire::Status;
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The server says so, or the client's own checks.
+    #[error("{0}")]
+    Errno(Errno),
+    /// There is no connection.
+    #[error("{0}")]
+    Connect(ConnectError),
+    /// The host's name stands for nothing.
+    #[error("cannot resolve the host: {0}")]
+    Resolve(std::io::Error),
+    /// The server turned the connection away.
+    #[error("the server turned the connection away: {0}")]
+    Rejected(Status),
+    /// What answers is not a server of this protocol.
+    #[error("what answers is no `weft fs` server: {0}")]
+    Foreign(&'static str),
+    /// The connection has ended or the server is silent.
+    #[error("the connection has ended: {0}")]
+    Gone(&'static str),
+    /// This process lacks something.
+    #[error("{0}")]
+    Local(String),
+}
+
+impl Error {
+    /// The error number that a file operation reports.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Errno(errno) => *errno,
+            Self::Resolve(_) => Errno::NOENT,
+            Self::Connect(ConnectError::Tls(_)) | Self::Rejected(Status::Stranger) => Errno::ACCESS,
+            Self::Rejected(Status::Busy) => Errno::USERS,
+            Self::Foreign(_) | Self::Rejected(_) => Errno::PROTO,
+            Self::Connect(_) | Self::Gone(_) => Errno::IO,
+            Self::Local(_) => Errno::NOMEM,
+        }
+    }
+}
+
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}

@@ -1,0 +1,34 @@
+//! Remote memory as files: the file abstraction of section 3.3.4 of "iWARP Applicability" (P. W. Frey, 2010).
+//!
+//! A [`server::Server`] holds named buffers and offers the files of a folder. A [`Client`] opens them by name; what it reads comes by RDMA Read, what it
+//! writes goes by RDMA Write, and control messages travel by Send ([`wire`], `docs/spec/fs.md`). Programs of the server's own host and user get the memory
+//! file itself through a Unix socket ([`door`]): everything after `open` is the kernel's work then.
+//!
+//! A name is a [`name::Name`] below a server; users write [`name::RemotePath`], `/rdma/<host>:<port>/<name>[:<size>]`.
+//!
+//! Nothing here asks a user anything, and nothing writes to the file system.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod door;
+mod error;
+pub mod file;
+pub mod keys;
+mod link;
+pub mod name;
+pub mod server;
+pub mod wire;
+
+pub use client::{Client, Settings};
+pub use error::Error;
+pub use file::{File, OpenOptions};
+pub use rustix::io::Errno;
+
+/// The port of a server where none is named.
+pub const DEFAULT_PORT: u16 = 7474;
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

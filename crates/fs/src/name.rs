@@ -1,0 +1,305 @@
+//! Names of buffers, and the paths that users write.
+
+use std::fmt;
+
+use rustix::io::Errno;
+
+/// What remote paths begin with.
+pub const PREFIX: &[u8] = b"/rdma/";
+/// The longest name in bytes.
+pub const MAX_NAME: usize = 1024;
+/// The longest component of a name in bytes.
+pub const MAX_COMPONENT: usize = 255;
+
+/// A relative path that cannot express an escape: components that are neither empty nor `.` nor `..`. The empty name is the root.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Name(Vec<u8>);
+
+impl Name {
+    /// Checks `bytes` and takes them as a name.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG`; `EINVAL` for a component that is empty, `.` or `..`, and for a NUL byte.
+    pub fn new(bytes: &[u8]) -> Result<Self, Errno> {
+        if bytes.is_empty() {
+            return Ok(Self::default());
+        }
+        let too_long = |part: &[u8]| part.len() > MAX_COMPONENT;
+        if bytes.len() > MAX_NAME || bytes.split(|&b| b == b'/').any(too_long) {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let bad = |part: &[u8]| matches!(part, b"" | b"." | b"..") || part.contains(&0);
+        if bytes.split(|&b| b == b'/').any(bad) {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self(bytes.into()))
+    }
+
+    /// As [`Name::new`] for what users write: repeated slashes and `.` count for nothing, `..` takes a component back, and not the root.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lenient(bytes: &[u8]) -> Result<Self, Errno> {
+        let mut parts: Vec<&[u8]> = Vec::new();
+        for part in bytes.split(|&b| b == b'/') {
+            match part {
+                b"" | b"." => {}
+                b".." => {
+                    parts.pop().ok_or(Errno::INVAL)?;
+                }
+                part => parts.push(part),
+            }
+        }
+        Self::new(&parts.join(&b'/'))
+    }
+
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Whether it is the root.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The folder that it is in; the root is in itself.
+    #[must_use]
+    pub fn parent(&self) -> Self {
+        let slash = self.0.iter().rposition(|&b| b == b'/').unwrap_or(0);
+        Self(self.0[..slash].into())
+    }
+
+    /// Its last component.
+    pub fn last(&self) -> &[u8] {
+        self.0.rsplit(|&b| b == b'/').next().unwrap_or_default()
+    }
+
+    /// The name of an entry in this folder.
+    ///
+    /// # Errors
+    /// As [`Name::new`].
+    pub fn join(&self, entry: &[u8]) -> Result<Self, Errno> {
+        if entry.is_empty() || entry.contains(&b'/') {
+            return Err(Errno::INVAL);
+        }
+        if self.is_root() {
+            return Self::new(entry);
+        }
+        Self::new(&[&self.0, b"/".as_slice(), entry].concat())
+    }
+
+    /// What names below this folder begin with.
+    pub(crate) fn below(&self) -> Vec<u8> {
+        let mut bytes = self.0.clone();
+        if !bytes.is_empty() {
+            bytes.push(b'/');
+        }
+        bytes
+    }
+
+    pub(crate) fn raw(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.escape_ascii())
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Name({self})")
+    }
+}
+
+/// A server, as users name it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    /// Host name or address, IPv6 without brackets.
+    pub host: String,
+    /// Port.
+    pub port: u16,
+}
+
+impl Endpoint {
+    /// Parses `HOST[:PORT]`, IPv6 addresses in brackets; without a port it is [`crate::DEFAULT_PORT`].
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub fn parse(text: &str) -> Result<Self, Errno> {
+        let (host, rest) = match text.strip_prefix('[') {
+            Some(inner) => {
+                let (host, rest) = inner.split_once(']').ok_or(Errno::INVAL)?;
+                host.parse::<std::net::Ipv6Addr>()
+                    .map_err(|_| Errno::INVAL)?;
+                (host, rest)
+            }
+            None => text.split_at(text.find(':').unwrap_or(text.len())),
+        };
+        let port = match rest.strip_prefix(':') {
+            None if rest.is_empty() => crate::DEFAULT_PORT,
+            Some(digits) if digits.bytes().all(|b| b.is_ascii_digit()) => {
+                digits.parse().map_err(|_| Errno::INVAL)?
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_' | b':');
+        if host.is_empty() || host.len() > 253 || port == 0 || !host.bytes().all(good) {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self {
+            host: host.into(),
+            port,
+        })
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = self.host.to_ascii_lowercase();
+        if host.contains(':') {
+            write!(f, "[{host}]:{}", self.port)
+        } else {
+            write!(f, "{host}:{}", self.port)
+        }
+    }
+}
+
+/// `/rdma/<host>:<port>/<name>[:<size>]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemotePath {
+    /// The server.
+    pub endpoint: Endpoint,
+    /// The buffer, or the root.
+    pub name: Name,
+    /// Length in bytes that the first write gives a new buffer; 0: as much as is written.
+    pub size: u64,
+}
+
+impl RemotePath {
+    /// Whether a path of a program is meant for a server.
+    pub fn is_remote(path: &[u8]) -> bool {
+        path.starts_with(PREFIX) && path.len() > PREFIX.len()
+    }
+
+    /// Parses the path. A `:` in the last component begins the size, in bytes or with K, M, G or T (powers of 1024).
+    ///
+    /// # Errors
+    /// `ENOENT` where it is no path of this kind, `EINVAL` where its host, port, size or name can never be.
+    pub fn parse(path: &[u8]) -> Result<Self, Errno> {
+        let rest = path.strip_prefix(PREFIX).ok_or(Errno::NOENT)?;
+        let slash = rest.iter().position(|&b| b == b'/').unwrap_or(rest.len());
+        let endpoint = std::str::from_utf8(&rest[..slash]).map_err(|_| Errno::INVAL)?;
+        let endpoint = Endpoint::parse(endpoint)?;
+        let name = &rest[slash..];
+        let last = name.iter().rposition(|&b| b == b'/').map_or(0, |at| at + 1);
+        let (name, size) = match name[last..].iter().rposition(|&b| b == b':') {
+            Some(colon) => {
+                let size = std::str::from_utf8(&name[last + colon + 1..]);
+                let size = parse_size(size.map_err(|_| Errno::INVAL)?).ok_or(Errno::INVAL)?;
+                if colon == 0 {
+                    return Err(Errno::INVAL);
+                }
+                (&name[..last + colon], size)
+            }
+            None => (name, 0),
+        };
+        Ok(Self {
+            endpoint,
+            name: Name::lenient(name)?,
+            size,
+        })
+    }
+}
+
+/// A number of bytes: decimal digits and, perhaps, K, M, G or T for powers of 1024.
+pub fn parse_size(text: &str) -> Option<u64> {
+    let (digits, unit) = match text.as_bytes().last()?.to_ascii_uppercase() {
+        b'K' => (&text[..text.len() - 1], 1 << 10),
+        b'M' => (&text[..text.len() - 1], 1 << 20),
+        b'G' => (&text[..text.len() - 1], 1 << 30),
+        b'T' => (&text[..text.len() - 1], 1 << 40),
+        _ => (text, 1_u64),
+    };
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let size = digits.parse::<u64>().ok()?.checked_mul(unit)?;
+    i64::try_from(size).is_ok().then_some(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_escape() {
+        for good in ["a", "a/b", "a b/..c", "a:b", "ä"] {
+            assert_eq!(
+                Name::new(good.as_bytes()).unwrap().as_bytes(),
+                good.as_bytes()
+            );
+        }
+        for bad in ["/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "a\0b"] {
+            assert_eq!(Name::new(bad.as_bytes()), Err(Errno::INVAL), "{bad:?}");
+        }
+        assert_eq!(Name::new(&[b'a'; 256]), Err(Errno::NAMETOOLONG));
+        assert_eq!(
+            Name::new(&[b"a/".repeat(600), b"a".to_vec()].concat()),
+            Err(Errno::NAMETOOLONG)
+        );
+        assert_eq!(Name::lenient(b"//a/./b/../c/").unwrap().as_bytes(), b"a/c");
+        assert_eq!(Name::lenient(b"a/../.."), Err(Errno::INVAL));
+        let name = Name::new(b"a/b/c").unwrap();
+        assert_eq!(
+            (name.parent().as_bytes(), name.last()),
+            (&b"a/b"[..], &b"c"[..])
+        );
+        assert!(Name::new(b"a").unwrap().parent().is_root());
+        assert_eq!(Name::default().join(b"x").unwrap().as_bytes(), b"x");
+        assert!(name.join(b"..").is_err() && name.join(b"x/y").is_err());
+    }
+
+    #[test]
+    fn paths_of_users() {
+        let parse = |path: &str| RemotePath::parse(path.as_bytes());
+        let full = parse("/rdma/host2:4711/buf0:64K").unwrap();
+        assert_eq!(full.endpoint.to_string(), "host2:4711");
+        assert_eq!((full.name.as_bytes(), full.size), (&b"buf0"[..], 65_536));
+        let v6 = parse("/rdma/[2001:db8::7]:4711/a/b").unwrap();
+        assert_eq!(v6.endpoint.to_string(), "[2001:db8::7]:4711");
+        assert_eq!((v6.name.as_bytes(), v6.size), (&b"a/b"[..], 0));
+        assert_eq!(
+            parse("/rdma/h/x").unwrap().endpoint.port,
+            crate::DEFAULT_PORT
+        );
+        assert!(parse("/rdma/h:1").unwrap().name.is_root());
+        for bad in [
+            "/rdma/",
+            "/rdma//x",
+            "/rdma/:1/x",
+            "/rdma/h:/x",
+            "/rdma/h:0/x",
+            "/rdma/h:65536/x",
+            "/rdma/h:+1/x",
+            "/rdma/h:1x/x",
+            "/rdma/h:1/x:",
+            "/rdma/h:1/x:-1",
+            "/rdma/h:1/x:1Q",
+            "/rdma/h:1/x:99999999999999999999",
+            "/rdma/h:1/x:9999999999G",
+            "/rdma/h:1/:5",
+            "/rdma/h:1/../x",
+            "/rdma/[::1/x",
+            "/rdma/[zz]:1/x",
+            "/rdma/h h:1/x",
+        ] {
+            assert_eq!(parse(bad).unwrap_err(), Errno::INVAL, "{bad}");
+        }
+        assert_eq!(parse("/tmp/x").unwrap_err(), Errno::NOENT);
+        assert!(!RemotePath::is_remote(b"/rdma/") && !RemotePath::is_remote(b"/rdmax/y"));
+    }
+}

@@ -1,0 +1,174 @@
+//! Memory of buffers, and the quota that it counts against.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use weft_sys::memfd;
+
+use crate::lock;
+
+/// Bytes that all buffers together may have. Their lengths count, whether their pages are there yet or not.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    pub(crate) limit: u64,
+    used: Mutex<u64>,
+}
+
+impl Quota {
+    pub(crate) fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            used: Mutex::new(0),
+        })
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        *lock(&self.used)
+    }
+
+    fn take(&self, more: u64) -> Result<(), Errno> {
+        let mut used = lock(&self.used);
+        let sum = used.checked_add(more).filter(|&sum| sum <= self.limit);
+        *used = sum.ok_or(Errno::NOSPC)?;
+        Ok(())
+    }
+
+    /// What is there already counts, also past the limit.
+    fn note(&self, more: u64) {
+        let mut used = lock(&self.used);
+        *used = used.saturating_add(more);
+    }
+
+    fn give(&self, less: u64) {
+        let mut used = lock(&self.used);
+        *used = used.saturating_sub(less);
+    }
+}
+
+/// A memory file that grows and never shrinks: one generation of a buffer. Its quota is given back when nobody refers to it any more, which includes those who
+/// have it mapped.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    fd: OwnedFd,
+    charged: AtomicU64,
+    quota: Arc<Quota>,
+}
+
+impl Memory {
+    pub(crate) fn new(quota: &Arc<Quota>) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            fd: memfd::create_growing("weft-fs")?,
+            charged: AtomicU64::new(0),
+            quota: Arc::clone(quota),
+        }))
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its length. Programs of this host that have the file make it longer without asking; that counts from here on.
+    pub(crate) fn size(&self) -> u64 {
+        let size = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_size as u64);
+        let before = self.charged.fetch_max(size, Ordering::SeqCst);
+        if size > before {
+            self.quota.note(size - before);
+        }
+        size
+    }
+
+    /// Makes it at least so long. Callers serialise this for one memory.
+    pub(crate) fn grow(&self, to: u64) -> Result<(), Errno> {
+        let size = self.size();
+        if to <= size {
+            return Ok(());
+        }
+        if to > i64::MAX as u64 || usize::try_from(to).is_err() {
+            return Err(Errno::FBIG);
+        }
+        self.quota.take(to - size)?;
+        match memfd::grow(&self.fd, to) {
+            Ok(()) => {
+                let before = self.charged.fetch_max(to, Ordering::SeqCst);
+                // A program of this host was quicker, and has been counted already.
+                self.quota.give(before.min(to).saturating_sub(size));
+                Ok(())
+            }
+            Err(e) => {
+                self.quota.give(to - size);
+                Err(errno(&e))
+            }
+        }
+    }
+
+    /// A description of its own for a program of this host.
+    pub(crate) fn lend(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        memfd::reopen(&self.fd, flags).map_err(|e| errno(&e))
+    }
+
+    /// Whether programs of this host still have what was lent. Where the kernel cannot tell, they have.
+    pub(crate) fn is_lent(&self) -> bool {
+        !memfd::is_ours_alone(&self.fd).unwrap_or(false)
+    }
+
+    /// Copies the first bytes of a file in, as many as this memory has.
+    pub(crate) fn fill_from(&self, from: impl AsFd, len: u64) -> Result<(), Errno> {
+        let mut at = 0_u64;
+        while at < len {
+            let most = usize::try_from((len - at).min(1 << 30)).unwrap_or(1 << 30);
+            match rustix::fs::sendfile(&self.fd, &from, Some(&mut at), most) {
+                // It has been cut since it was looked at: the rest reads as zeros.
+                Ok(0) => return Ok(()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.quota.give(self.charged.load(Ordering::SeqCst));
+    }
+}
+
+pub(crate) fn errno(e: &io::Error) -> Errno {
+    Errno::from_io_error(e).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quota_counts_what_is_there() {
+        let quota = Quota::new(10_000);
+        let a = Memory::new(&quota).unwrap();
+        let b = Memory::new(&quota).unwrap();
+        a.grow(6000).unwrap();
+        a.grow(5000).unwrap();
+        assert_eq!((a.size(), quota.used()), (6000, 6000));
+        assert_eq!(b.grow(4001), Err(Errno::NOSPC));
+        assert_eq!(b.grow(u64::MAX), Err(Errno::FBIG));
+        b.grow(4000).unwrap();
+        assert_eq!(quota.used(), 10_000);
+        // Somebody of this host writes past the end.
+        let lent = b.lend(OFlags::RDWR).unwrap();
+        assert!(b.is_lent() && !a.is_lent());
+        rustix::io::pwrite(&lent, b"x", 19_999).unwrap();
+        assert_eq!((b.size(), quota.used()), (20_000, 26_000));
+        assert_eq!(a.grow(6001), Err(Errno::NOSPC));
+        assert!(rustix::fs::ftruncate(&lent, 0).is_err(), "it never shrinks");
+        drop(lent);
+        assert!(!b.is_lent());
+        drop(b);
+        assert_eq!(quota.used(), 6000);
+        drop(a);
+        assert_eq!(quota.used(), 0);
+    }
+}

@@ -1,0 +1,411 @@
+//! The server: who is let in, and clients served side by side.
+
+mod memory;
+mod session;
+mod store;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use weft_sys::{Interest, poll_fds};
+use weft_verbs::Device;
+use weft_verbs::cm;
+use weft_verbs::tls::{PublicKey, Tls};
+
+use crate::door;
+use crate::link::{Event, Link, Prepared, param};
+use crate::lock;
+use crate::wire::{Flags, Hello, Op, Reply, Request, Status, VERSION};
+use session::Handles;
+use store::{Opened, Store};
+
+/// How often threads look whether they are to end, and idle buffers are freed.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long a stranger has to take note.
+const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
+/// Connections of programs of this host that are served at once.
+const MAX_LOCAL: usize = 64;
+
+/// Whose keys are let in beside processes of the server's own user on its host.
+pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
+
+/// How to serve.
+#[derive(Clone)]
+pub struct Config {
+    /// Address and port; port 0 takes a free one.
+    pub bind: SocketAddr,
+    /// Files below it can be read.
+    pub dir: Option<PathBuf>,
+    /// Bytes that all buffers, and the files that clients have open, may have together.
+    pub quota: u64,
+    /// Buffers stay when nobody has them open, until they are removed.
+    pub keeps: bool,
+    /// Clients with a connection at once.
+    pub max_clients: usize,
+    /// The key pair that clients know the server by.
+    pub tls: Tls,
+    /// Who is let in by key.
+    pub admit: Admit,
+    /// Everybody is let in.
+    pub open: bool,
+}
+
+/// What a server reports.
+pub trait Events: Send + Sync {
+    /// A client connected; over which transport.
+    fn connected(&self, _peer: SocketAddr, _transport: &str) {}
+    /// A client was turned away.
+    fn refused(&self, _peer: SocketAddr, _why: &str) {}
+    /// A client is gone; after so long.
+    fn finished(&self, _peer: SocketAddr, _after: Duration) {}
+}
+
+/// Reports nothing.
+impl Events for () {}
+
+struct Shared {
+    config: Config,
+    store: Arc<Store>,
+    device: Device,
+    events: Arc<dyn Events>,
+    stop: AtomicBool,
+    clients: AtomicUsize,
+    locals: AtomicUsize,
+    sessions: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A running server. Dropping it ends its connections.
+pub struct Server {
+    shared: Arc<Shared>,
+    addr: SocketAddr,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens and serves from threads of its own.
+    ///
+    /// # Errors
+    /// Those of opening the folder, of listening, and of starting threads.
+    pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
+        let folder = match &config.dir {
+            Some(dir) => Some(rustix::fs::open(
+                dir,
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?),
+            None => None,
+        };
+        let store = Arc::new(Store::new(config.quota, config.keeps, folder)?);
+        let device = Device::open().map_err(io::Error::other)?;
+        let listener = cm::Listener::bind(
+            &device,
+            config.bind,
+            64,
+            &param(config.tls.clone(), Vec::new()),
+        )?;
+        let addr = listener.local_addr();
+        // Anybody on this host can take the name: then its programs come by RDMA.
+        let local = door::listen(addr.port())
+            .inspect_err(|e| {
+                tracing::warn!(
+                    "no door for programs of this host beside port {}: {e}",
+                    addr.port()
+                );
+            })
+            .ok();
+        let shared = Arc::new(Shared {
+            config,
+            store,
+            device,
+            events,
+            stop: AtomicBool::new(false),
+            clients: AtomicUsize::new(0),
+            locals: AtomicUsize::new(0),
+            sessions: Mutex::default(),
+        });
+        let mut server = Self {
+            shared: Arc::clone(&shared),
+            addr,
+            threads: Vec::new(),
+        };
+        let (a, b) = (Arc::clone(&shared), shared);
+        server.spawn("weft-fs-listen", move || a.listen(&listener))?;
+        if let Some(local) = local {
+            server.spawn("weft-fs-door", move || b.serve_host(&local))?;
+        }
+        Ok(server)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let thread = thread::Builder::new().name(name.into()).spawn(run)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Bytes that count against the quota now.
+    pub fn used(&self) -> u64 {
+        self.shared.store.sweep();
+        self.shared.store.quota.used()
+    }
+
+    /// Serves for ever.
+    pub fn wait(mut self) {
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        let sessions = std::mem::take(&mut *lock(&self.shared.sessions));
+        for session in sessions {
+            let _ = session.join();
+        }
+    }
+}
+
+/// One of a limited number of places.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(count: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let taken = count.fetch_add(1, Ordering::SeqCst);
+        let place = Self(count);
+        (taken < most).then_some(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Shared {
+    fn over(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn listen(self: &Arc<Self>, listener: &cm::Listener) {
+        while !self.over() {
+            let Some(request) = listener.next_request(Some(LOOK)) else {
+                lock(&self.sessions).retain(|session| !session.is_finished());
+                self.store.sweep();
+                continue;
+            };
+            let peer = request.peer_addr();
+            let shared = Arc::clone(self);
+            // A thread for each connection: the start of one does not hold up the others.
+            let session = thread::Builder::new()
+                .name("weft-fs".into())
+                .spawn(move || shared.serve(request, peer));
+            match session {
+                Ok(session) => lock(&self.sessions).push(session),
+                Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
+            }
+        }
+    }
+
+    /// Whether the client is let in: by its key, or because the kernel says that it is of our user. `None`: only its transport can say that.
+    fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
+        let hello =
+            Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
+        if hello.version != VERSION {
+            let why = format!("it speaks version {}", hello.version);
+            return Err((Status::Version, why));
+        }
+        let known = |tls: weft_verbs::tls::TlsInfo| (self.config.admit)(&tls.peer);
+        if self.config.open || request.tls().is_some_and(known) {
+            return Ok(Some(()));
+        }
+        match request.peer_uid() {
+            Some(uid) if uid == rustix::process::geteuid().as_raw() => Ok(Some(())),
+            Some(uid) => Err((
+                Status::Stranger,
+                format!("it belongs to user {uid}, and its key is not authorised"),
+            )),
+            None => Ok(None),
+        }
+    }
+
+    fn serve(&self, request: cm::Request, peer: SocketAddr) {
+        let place = Place::take(&self.clients, self.config.max_clients);
+        let verdict = if place.is_some() {
+            self.judge(&request)
+        } else {
+            Err((Status::Busy, "too many clients".into()))
+        };
+        let known = match verdict {
+            Ok(known) => known,
+            Err((status, why)) => {
+                let _ = request.reject(&Hello::new(status, false).encode());
+                self.events.refused(peer, &why);
+                return;
+            }
+        };
+        if let Err(why) = self.session(request, known.is_some(), peer) {
+            self.events.refused(peer, &why);
+        }
+    }
+
+    fn session(&self, request: cm::Request, known: bool, peer: SocketAddr) -> Result<(), String> {
+        let (prepared, qp) = Prepared::new(&self.device).map_err(|e| e.to_string())?;
+        let hello = Hello::new(Status::Ok, self.config.keeps).encode();
+        let param = param(self.config.tls.clone(), hello.to_vec());
+        let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
+        let transport = conn.qp.path().map_or("tcp", |path| path.transport);
+        // Only processes of one user meet in shared memory.
+        if !known && transport != "local" {
+            let mut link = Link::new(prepared, conn.qp);
+            // It waits for a reply, and gets one that it has not asked for.
+            let told = link.send(&Reply::failed(0, Errno::ACCESS).encode());
+            let end = Instant::now() + STRANGER_PATIENCE;
+            while told.is_ok() && link.is_alive() && Instant::now() < end && !self.over() {
+                if link.next(LOOK).is_err() {
+                    break;
+                }
+            }
+            return Err(
+                "its key is not authorised, and the kernel does not say that it is of this user"
+                    .into(),
+            );
+        }
+        let mut link = Link::new(prepared, conn.qp);
+        self.events.connected(peer, transport);
+        let began = Instant::now();
+        let mut handles = Handles::new(&self.store, &link.base.pd);
+        while !self.over() && Self::turn(&mut link, &mut handles) {}
+        // No memory goes away under the connection.
+        link.qp.disconnect();
+        drop(link);
+        drop(handles);
+        self.events.finished(peer, began.elapsed());
+        Ok(())
+    }
+
+    /// Serves the next request; false at the end.
+    fn turn(link: &mut Link, handles: &mut Handles) -> bool {
+        let bytes = match link.next(4 * LOOK) {
+            Ok(Some(Event::Message(bytes))) => bytes,
+            Ok(_) => return link.is_alive(),
+            Err(_) => return false,
+        };
+        let reply = match Request::decode(&bytes) {
+            Ok((id, Ok(request))) => Reply {
+                id,
+                ..handles.answer(&request)
+            },
+            Ok((id, Err(error))) => Reply::failed(id, error),
+            Err(e) => {
+                tracing::info!("a client broke the protocol: {e}");
+                return false;
+            }
+        };
+        link.send(&reply.encode()).is_ok()
+    }
+
+    /// Serves programs of this host, and frees what they have closed.
+    fn serve_host(self: &Arc<Self>, door: &OwnedFd) {
+        let mut swept = Instant::now();
+        while !self.over() {
+            let ready = poll_fds(&[(door.as_fd(), Interest::READ)], Some(LOOK));
+            if swept.elapsed() >= LOOK {
+                self.store.sweep();
+                swept = Instant::now();
+            }
+            if !ready.is_ok_and(|ready| ready != 0) {
+                continue;
+            }
+            match door::accept(door) {
+                Ok(Some(conn)) => {
+                    let shared = Arc::clone(self);
+                    let spawned =
+                        thread::Builder::new()
+                            .name("weft-fs-host".into())
+                            .spawn(move || {
+                                if let Some(_place) = Place::take(&shared.locals, MAX_LOCAL) {
+                                    shared.answer_host(&conn);
+                                }
+                            });
+                    if let Err(e) = spawned {
+                        tracing::warn!("a program of this host was turned away: {e}");
+                    }
+                }
+                Ok(None) => {}
+                // Without descriptors accept fails at once and again: give others time to end.
+                Err(_) => thread::sleep(LOOK),
+            }
+        }
+    }
+
+    fn answer_host(&self, conn: &OwnedFd) {
+        let Ok((bytes, _)) = door::receive(conn, 0) else {
+            return;
+        };
+        let (reply, file) = match Request::decode(&bytes) {
+            Ok((id, Ok(request))) => self
+                .for_host(&request)
+                .unwrap_or_else(|e| (Reply::failed(id, e), None)),
+            Ok((id, Err(error))) => (Reply::failed(id, error), None),
+            Err(_) => return,
+        };
+        let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
+        let _ = door::send(conn, &reply.encode(), &fds);
+    }
+
+    fn for_host(&self, request: &Request) -> Result<(Reply, Option<OwnedFd>), Errno> {
+        match request.op {
+            Op::Open => self.open_for_host(request, request.flags),
+            // By name: programs of this host have no handles. The new generation comes with the reply.
+            Op::Truncate => {
+                self.store.truncate_for_host(&request.name, request.size)?;
+                self.open_for_host(request, Flags::READ.with(Flags::WRITE))
+            }
+            _ => Ok((session::names(&self.store, request), None)),
+        }
+    }
+
+    fn open_for_host(
+        &self,
+        request: &Request,
+        flags: Flags,
+    ) -> Result<(Reply, Option<OwnedFd>), Errno> {
+        if !flags.has(Flags::READ) && !flags.has(Flags::WRITE) {
+            return Err(Errno::INVAL);
+        }
+        // Of a truncation it is the new length, not that of a buffer to be.
+        let hint = if request.op == Op::Open {
+            request.size
+        } else {
+            0
+        };
+        match self.store.open(&request.name, flags, hint, true)? {
+            Opened::File(file, attr) => {
+                let reply = Reply {
+                    attr,
+                    ..Reply::ok(request.id)
+                };
+                Ok((reply, Some(file)))
+            }
+            Opened::Buffer(_) => Err(Errno::IO),
+        }
+    }
+}

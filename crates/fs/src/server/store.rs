@@ -1,0 +1,792 @@
+//! The buffers of a server, the folders that they are in, and the files of a folder of the file system.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::ops::Bound;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use super::memory::{Memory, Quota, errno};
+use crate::lock;
+use crate::name::{MAX_COMPONENT, Name};
+use crate::wire::{Attr, Entry, Flags};
+
+/// Buffers and folders that there may be.
+const MAX_NAMES: usize = 65_536;
+/// How long a buffer outlives a connection that ended without closing it: its program may have become another one (`exec`), which opens it again.
+const GRACE: Duration = Duration::from_secs(2);
+/// Entries of one answer; more are asked for again.
+const MAX_ENTRIES: usize = 512;
+/// Entries of a folder of the file system that are looked at.
+const MAX_DISK_ENTRIES: usize = 1 << 20;
+
+/// Nanoseconds since 1970.
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0))
+}
+
+/// A named buffer, or a file of the folder that was loaded.
+pub(crate) struct Buffer {
+    pub(crate) ino: u64,
+    pub(crate) read_only: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    memory: Arc<Memory>,
+    generation: u32,
+    /// By clients with a connection.
+    opens: u32,
+    /// Programs of this host may have it open.
+    lent: bool,
+    /// When a connection ended that had it open.
+    lost: Option<Instant>,
+    /// Under a name.
+    linked: bool,
+    mtime: u64,
+    /// Length that the first write gives it.
+    hint: u64,
+    /// The page with the word that appenders count with; it lasts as long as the generation.
+    word: Option<Arc<OwnedFd>>,
+    appenders: u32,
+}
+
+impl Buffer {
+    fn new(ino: u64, memory: Arc<Memory>, mtime: u64, read_only: bool, hint: u64) -> Arc<Self> {
+        Arc::new(Self {
+            ino,
+            read_only,
+            state: Mutex::new(State {
+                memory,
+                generation: 0,
+                opens: 0,
+                lent: false,
+                lost: None,
+                linked: !read_only,
+                mtime,
+                hint,
+                word: None,
+                appenders: 0,
+            }),
+        })
+    }
+
+    pub(crate) fn attr(&self) -> Attr {
+        let state = lock(&self.state);
+        Attr {
+            dir: false,
+            writable: !self.read_only,
+            size: state.memory.size(),
+            mtime: state.mtime,
+            ino: self.ino,
+            generation: state.generation,
+        }
+    }
+
+    /// The newest generation.
+    pub(crate) fn current(&self) -> (u32, Arc<Memory>) {
+        let state = lock(&self.state);
+        (state.generation, Arc::clone(&state.memory))
+    }
+
+    /// Notes a change.
+    pub(crate) fn touch(&self) {
+        lock(&self.state).mtime = now();
+    }
+
+    /// Makes the newest generation at least so long; with the first write, as long as was said when it was made.
+    pub(crate) fn grow(&self, to: u64) -> Result<(), Errno> {
+        let mut state = lock(&self.state);
+        let hint = std::mem::take(&mut state.hint);
+        state.memory.grow(to.max(hint))?;
+        state.mtime = now();
+        Ok(())
+    }
+
+    /// Begins a generation of exactly this length, with what there is of the old one. Whoever reads the old one goes on with it.
+    pub(crate) fn truncate(&self, to: u64, quota: &Arc<Quota>) -> Result<(), Errno> {
+        let mut state = lock(&self.state);
+        let size = state.memory.size();
+        if to >= size && !(to == 0 && state.generation == 0) {
+            state.memory.grow(to)?;
+        } else if size > 0 {
+            let memory = Memory::new(quota).map_err(|e| errno(&e))?;
+            if to > 0 {
+                memory.grow(to)?;
+                memory.fill_from(state.memory.fd(), to)?;
+            }
+            state.memory = memory;
+            state.generation = state.generation.wrapping_add(1);
+            state.word = None;
+            state.appenders = 0;
+        }
+        state.mtime = now();
+        Ok(())
+    }
+
+    /// The word that appenders count with, and whether it has to be set to the length: nobody else counts with it.
+    pub(crate) fn append_word(&self) -> Result<(Arc<OwnedFd>, u32, bool), Errno> {
+        let mut state = lock(&self.state);
+        let word = if let Some(word) = &state.word {
+            Arc::clone(word)
+        } else {
+            let page = weft_sys::memfd::create("weft-fs-append", 4096);
+            Arc::new(page.map_err(|e| errno(&e))?)
+        };
+        state.word = Some(Arc::clone(&word));
+        state.appenders += 1;
+        Ok((word, state.generation, state.appenders == 1))
+    }
+
+    /// One appender of this generation less.
+    pub(crate) fn end_append(&self, generation: u32) {
+        let mut state = lock(&self.state);
+        if state.generation == generation {
+            state.appenders = state.appenders.saturating_sub(1);
+        }
+    }
+}
+
+impl State {
+    /// Whether nobody has it open.
+    fn is_idle(&mut self) -> bool {
+        if self.lent && !self.memory.is_lent() {
+            self.lent = false;
+        }
+        let lost = self.lost.is_some_and(|since| since.elapsed() < GRACE);
+        self.opens == 0 && !self.lent && !lost
+    }
+}
+
+#[derive(Clone)]
+enum Node {
+    Dir { ino: u64, mtime: u64 },
+    Buffer(Arc<Buffer>),
+}
+
+struct Tree {
+    nodes: BTreeMap<Name, Node>,
+    next: u64,
+}
+
+/// What identifies a state of a file: device, inode, length, time of its last change.
+type FileState = (u64, u64, u64, i64, u64);
+
+/// The buffers and files of a server.
+pub(crate) struct Store {
+    tree: Mutex<Tree>,
+    pub(crate) quota: Arc<Quota>,
+    /// Buffers stay when nobody has them open.
+    pub(crate) keeps: bool,
+    folder: Option<OwnedFd>,
+    loaded: Mutex<HashMap<FileState, Weak<Buffer>>>,
+}
+
+/// What was opened.
+pub(crate) enum Opened {
+    Buffer(Arc<Buffer>),
+    /// For a program of this host.
+    File(OwnedFd, Attr),
+}
+
+impl Store {
+    pub(crate) fn new(quota: u64, keeps: bool, folder: Option<OwnedFd>) -> io::Result<Self> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|e| io::Error::other(e.to_string()))?;
+        Ok(Self {
+            tree: Mutex::new(Tree {
+                nodes: BTreeMap::new(),
+                // No number of this run is one of an earlier run.
+                next: (u64::from_ne_bytes(random) >> 1) | 1 << 62,
+            }),
+            quota: Quota::new(quota),
+            keeps,
+            folder,
+            loaded: Mutex::default(),
+        })
+    }
+
+    /// Gives a buffer a new generation of this length, for a program of this host.
+    pub(crate) fn truncate_for_host(&self, name: &Name, size: u64) -> Result<(), Errno> {
+        let tree = lock(&self.tree);
+        match tree.nodes.get(name) {
+            Some(Node::Buffer(buffer)) => buffer.truncate(size, &self.quota),
+            Some(Node::Dir { .. }) => Err(Errno::ISDIR),
+            None => Err(self
+                .on_disk(name, OFlags::PATH)
+                .map_or_else(|e| e, |_| Errno::ROFS)),
+        }
+    }
+
+    /// Opens a buffer or file, and counts that: [`Store::close`] takes it back. With `lend`, for a program of this host.
+    pub(crate) fn open(
+        &self,
+        name: &Name,
+        flags: Flags,
+        hint: u64,
+        lend: bool,
+    ) -> Result<Opened, Errno> {
+        if name.is_root() {
+            return Err(Errno::ISDIR);
+        }
+        let mut tree = lock(&self.tree);
+        let writes = flags.has(Flags::WRITE);
+        let buffer = match tree.nodes.get(name) {
+            Some(Node::Dir { .. }) => return Err(Errno::ISDIR),
+            Some(Node::Buffer(_)) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
+                return Err(Errno::EXIST);
+            }
+            Some(Node::Buffer(buffer)) => Arc::clone(buffer),
+            None => match self.on_disk(name, OFlags::RDONLY) {
+                Ok(_) if flags.has(Flags::CREATE.with(Flags::EXCLUSIVE)) => {
+                    return Err(Errno::EXIST);
+                }
+                Ok((_, stat)) if FileType::from_raw_mode(stat.st_mode).is_dir() => {
+                    return Err(Errno::ISDIR);
+                }
+                Ok(_) if writes || flags.has(Flags::TRUNCATE) => return Err(Errno::ROFS),
+                Ok((file, stat)) => {
+                    drop(tree);
+                    let attr = disk_attr(&stat)?;
+                    return if lend {
+                        Ok(Opened::File(file, attr))
+                    } else {
+                        self.load(&file, &stat).map(Opened::Buffer)
+                    };
+                }
+                Err(Errno::NOENT) if flags.has(Flags::CREATE) => {
+                    self.check_parent(&tree, name)?;
+                    if hint > self.quota.limit.saturating_sub(self.quota.used()) {
+                        return Err(Errno::NOSPC);
+                    }
+                    let ino = tree.number()?;
+                    let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
+                    let buffer = Buffer::new(ino, memory, now(), false, hint);
+                    tree.nodes
+                        .insert(name.clone(), Node::Buffer(Arc::clone(&buffer)));
+                    buffer
+                }
+                Err(e) => return Err(e),
+            },
+        };
+        if writes && flags.has(Flags::TRUNCATE) {
+            buffer.truncate(0, &self.quota)?;
+            lock(&buffer.state).hint = hint;
+        }
+        let mut state = lock(&buffer.state);
+        if !lend {
+            state.opens += 1;
+            drop(state);
+            return Ok(Opened::Buffer(buffer));
+        }
+        let hint = std::mem::take(&mut state.hint);
+        if writes && hint > 0 {
+            state.memory.grow(hint)?;
+        }
+        // The kernel tells when nobody has it any more.
+        state.lent = true;
+        let file = state.memory.lend(how(flags))?;
+        drop(state);
+        let attr = buffer.attr();
+        Ok(Opened::File(file, attr))
+    }
+
+    /// One client has closed the buffer, or its connection is lost. The last close frees, unless buffers are kept.
+    pub(crate) fn close(&self, buffer: &Arc<Buffer>, lost: bool) {
+        let mut tree = lock(&self.tree);
+        {
+            let mut state = lock(&buffer.state);
+            state.opens = state.opens.saturating_sub(1);
+            if lost {
+                state.lost = Some(Instant::now());
+            }
+        }
+        self.free(&mut tree, |other| Arc::ptr_eq(other, buffer));
+    }
+
+    /// Frees buffers that programs of this host have closed.
+    pub(crate) fn sweep(&self) {
+        self.free(&mut lock(&self.tree), |_| true);
+        lock(&self.loaded).retain(|_, buffer| buffer.strong_count() > 0);
+    }
+
+    fn free(&self, tree: &mut Tree, which: impl Fn(&Arc<Buffer>) -> bool) {
+        if self.keeps {
+            return;
+        }
+        tree.nodes.retain(|_, node| match node {
+            Node::Buffer(buffer) if which(buffer) => {
+                let mut state = lock(&buffer.state);
+                let idle = state.is_idle();
+                state.linked &= !idle;
+                !idle
+            }
+            _ => true,
+        });
+    }
+
+    pub(crate) fn stat(&self, name: &Name) -> Result<Attr, Errno> {
+        if name.is_root() {
+            return Ok(dir_attr(1, 0));
+        }
+        match lock(&self.tree).nodes.get(name) {
+            Some(Node::Dir { ino, mtime }) => return Ok(dir_attr(*ino, *mtime)),
+            Some(Node::Buffer(buffer)) => return Ok(buffer.attr()),
+            None => {}
+        }
+        disk_attr(&self.on_disk(name, OFlags::PATH)?.1)
+    }
+
+    pub(crate) fn unlink(&self, name: &Name) -> Result<(), Errno> {
+        let mut tree = lock(&self.tree);
+        match tree.nodes.get(name) {
+            Some(Node::Dir { .. }) => Err(Errno::ISDIR),
+            Some(Node::Buffer(buffer)) => {
+                lock(&buffer.state).linked = false;
+                tree.nodes.remove(name);
+                Ok(())
+            }
+            None if name.is_root() => Err(Errno::ISDIR),
+            None => Err(self
+                .on_disk(name, OFlags::PATH)
+                .map_or_else(|e| e, |_| Errno::ROFS)),
+        }
+    }
+
+    pub(crate) fn rename(&self, from: &Name, to: &Name) -> Result<(), Errno> {
+        let mut tree = lock(&self.tree);
+        let node = match tree.nodes.get(from) {
+            Some(node) => node.clone(),
+            None if from.is_root() => return Err(Errno::BUSY),
+            None => {
+                return Err(self
+                    .on_disk(from, OFlags::PATH)
+                    .map_or_else(|e| e, |_| Errno::ROFS));
+            }
+        };
+        if to.is_root() {
+            return Err(Errno::BUSY);
+        }
+        if from == to {
+            return Ok(());
+        }
+        self.check_parent(&tree, to)?;
+        match (&node, tree.nodes.get(to)) {
+            (_, None) => {
+                if self.on_disk(to, OFlags::PATH).is_ok() {
+                    return Err(Errno::ROFS);
+                }
+            }
+            (Node::Buffer(_), Some(Node::Dir { .. })) => return Err(Errno::ISDIR),
+            (Node::Dir { .. }, Some(_)) => return Err(Errno::EXIST),
+            (Node::Buffer(_), Some(Node::Buffer(old))) => lock(&old.state).linked = false,
+        }
+        if let Node::Dir { .. } = node {
+            let below = from.below();
+            if to.as_bytes().starts_with(&below) {
+                return Err(Errno::INVAL);
+            }
+            let inside = tree.inside(from);
+            for old in inside {
+                let moved = [&to.below(), &old.as_bytes()[below.len()..]].concat();
+                let moved = Name::new(&moved)?;
+                if let Some(node) = tree.nodes.remove(&old) {
+                    tree.nodes.insert(moved, node);
+                }
+            }
+        }
+        tree.nodes.remove(from);
+        tree.nodes.insert(to.clone(), node);
+        Ok(())
+    }
+
+    pub(crate) fn mkdir(&self, name: &Name) -> Result<(), Errno> {
+        let mut tree = lock(&self.tree);
+        if name.is_root() || tree.nodes.contains_key(name) {
+            return Err(Errno::EXIST);
+        }
+        match self.on_disk(name, OFlags::PATH) {
+            Ok(_) => return Err(Errno::EXIST),
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(e),
+        }
+        self.check_parent(&tree, name)?;
+        let (ino, mtime) = (tree.number()?, now());
+        tree.nodes.insert(name.clone(), Node::Dir { ino, mtime });
+        Ok(())
+    }
+
+    pub(crate) fn rmdir(&self, name: &Name) -> Result<(), Errno> {
+        let mut tree = lock(&self.tree);
+        match tree.nodes.get(name) {
+            Some(Node::Dir { .. }) if !tree.inside(name).is_empty() => Err(Errno::NOTEMPTY),
+            Some(Node::Dir { .. }) => {
+                tree.nodes.remove(name);
+                Ok(())
+            }
+            Some(Node::Buffer(_)) => Err(Errno::NOTDIR),
+            None if name.is_root() => Err(Errno::BUSY),
+            None => Err(self
+                .on_disk(name, OFlags::PATH)
+                .map_or_else(|e| e, |_| Errno::ROFS)),
+        }
+    }
+
+    /// Entries of a folder after a name, in byte order.
+    pub(crate) fn list(&self, name: &Name, after: &[u8]) -> Result<Vec<Entry>, Errno> {
+        let tree = lock(&self.tree);
+        let mut known = true;
+        match tree.nodes.get(name) {
+            Some(Node::Buffer(_)) => return Err(Errno::NOTDIR),
+            Some(Node::Dir { .. }) => {}
+            None => known = name.is_root(),
+        }
+        let mut found = BTreeMap::new();
+        match self.disk_entries(name, after) {
+            Ok(entries) => found = entries,
+            Err(Errno::NOENT) if known => {}
+            Err(e) => return Err(e),
+        }
+        let below = name.below();
+        let start = Name::raw([&below, after].concat());
+        for (path, node) in tree
+            .nodes
+            .range((Bound::Excluded(start), Bound::Unbounded))
+            .take_while(|(path, _)| path.as_bytes().starts_with(&below))
+        {
+            let last = &path.as_bytes()[below.len()..];
+            if last.contains(&b'/') || last.is_empty() {
+                continue;
+            }
+            let attr = match node {
+                Node::Dir { ino, mtime } => dir_attr(*ino, *mtime),
+                Node::Buffer(buffer) => buffer.attr(),
+            };
+            found.insert(last.to_vec(), attr);
+            if found.len() > 2 * MAX_ENTRIES {
+                break;
+            }
+        }
+        let entries = found.into_iter().take(MAX_ENTRIES);
+        Ok(entries.map(|(name, attr)| Entry { name, attr }).collect())
+    }
+
+    /// The folder that a new name would be in is there.
+    fn check_parent(&self, tree: &Tree, name: &Name) -> Result<(), Errno> {
+        let parent = name.parent();
+        match tree.nodes.get(&parent) {
+            Some(Node::Dir { .. }) => Ok(()),
+            Some(Node::Buffer(_)) => Err(Errno::NOTDIR),
+            None if parent.is_root() => Ok(()),
+            None => {
+                let (_, stat) = self.on_disk(&parent, OFlags::PATH)?;
+                if FileType::from_raw_mode(stat.st_mode).is_dir() {
+                    Ok(())
+                } else {
+                    Err(Errno::NOTDIR)
+                }
+            }
+        }
+    }
+
+    /// A file or folder below the served folder, by no symbolic link.
+    fn on_disk(&self, name: &Name, flags: OFlags) -> Result<(OwnedFd, Stat), Errno> {
+        let Some(folder) = &self.folder else {
+            return Err(Errno::NOENT);
+        };
+        let file = beneath(folder, name, flags)?;
+        let stat = fs::fstat(&file)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile | FileType::Directory => Ok((file, stat)),
+            _ => Err(Errno::ACCESS),
+        }
+    }
+
+    fn disk_entries(&self, name: &Name, after: &[u8]) -> Result<BTreeMap<Vec<u8>, Attr>, Errno> {
+        let Some(folder) = &self.folder else {
+            return Err(Errno::NOENT);
+        };
+        let dir = if name.is_root() {
+            fs::openat(
+                folder,
+                ".",
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?
+        } else {
+            beneath(folder, name, OFlags::RDONLY | OFlags::DIRECTORY)?
+        };
+        let mut found = BTreeMap::new();
+        for entry in fs::Dir::read_from(&dir)?.take(MAX_DISK_ENTRIES) {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name <= after || matches!(name, b"." | b"..") || name.len() > MAX_COMPONENT {
+                continue;
+            }
+            let stat = fs::statat(&dir, entry.file_name(), fs::AtFlags::SYMLINK_NOFOLLOW);
+            if let Some(attr) = stat.ok().and_then(|stat| disk_attr(&stat).ok()) {
+                found.insert(name.to_vec(), attr);
+                if found.len() > 2 * MAX_ENTRIES {
+                    found.pop_last();
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// A file in memory; as long as somebody has it open and it does not change, once.
+    fn load(&self, file: &OwnedFd, stat: &Stat) -> Result<Arc<Buffer>, Errno> {
+        let attr = disk_attr(stat)?;
+        let key = (
+            stat.st_dev,
+            stat.st_ino,
+            attr.size,
+            stat.st_mtime,
+            stat.st_mtime_nsec,
+        );
+        let mut loaded = lock(&self.loaded);
+        let known = loaded.get(&key).and_then(Weak::upgrade);
+        let buffer = if let Some(buffer) = known {
+            buffer
+        } else {
+            let memory = Memory::new(&self.quota).map_err(|e| errno(&e))?;
+            memory.grow(attr.size)?;
+            memory.fill_from(file, attr.size)?;
+            let buffer = Buffer::new(attr.ino, memory, attr.mtime, true, 0);
+            loaded.retain(|_, buffer| buffer.strong_count() > 0);
+            loaded.insert(key, Arc::downgrade(&buffer));
+            buffer
+        };
+        lock(&buffer.state).opens += 1;
+        Ok(buffer)
+    }
+}
+
+impl Tree {
+    fn number(&mut self) -> Result<u64, Errno> {
+        if self.nodes.len() >= MAX_NAMES {
+            return Err(Errno::NOSPC);
+        }
+        self.next = self.next.wrapping_add(1);
+        Ok(self.next)
+    }
+
+    fn inside(&self, folder: &Name) -> Vec<Name> {
+        let below = folder.below();
+        self.nodes
+            .range((Bound::Excluded(Name::raw(below.clone())), Bound::Unbounded))
+            .map(|(name, _)| name)
+            .take_while(|name| name.as_bytes().starts_with(&below))
+            .cloned()
+            .collect()
+    }
+}
+
+/// How `open(2)` is told of these flags.
+fn how(flags: Flags) -> OFlags {
+    let mut how = match (flags.has(Flags::READ), flags.has(Flags::WRITE)) {
+        (true, true) => OFlags::RDWR,
+        (false, true) => OFlags::WRONLY,
+        _ => OFlags::RDONLY,
+    };
+    how.set(OFlags::APPEND, flags.has(Flags::APPEND));
+    how
+}
+
+fn beneath(folder: impl AsFd, name: &Name, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    // NONBLOCK: a pipe is no file of ours, and opening one must not wait for its writer.
+    let flags = if flags.contains(OFlags::PATH) {
+        flags.difference(OFlags::NONBLOCK)
+    } else {
+        flags
+    };
+    match fs::openat2(&folder, name.as_bytes(), flags, Mode::empty(), resolve) {
+        // A symbolic link is not followed, and nothing is said of where it leads.
+        Err(Errno::LOOP | Errno::XDEV) => Err(Errno::ACCESS),
+        other => other,
+    }
+}
+
+fn dir_attr(ino: u64, mtime: u64) -> Attr {
+    Attr {
+        dir: true,
+        writable: true,
+        mtime,
+        ino,
+        ..Attr::default()
+    }
+}
+
+fn disk_attr(stat: &Stat) -> Result<Attr, Errno> {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if !kind.is_dir() && !kind.is_file() {
+        return Err(Errno::ACCESS);
+    }
+    let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+    Ok(Attr {
+        dir: kind.is_dir(),
+        writable: kind.is_dir(),
+        size: if kind.is_dir() {
+            0
+        } else {
+            stat.st_size as u64
+        },
+        mtime: seconds
+            .saturating_mul(1_000_000_000)
+            .saturating_add(stat.st_mtime_nsec),
+        ino: stat.st_ino,
+        generation: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).unwrap()
+    }
+
+    fn open(store: &Store, text: &str, flags: Flags) -> Result<Arc<Buffer>, Errno> {
+        match store.open(&name(text), flags, 0, false)? {
+            Opened::Buffer(buffer) => Ok(buffer),
+            Opened::File(..) => panic!("nothing is lent"),
+        }
+    }
+
+    const NEW: Flags = Flags(Flags::READ.0 | Flags::WRITE.0 | Flags::CREATE.0);
+
+    fn names(entries: Vec<Entry>) -> Vec<String> {
+        let text = |e: Entry| String::from_utf8(e.name).unwrap();
+        entries.into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn the_last_close_frees_unless_buffers_are_kept() {
+        for keeps in [false, true] {
+            let store = Store::new(1 << 20, keeps, None).unwrap();
+            let a = open(&store, "a", NEW).unwrap();
+            assert_eq!(store.quota.used(), 0, "allocation is lazy");
+            a.grow(5000).unwrap();
+            let again = open(&store, "a", Flags::READ).unwrap();
+            assert!(Arc::ptr_eq(&a, &again));
+            store.close(&a, false);
+            assert_eq!(store.stat(&name("a")).unwrap().size, 5000);
+            store.close(&again, false);
+            drop((a, again));
+            assert_eq!(store.stat(&name("a")).is_ok(), keeps);
+            assert_eq!(store.quota.used(), if keeps { 5000 } else { 0 });
+        }
+    }
+
+    #[test]
+    fn a_lent_buffer_is_freed_when_its_programs_are_done() {
+        let store = Store::new(1 << 20, false, None).unwrap();
+        let Ok(Opened::File(lent, _)) = store.open(&name("a"), NEW, 4096, true) else {
+            panic!("it is made");
+        };
+        store.sweep();
+        assert_eq!(store.stat(&name("a")).unwrap().size, 4096);
+        drop(lent);
+        store.sweep();
+        assert_eq!(store.stat(&name("a")), Err(Errno::NOENT));
+        assert_eq!(store.quota.used(), 0);
+    }
+
+    #[test]
+    fn truncation_leaves_the_old_generation_to_its_readers() {
+        let store = Store::new(100_000, true, None).unwrap();
+        let a = open(&store, "a", NEW).unwrap();
+        a.grow(60_000).unwrap();
+        let (generation, old) = a.current();
+        a.truncate(10, &store.quota).unwrap();
+        assert_ne!(a.current().0, generation);
+        assert_eq!((a.attr().size, old.size()), (10, 60_000));
+        // Both count.
+        assert_eq!(a.grow(50_000), Err(Errno::NOSPC));
+        drop(old);
+        a.grow(50_000).unwrap();
+        a.truncate(70_000, &store.quota).unwrap();
+        assert_eq!(a.attr().size, 70_000);
+    }
+
+    #[test]
+    fn folders_and_names() {
+        let store = Store::new(1 << 20, true, None).unwrap();
+        assert_eq!(open(&store, "d/x", NEW).err(), Some(Errno::NOENT));
+        store.mkdir(&name("d")).unwrap();
+        assert_eq!(store.mkdir(&name("d")), Err(Errno::EXIST));
+        open(&store, "d/x", NEW).unwrap();
+        open(&store, "d-", NEW).unwrap();
+        open(&store, "dz", NEW).unwrap();
+        assert_eq!(open(&store, "d/x/y", NEW).err(), Some(Errno::NOTDIR));
+        assert_eq!(open(&store, "d", NEW).err(), Some(Errno::ISDIR));
+        let exclusive = NEW.with(Flags::EXCLUSIVE);
+        assert_eq!(open(&store, "dz", exclusive).err(), Some(Errno::EXIST));
+        let root = Name::default();
+        assert_eq!(names(store.list(&root, b"").unwrap()), ["d", "d-", "dz"]);
+        assert_eq!(names(store.list(&root, b"d-").unwrap()), ["dz"]);
+        assert_eq!(names(store.list(&name("d"), b"").unwrap()), ["x"]);
+        assert_eq!(store.rmdir(&name("d")), Err(Errno::NOTEMPTY));
+        store.rename(&name("d"), &name("e")).unwrap();
+        assert!(store.stat(&name("e/x")).is_ok() && store.stat(&name("d")).is_err());
+        assert_eq!(store.rename(&name("e"), &name("e/f")), Err(Errno::INVAL));
+        store.rename(&name("dz"), &name("e/x")).unwrap();
+        store.unlink(&name("e/x")).unwrap();
+        store.rmdir(&name("e")).unwrap();
+        assert_eq!(names(store.list(&root, b"").unwrap()), ["d-"]);
+    }
+
+    #[test]
+    fn files_of_the_folder_are_read_only_and_links_lead_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("sub")).unwrap();
+        std::fs::write(dir.path().join("sub/f"), b"hello").unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("out")).unwrap();
+        rustix::fs::mkfifoat(fs::CWD, dir.path().join("pipe"), Mode::RWXU).unwrap();
+        let folder = fs::open(dir.path(), OFlags::PATH, Mode::empty()).unwrap();
+        let store = Store::new(1 << 20, false, Some(folder)).unwrap();
+        let a = open(&store, "sub/f", Flags::READ).unwrap();
+        let b = open(&store, "sub/f", Flags::READ).unwrap();
+        assert!(Arc::ptr_eq(&a, &b), "loaded once");
+        assert_eq!((a.attr().size, store.quota.used()), (5, 5));
+        store.close(&a, false);
+        store.close(&b, false);
+        drop((a, b));
+        assert_eq!(store.quota.used(), 0);
+        for (what, flags, error) in [
+            ("sub/f", NEW, Errno::ROFS),
+            ("out", Flags::READ, Errno::ACCESS),
+            ("pipe", Flags::READ, Errno::ACCESS),
+            ("sub", Flags::READ, Errno::ISDIR),
+            ("none", Flags::READ, Errno::NOENT),
+        ] {
+            assert_eq!(open(&store, what, flags).err(), Some(error), "{what}");
+        }
+        open(&store, "sub/new", NEW).unwrap();
+        assert_eq!(names(store.list(&name("sub"), b"").unwrap()), ["f", "new"]);
+        assert_eq!(names(store.list(&Name::default(), b"").unwrap()), ["sub"]);
+        assert_eq!(store.unlink(&name("sub/f")), Err(Errno::ROFS));
+    }
+
+    #[test]
+    fn a_flood_of_names_ends() {
+        let store = Store::new(1 << 20, true, None).unwrap();
+        let mut made = 0;
+        let refused = loop {
+            match store.mkdir(&name(&format!("d{made}"))) {
+                Ok(()) => made += 1,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!((made, refused), (MAX_NAMES, Errno::NOSPC));
+    }
+}

@@ -1,0 +1,443 @@
+//! A viewer's connection: it asks for a title, and fetches by RDMA Reads what it wants, when it wants it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use weft_verbs::cm::{self, ConnectError};
+use weft_verbs::tls::{Tls, TlsError};
+use weft_verbs::{
+    Access, Cq, Device, Mr, Pd, Qp, QpInit, RecvWr, RemoteAddr, Rnr, SendWr, Wc, WcOpcode, WcStatus,
+};
+
+use crate::door::{READS, param};
+use crate::wire::{self, Grant, NOTICE_LEN, Notice, Refusal, Request, WireError};
+
+/// Shortest Read in bytes, but for the end of a title (thesis 6.4.1).
+pub const MIN_READ: u32 = 8 << 10;
+/// Bytes of a Read unless told.
+pub const READ: u32 = 128 << 10;
+/// Reads outstanding unless told.
+pub const DEPTH: u16 = 8;
+/// Receives for notices.
+const RECEIVES: u64 = 32;
+/// The first Read after a seek is short: what it fetches is shown first.
+const FIRST: u32 = 32 << 10;
+
+/// Why there is no viewer.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is no connection.
+    #[error(transparent)]
+    Connect(ConnectError),
+    /// The server says no.
+    #[error("{}", .0.text())]
+    Refused(Refusal),
+    /// The server speaks another protocol.
+    #[error("what listens there speaks iWARP and is not `weft media`: {0}")]
+    Protocol(WireError),
+    /// A resource is missing here.
+    #[error("{0}")]
+    Local(String),
+}
+
+/// Why a title cannot be fetched any further.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ViewError {
+    /// The connection ended; the text says how as far as known.
+    #[error("the connection ended: {0}")]
+    Gone(String),
+    /// Nothing came for so long.
+    #[error("the server did not answer for {} s", .0.as_secs())]
+    Stalled(Duration),
+    /// The server sent what cannot be.
+    #[error("the server broke the protocol: {0}")]
+    Violation(&'static str),
+    /// A resource is missing here.
+    #[error("{0}")]
+    Local(String),
+}
+
+/// How to connect.
+#[derive(Clone)]
+pub struct Dial {
+    /// Where the server listens.
+    pub addr: SocketAddr,
+    /// By TLS; `None` in the clear.
+    pub tls: Option<Tls>,
+    /// Bytes of a Read, at least [`MIN_READ`].
+    pub read: u32,
+    /// Reads outstanding at once, 1 to [`READS`].
+    pub depth: u16,
+    /// How long to wait for a connection, and then for each Read.
+    pub patience: Duration,
+}
+
+impl Dial {
+    /// With the usual Reads.
+    pub fn new(addr: SocketAddr, tls: Option<Tls>) -> Self {
+        Self {
+            addr,
+            tls,
+            read: READ,
+            depth: DEPTH,
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A connection to a server that has granted a title.
+pub struct Viewer {
+    // Dropped first: no memory goes away under a connection.
+    qp: Qp,
+    cq: Cq,
+    /// A slot for each Read, and one for the piece that is being looked at.
+    slots: Mr,
+    notices: Mr,
+    slot_len: u32,
+    count: u64,
+    grant: Grant,
+    patience: Duration,
+    /// Reads posted, and complete, in all.
+    posted: u64,
+    done: u64,
+    /// Where the last range that was read to its end has ended.
+    reached: u64,
+    inbox: VecDeque<Notice>,
+    end: Option<ViewError>,
+    opened: Instant,
+    _pd: Pd,
+}
+
+/// Bytes that have come: a Read's slot, until the next piece is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece {
+    slot: usize,
+    /// Where they are in the title.
+    pub offset: u64,
+    /// How many.
+    pub len: u32,
+}
+
+fn local(e: impl std::fmt::Display) -> OpenError {
+    OpenError::Local(e.to_string())
+}
+
+impl Viewer {
+    /// Connects and asks.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(device: &Device, dial: &Dial, request: &Request) -> Result<Self, OpenError> {
+        let pd = device.alloc_pd().map_err(local)?;
+        let slot_len = dial.read.max(MIN_READ);
+        let depth = dial.depth.clamp(1, READS);
+        let count = u64::from(depth) + 1;
+        let cq = device
+            .create_cq(4 * (u32::from(depth) + RECEIVES as u32), None)
+            .map_err(local)?;
+        let slots = pd
+            .alloc_mr(count as usize * slot_len as usize, Access::LOCAL_WRITE)
+            .map_err(local)?;
+        let notices = pd
+            .alloc_mr(RECEIVES as usize * NOTICE_LEN, Access::LOCAL_WRITE)
+            .map_err(local)?;
+        let init = QpInit {
+            max_send_wr: u32::from(depth) + 1,
+            max_recv_wr: RECEIVES as u32,
+            max_sge: 1,
+            // A notice that finds no receive waits: it is a slow viewer's, and no reason to end.
+            rnr: Rnr::Wait,
+            ..QpInit::new(&cq, &cq)
+        };
+        let qp = pd.create_qp(&init).map_err(local)?;
+        // The peer has no business in our memory.
+        qp.set_access(Access::empty());
+        let receives: Vec<_> = (0..RECEIVES).map(|i| receive(&notices, i)).collect();
+        qp.post_recv(&receives).map_err(local)?;
+        let param = param(dial.tls.clone(), request.encode(), dial.patience);
+        let connection = match cm::connect_qp(dial.addr, qp, device, &param) {
+            Ok(connection) => connection,
+            Err(ConnectError::Rejected { private_data }) => {
+                return Err(match wire::decode_reply(&private_data) {
+                    Ok(Err(refusal)) => OpenError::Refused(refusal),
+                    Ok(Ok(_)) => OpenError::Protocol(WireError::Field("status")),
+                    Err(e) => OpenError::Protocol(e),
+                });
+            }
+            Err(e) => return Err(OpenError::Connect(e)),
+        };
+        let grant = match wire::decode_reply(&connection.private_data) {
+            Ok(Ok(grant)) => grant,
+            Ok(Err(refusal)) => return Err(OpenError::Refused(refusal)),
+            Err(e) => return Err(OpenError::Protocol(e)),
+        };
+        Ok(Self {
+            qp: connection.qp,
+            cq,
+            slots,
+            notices,
+            slot_len,
+            count,
+            grant,
+            patience: dial.patience,
+            posted: 0,
+            done: 0,
+            reached: 0,
+            inbox: VecDeque::new(),
+            end: None,
+            opened: Instant::now(),
+            _pd: pd,
+        })
+    }
+
+    /// What was granted.
+    pub fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    /// How long ago the title was granted.
+    pub fn age(&self) -> Duration {
+        self.opened.elapsed()
+    }
+
+    /// What carries the connection: `local`, `tcp` or `tls`.
+    pub fn transport(&self) -> &'static str {
+        self.qp.path().map_or("tcp", |path| path.transport)
+    }
+
+    /// The pieces of a range of the title, in order; a range past the end is cut there.
+    pub fn range(&mut self, from: u64, to: u64) -> Range<'_> {
+        let end = to.min(self.grant.len);
+        Range {
+            next: from.min(end),
+            end,
+            waiting: VecDeque::new(),
+            seek: from != self.reached,
+            first: true,
+            viewer: self,
+        }
+    }
+
+    /// A copy of a range of the title, which must lie within it.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn fetch(&mut self, from: u64, len: usize) -> Result<Vec<u8>, ViewError> {
+        let mut out = Vec::with_capacity(len);
+        let mut range = self.range(from, from.saturating_add(len as u64));
+        while let Some(piece) = range.next()? {
+            range.append(&piece, &mut out)?;
+        }
+        if out.len() == len {
+            Ok(out)
+        } else {
+            Err(ViewError::Violation("a range past the end"))
+        }
+    }
+
+    /// The bytes of a piece.
+    ///
+    /// # Errors
+    /// [`ViewError::Local`].
+    pub fn append(&self, piece: &Piece, out: &mut Vec<u8>) -> Result<(), ViewError> {
+        let at = out.len();
+        out.resize(at + piece.len as usize, 0);
+        let read = self.slots.read(piece.slot, &mut out[at..]);
+        read.map_err(|e| ViewError::Local(e.to_string()))
+    }
+
+    /// The next notice of a live server; `None` when none comes for so long.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    pub fn notice(&mut self, timeout: Duration) -> Result<Option<Notice>, ViewError> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(notice) = self.inbox.pop_front() {
+                return Ok(Some(notice));
+            }
+            if !self.pump(Some(deadline))? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Posts a Read of at most a slot's length; the caller has seen that there is a slot.
+    fn post(&mut self, offset: u64, len: u32) -> Result<usize, ViewError> {
+        let slot = (self.posted % self.count) as usize * self.slot_len as usize;
+        let remote = RemoteAddr {
+            addr: self.grant.at.addr + offset,
+            rkey: self.grant.at.rkey,
+        };
+        let read = SendWr::read(self.posted, remote)
+            .sge(self.slots.sge(slot, len as usize))
+            .signaled();
+        match self.qp.post_send_one(read) {
+            Ok(()) => {
+                self.posted += 1;
+                Ok(slot)
+            }
+            Err(e) => Err(self.ended(ViewError::Gone(e.to_string()))),
+        }
+    }
+
+    /// Waits until so many Reads are complete.
+    fn complete(&mut self, reads: u64) -> Result<(), ViewError> {
+        let deadline = Instant::now() + self.patience;
+        while self.done < reads {
+            if !self.pump(Some(deadline))? {
+                return Err(self.ended(ViewError::Stalled(self.patience)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions; false if none has come until the deadline.
+    fn pump(&mut self, deadline: Option<Instant>) -> Result<bool, ViewError> {
+        if let Some(end) = &self.end {
+            return Err(end.clone());
+        }
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let mut wcs = [Wc::default(); 32];
+        let got = self
+            .cq
+            .wait(&mut wcs, left)
+            .map_err(|e| ViewError::Local(e.to_string()))?;
+        for wc in &wcs[..got] {
+            if wc.status != WcStatus::Success {
+                let why = self.why(wc);
+                return Err(self.ended(why));
+            }
+            match wc.opcode {
+                WcOpcode::Read => self.done += 1,
+                WcOpcode::Recv => self.receive(wc)?,
+                _ => {}
+            }
+        }
+        Ok(got > 0)
+    }
+
+    fn receive(&mut self, wc: &Wc) -> Result<(), ViewError> {
+        let local = |e: &dyn std::fmt::Display| ViewError::Local(e.to_string());
+        let mut bytes = [0; NOTICE_LEN];
+        let at = (wc.wr_id % RECEIVES) as usize * NOTICE_LEN;
+        self.notices.read(at, &mut bytes).map_err(|e| local(&e))?;
+        self.qp
+            .post_recv(&[receive(&self.notices, wc.wr_id % RECEIVES)])
+            .map_err(|e| local(&e))?;
+        let len = (wc.byte_len as usize).min(NOTICE_LEN);
+        let notice =
+            Notice::decode(&bytes[..len]).map_err(|_| ViewError::Violation("a short notice"))?;
+        // A newer one says all that the older ones did.
+        self.inbox.clear();
+        self.inbox.push_back(notice);
+        Ok(())
+    }
+
+    fn ended(&mut self, why: ViewError) -> ViewError {
+        self.end.get_or_insert(why).clone()
+    }
+
+    fn why(&self, wc: &Wc) -> ViewError {
+        let text = match (wc.status, self.qp.tls_error()) {
+            (_, Some(TlsError::Truncated)) => "the server went away, or somebody cut it".into(),
+            (_, Some(e)) => format!("it was damaged or tampered with on the way ({e})"),
+            (WcStatus::RemAccessErr, None) => "the server does not allow this any more".into(),
+            (WcStatus::WrFlushErr, None) => "the server closed it or went away".into(),
+            (status, None) => status.to_string(),
+        };
+        ViewError::Gone(text)
+    }
+}
+
+fn receive(notices: &Mr, index: u64) -> RecvWr {
+    RecvWr::new(index).sge(notices.sge(index as usize * NOTICE_LEN, NOTICE_LEN))
+}
+
+/// A range that is being fetched, some Reads ahead. Dropping it lets those end.
+pub struct Range<'v> {
+    viewer: &'v mut Viewer,
+    next: u64,
+    end: u64,
+    /// Pieces whose Reads are posted, with the number of Reads that have to be complete for each.
+    waiting: VecDeque<(Piece, u64)>,
+    first: bool,
+    /// It does not go on where the last one has ended.
+    seek: bool,
+}
+
+impl Range<'_> {
+    /// The next piece; `None` at the end. The one before is void from here on: its slot is used again.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    #[allow(clippy::should_implement_trait)] // a piece borrows a slot that the next one may use
+    pub fn next(&mut self) -> Result<Option<Piece>, ViewError> {
+        self.post()?;
+        let Some((piece, reads)) = self.waiting.pop_front() else {
+            self.viewer.reached = self.end;
+            return Ok(None);
+        };
+        self.viewer.complete(reads)?;
+        Ok(Some(piece))
+    }
+
+    fn post(&mut self) -> Result<(), ViewError> {
+        if self.first && self.next < self.end {
+            // What an earlier range has left behind.
+            let posted = self.viewer.posted;
+            self.viewer.complete(posted)?;
+        }
+        while self.next < self.end && (self.waiting.len() as u64) < self.viewer.count - 1 {
+            let most = if self.first && self.seek {
+                FIRST.min(self.viewer.slot_len)
+            } else {
+                self.viewer.slot_len
+            };
+            self.first = false;
+            let len = u32::try_from(self.end - self.next).map_or(most, |left| left.min(most));
+            let slot = self.viewer.post(self.next, len)?;
+            let piece = Piece {
+                slot,
+                offset: self.next,
+                len,
+            };
+            self.waiting.push_back((piece, self.viewer.posted));
+            self.next += u64::from(len);
+        }
+        Ok(())
+    }
+
+    /// The bytes of a piece.
+    ///
+    /// # Errors
+    /// [`ViewError::Local`].
+    pub fn append(&self, piece: &Piece, out: &mut Vec<u8>) -> Result<(), ViewError> {
+        self.viewer.append(piece, out)
+    }
+
+    /// Writes a piece to a file or pipe, from where it has come to.
+    ///
+    /// # Errors
+    /// As `write(2)`.
+    pub fn write_to(&self, piece: &Piece, fd: impl AsFd) -> io::Result<()> {
+        let mut done = 0;
+        while done < piece.len as usize {
+            let left = piece.len as usize - done;
+            match self
+                .viewer
+                .slots
+                .write_to_file(&fd, None, piece.slot + done, left)
+            {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}

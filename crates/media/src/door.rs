@@ -1,0 +1,283 @@
+//! The way in: requests are judged, granted or refused, and connections are kept until they end. No thread belongs to a viewer.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use weft_verbs::cm::{self, ConnParam, LinkOptions};
+use weft_verbs::tls::Tls;
+use weft_verbs::{Access, Cq, Device, Pd, Qp, QpInit, Wc};
+
+use crate::wire::{Grant, Refusal, Request};
+
+/// RDMA Reads that a viewer may have outstanding.
+pub const READS: u16 = 16;
+/// Requests that may wait for an answer.
+const BACKLOG: u32 = 4096;
+/// Sends outstanding to one viewer of a live stream.
+pub const SENDS: u32 = 4;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Says who is let in.
+pub trait Gate: Send + Sync {
+    /// Whether the initiator of this request may watch; else why not, for the log.
+    ///
+    /// # Errors
+    /// The reason.
+    fn admit(&self, request: &cm::Request) -> Result<(), String>;
+}
+
+/// What answers requests.
+pub trait Host: Send + Sync + 'static {
+    /// Answers a request; called by the door's thread, so it must not take long.
+    fn answer(self: Arc<Self>, caller: Caller, request: Request);
+}
+
+/// How to listen.
+pub struct Config {
+    /// Address and port; port 0 takes a free one.
+    pub bind: SocketAddr,
+    /// Make connections by TLS, and take no others. `None` leaves them in the clear.
+    pub tls: Option<Tls>,
+    /// Who is let in.
+    pub gate: Arc<dyn Gate>,
+    /// Viewers at the same time.
+    pub max_viewers: usize,
+}
+
+/// Connection settings of both sides.
+pub(crate) fn param(tls: Option<Tls>, private_data: Vec<u8>, timeout: Duration) -> ConnParam {
+    let options = LinkOptions {
+        timeout,
+        // TLS has tags of its own; in the clear it is for measurements on loopback, where TCP's checksum covers memory.
+        crc: false,
+        ..LinkOptions::default()
+    };
+    ConnParam {
+        private_data,
+        ird: READS,
+        ord: READS,
+        options,
+        tls,
+    }
+}
+
+/// A listening address.
+pub struct Door {
+    listener: cm::Listener,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    cq: Cq,
+    tls: Option<Tls>,
+    gate: Arc<dyn Gate>,
+    max_viewers: usize,
+    viewers: Mutex<Viewers>,
+    tell: Mutex<Sender<u64>>,
+}
+
+#[derive(Default)]
+struct Viewers {
+    next: u64,
+    /// Granted, and requests that are being answered.
+    count: usize,
+    there: HashMap<u64, (Arc<Qp>, Arc<dyn Any + Send + Sync>)>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Door {
+    /// Listens.
+    ///
+    /// # Errors
+    /// As `bind(2)` and `listen(2)`; without a thread or the device's objects.
+    pub fn bind(device: &Device, config: Config) -> io::Result<Self> {
+        let listener = cm::Listener::bind(
+            device,
+            config.bind,
+            BACKLOG,
+            &param(config.tls.clone(), Vec::new(), PATIENCE),
+        )?;
+        let (tell, ended) = channel::<u64>();
+        let shared = Arc::new(Shared {
+            cq: device.create_cq(65_536, None).map_err(io::Error::other)?,
+            tls: config.tls,
+            gate: config.gate,
+            max_viewers: config.max_viewers,
+            viewers: Mutex::default(),
+            tell: Mutex::new(tell),
+        });
+        let weak = Arc::downgrade(&shared);
+        // A queue pair cannot be dropped by the hook that hears of its end.
+        std::thread::Builder::new()
+            .name("weft-media-end".into())
+            .spawn(move || {
+                for id in ended {
+                    let Some(shared) = weak.upgrade() else { return };
+                    let mut viewers = lock(&shared.viewers);
+                    let gone = viewers.there.remove(&id);
+                    viewers.count -= usize::from(gone.is_some());
+                    drop(viewers);
+                    drop(gone);
+                }
+            })?;
+        Ok(Self { listener, shared })
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    /// Viewers that are connected.
+    pub fn viewers(&self) -> Arc<dyn Fn() -> usize + Send + Sync> {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move || lock(&shared.viewers).there.len())
+    }
+
+    /// The queue where sends to viewers complete; its completions carry the `wr_id` of the send.
+    pub fn cq(&self) -> Cq {
+        self.shared.cq.clone()
+    }
+
+    /// Answers requests for ever.
+    pub fn run(&self, host: &Arc<impl Host>) {
+        while let Some(request) = self.listener.next_request(None) {
+            self.receive(request, host);
+            // Nothing is posted by a server of files; what a live server posts, it takes itself.
+        }
+    }
+
+    fn receive(&self, request: cm::Request, host: &Arc<impl Host>) {
+        let peer = request.peer_addr();
+        let asked = Request::decode(request.private_data());
+        let caller = Caller {
+            request: Some(request),
+            shared: Arc::clone(&self.shared),
+            counted: false,
+        };
+        match asked {
+            Ok(asked) => {
+                if let Some(caller) = caller.admitted() {
+                    Arc::clone(host).answer(caller, asked);
+                }
+            }
+            Err(e) => {
+                tracing::info!("{peer}: turned away: {e}");
+                caller.refuse(Refusal::Malformed);
+            }
+        }
+    }
+}
+
+/// A viewer that waits for an answer. Dropping it rejects the request without a reason.
+pub struct Caller {
+    request: Option<cm::Request>,
+    shared: Arc<Shared>,
+    counted: bool,
+}
+
+impl Caller {
+    fn admitted(mut self) -> Option<Self> {
+        let request = self.request.as_ref()?;
+        let peer = request.peer_addr();
+        if let Err(why) = self.shared.gate.admit(request) {
+            tracing::info!("{peer}: turned away: {why}");
+            self.refuse(Refusal::Stranger);
+            return None;
+        }
+        let mut viewers = lock(&self.shared.viewers);
+        let full = viewers.count >= self.shared.max_viewers;
+        viewers.count += usize::from(!full);
+        drop(viewers);
+        if full {
+            tracing::info!("{peer}: turned away: too many viewers");
+            self.refuse(Refusal::Full);
+            return None;
+        }
+        self.counted = true;
+        Some(self)
+    }
+
+    /// Rejects the request with a reason.
+    pub fn refuse(mut self, why: Refusal) {
+        if let Some(request) = self.request.take() {
+            // Fails only for private data that is too long.
+            let _ = request.reject(&why.encode());
+        }
+    }
+
+    /// Accepts the request on a queue pair of `pd`; `keep` stays until the connection has ended. The queue pair, unless the
+    /// viewer has gone already.
+    pub fn grant(
+        mut self,
+        pd: &Pd,
+        grant: &Grant,
+        keep: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<Qp>> {
+        let request = self.request.take()?;
+        let peer = request.peer_addr();
+        let shared = &self.shared;
+        let init = QpInit {
+            max_send_wr: SENDS,
+            max_recv_wr: 1,
+            max_sge: 1,
+            max_inline: 64,
+            ..QpInit::new(&shared.cq, &shared.cq)
+        };
+        let qp = match pd.create_qp(&init) {
+            Ok(qp) => qp,
+            Err(e) => {
+                tracing::warn!("{peer}: turned away: {e}");
+                let _ = request.reject(&Refusal::Full.encode());
+                return None;
+            }
+        };
+        qp.set_access(Access::REMOTE_READ);
+        let param = param(shared.tls.clone(), grant.encode(), PATIENCE);
+        let qp = match request.accept(qp, &param) {
+            Ok(connection) => Arc::new(connection.qp),
+            Err(e) => {
+                tracing::info!("{peer}: gone: {e}");
+                return None;
+            }
+        };
+        let id = {
+            let mut viewers = lock(&shared.viewers);
+            let id = viewers.next;
+            viewers.next += 1;
+            viewers.there.insert(id, (Arc::clone(&qp), keep));
+            id
+        };
+        self.counted = false;
+        let tell = lock(&shared.tell).clone();
+        qp.on_end(move |_| {
+            // Fails only when the door is gone.
+            let _ = tell.send(id);
+        });
+        Some(qp)
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if self.counted {
+            lock(&self.shared.viewers).count -= 1;
+        }
+    }
+}
+
+/// Takes the completions that are there; calls `done` for each.
+pub fn drain(cq: &Cq, mut done: impl FnMut(&Wc)) {
+    let mut wcs = [Wc::default(); 64];
+    while let Ok(n @ 1..) = cq.poll(&mut wcs) {
+        wcs[..n].iter().for_each(&mut done);
+    }
+}

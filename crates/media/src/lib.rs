@@ -1,0 +1,33 @@
+//! Media over RDMA (thesis chapter 6): a server that does nothing while its viewers watch.
+//!
+//! A viewer's request names a title; the reply grants a region: address, length, `STag` ([`wire`]). From then on the viewer fetches
+//! by RDMA Reads ([`client`]): to pause is to ask for nothing, to seek is to ask for another offset. The server ([`server`]) keeps
+//! each movie in memory, in a protection domain of its own ([`shelf`]); a live server ([`live`]) keeps a ring of fragments, which [`cut`]
+//! makes of a stream and [`watch`] follows. [`http`] is a proxy for browsers and players.
+//!
+//! The protocol is in docs/spec/media.md, why movies are copied into memory in docs/adr/0014.
+#![forbid(unsafe_code)]
+
+pub mod boxes;
+pub mod client;
+pub mod cut;
+pub mod door;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+#[cfg(feature = "http")]
+pub mod http;
+pub mod live;
+pub mod names;
+pub mod rtp;
+pub mod server;
+pub mod shelf;
+pub mod ts;
+pub mod watch;
+pub mod wire;
+
+/// The port of `weft media serve` unless told.
+pub const SERVE_PORT: u16 = 7475;
+/// The port of `weft media live` unless told.
+pub const LIVE_PORT: u16 = 7476;
+/// The port of `weft media proxy` unless told.
+pub const HTTP_PORT: u16 = 8473;

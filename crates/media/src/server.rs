@@ -1,0 +1,113 @@
+//! The server of files: it answers requests, and does nothing after.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::door::{Caller, Host};
+use crate::shelf::{Movie, Shelf};
+use crate::wire::{Refusal, Request};
+
+/// Files that are read into memory at the same time.
+const LOADERS: usize = 2;
+/// Viewers that may wait for files to be read.
+const WAITING: usize = 4096;
+
+/// Answers requests for the titles of a shelf.
+pub struct Server {
+    shelf: Shelf,
+    loading: Mutex<Loading>,
+}
+
+#[derive(Default)]
+struct Loading {
+    /// Those who wait, by the title.
+    waiting: HashMap<String, Vec<Caller>>,
+    /// Titles that no loader has begun.
+    queue: VecDeque<String>,
+    loaders: usize,
+}
+
+fn lock(mutex: &Mutex<Loading>) -> MutexGuard<'_, Loading> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn answer(caller: Caller, movie: &Result<Arc<Movie>, Refusal>) {
+    match movie {
+        Ok(movie) => drop(caller.grant(movie.pd(), &movie.grant(), Arc::clone(movie) as Arc<_>)),
+        Err(why) => caller.refuse(*why),
+    }
+}
+
+impl Server {
+    /// For the titles of this shelf.
+    pub fn new(shelf: Shelf) -> Arc<Self> {
+        Arc::new(Self {
+            shelf,
+            loading: Mutex::default(),
+        })
+    }
+
+    fn load(self: Arc<Self>, name: String, caller: Caller) {
+        let mut loading = lock(&self.loading);
+        if loading.waiting.values().map(Vec::len).sum::<usize>() >= WAITING {
+            drop(loading);
+            caller.refuse(Refusal::Full);
+            return;
+        }
+        if let Some(others) = loading.waiting.get_mut(&name) {
+            others.push(caller);
+            return;
+        }
+        loading.waiting.insert(name.clone(), vec![caller]);
+        loading.queue.push_back(name);
+        if loading.loaders == LOADERS {
+            return;
+        }
+        loading.loaders += 1;
+        drop(loading);
+        let this = Arc::clone(&self);
+        let spawned = std::thread::Builder::new()
+            .name("weft-media-load".into())
+            .spawn(move || this.load_all());
+        if let Err(e) = spawned {
+            tracing::warn!("cannot start a thread: {e}");
+            self.load_all();
+        }
+    }
+
+    /// Reads files until none is asked for.
+    fn load_all(&self) {
+        loop {
+            let name = {
+                let mut loading = lock(&self.loading);
+                let Some(name) = loading.queue.pop_front() else {
+                    loading.loaders -= 1;
+                    return;
+                };
+                name
+            };
+            let movie = match self.shelf.find(&name) {
+                Ok(Some(movie)) => Ok(movie),
+                Ok(None) => self.shelf.load(&name),
+                Err(why) => Err(why),
+            };
+            let callers = lock(&self.loading).waiting.remove(&name);
+            for caller in callers.into_iter().flatten() {
+                answer(caller, &movie);
+            }
+        }
+    }
+}
+
+impl Host for Server {
+    fn answer(self: Arc<Self>, caller: Caller, request: Request) {
+        match request {
+            Request::Catalogue => answer(caller, &self.shelf.catalogue()),
+            Request::Title(name) => match self.shelf.find(&name) {
+                Ok(Some(movie)) => answer(caller, &Ok(movie)),
+                Ok(None) => self.load(name, caller),
+                Err(why) => caller.refuse(why),
+            },
+        }
+    }
+}

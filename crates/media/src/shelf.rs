@@ -1,0 +1,357 @@
+//! Movies in registered memory: each a copy of its file, in a protection domain of its own (docs/adr/0014).
+//!
+//! A viewer's queue pair is in the domain of its movie, so no `STag` of another movie is of use to it. A file that is
+//! truncated or replaced changes nothing for those who watch: they go on with the copy, and later viewers get the new file.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use weft_verbs::{Access, Device, Mr, Pd};
+
+use crate::names;
+use crate::wire::{Content, Grant, Refusal};
+
+/// Bytes that are read from a file at a time.
+const PIECE: usize = 4 << 20;
+/// How often a file is read again that changes meanwhile.
+const TRIES: u32 = 3;
+
+/// A region that viewers may read, in its own domain.
+pub struct Movie {
+    /// Dropped before the domain.
+    mr: Mr,
+    pd: Pd,
+    len: u64,
+    version: [u8; 16],
+    content: Content,
+    used: Mutex<Instant>,
+    _room: Room,
+}
+
+impl Movie {
+    /// The domain for queue pairs of its viewers.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// What to tell a viewer.
+    pub fn grant(&self) -> Grant {
+        *lock(&self.used) = Instant::now();
+        Grant {
+            content: self.content,
+            at: self.mr.remote(0),
+            len: self.len,
+            version: self.version,
+        }
+    }
+
+    /// A region with these bytes.
+    ///
+    /// # Errors
+    /// [`weft_verbs::Error`] without memory.
+    pub fn of_bytes(
+        device: &Device,
+        content: Content,
+        bytes: &[u8],
+    ) -> Result<Self, weft_verbs::Error> {
+        let pd = device.alloc_pd()?;
+        let mr = pd.alloc_mr(bytes.len().max(1), Access::REMOTE_READ)?;
+        mr.write(0, bytes)?;
+        Ok(Self {
+            mr,
+            pd,
+            len: bytes.len() as u64,
+            version: [0; 16],
+            content,
+            used: Mutex::new(Instant::now()),
+            _room: Room {
+                len: 0,
+                used: Arc::default(),
+            },
+        })
+    }
+}
+
+/// A part of the memory that movies may take. Dropping it gives it back.
+struct Room {
+    len: u64,
+    used: Arc<AtomicU64>,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.len, Ordering::AcqRel);
+    }
+}
+
+/// The movies of a directory that are in memory.
+pub struct Shelf {
+    device: Device,
+    dir: OwnedFd,
+    limit: u64,
+    used: Arc<AtomicU64>,
+    movies: Mutex<HashMap<String, Arc<Movie>>>,
+    catalogue: Mutex<Option<(Vec<u8>, Arc<Movie>)>>,
+}
+
+/// Which state of a file it is: device, inode, length, time of the last change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp([u64; 5]);
+
+impl Stamp {
+    fn of(file: &File) -> io::Result<Self> {
+        let meta = file.metadata()?;
+        Ok(Self([
+            meta.dev(),
+            meta.ino(),
+            meta.len(),
+            meta.mtime().cast_unsigned(),
+            meta.mtime_nsec().cast_unsigned(),
+        ]))
+    }
+
+    /// The same for the same state of the same file; others differ but by chance (FNV-1a, 128 bits).
+    fn version(self) -> [u8; 16] {
+        let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+        for byte in self.0.iter().flat_map(|word| word.to_be_bytes()) {
+            hash =
+                (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+        hash.to_be_bytes()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shelf {
+    /// For the files below `dir`, in at most `limit` bytes of memory.
+    pub fn new(device: &Device, dir: OwnedFd, limit: u64) -> Self {
+        Self {
+            device: device.clone(),
+            dir,
+            limit,
+            used: Arc::default(),
+            movies: Mutex::default(),
+            catalogue: Mutex::default(),
+        }
+    }
+
+    /// Bytes of memory that movies take.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// The catalogue as it is now.
+    ///
+    /// # Errors
+    /// [`Refusal::Unreadable`], [`Refusal::NoRoom`].
+    pub fn catalogue(&self) -> Result<Arc<Movie>, Refusal> {
+        let titles = names::list(self.dir.as_fd()).map_err(|e| {
+            tracing::warn!("cannot list the directory: {e}");
+            Refusal::Unreadable
+        })?;
+        let text = serde_json::to_vec(&titles).map_err(|_| Refusal::Unreadable)?;
+        let mut kept = lock(&self.catalogue);
+        if let Some((of, movie)) = &*kept
+            && *of == text
+        {
+            return Ok(Arc::clone(movie));
+        }
+        let movie = Movie::of_bytes(&self.device, Content::Catalogue, &text);
+        let movie = Arc::new(movie.map_err(|_| Refusal::NoRoom)?);
+        *kept = Some((text, Arc::clone(&movie)));
+        Ok(movie)
+    }
+
+    /// The movie of a name, if it is in memory as its file is now; else the file has to be read, which takes long.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn find(&self, name: &str) -> Result<Option<Arc<Movie>>, Refusal> {
+        let (_, stamp) = self.open(name)?;
+        let movies = lock(&self.movies);
+        let found = movies.get(name).filter(|m| m.version == stamp.version());
+        Ok(found.cloned())
+    }
+
+    fn open(&self, name: &str) -> Result<(File, Stamp), Refusal> {
+        if names::media_type(name).is_none() {
+            return Err(Refusal::NoSuchTitle);
+        }
+        let unreadable = |e: io::Error| match e.kind() {
+            io::ErrorKind::PermissionDenied => Refusal::Unreadable,
+            _ => Refusal::NoSuchTitle,
+        };
+        let file = names::open_below(self.dir.as_fd(), name).map_err(unreadable)?;
+        let stamp = Stamp::of(&file).map_err(unreadable)?;
+        Ok((file, stamp))
+    }
+
+    /// Reads the file of a name into memory.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn load(&self, name: &str) -> Result<Arc<Movie>, Refusal> {
+        for _ in 0..TRIES {
+            let (file, stamp) = self.open(name)?;
+            let len = stamp.0[2];
+            let room = self.make_room(name, len)?;
+            let (pd, mr) = self.allocate(len).map_err(|e| {
+                tracing::warn!("{name}: {e}");
+                Refusal::NoRoom
+            })?;
+            let whole = fill(&mr, &file, len).map_err(|e| {
+                tracing::warn!("{name}: {e}");
+                Refusal::Unreadable
+            })?;
+            // Otherwise somebody has changed it meanwhile.
+            if whole && Stamp::of(&file).is_ok_and(|now| now == stamp) {
+                let movie = Arc::new(Movie {
+                    mr,
+                    pd,
+                    len,
+                    version: stamp.version(),
+                    content: Content::Movie,
+                    used: Mutex::new(Instant::now()),
+                    _room: room,
+                });
+                lock(&self.movies).insert(name.into(), Arc::clone(&movie));
+                return Ok(movie);
+            }
+        }
+        tracing::warn!("{name}: somebody is writing it");
+        Err(Refusal::Unreadable)
+    }
+
+    fn allocate(&self, len: u64) -> Result<(Pd, Mr), weft_verbs::Error> {
+        let len = usize::try_from(len).map_err(|_| weft_verbs::Error::Invalid("length"))?;
+        let pd = self.device.alloc_pd()?;
+        let mr = pd.alloc_mr(len.max(1), Access::REMOTE_READ)?;
+        Ok((pd, mr))
+    }
+
+    /// Takes `len` bytes of the memory for movies; those that nobody watches go, the longest unused first.
+    fn make_room(&self, name: &str, len: u64) -> Result<Room, Refusal> {
+        loop {
+            let taken = self
+                .used
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+                    used.checked_add(len).filter(|&sum| sum <= self.limit)
+                });
+            if taken.is_ok() {
+                return Ok(Room {
+                    len,
+                    used: Arc::clone(&self.used),
+                });
+            }
+            let mut movies = lock(&self.movies);
+            let unused = movies.iter().filter(|(_, m)| Arc::strong_count(m) == 1);
+            let oldest = unused.min_by_key(|(_, m)| *lock(&m.used));
+            let Some(oldest) = oldest.map(|(name, _)| name.clone()) else {
+                tracing::warn!(
+                    "{name}: no room for its {len} bytes: {} of {} are taken",
+                    self.used(),
+                    self.limit
+                );
+                return Err(Refusal::NoRoom);
+            };
+            let gone = movies.remove(&oldest);
+            drop(movies);
+            drop(gone);
+        }
+    }
+}
+
+/// Reads the whole file; false if it is shorter by now.
+fn fill(mr: &Mr, file: &File, len: u64) -> io::Result<bool> {
+    let mut done = 0;
+    while done < len {
+        let now = usize::try_from(len - done).map_or(PIECE, |left| left.min(PIECE));
+        match mr.read_from_file(file, Some(done), done as usize, now) {
+            Ok(0) => return Ok(false),
+            Ok(n) => done += n as u64,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shelf(dir: &std::path::Path, limit: u64) -> Shelf {
+        let device = Device::open().unwrap();
+        Shelf::new(&device, File::open(dir).unwrap().into(), limit)
+    }
+
+    fn bytes(movie: &Movie) -> Vec<u8> {
+        movie.mr.to_vec(0, movie.len as usize).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_changes_is_another_movie_and_viewers_keep_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.mp4");
+        std::fs::write(&path, [1; 5000]).unwrap();
+        let shelf = shelf(dir.path(), 1 << 20);
+        assert!(shelf.find("a.mp4").unwrap().is_none());
+        let first = shelf.load("a.mp4").unwrap();
+        assert!(Arc::ptr_eq(&first, &shelf.find("a.mp4").unwrap().unwrap()));
+        std::fs::write(&path, [2; 100]).unwrap();
+        assert!(shelf.find("a.mp4").unwrap().is_none(), "truncated");
+        let second = shelf.load("a.mp4").unwrap();
+        assert_eq!(
+            (bytes(&first), bytes(&second)),
+            (vec![1; 5000], vec![2; 100])
+        );
+        assert_ne!(first.grant().version, second.grant().version);
+        assert_eq!(shelf.used(), 5100);
+        drop(first);
+        assert_eq!(shelf.used(), 100, "nobody watches it any more");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(shelf.find("a.mp4").err(), Some(Refusal::NoSuchTitle));
+        assert_eq!(shelf.load("notes.txt").err(), Some(Refusal::NoSuchTitle));
+    }
+
+    #[test]
+    fn what_nobody_watches_makes_room() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["a.mp4", "b.mp4", "c.mp4", "d.mp4"] {
+            std::fs::write(dir.path().join(name), [7; 4000]).unwrap();
+        }
+        std::fs::write(dir.path().join("empty.mp4"), []).unwrap();
+        let shelf = shelf(dir.path(), 10_000);
+        let a = shelf.load("a.mp4").unwrap();
+        drop(shelf.load("b.mp4").unwrap());
+        let c = shelf.load("c.mp4").unwrap();
+        assert!(shelf.find("b.mp4").unwrap().is_none(), "it made room");
+        assert_eq!(shelf.load("d.mp4").err(), Some(Refusal::NoRoom));
+        drop(a);
+        let d = shelf.load("d.mp4").unwrap();
+        assert_eq!(bytes(&c), bytes(&d));
+        assert_eq!(shelf.load("empty.mp4").unwrap().grant().len, 0);
+    }
+
+    #[test]
+    fn the_catalogue_is_made_anew_when_it_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a.mp4"), "a").unwrap();
+        let shelf = shelf(dir.path(), 1 << 20);
+        let first = shelf.catalogue().unwrap();
+        assert!(Arc::ptr_eq(&first, &shelf.catalogue().unwrap()));
+        std::fs::write(dir.path().join("b.mp4"), "b").unwrap();
+        let text = bytes(&shelf.catalogue().unwrap());
+        let titles: Vec<names::Title> = serde_json::from_slice(&text).unwrap();
+        assert_eq!(titles.len(), 2);
+    }
+}

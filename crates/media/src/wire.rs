@@ -1,0 +1,546 @@
+//! The private data of requests and replies, and the messages of a live server (docs/spec/media.md).
+//!
+//! All integers are big-endian. A decoder takes any bytes: lengths are checked before they are used, and what it returns lies
+//! within the advertised region.
+
+use weft_verbs::RemoteAddr;
+
+/// Begins every request and reply; its last byte is the version.
+pub const MAGIC: [u8; 8] = *b"weftmed\x01";
+/// Longest name of a title, in bytes.
+pub const MAX_NAME: usize = 400;
+/// Length of a [`Notice`] in bytes.
+pub const NOTICE_LEN: usize = 24;
+/// Length of a slot of a live index in bytes.
+pub const SLOT_LEN: usize = 64;
+/// Most slots of a live index.
+pub const MAX_SLOTS: u32 = 1 << 16;
+/// Longest init segment of a live stream in bytes.
+pub const MAX_INIT: u32 = 1 << 20;
+
+const HEAD: usize = 12;
+const GRANT: usize = 48;
+const LIVE: usize = GRANT + 40;
+
+/// Why private data or a message cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// It does not begin with [`MAGIC`].
+    #[error("not the protocol of weft media")]
+    Magic,
+    /// Another version of the protocol.
+    #[error("version {0} of the protocol, and this is version 1")]
+    Version(u8),
+    /// It ends too early.
+    #[error("too short")]
+    Short,
+    /// A field has a value that it cannot have.
+    #[error("a wrong {0}")]
+    Field(&'static str),
+}
+
+/// What a viewer asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// The list of titles.
+    Catalogue,
+    /// A movie or a live stream, by name.
+    Title(String),
+}
+
+impl Request {
+    /// Its private data, at most 412 bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, name) = match self {
+            Self::Catalogue => (1, ""),
+            Self::Title(name) => (2, name.as_str()),
+        };
+        let mut out = MAGIC.to_vec();
+        out.extend([kind, 0]);
+        out.extend((name.len() as u16).to_be_bytes());
+        out.extend(name.as_bytes());
+        out
+    }
+
+    /// Reads private data. What follows the name is not looked at: kernel peers append zero bytes.
+    ///
+    /// # Errors
+    /// [`WireError`]; names are judged by [`crate::names::check`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let body = after_magic(bytes)?;
+        let &[kind, reserved, hi, lo, ref rest @ ..] = body else {
+            return Err(WireError::Short);
+        };
+        if reserved != 0 {
+            return Err(WireError::Field("reserved byte"));
+        }
+        let len = usize::from(u16::from_be_bytes([hi, lo]));
+        match kind {
+            1 if len == 0 => Ok(Self::Catalogue),
+            2 => {
+                let name = rest.get(..len).ok_or(WireError::Short)?;
+                let name = std::str::from_utf8(name).map_err(|_| WireError::Field("name"))?;
+                crate::names::check(name).map_err(|_| WireError::Field("name"))?;
+                Ok(Self::Title(name.into()))
+            }
+            _ => Err(WireError::Field("kind")),
+        }
+    }
+}
+
+fn after_magic(bytes: &[u8]) -> Result<&[u8], WireError> {
+    let (magic, rest) = bytes.split_at_checked(8).ok_or(WireError::Magic)?;
+    match magic.split_at(7) {
+        (name, &[version]) if name == &MAGIC[..7] && version == MAGIC[7] => Ok(rest),
+        (name, &[version]) if name == &MAGIC[..7] => Err(WireError::Version(version)),
+        _ => Err(WireError::Magic),
+    }
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Refusal {
+    /// The request is not one of this version of the protocol, or malformed.
+    Malformed = 1,
+    /// There is no such title.
+    NoSuchTitle = 2,
+    /// The viewer's key is not authorised.
+    Stranger = 3,
+    /// The server's memory for movies is full with movies that are being watched.
+    NoRoom = 4,
+    /// As many viewers as there may be.
+    Full = 5,
+    /// The file cannot be read, or is being written.
+    Unreadable = 6,
+    /// The live stream has not begun.
+    NotYet = 7,
+}
+
+impl Refusal {
+    /// The reason in words, for the viewer's user.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Malformed => {
+                "the server does not understand the request; use the same version of weft on both sides"
+            }
+            Self::NoSuchTitle => "the server has no such title",
+            Self::Stranger => "the server does not know this user or key",
+            Self::NoRoom => {
+                "the server has no memory left for this movie: all that it holds are being watched"
+            }
+            Self::Full => "the server has as many viewers as it may",
+            Self::Unreadable => "the server cannot read the file, or somebody is writing it",
+            Self::NotYet => "the live stream has not begun",
+        }
+    }
+
+    fn of(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Malformed,
+            2 => Self::NoSuchTitle,
+            3 => Self::Stranger,
+            4 => Self::NoRoom,
+            5 => Self::Full,
+            6 => Self::Unreadable,
+            7 => Self::NotYet,
+            _ => return None,
+        })
+    }
+
+    /// The private data of a reply that refuses.
+    pub fn encode(self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend([self as u8, 0, 0, 0]);
+        out
+    }
+}
+
+/// What a live region holds, in bytes from its start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// What the fragments are.
+    pub format: Format,
+    /// Slots of the index, each of [`SLOT_LEN`] bytes, from the region's start on.
+    pub slots: u32,
+    /// Where the init segment is.
+    pub init_at: u64,
+    /// Its length in bytes.
+    pub init_len: u32,
+    /// Where the data ring is.
+    pub data_at: u64,
+    /// Its length in bytes.
+    pub data_len: u64,
+}
+
+/// What a live stream consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Format {
+    /// Fragmented MP4 (ISO/IEC 14496-12 8.8).
+    Mp4 = 1,
+    /// MPEG-2 transport stream (ISO/IEC 13818-1).
+    Ts = 2,
+}
+
+/// What a granted region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A JSON text: [`crate::names::Title`]s.
+    Catalogue,
+    /// A whole file.
+    Movie,
+    /// An index and a ring of fragments.
+    Live(Layout),
+}
+
+/// The buffer descriptor of a reply: what may be read, and where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// What it is.
+    pub content: Content,
+    /// Address and `STag` of its first byte.
+    pub at: RemoteAddr,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Changes when the content does.
+    pub version: [u8; 16],
+}
+
+impl Grant {
+    /// The private data of a reply that grants.
+    pub fn encode(&self) -> Vec<u8> {
+        let kind = match self.content {
+            Content::Catalogue => 1,
+            Content::Movie => 2,
+            Content::Live(_) => 3,
+        };
+        let mut out = MAGIC.to_vec();
+        out.extend([0, kind, 0, 0]);
+        out.extend(self.at.rkey.to_be_bytes());
+        out.extend(self.at.addr.to_be_bytes());
+        out.extend(self.len.to_be_bytes());
+        out.extend(self.version);
+        if let Content::Live(l) = &self.content {
+            out.extend([l.format as u8, 0, 0, 0]);
+            out.extend(l.slots.to_be_bytes());
+            out.extend(l.init_len.to_be_bytes());
+            out.extend([0; 4]);
+            out.extend(l.init_at.to_be_bytes());
+            out.extend(l.data_at.to_be_bytes());
+            out.extend(l.data_len.to_be_bytes());
+        }
+        out
+    }
+}
+
+/// Reads the private data of a reply.
+///
+/// # Errors
+/// [`WireError`], also for a region that does not fit into the address space and for a layout that does not fit into its region.
+pub fn decode_reply(bytes: &[u8]) -> Result<Result<Grant, Refusal>, WireError> {
+    let body = after_magic(bytes)?;
+    let &[status, kind, ..] = body else {
+        return Err(WireError::Short);
+    };
+    if status != 0 {
+        return Refusal::of(status)
+            .map(Err)
+            .ok_or(WireError::Field("status"));
+    }
+    let fixed: &[u8; GRANT] = bytes.first_chunk().ok_or(WireError::Short)?;
+    let at = RemoteAddr {
+        rkey: u32_at(fixed, HEAD),
+        addr: u64_at(fixed, 16),
+    };
+    let len = u64_at(fixed, 24);
+    let mut version = [0; 16];
+    version.copy_from_slice(&fixed[32..48]);
+    if at.addr.checked_add(len).is_none() {
+        return Err(WireError::Field("length"));
+    }
+    let content = match kind {
+        1 => Content::Catalogue,
+        2 => Content::Movie,
+        3 => {
+            let live: &[u8; LIVE] = bytes.first_chunk().ok_or(WireError::Short)?;
+            Content::Live(layout(live, len)?)
+        }
+        _ => return Err(WireError::Field("kind")),
+    };
+    Ok(Ok(Grant {
+        content,
+        at,
+        len,
+        version,
+    }))
+}
+
+fn layout(bytes: &[u8; LIVE], len: u64) -> Result<Layout, WireError> {
+    let layout = Layout {
+        format: match bytes[48] {
+            1 => Format::Mp4,
+            2 => Format::Ts,
+            _ => return Err(WireError::Field("format")),
+        },
+        slots: u32_at(bytes, 52),
+        init_len: u32_at(bytes, 56),
+        init_at: u64_at(bytes, 64),
+        data_at: u64_at(bytes, 72),
+        data_len: u64_at(bytes, 80),
+    };
+    let inside = |at: u64, n: u64| at.checked_add(n).is_some_and(|end| end <= len);
+    if layout.slots == 0
+        || layout.slots > MAX_SLOTS
+        || layout.init_len > MAX_INIT
+        || !inside(0, u64::from(layout.slots) * SLOT_LEN as u64)
+        || !inside(layout.init_at, layout.init_len.into())
+        || !inside(layout.data_at, layout.data_len)
+        || layout.data_len > u64::from(u32::MAX)
+    {
+        return Err(WireError::Field("layout"));
+    }
+    Ok(layout)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..]
+        .first_chunk()
+        .map_or(0, |b| u32::from_be_bytes(*b))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..]
+        .first_chunk()
+        .map_or(0, |b| u64::from_be_bytes(*b))
+}
+
+/// A slot of a live index: where a fragment is, and which. Slot `sequence % slots` holds it while it is there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Slot {
+    /// The fragment's sequence number plus one; 0: none, or one that is being overwritten. Never used twice.
+    pub generation: u64,
+    /// Where it is in the data ring, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub len: u32,
+    /// Whether a decoder can begin with it.
+    pub key: bool,
+    /// Its decode time in microseconds of the stream.
+    pub time: u64,
+    /// How long it lasts, in microseconds; 0: not known.
+    pub duration: u32,
+}
+
+impl Slot {
+    /// Its bytes but for the generation, which stands first and is stored last.
+    pub fn encode(&self) -> [u8; SLOT_LEN] {
+        let mut out = [0; SLOT_LEN];
+        out[..8].copy_from_slice(&self.generation.to_be_bytes());
+        out[8..16].copy_from_slice(&self.offset.to_be_bytes());
+        out[16..20].copy_from_slice(&self.len.to_be_bytes());
+        out[20] = self.key.into();
+        out[24..32].copy_from_slice(&self.time.to_be_bytes());
+        out[32..36].copy_from_slice(&self.duration.to_be_bytes());
+        out
+    }
+
+    /// Reads a slot. `None` when it is empty, or says what cannot be: a fragment outside the ring.
+    pub fn decode(bytes: &[u8; SLOT_LEN], layout: &Layout) -> Option<Self> {
+        let slot = Self {
+            generation: u64_at(bytes, 0),
+            offset: u64_at(bytes, 8),
+            len: u32_at(bytes, 16),
+            key: bytes[20] & 1 == 1,
+            time: u64_at(bytes, 24),
+            duration: u32_at(bytes, 32),
+        };
+        let end = slot.offset.checked_add(slot.len.into())?;
+        (slot.generation != 0 && slot.len > 0 && end <= layout.data_len).then_some(slot)
+    }
+
+    /// The fragment's sequence number.
+    pub fn sequence(&self) -> u64 {
+        self.generation.saturating_sub(1)
+    }
+}
+
+/// What a live server tells its viewers by Send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Notice {
+    /// The newest fragment's generation.
+    pub newest: u64,
+    /// Whether the stream has ended with it.
+    pub ended: bool,
+    /// The server's clock when the fragment was complete, in microseconds since the epoch.
+    pub at: u64,
+}
+
+impl Notice {
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; NOTICE_LEN] {
+        let mut out = [0; NOTICE_LEN];
+        out[..8].copy_from_slice(&self.newest.to_be_bytes());
+        out[8..16].copy_from_slice(&self.at.to_be_bytes());
+        out[16] = self.ended.into();
+        out
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// [`WireError::Short`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        if bytes.len() < NOTICE_LEN {
+            return Err(WireError::Short);
+        }
+        Ok(Self {
+            newest: u64_at(bytes, 0),
+            at: u64_at(bytes, 8),
+            ended: bytes[16] & 1 == 1,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn live() -> Grant {
+        Grant {
+            content: Content::Live(Layout {
+                format: Format::Ts,
+                slots: 4,
+                init_at: 256,
+                init_len: 10,
+                data_at: 4096,
+                data_len: 8192,
+            }),
+            at: RemoteAddr { addr: 0, rkey: 77 },
+            len: 12_288,
+            version: [9; 16],
+        }
+    }
+
+    #[test]
+    fn requests_and_replies_come_back() {
+        for request in [Request::Catalogue, Request::Title("a/b c.mp4".into())] {
+            let mut bytes = request.encode();
+            bytes.extend([0; 60]);
+            assert_eq!(Request::decode(&bytes), Ok(request));
+        }
+        let grants = [
+            live(),
+            Grant {
+                content: Content::Movie,
+                ..live()
+            },
+        ];
+        for grant in grants {
+            assert_eq!(decode_reply(&grant.encode()), Ok(Ok(grant)));
+        }
+        for code in 1..=7 {
+            let refusal = Refusal::of(code).unwrap();
+            assert_eq!(refusal as u8, code);
+            assert_eq!(decode_reply(&refusal.encode()), Ok(Err(refusal)));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let title = |name: &str| Request::decode(&Request::Title(name.into()).encode());
+        for name in [
+            "",
+            "/etc/passwd",
+            "../x",
+            "a/../b",
+            "a//b",
+            ".hidden",
+            "a/.b",
+            "x\0y",
+            "a\nb",
+        ] {
+            assert_eq!(title(name), Err(WireError::Field("name")), "{name:?}");
+        }
+        assert_eq!(
+            title(&"x".repeat(MAX_NAME + 1)),
+            Err(WireError::Field("name"))
+        );
+        assert_eq!(Request::decode(b"GET / HTTP/1.1"), Err(WireError::Magic));
+        let mut later = Request::Catalogue.encode();
+        later[7] = 2;
+        assert_eq!(Request::decode(&later), Err(WireError::Version(2)));
+        let mut long = Request::Title("abc".into()).encode();
+        long[11] = 200;
+        assert_eq!(Request::decode(&long), Err(WireError::Short));
+
+        let Content::Live(good) = live().content else {
+            unreachable!()
+        };
+        let bad = [
+            Layout { slots: 0, ..good },
+            Layout {
+                slots: MAX_SLOTS + 1,
+                ..good
+            },
+            Layout { slots: 200, ..good },
+            Layout {
+                init_at: u64::MAX,
+                ..good
+            },
+            Layout {
+                init_len: MAX_INIT + 1,
+                ..good
+            },
+            Layout {
+                data_at: 8192,
+                ..good
+            },
+            Layout {
+                data_len: u64::MAX,
+                ..good
+            },
+        ];
+        for layout in bad {
+            let grant = Grant {
+                content: Content::Live(layout),
+                ..live()
+            };
+            assert_eq!(
+                decode_reply(&grant.encode()),
+                Err(WireError::Field("layout"))
+            );
+        }
+        let grant = Grant {
+            at: RemoteAddr { addr: 2, rkey: 1 },
+            len: u64::MAX,
+            content: Content::Movie,
+            ..live()
+        };
+        assert_eq!(
+            decode_reply(&grant.encode()),
+            Err(WireError::Field("length"))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..200), cut in 0_usize..100) {
+            let _ = Request::decode(&bytes);
+            let mut reply = live().encode();
+            for (at, byte) in reply.iter_mut().zip(&bytes).skip(8 + cut % 30) {
+                *at ^= byte;
+            }
+            reply.truncate(100 - cut);
+            if let Ok(Ok(Grant { content: Content::Live(layout), len, .. })) = decode_reply(&reply) {
+                prop_assert!(layout.data_at + layout.data_len <= len);
+                let mut slot = [0; SLOT_LEN];
+                slot.iter_mut().zip(&bytes).for_each(|(to, from)| *to = *from);
+                if let Some(slot) = Slot::decode(&slot, &layout) {
+                    prop_assert!(slot.offset + u64::from(slot.len) <= layout.data_len);
+                }
+            }
+        }
+    }
+}

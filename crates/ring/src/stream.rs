@@ -1,0 +1,464 @@
+//! A ring of bytes for each direction of a TCP connection, between two programs that know nothing of it (`weft run`).
+//!
+//! A [`Stream`] has no state of its own but the mapping: who produces or consumes keeps its position elsewhere (in memory that the processes
+//! sharing a socket after `fork` share) and hands it in. Each value that the peer wrote is loaded once and checked against it. The layout and the
+//! protocol of each word are in `docs/spec/run.md`.
+//!
+//! # Safety
+//!
+//! As in `segment.rs`: the mapping is of a file that cannot shrink, control words are at constant offsets below `CONTROL`, ring positions
+//! are masked, copies are cut at the ring's end, and no reference to the bytes is formed but `&AtomicU64`.
+
+use crate::{Broken, OpenError, Role};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, fence};
+use weft_sys::memfd::{self, Mapping};
+
+const CONTROL: usize = 4096;
+const LINE: usize = 128;
+const LINES: usize = 8;
+const MAGIC: u64 = u64::from_ne_bytes(*b"weftrun\0");
+const VERSION: u32 = 1;
+const MIN_RING: u32 = 16 << 10;
+const MAX_RING: u32 = 16 << 20;
+
+/// In the tail: nothing is produced any more, the stream goes on over TCP from there.
+const CLOSED: u64 = 1 << 63;
+
+/// In the TCP word: the sender of this direction keeps it.
+const JOINED: u64 = 1;
+/// In the TCP word: the receiver looks at the ring from here on.
+const SWITCHED: u64 = 2;
+const BUSY_ONE: u64 = 1 << 4;
+const COUNT_SHIFT: u32 = 20;
+
+/// A word of one direction, by the role that sends in it.
+#[derive(Clone, Copy)]
+enum Lane {
+    /// Up to where bytes have been produced, and [`CLOSED`]. Written by the sender; either side closes.
+    Tail,
+    /// Up to where they have been consumed. Written by the receiver.
+    Head,
+    /// 1: the receiver wants its bell rung at the next byte.
+    WantData,
+    /// 1: the sender wants the bell's bytes taken when there is room.
+    WantRoom,
+    /// How many bytes the sender has put into the bell to make it unwritable.
+    Fill,
+    /// Bytes sent over TCP, sends under way, and whether the direction has switched.
+    Tcp,
+    /// 1: the sender has closed its socket.
+    Left,
+}
+
+/// What publishing bytes came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// They are visible; the receiver is awake or will look.
+    Quietly,
+    /// They are visible; the receiver's bell has to be rung.
+    Ring,
+    /// They are not: the direction was closed, and they go over TCP.
+    Closed,
+}
+
+/// The memory that both ends of a connection share.
+#[derive(Debug)]
+pub struct Stream {
+    map: Mapping,
+    capacity: usize,
+}
+
+fn ring_size_ok(bytes: u32) -> bool {
+    bytes.is_power_of_two() && (MIN_RING..=MAX_RING).contains(&bytes)
+}
+
+fn file_len(ring_bytes: u32) -> u64 {
+    CONTROL as u64 + 2 * u64::from(ring_bytes)
+}
+
+impl Stream {
+    /// A new one, and the file for the peer. `ring_bytes` is the capacity of each direction: a power of two in 16 KiB..=16 MiB. Pages take
+    /// memory when they are first used.
+    ///
+    /// # Errors
+    /// `InvalidInput` for another size; those of [`memfd::create`] and [`Mapping::new`].
+    pub fn create(ring_bytes: u32) -> io::Result<(Stream, OwnedFd)> {
+        if !ring_size_ok(ring_bytes) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let len = file_len(ring_bytes);
+        let fd = memfd::create("weft-run-ring", len)?;
+        let stream = Stream {
+            map: Mapping::new(&fd, 0, len as usize, true)?,
+            capacity: ring_bytes as usize,
+        };
+        stream.at(0).store(MAGIC, Relaxed);
+        stream
+            .at(8)
+            .store(u64::from(VERSION) | u64::from(ring_bytes) << 32, Relaxed);
+        Ok((stream, fd))
+    }
+
+    /// The peer's. Its seals, length, magic number, version and ring size are checked, each read once.
+    #[expect(clippy::needless_pass_by_value, reason = "of no use once it is mapped")]
+    pub fn open(fd: OwnedFd) -> Result<Stream, OpenError> {
+        let len = memfd::check(&fd)?;
+        if !(file_len(MIN_RING)..=file_len(MAX_RING)).contains(&len) {
+            return Err(OpenError::Size(len));
+        }
+        let mut stream = Stream {
+            map: Mapping::new(&fd, 0, len as usize, true)?,
+            capacity: MIN_RING as usize,
+        };
+        if stream.at(0).load(Relaxed) != MAGIC {
+            return Err(OpenError::Magic);
+        }
+        let shape = stream.at(8).load(Relaxed);
+        let (version, ring_bytes) = (shape as u32, (shape >> 32) as u32);
+        if version != VERSION {
+            return Err(OpenError::Version(version));
+        }
+        if !ring_size_ok(ring_bytes) {
+            return Err(OpenError::Ring(ring_bytes));
+        }
+        if len != file_len(ring_bytes) {
+            return Err(OpenError::Size(len));
+        }
+        stream.capacity = ring_bytes as usize;
+        Ok(stream)
+    }
+
+    /// Bytes that each direction's ring holds.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    #[inline]
+    fn at(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset.is_multiple_of(8) && offset < CONTROL);
+        // SAFETY: the callers keep the offset inside the control page and a multiple of 8; the mapping lives as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.map.as_ptr().add(offset).cast()) }
+    }
+
+    #[inline]
+    fn word(&self, sender: Role, lane: Lane) -> &AtomicU64 {
+        self.at(LINE * (1 + LINES * sender as usize + lane as usize))
+    }
+
+    // ---- the sender's part ----
+
+    /// Bytes that fit behind `tail`, the position that this sender has published.
+    #[inline]
+    pub fn room(&self, sender: Role, tail: u64) -> Result<usize, Broken> {
+        let used = tail.wrapping_sub(self.word(sender, Lane::Head).load(Acquire));
+        (self.capacity as u64)
+            .checked_sub(used)
+            .map(|room| room as usize)
+            .ok_or(Broken)
+    }
+
+    /// Copies `n` bytes to the position; they are not visible until [`Stream::publish`]. `n` is cut at the capacity.
+    ///
+    /// # Safety
+    /// `from..from + n` must be readable.
+    #[inline]
+    pub unsafe fn put(&self, sender: Role, position: u64, from: *const u8, n: usize) {
+        let (at, first, start) = self.piece(sender, position);
+        let n = n.min(self.capacity);
+        let first = first.min(n);
+        // SAFETY: both pieces are inside the ring; the caller's promise for the source.
+        unsafe {
+            weft_mem::racing_store(at, from, first);
+            weft_mem::racing_store(start, from.add(first), n - first);
+        }
+    }
+
+    /// Where the position is in memory, the bytes from there to the end of the ring, and its beginning.
+    #[inline]
+    pub fn piece(&self, sender: Role, position: u64) -> (*mut u8, usize, *mut u8) {
+        let index = position as usize & (self.capacity - 1);
+        let ring = CONTROL + self.capacity * sender as usize;
+        // SAFETY: the ring is inside the mapping, and the index inside the ring.
+        let (start, at) = unsafe {
+            let start = self.map.as_ptr().add(ring);
+            (start, start.add(index))
+        };
+        (at, self.capacity - index, start)
+    }
+
+    /// Makes the bytes up to `to` visible, from `tail` on, which this sender has published before.
+    #[inline]
+    pub fn publish(&self, sender: Role, tail: u64, to: u64) -> Result<Published, Broken> {
+        let word = self.word(sender, Lane::Tail);
+        match word.compare_exchange(tail, to & !CLOSED, SeqCst, SeqCst) {
+            Ok(_) => {}
+            Err(now) if now == tail | CLOSED => return Ok(Published::Closed),
+            Err(_) => return Err(Broken),
+        }
+        let want = self.word(sender, Lane::WantData);
+        if want.load(SeqCst) != 0 && want.swap(0, SeqCst) != 0 {
+            return Ok(Published::Ring);
+        }
+        Ok(Published::Quietly)
+    }
+
+    /// How far the receiver is, to see whether it goes on.
+    pub fn progress(&self, sender: Role) -> u64 {
+        self.word(sender, Lane::Head).load(Acquire)
+    }
+
+    /// Asks the receiver to take the bell's bytes when it has made room. The caller looks for room once more after this.
+    pub fn want_room(&self, sender: Role) {
+        self.word(sender, Lane::WantRoom).store(1, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Notes `n` bytes that are about to be put into the bell to make it unwritable.
+    pub fn note_fill(&self, sender: Role, n: u64) {
+        self.word(sender, Lane::Fill).fetch_add(n, SeqCst);
+    }
+
+    // ---- the receiver's part ----
+
+    /// Bytes to be consumed from `head` on, and whether nothing comes behind them.
+    #[inline]
+    pub fn ready(&self, sender: Role, head: u64) -> Result<(usize, bool), Broken> {
+        let tail = self.word(sender, Lane::Tail).load(SeqCst);
+        let ready = (tail & !CLOSED).wrapping_sub(head);
+        if ready > self.capacity as u64 {
+            return Err(Broken);
+        }
+        Ok((ready as usize, tail & CLOSED != 0))
+    }
+
+    /// Copies `n` bytes of the position out. `n` is cut at the capacity.
+    ///
+    /// # Safety
+    /// `to..to + n` must be writable.
+    #[inline]
+    pub unsafe fn get(&self, sender: Role, position: u64, to: *mut u8, n: usize) {
+        let (at, first, start) = self.piece(sender, position);
+        let n = n.min(self.capacity);
+        let first = first.min(n);
+        // SAFETY: both pieces are inside the ring; the caller's promise for the target.
+        unsafe {
+            weft_mem::racing_load(to, at, first);
+            weft_mem::racing_load(to.add(first), start, n - first);
+        }
+    }
+
+    /// Gives the bytes up to `head` back to the sender. Returns whether it waits for room.
+    #[inline]
+    pub fn consumed(&self, sender: Role, head: u64) -> bool {
+        self.word(sender, Lane::Head).store(head, SeqCst);
+        self.word(sender, Lane::WantRoom).load(SeqCst) != 0
+    }
+
+    /// Whether the sender waits for room.
+    pub fn wants_room(&self, sender: Role) -> bool {
+        self.word(sender, Lane::WantRoom).load(SeqCst) != 0
+    }
+
+    /// Answers [`Stream::want_room`]; the bell's bytes are taken after this.
+    pub fn room_made(&self, sender: Role) {
+        self.word(sender, Lane::WantRoom).store(0, SeqCst);
+    }
+
+    /// What [`Stream::note_fill`] has summed up to.
+    pub fn filled(&self, sender: Role) -> u64 {
+        self.word(sender, Lane::Fill).load(SeqCst)
+    }
+
+    /// Whether the receiver's wish for a bell stands.
+    #[inline]
+    pub fn is_armed(&self, sender: Role) -> bool {
+        self.word(sender, Lane::WantData).load(SeqCst) != 0
+    }
+
+    /// Wants a bell at the next byte. The caller looks at [`Stream::ready`] once more after this.
+    #[inline]
+    pub fn arm(&self, sender: Role) {
+        self.word(sender, Lane::WantData).store(1, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Takes the wish back. Returns whether it stood; if not, the sender has rung or will at once.
+    #[inline]
+    pub fn disarm(&self, sender: Role) -> bool {
+        self.word(sender, Lane::WantData).swap(0, SeqCst) != 0
+    }
+
+    // ---- both ----
+
+    /// Closes a direction: what is published stays readable, later bytes go over TCP.
+    pub fn close(&self, sender: Role) {
+        self.word(sender, Lane::Tail).fetch_or(CLOSED, SeqCst);
+    }
+
+    /// Whether the direction was closed.
+    pub fn is_closed(&self, sender: Role) -> bool {
+        self.word(sender, Lane::Tail).load(SeqCst) & CLOSED != 0
+    }
+
+    /// The sender of this direction counts here from now on; it has sent `count` bytes over TCP so far.
+    pub fn join(&self, sender: Role, count: u64) {
+        let add = JOINED | count << COUNT_SHIFT;
+        self.word(sender, Lane::Tcp).fetch_add(add, SeqCst);
+    }
+
+    /// Whether the sender of this direction has joined.
+    pub fn has_joined(&self, sender: Role) -> bool {
+        self.word(sender, Lane::Tcp).load(SeqCst) & JOINED != 0
+    }
+
+    /// The receiver of this direction looks at the ring.
+    #[inline]
+    pub fn has_switched(&self, sender: Role) -> bool {
+        self.word(sender, Lane::Tcp).load(SeqCst) & SWITCHED != 0
+    }
+
+    /// Begins a send over TCP. `false`: the direction has switched, the bytes go into the ring.
+    pub fn begin_tcp(&self, sender: Role) -> bool {
+        let word = self.word(sender, Lane::Tcp);
+        let before = word.fetch_add(BUSY_ONE, SeqCst);
+        if before & SWITCHED != 0 {
+            word.fetch_sub(BUSY_ONE, SeqCst);
+            return false;
+        }
+        true
+    }
+
+    /// Ends it: `n` bytes were taken by TCP.
+    pub fn end_tcp(&self, sender: Role, n: u64) {
+        let add = (n << COUNT_SHIFT).wrapping_sub(BUSY_ONE);
+        self.word(sender, Lane::Tcp).fetch_add(add, SeqCst);
+    }
+
+    /// Whether [`Stream::switch`] would succeed now.
+    #[inline]
+    pub fn may_switch(&self, sender: Role, count: u64) -> bool {
+        let still = JOINED | count << COUNT_SHIFT;
+        self.word(sender, Lane::Tcp).load(SeqCst) == still
+    }
+
+    /// The receiver, which has taken `count` bytes from TCP, goes over to the ring. That succeeds when these are all that was sent and no
+    /// send over TCP is under way.
+    pub fn switch(&self, sender: Role, count: u64) -> bool {
+        let still = JOINED | count << COUNT_SHIFT;
+        self.word(sender, Lane::Tcp)
+            .compare_exchange(still, still | SWITCHED, SeqCst, SeqCst)
+            .is_ok()
+    }
+
+    /// This side has closed its socket.
+    pub fn leave(&self, side: Role) {
+        self.word(side, Lane::Left).store(1, Release);
+    }
+
+    /// Whether that side has closed its socket.
+    #[inline]
+    pub fn has_left(&self, side: Role) -> bool {
+        self.word(side, Lane::Left).load(Acquire) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Role = Role::Initiator;
+
+    fn pair() -> (Stream, Stream) {
+        let (mine, fd) = Stream::create(1 << 14).unwrap();
+        (mine, Stream::open(fd).unwrap())
+    }
+
+    fn put(stream: &Stream, tail: u64, bytes: &[u8]) -> Published {
+        // SAFETY: a slice.
+        unsafe { stream.put(A, tail, bytes.as_ptr(), bytes.len()) };
+        let to = tail + bytes.len() as u64;
+        stream.publish(A, tail, to).unwrap()
+    }
+
+    fn get(stream: &Stream, head: u64, n: usize) -> Vec<u8> {
+        let mut out = vec![0; n];
+        // SAFETY: a slice.
+        unsafe { stream.get(A, head, out.as_mut_ptr(), n) };
+        out
+    }
+
+    #[test]
+    fn bytes_go_round_the_end_of_the_ring() {
+        let (a, b) = pair();
+        let mut at = 0;
+        let message: Vec<u8> = (0..=250).cycle().take(5000).collect();
+        for _ in 0..50 {
+            assert!(a.room(A, at).unwrap() >= message.len());
+            assert_eq!(put(&a, at, &message), Published::Quietly);
+            assert_eq!(b.ready(A, at), Ok((message.len(), false)));
+            assert_eq!(get(&b, at, message.len()), message);
+            at += message.len() as u64;
+            assert!(!b.consumed(A, at));
+        }
+    }
+
+    #[test]
+    fn an_armed_receiver_is_rung_once() {
+        let (a, b) = pair();
+        b.arm(A);
+        assert_eq!(put(&a, 0, b"x"), Published::Ring);
+        assert_eq!(put(&a, 1, b"y"), Published::Quietly);
+        b.arm(A);
+        assert!(b.disarm(A));
+        assert!(!b.disarm(A));
+    }
+
+    #[test]
+    fn a_closed_direction_keeps_what_was_published_and_takes_no_more() {
+        let (a, b) = pair();
+        assert_eq!(put(&a, 0, b"abc"), Published::Quietly);
+        b.close(A);
+        assert_eq!(put(&a, 3, b"d"), Published::Closed);
+        assert_eq!(b.ready(A, 0), Ok((3, true)));
+        assert!(a.is_closed(A));
+    }
+
+    #[test]
+    fn the_direction_switches_only_between_sends_and_when_all_is_taken() {
+        let (a, b) = pair();
+        assert!(!b.switch(A, 0), "the sender has not joined");
+        a.join(A, 10);
+        assert!(!b.switch(A, 9));
+        assert!(a.begin_tcp(A));
+        assert!(!b.switch(A, 10), "a send is under way");
+        a.end_tcp(A, 5);
+        assert!(!b.switch(A, 10));
+        assert!(b.switch(A, 15));
+        assert!(!a.begin_tcp(A));
+        assert!(a.has_switched(A));
+    }
+
+    #[test]
+    fn positions_that_no_honest_peer_writes_are_refused() {
+        let (a, b) = pair();
+        a.word(A, Lane::Tail).store(1 << 40, SeqCst);
+        assert_eq!(b.ready(A, 0), Err(Broken));
+        b.word(A, Lane::Head).store(77, SeqCst);
+        assert_eq!(a.room(A, 5), Err(Broken));
+        assert_eq!(a.publish(A, 5, 6), Err(Broken));
+    }
+
+    #[test]
+    fn foreign_files_are_refused() {
+        let fd = memfd::create("x", 100).unwrap();
+        assert!(matches!(Stream::open(fd), Err(OpenError::Size(100))));
+        let fd = memfd::create("x", file_len(1 << 14)).unwrap();
+        assert!(matches!(Stream::open(fd), Err(OpenError::Magic)));
+        let (_segment, fd) = crate::Segment::create(1 << 14).unwrap();
+        assert!(matches!(Stream::open(fd), Err(OpenError::Magic)));
+    }
+}

@@ -1,0 +1,378 @@
+//! The initiator's side of making a connection.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use weft_proto::mpa::{InitStep, Initiator};
+use weft_sys::{Event, Interest, tcp};
+use weft_tls::Tls;
+
+use super::{ConnParam, ConnectError, TLS_ALERT, deadline, read_some, send_all};
+use crate::device::{Device, DeviceInner, Transport};
+use crate::engine::{Engine, Next, Registration, Source};
+use crate::lock::{lock, try_lock};
+use crate::meet::{Answer, Knock};
+use crate::qp::Qp;
+use crate::transport::tcp::TcpLink;
+use crate::transport::tls::TlsLink;
+use crate::transport::{ByteStream, Link};
+use crate::types::{LinkOptions, LocalMode};
+
+/// The private data that came with an accepted connection, or why there is none.
+pub type Dialed = Result<Vec<u8>, ConnectError>;
+type DialDone = Box<dyn FnOnce(Dialed) + Send>;
+
+enum DialStage {
+    /// Waiting for the transport's connection.
+    Connecting(OwnedFd),
+    /// The TLS handshake is under way.
+    Securing(Arc<TlsLink>),
+    /// The peer is on our host: waiting to be let in.
+    Knocking(Arc<dyn ByteStream>, Box<Knock>),
+    /// Waiting for the reply.
+    Started(Arc<dyn ByteStream>, Vec<u8>, Option<Box<Knock>>),
+    Over,
+}
+
+/// A connection that is being made.
+pub(super) enum Way {
+    Tcp(OwnedFd),
+    Sim(Arc<dyn ByteStream>),
+}
+
+pub(crate) struct Dial {
+    qp: Arc<crate::qp::QpInner>,
+    device: Arc<DeviceInner>,
+    options: LinkOptions,
+    tls: Option<Tls>,
+    machine: Initiator,
+    request: Vec<u8>,
+    deadline: Instant,
+    stage: Mutex<DialStage>,
+    done: Mutex<Option<DialDone>>,
+    registration: Registration,
+    /// The queue pair does not want it any more.
+    called_off: AtomicBool,
+}
+
+impl Device {
+    /// Connect `qp` to a listener at `addr`. Returns at once; `done` is called once, from the engine's thread or, for
+    /// errors found at once, from this one.
+    pub fn dial(
+        &self,
+        addr: SocketAddr,
+        source: Option<SocketAddr>,
+        qp: &Qp,
+        param: &ConnParam,
+        done: impl FnOnce(Dialed) + Send + 'static,
+    ) {
+        let connect = || match &self.0.transport {
+            Transport::Tcp => tcp::connect_start(addr, source).map(Way::Tcp),
+            Transport::Sim(net) => net.connect(addr, None).map(Way::Sim),
+        };
+        self.dial_by(connect, qp, param, Box::new(done));
+    }
+
+    pub(super) fn dial_by(
+        &self,
+        connect: impl FnOnce() -> io::Result<Way>,
+        qp: &Qp,
+        param: &ConnParam,
+        done: DialDone,
+    ) {
+        if let Err((error, done)) = self.start_dial(connect, qp, param, done) {
+            done(Err(error));
+        }
+    }
+
+    fn start_dial(
+        &self,
+        connect: impl FnOnce() -> io::Result<Way>,
+        qp: &Qp,
+        param: &ConnParam,
+        done: DialDone,
+    ) -> Result<(), (ConnectError, DialDone)> {
+        let mut config = param.config(&self.0);
+        if param.options.revision == 2 {
+            let more = qp.0.ask_for_own_reads();
+            config.ird += more;
+            config.ord += more;
+        }
+        let (machine, request) = match Initiator::new(config, &param.private_data) {
+            Ok(started) => started,
+            Err(error) => return Err((ConnectError::Invalid(error.to_string()), done)),
+        };
+        let stage = match connect() {
+            Ok(Way::Tcp(fd)) => DialStage::Connecting(fd),
+            Ok(Way::Sim(link)) => DialStage::Started(link, Vec::new(), None),
+            Err(error) => return Err((error.into(), done)),
+        };
+        let deadline = deadline(param.options.timeout);
+        let dial = Arc::new(Dial {
+            qp: Arc::clone(&qp.0),
+            device: Arc::clone(&self.0),
+            options: param.options,
+            tls: param.tls_on(&self.0).cloned(),
+            machine,
+            request,
+            deadline,
+            stage: Mutex::new(stage),
+            done: Mutex::new(Some(done)),
+            registration: Registration::new(&self.0.engine),
+            called_off: AtomicBool::new(false),
+        });
+        qp.0.dials_by(&dial);
+        let registration = &dial.registration;
+        let source = Arc::clone(&dial) as Arc<dyn Source>;
+        let mut stage = lock(&dial.stage);
+        let started = match &*stage {
+            DialStage::Connecting(fd) => registration.start(source, fd.as_fd(), Interest::WRITE),
+            DialStage::Started(link, ..) => send_all(&**link, &dial.request)
+                .and_then(|()| registration.start(source, link.fd(), Interest::READ)),
+            DialStage::Securing(_) | DialStage::Knocking(..) | DialStage::Over => return Ok(()),
+        };
+        match started {
+            Ok(()) => {
+                registration.set_timer(deadline);
+                if dial.called_off.load(Ordering::SeqCst) {
+                    registration.poke();
+                }
+                Ok(())
+            }
+            Err(error) => {
+                *stage = DialStage::Over;
+                drop(stage);
+                match lock(&dial.done).take() {
+                    Some(done) => Err((error.into(), done)),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl Dial {
+    /// The queue pair goes. The peer sees that at once; the rest is done by the engine's thread, since whoever calls this may hold what the
+    /// end of a dial takes.
+    pub(crate) fn call_off(&self) {
+        self.called_off.store(true, Ordering::SeqCst);
+        // One that is at a step just now finds the queue pair gone, or is ended after it.
+        if let Some(stage) = try_lock(&self.stage) {
+            match &*stage {
+                DialStage::Securing(link) => link.abort(),
+                DialStage::Knocking(link, _) | DialStage::Started(link, ..) => link.abort(),
+                DialStage::Connecting(_) | DialStage::Over => {}
+            }
+        }
+        self.registration.poke();
+    }
+
+    /// It has failed.
+    fn fail(&self, stage: &mut DialStage, error: ConnectError) {
+        match &*stage {
+            DialStage::Securing(link) => link.abort(),
+            DialStage::Knocking(link, _) | DialStage::Started(link, ..) => link.abort(),
+            DialStage::Connecting(_) | DialStage::Over => {}
+        }
+        self.registration.end();
+        *stage = DialStage::Over;
+        if let Some(done) = lock(&self.done).take() {
+            done(Err(error));
+        }
+    }
+
+    fn step(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        stage: &mut DialStage,
+    ) -> Result<(), ConnectError> {
+        if self.called_off.load(Ordering::SeqCst) {
+            return Err(ConnectError::Invalid("the queue pair has gone".into()));
+        }
+        if let DialStage::Connecting(fd) = stage {
+            if !tcp::connect_result(&*fd)? {
+                self.registration.arm(fd.as_fd(), Interest::WRITE);
+                return Ok(());
+            }
+            let DialStage::Connecting(fd) = std::mem::replace(stage, DialStage::Over) else {
+                return Ok(());
+            };
+            let tcp = TcpLink::new(fd)?;
+            *stage = match &self.tls {
+                Some(tls) => DialStage::Securing(Arc::new(TlsLink::new(tcp, tls.initiator()?))),
+                None => self.knock(engine, Arc::new(tcp))?,
+            };
+        }
+        if let DialStage::Securing(link) = stage {
+            if !link.handshake()? {
+                let interest = link.watch(Interest::READ).unwrap_or(Interest::READ);
+                self.registration.arm(link.fd(), interest);
+                return Ok(());
+            }
+            let DialStage::Securing(link) = std::mem::replace(stage, DialStage::Over) else {
+                return Ok(());
+            };
+            *stage = self.knock(engine, link)?;
+        }
+        if let DialStage::Knocking(_, knock) = stage {
+            let why = match knock.answer(&self.device) {
+                Answer::Wait if Instant::now() < knock.deadline => {
+                    if let Some(registration) = &knock.registration {
+                        registration.arm(knock.fd(), Interest::READ);
+                    }
+                    return Ok(());
+                }
+                Answer::Wait => Some("the peer's door does not answer".to_owned()),
+                Answer::Welcome => None,
+                Answer::No(why) => Some(why),
+            };
+            // The engine does not watch the door any more.
+            if let Some(registration) = knock.registration.take() {
+                registration.release(knock.fd());
+            }
+            let DialStage::Knocking(link, knock) = std::mem::replace(stage, DialStage::Over) else {
+                return Ok(());
+            };
+            let knock = match why {
+                None => Some(knock),
+                Some(why) => {
+                    // Before the request: a responder that welcomes us late must find nobody to attach to.
+                    drop(knock);
+                    self.stays_on_tcp(why)?;
+                    None
+                }
+            };
+            *stage = self.request(link, knock)?;
+        }
+        let DialStage::Started(link, buf, knock) = stage else {
+            return Ok(());
+        };
+        let ended = read_some(&**link, buf)?;
+        if buf.first() == Some(&TLS_ALERT) {
+            return Err(ConnectError::Protocol(
+                "it takes TLS connections only (WEFT_TLS, ConnParam::tls)".into(),
+            ));
+        }
+        match self.machine.on_bytes(buf)? {
+            InitStep::NeedMore if ended => Err(ConnectError::Closed),
+            InitStep::NeedMore => {
+                self.registration.arm(link.fd(), Interest::READ);
+                Ok(())
+            }
+            InitStep::Rejected { private_data, .. } => Err(ConnectError::Rejected { private_data }),
+            InitStep::Accepted {
+                params,
+                private_data,
+                consumed,
+            } => {
+                self.registration.release(link.fd());
+                let early = buf.split_off(consumed.min(buf.len()));
+                let tcp = Arc::clone(link);
+                let knock = knock.take();
+                *stage = DialStage::Over;
+                let mut link = Link::Stream(Arc::clone(&tcp));
+                if let Some(knock) = knock {
+                    let met = knock
+                        .finish(&self.device, Arc::clone(&tcp))
+                        .inspect_err(|_| tcp.abort())?;
+                    match met {
+                        Ok(_) if !early.is_empty() => {
+                            tcp.abort();
+                            return Err(ConnectError::Protocol(
+                                "it sends FPDUs on TCP after agreeing on shared memory".into(),
+                            ));
+                        }
+                        Ok(local) => link = Link::Local(local),
+                        Err(why) => self.stays_on_tcp(why).inspect_err(|_| tcp.abort())?,
+                    }
+                }
+                self.qp.attach(link, &params, &self.options, &[], &early)?;
+                if let Some(done) = lock(&self.done).take() {
+                    done(Ok(private_data));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Dial {
+    /// The TCP connection is there: is the peer on our host?
+    fn knock(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        link: Arc<dyn ByteStream>,
+    ) -> Result<DialStage, ConnectError> {
+        if self.device.local == LocalMode::Off {
+            return self.request(link, None);
+        }
+        let knocked = Knock::start(&self.device, self.qp.pd(), self.qp.num(), &*link).and_then(
+            |mut knock| {
+                let source = Arc::clone(self) as Arc<dyn Source>;
+                let registration = Registration::new(engine);
+                registration
+                    .start(source, knock.fd(), Interest::READ)
+                    .map_err(|error| error.to_string())?;
+                registration.set_timer(knock.deadline);
+                knock.registration = Some(registration);
+                Ok(knock)
+            },
+        );
+        match knocked {
+            Ok(knock) => Ok(DialStage::Knocking(link, Box::new(knock))),
+            Err(why) => {
+                self.stays_on_tcp(why)?;
+                self.request(link, None)
+            }
+        }
+    }
+
+    fn stays_on_tcp(&self, why: String) -> Result<(), ConnectError> {
+        if self.device.local == LocalMode::Require {
+            return Err(ConnectError::NotLocal(why));
+        }
+        tracing::debug!(qp = self.qp.num(), why, "the connection stays on TCP");
+        let _ = self.qp.reason.set(why);
+        Ok(())
+    }
+
+    /// Begin MPA start-up. A new socket takes a frame of this size whole.
+    fn request(
+        &self,
+        link: Arc<dyn ByteStream>,
+        knock: Option<Box<Knock>>,
+    ) -> Result<DialStage, ConnectError> {
+        send_all(&*link, &self.request)?;
+        Ok(DialStage::Started(link, Vec::new(), knock))
+    }
+}
+
+impl Source for Dial {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        let mut stage = lock(&self.stage);
+        if let Err(error) = self.step(engine, &mut stage) {
+            self.fail(&mut stage, error);
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        let mut stage = lock(&self.stage);
+        match &*stage {
+            DialStage::Over => {}
+            _ if Instant::now() >= self.deadline => {
+                self.fail(&mut stage, ConnectError::TimedOut);
+            }
+            DialStage::Knocking(..) => {
+                if let Err(error) = self.step(engine, &mut stage) {
+                    self.fail(&mut stage, error);
+                }
+            }
+            _ => {}
+        }
+    }
+}

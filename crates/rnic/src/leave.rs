@@ -1,0 +1,44 @@
+//! Regions that are deregistered, and that somebody has yet to leave.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::device::PdInner;
+use crate::engine::guarded;
+use crate::timer;
+
+/// Between two looks: at first, and from [`SOON`] on.
+const LOOK: Duration = Duration::from_millis(1);
+const LOOK_LATER: Duration = Duration::from_millis(10);
+const SOON: Duration = Duration::from_millis(50);
+
+/// What [`Mr::retire`](crate::Mr::retire) leaves: a region without keys, in whose memory a peer of this host still is, or a
+/// thread of ours. Dropping it is as dropping the region.
+pub struct Leaving {
+    pub(crate) region: weft_mem::Leaving,
+    pub(crate) pd: Arc<PdInner>,
+}
+
+impl Leaving {
+    /// Call this on the engine's thread when nobody is in the memory any more, with the buffer if it was a region of one. The connection
+    /// of a peer that is still in it after three seconds ends.
+    pub fn then(self, done: impl FnOnce(Option<Vec<u8>>) + Send + 'static) {
+        let engine = Arc::clone(&self.pd.device.engine);
+        let since = Instant::now();
+        let mut left = Some((self, done));
+        timer::after(&engine, LOOK, move || {
+            let (Leaving { region, pd }, done) = left.take()?;
+            match region.finish() {
+                Ok(buffer) => {
+                    guarded(|| done(buffer));
+                    None
+                }
+                Err(region) => {
+                    left = Some((Leaving { region, pd }, done));
+                    let late = since.elapsed() > SOON;
+                    Some(if late { LOOK_LATER } else { LOOK })
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,43 @@
+//! Queue pairs whose port is down, for tests of what programs make of it: nothing goes out and nothing comes in, and nobody is told.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use weft_mem::Access;
+
+use super::QpInner;
+
+impl QpInner {
+    /// Nothing moves for now.
+    #[inline]
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Relaxed)
+    }
+
+    /// What a peer on shared memory may do itself.
+    pub(super) fn open_rights(&self) -> Access {
+        if self.is_paused() {
+            Access::empty()
+        } else {
+            self.access()
+        }
+    }
+
+    pub(super) fn set_paused(self: &Arc<Self>, paused: bool) {
+        self.with_core(|core| {
+            let changed = self.paused.swap(paused, Ordering::Relaxed) != paused;
+            let local = self.connected.get().and_then(|c| c.link.local());
+            if let Some(local) = local.filter(|_| changed && core.ended.is_none()) {
+                // A paused peer's door is shut: what it asks for waits in the ring.
+                local.let_in(self.open_rights());
+            }
+        });
+        if !paused {
+            self.drive(true);
+            self.rearm_and_flush();
+            // Who sleeps is to watch the transport again.
+            self.send_cq.kick();
+            self.recv_cq.kick();
+        }
+    }
+}

@@ -1,0 +1,524 @@
+//! Unreliable datagram queue pairs: each send names its destination, each receive says where it came from (datagram-iWARP;
+//! docs/spec/dgram.md).
+//!
+//! Messages may be lost, doubled and overtaken. Those of up to [`UD_MTU`] bytes are one datagram, longer ones and RDMA Write-Record are cut into
+//! segments. No error of a datagram ends the queue pair: what is damaged, for nobody, with a wrong `Q_Key` or without a posted receive is
+//! dropped, counted, and told by [`UdQp::take_error`].
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use weft_proto::dgram::Config;
+use weft_wire::dgram;
+
+mod record;
+mod recv;
+mod send;
+
+pub use record::{ValidityMap, WriteRecord};
+pub(crate) use recv::Arrived;
+use recv::{Counters, Taking};
+use send::Sends;
+
+use crate::cq::{Cq, CqInner};
+use crate::device::{Counted, Pd, PdInner, QpNumber};
+use crate::engine::{guarded, on_engine};
+use crate::lock::lock;
+use crate::qp::RecvSource;
+use crate::srq::{RecvQueue, Srq};
+use crate::transport::udp::{PortInner, UdPort};
+use crate::types::{Error, PostError, PostReason, QpState, RecvWr, SendWr, UdSource};
+
+/// The longest message that is one datagram of version 1, in bytes: what every peer takes, and what programs of `InfiniBand` know as the MTU.
+pub const UD_MTU: u32 = dgram::MAX_PAYLOAD as u32;
+/// The longest message of all, in bytes.
+pub const UD_MAX_MESSAGE: u32 = dgram::segment::MAX_MESSAGE;
+/// The longest payload of a segment, in bytes.
+pub const UD_MAX_SEGMENT: u32 = dgram::segment::MAX_PAYLOAD as u32;
+/// The number of the queue pairs of a multicast group, whatever theirs are (`InfiniBand` 10.5.2).
+pub const UD_GROUP: u32 = dgram::GROUP_QP;
+/// A key with this bit stands for the sending queue pair's own one (InfiniBand 10.2.5).
+const OWN_QKEY: u32 = 1 << 31;
+/// No `Q_Key` yet: nothing comes in.
+const NO_QKEY: u64 = u64::MAX;
+
+/// What a datagram queue pair is made of.
+#[derive(Clone)]
+pub struct UdInit {
+    /// The UDP port that it uses, alone or with others.
+    pub port: UdPort,
+    /// Where completions of sends go.
+    pub send_cq: Cq,
+    /// Where completions of receives go; may be the same queue.
+    pub recv_cq: Cq,
+    /// Take receives from here, not from a queue of its own.
+    pub srq: Option<Srq>,
+    /// Sends outstanding at once.
+    pub max_send_wr: u32,
+    /// Receives outstanding at once.
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of one request.
+    pub max_sge: u32,
+    /// Inline bytes of one request.
+    pub max_inline: u32,
+    /// Every send makes a completion, signaled or not.
+    pub sq_sig_all: bool,
+    /// Its number, as for [`QpInit::num`](crate::QpInit::num).
+    pub num: Option<u32>,
+    /// What senders must know. `None`: nothing is received before [`UdQp::set_qkey`].
+    pub qkey: Option<u32>,
+    /// Each received message has forty bytes in front in which the addresses are ([`Grh`](crate::Grh)), as InfiniBand has it.
+    pub grh: bool,
+    /// While this is set, what it sends and what comes for it is lost: a port that is down, for tests.
+    pub down: Option<&'static AtomicBool>,
+    /// The longest message that may be posted, in bytes. Default [`UD_MAX_MESSAGE`].
+    pub max_message: u32,
+    /// The longest payload of a segment, in bytes; messages that are longer are cut. Default [`UD_MAX_SEGMENT`]. On a network that loses datagrams what
+    /// fits into one packet is better: of a segment that IP has to cut, all is lost with any part.
+    pub segment: u32,
+    /// How long a message may go without a segment before it is given up. Default 100 ms.
+    pub message_timeout: Duration,
+    /// Messages of several segments that may be incomplete at once. Default 256.
+    pub max_open: u32,
+    /// RDMA Write-Records that wait for the program, incomplete ones included: further ones are refused. The completion queue of receives needs room
+    /// for as many. 0, the default: the queue pair neither sends nor takes Write-Record.
+    pub record_depth: u32,
+    /// A Write-Record of which some segments did not come makes a record of the rest when its time is up. Default on; off, it makes none.
+    pub partial_records: bool,
+}
+
+impl UdInit {
+    /// As [`QpInit::new`](crate::QpInit::new), with a `Q_Key` and without routing headers.
+    pub fn new(port: &UdPort, qkey: u32, send_cq: &Cq, recv_cq: &Cq) -> Self {
+        UdInit {
+            port: port.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            srq: None,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_sge: 4,
+            max_inline: 256,
+            sq_sig_all: false,
+            num: None,
+            qkey: Some(qkey),
+            grh: false,
+            down: None,
+            max_message: UD_MAX_MESSAGE,
+            segment: UD_MAX_SEGMENT,
+            message_timeout: Config::default().timeout,
+            max_open: Config::default().max_open as u32,
+            record_depth: 0,
+            partial_records: true,
+        }
+    }
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdDest {
+    /// Address and UDP port.
+    pub addr: SocketAddr,
+    /// The queue pair behind that port.
+    pub qp_num: u32,
+    /// Its `Q_Key`. With the highest bit set, our queue pair's own key is sent instead.
+    pub qkey: u32,
+    /// The address of ours that the receiver is to see; `None`: the system chooses.
+    pub from: Option<IpAddr>,
+    /// The type of service (IPv4) or traffic class (IPv6); 0 is the system's usual one.
+    pub traffic_class: u8,
+}
+
+/// What has gone through a datagram queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdCounters {
+    /// Datagrams handed to the kernel.
+    pub sent: u64,
+    /// Messages received.
+    pub received: u64,
+    /// Dropped: no receive was posted.
+    pub no_recv: u64,
+    /// Dropped: longer than the oldest receive, which stays.
+    pub too_long: u64,
+    /// Dropped: a wrong `Q_Key`, or none was set yet.
+    pub wrong_qkey: u64,
+    /// Segments dropped: late ones, duplicates, and such as contradict others of their message.
+    pub dropped: u64,
+    /// Messages given up of which some segments did not come.
+    pub incomplete: u64,
+    /// Records of Write-Record that were made.
+    pub records: u64,
+    /// Write-Records dropped: as many as [`UdInit::record_depth`] waited for the program.
+    pub no_record: u64,
+    /// Write-Records refused: an `STag`, a range or a right that peers do not have.
+    pub no_access: u64,
+}
+
+/// Something went wrong with a datagram; the queue pair goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdError {
+    /// What.
+    pub kind: UdErrorKind,
+    /// Who sent it, or was to get it.
+    pub peer: Option<SocketAddr>,
+    /// The queue pair there.
+    pub qp_num: u32,
+    /// The message's number, 0 where there is none.
+    pub msn: u32,
+}
+
+/// What [`UdError`] tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdErrorKind {
+    /// A message found no receive.
+    NoReceive,
+    /// A message was longer than the oldest receive, which stays.
+    TooLong,
+    /// Some of a message did not come in time.
+    Incomplete,
+    /// A Write-Record was for memory that it may not write to.
+    NoAccess,
+    /// A Write-Record found as many records waiting as there may be.
+    NoRecord,
+    /// The kernel did not take a datagram of ours: no way to its destination, say.
+    NotSent,
+}
+
+impl UdError {
+    fn from(kind: UdErrorKind, source: UdSource, msn: u32) -> UdError {
+        UdError {
+            kind,
+            peer: Some(source.addr),
+            qp_num: source.qp_num,
+            msn,
+        }
+    }
+}
+
+pub(crate) struct UdInner {
+    num: u32,
+    pd: Arc<PdInner>,
+    port: Arc<PortInner>,
+    send_cq: Arc<CqInner>,
+    recv_cq: Arc<CqInner>,
+    recv: RecvSource,
+    max_send_wr: u32,
+    max_sge: u32,
+    max_inline: u32,
+    sq_sig_all: bool,
+    grh: bool,
+    down: Option<&'static AtomicBool>,
+    qkey: AtomicU64,
+    state: AtomicU8,
+    max_message: u32,
+    /// The longest payload of a segment.
+    segment: usize,
+    record_depth: u32,
+    partial_records: bool,
+    sq_used: AtomicU32,
+    sends: Mutex<Sends>,
+    /// Held by whoever takes a receive until its completion is made.
+    taking: Mutex<Taking>,
+    counters: Counters,
+}
+
+impl UdInner {
+    fn state(&self) -> QpState {
+        QpState::from_u8(self.state.load(Ordering::Acquire))
+    }
+
+    fn is_down(&self) -> bool {
+        self.down.is_some_and(|down| down.load(Ordering::Relaxed))
+    }
+
+    fn report(&self, error: UdError) {
+        lock(&self.taking).report(error);
+    }
+
+    fn flush(&self) {
+        self.flush_sends();
+        self.flush_recvs(true);
+        self.call_hooks();
+    }
+
+    /// Whoever calls this holds no lock that anybody waits for: the layers above may do anything with the queue pair.
+    fn call_hooks(&self) {
+        if on_engine() {
+            for cq in self.queues() {
+                guarded(|| cq.call_hook());
+            }
+        }
+    }
+}
+
+/// A datagram queue pair. It sends and receives from the start; dropping it ends that, and what is outstanding makes no completions any
+/// more.
+pub struct UdQp {
+    inner: Arc<UdInner>,
+    port: UdPort,
+    /// Where it hears multicast groups.
+    groups: Mutex<HashMap<SocketAddr, UdPort>>,
+    _taken: (Counted, QpNumber),
+}
+
+impl UdQp {
+    /// The queue pair's number, as senders and completions name it.
+    pub fn num(&self) -> u32 {
+        self.inner.num
+    }
+
+    /// Its port.
+    pub fn port(&self) -> &UdPort {
+        &self.port
+    }
+
+    /// `Rts`, or `Error` after [`UdQp::to_error`].
+    pub fn state(&self) -> QpState {
+        self.inner.state()
+    }
+
+    /// What senders must know from now on.
+    pub fn set_qkey(&self, qkey: u32) {
+        self.inner.qkey.store(u64::from(qkey), Ordering::Relaxed);
+    }
+
+    /// Hear what is sent to [`UD_GROUP`] at this multicast group and port, on these interfaces (their indexes), with the queue pair's `Q_Key`. Others,
+    /// in this process too, may hear the same. A group that is heard already stays as it is.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no group; as `bind(2)`; as `setsockopt(2)` says of `IP_ADD_MEMBERSHIP` when it can be heard on no interface.
+    pub fn attach(&self, group: SocketAddr, interfaces: &[u32]) -> io::Result<()> {
+        if !group.ip().is_multicast() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut groups = lock(&self.groups);
+        if groups.contains_key(&group) {
+            return Ok(());
+        }
+        let port = UdPort::join(&self.inner.pd.device, group, interfaces)?;
+        for cq in self.inner.queues() {
+            cq.attach_port(port.inner());
+        }
+        port.add(UD_GROUP, &self.inner);
+        groups.insert(group, port);
+        Ok(())
+    }
+
+    /// Hear a group no more: `false` if it was not heard.
+    pub fn detach(&self, group: SocketAddr) -> bool {
+        let port = lock(&self.groups).remove(&group);
+        if let Some(port) = &port {
+            self.part_from(port, UD_GROUP);
+        }
+        port.is_some()
+    }
+
+    fn part_from(&self, port: &UdPort, num: u32) {
+        port.remove(num);
+        for cq in self.inner.queues() {
+            cq.detach_port(port.inner());
+        }
+    }
+
+    /// Post a [`SendOp::Send`](crate::SendOp::Send) or [`SendOp::SendImm`](crate::SendOp::SendImm), or with [`UdInit::record_depth`] a
+    /// [`SendOp::Write`](crate::SendOp::Write) or [`SendOp::WriteImm`](crate::SendOp::WriteImm), which is an RDMA Write-Record here: it takes no
+    /// receive, with immediate data or without. It is complete when the kernel has taken its datagrams, which it mostly has when this returns.
+    ///
+    /// # Errors
+    /// [`PostError`], with index 0. On a queue pair in the error state requests are taken, and flushed.
+    pub fn post_send(&self, wr: &SendWr, to: &UdDest) -> Result<(), PostError> {
+        let refused = |reason| PostError { index: 0, reason };
+        self.inner.post_one(wr, to).map_err(refused)
+    }
+
+    /// As [`UdQp::post_send`] for several: those of one size for one destination go out with one system call.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first request that was refused; those before it were taken.
+    pub fn post_sends(&self, wrs: &[(SendWr, UdDest)]) -> Result<(), PostError> {
+        let refused = |(index, reason)| PostError { index, reason };
+        self.inner.post_send(wrs).map_err(refused)
+    }
+
+    /// The record that a completion with [`WcOpcode::WriteRecord`](crate::WcOpcode::WriteRecord) names by its
+    /// [`wr_id`](crate::Wc::wr_id). Taking it makes room for another one. `None` when it was taken.
+    pub fn take_record(&self, wr_id: u64) -> Option<WriteRecord> {
+        lock(&self.inner.taking).take_record(wr_id)
+    }
+
+    /// What RDMA Write-Record has filled of the region or window with this key, since that was last asked with
+    /// [`UdQp::take_validity_map`]. Maps are kept for the 256 keys written to last, of 4,096 ranges each: valid bytes beyond that are not in them.
+    pub fn validity_map(&self, rkey: u32) -> ValidityMap {
+        lock(&self.inner.taking).maps().get(rkey)
+    }
+
+    /// As [`UdQp::validity_map`], and from now on nothing is valid that is not written again: to be called by who reads the memory.
+    pub fn take_validity_map(&self, rkey: u32) -> ValidityMap {
+        lock(&self.inner.taking).maps().take(rkey)
+    }
+
+    /// What has gone wrong, oldest first; the last 64 errors are kept.
+    pub fn take_error(&self) -> Option<UdError> {
+        lock(&self.inner.taking).take_error()
+    }
+
+    /// Whether [`UdQp::post_send`] would take a request like this, given room for it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_send(&self, wr: &SendWr) -> Result<(), PostError> {
+        match self.inner.check_post(wr) {
+            Ok(_) => Ok(()),
+            Err(reason) => Err(PostError { index: 0, reason }),
+        }
+    }
+
+    /// Post receives. They are taken in order, one a message.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first request that was refused.
+    pub fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
+        let RecvSource::Own(queue) = &self.inner.recv else {
+            return Err(PostError {
+                index: 0,
+                reason: PostReason::UsesSrq,
+            });
+        };
+        let result = queue.post(wrs);
+        if self.state() == QpState::Error {
+            self.inner.flush();
+        }
+        result
+    }
+
+    /// Everything outstanding is flushed, and so is whatever is posted from now on; datagrams are dropped.
+    pub fn to_error(&self) {
+        let error = QpState::Error as u8;
+        self.inner.state.store(error, Ordering::Release);
+        self.inner.flush();
+    }
+
+    /// Sends that were posted and are not complete.
+    pub fn outstanding(&self) -> u32 {
+        self.inner.sq_used.load(Ordering::Relaxed)
+    }
+
+    /// What has gone through so far.
+    pub fn counters(&self) -> UdCounters {
+        let counters = &self.inner.counters;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        UdCounters {
+            sent: of(&counters.sent),
+            received: of(&counters.received),
+            no_recv: of(&counters.no_recv),
+            too_long: of(&counters.too_long),
+            wrong_qkey: of(&counters.wrong_qkey),
+            dropped: of(&counters.dropped),
+            incomplete: of(&counters.incomplete),
+            records: of(&counters.records),
+            no_record: of(&counters.no_record),
+            no_access: of(&counters.no_access),
+        }
+    }
+}
+
+impl Drop for UdQp {
+    fn drop(&mut self) {
+        let inner = &self.inner;
+        self.part_from(&self.port, inner.num);
+        for (_, port) in lock(&self.groups).drain() {
+            self.part_from(&port, UD_GROUP);
+        }
+        lock(&inner.sends).clear();
+        // Whoever has a datagram for it in hand is done after this, or drops it.
+        lock(&inner.taking).live = false;
+        inner.flush_recvs(false);
+    }
+}
+
+impl UdInner {
+    fn queues(&self) -> SmallVec<[&Arc<CqInner>; 2]> {
+        let mut queues = SmallVec::from_iter([&self.send_cq]);
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            queues.push(&self.recv_cq);
+        }
+        queues
+    }
+}
+
+impl Pd {
+    /// A datagram queue pair.
+    ///
+    /// # Errors
+    /// [`Error::Limit`]; [`Error::Invalid`] for a number that is taken, and for a port of another device.
+    pub fn create_ud_qp(&self, init: &UdInit) -> Result<UdQp, Error> {
+        let device = &self.0.device;
+        let limits = &device.limits;
+        if init.max_send_wr > limits.max_wr
+            || init.max_recv_wr > limits.max_wr
+            || init.max_sge > limits.max_sge
+            || init.max_inline > limits.max_inline
+        {
+            return Err(Error::Limit(
+                "work requests, elements or inline bytes of a queue pair",
+            ));
+        }
+        if !Arc::ptr_eq(device, &init.port.inner().device) {
+            return Err(Error::Invalid("the port is another device's"));
+        }
+        if init.record_depth > 0 && init.record_depth >= init.recv_cq.depth() {
+            return Err(Error::Invalid(
+                "the completion queue of receives has no room for so many Write-Records",
+            ));
+        }
+        let config = Config {
+            timeout: init.message_timeout,
+            max_open: init.max_open as usize,
+            ..Config::default()
+        };
+        let count = Counted::take(&device.qps, limits.max_qp, "queue pairs")?;
+        let num = QpNumber::take(device, init.num)?;
+        let inner = Arc::new(UdInner {
+            num: num.num,
+            pd: Arc::clone(&self.0),
+            port: Arc::clone(init.port.inner()),
+            send_cq: Arc::clone(&init.send_cq.0),
+            recv_cq: Arc::clone(&init.recv_cq.0),
+            recv: match &init.srq {
+                Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
+                None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
+            },
+            max_send_wr: init.max_send_wr,
+            max_sge: init.max_sge,
+            max_inline: init.max_inline,
+            sq_sig_all: init.sq_sig_all,
+            grh: init.grh,
+            down: init.down,
+            qkey: AtomicU64::new(init.qkey.map_or(NO_QKEY, u64::from)),
+            state: AtomicU8::new(QpState::Rts as u8),
+            sq_used: AtomicU32::new(0),
+            max_message: init.max_message.min(UD_MAX_MESSAGE),
+            segment: init.segment.clamp(1, UD_MAX_SEGMENT) as usize,
+            record_depth: init.record_depth,
+            partial_records: init.partial_records,
+            sends: Mutex::new(Sends::new(device.random_u32())),
+            taking: Mutex::new(Taking::new(config)),
+            counters: Counters::default(),
+        });
+        for cq in inner.queues() {
+            cq.attach_port(&inner.port);
+        }
+        init.port.add(num.num, &inner);
+        Ok(UdQp {
+            inner,
+            port: init.port.clone(),
+            groups: Mutex::default(),
+            _taken: (count, num),
+        })
+    }
+}

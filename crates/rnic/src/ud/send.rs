@@ -1,0 +1,500 @@
+//! The sending half of a datagram queue pair: messages become segments, segments of one size a train, and trains go to the kernel when
+//! the pacing of their destination lets them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use weft_mem::MemError;
+use weft_proto::dgram::cut;
+use weft_sys::udp::TRAIN;
+use weft_wire::dgram::{self, Segment, Target};
+
+use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
+use crate::lock::lock;
+use crate::qp::sub_list;
+use crate::types::{PostReason, QpState, SendOp, SendWr, Wc, WcOpcode, WcStatus};
+
+/// Datagrams that are not longer than [`LONG`] ask for room for so many at once.
+const AHEAD: usize = 8;
+const LONG: usize = 4096;
+/// Most bytes of a train.
+const TRAIN_BYTES: usize = 65_000;
+
+pub(super) struct Sends {
+    /// Of the last message of version 1.
+    msn: u32,
+    /// Of the last message of version 2, and what sets the queue pair's messages apart from those of others that had its number.
+    long_msn: u32,
+    incarnation: u32,
+    /// Sends that could not go out, or not all of them, oldest first.
+    pub(super) waiting: VecDeque<Waiting>,
+    train: Train,
+    /// Sends all of whose datagrams are in the train.
+    staged: VecDeque<Staged>,
+    /// Sends done without a completion, since the last one that made one.
+    silent: u32,
+}
+
+pub(super) struct Waiting {
+    wr: SendWr,
+    to: UdDest,
+    progress: Progress,
+}
+
+/// How far a message is on its way into the train.
+#[derive(Clone, Copy)]
+struct Progress {
+    len: u32,
+    /// The next segment; `None` before the first.
+    at: Option<u32>,
+    msn: u32,
+}
+
+struct Staged {
+    id: u64,
+    opcode: WcOpcode,
+    signaled: bool,
+    len: u32,
+}
+
+/// Datagrams of one size for one destination; the last may be shorter.
+#[derive(Default)]
+struct Train {
+    bytes: Vec<u8>,
+    /// Bytes that the kernel has taken.
+    gone: usize,
+    to: Option<UdDest>,
+    each: usize,
+    count: usize,
+    closed: bool,
+}
+
+impl Train {
+    fn takes(&self, len: usize, to: &UdDest) -> bool {
+        self.count == 0
+            || !self.closed
+                && self.gone == 0
+                && len <= self.each
+                && self.count < TRAIN
+                && self.bytes.len() + len <= TRAIN_BYTES
+                && self.to.as_ref() == Some(to)
+    }
+
+    fn appended(&mut self, start: usize, to: &UdDest) {
+        let len = self.bytes.len() - start;
+        if self.count == 0 {
+            self.to = Some(*to);
+            self.each = len;
+        }
+        self.closed = len < self.each;
+        self.count += 1;
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        (self.gone, self.count, self.closed) = (0, 0, false);
+    }
+}
+
+/// What a send waits for.
+enum Stall {
+    /// Room in the socket.
+    Socket,
+    /// A report from the destination, until this time at most.
+    Pace(Instant, UdDest),
+}
+
+/// Why a message goes no further.
+enum Halt {
+    Stall(Stall),
+    Memory,
+}
+
+impl From<MemError> for Halt {
+    fn from(_: MemError) -> Halt {
+        Halt::Memory
+    }
+}
+
+impl From<Stall> for Halt {
+    fn from(stall: Stall) -> Halt {
+        Halt::Stall(stall)
+    }
+}
+
+impl Sends {
+    pub(super) fn new(incarnation: u32) -> Sends {
+        Sends {
+            msn: 0,
+            long_msn: 0,
+            incarnation,
+            waiting: VecDeque::new(),
+            train: Train::default(),
+            staged: VecDeque::new(),
+            silent: 0,
+        }
+    }
+
+    /// Nobody wants to hear of what is outstanding.
+    pub(super) fn clear(&mut self) {
+        self.waiting.clear();
+        self.staged.clear();
+        self.train.clear();
+    }
+}
+
+impl UdInner {
+    pub(super) fn check_post(&self, wr: &SendWr) -> Result<u32, PostReason> {
+        match wr.op {
+            SendOp::Send | SendOp::SendImm { .. } => {}
+            SendOp::Write { .. } | SendOp::WriteImm { .. } if self.record_depth > 0 => {}
+            _ => return Err(PostReason::Opcode),
+        }
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(PostReason::TooManySges);
+        }
+        if let Some(data) = &wr.inline
+            && (data.len() > self.max_inline as usize || !wr.sges.is_empty())
+        {
+            return Err(PostReason::Inline);
+        }
+        wr.len()
+            .filter(|len| *len <= self.max_message)
+            .ok_or(PostReason::Length)
+    }
+
+    pub(super) fn post_send(
+        self: &Arc<Self>,
+        wrs: &[(SendWr, UdDest)],
+    ) -> Result<(), (usize, PostReason)> {
+        let mut sends = lock(&self.sends);
+        let refused = wrs.iter().enumerate().find_map(|(index, (wr, to))| {
+            let posted = self
+                .check_post(wr)
+                .and_then(|len| self.begin(&mut sends, wr, to, len));
+            posted.err().map(|reason| (index, reason))
+        });
+        self.finish_train(&mut sends);
+        drop(sends);
+        self.call_hooks();
+        refused.map_or(Ok(()), Err)
+    }
+
+    pub(super) fn post_one(self: &Arc<Self>, wr: &SendWr, to: &UdDest) -> Result<(), PostReason> {
+        let len = self.check_post(wr)?;
+        let mut sends = lock(&self.sends);
+        let begun = self.begin(&mut sends, wr, to, len);
+        self.finish_train(&mut sends);
+        drop(sends);
+        begun?;
+        self.call_hooks();
+        Ok(())
+    }
+
+    fn begin(
+        self: &Arc<Self>,
+        sends: &mut Sends,
+        wr: &SendWr,
+        to: &UdDest,
+        len: u32,
+    ) -> Result<(), PostReason> {
+        if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {
+            return Err(PostReason::Full);
+        }
+        self.sq_used.fetch_add(1, Ordering::Relaxed);
+        if self.state() == QpState::Error {
+            self.sent(sends, wr, WcStatus::WrFlushErr, 0);
+            return Ok(());
+        }
+        let mut progress = Progress {
+            len,
+            at: None,
+            msn: 0,
+        };
+        let stall = if sends.waiting.is_empty() {
+            match self.stage(sends, wr, to, &mut progress) {
+                Ok(()) => return Ok(()),
+                Err(Halt::Memory) => {
+                    self.spoiled(sends, wr);
+                    return Ok(());
+                }
+                Err(Halt::Stall(stall)) => Some(stall),
+            }
+        } else {
+            None
+        };
+        sends.waiting.push_back(Waiting {
+            wr: wr.clone(),
+            to: *to,
+            progress,
+        });
+        if let Some(stall) = stall {
+            self.await_end(&stall);
+        }
+        Ok(())
+    }
+
+    /// What was staged goes out; what does not, waits.
+    fn finish_train(self: &Arc<Self>, sends: &mut Sends) {
+        // With sends that wait, what is in the train waits with them.
+        if sends.waiting.is_empty()
+            && let Err(stall) = self.flush_train(sends)
+        {
+            self.await_end(&stall);
+        }
+    }
+
+    fn await_end(self: &Arc<Self>, stall: &Stall) {
+        match stall {
+            Stall::Socket => self.port.wait_for_room(Arc::downgrade(self)),
+            Stall::Pace(until, to) => {
+                self.port
+                    .wait_for_report(*until, to.addr, Arc::downgrade(self));
+            }
+        }
+    }
+
+    /// The scatter/gather list of a send names memory that is not ours. Those before it come first.
+    fn spoiled(self: &Arc<Self>, sends: &mut Sends, wr: &SendWr) {
+        if self.flush_train(sends).is_err() {
+            // Lost, as datagrams may be: the order of completions matters more.
+            self.train_is_gone(sends);
+        }
+        self.sent(sends, wr, WcStatus::LocProtErr, 0);
+    }
+
+    /// Puts the rest of a message into the train, and sends trains that are full.
+    fn stage(
+        &self,
+        sends: &mut Sends,
+        wr: &SendWr,
+        to: &UdDest,
+        progress: &mut Progress,
+    ) -> Result<(), Halt> {
+        let own = self.qkey.load(Ordering::Relaxed);
+        let qkey = match u32::try_from(own) {
+            Ok(own) if to.qkey & OWN_QKEY != 0 => own,
+            _ => to.qkey,
+        };
+        let (target, imm) = match wr.op {
+            SendOp::Write { remote } => (Some(remote), None),
+            SendOp::WriteImm { remote, imm } => (Some(remote), Some(imm)),
+            SendOp::SendImm { imm } => (None, Some(imm)),
+            _ => (None, None),
+        };
+        let len = progress.len;
+        if target.is_none() && len <= UD_MTU && len as usize <= self.segment {
+            let header = dgram::Header {
+                dst_qp: to.qp_num,
+                src_qp: self.num,
+                qkey,
+                msn: sends.msn.wrapping_add(1),
+                solicited: wr.solicited,
+                imm,
+            };
+            let size = dgram::HEADER_LEN + len as usize + dgram::CRC_LEN;
+            let size = size + if imm.is_some() { dgram::IMM_LEN } else { 0 };
+            self.make_way(sends, to, size)?;
+            let bytes = &mut sends.train.bytes;
+            let start = bytes.len();
+            header.emit(bytes);
+            self.append(wr, 0, len, bytes, start)?;
+            sends.train.appended(start, to);
+            sends.msn = header.msn;
+        } else {
+            if progress.at.is_none() {
+                sends.long_msn = sends.long_msn.wrapping_add(1);
+                progress.msn = sends.long_msn;
+                progress.at = Some(0);
+            }
+            let mut segment = Segment {
+                dst_qp: to.qp_num,
+                src_qp: self.num,
+                qkey,
+                incarnation: sends.incarnation,
+                msn: progress.msn,
+                len,
+                offset: 0,
+                target: target.map(|remote| Target {
+                    stag: remote.rkey,
+                    to: remote.addr,
+                }),
+                imm,
+                solicited: wr.solicited,
+                reliable: false,
+            };
+            let from = progress.at.unwrap_or(0);
+            for (offset, part) in cut(len, self.segment).skip_while(|(offset, _)| *offset < from) {
+                progress.at = Some(offset);
+                segment.offset = offset;
+                let size = segment.header_len() + part as usize + dgram::CRC_LEN;
+                self.make_way(sends, to, size)?;
+                let bytes = &mut sends.train.bytes;
+                let start = bytes.len();
+                segment.emit(part as usize, bytes);
+                self.append(wr, offset, part, bytes, start)?;
+                sends.train.appended(start, to);
+            }
+        }
+        sends.staged.push_back(Staged {
+            id: wr.id,
+            opcode: wr.op.opcode(),
+            signaled: wr.signaled,
+            len,
+        });
+        Ok(())
+    }
+
+    /// A datagram of this size may be appended after this.
+    fn make_way(&self, sends: &mut Sends, to: &UdDest, size: usize) -> Result<(), Stall> {
+        if !sends.train.takes(size, to) {
+            self.flush_train(sends)?;
+        }
+        // Of short ones several at once, as they mostly come.
+        let ahead = if size > LONG { 1 } else { AHEAD };
+        let counted = sends.train.count.is_multiple_of(ahead);
+        if counted && let Err(until) = self.port.may_send(to, size * ahead) {
+            // What is staged is not to wait for this.
+            self.flush_train(sends)?;
+            return Err(Stall::Pace(until, *to));
+        }
+        Ok(())
+    }
+
+    /// Copied: the bytes that the CRC is computed over are the bytes that are sent (docs/adr/0003).
+    fn append(
+        &self,
+        wr: &SendWr,
+        offset: u32,
+        len: u32,
+        out: &mut Vec<u8>,
+        start: usize,
+    ) -> Result<(), MemError> {
+        if let Some(data) = &wr.inline {
+            let part = offset as usize..offset as usize + len as usize;
+            out.extend_from_slice(&data[part]);
+        } else {
+            let table = &self.pd.device.table;
+            for sge in sub_list(&wr.sges, offset, len) {
+                let copied = table.copy_local_out(self.pd.id, sge.lkey, sge.addr, sge.len, out);
+                if let Err(error) = copied {
+                    out.truncate(start);
+                    return Err(error);
+                }
+            }
+        }
+        dgram::seal_from(out, start);
+        Ok(())
+    }
+
+    /// Hands the train to the kernel; the sends that end with it are complete then.
+    fn flush_train(&self, sends: &mut Sends) -> Result<(), Stall> {
+        let Sends { train, .. } = &mut *sends;
+        while train.gone < train.bytes.len()
+            && let Some(to) = &train.to
+            && !self.is_down()
+        {
+            let rest = &train.bytes[train.gone..];
+            match self.port.send_train(rest, train.each, to) {
+                Ok(0) => return Err(Stall::Socket),
+                Ok(taken) => train.gone += taken,
+                Err(error) => {
+                    // As any datagram may be, it is lost.
+                    tracing::debug!(%error, to = %to.addr, "datagrams are lost");
+                    self.report(UdError {
+                        kind: UdErrorKind::NotSent,
+                        peer: Some(to.addr),
+                        qp_num: to.qp_num,
+                        msn: 0,
+                    });
+                    break;
+                }
+            }
+        }
+        self.train_is_gone(sends);
+        Ok(())
+    }
+
+    fn train_is_gone(&self, sends: &mut Sends) {
+        let count = sends.train.count as u64;
+        self.counters.sent.fetch_add(count, Ordering::Relaxed);
+        sends.train.clear();
+        while let Some(staged) = sends.staged.pop_front() {
+            self.done(sends, &staged, WcStatus::Success);
+        }
+    }
+
+    /// A send is over.
+    fn sent(&self, sends: &mut Sends, wr: &SendWr, status: WcStatus, len: u32) {
+        let staged = Staged {
+            id: wr.id,
+            opcode: wr.op.opcode(),
+            signaled: wr.signaled,
+            len,
+        };
+        self.done(sends, &staged, status);
+    }
+
+    fn done(&self, sends: &mut Sends, send: &Staged, status: WcStatus) {
+        self.sq_used.fetch_sub(1, Ordering::Relaxed);
+        let failed = status != WcStatus::Success;
+        if failed || send.signaled || self.sq_sig_all {
+            let wc = Wc {
+                wr_id: send.id,
+                status,
+                opcode: send.opcode,
+                byte_len: if failed { 0 } else { send.len },
+                qp_num: self.num,
+                places: 1 + std::mem::take(&mut sends.silent),
+                ..Wc::default()
+            };
+            self.send_cq.push(&[wc], failed);
+        } else {
+            sends.silent += 1;
+        }
+    }
+
+    /// The kernel, or a receiver, may have room again: `false` when there is too little.
+    pub(crate) fn send_on(self: &Arc<Self>) -> bool {
+        let all = self.send_waiting();
+        self.call_hooks();
+        all
+    }
+
+    fn send_waiting(self: &Arc<Self>) -> bool {
+        let mut sends = lock(&self.sends);
+        let stall = loop {
+            let Some(mut first) = sends.waiting.pop_front() else {
+                break self.flush_train(&mut sends).err();
+            };
+            // What is in the train already is in front of it.
+            let staged = self.stage(&mut sends, &first.wr, &first.to, &mut first.progress);
+            match staged {
+                Ok(()) => {}
+                Err(Halt::Memory) => self.spoiled(&mut sends, &first.wr),
+                Err(Halt::Stall(stall)) => {
+                    sends.waiting.push_front(first);
+                    break Some(stall);
+                }
+            }
+        };
+        if let Some(stall) = &stall {
+            self.await_end(stall);
+        }
+        stall.is_none()
+    }
+
+    /// Everything posted is over.
+    pub(super) fn flush_sends(&self) {
+        let sends = &mut *lock(&self.sends);
+        sends.train.clear();
+        while let Some(staged) = sends.staged.pop_front() {
+            self.done(sends, &staged, WcStatus::WrFlushErr);
+        }
+        while let Some(Waiting { wr, .. }) = sends.waiting.pop_front() {
+            self.sent(sends, &wr, WcStatus::WrFlushErr, 0);
+        }
+    }
+}

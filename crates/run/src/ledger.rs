@@ -1,0 +1,289 @@
+//! What a process under `weft run` says of its connections: a file of memory named [`NAME`], which `weft stat` finds among the process's
+//! descriptors and reads. The process pays for plain stores; nothing runs for a reader.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::FileExt;
+
+use crate::meet::Why;
+
+/// The name of the memory file.
+pub const NAME: &str = "weft-run-ledger";
+/// What stands first in it.
+pub const MAGIC: u64 = u64::from_ne_bytes(*b"weftledg");
+/// The version of the layout.
+pub const VERSION: u64 = 1;
+/// Words in the header and in each row, of 8 bytes in the machine's order.
+pub const ROW_WORDS: usize = 24;
+/// Rows.
+pub const ROWS: usize = 512;
+/// Bytes of the file.
+pub const LEN: usize = (ROWS + 1) * ROW_WORDS * 8;
+
+/// A word of the header.
+#[derive(Clone, Copy, Debug)]
+pub enum Head {
+    /// [`MAGIC`].
+    Magic,
+    /// [`VERSION`].
+    Version,
+    /// The process; a child after a fork has a file of its own.
+    Pid,
+    /// TCP connections seen.
+    Seen,
+    /// Those that went over to the rings, in one direction at least.
+    Switched,
+    /// Those that went back.
+    Back,
+}
+
+/// A word of a row.
+#[derive(Clone, Copy, Debug)]
+pub enum Word {
+    /// 0: free; odd: being written; else in use.
+    Use,
+    /// The descriptor.
+    Fd,
+    /// The two ends: four words of address (IPv4 as mapped), one of the ports (own << 16 | peer).
+    Own,
+    /// Its second half.
+    OwnLow,
+    /// The peer's.
+    Peer,
+    /// Its second half.
+    PeerLow,
+    /// Ports.
+    Ports,
+    /// How each direction goes: [`TCP`], [`RING`], [`AFTER`]; sent << 8 | received.
+    Mode,
+    /// Why it is not on the rings, a [`Why`].
+    Why,
+    /// Bytes sent through the ring.
+    TxRing,
+    /// Bytes received through the ring.
+    RxRing,
+    /// Bytes sent over TCP.
+    TxTcp,
+    /// Bytes received over TCP.
+    RxTcp,
+    /// Bells rung.
+    Bells,
+    /// Waits in the kernel.
+    Sleeps,
+    /// When it was first looked at: milliseconds of `CLOCK_MONOTONIC`.
+    Since,
+    /// 1: closed.
+    Closed,
+}
+
+/// Over TCP.
+pub const TCP: u32 = 0;
+/// Through the ring.
+pub const RING: u32 = 1;
+/// Over TCP again.
+pub const AFTER: u32 = 2;
+
+/// A connection, as its process says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The descriptor.
+    pub fd: i32,
+    /// The own address.
+    pub own: SocketAddr,
+    /// The peer's.
+    pub peer: SocketAddr,
+    /// How bytes are sent: [`TCP`], [`RING`], [`AFTER`].
+    pub tx_mode: u32,
+    /// How bytes are received.
+    pub rx_mode: u32,
+    /// Why it is not, or not any more, on the rings.
+    pub why: Why,
+    /// Bytes sent and received through rings.
+    pub ring: (u64, u64),
+    /// Bytes sent and received over TCP.
+    pub tcp: (u64, u64),
+    /// Bells rung.
+    pub bells: u64,
+    /// Waits in the kernel.
+    pub sleeps: u64,
+    /// When the connection was first looked at, in milliseconds of `CLOCK_MONOTONIC`.
+    pub since: u64,
+    /// It is closed; its row waits for another one.
+    pub closed: bool,
+}
+
+impl Row {
+    /// `rings`, `tcp`, `rings, back on tcp`...
+    pub fn via(&self) -> &'static str {
+        match (self.tx_mode, self.rx_mode) {
+            (RING, RING) => "rings",
+            (RING, _) => "ring out",
+            (_, RING) => "ring in",
+            (AFTER, _) | (_, AFTER) => "tcp again",
+            _ => "tcp",
+        }
+    }
+}
+
+/// What a process says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    /// The process.
+    pub pid: u32,
+    /// Connections seen, switched, and gone back.
+    pub totals: [u64; 3],
+    /// Rows in use.
+    pub rows: Vec<Row>,
+}
+
+fn addr(high: u64, low: u64, port: u16) -> SocketAddr {
+    let ip = Ipv6Addr::from(u128::from(high) << 64 | u128::from(low));
+    SocketAddr::new(IpAddr::V6(ip).to_canonical(), port)
+}
+
+/// An address as two words.
+pub fn words(ip: IpAddr) -> (u64, u64) {
+    let ip = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let bits = u128::from(ip);
+    ((bits >> 64) as u64, bits as u64)
+}
+
+/// Reads a file; `None` when it is none of ours. Whatever it holds is taken as text and numbers only.
+pub fn parse(bytes: &[u8]) -> Option<Ledger> {
+    let word = |at: usize| {
+        let field = bytes.get(at * 8..at * 8 + 8)?;
+        Some(u64::from_ne_bytes(field.try_into().ok()?))
+    };
+    let head = |which: Head| word(which as usize);
+    if head(Head::Magic)? != MAGIC || head(Head::Version)? != VERSION {
+        return None;
+    }
+    let mut rows = Vec::new();
+    for row in 1..=ROWS {
+        let get = |which: Word| word(row * ROW_WORDS + which as usize);
+        let Some(using) = get(Word::Use) else { break };
+        if using == 0 || using % 2 == 1 {
+            continue;
+        }
+        let ports = get(Word::Ports)?;
+        let mode = get(Word::Mode)?;
+        rows.push(Row {
+            fd: get(Word::Fd)? as i32,
+            own: addr(get(Word::Own)?, get(Word::OwnLow)?, (ports >> 16) as u16),
+            peer: addr(get(Word::Peer)?, get(Word::PeerLow)?, ports as u16),
+            tx_mode: (mode >> 8) as u32 & 0xff,
+            rx_mode: mode as u32 & 0xff,
+            why: Why::of(get(Word::Why)? as u32),
+            ring: (get(Word::TxRing)?, get(Word::RxRing)?),
+            tcp: (get(Word::TxTcp)?, get(Word::RxTcp)?),
+            bells: get(Word::Bells)?,
+            sleeps: get(Word::Sleeps)?,
+            since: get(Word::Since)?,
+            closed: get(Word::Closed)? != 0,
+        });
+    }
+    Some(Ledger {
+        pid: head(Head::Pid)? as u32,
+        totals: [head(Head::Seen)?, head(Head::Switched)?, head(Head::Back)?],
+        rows,
+    })
+}
+
+/// The ledger of one process. `None` when it has none.
+///
+/// # Errors
+/// `NotFound` without the process, `PermissionDenied` for a process of another user.
+pub fn of_process(pid: u32) -> io::Result<Option<Ledger>> {
+    let wanted = format!("/memfd:{NAME} (deleted)");
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let Ok(entry) = entry else { continue };
+        let path = entry.path();
+        if fs::read_link(&path).is_ok_and(|to| to.as_os_str() == wanted.as_str()) {
+            let file = File::open(&path)?;
+            let mut bytes = vec![0; LEN];
+            let n = file.read_at(&mut bytes, 0)?;
+            // A child after a fork has its parent's too, until it makes its own.
+            if let Some(ledger) = parse(&bytes[..n]).filter(|ledger| ledger.pid == pid) {
+                return Ok(Some(ledger));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The ledgers of all processes that this user may look into.
+///
+/// # Errors
+/// Those of reading `/proc`.
+pub fn survey() -> io::Result<Vec<Ledger>> {
+    let mut ledgers = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Ok(entry) = entry else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        if let Ok(Some(ledger)) = of_process(pid) {
+            ledgers.push(ledger);
+        }
+    }
+    ledgers.sort_by_key(|ledger| ledger.pid);
+    Ok(ledgers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> Vec<u8> {
+        let mut bytes = vec![0; LEN];
+        let mut put = |at: usize, value: u64| {
+            bytes[at * 8..at * 8 + 8].copy_from_slice(&value.to_ne_bytes());
+        };
+        put(Head::Magic as usize, MAGIC);
+        put(Head::Version as usize, VERSION);
+        put(Head::Pid as usize, 42);
+        put(Head::Seen as usize, 3);
+        let row = 5 * ROW_WORDS;
+        let (high, low) = words("127.0.0.1".parse().unwrap());
+        put(row, 2);
+        put(row + Word::Own as usize, high);
+        put(row + Word::OwnLow as usize, low);
+        put(row + Word::Peer as usize, high);
+        put(row + Word::PeerLow as usize, low);
+        put(row + Word::Ports as usize, (80 << 16) + 4711);
+        put(row + Word::Mode as usize, u64::from(RING << 8 | RING));
+        put(row + Word::TxRing as usize, 1000);
+        bytes
+    }
+
+    #[test]
+    fn a_ledger_is_read_back() {
+        let ledger = parse(&file()).unwrap();
+        assert_eq!(
+            (ledger.pid, ledger.totals, ledger.rows.len()),
+            (42, [3, 0, 0], 1)
+        );
+        let row = ledger.rows[0];
+        assert_eq!(row.own, "127.0.0.1:80".parse().unwrap());
+        assert_eq!(row.peer.port(), 4711);
+        assert_eq!((row.via(), row.ring), ("rings", (1000, 0)));
+    }
+
+    #[test]
+    fn damaged_files_are_taken_as_they_are() {
+        let whole = file();
+        for len in (0..whole.len()).step_by(97) {
+            let _ = parse(&whole[..len]);
+        }
+        for at in 0..ROW_WORDS * 8 * 6 {
+            let mut damaged = whole.clone();
+            damaged[at] = 0xff;
+            let _ = parse(&damaged);
+        }
+        assert!(parse(b"").is_none());
+    }
+}

@@ -1,0 +1,372 @@
+//! The rendezvous of the two ends of a TCP connection.
+//!
+//! Nothing is put into the TCP stream, and no call waits. The end with the larger address listens on an abstract Unix socket whose name is
+//! the connection's two addresses; the other one dials it and sends an [offer](offer()) with the shared segment and the bell. Abstract names
+//! belong to a network namespace, as the connection does. Names can be taken by anybody: so the dialler asks the kernel who listens
+//! (`SO_PEERCRED`) and who has the connection's other end (`NETLINK_SOCK_DIAG`), the listener asks the same of the dialler, and each checks the
+//! other socket's number (`SO_COOKIE`), which ends confusion with an earlier connection of the same addresses.
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use weft_ring::Role;
+use weft_sys::unix::{self, Name};
+use weft_sys::{diag, process, tcp};
+
+const MAGIC: [u8; 8] = *b"weftrun1";
+const OFFER: usize = 8 + 8 + 8;
+
+/// Why two ends do not meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Why {
+    /// No reason.
+    None = 0,
+    /// Too short a connection to look for its peer.
+    Short = 1,
+    /// The peer's address is not of this host and namespace, or is this very socket.
+    Elsewhere = 2,
+    /// The peer runs without weft, or never looked.
+    NoPeer = 3,
+    /// The peer belongs to another user.
+    OtherUser = 4,
+    /// What came from the peer's place was not from the connection's other end.
+    Impostor = 5,
+    /// A system call failed.
+    System = 6,
+    /// The process uses `io_uring`, whose requests are not seen.
+    IoUring = 7,
+    /// A standard I/O stream was opened on the socket.
+    Stdio = 8,
+    /// The socket was handed to another process.
+    Passed = 9,
+    /// Another program was executed with the socket.
+    Exec = 10,
+    /// Urgent data.
+    Urgent = 11,
+    /// A socket option that only the kernel's TCP has.
+    Option = 12,
+    /// Several processes have used the socket since a fork.
+    Forked = 13,
+    /// An epoll set that cannot be moved: one-shot, exclusive, inherited or duplicated.
+    Epoll = 14,
+    /// The peer went back to TCP.
+    Peer = 15,
+    /// The peer did not read for a while and the ring was full.
+    SlowReader = 16,
+    /// `shutdown` for reading.
+    ShutRead = 17,
+    /// splice.
+    Splice = 18,
+    /// The peer broke the rules of the shared ring.
+    Broken = 19,
+    /// Too many descriptors.
+    Descriptors = 20,
+}
+
+impl Why {
+    /// Of a number, as it stands in a ledger.
+    pub fn of(number: u32) -> Why {
+        const ALL: [Why; 21] = [
+            Why::None,
+            Why::Short,
+            Why::Elsewhere,
+            Why::NoPeer,
+            Why::OtherUser,
+            Why::Impostor,
+            Why::System,
+            Why::IoUring,
+            Why::Stdio,
+            Why::Passed,
+            Why::Exec,
+            Why::Urgent,
+            Why::Option,
+            Why::Forked,
+            Why::Epoll,
+            Why::Peer,
+            Why::SlowReader,
+            Why::ShutRead,
+            Why::Splice,
+            Why::Broken,
+            Why::Descriptors,
+        ];
+        ALL.get(number as usize).copied().unwrap_or(Why::None)
+    }
+
+    /// In words; empty for none.
+    pub fn text(self) -> &'static str {
+        match self {
+            Why::None => "",
+            Why::Short => "the connection has been too short so far to look for its peer",
+            Why::Elsewhere => "the peer is not on this host and network namespace",
+            Why::NoPeer => {
+                "the peer runs without weft, or has moved too little data to look for us"
+            }
+            Why::OtherUser => "the peer belongs to another user",
+            Why::Impostor => "what answered in the peer's place is not the connection's other end",
+            Why::System => "a system call that is needed to meet the peer failed",
+            Why::IoUring => "the process uses io_uring, whose requests are not seen",
+            Why::Stdio => "a standard I/O stream was opened on the socket",
+            Why::Passed => "the socket was handed to another process",
+            Why::Exec => "another program was started with the socket",
+            Why::Urgent => "urgent data was sent",
+            Why::Option => "a socket option was set that only the kernel's TCP has",
+            Why::Forked => "several processes share the socket since a fork",
+            Why::Epoll => {
+                "the socket is in an epoll set that cannot be moved (one-shot, exclusive, inherited or duplicated)"
+            }
+            Why::Peer => "the peer went back to TCP",
+            Why::SlowReader => "the peer did not read for a while",
+            Why::ShutRead => "the socket was shut down for reading",
+            Why::Splice => "splice was called",
+            Why::Broken => "the peer broke the rules of the shared ring",
+            Why::Descriptors => "there are too many open descriptors",
+        }
+    }
+}
+
+/// The two ends of a connection, as this one sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Ours, IPv4 also where the socket is one for IPv6.
+    pub own: SocketAddr,
+    /// The peer's.
+    pub peer: SocketAddr,
+}
+
+fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+impl Ends {
+    /// Those of a connected socket.
+    ///
+    /// # Errors
+    /// `NotConnected`, and `InvalidInput` for a socket that is connected to itself.
+    pub fn of(fd: impl AsFd) -> io::Result<Ends> {
+        let ends = Ends {
+            own: canonical(tcp::local_addr(&fd)?),
+            peer: canonical(tcp::peer_addr(&fd)?),
+        };
+        if ends.own == ends.peer {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(ends)
+    }
+
+    /// Whether both are addresses that one host can have: a connection to another host has two different ones, and neither is a
+    /// loopback address. A host that talks to itself by one of its own addresses has the same one twice.
+    pub fn may_be_local(&self) -> bool {
+        let (own, peer) = (self.own.ip(), self.peer.ip());
+        own == peer || own.is_loopback() || peer.is_loopback()
+    }
+
+    /// The side that this end has: the smaller address dials and makes the segment.
+    pub fn role(&self) -> Role {
+        if self.own < self.peer {
+            Role::Initiator
+        } else {
+            Role::Responder
+        }
+    }
+
+    /// The name that the responder listens on.
+    fn name(&self) -> Vec<u8> {
+        let (low, high) = if self.own < self.peer {
+            (self.own, self.peer)
+        } else {
+            (self.peer, self.own)
+        };
+        let mut name = String::with_capacity(96);
+        let _ = write!(name, "weft-run/1/{low}/{high}");
+        name.into_bytes()
+    }
+}
+
+/// What the responder has put up.
+///
+/// # Errors
+/// `AddrInUse` when somebody has the name.
+pub fn listen(ends: &Ends) -> io::Result<OwnedFd> {
+    unix::listen(Name::Abstract(&ends.name()), 4)
+}
+
+/// A connection to the responder's socket, which a process of our user has made. `None` when there is none.
+pub fn dial(ends: &Ends) -> Result<Option<OwnedFd>, Why> {
+    let wire = match unix::connect(Name::Abstract(&ends.name())) {
+        Ok(wire) => wire,
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        Err(_) => return Err(Why::System),
+    };
+    same_user(&wire)?;
+    Ok(Some(wire))
+}
+
+fn same_user(wire: &OwnedFd) -> Result<(), Why> {
+    let cred = unix::peer_cred(wire).map_err(|_| Why::System)?;
+    if cred.is_same_user() {
+        Ok(())
+    } else {
+        Err(Why::OtherUser)
+    }
+}
+
+/// The cookie of the connection's other end, which belongs to our user. `None` when nobody has it open yet.
+pub fn peer_cookie(fd: impl AsFd) -> Result<Option<u64>, Why> {
+    match diag::tcp_peer(fd) {
+        Ok(Some(peer)) if peer.uid == process::uid() => Ok(Some(peer.cookie)),
+        Ok(Some(_)) => Err(Why::OtherUser),
+        Ok(None) => Ok(None),
+        Err(_) => Err(Why::System),
+    }
+}
+
+fn own_cookie(fd: impl AsFd) -> Result<u64, Why> {
+    rustix::net::sockopt::socket_cookie(fd).map_err(|_| Why::System)
+}
+
+/// The dialler's message: who it is, whom it means, and the segment and the bell's other end with it.
+pub fn offer(
+    wire: &OwnedFd,
+    own: impl AsFd,
+    peer_cookie: u64,
+    segment: BorrowedFd<'_>,
+    bell: BorrowedFd<'_>,
+) -> Result<(), Why> {
+    let mut bytes = [0; OFFER];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..16].copy_from_slice(&own_cookie(own)?.to_ne_bytes());
+    bytes[16..].copy_from_slice(&peer_cookie.to_ne_bytes());
+    unix::send_with_fds(wire, &bytes, &[segment, bell]).map_err(|_| Why::System)
+}
+
+/// What the responder was given.
+#[derive(Debug)]
+pub struct Offer {
+    /// The file of the segment.
+    pub segment: OwnedFd,
+    /// The responder's end of the bell.
+    pub bell: OwnedFd,
+}
+
+/// Looks whether the dialler has come to the responder's socket, and checks what it brings. `fd` is the responder's TCP socket; one that has
+/// come and not sent yet waits in `pending` for the next look.
+pub fn take(
+    listener: impl AsFd,
+    pending: &mut Option<OwnedFd>,
+    fd: impl AsFd,
+) -> Result<Option<Offer>, Why> {
+    let wire = match pending.take() {
+        Some(wire) => wire,
+        None => match unix::accept(listener).map_err(|_| Why::System)? {
+            Some(wire) => wire,
+            None => return Ok(None),
+        },
+    };
+    same_user(&wire)?;
+    let mut bytes = [0; OFFER + 1];
+    let (n, fds) = match unix::recv_with_fds(&wire, &mut bytes, 2) {
+        Ok(Some(got)) => got,
+        Ok(None) => return Err(Why::Impostor),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            *pending = Some(wire);
+            return Ok(None);
+        }
+        Err(_) => return Err(Why::System),
+    };
+    let theirs = u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i]));
+    let ours = u64::from_ne_bytes(std::array::from_fn(|i| bytes[16 + i]));
+    if n != OFFER || bytes[..8] != MAGIC || ours != own_cookie(&fd)? {
+        return Err(Why::Impostor);
+    }
+    if peer_cookie(&fd)? != Some(theirs) {
+        return Err(Why::Impostor);
+    }
+    let Ok([segment, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+        return Err(Why::Impostor);
+    };
+    let kind = (
+        rustix::net::sockopt::socket_domain(&bell),
+        rustix::net::sockopt::socket_type(&bell),
+    );
+    if kind
+        != (
+            Ok(rustix::net::AddressFamily::UNIX),
+            Ok(rustix::net::SocketType::STREAM),
+        )
+    {
+        return Err(Why::Impostor);
+    }
+    Ok(Some(Offer { segment, bell }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use weft_ring::stream::Stream;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        // The initiator first.
+        if Ends::of(&dialled).unwrap().role() == Role::Initiator {
+            (dialled, accepted)
+        } else {
+            (accepted, dialled)
+        }
+    }
+
+    #[test]
+    fn the_two_ends_of_a_connection_meet() {
+        let (a, b) = pair();
+        let (ends_a, ends_b) = (Ends::of(&a).unwrap(), Ends::of(&b).unwrap());
+        assert_eq!(ends_a.role().peer(), ends_b.role());
+        assert!(dial(&ends_a).unwrap().is_none());
+        let listener = listen(&ends_b).unwrap();
+        assert!(take(&listener, &mut None, &b).unwrap().is_none());
+        let wire = dial(&ends_a).unwrap().unwrap();
+        let (_segment, fd) = Stream::create(1 << 16).unwrap();
+        let (_bell, theirs) = UnixStream::pair().unwrap();
+        let cookie = peer_cookie(&a).unwrap().unwrap();
+        offer(&wire, &a, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
+        let got = take(&listener, &mut None, &b).unwrap().unwrap();
+        assert!(Stream::open(got.segment).is_ok());
+    }
+
+    #[test]
+    fn an_offer_of_another_connection_is_refused() {
+        let (a, b) = pair();
+        let (other, _rest) = pair();
+        let listener = listen(&Ends::of(&b).unwrap()).unwrap();
+        let (_segment, fd) = Stream::create(1 << 16).unwrap();
+        let (_bell, theirs) = UnixStream::pair().unwrap();
+        let cookie = peer_cookie(&a).unwrap().unwrap();
+        let ends = Ends::of(&a).unwrap();
+        for (own, cookie) in [(&other, cookie), (&a, cookie + 1)] {
+            let wire = dial(&ends).unwrap().unwrap();
+            offer(&wire, own, cookie, fd.as_fd(), theirs.as_fd()).unwrap();
+            assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+        }
+        // Something that is no socket for a bell, and nothing at all.
+        let wire = dial(&ends).unwrap().unwrap();
+        offer(&wire, &a, cookie, fd.as_fd(), fd.as_fd()).unwrap();
+        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+        drop(dial(&ends).unwrap().unwrap());
+        assert_eq!(take(&listener, &mut None, &b).err(), Some(Why::Impostor));
+    }
+
+    #[test]
+    fn reasons_survive_the_ledger() {
+        for number in 0..=20 {
+            assert_eq!(Why::of(number) as u32, number);
+            assert_eq!(Why::of(number).text().is_empty(), number == 0);
+        }
+        assert_eq!(Why::of(77), Why::None);
+    }
+}

@@ -1,0 +1,33 @@
+//! When a connection is worth a look for its peer.
+//!
+//! A connection of one request never gets that far: it stays plain TCP and costs a counter. Looks become rarer with time, and end.
+
+/// Sends and receives before the first look.
+pub const FIRST_LOOK: u64 = 4;
+/// Bytes before the first look, whichever comes first.
+pub const FIRST_BYTES: u64 = 64 << 10;
+/// Sends and receives after which a connection without a peer on weft is left alone for good.
+pub const LAST_LOOK: u64 = 1 << 14;
+
+/// Whether the connection's `n`-th send or receive (from 1) is one to look at. Each of the first 32, then the powers of two and the middle
+/// between them.
+#[must_use]
+pub fn is_due(n: u64) -> bool {
+    if n <= 32 {
+        return true;
+    }
+    let top = 1_u64 << n.ilog2();
+    n == top || n == top + top / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_become_rare() {
+        assert_eq!((1..=32).filter(|&n| is_due(n)).count(), 32);
+        assert_eq!((33..=1 << 14).filter(|&n| is_due(n)).count(), 18);
+        assert!(is_due(48) && is_due(64) && is_due(96) && !is_due(65));
+    }
+}

@@ -1,0 +1,264 @@
+//! Who is at the other end of a TCP connection on this host: the kernel's socket table, by `NETLINK_SOCK_DIAG` (`sock_diag(7)`).
+
+use rustix::fs::fstat;
+use rustix::net::{
+    self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+    netlink::{self, SocketAddrNetlink},
+};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+
+use crate::tcp;
+use crate::unix::OVERFLOW_UID;
+
+const NLMSG_ERROR: u16 = 2;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const IPPROTO_TCP: u8 = 6;
+const TCP_ESTABLISHED: u8 = 1;
+/// The number of our only request on a socket.
+const SEQUENCE: u32 = 1;
+/// `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg`.
+const HEADER: usize = 16;
+const REQUEST: usize = HEADER + 56;
+const ANSWER: usize = HEADER + 72;
+
+/// An established TCP socket, as the kernel lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    uid: u32,
+    inode: u32,
+    cookie: u64,
+}
+
+/// The other end of a TCP connection of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpPeer {
+    /// Who made it, as our user namespace numbers users.
+    pub uid: u32,
+    /// Its number, which no other socket of this boot has or will have: what `SO_COOKIE` tells its owner.
+    pub cookie: u64,
+}
+
+/// The user who made the other end of this connected TCP socket, as our user namespace numbers users. `None` when that end is not an
+/// established socket of a process in our network namespace, when our user namespace does not know the user, or when our own end is not
+/// established any more.
+///
+/// # Errors
+/// Those of a kernel, or a sandbox, that does not tell; `NotConnected`; `InvalidData` for an answer that is not one to our question.
+pub fn tcp_peer_uid(fd: impl AsFd) -> io::Result<Option<u32>> {
+    Ok(tcp_peer(fd)?.map(|peer| peer.uid))
+}
+
+/// As [`tcp_peer_uid`], with the socket's number.
+///
+/// # Errors
+/// As there.
+pub fn tcp_peer(fd: impl AsFd) -> io::Result<Option<TcpPeer>> {
+    let (ours, theirs) = (tcp::local_addr(&fd)?, tcp::peer_addr(&fd)?);
+    let Some(peer) = find(theirs, ours)? else {
+        return Ok(None);
+    };
+    // Only after the peer's end was found: as long as our end is established, no other socket than its peer has those addresses.
+    let own = find(ours, theirs)?;
+    let inode = fstat(&fd)?.st_ino;
+    let known = own.is_some_and(|own| u64::from(own.inode) == inode) && peer.uid != OVERFLOW_UID;
+    Ok(known.then_some(TcpPeer {
+        uid: peer.uid,
+        cookie: peer.cookie,
+    }))
+}
+
+/// The established socket with this own address and this peer's.
+fn find(own: SocketAddr, peer: SocketAddr) -> io::Result<Option<Entry>> {
+    let (own, peer) = (canonical(own), canonical(peer));
+    let socket = net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(netlink::SOCK_DIAG),
+    )?;
+    let kernel = SocketAddrNetlink::new(0, 0);
+    net::sendto(&socket, &request(own, peer)?, SendFlags::empty(), &kernel)?;
+    // The answer is there when the request has been taken.
+    let mut bytes = [0; 4096];
+    let (_, len, from) =
+        net::recvfrom(&socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
+    let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
+    let bytes = bytes.get(..len).filter(|_| from == Some(kernel));
+    answer(bytes.ok_or(io::ErrorKind::InvalidData)?, own, peer)
+}
+
+/// A socket for IPv6 that has an IPv4 peer is listed as one for IPv4.
+fn canonical(addr: SocketAddr) -> (IpAddr, u16) {
+    (addr.ip().to_canonical(), addr.port())
+}
+
+fn request(own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<[u8; REQUEST]> {
+    let family = match (own.0, peer.0) {
+        (IpAddr::V4(_), IpAddr::V4(_)) => AddressFamily::INET,
+        (IpAddr::V6(_), IpAddr::V6(_)) => AddressFamily::INET6,
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    };
+    let mut out = [0; REQUEST];
+    let mut put = |at: usize, field: &[u8]| out[at..at + field.len()].copy_from_slice(field);
+    put(0, &(REQUEST as u32).to_ne_bytes());
+    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    put(6, &NLM_F_REQUEST.to_ne_bytes());
+    put(8, &SEQUENCE.to_ne_bytes());
+    put(HEADER, &[family.as_raw() as u8, IPPROTO_TCP]);
+    put(HEADER + 4, &(1_u32 << TCP_ESTABLISHED).to_ne_bytes());
+    for (i, (ip, port)) in [own, peer].into_iter().enumerate() {
+        put(HEADER + 8 + 2 * i, &port.to_be_bytes());
+        let at = HEADER + 12 + 16 * i;
+        match ip {
+            IpAddr::V4(ip) => put(at, &ip.octets()),
+            IpAddr::V6(ip) => put(at, &ip.octets()),
+        }
+    }
+    // Any interface, no cookie: the addresses say which socket.
+    put(HEADER + 48, &[0xff; 8]);
+    Ok(out)
+}
+
+fn answer(bytes: &[u8], own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<Option<Entry>> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let word = |at: usize| {
+        let field = bytes.get(at..at + 4)?;
+        Some(u32::from_ne_bytes(field.try_into().ok()?))
+    };
+    let kind = bytes.get(4..6).ok_or_else(invalid)?;
+    let whole = word(0) == u32::try_from(bytes.len()).ok() && word(8) == Some(SEQUENCE);
+    if !whole {
+        return Err(invalid());
+    }
+    if kind == NLMSG_ERROR.to_ne_bytes() {
+        let errno = word(HEADER).ok_or_else(invalid)?.cast_signed();
+        return match errno.checked_neg() {
+            Some(libc::ENOENT) => Ok(None),
+            Some(errno @ 1..) => Err(io::Error::from_raw_os_error(errno)),
+            _ => Err(invalid()),
+        };
+    }
+    if kind != SOCK_DIAG_BY_FAMILY.to_ne_bytes() || bytes.len() < ANSWER {
+        return Err(invalid());
+    }
+    let body = &bytes[HEADER..ANSWER];
+    let address = |i: usize| {
+        let port = u16::from_be_bytes([body[4 + 2 * i], body[5 + 2 * i]]);
+        let ip: [u8; 16] = std::array::from_fn(|at| body[8 + 16 * i + at]);
+        let ip = match u16::from(body[0]) {
+            family if family == AddressFamily::INET.as_raw() => {
+                IpAddr::V4(Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3]))
+            }
+            family if family == AddressFamily::INET6.as_raw() => Ipv6Addr::from(ip).to_canonical(),
+            _ => return None,
+        };
+        Some((ip, port))
+    };
+    // Without an exact match the kernel names the listener of that address.
+    if body[1] != TCP_ESTABLISHED || address(0) != Some(own) || address(1) != Some(peer) {
+        return Ok(None);
+    }
+    let entry = Entry {
+        uid: word(HEADER + 64).ok_or_else(invalid)?,
+        inode: word(HEADER + 68).ok_or_else(invalid)?,
+        // The low half first (`struct inet_diag_sockid`).
+        cookie: u64::from(word(HEADER + 44).ok_or_else(invalid)?)
+            | u64::from(word(HEADER + 48).ok_or_else(invalid)?) << 32,
+    };
+    // A socket that no process has open is told as one of user 0.
+    Ok((entry.inode != 0).then_some(entry))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn the_kernel_names_the_user_behind_each_kind_of_address() {
+        let us = crate::process::uid();
+        for (listen, dial) in [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("127.0.0.1:0", "::ffff:127.0.0.1"),
+            ("[::1]:0", "::1"),
+            // Both ends of an IPv4 connection, one of them a socket for IPv6.
+            ("[::]:0", "127.0.0.1"),
+        ] {
+            let Ok(listener) = TcpListener::bind(listen) else {
+                println!("skipped: no {listen} here");
+                continue;
+            };
+            let port = listener.local_addr().unwrap().port();
+            let dialled = TcpStream::connect((dial, port)).unwrap();
+            let (accepted, _) = listener.accept().unwrap();
+            assert_eq!(
+                tcp_peer_uid(&accepted).unwrap(),
+                Some(us),
+                "{listen} {dial}"
+            );
+            assert_eq!(tcp_peer_uid(&dialled).unwrap(), Some(us), "{listen} {dial}");
+            let cookie = rustix::net::sockopt::socket_cookie(&dialled).unwrap();
+            assert_eq!(tcp_peer(&accepted).unwrap().map(|p| p.cookie), Some(cookie));
+            // Closed, and no longer anybody's: the kernel would call it a socket of root.
+            drop(dialled);
+            assert_eq!(tcp_peer_uid(&accepted).unwrap(), None, "{listen} {dial}");
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_not_accepted_yet_belongs_to_nobody() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(tcp_peer_uid(&dialled).unwrap(), None);
+        assert!(tcp_peer_uid(&listener).is_err(), "not connected");
+    }
+
+    #[test]
+    fn answers_to_another_question_are_refused() {
+        let (own, peer) = (
+            (Ipv4Addr::LOCALHOST.into(), 1000),
+            (Ipv4Addr::LOCALHOST.into(), 2000),
+        );
+        let mut good = vec![0; ANSWER];
+        good[0] = ANSWER as u8;
+        good[4] = SOCK_DIAG_BY_FAMILY as u8;
+        good[8] = SEQUENCE as u8;
+        good[HEADER] = AddressFamily::INET.as_raw() as u8;
+        good[HEADER + 1] = TCP_ESTABLISHED;
+        let asked = request(own, peer).unwrap();
+        good[HEADER + 4..HEADER + 40].copy_from_slice(&asked[HEADER + 8..HEADER + 44]);
+        good[HEADER + 64] = 7;
+        good[HEADER + 68] = 9;
+        let entry = Entry {
+            uid: 7,
+            inode: 9,
+            cookie: 0,
+        };
+        assert_eq!(answer(&good, own, peer).unwrap(), Some(entry));
+        let with = |at: usize, value: u8| {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            answer(&bytes, own, peer)
+        };
+        for at in [
+            HEADER,
+            HEADER + 1,
+            HEADER + 5,
+            HEADER + 7,
+            HEADER + 8,
+            HEADER + 27,
+        ] {
+            assert_eq!(with(at, 0xee).unwrap(), None, "byte {at}");
+        }
+        assert_eq!(with(HEADER + 68, 0).unwrap(), None, "no process has it");
+        for at in [0, 4, 8] {
+            assert!(with(at, 0xee).is_err(), "byte {at}");
+        }
+        for len in 0..good.len() {
+            assert!(answer(&good[..len], own, peer).is_err(), "{len} bytes");
+        }
+    }
+}

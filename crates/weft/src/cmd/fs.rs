@@ -1,0 +1,694 @@
+//! `weft fs`: remote memory as files.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::{SigSet, Signal};
+use weft_fs::name::{RemotePath, parse_size};
+use weft_fs::server::Events;
+use weft_fs::wire::{Attr, Flags};
+use weft_fs::{Client, DEFAULT_PORT, Errno, Error, File, OpenOptions};
+
+use super::{say, verbs};
+use crate::address::parse_bind;
+use crate::cli::Global;
+use crate::elf::{self, Kind};
+use crate::failure::{Exit, Failure};
+use crate::fs::{self, Who, connect, explain};
+
+pub(crate) const LONG: &str = "\
+Use the memory of other machines as files: a server holds named buffers (and offers the files of a folder), and programs reach them under
+
+  /rdma/<host>:<port>/<name>[:<size>]
+
+What a program reads comes by RDMA Read, what it writes goes by RDMA Write. On the server's own machine, its user's programs get the memory itself. Three \
+doors: `weft fs run` for unmodified programs, `weft fs mount` for static programs, Go and mmap, and `ls`, `cat`, `put`, `get`, `rm`, `stat` for scripts.
+
+A buffer takes memory with its first write. It is freed when the last program closes it; with `serve --keep` it stays until it is removed. What leaves the \
+machine is encrypted and authenticated by TLS 1.3 with the keys of `weft key`, as for `weft cp`.
+
+Examples:
+  weft fs serve --keep /srv/films                  on this machine's loopback address
+  weft fs serve --keep --bind 0.0.0.0 --quota 8G   for those whose keys are in ~/.config/weft/authorized_keys
+  weft fs put data.bin /rdma/localhost:7474/data
+  weft fs run -- cp /rdma/host:7474/data .
+  weft fs mount /rdma/host:7474 /mnt";
+
+/// Options of `weft fs`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Offer this machine's memory, and the files of a folder
+    Serve(ServeArgs),
+    /// Run an unmodified program that finds servers under /rdma
+    Run(RunArgs),
+    /// Make a server a file system, for programs that cannot be run with the preload library
+    Mount(MountArgs),
+    /// List a folder of a server
+    Ls(ListArgs),
+    /// Write buffers or files to standard output
+    Cat(ManyArgs),
+    /// Copy local files (`-`: standard input) to a server
+    Put(PutArgs),
+    /// Copy a buffer or file from a server (to `-`: standard output)
+    Get(GetArgs),
+    /// Remove buffers; who has them open goes on with them
+    Rm(ManyArgs),
+    /// Tell what a name stands for
+    Stat(ListArgs),
+    /// Make folders
+    Mkdir(ManyArgs),
+}
+
+#[derive(Debug, clap::Args)]
+struct ServeArgs {
+    /// Files below it can be read by clients, not changed
+    #[arg(value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Listen on this address; on any but a loopback address only known keys are let in, or --open [default: 127.0.0.1:7474]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, DEFAULT_PORT))]
+    bind: Option<SocketAddr>,
+    /// Memory for all buffers together, in bytes or with K, M, G [default: a quarter of this machine's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    quota: Option<u64>,
+    /// Keep buffers that nobody has open, until they are removed
+    #[arg(long)]
+    keep: bool,
+    /// Let everybody in who can reach the address
+    #[arg(long)]
+    open: bool,
+    /// Clients at the same time
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    max_clients: usize,
+    /// A key pair of `weft key` [default: ~/.config/weft/key, made if there is none]
+    #[arg(long, value_name = "FILE", help_heading = "Keys")]
+    identity: Option<PathBuf>,
+    /// Let the owners of the public keys in FILE in, a line each [default: `~/.config/weft/authorized_keys`]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "open",
+        help_heading = "Keys"
+    )]
+    authorized: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct RunArgs {
+    /// The preload library [default: as `./x dist` leaves it, or beside this program]
+    #[arg(long, value_name = "FILE", env = "WEFT_FS_LIB")]
+    lib: Option<PathBuf>,
+    #[command(flatten)]
+    who: Who,
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true
+    )]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+struct MountArgs {
+    /// `/rdma/HOST:PORT`
+    #[arg(value_name = "SOURCE")]
+    source: PathBuf,
+    /// An empty directory
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// For all users of this machine (needs root, or `user_allow_other` in /etc/fuse.conf)
+    #[arg(long)]
+    others: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// What every client takes.
+#[derive(Debug, clap::Args)]
+struct Common {
+    #[command(flatten)]
+    who: Who,
+    /// Give the server up after so many seconds of silence
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
+}
+
+#[derive(Debug, clap::Args)]
+struct ListArgs {
+    /// `/rdma/HOST:PORT[/NAME]`
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+    /// A JSON object a line: name, kind, size, mtime, writable
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+struct ManyArgs {
+    /// `/rdma/HOST:PORT/NAME`
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+struct PutArgs {
+    /// Local files, or `-`
+    #[arg(value_name = "FILE", required = true)]
+    sources: Vec<PathBuf>,
+    /// `/rdma/HOST:PORT/NAME`, or a folder of the server
+    #[arg(value_name = "PATH")]
+    target: PathBuf,
+    /// Add to the end of what is there
+    #[arg(long)]
+    append: bool,
+    /// No progress bar
+    #[arg(long)]
+    no_progress: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, clap::Args)]
+struct GetArgs {
+    /// `/rdma/HOST:PORT/NAME`
+    #[arg(value_name = "PATH")]
+    source: PathBuf,
+    /// A local file or directory, or `-`
+    #[arg(value_name = "FILE", default_value = ".")]
+    target: PathBuf,
+    /// No progress bar
+    #[arg(long)]
+    no_progress: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text)
+        .filter(|&size| size > 0)
+        .ok_or_else(|| "write a number of bytes, or one with K, M, G or T".into())
+}
+
+/// Does what is asked.
+pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
+    match &args.command {
+        Command::Serve(args) => serve(args, global),
+        Command::Run(args) => return Ok(start(args)),
+        Command::Mount(args) => mount(args, global),
+        Command::Ls(args) => each(&args.paths, &args.common, |client, path| {
+            list(client, path, args.json)
+        }),
+        Command::Stat(args) => each(&args.paths, &args.common, |client, path| {
+            let attr = client.stat(&path.name).map_err(|e| explain(path, &e))?;
+            let name = format!("/rdma/{}/{}", path.endpoint, path.name);
+            show(&name, &attr, args.json);
+            Ok(())
+        }),
+        Command::Cat(args) => each(&args.paths, &args.common, |client, path| {
+            let file = client
+                .open(&path.name, OpenOptions::read())
+                .map_err(|e| explain(path, &e))?;
+            let mut out = io::stdout().lock();
+            download(path, &file, &mut out, &ProgressBar::hidden())
+        }),
+        Command::Rm(args) => each(&args.paths, &args.common, |client, path| {
+            let gone = match client.unlink(&path.name) {
+                Err(Error::Errno(Errno::ISDIR)) => client.rmdir(&path.name),
+                other => other,
+            };
+            gone.map_err(|e| explain(path, &e))
+        }),
+        Command::Mkdir(args) => each(&args.paths, &args.common, |client, path| {
+            client.mkdir(&path.name).map_err(|e| explain(path, &e))
+        }),
+        Command::Put(args) => put(args, global),
+        Command::Get(args) => get(args, global),
+    }
+    .map(Into::into)
+}
+
+/// Does something with each path; a failure does not keep the others from it.
+fn each(
+    paths: &[PathBuf],
+    common: &Common,
+    act: impl Fn(&Client, &RemotePath) -> Result<(), Failure>,
+) -> Result<Exit, Failure> {
+    let mut parsed = Vec::new();
+    for path in paths {
+        parsed.push(fs::parse(path)?);
+    }
+    let mut clients: Vec<Client> = Vec::new();
+    let mut failed = None;
+    for path in &parsed {
+        let known = clients.iter().find(|c| c.endpoint() == &path.endpoint);
+        let client = if let Some(client) = known {
+            client.clone()
+        } else {
+            let client = common.connect(path)?;
+            clients.push(client.clone());
+            client
+        };
+        if let Err(failure) = act(&client, path)
+            && let Some(earlier) = failed.replace(failure)
+        {
+            eprintln!("weft: {earlier}");
+        }
+    }
+    failed.map_or(Ok(Exit::Ok), Err)
+}
+
+impl Common {
+    fn connect(&self, path: &RemotePath) -> Result<Client, Failure> {
+        connect(&path.endpoint, &self.who, Duration::from_secs(self.timeout))
+    }
+}
+
+fn list(client: &Client, path: &RemotePath, json: bool) -> Result<(), Failure> {
+    let told = |e: Error| explain(path, &e);
+    match client.list(&path.name) {
+        Ok(entries) => {
+            for entry in entries {
+                show(&entry.name.escape_ascii().to_string(), &entry.attr, json);
+            }
+            Ok(())
+        }
+        Err(Error::Errno(Errno::NOTDIR)) => {
+            let attr = client.stat(&path.name).map_err(told)?;
+            show(&path.name.to_string(), &attr, json);
+            Ok(())
+        }
+        Err(e) => match client.stat(&path.name) {
+            Ok(attr) if !attr.dir => {
+                show(&path.name.to_string(), &attr, json);
+                Ok(())
+            }
+            _ => Err(told(e)),
+        },
+    }
+}
+
+fn show(name: &str, attr: &Attr, json: bool) {
+    let kind = match (attr.dir, attr.writable) {
+        (true, _) => "folder",
+        (false, true) => "buffer",
+        (false, false) => "file",
+    };
+    if json {
+        say(serde_json::json!({
+            "name": name,
+            "kind": kind,
+            "size": attr.size,
+            "mtime": attr.mtime as f64 / 1e9,
+            "writable": attr.writable,
+        }));
+        return;
+    }
+    let slash = if attr.dir && !name.ends_with('/') {
+        "/"
+    } else {
+        ""
+    };
+    let age = (UNIX_EPOCH + Duration::from_nanos(attr.mtime))
+        .elapsed()
+        .map_or(0, |age| age.as_secs());
+    say(format_args!(
+        "{kind:6} {:>14} {:>10} {name}{slash}",
+        attr.size,
+        if attr.mtime == 0 {
+            "-".into()
+        } else {
+            format!("{age} s ago")
+        }
+    ));
+}
+
+/// A quarter of the machine's memory.
+fn quarter() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 4
+}
+
+fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
+    let bind = args
+        .bind
+        .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
+    let serving = fs::serve(
+        &fs::Serve {
+            bind,
+            dir: args.dir.as_deref(),
+            quota: args.quota.unwrap_or_else(quarter),
+            keeps: args.keep,
+            max_clients: args.max_clients,
+            identity: args.identity.as_deref(),
+            authorized: args.authorized.as_deref(),
+            open: args.open,
+        },
+        Arc::new(Lines),
+    )?;
+    if !global.quiet {
+        say(format_args!(
+            "serving on {}, as /rdma/{}/NAME",
+            serving.server.local_addr(),
+            serving.server.local_addr()
+        ));
+        if let Some(path) = &serving.made {
+            say(format_args!("made a key pair in {}", path.display()));
+        }
+        say(format_args!(
+            "the key of this server is {}; clients elsewhere are asked to compare it",
+            serving.fingerprint
+        ));
+    }
+    serving.server.wait();
+    Err(Failure::failed("the serving threads have ended"))
+}
+
+/// What a server logs.
+struct Lines;
+
+impl Events for Lines {
+    fn connected(&self, peer: SocketAddr, transport: &str) {
+        tracing::info!("{peer}: connected over {}", super::carrier(transport));
+    }
+
+    fn refused(&self, peer: SocketAddr, why: &str) {
+        tracing::warn!("{peer}: turned away: {why}");
+    }
+
+    fn finished(&self, peer: SocketAddr, after: Duration) {
+        tracing::info!("{peer}: gone after {:.1} s", after.as_secs_f64());
+    }
+}
+
+/// Mounts, and serves the kernel until it is unmounted or a signal comes.
+fn mount(args: &MountArgs, global: Global) -> Result<Exit, Failure> {
+    let path = fs::parse(&args.source)?;
+    if !path.name.is_root() {
+        return Err(Failure::usage(format!(
+            "{} names a buffer, and a whole server is mounted",
+            args.source.display()
+        ))
+        .hint(format!("/rdma/{}", path.endpoint)));
+    }
+    // Before there are threads, so that none of them takes one.
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    let unable = |what: &str| Failure::failed(format!("{}: {what}", args.dir.display()));
+    signals.thread_block().map_err(|e| unable(&e.to_string()))?;
+    let client = args.common.connect(&path)?;
+    let mounted = fs::mount::mount(client, &args.dir, args.others).map_err(|e| {
+        unable(&format!("cannot mount: {e}")).hint(
+            "name an empty directory; /dev/fuse has to be there, and you have to be root or have fusermount3 (Debian's package fuse3)",
+        )
+    })?;
+    if !global.quiet {
+        say(format_args!(
+            "mounted /rdma/{} on {}; `umount {}` or Ctrl-C ends it",
+            path.endpoint,
+            args.dir.display(),
+            args.dir.display()
+        ));
+    }
+    let (run, mut unmounter) = mounted.split();
+    let dir = args.dir.clone();
+    std::thread::Builder::new()
+        .name("weft-fs-signal".into())
+        .spawn(move || {
+            fs::mount::tune(&dir);
+            if signals.wait().is_ok() && unmounter.unmount().is_err() {
+                // Somebody has a file open: its name goes at once, and the rest when that is closed.
+                if let Err(e) = fs::mount::detach(&dir) {
+                    eprintln!("weft: cannot unmount {}: {e}", dir.display());
+                }
+            }
+        })
+        .map_err(|e| unable(&format!("cannot start a thread: {e}")))?;
+    run().map(|()| Exit::Ok).map_err(|e| unable(&e.to_string()))
+}
+
+/// Becomes the program, with the preload library.
+fn start(args: &RunArgs) -> ExitCode {
+    let prepared =
+        library(args.lib.as_deref()).and_then(|library| Ok((library, args.who.environment()?)));
+    let (library, settings) = match prepared {
+        Ok(prepared) => prepared,
+        Err(failure) => return verbs::fail(verbs::EXIT_OWN, &failure),
+    };
+    let Some((name, rest)) = args.command.split_first() else {
+        return verbs::fail(verbs::EXIT_OWN, &Failure::usage("no program is named"));
+    };
+    let program = match verbs::find(name) {
+        Ok(program) => program,
+        Err(e) => return verbs::refuse(name, &e),
+    };
+    let kind = std::fs::File::open(&program).and_then(|file| elf::kind(&file));
+    if let Ok(Kind::Static) = kind {
+        eprintln!(
+            "weft: warning: {}: it is linked statically, so no library of ours is loaded; use `weft fs mount`",
+            program.display()
+        );
+    }
+    let mut preload = library.into_os_string();
+    if let Some(rest) = std::env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
+        preload.push(":");
+        preload.push(rest);
+    }
+    // Only a failure comes back.
+    let error = std::process::Command::new(&program)
+        .arg0(name)
+        .args(rest)
+        .envs(settings)
+        .env("LD_PRELOAD", preload)
+        .exec();
+    verbs::refuse(name, &error)
+}
+
+/// The preload library.
+fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    use std::os::unix::ffi::OsStrExt;
+    let missing = |what: String| {
+        Failure::failed(what)
+            .hint("`./x dist` builds it into target/dist/lib; --lib FILE or WEFT_FS_LIB names it")
+    };
+    let found = if let Some(path) = named {
+        path.canonicalize()
+            .map_err(|e| missing(format!("{}: {e}", path.display())))?
+    } else {
+        let program = std::env::current_exe()
+            .map_err(|e| missing(format!("cannot find this program's file: {e}")))?;
+        let beside = program.parent().unwrap_or(Path::new("/"));
+        let places = [
+            "../lib/libweft-fs.so",
+            "../dist/lib/libweft-fs.so",
+            "libweft_fs_preload.so",
+        ];
+        places
+            .iter()
+            .find_map(|place| beside.join(place).canonicalize().ok())
+            .ok_or_else(|| {
+                missing(format!(
+                    "there is no libweft-fs.so beside {}",
+                    program.display()
+                ))
+            })?
+    };
+    // The loader takes these for the end of a name.
+    if found
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|&b| b == b':' || b == b' ')
+    {
+        return Err(missing(format!(
+            "{} has a colon or a space, which end a name in LD_PRELOAD",
+            found.display()
+        )));
+    }
+    Ok(found)
+}
+
+fn bar(len: Option<u64>, hidden: bool) -> ProgressBar {
+    if hidden || !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let (bar, form) = match len {
+        Some(len) => (
+            ProgressBar::new(len),
+            "{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        ),
+        None => (ProgressBar::new_spinner(), "{bytes} {bytes_per_sec}"),
+    };
+    match ProgressStyle::with_template(form) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+fn put(args: &PutArgs, global: Global) -> Result<Exit, Failure> {
+    let path = fs::parse(&args.target)?;
+    let client = args.common.connect(&path)?;
+    for source in &args.sources {
+        let stdin = source == Path::new("-");
+        if stdin && path.name.is_root() {
+            return Err(Failure::usage("standard input needs a name on the server"));
+        }
+        let name = if stdin {
+            path.name.clone()
+        } else {
+            fs::target(&client, &path, source)?
+        };
+        let path = RemotePath {
+            name,
+            ..path.clone()
+        };
+        if !client.server_keeps().map_err(|e| explain(&path, &e))?
+            && client.stat(&path.name).is_err()
+        {
+            return Err(Failure::failed(format!(
+                "the server at {} frees a buffer when its last user closes it, which this program does at its end",
+                path.endpoint
+            ))
+            .hint("start it with `weft fs serve --keep`, or have the buffer opened by its reader first"));
+        }
+        let unreadable = |e: io::Error| Failure::failed(format!("{}: {e}", source.display()));
+        let (mut from, len): (Box<dyn Read>, _) = if stdin {
+            (Box::new(io::stdin().lock()), None)
+        } else {
+            let file = std::fs::File::open(source).map_err(unreadable)?;
+            let about = file.metadata().map_err(unreadable)?;
+            if about.is_dir() {
+                return Err(Failure::usage(format!(
+                    "{} is a directory",
+                    source.display()
+                )));
+            }
+            (Box::new(file), about.is_file().then_some(about.len()))
+        };
+        let told = |e: Error| explain(&path, &e);
+        let flags = if args.append {
+            Flags::APPEND
+        } else {
+            Flags::TRUNCATE
+        };
+        let options = OpenOptions {
+            flags: Flags::WRITE.with(Flags::CREATE).with(flags),
+            size: path.size,
+        };
+        let file = client.open(&path.name, options).map_err(told)?;
+        let bar = bar(len, global.quiet || args.no_progress);
+        let mut bytes = vec![0; 1 << 20];
+        let mut at = 0;
+        loop {
+            let n = match from.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(unreadable(e)),
+            };
+            let done = if args.append {
+                file.append(&bytes[..n])
+            } else {
+                file.pwrite(&bytes[..n], at)
+            };
+            at += done.map_err(told)? as u64;
+            bar.set_position(at);
+        }
+        file.sync().map_err(told)?;
+        file.close().map_err(told)?;
+        bar.finish_and_clear();
+    }
+    Ok(Exit::Ok)
+}
+
+fn download(
+    path: &RemotePath,
+    file: &File,
+    to: &mut dyn Write,
+    bar: &ProgressBar,
+) -> Result<(), Failure> {
+    let mut bytes = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let n = file.pread(&mut bytes, at).map_err(|e| explain(path, &e))?;
+        if n == 0 {
+            break;
+        }
+        match to.write_all(&bytes[..n]) {
+            Ok(()) => {}
+            // A reader that has gone is not an error.
+            Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            Err(e) => return Err(Failure::failed(format!("cannot write: {e}"))),
+        }
+        at += n as u64;
+        bar.set_position(at);
+    }
+    let _ = to.flush();
+    Ok(())
+}
+
+fn get(args: &GetArgs, global: Global) -> Result<Exit, Failure> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = fs::parse(&args.source)?;
+    let client = args.common.connect(&path)?;
+    let told = |e: Error| explain(&path, &e);
+    let file = client.open(&path.name, OpenOptions::read()).map_err(told)?;
+    let attr = file.stat().map_err(told)?;
+    let bar = bar(Some(attr.size), global.quiet || args.no_progress);
+    if args.target == Path::new("-") {
+        download(&path, &file, &mut io::stdout().lock(), &bar)?;
+        return Ok(Exit::Ok);
+    }
+    let target = if args.target.is_dir() {
+        args.target
+            .join(std::ffi::OsStr::from_bytes(path.name.last()))
+    } else {
+        args.target.clone()
+    };
+    let failed = |e: io::Error| {
+        Failure::failed(format!("{}: {e}", target.display()))
+            .hint("name a file or directory that you can write to")
+    };
+    // Nothing half-done is left under the final name.
+    let part = target.with_file_name(format!(
+        ".{}.weft-{}.part",
+        target
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+        std::process::id()
+    ));
+    let mut to = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .open(&part)
+        .map_err(failed)?;
+    let done = download(&path, &file, &mut to, &bar).and_then(|()| {
+        let mtime = SystemTime::UNIX_EPOCH + Duration::from_nanos(attr.mtime);
+        let _ = to.set_modified(mtime);
+        std::fs::rename(&part, &target).map_err(failed)
+    });
+    if done.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    bar.finish_and_clear();
+    done.map(|()| Exit::Ok)
+}

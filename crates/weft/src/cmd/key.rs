@@ -1,0 +1,170 @@
+//! `weft key`.
+
+use std::path::PathBuf;
+
+use super::say;
+use crate::cli::Global;
+use crate::cp::DEFAULT_PORT;
+use crate::failure::{Exit, Failure};
+use crate::identity::known::{Known, name_of};
+use crate::identity::{Folder, keypair};
+
+pub(crate) const LONG: &str = "\
+Make the key pair that others know this user by, show it, or forget the key of a peer.
+
+What is printed is the public key, a line for the authorized_keys file of whoever is to take files from here, and its fingerprint, which a \
+sender is asked to compare. The file itself is private: it stays on this machine.
+
+In ~/.config/weft (or $XDG_CONFIG_HOME/weft): `key`, the key pair; `known_peers`, the keys of listeners, remembered at the first use; \
+`authorized_keys`, the public keys of those whose files `weft cp --listen` takes.";
+
+const EXAMPLES: &str = "\
+Examples:
+  weft key                         make a key pair
+  weft key --show                  print its public key and fingerprint again
+  weft key --show | ssh host 'head -n 1 >> ~/.config/weft/authorized_keys'
+  weft key forget host             the listener there has a new key, and that is right";
+
+/// Options of `weft key`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    /// The file of the key pair [default: ~/.config/weft/key]
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Replace the key pair that is there
+    #[arg(long, conflicts_with = "show")]
+    force: bool,
+    /// Show the key pair that is there, make none
+    #[arg(long)]
+    show: bool,
+    #[command(subcommand)]
+    what: Option<What>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Take the key of a peer out of the known ones
+    Forget {
+        /// All ports of a host, or one
+        #[arg(value_name = "HOST[:PORT]")]
+        peer: String,
+    },
+}
+
+/// Makes a key pair, shows it, or forgets a peer's.
+pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+    if let Some(What::Forget { peer }) = &args.what {
+        return forget(peer, global);
+    }
+    let path = match &args.file {
+        Some(path) => path.clone(),
+        None => Folder::of_user()?.key(),
+    };
+    let identity = if args.show {
+        keypair::read(&path)?.ok_or_else(|| {
+            Failure::failed(format!("there is no key pair in {}", path.display()))
+                .hint("`weft key` makes one")
+        })?
+    } else {
+        let identity = keypair::make(&path, args.force)?;
+        if !global.quiet {
+            eprintln!("weft: a new key pair in {}", path.display());
+        }
+        identity
+    };
+    let public = identity.public_key();
+    say(keypair::line(&public));
+    say(public.fingerprint());
+    Ok(Exit::Ok)
+}
+
+fn forget(peer: &str, global: Global) -> Result<Exit, Failure> {
+    let known = Known::at(&Folder::of_user()?.known_peers());
+    let wanted = names(peer)?;
+    let gone = known.remove(|name| wanted.matches(name))?;
+    if gone == 0 {
+        return Err(Failure::failed(format!(
+            "no key of {peer} is known in {}",
+            known.path().display()
+        ))
+        .hint("write HOST:PORT as the file has it"));
+    }
+    if !global.quiet {
+        say(format_args!(
+            "{gone} forgotten: the next `weft cp` to {peer} asks again"
+        ));
+    }
+    Ok(Exit::Ok)
+}
+
+/// The names that a user means.
+enum Wanted {
+    One(String),
+    /// All ports of a host: what comes before the port.
+    Host(String),
+}
+
+impl Wanted {
+    fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::One(one) => name == one,
+            Self::Host(host) => name.rsplit_once(':').is_some_and(|(of, _)| of == host),
+        }
+    }
+}
+
+fn names(peer: &str) -> Result<Wanted, Failure> {
+    let wrong = || {
+        Failure::usage(format!("`{peer}` is not HOST[:PORT]"))
+            .hint("IPv6 addresses stand in brackets if a port follows")
+    };
+    let all = |host: &str| {
+        let name = name_of(host, DEFAULT_PORT);
+        let host = name.rsplit_once(':').map_or("", |(host, _)| host);
+        Wanted::Host(host.to_owned())
+    };
+    let one = |host: &str, port: &str| {
+        let port = port.parse().map_err(|_| wrong())?;
+        Ok(Wanted::One(name_of(host, port)))
+    };
+    if let Some(inner) = peer.strip_prefix('[') {
+        return match inner.split_once(']').ok_or_else(wrong)? {
+            (host, "") => Ok(all(host)),
+            (host, rest) => one(host, rest.strip_prefix(':').ok_or_else(wrong)?),
+        };
+    }
+    match peer.split_once(':') {
+        None | Some((_, "")) if peer.trim_end_matches(':').is_empty() => Err(wrong()),
+        None => Ok(all(peer)),
+        Some((host, "")) => Ok(all(host)),
+        // More than one colon: an IPv6 address.
+        Some((_, rest)) if rest.contains(':') => Ok(all(peer)),
+        Some((host, port)) => one(host, port),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_meant() {
+        for (peer, name, meant) in [
+            ("host", "host:7471", true),
+            ("HOST:", "host:1", true),
+            ("host:7471", "host:7471", true),
+            ("host:7472", "host:7471", false),
+            ("host", "host2:7471", false),
+            ("::1", "[::1]:7471", true),
+            ("[::1]", "[::1]:7471", true),
+            ("[::1]:7471", "[::1]:7471", true),
+            ("[::1]:1", "[::1]:7471", false),
+        ] {
+            assert_eq!(names(peer).unwrap().matches(name), meant, "{peer}");
+        }
+        for peer in ["", ":", "host:port", "[::1", "[::1]7471"] {
+            assert!(names(peer).is_err(), "{peer}");
+        }
+    }
+}

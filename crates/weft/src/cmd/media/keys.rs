@@ -1,0 +1,307 @@
+//! Who is who: the keys of `weft key`, for servers and for viewers.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use weft_media::client::{Dial, OpenError, Viewer};
+use weft_media::door::Gate;
+use weft_media::wire::{Refusal, Request};
+use weft_verbs::Device;
+use weft_verbs::cm::{self, ConnectError};
+use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
+
+use super::url::Url;
+use super::{DoorArgs, PATIENCE};
+use crate::cmd::say;
+use crate::failure::Failure;
+use crate::identity::authorized::Authorized;
+use crate::identity::known::{Known, name_of};
+use crate::identity::trust::{Trust, Verdict};
+use crate::identity::{Folder, keypair};
+
+fn no_tls(e: &TlsError) -> Failure {
+    Failure::failed(format!("cannot use the key pair: {e}"))
+        .hint("make another one with `weft key`")
+}
+
+fn plain_only_on_loopback(addr: SocketAddr) -> Result<(), Failure> {
+    if addr.ip().is_loopback() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "--plain is neither encrypted nor authenticated, and {addr} is not a loopback address"
+    ))
+    .hint("leave --plain away"))
+}
+
+/// The keys of what listens.
+pub(super) struct Listening {
+    identity: Option<Identity>,
+    made: Option<PathBuf>,
+    authorized: Option<Authorized>,
+    open: bool,
+}
+
+impl Listening {
+    pub(super) fn new(args: &DoorArgs, bind: SocketAddr) -> Result<Self, Failure> {
+        if args.plain {
+            plain_only_on_loopback(bind)?;
+        }
+        let authorized = match &args.authorized {
+            Some(path) => Some(Authorized::at(path)),
+            None => Folder::of_user()
+                .ok()
+                .map(|folder| Authorized::at(&folder.authorized_keys())),
+        };
+        let authorized = authorized.filter(|_| !args.open && !args.plain);
+        let known = match &authorized {
+            Some(authorized) => authorized.keys()?.len(),
+            None => 0,
+        };
+        if !bind.ip().is_loopback() && known == 0 && !args.open {
+            return Err(Failure::usage(format!(
+                "{bind} can be reached from other machines, and it is not said who there may watch"
+            ))
+            .hint(format!(
+                "put the viewers' public keys (`weft key` prints them) into {}; --open lets everybody in",
+                authorized.as_ref().map_or_else(
+                    || "a file for --authorized".into(),
+                    |authorized| authorized.path().display().to_string()
+                )
+            )));
+        }
+        let (identity, made) = if args.plain {
+            (None, None)
+        } else {
+            let path = match &args.identity {
+                Some(path) => path.clone(),
+                None => Folder::of_user()?.key(),
+            };
+            let (identity, made) = keypair::read_or_make(&path)?;
+            (Some(identity), made.then_some(path))
+        };
+        Ok(Self {
+            identity,
+            made,
+            authorized,
+            open: args.open,
+        })
+    }
+
+    pub(super) fn tls(&self) -> Result<Option<Tls>, Failure> {
+        let Some(identity) = &self.identity else {
+            return Ok(None);
+        };
+        // Whose key it is that a viewer shows is asked later, when it can be told why it is not let in.
+        Tls::new(identity.clone()).map(Some).map_err(|e| no_tls(&e))
+    }
+
+    pub(super) fn gate(&self) -> UserGate {
+        UserGate {
+            authorized: self.authorized.clone(),
+            open: self.open,
+        }
+    }
+
+    pub(super) fn say(&self) {
+        if let Some(path) = &self.made {
+            say(format_args!("made a key pair in {}", path.display()));
+        }
+        if let Some(identity) = &self.identity {
+            say(format_args!(
+                "the key of this listener is {}; viewers elsewhere are asked to compare it",
+                identity.public_key().fingerprint()
+            ));
+        }
+    }
+}
+
+/// Lets processes of this user on this host in, and those whose keys are authorised.
+pub(super) struct UserGate {
+    authorized: Option<Authorized>,
+    open: bool,
+}
+
+impl Gate for UserGate {
+    fn admit(&self, request: &cm::Request) -> Result<(), String> {
+        if self.open {
+            return Ok(());
+        }
+        if let (Some(tls), Some(authorized)) = (request.tls(), &self.authorized) {
+            let keys = authorized
+                .keys()
+                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"));
+            if keys.is_ok_and(|keys| keys.contains(&tls.peer.fingerprint())) {
+                return Ok(());
+            }
+        }
+        match request.peer_uid() {
+            Some(user) if user == rustix::process::geteuid().as_raw() => Ok(()),
+            Some(user) => Err(format!(
+                "it belongs to user {user}, and its key is not authorised"
+            )),
+            None => Err(
+                "its key is not authorised, and the kernel does not say that it is of this user"
+                    .into(),
+            ),
+        }
+    }
+}
+
+/// Options of what connects.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct DialArgs {
+    /// A key pair of `weft key` [default: ~/.config/weft/key if it is there]
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// The server's key has this fingerprint: no other will do, and nothing is asked (can be given several times)
+    #[arg(long = "peer", value_name = "FINGERPRINT")]
+    peers: Vec<Fingerprint>,
+    /// Neither encrypt nor ask for keys, on a loopback address, to compare with
+    #[arg(long, hide = true)]
+    plain: bool,
+    /// Bytes of each Read
+    #[arg(long, value_name = "BYTES", default_value_t = weft_media::client::READ, value_parser = clap::value_parser!(u32).range(8192..=4 << 20), hide_short_help = true)]
+    read: u32,
+    /// Reads outstanding at once
+    #[arg(long, value_name = "N", default_value_t = weft_media::client::DEPTH, value_parser = clap::value_parser!(u16).range(1..=16), hide_short_help = true)]
+    depth: u16,
+}
+
+/// What it takes to connect to one server, again and again.
+#[derive(Clone)]
+pub(super) struct Caller {
+    url: Url,
+    args: DialArgs,
+    identity: Identity,
+    lasting: bool,
+    trust: Trust,
+}
+
+impl Caller {
+    pub(super) fn new(args: &DialArgs, url: &Url) -> Result<Self, Failure> {
+        let own = keypair::own(args.identity.as_deref())?;
+        let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
+        let name = name_of(&url.host, url.port);
+        let lasting = own.is_some();
+        Ok(Self {
+            url: url.clone(),
+            args: args.clone(),
+            identity: own.map_or_else(keypair::generate, Ok)?,
+            lasting,
+            trust: Trust::new(name, known.ok(), args.peers.clone()),
+        })
+    }
+
+    fn tls(&self) -> Result<Option<Tls>, Failure> {
+        if self.args.plain {
+            return Ok(None);
+        }
+        let mut good = self.trust.good()?;
+        if self.lasting && !self.trust.is_told() {
+            // A server of this user has the same key pair, and nobody else has it.
+            good.push(self.identity.public_key().fingerprint());
+        }
+        Tls::new(self.identity.clone())
+            .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
+            .map(Some)
+            .map_err(|e| no_tls(&e))
+    }
+
+    /// How to connect to one of the host's addresses.
+    pub(super) fn dial(&self, addr: SocketAddr) -> Result<Dial, Failure> {
+        if self.args.plain {
+            plain_only_on_loopback(addr)?;
+        }
+        Ok(Dial {
+            read: self.args.read,
+            depth: self.args.depth,
+            patience: PATIENCE,
+            ..Dial::new(addr, self.tls()?)
+        })
+    }
+
+    /// Connects, and asks the user about a key that is not known.
+    pub(super) fn open(&self, device: &Device, request: &Request) -> Result<Viewer, Failure> {
+        let mut last = None;
+        for addr in self.url.resolve()? {
+            // The second time the key is known.
+            for _ in 0..2 {
+                let key = match Viewer::open(device, &self.dial(addr)?, request) {
+                    Ok(viewer) => return Ok(viewer),
+                    Err(OpenError::Connect(ConnectError::Tls(TlsError::KeyRefused(key)))) => key,
+                    Err(e) => {
+                        let next = matches!(
+                            &e,
+                            OpenError::Connect(
+                                ConnectError::Refused
+                                    | ConnectError::Unreachable
+                                    | ConnectError::TimedOut
+                            )
+                        );
+                        let failure = self.explain(addr, &e, request);
+                        if !next {
+                            return Err(failure);
+                        }
+                        last = Some(failure);
+                        break;
+                    }
+                };
+                match self.trust.judge(&key)? {
+                    Verdict::Known => {}
+                    Verdict::Unknown => self.trust.ask(&key)?,
+                    Verdict::Wrong(failure) => return Err(failure),
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| {
+            Failure::refused(format!("{} shows another key each time", self.url.host))
+                .hint("ask on that machine for `weft key --show`, and compare")
+        }))
+    }
+
+    /// Why there is no connection, for the user.
+    pub(super) fn explain(&self, addr: SocketAddr, e: &OpenError, request: &Request) -> Failure {
+        let port = "check the port; `weft media serve` prints the one that it uses";
+        match e {
+            OpenError::Refused(Refusal::NoSuchTitle) => {
+                let Request::Title(name) = request else {
+                    return Failure::refused(format!("{addr} has no catalogue")).hint(port);
+                };
+                Failure::failed(format!("{addr} has no title `{name}`"))
+                    .hint(format!("`weft media list {}` lists them", self.url.authority()))
+            }
+            OpenError::Refused(Refusal::Stranger) if self.lasting => {
+                Failure::refused(format!("{addr}: {e}")).hint(format!(
+                    "add this line to ~/.config/weft/authorized_keys there:\n  {}",
+                    keypair::line(&self.identity.public_key())
+                ))
+            }
+            OpenError::Refused(Refusal::Stranger) => Failure::refused(format!("{addr}: {e}")).hint(
+                "make a key pair here with `weft key`, and add the line that it prints to ~/.config/weft/authorized_keys there",
+            ),
+            OpenError::Refused(Refusal::Malformed) => Failure::refused(format!("{addr}: {e}"))
+                .hint("install the same version of weft on both sides"),
+            OpenError::Refused(_) => {
+                Failure::peer(format!("{addr}: {e}")).hint("try again later")
+            }
+            OpenError::Protocol(_) => Failure::refused(format!("{addr}: {e}")).hint(port),
+            OpenError::Connect(ConnectError::Tls(TlsError::ClosedInHandshake | TlsError::NotTls) | ConnectError::Closed) => {
+                Failure::refused(format!("what listens on {addr} does not speak iWARP by TLS")).hint(port)
+            }
+            OpenError::Connect(ConnectError::Tls(e)) => Failure::refused(format!(
+                "the connection to {addr} cannot be protected, nothing was sent: {e}"
+            ))
+            .hint("use the same version on both sides"),
+            OpenError::Connect(ConnectError::Protocol(e)) => {
+                Failure::refused(format!("what listens on {addr} does not speak iWARP: {e}")).hint(port)
+            }
+            OpenError::Connect(e) => Failure::peer(format!("cannot reach {addr}: {e}")).hint(format!(
+                "check the address and that `weft media serve DIR --bind {addr}` runs there"
+            )),
+            OpenError::Local(e) => {
+                Failure::failed(e.clone()).hint("`weft doctor` tells what this machine lacks")
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! `weft media`.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_media::SERVE_PORT;
+use weft_media::door::{Config, Door};
+use weft_media::server::Server;
+use weft_media::shelf::Shelf;
+use weft_verbs::Device;
+
+use super::say;
+use crate::address::parse_bind;
+use crate::cli::Global;
+use crate::failure::{Exit, Failure};
+
+mod keys;
+mod live;
+mod play;
+mod proxy;
+mod url;
+
+pub(crate) const LONG: &str = "\
+Serve movies and live streams to viewers who fetch for themselves with RDMA Reads, and watch them.
+
+The server keeps each movie that is asked for in memory and tells the viewer where it is. From then on it does nothing: a viewer that pauses asks for \
+nothing, one that seeks asks for another place, and on one host the viewers copy for themselves. A file that is truncated or replaced changes \
+nothing for those who are watching it.
+
+All that leaves the machine is encrypted and authenticated by TLS 1.3, with the keys of `weft key`, as `weft cp` has it.";
+
+const EXAMPLES: &str = "\
+Examples:
+  weft media serve /srv/movies                       serve this user's programs on this machine
+  weft media play localhost/a.mp4 | mpv -            watch
+  weft media play --player 'ffplay -' localhost/a.mp4
+  weft media serve --bind 0.0.0.0 /srv/movies        serve the network: those in ~/.config/weft/authorized_keys
+  weft media list host                               what there is
+  ffmpeg -re -i in.mp4 -c copy -f mp4 -movflags frag_keyframe+empty_moov+default_base_moof - | weft media live cam
+  weft media play localhost:7476/cam | mpv -         watch it
+  weft media proxy localhost localhost:7476          a page for browsers on http://127.0.0.1:8473/
+  weft media play --rtp 127.0.0.1:5004 localhost/a.ts    then: vlc rtp://@127.0.0.1:5004";
+
+/// Options of `weft media`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Serve the movies below a directory
+    Serve(ServeArgs),
+    /// Serve a live stream from standard input: fragmented MP4, or an MPEG transport stream
+    Live(live::Args),
+    /// Stand between servers and ordinary players: a page for browsers, HTTP with ranges, HLS
+    Proxy(proxy::Args),
+    /// Fetch a title to standard output, or to a player on a pipe
+    Play(play::Args),
+    /// List the titles of a server
+    List(play::ListArgs),
+}
+
+/// Runs a subcommand.
+pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+    match &args.command {
+        Command::Serve(args) => serve(args, global),
+        Command::Live(args) => live::run(args, global),
+        Command::Proxy(args) => proxy::run(args, global),
+        Command::Play(args) => play::run(args, global),
+        Command::List(args) => play::list(args),
+    }
+}
+
+#[derive(Debug, clap::Args)]
+struct ServeArgs {
+    /// The directory with the movies
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Listen on this address; on any but a loopback address only known keys watch, or --open [default: 127.0.0.1:7475]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, SERVE_PORT))]
+    bind: Option<SocketAddr>,
+    /// Memory for movies, in bytes or with K, M, G; those that nobody watches make room [default: half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
+    #[command(flatten)]
+    door: DoorArgs,
+}
+
+/// Options of what listens.
+#[derive(Debug, clap::Args)]
+struct DoorArgs {
+    /// Viewers at the same time
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    max_viewers: u32,
+    /// A key pair of `weft key` [default: ~/.config/weft/key, which is made if there is none]
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Let the owners of the public keys in FILE watch, a line each [default: `~/.config/weft/authorized_keys`]
+    #[arg(long, value_name = "FILE", conflicts_with = "open")]
+    authorized: Option<PathBuf>,
+    /// Let anybody watch who can reach the address
+    #[arg(long)]
+    open: bool,
+    /// Neither encrypt nor ask for keys, on a loopback address, to compare with
+    #[arg(long, hide = true)]
+    plain: bool,
+}
+
+impl DoorArgs {
+    /// Listens, and says so.
+    fn open(
+        &self,
+        device: &Device,
+        bind: SocketAddr,
+        what: &str,
+        global: Global,
+    ) -> Result<Door, Failure> {
+        let keys = keys::Listening::new(self, bind)?;
+        raise_nofile();
+        let config = Config {
+            bind,
+            tls: keys.tls()?,
+            gate: Arc::new(keys.gate()),
+            max_viewers: self.max_viewers as usize,
+        };
+        let door = Door::bind(device, config).map_err(|e| {
+            Failure::failed(format!("cannot listen on {bind}: {e}"))
+                .hint("another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one")
+        })?;
+        if !global.quiet {
+            say(format_args!("listening on {}, {what}", door.local_addr()));
+            keys.say();
+        }
+        Ok(door)
+    }
+}
+
+/// Each viewer takes a few descriptors.
+fn raise_nofile() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(e) = setrlimit(Resource::Nofile, raised) {
+        tracing::info!("the limit of open files stays at {:?}: {e}", limit.current);
+    }
+}
+
+fn open_device() -> Result<Device, Failure> {
+    Device::open().map_err(|e| {
+        Failure::failed(format!("cannot open the soft RNIC: {e}"))
+            .hint("`weft doctor` tells what this machine lacks")
+    })
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text
+        .trim_end_matches(['B', 'b'])
+        .split_at_checked(text.len().saturating_sub(1))
+    {
+        Some((digits, unit)) if unit.eq_ignore_ascii_case("k") => (digits, 10),
+        Some((digits, unit)) if unit.eq_ignore_ascii_case("m") => (digits, 20),
+        Some((digits, unit)) if unit.eq_ignore_ascii_case("g") => (digits, 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "write a number of bytes, or one with K, M or G".to_owned())?;
+    number
+        .checked_mul(1 << unit)
+        .ok_or_else(|| "too large".into())
+}
+
+/// Half of the memory that the kernel says is available; 1 GiB if it does not say.
+fn half_of_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.map_or(1 << 30, |kib| kib.saturating_mul(512))
+}
+
+fn open_dir(dir: &Path) -> Result<File, Failure> {
+    let bad = |why: String| {
+        Failure::failed(format!("cannot serve {}: {why}", dir.display()))
+            .hint("name a directory that exists and that you can read")
+    };
+    let file = File::open(dir).map_err(|e| bad(e.to_string()))?;
+    match file.metadata() {
+        Ok(meta) if meta.is_dir() => Ok(file),
+        Ok(_) => Err(bad("it is not a directory".into())),
+        Err(e) => Err(bad(e.to_string())),
+    }
+}
+
+fn serve(args: &ServeArgs, global: Global) -> Result<Exit, Failure> {
+    let dir = open_dir(&args.dir)?;
+    let bind = args
+        .bind
+        .unwrap_or((Ipv4Addr::LOCALHOST, SERVE_PORT).into());
+    let device = open_device()?;
+    let what = format!("movies are in {}", args.dir.display());
+    let door = args.door.open(&device, bind, &what, global)?;
+    let memory = args.memory.unwrap_or_else(half_of_memory);
+    let server = Server::new(Shelf::new(&device, dir.into(), memory));
+    door.run(&server);
+    Err(Failure::failed("the listener has ended").hint("report this with the lines above"))
+}
+
+/// How long a peer may be silent.
+const PATIENCE: Duration = Duration::from_secs(30);

@@ -1,0 +1,105 @@
+//! `weft media proxy`.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use weft_media::client::{OpenError, Viewer};
+use weft_media::http::{Config, Proxy, Server};
+use weft_media::wire::Request;
+use weft_media::{HTTP_PORT, SERVE_PORT};
+use weft_verbs::Device;
+use weft_verbs::cm::ConnectError;
+
+use super::keys::{Caller, DialArgs};
+use super::url::Url;
+use super::{open_device, raise_nofile};
+use crate::address::parse_bind;
+use crate::cli::Global;
+use crate::cmd::say;
+use crate::failure::{Exit, Failure};
+
+/// Options of `weft media proxy`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The servers: HOST[:PORT], of files and of live streams
+    #[arg(required = true, value_name = "SERVER[:PORT]")]
+    servers: Vec<String>,
+    /// Listen for browsers and players on this address [default: 127.0.0.1:8473]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, HTTP_PORT))]
+    http: Option<SocketAddr>,
+    /// Let any user connect who can reach the address: HTTP has no keys
+    #[arg(long)]
+    open: bool,
+    #[command(flatten)]
+    dial: DialArgs,
+}
+
+pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
+    let http = args.http.unwrap_or((Ipv4Addr::LOCALHOST, HTTP_PORT).into());
+    if !http.ip().is_loopback() && !args.open {
+        return Err(Failure::usage(format!(
+            "{http} can be reached from other machines, and HTTP neither encrypts nor asks who is there"
+        ))
+        .hint("run the proxy beside the player, or say --open"));
+    }
+    raise_nofile();
+    let device = open_device()?;
+    let servers = args
+        .servers
+        .iter()
+        .map(|server| behind(args, server, &device))
+        .collect::<Result<_, _>>()?;
+    let config = Config {
+        http,
+        open: args.open,
+        servers,
+    };
+    let failed = |e: std::io::Error| {
+        Failure::failed(format!("cannot listen on {http}: {e}")).hint(
+            "another program may use the port; --http ADDR:PORT chooses, port 0 takes a free one",
+        )
+    };
+    let proxy = Proxy::bind(config).map_err(failed)?;
+    let addr = proxy.local_addr().map_err(failed)?;
+    if !global.quiet {
+        say(format_args!("the page is on http://{addr}/"));
+    }
+    proxy.run().map(|()| Exit::Ok).map_err(failed)
+}
+
+/// A server, whose key is known or asked about now: later there is nobody to ask.
+fn behind(args: &Args, server: &str, device: &Device) -> Result<Server, Failure> {
+    let url = Url::parse(server, SERVE_PORT)?;
+    if !url.name.is_empty() {
+        return Err(
+            Failure::usage(format!("`{server}` names a title, not a server"))
+                .hint(format!("write {}", url.authority())),
+        );
+    }
+    let caller = Caller::new(&args.dial, &url)?;
+    let label = url.authority();
+    if let Err(failure) = caller.open(device, &Request::Catalogue) {
+        // A server that is not there may come; one that is not trusted may not.
+        if failure.exit() != crate::failure::Exit::Peer {
+            return Err(failure);
+        }
+        tracing::warn!("{label}: {}", failure.what());
+    }
+    let device = device.clone();
+    let open = move |request: &Request| {
+        let local = |e: &Failure| OpenError::Local(e.what().into());
+        let mut last = OpenError::Connect(ConnectError::Unreachable);
+        for addr in url.resolve().map_err(|e| local(&e))? {
+            let dial = caller.dial(addr).map_err(|e| local(&e))?;
+            match Viewer::open(&device, &dial, request) {
+                Err(e @ OpenError::Connect(_)) => last = e,
+                // One address says no, or has what was asked for.
+                decided => return decided,
+            }
+        }
+        Err(last)
+    };
+    Ok(Server {
+        label,
+        open: Box::new(open),
+    })
+}

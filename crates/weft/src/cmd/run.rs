@@ -1,0 +1,183 @@
+//! `weft run`: unmodified sockets programs.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use super::verbs::{fail, find, refuse};
+use crate::elf::{self, Kind};
+use crate::failure::Failure;
+
+pub(crate) const LONG: &str = "\
+Run a program that knows TCP sockets only, unmodified. Its connections to another program that was started in this way, on the same \
+host, network namespace and user, go over to shared memory after their first messages; all others stay plain TCP, byte for byte. One \
+side can be started with it first, the other later.
+
+The TCP connection stays beside the shared memory for what only it can do: addresses, options, the end of the stream, resets. A \
+connection whose socket is used in a way that is not followed (urgent data, handed to another process, another program executed with \
+it, io_uring...) goes back to TCP; `--explain` and `weft stat` say why.
+
+Programs that make their own system calls (statically linked ones and those of Go) are run plain, with a notice.
+
+Examples:
+  weft run -- redis-server --port 7000
+  weft run --explain -- redis-benchmark -p 7000 -q -t get
+
+Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
+
+const LIBRARY: &str = "libweft-run.so";
+/// As cargo names it.
+const CARGO_LIBRARY: &str = "libweft_run_preload.so";
+/// Ours has this text, no other library has.
+const MARK: &[u8] = b"weft-run-ledger";
+const EXIT_OWN: u8 = 125;
+
+/// Options of `weft run`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// How data moves between two programs of one host: `bsdp` is buffered, through rings in shared memory; `auto` takes what suits
+    #[arg(long, value_name = "MODE", value_parser = ["auto", "bsdp"], default_value = "auto")]
+    mode: String,
+    /// Print at the program's exit which connections went over to shared memory, and why others did not
+    #[arg(long)]
+    explain: bool,
+    /// The folder of the preload library [default: beside this program, as `./x dist` leaves it]
+    #[arg(long, value_name = "DIR", env = "WEFT_RUN_LIB")]
+    lib: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true
+    )]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let Some((name, rest)) = args.command.split_first() else {
+        return Err(Failure::usage("no program is named"));
+    };
+    let program = match find(name) {
+        Ok(program) => program,
+        Err(e) => return Ok(refuse(name, &e)),
+    };
+    let mut command = Command::new(&program);
+    command.arg0(name).args(rest);
+    if let Some(why) = plain(&program) {
+        eprintln!(
+            "weft: notice: {}: {why}; it runs on plain TCP",
+            program.display()
+        );
+    } else {
+        let library = match library(args) {
+            Ok(library) => library,
+            Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
+        };
+        let mut preload = library.into_os_string();
+        if let Some(rest) = env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
+            preload.push(":");
+            preload.push(rest);
+        }
+        command.env("LD_PRELOAD", preload);
+        command.env("WEFT_RUN", &args.mode);
+        if args.explain {
+            command.env("WEFT_RUN_EXPLAIN", "1");
+        }
+    }
+    // Only a failure comes back.
+    let error = command.exec();
+    Ok(refuse(name, &error))
+}
+
+/// The preload library.
+fn library(args: &Args) -> Result<PathBuf, Failure> {
+    let file = if let Some(dir) = &args.lib {
+        let found = dir.canonicalize().map_err(|e| {
+            Failure::failed(format!("{}: {e}", dir.display()))
+                .hint("name the folder with --lib or WEFT_RUN_LIB as `./x dist` makes it: target/dist/lib")
+        })?;
+        within(&found).ok_or_else(|| {
+            Failure::failed(format!(
+                "there is no {LIBRARY} of weft in {}",
+                dir.display()
+            ))
+            .hint("`./x dist` builds it into target/dist/lib")
+        })?
+    } else {
+        let program = env::current_exe().map_err(|e| {
+            Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
+        })?;
+        let beside = program.parent().unwrap_or(Path::new("/"));
+        let places = ["../lib", "../dist/lib", "."].map(|place| beside.join(place));
+        let found = places.iter().filter_map(|place| place.canonicalize().ok());
+        found
+            .into_iter()
+            .find_map(|dir| within(&dir))
+            .ok_or_else(|| {
+                Failure::failed(format!(
+                    "{LIBRARY} is neither in {} nor in {}",
+                    places[0].display(),
+                    places[1].display()
+                ))
+                .hint("run `./x dist` to build it, or name its folder with --lib or WEFT_RUN_LIB")
+            })?
+    };
+    if file
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|b| b" :\t\n".contains(b))
+    {
+        return Err(Failure::failed(format!(
+            "the name of {} has a space or a colon, which ends a file in LD_PRELOAD",
+            file.display()
+        )));
+    }
+    Ok(file)
+}
+
+fn within(dir: &Path) -> Option<PathBuf> {
+    [LIBRARY, CARGO_LIBRARY]
+        .iter()
+        .map(|name| dir.join(name))
+        .find(|file| fs::read(file).is_ok_and(|bytes| bytes.windows(MARK.len()).any(|w| w == MARK)))
+}
+
+/// Why the library would not, or could not, do anything for the program.
+fn plain(program: &Path) -> Option<&'static str> {
+    if let Ok(about) = fs::metadata(program) {
+        let mode = about.permissions().mode();
+        let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();
+        let group = mode & 0o2000 != 0 && about.gid() != rustix::process::getegid().as_raw();
+        if user || group {
+            return Some(
+                "it runs with other rights (setuid or setgid), so the loader ignores LD_PRELOAD",
+            );
+        }
+    }
+    // What cannot be read can still be executed.
+    let file = File::open(program).ok()?;
+    match elf::kind(&file).ok()? {
+        Kind::Static => Some("it is linked statically, so no library is loaded into it"),
+        Kind::Foreign => Some("it is for another kind of machine than the library"),
+        Kind::Dynamic { .. } if elf::is_go(&file).unwrap_or(false) => {
+            Some("it is a Go program, which makes its own system calls")
+        }
+        Kind::Script(interpreter) => {
+            let interpreter = PathBuf::from(interpreter);
+            let file = File::open(&interpreter).ok()?;
+            match elf::kind(&file).ok()? {
+                Kind::Script(_) => None,
+                _ => plain(&interpreter),
+            }
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,148 @@
+//! Opening what a walk has found, and nothing that has been put in its place since.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{self, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+use super::walk::{Entry, Plan};
+
+/// Which file it is, whatever its name: device and inode.
+pub type FileId = (u64, u64);
+
+/// The identity of what was looked at.
+pub fn id_of(stat: &Stat) -> FileId {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// Opens `path` below `dir`, by no symbolic link and out of it by no other way.
+pub fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    match fs::openat2(&dir, path, flags, Mode::empty(), resolve) {
+        // Before Linux 5.6, and where a sandbox does not know the call.
+        Err(Errno::NOSYS | Errno::PERM) => step_by_step(dir, path, flags),
+        other => Ok(other?),
+    }
+}
+
+fn step_by_step(dir: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let step = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut names = path.components().peekable();
+    let mut at: Option<OwnedFd> = None;
+    while let Some(name) = names.next() {
+        let std::path::Component::Normal(name) = name else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let flags = if names.peek().is_some() {
+            step
+        } else {
+            flags | OFlags::NOFOLLOW
+        };
+        let dir = at.as_ref().map_or(dir.as_fd(), AsFd::as_fd);
+        at = Some(fs::openat(dir, name, flags, Mode::empty())?);
+    }
+    at.ok_or(io::ErrorKind::InvalidInput.into())
+}
+
+/// Opens the files of a plan.
+pub struct Opener<'a> {
+    plan: &'a Plan,
+    /// The argument that the last file came from, if it is a directory.
+    last: Option<(usize, OwnedFd)>,
+}
+
+impl<'a> Opener<'a> {
+    /// For files of this plan.
+    pub fn new(plan: &'a Plan) -> Self {
+        Self { plan, last: None }
+    }
+
+    /// Opens a file for reading: the one that was found, or says why not.
+    pub fn open(&mut self, entry: &Entry) -> Result<(File, Stat), String> {
+        let fd = self
+            .open_now(entry)
+            .map_err(|e| match Errno::from_io_error(&e) {
+                Some(Errno::LOOP) => {
+                    "is reached by a symbolic link now, which is not followed".into()
+                }
+                _ => e.to_string(),
+            })?;
+        let stat = fs::fstat(&fd).map_err(|e| e.to_string())?;
+        if id_of(&stat) != entry.id {
+            return Err("is not the file any more that was found; send it again".into());
+        }
+        Ok((File::from(fd), stat))
+    }
+
+    fn open_now(&mut self, entry: &Entry) -> io::Result<OwnedFd> {
+        // NONBLOCK: what was a file when it was found may be a FIFO by now.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let root = &self.plan.roots[entry.root];
+        let Ok(below) = entry.source.strip_prefix(&root.path) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        if below.as_os_str().is_empty() {
+            // A link that the user names is followed.
+            return Ok(fs::open(&root.path, flags, Mode::empty())?);
+        }
+        let dir = match self.last.take() {
+            Some((of, dir)) if of == entry.root => dir,
+            _ => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let dir = fs::open(&root.path, flags, Mode::empty())?;
+                if id_of(&fs::fstat(&dir)?) != root.id {
+                    return Err(io::Error::other(format!(
+                        "{} is not the directory any more that was found",
+                        root.path.display()
+                    )));
+                }
+                dir
+            }
+        };
+        let (_, dir) = self.last.insert((entry.root, dir));
+        open_beneath(&*dir, below, flags)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn both_ways_to_open_follow_no_link_and_do_not_leave() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir_all(top.join("a/b")).unwrap();
+        for name in ["top/a/b/f", "top/f", "f"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        symlink("a", top.join("to-a")).unwrap();
+        symlink("f", top.join("a/b/to-f")).unwrap();
+        let fd = File::open(&top).unwrap();
+        type Open = fn(&File, &Path, OFlags) -> io::Result<OwnedFd>;
+        let ways: [Open; 2] = [
+            |d, p, f| open_beneath(d, p, f),
+            |d, p, f| step_by_step(d, p, f),
+        ];
+        for open in ways {
+            for (path, good) in [
+                ("f", true),
+                ("a/b/f", true),
+                ("a/b", true),
+                ("to-a/b/f", false),
+                ("a/b/to-f", false),
+                ("../f", false),
+                ("/etc/passwd", false),
+                ("", false),
+            ] {
+                let opened = open(&fd, Path::new(path), OFlags::RDONLY);
+                assert_eq!(opened.is_ok(), good, "{path}");
+            }
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! A receiver that listens: who is let in, and senders served side by side.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use weft_verbs::Device;
+use weft_verbs::cm;
+use weft_verbs::tcp_peer_uid;
+use weft_verbs::tls::{Identity, PublicKey, Tls};
+
+use super::START_PATIENCE;
+use super::link::{Link, LinkError};
+use super::lobby::{Lobby, Visit};
+use super::protocol::{Code, HELLO_LEN, Hello, Status, VERSION};
+use super::rdma::{Prepared, RdmaLink};
+use super::receiver::{self, Totals, Watch};
+use super::session::{Wire, hello, is_us, no_device, no_tls, param};
+use super::store::{Policy, Store, StoreError};
+use super::tcp::TcpLink;
+use crate::failure::Failure;
+use crate::identity::authorized::Authorized;
+
+/// How to listen.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where files go.
+    pub dir: PathBuf,
+    /// Address and port to listen on.
+    pub bind: SocketAddr,
+    /// How bytes travel.
+    pub wire: Wire,
+    /// What to do with existing files, whatever senders ask.
+    pub policy: Policy,
+    /// How each sender is served.
+    pub serve: receiver::Options,
+    /// The key pair that senders know this listener by.
+    pub identity: Identity,
+    /// Whether anybody may send. Otherwise only who has the shared key, and without one only processes of this user on this host, and
+    /// whose keys are authorised.
+    pub open: bool,
+    /// Whose keys are.
+    pub authorized: Option<Authorized>,
+    /// Stop after the first sender.
+    pub once: bool,
+    /// Senders served at the same time.
+    pub max_senders: usize,
+}
+
+/// What a listener reports.
+pub trait Events: Sync + Send {
+    /// A sender connected.
+    fn connected(&self, peer: SocketAddr);
+    /// An entry of a sender was not written.
+    fn entry_failed(&self, peer: SocketAddr, path: &str, error: &StoreError);
+    /// A sender is done or gone.
+    fn finished(
+        &self,
+        peer: SocketAddr,
+        totals: Totals,
+        took: Duration,
+        end: Result<(), LinkError>,
+    );
+}
+
+enum Door {
+    Rdma(Device, cm::Listener, Tls),
+    Plain(TcpListener),
+}
+
+/// A receiver that listens.
+pub struct Listener(Arc<Inner>);
+
+struct Inner {
+    door: Door,
+    store: Store,
+    config: Config,
+    lobby: Arc<Lobby>,
+}
+
+fn cannot_listen(dir: &Path, e: &std::io::Error) -> Failure {
+    Failure::failed(format!("cannot receive into {}: {e}", dir.display()))
+        .hint("name a directory that exists and that you can write to")
+}
+
+impl Listener {
+    /// Opens the directory and listens. On any but a loopback address it has to be said who may send.
+    pub fn bind(config: Config) -> Result<Self, Failure> {
+        config.wire.allow(config.bind)?;
+        let authorized = match &config.authorized {
+            Some(authorized) => authorized.keys()?.len(),
+            None => 0,
+        };
+        let known = config.serve.key.is_some() || authorized > 0;
+        if !config.bind.ip().is_loopback() && !known && !config.open {
+            return Err(Failure::usage(format!(
+                "{} can be reached from other machines, and it is not said who there may write into {}",
+                config.bind,
+                config.dir.display()
+            ))
+            .hint(format!(
+                "put the senders' public keys (`weft key` prints them) into {}; or give both sides a shared key with --key FILE; --open lets \
+                 everybody in",
+                config.authorized.as_ref().map_or_else(
+                    || "a file for --authorized".into(),
+                    |authorized| authorized.path().display().to_string()
+                )
+            )));
+        }
+        let dir_error = |e: std::io::Error| cannot_listen(&config.dir, &e);
+        let store = Store::open(&config.dir, config.policy).map_err(dir_error)?;
+        rustix::fs::access(
+            &config.dir,
+            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+        )
+        .map_err(|e| dir_error(e.into()))?;
+        let bind_error = |e: &dyn std::fmt::Display| {
+            Failure::failed(format!("cannot listen on {}: {e}", config.bind))
+                .hint("another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one")
+        };
+        let door = if config.wire == Wire::PlainTcp {
+            Door::Plain(TcpListener::bind(config.bind).map_err(|e| bind_error(&e))?)
+        } else {
+            let device = Device::open().map_err(|e| no_device(&e))?;
+            // Whose key it is that a sender shows is asked later, when it can be told why it is not let in.
+            let tls = Tls::new(config.identity.clone()).map_err(|e| no_tls(&e))?;
+            let listener =
+                cm::Listener::bind(&device, config.bind, 64, &param(tls.clone(), Vec::new()))
+                    .map_err(|e| bind_error(&e))?;
+            Door::Rdma(device, listener, tls)
+        };
+        let lobby = Lobby::new(if config.once { 1 } else { config.max_senders });
+        Ok(Self(Arc::new(Inner {
+            door,
+            store,
+            config,
+            lobby,
+        })))
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        match &self.0.door {
+            Door::Rdma(_, listener, _) => listener.local_addr(),
+            Door::Plain(listener) => listener.local_addr().unwrap_or(self.0.config.bind),
+        }
+    }
+
+    /// Serves senders: for ever, or until the first has come to its end with [`Config::once`], which is
+    /// what the result is about.
+    pub fn run(self, events: Arc<dyn Events>) -> Result<(), Failure> {
+        let once = self.0.config.once;
+        let (tell, outcomes) = channel();
+        let thread = std::thread::Builder::new().name("weft-cp-door".into());
+        thread
+            .spawn(move || {
+                loop {
+                    self.0.admit_next(&events, &tell);
+                }
+            })
+            .map_err(|e| {
+                Failure::failed(format!("cannot start a thread: {e}"))
+                    .hint("raise the limit of threads (`ulimit -u`)")
+            })?;
+        loop {
+            match outcomes.recv() {
+                Ok(end) if once => return end,
+                Ok(_) => {}
+                Err(_) => {
+                    return Err(Failure::failed("the listening thread has ended")
+                        .hint("report this with the lines above"));
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Whether everybody is let in here who gets past this: with a shared key it is the proof that counts.
+    fn anybody(&self) -> bool {
+        self.config.serve.key.is_some() || self.config.open
+    }
+
+    /// Whether this key may send.
+    fn is_authorized(&self, key: &PublicKey) -> bool {
+        let Some(authorized) = &self.config.authorized else {
+            return false;
+        };
+        authorized
+            .keys()
+            .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
+            .is_ok_and(|keys| keys.contains(&key.fingerprint()))
+    }
+
+    /// Takes the next connection in, and serves it in a thread of its own, which tells how a sender's session ended.
+    fn admit_next(self: &Arc<Self>, events: &Arc<dyn Events>, tell: &Sender<Result<(), Failure>>) {
+        let arrived = match &self.door {
+            Door::Rdma(device, listener, tls) => {
+                let Some(request) = listener.next_request(None) else {
+                    return;
+                };
+                let peer = request.peer_addr();
+                (
+                    self.greet(device, tls, request)
+                        .map(|(link, met)| (link, Greeted::Met(met))),
+                    peer,
+                )
+            }
+            Door::Plain(listener) => match listener.accept() {
+                Ok((stream, peer)) => (self.greet_plain(stream), peer),
+                Err(e) => {
+                    // Without descriptors accept fails at once and again: give others time to end.
+                    tracing::warn!("accept: {e}");
+                    std::thread::sleep(Duration::from_millis(100));
+                    return;
+                }
+            },
+        };
+        let (link, greeted) = match arrived {
+            (Ok(greeted), _) => greeted,
+            (Err(why), peer) => {
+                tracing::info!("{peer}: turned away: {why}");
+                return;
+            }
+        };
+        let peer = arrived.1;
+        let session = Session {
+            visit: Mutex::new(self.lobby.enter(peer.ip(), &link)),
+            inner: Arc::clone(self),
+            events: Arc::clone(events),
+            link,
+            peer,
+        };
+        let tell = tell.clone();
+        // Without a thread the session is dropped, which closes the connection.
+        let spawned = std::thread::Builder::new()
+            .name("weft-cp".into())
+            .spawn(move || {
+                if let Some(end) = session.serve(greeted) {
+                    // Fails only when nobody wants to know any more.
+                    let _ = tell.send(end);
+                }
+            });
+        if let Err(e) = spawned {
+            tracing::warn!("{peer}: turned away: {e}");
+        }
+    }
+
+    /// Reads the initiator's hello and answers it, without waiting for anything.
+    fn greet(
+        &self,
+        device: &Device,
+        tls: &Tls,
+        request: cm::Request,
+    ) -> Result<(Arc<dyn Link>, Met), String> {
+        let data = request.private_data();
+        let has_key = self.config.serve.key.is_some();
+        let key = request.tls().map(|tls| tls.peer);
+        let known = self.anybody() || key.as_ref().is_some_and(|key| self.is_authorized(key));
+        let user = (!known).then(|| request.peer_uid());
+        let verdict =
+            judge(&data[..data.len().min(HELLO_LEN)], has_key).and_then(|met| match user {
+                Some(Some(other)) if !is_us(other) => Err((
+                    Status::Stranger,
+                    format!("it belongs to user {other}, and its key is not authorised"),
+                )),
+                _ => Ok(met),
+            });
+        let met = match verdict {
+            Ok(met) => met,
+            Err((status, why)) => {
+                let _ = request.reject(&refusal(status));
+                return Err(why);
+            }
+        };
+        let (prepared, qp) = Prepared::new(device).map_err(|e| e.to_string())?;
+        let param = param(tls.clone(), met.ours.encode().to_vec());
+        let conn = request.accept(qp, &param).map_err(|e| e.to_string())?;
+        let link = RdmaLink::new(prepared, conn.qp, self.config.serve.patience);
+        // Only processes of one user meet in shared memory.
+        let stranger = user == Some(None) && link.path().transport != "local";
+        Ok((Arc::new(link), Met { stranger, ..met }))
+    }
+
+    fn greet_plain(&self, stream: TcpStream) -> Result<(Arc<dyn Link>, Greeted), String> {
+        let stranger =
+            !self.anybody() && !tcp_peer_uid(&stream).is_ok_and(|u| u.is_some_and(is_us));
+        let link = TcpLink::new(stream, self.config.serve.patience).map_err(|e| e.to_string())?;
+        let link = Arc::new(link);
+        Ok((
+            Arc::clone(&link) as Arc<dyn Link>,
+            Greeted::Plain(link, stranger),
+        ))
+    }
+}
+
+/// The hellos of both sides.
+struct Met {
+    theirs: Hello,
+    ours: Hello,
+    /// Nothing says that it is of our user, and nobody else is let in.
+    stranger: bool,
+}
+
+/// How far a connection is.
+enum Greeted {
+    Met(Met),
+    /// Its hello has not come yet. Whether it is a stranger.
+    Plain(Arc<TcpLink>, bool),
+}
+
+/// One connection's session.
+struct Session {
+    inner: Arc<Inner>,
+    events: Arc<dyn Events>,
+    link: Arc<dyn Link>,
+    peer: SocketAddr,
+    visit: Mutex<Visit>,
+}
+
+impl Watch for Session {
+    fn proved(&self) -> bool {
+        let mut visit = self.visit.lock().unwrap_or_else(PoisonError::into_inner);
+        visit.take_place()
+    }
+
+    fn entry_failed(&self, path: &str, error: &StoreError) {
+        self.events.entry_failed(self.peer, path, error);
+    }
+}
+
+impl Session {
+    /// Serves the connection; `None` if it never became a sender's.
+    fn serve(self, greeted: Greeted) -> Option<Result<(), Failure>> {
+        let met = match greeted {
+            Greeted::Met(met) => self.not_a_stranger(met),
+            Greeted::Plain(link, stranger) => self.hear(&link, stranger),
+        };
+        let Met { theirs, ours, .. } = match met {
+            Ok(met) => met,
+            Err(why) => {
+                tracing::info!("{}: turned away: {why}", self.peer);
+                self.link.close();
+                return None;
+            }
+        };
+        self.events.connected(self.peer);
+        let began = Instant::now();
+        let config = &self.inner.config;
+        let store = match self.inner.store.try_clone() {
+            Ok(store) => store,
+            Err(e) => return Some(Err(cannot_listen(&config.dir, &e))),
+        };
+        let (totals, end) =
+            receiver::serve(&*self.link, &ours, &theirs, store, &config.serve, &self);
+        self.events
+            .finished(self.peer, totals, began.elapsed(), end.clone());
+        if !totals.started {
+            return None;
+        }
+        Some(match end {
+            Err(e) => Err(Failure::peer(format!("{}: {e}", self.peer))
+                .hint("send again: what had begun goes on")),
+            Ok(()) if !totals.complete || totals.failed > 0 => Err(Failure::failed(format!(
+                "{}: failed entries: {}",
+                self.peer, totals.failed
+            ))
+            .hint("see the lines above")),
+            Ok(()) => Ok(()),
+        })
+    }
+
+    fn not_a_stranger(&self, met: Met) -> Result<Met, String> {
+        if !met.stranger {
+            return Ok(met);
+        }
+        let text = "its key is not authorised, and the kernel does not say that it is of this user";
+        let _ = receiver::refuse(&*self.link, Code::Stranger, text);
+        Err(text.into())
+    }
+
+    /// Reads the hello of a connection over plain TCP, and answers it.
+    fn hear(&self, link: &TcpLink, stranger: bool) -> Result<Met, String> {
+        let has_key = self.inner.config.serve.key.is_some();
+        let data = link.recv_hello(START_PATIENCE).map_err(|e| e.to_string())?;
+        let verdict = judge(&data, has_key).and_then(|met| {
+            let why = || "the kernel does not say that it is of this user".to_owned();
+            (!stranger)
+                .then_some(met)
+                .ok_or_else(|| (Status::Stranger, why()))
+        });
+        let (reply, met) = match verdict {
+            Ok(met) => (met.ours.encode(), Ok(met)),
+            Err((status, why)) => (refusal(status), Err(why)),
+        };
+        link.send_hello(&reply).map_err(|e| e.to_string())?;
+        met
+    }
+}
+
+fn refusal(status: Status) -> [u8; HELLO_LEN] {
+    Hello {
+        version: VERSION,
+        status,
+        key: false,
+        nonce: [0; 32],
+    }
+    .encode()
+}
+
+/// What to answer to a hello: ours, or a refusal and the reason for the log.
+fn judge(theirs: &[u8], has_key: bool) -> Result<Met, (Status, String)> {
+    let theirs = Hello::decode(theirs).map_err(|e| (Status::Version, e.to_string()))?;
+    if theirs.version != VERSION {
+        return Err((
+            Status::Version,
+            format!("it speaks version {}", theirs.version),
+        ));
+    }
+    match (has_key, theirs.key) {
+        (true, false) => Err((Status::KeyWanted, "it has no key".into())),
+        (false, true) => Err((
+            Status::NoKey,
+            "it wants a key, and there is none here".into(),
+        )),
+        _ => {
+            let ours = hello(has_key, Status::Ok).map_err(|e| (Status::Busy, e.to_string()))?;
+            Ok(Met {
+                theirs,
+                ours,
+                stranger: false,
+            })
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! What `weft fs` does: clients with keys as `weft cp` has them, and a server with the same.
+
+pub mod mount;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use weft_fs::client::Keys;
+use weft_fs::name::{Endpoint, Name, RemotePath};
+use weft_fs::server::{Admit, Config, Events, Server};
+use weft_fs::wire::Status;
+use weft_fs::{Client, Errno, Error, Settings};
+use weft_verbs::cm::ConnectError;
+use weft_verbs::tls::{Fingerprint, Identity, Tls, TlsError};
+
+use crate::failure::Failure;
+use crate::identity::authorized::Authorized;
+use crate::identity::known::{Known, name_of};
+use crate::identity::trust::{Trust, Verdict};
+use crate::identity::{Folder, keypair};
+
+/// Whom to be and whom to believe: options of every client.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Who {
+    /// A key pair of `weft key` [default: ~/.config/weft/key, if there is one]
+    #[arg(long, value_name = "FILE", help_heading = "Keys")]
+    pub identity: Option<PathBuf>,
+    /// The server's key has this fingerprint: no other will do, and nothing is asked (can be given several times)
+    #[arg(long = "peer", value_name = "FINGERPRINT", help_heading = "Keys")]
+    pub peers: Vec<Fingerprint>,
+}
+
+impl Who {
+    /// What the preload library finds in a program's environment.
+    pub fn environment(&self) -> Result<Vec<(&'static str, std::ffi::OsString)>, Failure> {
+        let mut settings = Vec::new();
+        let folder = Folder::of_user().ok();
+        // Read here: what is wrong with it is said before the program runs.
+        if keypair::own(self.identity.as_deref())?.is_some() {
+            let usual = folder.as_ref().map(Folder::key);
+            if let Some(path) = self.identity.clone().or(usual) {
+                settings.push((weft_fs::keys::KEY, path.into_os_string()));
+            }
+        }
+        if let Some(folder) = &folder {
+            settings.push((weft_fs::keys::KNOWN, folder.known_peers().into_os_string()));
+        }
+        if !self.peers.is_empty() {
+            let peers: Vec<_> = self.peers.iter().map(ToString::to_string).collect();
+            settings.push((weft_fs::keys::PEERS, peers.join(",").into()));
+        }
+        Ok(settings)
+    }
+}
+
+/// One identity, and the keys that were found good.
+struct Fixed {
+    identity: Identity,
+    good: Vec<Fingerprint>,
+}
+
+impl Keys for Fixed {
+    fn tls(&self, _: &Endpoint) -> Result<Tls, Error> {
+        let good = self.good.clone();
+        Tls::new(self.identity.clone())
+            .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
+            .map_err(|e| Error::Local(e.to_string()))
+    }
+}
+
+/// Reads `/rdma/HOST:PORT/NAME`.
+pub fn parse(path: &Path) -> Result<RemotePath, Failure> {
+    use std::os::unix::ffi::OsStrExt;
+    RemotePath::parse(path.as_os_str().as_bytes()).map_err(|e| {
+        let what = match e {
+            Errno::NAMETOOLONG => "its name is too long",
+            Errno::NOENT => "it does not begin with /rdma/",
+            _ => "its host, port, size or name cannot be",
+        };
+        Failure::usage(format!("{}: {what}", path.display())).hint(
+            "write /rdma/HOST:PORT/NAME or /rdma/HOST:PORT/NAME:SIZE, IPv6 addresses in brackets",
+        )
+    })
+}
+
+/// Connects, once it is clear that it is the server that is meant: its key is known, or our own, or the user says so.
+pub fn connect(endpoint: &Endpoint, who: &Who, patience: Duration) -> Result<Client, Failure> {
+    let own = keypair::own(who.identity.as_deref())?;
+    let lasting = own.is_some();
+    let identity = own.map_or_else(keypair::generate, Ok)?;
+    let known = Folder::of_user().map(|folder| Known::at(&folder.known_peers()));
+    let name = name_of(&endpoint.host, endpoint.port);
+    let trust = Trust::new(name, known.ok(), who.peers.clone());
+    // The second time the key is known.
+    for _ in 0..2 {
+        let mut good = trust.good()?;
+        if lasting && !trust.is_told() {
+            // A server of this user has the same key pair, and nobody else has it.
+            good.push(identity.public_key().fingerprint());
+        }
+        let keys = Fixed {
+            identity: identity.clone(),
+            good,
+        };
+        let settings = Settings {
+            patience,
+            ..Settings::new(Arc::new(keys))
+        };
+        // Some servers tell strangers only when they ask.
+        let connected =
+            Client::connect(endpoint, settings).and_then(|client| client.usage().map(|_| client));
+        match connected {
+            Ok(client) => return Ok(client),
+            // Nothing was sent: the connection ended in its handshake.
+            Err(Error::Connect(ConnectError::Tls(TlsError::KeyRefused(key)))) => {
+                match trust.judge(&key)? {
+                    Verdict::Known => {}
+                    Verdict::Unknown => trust.ask(&key)?,
+                    Verdict::Wrong(failure) => return Err(failure),
+                }
+            }
+            Err(e) => return Err(refused(endpoint, &e, lasting, &identity)),
+        }
+    }
+    Err(Failure::refused(format!(
+        "what listens on {endpoint} shows another key each time"
+    )))
+}
+
+fn refused(endpoint: &Endpoint, e: &Error, lasting: bool, identity: &Identity) -> Failure {
+    match e {
+        Error::Rejected(Status::Stranger) => {
+            let failure = Failure::refused(format!(
+                "the server at {endpoint} serves only its own user on its machine, and those whose keys it knows"
+            ));
+            if lasting {
+                let line = keypair::line(&identity.public_key());
+                failure.hint(format!(
+                    "add this line to ~/.config/weft/authorized_keys there:\n  {line}"
+                ))
+            } else {
+                failure.hint(
+                    "make a key pair here with `weft key`, and add the line that it prints to ~/.config/weft/authorized_keys there",
+                )
+            }
+        }
+        Error::Rejected(Status::Busy) => Failure::peer(format!(
+            "the server at {endpoint} serves as many clients as it may"
+        ))
+        .hint("try again later, or start it with a greater --max-clients"),
+        Error::Rejected(_) | Error::Foreign(_) => {
+            Failure::refused(format!("{endpoint}: {e}"))
+                .hint("check the port; `weft fs serve` prints the one that it uses, and use the same version on both sides")
+        }
+        Error::Connect(ConnectError::Tls(_) | ConnectError::Closed | ConnectError::Protocol(_)) => {
+            Failure::refused(format!(
+                "what listens on {endpoint} does not speak iWARP by TLS, or turns our key away: {e}"
+            ))
+            .hint("check the port; `weft fs serve` prints the one that it uses")
+        }
+        Error::Local(_) => {
+            Failure::failed(e.to_string()).hint("`weft doctor` tells what this machine lacks")
+        }
+        _ => Failure::peer(format!("cannot reach {endpoint}: {e}")).hint(format!(
+            "check the address and that `weft fs serve --bind {endpoint}` runs there"
+        )),
+    }
+}
+
+/// What failed with a name, for the user.
+pub fn explain(path: &RemotePath, e: &Error) -> Failure {
+    let shown = format!("/rdma/{}/{}", path.endpoint, path.name);
+    match e {
+        Error::Errno(Errno::NOSPC) => {
+            Failure::failed(format!("{shown}: the server's quota is used up"))
+                .hint("remove buffers, or start the server with a greater --quota")
+        }
+        Error::Errno(Errno::ROFS) => Failure::failed(format!(
+            "{shown}: files of the server's folder cannot be changed"
+        ))
+        .hint("use another name: new buffers are in the server's memory"),
+        Error::Errno(Errno::STALE) => Failure::failed(format!(
+            "{shown}: the server was started anew, and what was open is gone"
+        )),
+        Error::Errno(errno) => {
+            Failure::failed(format!("{shown}: {}", std::io::Error::from(*errno)))
+        }
+        e => Failure::peer(format!("{shown}: {e}")),
+    }
+}
+
+/// How `weft fs serve` listens.
+pub struct Serve<'a> {
+    /// Address and port.
+    pub bind: SocketAddr,
+    /// Files below it can be read.
+    pub dir: Option<&'a Path>,
+    /// In bytes.
+    pub quota: u64,
+    /// Whether buffers stay.
+    pub keeps: bool,
+    /// At once.
+    pub max_clients: usize,
+    /// The key pair; made if there is none.
+    pub identity: Option<&'a Path>,
+    /// Whose keys are let in.
+    pub authorized: Option<&'a Path>,
+    /// Everybody is let in.
+    pub open: bool,
+}
+
+/// A server that runs, and what its user is told.
+pub struct Serving {
+    /// It.
+    pub server: Server,
+    /// The file that its key pair was made in just now.
+    pub made: Option<PathBuf>,
+    /// What clients elsewhere compare.
+    pub fingerprint: Fingerprint,
+}
+
+/// Starts a server. On any but a loopback address it has to be said who is let in.
+pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failure> {
+    let path = match how.identity {
+        Some(path) => path.to_owned(),
+        None => Folder::of_user()?.key(),
+    };
+    let authorized = match how.authorized {
+        Some(path) => Some(Authorized::at(path)),
+        None => Folder::of_user()
+            .ok()
+            .map(|folder| Authorized::at(&folder.authorized_keys())),
+    };
+    let known = match &authorized {
+        Some(authorized) => authorized.keys()?.len(),
+        None => 0,
+    };
+    if !how.bind.ip().is_loopback() && known == 0 && !how.open {
+        return Err(Failure::usage(format!(
+            "{} can be reached from other machines, and it is not said who there may use this one's memory",
+            how.bind
+        ))
+        .hint(format!(
+            "put the clients' public keys (`weft key` prints them) into {}; --open lets everybody in",
+            authorized.as_ref().map_or_else(
+                || "a file for --authorized".into(),
+                |authorized| authorized.path().display().to_string()
+            )
+        )));
+    }
+    let (identity, made) = keypair::read_or_make(&path)?;
+    let fingerprint = identity.public_key().fingerprint();
+    let admit: Admit = Arc::new(move |key| {
+        authorized.as_ref().is_some_and(|authorized| {
+            authorized
+                .keys()
+                .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
+                .is_ok_and(|keys| keys.contains(&key.fingerprint()))
+        })
+    });
+    let tls = Tls::new(identity).map_err(|e| {
+        Failure::failed(format!("cannot use the key pair: {e}"))
+            .hint("make another one with `weft key`")
+    })?;
+    let config = Config {
+        bind: how.bind,
+        dir: how.dir.map(Into::into),
+        quota: how.quota,
+        keeps: how.keeps,
+        max_clients: how.max_clients.max(1),
+        tls,
+        admit,
+        open: how.open,
+    };
+    let server = Server::start(config, events).map_err(|e| {
+        let dir = how.dir.map_or_else(String::new, |dir| format!(" with {}", dir.display()));
+        Failure::failed(format!("cannot serve on {}{dir}: {e}", how.bind)).hint(
+            "another program may use the port (--bind ADDR:PORT chooses, port 0 takes a free one); DIR has to be a directory that can be read",
+        )
+    })?;
+    Ok(Serving {
+        server,
+        made: made.then_some(path),
+        fingerprint,
+    })
+}
+
+/// The name below a folder for a local file: the folder's own entry where the target is a folder or ends with a slash.
+pub fn target(client: &Client, path: &RemotePath, source: &Path) -> Result<Name, Failure> {
+    use std::os::unix::ffi::OsStrExt;
+    let is_dir = path.name.is_root() || client.stat(&path.name).is_ok_and(|attr| attr.dir);
+    if !is_dir {
+        return Ok(path.name.clone());
+    }
+    let last = source
+        .file_name()
+        .ok_or_else(|| Failure::usage(format!("{} has no name", source.display())))?;
+    path.name
+        .join(last.as_bytes())
+        .map_err(|e| explain(path, &e.into()))
+}

@@ -1,0 +1,71 @@
+//! Whose files a listener takes: a file with a public key (or its fingerprint) a line.
+
+use std::path::{Path, PathBuf};
+
+use weft_verbs::tls::{Fingerprint, PublicKey};
+
+use super::file::{self, Guard};
+use crate::failure::Failure;
+
+const WHAT: &str = "file of authorised keys";
+
+/// An `authorized_keys` file.
+#[derive(Debug, Clone)]
+pub struct Authorized(PathBuf);
+
+impl Authorized {
+    /// In this file, which need not exist.
+    pub fn at(path: &Path) -> Self {
+        Self(path.into())
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The fingerprints of the keys that stand in the file now; none without a file.
+    pub fn keys(&self) -> Result<Vec<Fingerprint>, Failure> {
+        let Some(text) = file::read(&self.0, WHAT, Guard::Public)? else {
+            return Ok(Vec::new());
+        };
+        file::lines(&text, &self.0, WHAT)?
+            .map(|(number, line)| {
+                let key = line.parse().map(|key: PublicKey| key.fingerprint());
+                let first = line.split_whitespace().next().unwrap_or_default();
+                key.or_else(|e| first.parse().map_err(|_| e)).map_err(|e| {
+                    Failure::usage(format!("{}, line {number}: {e}", self.0.display())).hint(
+                        "a line is a public key as `weft key` prints it, or a fingerprint; a comment begins with #",
+                    )
+                })
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::keypair;
+
+    #[test]
+    fn keys_fingerprints_and_comments() {
+        let dir = tempfile::tempdir().unwrap();
+        let authorized = Authorized::at(&dir.path().join("authorized_keys"));
+        assert!(authorized.keys().unwrap().is_empty());
+        let keys = [(), ()].map(|()| keypair::generate().unwrap().public_key());
+        let text = format!(
+            "# friends\n\n{} me@here\n  {} a laptop\n",
+            keys[0],
+            keys[1].fingerprint()
+        );
+        std::fs::write(authorized.path(), text).unwrap();
+        assert_eq!(
+            authorized.keys().unwrap(),
+            keys.map(|key| key.fingerprint())
+        );
+        std::fs::write(authorized.path(), "\nssh-ed25519 AAAA\n").unwrap();
+        let failure = authorized.keys().unwrap_err().to_string();
+        assert!(failure.contains("line 2"), "{failure}");
+    }
+}

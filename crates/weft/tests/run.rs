@@ -1,0 +1,112 @@
+//! `weft run`: what it sets, what it runs plain, and how it ends. The library itself is tested in tests/run.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::weft;
+
+/// A folder with a file that has the mark of our library, and nothing else of it.
+fn library() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("libweft-run.so"), b"\0weft-run-ledger\0").unwrap();
+    dir
+}
+
+/// `weft run`, with nothing of the environment of this test.
+fn run(lib: &Path) -> Command {
+    let mut command = weft();
+    for name in ["LD_PRELOAD", "WEFT_RUN", "WEFT_RUN_LIB", "WEFT_RUN_EXPLAIN"] {
+        command.env_remove(name);
+    }
+    command.arg("run").arg("--lib").arg(lib);
+    command
+}
+
+fn executable(dir: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn the_program_gets_the_library_before_what_is_preloaded_already() {
+    let lib = library();
+    let file = lib.path().canonicalize().unwrap().join("libweft-run.so");
+    let script = "echo $LD_PRELOAD; echo $WEFT_RUN $WEFT_RUN_EXPLAIN; exit 7";
+    let output = run(lib.path())
+        .args(["--explain", "--mode", "bsdp", "--", "sh", "-c", script])
+        .env("LD_PRELOAD", "libother.so")
+        .output()
+        .unwrap();
+    let (out, err) = texts(&output);
+    let expected = format!("{}:libother.so\nbsdp 1\n", file.display());
+    assert_eq!((out, output.status.code()), (expected, Some(7)), "{err}");
+}
+
+#[test]
+fn what_cannot_be_run_has_the_exit_status_of_env() {
+    let lib = library();
+    let code = |command: &mut Command| command.output().unwrap().status.code();
+    assert_eq!(
+        code(run(lib.path()).args(["--", "no-such-program-here"])),
+        Some(127)
+    );
+    let plain = lib.path().join("plain");
+    fs::write(&plain, "x").unwrap();
+    assert_eq!(code(run(lib.path()).arg("--").arg(&plain)), Some(126));
+    let empty = tempfile::tempdir().unwrap();
+    let output = run(empty.path()).args(["--", "true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(texts(&output).1.contains("libweft-run.so"), "{output:?}");
+}
+
+#[test]
+fn static_and_go_programs_are_told_and_run_plain() {
+    let lib = library();
+    // A header of this machine without an interpreter, and one with, and Go's note. Neither can run.
+    let machine: u16 = if cfg!(target_arch = "aarch64") {
+        183
+    } else {
+        62
+    };
+    let mut file = vec![0; 512];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"\x7fELF\x02\x01\x01");
+    put(18, &machine.to_le_bytes());
+    put(32, &64_u64.to_le_bytes());
+    put(54, &56_u16.to_le_bytes());
+    put(56, &2_u16.to_le_bytes());
+    put(64, &4_u32.to_le_bytes());
+    put(64 + 8, &300_u64.to_le_bytes());
+    put(64 + 32, &16_u64.to_le_bytes());
+    put(300, &[4, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0]);
+    put(312, b"Go\0\0");
+    let alone = executable(lib.path(), "static", &file);
+    file[64 + 56..64 + 60].copy_from_slice(&3_u32.to_le_bytes());
+    let go = executable(lib.path(), "go", &file);
+    for (program, why) in [(alone, "statically"), (go, "Go program")] {
+        // What the kernel refuses is given to a shell, as execvp(3) does: whatever that makes of it stays in the folder.
+        let output = run(lib.path())
+            .current_dir(lib.path())
+            .arg("--")
+            .arg(&program)
+            .output()
+            .unwrap();
+        let (_, err) = texts(&output);
+        assert!(err.contains(why) && err.contains("plain TCP"), "{err}");
+    }
+    // A script is its interpreter.
+    let script = executable(lib.path(), "script", "#!/bin/sh\necho \"<$WEFT_RUN>\"\n");
+    let output = run(lib.path()).arg("--").arg(&script).output().unwrap();
+    assert_eq!(texts(&output).0, "<auto>\n");
+}

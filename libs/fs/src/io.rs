@@ -1,0 +1,491 @@
+//! Reading, writing and everything else on descriptors.
+//!
+//! # Safety
+//!
+//! See the crate's. Buffers of the program are promised to be its own for the length of the call.
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+
+use libc::{iovec, off_t, size_t, ssize_t};
+use weft_fs::wire::Flags;
+use weft_fs::{Errno, Error};
+use weft_verbs::RawMemory;
+
+use crate::real::{real, set_errno};
+use crate::table::{Entry, Kind, kind, lock, table};
+use crate::{fail, hooks};
+
+/// Bytes of one call, as the kernel limits them.
+const MOST: usize = 0x7fff_f000;
+
+fn is_remote(fd: c_int) -> bool {
+    kind(fd) == Kind::Remote
+}
+
+fn count(done: Result<usize, Error>) -> ssize_t {
+    match done {
+        Ok(n) => n as ssize_t,
+        Err(e) => fail(&e) as ssize_t,
+    }
+}
+
+/// The offset that the kernel keeps for a placeholder.
+fn tell(fd: c_int) -> off_t {
+    // SAFETY: numbers.
+    unsafe { real!(lseek64(c_int, off_t, c_int) -> off_t)(fd, 0, libc::SEEK_CUR) }
+}
+
+fn seek(fd: c_int, off: off_t) -> off_t {
+    // SAFETY: numbers.
+    unsafe { real!(lseek64(c_int, off_t, c_int) -> off_t)(fd, off, libc::SEEK_SET) }
+}
+
+/// Memory of the program for the length of a call.
+///
+/// # Safety
+/// It is the program's, and stays until the call returns.
+unsafe fn memory(buf: *const c_void, len: usize) -> Result<RawMemory, Error> {
+    // SAFETY: the caller's promise.
+    unsafe { RawMemory::new(buf.cast_mut().cast(), len.min(MOST)) }.ok_or(Errno::FAULT.into())
+}
+
+/// `iov` as a slice.
+///
+/// # Safety
+/// As `readv(2)` has it.
+unsafe fn parts<'a>(iov: *const iovec, count: c_int) -> Result<&'a [iovec], Error> {
+    let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+    if count > 1024 {
+        return Err(Errno::INVAL.into());
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(iov, count) })
+}
+
+/// Reads into several buffers.
+///
+/// # Safety
+/// They are the program's.
+unsafe fn read_parts(entry: &Entry, parts: &[iovec], off: u64) -> Result<usize, Error> {
+    let mut sum = 0;
+    for part in parts {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { memory(part.iov_base, part.iov_len) }?;
+        if memory.is_empty() {
+            continue;
+        }
+        match entry.file.pread_raw(&memory, off + sum as u64) {
+            Ok(n) => {
+                sum += n;
+                if n < memory.len() {
+                    break;
+                }
+            }
+            Err(_) if sum > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(sum)
+}
+
+/// Writes several buffers; at the end where `off` is `None`.
+///
+/// # Safety
+/// As [`read_parts`].
+unsafe fn write_parts(entry: &Entry, parts: &[iovec], off: Option<u64>) -> Result<usize, Error> {
+    let mut sum = 0;
+    for part in parts {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { memory(part.iov_base, part.iov_len) }?;
+        if memory.is_empty() {
+            continue;
+        }
+        let done = match off {
+            Some(off) => entry.file.pwrite_raw(&memory, off + sum as u64),
+            None => entry.file.append_raw(&memory),
+        };
+        match done {
+            Ok(n) => sum += n,
+            Err(_) if sum > 0 => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(sum)
+}
+
+/// # Safety
+/// As [`read_parts`].
+pub(crate) unsafe fn read_at_offset(fd: c_int, parts: &[iovec]) -> Result<usize, Error> {
+    let entry = table().entry(fd)?;
+    let _offset = lock(&entry.offset);
+    let off = u64::try_from(tell(fd)).map_err(|_| Errno::BADF)?;
+    // SAFETY: the caller's promise.
+    let n = unsafe { read_parts(&entry, parts, off) }?;
+    seek(fd, (off + n as u64) as off_t);
+    Ok(n)
+}
+
+/// # Safety
+/// As [`read_parts`].
+pub(crate) unsafe fn write_at_offset(fd: c_int, parts: &[iovec]) -> Result<usize, Error> {
+    let entry = table().entry(fd)?;
+    if entry.flags.has(Flags::APPEND) {
+        // SAFETY: the caller's promise.
+        return unsafe { write_parts(&entry, parts, None) };
+    }
+    let _offset = lock(&entry.offset);
+    let off = u64::try_from(tell(fd)).map_err(|_| Errno::BADF)?;
+    // SAFETY: the caller's promise.
+    let n = unsafe { write_parts(&entry, parts, Some(off)) }?;
+    seek(fd, (off + n as u64) as off_t);
+    Ok(n)
+}
+
+/// # Safety
+/// As [`read_parts`].
+unsafe fn at(fd: c_int, parts: &[iovec], off: off_t, write: bool) -> Result<usize, Error> {
+    let off = u64::try_from(off).map_err(|_| Errno::INVAL)?;
+    let entry = table().entry(fd)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (write, entry.flags.has(Flags::APPEND)) {
+            (false, _) => read_parts(&entry, parts, off),
+            (true, false) => write_parts(&entry, parts, Some(off)),
+            (true, true) => write_parts(&entry, parts, None),
+        }
+    }
+}
+
+fn one(buf: *const c_void, len: size_t) -> [iovec; 1] {
+    [iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: len,
+    }]
+}
+
+/// The offset after `lseek(2)`.
+fn move_to(fd: c_int, off: off_t, whence: c_int) -> Result<off_t, Error> {
+    let entry = table().entry(fd)?;
+    let _offset = lock(&entry.offset);
+    let size = || entry.file.stat().map(|attr| attr.size as off_t);
+    let to = match whence {
+        libc::SEEK_SET => off,
+        libc::SEEK_CUR => tell(fd).checked_add(off).ok_or(Errno::OVERFLOW)?,
+        libc::SEEK_END => size()?.checked_add(off).ok_or(Errno::OVERFLOW)?,
+        libc::SEEK_DATA | libc::SEEK_HOLE => {
+            let size = size()?;
+            if off < 0 || off >= size {
+                return Err(Errno::NXIO.into());
+            }
+            if whence == libc::SEEK_DATA { off } else { size }
+        }
+        _ => return Err(Errno::INVAL.into()),
+    };
+    if to < 0 {
+        return Err(Errno::INVAL.into());
+    }
+    let to = seek(fd, to);
+    if to < 0 {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(to)
+}
+
+/// `ftruncate(2)` of whatever it is.
+pub(crate) fn truncate_fd(fd: c_int, len: off_t) -> c_int {
+    let done = if is_remote(fd) {
+        u64::try_from(len)
+            .map_err(|_| Errno::INVAL.into())
+            .and_then(|len| table().entry(fd)?.file.truncate(len))
+    } else {
+        // SAFETY: numbers.
+        let cut = unsafe { real!(ftruncate(c_int, off_t) -> c_int)(fd, len) };
+        // A buffer's memory never shrinks: it gets a new one.
+        if cut == 0 || kind(fd) != Kind::Local || crate::real::get_errno() != libc::EPERM {
+            return cut;
+        }
+        crate::open::truncate_local(fd, len as u64)
+    };
+    match done {
+        Ok(()) => 0,
+        Err(e) => fail(&e),
+    }
+}
+
+fn sync(fd: c_int) -> c_int {
+    match table().entry(fd).and_then(|entry| {
+        if entry.flags.has(Flags::WRITE) {
+            entry.file.sync()
+        } else {
+            Ok(())
+        }
+    }) {
+        Ok(()) => 0,
+        Err(e) => fail(&e),
+    }
+}
+
+fn allocate(fd: c_int, off: off_t, len: off_t) -> Result<(), Error> {
+    let end = off.checked_add(len).filter(|_| off >= 0 && len > 0);
+    let end = end.ok_or(Errno::INVAL)?;
+    table().entry(fd)?.file.grow(end as u64)
+}
+
+/// A copy of a remote buffer in memory: what is written to it, or by others, is not seen on the other side.
+fn map(
+    len: size_t,
+    prot: c_int,
+    flags: c_int,
+    fd: c_int,
+    off: off_t,
+) -> Result<*mut c_void, Error> {
+    if flags & libc::MAP_SHARED != 0 && prot & libc::PROT_WRITE != 0 {
+        return Err(Errno::NODEV.into());
+    }
+    let off = u64::try_from(off).map_err(|_| Errno::INVAL)?;
+    let entry = table().entry(fd)?;
+    let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let open = libc::PROT_READ | libc::PROT_WRITE;
+    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
+        return Err(Errno::NODEV.into());
+    }
+    // SAFETY: new memory at an address of the kernel's choice.
+    let at = unsafe { libc::syscall(libc::SYS_mmap, 0, len, open, how, -1, 0) };
+    if at == -1 {
+        return Err(Errno::NOMEM.into());
+    }
+    let at = at as *mut c_void;
+    // SAFETY: it was mapped just now, and is nobody else's yet.
+    let filled = unsafe { read_parts(&entry, &one(at, len), off) };
+    // SAFETY: as above.
+    unsafe {
+        if let Err(e) = filled {
+            libc::munmap(at, len);
+            return Err(e);
+        }
+        libc::mprotect(at, len, prot);
+    }
+    Ok(at)
+}
+
+macro_rules! positioned {
+    ($($read:ident, $write:ident, $readv:ident, $writev:ident;)*) => { hooks! {$(
+        fn $read(fd: c_int, buf: *mut c_void, len: size_t, off: off_t) -> ssize_t {
+            // SAFETY: the program's promise.
+            unsafe {
+                if is_remote(fd) { return count(at(fd, &one(buf, len), off, false)); }
+                real!($read(c_int, *mut c_void, size_t, off_t) -> ssize_t)(fd, buf, len, off)
+            }
+        }
+        fn $write(fd: c_int, buf: *const c_void, len: size_t, off: off_t) -> ssize_t {
+            // SAFETY: the program's promise.
+            unsafe {
+                if is_remote(fd) { return count(at(fd, &one(buf, len), off, true)); }
+                real!($write(c_int, *const c_void, size_t, off_t) -> ssize_t)(fd, buf, len, off)
+            }
+        }
+        fn $readv(fd: c_int, iov: *const iovec, n: c_int, off: off_t) -> ssize_t {
+            // SAFETY: the program's promise.
+            unsafe {
+                if is_remote(fd) { return count(parts(iov, n).and_then(|iov| at(fd, iov, off, false))); }
+                real!($readv(c_int, *const iovec, c_int, off_t) -> ssize_t)(fd, iov, n, off)
+            }
+        }
+        fn $writev(fd: c_int, iov: *const iovec, n: c_int, off: off_t) -> ssize_t {
+            // SAFETY: the program's promise.
+            unsafe {
+                if is_remote(fd) { return count(parts(iov, n).and_then(|iov| at(fd, iov, off, true))); }
+                real!($writev(c_int, *const iovec, c_int, off_t) -> ssize_t)(fd, iov, n, off)
+            }
+        }
+    )*} };
+}
+
+positioned! {
+    pread, pwrite, preadv, pwritev;
+    pread64, pwrite64, preadv64, pwritev64;
+}
+
+hooks! {
+    fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe {
+            if is_remote(fd) { return count(read_at_offset(fd, &one(buf, len))); }
+            real!(read(c_int, *mut c_void, size_t) -> ssize_t)(fd, buf, len)
+        }
+    }
+    fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe {
+            if is_remote(fd) && len <= room { return count(read_at_offset(fd, &one(buf, len))); }
+            real!(__read_chk(c_int, *mut c_void, size_t, size_t) -> ssize_t)(fd, buf, len, room)
+        }
+    }
+    fn __pread_chk(fd: c_int, buf: *mut c_void, len: size_t, off: off_t, room: size_t) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe {
+            if is_remote(fd) && len <= room { return count(at(fd, &one(buf, len), off, false)); }
+            real!(__pread_chk(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t)(fd, buf, len, off, room)
+        }
+    }
+    fn __pread64_chk(fd: c_int, buf: *mut c_void, len: size_t, off: off_t, room: size_t) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe {
+            if is_remote(fd) && len <= room { return count(at(fd, &one(buf, len), off, false)); }
+            real!(__pread64_chk(c_int, *mut c_void, size_t, off_t, size_t) -> ssize_t)(fd, buf, len, off, room)
+        }
+    }
+    fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe {
+            if is_remote(fd) { return count(write_at_offset(fd, &one(buf, len))); }
+            real!(write(c_int, *const c_void, size_t) -> ssize_t)(fd, buf, len)
+        }
+    }
+    fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe {
+            if is_remote(fd) { return count(parts(iov, n).and_then(|iov| read_at_offset(fd, iov))); }
+            real!(readv(c_int, *const iovec, c_int) -> ssize_t)(fd, iov, n)
+        }
+    }
+    fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe {
+            if is_remote(fd) { return count(parts(iov, n).and_then(|iov| write_at_offset(fd, iov))); }
+            real!(writev(c_int, *const iovec, c_int) -> ssize_t)(fd, iov, n)
+        }
+    }
+    fn lseek(fd: c_int, off: off_t, whence: c_int) -> off_t {
+        if is_remote(fd) {
+            return move_to(fd, off, whence).unwrap_or_else(|e| fail(&e).into());
+        }
+        // SAFETY: numbers.
+        unsafe { real!(lseek(c_int, off_t, c_int) -> off_t)(fd, off, whence) }
+    }
+    fn lseek64(fd: c_int, off: off_t, whence: c_int) -> off_t {
+        if is_remote(fd) {
+            return move_to(fd, off, whence).unwrap_or_else(|e| fail(&e).into());
+        }
+        // SAFETY: numbers.
+        unsafe { real!(lseek64(c_int, off_t, c_int) -> off_t)(fd, off, whence) }
+    }
+    fn ftruncate(fd: c_int, len: off_t) -> c_int {
+        if kind(fd) != Kind::Plain {
+            return truncate_fd(fd, len);
+        }
+        // SAFETY: numbers.
+        unsafe { real!(ftruncate(c_int, off_t) -> c_int)(fd, len) }
+    }
+    fn ftruncate64(fd: c_int, len: off_t) -> c_int {
+        if kind(fd) != Kind::Plain {
+            return truncate_fd(fd, len);
+        }
+        // SAFETY: numbers.
+        unsafe { real!(ftruncate64(c_int, off_t) -> c_int)(fd, len) }
+    }
+    fn fsync(fd: c_int) -> c_int {
+        if is_remote(fd) { return sync(fd); }
+        // SAFETY: a number.
+        unsafe { real!(fsync(c_int) -> c_int)(fd) }
+    }
+    fn fdatasync(fd: c_int) -> c_int {
+        if is_remote(fd) { return sync(fd); }
+        // SAFETY: a number.
+        unsafe { real!(fdatasync(c_int) -> c_int)(fd) }
+    }
+    fn fallocate(fd: c_int, mode: c_int, off: off_t, len: off_t) -> c_int {
+        if is_remote(fd) {
+            let done = if mode == 0 { allocate(fd, off, len) } else { Err(Errno::OPNOTSUPP.into()) };
+            return done.map_or_else(|e| fail(&e), |()| 0);
+        }
+        // SAFETY: numbers.
+        unsafe { real!(fallocate(c_int, c_int, off_t, off_t) -> c_int)(fd, mode, off, len) }
+    }
+    fn fallocate64(fd: c_int, mode: c_int, off: off_t, len: off_t) -> c_int {
+        // SAFETY: numbers.
+        unsafe { fallocate(fd, mode, off, len) }
+    }
+    fn posix_fallocate(fd: c_int, off: off_t, len: off_t) -> c_int {
+        if is_remote(fd) {
+            return allocate(fd, off, len).map_or_else(|e| e.errno().raw_os_error(), |()| 0);
+        }
+        // SAFETY: numbers.
+        unsafe { real!(posix_fallocate(c_int, off_t, off_t) -> c_int)(fd, off, len) }
+    }
+    fn posix_fallocate64(fd: c_int, off: off_t, len: off_t) -> c_int {
+        // SAFETY: numbers.
+        unsafe { posix_fallocate(fd, off, len) }
+    }
+    fn sendfile(out: c_int, from: c_int, off: *mut off_t, len: size_t) -> ssize_t {
+        if is_remote(out) || is_remote(from) {
+            set_errno(libc::EINVAL);
+            return -1;
+        }
+        // SAFETY: the program's promise.
+        unsafe { real!(sendfile(c_int, c_int, *mut off_t, size_t) -> ssize_t)(out, from, off, len) }
+    }
+    fn sendfile64(out: c_int, from: c_int, off: *mut off_t, len: size_t) -> ssize_t {
+        // SAFETY: the program's promise.
+        unsafe { sendfile(out, from, off, len) }
+    }
+    fn copy_file_range(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, len: size_t, how: c_uint) -> ssize_t {
+        if is_remote(from) || is_remote(to) {
+            set_errno(libc::EXDEV);
+            return -1;
+        }
+        // SAFETY: the program's promise.
+        unsafe {
+            real!(copy_file_range(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t)(from, a, to, b, len, how)
+        }
+    }
+    fn splice(from: c_int, a: *mut off_t, to: c_int, b: *mut off_t, len: size_t, how: c_uint) -> ssize_t {
+        if is_remote(from) || is_remote(to) {
+            set_errno(libc::EINVAL);
+            return -1;
+        }
+        // SAFETY: the program's promise.
+        unsafe {
+            real!(splice(c_int, *mut off_t, c_int, *mut off_t, size_t, c_uint) -> ssize_t)(from, a, to, b, len, how)
+        }
+    }
+    fn mmap(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, off: off_t) -> *mut c_void {
+        if fd >= 0 && is_remote(fd) && flags & libc::MAP_ANONYMOUS == 0 {
+            return map(len, prot, flags, fd, off).unwrap_or_else(|e| {
+                fail(&e);
+                libc::MAP_FAILED
+            });
+        }
+        // The system call: the C library may map before its functions can be looked for.
+        // SAFETY: the program's promise.
+        unsafe { libc::syscall(libc::SYS_mmap, addr, len, prot as c_long, flags as c_long, fd as c_long, off) as *mut c_void }
+    }
+    fn mmap64(addr: *mut c_void, len: size_t, prot: c_int, flags: c_int, fd: c_int, off: off_t) -> *mut c_void {
+        // SAFETY: the program's promise.
+        unsafe { mmap(addr, len, prot, flags, fd, off) }
+    }
+    fn _exit(code: c_int) -> () {
+        table().flush();
+        // SAFETY: a number; it does not come back.
+        unsafe { real!(_exit(c_int) -> ())(code) }
+    }
+    fn execve(path: *const c_char, argv: *const *const c_char, env: *const *const c_char) -> c_int {
+        // What is still here would be gone.
+        table().flush();
+        // SAFETY: the program's promise.
+        unsafe { real!(execve(*const c_char, *const *const c_char, *const *const c_char) -> c_int)(path, argv, env) }
+    }
+    fn execvp(path: *const c_char, argv: *const *const c_char) -> c_int {
+        table().flush();
+        // SAFETY: the program's promise.
+        unsafe { real!(execvp(*const c_char, *const *const c_char) -> c_int)(path, argv) }
+    }
+    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
+        table().flush();
+        // SAFETY: the program's promise.
+        unsafe { real!(execv(*const c_char, *const *const c_char) -> c_int)(path, argv) }
+    }
+}

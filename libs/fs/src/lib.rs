@@ -1,0 +1,127 @@
+//! `libweft-fs.so`: programs that are run with it (`weft fs run`) find the memory of other machines under `/rdma/<host>:<port>/<name>[:<size>]`.
+//!
+//! Where the server runs on this host for this user, `open` gives its memory file, and everything after that is the kernel's work. Else it gives a placeholder
+//! (module `table`), and the calls on that go to the server by RDMA. Every call looks first whether its path or descriptor is one of these; all others go straight
+//! to the C library.
+//!
+//! # Safety
+//!
+//! Each function has the type and the meaning that its manual page gives it, and is as safe as that: pointers are the program's promise.
+#![allow(
+    clippy::missing_safety_doc,
+    clippy::not_unsafe_ptr_arg_deref,
+    reason = "see above"
+)]
+#![allow(
+    clippy::cast_possible_wrap,
+    reason = "C counts with signed numbers, and lengths are below 2^63"
+)]
+
+mod dir;
+mod io;
+mod link;
+mod open;
+mod real;
+mod stat;
+mod stdio;
+mod table;
+
+use std::ffi::{CStr, c_char, c_int};
+
+use weft_fs::name::{Name, RemotePath};
+use weft_fs::{Errno, Error};
+use weft_verbs::cm::ConnectError;
+
+use real::set_errno;
+use table::{Kind, kind, table};
+
+/// Defines functions under their C names.
+macro_rules! hooks {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
+        $(#[$meta])*
+        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
+        // SAFETY: it stands before the C library's function of this name, with its type.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name($($arg: $type),*) -> $ret {
+            $body
+        }
+    )*};
+}
+pub(crate) use hooks;
+
+/// Fails as C functions do.
+pub(crate) fn fail(e: &Error) -> c_int {
+    set_errno(e.errno().raw_os_error());
+    -1
+}
+
+/// As [`fail`], for calls with a path: why a server cannot be reached is of use there.
+pub(crate) fn fail_name(e: &Error) -> c_int {
+    match e {
+        Error::Connect(ConnectError::Tls(_)) => fail(e),
+        Error::Connect(connect) => {
+            set_errno(connect.raw_os_error());
+            -1
+        }
+        e => fail(e),
+    }
+}
+
+/// The bytes of a path.
+///
+/// # Safety
+/// Null or a C string, which outlives what is returned.
+pub(crate) unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
+    if path.is_null() {
+        return b"";
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(path) }.to_bytes()
+}
+
+/// Where a path leads, if to a server: by itself, or from a folder that is open.
+///
+/// # Safety
+/// As [`bytes`].
+pub(crate) unsafe fn resolve(dir: c_int, path: *const c_char) -> Option<Result<RemotePath, Errno>> {
+    // The first bytes are enough for nearly all paths.
+    // SAFETY: the caller's promise.
+    let first = unsafe { path.as_ref() }.map_or(0, |&first| first as u8);
+    if first == b'/' {
+        // SAFETY: as above.
+        let path = unsafe { bytes(path) };
+        return RemotePath::is_remote(path).then(|| RemotePath::parse(path));
+    }
+    if dir == libc::AT_FDCWD || kind(dir) != Kind::Folder {
+        return None;
+    }
+    let folder = table().path(dir)?;
+    // SAFETY: as above.
+    let path = unsafe { bytes(path) };
+    let joined = [folder.name.as_bytes(), b"/", path].concat();
+    Some(Name::lenient(&joined).map(|name| RemotePath {
+        name,
+        size: 0,
+        ..folder
+    }))
+}
+
+extern "C" fn at_exit() {
+    table().flush();
+}
+
+extern "C" fn start() {
+    table::own();
+    table::adopt();
+    stdio::adopt();
+    // SAFETY: functions that stay.
+    unsafe {
+        libc::pthread_atfork(Some(table::before_fork), None, Some(table::after_fork));
+        libc::atexit(at_exit);
+    }
+}
+
+#[used]
+// SAFETY: the loader calls what stands here, once, before the program.
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;

@@ -1,0 +1,72 @@
+//! How a server is reached: by its door on this host, or by RDMA.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+
+use weft_fs::name::RemotePath;
+use weft_fs::wire::{Attr, Op, Reply, Request};
+use weft_fs::{Errno, Error, door};
+
+use crate::table::table;
+
+/// Asks the server of this host and user, if it is that.
+pub(crate) fn here(
+    path: &RemotePath,
+    request: &Request,
+) -> Result<Option<(Reply, Option<OwnedFd>)>, Error> {
+    // What names stand for does not depend on the door: a name of another host is not asked for there.
+    if std::env::var_os("WEFT_LOCAL").is_some_and(|value| value == "off") {
+        return Ok(None);
+    }
+    let endpoint = &path.endpoint;
+    let addrs: Vec<SocketAddr> = (endpoint.host.as_str(), endpoint.port)
+        .to_socket_addrs()
+        .map_err(Error::Resolve)?
+        .collect();
+    for addr in addrs {
+        if let Some((reply, file)) = door::ask(addr, request)? {
+            return match reply.error {
+                Some(errno) => Err(errno.into()),
+                None => Ok(Some((reply, file))),
+            };
+        }
+    }
+    Ok(None)
+}
+
+/// What a path stands for, as the server says.
+pub(crate) fn attr(path: &RemotePath) -> Result<Attr, Error> {
+    match here(path, &Request::named(Op::Stat, &path.name))? {
+        Some((reply, _)) => Ok(reply.attr),
+        None => table().client(&path.endpoint)?.stat(&path.name),
+    }
+}
+
+/// Changes a name.
+pub(crate) fn change(path: &RemotePath, op: Op) -> Result<(), Error> {
+    if here(path, &Request::named(op, &path.name))?.is_some() {
+        return Ok(());
+    }
+    let client = table().client(&path.endpoint)?;
+    match op {
+        Op::Unlink => client.unlink(&path.name),
+        Op::Mkdir => client.mkdir(&path.name),
+        Op::Rmdir => client.rmdir(&path.name),
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
+/// Gives a name another one.
+pub(crate) fn rename(from: &RemotePath, to: &RemotePath) -> Result<(), Error> {
+    if from.endpoint != to.endpoint {
+        return Err(Errno::XDEV.into());
+    }
+    let request = Request {
+        other: to.name.clone(),
+        ..Request::named(Op::Rename, &from.name)
+    };
+    if here(from, &request)?.is_some() {
+        return Ok(());
+    }
+    table().client(&from.endpoint)?.rename(&from.name, &to.name)
+}

@@ -1,0 +1,508 @@
+//! Opening, closing, duplicating; names.
+//!
+//! # Safety
+//!
+//! See the crate's.
+
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use libc::{mode_t, off_t};
+use weft_fs::name::RemotePath;
+use weft_fs::wire::{Flags, Op, Request};
+use weft_fs::{Errno, Error};
+
+use crate::real::{real, set_errno};
+use crate::table::{Kind, Table, is_guest, kind, number, table};
+use crate::{fail, fail_name, hooks, link, resolve};
+
+/// The protocol's flags for those of `open(2)`.
+fn flags_of(how: c_int) -> Flags {
+    let mut flags = match how & libc::O_ACCMODE {
+        libc::O_WRONLY => Flags::WRITE,
+        libc::O_RDWR => Flags::READ.with(Flags::WRITE),
+        _ => Flags::READ,
+    };
+    for (bit, flag) in [
+        (libc::O_CREAT, Flags::CREATE),
+        (libc::O_EXCL, Flags::EXCLUSIVE),
+        (libc::O_TRUNC, Flags::TRUNCATE),
+        (libc::O_APPEND, Flags::APPEND),
+    ] {
+        if how & bit != 0 {
+            flags = flags.with(flag);
+        }
+    }
+    flags
+}
+
+/// Opens a remote path.
+pub(crate) fn open_path(path: Result<RemotePath, Errno>, how: c_int) -> c_int {
+    match path
+        .map_err(Error::from)
+        .and_then(|path| try_open(&path, how))
+    {
+        Ok(fd) => fd,
+        Err(e) => fail_name(&e),
+    }
+}
+
+fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
+    let table = table();
+    let folder = || {
+        if link::attr(path)?.dir {
+            table.open_folder(path, how)
+        } else {
+            Err(Errno::NOTDIR.into())
+        }
+    };
+    if how & libc::O_DIRECTORY != 0 || path.name.is_root() {
+        if how & libc::O_ACCMODE != libc::O_RDONLY {
+            return Err(Errno::ISDIR.into());
+        }
+        return folder();
+    }
+    let flags = flags_of(how);
+    let request = Request {
+        flags,
+        size: path.size,
+        ..Request::named(Op::Open, &path.name)
+    };
+    let opened = match link::here(path, &request) {
+        Ok(Some((_, Some(file)))) => {
+            let fd = number(file);
+            if how & libc::O_CLOEXEC == 0 {
+                // SAFETY: a descriptor of ours.
+                unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+            }
+            table.note_local(fd, path);
+            Ok(fd)
+        }
+        Ok(Some(_)) => Err(Errno::IO.into()),
+        Ok(None) => table.open_remote(path, flags, how),
+        Err(e) => Err(e),
+    };
+    match opened {
+        Err(e) if e.errno() == Errno::ISDIR && how & libc::O_ACCMODE == libc::O_RDONLY => folder(),
+        opened => opened,
+    }
+}
+
+/// A number that the kernel has just given out is nothing of ours.
+fn fresh(fd: c_int) -> c_int {
+    if fd >= 0 && kind(fd) != Kind::Plain {
+        let _ = table().closed(fd);
+    }
+    fd
+}
+
+macro_rules! opens {
+    ($($name:ident, $name_at:ident;)*) => { hooks! {$(
+        fn $name(path: *const c_char, how: c_int, mode: c_uint) -> c_int {
+            // SAFETY: the program's promise.
+            match unsafe { resolve(libc::AT_FDCWD, path) } {
+                Some(path) => open_path(path, how),
+                // SAFETY: as above.
+                None => fresh(unsafe { real!($name(*const c_char, c_int, c_uint) -> c_int)(path, how, mode) }),
+            }
+        }
+        fn $name_at(dir: c_int, path: *const c_char, how: c_int, mode: c_uint) -> c_int {
+            // SAFETY: the program's promise.
+            match unsafe { resolve(dir, path) } {
+                Some(path) => open_path(path, how),
+                // SAFETY: as above.
+                None => fresh(unsafe { real!($name_at(c_int, *const c_char, c_int, c_uint) -> c_int)(dir, path, how, mode) }),
+            }
+        }
+    )*} };
+}
+
+opens! {
+    open, openat;
+    open64, openat64;
+    __open_2, __openat_2;
+    __open64_2, __openat64_2;
+}
+
+/// The path of a call without a folder, if it is remote.
+macro_rules! remote {
+    ($path:expr) => {
+        // SAFETY: the program's promise.
+        unsafe { resolve(libc::AT_FDCWD, $path) }
+    };
+    ($dir:expr, $path:expr) => {
+        // SAFETY: the program's promise.
+        unsafe { resolve($dir, $path) }
+    };
+}
+
+fn done(result: Result<(), Error>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(e) => fail_name(&e),
+    }
+}
+
+fn change(path: Result<RemotePath, Errno>, op: Op) -> c_int {
+    done(
+        path.map_err(Error::from)
+            .and_then(|path| link::change(&path, op)),
+    )
+}
+
+/// Whether something is there; rights are the server's matter.
+fn is_there(path: Result<RemotePath, Errno>, mode: c_int) -> c_int {
+    done(path.map_err(Error::from).and_then(|path| {
+        let attr = link::attr(&path)?;
+        if mode & libc::W_OK != 0 && !attr.writable {
+            return Err(Errno::ROFS.into());
+        }
+        if mode & libc::X_OK != 0 && !attr.dir {
+            return Err(Errno::ACCESS.into());
+        }
+        Ok(())
+    }))
+}
+
+fn rename_at(
+    from: Option<Result<RemotePath, Errno>>,
+    to: Option<Result<RemotePath, Errno>>,
+) -> Option<c_int> {
+    Some(done(match (from, to) {
+        (None, None) => return None,
+        (Some(from), Some(to)) => from
+            .and_then(|from| Ok((from, to?)))
+            .map_err(Error::from)
+            .and_then(|(from, to)| link::rename(&from, &to)),
+        _ => Err(Errno::XDEV.into()),
+    }))
+}
+
+/// Owners, modes and times of remote buffers are the server's: what would change them is taken, and changes nothing.
+fn ignored(path: Result<RemotePath, Errno>) -> c_int {
+    done(
+        path.map_err(Error::from)
+            .and_then(|path| link::attr(&path).map(drop)),
+    )
+}
+
+/// There are no extended attributes.
+fn unsupported() -> isize {
+    set_errno(libc::ENOTSUP);
+    -1
+}
+
+fn cut(path: Result<RemotePath, Errno>, len: off_t) -> c_int {
+    let fd = open_path(path, libc::O_WRONLY | libc::O_CLOEXEC);
+    if fd < 0 {
+        return fd;
+    }
+    let cut = crate::io::truncate_fd(fd, len);
+    let errno = crate::real::get_errno();
+    // SAFETY: opened above.
+    unsafe { close(fd) };
+    set_errno(errno);
+    cut
+}
+
+hooks! {
+    fn creat(path: *const c_char, mode: mode_t) -> c_int {
+        // SAFETY: the program's promise.
+        unsafe { open(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
+    }
+    fn creat64(path: *const c_char, mode: mode_t) -> c_int {
+        // SAFETY: the program's promise.
+        unsafe { open64(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
+    }
+    fn close(fd: c_int) -> c_int {
+        let last = if kind(fd) == Kind::Plain { Ok(()) } else { table().closed(fd) };
+        // SAFETY: a number.
+        let closed = unsafe { real!(close(c_int) -> c_int)(fd) };
+        match last {
+            Ok(()) => closed,
+            Err(e) => fail(&e),
+        }
+    }
+    fn close_range(first: c_uint, last: c_uint, how: c_int) -> c_int {
+        let sweep = |first: c_uint, last: c_uint| {
+            if first > last {
+                return 0;
+            }
+            // SAFETY: numbers.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, how) as c_int }
+        };
+        if is_guest() || how & libc::CLOSE_RANGE_CLOEXEC as c_int != 0 || how & libc::CLOSE_RANGE_UNSHARE as c_int != 0 {
+            return sweep(first, last);
+        }
+        let mut at = first;
+        for (fd, what) in Table::ours(first as usize, last as usize) {
+            if what == Kind::Own {
+                // The connection's: around it.
+                if fd as c_uint > at {
+                    sweep(at, fd as c_uint - 1);
+                }
+                at = fd as c_uint + 1;
+            } else {
+                let _ = table().closed(fd);
+            }
+        }
+        sweep(at, last)
+    }
+    fn closefrom(first: c_int) -> () {
+        // SAFETY: numbers.
+        unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+    }
+    fn dup(fd: c_int) -> c_int {
+        // SAFETY: a number.
+        let to = fresh(unsafe { real!(dup(c_int) -> c_int)(fd) });
+        if to >= 0 && kind(fd) != Kind::Plain {
+            table().duplicated(fd, to);
+        }
+        to
+    }
+    fn dup2(fd: c_int, to: c_int) -> c_int {
+        duplicate(fd, to, || {
+            // SAFETY: numbers.
+            unsafe { real!(dup2(c_int, c_int) -> c_int)(fd, to) }
+        })
+    }
+    fn dup3(fd: c_int, to: c_int, how: c_int) -> c_int {
+        duplicate(fd, to, || {
+            // SAFETY: numbers.
+            unsafe { real!(dup3(c_int, c_int, c_int) -> c_int)(fd, to, how) }
+        })
+    }
+    fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
+        // SAFETY: the program's promise: a number or a pointer, as the command wants it.
+        copied(fd, command, unsafe { real!(fcntl(c_int, c_int, c_long) -> c_int)(fd, command, arg) })
+    }
+    fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
+        // SAFETY: as above.
+        copied(fd, command, unsafe { real!(fcntl64(c_int, c_int, c_long) -> c_int)(fd, command, arg) })
+    }
+    fn unlink(path: *const c_char) -> c_int {
+        match remote!(path) {
+            Some(path) => change(path, Op::Unlink),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(unlink(*const c_char) -> c_int)(path) },
+        }
+    }
+    fn unlinkat(dir: c_int, path: *const c_char, how: c_int) -> c_int {
+        match remote!(dir, path) {
+            Some(path) if how & libc::AT_REMOVEDIR != 0 => change(path, Op::Rmdir),
+            Some(path) => change(path, Op::Unlink),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(unlinkat(c_int, *const c_char, c_int) -> c_int)(dir, path, how) },
+        }
+    }
+    fn remove(path: *const c_char) -> c_int {
+        match remote!(path) {
+            Some(path) => {
+                let gone = change(path.clone(), Op::Unlink);
+                if gone < 0 && crate::real::get_errno() == libc::EISDIR {
+                    return change(path, Op::Rmdir);
+                }
+                gone
+            }
+            // SAFETY: the program's promise.
+            None => unsafe { real!(remove(*const c_char) -> c_int)(path) },
+        }
+    }
+    fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
+        match remote!(path) {
+            Some(path) => change(path, Op::Mkdir),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(mkdir(*const c_char, mode_t) -> c_int)(path, mode) },
+        }
+    }
+    fn mkdirat(dir: c_int, path: *const c_char, mode: mode_t) -> c_int {
+        match remote!(dir, path) {
+            Some(path) => change(path, Op::Mkdir),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(mkdirat(c_int, *const c_char, mode_t) -> c_int)(dir, path, mode) },
+        }
+    }
+    fn rmdir(path: *const c_char) -> c_int {
+        match remote!(path) {
+            Some(path) => change(path, Op::Rmdir),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(rmdir(*const c_char) -> c_int)(path) },
+        }
+    }
+    fn rename(from: *const c_char, to: *const c_char) -> c_int {
+        rename_at(remote!(from), remote!(to)).unwrap_or_else(|| {
+            // SAFETY: the program's promise.
+            unsafe { real!(rename(*const c_char, *const c_char) -> c_int)(from, to) }
+        })
+    }
+    fn renameat(a: c_int, from: *const c_char, b: c_int, to: *const c_char) -> c_int {
+        rename_at(remote!(a, from), remote!(b, to)).unwrap_or_else(|| {
+            // SAFETY: the program's promise.
+            unsafe { real!(renameat(c_int, *const c_char, c_int, *const c_char) -> c_int)(a, from, b, to) }
+        })
+    }
+    fn renameat2(a: c_int, from: *const c_char, b: c_int, to: *const c_char, how: c_uint) -> c_int {
+        let paths = (remote!(a, from), remote!(b, to));
+        if paths.0.is_none() && paths.1.is_none() {
+            // SAFETY: the program's promise.
+            return unsafe { real!(renameat2(c_int, *const c_char, c_int, *const c_char, c_uint) -> c_int)(a, from, b, to, how) };
+        }
+        if how != 0 {
+            return fail(&Errno::INVAL.into());
+        }
+        rename_at(paths.0, paths.1).unwrap_or(-1)
+    }
+    fn access(path: *const c_char, mode: c_int) -> c_int {
+        match remote!(path) {
+            Some(path) => is_there(path, mode),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(access(*const c_char, c_int) -> c_int)(path, mode) },
+        }
+    }
+    fn faccessat(dir: c_int, path: *const c_char, mode: c_int, how: c_int) -> c_int {
+        match remote!(dir, path) {
+            Some(path) => is_there(path, mode),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(faccessat(c_int, *const c_char, c_int, c_int) -> c_int)(dir, path, mode, how) },
+        }
+    }
+    fn truncate(path: *const c_char, len: off_t) -> c_int {
+        match remote!(path) {
+            Some(path) => cut(path, len),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(truncate(*const c_char, off_t) -> c_int)(path, len) },
+        }
+    }
+    fn truncate64(path: *const c_char, len: off_t) -> c_int {
+        match remote!(path) {
+            Some(path) => cut(path, len),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(truncate64(*const c_char, off_t) -> c_int)(path, len) },
+        }
+    }
+    fn chmod(path: *const c_char, mode: mode_t) -> c_int {
+        match remote!(path) {
+            Some(path) => ignored(path),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(chmod(*const c_char, mode_t) -> c_int)(path, mode) },
+        }
+    }
+    fn fchmodat(dir: c_int, path: *const c_char, mode: mode_t, how: c_int) -> c_int {
+        match remote!(dir, path) {
+            Some(path) => ignored(path),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(fchmodat(c_int, *const c_char, mode_t, c_int) -> c_int)(dir, path, mode, how) },
+        }
+    }
+    fn fchownat(dir: c_int, path: *const c_char, uid: c_uint, gid: c_uint, how: c_int) -> c_int {
+        match remote!(dir, path) {
+            Some(path) => ignored(path),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(fchownat(c_int, *const c_char, c_uint, c_uint, c_int) -> c_int)(dir, path, uid, gid, how) },
+        }
+    }
+    fn getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, len: usize) -> isize {
+        match remote!(path) {
+            Some(_) => unsupported(),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(getxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len) },
+        }
+    }
+    fn lgetxattr(path: *const c_char, name: *const c_char, value: *mut c_void, len: usize) -> isize {
+        match remote!(path) {
+            Some(_) => unsupported(),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(lgetxattr(*const c_char, *const c_char, *mut c_void, usize) -> isize)(path, name, value, len) },
+        }
+    }
+    fn listxattr(path: *const c_char, names: *mut c_char, len: usize) -> isize {
+        match remote!(path) {
+            Some(_) => unsupported(),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(listxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len) },
+        }
+    }
+    fn llistxattr(path: *const c_char, names: *mut c_char, len: usize) -> isize {
+        match remote!(path) {
+            Some(_) => unsupported(),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(llistxattr(*const c_char, *mut c_char, usize) -> isize)(path, names, len) },
+        }
+    }
+    fn utimensat(dir: c_int, path: *const c_char, times: *const libc::timespec, how: c_int) -> c_int {
+        let own = if path.is_null() { None } else { remote!(dir, path) };
+        match own {
+            Some(path) => ignored(path),
+            // SAFETY: the program's promise.
+            None => unsafe { real!(utimensat(c_int, *const c_char, *const libc::timespec, c_int) -> c_int)(dir, path, times, how) },
+        }
+    }
+}
+
+fn duplicate(fd: c_int, to: c_int, real: impl FnOnce() -> c_int) -> c_int {
+    if kind(fd) == Kind::Plain && kind(to) == Kind::Plain {
+        return real();
+    }
+    if fd == to {
+        return real();
+    }
+    // SAFETY: a number; whether it is open at all.
+    let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
+    if open && kind(to) != Kind::Plain {
+        // As dup2(2): what the closing says is lost.
+        let _ = table().closed(to);
+    }
+    let done = real();
+    if done >= 0 {
+        table().duplicated(fd, to);
+        if !is_guest() {
+            crate::stdio::rebind(to);
+        }
+    }
+    done
+}
+
+fn copied(fd: c_int, command: c_int, done: c_int) -> c_int {
+    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) && done >= 0 {
+        let _ = fresh(done);
+        if kind(fd) != Kind::Plain {
+            table().duplicated(fd, done);
+        }
+    }
+    done
+}
+
+/// A new generation of a buffer of this host, in the place of the old one under all its descriptors.
+pub(crate) fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
+    let table = table();
+    let path = table.path(fd).ok_or(Errno::PERM)?;
+    let request = Request {
+        size: len,
+        ..Request::named(Op::Truncate, &path.name)
+    };
+    let Some((_, Some(file))) = link::here(&path, &request)? else {
+        return Err(Errno::STALE.into());
+    };
+    let new = number(file);
+    for old in table.locals(&path) {
+        // SAFETY: numbers.
+        unsafe {
+            let how = libc::fcntl(old, libc::F_GETFL);
+            let cloexec = libc::fcntl(old, libc::F_GETFD) & libc::FD_CLOEXEC;
+            let at = libc::lseek(old, 0, libc::SEEK_CUR);
+            let name = format!("/proc/self/fd/{new}\0");
+            let open = real!(open(*const c_char, c_int, c_uint) -> c_int);
+            let kept = how & (libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK);
+            let fresh = open(name.as_ptr().cast(), kept | libc::O_CLOEXEC, 0);
+            if fresh >= 0 {
+                let how = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
+                real!(dup3(c_int, c_int, c_int) -> c_int)(fresh, old, how);
+                libc::lseek(old, at, libc::SEEK_SET);
+                drop(OwnedFd::from_raw_fd(fresh));
+            }
+        }
+    }
+    // SAFETY: it came from the server, and nobody else has it.
+    drop(unsafe { OwnedFd::from_raw_fd(new) });
+    Ok(())
+}

@@ -1,0 +1,439 @@
+//! Which descriptors are remote, and what they stand for.
+//!
+//! An open remote buffer has a *placeholder*: a sealed memory file named [`MARK`] that holds its path and flags. The kernel keeps the file offset and the access
+//! mode in its description, so `dup`, `fork` and `exec` share them as they do for any file. What a process knows of a placeholder beyond that (the
+//! connection, what is read ahead) is in [`Table`], and made again from the placeholder by a process that has only inherited it.
+//!
+//! # Safety
+//!
+//! System calls that take numbers and pointers to values that outlive them.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::fmt::Write as _;
+use std::fs::File as StdFile;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libc::c_int;
+use weft_fs::name::{Endpoint, RemotePath};
+use weft_fs::wire::Flags;
+use weft_fs::{Client, Errno, Error, File, OpenOptions, Settings};
+
+use crate::real::{real, set_errno};
+
+/// The name of placeholders.
+const MARK: &CStr = c"weft-fs-remote";
+/// What a placeholder's text begins with.
+const MAGIC: &str = "weft-fs placeholder";
+
+/// What a descriptor is, for the one look that every call makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// Nothing of ours.
+    Plain = 0,
+    /// A placeholder of a buffer.
+    Remote = 1,
+    /// The memory file of a buffer of this host.
+    Local = 2,
+    /// A placeholder of a folder.
+    Folder = 3,
+    /// The library's own.
+    Own = 4,
+}
+
+/// Descriptors from here on are never ours.
+const MOST: usize = 65_536;
+static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(0) }; MOST];
+
+/// What a descriptor is.
+#[inline]
+pub(crate) fn kind(fd: c_int) -> Kind {
+    let cell = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
+    match cell.map_or(0, |cell| cell.load(Ordering::Acquire)) {
+        1 => Kind::Remote,
+        2 => Kind::Local,
+        3 => Kind::Folder,
+        4 => Kind::Own,
+        _ => Kind::Plain,
+    }
+}
+
+fn set_kind(fd: c_int, kind: Kind) {
+    if let Some(cell) = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd)) {
+        cell.store(kind as u8, Ordering::Release);
+    }
+}
+
+/// An open remote buffer; descriptors that were duplicated share it.
+pub(crate) struct Entry {
+    pub(crate) file: File,
+    pub(crate) flags: Flags,
+    /// Held while the offset is read, used and set.
+    pub(crate) offset: Mutex<()>,
+}
+
+/// What this process knows.
+#[derive(Default)]
+pub(crate) struct Table {
+    clients: Mutex<HashMap<Endpoint, Client>>,
+    remote: Mutex<HashMap<c_int, Arc<Entry>>>,
+    /// Where buffers of this host and folders are.
+    paths: Mutex<HashMap<c_int, RemotePath>>,
+}
+
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The table of this process.
+pub(crate) fn table() -> &'static Table {
+    let mut now = TABLE.load(Ordering::Acquire);
+    if now.is_null() {
+        let fresh = Box::into_raw(Box::<Table>::default());
+        match TABLE.compare_exchange(now, fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => now = fresh,
+            Err(other) => {
+                // SAFETY: made above, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                now = other;
+            }
+        }
+    }
+    // SAFETY: tables are never freed.
+    unsafe { &*now }
+}
+
+/// The process whose memory this is.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// This process owns its memory.
+pub(crate) fn own() {
+    // SAFETY: takes nothing.
+    OWNER.store(unsafe { libc::getpid() }, Ordering::Release);
+}
+
+/// Whether this is the child of `vfork`, which has descriptors of its own, and its parent's memory: what it closes and duplicates is not to be noted.
+pub(crate) fn is_guest() -> bool {
+    // SAFETY: takes nothing.
+    OWNER.load(Ordering::Acquire) != unsafe { libc::getpid() }
+}
+
+/// A child is to see what its parent has written.
+pub(crate) extern "C" fn before_fork() {
+    table().flush();
+}
+
+/// In the child of a fork the connections are the parent's, and threads that hold locks are not there: it begins anew. Its placeholders stay.
+pub(crate) extern "C" fn after_fork() {
+    own();
+    let old = TABLE.load(Ordering::Acquire);
+    if old.is_null() {
+        return;
+    }
+    // SAFETY: never freed. The lock may be held by a thread that is not here: then the paths are lost.
+    let paths = unsafe { &*old }.paths.try_lock();
+    let paths = paths.map_or_else(|_| HashMap::new(), |paths| paths.clone());
+    let fresh = Table {
+        paths: Mutex::new(paths),
+        ..Table::default()
+    };
+    TABLE.store(Box::into_raw(Box::new(fresh)), Ordering::Release);
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Descriptors that are open.
+fn open_fds() -> Vec<c_int> {
+    let Ok(dir) = std::fs::read_dir("/proc/self/fd") else {
+        return Vec::new();
+    };
+    dir.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+impl Table {
+    /// The connection to a server.
+    pub(crate) fn client(&self, endpoint: &Endpoint) -> Result<Client, Error> {
+        let mut clients = lock(&self.clients);
+        if let Some(client) = clients.get(endpoint) {
+            return Ok(client.clone());
+        }
+        let before = open_fds();
+        let settings = Settings::new(weft_fs::keys::from_env()?);
+        let client = Client::connect(endpoint, settings)?;
+        // What came with the connection is not the program's to close.
+        for fd in open_fds() {
+            if !before.contains(&fd) && kind(fd) == Kind::Plain {
+                set_kind(fd, Kind::Own);
+            }
+        }
+        clients.insert(endpoint.clone(), client.clone());
+        Ok(client)
+    }
+
+    /// What a remote descriptor stands for.
+    ///
+    /// # Errors
+    /// `EBADF`, and those of opening it again.
+    pub(crate) fn entry(&self, fd: c_int) -> Result<Arc<Entry>, Error> {
+        if let Some(entry) = lock(&self.remote).get(&fd) {
+            return Ok(Arc::clone(entry));
+        }
+        let (path, flags, _) = read_placeholder(fd).ok_or(Errno::BADF)?;
+        let fresh = Flags::CREATE.with(Flags::EXCLUSIVE).with(Flags::TRUNCATE);
+        let entry = Arc::new(self.open(&path, flags.without(fresh))?);
+        Ok(Arc::clone(lock(&self.remote).entry(fd).or_insert(entry)))
+    }
+
+    fn open(&self, path: &RemotePath, flags: Flags) -> Result<Entry, Error> {
+        let client = self.client(&path.endpoint)?;
+        let options = OpenOptions {
+            flags,
+            size: path.size,
+        };
+        Ok(Entry {
+            file: client.open(&path.name, options)?,
+            flags,
+            offset: Mutex::new(()),
+        })
+    }
+
+    /// Opens a remote buffer; `how` is what `open(2)` was told.
+    pub(crate) fn open_remote(
+        &self,
+        path: &RemotePath,
+        flags: Flags,
+        how: c_int,
+    ) -> Result<c_int, Error> {
+        let entry = self.open(path, flags)?;
+        let fd = make_placeholder(path, flags, how)?;
+        lock(&self.remote).insert(fd, Arc::new(entry));
+        set_kind(fd, Kind::Remote);
+        Ok(fd)
+    }
+
+    /// Opens a folder.
+    pub(crate) fn open_folder(&self, path: &RemotePath, how: c_int) -> Result<c_int, Error> {
+        let fd = make_placeholder(path, Flags(0), how)?;
+        lock(&self.paths).insert(fd, path.clone());
+        set_kind(fd, Kind::Folder);
+        Ok(fd)
+    }
+
+    /// Notes a buffer of this host.
+    pub(crate) fn note_local(&self, fd: c_int, path: &RemotePath) {
+        if usize::try_from(fd).is_ok_and(|fd| fd < MOST) {
+            lock(&self.paths).insert(fd, path.clone());
+            set_kind(fd, Kind::Local);
+        }
+    }
+
+    /// Where a buffer of this host or a folder is.
+    pub(crate) fn path(&self, fd: c_int) -> Option<RemotePath> {
+        if let Some(path) = lock(&self.paths).get(&fd) {
+            return Some(path.clone());
+        }
+        if kind(fd) == Kind::Folder {
+            return read_placeholder(fd).map(|(path, ..)| path);
+        }
+        None
+    }
+
+    /// Descriptors of buffers of this host with this path.
+    pub(crate) fn locals(&self, path: &RemotePath) -> Vec<c_int> {
+        let paths = lock(&self.paths);
+        let same = |(fd, of): (&c_int, &RemotePath)| {
+            (kind(*fd) == Kind::Local && of == path).then_some(*fd)
+        };
+        paths.iter().filter_map(same).collect()
+    }
+
+    /// `to` is another name for `from`.
+    pub(crate) fn duplicated(&self, from: c_int, to: c_int) {
+        let what = kind(from);
+        match what {
+            _ if is_guest() => return,
+            Kind::Plain | Kind::Own => return,
+            Kind::Remote => {
+                let entry = lock(&self.remote).get(&from).cloned();
+                if let Some(entry) = entry {
+                    lock(&self.remote).insert(to, entry);
+                }
+            }
+            Kind::Local | Kind::Folder => {
+                let path = self.path(from);
+                if let Some(path) = path {
+                    lock(&self.paths).insert(to, path);
+                }
+            }
+        }
+        set_kind(to, what);
+    }
+
+    /// A descriptor is about to be closed, or to become another one. What its last close has to say is the result.
+    pub(crate) fn closed(&self, fd: c_int) -> Result<(), Error> {
+        let what = kind(fd);
+        if what == Kind::Plain || is_guest() {
+            return Ok(());
+        }
+        set_kind(fd, Kind::Plain);
+        match what {
+            Kind::Remote => {
+                let entry = lock(&self.remote).remove(&fd);
+                match entry.map(Arc::try_unwrap) {
+                    Some(Ok(entry)) => entry.file.close(),
+                    // Another descriptor has it too; as with any file, this one's writes are not lost.
+                    Some(Err(shared)) if shared.flags.has(Flags::WRITE) => shared.file.sync(),
+                    _ => Ok(()),
+                }
+            }
+            Kind::Local | Kind::Folder => {
+                lock(&self.paths).remove(&fd);
+                Ok(())
+            }
+            Kind::Plain | Kind::Own => Ok(()),
+        }
+    }
+
+    /// Brings what was written to the servers.
+    pub(crate) fn flush(&self) {
+        // A guest has not the descriptors that the connections need.
+        if is_guest() {
+            return;
+        }
+        let entries: Vec<_> = lock(&self.remote).values().cloned().collect();
+        for entry in entries {
+            if entry.flags.has(Flags::WRITE) {
+                let _ = entry.file.sync();
+            }
+        }
+    }
+
+    /// Descriptors of a range that are ours in any way.
+    pub(crate) fn ours(first: usize, last: usize) -> Vec<(c_int, Kind)> {
+        (first..=last.min(MOST - 1))
+            .filter_map(|fd| {
+                let fd = fd as c_int;
+                let what = kind(fd);
+                (what != Kind::Plain).then_some((fd, what))
+            })
+            .collect()
+    }
+}
+
+/// Looks for placeholders that were inherited.
+pub(crate) fn adopt() {
+    for fd in open_fds() {
+        let Ok(link) = std::fs::read_link(format!("/proc/self/fd/{fd}")) else {
+            continue;
+        };
+        let link = link.to_string_lossy();
+        if link.starts_with("/memfd:weft-fs-remote")
+            && let Some((_, flags, maker)) = read_placeholder(fd)
+        {
+            let folder = flags.0 == 0;
+            set_kind(fd, if folder { Kind::Folder } else { Kind::Remote });
+            // This process opened it, and has become another program since: nobody else may have it open.
+            if !folder && maker == std::process::id() {
+                let _ = table().entry(fd);
+            }
+        }
+    }
+}
+
+fn os() -> Errno {
+    Errno::from_raw_os_error(crate::real::get_errno())
+}
+
+/// Makes a placeholder with the access mode, `O_APPEND` and `O_CLOEXEC` of `how`.
+fn make_placeholder(path: &RemotePath, flags: Flags, how: c_int) -> Result<c_int, Errno> {
+    let seal = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC;
+    // SAFETY: a C string and flags.
+    let fd = unsafe { libc::memfd_create(MARK.as_ptr(), seal) };
+    if fd < 0 {
+        return Err(os());
+    }
+    // SAFETY: just made, and nobody else's.
+    let mut file = unsafe { StdFile::from_raw_fd(fd) };
+    let mut name = String::new();
+    for byte in path.name.as_bytes() {
+        let _ = write!(name, "{byte:02x}");
+    }
+    let text = format!(
+        "{MAGIC}\n{} {} {} {}\n{} {name}\n/rdma/{}/{}: this program was run without libweft-fs.so\n",
+        flags.0,
+        path.size,
+        path.endpoint.port,
+        std::process::id(),
+        path.endpoint.host,
+        path.endpoint,
+        path.name
+    );
+    let written = file.write_all(text.as_bytes());
+    written.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    let seals = libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+    // SAFETY: numbers. A program that writes without this library is to fail.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
+    let kept = how & (libc::O_ACCMODE | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK);
+    let link = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+    let open = real!(open(*const libc::c_char, c_int, libc::c_uint) -> c_int);
+    // SAFETY: a C string and flags.
+    let fd = unsafe { open(link.as_ptr().cast(), kept, 0) };
+    if fd < 0 {
+        return Err(os());
+    }
+    if fd as usize >= MOST {
+        // SAFETY: just opened.
+        drop(unsafe { StdFile::from_raw_fd(fd) });
+        return Err(Errno::MFILE);
+    }
+    Ok(fd)
+}
+
+/// What a placeholder says, and the process that made it.
+fn read_placeholder(fd: c_int) -> Option<(RemotePath, Flags, u32)> {
+    let errno = crate::real::get_errno();
+    let text = read_text(fd);
+    set_errno(errno);
+    let text = text?;
+    let mut lines = text.lines();
+    if lines.next()? != MAGIC {
+        return None;
+    }
+    let mut numbers = lines.next()?.split(' ');
+    let flags = Flags(numbers.next()?.parse().ok()?);
+    let size = numbers.next()?.parse().ok()?;
+    let port = numbers.next()?.parse().ok()?;
+    let maker = numbers.next()?.parse().ok()?;
+    let (host, hex) = lines.next()?.split_once(' ')?;
+    let name: Option<Vec<u8>> = (0..hex.len() / 2)
+        .map(|i| u8::from_str_radix(hex.get(2 * i..2 * i + 2)?, 16).ok())
+        .collect();
+    let path = RemotePath {
+        endpoint: Endpoint {
+            host: host.into(),
+            port,
+        },
+        name: weft_fs::name::Name::new(&name?).ok()?,
+        size,
+    };
+    Some((path, flags, maker))
+}
+
+fn read_text(fd: c_int) -> Option<String> {
+    // A description of our own: the offset of the other one is the program's, and it may be for writing only.
+    let mut file = StdFile::open(format!("/proc/self/fd/{fd}")).ok()?;
+    file.seek(SeekFrom::Start(0)).ok()?;
+    let mut text = String::new();
+    file.take(8192).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+/// Gives a descriptor away as a number.
+pub(crate) fn number(fd: std::os::fd::OwnedFd) -> c_int {
+    fd.into_raw_fd()
+}

@@ -1,0 +1,313 @@
+//! Unmodified programs with the preload library: a server of this host and user, whose memory they get, and the same as if it were elsewhere.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft_fs::server::{Config, Server};
+use weft_verbs::tls::{Identity, Tls};
+
+/// The library, as cargo has just built it.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let deps = test.parent().unwrap();
+    let file = "libweft_fs_preload.so";
+    let places = [deps.join(file), deps.parent().unwrap().join(file)];
+    let built = places.into_iter().filter(|path| path.exists());
+    let age = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+    built.max_by_key(age).expect("the library is built")
+}
+
+struct World {
+    server: Server,
+    fingerprint: String,
+    dir: tempfile::TempDir,
+}
+
+/// Whether programs find the server on their host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Where {
+    Here,
+    Elsewhere,
+}
+
+const BOTH: [Where; 2] = [Where::Here, Where::Elsewhere];
+
+impl World {
+    fn new(keeps: bool, quota: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let offered = dir.path().join("offered");
+        std::fs::create_dir(&offered).unwrap();
+        std::fs::write(offered.join("film"), pattern(1_300_000, 5)).unwrap();
+        let identity = Identity::generate().unwrap();
+        let fingerprint = identity.public_key().fingerprint().to_string();
+        let server = Server::start(
+            Config {
+                bind: "127.0.0.1:0".parse().unwrap(),
+                dir: Some(offered),
+                quota,
+                keeps,
+                max_clients: 64,
+                tls: Tls::new(identity).unwrap(),
+                admit: Arc::new(|_| false),
+                open: false,
+            },
+            Arc::new(()),
+        )
+        .unwrap();
+        Self {
+            server,
+            fingerprint,
+            dir,
+        }
+    }
+
+    fn path(&self, name: &str) -> String {
+        format!("/rdma/{}/{name}", self.server.local_addr())
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().into()
+    }
+
+    fn command(&self, place: Where, program: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command
+            .args(["-k", "1", "60", program])
+            .env("LD_PRELOAD", library())
+            .env("WEFT_FS_PEERS", &self.fingerprint)
+            .env(
+                "WEFT_LOCAL",
+                if place == Where::Here { "auto" } else { "off" },
+            )
+            .env("R", self.path(""))
+            .env("D", self.dir.path())
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a script of the shell, and returns what it prints. It has to succeed.
+    fn sh(&self, place: Where, script: &str) -> String {
+        let out = self.try_sh(place, script);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(
+            out.status.success(),
+            "{place:?}: {script}: {}\n{said}",
+            out.status
+        );
+        String::from_utf8(out.stdout).unwrap()
+    }
+
+    fn try_sh(&self, place: Where, script: &str) -> Output {
+        self.command(place, "bash")
+            .args(["-euc", script])
+            .output()
+            .unwrap()
+    }
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed | 1;
+    std::iter::repeat_with(|| {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        x as u8
+    })
+    .take(len)
+    .collect()
+}
+
+fn has(program: &str) -> bool {
+    let found = std::env::var_os("PATH")
+        .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).exists()));
+    if !found {
+        println!("skipped: there is no {program}");
+    }
+    found
+}
+
+#[test]
+fn cp_dd_tar_and_the_shell() {
+    let world = World::new(true, 256 << 20);
+    std::fs::write(world.file("in"), pattern(5_000_001, 3)).unwrap();
+    for place in BOTH {
+        let said = world.sh(
+            place,
+            r"
+            cp in ${R}a; cp ${R}a out; cmp in out
+            dd if=in of=${R}b bs=60000 status=none; dd if=${R}b of=out bs=7000 status=none; cmp in out
+            cat ${R}a | cmp - in
+            cmp ${R}film offered/film
+            mkdir -p t/sub; cp in t/sub; echo y > t/y
+            tar -cf ${R}t.tar t; mkdir -p x; tar -C x -xf ${R}t.tar; diff -r t x/t
+            cp -r t ${R}tree; diff -r t ${R}tree; rm -r ${R}tree
+            mv ${R}b ${R}c; test ! -e ${R}b; test -f ${R}c; rm ${R}c
+            ls ${R}
+            echo one > ${R}s; echo two >> ${R}s; cat < ${R}s
+            exec 5<${R}s; read -u 5 x; echo first $x; cat <&5; exec 5<&-
+            stat -c '%s %F' ${R}s
+            : > ${R}s; wc -c < ${R}s
+            rm ${R}s ${R}a ${R}t.tar
+            ",
+        );
+        assert_eq!(
+            said, "a\nfilm\nt.tar\none\ntwo\nfirst one\ntwo\n8 regular file\n0\n",
+            "{place:?}"
+        );
+    }
+}
+
+#[test]
+fn python_reads_writes_maps_and_forks() {
+    if !has("python3") {
+        return;
+    }
+    let world = World::new(true, 64 << 20);
+    let script = world.file("script.py");
+    std::fs::File::create(&script)
+        .unwrap()
+        .write_all(
+            br#"
+import mmap, os, subprocess, sys
+R = os.environ["R"]
+p = R + "py"
+open(p, "w").write("hello\n" * 1000)
+with open(p, "a") as f: f.write("end")
+assert open(p).read() == "hello\n" * 1000 + "end"
+f = open(p, "r+b")
+f.seek(5); f.write(b"X"); f.flush(); os.fsync(f.fileno()); f.seek(0)
+assert f.read(7) == b"helloXh"
+f.truncate(10)
+assert os.fstat(f.fileno()).st_size == 10
+f.seek(0, 2); assert f.tell() == 10
+f.close()
+assert os.path.getsize(p) == 10
+os.mkdir(R + "d"); os.rename(p, R + "d/q")
+assert os.listdir(R + "d") == ["q"]
+os.unlink(R + "d/q"); os.rmdir(R + "d")
+film = open(R + "film", "rb")
+m = mmap.mmap(film.fileno(), 0, prot=mmap.PROT_READ)
+assert m[:] == open("offered/film", "rb").read()
+for bad, kind in ((R + "none", FileNotFoundError), (R + "none/x", FileNotFoundError), (R + "a/../../x", OSError)):
+    try: open(bad)
+    except kind: pass
+    else: assert False, bad
+# Descriptors: dup, fork and exec share the offset.
+fd = os.open(R + "shared", os.O_RDWR | os.O_CREAT)
+os.write(fd, b"0123456789"); os.fsync(fd)
+other = os.dup(fd)
+os.lseek(fd, 2, os.SEEK_SET)
+assert os.read(other, 2) == b"23"
+assert os.dup2(fd, 77) == 77 and os.read(77, 1) == b"4"
+if os.fork() == 0:
+    assert os.read(fd, 2) == b"56"
+    os._exit(0)
+assert os.wait()[1] == 0
+assert subprocess.run(["head", "-c1"], stdin=fd, stdout=subprocess.PIPE).stdout == b"7"
+os.lseek(fd, 8, os.SEEK_SET)
+subprocess.run([sys.executable, "-c", "import os; os.write(5, b'AB')" .replace("5", str(other))], pass_fds=[other], check=True)
+os.closerange(77, 78)
+os.close(other)
+assert os.pread(fd, 10, 0) == b"01234567AB", os.pread(fd, 10, 0)
+os.close(fd)
+os.unlink(R + "shared")
+print("done")
+"#,
+        )
+        .unwrap();
+    for place in BOTH {
+        assert_eq!(world.sh(place, "python3 script.py"), "done\n", "{place:?}");
+    }
+}
+
+#[test]
+fn the_last_close_frees_and_a_pipeline_shares_a_buffer() {
+    let world = World::new(false, 64 << 20);
+    for place in BOTH {
+        let size = world.sh(
+            place,
+            "exec 5>${R}buf; exec 6<${R}buf; seq 1000 >&5; exec 5>&-; sort -n <&6 | tail -1",
+        );
+        assert_eq!(size, "1000\n", "{place:?}");
+        let end = Instant::now() + Duration::from_secs(30);
+        while world.server.used() > 0 {
+            assert!(Instant::now() < end, "{place:?}: the last close frees");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!world.try_sh(place, "cat ${R}buf").status.success());
+        // The last command takes the shell's place, and what it has open stays open.
+        let read = world.sh(place, "exec 5>${R}buf 6<${R}buf; echo kept >&5; exec 5>&-; exec bash -c 'sleep 0.5; exec cat <&6'");
+        assert_eq!(read, "kept\n", "{place:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_says_why() {
+    let world = World::new(true, 1 << 20);
+    for place in BOTH {
+        for (script, why) in [
+            (
+                "head -c 2000000 /dev/zero > x; cp x ${R}big",
+                "No space left",
+            ),
+            ("echo x > ${R}film", "Read-only file system"),
+            ("cat ${R}none", "No such file"),
+            ("cat ${R}../x", "Invalid argument"),
+            ("cat /rdma/127.0.0.1:0/x", "Invalid argument"),
+            ("cat /rdma/127.0.0.1:99999/x", "Invalid argument"),
+            ("cat /rdma/[::1/x", "Invalid argument"),
+            ("echo x > ${R}x:12Q", "Invalid argument"),
+            ("cat /rdma/127.0.0.1:1/x", "Connection refused"),
+            ("cat /rdma/no-such-host.invalid:1/x", "No such file"),
+        ] {
+            // Programs of this host are trusted with the quota of their own user's memory.
+            if place == Where::Here && script.contains("big") {
+                continue;
+            }
+            let out = world.try_sh(place, script);
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(
+                !out.status.success() && said.contains(why),
+                "{place:?}: {script}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fio_and_ffmpeg_find_what_was_written() {
+    let world = World::new(true, 256 << 20);
+    let escaped = world.path("fio").replace(':', "\\:");
+    for place in BOTH {
+        if has("fio") {
+            let fio = format!(
+                "fio --name=v --filename='{escaped}' --size=8m --bs=4k-64k --rw=randrw --verify=crc32c --ioengine=psync --thread \
+                 --output=/dev/null; rm ${{R}}fio"
+            );
+            world.sh(place, &fio);
+        }
+        if has("ffmpeg") {
+            world.sh(
+                place,
+                "ffmpeg -v error -f lavfi -i testsrc=duration=2:size=160x120:rate=10 -c:v mpeg4 -y v.mp4; cp v.mp4 ${R}v.mp4
+                 ffmpeg -v error -i ${R}v.mp4 -f framemd5 - > remote; ffmpeg -v error -i v.mp4 -f framemd5 - > local; cmp remote local",
+            );
+        }
+    }
+}
+
+#[test]
+fn ordinary_files_are_left_alone() {
+    let world = World::new(true, 1 << 20);
+    std::fs::create_dir_all(world.dir.path().join("rdma")).unwrap();
+    let said = world.sh(
+        Where::Here,
+        "echo a > f; cat f; ls rdma; mkdir e; ls -d e; tar cf e/t.tar f; tar tf e/t.tar; rm -r e; test ! -e e; ls /rdma 2>&1 | wc -l",
+    );
+    assert_eq!(said, "a\ne\nf\n1\n");
+    assert!(Path::new(&world.file("f")).exists());
+}

@@ -1,0 +1,297 @@
+//! The bell: a pair of connected Unix sockets with the smallest buffers, whose readiness is that of the ring.
+//!
+//! One byte under way means data and leaves the socket writable; two or more make it unwritable, which is what a full ring looks like. The
+//! receiver takes them when the ring is empty, or has room again. What each side owes is counted in [`Side`], under `rx_lock`.
+
+use libc::c_int;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::conn::{Chan, Side};
+use crate::next;
+
+/// Two connected ends with the smallest buffers.
+pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    // SAFETY: writes two descriptors; they are new, and ours.
+    let (a, b) = unsafe {
+        if libc::socketpair(
+            libc::AF_UNIX,
+            libc::SOCK_STREAM | libc::SOCK_CLOEXEC,
+            0,
+            fds.as_mut_ptr(),
+        ) != 0
+        {
+            return None;
+        }
+        (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1]))
+    };
+    for fd in [&a, &b] {
+        let least: c_int = 1;
+        // SAFETY: an option of that size.
+        unsafe {
+            next::setsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_SNDBUF,
+                (&raw const least).cast(),
+                size_of::<c_int>() as u32,
+            );
+        }
+    }
+    Some((a, b))
+}
+
+/// How long a sender waits for a receiver that takes nothing: then the bytes go over TCP, which has larger buffers.
+pub(crate) const PATIENCE_MS: c_int = 50;
+
+/// The bell's waits end when those of the program's socket would; those for room are bounded.
+pub(crate) fn copy_timeouts(fd: c_int, bell: &OwnedFd) {
+    let patience = libc::timeval {
+        tv_sec: 0,
+        tv_usec: i64::from(PATIENCE_MS) * 1000,
+    };
+    // SAFETY: an option of that size.
+    unsafe {
+        next::setsockopt(
+            bell.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDTIMEO,
+            (&raw const patience).cast(),
+            size_of::<libc::timeval>() as u32,
+        );
+    }
+    let name = libc::SO_RCVTIMEO;
+    let mut value = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 0,
+    };
+    let mut len = size_of::<libc::timeval>() as u32;
+    // SAFETY: options of that size.
+    unsafe {
+        let rc = libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            name,
+            (&raw mut value).cast(),
+            &raw mut len,
+        );
+        if rc == 0 && (value.tv_sec, value.tv_usec) != (0, 0) {
+            next::setsockopt(
+                bell.as_raw_fd(),
+                libc::SOL_SOCKET,
+                name,
+                (&raw const value).cast(),
+                len,
+            );
+        }
+    }
+}
+
+/// What the peer's end is like.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Alive,
+    /// It is closed, or shut down for sending.
+    End,
+    /// A time-out of the program's.
+    Late,
+    /// A signal.
+    Interrupted,
+}
+
+fn result(n: isize) -> Heard {
+    match n {
+        1.. => Heard::Alive,
+        0 => Heard::End,
+        _ => match crate::errno() {
+            libc::EAGAIN => Heard::Late,
+            libc::EINTR => Heard::Interrupted,
+            _ => Heard::End,
+        },
+    }
+}
+
+/// Rings: the peer's end becomes readable.
+pub(crate) fn ring(bell: c_int) -> Heard {
+    loop {
+        // SAFETY: one byte.
+        let n = unsafe {
+            next::send(
+                bell,
+                b"!".as_ptr().cast(),
+                1,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
+        match result(n) {
+            Heard::Interrupted => {}
+            // So many bytes are under way that it is readable, and the receiver has to take some first: it counts each of them.
+            Heard::Late => {
+                let mut poll = libc::pollfd {
+                    fd: bell,
+                    events: libc::POLLOUT,
+                    revents: 0,
+                };
+                // SAFETY: one entry.
+                unsafe { next::poll(&raw mut poll, 1, 100) };
+            }
+            heard => return heard,
+        }
+    }
+}
+
+/// Waits until the bell is readable; does not take the byte.
+pub(crate) fn wait_in(bell: c_int) -> Heard {
+    let mut byte = 0_u8;
+    // SAFETY: one byte.
+    result(unsafe { next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_PEEK) })
+}
+
+/// Whether the peer's end is still there.
+pub(crate) fn probe(bell: c_int) -> Heard {
+    let mut byte = 0_u8;
+    // SAFETY: one byte.
+    let n = unsafe {
+        next::recv(
+            bell,
+            (&raw mut byte).cast(),
+            1,
+            libc::MSG_PEEK | libc::MSG_DONTWAIT,
+        )
+    };
+    match result(n) {
+        Heard::End => Heard::End,
+        _ => Heard::Alive,
+    }
+}
+
+fn take(bell: c_int, n: u64) -> u64 {
+    let mut bytes = [0_u8; 64];
+    let want = bytes.len().min(n as usize);
+    // SAFETY: as many bytes as there is room for.
+    let got = unsafe { next::recv(bell, bytes.as_mut_ptr().cast(), want, libc::MSG_DONTWAIT) };
+    got.max(0) as u64
+}
+
+/// What has been put into our bell since the last look.
+fn absorb(chan: &Chan, side: &Side) {
+    let filled = chan.stream.filled(chan.peer());
+    let new = filled.wrapping_sub(side.fill_seen.swap(filled, Relaxed));
+    // A peer that lies about it has us look for bytes that are not there; no more than 64 at a time.
+    let mut owed = side.owed.load(Relaxed).saturating_add(new.min(64));
+    if side.armed.load(Relaxed) != 0 && !chan.stream.is_armed(chan.peer()) {
+        owed += 1;
+        side.armed.store(0, Relaxed);
+    }
+    side.owed.store(owed, Relaxed);
+}
+
+/// The ring was found empty (under `rx_lock`): asks for a bell and takes the bytes of the last. `true`: there is data after all.
+pub(crate) fn settle(chan: &Chan) -> bool {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    absorb(chan, side);
+    if side.armed.load(Relaxed) == 0 {
+        stream.arm(peer);
+        side.armed.store(1, Relaxed);
+        if !matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, _))) {
+            if side.owed.load(Relaxed) > 0 {
+                // The old byte stays and stands for the data; only one may.
+                if stream.disarm(peer) {
+                    side.armed.store(0, Relaxed);
+                } else {
+                    absorb(chan, side);
+                    let owed = side.owed.load(Relaxed);
+                    let taken = take(chan.bell(), owed.saturating_sub(1));
+                    side.owed.store(owed - taken.min(owed), Relaxed);
+                }
+            }
+            return true;
+        }
+    }
+    let owed = side.owed.load(Relaxed);
+    if owed > 0 {
+        let taken = take(chan.bell(), owed);
+        side.owed.store(owed - taken.min(owed), Relaxed);
+    }
+    false
+}
+
+/// The sender waits for room, and has it now (under `rx_lock`): its end becomes writable.
+pub(crate) fn make_room(chan: &Chan) {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    stream.room_made(peer);
+    absorb(chan, side);
+    let owed = side.owed.load(Relaxed);
+    // Not armed: there is data, and one byte has to stay.
+    let keep = u64::from(side.armed.load(Relaxed) == 0);
+    if owed > keep {
+        let taken = take(chan.bell(), owed - keep);
+        side.owed.store(owed - taken.min(owed), Relaxed);
+    }
+}
+
+fn is_writable(bell: c_int) -> bool {
+    let mut poll = libc::pollfd {
+        fd: bell,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    unsafe { next::poll(&raw mut poll, 1, 0) };
+    poll.revents != 0
+}
+
+/// The ring is full: our end becomes unwritable (under `tx_lock`).
+pub(crate) fn fill(chan: &Chan) -> Heard {
+    let bell = chan.bell();
+    for _ in 0..8 {
+        if !is_writable(bell) {
+            break;
+        }
+        // SAFETY: one byte.
+        let n = unsafe {
+            next::send(
+                bell,
+                b"!".as_ptr().cast(),
+                1,
+                libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            )
+        };
+        match result(n) {
+            Heard::Alive => chan.stream.note_fill(chan.role, 1),
+            Heard::End => return Heard::End,
+            _ => break,
+        }
+    }
+    Heard::Alive
+}
+
+/// Whether a signal that the program handles ends its waits: one of its handlers was installed without `SA_RESTART`. Which signal it was
+/// that came is not known.
+fn signals_interrupt() -> bool {
+    (1..=64).any(|signal| {
+        // SAFETY: asks for the handler of a signal; zeros are a valid answer.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let rc = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
+        rc == 0
+            && ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction)
+            && action.sa_flags & libc::SA_RESTART == 0
+    })
+}
+
+/// Waits until our end is writable, [`PATIENCE_MS`] at most.
+pub(crate) fn wait_out(chan: &Chan) -> Heard {
+    // SAFETY: one byte.
+    let n = unsafe { next::send(chan.bell(), b"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    let heard = result(n);
+    match heard {
+        Heard::Alive => chan.stream.note_fill(chan.role, 1),
+        // With a time limit the kernel does not begin anew by itself.
+        Heard::Interrupted if !signals_interrupt() => return Heard::Alive,
+        _ => {}
+    }
+    heard
+}

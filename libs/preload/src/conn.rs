@@ -1,0 +1,357 @@
+//! A TCP socket of the program, and its channel when it has one.
+//!
+//! # Safety
+//!
+//! A [`Conn`] is never freed: it is used again for another socket. Its [`Slow`] part is reached under [`big`] only. A [`Chan`] lives as long as
+//! somebody is inside ([`Conn::enter`]) or the connection is open. A [`Side`] is a page that the processes which share the socket after a
+//! `fork` share too.
+
+use libc::c_int;
+use std::cell::UnsafeCell;
+use std::os::fd::OwnedFd;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use weft_ring::Role;
+use weft_ring::stream::Stream;
+use weft_run::ledger::{AFTER, RING, TCP};
+use weft_run::meet::{Ends, Why};
+
+use crate::lock::SharedLock;
+use crate::{hidden, ledger};
+
+/// Not connected, as far as we know.
+pub(crate) const FRESH: u32 = 0;
+/// Connected, over TCP; may look for its peer.
+pub(crate) const PROBING: u32 = 1;
+/// There is a channel.
+pub(crate) const LINKED: u32 = 2;
+/// TCP for good.
+pub(crate) const PLAIN: u32 = 3;
+
+/// Guards what is slow and rare: channels made and closed, registrations in epoll sets. Held over a fork.
+static BIG: Mutex<()> = Mutex::new(());
+
+pub(crate) fn big() -> MutexGuard<'static, ()> {
+    BIG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What one side of a channel knows, shared by the processes that share the socket. One page.
+#[repr(C)]
+pub(crate) struct Side {
+    pub(crate) rx_lock: SharedLock,
+    pub(crate) tx_lock: SharedLock,
+    /// Processes that have the socket.
+    pub(crate) holders: AtomicU32,
+    pub(crate) rx_state: AtomicU32,
+    pub(crate) tx_state: AtomicU32,
+    /// `O_NONBLOCK` of the open file description.
+    pub(crate) nonblock: AtomicU32,
+    /// It is in an epoll set: the bell is kept in step at the end of each call.
+    pub(crate) eager: AtomicU32,
+    /// We have asked for a bell (under `rx_lock`).
+    pub(crate) armed: AtomicU32,
+    /// Bytes in our bell that are known of, and to be taken (under `rx_lock`).
+    pub(crate) owed: AtomicU64,
+    pub(crate) fill_seen: AtomicU64,
+    pub(crate) head: AtomicU64,
+    pub(crate) tail: AtomicU64,
+    /// 0, or one more than the peer's position when a send that must not wait found the ring full.
+    pub(crate) full: AtomicU64,
+    /// Sends over TCP in a row, and pauses made for the receiver to catch up.
+    pub(crate) run: AtomicU32,
+    pub(crate) pauses: AtomicU32,
+}
+
+/// A channel.
+pub(crate) struct Chan {
+    pub(crate) stream: Stream,
+    pub(crate) role: Role,
+    /// Our end of the bell, hidden.
+    pub(crate) bell: AtomicI32,
+    side: *mut Side,
+}
+
+impl Chan {
+    pub(crate) fn new(stream: Stream, role: Role, bell: c_int, nonblock: bool) -> Option<Chan> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let side = unsafe {
+            libc::mmap(
+                null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if side == libc::MAP_FAILED {
+            return None;
+        }
+        let chan = Chan {
+            stream,
+            role,
+            bell: AtomicI32::new(bell),
+            side: side.cast(),
+        };
+        chan.side().holders.store(1, Relaxed);
+        chan.side().nonblock.store(nonblock.into(), Relaxed);
+        Some(chan)
+    }
+
+    #[inline]
+    pub(crate) fn side(&self) -> &Side {
+        // SAFETY: the mapping is of a page of zeros, which are a `Side`, and lives as long as `self`.
+        unsafe { &*self.side }
+    }
+
+    #[inline]
+    pub(crate) fn bell(&self) -> c_int {
+        self.bell.load(Relaxed)
+    }
+
+    /// The peer's role: the sender in the direction that comes to us.
+    #[inline]
+    pub(crate) fn peer(&self) -> Role {
+        self.role.peer()
+    }
+}
+
+impl Drop for Chan {
+    fn drop(&mut self) {
+        // SAFETY: nobody is inside any more.
+        unsafe { libc::munmap(self.side.cast(), 4096) };
+    }
+}
+
+/// A registration in an epoll set.
+#[derive(Clone, Debug)]
+pub(crate) struct Reg {
+    pub(crate) set: c_int,
+    /// The set's number in the table, which ends confusion with a later set of the same descriptor.
+    pub(crate) number: usize,
+    pub(crate) fd: c_int,
+    pub(crate) events: u32,
+    pub(crate) data: u64,
+    /// What is registered for the TCP socket and for the bell; `None`: nothing.
+    pub(crate) tcp: Option<u32>,
+    pub(crate) bell: Option<u32>,
+    /// A duplicate of the bell, where the set has the bell itself already.
+    pub(crate) own_bell: c_int,
+    /// It is among those that stand for two descriptors.
+    pub(crate) mixed: bool,
+}
+
+/// Reached under [`big`] only.
+#[derive(Default)]
+pub(crate) struct Slow {
+    pub(crate) ends: Option<Ends>,
+    pub(crate) listener: Option<c_int>,
+    pub(crate) pending: Option<OwnedFd>,
+    pub(crate) regs: Vec<Reg>,
+}
+
+#[repr(align(64))]
+pub(crate) struct Conn {
+    pub(crate) phase: AtomicU32,
+    /// Descriptors of this process that are it.
+    pub(crate) refs: AtomicU32,
+    /// Threads inside; a channel is freed when none is.
+    users: AtomicU32,
+    chan: AtomicPtr<Chan>,
+    /// A channel that waits for its last user.
+    old: AtomicPtr<Chan>,
+    /// Sends and receives.
+    pub(crate) ops: AtomicU64,
+    pub(crate) tx_count: AtomicU64,
+    pub(crate) rx_count: AtomicU64,
+    /// Threads that are in a call of the kernel for the TCP socket.
+    pub(crate) in_tx: AtomicU32,
+    pub(crate) in_rx: AtomicU32,
+    pub(crate) joined: AtomicBool,
+    /// The directions' states that our registrations in epoll sets follow: sent << 8 | received. Another process that shares the socket
+    /// may have changed them.
+    pub(crate) followed: AtomicU32,
+    /// Closed: the last to leave frees it.
+    dead: AtomicBool,
+    pub(crate) why: AtomicU32,
+    /// Processes that have the socket, when it has no channel and a fork has seen it.
+    pub(crate) shared: AtomicPtr<AtomicU32>,
+    /// Its row in the ledger, and one more; 0: none.
+    pub(crate) row: AtomicU32,
+    slow: UnsafeCell<Slow>,
+}
+
+// SAFETY: `slow` is reached under the lock only, all else is atomic.
+unsafe impl Sync for Conn {}
+
+static FREE: Mutex<Vec<&'static Conn>> = Mutex::new(Vec::new());
+
+/// All locks of the process, in order: what a fork holds.
+pub(crate) type Locks = (
+    MutexGuard<'static, ()>,
+    MutexGuard<'static, Vec<&'static Conn>>,
+);
+
+/// The second lock, under the first.
+pub(crate) fn with_free(big: MutexGuard<'static, ()>) -> Locks {
+    (big, FREE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+impl Conn {
+    /// For a new socket.
+    pub(crate) fn new(phase: u32) -> &'static Conn {
+        let used = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let conn = used.unwrap_or_else(|| {
+            Box::leak(Box::new(Conn {
+                phase: AtomicU32::new(FRESH),
+                refs: AtomicU32::new(0),
+                users: AtomicU32::new(0),
+                chan: AtomicPtr::new(null_mut()),
+                old: AtomicPtr::new(null_mut()),
+                ops: AtomicU64::new(0),
+                tx_count: AtomicU64::new(0),
+                rx_count: AtomicU64::new(0),
+                in_tx: AtomicU32::new(0),
+                in_rx: AtomicU32::new(0),
+                joined: AtomicBool::new(false),
+                followed: AtomicU32::new(0),
+                dead: AtomicBool::new(false),
+                why: AtomicU32::new(0),
+                shared: AtomicPtr::new(null_mut()),
+                row: AtomicU32::new(0),
+                slow: UnsafeCell::new(Slow::default()),
+            }))
+        });
+        conn.refs.store(1, Relaxed);
+        conn.phase.store(phase, SeqCst);
+        conn
+    }
+
+    /// Held while a thread uses the channel.
+    #[inline]
+    pub(crate) fn enter(&'static self) -> Inside {
+        self.users.fetch_add(1, SeqCst);
+        Inside(self)
+    }
+
+    /// The channel; used while [`Conn::enter`]'s guard lives.
+    #[inline]
+    pub(crate) fn chan(&self, _inside: &Inside) -> Option<&Chan> {
+        // SAFETY: it is freed only when nobody is inside.
+        unsafe { self.chan.load(SeqCst).as_ref() }
+    }
+
+    /// The same, under [`big`].
+    pub(crate) fn chan_slow(&self, _big: &MutexGuard<'_, ()>) -> Option<&Chan> {
+        // SAFETY: it is taken away under the lock only.
+        unsafe { self.chan.load(SeqCst).as_ref() }
+    }
+
+    #[expect(clippy::mut_from_ref, reason = "the lock makes it exclusive")]
+    pub(crate) fn slow<'a>(&self, _big: &'a MutexGuard<'_, ()>) -> &'a mut Slow {
+        // SAFETY: only under the lock, and each caller lets go of it before it asks again.
+        unsafe { &mut *self.slow.get() }
+    }
+
+    pub(crate) fn link(&self, chan: Chan, _big: &MutexGuard<'_, ()>) {
+        self.chan.store(Box::into_raw(Box::new(chan)), SeqCst);
+        self.phase.store(LINKED, SeqCst);
+    }
+
+    /// Processes that have the socket.
+    pub(crate) fn holders(&self, inside: &Inside) -> u32 {
+        if let Some(chan) = self.chan(inside) {
+            return chan.side().holders.load(SeqCst);
+        }
+        // SAFETY: a counter in a mapping that is never taken away.
+        unsafe { self.shared.load(Acquire).as_ref() }.map_or(1, |count| count.load(SeqCst))
+    }
+
+    pub(crate) fn note(&self, why: Why) {
+        self.why.store(why as u32, Relaxed);
+        ledger::why(self, why);
+    }
+
+    /// TCP for good; only without a channel.
+    pub(crate) fn plain(&self, why: Why) {
+        self.phase.store(PLAIN, SeqCst);
+        self.note(why);
+    }
+
+    /// The last descriptor of this process is gone: makes it free for another socket. The descriptors are closed by the caller.
+    pub(crate) fn recycle(&'static self, big: &MutexGuard<'_, ()>) {
+        ledger::closed(self);
+        let slow = std::mem::take(self.slow(big));
+        if let Some(fd) = slow.listener {
+            hidden::close(fd);
+        }
+        for reg in &slow.regs {
+            if reg.own_bell >= 0 {
+                hidden::close(reg.own_bell);
+            }
+        }
+        let inside = self.enter();
+        self.phase.store(PLAIN, SeqCst);
+        let chan = self.chan.swap(null_mut(), SeqCst);
+        self.old.store(chan, SeqCst);
+        self.dead.store(true, SeqCst);
+        drop(inside);
+    }
+
+    fn free(&'static self) {
+        let old = self.old.swap(null_mut(), AcqRel);
+        if !old.is_null() {
+            // SAFETY: nobody is inside, and nobody can find it any more.
+            drop(unsafe { Box::from_raw(old) });
+        }
+        for count in [&self.ops, &self.tx_count, &self.rx_count] {
+            count.store(0, Relaxed);
+        }
+        for count in [
+            &self.in_rx,
+            &self.in_tx,
+            &self.why,
+            &self.row,
+            &self.followed,
+        ] {
+            count.store(0, Relaxed);
+        }
+        self.joined.store(false, Relaxed);
+        self.shared.store(null_mut(), Relaxed);
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(self);
+    }
+
+    /// How bytes come in: [`TCP`], [`RING`] or [`AFTER`].
+    pub(crate) fn mode(chan: &Chan) -> (u32, u32) {
+        let side = chan.side();
+        (
+            side.tx_state.load(SeqCst).clamp(TCP, AFTER),
+            side.rx_state.load(SeqCst).clamp(TCP, AFTER),
+        )
+    }
+
+    pub(crate) fn is_on_ring(chan: &Chan) -> bool {
+        let (tx, rx) = Conn::mode(chan);
+        tx == RING || rx == RING
+    }
+}
+
+/// A thread that uses a connection.
+pub(crate) struct Inside(&'static Conn);
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        let conn = self.0;
+        if conn.users.fetch_sub(1, SeqCst) == 1
+            && conn.dead.load(SeqCst)
+            && conn.dead.swap(false, SeqCst)
+        {
+            conn.free();
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `syscall(2)`: the calls that we stand in front of come to us by their numbers too.
+//!
+//! # Safety
+//!
+//! As each call's manual page says.
+
+use libc::{c_int, c_long};
+
+use crate::{io, link, next, sock};
+
+fn pointer<T>(word: c_long) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(word as usize)
+}
+
+/// # Safety
+/// As the call of that number.
+pub(crate) unsafe fn syscall(number: c_long, args: [c_long; 6]) -> c_long {
+    let [a, b, c, d, e, f] = args;
+    let fd = a as c_int;
+    // SAFETY: the caller's promise; the arguments are those of the call of that number.
+    unsafe {
+        match number {
+            libc::SYS_close => sock::close(fd).into(),
+            libc::SYS_close_range => sock::close_range(a as u32, b as u32, c as c_int).into(),
+            libc::SYS_read => io::read(fd, pointer(b), c as usize) as c_long,
+            libc::SYS_write => io::write(fd, pointer(b), c as usize) as c_long,
+            libc::SYS_readv => io::readv(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_writev => io::writev(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_recvfrom => io::recvfrom(
+                fd,
+                pointer(b),
+                c as usize,
+                d as c_int,
+                pointer(e),
+                pointer(f),
+            ) as c_long,
+            libc::SYS_sendto => {
+                io::sendto(fd, pointer(b), c as usize, d as c_int, pointer(e), f as u32) as c_long
+            }
+            libc::SYS_recvmsg => io::recvmsg(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_sendmsg => io::sendmsg(fd, pointer(b), c as c_int) as c_long,
+            libc::SYS_socket => sock::socket(fd, b as c_int, c as c_int).into(),
+            libc::SYS_connect => sock::connect(fd, pointer(b), c as u32).into(),
+            libc::SYS_accept4 => sock::accept4(fd, pointer(b), pointer(c), d as c_int).into(),
+            libc::SYS_shutdown => sock::shutdown(fd, b as c_int).into(),
+            libc::SYS_dup => sock::dup(fd).into(),
+            libc::SYS_dup3 => sock::dup3(fd, b as c_int, c as c_int).into(),
+            libc::SYS_epoll_create1 => sock::epoll_create1(fd).into(),
+            libc::SYS_epoll_ctl => sock::epoll_ctl(fd, b as c_int, c as c_int, pointer(d)).into(),
+            libc::SYS_io_uring_setup => {
+                link::everything_back();
+                next::syscall(number, a, b, c, d, e, f)
+            }
+            _ => next::syscall(number, a, b, c, d, e, f),
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Descriptors: closing, duplicating, flags.
+//!
+//! # Safety
+//!
+//! As the calls' manual pages say.
+
+use libc::{c_int, c_uint, c_ulong};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_run::ledger::RING;
+
+use crate::conn::{Conn, LINKED, PROBING, big};
+use crate::table::{self, Entry};
+use crate::{hidden, next, ready, rx};
+
+/// A descriptor of the connection; -1 when there is none.
+pub(crate) fn any(conn: &Conn) -> c_int {
+    let mut found = -1;
+    table::each(0, 1 << 16, |fd, entry| {
+        if let Entry::Conn(of) = entry
+            && std::ptr::eq(of, conn)
+            && found < 0
+        {
+            found = fd;
+        }
+    });
+    found
+}
+
+/// One that is open may stand for something else from now on: forgets it. The caller closes it then.
+pub(crate) fn forget(fd: c_int) {
+    if let Entry::Conn(conn) = table::get(fd) {
+        let inside = conn.enter();
+        let big = big();
+        match table::get(fd) {
+            Entry::Conn(now) if std::ptr::eq(now, conn) => {}
+            _ => return,
+        }
+        table::put(fd, Entry::None);
+        let last = conn.refs.fetch_sub(1, SeqCst) == 1;
+        let chan = conn.chan(&inside);
+        ready::closing(conn, fd, last, chan, &big);
+        if !last {
+            return;
+        }
+        // SAFETY: a counter in a mapping that is never taken away.
+        if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
+            shared.fetch_sub(1, SeqCst);
+        }
+        if let Some(chan) = chan {
+            if chan.side().holders.fetch_sub(1, SeqCst) == 1 {
+                leave(fd, chan);
+            }
+            hidden::close(chan.bell());
+        }
+        conn.recycle(&big);
+    } else if let Entry::Set(_) = table::get(fd) {
+        table::put(fd, Entry::None);
+    }
+}
+
+/// Nobody has the socket any more.
+fn leave(fd: c_int, chan: &crate::conn::Chan) {
+    let unread = rx::ring_bytes(chan).is_some_and(|n| n > 0);
+    chan.stream.leave(chan.role);
+    if unread {
+        // A socket that is closed with bytes unread resets its connection; the kernel does not know of ours.
+        let reset = libc::linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        // SAFETY: an option of that size.
+        unsafe {
+            next::setsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const reset).cast(),
+                size_of::<libc::linger>() as u32,
+            );
+        }
+    }
+}
+
+/// # Safety
+/// As `close(2)`.
+pub(crate) unsafe fn close(fd: c_int) -> c_int {
+    match table::get(fd) {
+        Entry::None => {}
+        Entry::Hidden => {
+            crate::set_errno(libc::EBADF);
+            return -1;
+        }
+        Entry::Conn(conn) => {
+            // The bell closes after the socket: who hears the one finds the other's FIN.
+            let inside = conn.enter();
+            let bell = conn.chan(&inside).map(|chan| hidden::keep(chan.bell()));
+            drop(inside);
+            forget(fd);
+            // SAFETY: the caller's promise.
+            let rc = unsafe { next::close(fd) };
+            if let Some(Some(bell)) = bell {
+                hidden::close(bell);
+            }
+            return rc;
+        }
+        Entry::Set(_) => forget(fd),
+    }
+    // SAFETY: the caller's promise.
+    unsafe { next::close(fd) }
+}
+
+/// # Safety
+/// As `close_range(2)`.
+pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOEXEC: c_int = 4;
+    if first > last || flags & CLOEXEC != 0 {
+        // SAFETY: the caller's promise. Ours are closed on exec anyway.
+        return unsafe { next::close_range(first, last, flags) };
+    }
+    let mut ours = Vec::new();
+    let mut theirs = Vec::new();
+    table::each(first as usize, last as usize, |fd, entry| match entry {
+        Entry::Hidden => ours.push(fd as c_uint),
+        Entry::None => {}
+        _ => theirs.push(fd),
+    });
+    for fd in theirs {
+        // SAFETY: in the range that the program wants closed.
+        unsafe { close(fd) };
+    }
+    // Those that were hidden beside what is closed now are gone too.
+    ours.retain(|&fd| matches!(table::get(fd as c_int), Entry::Hidden));
+    let mut from = first;
+    for fd in ours {
+        if from < fd {
+            // SAFETY: the caller's promise.
+            let rc = unsafe { next::close_range(from, fd - 1, flags) };
+            if rc != 0 {
+                return rc;
+            }
+        }
+        from = fd + 1;
+    }
+    if from <= last {
+        // SAFETY: the caller's promise.
+        return unsafe { next::close_range(from, last, flags) };
+    }
+    0
+}
+
+/// `new` is another descriptor of what `old` is.
+pub(crate) fn copied(old: c_int, new: c_int) {
+    if new < 0 || new == old {
+        return;
+    }
+    match table::get(old) {
+        Entry::Conn(conn) => {
+            if table::holds(new) {
+                {
+                    let _big = big();
+                    conn.refs.fetch_add(1, SeqCst);
+                    table::put(new, Entry::Conn(conn));
+                }
+                if new <= libc::STDERR_FILENO {
+                    // The C library's streams stand there, and read and write by themselves.
+                    crate::link::downgrade(conn, weft_run::meet::Why::Stdio);
+                }
+            } else {
+                // Calls by that number would not be seen.
+                crate::link::downgrade(conn, weft_run::meet::Why::Descriptors);
+            }
+        }
+        // A set with two names cannot be followed when one is closed: what is in it stays where it is.
+        Entry::Set(_) => {
+            table::put(old, Entry::Set(0));
+            table::put(new, Entry::Set(0));
+        }
+        _ => _ = table::put(new, Entry::None),
+    }
+}
+
+/// # Safety
+/// As `dup2(2)`: `call` is the program's own.
+pub(crate) unsafe fn over(old: c_int, new: c_int, call: impl Fn() -> c_int) -> c_int {
+    if old == new || new < 0 {
+        return call();
+    }
+    if let Entry::Hidden = table::get(old) {
+        crate::set_errno(libc::EBADF);
+        return -1;
+    }
+    if let Entry::Hidden = table::get(new) {
+        move_away(new);
+    }
+    // SAFETY: asks for flags; a descriptor that is not open makes the call fail.
+    if unsafe { next::fcntl(old, libc::F_GETFD, 0) } < 0 {
+        return call();
+    }
+    let bell =
+        table::enter(new).and_then(|(conn, inside)| hidden::keep(conn.chan(&inside)?.bell()));
+    forget(new);
+    let rc = call();
+    if let Some(bell) = bell {
+        hidden::close(bell);
+    }
+    if rc >= 0 {
+        copied(old, rc);
+    }
+    rc
+}
+
+/// The program wants this number: what is ours there moves.
+fn move_away(fd: c_int) {
+    let big = big();
+    let Some(new) = hidden::duplicate(fd) else {
+        return;
+    };
+    let mut moved = false;
+    table::each(0, 1 << 16, |_, entry| {
+        if let Entry::Conn(conn) = entry
+            && !moved
+        {
+            if let Some(chan) = conn.chan_slow(&big)
+                && chan.bell() == fd
+            {
+                ready::bell_moves(conn, chan, new, &big);
+                moved = true;
+            }
+            let slow = conn.slow(&big);
+            if slow.listener == Some(fd) {
+                slow.listener = Some(new);
+                moved = true;
+            }
+        }
+    });
+    table::put(fd, Entry::None);
+    // SAFETY: it is ours.
+    unsafe { next::close(fd) };
+}
+
+/// # Safety
+/// As `fcntl(2)`: `call` is the program's own.
+pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -> c_int) -> c_int {
+    if let Entry::Hidden = table::get(fd) {
+        crate::set_errno(libc::EBADF);
+        return -1;
+    }
+    let rc = call();
+    if rc < 0 {
+        return rc;
+    }
+    match op {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, rc),
+        libc::F_SETFL => set_nonblocking(fd, arg as c_int & libc::O_NONBLOCK != 0),
+        _ => {}
+    }
+    rc
+}
+
+fn set_nonblocking(fd: c_int, on: bool) {
+    if let Some((conn, inside)) = table::enter(fd)
+        && let Some(chan) = conn.chan(&inside)
+    {
+        chan.side().nonblock.store(on.into(), SeqCst);
+    }
+}
+
+/// # Safety
+/// As `ioctl(2)`: `call` is the program's own.
+pub(crate) unsafe fn ioctl(
+    fd: c_int,
+    op: c_ulong,
+    arg: c_ulong,
+    call: impl Fn() -> c_int,
+) -> c_int {
+    let Some((conn, inside)) = table::enter(fd) else {
+        return call();
+    };
+    if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
+        return call();
+    }
+    let rc = call();
+    let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
+    if rc != 0 || out.is_null() {
+        return rc;
+    }
+    if let Some(chan) = conn.chan(&inside) {
+        if op == libc::FIONREAD && chan.side().rx_state.load(SeqCst) == RING {
+            let n = rx::ring_bytes(chan).unwrap_or(0);
+            // SAFETY: the kernel has just written there.
+            unsafe { out.write_unaligned(out.read_unaligned() + n as c_int) };
+        } else if op == libc::FIONBIO {
+            // SAFETY: the kernel has just read it.
+            chan.side()
+                .nonblock
+                .store((unsafe { out.read_unaligned() } != 0).into(), SeqCst);
+        }
+    }
+    rc
+}
+
+/// Whether a descriptor would be closed by an exec.
+pub(crate) fn closes_on_exec(fd: c_int) -> bool {
+    // SAFETY: only asked for its flags.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_getfd(fd).is_ok_and(|flags| flags.contains(rustix::io::FdFlags::CLOEXEC))
+}

@@ -1,0 +1,62 @@
+//! Descriptors of the library's own, which the program cannot close by accident: `close` of one is `EBADF`, and `close_range` goes round them.
+
+use libc::c_int;
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use crate::next;
+use crate::table::{self, Entry};
+
+/// Where they begin: above what most programs use, and not so far up that the kernel's table grows large.
+fn base() -> c_int {
+    static BASE: OnceLock<c_int> = OnceLock::new();
+    *BASE.get_or_init(|| {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: writes the limit.
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+        if limit.rlim_cur >= 4096 {
+            2048
+        } else {
+            (limit.rlim_cur / 2) as c_int
+        }
+    })
+}
+
+/// Moves a descriptor up and hides it. `None`, and it is closed, when there are too many.
+pub(crate) fn hide(fd: OwnedFd) -> Option<c_int> {
+    let raw = fd.into_raw_fd();
+    let moved = duplicate(raw);
+    // SAFETY: it is ours.
+    unsafe { next::close(raw) };
+    moved
+}
+
+/// A hidden duplicate.
+pub(crate) fn duplicate(fd: c_int) -> Option<c_int> {
+    // SAFETY: makes a descriptor.
+    let new = unsafe { next::fcntl(fd, libc::F_DUPFD_CLOEXEC, base() as libc::c_ulong) };
+    if new < 0 {
+        return None;
+    }
+    if !table::holds(new) {
+        // SAFETY: it is ours.
+        unsafe { next::close(new) };
+        return None;
+    }
+    table::put(new, Entry::Hidden);
+    Some(new)
+}
+
+pub(crate) fn close(fd: c_int) {
+    table::put(fd, Entry::None);
+    // SAFETY: it is ours.
+    unsafe { next::close(fd) };
+}
+
+/// A hidden duplicate that keeps what it stands for open; `None` when there is none to be had.
+pub(crate) fn keep(fd: c_int) -> Option<c_int> {
+    duplicate(fd)
+}

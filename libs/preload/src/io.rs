@@ -1,0 +1,354 @@
+//! The calls that move bytes.
+//!
+//! # Safety
+//!
+//! Each is as safe as its manual page says.
+
+use libc::{
+    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec,
+};
+
+use weft_run::meet::Why;
+
+use crate::rx::receive;
+use crate::tx::{Source, transmit};
+use crate::{link, next, table};
+
+/// The kernel takes no more at once.
+const MAX_RW: usize = 0x7fff_f000;
+
+fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
+    [iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: n.min(MAX_RW),
+    }]
+}
+
+/// The vector of a call, when it is one that the kernel would take.
+unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
+    if n > 1024 || (iov.is_null() && n > 0) {
+        return None;
+    }
+    if n == 0 {
+        return Some(&[]);
+    }
+    // SAFETY: the caller's promise.
+    Some(unsafe { std::slice::from_raw_parts(iov, n) })
+}
+
+macro_rules! doors {
+    ($(fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty $body:block)*) => {$(
+        #[doc = concat!("`", stringify!($name), "`: see its manual page.")]
+        /// # Safety
+        /// As the manual page says.
+        // SAFETY: this library is there to have this name.
+        #[unsafe(no_mangle)]
+        #[allow(unreachable_pub, reason = "for the loader")]
+        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
+            // SAFETY: the caller's promise.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(crate) use doors;
+
+doors! {
+    fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+        if n == 0 || table::conn(fd).is_none() {
+            return next::read(fd, buf, n);
+        }
+        receive(fd, &one(buf, n), 0, || next::read(fd, buf, n))
+    }
+
+    fn __read_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t) -> ssize_t {
+        if n > room { libc::abort(); }
+        read(fd, buf, n)
+    }
+
+    fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+        if table::conn(fd).is_none() {
+            return next::readv(fd, iov, n);
+        }
+        match vector(iov, n as usize) {
+            Some(list) if list.iter().any(|one| one.iov_len > 0) => receive(fd, list, 0, || next::readv(fd, iov, n)),
+            _ => next::readv(fd, iov, n),
+        }
+    }
+
+    fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
+        if table::conn(fd).is_none() {
+            return next::recv(fd, buf, n, flags);
+        }
+        receive(fd, &one(buf, n), flags, || next::recv(fd, buf, n, flags))
+    }
+
+    fn __recv_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t, flags: c_int) -> ssize_t {
+        if n > room { libc::abort(); }
+        recv(fd, buf, n, flags)
+    }
+
+    fn recvfrom(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t {
+        if table::conn(fd).is_none() {
+            return next::recvfrom(fd, buf, n, flags, addr, len);
+        }
+        // TCP gives no address.
+        let asked = if len.is_null() { 0 } else { *len };
+        if !len.is_null() && !addr.is_null() { *len = 0; }
+        receive(fd, &one(buf, n), flags, || {
+            if !len.is_null() { *len = asked; }
+            next::recvfrom(fd, buf, n, flags, addr, len)
+        })
+    }
+
+    fn __recvfrom_chk(fd: c_int, buf: *mut c_void, n: size_t, room: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t {
+        if n > room { libc::abort(); }
+        recvfrom(fd, buf, n, flags, addr, len)
+    }
+
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        if table::conn(fd).is_none() || message.is_null() {
+            return next::recvmsg(fd, message, flags);
+        }
+        receive_message(fd, message, flags)
+    }
+
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        if table::conn(fd).is_none() || n == 0 {
+            return next::recvmmsg(fd, messages, n, flags, timeout);
+        }
+        // The first one waits; the others are what is there.
+        let mut flags_now = flags & !libc::MSG_WAITFORONE;
+        for at in 0..n as usize {
+            let one = messages.add(at);
+            let got = receive_message(fd, &raw mut (*one).msg_hdr, flags_now);
+            if got <= 0 {
+                if at == 0 && got < 0 { return -1; }
+                if at == 0 { (*one).msg_len = 0; return 1; }
+                return at as c_int;
+            }
+            (*one).msg_len = got as c_uint;
+            if flags & libc::MSG_WAITFORONE != 0 { flags_now |= libc::MSG_DONTWAIT; }
+        }
+        n as c_int
+    }
+
+    fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
+        if n == 0 || table::conn(fd).is_none() {
+            return next::write(fd, buf, n);
+        }
+        transmit(fd, &Source::Memory(&one(buf, n)), 0, || next::write(fd, buf, n))
+    }
+
+    fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+        if table::conn(fd).is_none() {
+            return next::writev(fd, iov, n);
+        }
+        match vector(iov, n as usize) {
+            Some(list) if list.iter().any(|one| one.iov_len > 0) => {
+                transmit(fd, &Source::Memory(list), 0, || next::writev(fd, iov, n))
+            }
+            _ => next::writev(fd, iov, n),
+        }
+    }
+
+    fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
+        if table::conn(fd).is_none() || n == 0 {
+            return next::send(fd, buf, n, flags);
+        }
+        transmit(fd, &Source::Memory(&one(buf, n)), flags, || next::send(fd, buf, n, flags))
+    }
+
+    fn sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t) -> ssize_t {
+        if table::conn(fd).is_none() || n == 0 {
+            return next::sendto(fd, buf, n, flags, addr, len);
+        }
+        if flags & libc::MSG_FASTOPEN != 0 && let Some(conn) = table::conn(fd) {
+            link::downgrade(conn, Why::Option);
+            return next::sendto(fd, buf, n, flags, addr, len);
+        }
+        transmit(fd, &Source::Memory(&one(buf, n)), flags, || next::sendto(fd, buf, n, flags, addr, len))
+    }
+
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        if !message.is_null() && (*message).msg_controllen > 0 && !(*message).msg_control.is_null() {
+            passing(message);
+        }
+        if table::conn(fd).is_none() || message.is_null() {
+            return next::sendmsg(fd, message, flags);
+        }
+        send_message(fd, message, flags)
+    }
+
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+        if table::conn(fd).is_none() || n == 0 {
+            for at in 0..n.min(1024) as usize {
+                let header = &raw const (*messages.add(at)).msg_hdr;
+                if (*header).msg_controllen > 0 && !(*header).msg_control.is_null() { passing(header); }
+            }
+            return next::sendmmsg(fd, messages, n, flags);
+        }
+        for at in 0..n as usize {
+            let one = messages.add(at);
+            let sent = send_message(fd, &raw const (*one).msg_hdr, flags);
+            if sent < 0 {
+                return if at == 0 { -1 } else { at as c_int };
+            }
+            (*one).msg_len = sent as c_uint;
+        }
+        n as c_int
+    }
+
+    fn sendfile(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
+        send_file(out, from, offset, n)
+    }
+
+    fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
+        send_file(out, from, offset, n)
+    }
+
+    fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
+        for fd in [from, to] {
+            if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Splice); }
+        }
+        let kept = table::conn(from).is_some_and(|_| crate::sock::is_ring_in(from));
+        if kept {
+            // What is left in the ring goes first.
+            return drain_to(from, to, n, flags);
+        }
+        next::splice(from, from_offset, to, to_offset, n, flags)
+    }
+}
+
+unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let header = &mut *message;
+        let Some(list) = vector(header.msg_iov, header.msg_iovlen) else {
+            return next::recvmsg(fd, message, flags);
+        };
+        let before = (header.msg_namelen, header.msg_controllen);
+        header.msg_namelen = 0;
+        header.msg_controllen = 0;
+        let asked = header.msg_flags;
+        header.msg_flags = 0;
+        let n = receive(fd, list, flags, || {
+            // SAFETY: the caller's promise.
+            let header = &mut *message;
+            (header.msg_namelen, header.msg_controllen) = before;
+            header.msg_flags = asked;
+            next::recvmsg(fd, message, flags)
+        });
+        if n < 0 && crate::errno() != 0 {
+            let header = &mut *message;
+            if header.msg_namelen == 0 && header.msg_controllen == 0 {
+                (header.msg_namelen, header.msg_controllen) = before;
+            }
+        }
+        n
+    }
+}
+
+unsafe fn send_message(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let header = &*message;
+        match vector(header.msg_iov, header.msg_iovlen) {
+            Some(list) if list.iter().any(|one| one.iov_len > 0) => {
+                transmit(fd, &Source::Memory(list), flags, || {
+                    next::sendmsg(fd, message, flags)
+                })
+            }
+            _ => next::sendmsg(fd, message, flags),
+        }
+    }
+}
+
+/// Descriptors are handed to another process: ours among them go back to TCP first.
+unsafe fn passing(message: *const msghdr) {
+    // SAFETY: the caller's promise; the walk is the C library's.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*header)
+                    .cmsg_len
+                    .saturating_sub(libc::CMSG_LEN(0) as usize);
+                let data = libc::CMSG_DATA(header).cast::<c_int>();
+                for at in 0..(bytes / size_of::<c_int>()).min(253) {
+                    if let Some(conn) = table::conn(data.add(at).read_unaligned()) {
+                        link::downgrade(conn, Why::Passed);
+                    }
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
+}
+
+unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if table::conn(out).is_none() || n == 0 {
+            return next::sendfile64(out, from, offset, n);
+        }
+        let start = if offset.is_null() {
+            None
+        } else {
+            Some(*offset)
+        };
+        let source = Source::File {
+            fd: from,
+            offset: start,
+            len: n.min(MAX_RW),
+        };
+        let by_kernel = std::cell::Cell::new(false);
+        let sent = transmit(out, &source, 0, || {
+            by_kernel.set(true);
+            next::sendfile64(out, from, offset, n)
+        });
+        if sent > 0 && !by_kernel.get() && !offset.is_null() {
+            *offset += sent as off_t;
+        }
+        sent
+    }
+}
+
+/// `splice` from a socket whose ring still has bytes: they are copied.
+unsafe fn drain_to(from: c_int, to: c_int, n: size_t, flags: c_uint) -> ssize_t {
+    let mut bytes = [0_u8; 4096];
+    let flags = if flags & libc::SPLICE_F_NONBLOCK != 0 {
+        libc::MSG_DONTWAIT
+    } else {
+        0
+    };
+    // SAFETY: our buffer. A page fits a pipe that poll says is writable, or the write waits, as splice would.
+    unsafe {
+        let got = recv(from, bytes.as_mut_ptr().cast(), n.min(bytes.len()), flags);
+        if got <= 0 {
+            return got;
+        }
+        let mut done = 0;
+        while done < got {
+            let put = next::write(
+                to,
+                bytes.as_ptr().add(done as usize).cast(),
+                (got - done) as usize,
+            );
+            if put < 0 {
+                let mut poll = libc::pollfd {
+                    fd: to,
+                    events: libc::POLLOUT,
+                    revents: 0,
+                };
+                if !matches!(crate::errno(), libc::EAGAIN | libc::EINTR) {
+                    return -1;
+                }
+                next::poll(&raw mut poll, 1, -1);
+                continue;
+            }
+            done += put;
+        }
+        got
+    }
+}

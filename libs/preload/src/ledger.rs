@@ -1,0 +1,231 @@
+//! The process's ledger: plain stores into a file of memory that `weft stat` reads.
+
+use std::fmt::Write as _;
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+
+use weft_run::ledger::{Head, LEN, MAGIC, NAME, ROW_WORDS, ROWS, VERSION, Word, words};
+use weft_run::meet::{Ends, Why};
+use weft_sys::memfd::{self, Mapping};
+
+use crate::conn::{Chan, Conn};
+use crate::hidden;
+
+/// The words of the file; null before the first connection that is looked at.
+static BASE: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
+/// Counted before there is a file too.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+/// Where to look for a free row first.
+static HINT: AtomicU32 = AtomicU32::new(0);
+
+fn at(index: usize) -> Option<&'static AtomicU64> {
+    let base = BASE.load(Relaxed);
+    if base.is_null() || index >= LEN / 8 {
+        return None;
+    }
+    // SAFETY: inside the mapping, which is never taken away.
+    Some(unsafe { &*base.add(index) })
+}
+
+fn head(which: Head) -> Option<&'static AtomicU64> {
+    at(which as usize)
+}
+
+fn word(conn: &Conn, which: Word) -> Option<&'static AtomicU64> {
+    match conn.row.load(Relaxed) {
+        0 => None,
+        row => at(row as usize * ROW_WORDS + which as usize),
+    }
+}
+
+fn add(word: Option<&AtomicU64>, n: u64) {
+    if let Some(word) = word {
+        // Two threads that add at once may lose one; the numbers are for people.
+        word.store(word.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+}
+
+fn set(word: Option<&AtomicU64>, value: u64) {
+    if let Some(word) = word {
+        word.store(value, Relaxed);
+    }
+}
+
+/// A connection more.
+pub(crate) fn seen() {
+    let n = SEEN.fetch_add(1, Relaxed) + 1;
+    set(head(Head::Seen), n);
+}
+
+fn ensure() {
+    static MAP: OnceLock<Option<Mapping>> = OnceLock::new();
+    if !BASE.load(Relaxed).is_null() {
+        return;
+    }
+    let Ok(fd) = memfd::create(NAME, LEN as u64) else {
+        return;
+    };
+    let Ok(map) = Mapping::new(fd.as_fd(), 0, LEN, true) else {
+        return;
+    };
+    if hidden::hide(fd).is_none() {
+        return;
+    }
+    let base: *mut AtomicU64 = map.as_ptr().cast();
+    // Stays mapped: kept, or (a second one, of a child) leaked.
+    if let Err(map) = MAP.set(Some(map)) {
+        std::mem::forget(map);
+    }
+    BASE.store(base, Release);
+    set(head(Head::Magic), MAGIC);
+    set(head(Head::Version), VERSION);
+    set(head(Head::Pid), u64::from(crate::lock::own()));
+    set(head(Head::Seen), SEEN.load(Relaxed));
+}
+
+/// A child begins a ledger of its own, with the rows of what it has inherited gone.
+pub(crate) fn after_fork() {
+    BASE.store(std::ptr::null_mut(), Relaxed);
+    SEEN.store(0, Relaxed);
+}
+
+fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+/// Gives the connection a row.
+pub(crate) fn begin(conn: &Conn, fd: i32, ends: &Ends) {
+    ensure();
+    if BASE.load(Relaxed).is_null() || conn.row.load(Relaxed) != 0 {
+        return;
+    }
+    let first = HINT.load(Relaxed) as usize;
+    // Free rows first, then those of closed connections.
+    let free = (0..2).find_map(|round| {
+        (0..ROWS).map(|n| 1 + (first + n) % ROWS).find(|row| {
+            let used = at(row * ROW_WORDS).map_or(1, |word| word.load(Relaxed));
+            let closed = at(row * ROW_WORDS + Word::Closed as usize);
+            used == 0 || (round == 1 && closed.is_some_and(|word| word.load(Relaxed) != 0))
+        })
+    });
+    let Some(row) = free else { return };
+    HINT.store(row as u32, Relaxed);
+    conn.row.store(row as u32, Relaxed);
+    set(word(conn, Word::Use), 1);
+    for n in 1..ROW_WORDS {
+        set(at(row * ROW_WORDS + n), 0);
+    }
+    let ((own, own_low), (peer, peer_low)) = (words(ends.own.ip()), words(ends.peer.ip()));
+    let ports = u64::from(ends.own.port()) << 16 | u64::from(ends.peer.port());
+    for (which, value) in [
+        (Word::Fd, fd as u64),
+        (Word::Own, own),
+        (Word::OwnLow, own_low),
+        (Word::Peer, peer),
+        (Word::PeerLow, peer_low),
+        (Word::Ports, ports),
+        (Word::Since, now_ms()),
+    ] {
+        set(word(conn, which), value);
+    }
+    set(word(conn, Word::Use), 2);
+}
+
+pub(crate) fn why(conn: &Conn, why: Why) {
+    set(word(conn, Word::Why), why as u64);
+}
+
+/// How the directions go now.
+pub(crate) fn mode(conn: &Conn, chan: &Chan) {
+    let (tx, rx) = Conn::mode(chan);
+    set(word(conn, Word::Mode), u64::from(tx << 8 | rx));
+}
+
+pub(crate) fn switched() {
+    add(head(Head::Switched), 1);
+}
+
+pub(crate) fn back() {
+    add(head(Head::Back), 1);
+}
+
+#[inline]
+pub(crate) fn count(conn: &Conn, which: Word, n: u64) {
+    add(word(conn, which), n);
+}
+
+/// Bytes over TCP so far.
+pub(crate) fn tcp(conn: &Conn) {
+    if conn.row.load(Relaxed) == 0 {
+        return;
+    }
+    set(word(conn, Word::TxTcp), conn.tx_count.load(Relaxed));
+    set(word(conn, Word::RxTcp), conn.rx_count.load(Relaxed));
+}
+
+pub(crate) fn closed(conn: &Conn) {
+    tcp(conn);
+    set(word(conn, Word::Closed), 1);
+}
+
+/// What is printed for `--explain`.
+pub(crate) fn explain() {
+    let base = BASE.load(Relaxed);
+    let mut text = format!("weft run: process {}: ", std::process::id());
+    let seen = SEEN.load(Relaxed);
+    if seen == 0 {
+        return;
+    }
+    let bytes: Vec<u8> = if base.is_null() {
+        Vec::new()
+    } else {
+        (0..LEN / 8)
+            .filter_map(at)
+            .flat_map(|word| word.load(Relaxed).to_ne_bytes())
+            .collect()
+    };
+    let Some(ledger) = weft_run::ledger::parse(&bytes) else {
+        let _ = writeln!(
+            text,
+            "{seen} TCP connections, all too short to look for their peers"
+        );
+        say(&text);
+        return;
+    };
+    let [_, switched, back] = ledger.totals;
+    let _ = writeln!(
+        text,
+        "{seen} TCP connections, {switched} went over to shared memory, {back} of them back"
+    );
+    for row in ledger.rows.iter().take(32) {
+        let _ = write!(
+            text,
+            "  {} -> {}: {}; sent {} B in the ring, {} B over TCP; received {} B, {} B",
+            row.own,
+            row.peer,
+            row.via(),
+            row.ring.0,
+            row.tcp.0,
+            row.ring.1,
+            row.tcp.1
+        );
+        if row.why != Why::None {
+            text += " (";
+            text += row.why.text();
+            text += ")";
+        }
+        text += "\n";
+    }
+    if ledger.rows.len() > 32 {
+        let _ = writeln!(text, "  and {} more", ledger.rows.len() - 32);
+    }
+    say(&text);
+}
+
+fn say(text: &str) {
+    // SAFETY: bytes of a string.
+    unsafe { crate::next::write(2, text.as_ptr().cast(), text.len()) };
+}

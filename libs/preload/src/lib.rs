@@ -1,0 +1,75 @@
+//! `libweft-run.so`: what stands between an unmodified sockets program and the C library when `weft run` starts it.
+//!
+//! TCP sockets are followed from `socket` or `accept` on. A connection whose peer runs under weft too, on this host and of this user, gets a
+//! channel (link.rs): a ring of bytes for each direction in a shared segment, and a bell, which is a pair of Unix sockets whose readiness is
+//! that of the rings. Each direction goes over at a moment when nothing is under way on TCP, and can go back at any time. The TCP connection
+//! stays. Whatever is not understood stays on TCP. The formats are in `docs/spec/run.md`.
+//!
+//! # Safety
+//!
+//! Every exported function is as safe as its manual page says.
+
+#![allow(
+    clippy::cast_possible_wrap,
+    clippy::cast_ptr_alignment,
+    clippy::many_single_char_names,
+    reason = "the C library's types and names"
+)]
+
+mod bell;
+mod conn;
+mod direct;
+mod exec;
+mod fd;
+mod full;
+mod hidden;
+mod io;
+mod ledger;
+mod link;
+mod lock;
+mod next;
+mod poll;
+mod process;
+mod ready;
+mod rx;
+mod sock;
+mod table;
+mod tx;
+
+use libc::c_int;
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the thread's own variable.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the thread's own variable.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+extern "C" fn at_start() {
+    process::watch_forks();
+    if std::env::var_os("WEFT_RUN").is_some_and(|value| value == "off") {
+        link::turn_off();
+    }
+    let look = std::env::var("WEFT_RUN_LOOK").ok();
+    if let Some(n) = look.and_then(|text| text.parse().ok()) {
+        link::look_after(n);
+    }
+}
+
+extern "C" fn at_end() {
+    if std::env::var_os("WEFT_RUN_EXPLAIN").is_some_and(|value| value == "1") {
+        ledger::explain();
+    }
+}
+
+// SAFETY: the loader calls the functions of these sections, at the start and at the end.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = at_start;
+// SAFETY: as above.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = at_end;

@@ -1,0 +1,129 @@
+//! A lock in memory that several processes share. A holder that has died does not keep it.
+
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The holder's process number, and the top bit when somebody waits; 0: free.
+#[repr(transparent)]
+pub(crate) struct SharedLock(AtomicU32);
+
+const WAITED: u32 = 1 << 31;
+
+static OWN: AtomicU32 = AtomicU32::new(0);
+
+/// Our process number; forgotten by [`after_fork`].
+pub(crate) fn own() -> u32 {
+    let own = OWN.load(Relaxed);
+    if own != 0 {
+        return own;
+    }
+    let own = std::process::id();
+    OWN.store(own, Relaxed);
+    own
+}
+
+pub(crate) fn after_fork() {
+    OWN.store(0, Relaxed);
+}
+
+/// Whether there is no such process, or only what is left of it.
+fn is_dead(pid: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat
+            .rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
+        Err(e) => e.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+impl SharedLock {
+    #[inline]
+    pub(crate) fn lock(&self) -> Held<'_> {
+        let own = own();
+        if self.0.compare_exchange(0, own, Acquire, Relaxed).is_err() {
+            self.wait(own);
+        }
+        Held(self)
+    }
+
+    #[cold]
+    fn wait(&self, own: u32) {
+        for _ in 0..100 {
+            std::hint::spin_loop();
+            if self.0.compare_exchange(0, own, Acquire, Relaxed).is_ok() {
+                return;
+            }
+        }
+        loop {
+            let now = self.0.load(Relaxed);
+            if now == 0 {
+                // Others may wait too.
+                if self
+                    .0
+                    .compare_exchange(0, own | WAITED, Acquire, Relaxed)
+                    .is_ok()
+                {
+                    return;
+                }
+                continue;
+            }
+            let waited = now | WAITED;
+            if now != waited
+                && self
+                    .0
+                    .compare_exchange(now, waited, Relaxed, Relaxed)
+                    .is_err()
+            {
+                continue;
+            }
+            let patience = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 100_000_000,
+            };
+            // SAFETY: the word outlives the call.
+            let rc = unsafe {
+                crate::next::syscall(
+                    libc::SYS_futex,
+                    self.0.as_ptr() as libc::c_long,
+                    libc::FUTEX_WAIT.into(),
+                    waited.into(),
+                    (&raw const patience) as libc::c_long,
+                    0,
+                    0,
+                )
+            };
+            let holder = waited & !WAITED;
+            if rc != 0 && crate::errno() == libc::ETIMEDOUT && holder != own && is_dead(holder) {
+                let _ = self
+                    .0
+                    .compare_exchange(waited, 0, Ordering::AcqRel, Relaxed);
+            }
+        }
+    }
+}
+
+/// The lock is held as long as this lives.
+pub(crate) struct Held<'a>(&'a SharedLock);
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let lock = &self.0.0;
+        if lock.swap(0, Release) & WAITED != 0 {
+            // SAFETY: the word outlives the call.
+            unsafe {
+                crate::next::syscall(
+                    libc::SYS_futex,
+                    lock.as_ptr() as libc::c_long,
+                    libc::FUTEX_WAKE.into(),
+                    1,
+                    null_mut::<()>() as libc::c_long,
+                    0,
+                    0,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! `poll` and `select`: each direction is looked for where it is.
+//!
+//! # Safety
+//!
+//! As `poll(2)` and `select(2)`.
+
+use libc::{c_int, c_short, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use std::sync::atomic::Ordering::SeqCst;
+
+use weft_run::ledger::RING;
+
+use crate::conn::{Conn, Inside};
+use crate::full::{patient, patient_until};
+use crate::{next, rx, table};
+
+const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
+
+/// Threads that wait in the kernel for the TCP socket keep its direction from switching under them.
+struct Waiting(&'static Conn, #[allow(dead_code)] Inside);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.in_rx.fetch_sub(1, SeqCst);
+    }
+}
+
+fn wait_tcp(conn: &'static Conn, inside: Inside) -> Waiting {
+    conn.in_rx.fetch_add(1, SeqCst);
+    Waiting(conn, inside)
+}
+
+fn is_ours(fd: c_int) -> bool {
+    table::conn(fd).is_some_and(|conn| {
+        matches!(
+            conn.phase.load(SeqCst),
+            crate::conn::PROBING | crate::conn::LINKED
+        )
+    })
+}
+
+/// What is asked of the kernel in place of the program's list.
+struct Translated {
+    fds: Vec<pollfd>,
+    /// The program's entry that each one is for.
+    of: Vec<usize>,
+    /// Held while the kernel is asked.
+    waiting: Vec<Waiting>,
+}
+
+/// `None`: the list is to be asked as it is.
+fn translate(list: &[pollfd]) -> Option<Translated> {
+    if !list.iter().any(|one| is_ours(one.fd)) {
+        return None;
+    }
+    let mut out = Translated {
+        fds: Vec::with_capacity(list.len() + 2),
+        of: Vec::with_capacity(list.len() + 2),
+        waiting: Vec::new(),
+    };
+    let mut put = |at: usize, fd: c_int, events: c_short| {
+        out.fds.push(pollfd {
+            fd,
+            events,
+            revents: 0,
+        });
+        out.of.push(at);
+    };
+    for (at, one) in list.iter().enumerate() {
+        let Some((conn, inside)) = table::enter(one.fd).filter(|_| is_ours(one.fd)) else {
+            put(at, one.fd, one.events);
+            continue;
+        };
+        // First the mark, then the look: who switches does it the other way round.
+        let waiting = wait_tcp(conn, inside);
+        let Some(chan) = conn.chan(&waiting.1) else {
+            put(at, one.fd, one.events);
+            out.waiting.push(waiting);
+            continue;
+        };
+        let (tx, rx) = Conn::mode(chan);
+        if rx == RING {
+            rx::settle_for_poll(conn, chan, &waiting.1);
+        }
+        match (rx == RING, tx == RING) {
+            (true, true) => put(at, chan.bell(), one.events),
+            (false, false) => put(at, one.fd, one.events),
+            (true, false) => {
+                put(at, chan.bell(), one.events & !OUT);
+                if one.events & OUT != 0 {
+                    put(at, one.fd, one.events & OUT);
+                }
+            }
+            (false, true) => {
+                put(at, one.fd, one.events & !OUT);
+                if one.events & OUT != 0 {
+                    put(at, chan.bell(), one.events & OUT);
+                }
+            }
+        }
+        if rx == RING && one.events & libc::POLLPRI != 0 {
+            // Urgent data comes over TCP.
+            put(at, one.fd, libc::POLLPRI);
+        }
+        if rx == RING {
+            // It keeps nobody from anything: the direction has switched.
+            drop(waiting);
+        } else {
+            out.waiting.push(waiting);
+        }
+    }
+    Some(out)
+}
+
+/// Puts the answers where the program looks for them. Returns how many entries have one.
+fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
+    for one in &mut *list {
+        one.revents = 0;
+    }
+    for (got, &at) in asked.fds.iter().zip(&asked.of) {
+        let mut revents = got.revents;
+        if got.fd != list[at].fd && revents & libc::POLLHUP != 0 {
+            // The peer's end of the bell is closed: what TCP says of it counts.
+            let mut tcp = pollfd {
+                fd: list[at].fd,
+                events: list[at].events,
+                revents: 0,
+            };
+            // SAFETY: one entry.
+            unsafe { next::poll(&raw mut tcp, 1, 0) };
+            revents = revents & !(libc::POLLHUP | libc::POLLERR) | tcp.revents;
+        }
+        list[at].revents |= revents;
+    }
+    list.iter().filter(|one| one.revents != 0).count() as c_int
+}
+
+/// Asks by `call`, with the program's list or what stands for it.
+///
+/// # Safety
+/// `fds` are `n` entries.
+unsafe fn ask(fds: *mut pollfd, n: nfds_t, call: impl Fn(*mut pollfd, nfds_t) -> c_int) -> c_int {
+    if fds.is_null() || n == 0 || n > 1 << 20 {
+        return call(fds, n);
+    }
+    // SAFETY: the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts_mut(fds, n as usize) };
+    let Some(mut asked) = translate(list) else {
+        return call(fds, n);
+    };
+    let rc = call(asked.fds.as_mut_ptr(), asked.fds.len() as nfds_t);
+    if rc < 0 {
+        return rc;
+    }
+    if rc == 0 {
+        for one in list {
+            one.revents = 0;
+        }
+        return 0;
+    }
+    answer(list, &asked)
+}
+
+/// # Safety
+/// As `poll(2)`.
+pub(crate) unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        patient(timeout, |timeout| {
+            ask(fds, n, |fds, n| next::poll(fds, n, timeout))
+        })
+    }
+}
+
+/// # Safety
+/// As `ppoll(2)`.
+pub(crate) unsafe fn ppoll(
+    fds: *mut pollfd,
+    n: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        patient_until(timeout, |timeout| {
+            ask(fds, n, |fds, n| next::ppoll(fds, n, timeout, mask))
+        })
+    }
+}
+
+fn has(set: *const fd_set, fd: c_int) -> bool {
+    // SAFETY: the program's set, and a number below its size.
+    !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+}
+
+/// The sets as a list, when one of them has a socket of ours.
+fn list(n: c_int, r: *const fd_set, w: *const fd_set, e: *const fd_set) -> Option<Vec<pollfd>> {
+    if !(1..=libc::FD_SETSIZE as c_int).contains(&n) {
+        return None;
+    }
+    let any = (0..n).any(|fd| is_ours(fd) && (has(r, fd) || has(w, fd) || has(e, fd)));
+    if !any {
+        return None;
+    }
+    let mut out = Vec::new();
+    for fd in 0..n {
+        let mut events = 0;
+        for (set, flag) in [
+            (r, libc::POLLIN | libc::POLLRDNORM),
+            (w, OUT),
+            (e, libc::POLLPRI),
+        ] {
+            if has(set, fd) {
+                events |= flag;
+            }
+        }
+        if events != 0 {
+            out.push(pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    Some(out)
+}
+
+/// `select` by `ppoll`.
+unsafe fn by_poll(
+    mut asked: Vec<pollfd>,
+    sets: [*mut fd_set; 3],
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: our list.
+    let rc = unsafe { ppoll(asked.as_mut_ptr(), asked.len() as nfds_t, timeout, mask) };
+    if rc < 0 {
+        return rc;
+    }
+    if asked.iter().any(|one| one.revents & libc::POLLNVAL != 0) {
+        crate::set_errno(libc::EBADF);
+        return -1;
+    }
+    // What select(2) takes for readable, writable and exceptional.
+    let means = [
+        libc::POLLIN | libc::POLLRDNORM | libc::POLLRDBAND | libc::POLLHUP | libc::POLLERR,
+        OUT | libc::POLLERR,
+        libc::POLLPRI,
+    ];
+    let mut total = 0;
+    for one in &asked {
+        for (&set, means) in sets.iter().zip(means) {
+            if has(set, one.fd) {
+                if one.revents & means == 0 {
+                    // SAFETY: the program's set, and a number that is in it.
+                    unsafe { libc::FD_CLR(one.fd, set) };
+                } else {
+                    total += 1;
+                }
+            }
+        }
+    }
+    total
+}
+
+fn now() -> i128 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}
+
+/// # Safety
+/// As `select(2)`.
+pub(crate) unsafe fn select(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    e: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let Some(asked) = list(n, r, w, e) else {
+        // SAFETY: the caller's promise.
+        return unsafe { next::select(n, r, w, e, timeout) };
+    };
+    if timeout.is_null() {
+        // SAFETY: the caller's promise.
+        return unsafe { by_poll(asked, [r, w, e], std::ptr::null(), std::ptr::null()) };
+    }
+    // SAFETY: the caller's promise.
+    let given = unsafe { *timeout };
+    if given.tv_sec < 0 || given.tv_usec < 0 {
+        crate::set_errno(libc::EINVAL);
+        return -1;
+    }
+    let wait = timespec {
+        tv_sec: given.tv_sec.saturating_add(given.tv_usec / 1_000_000),
+        tv_nsec: given.tv_usec % 1_000_000 * 1000,
+    };
+    let began = now();
+    // SAFETY: the caller's promise.
+    let rc = unsafe { by_poll(asked, [r, w, e], &raw const wait, std::ptr::null()) };
+    // Linux tells what is left.
+    let all = i128::from(wait.tv_sec) * 1_000_000_000 + i128::from(wait.tv_nsec);
+    let left = (all - (now() - began)).max(0);
+    // SAFETY: the caller's promise.
+    unsafe {
+        (*timeout).tv_sec = (left / 1_000_000_000) as i64;
+        (*timeout).tv_usec = (left % 1_000_000_000 / 1000) as i64;
+    }
+    rc
+}
+
+/// # Safety
+/// As `pselect(2)`.
+pub(crate) unsafe fn pselect(
+    n: c_int,
+    r: *mut fd_set,
+    w: *mut fd_set,
+    e: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let Some(asked) = list(n, r, w, e) else {
+        // SAFETY: the caller's promise.
+        return unsafe { next::pselect(n, r, w, e, timeout, mask) };
+    };
+    // SAFETY: the caller's promise.
+    unsafe { by_poll(asked, [r, w, e], timeout, mask) }
+}

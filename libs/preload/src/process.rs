@@ -1,0 +1,231 @@
+//! Processes: fork, and programs that are started with our sockets.
+//!
+//! # Safety
+//!
+//! Each call is as safe as its manual page says.
+
+use libc::{c_char, c_int, c_void, pid_t};
+use std::cell::Cell;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::{AtomicPtr, AtomicU32};
+
+use weft_run::meet::Why;
+
+use crate::conn::{Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
+use crate::io::doors;
+use crate::table::{self, Entry};
+use crate::{fd, ledger, link, lock, next, ready};
+
+/// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
+static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+const COUNTER_BYTES: usize = 64 << 10;
+
+fn counter() -> *mut AtomicU32 {
+    let mut base = COUNTERS.load(Acquire);
+    if base.is_null() {
+        // SAFETY: a new mapping, which is never taken away.
+        let map = unsafe {
+            libc::mmap(
+                null_mut(),
+                COUNTER_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if map == libc::MAP_FAILED {
+            return null_mut();
+        }
+        base = map.cast();
+        COUNTERS.store(base, SeqCst);
+    }
+    for at in 0..COUNTER_BYTES / 4 {
+        // SAFETY: inside the mapping.
+        let counter = unsafe { base.add(at) };
+        // SAFETY: as above.
+        if unsafe { &*counter }
+            .compare_exchange(0, 1, SeqCst, SeqCst)
+            .is_ok()
+        {
+            return counter;
+        }
+    }
+    null_mut()
+}
+
+/// Calls `f` once for each connection of the table.
+fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
+    let mut seen: Vec<*const Conn> = Vec::new();
+    table::each(0, usize::MAX, |fd, entry| {
+        if let Entry::Conn(conn) = entry
+            && !seen.contains(&std::ptr::from_ref(conn))
+        {
+            seen.push(conn);
+            f(fd, conn);
+        }
+    });
+}
+
+thread_local! {
+    /// Held from before a fork until after it, so that the child finds nothing half done.
+    static HELD: Cell<Option<Locks>> = const { Cell::new(None) };
+}
+
+extern "C" fn before_fork() {
+    let guard = big();
+    each_conn(|_, conn| {
+        if let Some(chan) = conn.chan_slow(&guard) {
+            chan.side().holders.fetch_add(1, SeqCst);
+            ready::shared_by_fork();
+        } else if matches!(conn.phase.load(SeqCst), FRESH | PROBING) {
+            let mut shared = conn.shared.load(SeqCst);
+            if shared.is_null() {
+                shared = counter();
+                conn.shared.store(shared, SeqCst);
+            }
+            // SAFETY: a counter in the mapping.
+            match unsafe { shared.as_ref() } {
+                Some(shared) => _ = shared.fetch_add(1, SeqCst),
+                None => conn.plain(Why::Forked),
+            }
+        }
+    });
+    let locks = with_free(guard);
+    let _ = HELD.try_with(|held| held.set(Some(locks)));
+}
+
+extern "C" fn in_parent() {
+    let _ = HELD.try_with(Cell::take);
+}
+
+extern "C" fn in_child() {
+    let _ = HELD.try_with(Cell::take);
+    lock::after_fork();
+    ledger::after_fork();
+    ready::after_fork();
+    each_conn(|_, conn| {
+        // The parent's threads are not here.
+        conn.in_rx.store(0, SeqCst);
+        conn.in_tx.store(0, SeqCst);
+        conn.row.store(0, SeqCst);
+    });
+}
+
+/// A fork that failed has counted a child that is not there.
+fn no_child() {
+    let guard = big();
+    each_conn(|_, conn| {
+        if let Some(chan) = conn.chan_slow(&guard) {
+            chan.side().holders.fetch_sub(1, SeqCst);
+        // SAFETY: a counter in the mapping.
+        } else if let Some(shared) = unsafe { conn.shared.load(SeqCst).as_ref() } {
+            shared.fetch_sub(1, SeqCst);
+        }
+    });
+}
+
+pub(crate) fn watch_forks() {
+    // SAFETY: functions of the library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+}
+
+/// Another program may get our sockets: those that it would inherit go back to TCP.
+pub(crate) fn before_exec() {
+    let mut inherited = Vec::new();
+    table::each(0, usize::MAX, |number, entry| {
+        if let Entry::Conn(conn) = entry
+            && matches!(conn.phase.load(SeqCst), LINKED | PROBING)
+            && !fd::closes_on_exec(number)
+        {
+            inherited.push(conn);
+        }
+    });
+    for conn in inherited {
+        link::downgrade(conn, Why::Exec);
+    }
+}
+
+doors! {
+    fn vfork() -> pid_t {
+        // A child that shares our memory would change our tables.
+        fork()
+    }
+
+    fn fork() -> pid_t {
+        let pid = next::fork();
+        if pid < 0 {
+            let errno = crate::errno();
+            no_child();
+            crate::set_errno(errno);
+        }
+        pid
+    }
+
+    fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        before_exec();
+        next::execve(path, argv, envp)
+    }
+
+    fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
+        before_exec();
+        next::execv(path, argv)
+    }
+
+    fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
+        before_exec();
+        next::execvp(file, argv)
+    }
+
+    fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        before_exec();
+        next::execvpe(file, argv, envp)
+    }
+
+    fn fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
+        before_exec();
+        next::fexecve(file, argv, envp)
+    }
+
+    fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
+        before_exec();
+        next::posix_spawn(pid, path, actions, attr, argv, envp)
+    }
+
+    fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
+        before_exec();
+        next::posix_spawnp(pid, path, actions, attr, argv, envp)
+    }
+
+    fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
+        if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Exec); }
+        next::posix_spawn_file_actions_adddup2(actions, fd, to)
+    }
+
+    fn system(command: *const c_char) -> c_int {
+        before_exec();
+        next::system(command)
+    }
+
+    fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+        before_exec();
+        next::popen(command, mode)
+    }
+
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
+        // The C library reads and writes by itself from now on.
+        if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Stdio); }
+        next::fdopen(fd, mode)
+    }
+
+    fn fclose(file: *mut libc::FILE) -> c_int {
+        let number = if file.is_null() { -1 } else { libc::fileno(file) };
+        if table::conn(number).is_some() {
+            let rc = next::fclose(file);
+            crate::fd::forget(number);
+            return rc;
+        }
+        next::fclose(file)
+    }
+}

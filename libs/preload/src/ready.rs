@@ -1,0 +1,425 @@
+//! Readiness: epoll sets, `poll` and `select`.
+//!
+//! What stands in the kernel's epoll set for a direction is the descriptor that carries it: the TCP socket, or the bell, with the program's own
+//! `data`. The kernel does all the rest: level, edge, time-outs, nesting, other threads.
+//!
+//! # Safety
+//!
+//! As `epoll_ctl(2)`, `poll(2)` and `select(2)`.
+
+use libc::{c_int, epoll_event};
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use weft_run::ledger::RING;
+
+use crate::conn::{Chan, Conn, Reg, big};
+use crate::table::{self, Entry};
+use crate::{bell, hidden, next};
+
+pub(crate) const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLWRBAND) as u32;
+pub(crate) const IN: u32 = (libc::EPOLLIN
+    | libc::EPOLLRDNORM
+    | libc::EPOLLRDBAND
+    | libc::EPOLLPRI
+    | libc::EPOLLRDHUP
+    | libc::EPOLLMSG) as u32;
+const FIXED: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+
+/// Numbers of epoll sets.
+static NEXT_SET: AtomicUsize = AtomicUsize::new(1);
+/// Sets below this number were made before a fork, in a parent.
+static FOREIGN: AtomicUsize = AtomicUsize::new(0);
+/// Registrations that stand for two descriptors at the moment.
+static MIXED: AtomicUsize = AtomicUsize::new(0);
+
+/// A fork has seen a channel: another process may change registrations of a set that it shares with us.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn shared_by_fork() {
+    FORKED.store(true, SeqCst);
+}
+
+/// Follows what another process that shares the socket has changed.
+#[inline]
+pub(crate) fn keep_up(conn: &'static Conn, chan: &Chan) {
+    let (tx, rx) = Conn::mode(chan);
+    if conn.followed.load(Relaxed) != tx << 8 | rx {
+        follow(conn, chan, &big());
+    }
+}
+
+pub(crate) fn new_set(fd: c_int) {
+    if fd >= 0 {
+        table::put(fd, Entry::Set(NEXT_SET.fetch_add(1, Relaxed)));
+    }
+}
+
+pub(crate) fn after_fork() {
+    FOREIGN.store(NEXT_SET.load(Relaxed), Relaxed);
+}
+
+fn number(set: c_int) -> usize {
+    match table::get(set) {
+        Entry::Set(number) => number,
+        _ => 0,
+    }
+}
+
+/// Whether all sets that the socket is in can be told to look elsewhere.
+pub(crate) fn can_move(conn: &Conn, big: &MutexGuard<'_, ()>) -> bool {
+    conn.slow(big)
+        .regs
+        .iter()
+        .all(|reg| match table::get(reg.set) {
+            Entry::Set(number) if number == reg.number => {
+                reg.events & FIXED == 0 && number >= FOREIGN.load(Relaxed).max(1)
+            }
+            // One that has two names, or none that we know.
+            Entry::Set(0) => false,
+            // A set that is closed by now does not matter.
+            _ => reg.number != 0,
+        })
+}
+
+fn control(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> c_int {
+    let mut event = epoll_event { events, u64: data };
+    // SAFETY: an event.
+    unsafe { next::epoll_ctl(set, op, fd, &raw mut event) }
+}
+
+/// What each of the two descriptors is to be registered for.
+fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
+    let (tx, rx) = Conn::mode(chan);
+    let flags = events & !(IN | OUT);
+    let (mut tcp, mut bell) = (None, None);
+    // Who waits for neither still hears of errors, from where bytes come in.
+    let input = if rx == RING { &mut bell } else { &mut tcp };
+    if events & IN != 0 || events & OUT == 0 {
+        *input = Some(flags | events & IN);
+    }
+    let output = if tx == RING { &mut bell } else { &mut tcp };
+    if events & OUT != 0 {
+        *output = Some(output.unwrap_or(flags) | events & OUT);
+    }
+    (tcp, bell)
+}
+
+/// Keeps count of the registrations that stand for two descriptors.
+fn count_mixed(reg: &mut Reg) {
+    let mixed = reg.tcp.is_some() && reg.bell.is_some();
+    match (reg.mixed, mixed) {
+        (false, true) => _ = MIXED.fetch_add(1, SeqCst),
+        (true, false) => _ = MIXED.fetch_sub(1, SeqCst),
+        _ => {}
+    }
+    reg.mixed = mixed;
+}
+
+/// The registration is one no more, for the kernel.
+fn forget(reg: &mut Reg) {
+    (reg.tcp, reg.bell) = (None, None);
+    count_mixed(reg);
+}
+
+/// One descriptor of a registration.
+fn change(
+    set: c_int,
+    fd: c_int,
+    now: Option<u32>,
+    then: Option<u32>,
+    data: u64,
+    again: bool,
+) -> Result<(), c_int> {
+    let rc = match (now, then) {
+        (None, None) => 0,
+        (Some(now), Some(then)) if now == then && !again => 0,
+        (Some(_), Some(then)) => {
+            let rc = control(set, libc::EPOLL_CTL_MOD, fd, then, data);
+            if rc != 0 && crate::errno() == libc::ENOENT {
+                // Another process that shares the set has taken it out.
+                control(set, libc::EPOLL_CTL_ADD, fd, then, data)
+            } else {
+                rc
+            }
+        }
+        (None, Some(then)) => control(set, libc::EPOLL_CTL_ADD, fd, then, data),
+        (Some(_), None) => {
+            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            0
+        }
+    };
+    if rc == 0 { Ok(()) } else { Err(crate::errno()) }
+}
+
+/// Whether another registration of a set has the bell itself.
+fn is_taken(regs: &[Reg], set: c_int, fd: c_int) -> bool {
+    regs.iter().any(|other| {
+        other.set == set && other.fd != fd && other.bell.is_some() && other.own_bell < 0
+    })
+}
+
+fn bell_of(reg: &mut Reg, chan: &Chan) -> c_int {
+    if reg.own_bell >= 0 {
+        reg.own_bell
+    } else {
+        chan.bell()
+    }
+}
+
+/// Brings a registration to what the directions are now. `again`: also where nothing changes, for a `MOD` tells of readiness anew. `taken`:
+/// another registration of the set has the bell.
+fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
+    let done = change_both(reg, chan, again, taken);
+    count_mixed(reg);
+    done
+}
+
+fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
+    let (tcp, bell) = wanted(chan, reg.events);
+    // First what is new: there is no moment in which nobody looks.
+    let fd = bell_of(reg, chan);
+    match change(reg.set, fd, reg.bell, bell, reg.data, again) {
+        // Another process that shares the set has put it in.
+        Err(libc::EEXIST) if !taken => change(reg.set, fd, bell, bell, reg.data, true)?,
+        Err(libc::EEXIST) => {
+            // The same socket is in the set by another descriptor too.
+            if let Some(own) = hidden::duplicate(chan.bell()) {
+                reg.own_bell = own;
+                change(reg.set, own, None, bell, reg.data, again)?;
+            }
+        }
+        other => other?,
+    }
+    reg.bell = bell;
+    change(reg.set, reg.fd, reg.tcp, tcp, reg.data, again)?;
+    reg.tcp = tcp;
+    Ok(())
+}
+
+/// After a direction has changed: all registrations follow.
+pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+    let slow = conn.slow(big);
+    for at in 0..slow.regs.len() {
+        let (set, fd) = (slow.regs[at].set, slow.regs[at].fd);
+        let taken = is_taken(&slow.regs, set, fd);
+        let reg = &mut slow.regs[at];
+        if number(set) == reg.number {
+            let _ = apply(reg, chan, false, taken);
+        } else {
+            forget(reg);
+        }
+    }
+    let (tx, rx) = Conn::mode(chan);
+    conn.followed.store(tx << 8 | rx, SeqCst);
+    slow.regs.retain(|reg| number(reg.set) == reg.number);
+    set_eager(chan, !slow.regs.is_empty());
+}
+
+/// While the socket is in a set, its bell is kept in step with the ring.
+fn set_eager(chan: &Chan, eager: bool) {
+    let side = chan.side();
+    side.eager.store(eager.into(), SeqCst);
+    if eager && side.rx_state.load(SeqCst) == RING {
+        let _rx = side.rx_lock.lock();
+        if let Ok((0, false)) = chan.stream.ready(chan.peer(), side.head.load(Relaxed)) {
+            bell::settle(chan);
+        }
+    }
+}
+
+/// Events and data; nothing for a null pointer.
+unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
+    if event.is_null() {
+        return (0, 0);
+    }
+    // SAFETY: the caller's promise.
+    let event = unsafe { event.read_unaligned() };
+    (event.events, event.u64)
+}
+
+/// # Safety
+/// As `epoll_ctl(2)`.
+pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let Some((conn, inside)) = table::enter(fd) else {
+        // SAFETY: the caller's promise.
+        return unsafe { next::epoll_ctl(set, op, fd, event) };
+    };
+    let big = big();
+    let number = number(set);
+    let slow = conn.slow(&big);
+    let at = slow
+        .regs
+        .iter()
+        .position(|reg| reg.set == set && reg.fd == fd && reg.number == number);
+    let chan = conn.chan(&inside);
+    let moves = chan.is_some_and(Conn::is_on_ring);
+    if !moves
+        || (op != libc::EPOLL_CTL_ADD && at.is_none())
+        || event.is_null() && op != libc::EPOLL_CTL_DEL
+    {
+        // SAFETY: the caller's promise.
+        let rc = unsafe { next::epoll_ctl(set, op, fd, event) };
+        if rc == 0 {
+            // SAFETY: the kernel has read it.
+            let (events, data) = unsafe { parts(event) };
+            match (op, at) {
+                (libc::EPOLL_CTL_DEL, Some(at)) => forget(&mut slow.regs.swap_remove(at)),
+                (libc::EPOLL_CTL_MOD, Some(at)) => {
+                    let reg = &mut slow.regs[at];
+                    (reg.events, reg.data, reg.tcp) = (events, data, Some(events));
+                }
+                (libc::EPOLL_CTL_ADD, _) => {
+                    slow.regs
+                        .iter_mut()
+                        .filter(|reg| reg.set == set && reg.fd == fd)
+                        .for_each(forget);
+                    slow.regs.retain(|reg| !(reg.set == set && reg.fd == fd));
+                    slow.regs.push(Reg {
+                        set,
+                        number,
+                        fd,
+                        events,
+                        data,
+                        tcp: Some(events),
+                        bell: None,
+                        own_bell: -1,
+                        mixed: false,
+                    });
+                }
+                _ => {}
+            }
+            if let Some(chan) = chan {
+                set_eager(chan, !slow.regs.is_empty());
+            }
+        }
+        return rc;
+    }
+    let Some(chan) = chan else { return -1 };
+    // SAFETY: the caller's promise.
+    let (events, data) = unsafe { parts(event) };
+    let done = match (op, at) {
+        (libc::EPOLL_CTL_ADD, Some(_)) => Err(libc::EEXIST),
+        (libc::EPOLL_CTL_ADD, None) => {
+            let mut reg = Reg {
+                set,
+                number,
+                fd,
+                events,
+                data,
+                tcp: None,
+                bell: None,
+                own_bell: -1,
+                mixed: false,
+            };
+            let done = apply(&mut reg, chan, false, is_taken(&slow.regs, set, fd));
+            if done.is_ok() {
+                slow.regs.push(reg);
+            }
+            done
+        }
+        (libc::EPOLL_CTL_MOD, Some(at)) => {
+            let taken = is_taken(&slow.regs, set, fd);
+            let reg = &mut slow.regs[at];
+            let before = (reg.events, reg.data);
+            // Another `data` has to reach the kernel though the events are the same.
+            (reg.events, reg.data) = (events, data);
+            let done = apply(reg, chan, true, taken);
+            if done.is_err() {
+                (reg.events, reg.data) = before;
+            }
+            done
+        }
+        (libc::EPOLL_CTL_DEL, Some(at)) => {
+            let mut reg = slow.regs.swap_remove(at);
+            remove(&mut reg, chan);
+            Ok(())
+        }
+        _ => Err(libc::EINVAL),
+    };
+    set_eager(chan, !slow.regs.is_empty());
+    match done {
+        Ok(()) => 0,
+        Err(errno) => {
+            crate::set_errno(errno);
+            -1
+        }
+    }
+}
+
+fn remove(reg: &mut Reg, chan: &Chan) {
+    if reg.bell.take().is_some() {
+        control(reg.set, libc::EPOLL_CTL_DEL, bell_of(reg, chan), 0, 0);
+    }
+    if reg.tcp.take().is_some() {
+        control(reg.set, libc::EPOLL_CTL_DEL, reg.fd, 0, 0);
+    }
+    if reg.own_bell >= 0 {
+        hidden::close(reg.own_bell);
+        reg.own_bell = -1;
+    }
+    forget(reg);
+}
+
+/// A descriptor of the socket is closed: its registrations go when the kernel would have them go, with the last of the process that has
+/// the socket to itself; else those by this descriptor stay.
+pub(crate) fn closing(
+    conn: &Conn,
+    fd: c_int,
+    last: bool,
+    chan: Option<&Chan>,
+    big: &MutexGuard<'_, ()>,
+) {
+    let slow = conn.slow(big);
+    for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
+        if number(reg.set) == reg.number
+            && let Some(chan) = chan
+            && chan.side().holders.load(SeqCst) == 1
+        {
+            remove(reg, chan);
+        }
+        forget(reg);
+    }
+    slow.regs.retain(|reg| !last && reg.fd != fd);
+}
+
+/// Two descriptors may stand for one registration at the moment: their events are put together.
+pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
+    let shared = n <= 64 && FORKED.load(Relaxed);
+    if n < 2 || (MIXED.load(SeqCst) == 0 && !shared) {
+        return n;
+    }
+    // SAFETY: the kernel has written so many.
+    let events = unsafe { std::slice::from_raw_parts_mut(events, n as usize) };
+    let mut kept = 0;
+    for at in 0..events.len() {
+        let event = events[at];
+        let data = event.u64;
+        let same = events[..kept].iter().position(|other| {
+            let other = *other;
+            let of = other.u64;
+            of == data
+        });
+        if let Some(same) = same {
+            let both = events[same].events | event.events;
+            events[same].events = both;
+        } else {
+            events[kept] = event;
+            kept += 1;
+        }
+    }
+    kept as c_int
+}
+
+/// The bell gets another number (under the lock): its registrations are made anew.
+pub(crate) fn bell_moves(conn: &Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
+    let slow = conn.slow(big);
+    for reg in slow.regs.iter_mut().filter(|reg| reg.own_bell < 0) {
+        if let Some(events) = reg.bell {
+            control(reg.set, libc::EPOLL_CTL_DEL, chan.bell(), 0, 0);
+            control(reg.set, libc::EPOLL_CTL_ADD, to, events, reg.data);
+        }
+    }
+    chan.bell.store(to, SeqCst);
+}

@@ -1,0 +1,368 @@
+//! Receiving.
+//!
+//! # Safety
+//!
+//! The program's buffers are as its call says: every function here that takes them is as safe as `recvmsg(2)`.
+
+use libc::{c_int, iovec, ssize_t};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_run::ledger::{RING, TCP, Word};
+use weft_run::meet::Why;
+
+use crate::bell::{self, Heard};
+use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
+use crate::{ledger, link, next, ready, set_errno, table};
+
+/// Bytes of the vector.
+pub(crate) fn total(iov: &[iovec]) -> usize {
+    iov.iter()
+        .fold(0, |sum, one| sum.saturating_add(one.iov_len))
+}
+
+/// What the ring gave.
+enum Step {
+    Done(ssize_t),
+    /// It goes on over TCP, with so many bytes received already.
+    Tcp(usize),
+}
+
+fn failed(errno: c_int) -> ssize_t {
+    set_errno(errno);
+    -1
+}
+
+/// Flags whose bytes are not of the stream's count, or not of the stream.
+const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
+
+/// Receives into the vector. `real` is the program's own call.
+///
+/// # Safety
+/// As `recvmsg(2)`.
+#[inline]
+pub(crate) unsafe fn receive(
+    fd: c_int,
+    iov: &[iovec],
+    flags: c_int,
+    real: impl Fn() -> ssize_t,
+) -> ssize_t {
+    let Some(conn) = table::conn(fd) else {
+        return real();
+    };
+    if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
+        return real();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { receive_looking(fd, iov, flags, &real) }
+}
+
+unsafe fn receive_looking(
+    fd: c_int,
+    iov: &[iovec],
+    flags: c_int,
+    real: &dyn Fn() -> ssize_t,
+) -> ssize_t {
+    let Some((conn, inside)) = table::enter(fd) else {
+        return real();
+    };
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        return real();
+    }
+    link::tick(conn, fd, &inside);
+    loop {
+        let Some(chan) = conn.chan(&inside) else {
+            if let Some(n) = over_tcp(conn, None, flags, real) {
+                return n;
+            }
+            continue;
+        };
+        let side = chan.side();
+        ready::keep_up(conn, chan);
+        match side.rx_state.load(SeqCst) {
+            RING => {
+                // SAFETY: the caller's promise.
+                match unsafe { from_ring(conn, chan, iov, flags) } {
+                    Step::Done(n) => return n,
+                    Step::Tcp(0) => {}
+                    // SAFETY: the caller's promise.
+                    Step::Tcp(got) => return unsafe { rest(fd, iov, flags, got) },
+                }
+            }
+            TCP => {
+                side.run.store(0, Relaxed);
+                if link::try_switch_rx(conn, chan, &inside) {
+                    continue;
+                }
+                if let Some(n) = over_tcp(conn, Some(chan), flags, real) {
+                    if n > 0 {
+                        link::try_switch_rx(conn, chan, &inside);
+                    }
+                    return n;
+                }
+            }
+            _ => {
+                let n = real();
+                if n > 0 && flags & ASIDE == 0 {
+                    conn.rx_count.fetch_add(n as u64, Relaxed);
+                    ledger::tcp(conn);
+                }
+                return n;
+            }
+        }
+    }
+}
+
+/// Receives from the kernel. `None`: the direction has switched meanwhile.
+fn over_tcp(
+    conn: &Conn,
+    chan: Option<&Chan>,
+    flags: c_int,
+    real: &dyn Fn() -> ssize_t,
+) -> Option<ssize_t> {
+    conn.in_rx.fetch_add(1, SeqCst);
+    if chan.is_some_and(|chan| chan.side().rx_state.load(SeqCst) != TCP) {
+        conn.in_rx.fetch_sub(1, SeqCst);
+        return None;
+    }
+    let n = real();
+    if n > 0 && flags & ASIDE == 0 {
+        conn.rx_count.fetch_add(n as u64, SeqCst);
+        ledger::tcp(conn);
+    }
+    conn.in_rx.fetch_sub(1, SeqCst);
+    Some(n)
+}
+
+/// Receives from TCP what a vector still has room for, after a partial receive that was to be whole.
+unsafe fn rest(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+    if flags & libc::MSG_WAITALL == 0 {
+        return got as ssize_t;
+    }
+    let mut left = cut(iov, got);
+    // SAFETY: all zeros is the empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = left.as_mut_ptr();
+    message.msg_iovlen = left.len();
+    // SAFETY: the caller's promise.
+    let n = unsafe { next::recvmsg(fd, &raw mut message, flags) };
+    (got as ssize_t) + n.max(0)
+}
+
+/// The vector without its first bytes.
+pub(crate) fn cut(iov: &[iovec], mut skip: usize) -> Vec<iovec> {
+    let mut out = Vec::with_capacity(iov.len());
+    for one in iov {
+        if skip >= one.iov_len {
+            skip -= one.iov_len;
+            continue;
+        }
+        out.push(iovec {
+            iov_base: one.iov_base.wrapping_byte_add(skip),
+            iov_len: one.iov_len - skip,
+        });
+        skip = 0;
+    }
+    out
+}
+
+/// Calls `f(address, length, bytes before it)` for the pieces of the vector between `from` and `from + n`.
+pub(crate) fn each_piece(
+    iov: &[iovec],
+    from: usize,
+    n: usize,
+    mut f: impl FnMut(*mut u8, usize, usize),
+) {
+    let (mut skip, mut left, mut done) = (from, n, 0);
+    for one in iov {
+        if left == 0 {
+            return;
+        }
+        if skip >= one.iov_len {
+            skip -= one.iov_len;
+            continue;
+        }
+        let now = left.min(one.iov_len - skip);
+        f(one.iov_base.cast::<u8>().wrapping_add(skip), now, done);
+        skip = 0;
+        left -= now;
+        done += now;
+    }
+}
+
+/// How often an empty ring is looked at before the thread sleeps.
+const SPINS: u32 = 200;
+
+unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_int) -> Step {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let want = total(iov);
+    let discard = flags & libc::MSG_TRUNC != 0;
+    let mut got = 0;
+    let mut spun = false;
+    let mut ended = false;
+    loop {
+        let closed;
+        {
+            let _rx = side.rx_lock.lock();
+            if side.rx_state.load(SeqCst) != RING {
+                return Step::Tcp(got);
+            }
+            let head = side.head.load(Relaxed);
+            let Ok((ready, is_closed)) = stream.ready(peer, head) else {
+                return Step::Done(broken(conn, chan));
+            };
+            if ready > 0 {
+                let n = ready.min(want - got);
+                if !discard {
+                    each_piece(iov, got, n, |to, len, done| {
+                        // SAFETY: the caller's buffers.
+                        unsafe { stream.get(peer, head + done as u64, to, len) };
+                    });
+                }
+                if flags & libc::MSG_PEEK != 0 {
+                    return Step::Done(n as ssize_t);
+                }
+                let head = head + n as u64;
+                side.head.store(head, Relaxed);
+                if stream.consumed(peer, head)
+                    && stream.capacity() - (ready - n) >= stream.capacity() / 2
+                {
+                    bell::make_room(chan);
+                }
+                got += n;
+                ledger::count(conn, Word::RxRing, n as u64);
+                if n == ready && side.eager.load(Relaxed) != 0 && !is_closed {
+                    bell::settle(chan);
+                }
+                if got == want || flags & libc::MSG_WAITALL == 0 {
+                    return Step::Done(got as ssize_t);
+                }
+                continue;
+            }
+            closed = is_closed;
+            if !closed {
+                let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
+                if may_block && !spun && !ended {
+                    // Below.
+                } else if bell::settle(chan) {
+                    continue;
+                }
+            }
+        }
+        if closed || ended {
+            // The rest of the stream, or its end, is TCP's.
+            if !closed {
+                await_end(conn);
+            }
+            link::rx_after(conn, chan, if closed { Why::Peer } else { Why::None });
+            return Step::Tcp(got);
+        }
+        let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
+        if !may_block {
+            if bell::probe(chan.bell()) == Heard::End {
+                // What was published before the end is looked at once more.
+                ended = true;
+                continue;
+            }
+            return Step::Done(if got > 0 {
+                got as ssize_t
+            } else {
+                failed(libc::EAGAIN)
+            });
+        }
+        if !spun {
+            spun = true;
+            spin(chan);
+            continue;
+        }
+        spun = false;
+        ledger::count(conn, Word::Sleeps, 1);
+        match bell::wait_in(chan.bell()) {
+            Heard::Alive => {}
+            Heard::End => ended = true,
+            Heard::Late => {
+                return Step::Done(if got > 0 {
+                    got as ssize_t
+                } else {
+                    failed(libc::EAGAIN)
+                });
+            }
+            Heard::Interrupted => {
+                return Step::Done(if got > 0 {
+                    got as ssize_t
+                } else {
+                    failed(libc::EINTR)
+                });
+            }
+        }
+    }
+}
+
+/// A short look before sleeping: waking costs more.
+fn spin(chan: &Chan) {
+    let (stream, peer) = (&chan.stream, chan.peer());
+    let head = chan.side().head.load(Relaxed);
+    for _ in 0..spins() {
+        if !matches!(stream.ready(peer, head), Ok((0, false))) {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+/// None where there is one processor.
+pub(crate) fn spins() -> u32 {
+    static ONE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    let one = *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|n| n.get() < 2));
+    if one { 0 } else { SPINS }
+}
+
+/// The peer has closed its bell: its FIN or RST is there, or comes at once.
+fn await_end(conn: &Conn) {
+    let fd = crate::fd::any(conn);
+    if fd < 0 {
+        return;
+    }
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN | libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    unsafe { next::poll(&raw mut poll, 1, 100) };
+}
+
+/// The peer wrote what no honest peer writes: the connection is at its end, as after a reset.
+pub(crate) fn broken(conn: &Conn, chan: &Chan) -> ssize_t {
+    conn.note(Why::Broken);
+    let fd = crate::fd::any(conn);
+    if fd >= 0 {
+        // SAFETY: our socket.
+        unsafe { next::shutdown(fd, libc::SHUT_RDWR) };
+    }
+    // SAFETY: our bell.
+    unsafe { next::shutdown(chan.bell(), libc::SHUT_RDWR) };
+    failed(libc::ECONNRESET)
+}
+
+/// Bytes that can be read from the ring; `None` where the stream comes over TCP.
+pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
+    let side = chan.side();
+    if side.rx_state.load(SeqCst) != RING {
+        return None;
+    }
+    let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
+    Some(ready.map_or(0, |(n, _)| n))
+}
+
+/// Before the program waits for the socket by `poll` or `select`: a bell that was left is taken, so that readiness is the ring's.
+pub(crate) fn settle_for_poll(conn: &'static Conn, chan: &Chan, _inside: &Inside) {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let _ = conn;
+    if side.rx_state.load(SeqCst) != RING {
+        return;
+    }
+    let _rx = side.rx_lock.lock();
+    if let Ok((0, false)) = stream.ready(peer, side.head.load(Relaxed)) {
+        bell::settle(chan);
+    }
+}

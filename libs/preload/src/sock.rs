@@ -1,0 +1,276 @@
+//! The calls that make, connect and set sockets, and wait for them.
+//!
+//! # Safety
+//!
+//! Each is as safe as its manual page says.
+
+use libc::{
+    c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t,
+    sockaddr, socklen_t, timespec, timeval,
+};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_run::ledger::RING;
+use weft_run::meet::Why;
+
+use crate::conn::{Conn, FRESH, PROBING};
+use crate::full::{patient, patient_until};
+use crate::io::doors;
+use crate::table::{self, Entry};
+use crate::{fd as descriptor, ledger, link, next, poll as readiness, ready};
+
+/// A descriptor is new: whatever was known of its number is of the past.
+fn fresh(fd: c_int) {
+    if fd >= 0 {
+        match table::get(fd) {
+            Entry::None => {}
+            // It was closed behind our back; what is left of it goes without touching the descriptor.
+            _ => descriptor::forget(fd),
+        }
+    }
+}
+
+fn follow(fd: c_int, phase: u32) {
+    // The C library's streams stand on the first three, and read and write by themselves.
+    if fd > libc::STDERR_FILENO && table::holds(fd) && !link::is_off() {
+        table::put(fd, Entry::Conn(Conn::new(phase)));
+    }
+}
+
+fn is_tcp(domain: c_int, kind: c_int, protocol: c_int) -> bool {
+    let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && kind == libc::SOCK_STREAM
+        && matches!(protocol, 0 | libc::IPPROTO_TCP)
+}
+
+fn option(fd: c_int, name: c_int) -> Option<c_int> {
+    let mut value: c_int = 0;
+    let mut len = size_of::<c_int>() as u32;
+    // SAFETY: an option of that size.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            name,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    (rc == 0).then_some(value)
+}
+
+/// A socket that a listener gave: TCP when the listener is.
+fn accepted(listener: c_int, fd: c_int) {
+    if fd < 0 {
+        return;
+    }
+    fresh(fd);
+    // A listener that we made known is TCP; another one is asked.
+    let known = LISTENERS.iter().any(|slot| slot.load(Relaxed) == listener);
+    let tcp = known
+        || (option(fd, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+            && matches!(
+                option(fd, libc::SO_DOMAIN),
+                Some(libc::AF_INET | libc::AF_INET6)
+            ));
+    if tcp {
+        follow(fd, PROBING);
+        ledger::seen();
+    }
+}
+
+/// Some listeners of the process, so that an accepted socket need not be asked what it is; -1: none.
+static LISTENERS: [std::sync::atomic::AtomicI32; 8] =
+    [const { std::sync::atomic::AtomicI32::new(-1) }; 8];
+
+pub(crate) fn no_listener(fd: c_int) {
+    for slot in &LISTENERS {
+        let _ = slot.compare_exchange(fd, -1, SeqCst, Relaxed);
+    }
+}
+
+/// Whether bytes may be left in the ring of this socket.
+pub(crate) fn is_ring_in(fd: c_int) -> bool {
+    table::enter(fd).is_some_and(|(conn, inside)| {
+        conn.chan(&inside)
+            .is_some_and(|chan| chan.side().rx_state.load(SeqCst) == RING)
+    })
+}
+
+doors! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        let fd = next::socket(domain, kind, protocol);
+        if fd >= 0 {
+            fresh(fd);
+            no_listener(fd);
+            if is_tcp(domain, kind, protocol) { follow(fd, FRESH); }
+        }
+        fd
+    }
+
+    fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+        let rc = next::connect(fd, addr, len);
+        if let Some(conn) = table::conn(fd)
+            && (rc == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR)
+            && conn.phase.compare_exchange(FRESH, PROBING, SeqCst, Relaxed).is_ok()
+        {
+            ledger::seen();
+        }
+        rc
+    }
+
+    fn listen(fd: c_int, backlog: c_int) -> c_int {
+        let rc = next::listen(fd, backlog);
+        if rc == 0 && table::conn(fd).is_some() {
+            descriptor::forget(fd);
+            if let Some(free) = LISTENERS.iter().find(|slot| slot.load(Relaxed) < 0) {
+                free.store(fd, Relaxed);
+            }
+        }
+        rc
+    }
+
+    fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        let new = next::accept(fd, addr, len);
+        accepted(fd, new);
+        new
+    }
+
+    fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        let new = next::accept4(fd, addr, len, flags);
+        accepted(fd, new);
+        new
+    }
+
+    fn shutdown(fd: c_int, how: c_int) -> c_int {
+        let Some((conn, inside)) = table::enter(fd) else { return next::shutdown(fd, how) };
+        if how == libc::SHUT_RD { link::downgrade(conn, Why::ShutRead); }
+        let rc = next::shutdown(fd, how);
+        if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
+            // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
+            link::tx_after(conn, chan, Why::None);
+            next::shutdown(chan.bell(), how);
+        }
+        rc
+    }
+
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
+        let rc = next::setsockopt(fd, level, name, value, len);
+        if rc != 0 { return rc; }
+        let Some((conn, inside)) = table::enter(fd) else { return rc };
+        match (level, name) {
+            // A send's limit is TCP's to keep: waits for room in the ring are shorter.
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+                if let Some(chan) = conn.chan(&inside) { next::setsockopt(chan.bell(), level, name, value, len); }
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | libc::SO_TIMESTAMPING
+                | libc::SO_ZEROCOPY | libc::SO_PEEK_OFF)
+            | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | libc::TCP_INQ) => {
+                let on = len >= 4 && !value.is_null() && value.cast::<c_int>().read_unaligned() > 1;
+                let is_low = (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+                if !is_low || on { link::downgrade(conn, Why::Option); }
+            }
+            _ => {}
+        }
+        rc
+    }
+
+    fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int { readiness::poll(fds, n, timeout) }
+
+    fn __poll_chk(fds: *mut pollfd, n: nfds_t, timeout: c_int, room: size_t) -> c_int {
+        if room / size_of::<pollfd>() < n as usize { libc::abort(); }
+        readiness::poll(fds, n, timeout)
+    }
+
+    fn ppoll(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        readiness::ppoll(fds, n, timeout, mask)
+    }
+
+    fn __ppoll_chk(fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int {
+        if room / size_of::<pollfd>() < n as usize { libc::abort(); }
+        readiness::ppoll(fds, n, timeout, mask)
+    }
+
+    fn select(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *mut timeval) -> c_int {
+        readiness::select(n, r, w, e, timeout)
+    }
+
+    fn pselect(n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        readiness::pselect(n, r, w, e, timeout, mask)
+    }
+
+    fn epoll_create(size: c_int) -> c_int {
+        let fd = next::epoll_create(size);
+        fresh(fd);
+        ready::new_set(fd);
+        fd
+    }
+
+    fn epoll_create1(flags: c_int) -> c_int {
+        let fd = next::epoll_create1(flags);
+        fresh(fd);
+        ready::new_set(fd);
+        fd
+    }
+
+    fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        ready::epoll_ctl(set, op, fd, event)
+    }
+
+    fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
+        let n = patient(timeout, |timeout| next::epoll_wait(set, events, n, timeout));
+        ready::merge(events, n)
+    }
+
+    fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
+        let n = patient(timeout, |timeout| next::epoll_pwait(set, events, n, timeout, mask));
+        ready::merge(events, n)
+    }
+
+    fn epoll_pwait2(set: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
+        let n = patient_until(timeout, |timeout| next::epoll_pwait2(set, events, n, timeout, mask));
+        ready::merge(events, n)
+    }
+
+    fn close(fd: c_int) -> c_int {
+        no_listener(fd);
+        descriptor::close(fd)
+    }
+
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int { descriptor::close_range(first, last, flags) }
+
+    fn closefrom(first: c_int) -> () {
+        descriptor::close_range(first.max(0) as c_uint, c_uint::MAX, 0);
+    }
+
+    fn dup(fd: c_int) -> c_int {
+        if let Entry::Hidden = table::get(fd) {
+            crate::set_errno(libc::EBADF);
+            return -1;
+        }
+        let new = next::dup(fd);
+        descriptor::copied(fd, new);
+        new
+    }
+
+    fn dup2(fd: c_int, to: c_int) -> c_int { descriptor::over(fd, to, || next::dup2(fd, to)) }
+
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int { descriptor::over(fd, to, || next::dup3(fd, to, flags)) }
+
+    fn fcntl(fd: c_int, op: c_int, arg: c_ulong) -> c_int {
+        descriptor::fcntl(fd, op, arg, || next::fcntl(fd, op, arg))
+    }
+
+    fn fcntl64(fd: c_int, op: c_int, arg: c_ulong) -> c_int {
+        descriptor::fcntl(fd, op, arg, || next::fcntl64(fd, op, arg))
+    }
+
+    fn ioctl(fd: c_int, op: c_ulong, arg: c_ulong) -> c_int {
+        descriptor::ioctl(fd, op, arg, || next::ioctl(fd, op, arg))
+    }
+
+    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long {
+        crate::direct::syscall(number, [a, b, c, d, e, f])
+    }
+}

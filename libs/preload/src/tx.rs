@@ -1,0 +1,367 @@
+//! Sending.
+//!
+//! # Safety
+//!
+//! The program's buffers are as its call says: every function here that takes them is as safe as `sendmsg(2)`.
+
+use libc::{c_int, iovec, ssize_t};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_ring::stream::Published;
+use weft_run::ledger::{RING, TCP, Word};
+use weft_run::meet::Why;
+
+use crate::bell::{self, Heard};
+use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
+use crate::rx::{broken, cut, each_piece, spins, total};
+use crate::{full, ledger, link, next, ready, set_errno, table};
+
+/// As much is made visible at once, so that the receiver begins while the rest is copied.
+const CHUNK: usize = 64 << 10;
+/// Sends over TCP in a row after which the sender pauses for the receiver to catch up, and how often it does.
+const RUN: u32 = 3;
+const PAUSES: u32 = 64;
+
+/// Where the bytes come from.
+pub(crate) enum Source<'a> {
+    /// The program's memory.
+    Memory(&'a [iovec]),
+    /// So many bytes of a file, from an offset or from its own position.
+    File {
+        fd: c_int,
+        offset: Option<i64>,
+        len: usize,
+    },
+}
+
+impl Source<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Source::Memory(iov) => total(iov),
+            Source::File { len, .. } => *len,
+        }
+    }
+}
+
+enum Step {
+    Done(ssize_t),
+    /// It goes on over TCP, with so many bytes sent already.
+    Tcp(usize),
+}
+
+/// Sends. `real` is the program's own call.
+///
+/// # Safety
+/// As `sendmsg(2)`.
+#[inline]
+pub(crate) unsafe fn transmit(
+    fd: c_int,
+    source: &Source<'_>,
+    flags: c_int,
+    real: impl Fn() -> ssize_t,
+) -> ssize_t {
+    let Some(conn) = table::conn(fd) else {
+        return real();
+    };
+    if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
+        return real();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { transmit_looking(fd, source, flags, &real) }
+}
+
+unsafe fn transmit_looking(
+    fd: c_int,
+    source: &Source<'_>,
+    flags: c_int,
+    real: &dyn Fn() -> ssize_t,
+) -> ssize_t {
+    let Some((conn, inside)) = table::enter(fd) else {
+        return real();
+    };
+    if flags & libc::MSG_OOB != 0 {
+        link::downgrade(conn, Why::Urgent);
+    }
+    if flags & libc::MSG_ZEROCOPY != 0 {
+        link::downgrade(conn, Why::Option);
+    }
+    link::tick(conn, fd, &inside);
+    loop {
+        let Some(chan) = conn.chan(&inside) else {
+            return over_tcp(conn, real);
+        };
+        ready::keep_up(conn, chan);
+        match chan.side().tx_state.load(SeqCst) {
+            RING => {
+                // SAFETY: the caller's promise.
+                match unsafe { into_ring(conn, chan, source, flags) } {
+                    Step::Done(n) => return n,
+                    Step::Tcp(0) => {}
+                    // SAFETY: the caller's promise.
+                    Step::Tcp(sent) => return unsafe { rest(fd, source, flags, sent) },
+                }
+            }
+            TCP => {
+                if let Some(n) = following(conn, chan, flags, &inside, real) {
+                    return n;
+                }
+            }
+            _ => {
+                let n = real();
+                if n > 0 {
+                    conn.tx_count.fetch_add(n as u64, Relaxed);
+                    ledger::tcp(conn);
+                }
+                return n;
+            }
+        }
+    }
+}
+
+fn over_tcp(conn: &Conn, real: &dyn Fn() -> ssize_t) -> ssize_t {
+    conn.in_tx.fetch_add(1, SeqCst);
+    let n = real();
+    if n > 0 {
+        conn.tx_count.fetch_add(n as u64, SeqCst);
+        ledger::tcp(conn);
+    }
+    conn.in_tx.fetch_sub(1, SeqCst);
+    n
+}
+
+/// Sends over TCP while the peer follows the count. `None`: the direction has switched.
+fn following(
+    conn: &'static Conn,
+    chan: &Chan,
+    flags: c_int,
+    inside: &Inside,
+    real: &dyn Fn() -> ssize_t,
+) -> Option<ssize_t> {
+    let (stream, side) = (&chan.stream, chan.side());
+    if !conn.joined.load(SeqCst)
+        && (conn.in_tx.load(SeqCst) != 0 || conn.holders(inside) != 1 || !link::join(conn, inside))
+    {
+        return Some(over_tcp(conn, real));
+    }
+    if !stream.begin_tcp(chan.role) {
+        link::switch_tx(conn, chan);
+        return None;
+    }
+    let n = real();
+    let sent = n.max(0) as u64;
+    conn.tx_count.fetch_add(sent, SeqCst);
+    stream.end_tcp(chan.role, sent);
+    // A sender that never stops gives the receiver no moment in which all is received.
+    if n > 0 && flags & libc::MSG_OOB == 0 && side.run.fetch_add(1, Relaxed) >= RUN {
+        pause(chan);
+    }
+    Some(n)
+}
+
+#[cold]
+fn pause(chan: &Chan) {
+    let (stream, side) = (&chan.stream, chan.side());
+    if !stream.has_joined(chan.peer())
+        || side.pauses.load(Relaxed) >= PAUSES
+        || stream.is_closed(chan.role)
+    {
+        return;
+    }
+    side.pauses.fetch_add(1, Relaxed);
+    for _ in 0..20 {
+        if stream.has_switched(chan.role) {
+            return;
+        }
+        let nap = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 10_000,
+        };
+        // SAFETY: a time.
+        unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
+    }
+}
+
+/// Sends what is left over TCP, after the direction was closed in the middle of a send.
+unsafe fn rest(fd: c_int, source: &Source<'_>, flags: c_int, sent: usize) -> ssize_t {
+    let Source::Memory(iov) = source else {
+        // The file's position stands behind what was sent.
+        return sent as ssize_t;
+    };
+    let mut left = cut(iov, sent);
+    // SAFETY: all zeros is the empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = left.as_mut_ptr();
+    message.msg_iovlen = left.len();
+    // SAFETY: the caller's promise. Without a signal: some bytes have gone, the next call tells.
+    let n = unsafe { next::sendmsg(fd, &raw const message, flags | libc::MSG_NOSIGNAL) };
+    (sent as ssize_t) + n.max(0)
+}
+
+fn partial(sent: usize, errno: c_int) -> Step {
+    if sent > 0 {
+        return Step::Done(sent as ssize_t);
+    }
+    set_errno(errno);
+    Step::Done(-1)
+}
+
+/// Copies up to `n` bytes of the source behind its first `sent` to the position.
+///
+/// # Safety
+/// As [`transmit`].
+unsafe fn copy_in(
+    chan: &Chan,
+    source: &Source<'_>,
+    sent: usize,
+    tail: u64,
+    n: usize,
+) -> Result<usize, c_int> {
+    let (stream, role) = (&chan.stream, chan.role);
+    match *source {
+        Source::Memory(iov) => {
+            each_piece(iov, sent, n, |from, len, done| {
+                // SAFETY: the caller's buffers.
+                unsafe { stream.put(role, tail + done as u64, from, len) };
+            });
+            Ok(n)
+        }
+        Source::File { fd, offset, .. } => {
+            let (at, first, _) = stream.piece(role, tail);
+            let n = n.min(first);
+            // SAFETY: a piece of the ring, which the kernel writes; the peer reads none of it yet.
+            let got = unsafe {
+                match offset {
+                    Some(offset) => libc::pread64(fd, at.cast(), n, offset + sent as i64),
+                    None => next::read(fd, at.cast(), n),
+                }
+            };
+            usize::try_from(got).map_err(|_| crate::errno())
+        }
+    }
+}
+
+unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags: c_int) -> Step {
+    let (stream, role, side) = (&chan.stream, chan.role, chan.side());
+    let want = source.len();
+    let mut sent = 0;
+    let mut spun = false;
+    if stream.has_left(chan.peer()) {
+        link::tx_after(conn, chan, Why::None);
+        return Step::Tcp(0);
+    }
+    loop {
+        let mut heard = Heard::Alive;
+        {
+            let held = side.tx_lock.lock();
+            if side.tx_state.load(SeqCst) != RING {
+                return Step::Tcp(sent);
+            }
+            let tail = side.tail.load(Relaxed);
+            let Ok(room) = stream.room(role, tail) else {
+                return Step::Done(broken(conn, chan));
+            };
+            if room > 0 || want == 0 {
+                let n = room.min(want - sent).min(CHUNK);
+                // SAFETY: the caller's promise.
+                let n = match unsafe { copy_in(chan, source, sent, tail, n) } {
+                    Ok(0) if want > 0 => return Step::Done(sent as ssize_t),
+                    Ok(n) => n,
+                    Err(errno) => return partial(sent, errno),
+                };
+                match stream.publish(role, tail, tail + n as u64) {
+                    Err(_) => return Step::Done(broken(conn, chan)),
+                    Ok(Published::Closed) => {
+                        drop(held);
+                        if let Source::File {
+                            fd, offset: None, ..
+                        } = *source
+                        {
+                            // SAFETY: puts the file's position back to where it was.
+                            unsafe { libc::lseek64(fd, -(n as i64), libc::SEEK_CUR) };
+                        }
+                        link::tx_after(conn, chan, Why::Peer);
+                        return Step::Tcp(sent);
+                    }
+                    Ok(how) => {
+                        full::has_room(chan);
+                        side.tail.store(tail + n as u64, Relaxed);
+                        sent += n;
+                        ledger::count(conn, Word::TxRing, n as u64);
+                        drop(held);
+                        if how == Published::Ring {
+                            ledger::count(conn, Word::Bells, 1);
+                            if bell::ring(chan.bell()) == Heard::End {
+                                link::tx_after(conn, chan, Why::None);
+                                return Step::Done(sent as ssize_t);
+                            }
+                        }
+                        if sent == want {
+                            return Step::Done(sent as ssize_t);
+                        }
+                        spun = false;
+                        continue;
+                    }
+                }
+            }
+            if stream.is_closed(role) {
+                drop(held);
+                link::tx_after(conn, chan, Why::Peer);
+                return Step::Tcp(sent);
+            }
+            if spun || flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0 {
+                stream.want_room(role);
+                if stream.room(role, tail).is_ok_and(|room| room > 0) {
+                    continue;
+                }
+                heard = bell::fill(chan);
+                if stream.room(role, tail).is_ok_and(|room| room > 0) {
+                    continue;
+                }
+            }
+        }
+        if heard == Heard::End {
+            link::tx_after(conn, chan, Why::None);
+            return if sent > 0 {
+                Step::Done(sent as ssize_t)
+            } else {
+                Step::Tcp(0)
+            };
+        }
+        if flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0 {
+            full::found_full(chan);
+            return partial(sent, libc::EAGAIN);
+        }
+        if !spun {
+            spun = true;
+            let tail = side.tail.load(Relaxed);
+            for _ in 0..spins() {
+                if stream
+                    .room(role, tail)
+                    .is_ok_and(|room| room >= stream.capacity() / 4)
+                {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            continue;
+        }
+        spun = false;
+        ledger::count(conn, Word::Sleeps, 1);
+        let progress = stream.progress(role);
+        match bell::wait_out(chan) {
+            Heard::End => {
+                link::tx_after(conn, chan, Why::None);
+                return if sent > 0 {
+                    Step::Done(sent as ssize_t)
+                } else {
+                    Step::Tcp(0)
+                };
+            }
+            Heard::Late if stream.progress(role) == progress => {
+                link::stop_sending(conn, Why::SlowReader);
+            }
+            Heard::Alive | Heard::Late => {}
+            Heard::Interrupted => return partial(sent, libc::EINTR),
+        }
+    }
+}

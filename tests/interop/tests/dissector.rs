@@ -1,0 +1,207 @@
+//! What tshark makes of our datagrams with the dissector of `weft dissector`.
+//!
+//! Queue pairs send to a socket of the test, which writes what comes as a capture: no rights are needed, and nothing is made up.
+
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use weft_verbs::{Access, Device, RemoteAddr, SendWr, UdDest, UdInit, Wc};
+
+const SCRIPT: &str = include_str!("../../../crates/weft/src/dissector/weft.lua");
+const LONG: Duration = Duration::from_secs(30);
+
+/// Datagrams as a capture file: IPv4 packets without a link layer.
+fn write_pcap(file: &Path, datagrams: &[Vec<u8>]) {
+    let mut out = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 0x0004_0000, 101] {
+        out.extend_from_slice(&word.to_ne_bytes());
+    }
+    for datagram in datagrams {
+        let udp = datagram.len() as u16 + 8;
+        let total = udp + 20;
+        for word in [0, 0, u32::from(total), u32::from(total)] {
+            out.extend_from_slice(&word.to_ne_bytes());
+        }
+        out.extend_from_slice(&[0x45, 0]);
+        out.extend_from_slice(&total.to_be_bytes());
+        out.extend_from_slice(&[0, 0, 0, 0, 64, 17, 0, 0, 127, 0, 0, 1, 127, 0, 0, 1]);
+        for half in [40_000, 40_001, udp, 0] {
+            out.extend_from_slice(&half.to_be_bytes());
+        }
+        out.extend_from_slice(datagram);
+    }
+    let mut file = std::fs::File::create(file).expect("a file");
+    file.write_all(&out).expect("written");
+}
+
+/// What comes to the socket, until it is so many datagrams that the test wants.
+fn record(
+    socket: &UdpSocket,
+    into: &mut Vec<Vec<u8>>,
+    wanted: impl Fn(&[u8]) -> bool,
+    count: usize,
+) {
+    let start = Instant::now();
+    let mut seen = 0;
+    let mut buffer = vec![0; 1 << 16];
+    while seen < count {
+        assert!(start.elapsed() < LONG, "{seen} of {count} datagrams came");
+        match socket.recv(&mut buffer) {
+            Ok(n) => {
+                seen += usize::from(wanted(&buffer[..n]));
+                into.push(buffer[..n].to_vec());
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn tshark(script: &Path, capture: &Path, fields: &[&str]) -> Vec<Vec<String>> {
+    let mut command = Command::new("tshark");
+    command
+        .arg("-X")
+        .arg(format!("lua_script:{}", script.display()))
+        .args(["-n", "-r"])
+        .arg(capture)
+        .args(["-T", "fields", "-E", "separator=;", "-E", "occurrence=f"]);
+    for field in fields {
+        command.args(["-e", field]);
+    }
+    let output = command.output().expect("tshark runs");
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complaint}");
+    assert!(!complaint.contains("Lua"), "{complaint}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let row = |line: &str| line.split(';').map(str::to_owned).collect();
+    text.lines().map(row).collect()
+}
+
+#[test]
+fn tshark_reads_our_datagrams() {
+    if let Err(error) = Command::new("tshark").arg("-v").output() {
+        println!("skipped: tshark: {error}");
+        return;
+    }
+    let recorder = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    recorder
+        .set_read_timeout(Some(Duration::from_millis(20)))
+        .expect("a time limit");
+    let device = Device::open().expect("a device");
+    let pd = device.alloc_pd().expect("a domain");
+    let cq = device.create_cq(1024, None).expect("a queue");
+    let loopback: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let port = device.bind_ud(loopback).expect("a port");
+    let mr = pd.alloc_mr(1 << 20, Access::LOCAL_WRITE).expect("a region");
+    let init = UdInit {
+        record_depth: 16,
+        num: Some(0x1234),
+        segment: 1000,
+        ..UdInit::new(&port, 0x1111_1111, &cq, &cq)
+    };
+    let qp = pd.create_ud_qp(&init).expect("a queue pair");
+    let dest = UdDest {
+        addr: recorder.local_addr().expect("an address"),
+        qp_num: 0xabcd,
+        qkey: 0x1111_1111,
+        from: None,
+        traffic_class: 0,
+    };
+    let send = |wr: SendWr| qp.post_send(&wr, &dest).expect("posted");
+    let mut seen = Vec::new();
+    let all = |_: &[u8]| true;
+    send(SendWr::send(1).inline(b"version 1"));
+    send(SendWr::send_imm(2, 0x1_0000_0001).inline(b"x").solicited());
+    send(SendWr::send(3).sge(mr.sge(0, 2500)));
+    let remote = RemoteAddr {
+        addr: 0x10_0000,
+        rkey: 0x0102_0304,
+    };
+    send(SendWr::write_imm(4, remote, 0x55).sge(mr.sge(0, 1500)));
+    record(&recorder, &mut seen, all, 1 + 1 + 3 + 2);
+    // So much that a probe comes; a port of ours answers it.
+    let is_probe = |bytes: &[u8]| bytes.starts_with(&[0x57, 0x28]);
+    let before = seen.len();
+    while !seen.iter().any(|bytes| is_probe(bytes)) {
+        send(SendWr::send(5).sge(mr.sge(0, 1000)));
+        let mut wc = [Wc::default()];
+        let _ = cq.poll(&mut wc);
+        record(&recorder, &mut seen, all, 1);
+        assert!(seen.len() < 2000, "no probe");
+    }
+    let probe = seen.iter().find(|bytes| is_probe(bytes)).cloned();
+    let probe = probe.expect("it came");
+    seen.truncate(before);
+    seen.push(probe.clone());
+    let to = port.local_addr();
+    recorder.send_to(&probe, to).expect("sent");
+    let mut more = Vec::new();
+    let is_report = |bytes: &[u8]| bytes.starts_with(&[0x57, 0x29]);
+    record(&recorder, &mut more, is_report, 1);
+    seen.extend(more.into_iter().filter(|bytes| is_report(bytes)));
+    // One that was damaged, and what is none of ours.
+    let mut damaged = seen[0].clone();
+    damaged[33] ^= 1;
+    seen.push(damaged);
+    seen.push(b"WWW is not of this protocol, and neither are others".to_vec());
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let (script, capture) = (folder.path().join("weft.lua"), folder.path().join("c.pcap"));
+    std::fs::write(&script, SCRIPT).expect("written");
+    write_pcap(&capture, &seen);
+    let fields = [
+        "weft.version",
+        "weft.opcode",
+        "weft.src_qp",
+        "weft.msn",
+        "weft.offset",
+        "weft.length",
+        "weft.ddp.last",
+        "weft.stag",
+        "weft.to",
+        "weft.imm",
+        "weft.control",
+        "weft.crc.good",
+    ];
+    let rows = tshark(&script, &capture, &fields);
+    // tshark 4 writes True where tshark 3 wrote 1.
+    let rows: Vec<String> = rows
+        .iter()
+        .map(|row| {
+            let row: Vec<&str> = row
+                .iter()
+                .map(|cell| match cell.as_str() {
+                    "True" => "1",
+                    "False" => "0",
+                    other => other,
+                })
+                .collect();
+            row.join(";")
+        })
+        .collect();
+    let expected = [
+        "1;3;0x00001234;1;0;;1;;;;;1",
+        "1;9;0x00001234;2;0;;1;;;0x0000000100000001;;1",
+        "2;3;0x00001234;1;0;2500;0;;;;;1",
+        "2;3;0x00001234;1;896;2500;0;;;;;1",
+        "2;3;0x00001234;1;1792;2500;1;;;;;1",
+        "2;0;0x00001234;2;0;1500;0;0x01020304;0x0000000000100000;0x0000000000000055;;1",
+        "2;0;0x00001234;2;768;1500;1;0x01020304;0x0000000000100300;0x0000000000000055;;1",
+        "2;;;;;;;;;;0x28;1",
+        "2;;;;;;;;;;0x29;1",
+        "1;3;0x00001234;1;0;;1;;;;;0",
+        ";;;;;;;;;;;",
+    ];
+    assert_eq!(rows, expected);
+    let expert = tshark(
+        &script,
+        &capture,
+        &["_ws.expert.message", "_ws.col.Protocol"],
+    );
+    let (bad, good) = (&expert[9], &expert[2]);
+    assert!(bad[0].contains("CRC is wrong"), "{bad:?}");
+    assert!(good[0].is_empty() && good[1] == "weft", "{good:?}");
+}

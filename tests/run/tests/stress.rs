@@ -1,0 +1,62 @@
+//! Random socket calls, the same on plain TCP and under `weft run`: every result and errno is compared.
+//!
+//! `WEFT_STRESS_SECONDS` runs other seeds for so long.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use weft_run_tests::{Weft, have, plain, say, switched, weft};
+
+const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+
+fn run(weft: &Weft, seed: u64, rounds: u32) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/stress.py");
+    let done = weft.run(&format!(
+        "{} {} {seed} ={rounds}",
+        PYTHON.0,
+        script.display()
+    ));
+    done.good().says(&format!("stress: {rounds} rounds"));
+    done.text
+}
+
+fn compare(seed: u64, rounds: u32) {
+    let expected = run(&plain(), seed, rounds);
+    let got = run(&weft(), seed, rounds);
+    assert!(switched(&got) > rounds, "seed {seed}: {got}");
+    // What the processes say of themselves stands between the lines.
+    let ours = |line: &&str| !line.starts_with("weft run:") && !line.starts_with("  ");
+    let lines = |text: &str| {
+        text.lines()
+            .filter(ours)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let (expected, got) = (lines(&expected), lines(&got));
+    for (at, (one, other)) in expected.iter().zip(&got).enumerate() {
+        let before = expected[at.saturating_sub(40)..at].join("\n");
+        assert_eq!(other, one, "seed {seed}, line {at}, after\n{before}");
+    }
+    assert_eq!(got.len(), expected.len(), "seed {seed}");
+}
+
+#[test]
+fn every_result_is_that_of_plain_tcp() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let seconds = std::env::var("WEFT_STRESS_SECONDS").ok();
+    if let Some(seconds) = seconds.and_then(|text| text.parse().ok()) {
+        let begun = Instant::now();
+        let mut seed = 1000;
+        while begun.elapsed() < Duration::from_secs(seconds) {
+            compare(seed, 100);
+            seed += 1;
+        }
+        say(&format!("{} seeds", seed - 1000));
+        return;
+    }
+    for seed in 1..=4 {
+        compare(seed, 60);
+    }
+}
