@@ -1,5 +1,9 @@
 //! What the process uses, as the kernel says.
 
+use std::time::Instant;
+
+use crate::bed::PATIENCE;
+
 /// Resident bytes that no file backs.
 pub fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
@@ -11,4 +15,30 @@ pub fn resident() -> usize {
 /// Open descriptors.
 pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+/// Waits until no more than so many descriptors are open.
+pub fn given_back(before: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while descriptors() > before {
+        assert!(
+            Instant::now() < deadline,
+            "{before} descriptors were open before, now {:#?}",
+            described()
+        );
+        std::thread::yield_now();
+    }
+}
+
+/// What each open descriptor is.
+fn described() -> Vec<String> {
+    let entries = std::fs::read_dir("/proc/self/fd")
+        .expect("procfs")
+        .flatten();
+    entries
+        .filter_map(|entry| {
+            let what = std::fs::read_link(entry.path()).ok()?;
+            Some(format!("{:?} {}", entry.file_name(), what.display()))
+        })
+        .collect()
 }

@@ -2,7 +2,7 @@
 //! whole process has.
 
 use weft_conformance::bed::{Bed, Half, Memory, Setup, until};
-use weft_conformance::gauge::descriptors;
+use weft_conformance::gauge::{descriptors, given_back};
 use weft_verbs::{Device, RecvWr, SendWr};
 
 fn maps() -> usize {
@@ -49,7 +49,7 @@ fn everything_is_given_back() {
     for _ in 0..5 {
         round(&bed, 20, false);
     }
-    until("all descriptors are given back", || descriptors() <= before);
+    given_back(before);
     until("all mappings are given back", || maps() == 0);
 
     // Two thousand at once, where so many descriptors are allowed: in this process there are both ends.
@@ -58,6 +58,6 @@ fn everything_is_given_back() {
     let count = (room / 8).min(2000);
     println!("{count} connections");
     round(&bed, count, true);
-    until("all descriptors are given back", || descriptors() <= before);
+    given_back(before);
     until("all mappings are given back", || maps() == 0);
 }

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
-use weft_conformance::bed::{Bed, Half, Memory, Setup, take, until};
-use weft_conformance::gauge::descriptors;
+use weft_conformance::bed::{Bed, Half, Memory, Setup, take};
+use weft_conformance::gauge::{descriptors, given_back};
 use weft_conformance::twin::{Pair, Twin, again};
 use weft_conformance::victim::Bystander;
 use weft_verbs::cm::{ConnParam, ConnectError, Connection, Listener, connect_qp};
@@ -178,7 +178,7 @@ fn starved() {
         });
         assert!(again.is_some(), "{spare}: no way back to shared memory");
         drop(listener);
-        until("all descriptors are given back", || descriptors() <= before);
+        given_back(before);
         bystander.ping();
         if carried == Some("local") {
             break;
