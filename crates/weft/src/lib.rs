@@ -15,3 +15,4 @@ pub mod fs;
 pub mod identity;
 pub mod stat;
 pub mod stat_run;
+mod terminal;
