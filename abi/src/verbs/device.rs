@@ -17,7 +17,7 @@ use super::object::{PerFork, find, lock};
 use super::pd::MAX_PDS;
 use super::port as ports;
 use super::private::NobodysDevice;
-use super::sysfs::About;
+use super::sysfs::{self, About};
 use super::types::*;
 use super::ud::MAX_MEMBERS;
 use crate::call::{pointer, run, status};
@@ -462,6 +462,27 @@ pub unsafe fn ibv_query_port(
             offset_of!(ibv_port_attr, port_cap_flags2),
         )
     }
+}
+
+/// `ibv_query_port_speed`: in units of 100 Mbit/s.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_port_speed(
+    context: *mut ibv_context,
+    port_num: u32,
+    port_speed: *mut u64,
+) -> c_int {
+    status(|| {
+        let context = find::<Context>(context)?;
+        if port_num != 1 || port_speed.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let speed = sysfs::speed(&port(context.ctx.which)).0;
+        // SAFETY: the caller's promise.
+        unsafe { port_speed.write(speed.into()) };
+        Ok(())
+    })
 }
 
 /// The GID table.

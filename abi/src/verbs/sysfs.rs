@@ -109,8 +109,8 @@ fn text(chars: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `100 Gb/sec (4X EDR)`.
-fn rate(port: &ibv_port_attr) -> String {
+/// In units of 100 Mbit/s, with the number of lanes and what each one's speed is called.
+pub(super) fn speed(port: &ibv_port_attr) -> (u32, u32, &'static str) {
     let lanes = match port.active_width {
         2 => 4,
         4 => 8,
@@ -118,7 +118,6 @@ fn rate(port: &ibv_port_attr) -> String {
         16 => 2,
         _ => 1,
     };
-    // in tenths of Gbit/s
     let (speed, name) = match port.active_speed {
         2 => (50, " DDR"),
         4 => (100, " QDR"),
@@ -129,7 +128,12 @@ fn rate(port: &ibv_port_attr) -> String {
         128 => (1000, " NDR"),
         _ => (25, ""),
     };
-    let all = speed * lanes;
+    (speed * lanes, lanes, name)
+}
+
+/// `100 Gb/sec (4X EDR)`.
+fn rate(port: &ibv_port_attr) -> String {
+    let (all, lanes, name) = speed(port);
     let tenths = if all % 10 == 0 {
         String::new()
     } else {
