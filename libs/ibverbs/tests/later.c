@@ -2,6 +2,7 @@
  * struct, the speed of a port, completion counters that are refused, names that are looked up, events of the program's own,
  * and sets of rsockets. */
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <netinet/in.h>
 #include <rdma/rdma_cma.h>
