@@ -11,7 +11,7 @@ use weft_proto::mpa::{InitStep, Initiator};
 use weft_sys::{Event, Interest, tcp};
 use weft_tls::Tls;
 
-use super::{ConnParam, ConnectError, TLS_ALERT, deadline, read_some, send_all};
+use super::{ConnParam, ConnectError, TLS_ALERT, check_connectable, deadline, read_some, send_all};
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::{lock, try_lock};
@@ -60,8 +60,8 @@ pub(crate) struct Dial {
 }
 
 impl Device {
-    /// Connect `qp` to a listener at `addr`. Returns at once; `done` is called once, from the engine's thread or, for
-    /// errors found at once, from this one.
+    /// Connect `qp`, which must be in the Init state, to a listener at `addr`. Returns at once; `done` is called once, from
+    /// the engine's thread or, for errors found at once, from this one.
     pub fn dial(
         &self,
         addr: SocketAddr,
@@ -96,6 +96,9 @@ impl Device {
         param: &ConnParam,
         done: DialDone,
     ) -> Result<(), (ConnectError, DialDone)> {
+        if let Err(error) = check_connectable(qp) {
+            return Err((error, done));
+        }
         let mut config = param.config(&self.0);
         if param.options.revision == 2 {
             let more = qp.0.ask_for_own_reads();
@@ -126,6 +129,10 @@ impl Device {
             called_off: AtomicBool::new(false),
         });
         qp.0.dials_by(&dial);
+        if check_connectable(qp).is_err() {
+            // It has ended since the first look, and did not know of this dial yet.
+            dial.called_off.store(true, Ordering::SeqCst);
+        }
         let registration = &dial.registration;
         let source = Arc::clone(&dial) as Arc<dyn Source>;
         let mut stage = lock(&dial.stage);

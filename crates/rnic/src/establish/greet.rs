@@ -10,7 +10,9 @@ use weft_sys::diag::tcp_peer_uid;
 use weft_sys::{Event, Interest, poll_fds};
 use weft_tls::{Tls, TlsInfo};
 
-use super::{ConnParam, ConnectError, TLS_HANDSHAKE, deadline, read_some, send_all};
+use super::{
+    ConnParam, ConnectError, TLS_HANDSHAKE, check_connectable, deadline, read_some, send_all,
+};
 use crate::device::{Counted, DeviceInner};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
@@ -75,11 +77,12 @@ impl Incoming {
                 .is_ok_and(|n| n > 0)
     }
 
-    /// Accept, on `qp`.
+    /// Accept, on `qp`, which must be in the Init state; the request is rejected otherwise.
     ///
     /// # Errors
     /// [`ConnectError::Invalid`], [`ConnectError::Closed`] when the initiator has gone meanwhile.
     pub fn accept(mut self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
+        check_connectable(qp)?;
         let Some(pending) = self.pending.take() else {
             return Err(ConnectError::Closed);
         };
