@@ -35,6 +35,7 @@ mod tls_env;
 mod transport;
 mod types;
 mod ud;
+mod warnings;
 
 pub use cq::{CompChannel, Cq, CqOverrun, EventWait};
 pub use device::{Device, DeviceBuilder, Pd, Transport};

@@ -92,7 +92,8 @@ impl Source for Entrance {
                 Ok(Some(wire)) => greet(engine, &device, &listener, wire),
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "accepting a peer of this host failed");
+                    let what = "accepting a peer of this host failed";
+                    listener.reception.warn(what, None, Some(&error));
                     let later = Instant::now() + Duration::from_millis(50);
                     self.registration.set_timer(later);
                     return Next::Done;
@@ -137,7 +138,10 @@ fn greet(
     let registration = &call.registration;
     match registration.start(source, calling.visitor.fd(), Interest::READ) {
         Ok(()) => registration.set_timer(Instant::now() + PATIENCE),
-        Err(error) => tracing::warn!(%error, "cannot watch a peer of this host"),
+        Err(error) => {
+            let what = "cannot watch a peer of this host";
+            listener.reception.warn(what, None, Some(&error));
+        }
     }
 }
 

@@ -22,6 +22,7 @@ use crate::transport::tcp::TcpLink;
 use crate::transport::tls::TlsLink;
 use crate::transport::{ByteStream, Link};
 use crate::types::LocalMode;
+use crate::warnings::Warnings;
 
 /// A connection request that waits for an answer. Dropping it rejects it.
 pub struct Incoming {
@@ -173,6 +174,7 @@ pub(super) struct Reception {
     waiting: Arc<AtomicU32>,
     backlog: u32,
     on_request: OnRequest,
+    warnings: Arc<Warnings>,
 }
 
 impl Reception {
@@ -190,7 +192,18 @@ impl Reception {
             waiting: Arc::default(),
             backlog: backlog.max(1),
             on_request: Arc::new(on_request),
+            warnings: Arc::default(),
         })
+    }
+
+    /// Log or count a warning about a peer, see [`Warnings`].
+    pub(super) fn warn(
+        &self,
+        what: &'static str,
+        peer: Option<SocketAddr>,
+        error: Option<&dyn std::fmt::Display>,
+    ) {
+        self.warnings.warn(&self.device.engine, what, peer, error);
     }
 
     /// Begins start-up on a connection that was accepted.
@@ -202,7 +215,7 @@ impl Reception {
                     (Arc::clone(&link) as Arc<dyn ByteStream>, Some(link))
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no TLS session for a new connection");
+                    self.warn("turned away: no TLS session for it", None, Some(&error));
                     return;
                 }
             },
@@ -219,7 +232,8 @@ impl Reception {
             self.device.take_pending()
         });
         let Some(permit) = permit else {
-            tracing::warn!(peer = %link.peer_addr(), "too many connections in start-up: turned away");
+            let what = "turned away: too many connections in start-up";
+            self.warn(what, Some(link.peer_addr()), None);
             link.abort();
             return;
         };
@@ -248,7 +262,7 @@ impl Reception {
                 }
                 greetings.push_back(Arc::downgrade(&greeting));
             }
-            Err(error) => tracing::warn!(%error, "cannot watch a new connection"),
+            Err(error) => self.warn("cannot watch a new connection", None, Some(&error)),
         }
     }
 }
@@ -358,7 +372,8 @@ impl Source for Greeting {
                 let reception = &self.reception;
                 let count = Counted::unlimited(&reception.waiting);
                 if reception.waiting.load(Ordering::Relaxed) > reception.backlog {
-                    tracing::warn!(peer = %greeted.link.peer_addr(), "the backlog is full: turned away");
+                    let what = "turned away: the backlog is full";
+                    reception.warn(what, Some(greeted.link.peer_addr()), None);
                     greeted.link.abort();
                     return Next::Done;
                 }
@@ -375,9 +390,12 @@ impl Source for Greeting {
             Err(error) => {
                 let peer = greeted.link.peer_addr();
                 if matches!(error, ConnectError::Tls(_)) {
-                    tracing::warn!(%peer, %error, "turned away: no TLS connection with it");
+                    let what = "turned away: no TLS connection with it";
+                    self.reception.warn(what, Some(peer), Some(&error));
                 } else if greeted.buf.first() == Some(&TLS_HANDSHAKE) {
-                    tracing::warn!(%peer, "turned away: it speaks TLS, which is off here (WEFT_TLS, ConnParam::tls)");
+                    let what =
+                        "turned away: it speaks TLS, which is off here (WEFT_TLS, ConnParam::tls)";
+                    self.reception.warn(what, Some(peer), None);
                 } else {
                     tracing::debug!(%peer, %error, "start-up failed");
                 }

@@ -216,7 +216,8 @@ impl ListenerInner {
 impl Source for ListenerInner {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
         if let Err(error) = self.accept_some(engine) {
-            tracing::warn!(%error, "accepting a connection failed");
+            let what = "accepting a connection failed";
+            self.reception.warn(what, None, Some(&error));
             // No descriptors left, most likely: try again later, not in a busy loop.
             let later = Instant::now() + Duration::from_millis(50);
             self.registration.set_timer(later);
