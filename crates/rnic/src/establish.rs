@@ -27,9 +27,7 @@ mod entrance;
 mod greet;
 mod listen;
 
-pub(crate) use dial::Dial;
 pub use dial::Dialed;
-pub(crate) use greet::Greeting;
 pub use greet::Incoming;
 pub use listen::{Bound, Listening};
 

@@ -22,8 +22,10 @@ mod leave;
 mod lock;
 mod meet;
 mod mr;
+mod neighbours;
 mod pool;
 mod qp;
+mod report;
 mod sidr;
 mod signal;
 mod srq;
@@ -48,11 +50,10 @@ pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};
-pub use transport::udp::{UdPort, UdPortCounters};
 pub use types::*;
 pub use ud::{
     UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind,
-    UdInit, UdQp, ValidityMap, WriteRecord,
+    UdInit, UdPort, UdPortCounters, UdQp, ValidityMap, WriteRecord,
 };
 pub use weft_mem::{MemError, RawMemory, protect};
 pub use weft_sys::PerProcess;

@@ -16,32 +16,24 @@
 //! No descriptor goes to a process before the kernel has said who it is, in a message that this process has just sent. What else a process may
 //! do with ours it shows by doing it: it reads a secret in our memory ([`Cell`]).
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Peer, Process};
+use weft_mem::Peer;
 use weft_ring::{End, Role, Segment};
-use weft_sys::heart::Pulse;
 use weft_sys::unix::{self, Cred, Name, Sender};
-use weft_sys::{Event, Interest, process};
 use weft_wire::crc::crc32c;
 use weft_wire::local::{self, MAX_LEN, Message, Party, Secret};
 
 use crate::device::{DeviceInner, PdInner};
-use crate::engine::{Engine, Next, Registration, Source};
-use crate::lock::lock;
-use crate::qp::QpInner;
+use crate::engine::Registration;
+use crate::neighbours::{Cell, Neighbour, Who, Why, admitted, why};
 use crate::transport::ByteStream;
 use crate::transport::local::{Joint, LocalLink, RING_BYTES};
-
-mod who;
-
-use who::{Cell, Who, admitted};
 
 /// How long an initiator waits to be welcomed before it goes on over TCP.
 pub(crate) const KNOCK_TIME: Duration = Duration::from_millis(500);
@@ -51,13 +43,6 @@ const TRUNCATED: &str =
     "a message came without all of its descriptors (too many open files), or was too long";
 /// Descriptors of an Attach: heart, table and up to three arenas; a Join has the segment before them.
 const PARTY_FDS: usize = 5;
-
-/// Why a connection is not on shared memory: a text for people.
-pub(crate) type Why = String;
-
-fn why(what: &'static str) -> impl Fn(io::Error) -> Why {
-    move |error| format!("{what}: {error}")
-}
 
 /// Names under which a listener's door can be found, likeliest first.
 pub(crate) struct Names {
@@ -114,135 +99,6 @@ fn abstract_name(host: &str, port: u16) -> Vec<u8> {
 /// An IPv6 address has colons, which are fine in a file's name.
 fn path_name(dir: &std::path::Path, host: &str, port: u16) -> PathBuf {
     dir.join(format!("weft-{host}-{port}.sock"))
-}
-
-/// A peer's domain: its process as the kernel names it, its own name for it, and how much of its memory we can reach.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct DomainKey {
-    process: u64,
-    domain: [u8; 16],
-    by_number: bool,
-    trusted: bool,
-}
-
-/// What a device has for all its connections on this host.
-#[derive(Default)]
-pub(crate) struct Neighbours {
-    domains: Mutex<HashMap<DomainKey, Weak<Peer>>>,
-    processes: Mutex<HashMap<u64, Weak<Neighbour>>>,
-}
-
-/// Another process of this host, watched so that its death is noticed even when its children keep its sockets open.
-pub(crate) struct Neighbour {
-    pidfd: OwnedFd,
-    qps: Mutex<Vec<Weak<QpInner>>>,
-    #[allow(dead_code)] // ends with it
-    registration: Registration,
-}
-
-impl Neighbour {
-    /// Whether it has not ended.
-    pub(crate) fn is_alive(&self) -> bool {
-        process::pidfd_alive(&self.pidfd)
-    }
-
-    /// Tell this queue pair when the process ends. False when it has.
-    pub(crate) fn add(&self, qp: &Arc<QpInner>) -> bool {
-        let mut qps = lock(&self.qps);
-        if qps.len() == qps.capacity() {
-            qps.retain(|qp| qp.strong_count() > 0);
-        }
-        qps.push(Arc::downgrade(qp));
-        drop(qps);
-        self.is_alive()
-    }
-}
-
-/// The engine's hold on a neighbour, which must not keep it.
-struct Watch(Weak<Neighbour>);
-
-impl Source for Watch {
-    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
-        if let Some(neighbour) = self.0.upgrade() {
-            let qps = std::mem::take(&mut *lock(&neighbour.qps));
-            for qp in qps.iter().filter_map(Weak::upgrade) {
-                qp.peer_died();
-            }
-        }
-        Next::Done
-    }
-
-    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {}
-}
-
-impl Neighbours {
-    fn neighbour(
-        &self,
-        engine: &Arc<Engine>,
-        number: u64,
-        pidfd: BorrowedFd<'_>,
-    ) -> io::Result<Arc<Neighbour>> {
-        let mut processes = lock(&self.processes);
-        if let Some(known) = processes.get(&number).and_then(Weak::upgrade)
-            && process::pidfd_alive(&known.pidfd)
-        {
-            return Ok(known);
-        }
-        processes.retain(|_, known| known.strong_count() > 0);
-        let neighbour = Arc::new(Neighbour {
-            pidfd: pidfd.try_clone_to_owned()?,
-            qps: Mutex::default(),
-            registration: Registration::new(engine),
-        });
-        let watch = Arc::new(Watch(Arc::downgrade(&neighbour)));
-        let pidfd = neighbour.pidfd.as_fd();
-        neighbour.registration.start(watch, pidfd, Interest::READ)?;
-        processes.insert(number, Arc::downgrade(&neighbour));
-        Ok(neighbour)
-    }
-
-    /// The peer's domain: mapped once, however many connections lead there.
-    fn domain(
-        &self,
-        who: &Who,
-        party: &Party,
-        by_number: bool,
-        mut fds: Vec<OwnedFd>,
-    ) -> io::Result<Arc<Peer>> {
-        if fds.len() < 2 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let heart = fds.remove(0);
-        let open = || {
-            let peer = Peer::open(fds)?;
-            let pulse = Pulse::open(&heart)?;
-            if let (Some(pid), Some(pidfd), true) = (who.pid, &who.pidfd, by_number) {
-                let pidfd = pidfd.try_clone()?;
-                peer.set_process(Process { pid, pidfd, pulse });
-            }
-            Ok::<_, io::Error>(Arc::new(peer))
-        };
-        let Some(process) = who.number() else {
-            // It could be anybody's domain that has this name.
-            return open();
-        };
-        let key = DomainKey {
-            process,
-            domain: party.domain,
-            by_number,
-            trusted: party.trusted,
-        };
-        let mut domains = lock(&self.domains);
-        if let Some(known) = domains.get(&key).and_then(Weak::upgrade)
-            && known.alive()
-        {
-            return Ok(known);
-        }
-        domains.retain(|_, known| known.strong_count() > 0);
-        let peer = open()?;
-        domains.insert(key, Arc::downgrade(&peer));
-        Ok(peer)
-    }
 }
 
 /// What both sides bring.

@@ -16,7 +16,7 @@ use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::{lock, try_lock};
 use crate::meet::{Answer, Knock};
-use crate::qp::Qp;
+use crate::qp::{CallOff, Qp, QpInner};
 use crate::transport::tcp::TcpLink;
 use crate::transport::tls::TlsLink;
 use crate::transport::{ByteStream, Link};
@@ -44,8 +44,8 @@ pub(super) enum Way {
     Sim(Arc<dyn ByteStream>),
 }
 
-pub(crate) struct Dial {
-    qp: Arc<crate::qp::QpInner>,
+struct Dial {
+    qp: Arc<QpInner>,
     device: Arc<DeviceInner>,
     options: LinkOptions,
     tls: Option<Tls>,
@@ -128,7 +128,8 @@ impl Device {
             registration: Registration::new(&self.0.engine),
             called_off: AtomicBool::new(false),
         });
-        qp.0.dials_by(&dial);
+        let call_off = Arc::downgrade(&dial);
+        qp.0.dials_by(call_off);
         if check_connectable(qp).is_err() {
             // It has ended since the first look, and did not know of this dial yet.
             dial.called_off.store(true, Ordering::SeqCst);
@@ -162,10 +163,10 @@ impl Device {
     }
 }
 
-impl Dial {
-    /// The queue pair goes. The peer sees that at once; the rest is done by the engine's thread, since whoever calls this may hold what the
-    /// end of a dial takes.
-    pub(crate) fn call_off(&self) {
+impl CallOff for Dial {
+    /// The peer sees that at once; the rest is done by the engine's thread, since whoever calls this may hold what the end of a
+    /// dial takes.
+    fn call_off(&self) {
         self.called_off.store(true, Ordering::SeqCst);
         // One that is at a step just now finds the queue pair gone, or is ended after it.
         if let Some(stage) = try_lock(&self.stage) {
@@ -177,7 +178,9 @@ impl Dial {
         }
         self.registration.poke();
     }
+}
 
+impl Dial {
     /// It has failed.
     fn fail(&self, stage: &mut DialStage, error: ConnectError) {
         match &*stage {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use weft_sys::unix::{self, Name};
 use weft_sys::{Event, Interest};
 
-use super::Greeting;
 use super::listen::ListenerInner;
 use crate::device::{Counted, DeviceInner};
 use crate::engine::{Engine, Next, Registration, Source};
@@ -123,7 +122,6 @@ fn greet(
         return;
     };
     let call = Arc::new(Call {
-        device: Arc::downgrade(device),
         listener: Arc::downgrade(listener),
         state: Mutex::new(Some(Calling {
             visitor,
@@ -155,7 +153,6 @@ struct Calling {
 
 /// Somebody at the door.
 struct Call {
-    device: Weak<DeviceInner>,
     listener: Weak<ListenerInner>,
     state: Mutex<Option<Calling>>,
     registration: Registration,
@@ -179,8 +176,7 @@ impl Call {
 
     fn step(&self, engine: &Arc<Engine>) {
         let mut state = lock(&self.state);
-        let (Some(device), Some(listener)) = (self.device.upgrade(), self.listener.upgrade())
-        else {
+        let Some(listener) = self.listener.upgrade() else {
             self.decline(&mut state, "the listener has closed");
             return;
         };
@@ -206,7 +202,7 @@ impl Call {
         if let Err(error) = listener.accept_some(engine) {
             tracing::debug!(%error, "accepting a connection failed");
         }
-        if let Some(greeting) = find(&device, &listener, *from) {
+        if let Some(greeting) = listener.reception.find(*from) {
             if let Some(calling) = self.leave(&mut state)
                 && let Some((hello, ..)) = calling.hello
             {
@@ -228,20 +224,6 @@ impl Call {
             ),
         }
     }
-}
-
-/// The listener's connection in start-up that comes from this address. Another listener may have one from there as well: to
-/// different destinations a host uses the same port.
-fn find(device: &DeviceInner, listener: &ListenerInner, from: SocketAddr) -> Option<Arc<Greeting>> {
-    let wanted = (from.ip().to_canonical(), from.port());
-    let greetings = lock(&device.greetings);
-    greetings
-        .iter()
-        .rev()
-        .filter_map(Weak::upgrade)
-        .filter(|greeting| Arc::ptr_eq(&greeting.reception, &listener.reception))
-        .find(|greeting| greeting.peer() == Some(wanted))
-        .filter(|greeting| device.local_dir.is_some() || greeting.is_on_our_host())
 }
 
 impl Source for Call {

@@ -1,8 +1,8 @@
 //! The responder's side of making a connection: start-up of an accepted connection, and the request that comes of it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use weft_proto::mpa::{AcceptError, Config, PendingRequest, RespStep, Responder};
@@ -13,7 +13,7 @@ use weft_tls::{Tls, TlsInfo};
 use super::{
     ConnParam, ConnectError, TLS_HANDSHAKE, check_connectable, deadline, read_some, send_all,
 };
-use crate::device::{Counted, DeviceInner};
+use crate::device::{Counted, DeviceInner, StartUp};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
 use crate::meet::{Guest, same_host};
@@ -175,6 +175,8 @@ pub(super) struct Reception {
     backlog: u32,
     on_request: OnRequest,
     warnings: Arc<Warnings>,
+    /// Its connections in start-up.
+    greetings: Mutex<Vec<Weak<Greeting>>>,
 }
 
 impl Reception {
@@ -193,6 +195,7 @@ impl Reception {
             backlog: backlog.max(1),
             on_request: Arc::new(on_request),
             warnings: Arc::default(),
+            greetings: Mutex::default(),
         })
     }
 
@@ -204,6 +207,19 @@ impl Reception {
         error: Option<&dyn std::fmt::Display>,
     ) {
         self.warnings.warn(&self.device.engine, what, peer, error);
+    }
+
+    /// The connection in start-up that comes from this address. Another listener may have one from there as well: to different
+    /// destinations a host uses the same port.
+    pub(super) fn find(&self, from: SocketAddr) -> Option<Arc<Greeting>> {
+        let wanted = (from.ip().to_canonical(), from.port());
+        let greetings = lock(&self.greetings);
+        greetings
+            .iter()
+            .rev()
+            .filter_map(Weak::upgrade)
+            .find(|greeting| greeting.peer() == Some(wanted))
+            .filter(|greeting| self.device.local_dir.is_some() || greeting.is_on_our_host())
     }
 
     /// Begins start-up on a connection that was accepted.
@@ -256,11 +272,17 @@ impl Reception {
             Ok(()) => {
                 registration.set_timer(deadline(self.timeout));
                 drop(state);
+                let mut own = lock(&self.greetings);
+                if own.len() == own.capacity() {
+                    own.retain(|g| g.strong_count() > 0);
+                }
+                own.push(Arc::downgrade(&greeting));
+                drop(own);
                 let mut greetings = lock(&self.device.greetings);
                 while greetings.front().is_some_and(|g| g.strong_count() == 0) {
                     greetings.pop_front();
                 }
-                greetings.push_back(Arc::downgrade(&greeting));
+                greetings.push_back(Arc::downgrade(&greeting) as _);
             }
             Err(error) => self.warn("cannot watch a new connection", None, Some(&error)),
         }
@@ -283,22 +305,22 @@ struct Greeted {
 }
 
 /// An accepted connection whose request is not complete.
-pub(crate) struct Greeting {
-    pub(super) reception: Arc<Reception>,
+pub(super) struct Greeting {
+    reception: Arc<Reception>,
     state: Mutex<Option<Greeted>>,
     registration: Registration,
 }
 
 impl Greeting {
     /// Where it comes from, while it is in start-up.
-    pub(super) fn peer(&self) -> Option<(std::net::IpAddr, u16)> {
+    fn peer(&self) -> Option<(IpAddr, u16)> {
         let state = lock(&self.state);
         let addr = state.as_ref()?.link.peer_addr();
         Some((addr.ip().to_canonical(), addr.port()))
     }
 
     /// Its addresses are both this host's. In containers that share a directory they need not be.
-    pub(super) fn is_on_our_host(&self) -> bool {
+    fn is_on_our_host(&self) -> bool {
         let state = lock(&self.state);
         state.as_ref().is_some_and(|greeted| {
             let (ours, theirs) = (greeted.link.local_addr(), greeted.link.peer_addr());
@@ -320,7 +342,9 @@ impl Greeting {
         self.registration.release(greeted.link.fd());
         Some(greeted)
     }
+}
 
+impl StartUp for Greeting {
     fn give_up(&self, why: &str) {
         let greeted = self.close(&mut lock(&self.state));
         if let Some(greeted) = greeted {

@@ -1,8 +1,8 @@
 //! The end of a connection: faults, flushing, closing in order, and what is left of the socket.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{PEER_LIMIT, Reader};
@@ -12,9 +12,8 @@ use weft_wire::rdmap::TermError;
 use super::convert::{is_access_code, term_code};
 use super::rnr::Held;
 use super::tx::note_transmitted;
-use super::{Core, EndHook, QpInner, RecvSource, Slot};
+use super::{CallOff, Core, EndHook, QpInner, RecvSource, Slot};
 use crate::engine::guarded;
-use crate::establish::Dial;
 use crate::lock::{lock, try_lock};
 use crate::timer;
 use crate::transport::Link;
@@ -451,10 +450,10 @@ impl QpInner {
             }
         });
         if let RecvSource::Shared(srq) = &self.recv {
-            srq.forget(self);
+            srq.forget(&**self);
         }
-        self.send_cq.detach(self);
-        self.recv_cq.detach(self);
+        self.send_cq.detach(&**self);
+        self.recv_cq.detach(&**self);
         self.release_lease();
     }
 
@@ -468,14 +467,14 @@ impl QpInner {
     }
 
     /// This connects it, from now on.
-    pub(crate) fn dials_by(&self, dial: &Arc<Dial>) {
-        *lock(&self.dial) = Arc::downgrade(dial);
+    pub(crate) fn dials_by(&self, dial: Weak<dyn CallOff>) {
+        *lock(&self.dial) = Some(dial);
     }
 
     /// It is not to be connected any more.
     fn call_off_dial(&self) {
-        let dial = std::mem::take(&mut *lock(&self.dial));
-        if let Some(dial) = dial.upgrade() {
+        let dial = lock(&self.dial).take();
+        if let Some(dial) = dial.and_then(|dial| dial.upgrade()) {
             dial.call_off();
         }
     }

@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 
 use weft_sys::Interest;
 
-use super::{Drive, QpInner};
+use super::QpInner;
 use crate::cq::Poller;
-use crate::engine::Lease;
+use crate::engine::{Drive, Lease};
 
 /// Polls in vain, one after the other, after which the poller takes the lease in any case. One who looks for the completion of what it
 /// has just posted, and then spins on its memory, polls less, and must have the engine watch the socket.
@@ -94,16 +94,21 @@ impl QpInner {
         }
     }
 
-    /// The owner goes to sleep on this descriptor; `None` in place of an interest: it should look again first.
-    pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
-        let connected = self.connected.get()?;
-        if self.dead.load(Ordering::Relaxed) {
-            return None;
+    /// The owner is about to sleep on what [`QpInner::wait_on`] says, unless this is false: there is nothing to wait for.
+    pub(crate) fn begin_wait(self: &Arc<Self>) -> bool {
+        if self.connected.get().is_none() || self.dead.load(Ordering::Relaxed) {
+            return false;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
         // A post before it saw this waiter may have been put off.
         self.flush_deferred();
         self.take_lease();
+        true
+    }
+
+    /// The descriptor to sleep on after [`QpInner::begin_wait`]; `None` in place of an interest: the owner should look again first.
+    pub(crate) fn wait_on(&self) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
+        let connected = self.connected.get()?;
         Some((connected.link.fd(), connected.link.watch(self.interest())))
     }
 

@@ -21,6 +21,7 @@ mod lease;
 mod pause;
 mod prompt;
 mod rnr;
+mod roles;
 mod rx;
 mod stat;
 mod tx;
@@ -38,13 +39,12 @@ use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState};
 use weft_sys::{Event, Interest};
 use weft_wire::mpa::MAX_MARKED_ULPDU;
 
-use crate::cq::{CqInner, Poller};
+use crate::cq::{CqInner, Glance, Poller};
 use crate::device::{DeviceInner, PdInner};
-use crate::engine::{Engine, Lease, Next, Registration, Source, guarded, on_engine};
-use crate::establish::Dial;
+use crate::engine::{Drive, Engine, Lease, Next, Registration, Source, guarded, on_engine};
 use crate::lock::{lock, try_lock};
+use crate::report::Connection;
 use crate::srq::{RecvQueue, SrqInner};
-use crate::stat::Connection;
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
 use crate::types::{
@@ -56,8 +56,6 @@ use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_wri
 pub use end::EndReason;
 use end::Withheld;
 use frame::Frame;
-pub(crate) use glance::Glance;
-pub(crate) use handle::check_init;
 pub use handle::{Ender, Qp, QpInit};
 use rnr::RNR_FOR_EVER;
 use rx::Rx;
@@ -75,6 +73,12 @@ const LOCAL_MAX_ULPDU: u32 = 16 << 20;
 
 /// When an initiator that has heard nothing nudges its peer, counted from the start.
 const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
+
+/// A connection for a queue pair, in the making.
+pub(crate) trait CallOff: Send + Sync {
+    /// The queue pair does not want it any more.
+    fn call_off(&self);
+}
 
 type EndHook = Box<dyn FnOnce(EndReason) + Send>;
 
@@ -133,17 +137,6 @@ struct Completions {
     recv: SmallVec<[Wc; 8]>,
     send_urgent: bool,
     recv_urgent: bool,
-}
-
-/// What an attempt to make progress came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Drive {
-    /// Another thread is at it.
-    Busy,
-    /// Nothing to do.
-    Still,
-    /// Bytes moved.
-    Moved,
 }
 
 struct Connected {
@@ -222,7 +215,7 @@ pub(crate) struct QpInner {
     core: Mutex<Core>,
     on_end: Mutex<Option<EndHook>>,
     /// What is to connect it.
-    dial: Mutex<Weak<Dial>>,
+    dial: Mutex<Option<Weak<dyn CallOff>>>,
 }
 
 impl QpInner {
@@ -350,11 +343,12 @@ impl QpInner {
             }
             self.state.store(QpState::Rts as u8, Ordering::Release);
             if let Some(local) = self.local() {
-                local.belongs_to(self);
+                let watch = Arc::downgrade(self);
+                local.belongs_to(watch);
                 self.glance.watch(local.ring());
                 local.let_in(self.open_rights());
                 if let Some(neighbour) = local.neighbour()
-                    && !neighbour.add(self)
+                    && !neighbour.add(Arc::downgrade(self) as _)
                 {
                     local.set_dead();
                 }
@@ -561,7 +555,6 @@ impl QpInner {
         }
     }
 
-    /// The peer's process has ended.
     pub(crate) fn pd(&self) -> &PdInner {
         &self.pd
     }
@@ -570,7 +563,8 @@ impl QpInner {
         self.num
     }
 
-    pub(crate) fn peer_died(self: &Arc<Self>) {
+    /// The peer's process has ended.
+    fn peer_died(self: &Arc<Self>) {
         if let Some(local) = self.local() {
             local.set_dead();
             self.drive(true);
