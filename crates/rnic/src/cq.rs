@@ -37,7 +37,7 @@ use spin::SpinBudget;
 /// engine's epoll, and the engine drives them.
 pub(crate) const DIRECT_MEMBERS: usize = 8;
 
-/// Of polls in vain, one after the other, one in so many drives the members in any case.
+/// Of empty polls in a row, one in so many drives the members in any case.
 const LOOK_EVERY: u32 = 16;
 
 /// How long a sleep lasts at most for want of a descriptor to be woken by.
@@ -81,7 +81,7 @@ pub(crate) struct CqInner {
     wake: OnceLock<EventFd>,
     notify: Notify,
     members: RwLock<Vec<Weak<dyn Member>>>,
-    /// Names the queue in this process, and counts changes of `members` and `ports`: see [`Sole`].
+    /// Names the queue in this process, and counts changes of `members` and `ports`: see [`Sole`](poller::Sole).
     id: u64,
     changes: AtomicU32,
     /// Ports of datagram queue pairs, with how many of those there are, and whether there are any.
@@ -93,7 +93,7 @@ pub(crate) struct CqInner {
     /// How often asking for an event leaves the members to this program's threads: see [`EventWait`].
     awaited: AtomicU8,
     /// Polls that found nothing, since one found something.
-    in_vain: AtomicU32,
+    empty_polls: AtomicU32,
     /// Counts the calls of [`Cq::interrupt`].
     epoch: AtomicU32,
     hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -184,7 +184,7 @@ impl Cq {
             deferred: AtomicBool::new(false),
             spin: SpinBudget::new(),
             awaited: AtomicU8::new(0),
-            in_vain: AtomicU32::new(0),
+            empty_polls: AtomicU32::new(0),
             epoch: AtomicU32::new(0),
             hook: OnceLock::new(),
             _count: count,
@@ -232,11 +232,11 @@ impl Cq {
             if cq.deferred.load(Ordering::Relaxed) && cq.deferred.swap(false, Ordering::Relaxed) {
                 cq.for_members(Member::flush_deferred);
             }
-            cq.in_vain.store(0, Ordering::Relaxed);
+            cq.empty_polls.store(0, Ordering::Relaxed);
             return Ok(n);
         }
-        let in_vain = cq.in_vain.load(Ordering::Relaxed);
-        if !in_vain.is_multiple_of(LOOK_EVERY) && cq.is_idle() {
+        let empty_polls = cq.empty_polls.load(Ordering::Relaxed);
+        if !empty_polls.is_multiple_of(LOOK_EVERY) && cq.is_idle() {
             cq.make_way();
             return Ok(0);
         }
@@ -249,7 +249,7 @@ impl Cq {
         if n == 0 {
             cq.make_way();
         } else {
-            cq.in_vain.store(0, Ordering::Relaxed);
+            cq.empty_polls.store(0, Ordering::Relaxed);
         }
         Ok(n)
     }
@@ -431,12 +431,12 @@ impl CqInner {
     }
 
     /// A program that polls in a loop keeps a core busy. Where cores are scarce, the peer it waits for may be the one who wants this core:
-    /// past the first polls in vain, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
+    /// past the first empty polls, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
     fn make_way(&self) {
         const AT_ONCE: u32 = 32;
         const EVERY: u32 = 16;
-        let polls = self.in_vain.load(Ordering::Relaxed).wrapping_add(1);
-        self.in_vain.store(polls, Ordering::Relaxed);
+        let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.empty_polls.store(polls, Ordering::Relaxed);
         if polls >= AT_ONCE && polls.is_multiple_of(EVERY) {
             weft_sys::thread::sched_yield();
         }
@@ -649,10 +649,10 @@ impl CqInner {
         if self.deferred.load(Ordering::Relaxed) {
             self.deferred.store(false, Ordering::Relaxed);
         }
-        let in_vain = self.in_vain.load(Ordering::Relaxed);
+        let empty_polls = self.empty_polls.load(Ordering::Relaxed);
         let armed = self.is_armed() && self.awaited.load(Ordering::Relaxed) == 0;
         if !armed && let Some(member) = self.with_sole(|sole| sole.member.upgrade()).flatten() {
-            member.drive_polled(in_vain, poller);
+            member.drive_polled(empty_polls, poller);
             return;
         }
         let members = self.members();
@@ -660,7 +660,7 @@ impl CqInner {
             members.into_iter().for_each(Member::flush_deferred);
         } else if !armed {
             for member in members {
-                member.drive_polled(in_vain, poller.as_deref_mut());
+                member.drive_polled(empty_polls, poller.as_deref_mut());
             }
         } else {
             // The last look before a sleep on the channel: the engine keeps the sockets.

@@ -23,9 +23,9 @@ use crate::transport::ByteStream;
 use crate::types::{LinkOptions, QpState};
 
 mod dial;
-mod entrance;
 mod greet;
 mod listen;
+mod shm_listener;
 
 pub use dial::Dialed;
 pub use greet::Incoming;

@@ -10,7 +10,8 @@
 //! * `tls_env`: what the environment says about TLS.
 //! * `ud`: unreliable datagram queue pairs.
 //! * `sidr`: finding a datagram queue pair by the UDP port that its program listens at.
-//! * `transport`: TCP, UDP, and a simulated network with seeded faults.
+//! * `transport`: TCP, TLS, shared memory between processes of one host, and a simulated network with seeded faults.
+//! * `meet`, `neighbours`: how two processes of one host agree on shared memory, and what a device knows of the other one.
 #![forbid(unsafe_code)]
 
 mod cq;

@@ -11,8 +11,8 @@ use super::{Glance, Poller};
 pub(crate) trait Member: Send + Sync {
     /// What a poll sees of it without a lock.
     fn glance(&self) -> &Arc<Glance>;
-    /// A poll found nothing, after `in_vain` others that found nothing: look at the connection.
-    fn drive_polled(self: Arc<Self>, in_vain: u32, poller: Option<&mut Poller<'_>>);
+    /// A poll found nothing, after `empty_polls` in a row before it: look at the connection.
+    fn drive_polled(self: Arc<Self>, empty_polls: u32, poller: Option<&mut Poller<'_>>);
     /// Drive it for a thread that waits for the queue's event.
     fn drive_awaited(self: Arc<Self>);
     /// Drive it for a thread that has asked for the queue's event and may sleep: the engine watches the connection.

@@ -16,7 +16,7 @@ use super::{
 use crate::device::{Counted, DeviceInner, StartUp};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
-use crate::meet::{Guest, same_host};
+use crate::meet::{ShmPeer, same_host};
 use crate::qp::Qp;
 use crate::transport::tcp::TcpLink;
 use crate::transport::tls::TlsLink;
@@ -30,7 +30,7 @@ pub struct Incoming {
     link: Arc<dyn ByteStream>,
     pending: Option<PendingRequest>,
     early: Vec<u8>,
-    guest: Option<Box<Guest>>,
+    shm_peer: Option<Box<ShmPeer>>,
     _permit: Counted,
 }
 
@@ -94,8 +94,10 @@ impl Incoming {
         let (params, reply) =
             accepted.map_err(|error: AcceptError| ConnectError::Invalid(error.to_string()))?;
         let tcp = Arc::clone(&self.link);
-        let local = match self.guest.take() {
-            Some(guest) => guest.accept(&self.device, qp.0.pd(), qp.0.num(), Arc::clone(&tcp)),
+        let local = match self.shm_peer.take() {
+            Some(shm_peer) => {
+                shm_peer.accept(&self.device, qp.0.pd(), qp.0.num(), Arc::clone(&tcp))
+            }
             None => Err("the initiator did not ask for shared memory".to_owned()),
         };
         match local {
@@ -260,7 +262,7 @@ impl Reception {
                 securing,
                 buf: Vec::new(),
                 permit,
-                guest: None,
+                shm_peer: None,
             })),
             registration: Registration::new(engine),
         });
@@ -301,7 +303,7 @@ struct Greeted {
     securing: Option<Arc<TlsLink>>,
     buf: Vec<u8>,
     permit: Counted,
-    guest: Option<Box<Guest>>,
+    shm_peer: Option<Box<ShmPeer>>,
 }
 
 /// An accepted connection whose request is not complete.
@@ -329,11 +331,11 @@ impl Greeting {
     }
 
     /// Its initiator is on our host and has said hello.
-    pub(super) fn receive_guest(&self, guest: Guest) {
+    pub(super) fn set_shm_peer(&self, shm_peer: ShmPeer) {
         if let Some(greeted) = &mut *lock(&self.state)
-            && (greeted.guest.is_none() || guest.is_kin)
+            && (greeted.shm_peer.is_none() || shm_peer.is_kin)
         {
-            greeted.guest = Some(Box::new(guest));
+            greeted.shm_peer = Some(Box::new(shm_peer));
         }
     }
 
@@ -407,7 +409,7 @@ impl Source for Greeting {
                     link: greeted.link,
                     pending: Some(pending),
                     early,
-                    guest: greeted.guest,
+                    shm_peer: greeted.shm_peer,
                     _permit: count,
                 });
             }

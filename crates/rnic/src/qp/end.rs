@@ -99,7 +99,7 @@ impl QpInner {
         self.take_inbox(core);
         if unheard {
             self.reap(core);
-            self.wait_in_vain(core);
+            self.await_retry_timeout(core);
             self.keep_recv(core);
         } else {
             self.flush_sends(core);
@@ -190,12 +190,12 @@ impl QpInner {
     /// The connection is over, and the queue pair was not told. What it sends now goes nowhere, and it finds out when the transport timer has run
     /// out with its retries. Not at once: a program that has all it wanted may leave before the last of what is under way to it has come, and its
     /// peer, who counts what it needs, goes before anything is missed.
-    pub(super) fn wait_in_vain(self: &Arc<Self>, core: &mut Core) {
+    pub(super) fn await_retry_timeout(self: &Arc<Self>, core: &mut Core) {
         if core.first_posted().is_none() {
             self.flush_sends(core);
             return;
         }
-        if std::mem::replace(&mut core.in_vain, true) {
+        if std::mem::replace(&mut core.awaits_retry_timeout, true) {
             return;
         }
         let qp = Arc::downgrade(self);

@@ -180,8 +180,8 @@ impl Qp {
             has_inbox: AtomicBool::new(false),
             pending: AtomicBool::new(false),
             arm_wanted: AtomicBool::new(false),
-            keen: AtomicU32::new(0),
-            took: AtomicBool::new(false),
+            engine_hint: AtomicU32::new(0),
+            app_received: AtomicBool::new(false),
             deferred: AtomicU32::new(0),
             seen_taken: AtomicU32::new(0),
             alone_since: AtomicU32::new(0),
@@ -209,7 +209,7 @@ impl Qp {
                 ledger: Ledger::default(),
                 ended: None,
                 withheld: None,
-                in_vain: false,
+                awaits_retry_timeout: false,
                 nudges: SmallVec::new(),
                 send_failed: false,
                 shut: false,
@@ -245,7 +245,7 @@ impl Qp {
     /// [`PostError`] names the first request that was refused. On a queue pair in the error state requests are
     /// taken, and flushed.
     pub fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
-        let done = self.0.post_promptly(wrs);
+        let done = self.0.post_fast(wrs);
         if done == wrs.len() {
             return Ok(());
         }
@@ -265,7 +265,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::post_send`], index 0.
     pub fn post_send_from(&self, wr: &mut SendWr) -> Result<(), PostError> {
-        if self.0.post_promptly(std::slice::from_ref(wr)) == 1 {
+        if self.0.post_fast(std::slice::from_ref(wr)) == 1 {
             return Ok(());
         }
         let wr = std::mem::replace(wr, SendWr::send(0));

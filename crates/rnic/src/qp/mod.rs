@@ -14,12 +14,13 @@ mod confirm;
 mod convert;
 mod direct;
 mod end;
+mod fast_path;
 mod frame;
 mod glance;
 mod handle;
 mod lease;
 mod pause;
-mod prompt;
+mod post;
 mod rnr;
 mod roles;
 mod rx;
@@ -47,10 +48,7 @@ use crate::report::Connection;
 use crate::srq::{RecvQueue, SrqInner};
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
-use crate::types::{
-    Ledger, LinkOptions, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
-    WcStatus,
-};
+use crate::types::{Ledger, LinkOptions, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
@@ -62,11 +60,6 @@ use rx::Rx;
 pub(crate) use rx::scatter;
 use tx::Tx;
 pub(crate) use tx::sub_list;
-
-/// Posts that may wait for the next poll, see [`Qp::post_send`].
-const DEFER_MAX: u32 = 64;
-/// Requests with more payload than this are never put off.
-const DEFER_BYTES: u32 = 4096;
 
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
 const LOCAL_MAX_ULPDU: u32 = 16 << 20;
@@ -116,7 +109,7 @@ struct Core {
     /// The end is not told yet.
     withheld: Option<Withheld>,
     /// It was not told, and has sends outstanding.
-    in_vain: bool,
+    awaits_retry_timeout: bool,
     /// When we dialled and hear nothing: the times to send something.
     nudges: SmallVec<[Instant; 2]>,
     /// The transport takes no more bytes: an end in order is none any more.
@@ -183,10 +176,10 @@ pub(crate) struct QpInner {
     pending: AtomicBool,
     /// Whoever drives now is to arm the socket when it is done.
     arm_wanted: AtomicBool,
-    /// How much the engine is needed although somebody polls, see [`KEEN`].
-    keen: AtomicU32,
+    /// How much the engine is needed although somebody polls, see the module `lease`.
+    engine_hint: AtomicU32,
     /// A thread of the program has received something while it drove.
-    took: AtomicBool,
+    app_received: AtomicBool,
     /// Posts since the last poll.
     deferred: AtomicU32,
     /// What [`QpInner::taken`] said at the last post, and at the last small Write to a peer who slept.
@@ -402,121 +395,6 @@ impl QpInner {
         }
     }
 
-    fn post_send(
-        self: &Arc<Self>,
-        first: usize,
-        wrs: impl Iterator<Item = SendWr>,
-    ) -> Result<(), PostError> {
-        let mut refused = None;
-        let mut count = 0;
-        let mut bytes = 0u32;
-        {
-            let mut inbox = lock(&self.inbox);
-            // Under the lock, so that a closing connection that finds the inbox empty has seen the last of it.
-            let takes = match self.state() {
-                QpState::Rts | QpState::Error => true,
-                QpState::Init => self.expected.load(Ordering::Relaxed),
-                QpState::Closing => false,
-            };
-            if !takes {
-                return Err(PostError {
-                    index: first,
-                    reason: PostReason::State,
-                });
-            }
-            for (index, wr) in (first..).zip(wrs) {
-                match self.check_post(&wr) {
-                    Ok(len) => {
-                        bytes = bytes.saturating_add(len);
-                        self.sq_used.fetch_add(1, Ordering::Relaxed);
-                        inbox.push_back(wr);
-                        self.has_inbox.store(true, Ordering::Release);
-                        count += 1;
-                    }
-                    Err(reason) => {
-                        refused = Some(PostError { index, reason });
-                        break;
-                    }
-                }
-            }
-        }
-        if count > 0 {
-            self.ring(count, bytes);
-        }
-        match refused {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
-    }
-
-    fn check_post(&self, wr: &SendWr) -> Result<u32, PostReason> {
-        if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {
-            return Err(PostReason::Full);
-        }
-        self.check_request(wr)
-    }
-
-    /// As [`QpInner::check_post`], whatever else is posted.
-    fn check_request(&self, wr: &SendWr) -> Result<u32, PostReason> {
-        if wr.sges.len() > self.max_sge as usize {
-            return Err(PostReason::TooManySges);
-        }
-        let len = wr.len().ok_or(PostReason::Length)?;
-        if let Some(data) = &wr.inline {
-            let fits = matches!(
-                wr.op,
-                SendOp::Send
-                    | SendOp::SendInvalidate { .. }
-                    | SendOp::SendImm { .. }
-                    | SendOp::Write { .. }
-                    | SendOp::WriteImm { .. }
-            ) && wr.sges.is_empty();
-            if data.len() > self.max_inline as usize || !fits {
-                return Err(PostReason::Inline);
-            }
-        }
-        if wr.op.is_atomic() && len != 8 {
-            return Err(PostReason::Length);
-        }
-        if wr.op.is_sink() && self.depths.get().is_some_and(|(_, ord)| *ord == 0) {
-            return Err(PostReason::NoReads);
-        }
-        Ok(len)
-    }
-
-    /// The doorbell. While a poller holds the lease, only the first post after its poll goes out at once; the ones
-    /// after it ride along with the next poll, the 64th post, or the engine's tick, whichever comes first.
-    fn ring(self: &Arc<Self>, count: u32, bytes: u32) {
-        // An owner who finds something at each poll never gets to `drive_polled`.
-        let taken = self.taken();
-        if self.seen_taken.load(Ordering::Relaxed) != taken {
-            self.seen_taken.store(taken, Ordering::Relaxed);
-            self.deferred.store(0, Ordering::SeqCst);
-        }
-        let before = self.deferred.fetch_add(count, Ordering::SeqCst);
-        // Somebody must be sure to come by: a poller, or the engine's tick. A sleeping owner counts for neither.
-        if before > 0
-            && before % DEFER_MAX + count < DEFER_MAX
-            && bytes / count <= DEFER_BYTES
-            && self.waiters.load(Ordering::SeqCst) == 0
-            && self.state() == QpState::Rts
-            && (!self.armed.load(Ordering::SeqCst) || self.posts_in_a_row(before))
-        {
-            self.send_cq.deferred.store(true, Ordering::Relaxed);
-            self.recv_cq.deferred.store(true, Ordering::Relaxed);
-            self.engine().hurry();
-            return;
-        }
-        self.drive(false);
-    }
-
-    /// Changes with each poll that takes completions.
-    fn taken(&self) -> u32 {
-        let (send, recv) = (&self.send_cq.taken, &self.recv_cq.taken);
-        send.load(Ordering::Relaxed)
-            .wrapping_add(recv.load(Ordering::Relaxed))
-    }
-
     /// A poll that found completions: send what was put off.
     pub(crate) fn flush_deferred(self: &Arc<Self>) {
         if self.deferred.swap(0, Ordering::SeqCst) > 1 {
@@ -689,7 +567,7 @@ impl QpInner {
             if self.state() == QpState::Error {
                 self.flush_sends(core);
             } else {
-                self.wait_in_vain(core);
+                self.await_retry_timeout(core);
             }
             self.deliver(core);
             return self.drain(core, link);
@@ -712,7 +590,7 @@ impl QpInner {
             received = self.pump_rx(core, link);
             moved |= received;
             if received && !on_engine() {
-                self.took.store(true, Ordering::Relaxed);
+                self.app_received.store(true, Ordering::Relaxed);
             }
             if core.confirming.is_some() {
                 // What is confirmed may allow the next question.

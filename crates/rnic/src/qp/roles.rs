@@ -45,8 +45,8 @@ impl Member for QpInner {
     fn glance(&self) -> &Arc<Glance> {
         &self.glance
     }
-    fn drive_polled(self: Arc<Self>, in_vain: u32, poller: Option<&mut Poller<'_>>) {
-        QpInner::drive_polled(&self, in_vain, poller);
+    fn drive_polled(self: Arc<Self>, empty_polls: u32, poller: Option<&mut Poller<'_>>) {
+        QpInner::drive_polled(&self, empty_polls, poller);
     }
     fn drive_awaited(self: Arc<Self>) {
         QpInner::drive_awaited(&self);

@@ -262,7 +262,7 @@ impl LocalLink {
         self.lent.load(Ordering::Relaxed) > 0
     }
 
-    /// Everything handed over so far has been taken by the peer.
+    /// Our position in the ring, behind all that was handed over. The peer has taken all of it when [`LocalLink::consumed`] says the same.
     pub(crate) fn pushed(&self) -> u64 {
         self.joint.end.pushed()
     }
