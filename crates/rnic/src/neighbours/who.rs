@@ -18,22 +18,22 @@ fn same_user(cred: &Cred) -> Result<(), Why> {
 }
 
 /// Before anything is said: who has made the socket at the other end.
-pub(super) fn admitted(wire: &OwnedFd) -> Result<Cred, Why> {
+pub(crate) fn admitted(wire: &OwnedFd) -> Result<Cred, Why> {
     let cred = unix::peer_cred(wire).map_err(why("asking who is there"))?;
     same_user(&cred)?;
     Ok(cred)
 }
 
 /// The process at the other end, of our user.
-pub(super) struct Who {
-    pub(super) pid: Option<u32>,
+pub(crate) struct Who {
+    pub(crate) pid: Option<u32>,
     /// Stands for it.
-    pub(super) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<OwnedFd>,
 }
 
 impl Who {
     /// The sender of a message on a socket that the process of `maker` has made. A socket can change hands, and a process its user.
-    pub(super) fn sent(maker: &Cred, sender: Option<Sender>) -> Result<Who, Why> {
+    pub(crate) fn sent(maker: &Cred, sender: Option<Sender>) -> Result<Who, Why> {
         let Sender { cred, pidfd } = sender.ok_or("the peer does not say who it is")?;
         same_user(&cred)?;
         if cred.pid != maker.pid {
@@ -48,13 +48,13 @@ impl Who {
     }
 
     /// It is in our user namespace, as far as the kernel tells us.
-    pub(super) fn is_kin(&self) -> bool {
+    pub(crate) fn is_kin(&self) -> bool {
         let pidfd = self.pidfd.as_ref();
         pidfd.is_some_and(process::shares_user_namespace)
     }
 
     /// It is in our user namespace, or can trace us: then it is kept from nothing by being in another one.
-    pub(super) fn is_one_of_us(&self, traces: bool) -> Result<(), Why> {
+    pub(crate) fn is_one_of_us(&self, traces: bool) -> Result<(), Why> {
         if traces || self.is_kin() {
             Ok(())
         } else {
@@ -63,13 +63,13 @@ impl Who {
     }
 
     /// What no other living process has.
-    pub(super) fn number(&self) -> Option<u64> {
+    pub(crate) fn number(&self) -> Option<u64> {
         let pid = self.pid.map(u64::from);
         pid.or_else(|| process::pidfd_number(self.pidfd.as_ref()?))
     }
 
     /// What its memory shows there, if the kernel lets us read it: what is to be our challenge, and its secret.
-    pub(super) fn look(&self, addr: u64) -> Option<(Secret, Secret)> {
+    pub(crate) fn look(&self, addr: u64) -> Option<(Secret, Secret)> {
         let mut bytes = [0; 32];
         process::read_memory(self.pid?, addr, &mut bytes).ok()?;
         let (shown, secret) = bytes.split_first_chunk()?;
@@ -79,11 +79,11 @@ impl Who {
 
 /// Thirty-two bytes of ours, which the peer of one meeting reads if the kernel lets it: what the peer has sent as its challenge, by which
 /// it knows that it reads the right process, and a secret, by whose knowledge it proves that it may trace us.
-pub(super) struct Cell(Box<[AtomicU64; 4]>);
+pub(crate) struct Cell(Box<[AtomicU64; 4]>);
 
 impl Cell {
     /// One with a new secret, and a challenge for the peer.
-    pub(super) fn new() -> Result<(Cell, Secret), Why> {
+    pub(crate) fn new() -> Result<(Cell, Secret), Why> {
         let mut bytes = [0; 32];
         getrandom::fill(&mut bytes).map_err(|_| "no source of randomness")?;
         let (secret, challenge) = bytes.split_at(16);
@@ -99,17 +99,17 @@ impl Cell {
     }
 
     /// From now on the peer finds its challenge.
-    pub(super) fn show(&self, challenge: &Secret) {
+    pub(crate) fn show(&self, challenge: &Secret) {
         self.store(0, challenge);
     }
 
-    pub(super) fn secret(&self) -> Secret {
+    pub(crate) fn secret(&self) -> Secret {
         let words = [2, 3].map(|i| self.0[i].load(Ordering::Relaxed).to_ne_bytes());
         std::array::from_fn(|i| words[i / 8][i % 8])
     }
 
     /// The cell as the peer hears of it.
-    pub(super) fn announce(&self, challenge: Secret) -> local::Cell {
+    pub(crate) fn announce(&self, challenge: Secret) -> local::Cell {
         local::Cell {
             addr: self.0.as_ptr().expose_provenance() as u64,
             challenge,

@@ -16,10 +16,11 @@ use weft_sys::udp::{RecvBatch, TRAIN, UdpSocket};
 use weft_sys::{Event, Interest};
 use weft_wire::dgram::{self, Control, Datagram, Grh};
 
+use super::{Arrived, UdDest, UdInner};
+use crate::cq::Port;
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::{lock, try_lock};
-use crate::ud::{Arrived, UdDest, UdInner};
 
 /// How long a poller that does not poll any more keeps the lease.
 const LEASE: Duration = Duration::from_millis(1);
@@ -400,6 +401,18 @@ impl PortInner {
                 return;
             }
         }
+    }
+}
+
+impl Port for PortInner {
+    fn drive(&self) {
+        PortInner::drive(self);
+    }
+    fn drive_leased(&self) {
+        PortInner::drive_leased(self);
+    }
+    fn release_lease(&self) {
+        PortInner::release_lease(self);
     }
 }
 

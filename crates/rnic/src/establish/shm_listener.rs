@@ -10,14 +10,13 @@ use std::time::{Duration, Instant};
 use weft_sys::unix::{self, Name};
 use weft_sys::{Event, Interest};
 
-use super::Greeting;
 use super::listen::ListenerInner;
 use crate::device::{Counted, DeviceInner};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
-use crate::meet::{Hello, Names, Visitor};
+use crate::meet::{Hello, Names, ShmAccepted};
 
-/// How long somebody at the door may take to say hello.
+/// How long an initiator may take from its connection to its hello.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// A TCP connection can come in a moment after the hello about it: when to look again, counted from the hello.
 const LOOK_AGAIN: [Duration; 3] = [
@@ -26,8 +25,8 @@ const LOOK_AGAIN: [Duration; 3] = [
     Duration::from_millis(50),
 ];
 
-/// A door beside a listener.
-pub(super) struct Entrance {
+/// A Unix socket beside a listening TCP port.
+pub(super) struct ShmListener {
     fd: OwnedFd,
     path: Option<PathBuf>,
     device: Weak<DeviceInner>,
@@ -35,8 +34,11 @@ pub(super) struct Entrance {
     registration: Registration,
 }
 
-/// Open the doors of a listener. Without any, its connections stay on TCP.
-pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<ListenerInner>) -> Vec<Arc<Entrance>> {
+/// Open the Unix sockets beside a listener. Without any, its connections stay on TCP.
+pub(super) fn open(
+    device: &Arc<DeviceInner>,
+    listener: &Arc<ListenerInner>,
+) -> Vec<Arc<ShmListener>> {
     let names = Names::at(listener.addr, device.local_dir.as_deref());
     let abstracts = names
         .abstracts
@@ -46,33 +48,33 @@ pub(super) fn open(device: &Arc<DeviceInner>, listener: &Arc<ListenerInner>) -> 
         .paths
         .iter()
         .map(|path| (Name::Path(path), Some(path.clone())));
-    let mut doors = Vec::new();
+    let mut shm_listeners = Vec::new();
     for (name, path) in abstracts.chain(paths) {
         let opened = unix::listen(name, 128).and_then(|fd| {
             unix::ask_for_senders(&fd, true)?;
-            let entrance = Arc::new(Entrance {
+            let shm_listener = Arc::new(ShmListener {
                 fd,
                 path,
                 device: Arc::downgrade(device),
                 listener: Arc::downgrade(listener),
                 registration: Registration::new(&device.engine),
             });
-            let source = Arc::clone(&entrance) as Arc<dyn Source>;
-            let registration = &entrance.registration;
-            registration.start(source, entrance.fd.as_fd(), Interest::READ)?;
-            Ok(entrance)
+            let source = Arc::clone(&shm_listener) as Arc<dyn Source>;
+            let registration = &shm_listener.registration;
+            registration.start(source, shm_listener.fd.as_fd(), Interest::READ)?;
+            Ok(shm_listener)
         });
         match opened {
-            Ok(entrance) => doors.push(entrance),
+            Ok(shm_listener) => shm_listeners.push(shm_listener),
             Err(error) => {
-                tracing::warn!(addr = %listener.addr, %error, "no door for peers of this host: they stay on TCP");
+                tracing::warn!(addr = %listener.addr, %error, "no socket for peers of this host: they stay on TCP");
             }
         }
     }
-    doors
+    shm_listeners
 }
 
-impl Entrance {
+impl ShmListener {
     pub(super) fn close(&self) {
         self.registration.release(self.fd.as_fd());
         if let Some(path) = &self.path {
@@ -81,7 +83,7 @@ impl Entrance {
     }
 }
 
-impl Source for Entrance {
+impl Source for ShmListener {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
         let (Some(device), Some(listener)) = (self.device.upgrade(), self.listener.upgrade())
         else {
@@ -92,7 +94,8 @@ impl Source for Entrance {
                 Ok(Some(wire)) => greet(engine, &device, &listener, wire),
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "accepting a peer of this host failed");
+                    let what = "accepting a peer of this host failed";
+                    listener.reception.warn(what, None, Some(&error));
                     let later = Instant::now() + Duration::from_millis(50);
                     self.registration.set_timer(later);
                     return Next::Done;
@@ -114,100 +117,101 @@ fn greet(
     listener: &Arc<ListenerInner>,
     wire: OwnedFd,
 ) {
-    let Some(visitor) = Visitor::admit(wire) else {
+    let Some(accepted) = ShmAccepted::admit(wire) else {
         return;
     };
     let Some(permit) = device.take_pending() else {
-        visitor.decline("too many connections in start-up".into());
+        accepted.decline("too many connections in start-up".into());
         return;
     };
-    let call = Arc::new(Call {
-        device: Arc::downgrade(device),
+    let handshake = Arc::new(ShmHandshake {
         listener: Arc::downgrade(listener),
-        state: Mutex::new(Some(Calling {
-            visitor,
+        state: Mutex::new(Some(HandshakeState {
+            accepted,
             hello: None,
             permit,
         })),
         registration: Registration::new(engine),
     });
-    let state = lock(&call.state);
-    let Some(calling) = &*state else { return };
-    let source = Arc::clone(&call) as Arc<dyn Source>;
-    let registration = &call.registration;
-    match registration.start(source, calling.visitor.fd(), Interest::READ) {
+    let state = lock(&handshake.state);
+    let Some(begun) = &*state else { return };
+    let source = Arc::clone(&handshake) as Arc<dyn Source>;
+    let registration = &handshake.registration;
+    match registration.start(source, begun.accepted.fd(), Interest::READ) {
         Ok(()) => registration.set_timer(Instant::now() + PATIENCE),
-        Err(error) => tracing::warn!(%error, "cannot watch a peer of this host"),
+        Err(error) => {
+            let what = "cannot watch a peer of this host";
+            listener.reception.warn(what, None, Some(&error));
+        }
     }
 }
 
-struct Calling {
-    visitor: Visitor,
+struct HandshakeState {
+    accepted: ShmAccepted,
     /// What it said, since when, and how often we have looked for its TCP connection.
     hello: Option<(Hello, SocketAddr, Instant, usize)>,
     #[allow(dead_code)] // holds its place
     permit: Counted,
 }
 
-/// Somebody at the door.
-struct Call {
-    device: Weak<DeviceInner>,
+/// The handshake with one initiator, until its TCP connection is found.
+struct ShmHandshake {
     listener: Weak<ListenerInner>,
-    state: Mutex<Option<Calling>>,
+    state: Mutex<Option<HandshakeState>>,
     registration: Registration,
 }
 
-impl Call {
+impl ShmHandshake {
     /// Done with it: the engine watches it no more.
-    fn leave(&self, state: &mut Option<Calling>) -> Option<Calling> {
-        let calling = state.take()?;
+    fn leave(&self, state: &mut Option<HandshakeState>) -> Option<HandshakeState> {
+        let handshake = state.take()?;
         // It may live on, and be watched by another source.
-        self.registration.release(calling.visitor.fd());
-        Some(calling)
+        self.registration.release(handshake.accepted.fd());
+        Some(handshake)
     }
 
-    fn decline(&self, state: &mut Option<Calling>, why: &str) {
-        if let Some(calling) = self.leave(state) {
+    fn decline(&self, state: &mut Option<HandshakeState>, why: &str) {
+        if let Some(handshake) = self.leave(state) {
             tracing::debug!(why, "a peer of this host stays on TCP");
-            calling.visitor.decline(why.to_owned());
+            handshake.accepted.decline(why.to_owned());
         }
     }
 
     fn step(&self, engine: &Arc<Engine>) {
         let mut state = lock(&self.state);
-        let (Some(device), Some(listener)) = (self.device.upgrade(), self.listener.upgrade())
-        else {
+        let Some(listener) = self.listener.upgrade() else {
             self.decline(&mut state, "the listener has closed");
             return;
         };
-        let Some(calling) = &mut *state else {
+        let Some(handshake) = &mut *state else {
             return;
         };
-        if calling.hello.is_none() {
-            match calling.visitor.hello() {
+        if handshake.hello.is_none() {
+            match handshake.accepted.hello() {
                 Ok(None) => {
-                    self.registration.arm(calling.visitor.fd(), Interest::READ);
+                    self.registration
+                        .arm(handshake.accepted.fd(), Interest::READ);
                     return;
                 }
-                Ok(Some((hello, from))) => calling.hello = Some((hello, from, Instant::now(), 0)),
+                Ok(Some((hello, from))) => handshake.hello = Some((hello, from, Instant::now(), 0)),
                 Err(why) => {
                     self.decline(&mut state, &why);
                     return;
                 }
             }
         }
-        let Some((_, from, since, looks)) = &mut calling.hello else {
+        let Some((_, from, since, looks)) = &mut handshake.hello else {
             return;
         };
         if let Err(error) = listener.accept_some(engine) {
             tracing::debug!(%error, "accepting a connection failed");
         }
-        if let Some(greeting) = find(&device, &listener, *from) {
-            if let Some(calling) = self.leave(&mut state)
-                && let Some((hello, ..)) = calling.hello
+        if let Some(greeting) = listener.reception.find(*from) {
+            if let Some(handshake) = self.leave(&mut state)
+                && let Some((hello, ..)) = handshake.hello
             {
-                match calling.visitor.welcome(hello) {
-                    Ok(guest) => greeting.receive_guest(guest),
+                match handshake.accepted.welcome(hello) {
+                    Ok(shm_peer) => greeting.set_shm_peer(shm_peer),
                     Err(why) => tracing::debug!(why, "a peer of this host stays on TCP"),
                 }
             }
@@ -226,21 +230,7 @@ impl Call {
     }
 }
 
-/// The listener's connection in start-up that comes from this address. Another listener may have one from there as well: to
-/// different destinations a host uses the same port.
-fn find(device: &DeviceInner, listener: &ListenerInner, from: SocketAddr) -> Option<Arc<Greeting>> {
-    let wanted = (from.ip().to_canonical(), from.port());
-    let greetings = lock(&device.greetings);
-    greetings
-        .iter()
-        .rev()
-        .filter_map(Weak::upgrade)
-        .filter(|greeting| Arc::ptr_eq(&greeting.reception, &listener.reception))
-        .find(|greeting| greeting.peer() == Some(wanted))
-        .filter(|greeting| device.local_dir.is_some() || greeting.is_on_our_host())
-}
-
-impl Source for Call {
+impl Source for ShmHandshake {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
         self.step(engine);
         Next::Done
@@ -249,7 +239,7 @@ impl Source for Call {
     fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
         let said = lock(&self.state)
             .as_ref()
-            .is_some_and(|calling| calling.hello.is_some());
+            .is_some_and(|handshake| handshake.hello.is_some());
         if said {
             self.step(engine);
         } else {

@@ -23,7 +23,7 @@ const GATHER_MAX: u32 = 512;
 
 impl QpInner {
     /// Carry out as many of the requests as can be on the spot; says how many.
-    pub(super) fn post_promptly(self: &Arc<Self>, wrs: &[SendWr]) -> usize {
+    pub(super) fn post_fast(self: &Arc<Self>, wrs: &[SendWr]) -> usize {
         let Some(connected) = self.connected.get() else {
             return 0;
         };
@@ -192,7 +192,7 @@ impl QpInner {
         }
         let sent = local.push_frame(&list);
         drop(list);
-        tx.sent_promptly(sent);
+        tx.sent_fast(sent);
         sent > 0
     }
 }
@@ -213,6 +213,6 @@ fn immediate_frame(
     let mut list = SendList::new();
     list.push_bytes(&frame[..4 + n]);
     let sent = local.push_frame(&list);
-    tx.sent_promptly(sent);
+    tx.sent_fast(sent);
     sent > 0
 }
