@@ -14,7 +14,7 @@ use weft_ring::stream::Stream as Rings;
 use weft_run::hosts::{self, Answer, Registration};
 use weft_run::ledger::Carrier;
 use weft_run::meet::Why;
-use weft_sdp::{Listener, Mode, Options, Stream};
+use weft_sdp::{Listener, Options, Stream};
 use weft_sys::{Interest, poll_fds, unix};
 use weft_verbs::Device;
 
@@ -282,11 +282,6 @@ impl Inner {
 
     /// The two brokers mean the same connection: the program hands its rings over.
     fn carry(wire: &OwnedFd, stream: Stream, carrier: Carrier, peer: SocketAddr) {
-        stream.set_mode(match carrier {
-            Carrier::Zsdp => Mode::Zsdp,
-            Carrier::AzSdp => Mode::AzBlock,
-            Carrier::Here | Carrier::Bsdp => Mode::Bsdp,
-        });
         if unix::send_with_fds(wire, &Answer::Go(carrier).emit(), &[]).is_err() {
             return;
         }

@@ -17,7 +17,7 @@ use crate::meet::{Ends, Why};
 
 /// The port that brokers listen on, unless they are told otherwise.
 pub const PORT: u16 = 7479;
-/// In the environment of a program whose connections to other hosts are to be followed: `auto`, `bsdp`, `zsdp` or `azsdp`.
+/// In the environment of a program whose connections to other hosts are to be followed: `auto` or `bsdp`.
 pub const ENV: &str = "WEFT_RUN_HOSTS";
 /// Bytes of each direction's beginning that both ends keep.
 pub const BEGINNING: usize = 128;
@@ -84,7 +84,7 @@ pub struct Registration {
     pub ends: Ends,
     /// This end has called `connect`; the other one `accept`.
     pub dialled: bool,
-    /// How its large sends are to go.
+    /// What is to carry it on.
     pub carrier: Carrier,
     /// The first bytes that it has sent.
     pub sent: Beginning,
@@ -159,7 +159,7 @@ impl Registration {
 /// What a broker says of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The other end is found: the program may hand over a segment and a bell. How large sends go.
+    /// The other end is found: the program may hand over a segment and a bell. What carries it on.
     Go(Carrier),
     /// It stays on TCP, for this reason.
     No(Why),
@@ -244,6 +244,8 @@ pub fn answer(wire: impl AsFd) -> Result<Option<Answer>, Why> {
         Ok(Some(_)) => Err(Why::Broken),
         Ok(None) => Err(Why::NoBroker),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        // The peer is gone, or the broker.
+        Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Err(Why::NotConfirmed),
         Err(_) => Err(Why::System),
     }
 }
@@ -293,7 +295,7 @@ mod tests {
                 peer: "[2001:db8::7]:4711".parse().unwrap(),
             },
             dialled: true,
-            carrier: Carrier::Zsdp,
+            carrier: Carrier::Bsdp,
             sent: Beginning::new(b"GET / HTTP/1.1"),
             received: Beginning::new(&[7; 300]),
         }

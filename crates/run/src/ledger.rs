@@ -75,7 +75,7 @@ pub enum Word {
     Since,
     /// 1: closed.
     Closed,
-    /// Where the peer is: 0, on this host; else on another one, and how large sends go there ([`Carrier`]).
+    /// Where the peer is: 0, on this host; else on another one, and what goes there ([`Carrier`]).
     Carrier,
 }
 
@@ -87,10 +87,6 @@ pub enum Carrier {
     Here = 0,
     /// SDP with copies.
     Bsdp = 1,
-    /// SDP, large messages from the memory of a sender that waits.
-    Zsdp = 2,
-    /// SDP, large messages from protected memory.
-    AzSdp = 3,
 }
 
 impl Carrier {
@@ -98,8 +94,6 @@ impl Carrier {
     pub fn of(number: u64) -> Carrier {
         match number {
             1 => Carrier::Bsdp,
-            2 => Carrier::Zsdp,
-            3 => Carrier::AzSdp,
             _ => Carrier::Here,
         }
     }
@@ -149,8 +143,6 @@ impl Row {
         let [both, out, inward] = match self.carrier {
             Carrier::Here => ["rings", "ring out", "ring in"],
             Carrier::Bsdp => ["bsdp", "bsdp out", "bsdp in"],
-            Carrier::Zsdp => ["zsdp", "zsdp out", "zsdp in"],
-            Carrier::AzSdp => ["azsdp", "azsdp out", "azsdp in"],
         };
         match (self.tx_mode, self.rx_mode) {
             (RING, RING) => both,

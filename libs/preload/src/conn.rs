@@ -182,6 +182,8 @@ pub(crate) struct Conn {
     pub(crate) in_tx: AtomicU32,
     pub(crate) in_rx: AtomicU32,
     pub(crate) joined: AtomicBool,
+    /// The broker has been asked for the peer's host, and has not answered yet.
+    pub(crate) asked: AtomicBool,
     /// By `connect`, not by `accept`.
     pub(crate) dialled: AtomicBool,
     /// The directions' states that our registrations in epoll sets follow: sent << 8 | received. Another process that shares the socket
@@ -231,6 +233,7 @@ impl Conn {
                 in_rx: AtomicU32::new(0),
                 joined: AtomicBool::new(false),
                 dialled: AtomicBool::new(false),
+                asked: AtomicBool::new(false),
                 followed: AtomicU32::new(0),
                 dead: AtomicBool::new(false),
                 why: AtomicU32::new(0),
@@ -335,6 +338,7 @@ impl Conn {
         }
         self.joined.store(false, Relaxed);
         self.dialled.store(false, Relaxed);
+        self.asked.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(self);

@@ -34,14 +34,12 @@ const PARTING_MS: c_int = 2000;
 /// A socket without data whose TCP is at its end waits so long for the broker to say whether that is all.
 const END_MS: c_int = 20;
 
-/// How large sends are to go; `None`: connections to other hosts stay on TCP.
+/// What is to carry connections on; `None`: connections to other hosts stay on TCP.
 pub(crate) fn wanted() -> Option<Carrier> {
     static WANTED: OnceLock<Option<Carrier>> = OnceLock::new();
     *WANTED.get_or_init(|| {
         Some(match std::env::var(hosts::ENV).ok()?.as_str() {
             "auto" | "bsdp" => Carrier::Bsdp,
-            "zsdp" => Carrier::Zsdp,
-            "azsdp" => Carrier::AzSdp,
             _ => return None,
         })
     })
@@ -109,7 +107,10 @@ pub(crate) fn look(
             received,
         };
         match hosts::register(&what)? {
-            Some(wire) => slow.wire = Some(hidden::hide(wire).ok_or(Why::Descriptors)?),
+            Some(wire) => {
+                slow.wire = Some(hidden::hide(wire).ok_or(Why::Descriptors)?);
+                conn.asked.store(true, Relaxed);
+            }
             None if n >= pace::LAST_LOOK => return Err(Why::NoBroker),
             None => conn.note(Why::NoBroker),
         }

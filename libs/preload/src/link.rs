@@ -53,7 +53,7 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     {
         return;
     }
-    if pace::is_due(n) {
+    if pace::is_due(n) || (n.is_multiple_of(pace::ANSWER) && conn.asked.load(Relaxed)) {
         look(conn, fd, n, inside);
     }
 }

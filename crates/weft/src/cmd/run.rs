@@ -43,9 +43,8 @@ const EXIT_OWN: u8 = 125;
 /// Options of `weft run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How large sends move. `bsdp`, which `auto` takes, is buffered. Between hosts `zsdp` fetches them from the sender's memory, and `azsdp` has many of them in flight. On
-    /// one host all are rings in shared memory
-    #[arg(long, value_name = "MODE", value_parser = ["auto", "bsdp", "zsdp", "azsdp"], default_value = "auto")]
+    /// How data moves: `bsdp` is buffered, through rings in shared memory, and by SDP between hosts; `auto` takes what suits
+    #[arg(long, value_name = "MODE", value_parser = ["auto", "bsdp"], default_value = "auto")]
     mode: String,
     /// Carry connections to other hosts too; starts `weft broker` in the background where none runs
     #[arg(long)]
