@@ -33,7 +33,8 @@ fn lies_end_one_connection_and_no_other() {
     if !have(&[("unshare", "util-linux"), ("ip", "iproute2")]) {
         return;
     }
-    let script = "ip link set lo up && exec \"$0\" --exact lies_end_one_connection_and_no_other --nocapture";
+    let script =
+        "ip link set lo up && exec \"$0\" --exact lies_end_one_connection_and_no_other --nocapture";
     let run = |script: &str| {
         Command::new("unshare")
             .args(["--net", "sh", "-c", script])
@@ -143,8 +144,9 @@ impl Peer {
             nonce: [5; 32],
         };
         write(&stream, &open.emit());
-        let Some([count @ 1..]) = read::<1>(&stream) else {
-            return (stream, None);
+        let count = match read::<1>(&stream) {
+            None | Some([0]) => return (stream, None),
+            Some([count]) => count,
         };
         let nonces = [[5; 32], read::<32>(&stream).unwrap()];
         let mut lens = [0; 2];
@@ -198,7 +200,10 @@ fn inside() {
     foreign[0] = 9;
     let lies: [(&str, Vec<u8>); 8] = [
         ("an unknown frame", foreign.to_vec()),
-        ("data before the switch", [data(3), b"abc".to_vec()].concat()),
+        (
+            "data before the switch",
+            [data(3), b"abc".to_vec()].concat(),
+        ),
         ("a switch without consent", switch(4)),
         ("consent twice", Frame::Consent.emit().repeat(2)),
         ("end twice", Frame::End.emit().repeat(2)),

@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use weft_dropin::{Weft, built, have, say};
@@ -124,10 +125,12 @@ pub(crate) fn hosts() -> Option<[Host; 2]> {
 
 /// Programs run as `weft run --hosts --explain` runs them.
 pub(crate) fn weft() -> Weft {
-    let library = match std::env::var_os("WEFT_RUN_LIB") {
+    // Once: programs that run have it mapped.
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| match std::env::var_os("WEFT_RUN_LIB") {
         Some(dir) => PathBuf::from(dir),
         None => built("run", "run"),
-    };
+    });
     Weft::bare()
         .env("LD_PRELOAD", library.join("libweft-run.so"))
         .env("WEFT_RUN_EXPLAIN", "1")
