@@ -151,7 +151,9 @@ fn redis_iperf3_and_nginx_serve_the_other_host() {
     }
     if have(&[("nginx", "nginx"), ("curl", "curl")]) {
         let root = dir.path();
-        let content: Vec<u8> = (0..3_000_000_u32).map(|n| (n * n >> 7) as u8).collect();
+        let content: Vec<u8> = (0..3_000_000_u32)
+            .map(|n| (n.wrapping_mul(n) >> 7) as u8)
+            .collect();
         fs::write(root.join("big"), &content).unwrap();
         let config = format!(
             "daemon off; worker_processes 1; pid {0}/pid; error_log stderr;
