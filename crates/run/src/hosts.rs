@@ -180,10 +180,8 @@ impl Answer {
         if byte & NO != 0 {
             return Some(Answer::No(Why::of(u32::from(byte & !NO))));
         }
-        match Carrier::of(byte.into()) {
-            Carrier::Here => None,
-            carrier => Some(Answer::Go(carrier)),
-        }
+        let carrier = Carrier::of(byte.into());
+        (carrier != Carrier::Here).then_some(Answer::Go(carrier))
     }
 }
 
