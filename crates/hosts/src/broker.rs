@@ -27,7 +27,7 @@ const DIAL: Duration = Duration::from_secs(5);
 const FORGET: Duration = Duration::from_mins(1);
 /// Entries of the list of those.
 const PLACES: usize = 1024;
-/// Connections that wait for their peer's broker, and side connections that wait for a program.
+/// Connections that wait for their peer's broker.
 const WAITING: usize = 4096;
 /// Threads at the same time.
 const THREADS: usize = 8192;
