@@ -75,6 +75,28 @@ pub enum Word {
     Since,
     /// 1: closed.
     Closed,
+    /// Where the peer is: 0, on this host; else on another one, and what goes there ([`Carrier`]).
+    Carrier,
+}
+
+/// How bytes go on behind the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Carrier {
+    /// The peer is on this host.
+    Here = 0,
+    /// SDP with copies.
+    Bsdp = 1,
+}
+
+impl Carrier {
+    /// Of its number.
+    pub fn of(number: u64) -> Carrier {
+        match number {
+            1 => Carrier::Bsdp,
+            _ => Carrier::Here,
+        }
+    }
 }
 
 /// Over TCP.
@@ -111,15 +133,21 @@ pub struct Row {
     pub since: u64,
     /// It is closed; its row waits for another one.
     pub closed: bool,
+    /// What is behind the rings.
+    pub carrier: Carrier,
 }
 
 impl Row {
-    /// `rings`, `tcp`, `rings, back on tcp`...
+    /// `rings`, `tcp`, `bsdp`, `tcp again`...
     pub fn via(&self) -> &'static str {
+        let [both, out, inward] = match self.carrier {
+            Carrier::Here => ["rings", "ring out", "ring in"],
+            Carrier::Bsdp => ["bsdp", "bsdp out", "bsdp in"],
+        };
         match (self.tx_mode, self.rx_mode) {
-            (RING, RING) => "rings",
-            (RING, _) => "ring out",
-            (_, RING) => "ring in",
+            (RING, RING) => both,
+            (RING, _) => out,
+            (_, RING) => inward,
             (AFTER, _) | (_, AFTER) => "tcp again",
             _ => "tcp",
         }
@@ -184,6 +212,7 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
             sleeps: get(Word::Sleeps)?,
             since: get(Word::Since)?,
             closed: get(Word::Closed)? != 0,
+            carrier: Carrier::of(get(Word::Carrier)?),
         });
     }
     Some(Ledger {

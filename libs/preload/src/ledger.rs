@@ -6,11 +6,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use weft_run::ledger::{Head, LEN, MAGIC, NAME, ROW_WORDS, ROWS, VERSION, Word, words};
+use weft_run::ledger::{
+    Carrier, Head, LEN, MAGIC, NAME, ROW_WORDS, ROWS, TCP, VERSION, Word, words,
+};
 use weft_run::meet::{Ends, Why};
 use weft_sys::memfd::{self, Mapping};
 
-use crate::conn::{Chan, Conn};
+use crate::conn::{BOTH, Chan, Conn};
 use crate::hidden;
 
 /// The words of the file; null before the first connection that is looked at.
@@ -141,7 +143,13 @@ pub(crate) fn why(conn: &Conn, why: Why) {
 /// How the directions go now.
 pub(crate) fn mode(conn: &Conn, chan: &Chan) {
     let (tx, rx) = Conn::mode(chan);
+    let rx = if rx == BOTH { TCP } else { rx };
     set(word(conn, Word::Mode), u64::from(tx << 8 | rx));
+}
+
+/// What is behind the rings.
+pub(crate) fn carrier(conn: &Conn, carrier: Carrier) {
+    set(word(conn, Word::Carrier), carrier as u64);
 }
 
 pub(crate) fn switched() {

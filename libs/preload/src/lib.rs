@@ -23,6 +23,7 @@ mod exec;
 mod fd;
 mod full;
 mod hidden;
+mod hosts;
 mod io;
 mod ledger;
 mod link;

@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use weft_run::ledger::RING;
 
-use crate::conn::{Conn, Inside};
+use crate::conn::{BOTH, Conn, Inside};
 use crate::full::{patient, patient_until};
-use crate::{next, rx, table};
+use crate::{hosts, next, rx, table};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 
@@ -77,6 +77,9 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             out.waiting.push(waiting);
             continue;
         };
+        if chan.side().rx_state.load(SeqCst) == BOTH {
+            hosts::settle(conn, chan);
+        }
         let (tx, rx) = Conn::mode(chan);
         if rx == RING {
             rx::settle_for_poll(conn, chan, &waiting.1);
@@ -97,11 +100,14 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
                 }
             }
         }
+        if rx == BOTH && one.events & !OUT != 0 {
+            put(at, chan.bell(), one.events & !OUT);
+        }
         if rx == RING && one.events & libc::POLLPRI != 0 {
             // Urgent data comes over TCP.
             put(at, one.fd, libc::POLLPRI);
         }
-        if rx == RING {
+        if matches!(rx, RING | BOTH) {
             // It keeps nobody from anything: the direction has switched.
             drop(waiting);
         } else {

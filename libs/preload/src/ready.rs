@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use weft_run::ledger::RING;
 
-use crate::conn::{Chan, Conn, Reg, big};
+use crate::conn::{BOTH, Chan, Conn, Reg, big};
 use crate::table::{self, Entry};
 use crate::{bell, hidden, next};
 
@@ -98,6 +98,9 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     let input = if rx == RING { &mut bell } else { &mut tcp };
     if events & IN != 0 || events & OUT == 0 {
         *input = Some(flags | events & IN);
+        if rx == BOTH {
+            bell = Some(flags | events & IN);
+        }
     }
     let output = if tx == RING { &mut bell } else { &mut tcp };
     if events & OUT != 0 {

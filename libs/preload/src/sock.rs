@@ -10,14 +10,14 @@ use libc::{
 };
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::RING;
+use weft_run::ledger::{Carrier, RING};
 use weft_run::meet::Why;
 
 use crate::conn::{Conn, FRESH, PROBING};
 use crate::full::{patient, patient_until};
 use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{fd as descriptor, ledger, link, next, poll as readiness, ready};
+use crate::{fd as descriptor, hosts, ledger, link, next, poll as readiness, ready};
 
 /// A descriptor is new: whatever was known of its number is of the past.
 fn fresh(fd: c_int) {
@@ -115,6 +115,7 @@ doors! {
             && (rc == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR)
             && conn.phase.compare_exchange(FRESH, PROBING, SeqCst, Relaxed).is_ok()
         {
+            conn.dialled.store(true, Relaxed);
             ledger::seen();
         }
         rc
@@ -150,7 +151,7 @@ doors! {
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
             link::tx_after(conn, chan, Why::None);
-            next::shutdown(chan.bell(), how);
+            if chan.carrier == Carrier::Here { next::shutdown(chan.bell(), how); } else { hosts::shut_write(chan); }
         }
         rc
     }
