@@ -8,6 +8,7 @@
 //! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
 #![forbid(unsafe_code)]
 
+pub mod advise;
 mod args;
 mod dgram;
 mod driver;

@@ -98,6 +98,9 @@ pub enum Command {
     /// Run an unmodified TCP program, with shared memory to its peers on this host
     #[command(long_about = cmd::run::LONG)]
     Run(cmd::run::Args),
+    /// Measure what copies and registrations cost here, watch a program's socket calls, and say which way into weft fits it
+    #[command(long_about = cmd::advise::LONG)]
+    Advise(cmd::advise::Args),
     /// Tell what this machine allows and what each lack costs
     Doctor(cmd::doctor::Args),
     /// Move a real file beside plain TCP, measure, and write a report
@@ -126,6 +129,7 @@ impl Cli {
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Verbs(args) => cmd::verbs::run(&args),
             Command::Run(args) => cmd::run::run(&args),
+            Command::Advise(args) => cmd::advise::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
             Command::Dissector(args) => cmd::dissector::run(&args).map(Into::into),
             Command::Man(args) => cmd::man::run(&args).map(Into::into),
