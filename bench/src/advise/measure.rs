@@ -21,6 +21,10 @@ const ARENA: usize = 64 << 20;
 const HUGE: u64 = 2 << 20;
 /// Sends larger than this are not measured one at a time.
 const LARGEST_SEND: u64 = 1 << 20;
+/// The largest message that the verbs carry out while it is posted.
+const LARGEST_LOCAL: u64 = 4096;
+/// A ring of `weft run`.
+const RING: usize = 256 << 10;
 /// Where transfers are overlapped with computation.
 const OVERLAPPED: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 20;
 /// Regions of the parallel cases.
@@ -32,7 +36,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Effort {
     /// Sizes in bytes.
     pub sizes: Vec<u64>,
-    /// Samples of each point; the median of them counts.
+    /// Samples of each point; the least of them counts.
     pub runs: u32,
 }
 
@@ -41,13 +45,13 @@ impl Effort {
     pub fn brief() -> Self {
         Self {
             sizes: (6..=12).map(|power| 1 << (2 * power)).collect(),
-            runs: 7,
+            runs: 9,
         }
     }
 }
 
 /// Steps that [`measure`] reports.
-pub const STEPS: u64 = 7;
+pub const STEPS: u64 = 8;
 
 /// Measures the machine; `at` hears what comes next, [`STEPS`] times.
 ///
@@ -74,6 +78,8 @@ pub fn measure(effort: &Effort, mut at: impl FnMut(&str)) -> Result<Machine> {
     bench.tcp(&effort.sizes)?;
     at("shared memory");
     bench.local(&effort.sizes)?;
+    at("rings");
+    bench.rings(&effort.sizes)?;
     at("overlap");
     bench.overlap(&effort.sizes)?;
     Ok(machine)
@@ -129,7 +135,7 @@ impl Bench<'_> {
             self.machine.points.push(Point {
                 case,
                 bytes,
-                us: summary.median,
+                us: summary.min,
             });
         }
         Ok(())
@@ -449,7 +455,7 @@ impl Bench<'_> {
     }
 
     fn local(&mut self, sizes: &[u64]) -> Result<()> {
-        let ends = match Ends::new(LocalMode::Require, large(sizes)?.min(LARGEST_SEND as usize)) {
+        let ends = match Ends::new(LocalMode::Require, LARGEST_LOCAL as usize) {
             Ok(ends) => ends,
             Err(error) => {
                 self.machine
@@ -460,7 +466,7 @@ impl Bench<'_> {
         };
         for &bytes in with_small(sizes)
             .iter()
-            .filter(|bytes| **bytes <= LARGEST_SEND)
+            .filter(|bytes| **bytes <= LARGEST_LOCAL)
         {
             let len = bytes as u32;
             let times = ((256 << 10) / len).clamp(1, 100);
@@ -482,6 +488,28 @@ impl Bench<'_> {
         Ok(())
     }
 
+    fn rings(&mut self, sizes: &[u64]) -> Result<()> {
+        let most = large(sizes)?.min(LARGEST_SEND as usize);
+        let (source, mut ring, mut target) = (vec![1u8; most], vec![1u8; RING], vec![1u8; most]);
+        let sizes = with_small(sizes);
+        for &bytes in sizes.iter().filter(|bytes| **bytes <= LARGEST_SEND) {
+            let len = bytes as usize;
+            let times = ((256 << 10) / len).clamp(1, 100);
+            self.point(Case::Rings, bytes, || {
+                Ok(each(times, |at| {
+                    let pieces = source[..len].chunks(RING / 2);
+                    for (piece, into) in pieces.zip(target[..len].chunks_mut(RING / 2)) {
+                        let off = at * len % (RING - piece.len() + 1);
+                        let place = &mut ring[off..off + piece.len()];
+                        place.copy_from_slice(black_box(piece));
+                        into.copy_from_slice(black_box(place));
+                    }
+                }))
+            })?;
+        }
+        Ok(())
+    }
+
     fn overlap(&mut self, sizes: &[u64]) -> Result<()> {
         let sizes: Vec<u64> = sizes
             .iter()
@@ -492,7 +520,7 @@ impl Bench<'_> {
             return Ok(());
         }
         let ends = Ends::new(LocalMode::Off, large(&sizes)?)?;
-        let unit = each(2000, compute);
+        let unit = (0..5).map(|_| each(500, compute)).fold(f64::MAX, f64::min);
         for bytes in sizes {
             let post = || {
                 let read = SendWr::read(1, ends.to.remote(0)).sge(ends.from.sge(0, bytes as usize));

@@ -53,7 +53,7 @@ pub fn sections(machine: &Machine) -> Vec<Section> {
     use Case::{
         CopyAbsent, CopyAbsentHuge, CopyCold, CopyHuge, CopyWarm, Deregister, Local, Pin,
         PinAbsent, PinAbsentHuge, PinAbsentInTurn, PinAbsentTogether, PinHuge, PinInTurn,
-        PinTogether, Register, RegisterAbsent, RegisterInTurn, RegisterTogether, Tcp, Unpin,
+        PinTogether, Register, RegisterAbsent, RegisterInTurn, RegisterTogether, Rings, Tcp, Unpin,
     };
     let mut sections = vec![
         Section::new("Copy or register")
@@ -87,7 +87,7 @@ pub fn sections(machine: &Machine) -> Vec<Section> {
     sections.push(
         Section::new("Several threads")
             .text(format!(
-                "Microseconds for {} regions of the size.",
+                "Microseconds for {} regions of the size; on all threads from the first one's start to the last one's end, wake-ups included.",
                 machine.threads
             ))
             .table(table(
@@ -104,12 +104,12 @@ pub fn sections(machine: &Machine) -> Vec<Section> {
     );
     sections.push(
         Section::new("A message on this host")
-            .text("Microseconds of one thread that sends and receives it.")
-            .table(table(machine, &[Tcp, Local]))
+            .text("Microseconds of one thread that sends and receives it. `weft run` needs a message and two copies through a ring.")
+            .table(table(machine, &[Tcp, Local, Rings]))
             .plot(plot(
                 machine,
                 "A message on this host",
-                &[(Tcp, Stroke::Tcp, false), (Local, Stroke::Weft, false)],
+                &[(Tcp, Stroke::Tcp, false), (Local, Stroke::Weft, false), (Rings, Stroke::WeftOther, false)],
             )),
     );
     let mut overlap = Table::new(&["size", "transfer", "computation", "both at once", "hidden"]);

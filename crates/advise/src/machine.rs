@@ -62,8 +62,10 @@ cases! {
     PinAbsentTogether = "pin on all threads, not resident",
     /// A send and its receive over loopback TCP, both by one thread.
     Tcp = "send and receive, TCP",
-    /// A send and its receive through weft's shared memory, both by one thread.
+    /// A send of the verbs and its receive through weft's shared memory, both by one thread.
     Local = "send and receive, weft in shared memory",
+    /// Two copies by way of a ring of 256 KiB, as those of `weft run`.
+    Rings = "two copies through a ring",
     /// An RDMA Read over loopback TCP from its post to its completion.
     Transfer = "RDMA Read over TCP",
     /// As much computation as that takes, alone.
@@ -74,7 +76,7 @@ cases! {
     RoundTrip = "round trip, TCP, 1 B",
 }
 
-/// The median of a case at a size.
+/// The time of a case at a size: the least of several, which other work on the machine disturbs least.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     /// What was measured.
@@ -88,7 +90,7 @@ pub struct Point {
 /// Everything measured of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Medians.
+    /// The times.
     pub points: Vec<Point>,
     /// Threads of the parallel cases.
     pub threads: usize,
@@ -146,6 +148,12 @@ impl Machine {
         }
     }
 
+    /// What `weft run` needs at least for a send and its receive: a small message in shared memory, and two copies of the bytes.
+    pub fn shared_memory(&self, bytes: u64) -> Option<f64> {
+        let message = self.line(Case::Local).first()?.1;
+        Some(message + self.between(Case::Rings, bytes)?)
+    }
+
     /// From which size on `quick` takes no longer than `slow`, for all larger measured sizes too.
     pub fn critical(&self, quick: Case, slow: Case) -> Critical {
         let slow = self.line(slow);
@@ -157,10 +165,9 @@ impl Machine {
                 Some((bytes, us <= other.1))
             })
             .collect();
-        let Some((last, wins)) = pairs.last() else {
+        let Some((_, wins)) = pairs.last() else {
             return Critical::Unknown;
         };
-        debug_assert!(*last >= pairs[0].0);
         if !wins {
             return Critical::Never;
         }
