@@ -103,7 +103,7 @@ numbered! {
     Direct,
     /// Calls whose own cost was measured.
     OwnSampled,
-    /// That cost, ns.
+    /// That cost in processor time, ns.
     OwnNs,
 }
 
@@ -407,7 +407,7 @@ impl Process {
             .fold(0, u64::saturating_add)
     }
 
-    /// What the observer cost it, ns, estimated from a sample of the calls.
+    /// What the observer cost it in processor time, ns, estimated from a sample of the calls.
     pub fn own_cost(&self) -> u64 {
         let sampled = self.get(Count::OwnSampled);
         if sampled == 0 {

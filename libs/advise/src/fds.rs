@@ -5,8 +5,8 @@
 //! System calls with memory of this function's own.
 
 use libc::{c_int, sockaddr_storage, socklen_t};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 use weft_advise::record::{Count, LiveProcess};
 
@@ -53,6 +53,9 @@ static FDS: [Fd; MANY] = [const {
         bytes: AtomicU64::new(0),
     }
 }; MANY];
+
+/// No descriptor above has been looked at.
+static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
 fn place(fd: c_int) -> Option<&'static Fd> {
     FDS.get(usize::try_from(fd).ok()?)
@@ -139,6 +142,7 @@ fn option(fd: c_int, name: c_int) -> Option<c_int> {
 #[cold]
 fn look(fd: c_int, place: &'static Fd) -> Option<(Kind, &'static Fd)> {
     let before = crate::errno();
+    HIGHEST.fetch_max(fd as usize, Relaxed);
     let kind = option(fd, libc::SO_TYPE);
     let failed = crate::errno();
     let domain = option(fd, libc::SO_DOMAIN);
@@ -195,6 +199,9 @@ pub(crate) fn gone(fd: c_int) {
 }
 
 fn forget(place: &Fd) {
+    if slot::is_guest() {
+        return;
+    }
     let state = place.state.swap(UNKNOWN, Relaxed);
     let connected = state & (SAME_HOST | OTHER_HOST) != 0;
     if connected
@@ -212,7 +219,10 @@ fn forget(place: &Fd) {
 
 /// All from `first` to `last` are closed.
 pub(crate) fn gone_between(first: u32, last: u32) {
-    let last = (last as usize).min(MANY - 1);
+    let last = (last as usize).min(HIGHEST.load(Relaxed)).min(MANY - 1);
+    if last < first as usize {
+        return;
+    }
     for place in FDS.get(first as usize..=last).unwrap_or_default() {
         if place.state.load(Relaxed) != UNKNOWN {
             forget(place);

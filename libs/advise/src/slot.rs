@@ -27,6 +27,9 @@ const NONE: u32 = 3;
 /// Which process of a line of forks this is, so that a thread knows whether it has been counted in this one.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
 
+/// The process that this memory belongs to.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
 thread_local! {
     static COUNTED_IN: Cell<u32> = const { Cell::new(0) };
     static DICE: Cell<u64> = const { Cell::new(0) };
@@ -142,6 +145,16 @@ fn take() -> Option<()> {
     Some(())
 }
 
+fn pid() -> u32 {
+    // SAFETY: cannot fail.
+    unsafe { libc::getpid() }.cast_unsigned()
+}
+
+/// Whether another process has our memory: the child of a `vfork`, whose descriptors are not ours.
+pub(crate) fn is_guest() -> bool {
+    OWNER.load(Relaxed) != pid()
+}
+
 extern "C" fn in_parent() {
     // SAFETY: mapped for good, or null.
     if let Some(table) = unsafe { TABLE.load(Relaxed).as_ref() } {
@@ -156,6 +169,7 @@ extern "C" fn in_child() {
     if TABLE.load(Relaxed).is_null() {
         return;
     }
+    OWNER.store(pid(), Relaxed);
     GENERATION.fetch_add(1, Relaxed);
     STATE.store(FREE, Release);
 }
@@ -167,6 +181,7 @@ pub(crate) extern "C" fn start() {
     {
         // SAFETY: just mapped.
         unsafe { (*table).header.images.fetch_add(1, Relaxed) };
+        OWNER.store(pid(), Relaxed);
         TABLE.store(table, Relaxed);
         STATE.store(FREE, Release);
         // SAFETY: both functions are there as long as this library, which is never unloaded before the end.

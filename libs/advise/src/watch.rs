@@ -100,6 +100,7 @@ fn place(of: u64) -> usize {
 
 /// Before a call.
 struct Begun {
+    /// Processor time spent here so far, in calls whose own cost is measured.
     own: Option<u64>,
     cpu: Option<u64>,
     at: u64,
@@ -107,14 +108,15 @@ struct Begun {
 
 fn begin(process: &LiveProcess, kind: Kind, way: Way, asked: &Asked) -> Begun {
     let dice = slot::dice();
-    let own = dice.is_multiple_of(OWN_EACH).then(slot::now);
+    // Processor time: in time by the clock every preemption would be ours.
+    let own = dice.is_multiple_of(OWN_EACH).then(slot::cpu);
     let stream = kind == Kind::Stream;
     if stream && (dice >> 8).is_multiple_of(PAGES_EACH) {
         look_at_pages(&process.ways[way as usize], asked);
     }
     let cpu = (stream && (dice >> 16).is_multiple_of(CPU_EACH)).then(slot::cpu);
     Begun {
-        own,
+        own: own.map(|start| slot::cpu().saturating_sub(start)),
         cpu,
         at: slot::now(),
     }
@@ -171,6 +173,7 @@ fn watched(
     let result = call();
     let after = errno();
     let end = slot::now();
+    let own = begun.own.map(|spent| (spent, slot::cpu()));
     let flow = &process.ways[way as usize];
     if kind == Kind::Stream
         && let Some(cpu) = begun.cpu
@@ -201,11 +204,10 @@ fn watched(
             flow.add(Flow::UnixBytes, u64::try_from(result).unwrap_or(0));
         }
     }
-    if let Some(own) = begun.own {
-        let all = slot::now().saturating_sub(own);
+    if let Some((spent, from)) = own {
         process.set(Count::Cpu, slot::cpu_of_all());
         process.add(Count::OwnSampled, 1);
-        process.add(Count::OwnNs, all.saturating_sub(took));
+        process.add(Count::OwnNs, spent + slot::cpu().saturating_sub(from));
     }
     set_errno(after);
     result
@@ -289,8 +291,8 @@ fn buffer(flow: &LiveWay, way: Way, addr: u64, n: u64, start: u64, took: u64) {
 }
 
 /// Runs a call that moves bytes of a file or a pipe into (or out of) a socket.
-pub(crate) fn file(fds_: [c_int; 2], call: impl FnOnce() -> ssize_t) -> ssize_t {
-    let socket = fds_.into_iter().find_map(fds::socket);
+pub(crate) fn file(ends: [c_int; 2], call: impl FnOnce() -> ssize_t) -> ssize_t {
+    let socket = ends.into_iter().find_map(fds::socket);
     let Some(((_, place), process)) = socket.zip(slot::mine()) else {
         return call();
     };

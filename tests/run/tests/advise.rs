@@ -253,7 +253,8 @@ print('done')
     let record = observed.read();
     assert_eq!(record.processes.len(), record::PROCESSES);
     assert_eq!(record.lost, 300 - record::PROCESSES as u64);
-    assert_eq!(record.forks, 300);
+    // And that of `timeout`.
+    assert!(record.forks >= 300, "{}", record.forks);
 }
 
 #[test]

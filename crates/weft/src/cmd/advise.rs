@@ -46,6 +46,8 @@ const LIBRARY: &str = "libweft-advise.so";
 /// As cargo names it.
 const CARGO_LIBRARY: &str = "libweft_advise_preload.so";
 const EXIT_OWN: u8 = 125;
+/// `SI_KERNEL`: the kernel sent the signal.
+const BY_KERNEL: i32 = 0x80;
 /// How long a program has after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -281,6 +283,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
     let began = Instant::now();
     let mut stopped = None;
     let mut status = None;
+    let mut killed = false;
     loop {
         if status.is_none() {
             status = child.try_wait()?;
@@ -306,7 +309,9 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
             stopped = Some(true);
             signal::kill(pid, Signal::SIGTERM)?;
         }
-        if status.is_none() && limit.is_some_and(|limit| began.elapsed() > limit + GRACE) {
+        let too_long = limit.is_some_and(|limit| began.elapsed() > limit + GRACE);
+        if status.is_none() && too_long && !killed {
+            killed = true;
             eprintln!(
                 "weft: notice: the program has not ended {} s after SIGTERM, and is killed",
                 GRACE.as_secs()
@@ -329,7 +334,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
                 continue;
             };
             // The terminal's own Ctrl-C reaches the program without us.
-            let from_terminal = info.ssi_code == libc_si_kernel();
+            let from_terminal = info.ssi_code == BY_KERNEL;
             if signal != Signal::SIGCHLD {
                 stopped = stopped.or(Some(false));
                 if status.is_none() && !from_terminal {
@@ -338,11 +343,6 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
             }
         }
     }
-}
-
-/// `SI_KERNEL`: a signal that the kernel sent.
-fn libc_si_kernel() -> i32 {
-    0x80
 }
 
 /// Takes what has arrived, so that it does not end this process now.
