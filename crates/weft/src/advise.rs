@@ -107,7 +107,7 @@ struct Watched {
 
 /// The whole advice as JSON.
 #[derive(Serialize)]
-pub(crate) struct Advice {
+pub(crate) struct Findings {
     #[serde(skip_serializing_if = "Option::is_none")]
     machine: Option<Machine>,
     advice: Vec<String>,
@@ -118,7 +118,7 @@ pub(crate) struct Advice {
     processes: Vec<Watched>,
 }
 
-impl Advice {
+impl Findings {
     /// Everything that is known.
     pub(crate) fn new(record: &Record, machine: Option<&Machine>) -> Self {
         Self {

@@ -20,7 +20,7 @@ use weft_bench::report::{Report, Section, machine as about_machine};
 
 use super::run::plain;
 use super::verbs::{fail, find, refuse};
-use crate::advise::{Advice, sections};
+use crate::advise::{Findings, sections};
 use crate::failure::Failure;
 
 pub(crate) const LONG: &str = "\
@@ -29,7 +29,7 @@ registrations on several threads and transfers beside computation go, and say wh
 
 With a program: run it, count its socket calls (sizes, buffers used again, pages resident, waits, connections to this host and others), and say \
 which way into weft fits each of its processes, what it would gain, and what to change first. The program runs as it would without; each call \
-takes some hundred nanoseconds longer, which is measured and printed. The advice goes to standard error, so that the program's output stays its own.
+takes up to about a microsecond longer, which is measured and printed. The advice goes to standard error, so that the program's output stays its own.
 
 Not seen: programs that make their own system calls (statically linked ones, those of Go, io_uring), set-uid programs, and what a program does \
 with its memory between calls.
@@ -193,8 +193,8 @@ fn deliver(args: &Args, record: &Record, machine: Option<&Machine>) -> Result<()
         super::say(text);
     }
     if let Some(path) = &args.json {
-        let advice = Advice::new(record, machine);
-        let text = serde_json::to_string_pretty(&advice)
+        let findings = Findings::new(record, machine);
+        let text = serde_json::to_string_pretty(&findings)
             .map_err(|e| Failure::failed(format!("cannot write JSON: {e}")))?;
         if path == Path::new("-") {
             super::say(text);
@@ -320,7 +320,7 @@ fn watch(mut child: Child, limit: Option<Duration>, path: &Path) -> std::io::Res
         }
         let pause = match (left, status.is_some()) {
             (Some(left), false) if !left.is_zero() => left,
-            (None, false) => Duration::from_secs(3600),
+            (None, false) => Duration::from_hours(1),
             _ => Duration::from_millis(200),
         };
         let time = Timespec::try_from(pause).map_err(std::io::Error::other)?;
@@ -361,17 +361,15 @@ fn code(status: ExitStatus) -> ExitCode {
 
 /// The observer's library.
 fn library(dir: Option<&Path>) -> Result<PathBuf, Failure> {
-    let places = match dir {
-        Some(dir) => vec![dir.to_owned()],
-        None => {
-            let program = std::env::current_exe().map_err(|e| {
-                Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
-            })?;
-            let beside = program.parent().unwrap_or(Path::new("/"));
-            ["../lib", "../dist/lib", "."]
-                .map(|place| beside.join(place))
-                .to_vec()
-        }
+    let places = if let Some(dir) = dir {
+        vec![dir.to_owned()]
+    } else {
+        let program = std::env::current_exe().map_err(|e| {
+            Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
+        })?;
+        let beside = program.parent().unwrap_or(Path::new("/"));
+        let places = ["../lib", "../dist/lib", "."];
+        places.map(|place| beside.join(place)).to_vec()
     };
     let files = places
         .iter()
