@@ -108,6 +108,7 @@ pub(super) fn conclusions(machine: &Machine, records: &[Record]) -> Vec<Conclusi
     set_up(&data, &mut add);
     registration(&data, &mut add);
     strategies(&data, &mut add);
+    overlaps(&data, &mut add);
     schemes(&data, &mut add);
     found
 }
@@ -247,10 +248,7 @@ fn registration(data: &Data<'_>, add: Add<'_>) {
 }
 
 fn strategies(data: &Data<'_>, add: Add<'_>) {
-    use Case::{
-        CopyAbsent, CopyHuge, CopyWarm, Pin, PinAbsent, PinAbsentInTurn, PinAbsentTogether,
-        PinHuge, PinInTurn, PinTogether, Register, RegisterAbsent, Unpin,
-    };
+    use Case::{CopyAbsent, CopyHuge, CopyWarm, Pin, PinAbsent, PinHuge, Register, RegisterAbsent};
     let machine = data.0;
     let resident = machine.critical(Pin, CopyWarm);
     let absent = machine.critical(PinAbsent, CopyAbsent);
@@ -318,6 +316,14 @@ fn strategies(data: &Data<'_>, add: Add<'_>) {
             )
         }),
     );
+}
+
+/// What a round trip, computation and several threads hide.
+fn overlaps(data: &Data<'_>, add: Add<'_>) {
+    use Case::{
+        Pin, PinAbsent, PinAbsentInTurn, PinAbsentTogether, PinInTurn, PinTogether, Register, Unpin,
+    };
+    let machine = data.0;
     for (case, claim, least) in [
         (
             Pin,

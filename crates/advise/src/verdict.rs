@@ -392,6 +392,21 @@ fn characteristics(p: &Process) -> Vec<Characteristic> {
         },
         (ends > 0).then_some(brief.is_none_or(|brief| brief < 0.5)),
     );
+    list.extend(manner(p, bytes));
+    list
+}
+
+/// Those of the tables that are about how a program works with its data and its sockets.
+fn manner(p: &Process, bytes: u64) -> Vec<Characteristic> {
+    let mut list = Vec::new();
+    let mut add = |name, seen: String, speaks_for| {
+        list.push(Characteristic {
+            name,
+            seen,
+            speaks_for,
+        });
+    };
+    let brief = share(p.get(Count::Brief), p.get(Count::Closed));
     let there = share(
         p.sends
             .get(Flow::Resident)
