@@ -8,6 +8,7 @@
 //! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
 #![forbid(unsafe_code)]
 
+pub mod advise;
 mod args;
 mod dgram;
 mod driver;
@@ -29,8 +30,8 @@ mod usage;
 mod verbs;
 
 pub use args::{
-    BenchArgs, CommonArgs, DgramArgs, DgramFigure, ExsArgs, Figure, Poll, SdpArgs, Suite, Switch,
-    VerbsArgs, VerbsOp,
+    AdviseArgs, BenchArgs, CommonArgs, DgramArgs, DgramFigure, ExsArgs, Figure, Poll, SdpArgs,
+    Suite, Switch, VerbsArgs, VerbsOp,
 };
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
@@ -56,6 +57,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
         Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
         Suite::Sdp(args) => sdp::run_suite(&args),
+        Suite::Advise(args) => advise::run_suite(&args),
         Suite::Link(args) => link::run(&args),
         Suite::Peer => process::serve_peer().map(|()| ExitCode::SUCCESS),
     }

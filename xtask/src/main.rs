@@ -21,7 +21,9 @@ cargo xtask libexs DIR [--debug]
 cargo xtask verbs DIR [--debug]
                     libibverbs and librdmacm below DIR: lib/, lib/pkgconfig/
 cargo xtask run DIR [--debug]
-                    the preload library of `weft run` below DIR: lib/";
+                    the preload library of `weft run` below DIR: lib/
+cargo xtask advise DIR [--debug]
+                    the preload library of `weft advise` below DIR: lib/";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -38,12 +40,15 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        [what @ ("libexs" | "verbs" | "run"), dir, ref options @ ..]
-            if matches!(options, [] | ["--debug"]) =>
-        {
+        [
+            what @ ("libexs" | "verbs" | "run" | "advise"),
+            dir,
+            ref options @ ..,
+        ] if matches!(options, [] | ["--debug"]) => {
             let lay_out = match what {
                 "verbs" => verbs::lay_out,
                 "run" => run::lay_out,
+                "advise" => run::lay_out_advise,
                 _ => libexs::lay_out,
             };
             match lay_out(Path::new(dir), options.is_empty()) {

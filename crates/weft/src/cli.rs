@@ -101,6 +101,9 @@ pub enum Command {
     /// Carry connections of `weft run --hosts` on to other hosts
     #[command(long_about = cmd::broker::LONG)]
     Broker(cmd::broker::Args),
+    /// Measure what copies and registrations cost here, watch a program's socket calls, and say which way into weft fits it
+    #[command(long_about = cmd::advise::LONG)]
+    Advise(cmd::advise::Args),
     /// Tell what this machine allows and what each lack costs
     Doctor(cmd::doctor::Args),
     /// Move a real file beside plain TCP, measure, and write a report
@@ -130,6 +133,7 @@ impl Cli {
             Command::Verbs(args) => cmd::verbs::run(&args),
             Command::Run(args) => cmd::run::run(&args),
             Command::Broker(args) => cmd::broker::run(&args, self.global),
+            Command::Advise(args) => cmd::advise::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
             Command::Dissector(args) => cmd::dissector::run(&args).map(Into::into),
             Command::Man(args) => cmd::man::run(&args).map(Into::into),

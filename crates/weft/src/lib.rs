@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod advise;
 pub mod cli;
 pub mod cmd;
 pub mod cp;

@@ -163,7 +163,7 @@ fn within(dir: &Path) -> Option<PathBuf> {
 }
 
 /// Why the library would not, or could not, do anything for the program.
-fn plain(program: &Path) -> Option<&'static str> {
+pub(crate) fn plain(program: &Path) -> Option<&'static str> {
     if let Ok(about) = fs::metadata(program) {
         let mode = about.permissions().mode();
         let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();
