@@ -36,6 +36,10 @@ pub enum Head {
     Switched,
     /// Those that went back.
     Back,
+    /// UDP sockets seen.
+    Datagram,
+    /// Rings for datagrams, one way each.
+    Paths,
 }
 
 /// A word of a row.
@@ -75,6 +79,12 @@ pub enum Word {
     Since,
     /// 1: closed.
     Closed,
+    /// 1: a ring for datagrams, one way.
+    Udp,
+    /// Datagrams through the ring.
+    Datagrams,
+    /// Those dropped because the ring was full.
+    Dropped,
 }
 
 /// Over TCP.
@@ -111,11 +121,23 @@ pub struct Row {
     pub since: u64,
     /// It is closed; its row waits for another one.
     pub closed: bool,
+    /// It is a ring for datagrams, one way: [`Row::ring`] has their bytes.
+    pub udp: bool,
+    /// Datagrams through it.
+    pub datagrams: u64,
+    /// Datagrams dropped because it was full.
+    pub dropped: u64,
 }
 
 impl Row {
     /// `rings`, `tcp`, `rings, back on tcp`...
     pub fn via(&self) -> &'static str {
+        if self.udp {
+            return match self.tx_mode {
+                RING => "udp out",
+                _ => "udp in",
+            };
+        }
         match (self.tx_mode, self.rx_mode) {
             (RING, RING) => "rings",
             (RING, _) => "ring out",
@@ -133,6 +155,8 @@ pub struct Ledger {
     pub pid: u32,
     /// Connections seen, switched, and gone back.
     pub totals: [u64; 3],
+    /// UDP sockets seen, and rings for datagrams.
+    pub datagram: [u64; 2],
     /// Rows in use.
     pub rows: Vec<Row>,
 }
@@ -184,11 +208,15 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
             sleeps: get(Word::Sleeps)?,
             since: get(Word::Since)?,
             closed: get(Word::Closed)? != 0,
+            udp: get(Word::Udp)? != 0,
+            datagrams: get(Word::Datagrams)?,
+            dropped: get(Word::Dropped)?,
         });
     }
     Some(Ledger {
         pid: head(Head::Pid)? as u32,
         totals: [head(Head::Seen)?, head(Head::Switched)?, head(Head::Back)?],
+        datagram: [head(Head::Datagram)?, head(Head::Paths)?],
         rows,
     })
 }

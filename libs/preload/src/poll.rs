@@ -11,7 +11,7 @@ use weft_run::ledger::RING;
 
 use crate::conn::{Conn, Inside};
 use crate::full::{patient, patient_until};
-use crate::{next, rx, table};
+use crate::{dgram, next, rx, table};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 
@@ -30,12 +30,13 @@ fn wait_tcp(conn: &'static Conn, inside: Inside) -> Waiting {
 }
 
 fn is_ours(fd: c_int) -> bool {
-    table::conn(fd).is_some_and(|conn| {
-        matches!(
-            conn.phase.load(SeqCst),
-            crate::conn::PROBING | crate::conn::LINKED
-        )
-    })
+    dgram::ready::is_ours(fd)
+        || table::conn(fd).is_some_and(|conn| {
+            matches!(
+                conn.phase.load(SeqCst),
+                crate::conn::PROBING | crate::conn::LINKED
+            )
+        })
 }
 
 /// What is asked of the kernel in place of the program's list.
@@ -45,6 +46,7 @@ struct Translated {
     of: Vec<usize>,
     /// Held while the kernel is asked.
     waiting: Vec<Waiting>,
+    datagrams: Vec<dgram::ready::Waiting>,
 }
 
 /// `None`: the list is to be asked as it is.
@@ -56,6 +58,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         fds: Vec::with_capacity(list.len() + 2),
         of: Vec::with_capacity(list.len() + 2),
         waiting: Vec::new(),
+        datagrams: Vec::new(),
     };
     let mut put = |at: usize, fd: c_int, events: c_short| {
         out.fds.push(pollfd {
@@ -66,6 +69,10 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         out.of.push(at);
     };
     for (at, one) in list.iter().enumerate() {
+        if let Some(waiting) = dgram::ready::for_poll(one.fd, one.events, |fd, e| put(at, fd, e)) {
+            out.datagrams.extend(waiting);
+            continue;
+        }
         let Some((conn, inside)) = table::enter(one.fd).filter(|_| is_ours(one.fd)) else {
             put(at, one.fd, one.events);
             continue;
