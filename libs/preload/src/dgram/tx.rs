@@ -6,6 +6,7 @@
 
 use libc::{c_int, iovec, ssize_t};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering::Relaxed;
 
 use weft_ring::stream::{Published, Stream};
 use weft_run::dgram::{self as rules, AFTER_KERNEL, CHECK_MS, HEADER, MAX_DATAGRAM, Route};
@@ -14,13 +15,16 @@ use weft_run::pace;
 
 use super::rx::{SENDER, ring};
 use super::{Dgram, Own, borrowed, now_ms};
-use crate::rx::{each_piece, total};
+use crate::rx::{each_piece, spins, total};
 use crate::{ledger, link, set_errno};
 
 /// Destinations of one socket that are counted.
 const MAX_DESTS: usize = 32;
 /// Bytes of a ring.
 const RING_BYTES: u32 = 256 << 10;
+/// How often a send that may wait looks for room in a full ring, and how many of these times it only lets others run: about 20 ms in all.
+const PAUSES: u32 = 32;
+const YIELDS: u32 = 8;
 /// Flags of sends that a ring can carry out.
 const EASY: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
 
@@ -55,6 +59,8 @@ struct Out {
     checked: u64,
     /// Something went over the kernel since the last datagram.
     detour: bool,
+    /// Where a receiver stood that took nothing while a send waited for it.
+    stuck: Option<u64>,
     row: ledger::RowOf,
 }
 
@@ -223,8 +229,9 @@ pub(crate) unsafe fn transmit(
         dest.count = 0;
         return None;
     }
+    let may_wait = flags & libc::MSG_DONTWAIT == 0 && !d.nonblock.load(Relaxed);
     // SAFETY: the caller's promise.
-    match unsafe { out.put(iov, len) } {
+    match unsafe { out.put(iov, len, may_wait) } {
         Put::Done(bell) => {
             // The bell is a descriptor that stays open while the lock is held; ringing does not wait.
             if bell {
@@ -278,23 +285,64 @@ impl Out {
         same
     }
 
+    /// Whether so many bytes are within the bound. As with `SO_RCVBUF`, the first datagram is whatever its length is.
+    fn fits(&self, need: usize) -> bool {
+        let room = self.stream.room(SENDER, self.tail).unwrap_or(0);
+        let used = self.stream.capacity() - room;
+        need <= room && (used == 0 || used + need <= self.bound)
+    }
+
+    /// A send that may wait gives a receiver that goes on a moment to make room, so that not most of what is sent to a slower one is lost.
+    /// Returns whether there is room.
+    #[cold]
+    fn await_room(&mut self, need: usize) -> bool {
+        let begun = self.stream.progress(SENDER);
+        if self.stuck == Some(begun) {
+            // It may wait for a processor.
+            std::thread::yield_now();
+            return self.fits(need);
+        }
+        for _ in 0..spins() {
+            if self.fits(need) {
+                self.stuck = None;
+                return true;
+            }
+            for _ in 0..8 {
+                std::hint::spin_loop();
+            }
+        }
+        for pause in 0..PAUSES {
+            if pause < YIELDS {
+                std::thread::yield_now();
+            } else {
+                let us = (20 << ((pause - YIELDS) / 2)).min(1000);
+                std::thread::sleep(std::time::Duration::from_micros(us));
+            }
+            if self.fits(need) {
+                self.stuck = None;
+                return true;
+            }
+            if self.stream.is_closed(SENDER) {
+                return false;
+            }
+        }
+        let now = self.stream.progress(SENDER);
+        self.stuck = (now == begun).then_some(begun);
+        false
+    }
+
     /// # Safety
     /// The vector is readable.
-    unsafe fn put(&mut self, iov: &[iovec], len: usize) -> Put {
+    unsafe fn put(&mut self, iov: &[iovec], len: usize, may_wait: bool) -> Put {
         let need = rules::footprint(len);
-        let (stream, tail) = (&self.stream, self.tail);
-        let Ok(room) = stream.room(SENDER, tail) else {
-            return Put::Closed;
-        };
-        let used = stream.capacity() - room;
-        // As with SO_RCVBUF, the first one fits whatever its length is.
-        if (used > 0 && used + need > self.bound) || need > room {
-            if stream.is_closed(SENDER) {
+        if !self.fits(need) && !(may_wait && self.await_room(need)) {
+            if self.stream.is_closed(SENDER) || self.stream.room(SENDER, self.tail).is_err() {
                 return Put::Closed;
             }
             self.row.dropped();
             return Put::Done(false);
         }
+        let (stream, tail) = (&self.stream, self.tail);
         let marks = if self.detour { AFTER_KERNEL } else { 0 };
         let header = rules::header(len, marks);
         // SAFETY: eight bytes; the caller's buffers.
@@ -444,6 +492,7 @@ fn settle(fd: c_int, dest: &mut Dest) {
         peer,
         checked: now_ms(),
         detour: true,
+        stuck: None,
     }));
 }
 
