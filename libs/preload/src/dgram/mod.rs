@@ -47,7 +47,9 @@ impl AsFd for Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        hidden::close(self.0);
+        if self.0 >= 0 {
+            hidden::close(self.0);
+        }
     }
 }
 

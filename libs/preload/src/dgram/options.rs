@@ -132,7 +132,11 @@ pub(crate) unsafe fn ioctl(
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
     if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() {
         let next = d.rx().next_len().filter(|_| d.is(fd));
-        if let Some(len) = next {
+        if let Some((len, after)) = next {
+            // SAFETY: the caller's promise.
+            if after && call() == 0 && unsafe { out.read_unaligned() } > 0 {
+                return 0;
+            }
             // SAFETY: the caller's promise.
             unsafe { out.write_unaligned(len as c_int) };
             return 0;

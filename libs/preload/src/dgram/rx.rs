@@ -40,8 +40,10 @@ pub(crate) struct In {
     wire: Own,
     /// We have asked for the bell.
     armed: bool,
-    /// Datagrams of the kernel taken on behalf of the next one; `None`: all of them.
-    drained: Option<u32>,
+    /// Datagrams of the kernel taken on behalf of the next one.
+    drained: u32,
+    /// The datagram at this position has none of the kernel's before it.
+    passes: Option<u64>,
     /// Up to where it was filled when the kernel's turn came.
     until: u64,
     row: ledger::RowOf,
@@ -55,6 +57,8 @@ pub(crate) struct Rx {
     since: u32,
     /// It is the kernel's turn when all rings are read up to `until`.
     turn: bool,
+    /// The ring whose next datagram comes after those of the kernel, and its position.
+    asking: Option<(usize, u64)>,
     /// Writes to the bell that are known of and not taken.
     owed: u64,
 }
@@ -91,13 +95,16 @@ impl Rx {
         self.links.iter().any(has)
     }
 
-    /// The length of the next datagram.
-    pub(crate) fn next_len(&self) -> Option<usize> {
+    /// The length of the next datagram, and whether those of the kernel come first.
+    pub(crate) fn next_len(&self) -> Option<(usize, bool)> {
         self.links.iter().find_map(|link| {
             let (ready, _) = link.stream.ready(SENDER, link.head).ok()?;
-            (ready >= HEADER)
-                .then(|| header(link, ready))?
-                .map(|(len, _)| len)
+            if ready == 0 {
+                return None;
+            }
+            let (len, marks) = header(link, ready)?;
+            let after = marks & AFTER_KERNEL != 0 && link.passes != Some(link.head);
+            Some((len, after))
         })
     }
 
@@ -178,6 +185,9 @@ impl Rx {
         let mut at = self.next;
         for _ in 0..self.links.len() {
             at = if at + 1 < self.links.len() { at + 1 } else { 0 };
+            if self.is_behind(at) {
+                continue;
+            }
             let link = &mut self.links[at];
             let Ok((ready, closed)) = link.stream.ready(SENDER, link.head) else {
                 link.broken();
@@ -193,10 +203,10 @@ impl Rx {
                 ended = true;
                 continue;
             };
-            if marks & AFTER_KERNEL != 0
-                && let Some(n) = link.drained
-            {
-                link.drained = (n < DRAIN).then_some(n + 1);
+            let first = link.passes == Some(link.head) || link.drained >= DRAIN;
+            if marks & AFTER_KERNEL != 0 && !first {
+                link.drained += 1;
+                self.asking = Some((at, link.head));
                 return Step::Kernel;
             }
             // SAFETY: the caller's promise.
@@ -204,7 +214,7 @@ impl Rx {
             if flags & libc::MSG_PEEK == 0 {
                 link.head += rules::footprint(len) as u64;
                 link.stream.consumed(SENDER, link.head);
-                link.drained = Some(0);
+                link.drained = 0;
                 link.row.received(len as u64);
                 self.next = at;
                 self.took(fd);
@@ -219,6 +229,8 @@ impl Rx {
             return Step::Got(n);
         }
         if ended {
+            // A sender that leaves may have rung.
+            self.is_lit();
             self.links
                 .retain(|link| match link.stream.ready(SENDER, link.head) {
                     Ok((0, closed)) => !closed && !link.stream.has_left(SENDER),
@@ -228,6 +240,14 @@ impl Rx {
             self.next = 0;
         }
         Step::Empty
+    }
+
+    /// Whether the sender had another ring before this one, and what is in that one was sent first.
+    fn is_behind(&self, at: usize) -> bool {
+        let from = self.links[at].from;
+        self.links[..at].iter().any(|link| {
+            link.from == from && !matches!(link.stream.ready(SENDER, link.head), Ok((0, _)) | Err(_))
+        })
     }
 
     /// The kernel's socket gets its turn behind what is in the rings now.
@@ -250,8 +270,11 @@ impl Rx {
 
     /// The kernel has nothing: what was to come after it can come.
     fn kernel_empty(&mut self) {
-        for link in &mut self.links {
-            link.drained = None;
+        if let Some((at, head)) = self.asking.take()
+            && let Some(link) = self.links.get_mut(at)
+            && link.head == head
+        {
+            link.passes = Some(head);
         }
     }
 }
@@ -489,7 +512,10 @@ fn sleep(
         set_errno(libc::EAGAIN);
         return Some(-1);
     }
-    if list[0].revents != 0 && list[1].revents == 0 {
+    if list[1].revents != 0 {
+        let mut rx = d.rx();
+        rx.owed = rx.owed.max(1);
+    } else {
         let n = kernel(libc::MSG_DONTWAIT);
         if n >= 0 || crate::errno() != libc::EAGAIN {
             return Some(from_kernel(fd, d, n, flags));
@@ -646,6 +672,7 @@ fn accept(
     };
     let mut rx = d.rx();
     if rx.links.len() >= MAX_LINKS / 8 {
+        rx.is_lit();
         rx.links.retain(|link| !link.is_dead());
         rx.next = 0;
     }
@@ -668,7 +695,8 @@ fn accept(
         to: offer.route.to.ip(),
         wire,
         armed: true,
-        drained: Some(0),
+        drained: 0,
+        passes: None,
         until: 0,
         row,
     });

@@ -39,7 +39,8 @@ enum State {
 }
 
 struct Offered {
-    stream: Stream,
+    /// Until the answer comes.
+    stream: Option<Stream>,
     wire: Own,
     route: Route,
     peer: u64,
@@ -79,13 +80,19 @@ pub(crate) struct Tx {
     connected: Option<SocketAddr>,
 }
 
+impl Drop for Offered {
+    fn drop(&mut self) {
+        // The receiver may have taken it.
+        if let Some(stream) = &self.stream {
+            stream.leave(SENDER);
+        }
+    }
+}
+
 impl Drop for Out {
     fn drop(&mut self) {
+        // Without a ring of the bell: it would look as if there were data.
         self.stream.leave(SENDER);
-        // A receiver that waits looks, and sees it.
-        if self.stream.disarm(SENDER) {
-            ring(self.bell.0);
-        }
     }
 }
 
@@ -112,11 +119,15 @@ impl Tx {
     /// In the child of a fork: the rings are the parent's, who goes on with them.
     pub(crate) fn abandon(&mut self) {
         for dest in std::mem::take(self).dests {
-            if let State::Linked(out) = dest.state {
-                // Without telling the receiver that the sender has gone.
-                let out = std::mem::ManuallyDrop::new(out);
-                crate::hidden::close(out.bell.0);
-                crate::hidden::close(out.wire.0);
+            // Without telling the receiver that the sender has gone.
+            match dest.state {
+                State::Linked(out) => {
+                    let out = std::mem::ManuallyDrop::new(out);
+                    crate::hidden::close(out.bell.0);
+                    crate::hidden::close(out.wire.0);
+                }
+                State::Offered(mut offered) => drop(offered.stream.take()),
+                State::New | State::Never => {}
             }
         }
     }
@@ -449,7 +460,7 @@ fn offer(fd: c_int, d: &Dgram, to: SocketAddr) -> Result<Option<Offered>, Why> {
     )?;
     let wire = Own::new(wire).ok_or(Why::Descriptors)?;
     Ok(Some(Offered {
-        stream,
+        stream: Some(stream),
         wire,
         route,
         peer,
@@ -466,7 +477,7 @@ fn settle(fd: c_int, dest: &mut Dest) {
         Ok(Some(answer)) => Some(answer),
         Err(_) => None,
     };
-    let State::Offered(offered) = std::mem::replace(&mut dest.state, State::New) else {
+    let State::Offered(mut offered) = std::mem::replace(&mut dest.state, State::New) else {
         return;
     };
     let Some((bound, bell)) = answer else { return };
@@ -474,12 +485,11 @@ fn settle(fd: c_int, dest: &mut Dest) {
         dest.state = never(Why::Descriptors);
         return;
     };
-    let Offered {
-        stream,
-        wire,
-        route,
-        peer,
-    } = *offered;
+    let wire = std::mem::replace(&mut offered.wire, Own(-1));
+    let (route, peer) = (offered.route, offered.peer);
+    let Some(stream) = offered.stream.take() else {
+        return;
+    };
     let bound = (bound as usize).clamp(1, stream.capacity());
     dest.state = State::Linked(Box::new(Out {
         row: ledger::RowOf::begin(fd, route.from, route.to, true),
