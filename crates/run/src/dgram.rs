@@ -291,10 +291,9 @@ pub fn answered(wire: impl AsFd) -> Result<Option<(u64, OwnedFd)>, Why> {
     let mut bytes = [0; ANSWER + 1];
     let (n, fds) = match unix::recv_with_fds(wire, &mut bytes, 1) {
         Ok(Some(got)) => got,
-        Ok(None) => return Err(Why::NoPeer),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
         // A receiver that closes without having read is a reset.
-        Err(_) => return Err(Why::NoPeer),
+        Ok(None) | Err(_) => return Err(Why::NoPeer),
     };
     let Ok([bell]) = <[OwnedFd; 1]>::try_from(fds) else {
         return Err(Why::Impostor);

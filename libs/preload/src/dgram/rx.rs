@@ -246,7 +246,8 @@ impl Rx {
     fn is_behind(&self, at: usize) -> bool {
         let from = self.links[at].from;
         self.links[..at].iter().any(|link| {
-            link.from == from && !matches!(link.stream.ready(SENDER, link.head), Ok((0, _)) | Err(_))
+            link.from == from
+                && !matches!(link.stream.ready(SENDER, link.head), Ok((0, _)) | Err(_))
         })
     }
 
