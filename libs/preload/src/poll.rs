@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use weft_run::ledger::RING;
 
 use crate::conn::{Conn, Inside};
+use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
 use crate::{dgram, next, rx, table};
 
@@ -69,9 +70,13 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         out.of.push(at);
     };
     for (at, one) in list.iter().enumerate() {
-        if let Some(waiting) = dgram::ready::for_poll(one.fd, one.events, |fd, e| put(at, fd, e)) {
-            out.datagrams.extend(waiting);
-            continue;
+        match dgram::ready::for_poll(one.fd, one.events, |fd, events| put(at, fd, events)) {
+            Asked::Stranger => {}
+            Asked::Rings => continue,
+            Asked::Kernel(waiting) => {
+                out.datagrams.push(waiting);
+                continue;
+            }
         }
         let Some((conn, inside)) = table::enter(one.fd).filter(|_| is_ours(one.fd)) else {
             put(at, one.fd, one.events);

@@ -37,9 +37,10 @@ fn of(word: usize) -> Entry {
         0 => Entry::None,
         HIDDEN => Entry::Hidden,
         word if word & 3 == SET => Entry::Set(word >> 2),
-        // SAFETY: as below, for a `Dgram`.
         word if word & 3 == DGRAM => {
-            Entry::Dgram(unsafe { &*std::ptr::with_exposed_provenance::<Dgram>(word & !3) })
+            let at = std::ptr::with_exposed_provenance::<Dgram>(word & !3);
+            // SAFETY: only `put` stores, and what it stores with this mark is an address of a `Dgram`, none of which is ever freed.
+            Entry::Dgram(unsafe { &*at })
         }
         // SAFETY: only `put` stores, and what it stores is an address of a `Conn`, none of which is ever freed.
         word => Entry::Conn(unsafe { &*std::ptr::with_exposed_provenance::<Conn>(word) }),

@@ -11,8 +11,9 @@ use weft_run::meet::Why;
 
 use super::{Dgram, of, tx};
 
-/// `SO_RCVTIMEO` and `SO_SNDTIMEO` with 64-bit times.
-const NEW_TIMES: [c_int; 2] = [66, 67];
+/// The time limits with 64-bit times.
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
 
 /// When the last datagram came: the lower half of the calls' numbers, which is the same for all widths of times.
 const SIOCGSTAMP: c_ulong = 0x8906;
@@ -41,7 +42,9 @@ fn is_harmless(level: c_int, name: c_int) -> bool {
                     | libc::SO_BUSY_POLL
                     | libc::SO_NO_CHECK
                     | libc::SO_OOBINLINE
-            ) || NEW_TIMES.contains(&name)
+                    | SO_RCVTIMEO_NEW
+                    | SO_SNDTIMEO_NEW
+            )
         }
         libc::IPPROTO_IP => matches!(
             name,
@@ -97,7 +100,7 @@ pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, le
     }
     let v6 = d.v6.load(Relaxed);
     match (level, name) {
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) | (libc::SOL_SOCKET, 66) => {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) => {
             if value.is_null() || (len as usize) < size_of::<libc::timeval>() {
                 return;
             }

@@ -223,22 +223,30 @@ pub(crate) fn kernel_alone(d: &'static Dgram) -> Option<Waiting> {
     (!d.inbound.load(SeqCst)).then_some(waiting)
 }
 
-/// What a poll list asks for in place of the socket. `None`: it is none of ours.
-pub(crate) fn for_poll(
-    fd: c_int,
-    events: c_short,
-    mut put: impl FnMut(c_int, c_short),
-) -> Option<Option<Waiting>> {
-    let d = super::of(fd)?;
+/// What a poll list has asked for.
+pub(crate) enum Asked {
+    /// Nothing: it is none of ours.
+    Stranger,
+    /// The kernel's socket alone.
+    Kernel(Waiting),
+    /// The kernel's socket, and the bell where the program waits for data.
+    Rings,
+}
+
+/// Asks for what stands for the socket in a poll list.
+pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_short)) -> Asked {
+    let Some(d) = super::of(fd) else {
+        return Asked::Stranger;
+    };
     put(fd, events);
     if let Some(waiting) = kernel_alone(d) {
-        return Some(Some(waiting));
+        return Asked::Kernel(waiting);
     }
     if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
         rx::settle_for_poll(d);
         put(d.bell.load(SeqCst), libc::POLLIN);
     }
-    Some(None)
+    Asked::Rings
 }
 
 /// Whether a poll list has to be looked through for this descriptor.

@@ -285,7 +285,7 @@ fn header(link: &In, ready: usize) -> Option<(usize, u32)> {
     // SAFETY: eight bytes; positions are multiples of eight, so they do not wrap.
     unsafe {
         link.stream
-            .get(SENDER, link.head, bytes.as_mut_ptr(), HEADER)
+            .get(SENDER, link.head, bytes.as_mut_ptr(), HEADER);
     };
     rules::parse(bytes, ready)
 }
@@ -611,14 +611,12 @@ fn look(fd: c_int, d: &'static Dgram) {
             slow.cookie = cookie;
             rules::listen(cookie).map_err(|_| Why::System)
         });
-        match made.map(Own::new) {
-            Ok(Some(own)) => slow.listener = Some(own),
-            _ => {
-                drop(slow);
-                d.deafen();
-                return;
-            }
-        }
+        let Ok(Some(own)) = made.map(Own::new) else {
+            drop(slow);
+            d.deafen();
+            return;
+        };
+        slow.listener = Some(own);
     }
     for _ in 0..4 {
         let Some(listener) = &slow.listener else {

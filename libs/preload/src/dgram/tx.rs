@@ -346,7 +346,8 @@ impl Out {
     /// The vector is readable.
     unsafe fn put(&mut self, iov: &[iovec], len: usize, may_wait: bool) -> Put {
         let need = rules::footprint(len);
-        if !self.fits(need) && !(may_wait && self.await_room(need)) {
+        let fits = self.fits(need) || may_wait && self.await_room(need);
+        if !fits {
             if self.stream.is_closed(SENDER) || self.stream.room(SENDER, self.tail).is_err() {
                 return Put::Closed;
             }
