@@ -36,6 +36,10 @@ pub enum Head {
     Switched,
     /// Those that went back.
     Back,
+    /// UDP sockets seen.
+    Datagram,
+    /// Rings for datagrams, one way each.
+    Paths,
 }
 
 /// A word of a row.
@@ -77,6 +81,12 @@ pub enum Word {
     Closed,
     /// Where the peer is: 0, on this host; else on another one, and what goes there ([`Carrier`]).
     Carrier,
+    /// 1: a ring for datagrams, one way.
+    Udp,
+    /// Datagrams through the ring.
+    Datagrams,
+    /// Those dropped because the ring was full.
+    Dropped,
 }
 
 /// How bytes go on behind the ring.
@@ -135,11 +145,23 @@ pub struct Row {
     pub closed: bool,
     /// What is behind the rings.
     pub carrier: Carrier,
+    /// It is a ring for datagrams, one way: [`Row::ring`] has their bytes.
+    pub udp: bool,
+    /// Datagrams through it.
+    pub datagrams: u64,
+    /// Datagrams dropped because it was full.
+    pub dropped: u64,
 }
 
 impl Row {
     /// `rings`, `tcp`, `bsdp`, `tcp again`...
     pub fn via(&self) -> &'static str {
+        if self.udp {
+            return match self.tx_mode {
+                RING => "udp out",
+                _ => "udp in",
+            };
+        }
         let [both, out, inward] = match self.carrier {
             Carrier::Here => ["rings", "ring out", "ring in"],
             Carrier::Bsdp => ["bsdp", "bsdp out", "bsdp in"],
@@ -161,6 +183,8 @@ pub struct Ledger {
     pub pid: u32,
     /// Connections seen, switched, and gone back.
     pub totals: [u64; 3],
+    /// UDP sockets seen, and rings for datagrams.
+    pub datagram: [u64; 2],
     /// Rows in use.
     pub rows: Vec<Row>,
 }
@@ -213,11 +237,15 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
             since: get(Word::Since)?,
             closed: get(Word::Closed)? != 0,
             carrier: Carrier::of(get(Word::Carrier)?),
+            udp: get(Word::Udp)? != 0,
+            datagrams: get(Word::Datagrams)?,
+            dropped: get(Word::Dropped)?,
         });
     }
     Some(Ledger {
         pid: head(Head::Pid)? as u32,
         totals: [head(Head::Seen)?, head(Head::Switched)?, head(Head::Back)?],
+        datagram: [head(Head::Datagram)?, head(Head::Paths)?],
         rows,
     })
 }

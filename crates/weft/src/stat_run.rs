@@ -31,6 +31,8 @@ pub fn json(ledgers: &[Ledger]) -> String {
                 "transport": row.via(),
                 "reason": reason,
                 "closed": row.closed,
+                "datagrams": row.datagrams,
+                "dropped": row.dropped,
                 "tx_ring": row.ring.0,
                 "rx_ring": row.ring.1,
                 "tx_tcp": row.tcp.0,

@@ -21,6 +21,10 @@ const RING_BYTES: u32 = 256 << 10;
 /// `WEFT_RUN_LOOK`: after how many sends and receives a connection looks for its peer.
 static FIRST_LOOK: AtomicU64 = AtomicU64::new(pace::FIRST_LOOK);
 
+pub(crate) fn first_look() -> u64 {
+    FIRST_LOOK.load(Relaxed)
+}
+
 pub(crate) fn look_after(n: u64) {
     FIRST_LOOK.store(n, Relaxed);
 }
@@ -356,6 +360,7 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
 /// What the process does from now on is not seen: every connection goes back, and none leaves TCP any more.
 pub(crate) fn everything_back() {
     turn_off();
+    crate::dgram::everything_plain(Why::IoUring);
     let mut all = Vec::new();
     crate::table::each(0, usize::MAX, |_, entry| {
         if let crate::table::Entry::Conn(conn) = entry {

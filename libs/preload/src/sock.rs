@@ -17,7 +17,7 @@ use crate::conn::{Conn, FRESH, PROBING};
 use crate::full::{patient, patient_until};
 use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{fd as descriptor, hosts, ledger, link, next, poll as readiness, ready};
+use crate::{dgram, fd as descriptor, hosts, ledger, link, next, poll as readiness, ready};
 
 /// A descriptor is new: whatever was known of its number is of the past.
 fn fresh(fd: c_int) {
@@ -105,6 +105,7 @@ doors! {
             fresh(fd);
             no_listener(fd);
             if is_tcp(domain, kind, protocol) { follow(fd, FRESH); }
+            dgram::follow(fd, domain, kind, protocol);
         }
         fd
     }
@@ -118,6 +119,7 @@ doors! {
             conn.dialled.store(true, Relaxed);
             ledger::seen();
         }
+        if rc == 0 { dgram::options::connected(fd); }
         rc
     }
 
@@ -145,6 +147,7 @@ doors! {
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
+        dgram::make_plain(fd, Why::ShutRead);
         let Some((conn, inside)) = table::enter(fd) else { return next::shutdown(fd, how) };
         if how == libc::SHUT_RD { link::downgrade(conn, Why::ShutRead); }
         let rc = next::shutdown(fd, how);
@@ -159,6 +162,7 @@ doors! {
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         let rc = next::setsockopt(fd, level, name, value, len);
         if rc != 0 { return rc; }
+        dgram::options::set(fd, level, name, value, len);
         let Some((conn, inside)) = table::enter(fd) else { return rc };
         match (level, name) {
             // A send's limit is TCP's to keep: waits for room in the ring are shorter.

@@ -24,6 +24,8 @@ The TCP connection stays beside the shared memory for what only it can do: addre
 connection whose socket is used in a way that is not followed (urgent data, handed to another process, another program executed with \
 it, io_uring...) goes back to TCP; `--explain` and `weft stat` say why.
 
+UDP sockets too: datagrams to another program that was started in this way, under the same conditions, go through shared memory after the first few; groups, broadcasts, other hosts and other programs get plain UDP.
+
 Programs that make their own system calls (statically linked ones and those of Go) are run plain, with a notice.
 
 Examples:
