@@ -1,4 +1,4 @@
-//! MPI: Open MPI over libfabric, MPICH over UCX, with programs of ours (`mpi/*.c`).
+//! MPI: Open MPI over libfabric, MPICH over UCX, with programs of ours (`mpi/*.c`): over connections, and over datagrams alone.
 
 use std::path::Path;
 use std::process::Command;
@@ -84,4 +84,42 @@ fn mpich() {
     }
     let wefts = carriers("weft_ib0").map(super::ucx::reliable);
     both("mpicc.mpich", "mpirun.mpich -np 2", &wefts);
+}
+
+/// `verify.c` says how many ranks there were and whether each byte came as it was sent.
+fn verified(weft: &Weft, mpirun: &str, program: &str, ranks: u32, arguments: &str) {
+    let done = weft.run(&format!("{mpirun} -np {ranks} {program} {arguments}"));
+    done.good()
+        .says(&format!("all data as sent: {ranks} ranks"))
+        .never_says("DATA DIFFERS");
+}
+
+/// libfabric's `ofi_rxd` makes datagrams reliable. The sizes reach beyond its segments and its window.
+#[test]
+fn open_mpi_on_datagrams_alone() {
+    if !have(OPEN_MPI) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("mpicc.openmpi", "verify.c", dir.path());
+    let weft = open_mpi(Weft::on("weft_ib0"));
+    let mpirun = "mpirun.openmpi --oversubscribe --mca pml cm --mca mtl ofi \
+                  --mca mtl_ofi_provider_include verbs;ofi_rxd --mca btl ^openib,ofi";
+    verified(&weft, mpirun, &program, 2, "1048576 1");
+    verified(&weft, mpirun, &program, 8, "65536 1");
+}
+
+/// UCX makes datagrams reliable with its own acknowledgements; no connection is made.
+#[test]
+fn mpich_on_datagrams_alone() {
+    if !have(MPICH) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("mpicc.mpich", "verify.c", dir.path());
+    let weft = Weft::on("weft_ib0")
+        .env("UCX_TLS", "ud_verbs,self")
+        .env("UCX_NET_DEVICES", "weft_ib0:1");
+    verified(&weft, "mpirun.mpich", &program, 2, "1048576 1");
+    verified(&weft, "mpirun.mpich", &program, 8, "65536 1");
 }
