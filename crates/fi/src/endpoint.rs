@@ -3,7 +3,8 @@
 //! Who calls drives ([`Endpoint::progress`]). While nobody does, the device's engine takes what comes, places it and acknowledges it; only what is to be
 //! sent again for want of an acknowledgement waits for the next call.
 //!
-//! Small messages are copied once into their packet and once out of it. Large ones are sent from the program's memory and arrive in it.
+//! Small messages are copied into their packet, from there into registered memory, out of that at the receiver, and into their place. Large ones are
+//! sent from the program's memory and arrive in it.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -730,6 +731,12 @@ impl Inner {
         while self.qp.outstanding() > 0 && Instant::now() < end {
             state = self.progress(state, false);
         }
+        let (packets, bytes) = state.machine.repeated();
+        tracing::info!(
+            packets,
+            bytes,
+            "endpoint closed; packets sent again, bytes of large messages asked for again"
+        );
     }
 }
 
