@@ -17,6 +17,7 @@ mod fs;
 mod link;
 mod lossy;
 pub mod media;
+mod mpi;
 mod process;
 mod progress;
 pub mod record;
@@ -36,6 +37,7 @@ pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
 pub use fs::FsArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
+pub use mpi::MpiArgs;
 pub use process::PEER_ARGS;
 
 use std::process::ExitCode;
@@ -54,6 +56,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Exs(args) => exs::run_suite(&args),
         Suite::Fs(args) => fs::run(&args),
         Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
+        Suite::Mpi(args) => mpi::run(&args),
         Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
         Suite::Sdp(args) => sdp::run_suite(&args),
         Suite::Link(args) => link::run(&args),
