@@ -391,7 +391,7 @@ impl Endpoint {
     pub fn send(
         &self,
         peer: PeerId,
-        memory: RawMemory,
+        memory: &RawMemory,
         meta: Meta,
         context: Option<usize>,
         synchronous: bool,

@@ -523,13 +523,12 @@ impl Machine {
             return false;
         }
         let mut sound = true;
-        let sink = match self.matching(peer, &meta) {
-            Some(Posted { recv, room, .. }) => Sink::Recv { recv, room },
-            None => {
-                sound = self.store(peer, meta, Stored::Coming);
-                // Not what the peer says that will come, but what has.
-                Sink::Store(Vec::new())
-            }
+        let sink = if let Some(Posted { recv, room, .. }) = self.matching(peer, &meta) {
+            Sink::Recv { recv, room }
+        } else {
+            sound = self.store(peer, meta, Stored::Coming);
+            // Not what the peer says that will come, but what has.
+            Sink::Store(Vec::new())
         };
         self.peers[peer].coming = Some(Coming { meta, got: 0, sink });
         sound && self.more(host, peer, bytes)

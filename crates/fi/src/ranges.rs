@@ -73,6 +73,6 @@ mod tests {
             }
         }
         assert!(Ranges::default().covers(0));
-        assert_eq!(Ranges::default().missing(5, 9), [0..5]);
+        assert!(Ranges::default().missing(5, 9).iter().eq([&(0..5)]));
     }
 }

@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn fabric(
     let api_version = unsafe { attr.as_ref() }.map_or(0, |attr| attr.api_version);
     let fabric = Box::new(FabricFid {
         fid: fid(FI_CLASS_FABRIC, context, &FABRIC),
-        ops: &FABRIC_OPS,
+        ops: &raw const FABRIC_OPS,
         api_version,
     });
     // SAFETY: a place for it.
@@ -91,7 +91,7 @@ unsafe extern "C" fn eq_open(
 ) -> c_int {
     let eq = Box::new(EqFid {
         fid: fid(FI_CLASS_EQ, context, &EQ),
-        ops: &EQ_OPS,
+        ops: &raw const EQ_OPS,
     });
     // SAFETY: a place for it.
     unsafe { out.write(Box::into_raw(eq)) };
@@ -133,8 +133,8 @@ unsafe extern "C" fn open_domain(
     let domain = Box::new(Domain {
         fid: DomainFid {
             fid: fid(FI_CLASS_DOMAIN, context, &DOMAIN),
-            ops: &DOMAIN_OPS,
-            mr: &MR_OPS,
+            ops: &raw const DOMAIN_OPS,
+            mr: &raw const MR_OPS,
         },
         device,
     });
@@ -181,7 +181,7 @@ unsafe extern "C" fn av_open(
     let av = Box::new(Av {
         fid: AvFid {
             fid: fid(FI_CLASS_AV, context, &AV),
-            ops: &AV_OPS,
+            ops: &raw const AV_OPS,
         },
         addresses: Arc::default(),
     });

@@ -123,13 +123,13 @@ pub(crate) unsafe extern "C" fn open(
             fid: Fid {
                 fclass: FI_CLASS_EP,
                 context,
-                ops: &EP,
+                ops: &raw const EP,
             },
-            ops: &EP_OPS,
-            cm: &CM_OPS,
-            msg: &MSG_OPS,
+            ops: &raw const EP_OPS,
+            cm: &raw const CM_OPS,
+            msg: &raw const MSG_OPS,
             rma: std::ptr::null(),
-            tagged: &TAGGED_OPS,
+            tagged: &raw const TAGGED_OPS,
             atomic: std::ptr::null(),
             collective: std::ptr::null(),
         },
@@ -242,7 +242,7 @@ impl Ep {
         Ok(peer)
     }
 
-    fn send(&self, memory: RawMemory, to: u64, meta: Meta, flags: u64, context: usize) -> isize {
+    fn send(&self, memory: &RawMemory, to: u64, meta: Meta, flags: u64, context: usize) -> isize {
         let injected = flags & FI_INJECT != 0;
         if injected && memory.len() > info::inject_size() || memory.len() > info::MAX_MESSAGE {
             return -(libc::EMSGSIZE as isize);
@@ -347,7 +347,7 @@ unsafe fn start_send(fid: *mut EpFid, out: &Outgoing) -> isize {
         };
         let flags = out.flags.unwrap_or_else(|| get(&ep.flags).0);
         match memory(out.ptr, out.len) {
-            Ok(memory) => ep.send(memory, out.to, meta, flags, out.context as usize),
+            Ok(memory) => ep.send(&memory, out.to, meta, flags, out.context as usize),
             Err(error) => error,
         }
     }
@@ -369,7 +369,7 @@ unsafe fn start_inject(fid: *mut EpFid, out: &Outgoing) -> isize {
         };
         let started = ep.peer(out.to).map_err(|e| -(e as isize)).and_then(|peer| {
             let memory = memory(out.ptr, out.len)?;
-            let sent = ep.endpoint.send(peer, memory, meta, None, false);
+            let sent = ep.endpoint.send(peer, &memory, meta, None, false);
             sent.map_err(|refused| {
                 if refused == Refused::Busy {
                     ep.endpoint.progress();

@@ -183,16 +183,13 @@ pub(crate) unsafe extern "C" fn getinfo(
             return -libc::ENOMEM;
         }
         describe(&mut *info, hints, version);
-        match from.or_else(|| hints.and_then(|hints| source(hints))) {
-            Some(addr) => {
-                let bytes = Address { addr, key: 0 }.to_bytes();
-                (*info).src_addr.cast::<[u8; ADDRESS]>().write(bytes);
-                (*info).src_addrlen = ADDRESS;
-            }
-            None => {
-                libc::free((*info).src_addr);
-                (*info).src_addr = std::ptr::null_mut();
-            }
+        if let Some(addr) = from.or_else(|| hints.and_then(source)) {
+            let bytes = Address { addr, key: 0 }.to_bytes();
+            (*info).src_addr.cast::<[u8; ADDRESS]>().write(bytes);
+            (*info).src_addrlen = ADDRESS;
+        } else {
+            libc::free((*info).src_addr);
+            (*info).src_addr = std::ptr::null_mut();
         }
         out.write(info);
     }

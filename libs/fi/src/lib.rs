@@ -46,7 +46,7 @@ unsafe impl Sync for Shared {}
 
 static PROVIDER: Shared = Shared(UnsafeCell::new(Provider {
     version: 1 << 16,
-    fi_version: 1 << 16 | 17,
+    fi_version: (1 << 16) + 17,
     context: [std::ptr::null_mut(); 4],
     name: info::NAME.as_ptr(),
     getinfo: info::getinfo,

@@ -65,9 +65,9 @@ pub(crate) unsafe extern "C" fn open(
             fid: Fid {
                 fclass: FI_CLASS_CQ,
                 context,
-                ops: &CQ,
+                ops: &raw const CQ,
             },
-            ops: &CQ_OPS,
+            ops: &raw const CQ_OPS,
         },
         queue: Queue::default(),
         entry,
@@ -123,7 +123,7 @@ impl Cq {
         if taken == 0 && !queue.is_empty() && count > 0 {
             return -(FI_EAVAIL as isize);
         }
-        taken as isize
+        taken.cast_signed()
     }
 }
 
