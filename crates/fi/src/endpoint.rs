@@ -451,6 +451,7 @@ impl Endpoint {
             found = machine.recv_claimed(memory, claim as u64, number, room);
             if !found {
                 state.memory.recvs.remove(&number);
+                state.contexts.remove(&context);
             }
         } else {
             state.machine.recv(&mut state.memory, number, want, room);

@@ -142,6 +142,7 @@ struct Peer {
 struct Outgoing {
     send: u64,
     peer: PeerId,
+    len: u64,
     target: Option<(Target, u64, u64)>,
 }
 
@@ -261,6 +262,7 @@ impl Machine {
             let outgoing = Outgoing {
                 send,
                 peer,
+                len: meta.len,
                 target: None,
             };
             self.outgoing.insert(id, outgoing);
@@ -461,7 +463,8 @@ impl Machine {
                 let Some(outgoing) = self.outgoing.get_mut(&id).filter(|o| o.peer == peer) else {
                     return false;
                 };
-                if outgoing.target.is_some() {
+                // Nothing beyond the message is read, whatever the peer says.
+                if outgoing.target.is_some() || len > outgoing.len {
                     return false;
                 }
                 outgoing.target = Some((target, target_id, len));

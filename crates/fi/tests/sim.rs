@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use weft_fi::machine::{Event, Host, Machine, PeerId, Refused, Want};
-use weft_fi::wire::{Meta, Target};
+use weft_fi::wire::{self, Body, Header, Meta, Target};
 
 const NODES: usize = 3;
 const THRESHOLD: u64 = 20_000;
@@ -423,4 +423,39 @@ fn nonsense_ends_no_machine() {
         machine.packet(&mut memory, Duration::from_secs(1), peer, &packet);
     }
     assert!(memory.writes.is_empty(), "nobody sent anything");
+}
+
+#[test]
+fn a_receiver_cannot_ask_for_more_than_the_message() {
+    for (asked, taken) in [(200_000, true), (200_001, false), (u64::MAX, false)] {
+        let mut machine = Machine::new(1, THRESHOLD);
+        let peer = machine.add_peer().unwrap();
+        let mut memory = Memory::default();
+        let meta = Meta {
+            len: 200_000,
+            ..Meta::default()
+        };
+        machine
+            .send(&mut memory, 5, peer, meta, false, |_, _| {})
+            .unwrap();
+        let target = Target { rkey: 1, addr: 0 };
+        let ready = Body::Ready {
+            id: 1,
+            target_id: 9,
+            target,
+            len: asked,
+        };
+        let mut packet = wire::encode(&ready);
+        let header = Header {
+            key: 2,
+            seq: 1,
+            ack: 1,
+            sack: 0,
+        };
+        wire::stamp(&mut packet, &header);
+        machine.packet(&mut memory, Duration::from_secs(1), peer, &packet);
+        assert_eq!(memory.writes.len(), usize::from(taken));
+        let failed = memory.events.contains(&Event::SendFailed(5));
+        assert_eq!(failed, !taken);
+    }
 }
