@@ -85,7 +85,7 @@ impl Transport {
 /// An MPI, and what it is built on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mpi {
-    OpenMpi,
+    Open,
     MpichUcx,
     MpichOfi,
 }
@@ -93,7 +93,7 @@ enum Mpi {
 impl Mpi {
     fn name(self) -> &'static str {
         match self {
-            Mpi::OpenMpi => "Open MPI, on libfabric (mtl/ofi)",
+            Mpi::Open => "Open MPI, on libfabric (mtl/ofi)",
             Mpi::MpichUcx => "MPICH, on UCX (ch4:ucx)",
             Mpi::MpichOfi => "MPICH, on libfabric (ch4:ofi)",
         }
@@ -102,7 +102,7 @@ impl Mpi {
     /// From what `mpirun --version` says.
     fn of(text: &str) -> Option<Mpi> {
         if text.contains("Open MPI") || text.contains("OpenRTE") || text.contains("open-mpi.org") {
-            Some(Mpi::OpenMpi)
+            Some(Mpi::Open)
         } else if !text.contains("HYDRA") {
             None
         } else if text.contains("ch4:ofi") {
@@ -125,10 +125,10 @@ impl Mpi {
         };
         let on_ucx = |transports| vec![("UCX_TLS", transports), ("UCX_NET_DEVICES", "weft_ib0:1")];
         Some(match (self, transport) {
-            (Mpi::OpenMpi, Transport::Auto | Transport::Rc) => on_libfabric("verbs;ofi_rxm"),
-            (Mpi::OpenMpi, Transport::Ud) => on_libfabric("verbs;ofi_rxd"),
-            (Mpi::OpenMpi, Transport::Weft) => on_libfabric("weft"),
-            (Mpi::OpenMpi, Transport::Tcp) => {
+            (Mpi::Open, Transport::Auto | Transport::Rc) => on_libfabric("verbs;ofi_rxm"),
+            (Mpi::Open, Transport::Ud) => on_libfabric("verbs;ofi_rxd"),
+            (Mpi::Open, Transport::Weft) => on_libfabric("weft"),
+            (Mpi::Open, Transport::Tcp) => {
                 vec![("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")]
             }
             (Mpi::MpichUcx, Transport::Auto | Transport::Rc) => on_ucx("rc_verbs,ud_verbs,self"),
@@ -268,7 +268,7 @@ fn forwarded(mpi: Mpi, arguments: &[OsString], mut set: Vec<Setting>) -> Vec<Set
     let told = arguments
         .iter()
         .any(|argument| argument == OsStr::new("-x"));
-    if mpi == Mpi::OpenMpi && !told && env::var_os(LIST).is_none() {
+    if mpi == Mpi::Open && !told && env::var_os(LIST).is_none() {
         let names = set.iter().map(|(name, _)| *name);
         let others: Vec<&str> = names.filter(|name| !name.starts_with("OMPI_")).collect();
         if !others.is_empty() {
@@ -298,8 +298,8 @@ mod tests {
     #[test]
     fn mpis_are_known_by_what_they_say() {
         let of = Mpi::of;
-        assert_eq!(of("mpirun (Open MPI) 5.0.3\n"), Some(Mpi::OpenMpi));
-        assert_eq!(of("mpirun.openmpi (OpenRTE) 4.1.4\n"), Some(Mpi::OpenMpi));
+        assert_eq!(of("mpirun (Open MPI) 5.0.3\n"), Some(Mpi::Open));
+        assert_eq!(of("mpirun.openmpi (OpenRTE) 4.1.4\n"), Some(Mpi::Open));
         let hydra = |device| format!("HYDRA build details:\n '--with-device={device}'\n");
         assert_eq!(of(&hydra("ch4:ucx")), Some(Mpi::MpichUcx));
         assert_eq!(of(&hydra("ch4:ofi")), Some(Mpi::MpichOfi));
