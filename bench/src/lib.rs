@@ -18,6 +18,7 @@ mod fs;
 mod link;
 mod lossy;
 pub mod media;
+mod mpi;
 mod process;
 mod progress;
 pub mod record;
@@ -37,6 +38,7 @@ pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
 pub use fs::FsArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
+pub use mpi::MpiArgs;
 pub use process::PEER_ARGS;
 
 use std::process::ExitCode;
@@ -55,6 +57,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Exs(args) => exs::run_suite(&args),
         Suite::Fs(args) => fs::run(&args),
         Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
+        Suite::Mpi(args) => mpi::run(&args),
         Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
         Suite::Sdp(args) => sdp::run_suite(&args),
         Suite::Advise(args) => advise::run_suite(&args),

@@ -9,6 +9,8 @@ const VERBS: &str = "libibverbs.so.1";
 const RDMACM: &str = "librdmacm.so.1";
 /// For `LD_PRELOAD`; see libs/ibverbs/symbols/ucx.
 const UCX: &str = "libweft-ucx.so";
+/// A provider of libfabric, found through `FI_PROVIDER_PATH`.
+const FI: &str = "libweft-fi.so";
 /// The version of what the others jump to.
 const BETWEEN: &str = "WEFT_PRIVATE_1";
 /// What programs that ask pkg-config are told: the libraries that these stand in for.
@@ -66,6 +68,9 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         }
         .link()?;
     }
+    let (archive, _) = library::build(root, "weft-libfi", "weft_fi_provider", release)?;
+    let built = archive.with_extension("so");
+    fs::copy(&built, lib.join(FI)).map_err(at(&built))?;
     let include = dir.join("include/infiniband");
     fs::create_dir_all(&include).map_err(at(&include))?;
     let header = root.join("include/infiniband/weft_dgram.h");
@@ -77,7 +82,7 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         write(&lib.join(format!("pkgconfig/lib{name}.pc")), &text)?;
     }
     Ok(format!(
-        "{}: {public} names; {RDMACM}: {} names; {UCX}",
+        "{}: {public} names; {RDMACM}: {} names; {UCX}; {FI}",
         verbs_file.display(),
         rdmacm.len()
     ))

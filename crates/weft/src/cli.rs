@@ -95,6 +95,9 @@ pub enum Command {
     /// Run an unmodified program for libibverbs and librdmacm
     #[command(long_about = cmd::verbs::LONG)]
     Verbs(cmd::verbs::Args),
+    /// Run an MPI job on weft, whichever MPI it is
+    #[command(long_about = cmd::mpi::LONG)]
+    Mpi(cmd::mpi::Args),
     /// Run an unmodified TCP program, with shared memory to its peers on this host
     #[command(long_about = cmd::run::LONG)]
     Run(cmd::run::Args),
@@ -131,6 +134,7 @@ impl Cli {
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Verbs(args) => cmd::verbs::run(&args),
+            Command::Mpi(args) => cmd::mpi::run(&args),
             Command::Run(args) => cmd::run::run(&args),
             Command::Broker(args) => cmd::broker::run(&args, self.global),
             Command::Advise(args) => cmd::advise::run(&args),

@@ -14,6 +14,7 @@ pub mod hello;
 pub mod key;
 pub mod man;
 pub mod media;
+pub mod mpi;
 pub mod run;
 pub mod stat;
 pub mod verbs;

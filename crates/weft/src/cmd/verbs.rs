@@ -79,7 +79,7 @@ pub struct Args {
 
 /// Becomes the program, or prints the settings.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let settings = match libraries(args).and_then(|lib| settings(args, &lib)) {
+    let settings = match libraries(args.lib.as_deref()).and_then(|lib| settings(args, &lib)) {
         Ok(settings) => settings,
         Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
     };
@@ -129,8 +129,8 @@ pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
 }
 
 /// The folder that holds our libraries.
-fn libraries(args: &Args) -> Result<PathBuf, Failure> {
-    if let Some(dir) = &args.lib {
+pub(super) fn libraries(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(dir) = named {
         let dir = dir.canonicalize().map_err(|e| {
             Failure::failed(format!("{}: {e}", dir.display()))
                 .hint("name the folder with --lib or WEFT_VERBS_LIB as `./x dist` makes it: target/dist/lib")
@@ -167,6 +167,25 @@ fn is_ours(dir: &Path) -> bool {
         fs::read(dir.join(name)).is_ok_and(|file| file.windows(MARK.len()).any(|w| w == MARK))
     };
     marked(LIBRARY) && marked(CM_LIBRARY)
+}
+
+/// What a program finds in its environment, for other subcommands that start programs on these libraries.
+pub(super) fn environment(
+    lib: Option<PathBuf>,
+    device: &str,
+    log: Option<String>,
+    local: Option<String>,
+) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let args = Args {
+        lib,
+        devices: vec![device.to_owned()],
+        faults: None,
+        log,
+        local,
+        print_env: false,
+        command: Vec::new(),
+    };
+    settings(&args, &libraries(args.lib.as_deref())?)
 }
 
 /// What the program finds in its environment.
