@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod blast;
+pub mod cc;
 pub mod completion;
 pub mod cp;
 pub mod demo;
