@@ -56,7 +56,11 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
             Some(line) => Some(line),
             None if settings.workers.is_empty() => None,
             None => (settings.line)().ok().filter(|line| {
-                let told = if compiles { line.ask(&Ask::Here(reason), &[]).map(drop) } else { line.send(&Ask::Note(reason), &[]) };
+                let told = if compiles {
+                    line.ask(&Ask::Here(reason), &[]).map(drop)
+                } else {
+                    line.send(&Ask::Note(reason), &[])
+                };
                 told.is_ok() && compiles
             }),
         };
@@ -66,12 +70,18 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
         Ok(plan) => plan,
         Err(stay) => return Err(here(stay.reason, stay.compiles, None)),
     };
-    let changed = ENVIRONMENT.iter().find(|name| std::env::var_os(name).is_some());
+    let changed = ENVIRONMENT
+        .iter()
+        .find(|name| std::env::var_os(name).is_some());
     if let Some(name) = changed {
         return Err(here(format!("{name} is set"), true, None));
     }
     if settings.workers.is_empty() {
-        return Err(here("no worker is named (WEFT_CC_HOSTS)".into(), true, None));
+        return Err(here(
+            "no worker is named (WEFT_CC_HOSTS)".into(),
+            true,
+            None,
+        ));
     }
     match remote(driver, &plan, settings) {
         Ok((worker, line, object)) => {
@@ -81,7 +91,13 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
             let status = Command::new(driver).args(args).status()?;
             let ours = std::fs::read(&plan.output).unwrap_or_default();
             let same = ours == object;
-            let _ = line.send(&Ask::Verified { worker: worker.clone(), same }, &[]);
+            let _ = line.send(
+                &Ask::Verified {
+                    worker: worker.clone(),
+                    same,
+                },
+                &[],
+            );
             if !same {
                 eprintln!(
                     "weft cc: {}: the object of {worker} differs from the one that was compiled here, which is kept; {worker} gets no more jobs",
@@ -112,14 +128,19 @@ fn chosen(percent: u8) -> bool {
 /// The locale that diagnostics are in.
 fn locale() -> String {
     let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    set("LC_ALL").or_else(|| set("LC_MESSAGES")).or_else(|| set("LANG")).unwrap_or_default()
+    set("LC_ALL")
+        .or_else(|| set("LC_MESSAGES"))
+        .or_else(|| set("LANG"))
+        .unwrap_or_default()
 }
 
 /// The working directory as compilers see it: `PWD`, if it is that.
 fn working_directory() -> io::Result<PathBuf> {
     use std::os::unix::fs::MetadataExt;
     let real = std::env::current_dir()?;
-    let told = std::env::var_os("PWD").map(PathBuf::from).filter(|told| told.is_absolute());
+    let told = std::env::var_os("PWD")
+        .map(PathBuf::from)
+        .filter(|told| told.is_absolute());
     let same = |told: &PathBuf| {
         let (a, b) = (told.metadata().ok()?, real.metadata().ok()?);
         Some((a.dev(), a.ino()) == (b.dev(), b.ino()))
@@ -127,14 +148,28 @@ fn working_directory() -> io::Result<PathBuf> {
     Ok(told.filter(|told| same(told) == Some(true)).unwrap_or(real))
 }
 
-fn remote(driver: &Path, plan: &Plan, settings: &Settings) -> Result<(Endpoint, Line, Vec<u8>), Back> {
+fn remote(
+    driver: &Path,
+    plan: &Plan,
+    settings: &Settings,
+) -> Result<(Endpoint, Line, Vec<u8>), Back> {
     let back = |reason: String| Back { reason, line: None };
-    let name = driver.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let name = driver
+        .file_name()
+        .and_then(OsStr::to_str)
+        .unwrap_or_default();
     if !options::is_driver(name) {
         return Err(back(format!("`{name}` is not gcc")));
     }
-    let text = |path: &Path| path.to_str().map(str::to_owned).ok_or_else(|| back("a name that is not UTF-8".into()));
-    let (cwd, source) = (working_directory().map_err(|e| back(e.to_string()))?, text(&plan.source)?);
+    let text = |path: &Path| {
+        path.to_str()
+            .map(str::to_owned)
+            .ok_or_else(|| back("a name that is not UTF-8".into()))
+    };
+    let (cwd, source) = (
+        working_directory().map_err(|e| back(e.to_string()))?,
+        text(&plan.source)?,
+    );
     let cwd = text(&cwd)?;
     let line = (settings.line)().map_err(|e| back(format!("no daemon: {e}")))?;
     let lost = |e: io::Error| back(format!("the daemon: {e}"));
@@ -153,9 +188,13 @@ fn remote(driver: &Path, plan: &Plan, settings: &Settings) -> Result<(Endpoint, 
     if let Some(why) = options::stays(&preprocessed.stdout) {
         return Err(back(why.into()));
     }
-    let (file, len) = memory(&preprocessed.stdout).map_err(|e| back(format!("no memory for the source: {e}")))?;
+    let (file, len) =
+        memory(&preprocessed.stdout).map_err(|e| back(format!("no memory for the source: {e}")))?;
     let mut args = plan.job.clone();
-    let colours = std::io::IsTerminal::is_terminal(&io::stderr()) && !args.iter().any(|arg| arg.starts_with("-fdiagnostics-color"));
+    let colours = std::io::IsTerminal::is_terminal(&io::stderr())
+        && !args
+            .iter()
+            .any(|arg| arg.starts_with("-fdiagnostics-color"));
     if colours {
         args.push("-fdiagnostics-color=always".into());
     }
@@ -170,17 +209,25 @@ fn remote(driver: &Path, plan: &Plan, settings: &Settings) -> Result<(Endpoint, 
         args,
         len,
     };
-    let answer = line.ask(&Ask::Job(Box::new(job)), &[file.as_fd()]).map_err(lost)?;
+    let answer = line
+        .ask(&Ask::Job(Box::new(job)), &[file.as_fd()])
+        .map_err(lost)?;
     drop(file);
     let (outputs, worker, room) = match answer {
         (Answer::Done { outputs, worker }, Some(room)) => (outputs, worker, room),
-        (Answer::Here(reason), _) => return Err(Back { reason, line: Some(line) }),
+        (Answer::Here(reason), _) => {
+            return Err(Back {
+                reason,
+                line: Some(line),
+            });
+        }
         _ => return Err(back("the daemon gave an answer that cannot be".into())),
     };
     let take = |what| output(&room, &outputs, what);
     let object = take(Output::Object).map_err(|e| back(format!("the object: {e}")))?;
     // Nothing is said that a compilation here would say again.
-    write_whole(&plan.output, &object, began).map_err(|e| back(format!("{}: {e}", plan.output.display())))?;
+    write_whole(&plan.output, &object, began)
+        .map_err(|e| back(format!("{}: {e}", plan.output.display())))?;
     let diagnostics = take(Output::Diagnostics).unwrap_or_default();
     let _ = io::stderr().write_all(&preprocessed.stderr);
     let _ = io::stderr().write_all(&printable(&diagnostics));
@@ -237,7 +284,10 @@ fn printable(text: &[u8]) -> Vec<u8> {
             b'\n' | b'\t' | b' '..=b'~' | 0x80.. => out.push(b),
             0x1b => {
                 let body = after.strip_prefix(b"[").unwrap_or_default();
-                let len = body.iter().take_while(|b| b.is_ascii_digit() || **b == b';').count();
+                let len = body
+                    .iter()
+                    .take_while(|b| b.is_ascii_digit() || **b == b';')
+                    .count();
                 if matches!(body.get(len), Some(b'm' | b'K')) && len < 32 {
                     out.extend([0x1b, b'[']);
                     out.extend(&body[..=len]);
@@ -256,8 +306,14 @@ mod tests {
 
     #[test]
     fn a_terminal_is_told_colours_alone() {
-        assert_eq!(printable(b"\x1b[01;31m\x1b[Kerror\x1b[m\n"), b"\x1b[01;31m\x1b[Kerror\x1b[m\n");
-        assert_eq!(printable(b"\x1b]0;title\x07a\x1b[2Jb\x1b"), b"]0;titlea[2Jb");
+        assert_eq!(
+            printable(b"\x1b[01;31m\x1b[Kerror\x1b[m\n"),
+            b"\x1b[01;31m\x1b[Kerror\x1b[m\n"
+        );
+        assert_eq!(
+            printable(b"\x1b]0;title\x07a\x1b[2Jb\x1b"),
+            b"]0;titlea[2Jb"
+        );
         assert_eq!(printable("‘x’".as_bytes()), "‘x’".as_bytes());
     }
 

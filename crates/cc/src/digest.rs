@@ -30,7 +30,9 @@ impl Digests {
     pub fn of(&self, driver: &Path, language: Language) -> Result<Digest, String> {
         let key = (driver.to_owned(), language);
         if let Some((digest, seen)) = lock(&self.0).get(&key)
-            && seen.iter().all(|was| look(&was.0).is_ok_and(|is| is == *was))
+            && seen
+                .iter()
+                .all(|was| look(&was.0).is_ok_and(|is| is == *was))
         {
             return Ok(*digest);
         }
@@ -42,7 +44,14 @@ impl Digests {
 
 fn look(path: &Path) -> io::Result<(PathBuf, u64, u64, i64)> {
     let about = path.metadata()?;
-    Ok((path.into(), about.ino(), about.len(), about.mtime_nsec().wrapping_add(about.mtime().wrapping_mul(1_000_000_000))))
+    Ok((
+        path.into(),
+        about.ino(),
+        about.len(),
+        about
+            .mtime_nsec()
+            .wrapping_add(about.mtime().wrapping_mul(1_000_000_000)),
+    ))
 }
 
 fn output(program: &Path, args: &[&str]) -> Result<Vec<u8>, String> {
@@ -53,7 +62,11 @@ fn output(program: &Path, args: &[&str]) -> Result<Vec<u8>, String> {
         .stderr(Stdio::null())
         .output()
         .map_err(|e| format!("{}: {e}", program.display()))?;
-    if done.status.success() { Ok(done.stdout) } else { Err(format!("{} {} failed", program.display(), args.join(" "))) }
+    if done.status.success() {
+        Ok(done.stdout)
+    } else {
+        Err(format!("{} {} failed", program.display(), args.join(" ")))
+    }
 }
 
 /// Shared libraries of a program, as the loader finds them. None for a static one.
@@ -69,11 +82,19 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
 }
 
 fn make(driver: &Path, language: Language) -> Result<(Digest, Seen), String> {
-    let mut files = vec![driver.canonicalize().map_err(|e| format!("{}: {e}", driver.display()))?];
+    let mut files = vec![
+        driver
+            .canonicalize()
+            .map_err(|e| format!("{}: {e}", driver.display()))?,
+    ];
     for program in [language.program(), "as"] {
         let told = output(driver, &[&format!("-print-prog-name={program}")])?;
         let name = String::from_utf8_lossy(&told).trim().to_owned();
-        let path = if name.contains('/') { Some(PathBuf::from(&name)) } else { crate::find_program(&name, None) };
+        let path = if name.contains('/') {
+            Some(PathBuf::from(&name))
+        } else {
+            crate::find_program(&name, None)
+        };
         let path = path
             .and_then(|path| path.canonicalize().ok())
             .ok_or_else(|| format!("{} has no {program}", driver.display()))?;
@@ -91,7 +112,8 @@ fn make(driver: &Path, language: Language) -> Result<(Digest, Seen), String> {
         let failed = |e: io::Error| format!("{}: {e}", path.display());
         seen.push(look(&path).map_err(failed)?);
         let mut one = blake3::Hasher::new();
-        one.update_reader(File::open(&path).map_err(failed)?).map_err(failed)?;
+        one.update_reader(File::open(&path).map_err(failed)?)
+            .map_err(failed)?;
         contents.push(*one.finalize().as_bytes());
     }
     // By contents: the same files may have other names elsewhere.

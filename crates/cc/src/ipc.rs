@@ -187,7 +187,9 @@ impl Line {
         loop {
             match unix::connect(Name::Path(path)) {
                 // Its backlog is full.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5))
+                }
                 Err(e) => return Err(e),
                 Ok(fd) if unix::peer_cred(&fd)?.is_same_user() => return Ok(Self(fd)),
                 Ok(_) => return Err(io::ErrorKind::PermissionDenied.into()),
@@ -223,11 +225,15 @@ impl Line {
         loop {
             match unix::recv_with_fds(&self.0, &mut bytes, 1) {
                 Ok(None) => return Ok(None),
-                Ok(Some((len, mut fds))) => return Ok(Some((serde_json::from_slice(&bytes[..len])?, fds.pop()))),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => match poll_fds(&[(self.as_fd(), Interest::READ)], None) {
-                    Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
-                    _ => {}
-                },
+                Ok(Some((len, mut fds))) => {
+                    return Ok(Some((serde_json::from_slice(&bytes[..len])?, fds.pop())));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    match poll_fds(&[(self.as_fd(), Interest::READ)], None) {
+                        Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
+                        _ => {}
+                    }
+                }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
                 Err(e) => return Err(e),
@@ -241,11 +247,13 @@ impl Line {
     /// As [`Line::send`] and [`Line::receive`]; `UnexpectedEof` when the daemon is gone.
     pub fn ask(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> io::Result<(Answer, Option<OwnedFd>)> {
         self.send(ask, fds)?;
-        self.receive()?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+        self.receive()?
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Whether the other side is gone, or says something.
     pub(crate) fn stirs(&self) -> bool {
-        poll_fds(&[(self.as_fd(), Interest::READ)], Some(Duration::ZERO)).is_ok_and(|ready| ready != 0)
+        poll_fds(&[(self.as_fd(), Interest::READ)], Some(Duration::ZERO))
+            .is_ok_and(|ready| ready != 0)
     }
 }

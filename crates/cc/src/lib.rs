@@ -33,12 +33,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The first program of this name in `PATH` that is not the file `other` (a link to this program, which would call itself).
 pub fn find_program(name: &str, other: Option<&Path>) -> Option<PathBuf> {
     let good = |path: &PathBuf| {
-        let runs = path.metadata().is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0);
+        let runs = path
+            .metadata()
+            .is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0);
         runs && other.is_none_or(|other| path.canonicalize().is_ok_and(|path| path != other))
     };
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(good);
     }
-    let path = std::env::var_os("PATH").unwrap_or_else(|| OsStr::new("/usr/local/bin:/usr/bin:/bin").into());
-    std::env::split_paths(&path).map(|dir| dir.join(name)).find(good)
+    let path = std::env::var_os("PATH")
+        .unwrap_or_else(|| OsStr::new("/usr/local/bin:/usr/bin:/bin").into());
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(good)
 }

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::cm::{ConnParam, LinkOptions};
 use weft_verbs::tls::Tls;
-use weft_verbs::{Access, Cq, Device, MemError, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
+use weft_verbs::{
+    Access, Cq, Device, MemError, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc, WcOpcode,
+    WcStatus,
+};
 
 use crate::wire::MAX_MESSAGE;
 
@@ -22,7 +25,9 @@ const RECEIVE: u64 = 1 << 63;
 const MESSAGE: u64 = 1 << 62;
 
 /// A worker as users write it: `HOST`, `HOST:PORT`, `[IPV6]:PORT`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub struct Endpoint {
     /// A name or address, without brackets.
     pub host: String,
@@ -38,7 +43,13 @@ impl FromStr for Endpoint {
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let (host, after) = rest.split_once(']').ok_or_else(bad)?;
             host.parse::<std::net::Ipv6Addr>().map_err(|_| bad())?;
-            (host, after.strip_prefix(':').or(after.is_empty().then_some("")).ok_or_else(bad)?)
+            (
+                host,
+                after
+                    .strip_prefix(':')
+                    .or(after.is_empty().then_some(""))
+                    .ok_or_else(bad)?,
+            )
         } else {
             match text.split_once(':') {
                 Some((host, port)) if !port.is_empty() => (host, port),
@@ -50,14 +61,29 @@ impl FromStr for Endpoint {
         if host.is_empty() || !host.chars().all(name) {
             return Err(bad());
         }
-        let port = if port.is_empty() { crate::DEFAULT_PORT } else { port.parse().map_err(|_| bad())? };
-        if port == 0 { Err(bad()) } else { Ok(Self { host: host.into(), port }) }
+        let port = if port.is_empty() {
+            crate::DEFAULT_PORT
+        } else {
+            port.parse().map_err(|_| bad())?
+        };
+        if port == 0 {
+            Err(bad())
+        } else {
+            Ok(Self {
+                host: host.into(),
+                port,
+            })
+        }
     }
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') { write!(f, "[{}]:{}", self.host, self.port) } else { write!(f, "{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
     }
 }
 
@@ -67,7 +93,10 @@ pub(crate) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
         private_data,
         ird: DEPTH,
         ord: DEPTH,
-        options: LinkOptions { timeout: START_PATIENCE, ..LinkOptions::default() },
+        options: LinkOptions {
+            timeout: START_PATIENCE,
+            ..LinkOptions::default()
+        },
         tls: Some(tls),
     }
 }
@@ -106,10 +135,22 @@ impl Link {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(SENDS + 2 * RECEIVES as u32, None)?;
         let buffers = pd.alloc_mr((RECEIVES as usize + 1) * MAX_MESSAGE, Access::LOCAL_WRITE)?;
-        let qp = pd.create_qp(&QpInit { max_send_wr: SENDS, max_recv_wr: RECEIVES as u32, max_sge: 1, ..QpInit::new(&cq, &cq) })?;
+        let qp = pd.create_qp(&QpInit {
+            max_send_wr: SENDS,
+            max_recv_wr: RECEIVES as u32,
+            max_sge: 1,
+            ..QpInit::new(&cq, &cq)
+        })?;
         let receives: Vec<_> = (0..RECEIVES).map(|i| receive(&buffers, i)).collect();
-        qp.post_recv(&receives).map_err(|_| weft_verbs::Error::Invalid("receives"))?;
-        Ok(Self { qp, pd, cq, buffers, sending: false })
+        qp.post_recv(&receives)
+            .map_err(|_| weft_verbs::Error::Invalid("receives"))?;
+        Ok(Self {
+            qp,
+            pd,
+            cq,
+            buffers,
+            sending: false,
+        })
     }
 
     pub(crate) fn is_alive(&self) -> bool {
@@ -141,11 +182,17 @@ impl Link {
 
     /// Posts a work request; its completion is an [`Event::Done`].
     pub(crate) fn post(&mut self, wr: SendWr) -> Result<(), Gone> {
-        self.qp.post_send_one(wr.signaled()).map_err(|e| Gone(format!("the connection has ended: {e}")))
+        self.qp
+            .post_send_one(wr.signaled())
+            .map_err(|e| Gone(format!("the connection has ended: {e}")))
     }
 
     /// The next event; waits up to `timeout`, or until [`Cq::interrupt`] is called after `epoch` was read. `None`: nothing happened.
-    pub(crate) fn next(&mut self, epoch: Option<u32>, timeout: Duration) -> Result<Option<Event>, Gone> {
+    pub(crate) fn next(
+        &mut self,
+        epoch: Option<u32>,
+        timeout: Duration,
+    ) -> Result<Option<Event>, Gone> {
         let end = Instant::now() + timeout;
         loop {
             if let Some(event) = self.take()? {
@@ -155,7 +202,10 @@ impl Link {
             if now != epoch.unwrap_or(now) {
                 return Ok(None);
             }
-            let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
+            let Some(left) = end
+                .checked_duration_since(Instant::now())
+                .filter(|left| !left.is_zero())
+            else {
                 return Ok(None);
             };
             self.cq.watch(epoch.unwrap_or(now), true, Some(left));
@@ -174,8 +224,13 @@ impl Link {
             }
             if wc.opcode == WcOpcode::Recv && wc.wr_id & RECEIVE != 0 {
                 let index = wc.wr_id & !RECEIVE;
-                let bytes = self.buffers.to_vec(index as usize * MAX_MESSAGE, (wc.byte_len as usize).min(MAX_MESSAGE))?;
-                self.qp.post_recv(&[receive(&self.buffers, index)]).map_err(|e| Gone(e.to_string()))?;
+                let bytes = self.buffers.to_vec(
+                    index as usize * MAX_MESSAGE,
+                    (wc.byte_len as usize).min(MAX_MESSAGE),
+                )?;
+                self.qp
+                    .post_recv(&[receive(&self.buffers, index)])
+                    .map_err(|e| Gone(e.to_string()))?;
                 return Ok(Some(Event::Message(bytes)));
             }
             if wc.wr_id == MESSAGE {
@@ -198,13 +253,18 @@ mod tests {
 
     #[test]
     fn workers_as_users_write_them() {
-        let at = |host: &str, port| Endpoint { host: host.into(), port };
+        let at = |host: &str, port| Endpoint {
+            host: host.into(),
+            port,
+        };
         assert_eq!("h".parse(), Ok(at("h", 7477)));
         assert_eq!("h:1".parse(), Ok(at("h", 1)));
         assert_eq!("[::1]".parse(), Ok(at("::1", 7477)));
         assert_eq!("[::1]:9".parse(), Ok(at("::1", 9)));
         assert_eq!(at("::1", 9).to_string(), "[::1]:9");
-        for bad in ["", ":1", "h:", "h:x", "h:0", "h:70000", "[::1", "[x]:1", "a b", "::1", "[::1]9"] {
+        for bad in [
+            "", ":1", "h:", "h:x", "h:0", "h:70000", "[::1", "[x]:1", "a b", "::1", "[::1]9",
+        ] {
             assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
         }
     }

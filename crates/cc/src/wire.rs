@@ -60,7 +60,11 @@ pub struct Hello {
 impl Hello {
     /// Ours.
     pub fn new(status: Status, slots: u16) -> Self {
-        Self { version: VERSION, status, slots }
+        Self {
+            version: VERSION,
+            status,
+            slots,
+        }
     }
 
     /// The bytes of the hello.
@@ -100,7 +104,11 @@ impl Hello {
         if version == VERSION && r.u16()? != 0 {
             return Err(Malformed("reserved"));
         }
-        Ok(Self { version, status, slots })
+        Ok(Self {
+            version,
+            status,
+            slots,
+        })
     }
 }
 
@@ -234,7 +242,15 @@ pub struct End {
 impl End {
     /// Without outputs.
     pub fn new(id: u32, verdict: Verdict, reason: impl Into<String>) -> Self {
-        Self { id, verdict, pressure: 0, free: 0, times: [0; 3], outputs: Vec::new(), reason: reason.into() }
+        Self {
+            id,
+            verdict,
+            pressure: 0,
+            free: 0,
+            times: [0; 3],
+            outputs: Vec::new(),
+            reason: reason.into(),
+        }
     }
 }
 
@@ -269,14 +285,22 @@ impl<'a> Reader<'a> {
         Ok(text.into())
     }
     fn region(&mut self) -> Result<Region, Malformed> {
-        let region = Region { rkey: self.u32()?, addr: self.u64()?, len: self.u64()? };
+        let region = Region {
+            rkey: self.u32()?,
+            addr: self.u64()?,
+            len: self.u64()?,
+        };
         if region.addr.checked_add(region.len).is_none() || region.len > i64::MAX as u64 {
             return Err(Malformed("region"));
         }
         Ok(region)
     }
     fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("trailing bytes")) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed("trailing bytes"))
+        }
     }
 }
 
@@ -302,8 +326,12 @@ impl Request {
                 put_region(&mut out, &job.source);
                 put_region(&mut out, &job.room);
                 out.extend(job.digest);
-                let texts = [&job.driver, &job.locale, &job.cwd, &job.name].into_iter().chain(&job.args);
-                if job.args.len() > u16::MAX.into() || texts.clone().map(|t| t.len() + 2).sum::<usize>() > MAX_MESSAGE - 128 {
+                let texts = [&job.driver, &job.locale, &job.cwd, &job.name]
+                    .into_iter()
+                    .chain(&job.args);
+                if job.args.len() > u16::MAX.into()
+                    || texts.clone().map(|t| t.len() + 2).sum::<usize>() > MAX_MESSAGE - 128
+                {
                     return None;
                 }
                 out.extend((job.args.len() as u16).to_be_bytes());
@@ -340,9 +368,23 @@ impl Request {
                 let count = r.u16()?;
                 let (driver, locale, cwd, name) = (r.text()?, r.text()?, r.text()?, r.text()?);
                 let args = (0..count).map(|_| r.text()).collect::<Result<_, _>>()?;
-                Self::Job(Job { id, cxx: flags == 1, source, room, digest, driver, locale, cwd, name, args })
+                Self::Job(Job {
+                    id,
+                    cxx: flags == 1,
+                    source,
+                    room,
+                    digest,
+                    driver,
+                    locale,
+                    cwd,
+                    name,
+                    args,
+                })
             }
-            2 => Self::Room { id, room: r.region()? },
+            2 => Self::Room {
+                id,
+                room: r.region()?,
+            },
             _ => return Err(Malformed("kind of request")),
         };
         r.end()?;
@@ -410,7 +452,9 @@ impl Report {
                     };
                     let (at, len) = (r.u64()?, r.u64()?);
                     // Each at most once: nobody is to be told to write an object twice.
-                    if at.checked_add(len).is_none() || outputs.iter().any(|&(other, _, _)| other == what) {
+                    if at.checked_add(len).is_none()
+                        || outputs.iter().any(|&(other, _, _)| other == what)
+                    {
                         return Err(Malformed("outputs"));
                     }
                     outputs.push((what, at, len));
@@ -419,7 +463,15 @@ impl Report {
                 if reason.len() > MAX_REASON {
                     return Err(Malformed("reason"));
                 }
-                Self::End(End { id, verdict, pressure, free, times, outputs, reason })
+                Self::End(End {
+                    id,
+                    verdict,
+                    pressure,
+                    free,
+                    times,
+                    outputs,
+                    reason,
+                })
             }
             _ => return Err(Malformed("kind of report")),
         };
@@ -454,8 +506,16 @@ mod tests {
         Request::Job(Job {
             id: 7,
             cxx: true,
-            source: Region { rkey: 1, addr: 2, len: 3 },
-            room: Region { rkey: 4, addr: 0, len: 1 << 30 },
+            source: Region {
+                rkey: 1,
+                addr: 2,
+                len: 3,
+            },
+            room: Region {
+                rkey: 4,
+                addr: 0,
+                len: 1 << 30,
+            },
             digest: [9; DIGEST_LEN],
             driver: "g++".into(),
             locale: "C.UTF-8".into(),
@@ -475,10 +535,26 @@ mod tests {
 
     #[test]
     fn what_is_encoded_is_decoded() {
-        for request in [job(), Request::Room { id: 1, room: Region::default() }] {
-            assert_eq!(Request::decode(&request.encode().unwrap()).unwrap(), request);
+        for request in [
+            job(),
+            Request::Room {
+                id: 1,
+                room: Region::default(),
+            },
+        ] {
+            assert_eq!(
+                Request::decode(&request.encode().unwrap()).unwrap(),
+                request
+            );
         }
-        for report in [end(), Report::More { id: 1, need: u64::MAX }, Report::End(End::new(1, Verdict::Limit, "out of memory"))] {
+        for report in [
+            end(),
+            Report::More {
+                id: 1,
+                need: u64::MAX,
+            },
+            Report::End(End::new(1, Verdict::Limit, "out of memory")),
+        ] {
             assert_eq!(Report::decode(&report.encode()).unwrap(), report);
         }
         let hello = Hello::new(Status::Stranger, 14);
@@ -487,8 +563,13 @@ mod tests {
 
     #[test]
     fn a_job_that_is_too_long_is_not_sent() {
-        let Request::Job(job) = job() else { unreachable!() };
-        let long = Request::Job(Job { args: vec!["-O2".into(); 8000], ..job });
+        let Request::Job(job) = job() else {
+            unreachable!()
+        };
+        let long = Request::Job(Job {
+            args: vec!["-O2".into(); 8000],
+            ..job
+        });
         assert_eq!(long.encode(), None);
     }
 

@@ -21,7 +21,11 @@ const ATTEMPTS: usize = 3;
 /// What becomes of a job.
 pub(super) enum Outcome {
     /// A worker did it.
-    Done { outputs: Vec<(Output, u64, u64)>, room: OwnedFd, worker: Endpoint },
+    Done {
+        outputs: Vec<(Output, u64, u64)>,
+        room: OwnedFd,
+        worker: Endpoint,
+    },
     /// It has to be done here, because.
     Here(String),
     /// The compilation is gone.
@@ -44,7 +48,11 @@ impl From<Gone> for Lost {
 
 fn region(mr: &Mr, len: u64) -> Region {
     let remote = mr.remote(0);
-    Region { rkey: remote.rkey, addr: remote.addr, len }
+    Region {
+        rkey: remote.rkey,
+        addr: remote.addr,
+        len,
+    }
 }
 
 /// The number of a job, listed while this is there.
@@ -72,13 +80,24 @@ impl Shared {
         };
         let digest = match self.digests.of(&ask.driver, ask.language) {
             Ok(digest) => digest,
-            Err(why) => return Outcome::Here(format!("the compiler here is not one that workers can have: {why}")),
+            Err(why) => {
+                return Outcome::Here(format!(
+                    "the compiler here is not one that workers can have: {why}"
+                ));
+            }
         };
         let number = {
             let mut state = lock(&self.state);
             state.next += 1;
             let number = state.next;
-            state.jobs.insert(number, Running { source: ask.source.clone(), worker: None, since: Instant::now() });
+            state.jobs.insert(
+                number,
+                Running {
+                    source: ask.source.clone(),
+                    worker: None,
+                    since: Instant::now(),
+                },
+            );
             number
         };
         let listed = Listed(self, number);
@@ -111,10 +130,19 @@ impl Shared {
                 Ok((end, room)) => match end.verdict {
                     Verdict::Done => {
                         lock(&self.state).done += 1;
-                        return Outcome::Done { outputs: end.outputs, room, worker };
+                        return Outcome::Done {
+                            outputs: end.outputs,
+                            room,
+                            worker,
+                        };
                     }
                     // The compiler here has the last word.
-                    Verdict::Failed => return Outcome::Here(format!("the compiler failed on a worker: {}", end.reason)),
+                    Verdict::Failed => {
+                        return Outcome::Here(format!(
+                            "the compiler failed on a worker: {}",
+                            end.reason
+                        ));
+                    }
                     Verdict::Busy => {
                         lock(&self.state).pool.busy(&worker);
                         continue;
@@ -123,7 +151,9 @@ impl Shared {
                         lock(&self.state).pool.unfit(&worker, digest, &end.reason);
                         why = format!("{worker}: {}", end.reason);
                     }
-                    Verdict::Refused | Verdict::Limit | Verdict::Trouble => why = format!("{worker}: {}", end.reason),
+                    Verdict::Refused | Verdict::Limit | Verdict::Trouble => {
+                        why = format!("{worker}: {}", end.reason)
+                    }
                 },
                 Err(Lost::Gone(gone)) => why = format!("{worker}: {gone}"),
                 Err(Lost::Cancelled) => return Outcome::Cancelled,
@@ -132,7 +162,11 @@ impl Shared {
             tried.push(worker);
             lock(&self.state).again += 1;
         }
-        Outcome::Here(if why.is_empty() { "no worker is named".into() } else { why })
+        Outcome::Here(if why.is_empty() {
+            "no worker is named".into()
+        } else {
+            why
+        })
     }
 
     /// One job on one worker, whose slot is given back.
@@ -148,7 +182,9 @@ impl Shared {
         line: &Line,
     ) -> Result<(End, OwnedFd), Lost> {
         // One that was kept may have ended since.
-        let kept = conn.and_then(|mut conn| matches!(conn.link.next(None, std::time::Duration::ZERO), Ok(None)).then_some(conn));
+        let kept = conn.and_then(|mut conn| {
+            matches!(conn.link.next(None, std::time::Duration::ZERO), Ok(None)).then_some(conn)
+        });
         let kept = kept.filter(|conn| conn.link.is_alive());
         let dialled = match kept {
             Some(conn) => Ok(conn),
@@ -174,15 +210,31 @@ impl Shared {
     }
 
     /// The worker drives; here are only the two regions, and room if it asks for more.
-    fn drive(&self, conn: &mut Conn, ask: &JobAsk, digest: &Digest, source: &OwnedFd, id: u32, line: &Line) -> Result<(End, OwnedFd), Lost> {
-        let local = |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
+    fn drive(
+        &self,
+        conn: &mut Conn,
+        ask: &JobAsk,
+        digest: &Digest,
+        source: &OwnedFd,
+        id: u32,
+        line: &Line,
+    ) -> Result<(End, OwnedFd), Lost> {
+        let local =
+            |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
         let len = usize::try_from(ask.len).map_err(|e| local(&e))?;
-        let source = conn.link.pd.reg_memfd(source, len, Access::REMOTE_READ).map_err(|e| local(&e))?;
+        let source = conn
+            .link
+            .pd
+            .reg_memfd(source, len, Access::REMOTE_READ)
+            .map_err(|e| local(&e))?;
         let room_file = memfd::create_growing("weft-cc-room").map_err(|e| local(&e))?;
         let access = Access::REMOTE_WRITE | Access::LOCAL_WRITE;
         let make_room = |conn: &Conn, len: u64| {
             memfd::grow(&room_file, len).map_err(|e| local(&e))?;
-            conn.link.pd.reg_memfd(&room_file, len as usize, access).map_err(|e| local(&e))
+            conn.link
+                .pd
+                .reg_memfd(&room_file, len as usize, access)
+                .map_err(|e| local(&e))
         };
         let mut room = make_room(conn, self.config.room)?;
         let request = Request::Job(Job {
@@ -199,7 +251,10 @@ impl Shared {
         });
         let Some(bytes) = request.encode() else {
             // The connection is as good as before.
-            return Ok((End::new(id, Verdict::Refused, "a command that is too long"), room_file));
+            return Ok((
+                End::new(id, Verdict::Refused, "a command that is too long"),
+                room_file,
+            ));
         };
         let outcome = self.converse(conn, &bytes, id, line, &mut room, &make_room);
         if outcome.is_err() {
@@ -211,8 +266,13 @@ impl Shared {
         drop(source);
         drop(room);
         let end = outcome?;
-        let within = |&(_, at, len): &(Output, u64, u64)| at.checked_add(len).is_some_and(|end| end <= limit);
-        let whole = end.outputs.iter().any(|&(what, _, len)| what == Output::Object && len > 0);
+        let within = |&(_, at, len): &(Output, u64, u64)| {
+            at.checked_add(len).is_some_and(|end| end <= limit)
+        };
+        let whole = end
+            .outputs
+            .iter()
+            .any(|&(what, _, len)| what == Output::Object && len > 0);
         if end.verdict == Verdict::Done && !(whole && end.outputs.iter().all(within)) {
             conn.link.qp.disconnect();
             return Err(Lost::Gone("it reports outputs that cannot be".into()));
@@ -255,7 +315,9 @@ impl Shared {
                     } else {
                         Region::default()
                     };
-                    let answer = Request::Room { id, room: granted }.encode().unwrap_or_default();
+                    let answer = Request::Room { id, room: granted }
+                        .encode()
+                        .unwrap_or_default();
                     conn.link.send(&answer)?;
                 }
                 _ => return Err(gone("a report of another job")),

@@ -136,7 +136,12 @@ pub fn run(config: Config) -> io::Result<()> {
         } else if idle_since.elapsed() > shared.config.idle {
             break;
         }
-        if !poll_fds(&[(std::os::fd::AsFd::as_fd(&listener), Interest::READ)], Some(LOOK)).is_ok_and(|ready| ready != 0) {
+        if !poll_fds(
+            &[(std::os::fd::AsFd::as_fd(&listener), Interest::READ)],
+            Some(LOOK),
+        )
+        .is_ok_and(|ready| ready != 0)
+        {
             continue;
         }
         while let Some(fd) = unix::accept(&listener)? {
@@ -146,18 +151,22 @@ pub fn run(config: Config) -> io::Result<()> {
             idle_since = Instant::now();
             shared.clients.fetch_add(1, Ordering::SeqCst);
             let client = Arc::clone(&shared);
-            let spawned = thread::Builder::new().name("weft-ccd-client".into()).spawn(move || {
-                if let Err(e) = client.serve(&Line(fd)) {
-                    tracing::debug!("a compilation: {e}");
-                }
-                client.clients.fetch_sub(1, Ordering::SeqCst);
-            });
+            let spawned = thread::Builder::new()
+                .name("weft-ccd-client".into())
+                .spawn(move || {
+                    if let Err(e) = client.serve(&Line(fd)) {
+                        tracing::debug!("a compilation: {e}");
+                    }
+                    client.clients.fetch_sub(1, Ordering::SeqCst);
+                });
             if spawned.is_err() {
                 shared.clients.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }
-    let _ = std::fs::remove_file(&shared.config.socket);
+    if !shared.stop.load(Ordering::SeqCst) {
+        let _ = std::fs::remove_file(&shared.config.socket);
+    }
     Ok(())
 }
 
@@ -189,7 +198,10 @@ impl Shared {
     fn note(&self, reason: &str) {
         let mut state = lock(&self.state);
         let known = state.reasons.contains_key(reason) || state.reasons.len() < MAX_REASONS;
-        *state.reasons.entry(if known { reason } else { "other reasons" }.into()).or_default() += 1;
+        *state
+            .reasons
+            .entry(if known { reason } else { "other reasons" }.into())
+            .or_default() += 1;
     }
 
     fn serve(&self, line: &Line) -> io::Result<()> {
@@ -202,8 +214,15 @@ impl Shared {
                     line.send(&Answer::Go, &[])?;
                 }
                 Ask::Job(job) => match self.job(&job, fd, line) {
-                    job::Outcome::Done { outputs, room, worker } => {
-                        line.send(&Answer::Done { outputs, worker }, &[std::os::fd::AsFd::as_fd(&room)])?;
+                    job::Outcome::Done {
+                        outputs,
+                        room,
+                        worker,
+                    } => {
+                        line.send(
+                            &Answer::Done { outputs, worker },
+                            &[std::os::fd::AsFd::as_fd(&room)],
+                        )?;
                     }
                     job::Outcome::Here(reason) => {
                         self.note(&reason);
@@ -228,6 +247,8 @@ impl Shared {
                 }
                 Ask::Status => line.send(&Answer::Status(Box::new(self.status())), &[])?,
                 Ask::Stop => {
+                    // At once, so that another one can take its place.
+                    let _ = std::fs::remove_file(&self.config.socket);
                     self.stop.store(true, Ordering::SeqCst);
                     line.send(&Answer::Go, &[])?;
                 }
@@ -238,7 +259,11 @@ impl Shared {
 
     fn status(&self) -> Status {
         let state = lock(&self.state);
-        let mut reasons: Vec<_> = state.reasons.iter().map(|(reason, &n)| (reason.clone(), n)).collect();
+        let mut reasons: Vec<_> = state
+            .reasons
+            .iter()
+            .map(|(reason, &n)| (reason.clone(), n))
+            .collect();
         reasons.sort_by_key(|&(_, n)| std::cmp::Reverse(n));
         let jobs = state.jobs.values().map(|job| JobStatus {
             source: job.source.clone(),

@@ -78,7 +78,9 @@ impl Worker {
             Some(digest) => self.unfit.get(digest),
             None => self.unfit.values().next(),
         };
-        unfit.filter(|(until, _)| *until > now).map(|(_, why)| why.clone())
+        unfit
+            .filter(|(until, _)| *until > now)
+            .map(|(_, why)| why.clone())
     }
 }
 
@@ -137,7 +139,9 @@ impl Pool {
 
     /// The slot is free again, the connection stays.
     pub(super) fn give_back(&mut self, endpoint: &Endpoint, conn: Conn, end: &End, read: u64) {
-        let Some(worker) = self.release(endpoint) else { return };
+        let Some(worker) = self.release(endpoint) else {
+            return;
+        };
         worker.idle.push(conn);
         worker.pressure = end.pressure.min(10_000);
         worker.failures = 0;
@@ -156,7 +160,9 @@ impl Pool {
 
     /// The connection was lost, or there was none: a pause.
     pub(super) fn failed(&mut self, endpoint: &Endpoint, why: &str) {
-        let Some(worker) = self.release(endpoint) else { return };
+        let Some(worker) = self.release(endpoint) else {
+            return;
+        };
         worker.lost += 1;
         let pause = (FIRST_PAUSE * 2_u32.saturating_pow(worker.failures.min(6))).min(LAST_PAUSE);
         worker.failures += 1;
@@ -172,7 +178,10 @@ impl Pool {
 
     pub(super) fn unfit(&mut self, endpoint: &Endpoint, digest: Digest, why: &str) {
         if let Some(worker) = self.0.get_mut(endpoint) {
-            worker.unfit.insert(digest, (Instant::now() + UNFIT, format!("{endpoint}: {why}")));
+            worker.unfit.insert(
+                digest,
+                (Instant::now() + UNFIT, format!("{endpoint}: {why}")),
+            );
         }
     }
 
@@ -218,7 +227,9 @@ impl From<String> for Refusal {
 
 /// Connects to a worker.
 pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Result<Conn, Refusal> {
-    let addrs = (endpoint.host.as_str(), endpoint.port).to_socket_addrs().map_err(|e| format!("cannot resolve the host: {e}"))?;
+    let addrs = (endpoint.host.as_str(), endpoint.port)
+        .to_socket_addrs()
+        .map_err(|e| format!("cannot resolve the host: {e}"))?;
     let mut last = String::from("the host has no address");
     for addr in addrs {
         let tls = keys.tls(endpoint)?;
@@ -228,14 +239,19 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
             Ok(conn) => conn,
             Err(ConnectError::Rejected { private_data }) => {
                 let why = match Hello::decode(&private_data) {
-                    Ok(theirs) => format!("the worker turned the connection away: {}", theirs.status),
+                    Ok(theirs) => {
+                        format!("the worker turned the connection away: {}", theirs.status)
+                    }
                     Err(e) => format!("what answers is no worker: {e}"),
                 };
                 return Err(why.into());
             }
             Err(ConnectError::Tls(TlsError::KeyRefused(key))) => {
                 let why = "its key is not known here; `weft cc check` shows it and asks".into();
-                return Err(Refusal { why, key: Some(key) });
+                return Err(Refusal {
+                    why,
+                    key: Some(key),
+                });
             }
             // Another address of the same host may do.
             Err(e) => {
@@ -243,13 +259,18 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
                 continue;
             }
         };
-        let theirs = Hello::decode(&conn.private_data).map_err(|e| format!("what answers is no worker: {e}"))?;
+        let theirs = Hello::decode(&conn.private_data)
+            .map_err(|e| format!("what answers is no worker: {e}"))?;
         if theirs.version != VERSION || theirs.status != Status::Ok {
             return Err(String::from("the worker speaks another version").into());
         }
         link.qp = conn.qp;
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
-        return Ok(Conn { link, slots: theirs.slots, transport });
+        return Ok(Conn {
+            link,
+            slots: theirs.slots,
+            transport,
+        });
     }
     Err(last.into())
 }
@@ -270,5 +291,8 @@ pub struct About {
 pub fn probe(keys: &dyn Keys, endpoint: &Endpoint) -> Result<About, Refusal> {
     let device = Device::open().map_err(|e| e.to_string())?;
     let conn = dial(&device, keys, endpoint)?;
-    Ok(About { slots: conn.slots, transport: conn.transport })
+    Ok(About {
+        slots: conn.slots,
+        transport: conn.transport,
+    })
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, prlimit, waitid,
+};
 use tempfile::TempDir;
 
 use super::sandbox;
@@ -53,17 +55,30 @@ impl Workshop {
         let path = Path::new(name);
         let parts: Vec<_> = path.components().collect();
         let file = path.file_name().ok_or(Unfit::Name)?;
-        if parts.len() > MAX_COMPONENTS || name.len() > MAX_NAME || name.starts_with('-') || name.ends_with('/') {
+        if parts.len() > MAX_COMPONENTS
+            || name.len() > MAX_NAME
+            || name.starts_with('-')
+            || name.ends_with('/')
+        {
             return Err(Unfit::Name);
         }
-        let dir = tempfile::Builder::new().prefix("weft-cc-").tempdir_in(place)?;
+        let dir = tempfile::Builder::new()
+            .prefix("weft-cc-")
+            .tempdir_in(place)?;
         let absolute = path.is_absolute();
-        let ups = parts.iter().filter(|part| **part == Component::ParentDir).count();
+        let ups = parts
+            .iter()
+            .filter(|part| **part == Component::ParentDir)
+            .count();
         // So deep that each `..` stays inside.
         let mut cwd = dir.path().join("w");
         cwd.extend(std::iter::repeat_n("w", ups));
         std::fs::create_dir_all(&cwd)?;
-        let mut at = if absolute { dir.path().join("r") } else { cwd.clone() };
+        let mut at = if absolute {
+            dir.path().join("r")
+        } else {
+            cwd.clone()
+        };
         if absolute && ups > 0 {
             return Err(Unfit::Name);
         }
@@ -84,8 +99,18 @@ impl Workshop {
         if !source.starts_with(dir.path()) {
             return Err(Unfit::Name);
         }
-        let name = if absolute { source.clone() } else { path.into() };
-        Ok(Self { dir, cwd, source, name, absolute })
+        let name = if absolute {
+            source.clone()
+        } else {
+            path.into()
+        };
+        Ok(Self {
+            dir,
+            cwd,
+            source,
+            name,
+            absolute,
+        })
     }
 
     pub(crate) fn output(&self) -> PathBuf {
@@ -102,16 +127,34 @@ impl Workshop {
         command.args(&job.args);
         // The text has no more headers to read; its markers are an extension of which it would be warned; and the lines that it came from are not here.
         command.args(["-nostdinc", "-Wno-pedantic", "-fno-diagnostics-show-caret"]);
-        command.arg(format!("-ffile-prefix-map={}={}", text(&self.cwd)?, map_path(&job.args, &job.cwd)));
+        command.arg(format!(
+            "-ffile-prefix-map={}={}",
+            text(&self.cwd)?,
+            map_path(&job.args, &job.cwd)
+        ));
         if self.absolute {
-            command.arg(format!("-ffile-prefix-map={}={}", text(&self.source)?, map_path(&job.args, &job.name)));
+            command.arg(format!(
+                "-ffile-prefix-map={}={}",
+                text(&self.source)?,
+                map_path(&job.args, &job.name)
+            ));
         }
-        command.args(["-x", language.name(), "-o"]).arg(self.output()).arg(&self.name);
+        command
+            .args(["-x", language.name(), "-o"])
+            .arg(self.output())
+            .arg(&self.name);
         command
             .current_dir(&self.cwd)
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
-            .env("LC_ALL", if job.locale.is_empty() { "C" } else { &job.locale })
+            .env(
+                "LC_ALL",
+                if job.locale.is_empty() {
+                    "C"
+                } else {
+                    &job.locale
+                },
+            )
             .env("TMPDIR", self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -139,8 +182,14 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts it on a thread of its own; `ended` is called at its end.
-    pub(crate) fn start(shop: &Workshop, driver: &Path, job: &Job, ended: impl FnOnce() + Send + 'static) -> Result<Self, Unfit> {
+    /// Starts it on a thread of its own; no file of it gets longer than `size` bytes; `ended` is called at its end.
+    pub(crate) fn start(
+        shop: &Workshop,
+        driver: &Path,
+        job: &Job,
+        size: u64,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, Unfit> {
         let language = if job.cxx { Language::Cxx } else { Language::C };
         let mut command = shop.command(driver, job, language)?;
         let group = Arc::new(Mutex::new(None));
@@ -155,25 +204,44 @@ impl Compiler {
                 Ok(child) => child,
                 Err(e) => return Ended::NotStarted(e),
             };
-            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            let pid = Some(Pid::from_child(&child));
+            // No longer file than could be delivered. The driver has not begun yet when this comes, and hands it on.
+            let most = Rlimit {
+                current: Some(size),
+                maximum: Some(size),
+            };
+            let _ = prlimit(pid, Resource::Fsize, most);
             *held = pid;
             drop(held);
             if let Some(pid) = pid {
                 // It stays a zombie until nobody can kill another process of its number.
-                while waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).is_err_and(|e| e == rustix::io::Errno::INTR) {}
+                while waitid(
+                    WaitId::Pid(pid),
+                    WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+                )
+                .is_err_and(|e| e == rustix::io::Errno::INTR)
+                {}
                 // Whatever it has left behind goes too.
                 let _ = kill_process_group(pid, Signal::KILL);
                 *lock(&seen) = None;
             }
             child.wait().map_or_else(Ended::NotStarted, Ended::Status)
         };
-        let thread = std::thread::Builder::new().name("weft-cc-compile".into()).spawn(move || {
-            let how = run();
-            told.store(true, Ordering::SeqCst);
-            ended();
-            how
-        })?;
-        Ok(Self { group, thread: Some(thread), over, killed: false, began: Instant::now() })
+        let thread = std::thread::Builder::new()
+            .name("weft-cc-compile".into())
+            .spawn(move || {
+                let how = run();
+                told.store(true, Ordering::SeqCst);
+                ended();
+                how
+            })?;
+        Ok(Self {
+            group,
+            thread: Some(thread),
+            over,
+            killed: false,
+            began: Instant::now(),
+        })
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -190,7 +258,9 @@ impl Compiler {
     /// Waits for the end; how it ended, after how long, and whether it was killed here.
     pub(crate) fn end(mut self) -> (Ended, Duration, bool) {
         let how = self.thread.take().and_then(|thread| thread.join().ok());
-        let how = how.unwrap_or_else(|| Ended::NotStarted(io::Error::other("the thread that starts it has failed")));
+        let how = how.unwrap_or_else(|| {
+            Ended::NotStarted(io::Error::other("the thread that starts it has failed"))
+        });
         (how, self.began.elapsed(), self.killed)
     }
 }

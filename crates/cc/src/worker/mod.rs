@@ -57,7 +57,8 @@ pub struct Config {
 impl Config {
     /// On this address, with as many slots as there are processors, for this user alone.
     pub fn new(bind: SocketAddr, tls: Tls) -> Self {
-        let slots = thread::available_parallelism().map_or(1, |n| u16::try_from(n.get()).unwrap_or(u16::MAX));
+        let slots = thread::available_parallelism()
+            .map_or(1, |n| u16::try_from(n.get()).unwrap_or(u16::MAX));
         Self {
             bind,
             slots,
@@ -75,8 +76,13 @@ impl Config {
 /// Where jobs have their directories: in memory if there is room, else where temporary files are.
 pub fn place() -> PathBuf {
     let memory = Path::new("/dev/shm");
-    let roomy = rustix::fs::statvfs(memory).is_ok_and(|about| about.f_bavail.saturating_mul(about.f_frsize) >= 256 << 20);
-    if roomy && tempfile::tempfile_in(memory).is_ok() { memory.into() } else { std::env::temp_dir() }
+    let roomy = rustix::fs::statvfs(memory)
+        .is_ok_and(|about| about.f_bavail.saturating_mul(about.f_frsize) >= 256 << 20);
+    if roomy && tempfile::tempfile_in(memory).is_ok() {
+        memory.into()
+    } else {
+        std::env::temp_dir()
+    }
 }
 
 /// What a worker reports.
@@ -121,7 +127,12 @@ impl Worker {
     /// Those of listening and of starting threads.
     pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
         let device = Device::open().map_err(io::Error::other)?;
-        let listener = cm::Listener::bind(&device, config.bind, 64, &param(config.tls.clone(), Vec::new()))?;
+        let listener = cm::Listener::bind(
+            &device,
+            config.bind,
+            64,
+            &param(config.tls.clone(), Vec::new()),
+        )?;
         let addr = listener.local_addr();
         let shared = Arc::new(Shared {
             config,
@@ -136,8 +147,14 @@ impl Worker {
             sessions: Mutex::default(),
         });
         let listening = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("weft-cc-listen".into()).spawn(move || listening.listen(&listener))?;
-        Ok(Self { shared, addr, thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name("weft-cc-listen".into())
+            .spawn(move || listening.listen(&listener))?;
+        Ok(Self {
+            shared,
+            addr,
+            thread: Some(thread),
+        })
     }
 
     /// The address, with the port that was chosen.
@@ -196,7 +213,9 @@ impl Drop for Place<'_> {
 /// Hundredths of a percent of the last ten seconds in which something waited for a processor; 0 where the kernel does not say.
 pub(crate) fn pressure() -> u16 {
     let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
-    let value = text.split_whitespace().find_map(|word| word.strip_prefix("avg10=")?.parse::<f64>().ok());
+    let value = text
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("avg10=")?.parse::<f64>().ok());
     (value.unwrap_or(0.0) * 100.0).clamp(0.0, 10_000.0) as u16
 }
 
@@ -219,7 +238,9 @@ impl Shared {
             let peer = request.peer_addr();
             let shared = Arc::clone(self);
             // A thread for each connection: one cycle of it is one job.
-            let session = thread::Builder::new().name("weft-cc".into()).spawn(move || shared.serve(request, peer));
+            let session = thread::Builder::new()
+                .name("weft-cc".into())
+                .spawn(move || shared.serve(request, peer));
             match session {
                 Ok(session) => lock(&self.sessions).push(session),
                 Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
@@ -229,9 +250,13 @@ impl Shared {
 
     /// Whether the master is let in: by its key, or because the kernel says that it is of our user. `None`: only its transport can say that.
     fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
-        let hello = Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
+        let hello =
+            Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
         if hello.version != VERSION {
-            return Err((Status::Version, format!("it speaks version {}", hello.version)));
+            return Err((
+                Status::Version,
+                format!("it speaks version {}", hello.version),
+            ));
         }
         let known = |tls: weft_verbs::tls::TlsInfo| (self.config.admit)(&tls.peer);
         if self.config.open || request.tls().is_some_and(known) {
@@ -239,14 +264,21 @@ impl Shared {
         }
         match request.peer_uid() {
             Some(uid) if uid == rustix::process::geteuid().as_raw() => Ok(Some(())),
-            Some(uid) => Err((Status::Stranger, format!("it belongs to user {uid}, and its key is not authorised"))),
+            Some(uid) => Err((
+                Status::Stranger,
+                format!("it belongs to user {uid}, and its key is not authorised"),
+            )),
             None => Ok(None),
         }
     }
 
     fn serve(&self, request: cm::Request, peer: SocketAddr) {
         let place = Place::take(&self.connections, self.config.max_connections);
-        let verdict = if place.is_some() { self.judge(&request) } else { Err((Status::Busy, "too many connections".into())) };
+        let verdict = if place.is_some() {
+            self.judge(&request)
+        } else {
+            Err((Status::Busy, "too many connections".into()))
+        };
         let known = match verdict {
             Ok(known) => known.is_some(),
             Err((status, why)) => {
@@ -269,7 +301,8 @@ impl Shared {
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
         // Only processes of one user meet in shared memory.
         if !known && transport != "local" {
-            let why = "its key is not authorised, and the kernel does not say that it is of this user";
+            let why =
+                "its key is not authorised, and the kernel does not say that it is of this user";
             let told = link.send(&Report::End(End::new(0, Verdict::Refused, "stranger")).encode());
             let end = Instant::now() + STRANGER_PATIENCE;
             while told.is_ok() && link.is_alive() && Instant::now() < end && !self.over() {
@@ -296,8 +329,13 @@ impl Shared {
             if drivers.len() > 256 {
                 drivers.clear();
             }
-            let own = std::env::current_exe().ok().and_then(|exe| exe.canonicalize().ok());
-            drivers.entry(driver.into()).or_insert_with(|| crate::find_program(driver, own.as_deref())).clone()
+            let own = std::env::current_exe()
+                .ok()
+                .and_then(|exe| exe.canonicalize().ok());
+            drivers
+                .entry(driver.into())
+                .or_insert_with(|| crate::find_program(driver, own.as_deref()))
+                .clone()
         };
         let Some(path) = path else {
             lock(&self.drivers).remove(driver);

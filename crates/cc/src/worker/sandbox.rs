@@ -6,12 +6,23 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// What compilers may read and run.
-const READ: &[&str] = &["/usr", "/lib", "/lib64", "/lib32", "/bin", "/opt", "/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.preload"];
+const READ: &[&str] = &[
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/bin",
+    "/opt",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+];
 
 /// What is not for compilers.
 #[allow(clippy::cast_lossless)]
@@ -72,7 +83,13 @@ impl std::fmt::Display for Level {
 fn filter() -> Option<BpfProgram> {
     let rules: BTreeMap<i64, Vec<_>> = FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
     let arch = std::env::consts::ARCH.try_into().ok()?;
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32), arch).ok()?;
+    let filter = SeccompFilter::new(
+        rules,
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EACCES as u32),
+        arch,
+    )
+    .ok()?;
     filter.try_into().ok()
 }
 
@@ -86,7 +103,10 @@ fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(READ, AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules([dir], AccessFs::from_all(abi) & !AccessFs::Execute))?
+        .add_rules(path_beneath_rules(
+            [dir],
+            AccessFs::from_all(abi) & !AccessFs::Execute,
+        ))?
         .add_rules(path_beneath_rules(["/dev/null"], write))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
@@ -105,5 +125,10 @@ pub(crate) fn enter(dir: &Path) -> Level {
 /// What [`enter`] would come to, tried on a thread that ends at once.
 pub fn level() -> Level {
     let dir = std::env::temp_dir();
-    std::thread::spawn(move || enter(&dir)).join().unwrap_or(Level { files: false, calls: false })
+    std::thread::spawn(move || enter(&dir))
+        .join()
+        .unwrap_or(Level {
+            files: false,
+            calls: false,
+        })
 }

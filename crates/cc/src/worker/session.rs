@@ -55,7 +55,12 @@ fn gone(why: &str) -> Gone {
 
 impl<'a> Session<'a> {
     pub(super) fn new(shared: &'a Shared, link: Link, peer: SocketAddr) -> Self {
-        Self { shared, link, peer, source: None }
+        Self {
+            shared,
+            link,
+            peer,
+            source: None,
+        }
     }
 
     /// Until the connection ends; why it did.
@@ -97,7 +102,9 @@ impl<'a> Session<'a> {
         if end.verdict == Verdict::Done {
             self.shared.jobs.fetch_add(1, Ordering::SeqCst);
         }
-        self.shared.events.job(self.peer, &job.name, &end, began.elapsed());
+        self.shared
+            .events
+            .job(self.peer, &job.name, &end, began.elapsed());
         Ok(())
     }
 
@@ -106,13 +113,26 @@ impl<'a> Session<'a> {
             return stop(job, Verdict::Refused, why);
         }
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
-        if !job.locale.chars().all(good) || job.locale.len() > 64 || !job.cwd.starts_with('/') || job.cwd.contains('=') {
-            return stop(job, Verdict::Refused, "a locale or working directory that cannot be");
+        if !job.locale.chars().all(good)
+            || job.locale.len() > 64
+            || !job.cwd.starts_with('/')
+            || job.cwd.contains('=')
+        {
+            return stop(
+                job,
+                Verdict::Refused,
+                "a locale or working directory that cannot be",
+            );
         }
         if job.source.len == 0 || job.source.len > self.shared.config.size_limit {
-            return stop(job, Verdict::Limit, format!("a source of {} bytes", job.source.len));
+            return stop(
+                job,
+                Verdict::Limit,
+                format!("a source of {} bytes", job.source.len),
+            );
         }
-        let Some(_place) = Place::take(&self.shared.running, self.shared.config.slots.into()) else {
+        let Some(_place) = Place::take(&self.shared.running, self.shared.config.slots.into())
+        else {
             return stop(job, Verdict::Busy, "all slots are taken");
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };
@@ -121,12 +141,20 @@ impl<'a> Session<'a> {
             Err(why) => return stop(job, Verdict::Environment, why),
         };
         if digest != job.digest {
-            return stop(job, Verdict::Environment, format!("its {} is another one", job.driver));
+            return stop(
+                job,
+                Verdict::Environment,
+                format!("its {} is another one", job.driver),
+            );
         }
-        let trouble = |e: &dyn std::fmt::Display| Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())));
+        let trouble = |e: &dyn std::fmt::Display| {
+            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+        };
         let shop = match Workshop::new(&self.shared.config.place, &job.name) {
             Ok(shop) => shop,
-            Err(Unfit::Name) => return stop(job, Verdict::Refused, "a name of a source that cannot be"),
+            Err(Unfit::Name) => {
+                return stop(job, Verdict::Refused, "a name of a source that cannot be");
+            }
             Err(Unfit::Io(e)) => return Err(trouble(&e)),
         };
         let mut end = End::new(job.id, Verdict::Done, "");
@@ -134,20 +162,46 @@ impl<'a> Session<'a> {
         self.read_source(job, &shop)?;
         end.times[0] = micros(began.elapsed());
         let cq = self.link.cq.clone();
-        let compiler = match Compiler::start(&shop, &driver, job, move || cq.interrupt()) {
+        let compiler = match Compiler::start(
+            &shop,
+            &driver,
+            job,
+            self.shared.config.size_limit,
+            move || cq.interrupt(),
+        ) {
             Ok(compiler) => compiler,
-            Err(Unfit::Name) => return stop(job, Verdict::Trouble, "the directory for jobs has a name that cannot be"),
+            Err(Unfit::Name) => {
+                return stop(
+                    job,
+                    Verdict::Trouble,
+                    "the directory for jobs has a name that cannot be",
+                );
+            }
             Err(Unfit::Io(e)) => return Err(trouble(&e)),
         };
         let (how, took, killed) = self.wait_for(compiler)?;
         end.times[1] = micros(took);
         match how {
-            Ended::NotStarted(e) => return Err(trouble(&format!("cannot start {}: {e}", driver.display()))),
-            Ended::Status(_) if killed => return stop(job, Verdict::Limit, format!("the compiler took more than {} s", self.shared.config.time_limit.as_secs())),
+            Ended::NotStarted(e) => {
+                return Err(trouble(&format!("cannot start {}: {e}", driver.display())));
+            }
+            Ended::Status(_) if killed => {
+                return stop(
+                    job,
+                    Verdict::Limit,
+                    format!(
+                        "the compiler took more than {} s",
+                        self.shared.config.time_limit.as_secs()
+                    ),
+                );
+            }
             Ended::Status(status) if !status.success() => {
                 let reason = match status.signal() {
                     Some(signal) => format!("the compiler was ended by signal {signal}"),
-                    None => format!("the compiler ended with status {}", status.code().unwrap_or(-1)),
+                    None => format!(
+                        "the compiler ended with status {}",
+                        status.code().unwrap_or(-1)
+                    ),
                 };
                 return stop(job, Verdict::Failed, reason);
             }
@@ -159,19 +213,31 @@ impl<'a> Session<'a> {
 
     /// RDMA Reads, as many at once as the connection allows; then the compiler's file.
     fn read_source(&mut self, job: &Job, shop: &Workshop) -> Result<(), Stop> {
-        let trouble = |e: &dyn std::fmt::Display| Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())));
+        let trouble = |e: &dyn std::fmt::Display| {
+            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+        };
         let Ok(len) = usize::try_from(job.source.len) else {
             return stop(job, Verdict::Limit, "a source that is too long");
         };
         if self.source.as_ref().is_none_or(|mr| mr.len() < len) {
             self.source = None;
-            let mr = self.link.pd.alloc_mr(len.max(KEPT), Access::LOCAL_WRITE).map_err(|e| trouble(&e))?;
+            let mr = self
+                .link
+                .pd
+                .alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)
+                .map_err(|e| trouble(&e))?;
             self.source = Some(mr);
         }
         let Some(mr) = &self.source else {
             return stop(job, Verdict::Trouble, "no memory");
         };
-        transfer(&mut self.link, mr, &job.source, job.source.len, |_, sge, remote| SendWr::read(0, remote).sge(sge))?;
+        transfer(
+            &mut self.link,
+            mr,
+            &job.source,
+            job.source.len,
+            |_, sge, remote| SendWr::read(0, remote).sge(sge),
+        )?;
         let file = File::create_new(&shop.source).map_err(|e| trouble(&e))?;
         let mut at = 0;
         while at < len {
@@ -206,25 +272,39 @@ impl<'a> Session<'a> {
 
     /// Agrees on room if there is too little, and writes the outputs.
     fn deliver(&mut self, job: &Job, shop: &Workshop, end: &mut End) -> Result<(), Stop> {
-        let trouble = |e: &dyn std::fmt::Display| Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())));
+        let trouble = |e: &dyn std::fmt::Display| {
+            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+        };
         let open = |path| {
             let file = File::open(path)?;
             let len = file.metadata()?.len();
             Ok::<_, std::io::Error>((file, len))
         };
-        let (object, object_len) = open(shop.output()).map_err(|e| trouble(&format!("the compiler left no output: {e}")))?;
+        let (object, object_len) = open(shop.output())
+            .map_err(|e| trouble(&format!("the compiler left no output: {e}")))?;
         let (text, text_len) = open(shop.diagnostics()).map_err(|e| trouble(&e))?;
         let text_len = text_len.min(MAX_DIAGNOSTICS);
         let need = object_len.saturating_add(text_len);
         if need > self.shared.config.size_limit {
             return stop(job, Verdict::Limit, format!("outputs of {need} bytes"));
         }
-        let room = if need > job.room.len { self.ask_for_room(job, need)? } else { job.room };
+        let room = if need > job.room.len {
+            self.ask_for_room(job, need)?
+        } else {
+            job.room
+        };
         let total = usize::try_from(need).unwrap_or(usize::MAX);
         // `OBJ TX`: registered for each object.
-        let mr = self.link.pd.alloc_mr(total.max(1), Access::LOCAL_WRITE).map_err(|e| trouble(&e))?;
+        let mr = self
+            .link
+            .pd
+            .alloc_mr(total.max(1), Access::LOCAL_WRITE)
+            .map_err(|e| trouble(&e))?;
         let mut at = 0;
-        for (file, len, what) in [(&object, object_len, Output::Object), (&text, text_len, Output::Diagnostics)] {
+        for (file, len, what) in [
+            (&object, object_len, Output::Object),
+            (&text, text_len, Output::Diagnostics),
+        ] {
             let (first, len) = (at, len as usize);
             while at < first + len {
                 match mr.read_from_file(file, None, at, first + len - at) {
@@ -238,12 +318,15 @@ impl<'a> Session<'a> {
                 end.outputs.push((what, first as u64, len as u64));
             }
         }
-        transfer(&mut self.link, &mr, &room, need, |_, sge, remote| SendWr::write(0, remote).sge(sge))?;
+        transfer(&mut self.link, &mr, &room, need, |_, sge, remote| {
+            SendWr::write(0, remote).sge(sge)
+        })?;
         Ok(())
     }
 
     fn ask_for_room(&mut self, job: &Job, need: u64) -> Result<Region, Stop> {
-        self.link.send(&Report::More { id: job.id, need }.encode())?;
+        self.link
+            .send(&Report::More { id: job.id, need }.encode())?;
         let end = Instant::now() + PATIENCE;
         loop {
             if Instant::now() > end || self.shared.over() {
@@ -254,7 +337,11 @@ impl<'a> Session<'a> {
             };
             return match Request::decode(&bytes) {
                 Ok(Request::Room { id, room }) if id == job.id && room.len >= need => Ok(room),
-                Ok(Request::Room { id, room }) if id == job.id && room.len == 0 => stop(job, Verdict::Limit, format!("the master has no room for {need} bytes")),
+                Ok(Request::Room { id, room }) if id == job.id && room.len == 0 => stop(
+                    job,
+                    Verdict::Limit,
+                    format!("the master has no room for {need} bytes"),
+                ),
                 Ok(_) => Err(gone("another message than room").into()),
                 Err(e) => Err(Gone(e.to_string()).into()),
             };
@@ -267,14 +354,27 @@ fn micros(time: Duration) -> u32 {
 }
 
 /// Moves `len` bytes between the beginning of a region of ours and one of the master's.
-fn transfer(link: &mut Link, mr: &Mr, remote: &Region, len: u64, wr: impl Fn(u64, weft_verbs::Sge, RemoteAddr) -> SendWr) -> Result<(), Gone> {
+fn transfer(
+    link: &mut Link,
+    mr: &Mr,
+    remote: &Region,
+    len: u64,
+    wr: impl Fn(u64, weft_verbs::Sge, RemoteAddr) -> SendWr,
+) -> Result<(), Gone> {
     let (mut posted, mut under_way) = (0, 0);
     let end = Instant::now() + PATIENCE + Duration::from_millis(len / 1000);
     loop {
         while posted < len && under_way < u32::from(DEPTH) {
             let n = CHUNK.min(len - posted);
             let sge = mr.sge(posted as usize, n as usize);
-            link.post(wr(posted, sge, RemoteAddr { addr: remote.addr + posted, rkey: remote.rkey }))?;
+            link.post(wr(
+                posted,
+                sge,
+                RemoteAddr {
+                    addr: remote.addr + posted,
+                    rkey: remote.rkey,
+                },
+            ))?;
             posted += n;
             under_way += 1;
         }

@@ -49,7 +49,10 @@ Examples:
 
 /// Options of `weft cc`.
 #[derive(Debug, clap::Args)]
-#[command(subcommand_value_name = "COMPILER ARGUMENTS... | COMMAND", subcommand_help_heading = "Commands")]
+#[command(
+    subcommand_value_name = "COMPILER ARGUMENTS... | COMMAND",
+    subcommand_help_heading = "Commands"
+)]
 pub struct Args {
     /// Workers: HOST, HOST:PORT or [IPV6]:PORT, with commas between
     #[arg(long, value_name = "WORKERS", env = "WEFT_CC_HOSTS")]
@@ -100,7 +103,12 @@ struct WorkerArgs {
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     identity: Option<PathBuf>,
     /// Let the owners of the public keys in FILE in, a line each [default: `~/.config/weft/authorized_keys`]
-    #[arg(long, value_name = "FILE", conflicts_with = "open", help_heading = "Keys")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "open",
+        help_heading = "Keys"
+    )]
     authorized: Option<PathBuf>,
 }
 
@@ -128,17 +136,26 @@ pub struct DaemonArgs {
 
 fn percent(text: &str) -> Result<u8, String> {
     let number = text.strip_suffix('%').unwrap_or(text);
-    number.parse().ok().filter(|&n| n <= 100).ok_or_else(|| "write a number from 0 to 100".into())
+    number
+        .parse()
+        .ok()
+        .filter(|&n| n <= 100)
+        .ok_or_else(|| "write a number from 0 to 100".into())
 }
 
 fn memory(text: &str) -> Result<u64, String> {
-    parse_size(text).filter(|&size| size >= 64 << 20).ok_or_else(|| "write a number of bytes of at least 64M, also with K, M, G or T".into())
+    parse_size(text)
+        .filter(|&size| size >= 64 << 20)
+        .ok_or_else(|| "write a number of bytes of at least 64M, also with K, M, G or T".into())
 }
 
 /// Reads a list of workers.
 fn workers(text: &str) -> Result<Vec<Endpoint>, String> {
     let mut all: Vec<Endpoint> = Vec::new();
-    for word in text.split([',', ' ', '\t', '\n']).filter(|word| !word.is_empty()) {
+    for word in text
+        .split([',', ' ', '\t', '\n'])
+        .filter(|word| !word.is_empty())
+    {
         let endpoint = word.parse()?;
         if !all.contains(&endpoint) {
             all.push(endpoint);
@@ -166,8 +183,15 @@ pub fn masquerade() -> Option<ExitCode> {
         return None;
     }
     args[0] = name;
-    let verify = std::env::var("WEFT_CC_VERIFY").ok().and_then(|text| percent(&text).ok()).unwrap_or(0);
-    Some(wrapped(&args, std::env::var("WEFT_CC_HOSTS").ok().as_deref(), verify))
+    let verify = std::env::var("WEFT_CC_VERIFY")
+        .ok()
+        .and_then(|text| percent(&text).ok())
+        .unwrap_or(0);
+    Some(wrapped(
+        &args,
+        std::env::var("WEFT_CC_HOSTS").ok().as_deref(),
+        verify,
+    ))
 }
 
 /// Compiles, as the compiler would; its own failures are told as such.
@@ -179,20 +203,34 @@ fn wrapped(command: &[OsString], hosts: Option<&str>, verify: u8) -> ExitCode {
     let Some((name, args)) = command.split_first() else {
         return fail(&"no compiler is named");
     };
-    let own = std::env::current_exe().and_then(|exe| exe.canonicalize()).ok();
-    let Some(driver) = name.to_str().and_then(|name| find_program(name, own.as_deref())) else {
-        return fail(&format!("{}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help", name.display()));
+    let own = std::env::current_exe()
+        .and_then(|exe| exe.canonicalize())
+        .ok();
+    let Some(driver) = name
+        .to_str()
+        .and_then(|name| find_program(name, own.as_deref()))
+    else {
+        return fail(&format!(
+            "{}: there is no such compiler in PATH, or it is this program\n  try: weft cc gcc -c FILE.c, or weft cc --help",
+            name.display()
+        ));
     };
     // A wrong list must not break a build.
     let workers = workers(hosts.unwrap_or_default()).unwrap_or_else(|e| {
         eprintln!("weft cc: WEFT_CC_HOSTS: {e}; compiling here");
         Vec::new()
     });
-    let settings = Settings { workers, verify, line: Box::new(line) };
+    let settings = Settings {
+        workers,
+        verify,
+        line: Box::new(line),
+    };
     match compile(&driver, args, &settings) {
         Ok(Compiled::There(_)) => ExitCode::SUCCESS,
         Ok(Compiled::Here(status)) => {
-            let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+            let code = status
+                .code()
+                .unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
             ExitCode::from(u8::try_from(code).unwrap_or(1))
         }
         Err(e) => fail(&format!("{}: {e}", driver.display())),
@@ -240,7 +278,12 @@ impl KnownKeys {
     fn new(only: Vec<Fingerprint>) -> Result<Self, Failure> {
         let own = keypair::own(None)?;
         let known = Folder::of_user().ok().map(|folder| folder.known_peers());
-        Ok(Self { lasting: own.is_some(), identity: own.map_or_else(keypair::generate, Ok)?, known, only })
+        Ok(Self {
+            lasting: own.is_some(),
+            identity: own.map_or_else(keypair::generate, Ok)?,
+            known,
+            only,
+        })
     }
 
     fn trust(&self, worker: &Endpoint) -> Trust {
@@ -257,34 +300,48 @@ impl Keys for KnownKeys {
             // A worker of this user has the same key pair, and nobody else has it.
             good.push(self.identity.public_key().fingerprint());
         }
-        Tls::new(self.identity.clone()).and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint()))).map_err(|e| e.to_string())
+        Tls::new(self.identity.clone())
+            .and_then(|tls| tls.allow(move |key| good.contains(&key.fingerprint())))
+            .map_err(|e| e.to_string())
     }
 }
 
 /// `weft ccd`.
 pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
-    let socket = ipc::socket().map_err(|e| Failure::failed(format!("no place for the daemon's socket: {e}")))?;
+    let socket = ipc::socket()
+        .map_err(|e| Failure::failed(format!("no place for the daemon's socket: {e}")))?;
     let keys = Arc::new(KnownKeys::new(Vec::new())?);
-    let config = daemon::Config { idle: Duration::from_secs(args.idle), ..daemon::Config::new(socket.clone(), keys) };
+    let config = daemon::Config {
+        idle: Duration::from_secs(args.idle),
+        ..daemon::Config::new(socket.clone(), keys)
+    };
     match daemon::run(config) {
         Ok(()) => Ok(Exit::Ok),
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            Err(Failure::failed(format!("a daemon listens on {} already", socket.display())).hint("`weft cc stop` ends it"))
-        }
-        Err(e) => Err(Failure::failed(format!("{}: {e}", socket.display())).hint("WEFT_CC_SOCKET names another place")),
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(Failure::failed(format!(
+            "a daemon listens on {} already",
+            socket.display()
+        ))
+        .hint("`weft cc stop` ends it")),
+        Err(e) => Err(Failure::failed(format!("{}: {e}", socket.display()))
+            .hint("WEFT_CC_SOCKET names another place")),
     }
 }
 
 fn check_workers(args: &Args, check: &CheckArgs) -> Result<Exit, Failure> {
     let all = workers(args.hosts.as_deref().unwrap_or_default()).map_err(Failure::usage)?;
     if all.is_empty() {
-        return Err(Failure::usage("no worker is named").hint("export WEFT_CC_HOSTS=HOST:PORT,... or give --hosts"));
+        return Err(Failure::usage("no worker is named")
+            .hint("export WEFT_CC_HOSTS=HOST:PORT,... or give --hosts"));
     }
     let keys = KnownKeys::new(check.peers.clone())?;
     let mut bad = None;
     for worker in &all {
         match check_one(&keys, worker) {
-            Ok(about) => say(format_args!("{worker}: {} slots, over {}", about.slots, super::carrier(about.transport))),
+            Ok(about) => say(format_args!(
+                "{worker}: {} slots, over {}",
+                about.slots,
+                super::carrier(about.transport)
+            )),
             Err(failure) => {
                 if let Some(earlier) = bad.replace(failure) {
                     eprintln!("weft: {earlier}");
@@ -314,23 +371,33 @@ fn check_one(keys: &KnownKeys, worker: &Endpoint) -> Result<daemon::About, Failu
             Judged::Wrong(failure) => return Err(failure),
         }
     }
-    Err(Failure::refused(format!("{worker}: it shows another key each time")))
+    Err(Failure::refused(format!(
+        "{worker}: it shows another key each time"
+    )))
 }
 
 /// The daemon that runs, if one does.
 fn running() -> Result<Line, Failure> {
-    let socket = ipc::socket().map_err(|e| Failure::failed(format!("no place for the daemon's socket: {e}")))?;
-    Line::connect(&socket).map_err(|_| Failure::peer("no daemon of `weft cc` runs").hint("the first compilation with WEFT_CC_HOSTS set starts it"))
+    let socket = ipc::socket()
+        .map_err(|e| Failure::failed(format!("no place for the daemon's socket: {e}")))?;
+    Line::connect(&socket).map_err(|_| {
+        Failure::peer("no daemon of `weft cc` runs")
+            .hint("the first compilation with WEFT_CC_HOSTS set starts it")
+    })
 }
 
 fn stop() -> Result<Exit, Failure> {
-    running()?.ask(&Ask::Stop, &[]).map_err(|e| Failure::peer(format!("the daemon does not answer: {e}")))?;
+    running()?
+        .ask(&Ask::Stop, &[])
+        .map_err(|e| Failure::peer(format!("the daemon does not answer: {e}")))?;
     Ok(Exit::Ok)
 }
 
 fn status(args: &StatusArgs) -> Result<Exit, Failure> {
-    let told = |e: &dyn std::fmt::Display| Failure::peer(format!("the daemon does not answer: {e}"));
-    let (Answer::Status(status), _) = running()?.ask(&Ask::Status, &[]).map_err(|e| told(&e))? else {
+    let told =
+        |e: &dyn std::fmt::Display| Failure::peer(format!("the daemon does not answer: {e}"));
+    let (Answer::Status(status), _) = running()?.ask(&Ask::Status, &[]).map_err(|e| told(&e))?
+    else {
         return Err(told(&"something else came"));
     };
     if args.json {
@@ -359,15 +426,41 @@ fn show(status: &Status) {
         status.done, status.again, status.uptime
     ));
     if status.verified.0 > 0 {
-        say(format_args!("{} objects compared with ones from here, {} differed", status.verified.0, status.verified.1));
+        say(format_args!(
+            "{} objects compared with ones from here, {} differed",
+            status.verified.0, status.verified.1
+        ));
     }
     if !status.workers.is_empty() {
-        let most = status.workers.iter().map(|worker| worker.done).max().unwrap_or(0).max(1);
+        let most = status
+            .workers
+            .iter()
+            .map(|worker| worker.done)
+            .max()
+            .unwrap_or(0)
+            .max(1);
         let mut table = Table::new();
         table.load_preset(presets::NOTHING);
-        table.set_header(["worker", "over", "slots", "in use", "objects", "", "lost", "read", "written", "compiling", "pressure", ""]);
+        table.set_header([
+            "worker",
+            "over",
+            "slots",
+            "in use",
+            "objects",
+            "",
+            "lost",
+            "read",
+            "written",
+            "compiling",
+            "pressure",
+            "",
+        ]);
         for worker in &status.workers {
-            let transport = if worker.transport.is_empty() { "-" } else { super::carrier(&worker.transport) };
+            let transport = if worker.transport.is_empty() {
+                "-"
+            } else {
+                super::carrier(&worker.transport)
+            };
             table.add_row([
                 worker.endpoint.to_string(),
                 transport.into(),
@@ -386,11 +479,17 @@ fn show(status: &Status) {
         say(table);
     }
     for job in &status.jobs {
-        let at = job.worker.as_ref().map_or_else(|| "waits".into(), |worker| format!("on {worker}"));
+        let at = job
+            .worker
+            .as_ref()
+            .map_or_else(|| "waits".into(), |worker| format!("on {worker}"));
         say(format_args!("{:7.1} s  {at}  {}", job.age, job.source));
     }
     if status.here > 0 {
-        say(format_args!("{} compilers and preprocessors run here", status.here));
+        say(format_args!(
+            "{} compilers and preprocessors run here",
+            status.here
+        ));
     }
     if !status.reasons.is_empty() {
         say("here, because:");
@@ -427,32 +526,43 @@ impl Events for Lines {
 }
 
 /// Limits that this process and its compilers have from here on.
-fn limit(memory: u64, size: u64) -> io::Result<()> {
-    let to = |n| Rlimit { current: Some(n), maximum: Some(n) };
+fn limit(memory: u64) -> io::Result<()> {
+    let to = |n| Rlimit {
+        current: Some(n),
+        maximum: Some(n),
+    };
     setrlimit(Resource::Data, to(memory))?;
-    setrlimit(Resource::Fsize, to(size))?;
     setrlimit(Resource::Core, to(0))?;
     Ok(())
 }
 
 fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
-    let bind = args.bind.unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
+    let bind = args
+        .bind
+        .unwrap_or((Ipv4Addr::LOCALHOST, DEFAULT_PORT).into());
     let path = match &args.identity {
         Some(path) => path.clone(),
         None => Folder::of_user()?.key(),
     };
     let authorized = match &args.authorized {
         Some(path) => Some(Authorized::at(path)),
-        None => Folder::of_user().ok().map(|folder| Authorized::at(&folder.authorized_keys())),
+        None => Folder::of_user()
+            .ok()
+            .map(|folder| Authorized::at(&folder.authorized_keys())),
     };
-    let known = authorized.as_ref().map_or(Ok(0), |authorized| authorized.keys().map(|keys| keys.len()))?;
+    let known = authorized
+        .as_ref()
+        .map_or(Ok(0), |authorized| authorized.keys().map(|keys| keys.len()))?;
     if !bind.ip().is_loopback() && known == 0 && !args.open {
         return Err(Failure::usage(format!("{bind} can be reached from other machines, and it is not said who there may compile here"))
             .hint("put the masters' public keys (`weft key` prints them) into ~/.config/weft/authorized_keys; --open lets everybody in"));
     }
     let (identity, made) = keypair::read_or_make(&path)?;
     let fingerprint = identity.public_key().fingerprint();
-    let tls = Tls::new(identity).map_err(|e| Failure::failed(format!("cannot use the key pair: {e}")).hint("make another one with `weft key`"))?;
+    let tls = Tls::new(identity).map_err(|e| {
+        Failure::failed(format!("cannot use the key pair: {e}"))
+            .hint("make another one with `weft key`")
+    })?;
     let mut config = worker::Config::new(bind, tls);
     config.slots = args.slots.unwrap_or(config.slots);
     config.time_limit = Duration::from_secs(args.time);
@@ -466,7 +576,10 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         })
     });
     if let Some(dir) = &args.dir {
-        let unable = |e: &dyn std::fmt::Display| Failure::usage(format!("{}: {e}", dir.display())).hint("name a directory that you can write to");
+        let unable = |e: &dyn std::fmt::Display| {
+            Failure::usage(format!("{}: {e}", dir.display()))
+                .hint("name a directory that you can write to")
+        };
         let dir = dir.canonicalize().map_err(|e| unable(&e))?;
         if !dir.is_dir() {
             return Err(unable(&"it is no directory"));
@@ -474,19 +587,35 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
         config.place = dir;
     }
     let info = rustix::system::sysinfo();
-    let share = (info.totalram as u64).saturating_mul(info.mem_unit.into()) / u64::from(config.slots);
+    let share =
+        (info.totalram as u64).saturating_mul(info.mem_unit.into()) / u64::from(config.slots);
     let memory = args.memory.unwrap_or(share.max(1 << 30));
-    limit(memory, config.size_limit).map_err(|e| Failure::failed(format!("cannot limit compilers to {memory} bytes: {e}")).hint("give a smaller --memory"))?;
+    limit(memory).map_err(|e| {
+        Failure::failed(format!("cannot limit compilers to {memory} bytes: {e}"))
+            .hint("give a smaller --memory")
+    })?;
     let (slots, place) = (config.slots, config.place.clone());
-    let worker = Worker::start(config, Arc::new(Lines))
-        .map_err(|e| Failure::failed(format!("cannot listen on {bind}: {e}")).hint("another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one"))?;
+    let worker = Worker::start(config, Arc::new(Lines)).map_err(|e| {
+        Failure::failed(format!("cannot listen on {bind}: {e}")).hint(
+            "another program may use the port; --bind ADDR:PORT chooses, port 0 takes a free one",
+        )
+    })?;
     if !global.quiet {
-        say(format_args!("compiling on {} with {slots} slots, in {}", worker.local_addr(), place.display()));
-        say(format_args!("compilers are restricted by {}", worker::sandbox::level()));
+        say(format_args!(
+            "compiling on {} with {slots} slots, in {}",
+            worker.local_addr(),
+            place.display()
+        ));
+        say(format_args!(
+            "compilers are restricted by {}",
+            worker::sandbox::level()
+        ));
         if made {
             say(format_args!("made a key pair in {}", path.display()));
         }
-        say(format_args!("the key of this worker is {fingerprint}; `weft cc check` elsewhere asks to compare it"));
+        say(format_args!(
+            "the key of this worker is {fingerprint}; `weft cc check` elsewhere asks to compare it"
+        ));
     }
     worker.wait();
     Err(Failure::failed("the listening thread has ended"))
@@ -499,7 +628,10 @@ mod tests {
     #[test]
     fn lists_of_workers() {
         let all = workers("a, b:1,[::1]:2 a").unwrap();
-        assert_eq!(all.iter().map(ToString::to_string).collect::<Vec<_>>(), ["a:7477", "b:1", "[::1]:2"]);
+        assert_eq!(
+            all.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["a:7477", "b:1", "[::1]:2"]
+        );
         assert!(workers("a,b:x").is_err());
         assert!(workers("").unwrap().is_empty());
         assert_eq!((percent("10%"), percent("0")), (Ok(10), Ok(0)));
