@@ -16,3 +16,42 @@ pub fn cc_wire(data: &[u8]) {
     let _ = crate::options::stays(data);
     assert!(crate::options::built_in(data).end <= data.len());
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    fn corpus() -> Vec<Vec<u8>> {
+        let dir =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/cc_wire");
+        let files = std::fs::read_dir(dir).expect("a corpus");
+        let mut all: Vec<_> = files
+            .map(|entry| std::fs::read(entry.unwrap().path()).unwrap())
+            .collect();
+        all.sort();
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_messages_hold(
+            which in 0_usize..100,
+            damage in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..6),
+        ) {
+            let all = corpus();
+            let mut bytes = all[which % all.len()].clone();
+            for &(at, value) in &damage {
+                let at = usize::from(at) % bytes.len();
+                bytes[at] = value;
+            }
+            super::cc_wire(&bytes);
+        }
+    }
+
+    #[test]
+    fn the_corpus_holds() {
+        let all = corpus();
+        assert!(!all.is_empty());
+        all.iter().for_each(|bytes| super::cc_wire(bytes));
+    }
+}

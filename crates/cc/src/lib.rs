@@ -8,7 +8,7 @@
 pub mod client;
 pub mod daemon;
 pub mod digest;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod ipc;
 mod link;
