@@ -188,7 +188,7 @@ impl Line {
             match unix::connect(Name::Path(path)) {
                 // Its backlog is full.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
-                    std::thread::sleep(Duration::from_millis(5))
+                    std::thread::sleep(Duration::from_millis(5));
                 }
                 Err(e) => return Err(e),
                 Ok(fd) if unix::peer_cred(&fd)?.is_same_user() => return Ok(Self(fd)),

@@ -165,9 +165,8 @@ impl Link {
                 return Err(Gone("the peer takes no messages".into()));
             }
             // Only our own completion can come: who sends now breaks the protocol.
-            match self.next(None, Duration::from_secs(1))? {
-                Some(Event::Message(_)) => return Err(Gone("a message out of turn".into())),
-                _ => continue,
+            if let Some(Event::Message(_)) = self.next(None, Duration::from_secs(1))? {
+                return Err(Gone("a message out of turn".into()));
             }
         }
         if bytes.len() > MAX_MESSAGE {

@@ -4,7 +4,7 @@
 //! sends it one may be hostile.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// A command file (`@file`) and those that it names, in bytes.
@@ -313,30 +313,18 @@ fn split_response(text: &[u8]) -> Vec<OsString> {
         match (b, quote) {
             (b'\\', _) => word.get_or_insert_default().extend(bytes.next()),
             (_, Some(q)) if q == b => quote = None,
-            (_, Some(_)) => word.get_or_insert_default().push(b),
             (b'"' | b'\'', None) => {
                 quote = Some(b);
                 word.get_or_insert_default();
             }
             (b, None) if b.is_ascii_whitespace() => {
-                all.extend(word.take().map(OsStr::from_bytes_owned))
+                all.extend(word.take().map(OsString::from_vec));
             }
-            (_, None) => word.get_or_insert_default().push(b),
+            _ => word.get_or_insert_default().push(b),
         }
     }
-    all.extend(word.map(OsStr::from_bytes_owned));
+    all.extend(word.map(OsString::from_vec));
     all
-}
-
-/// Only to write `from_vec` as a function of bytes.
-trait FromBytes {
-    fn from_bytes_owned(bytes: Vec<u8>) -> OsString;
-}
-
-impl FromBytes for OsStr {
-    fn from_bytes_owned(bytes: Vec<u8>) -> OsString {
-        std::os::unix::ffi::OsStringExt::from_vec(bytes)
-    }
 }
 
 /// Puts the contents of command files in their place. One that cannot be read stays as it is, as gcc has it.
@@ -682,7 +670,7 @@ mod tests {
         let path = dir.path().join("f");
         std::fs::write(&path, "-O2 '-DX=a b'\n\"-DY=\\\"q\\\"\" -c a.c").unwrap();
         let at = OsString::from(format!("@{}", path.display()));
-        let plan = parse(&[at.clone()]).unwrap();
+        let plan = parse(std::slice::from_ref(&at)).unwrap();
         assert_eq!(
             plan.preprocess[..3],
             ["-O2", "-DX=a b", "-DY=\"q\""].map(OsString::from)

@@ -56,7 +56,7 @@ fn worker(config: Config) -> (Worker, Endpoint) {
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_mins(1);
     while !holds() {
         assert!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(10));
@@ -152,10 +152,11 @@ impl Bed {
             );
             std::fs::write(self.path(&format!("f{i}.c")), text).unwrap();
         }
-        let objects: String = (0..n).map(|i| format!(" f{i}.o")).collect();
+        let objects: Vec<_> = (0..n).map(|i| format!("f{i}.o")).collect();
+        let objects = objects.join(" ");
         std::fs::write(
             self.path("Makefile"),
-            format!("CFLAGS = -O2 -g -Wall -MD\nall:{objects}\n-include *.d\n"),
+            format!("CFLAGS = -O2 -g -Wall -MD\nall: {objects}\n-include *.d\n"),
         )
         .unwrap();
         let script = self.path("cc");
@@ -290,7 +291,7 @@ fn a_worker_that_ends_costs_no_object() {
         return;
     }
     let bed = Bed::new(1 << 20);
-    let ((a, first), (_b, second)) = (worker(config()), worker(config()));
+    let ((a, first), (b, second)) = (worker(config()), worker(config()));
     let ending = std::thread::spawn(move || {
         until("it has done something", || a.jobs() > 0 || a.running() > 0);
         drop(a);
@@ -298,7 +299,7 @@ fn a_worker_that_ends_costs_no_object() {
     bed.compare(8, bed.project(8, &[&first, &second], 0));
     ending.join().unwrap();
     // And with nobody left, all is done here.
-    drop(_b);
+    drop(b);
     for i in 0..8 {
         std::fs::remove_file(bed.path(&format!("f{i}.o"))).unwrap();
     }
@@ -417,7 +418,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn new(device: &Device) -> (Qp, Cq, Mr) {
+    fn objects(device: &Device) -> (Qp, Cq, Mr) {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64, None).unwrap();
         let mr = pd
@@ -453,7 +454,7 @@ impl Peer {
     /// The next message; `None` at the end of the connection.
     fn message(&self) -> Option<Vec<u8>> {
         let mut wc = [Wc::default(); 1];
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + Duration::from_mins(1);
         loop {
             assert!(Instant::now() < end, "nothing comes");
             if self.cq.wait(&mut wc, Some(Duration::from_secs(1))).unwrap() == 0 {
@@ -489,7 +490,7 @@ fn hostile_masters_are_refused() {
     };
     let hello = Hello::new(weft_cc::wire::Status::Ok, 0);
     let connect = || {
-        let (qp, cq, mr) = Peer::new(&device);
+        let (qp, cq, mr) = Peer::objects(&device);
         let conn = cm::connect_qp(worker.local_addr(), qp, &device, &Peer::param(hello)).unwrap();
         Peer {
             qp: conn.qp,
@@ -612,10 +613,8 @@ fn hostile_workers_cost_no_object() {
     let count = answers.len();
     let hostile = std::thread::spawn(move || {
         for answer in answers {
-            let request = listener
-                .next_request(Some(Duration::from_secs(60)))
-                .unwrap();
-            let (qp, cq, mr) = Peer::new(&device);
+            let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+            let (qp, cq, mr) = Peer::objects(&device);
             let conn = request
                 .accept(qp, &Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1)))
                 .unwrap();

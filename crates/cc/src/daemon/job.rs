@@ -152,7 +152,7 @@ impl Shared {
                         why = format!("{worker}: {}", end.reason);
                     }
                     Verdict::Refused | Verdict::Limit | Verdict::Trouble => {
-                        why = format!("{worker}: {}", end.reason)
+                        why = format!("{worker}: {}", end.reason);
                     }
                 },
                 Err(Lost::Gone(gone)) => why = format!("{worker}: {gone}"),

@@ -73,11 +73,11 @@ impl Config {
         Self {
             socket,
             keys,
-            idle: Duration::from_secs(600),
+            idle: Duration::from_mins(10),
             room: 16 << 20,
             most_room: 1 << 30,
             here: processors + 1,
-            patience: Duration::from_secs(1200),
+            patience: Duration::from_mins(20),
         }
     }
 }

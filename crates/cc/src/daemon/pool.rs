@@ -16,9 +16,9 @@ use crate::wire::{End, Hello, Status, VERSION};
 
 /// How long a worker that failed gets no jobs: at first, and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(60);
+const LAST_PAUSE: Duration = Duration::from_mins(1);
 /// How long a worker with another compiler is not asked again.
-const UNFIT: Duration = Duration::from_secs(300);
+const UNFIT: Duration = Duration::from_mins(5);
 /// How long a worker whose slots others have is not asked again.
 const BUSY: Duration = Duration::from_millis(200);
 /// Workers that are known at once.

@@ -63,7 +63,7 @@ impl Config {
             bind,
             slots,
             max_connections: 256,
-            time_limit: Duration::from_secs(600),
+            time_limit: Duration::from_mins(10),
             size_limit: 1 << 30,
             place: place(),
             tls,
