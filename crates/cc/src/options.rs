@@ -150,6 +150,8 @@ fn kind(arg: &str) -> Kind {
         _ if begins(&["-march=native", "-mtune=native", "-mcpu=native"]) => {
             Kind::Here("=native, which means this machine")
         }
+        // The worker's compiler would read what has been converted already.
+        _ if begins(&["-finput-charset"]) => Kind::Here("-finput-charset"),
         _ if begins(&["-fplugin"]) => Kind::Here(PLUGIN),
         _ if begins(&[
             "-fprofile",
@@ -652,6 +654,7 @@ mod tests {
             ("-c a.c -specs=x", "does not know"),
             ("-c a.c -save-temps", "does not know"),
             ("-c -g3 a.c", "macros"),
+            ("-c -finput-charset=latin1 a.c", "charset"),
             ("-c conftest.c", "configure"),
             ("-c a.c -o /dev/null", "regular"),
             ("-c -S a.c", "together"),

@@ -231,7 +231,7 @@ pub struct End {
     pub pressure: u16,
     /// Jobs that the worker could take now.
     pub free: u16,
-    /// Microseconds for reading the source, for compiling, and the processor time of compiling.
+    /// Microseconds for reading the source and for compiling; the third is not used, and 0.
     pub times: [u32; 3],
     /// What, where in the room, and how long.
     pub outputs: Vec<(Output, u64, u64)>,

@@ -79,7 +79,8 @@ impl Workshop {
         } else {
             cwd.clone()
         };
-        if absolute && ups > 0 {
+        // An equals sign would end the first half of a prefix map.
+        if absolute && (ups > 0 || name.contains('=')) {
             return Err(Unfit::Name);
         }
         std::fs::create_dir_all(&at)?;
