@@ -78,6 +78,11 @@ pub enum Command {
     /// Use the memory of other machines as files, or offer this one's
     #[command(long_about = cmd::fs::LONG)]
     Fs(cmd::fs::Args),
+    /// Compile C and C++ on other machines, or for them
+    #[command(long_about = cmd::cc::LONG)]
+    Cc(cmd::cc::Args),
+    /// Keep the connections to the workers of `weft cc`, which starts this by itself
+    Ccd(cmd::cc::DaemonArgs),
     /// Make the key pair that others know this user by, and manage known peers
     #[command(long_about = cmd::key::LONG)]
     Key(cmd::key::Args),
@@ -127,6 +132,8 @@ impl Cli {
             Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
             Command::Media(args) => cmd::media::run(&args, self.global).map(Into::into),
             Command::Fs(args) => cmd::fs::run(&args, self.global),
+            Command::Cc(args) => cmd::cc::run(&args, self.global),
+            Command::Ccd(args) => cmd::cc::daemon(&args).map(Into::into),
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => cmd::bench::run(args),

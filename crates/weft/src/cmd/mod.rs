@@ -4,6 +4,7 @@ pub mod advise;
 pub mod bench;
 pub mod blast;
 pub mod broker;
+pub mod cc;
 pub mod completion;
 pub mod cp;
 pub mod demo;
