@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, of, tx};
+use super::{Dgram, of, rx, tx};
 
 /// The time limits with 64-bit times.
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -136,9 +136,8 @@ pub(crate) unsafe fn ioctl(
     if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() {
         let next = d.rx().next_len().filter(|_| d.is(fd));
         if let Some((len, after)) = next {
-            // SAFETY: the caller's promise.
-            if after && call() == 0 && unsafe { out.read_unaligned() } > 0 {
-                return 0;
+            if after && rx::is_readable(fd) {
+                return call();
             }
             // SAFETY: the caller's promise.
             unsafe { out.write_unaligned(len as c_int) };

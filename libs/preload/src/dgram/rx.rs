@@ -138,10 +138,23 @@ impl Rx {
             }
             return true;
         }
-        if self.owed > 0 {
-            self.quench(bell);
+        if self.owed == 0 {
+            return false;
         }
-        false
+        self.quench(bell);
+        // Who rang since we asked may have been taken with the others: there is data, and the bell has to say so.
+        let mut raced = 0;
+        for link in &mut self.links {
+            if link.armed && !link.stream.is_armed(SENDER) {
+                link.armed = false;
+                raced += 1;
+            }
+        }
+        if raced > 0 {
+            self.owed += raced;
+            self.light(bell);
+        }
+        raced > 0
     }
 
     /// Rings our own bell.
@@ -258,9 +271,7 @@ impl Rx {
             return;
         }
         self.since = 0;
-        let mut asked = [entry(fd)];
-        wait(&mut asked, 0);
-        if asked[0].revents != 0 {
+        if is_readable(fd) {
             self.turn = true;
             for link in &mut self.links {
                 let ready = link.stream.ready(SENDER, link.head).map_or(0, |(n, _)| n);
@@ -380,6 +391,13 @@ fn wait(list: &mut [libc::pollfd], ms: i64) -> c_int {
     let ms = ms.min(i64::from(c_int::MAX)) as c_int;
     // SAFETY: entries of a slice.
     unsafe { next::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, ms) }
+}
+
+/// Whether the kernel has a datagram, or an error, for the socket.
+pub(crate) fn is_readable(fd: c_int) -> bool {
+    let mut asked = [entry(fd)];
+    wait(&mut asked, 0);
+    asked[0].revents != 0
 }
 
 /// Flags of receives that only the kernel answers.
