@@ -15,6 +15,7 @@ pub mod media;
 pub mod run;
 pub mod stat;
 pub mod verbs;
+mod view;
 
 /// What carries a connection, in words.
 pub(crate) fn carrier(transport: &str) -> &str {
