@@ -96,6 +96,9 @@ pub(crate) unsafe fn private(path: *const c_char) -> Option<Private> {
 
 /// How many bytes to leave out at the front of a path so that the private folder's name does not show.
 pub(crate) fn hidden(path: &[u8]) -> usize {
+    if root::is_busy() {
+        return 0;
+    }
     root::bases()
         .iter()
         .find_map(|base| root::length_below(base, path))

@@ -19,7 +19,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// Names the folder; the name ends with `-PID-START` of the process that removes it.
 const SETTING: &str = "WEFT_SYSFS";
@@ -54,10 +54,7 @@ pub(crate) fn root() -> Option<&'static CStr> {
     if FAILED.load(Ordering::Relaxed) {
         return None;
     }
-    BUSY.set(true);
-    let found = find();
-    BUSY.set(false);
-    match found {
+    match busy(find) {
         Ok(path) => {
             let path = CString::new(path.into_os_string().into_vec()).ok()?;
             let path = path.into_raw();
@@ -76,6 +73,25 @@ pub(crate) fn root() -> Option<&'static CStr> {
     }
 }
 
+/// Whether this thread is at work on the tree.
+pub(crate) fn is_busy() -> bool {
+    BUSY.get()
+}
+
+/// Does something in which all paths are the machine's.
+fn busy<T>(work: impl FnOnce() -> T) -> T {
+    let before = BUSY.replace(true);
+    let done = work();
+    BUSY.set(before);
+    done
+}
+
+/// A path as the kernel says it, so that it is known again; its last component need not be there.
+fn canonical(base: &Path) -> Option<PathBuf> {
+    let folder = fs::canonicalize(base.parent()?).ok()?;
+    Some(folder.join(base.file_name()?))
+}
+
 /// The folders that trees can be in, the best first.
 pub(crate) fn bases() -> &'static [PathBuf] {
     static BASES: AtomicPtr<Vec<PathBuf>> = AtomicPtr::new(null_mut());
@@ -87,7 +103,9 @@ pub(crate) fn bases() -> &'static [PathBuf] {
         let temporary = std::env::temp_dir();
         let common = [Path::new("/dev/shm"), &temporary].map(|folder| folder.join(&name));
         let all = named.into_iter().chain(common);
-        bases = Box::into_raw(Box::new(all.filter(|base| base.is_absolute()).collect()));
+        let all = all.filter(|base| base.is_absolute());
+        let all = busy(|| all.filter_map(|base| canonical(&base)).collect());
+        bases = Box::into_raw(Box::new(all));
         // Whichever thread comes last: all are equal and stay.
         BASES.store(bases, Ordering::Release);
     }
@@ -318,15 +336,77 @@ fn owned() -> Option<PathBuf> {
     (pid == std::process::id()).then_some(base)
 }
 
-extern "C" fn remove() {
-    if let Some(base) = owned() {
-        let _ = fs::remove_dir_all(base);
+/// The folder that this process removes: its number, and a string that is never freed.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+static OWNED: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
+
+/// Removes the folder, if that is for this process to do. It takes no memory and no lock: a program can end itself in the middle of anything.
+pub(crate) extern "C" fn remove() {
+    let folder = OWNED.load(Ordering::Acquire);
+    if folder.is_null() || std::process::id() != OWNER.load(Ordering::Relaxed) {
+        return;
+    }
+    clear(libc::AT_FDCWD, folder);
+}
+
+/// Removes a folder with all that is in it; whether it is gone.
+fn clear(parent: c_int, name: *const c_char) -> bool {
+    let how = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: a string.
+    let fd = unsafe { libc::syscall(libc::SYS_openat, parent, name, how) } as c_int;
+    if fd < 0 {
+        return false;
+    }
+    // What is removed moves the rest: from the beginning, until nothing can be removed.
+    while clear_once(fd) {
+        // SAFETY: a descriptor of ours.
+        unsafe { libc::syscall(libc::SYS_lseek, fd, 0, libc::SEEK_SET) };
+    }
+    // SAFETY: as above, and a string.
+    unsafe {
+        libc::syscall(libc::SYS_close, fd);
+        libc::syscall(libc::SYS_unlinkat, parent, name, libc::AT_REMOVEDIR) == 0
+    }
+}
+
+/// Removes what an open folder lists; whether there was something.
+fn clear_once(fd: c_int) -> bool {
+    /// Where the length and the name are in an entry: see getdents64(2).
+    const LEN: usize = 16;
+    const NAME: usize = 19;
+    let mut buf = [0_u8; 2048];
+    let mut removed = false;
+    loop {
+        // SAFETY: there is as much room as is said.
+        let got = unsafe { libc::syscall(libc::SYS_getdents64, fd, buf.as_mut_ptr(), buf.len()) };
+        let Ok(got @ 1..) = usize::try_from(got) else {
+            return removed;
+        };
+        let mut at = 0;
+        while at + NAME < got {
+            let len = usize::from(u16::from_ne_bytes([buf[at + LEN], buf[at + LEN + 1]]));
+            let name = &buf[at + NAME..got];
+            at += len.max(1);
+            if name.starts_with(b".\0") || name.starts_with(b"..\0") {
+                continue;
+            }
+            // SAFETY: the kernel's string.
+            if unsafe { libc::syscall(libc::SYS_unlinkat, fd, name.as_ptr(), 0) } == 0 {
+                removed = true;
+            } else {
+                removed |= clear(fd, name.as_ptr().cast());
+            }
+        }
     }
 }
 
 pub(crate) extern "C" fn start() {
-    if owned().is_some() {
-        // SAFETY: a function that stays.
-        unsafe { libc::atexit(remove) };
-    }
+    let Some(folder) = owned().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
+    else {
+        return;
+    };
+    OWNED.store(folder.into_raw(), Ordering::Release);
+    OWNER.store(std::process::id(), Ordering::Relaxed);
+    // SAFETY: a function that stays.
+    unsafe { libc::atexit(remove) };
 }

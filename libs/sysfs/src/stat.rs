@@ -11,6 +11,7 @@ use libc::{stat as Stat, statfs as StatFs, statvfs as StatVfs, statx as Statx};
 use crate::hooks;
 use crate::place::{fail, private};
 use crate::real::{look, real};
+use crate::root;
 
 type FstatAt = unsafe extern "C" fn(c_int, *const c_char, *mut Stat, c_int) -> c_int;
 
@@ -185,4 +186,21 @@ hooks! {
         // SAFETY: as above.
         unsafe { next(fd, path, mask) }
     }
+}
+
+macro_rules! ends {
+    ($($name:ident;)*) => { hooks! {$(
+        /// Shells end so, and nothing that was registered for the end is called then.
+        fn $name(status: c_int) -> ! {
+            root::remove();
+            let next = real!($name(c_int) -> !);
+            // SAFETY: it takes a number.
+            unsafe { next(status) }
+        }
+    )*} };
+}
+
+ends! {
+    _exit;
+    _Exit;
 }

@@ -38,6 +38,7 @@ impl Weft {
         Self::bare()
             .env("LD_LIBRARY_PATH", libraries())
             .env("LD_PRELOAD", libraries().join("libweft-sysfs.so"))
+            .env("WEFT_SYSFS", libraries().with_file_name("sysfs"))
             .env("WEFT_DEVICES", devices)
     }
 
