@@ -20,6 +20,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Names the folder; the name ends with `-PID-START` of the process that removes it.
 const SETTING: &str = "WEFT_SYSFS";
@@ -157,10 +158,13 @@ fn in_base(base: &Path, name: &str, library: &Path) -> io::Result<PathBuf> {
     if tree.is_dir() {
         return Ok(tree);
     }
+    // Containers that share the folder can have threads of one number.
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     // SAFETY: takes nothing.
     let thread = unsafe { libc::gettid() };
-    let new = base.join(format!("new-{thread}"));
-    let _ = fs::remove_dir_all(&new);
+    let new = base.join(format!("new-{thread}-{}", now.as_nanos()));
     fs::create_dir(&new)?;
     let made = make(&new, library).and_then(|()| fs::rename(&new, &tree));
     if made.is_err() {
