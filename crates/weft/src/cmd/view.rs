@@ -91,6 +91,15 @@ pub(super) fn enter(lib: &Path, settings: &[(&'static str, OsString)]) -> Result
         let what = format!("--sysfs=namespace: {what}");
         move |e: io::Error| Failure::failed(format!("{what}: {e}"))
     };
+    // This process would take what the library shows for what the machine has.
+    let preloaded = std::env::var("LD_PRELOAD").is_ok_and(|list| list.contains(LIBRARY));
+    if preloaded {
+        let what =
+            "--sysfs=namespace: this is under a `weft verbs` with the preload library already";
+        return Err(
+            Failure::failed(what).hint("env -u LD_PRELOAD weft verbs --sysfs=namespace -- PROGRAM")
+        );
+    }
     separate().map_err(|e| {
         wrong("no mount namespace")(e).hint(
             "run it as root, or allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone=1, \
