@@ -7,6 +7,7 @@ pub mod private;
 pub mod rsock;
 pub mod strings;
 pub mod sysfs;
+pub mod tree;
 pub mod types;
 
 mod ah;

@@ -1,6 +1,6 @@
 //! The terminal that somebody looks at: its width, tables that fit it, and its keys.
 
-use std::io::{IsTerminal, stdin, stdout};
+use std::io::{IsTerminal, Stdin, stdin, stdout};
 use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -71,7 +71,10 @@ fn laid_out<Row: AsRef<[String]>>(
 }
 
 /// Keys one by one, while it lives: without Enter, not shown.
-pub(crate) struct Keys(Termios);
+pub(crate) struct Keys {
+    before: Termios,
+    input: Stdin,
+}
 
 impl Keys {
     /// `None` without a terminal to read from and one to write to.
@@ -86,7 +89,10 @@ impl Keys {
         now.special_codes[SpecialCodeIndex::VMIN] = 1;
         now.special_codes[SpecialCodeIndex::VTIME] = 0;
         tcsetattr(stdin(), OptionalActions::Now, &now).ok()?;
-        Some(Self(before))
+        Some(Self {
+            before,
+            input: stdin(),
+        })
     }
 
     /// Wait so long; `true` as soon as `q`, Ctrl-C or Ctrl-D is pressed or the terminal is gone.
@@ -95,15 +101,14 @@ impl Keys {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).unwrap_or_default();
-            let input = stdin();
-            let mut fds = [PollFd::new(&input, PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.input, PollFlags::IN)];
             match poll(&mut fds, Some(&left)) {
                 Ok(0) => return false,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return true,
                 Ok(_) => {
                     let mut key = [0; 1];
-                    match rustix::io::read(&input, &mut key) {
+                    match rustix::io::read(&self.input, &mut key) {
                         Ok(1) if !matches!(key[0], b'q' | b'Q' | 3 | 4) => {}
                         _ => return true,
                     }
@@ -115,7 +120,7 @@ impl Keys {
 
 impl Drop for Keys {
     fn drop(&mut self) {
-        let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
+        let _ = tcsetattr(&self.input, OptionalActions::Now, &self.before);
     }
 }
 

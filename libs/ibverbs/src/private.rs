@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::AtomicBool;
 
-use weft_abi::verbs::types::{ibv_context, ibv_device, ibv_wr_opcode};
-use weft_abi::verbs::{self, private, strings};
+use weft_abi::verbs::types::{ibv_context, ibv_wr_opcode};
+use weft_abi::verbs::{self, private, strings, tree};
 
 exports! { "", private:
     weft_ignored();
@@ -21,8 +21,8 @@ exports! { "", strings:
     ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char;
 }
 
-exports! { "weft_ucx_", private:
-    uct_ib_device_is_accessible(device: *mut ibv_device) -> c_int;
+exports! { "", tree:
+    weft_sysfs_tree(dir: *const c_char) -> c_int;
 }
 
 /// Whether a driver may free what the kernel has lost. A variable of C's type `bool`; nobody reads it here.

@@ -151,8 +151,8 @@ impl Query {
             }
         }
         let wanted = wanted.fill().ok_or(Trouble::Eai(libc::EAI_SOCKTYPE))?;
-        // SAFETY: the caller's promise.
         let owned = |text: *const c_char| {
+            // SAFETY: the caller's promise.
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_owned())
         };
         Ok(Query {

@@ -19,6 +19,7 @@ pub mod mpi;
 pub mod run;
 pub mod stat;
 pub mod verbs;
+mod view;
 
 /// What carries a connection, in words.
 pub(crate) fn carrier(transport: &str) -> &str {
