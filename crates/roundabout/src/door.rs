@@ -16,7 +16,7 @@ use crate::node::{Node, Ring};
 use crate::rdma::{Memory, Prepared, RdmaIn, RdmaOut};
 use crate::tcp::TcpLink;
 use crate::wire::{HELLO, Hello, VERSION};
-use crate::{Error, lock};
+use crate::{Error, VISIT, VISIT_ELEMENT, lock};
 
 /// How often the listening thread looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -35,7 +35,9 @@ pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 pub enum Security {
     /// Processes of our user on this host; the kernel says so.
     SameUser,
-    /// As that, and by TLS whoever shows a key that is admitted. Our successor has to show one too, by the settings' own rule.
+    /// As that, and by TLS whoever the environment names (`WEFT_TLS=on`, `WEFT_TLS_KEY`, `WEFT_TLS_PEERS`, see docs/tls.md).
+    Environment,
+    /// As the first, and by TLS whoever shows a key that is admitted. Our successor has to show one too, by the settings' own rule.
     Keys(Tls, Admit),
 }
 
@@ -44,9 +46,17 @@ enum Guest {
     Tcp(TcpStream),
 }
 
+struct Waits {
+    guest: Guest,
+    hello: Hello,
+    since: Instant,
+    /// It is a visitor, and the node knows of it.
+    told: bool,
+}
+
 #[derive(Default)]
 struct Waiting {
-    guests: Mutex<HashMap<([u8; 16], u32), (Guest, Hello, Instant)>>,
+    guests: Mutex<HashMap<([u8; 16], u32), Waits>>,
     came: Condvar,
 }
 
@@ -54,22 +64,49 @@ impl Waiting {
     /// Keeps a guest until its ring is formed; gives it back when there is no place.
     fn put(&self, hello: Hello, guest: Guest) -> Result<(), Guest> {
         let mut guests = lock(&self.guests);
-        guests.retain(|_, (_, _, since)| since.elapsed() < KEEP);
+        guests.retain(|_, waits| waits.since.elapsed() < KEEP);
         let key = (hello.id, hello.exchange);
         if guests.len() >= WAITING || guests.contains_key(&key) {
             return Err(guest);
         }
-        guests.insert(key, (guest, hello, Instant::now()));
+        let waits = Waits {
+            guest,
+            hello,
+            since: Instant::now(),
+            told: false,
+        };
+        guests.insert(key, waits);
         drop(guests);
         self.came.notify_all();
         Ok(())
     }
 
+    /// The address and the greeting of a visitor, which waits on for its ring. Each is told once.
+    fn visitor(&self, end: Instant) -> Option<(SocketAddr, Hello)> {
+        let mut guests = lock(&self.guests);
+        loop {
+            for waits in guests.values_mut() {
+                if let (Guest::Rdma(request, _), VISIT) = (&waits.guest, waits.hello.exchange)
+                    && !std::mem::replace(&mut waits.told, true)
+                {
+                    let ip = request.peer_addr().ip();
+                    return Some((SocketAddr::new(ip, waits.hello.port), waits.hello));
+                }
+            }
+            let left = end.checked_duration_since(Instant::now())?;
+            let (held, _) = self
+                .came
+                .wait_timeout(guests, left)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            guests = held;
+        }
+    }
+
     fn take(&self, ring: &Ring, end: Instant) -> Option<(Guest, Hello)> {
         let mut guests = lock(&self.guests);
         loop {
-            if let Some((guest, hello, _)) = guests.remove(&(ring.id, ring.exchange)) {
-                return Some((guest, hello));
+            if let Some(waits) = guests.remove(&(ring.id, ring.exchange)) {
+                return Some((waits.guest, waits.hello));
             }
             let left = end.checked_duration_since(Instant::now())?;
             let (held, _) = self
@@ -106,10 +143,16 @@ fn param(security: &Security, private_data: Vec<u8>, timeout: Duration) -> ConnP
             ..LinkOptions::default()
         },
         tls: match security {
-            Security::SameUser => None,
+            Security::SameUser | Security::Environment => None,
             Security::Keys(tls, _) => Some(tls.clone()),
         },
     }
+}
+
+/// Whether the environment asks for TLS and names the peers.
+fn named_peers() -> bool {
+    std::env::var("WEFT_TLS").is_ok_and(|on| on == "on")
+        && std::env::var_os("WEFT_TLS_PEERS").is_some_and(|file| !file.is_empty())
 }
 
 fn our_user() -> u32 {
@@ -126,9 +169,14 @@ impl Door {
         security: Security,
         local: Option<LocalMode>,
     ) -> Result<Self, Error> {
-        if matches!(security, Security::SameUser) && !bind.ip().to_canonical().is_loopback() {
+        let keys = match security {
+            Security::SameUser => false,
+            Security::Environment => named_peers(),
+            Security::Keys(..) => true,
+        };
+        if !keys && !bind.ip().to_canonical().is_loopback() {
             return Err(Error::Invalid(format!(
-                "{bind} is reached from other hosts, which needs keys"
+                "{bind} is reached from other hosts, which needs keys: WEFT_TLS=on, WEFT_TLS_KEY and WEFT_TLS_PEERS"
             )));
         }
         let said = |e: &dyn std::fmt::Display| Error::Local(format!("{bind}: {e}"));
@@ -274,6 +322,22 @@ impl Door {
         Node::start(ring.clone(), None, Some((Box::new(from), Box::new(out))))
     }
 
+    /// The next visitor: a node that asks for a ring of two with us ([`VISIT`]), which [`Door::join`] then forms. `None`: nobody came in time.
+    pub fn visit(&self, wait: Duration) -> Option<Ring> {
+        let (visitor, hello) = self.waiting.visitor(Instant::now() + wait)?;
+        let element = hello.element as usize;
+        if hello.nodes != 2 || hello.from != 0 || hello.home || element > VISIT_ELEMENT {
+            return None;
+        }
+        Some(Ring {
+            exchange: VISIT,
+            agreement: hello.agreement,
+            element,
+            elements: 4,
+            ..Ring::new(hello.id, vec![visitor, self.addr], 1)
+        })
+    }
+
     /// Our predecessor, which agrees with us.
     fn guest(&self, ring: &Ring, end: Instant) -> Result<Guest, Error> {
         let previous = ring.previous();
@@ -329,6 +393,8 @@ fn greet(request: cm::Request, security: &Security, waiting: &Waiting) {
     }
     let known = match security {
         Security::SameUser => false,
+        // Without a file of peers any key would do, and nobody has said so.
+        Security::Environment => request.tls().is_some() && named_peers(),
         Security::Keys(_, admit) => request.tls().is_some_and(|tls| admit(&tls.peer)),
     };
     let known = match (known, request.peer_uid()) {

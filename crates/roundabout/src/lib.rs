@@ -18,7 +18,7 @@ mod tcp;
 pub mod wire;
 
 pub use door::{Admit, Door, Security};
-pub use node::{Element, Load, Next, Node, Ring};
+pub use node::{Canceller, Element, Load, Next, Node, Own, Ring, Room, Waker};
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub const ELEMENT: usize = 4 << 20;
 /// Elements of a node unless told otherwise.
 pub const ELEMENTS: usize = 8;
+/// The exchange of rings that nobody expects: a visitor and the node that it asks for something ([`Door::visit`]).
+pub const VISIT: u32 = u32::MAX;
+/// Most bytes of an element that a visitor may ask for.
+pub const VISIT_ELEMENT: usize = 16 << 20;
 /// Nodes that a ring may have.
 pub const MAX_NODES: usize = 1024;
 

@@ -98,6 +98,7 @@ impl Ring {
             element: self.element as u32,
             id: self.id,
             agreement: self.agreement,
+            port: self.nodes[self.me].port(),
         }
     }
 
@@ -181,6 +182,7 @@ struct State {
     failed: Option<Failure>,
     /// Number of our next element.
     seq: u32,
+    woken: bool,
     /// The query thread has nothing more to forward.
     finished: bool,
     load: Load,
@@ -470,13 +472,11 @@ impl Element {
         let Some(slot) = &self.slot else {
             return Err(bounds());
         };
-        match &self.shared.memory {
-            Some(memory) => memory.read(slot, off, out).map_err(Error::Local),
-            None => {
-                out.copy_from_slice(&slot.plain.as_bytes()[off..off + out.len()]);
-                Ok(())
-            }
+        if let Some(memory) = &self.shared.memory {
+            return memory.read(slot, off, out).map_err(Error::Local);
         }
+        out.copy_from_slice(&slot.plain.as_bytes()[off..off + out.len()]);
+        Ok(())
     }
 
     /// Its data as words of this machine: in place where it is not registered memory, else copied to `scratch`. Bytes beyond the last whole word
@@ -528,13 +528,11 @@ impl Room {
         else {
             return Err(Error::Local("written past the end of an element".into()));
         };
-        match &self.shared.memory {
-            Some(memory) => memory.write(slot, off, bytes).map_err(Error::Local),
-            None => {
-                slot.plain.as_mut_bytes()[off..end].copy_from_slice(bytes);
-                Ok(())
-            }
+        if let Some(memory) = &self.shared.memory {
+            return memory.write(slot, off, bytes).map_err(Error::Local);
         }
+        slot.plain.as_mut_bytes()[off..end].copy_from_slice(bytes);
+        Ok(())
     }
 
     /// The first `len` bytes are an element of ours, which can be looked at as those of others.
@@ -575,12 +573,25 @@ impl Drop for Room {
     }
 }
 
+/// What a node has to give of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Own {
+    /// Data that is there: room is asked for.
+    Now,
+    /// Perhaps later: a [`Waker`] says when.
+    Later,
+    /// Nothing from here on.
+    Never,
+}
+
 /// What a node has to do next.
 pub enum Next {
     /// Look at an element of another node (or of ours that has come home).
     Element(Element),
     /// Fill an element of our own.
     Room(Room),
+    /// A [`Waker`] was used.
+    Woken,
     /// All nodes' elements have been here.
     End,
 }
@@ -661,6 +672,31 @@ impl Node {
     /// # Errors
     /// [`Error::Failed`] when a node has died or given up.
     pub fn next(&mut self, more: bool) -> Result<Next, Error> {
+        self.next_with(if more { Own::Now } else { Own::Never })
+    }
+
+    /// A handle that ends a wait with [`Next::Woken`].
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::downgrade(&self.shared))
+    }
+
+    /// Whether the turn has failed.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when it has.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.shared.failed() {
+            Some(failure) => Err(self.shared.ring.failure(&failure)),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Node::next`], for data of our own that is made meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when a node has died or given up.
+    pub fn next_with(&mut self, own: Own) -> Result<Next, Error> {
+        let more = own == Own::Now;
         let shared = &self.shared;
         let mut began = None;
         let mut state = lock(&shared.state);
@@ -694,7 +730,7 @@ impl Node {
                     shared: Arc::clone(shared),
                 });
             }
-            if !self.end_sent && !more && (room || self.expected == 0) {
+            if !self.end_sent && own == Own::Never && (room || self.expected == 0) {
                 self.end_sent = true;
                 if self.expected > 0
                     && let Some(slot) = state.free.pop()
@@ -708,6 +744,9 @@ impl Node {
                     shared.changed.notify_all();
                 }
                 continue;
+            }
+            if std::mem::take(&mut state.woken) {
+                break Next::Woken;
             }
             if self.end_sent && self.ends == self.expected {
                 self.over = true;
@@ -730,7 +769,7 @@ impl Node {
     /// # Errors
     /// As [`Node::next`].
     pub fn drain(&mut self) -> Result<(), Error> {
-        while !matches!(self.next(false)?, Next::End) {}
+        while !matches!(self.next_with(Own::Never)?, Next::End) {}
         Ok(())
     }
 
@@ -793,6 +832,20 @@ impl Canceller {
     pub fn cancel(&self, why: &str) {
         if let Some(shared) = self.0.upgrade() {
             shared.fail(shared.ring.me, format!("gave up: {why}"));
+        }
+    }
+}
+
+/// Ends a wait of the query thread.
+#[derive(Clone)]
+pub struct Waker(std::sync::Weak<Shared>);
+
+impl Waker {
+    /// Does so now, or the next one.
+    pub fn wake(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            lock(&shared.state).woken = true;
+            shared.changed.notify_all();
         }
     }
 }

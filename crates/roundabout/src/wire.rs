@@ -172,6 +172,8 @@ pub struct Hello {
     pub id: [u8; 16],
     /// What the nodes must agree on beside all that: a digest of the plan, say.
     pub agreement: u64,
+    /// The port of the predecessor's own door.
+    pub port: u16,
 }
 
 impl Hello {
@@ -187,6 +189,7 @@ impl Hello {
         out[16..20].copy_from_slice(&self.element.to_be_bytes());
         out[24..40].copy_from_slice(&self.id);
         out[40..48].copy_from_slice(&self.agreement.to_be_bytes());
+        out[48..50].copy_from_slice(&self.port.to_be_bytes());
         out
     }
 
@@ -205,6 +208,7 @@ impl Hello {
             element: u32::from_be_bytes(field(bytes, 16)),
             id: field(bytes, 24),
             agreement: u64::from_be_bytes(field(bytes, 40)),
+            port: u16::from_be_bytes(field(bytes, 48)),
         })
     }
 
@@ -277,6 +281,7 @@ mod tests {
             element: 4096,
             id: [9; 16],
             agreement: 5,
+            port: 7478,
         };
         assert_eq!(Hello::decode(&ours.encode()), Some(ours));
         assert_eq!(ours.differs(&ours), None);

@@ -98,7 +98,7 @@ fn ten_thousand_random_joins_are_as_the_oracle_says() {
             _ => {
                 let matches = |a: u64, b: u64| a.wrapping_add(b) % 3 == 1;
                 nested_loops((&r, &r_rows), (&s, &s_rows), matches, |a, b| {
-                    got.push((a, b))
+                    got.push((a, b));
                 });
                 oracle(&r, &s, matches)
             }
