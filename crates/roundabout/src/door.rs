@@ -1,0 +1,460 @@
+//! Where predecessors connect: who is let in, and how a ring is formed.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
+use weft_verbs::tls::{PublicKey, Tls};
+use weft_verbs::{Device, LocalMode};
+
+use crate::node::{Node, Ring};
+use crate::rdma::{Memory, Prepared, RdmaIn, RdmaOut};
+use crate::tcp::TcpLink;
+use crate::wire::{HELLO, Hello, VERSION};
+use crate::{Error, VISIT, VISIT_ELEMENT, lock};
+
+/// How often the listening thread looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a request waits for its ring.
+const KEEP: Duration = Duration::from_mins(1);
+/// Requests that wait at once.
+const WAITING: usize = 256;
+/// How long a plain connection has for its greeting.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// Whose keys are let in.
+pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
+
+/// Who may be a neighbour.
+#[derive(Clone)]
+pub enum Security {
+    /// Processes of our user on this host; the kernel says so.
+    SameUser,
+    /// As that, and by TLS whoever the environment names (`WEFT_TLS=on`, `WEFT_TLS_KEY`, `WEFT_TLS_PEERS`, see docs/tls.md).
+    Environment,
+    /// As the first, and by TLS whoever shows a key that is admitted. Our successor has to show one too, by the settings' own rule.
+    Keys(Tls, Admit),
+}
+
+enum Guest {
+    Rdma(cm::Request, bool),
+    Tcp(TcpStream),
+}
+
+struct Waits {
+    guest: Guest,
+    hello: Hello,
+    since: Instant,
+    /// It is a visitor, and the node knows of it.
+    told: bool,
+}
+
+#[derive(Default)]
+struct Waiting {
+    guests: Mutex<HashMap<([u8; 16], u32), Waits>>,
+    came: Condvar,
+}
+
+impl Waiting {
+    /// Keeps a guest until its ring is formed; gives it back when there is no place.
+    fn put(&self, hello: Hello, guest: Guest) -> Result<(), Guest> {
+        let mut guests = lock(&self.guests);
+        guests.retain(|_, waits| waits.since.elapsed() < KEEP);
+        let key = (hello.id, hello.exchange);
+        if guests.len() >= WAITING || guests.contains_key(&key) {
+            return Err(guest);
+        }
+        let waits = Waits {
+            guest,
+            hello,
+            since: Instant::now(),
+            told: false,
+        };
+        guests.insert(key, waits);
+        drop(guests);
+        self.came.notify_all();
+        Ok(())
+    }
+
+    /// The address and the greeting of a visitor, which waits on for its ring. Each is told once.
+    fn visitor(&self, end: Instant) -> Option<(SocketAddr, Hello)> {
+        let mut guests = lock(&self.guests);
+        loop {
+            for waits in guests.values_mut() {
+                if let (Guest::Rdma(request, _), VISIT) = (&waits.guest, waits.hello.exchange)
+                    && !std::mem::replace(&mut waits.told, true)
+                {
+                    let ip = request.peer_addr().ip();
+                    return Some((SocketAddr::new(ip, waits.hello.port), waits.hello));
+                }
+            }
+            let left = end.checked_duration_since(Instant::now())?;
+            let (held, _) = self
+                .came
+                .wait_timeout(guests, left)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            guests = held;
+        }
+    }
+
+    fn take(&self, ring: &Ring, end: Instant) -> Option<(Guest, Hello)> {
+        let mut guests = lock(&self.guests);
+        loop {
+            if let Some(waits) = guests.remove(&(ring.id, ring.exchange)) {
+                return Some((waits.guest, waits.hello));
+            }
+            let left = end.checked_duration_since(Instant::now())?;
+            let (held, _) = self
+                .came
+                .wait_timeout(guests, left)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+            guests = held;
+        }
+    }
+}
+
+#[derive(Clone)]
+enum Carrier {
+    Rdma { device: Device, security: Security },
+    Tcp,
+}
+
+/// The address of a node, for as many rings as it takes part in.
+pub struct Door {
+    carrier: Carrier,
+    addr: SocketAddr,
+    waiting: Arc<Waiting>,
+    stop: Arc<AtomicBool>,
+    listening: Option<JoinHandle<()>>,
+}
+
+fn param(security: &Security, private_data: Vec<u8>, timeout: Duration) -> ConnParam {
+    ConnParam {
+        private_data,
+        ird: 1,
+        ord: 1,
+        options: LinkOptions {
+            timeout,
+            ..LinkOptions::default()
+        },
+        tls: match security {
+            Security::SameUser | Security::Environment => None,
+            Security::Keys(tls, _) => Some(tls.clone()),
+        },
+    }
+}
+
+/// Whether the environment asks for TLS and names the peers.
+fn named_peers() -> bool {
+    std::env::var("WEFT_TLS").is_ok_and(|on| on == "on")
+        && std::env::var_os("WEFT_TLS_PEERS").is_some_and(|file| !file.is_empty())
+}
+
+fn our_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+impl Door {
+    /// Listens for neighbours over verbs: shared memory where they are on this host, TCP (by TLS with keys) elsewhere.
+    ///
+    /// # Errors
+    /// [`Error::Local`] when the address cannot be had; [`Error::Invalid`] for an address beyond this host without keys.
+    pub fn open(
+        bind: SocketAddr,
+        security: Security,
+        local: Option<LocalMode>,
+    ) -> Result<Self, Error> {
+        let keys = match security {
+            Security::SameUser => false,
+            Security::Environment => named_peers(),
+            Security::Keys(..) => true,
+        };
+        if !keys && !bind.ip().to_canonical().is_loopback() {
+            return Err(Error::Invalid(format!(
+                "{bind} is reached from other hosts, which needs keys: WEFT_TLS=on, WEFT_TLS_KEY and WEFT_TLS_PEERS"
+            )));
+        }
+        let said = |e: &dyn std::fmt::Display| Error::Local(format!("{bind}: {e}"));
+        let builder = Device::builder();
+        let builder = match local {
+            Some(mode) => builder.local(mode),
+            None => builder,
+        };
+        let device = builder.open().map_err(|e| said(&e))?;
+        let settings = param(&security, Vec::new(), KEEP);
+        let listener = cm::Listener::bind(&device, bind, 64, &settings).map_err(|e| said(&e))?;
+        let addr = listener.local_addr();
+        let carrier = Carrier::Rdma {
+            device,
+            security: security.clone(),
+        };
+        Self::start(carrier, addr, move |waiting, stop| {
+            while !stop.load(Ordering::SeqCst) {
+                if let Some(request) = listener.next_request(Some(LOOK)) {
+                    greet(request, &security, waiting);
+                }
+            }
+        })
+    }
+
+    /// Listens for neighbours over plain TCP, for comparison. It knows no keys, so it stays on this host.
+    ///
+    /// # Errors
+    /// As [`Door::open`].
+    pub fn open_tcp(bind: SocketAddr) -> Result<Self, Error> {
+        if !bind.ip().to_canonical().is_loopback() {
+            return Err(Error::Invalid("plain TCP is for this host alone".into()));
+        }
+        let said = |e: std::io::Error| Error::Local(format!("{bind}: {e}"));
+        let listener = TcpListener::bind(bind).map_err(said)?;
+        let addr = listener.local_addr().map_err(said)?;
+        Self::start(Carrier::Tcp, addr, move |waiting, stop| {
+            for stream in listener.incoming() {
+                if stop.load(Ordering::SeqCst) {
+                    break;
+                }
+                let Ok(mut stream) = stream else { continue };
+                let mut bytes = [0; HELLO];
+                let read = stream
+                    .set_read_timeout(Some(GREETING))
+                    .and_then(|()| stream.read_exact(&mut bytes));
+                if let (Ok(()), Some(hello)) = (read, Hello::decode(&bytes)) {
+                    let _ = waiting.put(hello, Guest::Tcp(stream));
+                }
+            }
+        })
+    }
+
+    fn start(
+        carrier: Carrier,
+        addr: SocketAddr,
+        listen: impl FnOnce(&Waiting, &AtomicBool) + Send + 'static,
+    ) -> Result<Self, Error> {
+        let waiting = Arc::new(Waiting::default());
+        let stop = Arc::new(AtomicBool::new(false));
+        let (for_thread, stop_thread) = (Arc::clone(&waiting), Arc::clone(&stop));
+        let listening = thread::Builder::new()
+            .name("weft-ring-door".into())
+            .spawn(move || listen(&for_thread, &stop_thread))
+            .map_err(|e| Error::Local(format!("no thread: {e}")))?;
+        Ok(Self {
+            carrier,
+            addr,
+            waiting,
+            stop,
+            listening: Some(listening),
+        })
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Takes our place in a ring: connects to the successor, waits for the predecessor. All nodes do it at about the same time.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Form`], [`Error::Local`].
+    pub fn join(&self, ring: &Ring) -> Result<Node, Error> {
+        ring.check()?;
+        match &self.carrier {
+            Carrier::Rdma { device, security } => self.join_rdma(ring, device, security),
+            Carrier::Tcp => self.join_tcp(ring),
+        }
+    }
+
+    fn join_rdma(&self, ring: &Ring, device: &Device, security: &Security) -> Result<Node, Error> {
+        let said = |e: weft_verbs::Error| Error::Local(e.to_string());
+        let memory = Arc::new(Memory::new(device, ring).map_err(said)?);
+        if ring.nodes.len() == 1 {
+            return Node::start(ring.clone(), Some(memory), None);
+        }
+        let end = Instant::now() + ring.patience;
+        let (out_base, out_qp) = Prepared::out(&memory).map_err(said)?;
+        let (in_base, in_qp) = Prepared::from(&memory).map_err(said)?;
+        let next = ring.next();
+        let (out, from) = thread::scope(|scope| {
+            let dial = scope.spawn(|| dial(ring, device, security, out_qp, end));
+            let from = self.guest(ring, end).and_then(|guest| {
+                let Guest::Rdma(request, known) = guest else {
+                    return Err(form(ring, ring.previous(), "it came by plain TCP"));
+                };
+                accept(ring, security, request, known, in_qp)
+            });
+            let out = dial
+                .join()
+                .unwrap_or_else(|_| Err(form(ring, next, "the connecting thread panicked")));
+            (out, from)
+        });
+        let (out, from) = (out?, from?);
+        let out = RdmaOut::new(out_base, out, Arc::clone(&memory));
+        let from = RdmaIn::new(in_base, from, Arc::clone(&memory));
+        Node::start(
+            ring.clone(),
+            Some(memory),
+            Some((Box::new(from), Box::new(out))),
+        )
+    }
+
+    fn join_tcp(&self, ring: &Ring) -> Result<Node, Error> {
+        if ring.nodes.len() == 1 {
+            return Node::start(ring.clone(), None, None);
+        }
+        let end = Instant::now() + ring.patience;
+        let to = ring.nodes[ring.next()];
+        let failed = |e: std::io::Error| form(ring, ring.next(), &e.to_string());
+        let mut out = TcpStream::connect_timeout(&to, ring.patience).map_err(failed)?;
+        out.write_all(&ring.hello(ring.me).encode())
+            .map_err(failed)?;
+        let Guest::Tcp(from) = self.guest(ring, end)? else {
+            return Err(form(ring, ring.previous(), "it came by RDMA"));
+        };
+        let said = |e: std::io::Error| Error::Local(e.to_string());
+        let (from, out) = (
+            TcpLink::new(from).map_err(said)?,
+            TcpLink::new(out).map_err(said)?,
+        );
+        Node::start(ring.clone(), None, Some((Box::new(from), Box::new(out))))
+    }
+
+    /// The next visitor: a node that asks for a ring of two with us ([`VISIT`]), which [`Door::join`] then forms. `None`: nobody came in time.
+    pub fn visit(&self, wait: Duration) -> Option<Ring> {
+        let (visitor, hello) = self.waiting.visitor(Instant::now() + wait)?;
+        let element = hello.element as usize;
+        if hello.nodes != 2 || hello.from != 0 || hello.home || element > VISIT_ELEMENT {
+            return None;
+        }
+        Some(Ring {
+            exchange: VISIT,
+            agreement: hello.agreement,
+            element,
+            elements: 4,
+            ..Ring::new(hello.id, vec![visitor, self.addr], 1)
+        })
+    }
+
+    /// Our predecessor, which agrees with us.
+    fn guest(&self, ring: &Ring, end: Instant) -> Result<Guest, Error> {
+        let previous = ring.previous();
+        let Some((guest, hello)) = self.waiting.take(ring, end) else {
+            return Err(form(ring, previous, "it did not connect in time"));
+        };
+        if let Some(why) = hello.differs(&ring.hello(previous)) {
+            if let Guest::Rdma(request, _) = guest {
+                let _ = request.reject(why.as_bytes());
+            }
+            return Err(form(ring, previous, &why));
+        }
+        Ok(guest)
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        if matches!(self.carrier, Carrier::Tcp) {
+            // Wakes the listening thread.
+            let _ = TcpStream::connect_timeout(&self.addr, GREETING);
+        }
+        if let Some(thread) = self.listening.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn form(ring: &Ring, node: usize, why: &str) -> Error {
+    Error::Form {
+        node,
+        name: ring.nodes[node],
+        why: why.into(),
+    }
+}
+
+/// Looks at a request, and keeps it for its ring.
+fn greet(request: cm::Request, security: &Security, waiting: &Waiting) {
+    let peer = request.peer_addr();
+    let refuse = |request: cm::Request, why: &str| {
+        tracing::warn!("{peer}: turned away: {why}");
+        let _ = request.reject(why.as_bytes());
+    };
+    let Some(hello) = Hello::decode(request.private_data()) else {
+        return refuse(request, "it does not speak the protocol of rings");
+    };
+    if hello.version != VERSION {
+        return refuse(
+            request,
+            &format!("versions differ: {} there, {VERSION} here", hello.version),
+        );
+    }
+    let known = match security {
+        Security::SameUser => false,
+        // Without a file of peers any key would do, and nobody has said so.
+        Security::Environment => request.tls().is_some() && named_peers(),
+        Security::Keys(_, admit) => request.tls().is_some_and(|tls| admit(&tls.peer)),
+    };
+    let known = match (known, request.peer_uid()) {
+        (true, _) => true,
+        (false, Some(uid)) if uid == our_user() => true,
+        (false, Some(uid)) => {
+            return refuse(request, &format!("user {uid} is not let in"));
+        }
+        // Its transport can still say that it is of our user.
+        (false, None) => false,
+    };
+    if let Err(Guest::Rdma(request, _)) = waiting.put(hello, Guest::Rdma(request, known)) {
+        refuse(request, "this place in the ring is taken, or too many wait");
+    }
+}
+
+fn accept(
+    ring: &Ring,
+    security: &Security,
+    request: cm::Request,
+    known: bool,
+    qp: weft_verbs::Qp,
+) -> Result<weft_verbs::Qp, Error> {
+    let refused = |why: &str| form(ring, ring.previous(), why);
+    let settings = param(security, Vec::new(), KEEP);
+    let conn = request
+        .accept(qp, &settings)
+        .map_err(|e| refused(&e.to_string()))?;
+    if !known && !is_local(&conn.qp) {
+        return Err(refused(
+            "its key is not authorised, and the kernel does not say that it is of this user",
+        ));
+    }
+    Ok(conn.qp)
+}
+
+/// Whether the neighbour is reached in shared memory, where only processes of one user meet.
+fn is_local(qp: &weft_verbs::Qp) -> bool {
+    qp.path().is_some_and(|path| path.transport == "local")
+}
+
+fn dial(
+    ring: &Ring,
+    device: &Device,
+    security: &Security,
+    qp: weft_verbs::Qp,
+    end: Instant,
+) -> Result<weft_verbs::Qp, Error> {
+    let next = ring.next();
+    let hello = ring.hello(ring.me).encode().to_vec();
+    let left = end.saturating_duration_since(Instant::now());
+    let settings = param(security, hello, left.max(LOOK));
+    let conn = cm::connect_qp(ring.nodes[next], qp, device, &settings).map_err(|e| {
+        let why = match &e {
+            ConnectError::Rejected { private_data } if !private_data.is_empty() => {
+                format!("it refused: {}", crate::wire::failure_text(private_data))
+            }
+            other => other.to_string(),
+        };
+        form(ring, next, why.trim_end())
+    })?;
+    Ok(conn.qp)
+}

@@ -1,0 +1,851 @@
+//! A node of a ring: elements that come, are looked at, and go.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use zerocopy::IntoBytes;
+
+use crate::wire::{Header, Hello, Kind, VERSION};
+use crate::{ELEMENT, ELEMENTS, Error, MAX_NODES, lock, rdma};
+
+/// How often a waiting thread looks whether the turn has failed.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+/// How long a node that has said goodbye waits for its predecessor to close.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// The settings of a ring, the same on all its nodes but for `me`.
+#[derive(Debug, Clone)]
+pub struct Ring {
+    /// Names the query; random, so that nobody else can take a place in it.
+    pub id: [u8; 16],
+    /// Which of the rings of one query.
+    pub exchange: u32,
+    /// What the nodes must agree on beside all this: a digest of the plan, say.
+    pub agreement: u64,
+    /// The doors of the nodes, in the order of the ring.
+    pub nodes: Vec<SocketAddr>,
+    /// Our position.
+    pub me: usize,
+    /// Bytes of an element: a multiple of 8.
+    pub element: usize,
+    /// Elements of each node, at least 2.
+    pub elements: usize,
+    /// Elements come back to their origin, for measuring; else they end at its predecessor, when every node has had them once.
+    pub home: bool,
+    /// How long to wait for the neighbours.
+    pub patience: Duration,
+}
+
+impl Ring {
+    /// Position `me` in a ring of these nodes, with elements as usual.
+    pub fn new(id: [u8; 16], nodes: Vec<SocketAddr>, me: usize) -> Self {
+        Self {
+            id,
+            exchange: 0,
+            agreement: 0,
+            nodes,
+            me,
+            element: ELEMENT,
+            elements: ELEMENTS,
+            home: false,
+            patience: Duration::from_secs(30),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let invalid = |why: &str| Err(Error::Invalid(why.into()));
+        if self.nodes.is_empty() || self.nodes.len() > MAX_NODES || self.me >= self.nodes.len() {
+            return invalid("1 to 1,024 nodes, and we are one of them");
+        }
+        if !self.element.is_multiple_of(8) || !(64..=1 << 30).contains(&self.element) {
+            return invalid("an element has 64 bytes to 1 GiB, and a multiple of 8");
+        }
+        if !(2..=4096).contains(&self.elements) {
+            return invalid("a node has 2 to 4,096 elements");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn next(&self) -> usize {
+        (self.me + 1) % self.nodes.len()
+    }
+
+    pub(crate) fn previous(&self) -> usize {
+        (self.me + self.nodes.len() - 1) % self.nodes.len()
+    }
+
+    /// Links that an element travels.
+    fn limit(&self) -> u16 {
+        let nodes = self.nodes.len();
+        (if self.home && nodes > 1 {
+            nodes
+        } else {
+            nodes - 1
+        }) as u16
+    }
+
+    /// What we say to our successor; with `from`, what we expect of our predecessor.
+    pub(crate) fn hello(&self, from: usize) -> Hello {
+        Hello {
+            version: VERSION,
+            from: from as u16,
+            nodes: self.nodes.len() as u16,
+            home: self.home,
+            exchange: self.exchange,
+            element: self.element as u32,
+            id: self.id,
+            agreement: self.agreement,
+            port: self.nodes[self.me].port(),
+        }
+    }
+
+    pub(crate) fn failure(&self, failure: &Failure) -> Error {
+        let node = failure.node.min(self.nodes.len() - 1);
+        Error::Failed {
+            node,
+            name: self.nodes[node],
+            why: failure.why.clone(),
+        }
+    }
+}
+
+/// The node to blame, and what happened there.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) node: usize,
+    pub(crate) why: String,
+}
+
+/// Why a link does not go on.
+pub(crate) enum Trouble {
+    /// The neighbour is not there any more.
+    Gone(String),
+    /// The neighbour broke the protocol.
+    Protocol(&'static str),
+    /// The neighbour says that the turn has failed.
+    Told(Failure),
+    /// Our own process cannot.
+    Local(String),
+    /// The turn has failed elsewhere.
+    Stopped,
+}
+
+/// The link to the successor.
+pub(crate) trait Out: Send {
+    /// Sends an element; returns when its memory is free again.
+    fn send(
+        &mut self,
+        slot: &Slot,
+        header: &Header,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), Trouble>;
+    /// Looks for what the successor says; true after its goodbye.
+    fn poll(&mut self, wait: Duration) -> Result<bool, Trouble>;
+    /// Tells it that the turn has failed.
+    fn tell(&mut self, failure: &Failure);
+    /// Closes, when all has been said.
+    fn close(&mut self);
+}
+
+/// The link from the predecessor.
+pub(crate) trait In: Send {
+    /// Whether the predecessor wants to send an element.
+    fn request(&mut self, wait: Duration) -> Result<bool, Trouble>;
+    /// There is a request, and no element is free: look out for failures.
+    fn hold(&mut self) -> Result<(), Trouble>;
+    /// Takes the element that was asked for.
+    fn take(&mut self, slot: &mut Slot, stop: &dyn Fn() -> bool) -> Result<Header, Trouble>;
+    /// Says goodbye: everything has come. True when the predecessor has closed too.
+    fn goodbye(&mut self) -> Result<(), Trouble>;
+    /// Waits for the predecessor to close.
+    fn closed(&mut self, wait: Duration) -> bool;
+    /// Tells it that the turn has failed.
+    fn tell(&mut self, failure: &Failure);
+}
+
+/// The memory of one element: a part of the registered region, or words of its own.
+pub(crate) struct Slot {
+    pub(crate) index: usize,
+    pub(crate) plain: Box<[u64]>,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Slot>,
+    /// Have come and not been looked at.
+    ready: VecDeque<(Slot, Header)>,
+    /// Are to be forwarded.
+    outgoing: VecDeque<(Slot, Header)>,
+    failed: Option<Failure>,
+    /// Number of our next element.
+    seq: u32,
+    woken: bool,
+    /// The query thread has nothing more to forward.
+    finished: bool,
+    load: Load,
+}
+
+/// What a node has done in a turn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Elements that came from the predecessor.
+    pub received: u64,
+    /// Bytes in them.
+    pub received_bytes: u64,
+    /// Elements that went to the successor.
+    pub sent: u64,
+    /// Bytes in them.
+    pub sent_bytes: u64,
+    /// How long the query thread waited for the ring.
+    pub waited: Duration,
+}
+
+pub(crate) struct Shared {
+    ring: Ring,
+    memory: Option<Arc<rdma::Memory>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    pub(crate) fn fail(&self, node: usize, why: impl Into<String>) {
+        let mut state = lock(&self.state);
+        if state.failed.is_none() {
+            let why = why.into();
+            state.failed = Some(Failure { node, why });
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn failed(&self) -> Option<Failure> {
+        lock(&self.state).failed.clone()
+    }
+
+    fn stop(&self) -> bool {
+        lock(&self.state).failed.is_some()
+    }
+
+    fn release(&self, slot: Slot) {
+        lock(&self.state).free.push(slot);
+        self.changed.notify_all();
+    }
+
+    /// The element goes on, or its journey is over.
+    fn pass(&self, slot: Slot, header: Header) {
+        if header.hop >= self.ring.limit() {
+            return self.release(slot);
+        }
+        lock(&self.state).outgoing.push_back((slot, header));
+        self.changed.notify_all();
+    }
+
+    fn blame(&self, neighbour: usize, trouble: Trouble) {
+        match trouble {
+            Trouble::Gone(why) => self.fail(neighbour, format!("died or cannot be reached: {why}")),
+            Trouble::Protocol(why) => self.fail(neighbour, format!("broke the protocol: {why}")),
+            Trouble::Told(failure) => self.fail(failure.node, failure.why),
+            Trouble::Local(why) => self.fail(self.ring.me, why),
+            Trouble::Stopped => {}
+        }
+    }
+
+    /// The transmitter thread.
+    fn transmit(&self, mut out: Box<dyn Out>) {
+        if let Err(trouble) = self.forward(out.as_mut()) {
+            self.blame(self.ring.next(), trouble);
+        }
+        match self.failed() {
+            Some(failure) => out.tell(&failure),
+            None => out.close(),
+        }
+    }
+
+    fn forward(&self, out: &mut dyn Out) -> Result<(), Trouble> {
+        let mut goodbye = false;
+        loop {
+            let mut state = lock(&self.state);
+            let item = loop {
+                if state.failed.is_some() {
+                    return Err(Trouble::Stopped);
+                }
+                if let Some(item) = state.outgoing.pop_front() {
+                    break Some(item);
+                }
+                if state.finished {
+                    break None;
+                }
+                let (held, time) = self
+                    .changed
+                    .wait_timeout(state, LOOK)
+                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                state = held;
+                if time.timed_out() && state.outgoing.is_empty() && !goodbye {
+                    drop(state);
+                    // It can have everything while our query thread still looks at its last element.
+                    goodbye = out.poll(Duration::ZERO)?;
+                    state = lock(&self.state);
+                }
+            };
+            drop(state);
+            let Some((slot, mut header)) = item else {
+                // The successor has everything when it says so.
+                while !goodbye {
+                    if self.stop() {
+                        return Err(Trouble::Stopped);
+                    }
+                    goodbye = out.poll(LOOK)?;
+                }
+                return Ok(());
+            };
+            if goodbye {
+                return Err(Trouble::Protocol("a goodbye before the end"));
+            }
+            header.hop += 1;
+            out.send(&slot, &header, &|| self.stop())?;
+            let mut state = lock(&self.state);
+            state.load.sent += u64::from(header.kind == Kind::Payload);
+            state.load.sent_bytes += u64::from(header.len);
+            state.free.push(slot);
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The receiver thread.
+    fn receive(&self, mut from: Box<dyn In>) {
+        match self.collect(from.as_mut()) {
+            Ok(()) => {
+                from.closed(CLOSING);
+            }
+            Err(trouble) => {
+                self.blame(self.ring.previous(), trouble);
+                if let Some(failure) = self.failed() {
+                    from.tell(&failure);
+                }
+            }
+        }
+    }
+
+    fn collect(&self, from: &mut dyn In) -> Result<(), Trouble> {
+        let mut journeys = Journeys::new(&self.ring);
+        while !journeys.over() {
+            if !from.request(LOOK)? {
+                if self.stop() {
+                    return Err(Trouble::Stopped);
+                }
+                continue;
+            }
+            let mut held = false;
+            let mut slot = loop {
+                let mut state = lock(&self.state);
+                if state.failed.is_some() {
+                    return Err(Trouble::Stopped);
+                }
+                if let Some(slot) = state.free.pop() {
+                    break slot;
+                }
+                if held {
+                    let waited = self.changed.wait_timeout(state, LOOK);
+                    drop(waited);
+                } else {
+                    drop(state);
+                }
+                from.hold()?;
+                held = true;
+            };
+            let header = from.take(&mut slot, &|| self.stop())?;
+            journeys.check(&header).map_err(Trouble::Protocol)?;
+            let mut state = lock(&self.state);
+            state.load.received += u64::from(header.kind == Kind::Payload);
+            state.load.received_bytes += u64::from(header.len);
+            state.ready.push_back((slot, header));
+            drop(state);
+            self.changed.notify_all();
+        }
+        from.goodbye()
+    }
+}
+
+/// What a node has seen of each origin: elements come in order, by the right number of links, and none after the end.
+struct Journeys {
+    me: usize,
+    nodes: usize,
+    limit: usize,
+    element: usize,
+    next: Vec<u32>,
+    ended: Vec<bool>,
+}
+
+impl Journeys {
+    fn new(ring: &Ring) -> Self {
+        let nodes = ring.nodes.len();
+        Self {
+            me: ring.me,
+            nodes,
+            limit: ring.limit().into(),
+            element: ring.element,
+            next: vec![0; nodes],
+            ended: vec![false; nodes],
+        }
+    }
+
+    fn over(&self) -> bool {
+        self.ended.iter().filter(|&&ended| ended).count() == self.limit
+    }
+
+    fn check(&mut self, header: &Header) -> Result<(), &'static str> {
+        let origin = usize::from(header.origin);
+        if origin >= self.nodes {
+            return Err("an origin that is no node");
+        }
+        let links = match (self.me + self.nodes - origin) % self.nodes {
+            0 => self.nodes,
+            links => links,
+        };
+        if usize::from(header.hop) != links || links > self.limit {
+            return Err("an element on the wrong way");
+        }
+        if self.ended[origin] || header.seq != self.next[origin] {
+            return Err("an element out of order");
+        }
+        if header.len as usize > self.element {
+            return Err("a length beyond the element");
+        }
+        match header.kind {
+            Kind::Payload => self.next[origin] = header.seq.wrapping_add(1),
+            Kind::End => self.ended[origin] = true,
+            _ => return Err("a message out of place"),
+        }
+        Ok(())
+    }
+}
+
+/// An element of the ring while the query thread looks at it. Dropping it passes it on.
+pub struct Element {
+    slot: Option<Slot>,
+    header: Header,
+    shared: Arc<Shared>,
+}
+
+impl Element {
+    /// Bytes of data.
+    pub fn len(&self) -> usize {
+        self.header.len as usize
+    }
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.header.len == 0
+    }
+    /// The node that it comes from.
+    pub fn origin(&self) -> usize {
+        self.header.origin.into()
+    }
+    /// Whether it is our own and has come home ([`Ring::home`]).
+    pub fn is_home(&self) -> bool {
+        self.header.hop != 0 && usize::from(self.header.origin) == self.shared.ring.me
+    }
+    /// What its origin said with it: eight bits.
+    pub fn flags(&self) -> u8 {
+        self.header.flags
+    }
+    /// What its origin said with it: four words.
+    pub fn user(&self) -> [u64; 4] {
+        self.header.user
+    }
+
+    /// Copies bytes out. A copy, because registered memory is never borrowed (ADR 1); a node looks at each element once.
+    ///
+    /// # Errors
+    /// [`Error::Local`] out of bounds.
+    pub fn read(&self, off: usize, out: &mut [u8]) -> Result<(), Error> {
+        let bounds = || Error::Local("read past the end of an element".into());
+        if off
+            .checked_add(out.len())
+            .is_none_or(|end| end > self.len())
+        {
+            return Err(bounds());
+        }
+        let Some(slot) = &self.slot else {
+            return Err(bounds());
+        };
+        if let Some(memory) = &self.shared.memory {
+            return memory.read(slot, off, out).map_err(Error::Local);
+        }
+        out.copy_from_slice(&slot.plain.as_bytes()[off..off + out.len()]);
+        Ok(())
+    }
+
+    /// Its data as words of this machine: in place where it is not registered memory, else copied to `scratch`. Bytes beyond the last whole word
+    /// are left out.
+    ///
+    /// # Errors
+    /// As [`Element::read`].
+    pub fn words<'a>(&'a self, scratch: &'a mut Vec<u64>) -> Result<&'a [u64], Error> {
+        let words = self.len() / 8;
+        if let (None, Some(slot)) = (&self.shared.memory, &self.slot) {
+            return Ok(&slot.plain[..words]);
+        }
+        // Not filled with zeros anew for each element.
+        if scratch.len() < words {
+            scratch.resize(words, 0);
+        }
+        self.read(0, scratch[..words].as_mut_bytes())?;
+        Ok(&scratch[..words])
+    }
+}
+
+impl Drop for Element {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.pass(slot, self.header);
+        }
+    }
+}
+
+/// A free element for our own data. Dropping it gives it back.
+pub struct Room {
+    slot: Option<Slot>,
+    shared: Arc<Shared>,
+}
+
+impl Room {
+    /// Bytes that it takes.
+    pub fn capacity(&self) -> usize {
+        self.shared.ring.element
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`Error::Local`] out of bounds.
+    pub fn write(&mut self, off: usize, bytes: &[u8]) -> Result<(), Error> {
+        let end = off.checked_add(bytes.len());
+        let (Some(end), Some(slot)) = (end.filter(|&end| end <= self.capacity()), &mut self.slot)
+        else {
+            return Err(Error::Local("written past the end of an element".into()));
+        };
+        if let Some(memory) = &self.shared.memory {
+            return memory.write(slot, off, bytes).map_err(Error::Local);
+        }
+        slot.plain.as_mut_bytes()[off..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The first `len` bytes are an element of ours, which can be looked at as those of others.
+    ///
+    /// # Errors
+    /// [`Error::Local`] out of bounds.
+    pub fn commit(mut self, len: usize, flags: u8, user: [u64; 4]) -> Result<Element, Error> {
+        if len > self.capacity() {
+            return Err(Error::Local("more than an element".into()));
+        }
+        let seq = {
+            let mut state = lock(&self.shared.state);
+            let seq = state.seq;
+            state.seq = seq.wrapping_add(1);
+            seq
+        };
+        let header = Header {
+            flags,
+            origin: self.shared.ring.me as u16,
+            seq,
+            len: len as u32,
+            user,
+            ..Header::new(Kind::Payload)
+        };
+        Ok(Element {
+            slot: self.slot.take(),
+            header,
+            shared: Arc::clone(&self.shared),
+        })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.shared.release(slot);
+        }
+    }
+}
+
+/// What a node has to give of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Own {
+    /// Data that is there: room is asked for.
+    Now,
+    /// Perhaps later: a [`Waker`] says when.
+    Later,
+    /// Nothing from here on.
+    Never,
+}
+
+/// What a node has to do next.
+pub enum Next {
+    /// Look at an element of another node (or of ours that has come home).
+    Element(Element),
+    /// Fill an element of our own.
+    Room(Room),
+    /// A [`Waker`] was used.
+    Woken,
+    /// All nodes' elements have been here.
+    End,
+}
+
+/// A node in one turn of a ring.
+pub struct Node {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    end_sent: bool,
+    ends: usize,
+    expected: usize,
+    over: bool,
+}
+
+impl Node {
+    pub(crate) fn start(
+        ring: Ring,
+        memory: Option<Arc<rdma::Memory>>,
+        links: Option<(Box<dyn In>, Box<dyn Out>)>,
+    ) -> Result<Self, Error> {
+        let words = if memory.is_some() {
+            0
+        } else {
+            ring.element / 8
+        };
+        let free = (0..ring.elements)
+            .map(|index| Slot {
+                index,
+                plain: vec![0; words].into_boxed_slice(),
+            })
+            .collect();
+        let expected = ring.limit().into();
+        let shared = Arc::new(Shared {
+            ring,
+            memory,
+            state: Mutex::new(State {
+                free,
+                ..State::default()
+            }),
+            changed: Condvar::new(),
+        });
+        let mut node = Self {
+            shared,
+            threads: Vec::new(),
+            end_sent: false,
+            ends: 0,
+            expected,
+            over: false,
+        };
+        if let Some((from, out)) = links {
+            let (a, b) = (Arc::clone(&node.shared), Arc::clone(&node.shared));
+            node.spawn("weft-ring-rx", move || a.receive(from))?;
+            node.spawn("weft-ring-tx", move || b.transmit(out))?;
+        }
+        Ok(node)
+    }
+
+    fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let thread = thread::Builder::new().name(name.into()).spawn(run);
+        self.threads
+            .push(thread.map_err(|e| Error::Local(format!("no thread: {e}")))?);
+        Ok(())
+    }
+
+    /// The settings.
+    pub fn ring(&self) -> &Ring {
+        &self.shared.ring
+    }
+
+    /// What this node has done so far.
+    pub fn load(&self) -> Load {
+        lock(&self.shared.state).load
+    }
+
+    /// What is to be done next; waits until there is something. With `more` there is data of our own that has not been given yet: it is asked for as long
+    /// as the ring has room. After a call without it no more can be given. Elements of others come first.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when a node has died or given up.
+    pub fn next(&mut self, more: bool) -> Result<Next, Error> {
+        self.next_with(if more { Own::Now } else { Own::Never })
+    }
+
+    /// A handle that ends a wait with [`Next::Woken`].
+    pub fn waker(&self) -> Waker {
+        Waker(Arc::downgrade(&self.shared))
+    }
+
+    /// Whether the turn has failed.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when it has.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.shared.failed() {
+            Some(failure) => Err(self.shared.ring.failure(&failure)),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Node::next`], for data of our own that is made meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when a node has died or given up.
+    pub fn next_with(&mut self, own: Own) -> Result<Next, Error> {
+        let more = own == Own::Now;
+        let shared = &self.shared;
+        let mut began = None;
+        let mut state = lock(&shared.state);
+        let next = loop {
+            if let Some(failure) = &state.failed {
+                return Err(shared.ring.failure(failure));
+            }
+            if let Some((slot, header)) = state.ready.pop_front() {
+                if header.kind == Kind::End {
+                    self.ends += 1;
+                    if header.hop >= shared.ring.limit() {
+                        state.free.push(slot);
+                    } else {
+                        state.outgoing.push_back((slot, header));
+                    }
+                    shared.changed.notify_all();
+                    continue;
+                }
+                break Next::Element(Element {
+                    slot: Some(slot),
+                    header,
+                    shared: Arc::clone(shared),
+                });
+            }
+            // A ring whose elements are all full stands still. So whoever puts something in leaves one free: then one is free somewhere at any
+            // time, and its predecessor can send.
+            let room = state.free.len() >= 2 || (self.expected == 0 && !state.free.is_empty());
+            if more && !self.end_sent && room {
+                break Next::Room(Room {
+                    slot: state.free.pop(),
+                    shared: Arc::clone(shared),
+                });
+            }
+            if !self.end_sent && own == Own::Never && (room || self.expected == 0) {
+                self.end_sent = true;
+                if self.expected > 0
+                    && let Some(slot) = state.free.pop()
+                {
+                    let header = Header {
+                        origin: shared.ring.me as u16,
+                        seq: state.seq,
+                        ..Header::new(Kind::End)
+                    };
+                    state.outgoing.push_back((slot, header));
+                    shared.changed.notify_all();
+                }
+                continue;
+            }
+            if std::mem::take(&mut state.woken) {
+                break Next::Woken;
+            }
+            if self.end_sent && self.ends == self.expected {
+                self.over = true;
+                break Next::End;
+            }
+            began.get_or_insert_with(Instant::now);
+            state = shared
+                .changed
+                .wait(state)
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
+        };
+        if let Some(began) = began {
+            state.load.waited += began.elapsed();
+        }
+        Ok(next)
+    }
+
+    /// Passes on what still comes without looking at it, and gives nothing of our own.
+    ///
+    /// # Errors
+    /// As [`Node::next`].
+    pub fn drain(&mut self) -> Result<(), Error> {
+        while !matches!(self.next_with(Own::Never)?, Next::End) {}
+        Ok(())
+    }
+
+    /// Ends the turn after [`Next::End`]: returns when the neighbours have everything.
+    ///
+    /// # Errors
+    /// As [`Node::next`]; [`Error::Local`] before the end.
+    pub fn finish(mut self) -> Result<Load, Error> {
+        if !self.over {
+            return Err(Error::Local("the turn is not over".into()));
+        }
+        lock(&self.shared.state).finished = true;
+        self.shared.changed.notify_all();
+        self.join();
+        let state = lock(&self.shared.state);
+        match &state.failed {
+            Some(failure) => Err(self.shared.ring.failure(failure)),
+            None => Ok(state.load),
+        }
+    }
+
+    /// Ends the turn for all nodes, which are told why.
+    pub fn give_up(self, why: &str) {
+        self.shared
+            .fail(self.shared.ring.me, format!("gave up: {why}"));
+    }
+
+    /// A handle that can end the turn from another thread.
+    pub fn canceller(&self) -> Canceller {
+        Canceller(Arc::downgrade(&self.shared))
+    }
+
+    fn join(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has failed the turn for the neighbours by closing its link.
+            if thread.join().is_err() {
+                self.shared.fail(self.shared.ring.me, "a thread panicked");
+            }
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if !self.over {
+            self.shared.fail(self.shared.ring.me, "gave up");
+        }
+        lock(&self.shared.state).finished = true;
+        self.shared.changed.notify_all();
+        self.join();
+    }
+}
+
+/// Ends a turn from another thread.
+#[derive(Clone)]
+pub struct Canceller(std::sync::Weak<Shared>);
+
+impl Canceller {
+    /// Ends it for all nodes, which are told why.
+    pub fn cancel(&self, why: &str) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.fail(shared.ring.me, format!("gave up: {why}"));
+        }
+    }
+}
+
+/// Ends a wait of the query thread.
+#[derive(Clone)]
+pub struct Waker(std::sync::Weak<Shared>);
+
+impl Waker {
+    /// Does so now, or the next one.
+    pub fn wake(&self) {
+        if let Some(shared) = self.0.upgrade() {
+            lock(&shared.state).woken = true;
+            shared.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Rings of threads and of processes: everything goes round once, and failures are told with a name.
+
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use weft_roundabout::{Door, Error, Next, Node, Ring, Security};
+use weft_verbs::LocalMode;
+
+const ID: [u8; 16] = [7; 16];
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn doors(count: usize, carrier: &str) -> Vec<Door> {
+    let open = || match carrier {
+        "twin" => Door::open_tcp(any()).unwrap(),
+        "tcp" => Door::open(any(), Security::SameUser, Some(LocalMode::Off)).unwrap(),
+        _ => Door::open(any(), Security::SameUser, Some(LocalMode::Auto)).unwrap(),
+    };
+    (0..count).map(|_| open()).collect()
+}
+
+fn ring(doors: &[Door], me: usize) -> Ring {
+    Ring {
+        element: 4096,
+        elements: 3,
+        patience: Duration::from_mins(1),
+        ..Ring::new(ID, doors.iter().map(Door::local_addr).collect(), me)
+    }
+}
+
+/// Gives `count` elements and returns what came: origin, number, length.
+fn turn(mut node: Node, count: u64) -> Result<Vec<(usize, u64, usize)>, Error> {
+    let mut given = 0;
+    let mut seen = Vec::new();
+    let mut scratch = Vec::new();
+    loop {
+        let element = match node.next(given < count)? {
+            Next::End => break,
+            Next::Woken => continue,
+            Next::Element(element) => element,
+            Next::Room(mut room) => {
+                let len = 8 * (1 + given as usize % 512);
+                let words: Vec<u8> = (0..len as u64 / 8)
+                    .flat_map(|i| (given * 1000 + i).to_ne_bytes())
+                    .collect();
+                room.write(0, &words)?;
+                given += 1;
+                room.commit(len, 5, [given - 1, 1, 2, 3])?
+            }
+        };
+        let number = element.user()[0];
+        assert_eq!((element.flags(), element.user()[3]), (5, 3));
+        let words = element.words(&mut scratch)?;
+        assert!((number * 1000..).zip(words).all(|(a, &b)| a == b));
+        seen.push((element.origin(), number, element.len()));
+    }
+    node.finish()?;
+    Ok(seen)
+}
+
+fn all(doors: &[Door], counts: &[u64], home: bool) -> Vec<Vec<(usize, u64, usize)>> {
+    thread::scope(|scope| {
+        let nodes: Vec<_> = (0..doors.len())
+            .map(|me| {
+                scope.spawn(move || {
+                    let ring = Ring {
+                        home,
+                        ..ring(doors, me)
+                    };
+                    turn(doors[me].join(&ring).unwrap(), counts[me]).unwrap()
+                })
+            })
+            .collect();
+        nodes.into_iter().map(|node| node.join().unwrap()).collect()
+    })
+}
+
+fn goes_round(carrier: &str) {
+    for nodes in [1, 2, 3, 6] {
+        let doors = doors(nodes, carrier);
+        let counts: Vec<u64> = (0..nodes as u64).map(|n| n * 7 % 23).collect();
+        let mut expected: Vec<(usize, u64, usize)> = Vec::new();
+        for (origin, &count) in counts.iter().enumerate() {
+            expected.extend((0..count).map(|n| (origin, n, 8 * (1 + n as usize % 512))));
+        }
+        for (me, mut seen) in all(&doors, &counts, false).into_iter().enumerate() {
+            for (origin, &count) in counts.iter().enumerate() {
+                let numbers = seen.iter().filter(|s| s.0 == origin).map(|s| s.1);
+                assert!(numbers.eq(0..count), "order at node {me}");
+            }
+            seen.sort_unstable();
+            assert_eq!(seen, expected, "{carrier}, {nodes} nodes, node {me}");
+        }
+    }
+}
+
+#[test]
+fn every_element_passes_every_node_once_in_shared_memory() {
+    goes_round("local");
+}
+
+#[test]
+fn every_element_passes_every_node_once_over_tcp() {
+    goes_round("tcp");
+}
+
+#[test]
+fn every_element_passes_every_node_once_on_the_twin() {
+    goes_round("twin");
+}
+
+#[test]
+fn elements_come_home() {
+    let doors = doors(3, "local");
+    for (me, seen) in all(&doors, &[5, 0, 9], true).into_iter().enumerate() {
+        // Ours twice: when they are given, and when they are home.
+        let ours = [5, 0, 9][me];
+        assert_eq!(seen.len(), 14 + ours);
+        assert_eq!(seen.iter().filter(|s| s.0 == me).count(), 2 * ours);
+    }
+}
+
+#[test]
+fn a_full_ring_moves_on() {
+    // Two elements a node and far more data than they hold, on every node at once; one node is slow.
+    let doors = doors(4, "local");
+    thread::scope(|scope| {
+        for me in 0..4 {
+            let doors = &doors;
+            scope.spawn(move || {
+                let ring = Ring {
+                    elements: 2,
+                    ..ring(doors, me)
+                };
+                let mut node = doors[me].join(&ring).unwrap();
+                let (mut given, mut seen) = (0, 0);
+                loop {
+                    match node.next(given < 50).unwrap() {
+                        Next::Room(room) => {
+                            given += 1;
+                            drop(room.commit(4096, 0, [0; 4]).unwrap());
+                        }
+                        Next::Element(element) => {
+                            if me == 2 {
+                                thread::sleep(Duration::from_millis(1));
+                            }
+                            seen += element.len();
+                        }
+                        Next::End | Next::Woken => break,
+                    }
+                }
+                assert_eq!(seen, 3 * 50 * 4096);
+                let load = node.finish().unwrap();
+                assert_eq!((load.received, load.sent), (150, 150));
+            });
+        }
+    });
+}
+
+#[test]
+fn a_node_that_gives_up_is_named_by_all() {
+    for carrier in ["local", "tcp", "twin"] {
+        let doors = doors(5, carrier);
+        let nodes: Vec<_> = thread::scope(|scope| {
+            let joining: Vec<_> = (0..5)
+                .map(|me| (me, &doors))
+                .map(|(me, doors)| scope.spawn(move || doors[me].join(&ring(doors, me)).unwrap()))
+                .collect();
+            joining.into_iter().map(|n| n.join().unwrap()).collect()
+        });
+        let failures: Vec<Error> = thread::scope(|scope| {
+            let running: Vec<_> = nodes
+                .into_iter()
+                .enumerate()
+                .filter_map(|(me, node)| {
+                    if me == 3 {
+                        scope.spawn(move || node.give_up("no memory"));
+                        return None;
+                    }
+                    Some(scope.spawn(move || turn(node, u64::MAX).unwrap_err()))
+                })
+                .collect();
+            running.into_iter().map(|n| n.join().unwrap()).collect()
+        });
+        assert_eq!(failures.len(), 4);
+        for failure in failures {
+            match failure {
+                Error::Failed { node: 3, why, .. } => assert!(why.contains("no memory"), "{why}"),
+                other => panic!("{carrier}: {other}"),
+            }
+        }
+        // The same doors form the next ring.
+        let seen = all(&doors, &[1, 2, 3, 4, 5], false);
+        assert!(seen.iter().all(|s| s.len() == 15));
+    }
+}
+
+#[test]
+fn nodes_that_do_not_agree_form_no_ring() {
+    let doors = doors(2, "local");
+    let whys: Vec<String> = thread::scope(|scope| {
+        let nodes: Vec<_> = (0..2)
+            .map(|me| (me, &doors))
+            .map(|(me, doors)| {
+                scope.spawn(move || {
+                    let ring = Ring {
+                        agreement: me as u64,
+                        ..ring(doors, me)
+                    };
+                    doors[me].join(&ring).map(|_| ()).unwrap_err().to_string()
+                })
+            })
+            .collect();
+        nodes.into_iter().map(|n| n.join().unwrap()).collect()
+    });
+    assert!(
+        whys.iter()
+            .all(|why| why.contains("do not agree on the plan")),
+        "{whys:?}"
+    );
+}
+
+#[test]
+fn settings_that_cannot_be_are_refused() {
+    let doors = doors(1, "local");
+    for wrong in [
+        Ring {
+            element: 100,
+            ..ring(&doors, 0)
+        },
+        Ring {
+            elements: 1,
+            ..ring(&doors, 0)
+        },
+        Ring {
+            me: 1,
+            ..ring(&doors, 0)
+        },
+        Ring {
+            nodes: Vec::new(),
+            ..ring(&doors, 0)
+        },
+    ] {
+        assert!(matches!(doors[0].join(&wrong), Err(Error::Invalid(_))));
+    }
+    let beyond = "0.0.0.0:0".parse().unwrap();
+    assert!(matches!(
+        Door::open(beyond, Security::SameUser, None),
+        Err(Error::Invalid(_))
+    ));
+    assert!(matches!(Door::open_tcp(beyond), Err(Error::Invalid(_))));
+}
+
+/// A process of the test's own program, killed at the end.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a test of its own: a node as a process of its own, started by the next test.
+#[test]
+fn child_node() {
+    let Ok(addresses) = std::env::var("RING_TEST_NODES") else {
+        return;
+    };
+    let me: usize = std::env::var("RING_TEST_ME").unwrap().parse().unwrap();
+    let nodes: Vec<SocketAddr> = addresses.split(',').map(|a| a.parse().unwrap()).collect();
+    let door = Door::open(nodes[me], Security::SameUser, None).unwrap();
+    println!("\nready");
+    let ring = Ring {
+        element: 4096,
+        elements: 3,
+        patience: Duration::from_mins(1),
+        ..Ring::new(ID, nodes, me)
+    };
+    endless(door.join(&ring).unwrap(), |_| ());
+}
+
+/// Gives elements and passes on others', which `saw` gets the origins of, until the turn fails.
+fn endless(mut node: Node, mut saw: impl FnMut(usize)) -> Error {
+    loop {
+        match node.next(true) {
+            Ok(Next::Room(room)) => drop(room.commit(64, 0, [0; 4]).unwrap()),
+            Ok(Next::Element(element)) => saw(element.origin()),
+            Ok(Next::End | Next::Woken) => unreachable!("nobody ends"),
+            Err(error) => return error,
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_killed_is_named_by_all() {
+    let mut doors = doors(4, "local");
+    let nodes: Vec<SocketAddr> = doors.iter().map(Door::local_addr).collect();
+    // Its door is another process's from now on.
+    drop(doors.remove(1));
+    let list: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_node", "--nocapture"])
+        .env("RING_TEST_NODES", list.join(","))
+        .env("RING_TEST_ME", "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut child = Process(child);
+    let out = child.0.stdout.take().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
+    assert!(lines.any(|line| line.unwrap() == "ready"));
+    let (started, running) = std::sync::mpsc::channel();
+    let failures: Vec<Error> = thread::scope(|scope| {
+        let threads: Vec<_> = [0, 2, 3]
+            .into_iter()
+            .zip(&doors)
+            .map(|(me, door)| {
+                let (nodes, started) = (nodes.clone(), started.clone());
+                scope.spawn(move || {
+                    let ring = Ring {
+                        element: 4096,
+                        elements: 3,
+                        patience: Duration::from_mins(1),
+                        ..Ring::new(ID, nodes, me)
+                    };
+                    let mut seen = 0;
+                    endless(door.join(&ring).unwrap(), |origin| {
+                        seen += u32::from(origin == 1);
+                        if seen == 20 {
+                            started.send(()).unwrap();
+                        }
+                    })
+                })
+            })
+            .collect();
+        drop(started);
+        // An error: a node has failed early, and the assertion below says so.
+        let all_run = (0..3).all(|_| running.recv().is_ok());
+        let killed = Instant::now();
+        child.0.kill().unwrap();
+        let failures = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        // A second is the promise; the machine may be slow.
+        assert!(all_run && killed.elapsed() < Duration::from_secs(20));
+        failures
+    });
+    for error in &failures {
+        assert!(matches!(error, Error::Failed { node: 1, .. }), "{error}");
+    }
+}
