@@ -13,6 +13,10 @@
     clippy::not_unsafe_ptr_arg_deref,
     reason = "see above"
 )]
+#![allow(
+    clippy::cast_possible_wrap,
+    reason = "C counts with signed numbers, and paths are short"
+)]
 
 mod names;
 mod open;
