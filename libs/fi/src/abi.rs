@@ -62,7 +62,7 @@ pub const FI_ETOOSMALL: c_int = 257;
 pub const FI_EAVAIL: c_int = 259;
 pub const FI_ETRUNC: c_int = 265;
 
-/// A call that is not there: [`crate::nosys`].
+/// A call that is not there: `nosys`.
 pub type Missing = unsafe extern "C" fn() -> isize;
 
 #[repr(C)]

@@ -122,7 +122,7 @@ pub(crate) fn enter(dir: &Path) -> Level {
     Level { files, calls }
 }
 
-/// What [`enter`] would come to, tried on a thread that ends at once.
+/// What `enter` would come to, tried on a thread that ends at once.
 pub fn level() -> Level {
     let dir = std::env::temp_dir();
     std::thread::spawn(move || enter(&dir))
