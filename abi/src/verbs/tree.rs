@@ -5,7 +5,7 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -19,6 +19,18 @@ const ROOT: &str = "pci7766:00";
 const UVERBS_ABI: &str = "6";
 /// The first device number of the kernel's `uverbs` files.
 const UVERBS_DEV: (u32, u32) = (231, 192);
+
+/// Makes what is missing of a path of folders that all may look into and only their owner may change, whatever the umask is.
+fn make_folders(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = path.parent() {
+        make_folders(parent)?;
+    }
+    fs::create_dir(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+}
 
 /// What stands at a path.
 #[derive(Debug, PartialEq, Eq)]
@@ -114,7 +126,7 @@ impl Tree {
     fn write(&self, dir: &Path) -> io::Result<()> {
         for (path, node) in &self.0 {
             let path = dir.join(path);
-            fs::create_dir_all(path.parent().unwrap_or(dir))?;
+            make_folders(path.parent().unwrap_or(dir))?;
             match node {
                 Node::File(text) => {
                     let mut how = OpenOptions::new();

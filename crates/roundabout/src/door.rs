@@ -403,8 +403,9 @@ fn greet(request: cm::Request, security: &Security, waiting: &Waiting) {
         (false, Some(uid)) => {
             return refuse(request, &format!("user {uid} is not let in"));
         }
-        // Its transport can still say that it is of our user.
-        (false, None) => false,
+        // On this host its transport can still say that it is of our user.
+        (false, None) if peer.ip().to_canonical().is_loopback() => false,
+        (false, None) => return refuse(request, "its key is not authorised"),
     };
     if let Err(Guest::Rdma(request, _)) = waiting.put(hello, Guest::Rdma(request, known)) {
         refuse(request, "this place in the ring is taken, or too many wait");

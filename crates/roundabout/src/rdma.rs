@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use weft_verbs::{
-    Access, Cq, Device, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, Mr, Pd, Qp, QpInit, QpState, RecvWr, Rnr, SendWr, Wc, WcOpcode, WcStatus,
 };
 
 use crate::node::{Failure, In, LOOK, Out, Ring, Slot, Trouble};
@@ -19,7 +19,7 @@ const ELEMENT: u64 = 1 << 32;
 /// The number of a small message's Send.
 const MESSAGE: u64 = 1 << 33;
 /// How long a node that tells of a failure waits for the neighbour to close.
-const LINGER: Duration = Duration::from_millis(300);
+const LINGER: Duration = Duration::from_secs(2);
 
 fn local(error: impl std::fmt::Display) -> Trouble {
     Trouble::Local(error.to_string())
@@ -73,6 +73,8 @@ impl Prepared {
             max_recv_wr: DEPTH,
             max_sge: 2,
             max_inline: SMALL as u32,
+            // A message may come before its receive is posted: a busy node is not a dead one.
+            rnr: Rnr::Wait,
             ..QpInit::new(&cq, &cq)
         })?;
         let wrs: Vec<_> = (0..receives).map(|i| receive(&small, i)).collect();

@@ -173,10 +173,12 @@ static void sets(void)
 	MUST(repoll_ctl(set, EPOLL_CTL_DEL, fds[0], NULL) == 0);
 	MUST(repoll_ctl(set, EPOLL_CTL_MOD, fds[0], &event) == -1 && errno == ENOENT);
 	MUST(repoll_wait(set, got, 4, -1) == 1 && got[0].data.u64 == 3);
+	rclose(far);
+	MUST(repoll_wait(set, got, 4, 50) == 0); /* a closed member is no more */
+	MUST(repoll_ctl(set, EPOLL_CTL_DEL, far, NULL) == -1 && errno == ENOENT);
 	MUST(repoll_wait(set, got, 0, 0) == -1 && errno == EINVAL);
 	MUST(repoll_wait(fds[0], got, 4, 0) == -1 && errno == EBADF);
 	rclose(near);
-	rclose(far);
 	rclose(listener);
 	close(set);
 }

@@ -12,7 +12,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::hash::Hasher;
 use std::io::{self, Write as _};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -141,21 +141,34 @@ fn find() -> io::Result<PathBuf> {
     Err(first.unwrap_or_else(|| io::ErrorKind::NotFound.into()))
 }
 
+/// Makes a folder that all may look into and only its owner may change, whatever the umask of the program is.
+fn make_folder(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o755))
+}
+
+/// Where others can write, others can put there what they like.
+fn trusted(path: &Path) -> io::Result<()> {
+    let about = fs::symlink_metadata(path)?;
+    // SAFETY: takes nothing.
+    let me = unsafe { libc::geteuid() };
+    let closed = about.is_dir() && about.permissions().mode() & 0o022 == 0;
+    if closed && (about.uid() == me || about.uid() == 0) {
+        Ok(())
+    } else {
+        Err(io::Error::other("it belongs to somebody else"))
+    }
+}
+
 fn in_base(base: &Path, name: &str, library: &Path) -> io::Result<PathBuf> {
-    match fs::DirBuilder::new().mode(0o755).create(base) {
+    match make_folder(base) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Where others can write, others can put there what they like.
-    let about = fs::symlink_metadata(base)?;
-    // SAFETY: takes nothing.
-    let me = unsafe { libc::geteuid() };
-    let trusted = about.is_dir() && about.permissions().mode() & 0o022 == 0;
-    if !trusted || (about.uid() != me && about.uid() != 0) {
-        return Err(io::Error::other("it belongs to somebody else"));
-    }
+    trusted(base)?;
     let tree = base.join(name);
     if tree.is_dir() {
+        trusted(&tree)?;
         return Ok(tree);
     }
     // Containers that share the folder can have threads of one number.
@@ -165,7 +178,7 @@ fn in_base(base: &Path, name: &str, library: &Path) -> io::Result<PathBuf> {
     // SAFETY: takes nothing.
     let thread = unsafe { libc::gettid() };
     let new = base.join(format!("new-{thread}-{}", now.as_nanos()));
-    fs::create_dir(&new)?;
+    make_folder(&new)?;
     let made = make(&new, library).and_then(|()| fs::rename(&new, &tree));
     if made.is_err() {
         let _ = fs::remove_dir_all(&new);

@@ -99,6 +99,7 @@ pub unsafe fn repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
 fn look(set: &Set, room: usize, limit: Duration) -> Result<Vec<epoll_event>, Errno> {
     let mut fds: Vec<pollfd> = lock(set)
         .iter()
+        .filter(|(_, member)| member.events & READINESS != 0)
         .map(|(fd, member)| pollfd {
             fd: *fd,
             events: (member.events & READINESS) as i16,
@@ -110,6 +111,11 @@ fn look(set: &Set, room: usize, limit: Duration) -> Result<Vec<epoll_event>, Err
     let mut ready = Vec::new();
     for fd in &fds {
         let told = fd.revents as u16 as u32 & READINESS;
+        if fd.revents & libc::POLLNVAL != 0 {
+            // The program has closed it, as `epoll` finds out by itself.
+            members.remove(&fd.fd);
+            continue;
+        }
         // One that was taken out meanwhile, or was told once, is not told.
         let Some(member) = members.get_mut(&fd.fd) else {
             continue;

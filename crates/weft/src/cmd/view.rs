@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -201,6 +201,8 @@ impl Stage {
                 .0
                 .join(format!("on{}", real.display()).replace('/', "-"));
             fs::create_dir(&whole)?;
+            // Whatever the umask is: it stands in place of a folder that all can look into.
+            fs::set_permissions(&whole, fs::Permissions::from_mode(0o755))?;
             for entry in fs::read_dir(real)? {
                 let entry = entry?;
                 if !new.contains(&entry.file_name()) {
