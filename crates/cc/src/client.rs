@@ -170,6 +170,9 @@ fn remote(
         working_directory().map_err(|e| back(e.to_string()))?,
         text(&plan.source)?,
     );
+    if !options::is_source_name(&source) {
+        return Err(back("a source whose name begins with @ or -".into()));
+    }
     let cwd = text(&cwd)?;
     let line = (settings.line)().map_err(|e| back(format!("no daemon: {e}")))?;
     let lost = |e: io::Error| back(format!("the daemon: {e}"));

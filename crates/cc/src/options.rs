@@ -285,6 +285,12 @@ pub fn is_driver(name: &str) -> bool {
     })
 }
 
+/// Whether a source's name can be an argument of a compiler. gcc takes an argument that begins with `@` for a file of arguments, which are checked by nobody;
+/// one that begins with `-` is an option.
+pub fn is_source_name(name: &str) -> bool {
+    !name.split('/').any(|part| part.starts_with(['@', '-']))
+}
+
 /// Checks the options of a job that a master sends.
 ///
 /// # Errors

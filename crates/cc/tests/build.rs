@@ -523,6 +523,15 @@ fn hostile_masters_are_refused() {
             Box::new(|job: &mut Job| job.args.push("@/etc/passwd".into())),
             Verdict::Refused,
         ),
+        // gcc would read the text as its arguments.
+        (
+            Box::new(|job: &mut Job| job.name = "@a/../a/../f".into()),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.name = "a/../-f.c".into()),
+            Verdict::Refused,
+        ),
         (
             Box::new(|job: &mut Job| job.locale = "../../x".into()),
             Verdict::Refused,

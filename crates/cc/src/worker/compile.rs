@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::sandbox;
 use crate::lock;
-use crate::options::{Language, map_path};
+use crate::options::{Language, is_source_name, map_path};
 use crate::wire::Job;
 
 /// Components that a source's name may have, and bytes.
@@ -57,7 +57,7 @@ impl Workshop {
         let file = path.file_name().ok_or(Unfit::Name)?;
         if parts.len() > MAX_COMPONENTS
             || name.len() > MAX_NAME
-            || name.starts_with('-')
+            || !is_source_name(name)
             || name.ends_with('/')
         {
             return Err(Unfit::Name);

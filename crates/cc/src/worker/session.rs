@@ -11,7 +11,7 @@ use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
 use super::compile::{Compiler, Ended, Unfit, Workshop};
 use super::{LOOK, Place, Shared, pressure};
 use crate::link::{DEPTH, Event, Gone, Link};
-use crate::options::{Language, check_job};
+use crate::options::{Language, check_job, is_source_name};
 use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
@@ -111,6 +111,9 @@ impl<'a> Session<'a> {
     fn job(&mut self, job: &Job) -> Result<End, Stop> {
         if let Err(why) = check_job(&job.args) {
             return stop(job, Verdict::Refused, why);
+        }
+        if !is_source_name(&job.name) {
+            return stop(job, Verdict::Refused, "a name of a source that cannot be");
         }
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
         if !job.locale.chars().all(good)
