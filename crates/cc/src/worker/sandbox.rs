@@ -96,6 +96,14 @@ fn filter() -> Option<BpfProgram> {
 fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
     let write = AccessFs::from_file(abi) & !AccessFs::Execute;
+    // A compiler makes files and directories, and nothing that leads elsewhere.
+    let own = AccessFs::from_all(abi)
+        & !(AccessFs::Execute
+            | AccessFs::MakeSym
+            | AccessFs::MakeFifo
+            | AccessFs::MakeSock
+            | AccessFs::MakeChar
+            | AccessFs::MakeBlock);
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))?
@@ -103,10 +111,7 @@ fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(READ, AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules(
-            [dir],
-            AccessFs::from_all(abi) & !AccessFs::Execute,
-        ))?
+        .add_rules(path_beneath_rules([dir], own))?
         .add_rules(path_beneath_rules(["/dev/null"], write))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)

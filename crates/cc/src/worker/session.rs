@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -278,14 +280,9 @@ impl<'a> Session<'a> {
         let trouble = |e: &dyn std::fmt::Display| {
             Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
         };
-        let open = |path| {
-            let file = File::open(path)?;
-            let len = file.metadata()?.len();
-            Ok::<_, std::io::Error>((file, len))
-        };
-        let (object, object_len) = open(shop.output())
+        let (object, object_len) = open_output(&shop.output())
             .map_err(|e| trouble(&format!("the compiler left no output: {e}")))?;
-        let (text, text_len) = open(shop.diagnostics()).map_err(|e| trouble(&e))?;
+        let (text, text_len) = open_output(&shop.diagnostics()).map_err(|e| trouble(&e))?;
         let text_len = text_len.min(MAX_DIAGNOSTICS);
         let need = object_len.saturating_add(text_len);
         if need > self.shared.config.size_limit {
@@ -352,6 +349,19 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Opens what a compiler left under this name, and its length. The compiler may be hostile: a link would lead out of its directory, and a FIFO would block.
+fn open_output(path: &Path) -> std::io::Result<(File, u64)> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.nlink() != 1 {
+        return Err(std::io::Error::other("it is no file of its own"));
+    }
+    Ok((file, about.len()))
+}
+
 fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }
@@ -389,5 +399,26 @@ fn transfer(
             Some(Event::Message(_)) => return Err(gone("a message out of turn")),
             None => return Err(gone("the master's memory does not answer")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_files_of_their_own() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("out"), b"object").unwrap();
+        assert_eq!(open_output(&path("out")).unwrap().1, 6);
+        std::os::unix::fs::symlink(path("out"), path("symlink")).unwrap();
+        mkfifoat(CWD, path("fifo"), Mode::RUSR | Mode::WUSR).unwrap();
+        for name in ["symlink", "fifo", "", "nothing"] {
+            open_output(&path(name)).expect_err(name);
+        }
+        std::fs::hard_link(path("out"), path("link")).unwrap();
+        open_output(&path("link")).unwrap_err();
     }
 }
