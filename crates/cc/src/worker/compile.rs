@@ -183,12 +183,13 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts it on a thread of its own; no file of it gets longer than `size` bytes; `ended` is called at its end.
+    /// Starts it on a thread of its own, restricted as far as `needed` or not at all; no file of it gets longer than `size` bytes; `ended` is called at its end.
     pub(crate) fn start(
         shop: &Workshop,
         driver: &Path,
         job: &Job,
         size: u64,
+        needed: sandbox::Level,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Unfit> {
         let language = if job.cxx { Language::Cxx } else { Language::C };
@@ -198,7 +199,12 @@ impl Compiler {
         let told = Arc::clone(&over);
         let (seen, dir) = (Arc::clone(&group), shop.dir.path().to_owned());
         let mut run = move || {
-            sandbox::enter(&dir);
+            let level = sandbox::enter(&dir);
+            if !level.holds(needed) {
+                return Ended::NotStarted(io::Error::other(format!(
+                    "the sandbox is incomplete: {level}, not {needed}"
+                )));
+            }
             // Held until the group is known: a kill comes before the start, or after it.
             let mut held = lock(&seen);
             let mut child = match command.spawn() {

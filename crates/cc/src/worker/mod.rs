@@ -105,6 +105,8 @@ struct Shared {
     device: Device,
     events: Arc<dyn Events>,
     digests: Digests,
+    /// What the kernel gave at the start. A job that gets less does not run.
+    level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
     stop: AtomicBool,
     running: AtomicUsize,
@@ -139,6 +141,7 @@ impl Worker {
             device,
             events,
             digests: Digests::default(),
+            level: sandbox::level(),
             drivers: Mutex::default(),
             stop: AtomicBool::new(false),
             running: AtomicUsize::new(0),

@@ -69,6 +69,13 @@ pub struct Level {
     pub calls: bool,
 }
 
+impl Level {
+    /// Whether this restricts all that the other does.
+    pub(crate) fn holds(self, other: Self) -> bool {
+        self.files >= other.files && self.calls >= other.calls
+    }
+}
+
 impl std::fmt::Display for Level {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match (self.files, self.calls) {
@@ -136,4 +143,21 @@ pub fn level() -> Level {
             files: false,
             calls: false,
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_than_at_the_start_does_not_hold() {
+        let level = |files, calls| Level { files, calls };
+        let all = level(true, true);
+        assert!(all.holds(all) && all.holds(level(false, true)));
+        assert!(level(false, false).holds(level(false, false)));
+        assert!(!level(false, true).holds(all) && !level(true, false).holds(all));
+        // A thread gets what the first one got.
+        let first = super::level();
+        assert!(super::level().holds(first));
+    }
 }

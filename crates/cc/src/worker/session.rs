@@ -172,6 +172,7 @@ impl<'a> Session<'a> {
             &driver,
             job,
             self.shared.config.size_limit,
+            self.shared.level,
             move || cq.interrupt(),
         ) {
             Ok(compiler) => compiler,
