@@ -476,6 +476,33 @@ impl Peer {
 }
 
 #[test]
+fn too_many_connections_are_turned_away_and_memory_is_limited() {
+    if !has_gcc() {
+        return;
+    }
+    let (_worker, at) = worker(Config {
+        max_connections: 1,
+        ..config()
+    });
+    let (first, second) = (Bed::new(1 << 20), Bed::new(1 << 20));
+    assert!(matches!(
+        first.outcome(&[&at], b"int x;\n").0,
+        Answer::Done { .. }
+    ));
+    // The first daemon keeps its connection.
+    let why = second.here(&[&at], b"int x;\n");
+    assert!(why.contains("turned the connection away"), "{why}");
+    drop(first);
+    let (_small, at) = worker(Config {
+        memory: 32 << 20,
+        ..config()
+    });
+    let third = Bed::new(1 << 20);
+    let why = third.here(&[&at], &long_text());
+    assert!(why.contains("failed on a worker"), "{why}");
+}
+
+#[test]
 fn hostile_masters_are_refused() {
     if !has_gcc() {
         return;

@@ -183,12 +183,14 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts it on a thread of its own, restricted as far as `needed` or not at all; no file of it gets longer than `size` bytes; `ended` is called at its end.
+    /// Starts it on a thread of its own, restricted as far as `needed` or not at all; no file of it gets longer than `size` bytes, no process larger than `memory`; `ended` is called at its end.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn start(
         shop: &Workshop,
         driver: &Path,
         job: &Job,
         size: u64,
+        memory: u64,
         needed: sandbox::Level,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Unfit> {
@@ -198,6 +200,10 @@ impl Compiler {
         let over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&over);
         let (seen, dir) = (Arc::clone(&group), shop.dir.path().to_owned());
+        let data = Rlimit {
+            current: Some(memory),
+            maximum: Some(memory),
+        };
         let mut run = move || {
             let level = sandbox::enter(&dir);
             if !level.holds(needed) {
@@ -218,6 +224,7 @@ impl Compiler {
                 maximum: Some(size),
             };
             let _ = prlimit(pid, Resource::Fsize, most);
+            let _ = prlimit(pid, Resource::Data, data);
             *held = pid;
             drop(held);
             if let Some(pid) = pid {

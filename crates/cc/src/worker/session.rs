@@ -20,6 +20,8 @@ use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
 const CHUNK: u64 = 1 << 20;
 /// How long a master may take to answer, or to let us reach its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A connection without a job for so long ends.
+const IDLE: Duration = Duration::from_mins(10);
 /// What a region that is kept has at least.
 const KEPT: usize = 4 << 20;
 /// Diagnostics that are delivered, in bytes.
@@ -67,12 +69,17 @@ impl<'a> Session<'a> {
 
     /// Until the connection ends; why it did.
     pub(super) fn run(mut self) -> String {
+        let mut last = Instant::now();
         let why = loop {
             if self.shared.over() {
                 break "the worker ends".into();
             }
+            if last.elapsed() > IDLE {
+                break "nothing was asked for long".into();
+            }
             match self.turn() {
-                Ok(()) => {}
+                Ok(true) => last = Instant::now(),
+                Ok(false) => {}
                 Err(Gone(why)) => break why,
             }
         };
@@ -80,12 +87,10 @@ impl<'a> Session<'a> {
         why
     }
 
-    fn turn(&mut self) -> Result<(), Gone> {
-        let Some(event) = self.link.next(None, LOOK)? else {
-            return Ok(());
-        };
-        let Event::Message(bytes) = event else {
-            return Ok(());
+    /// Whether there was a job.
+    fn turn(&mut self) -> Result<bool, Gone> {
+        let Some(Event::Message(bytes)) = self.link.next(None, LOOK)? else {
+            return Ok(false);
         };
         let request = Request::decode(&bytes).map_err(|e| Gone(e.to_string()))?;
         let Request::Job(job) = request else {
@@ -107,7 +112,7 @@ impl<'a> Session<'a> {
         self.shared
             .events
             .job(self.peer, &job.name, &end, began.elapsed());
-        Ok(())
+        Ok(true)
     }
 
     fn job(&mut self, job: &Job) -> Result<End, Stop> {
@@ -172,6 +177,7 @@ impl<'a> Session<'a> {
             &driver,
             job,
             self.shared.config.size_limit,
+            self.shared.config.memory,
             self.shared.level,
             move || cq.interrupt(),
         ) {

@@ -525,17 +525,6 @@ impl Events for Lines {
     }
 }
 
-/// Limits that this process and its compilers have from here on.
-fn limit(memory: u64) -> io::Result<()> {
-    let to = |n| Rlimit {
-        current: Some(n),
-        maximum: Some(n),
-    };
-    setrlimit(Resource::Data, to(memory))?;
-    setrlimit(Resource::Core, to(0))?;
-    Ok(())
-}
-
 fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     let bind = args
         .bind
@@ -589,11 +578,14 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     let info = rustix::system::sysinfo();
     let share =
         (info.totalram as u64).saturating_mul(info.mem_unit.into()) / u64::from(config.slots);
-    let memory = args.memory.unwrap_or(share.max(1 << 30));
-    limit(memory).map_err(|e| {
-        Failure::failed(format!("cannot limit compilers to {memory} bytes: {e}"))
-            .hint("give a smaller --memory")
-    })?;
+    config.memory = args.memory.unwrap_or(share.max(1 << 30));
+    // Of this process and its compilers.
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Core, none)
+        .map_err(|e| Failure::failed(format!("cannot forbid core files: {e}")))?;
     let (slots, place) = (config.slots, config.place.clone());
     let worker = Worker::start(config, Arc::new(Lines)).map_err(|e| {
         Failure::failed(format!("cannot listen on {bind}: {e}")).hint(
