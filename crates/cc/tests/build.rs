@@ -71,9 +71,14 @@ struct Bed {
 
 impl Bed {
     fn new(room: u64) -> Self {
+        Self::patient(room, Duration::from_mins(20))
+    }
+
+    fn patient(room: u64, patience: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = daemon::Config {
             room,
+            patience,
             ..daemon::Config::new(dir.path().join("socket"), Arc::new(tls()))
         };
         let thread = std::thread::spawn(move || daemon::run(config).unwrap());
@@ -674,4 +679,44 @@ fn hostile_workers_cost_no_object() {
         assert_eq!(bed.status().done, 0);
     }
     hostile.join().unwrap();
+}
+
+#[test]
+fn a_worker_that_stays_busy_does_not_hold_a_build() {
+    if !has_gcc() {
+        return;
+    }
+    let device = Device::open().unwrap();
+    let hello = || Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1));
+    let listener =
+        cm::Listener::bind(&device, "127.0.0.1:0".parse().unwrap(), 16, &hello()).unwrap();
+    let at = Endpoint {
+        host: "127.0.0.1".into(),
+        port: listener.local_addr().port(),
+    };
+    let busy = std::thread::spawn(move || {
+        let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+        let (qp, cq, mr) = Peer::objects(&device);
+        let conn = request.accept(qp, &hello()).unwrap();
+        let peer = Peer {
+            qp: conn.qp,
+            cq,
+            mr,
+        };
+        let mut times = 0;
+        while let Some(bytes) = peer.message() {
+            let Ok(Request::Job(job)) = Request::decode(&bytes) else {
+                panic!()
+            };
+            let end = End::new(job.id, Verdict::Busy, "later");
+            peer.send(&Report::End(end).encode());
+            times += 1;
+        }
+        times
+    });
+    let bed = Bed::patient(1 << 20, Duration::from_secs(1));
+    let why = bed.here(&[&at], b"int x;\n");
+    assert!(why.contains("in time") || why.contains("too long"), "{why}");
+    drop(bed);
+    assert!(busy.join().unwrap() > 0);
 }

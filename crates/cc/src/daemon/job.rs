@@ -1,7 +1,8 @@
 //! One job on its way: to a worker, to another one, and then here.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_sys::memfd;
 use weft_verbs::{Access, Mr};
@@ -15,6 +16,9 @@ use crate::lock;
 use crate::options::Language;
 use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
 
+/// How often, and how long, one worker may answer that it is busy before the job goes elsewhere.
+const MAX_BUSY: u32 = 25;
+const MAX_BUSY_TIME: Duration = Duration::from_secs(10);
 /// Workers that a job is tried on.
 const ATTEMPTS: usize = 3;
 
@@ -101,9 +105,15 @@ impl Shared {
             number
         };
         let listed = Listed(self, number);
+        let end = Instant::now() + self.config.patience;
         let mut tried: Vec<Endpoint> = Vec::new();
+        let mut busy: HashMap<Endpoint, (u32, Instant)> = HashMap::new();
         let mut why = String::new();
         while tried.len() < ATTEMPTS {
+            if Instant::now() > end {
+                why = "no worker did it in time".into();
+                break;
+            }
             let pick = lock(&self.state).pool.pick(&ask.workers, &digest, &tried);
             let (worker, conn) = match pick {
                 Pick::Worker(worker, conn) => (worker, conn),
@@ -123,7 +133,16 @@ impl Shared {
                 }
             };
             listed.at(Some(worker.clone()));
-            let attempt = self.attempt(&worker, conn, ask, &digest, &source, number as u32, line);
+            let attempt = self.attempt(
+                &worker,
+                conn,
+                ask,
+                &digest,
+                &source,
+                number as u32,
+                line,
+                end,
+            );
             listed.at(None);
             self.changed.notify_all();
             match attempt {
@@ -145,7 +164,12 @@ impl Shared {
                     }
                     Verdict::Busy => {
                         lock(&self.state).pool.busy(&worker);
-                        continue;
+                        let since = busy.entry(worker.clone()).or_insert((0, Instant::now()));
+                        since.0 += 1;
+                        if since.0 < MAX_BUSY && since.1.elapsed() < MAX_BUSY_TIME {
+                            continue;
+                        }
+                        why = format!("{worker}: it stays busy");
                     }
                     Verdict::Environment => {
                         lock(&self.state).pool.unfit(&worker, digest, &end.reason);
@@ -180,6 +204,7 @@ impl Shared {
         source: &OwnedFd,
         id: u32,
         line: &Line,
+        end: Instant,
     ) -> Result<(End, OwnedFd), Lost> {
         // One that was kept may have ended since.
         let kept = conn.and_then(|mut conn| {
@@ -199,7 +224,7 @@ impl Shared {
         };
         lock(&self.state).pool.connected(worker, &conn);
         self.changed.notify_all();
-        let done = self.drive(&mut conn, ask, digest, source, id, line);
+        let done = self.drive(&mut conn, ask, digest, source, id, line, end);
         let mut state = lock(&self.state);
         match &done {
             Ok((end, _)) => state.pool.give_back(worker, conn, end, ask.len),
@@ -210,6 +235,7 @@ impl Shared {
     }
 
     /// The worker drives; here are only the two regions, and room if it asks for more.
+    #[allow(clippy::too_many_arguments)]
     fn drive(
         &self,
         conn: &mut Conn,
@@ -218,6 +244,7 @@ impl Shared {
         source: &OwnedFd,
         id: u32,
         line: &Line,
+        end: Instant,
     ) -> Result<(End, OwnedFd), Lost> {
         let local =
             |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
@@ -256,7 +283,7 @@ impl Shared {
                 room_file,
             ));
         };
-        let outcome = self.converse(conn, &bytes, id, line, &mut room, &make_room);
+        let outcome = self.converse(conn, &bytes, id, line, end, &mut room, &make_room);
         if outcome.is_err() {
             // No memory goes away under a connection; and a worker learns that it need not go on.
             conn.link.qp.disconnect();
@@ -280,24 +307,25 @@ impl Shared {
         Ok((end, room_file))
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn converse(
         &self,
         conn: &mut Conn,
         request: &[u8],
         id: u32,
         line: &Line,
+        end: Instant,
         room: &mut Mr,
         make_room: &dyn Fn(&Conn, u64) -> Result<Mr, Lost>,
     ) -> Result<End, Lost> {
         let gone = |why: &str| Lost::Gone(why.into());
         conn.link.send(request)?;
-        let began = Instant::now();
         loop {
             let event = conn.link.next(None, LOOK)?;
             if line.stirs() {
                 return Err(Lost::Cancelled);
             }
-            if began.elapsed() > self.config.patience {
+            if Instant::now() > end {
                 return Err(gone("it takes too long"));
             }
             let Some(Event::Message(bytes)) = event else {

@@ -62,7 +62,7 @@ pub struct Config {
     pub most_room: u64,
     /// Compilers and preprocessors that run here at once.
     pub here: usize,
-    /// A job that takes longer is lost.
+    /// A job that no worker has done by then is done here.
     pub patience: Duration,
 }
 
