@@ -38,6 +38,9 @@ pub enum Compiled {
 /// Environment variables that change what a compiler is.
 const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
 
+/// Set for the compilers that are started from here: one that is a script which calls `weft cc` again would wait for a place that it has itself.
+pub(crate) const ACTIVE: &str = "WEFT_CC_ACTIVE";
+
 /// Why a remote compilation was given up, with the leave to go on here.
 struct Back {
     reason: String,
@@ -49,6 +52,9 @@ struct Back {
 /// # Errors
 /// The compiler could not be started.
 pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Result<Compiled> {
+    if std::env::var_os(ACTIVE).is_some() {
+        return Err(become_compiler(driver, args, None));
+    }
     let here = |reason: String, compiles: bool, line: Option<Line>| {
         tracing::info!("here: {reason}");
         // What links is for make's own count; what compiles takes a place of this machine's.
@@ -88,7 +94,7 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
             if !chosen(settings.verify) {
                 return Ok(Compiled::There(worker));
             }
-            let status = Command::new(driver).args(args).status()?;
+            let status = Command::new(driver).args(args).env(ACTIVE, "1").status()?;
             let ours = std::fs::read(&plan.output).unwrap_or_default();
             let same = ours == object;
             let _ = line.send(
@@ -116,7 +122,7 @@ fn become_compiler(driver: &Path, args: &[OsString], line: Option<Line>) -> io::
         let _ = rustix::io::fcntl_setfd(&line.0, rustix::io::FdFlags::empty());
         std::mem::forget(line.0);
     }
-    Command::new(driver).args(args).exec()
+    Command::new(driver).args(args).env(ACTIVE, "1").exec()
 }
 
 /// Whether this one is among so many percent.
@@ -180,6 +186,7 @@ fn remote(
     let began = SystemTime::now();
     let preprocessed = Command::new(driver)
         .args(&plan.preprocess)
+        .env(ACTIVE, "1")
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .output()

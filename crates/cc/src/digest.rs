@@ -58,6 +58,7 @@ fn output(program: &Path, args: &[&str]) -> Result<Vec<u8>, String> {
     let done = Command::new(program)
         .args(args)
         .env("LC_ALL", "C")
+        .env(crate::client::ACTIVE, "1")
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output()

@@ -291,6 +291,32 @@ fn objects_are_compared_when_asked() {
 }
 
 #[test]
+fn a_compiler_that_calls_weft_cc_runs_here_at_once() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_a, a) = worker(config());
+    let mut make = bed.project(1, &[&a], 0);
+    let path = std::env::var("PATH").unwrap();
+    let (dir, gcc) = (bed.path("bin"), bed.path("bin/gcc"));
+    std::fs::create_dir(&dir).unwrap();
+    let script = format!(
+        "#!/bin/sh\nPATH='{path}' exec {} \"$@\"\n",
+        bed.path("cc").display()
+    );
+    std::fs::write(&gcc, script).unwrap();
+    std::fs::set_permissions(&gcc, std::fs::Permissions::from_mode(0o755)).unwrap();
+    make.env("PATH", format!("{}:{path}", dir.display()));
+    let done = make.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    // What the outer one did is all that the daemon knows of.
+    let status = bed.status();
+    let all: u64 = status.reasons.iter().map(|(_, n)| n).sum();
+    assert_eq!((status.done, all), (0, 1), "{status:?}");
+}
+
+#[test]
 fn a_worker_that_ends_costs_no_object() {
     if !has_gcc() {
         return;
