@@ -180,6 +180,8 @@ fn remote(
         return Err(back("a source whose name begins with @ or -".into()));
     }
     let cwd = text(&cwd)?;
+    let path = std::env::var_os("PATH").unwrap_or_else(|| crate::PATH.into());
+    let path = text(Path::new(&path))?;
     let line = (settings.line)().map_err(|e| back(format!("no daemon: {e}")))?;
     let lost = |e: io::Error| back(format!("the daemon: {e}"));
     line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
@@ -212,6 +214,7 @@ fn remote(
         workers: settings.workers.clone(),
         driver: driver.into(),
         name: name.into(),
+        path,
         language: plan.language,
         cwd,
         source,

@@ -53,6 +53,8 @@ pub struct JobAsk {
     pub driver: PathBuf,
     /// Its name.
     pub name: String,
+    /// Where it looks for programs: `PATH`.
+    pub path: String,
     /// Of the source.
     pub language: Language,
     /// For debug information.

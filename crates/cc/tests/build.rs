@@ -121,6 +121,7 @@ impl Bed {
             workers: workers.iter().copied().cloned().collect(),
             driver: find_program("gcc", None).unwrap(),
             name: "gcc".into(),
+            path: std::env::var("PATH").unwrap(),
             language: Language::C,
             cwd: "/".into(),
             source: "a.c".into(),
@@ -625,7 +626,11 @@ fn hostile_masters_are_refused() {
         assert_eq!(peer.message(), None);
     }
     let real = weft_cc::digest::Digests::default()
-        .of(&find_program("gcc", None).unwrap(), Language::C)
+        .of(
+            &find_program("gcc", None).unwrap(),
+            Language::C,
+            &std::env::var("PATH").unwrap(),
+        )
         .unwrap();
     let peer = connect();
     let mut stale = Job {

@@ -82,7 +82,7 @@ impl Shared {
         let Some(source) = source else {
             return Outcome::Here("the source did not come".into());
         };
-        let digest = match self.digests.of(&ask.driver, ask.language) {
+        let digest = match self.digests.of(&ask.driver, ask.language, &ask.path) {
             Ok(digest) => digest,
             Err(why) => {
                 return Outcome::Here(format!(

@@ -147,7 +147,7 @@ impl Workshop {
         command
             .current_dir(&self.cwd)
             .env_clear()
-            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("PATH", crate::PATH)
             .env(
                 "LC_ALL",
                 if job.locale.is_empty() {

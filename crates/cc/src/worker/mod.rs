@@ -364,7 +364,7 @@ impl Shared {
             lock(&self.drivers).remove(driver);
             return Err(format!("there is no `{driver}` here"));
         };
-        let digest = self.digests.of(&path, language)?;
+        let digest = self.digests.of(&path, language, crate::PATH)?;
         Ok((path, digest))
     }
 }
