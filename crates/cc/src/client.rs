@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -241,6 +242,11 @@ fn remote(
     // Nothing is said that a compilation here would say again.
     write_whole(&plan.output, &object, began)
         .map_err(|e| back(format!("{}: {e}", plan.output.display())))?;
+    if let Some(path) = dependencies(&plan.preprocess)
+        && let Err(e) = set_time(&path, began)
+    {
+        tracing::info!("the time of {}: {e}", path.display());
+    }
     let diagnostics = take(Output::Diagnostics).unwrap_or_default();
     let _ = io::stderr().write_all(&preprocessed.stderr);
     let _ = io::stderr().write_all(&printable(&diagnostics));
@@ -287,6 +293,32 @@ fn write_whole(path: &Path, bytes: &[u8], time: SystemTime) -> io::Result<()> {
     done
 }
 
+/// Where the preprocessor writes dependencies.
+fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
+    let mut found = None;
+    let mut args = preprocess.iter();
+    while let Some(arg) = args.next() {
+        let arg = arg.as_bytes();
+        let joined = [&b"-Wp,-MD,"[..], b"-Wp,-MMD,", b"-MF"]
+            .iter()
+            .find_map(|prefix| arg.strip_prefix(*prefix));
+        match joined {
+            Some(b"") => found = args.next().map(PathBuf::from),
+            Some(name) => found = Some(OsStr::from_bytes(name).into()),
+            None => {}
+        }
+    }
+    found
+}
+
+/// Gives a file the object's time: makes take an object that is older than its dependencies for an old one.
+fn set_time(path: &Path, time: SystemTime) -> io::Result<()> {
+    if !path.metadata()?.is_file() {
+        return Ok(());
+    }
+    File::open(path)?.set_modified(time)
+}
+
 /// Diagnostics of a worker for a terminal: text, and the sequences that colour it, but no others.
 fn printable(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
@@ -328,6 +360,23 @@ mod tests {
             b"]0;titlea[2Jb"
         );
         assert_eq!(printable("‘x’".as_bytes()), "‘x’".as_bytes());
+    }
+
+    #[test]
+    fn dependencies_are_found() {
+        let of = |line: &str| {
+            let args: Vec<_> = line.split(' ').map(OsString::from).collect();
+            dependencies(&args)
+        };
+        for line in [
+            "-MD -MF a.d x.c",
+            "-MFa.d x.c",
+            "-Wp,-MMD,a.d x.c",
+            "x.c -Wp,-MD,a.d",
+        ] {
+            assert_eq!(of(line), Some("a.d".into()), "{line}");
+        }
+        assert_eq!(of("-MMD -MT a.d x.c"), None);
     }
 
     #[test]

@@ -270,6 +270,25 @@ fn a_make_on_two_workers_gives_the_same_objects() {
     bed.compare(8, bed.project(8, &[&a, &b], 0));
     let status = bed.status();
     assert_eq!((status.done, status.again), (8, 0), "{status:?}");
+    // And no object is older than its dependencies.
+    for i in 0..8 {
+        std::fs::remove_file(bed.path(&format!("f{i}.o"))).unwrap();
+    }
+    assert!(
+        bed.project(8, &[&a, &b], 0)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+    assert_eq!(bed.status().done, 16);
+    for i in 0..8 {
+        let time = |ext: &str| {
+            let path = bed.path(&format!("f{i}.{ext}"));
+            path.metadata().unwrap().modified().unwrap()
+        };
+        assert!(time("o") >= time("d"), "f{i}");
+    }
     assert!(
         status
             .workers
