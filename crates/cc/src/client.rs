@@ -92,7 +92,7 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
     }
     match remote(driver, &plan, settings) {
         Ok((worker, line, object)) => {
-            if !chosen(settings.verify) {
+            if !options::is_repeatable(&plan.job) || !chosen(settings.verify) {
                 return Ok(Compiled::There(worker));
             }
             let status = Command::new(driver).args(args).env(ACTIVE, "1").status()?;
