@@ -14,11 +14,13 @@ use crate::ipc::{JobAsk, Line};
 use crate::link::{Endpoint, Event, Gone};
 use crate::lock;
 use crate::options::Language;
-use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
+use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
 /// How often, and how long, one worker may answer that it is busy before the job goes elsewhere.
 const MAX_BUSY: u32 = 25;
 const MAX_BUSY_TIME: Duration = Duration::from_secs(10);
+/// Characters of a worker's reason that are kept.
+const MAX_REASON: usize = 200;
 /// Workers that a job is tried on.
 const ATTEMPTS: usize = 3;
 
@@ -75,6 +77,15 @@ impl Drop for Listed<'_> {
         lock(&self.0.state).jobs.remove(&self.1);
         self.0.changed.notify_all();
     }
+}
+
+/// A worker's reason for terminals and tables: one short line.
+fn plain(reason: &str) -> String {
+    reason
+        .chars()
+        .take(MAX_REASON)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
 }
 
 impl Shared {
@@ -292,7 +303,12 @@ impl Shared {
         // From here on the worker reaches neither.
         drop(source);
         drop(room);
-        let end = outcome?;
+        let mut end = outcome?;
+        for (what, _, len) in &mut end.outputs {
+            if *what == Output::Diagnostics {
+                *len = (*len).min(MAX_DIAGNOSTICS);
+            }
+        }
         let within = |&(_, at, len): &(Output, u64, u64)| {
             at.checked_add(len).is_some_and(|end| end <= limit)
         };
@@ -332,7 +348,10 @@ impl Shared {
                 continue;
             };
             match Report::decode(&bytes).map_err(|e| Lost::Gone(e.to_string()))? {
-                Report::End(end) if end.id == id => return Ok(end),
+                Report::End(mut end) if end.id == id => {
+                    end.reason = plain(&end.reason);
+                    return Ok(end);
+                }
                 Report::End(end) if end.id == 0 && end.verdict == Verdict::Refused => {
                     return Err(gone("our key is not authorised there"));
                 }
@@ -351,5 +370,14 @@ impl Shared {
                 _ => return Err(gone("a report of another job")),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_reason_is_one_short_line() {
+        assert_eq!(super::plain("a\n\x1b[2Jé\u{9b}b"), "a  [2Jé b");
+        assert_eq!(super::plain(&"é".repeat(400)).chars().count(), 200);
     }
 }

@@ -270,7 +270,7 @@ impl Shared {
             worker: job.worker.clone(),
             age: job.since.elapsed().as_secs_f64(),
         });
-        Status {
+        let mut status = Status {
             uptime: self.began.elapsed().as_secs_f64(),
             workers: state.pool.status(),
             jobs: jobs.collect(),
@@ -279,6 +279,9 @@ impl Shared {
             again: state.again,
             verified: state.verified,
             reasons,
-        }
+        };
+        drop(state);
+        status.fit();
+        status
     }
 }

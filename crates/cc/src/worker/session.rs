@@ -14,7 +14,7 @@ use super::compile::{Compiler, Ended, Unfit, Workshop};
 use super::{LOOK, Place, Shared, pressure};
 use crate::link::{DEPTH, Event, Gone, Link};
 use crate::options::{Language, check_job, is_source_name};
-use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
+use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
 const CHUNK: u64 = 1 << 20;
@@ -24,8 +24,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_mins(10);
 /// What a region that is kept has at least.
 const KEPT: usize = 4 << 20;
-/// Diagnostics that are delivered, in bytes.
-const MAX_DIAGNOSTICS: u64 = 256 << 10;
 
 pub(super) struct Session<'a> {
     shared: &'a Shared,
