@@ -399,6 +399,29 @@ fn a_compilation_that_goes_away_ends_its_job() {
 }
 
 #[test]
+fn a_daemon_that_is_told_to_stop_finishes_its_jobs() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (worker, at) = worker(config());
+    let line = bed.hand_over(&[&at], &long_text());
+    until("it compiles", || worker.running() == 1);
+    Line::connect(&bed.socket())
+        .unwrap()
+        .ask(&Ask::Stop, &[])
+        .unwrap();
+    assert!(!bed.socket().exists());
+    assert!(!bed.thread.as_ref().unwrap().is_finished());
+    // It is cancelled as before, and then nobody is left.
+    drop(line);
+    until("the compiler is killed", || worker.running() == 0);
+    until("the daemon ends", || {
+        bed.thread.as_ref().unwrap().is_finished()
+    });
+}
+
+#[test]
 fn limits_and_other_compilers_are_reasons() {
     if !has_gcc() {
         return;

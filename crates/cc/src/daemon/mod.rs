@@ -144,7 +144,17 @@ pub fn run(config: Config) -> io::Result<()> {
         {
             continue;
         }
-        while let Some(fd) = unix::accept(&listener)? {
+        loop {
+            let fd = match unix::accept(&listener) {
+                Ok(Some(fd)) => fd,
+                Ok(None) => break,
+                // Too few descriptors, mostly: some will be free again.
+                Err(e) => {
+                    tracing::warn!("cannot take a compilation: {e}");
+                    thread::sleep(LOOK);
+                    break;
+                }
+            };
             if !unix::peer_cred(&fd).is_ok_and(|cred| cred.is_same_user()) {
                 continue;
             }
@@ -166,6 +176,11 @@ pub fn run(config: Config) -> io::Result<()> {
     }
     if !shared.stop.load(Ordering::SeqCst) {
         let _ = std::fs::remove_file(&shared.config.socket);
+    }
+    // Those that it has already get their objects.
+    let end = Instant::now() + shared.config.patience;
+    while shared.clients.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+        thread::sleep(LOOK / 10);
     }
     Ok(())
 }
