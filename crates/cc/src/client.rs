@@ -46,6 +46,8 @@ pub(crate) const ACTIVE: &str = "WEFT_CC_ACTIVE";
 struct Back {
     reason: String,
     line: Option<Line>,
+    /// There is no daemon, and it is not to be asked for leave.
+    alone: bool,
 }
 
 /// Compiles. Where it is to run here, this process becomes the compiler, unless there is something to compare.
@@ -113,7 +115,11 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
             }
             Ok(Compiled::Here(status))
         }
-        Err(Back { reason, line }) => Err(here(reason, true, line)),
+        Err(back) if back.alone => {
+            tracing::info!("here: {}", back.reason);
+            Err(become_compiler(driver, args, None))
+        }
+        Err(Back { reason, line, .. }) => Err(here(reason, true, line)),
     }
 }
 
@@ -160,7 +166,11 @@ fn remote(
     plan: &Plan,
     settings: &Settings,
 ) -> Result<(Endpoint, Line, Vec<u8>), Back> {
-    let back = |reason: String| Back { reason, line: None };
+    let back = |reason: String| Back {
+        reason,
+        line: None,
+        alone: false,
+    };
     let name = driver
         .file_name()
         .and_then(OsStr::to_str)
@@ -183,7 +193,10 @@ fn remote(
     let cwd = text(&cwd)?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| crate::PATH.into());
     let path = text(Path::new(&path))?;
-    let line = (settings.line)().map_err(|e| back(format!("no daemon: {e}")))?;
+    let line = (settings.line)().map_err(|e| Back {
+        alone: true,
+        ..back(format!("no daemon: {e}"))
+    })?;
     let lost = |e: io::Error| back(format!("the daemon: {e}"));
     line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
     let began = SystemTime::now();
@@ -233,6 +246,7 @@ fn remote(
             return Err(Back {
                 reason,
                 line: Some(line),
+                alone: false,
             });
         }
         _ => return Err(back("the daemon gave an answer that cannot be".into())),

@@ -25,6 +25,8 @@ use crate::link::Endpoint;
 use crate::lock;
 use pool::Pool;
 pub use pool::{About, Refusal, probe};
+/// For the command that starts the daemon: one that holds a make's pipes would keep whoever reads them waiting.
+pub use weft_sys::process::keep_files;
 
 /// How often threads look whether somebody is gone.
 const LOOK: Duration = Duration::from_millis(200);
@@ -298,5 +300,28 @@ impl Shared {
         drop(state);
         status.fit();
         status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_daemon_has_none_of_the_makes_files() {
+        // Without CLOEXEC, as a make's pipes.
+        let file = rustix::io::dup(std::io::stderr()).unwrap();
+        let has = |keep: bool| {
+            let mut command = std::process::Command::new("sh");
+            command
+                .arg("-c")
+                .arg(format!("[ -e /proc/self/fd/{} ]", file.as_raw_fd()));
+            if keep {
+                super::keep_files(&mut command);
+            }
+            command.status().unwrap().success()
+        };
+        assert!(has(false));
+        assert!(!has(true));
     }
 }

@@ -244,7 +244,8 @@ fn line() -> io::Result<Line> {
         return Ok(line);
     }
     // Of several that are started at once, one gets the socket, and the others end.
-    let mut child = std::process::Command::new(std::env::current_exe()?)
+    let mut command = std::process::Command::new(std::env::current_exe()?);
+    command
         .arg("ccd")
         .current_dir("/")
         .stdin(Stdio::null())
@@ -252,16 +253,30 @@ fn line() -> io::Result<Line> {
         .stderr(Stdio::null())
         // Ctrl-C is for the make.
         .process_group(0)
-        .env_remove("MAKEFLAGS")
-        .spawn()?;
-    let end = Instant::now() + Duration::from_secs(20);
+        .env_remove("MAKEFLAGS");
+    let mut child = daemon::keep_files(&mut command).spawn()?;
+    let mut end = Instant::now() + Duration::from_secs(20);
+    let mut ended = None;
     loop {
         std::thread::sleep(Duration::from_millis(10));
         match Line::connect(&socket) {
             Ok(line) => return Ok(line),
-            Err(e) if Instant::now() > end => return Err(e),
+            Err(e) if Instant::now() > end => {
+                return Err(match ended {
+                    Some(status) => io::Error::other(format!(
+                        "`weft ccd` has ended ({status}); started by hand it says why"
+                    )),
+                    None => e,
+                });
+            }
             // The one that has the socket may not listen yet.
-            Err(_) => drop(child.try_wait()),
+            Err(_) if ended.is_none() => {
+                ended = child.try_wait()?;
+                if ended.is_some() {
+                    end = Instant::now() + Duration::from_secs(1);
+                }
+            }
+            Err(_) => {}
         }
     }
 }
