@@ -18,9 +18,12 @@ pub type Digest = [u8; DIGEST_LEN];
 /// The files that a digest was made of, as they were then: path, inode, length, time of the last change.
 type Seen = Vec<(PathBuf, u64, u64, i64)>;
 
+/// Driver, language, `PATH`.
+type Key = (PathBuf, Language, String);
+
 /// Digests, made again when a file has changed.
 #[derive(Default)]
-pub struct Digests(Mutex<HashMap<(PathBuf, Language, String), (Digest, Seen)>>);
+pub struct Digests(Mutex<HashMap<Key, (Digest, Seen)>>);
 
 impl Digests {
     /// The digest of a driver for a language, where it finds its programs in this `PATH`.
