@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -38,10 +39,15 @@ pub enum Compiled {
 /// Environment variables that change what a compiler is.
 const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
 
+/// Set for the compilers that are started from here: one that is a script which calls `weft cc` again would wait for a place that it has itself.
+pub(crate) const ACTIVE: &str = "WEFT_CC_ACTIVE";
+
 /// Why a remote compilation was given up, with the leave to go on here.
 struct Back {
     reason: String,
     line: Option<Line>,
+    /// There is no daemon, and it is not to be asked for leave.
+    alone: bool,
 }
 
 /// Compiles. Where it is to run here, this process becomes the compiler, unless there is something to compare.
@@ -49,6 +55,9 @@ struct Back {
 /// # Errors
 /// The compiler could not be started.
 pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Result<Compiled> {
+    if std::env::var_os(ACTIVE).is_some() {
+        return Err(become_compiler(driver, args, None));
+    }
     let here = |reason: String, compiles: bool, line: Option<Line>| {
         tracing::info!("here: {reason}");
         // What links is for make's own count; what compiles takes a place of this machine's.
@@ -85,10 +94,10 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
     }
     match remote(driver, &plan, settings) {
         Ok((worker, line, object)) => {
-            if !chosen(settings.verify) {
+            if !options::is_repeatable(&plan.job) || !chosen(settings.verify) {
                 return Ok(Compiled::There(worker));
             }
-            let status = Command::new(driver).args(args).status()?;
+            let status = Command::new(driver).args(args).env(ACTIVE, "1").status()?;
             let ours = std::fs::read(&plan.output).unwrap_or_default();
             let same = ours == object;
             let _ = line.send(
@@ -106,7 +115,11 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
             }
             Ok(Compiled::Here(status))
         }
-        Err(Back { reason, line }) => Err(here(reason, true, line)),
+        Err(back) if back.alone => {
+            tracing::info!("here: {}", back.reason);
+            Err(become_compiler(driver, args, None))
+        }
+        Err(Back { reason, line, .. }) => Err(here(reason, true, line)),
     }
 }
 
@@ -116,7 +129,7 @@ fn become_compiler(driver: &Path, args: &[OsString], line: Option<Line>) -> io::
         let _ = rustix::io::fcntl_setfd(&line.0, rustix::io::FdFlags::empty());
         std::mem::forget(line.0);
     }
-    Command::new(driver).args(args).exec()
+    Command::new(driver).args(args).env(ACTIVE, "1").exec()
 }
 
 /// Whether this one is among so many percent.
@@ -153,7 +166,11 @@ fn remote(
     plan: &Plan,
     settings: &Settings,
 ) -> Result<(Endpoint, Line, Vec<u8>), Back> {
-    let back = |reason: String| Back { reason, line: None };
+    let back = |reason: String| Back {
+        reason,
+        line: None,
+        alone: false,
+    };
     let name = driver
         .file_name()
         .and_then(OsStr::to_str)
@@ -170,13 +187,22 @@ fn remote(
         working_directory().map_err(|e| back(e.to_string()))?,
         text(&plan.source)?,
     );
+    if !options::is_source_name(&source) {
+        return Err(back("a source whose name begins with @ or -".into()));
+    }
     let cwd = text(&cwd)?;
-    let line = (settings.line)().map_err(|e| back(format!("no daemon: {e}")))?;
+    let path = std::env::var_os("PATH").unwrap_or_else(|| crate::PATH.into());
+    let path = text(Path::new(&path))?;
+    let line = (settings.line)().map_err(|e| Back {
+        alone: true,
+        ..back(format!("no daemon: {e}"))
+    })?;
     let lost = |e: io::Error| back(format!("the daemon: {e}"));
     line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
     let began = SystemTime::now();
     let preprocessed = Command::new(driver)
         .args(&plan.preprocess)
+        .env(ACTIVE, "1")
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .output()
@@ -202,6 +228,7 @@ fn remote(
         workers: settings.workers.clone(),
         driver: driver.into(),
         name: name.into(),
+        path,
         language: plan.language,
         cwd,
         source,
@@ -219,6 +246,7 @@ fn remote(
             return Err(Back {
                 reason,
                 line: Some(line),
+                alone: false,
             });
         }
         _ => return Err(back("the daemon gave an answer that cannot be".into())),
@@ -228,6 +256,11 @@ fn remote(
     // Nothing is said that a compilation here would say again.
     write_whole(&plan.output, &object, began)
         .map_err(|e| back(format!("{}: {e}", plan.output.display())))?;
+    if let Some(path) = dependencies(&plan.preprocess)
+        && let Err(e) = set_time(&path, began)
+    {
+        tracing::info!("the time of {}: {e}", path.display());
+    }
     let diagnostics = take(Output::Diagnostics).unwrap_or_default();
     let _ = io::stderr().write_all(&preprocessed.stderr);
     let _ = io::stderr().write_all(&printable(&diagnostics));
@@ -274,6 +307,32 @@ fn write_whole(path: &Path, bytes: &[u8], time: SystemTime) -> io::Result<()> {
     done
 }
 
+/// Where the preprocessor writes dependencies.
+fn dependencies(preprocess: &[OsString]) -> Option<PathBuf> {
+    let mut found = None;
+    let mut args = preprocess.iter();
+    while let Some(arg) = args.next() {
+        let arg = arg.as_bytes();
+        let joined = [&b"-Wp,-MD,"[..], b"-Wp,-MMD,", b"-MF"]
+            .iter()
+            .find_map(|prefix| arg.strip_prefix(*prefix));
+        match joined {
+            Some(b"") => found = args.next().map(PathBuf::from),
+            Some(name) => found = Some(OsStr::from_bytes(name).into()),
+            None => {}
+        }
+    }
+    found
+}
+
+/// Gives a file the object's time: makes take an object that is older than its dependencies for an old one.
+fn set_time(path: &Path, time: SystemTime) -> io::Result<()> {
+    if !path.metadata()?.is_file() {
+        return Ok(());
+    }
+    File::open(path)?.set_modified(time)
+}
+
 /// Diagnostics of a worker for a terminal: text, and the sequences that colour it, but no others.
 fn printable(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
@@ -315,6 +374,23 @@ mod tests {
             b"]0;titlea[2Jb"
         );
         assert_eq!(printable("‘x’".as_bytes()), "‘x’".as_bytes());
+    }
+
+    #[test]
+    fn dependencies_are_found() {
+        let of = |line: &str| {
+            let args: Vec<_> = line.split(' ').map(OsString::from).collect();
+            dependencies(&args)
+        };
+        for line in [
+            "-MD -MF a.d x.c",
+            "-MFa.d x.c",
+            "-Wp,-MMD,a.d x.c",
+            "x.c -Wp,-MD,a.d",
+        ] {
+            assert_eq!(of(line), Some("a.d".into()), "{line}");
+        }
+        assert_eq!(of("-MMD -MT a.d x.c"), None);
     }
 
     #[test]

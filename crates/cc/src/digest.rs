@@ -18,17 +18,20 @@ pub type Digest = [u8; DIGEST_LEN];
 /// The files that a digest was made of, as they were then: path, inode, length, time of the last change.
 type Seen = Vec<(PathBuf, u64, u64, i64)>;
 
+/// Driver, language, `PATH`.
+type Key = (PathBuf, Language, String);
+
 /// Digests, made again when a file has changed.
 #[derive(Default)]
-pub struct Digests(Mutex<HashMap<(PathBuf, Language), (Digest, Seen)>>);
+pub struct Digests(Mutex<HashMap<Key, (Digest, Seen)>>);
 
 impl Digests {
-    /// The digest of a driver for a language.
+    /// The digest of a driver for a language, where it finds its programs in this `PATH`.
     ///
     /// # Errors
     /// Why there is none, in words.
-    pub fn of(&self, driver: &Path, language: Language) -> Result<Digest, String> {
-        let key = (driver.to_owned(), language);
+    pub fn of(&self, driver: &Path, language: Language, path: &str) -> Result<Digest, String> {
+        let key = (driver.to_owned(), language, path.to_owned());
         if let Some((digest, seen)) = lock(&self.0).get(&key)
             && seen
                 .iter()
@@ -36,7 +39,7 @@ impl Digests {
         {
             return Ok(*digest);
         }
-        let (digest, seen) = make(driver, language)?;
+        let (digest, seen) = make(driver, language, path)?;
         lock(&self.0).insert(key, (digest, seen));
         Ok(digest)
     }
@@ -54,10 +57,15 @@ fn look(path: &Path) -> io::Result<(PathBuf, u64, u64, i64)> {
     ))
 }
 
-fn output(program: &Path, args: &[&str]) -> Result<Vec<u8>, String> {
+fn output(program: &Path, args: &[&str], path: &str) -> Result<Vec<u8>, String> {
     let done = Command::new(program)
         .args(args)
         .env("LC_ALL", "C")
+        .env("PATH", path)
+        // A compilation for which they are set does not go out.
+        .env_remove("GCC_EXEC_PREFIX")
+        .env_remove("COMPILER_PATH")
+        .env(crate::client::ACTIVE, "1")
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output()
@@ -70,8 +78,8 @@ fn output(program: &Path, args: &[&str]) -> Result<Vec<u8>, String> {
 }
 
 /// Shared libraries of a program, as the loader finds them. None for a static one.
-fn libraries(program: &Path) -> Vec<PathBuf> {
-    let Ok(text) = output(Path::new("ldd"), &[&program.to_string_lossy()]) else {
+fn libraries(program: &Path, path: &str) -> Vec<PathBuf> {
+    let Ok(text) = output(Path::new("ldd"), &[&program.to_string_lossy()], path) else {
         return Vec::new();
     };
     String::from_utf8_lossy(&text)
@@ -81,25 +89,25 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn make(driver: &Path, language: Language) -> Result<(Digest, Seen), String> {
+fn make(driver: &Path, language: Language, path: &str) -> Result<(Digest, Seen), String> {
     let mut files = vec![
         driver
             .canonicalize()
             .map_err(|e| format!("{}: {e}", driver.display()))?,
     ];
     for program in [language.program(), "as"] {
-        let told = output(driver, &[&format!("-print-prog-name={program}")])?;
+        let told = output(driver, &[&format!("-print-prog-name={program}")], path)?;
         let name = String::from_utf8_lossy(&told).trim().to_owned();
-        let path = if name.contains('/') {
+        let found = if name.contains('/') {
             Some(PathBuf::from(&name))
         } else {
-            crate::find_program(&name, None)
+            crate::find_in(path, &name, None)
         };
-        let path = path
+        let found = found
             .and_then(|path| path.canonicalize().ok())
             .ok_or_else(|| format!("{} has no {program}", driver.display()))?;
-        files.extend(libraries(&path));
-        files.push(path);
+        files.extend(libraries(&found, path));
+        files.push(found);
     }
     files.sort();
     files.dedup();
@@ -121,6 +129,38 @@ fn make(driver: &Path, language: Language) -> Result<(Digest, Seen), String> {
     for one in contents {
         hasher.update(&one);
     }
-    hasher.update(&output(driver, &["-dumpspecs"])?);
+    hasher.update(&output(driver, &["-dumpspecs"], path)?);
     Ok((*hasher.finalize().as_bytes(), seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn another_assembler_in_the_path_is_another_compiler() {
+        let Some(gcc) = crate::find_program("gcc", None) else {
+            eprintln!("skipped: there is no gcc (Debian's package gcc)");
+            return;
+        };
+        let path = std::env::var("PATH").unwrap();
+        if crate::find_program("as", None).is_none() {
+            eprintln!("skipped: there is no as in PATH (Debian's package binutils)");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("as");
+        std::fs::write(&own, "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let told = output(&gcc, &["-print-prog-name=as"], &path).unwrap();
+        if told != b"as\n" {
+            eprintln!("skipped: this gcc does not look for its assembler in PATH");
+            return;
+        }
+        let digests = Digests::default();
+        let of = |path: &str| digests.of(&gcc, Language::C, path).unwrap();
+        assert_eq!(of(&path), of(&path));
+        assert_ne!(of(&path), of(&format!("{}:{path}", dir.path().display())));
+    }
 }

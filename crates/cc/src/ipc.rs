@@ -53,6 +53,8 @@ pub struct JobAsk {
     pub driver: PathBuf,
     /// Its name.
     pub name: String,
+    /// Where it looks for programs: `PATH`.
+    pub path: String,
     /// Of the source.
     pub language: Language,
     /// For debug information.
@@ -104,6 +106,24 @@ pub struct Status {
     pub verified: (u64, u64),
     /// Why commands ran here, and how many.
     pub reasons: Vec<(String, u64)>,
+}
+
+impl Status {
+    /// Leaves out what counts least until it fits into a message.
+    pub(crate) fn fit(&mut self) {
+        // Beside it is the answer's own name.
+        let fits = |status: &Self| {
+            serde_json::to_vec(status).is_ok_and(|bytes| bytes.len() + 64 <= MAX_MESSAGE)
+        };
+        while !fits(self) {
+            let gone = self.reasons.pop().is_some()
+                || self.jobs.pop().is_some()
+                || self.workers.pop().is_some();
+            if !gone {
+                break;
+            }
+        }
+    }
 }
 
 /// One worker.
@@ -255,5 +275,25 @@ impl Line {
     pub(crate) fn stirs(&self) -> bool {
         poll_fds(&[(self.as_fd(), Interest::READ)], Some(Duration::ZERO))
             .is_ok_and(|ready| ready != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_fits_into_a_message() {
+        let mut status = Status {
+            reasons: (0..100)
+                .map(|n| (format!("{n}{}", "x".repeat(4000)), 100 - n))
+                .collect(),
+            ..Status::default()
+        };
+        status.fit();
+        assert!((1..100).contains(&status.reasons.len()));
+        assert!(status.reasons[0].0.starts_with("0x"));
+        let bytes = serde_json::to_vec(&Answer::Status(Box::new(status))).unwrap();
+        assert!(bytes.len() <= MAX_MESSAGE);
     }
 }

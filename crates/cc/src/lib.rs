@@ -26,12 +26,21 @@ pub use link::Endpoint;
 /// The port of a worker where none is named.
 pub const DEFAULT_PORT: u16 = 7477;
 
+/// Where a worker's compilers look for programs, and others where nothing is said.
+const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The first program of this name in `PATH` that is not the file `other` (a link to this program, which would call itself).
 pub fn find_program(name: &str, other: Option<&Path>) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
+    find_in(path, name, other)
+}
+
+/// The same, in this `PATH`.
+fn find_in(path: impl AsRef<OsStr>, name: &str, other: Option<&Path>) -> Option<PathBuf> {
     let good = |path: &PathBuf| {
         let runs = path
             .metadata()
@@ -41,8 +50,6 @@ pub fn find_program(name: &str, other: Option<&Path>) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(PathBuf::from(name)).filter(good);
     }
-    let path = std::env::var_os("PATH")
-        .unwrap_or_else(|| OsStr::new("/usr/local/bin:/usr/bin:/bin").into());
     std::env::split_paths(&path)
         .map(|dir| dir.join(name))
         .find(good)

@@ -145,6 +145,8 @@ fn kind(arg: &str) -> Kind {
         "-g3" | "-ggdb3" => Kind::Here("macros in the debug information"),
         "-undef" => Kind::Here("-undef, without which workers compile"),
         "-pedantic-errors" => Kind::Here("-pedantic-errors, which takes no line markers"),
+        "-Werror=pedantic" => Kind::Here("-Werror=pedantic, of which workers do not warn"),
+        "-fverbose-asm" => Kind::Here("-fverbose-asm, which records the command"),
         "-frecord-gcc-switches" => Kind::Here("-frecord-gcc-switches, which records the command"),
         "-nodefaultlibs" | "-nostartfiles" | "-nolibc" => Kind::Link,
         _ if begins(&["-march=native", "-mtune=native", "-mcpu=native"]) => {
@@ -283,6 +285,12 @@ pub fn is_driver(name: &str) -> bool {
         base.strip_suffix(known)
             .is_some_and(|target| target.is_empty() || target.ends_with('-'))
     })
+}
+
+/// Whether a source's name can be an argument of a compiler. gcc takes an argument that begins with `@` for a file of arguments, which are checked by nobody;
+/// one that begins with `-` is an option.
+pub fn is_source_name(name: &str) -> bool {
+    !name.split('/').any(|part| part.starts_with(['@', '-']))
 }
 
 /// Checks the options of a job that a master sends.
@@ -487,6 +495,15 @@ pub fn parse(args: &[OsString]) -> Result<Plan, Here> {
     if let Some(reason) = &reading.here {
         return stay(reason);
     }
+    let asks = |options: &[&str]| {
+        reading
+            .job
+            .iter()
+            .any(|arg| options.contains(&arg.as_str()))
+    };
+    if asks(&["-pedantic", "-Wpedantic"]) && asks(&["-Werror"]) {
+        return stay("-pedantic with -Werror, of which workers do not warn");
+    }
     let [(source, language)] = &reading.sources[..] else {
         return stay(if reading.sources.is_empty() {
             "no source"
@@ -576,6 +593,12 @@ pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
     0..0
 }
 
+/// Whether each compilation gives the same object. With `-flto` gcc puts a number at random into names, unless one is given.
+pub fn is_repeatable(args: &[String]) -> bool {
+    let begins = |prefix| args.iter().any(|arg| arg.starts_with(prefix));
+    !begins("-flto") || begins("-frandom-seed")
+}
+
 /// Where `-f*-prefix-map` options put a path: the last that fits counts.
 pub fn map_path(args: &[String], path: &str) -> String {
     let maps = args.iter().rev().filter_map(|arg| {
@@ -654,6 +677,10 @@ mod tests {
             ("-c a.c -specs=x", "does not know"),
             ("-c a.c -save-temps", "does not know"),
             ("-c -g3 a.c", "macros"),
+            ("-c -Werror=pedantic a.c", "pedantic"),
+            ("-c -Wpedantic -Werror a.c", "pedantic"),
+            ("-c -Werror -pedantic a.c", "pedantic"),
+            ("-S -fverbose-asm a.c", "verbose-asm"),
             ("-c -finput-charset=latin1 a.c", "charset"),
             ("-c conftest.c", "configure"),
             ("-c a.c -o /dev/null", "regular"),
@@ -742,6 +769,13 @@ mod tests {
         ] {
             assert!(built_in(text).is_empty());
         }
+    }
+
+    #[test]
+    fn lto_needs_a_seed_to_be_compared() {
+        let of = |line: &str| is_repeatable(&line.split(' ').map(String::from).collect::<Vec<_>>());
+        assert!(of("-O2 -c") && of("-flto=4 -frandom-seed=1 -c"));
+        assert!(!of("-O2 -flto -c") && !of("-flto=4 -c"));
     }
 
     #[test]

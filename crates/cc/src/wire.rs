@@ -14,6 +14,8 @@ pub const HELLO_LEN: usize = 16;
 pub const MAX_MESSAGE: usize = 32 << 10;
 /// Bytes of a digest.
 pub const DIGEST_LEN: usize = 32;
+/// Diagnostics that are delivered, in bytes.
+pub const MAX_DIAGNOSTICS: u64 = 256 << 10;
 /// The longest text of a reason, in bytes.
 pub const MAX_REASON: usize = 512;
 

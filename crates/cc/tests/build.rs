@@ -71,9 +71,14 @@ struct Bed {
 
 impl Bed {
     fn new(room: u64) -> Self {
+        Self::patient(room, Duration::from_mins(20))
+    }
+
+    fn patient(room: u64, patience: Duration) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let config = daemon::Config {
             room,
+            patience,
             ..daemon::Config::new(dir.path().join("socket"), Arc::new(tls()))
         };
         let thread = std::thread::spawn(move || daemon::run(config).unwrap());
@@ -116,6 +121,7 @@ impl Bed {
             workers: workers.iter().copied().cloned().collect(),
             driver: find_program("gcc", None).unwrap(),
             name: "gcc".into(),
+            path: std::env::var("PATH").unwrap(),
             language: Language::C,
             cwd: "/".into(),
             source: "a.c".into(),
@@ -264,6 +270,25 @@ fn a_make_on_two_workers_gives_the_same_objects() {
     bed.compare(8, bed.project(8, &[&a, &b], 0));
     let status = bed.status();
     assert_eq!((status.done, status.again), (8, 0), "{status:?}");
+    // And no object is older than its dependencies.
+    for i in 0..8 {
+        std::fs::remove_file(bed.path(&format!("f{i}.o"))).unwrap();
+    }
+    assert!(
+        bed.project(8, &[&a, &b], 0)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+    assert_eq!(bed.status().done, 16);
+    for i in 0..8 {
+        let time = |ext: &str| {
+            let path = bed.path(&format!("f{i}.{ext}"));
+            path.metadata().unwrap().modified().unwrap()
+        };
+        assert!(time("o") >= time("d"), "f{i}");
+    }
     assert!(
         status
             .workers
@@ -283,6 +308,32 @@ fn objects_are_compared_when_asked() {
     until("the comparisons are noted", || {
         bed.status().verified == (2, 0)
     });
+}
+
+#[test]
+fn a_compiler_that_calls_weft_cc_runs_here_at_once() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_a, a) = worker(config());
+    let mut make = bed.project(1, &[&a], 0);
+    let path = std::env::var("PATH").unwrap();
+    let (dir, gcc) = (bed.path("bin"), bed.path("bin/gcc"));
+    std::fs::create_dir(&dir).unwrap();
+    let script = format!(
+        "#!/bin/sh\nPATH='{path}' exec {} \"$@\"\n",
+        bed.path("cc").display()
+    );
+    std::fs::write(&gcc, script).unwrap();
+    std::fs::set_permissions(&gcc, std::fs::Permissions::from_mode(0o755)).unwrap();
+    make.env("PATH", format!("{}:{path}", dir.display()));
+    let done = make.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    // What the outer one did is all that the daemon knows of.
+    let status = bed.status();
+    let all: u64 = status.reasons.iter().map(|(_, n)| n).sum();
+    assert_eq!((status.done, all), (0, 1), "{status:?}");
 }
 
 #[test]
@@ -345,6 +396,29 @@ fn a_compilation_that_goes_away_ends_its_job() {
         bed.outcome(&[&at], b"int x;\n").0,
         Answer::Done { .. }
     ));
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop_finishes_its_jobs() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (worker, at) = worker(config());
+    let line = bed.hand_over(&[&at], &long_text());
+    until("it compiles", || worker.running() == 1);
+    Line::connect(&bed.socket())
+        .unwrap()
+        .ask(&Ask::Stop, &[])
+        .unwrap();
+    assert!(!bed.socket().exists());
+    assert!(!bed.thread.as_ref().unwrap().is_finished());
+    // It is cancelled as before, and then nobody is left.
+    drop(line);
+    until("the compiler is killed", || worker.running() == 0);
+    until("the daemon ends", || {
+        bed.thread.as_ref().unwrap().is_finished()
+    });
 }
 
 #[test]
@@ -476,6 +550,33 @@ impl Peer {
 }
 
 #[test]
+fn too_many_connections_are_turned_away_and_memory_is_limited() {
+    if !has_gcc() {
+        return;
+    }
+    let (_worker, at) = worker(Config {
+        max_connections: 1,
+        ..config()
+    });
+    let (first, second) = (Bed::new(1 << 20), Bed::new(1 << 20));
+    assert!(matches!(
+        first.outcome(&[&at], b"int x;\n").0,
+        Answer::Done { .. }
+    ));
+    // The first daemon keeps its connection.
+    let why = second.here(&[&at], b"int x;\n");
+    assert!(why.contains("turned the connection away"), "{why}");
+    drop(first);
+    let (_small, at) = worker(Config {
+        memory: 32 << 20,
+        ..config()
+    });
+    let third = Bed::new(1 << 20);
+    let why = third.here(&[&at], &long_text());
+    assert!(why.contains("failed on a worker"), "{why}");
+}
+
+#[test]
 fn hostile_masters_are_refused() {
     if !has_gcc() {
         return;
@@ -523,6 +624,15 @@ fn hostile_masters_are_refused() {
             Box::new(|job: &mut Job| job.args.push("@/etc/passwd".into())),
             Verdict::Refused,
         ),
+        // gcc would read the text as its arguments.
+        (
+            Box::new(|job: &mut Job| job.name = "@a/../a/../f".into()),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.name = "a/../-f.c".into()),
+            Verdict::Refused,
+        ),
         (
             Box::new(|job: &mut Job| job.locale = "../../x".into()),
             Verdict::Refused,
@@ -558,7 +668,11 @@ fn hostile_masters_are_refused() {
         assert_eq!(peer.message(), None);
     }
     let real = weft_cc::digest::Digests::default()
-        .of(&find_program("gcc", None).unwrap(), Language::C)
+        .of(
+            &find_program("gcc", None).unwrap(),
+            Language::C,
+            &std::env::var("PATH").unwrap(),
+        )
         .unwrap();
     let peer = connect();
     let mut stale = Job {
@@ -638,4 +752,44 @@ fn hostile_workers_cost_no_object() {
         assert_eq!(bed.status().done, 0);
     }
     hostile.join().unwrap();
+}
+
+#[test]
+fn a_worker_that_stays_busy_does_not_hold_a_build() {
+    if !has_gcc() {
+        return;
+    }
+    let device = Device::open().unwrap();
+    let hello = || Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1));
+    let listener =
+        cm::Listener::bind(&device, "127.0.0.1:0".parse().unwrap(), 16, &hello()).unwrap();
+    let at = Endpoint {
+        host: "127.0.0.1".into(),
+        port: listener.local_addr().port(),
+    };
+    let busy = std::thread::spawn(move || {
+        let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+        let (qp, cq, mr) = Peer::objects(&device);
+        let conn = request.accept(qp, &hello()).unwrap();
+        let peer = Peer {
+            qp: conn.qp,
+            cq,
+            mr,
+        };
+        let mut times = 0;
+        while let Some(bytes) = peer.message() {
+            let Ok(Request::Job(job)) = Request::decode(&bytes) else {
+                panic!()
+            };
+            let end = End::new(job.id, Verdict::Busy, "later");
+            peer.send(&Report::End(end).encode());
+            times += 1;
+        }
+        times
+    });
+    let bed = Bed::patient(1 << 20, Duration::from_secs(1));
+    let why = bed.here(&[&at], b"int x;\n");
+    assert!(why.contains("in time") || why.contains("too long"), "{why}");
+    drop(bed);
+    assert!(busy.join().unwrap() > 0);
 }

@@ -4,7 +4,7 @@
 //!
 //! [`vm_readv`] and [`vm_writev`] take raw memory from their caller and are `unsafe` as the functions of
 //! [`crate::raw`] are. [`Birthmark`] owns the page that it reads. `ioctl` on a process's descriptor makes a new
-//! descriptor, and reads nothing of ours.
+//! descriptor, and reads nothing of ours. [`keep_files`] makes one system call in a forked child.
 
 use crate::map::{map_anonymous, unmap};
 use crate::raw::{MAX_IOV, retry};
@@ -13,6 +13,8 @@ use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, PidfdFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -24,6 +26,22 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// Keeps the descriptors of this process, from 3 on, from a program that it starts. A kernel before 5.11 hands them on.
+pub fn keep_files(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec there is one system call with numbers alone, which is safe after a fork. It closes nothing before the exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::syscall(
+                libc::SYS_close_range,
+                3,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC,
+            );
+            Ok(())
+        })
+    }
 }
 
 /// The effective user of this process.

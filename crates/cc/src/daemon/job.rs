@@ -1,7 +1,8 @@
 //! One job on its way: to a worker, to another one, and then here.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use weft_sys::memfd;
 use weft_verbs::{Access, Mr};
@@ -13,8 +14,13 @@ use crate::ipc::{JobAsk, Line};
 use crate::link::{Endpoint, Event, Gone};
 use crate::lock;
 use crate::options::Language;
-use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
+use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
+/// How often, and how long, one worker may answer that it is busy before the job goes elsewhere.
+const MAX_BUSY: u32 = 25;
+const MAX_BUSY_TIME: Duration = Duration::from_secs(10);
+/// Characters of a worker's reason that are kept.
+const MAX_REASON: usize = 200;
 /// Workers that a job is tried on.
 const ATTEMPTS: usize = 3;
 
@@ -73,12 +79,21 @@ impl Drop for Listed<'_> {
     }
 }
 
+/// A worker's reason for terminals and tables: one short line.
+fn plain(reason: &str) -> String {
+    reason
+        .chars()
+        .take(MAX_REASON)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
 impl Shared {
     pub(super) fn job(&self, ask: &JobAsk, source: Option<OwnedFd>, line: &Line) -> Outcome {
         let Some(source) = source else {
             return Outcome::Here("the source did not come".into());
         };
-        let digest = match self.digests.of(&ask.driver, ask.language) {
+        let digest = match self.digests.of(&ask.driver, ask.language, &ask.path) {
             Ok(digest) => digest,
             Err(why) => {
                 return Outcome::Here(format!(
@@ -101,9 +116,15 @@ impl Shared {
             number
         };
         let listed = Listed(self, number);
+        let end = Instant::now() + self.config.patience;
         let mut tried: Vec<Endpoint> = Vec::new();
+        let mut busy: HashMap<Endpoint, (u32, Instant)> = HashMap::new();
         let mut why = String::new();
         while tried.len() < ATTEMPTS {
+            if Instant::now() > end {
+                why = "no worker did it in time".into();
+                break;
+            }
             let pick = lock(&self.state).pool.pick(&ask.workers, &digest, &tried);
             let (worker, conn) = match pick {
                 Pick::Worker(worker, conn) => (worker, conn),
@@ -123,7 +144,16 @@ impl Shared {
                 }
             };
             listed.at(Some(worker.clone()));
-            let attempt = self.attempt(&worker, conn, ask, &digest, &source, number as u32, line);
+            let attempt = self.attempt(
+                &worker,
+                conn,
+                ask,
+                &digest,
+                &source,
+                number as u32,
+                line,
+                end,
+            );
             listed.at(None);
             self.changed.notify_all();
             match attempt {
@@ -145,7 +175,12 @@ impl Shared {
                     }
                     Verdict::Busy => {
                         lock(&self.state).pool.busy(&worker);
-                        continue;
+                        let since = busy.entry(worker.clone()).or_insert((0, Instant::now()));
+                        since.0 += 1;
+                        if since.0 < MAX_BUSY && since.1.elapsed() < MAX_BUSY_TIME {
+                            continue;
+                        }
+                        why = format!("{worker}: it stays busy");
                     }
                     Verdict::Environment => {
                         lock(&self.state).pool.unfit(&worker, digest, &end.reason);
@@ -180,6 +215,7 @@ impl Shared {
         source: &OwnedFd,
         id: u32,
         line: &Line,
+        end: Instant,
     ) -> Result<(End, OwnedFd), Lost> {
         // One that was kept may have ended since.
         let kept = conn.and_then(|mut conn| {
@@ -199,7 +235,7 @@ impl Shared {
         };
         lock(&self.state).pool.connected(worker, &conn);
         self.changed.notify_all();
-        let done = self.drive(&mut conn, ask, digest, source, id, line);
+        let done = self.drive(&mut conn, ask, digest, source, id, line, end);
         let mut state = lock(&self.state);
         match &done {
             Ok((end, _)) => state.pool.give_back(worker, conn, end, ask.len),
@@ -210,6 +246,7 @@ impl Shared {
     }
 
     /// The worker drives; here are only the two regions, and room if it asks for more.
+    #[allow(clippy::too_many_arguments)]
     fn drive(
         &self,
         conn: &mut Conn,
@@ -218,6 +255,7 @@ impl Shared {
         source: &OwnedFd,
         id: u32,
         line: &Line,
+        end: Instant,
     ) -> Result<(End, OwnedFd), Lost> {
         let local =
             |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
@@ -256,7 +294,7 @@ impl Shared {
                 room_file,
             ));
         };
-        let outcome = self.converse(conn, &bytes, id, line, &mut room, &make_room);
+        let outcome = self.converse(conn, &bytes, id, line, end, &mut room, &make_room);
         if outcome.is_err() {
             // No memory goes away under a connection; and a worker learns that it need not go on.
             conn.link.qp.disconnect();
@@ -265,7 +303,12 @@ impl Shared {
         // From here on the worker reaches neither.
         drop(source);
         drop(room);
-        let end = outcome?;
+        let mut end = outcome?;
+        for (what, _, len) in &mut end.outputs {
+            if *what == Output::Diagnostics {
+                *len = (*len).min(MAX_DIAGNOSTICS);
+            }
+        }
         let within = |&(_, at, len): &(Output, u64, u64)| {
             at.checked_add(len).is_some_and(|end| end <= limit)
         };
@@ -280,31 +323,35 @@ impl Shared {
         Ok((end, room_file))
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn converse(
         &self,
         conn: &mut Conn,
         request: &[u8],
         id: u32,
         line: &Line,
+        end: Instant,
         room: &mut Mr,
         make_room: &dyn Fn(&Conn, u64) -> Result<Mr, Lost>,
     ) -> Result<End, Lost> {
         let gone = |why: &str| Lost::Gone(why.into());
         conn.link.send(request)?;
-        let began = Instant::now();
         loop {
             let event = conn.link.next(None, LOOK)?;
             if line.stirs() {
                 return Err(Lost::Cancelled);
             }
-            if began.elapsed() > self.config.patience {
+            if Instant::now() > end {
                 return Err(gone("it takes too long"));
             }
             let Some(Event::Message(bytes)) = event else {
                 continue;
             };
             match Report::decode(&bytes).map_err(|e| Lost::Gone(e.to_string()))? {
-                Report::End(end) if end.id == id => return Ok(end),
+                Report::End(mut end) if end.id == id => {
+                    end.reason = plain(&end.reason);
+                    return Ok(end);
+                }
                 Report::End(end) if end.id == 0 && end.verdict == Verdict::Refused => {
                     return Err(gone("our key is not authorised there"));
                 }
@@ -323,5 +370,14 @@ impl Shared {
                 _ => return Err(gone("a report of another job")),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_reason_is_one_short_line() {
+        assert_eq!(super::plain("a\n\x1b[2Jé\u{9b}b"), "a  [2Jé b");
+        assert_eq!(super::plain(&"é".repeat(400)).chars().count(), 200);
     }
 }

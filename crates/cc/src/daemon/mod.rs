@@ -25,6 +25,8 @@ use crate::link::Endpoint;
 use crate::lock;
 use pool::Pool;
 pub use pool::{About, Refusal, probe};
+/// For the command that starts the daemon: one that holds a make's pipes would keep whoever reads them waiting.
+pub use weft_sys::process::keep_files;
 
 /// How often threads look whether somebody is gone.
 const LOOK: Duration = Duration::from_millis(200);
@@ -62,7 +64,7 @@ pub struct Config {
     pub most_room: u64,
     /// Compilers and preprocessors that run here at once.
     pub here: usize,
-    /// A job that takes longer is lost.
+    /// A job that no worker has done by then is done here.
     pub patience: Duration,
 }
 
@@ -144,7 +146,17 @@ pub fn run(config: Config) -> io::Result<()> {
         {
             continue;
         }
-        while let Some(fd) = unix::accept(&listener)? {
+        loop {
+            let fd = match unix::accept(&listener) {
+                Ok(Some(fd)) => fd,
+                Ok(None) => break,
+                // Too few descriptors, mostly: some will be free again.
+                Err(e) => {
+                    tracing::warn!("cannot take a compilation: {e}");
+                    thread::sleep(LOOK);
+                    break;
+                }
+            };
             if !unix::peer_cred(&fd).is_ok_and(|cred| cred.is_same_user()) {
                 continue;
             }
@@ -166,6 +178,11 @@ pub fn run(config: Config) -> io::Result<()> {
     }
     if !shared.stop.load(Ordering::SeqCst) {
         let _ = std::fs::remove_file(&shared.config.socket);
+    }
+    // Those that it has already get their objects.
+    let end = Instant::now() + shared.config.patience;
+    while shared.clients.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+        thread::sleep(LOOK / 10);
     }
     Ok(())
 }
@@ -270,7 +287,7 @@ impl Shared {
             worker: job.worker.clone(),
             age: job.since.elapsed().as_secs_f64(),
         });
-        Status {
+        let mut status = Status {
             uptime: self.began.elapsed().as_secs_f64(),
             workers: state.pool.status(),
             jobs: jobs.collect(),
@@ -279,6 +296,32 @@ impl Shared {
             again: state.again,
             verified: state.verified,
             reasons,
-        }
+        };
+        drop(state);
+        status.fit();
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_daemon_has_none_of_the_makes_files() {
+        // Without CLOEXEC, as a make's pipes.
+        let file = rustix::io::dup(std::io::stderr()).unwrap();
+        let has = |keep: bool| {
+            let mut command = std::process::Command::new("sh");
+            command
+                .arg("-c")
+                .arg(format!("[ -e /proc/self/fd/{} ]", file.as_raw_fd()));
+            if keep {
+                super::keep_files(&mut command);
+            }
+            command.status().unwrap().success()
+        };
+        assert!(has(false));
+        assert!(!has(true));
     }
 }

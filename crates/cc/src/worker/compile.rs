@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::sandbox;
 use crate::lock;
-use crate::options::{Language, map_path};
+use crate::options::{Language, is_source_name, map_path};
 use crate::wire::Job;
 
 /// Components that a source's name may have, and bytes.
@@ -57,7 +57,7 @@ impl Workshop {
         let file = path.file_name().ok_or(Unfit::Name)?;
         if parts.len() > MAX_COMPONENTS
             || name.len() > MAX_NAME
-            || name.starts_with('-')
+            || !is_source_name(name)
             || name.ends_with('/')
         {
             return Err(Unfit::Name);
@@ -147,7 +147,7 @@ impl Workshop {
         command
             .current_dir(&self.cwd)
             .env_clear()
-            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("PATH", crate::PATH)
             .env(
                 "LC_ALL",
                 if job.locale.is_empty() {
@@ -183,12 +183,15 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts it on a thread of its own; no file of it gets longer than `size` bytes; `ended` is called at its end.
+    /// Starts it on a thread of its own, restricted as far as `needed` or not at all; no file of it gets longer than `size` bytes, no process larger than `memory`; `ended` is called at its end.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn start(
         shop: &Workshop,
         driver: &Path,
         job: &Job,
         size: u64,
+        memory: u64,
+        needed: sandbox::Level,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Unfit> {
         let language = if job.cxx { Language::Cxx } else { Language::C };
@@ -197,8 +200,17 @@ impl Compiler {
         let over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&over);
         let (seen, dir) = (Arc::clone(&group), shop.dir.path().to_owned());
+        let data = Rlimit {
+            current: Some(memory),
+            maximum: Some(memory),
+        };
         let mut run = move || {
-            sandbox::enter(&dir);
+            let level = sandbox::enter(&dir);
+            if !level.holds(needed) {
+                return Ended::NotStarted(io::Error::other(format!(
+                    "the sandbox is incomplete: {level}, not {needed}"
+                )));
+            }
             // Held until the group is known: a kill comes before the start, or after it.
             let mut held = lock(&seen);
             let mut child = match command.spawn() {
@@ -212,6 +224,7 @@ impl Compiler {
                 maximum: Some(size),
             };
             let _ = prlimit(pid, Resource::Fsize, most);
+            let _ = prlimit(pid, Resource::Data, data);
             *held = pid;
             drop(held);
             if let Some(pid) = pid {

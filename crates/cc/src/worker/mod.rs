@@ -42,6 +42,8 @@ pub struct Config {
     pub max_connections: usize,
     /// A compiler that takes longer is killed.
     pub time_limit: Duration,
+    /// Bytes of memory that each process of a compiler may have.
+    pub memory: u64,
     /// Bytes that a source, or the outputs of a job, may have.
     pub size_limit: u64,
     /// Where jobs have their directories; a tmpfs is best.
@@ -64,6 +66,7 @@ impl Config {
             slots,
             max_connections: 256,
             time_limit: Duration::from_mins(10),
+            memory: u64::MAX,
             size_limit: 1 << 30,
             place: place(),
             tls,
@@ -105,6 +108,8 @@ struct Shared {
     device: Device,
     events: Arc<dyn Events>,
     digests: Digests,
+    /// What the kernel gave at the start. A job that gets less does not run.
+    level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
     stop: AtomicBool,
     running: AtomicUsize,
@@ -139,6 +144,7 @@ impl Worker {
             device,
             events,
             digests: Digests::default(),
+            level: sandbox::level(),
             drivers: Mutex::default(),
             stop: AtomicBool::new(false),
             running: AtomicUsize::new(0),
@@ -210,6 +216,23 @@ impl Drop for Place<'_> {
     }
 }
 
+/// One of the connections that there may be at once.
+struct Connection(Arc<Shared>);
+
+impl Connection {
+    fn take(shared: &Arc<Shared>) -> Option<Self> {
+        let taken = shared.connections.fetch_add(1, Ordering::SeqCst);
+        let connection = Self(Arc::clone(shared));
+        (taken < shared.config.max_connections).then_some(connection)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// Hundredths of a percent of the last ten seconds in which something waited for a processor; 0 where the kernel does not say.
 pub(crate) fn pressure() -> u16 {
     let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
@@ -231,16 +254,22 @@ impl Shared {
 
     fn listen(self: &Arc<Self>, listener: &cm::Listener) {
         while !self.over() {
-            let Some(request) = listener.next_request(Some(LOOK)) else {
-                lock(&self.sessions).retain(|session| !session.is_finished());
+            let request = listener.next_request(Some(LOOK));
+            lock(&self.sessions).retain(|session| !session.is_finished());
+            let Some(request) = request else {
                 continue;
             };
             let peer = request.peer_addr();
-            let shared = Arc::clone(self);
+            // Before there is a thread: strangers must not use them up.
+            let Some(connection) = Connection::take(self) else {
+                let _ = request.reject(&Hello::new(Status::Busy, 0).encode());
+                self.events.refused(peer, "too many connections");
+                continue;
+            };
             // A thread for each connection: one cycle of it is one job.
             let session = thread::Builder::new()
                 .name("weft-cc".into())
-                .spawn(move || shared.serve(request, peer));
+                .spawn(move || connection.0.serve(request, peer));
             match session {
                 Ok(session) => lock(&self.sessions).push(session),
                 Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
@@ -273,13 +302,7 @@ impl Shared {
     }
 
     fn serve(&self, request: cm::Request, peer: SocketAddr) {
-        let place = Place::take(&self.connections, self.config.max_connections);
-        let verdict = if place.is_some() {
-            self.judge(&request)
-        } else {
-            Err((Status::Busy, "too many connections".into()))
-        };
-        let known = match verdict {
+        let known = match self.judge(&request) {
             Ok(known) => known.is_some(),
             Err((status, why)) => {
                 let _ = request.reject(&Hello::new(status, 0).encode());
@@ -341,7 +364,7 @@ impl Shared {
             lock(&self.drivers).remove(driver);
             return Err(format!("there is no `{driver}` here"));
         };
-        let digest = self.digests.of(&path, language)?;
+        let digest = self.digests.of(&path, language, crate::PATH)?;
         Ok((path, digest))
     }
 }

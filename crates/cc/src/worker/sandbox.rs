@@ -69,6 +69,13 @@ pub struct Level {
     pub calls: bool,
 }
 
+impl Level {
+    /// Whether this restricts all that the other does.
+    pub(crate) fn holds(self, other: Self) -> bool {
+        self.files >= other.files && self.calls >= other.calls
+    }
+}
+
 impl std::fmt::Display for Level {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match (self.files, self.calls) {
@@ -96,6 +103,14 @@ fn filter() -> Option<BpfProgram> {
 fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
     let write = AccessFs::from_file(abi) & !AccessFs::Execute;
+    // A compiler makes files and directories, and nothing that leads elsewhere.
+    let own = AccessFs::from_all(abi)
+        & !(AccessFs::Execute
+            | AccessFs::MakeSym
+            | AccessFs::MakeFifo
+            | AccessFs::MakeSock
+            | AccessFs::MakeChar
+            | AccessFs::MakeBlock);
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))?
@@ -103,10 +118,7 @@ fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(READ, AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules(
-            [dir],
-            AccessFs::from_all(abi) & !AccessFs::Execute,
-        ))?
+        .add_rules(path_beneath_rules([dir], own))?
         .add_rules(path_beneath_rules(["/dev/null"], write))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
@@ -131,4 +143,21 @@ pub fn level() -> Level {
             files: false,
             calls: false,
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn less_than_at_the_start_does_not_hold() {
+        let level = |files, calls| Level { files, calls };
+        let all = level(true, true);
+        assert!(all.holds(all) && all.holds(level(false, true)));
+        assert!(level(false, false).holds(level(false, false)));
+        assert!(!level(false, true).holds(all) && !level(true, false).holds(all));
+        // A thread gets what the first one got.
+        let first = super::level();
+        assert!(super::level().holds(first));
+    }
 }

@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -11,17 +13,17 @@ use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
 use super::compile::{Compiler, Ended, Unfit, Workshop};
 use super::{LOOK, Place, Shared, pressure};
 use crate::link::{DEPTH, Event, Gone, Link};
-use crate::options::{Language, check_job};
-use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
+use crate::options::{Language, check_job, is_source_name};
+use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
 const CHUNK: u64 = 1 << 20;
 /// How long a master may take to answer, or to let us reach its memory.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A connection without a job for so long ends.
+const IDLE: Duration = Duration::from_mins(10);
 /// What a region that is kept has at least.
 const KEPT: usize = 4 << 20;
-/// Diagnostics that are delivered, in bytes.
-const MAX_DIAGNOSTICS: u64 = 256 << 10;
 
 pub(super) struct Session<'a> {
     shared: &'a Shared,
@@ -65,12 +67,17 @@ impl<'a> Session<'a> {
 
     /// Until the connection ends; why it did.
     pub(super) fn run(mut self) -> String {
+        let mut last = Instant::now();
         let why = loop {
             if self.shared.over() {
                 break "the worker ends".into();
             }
+            if last.elapsed() > IDLE {
+                break "nothing was asked for long".into();
+            }
             match self.turn() {
-                Ok(()) => {}
+                Ok(true) => last = Instant::now(),
+                Ok(false) => {}
                 Err(Gone(why)) => break why,
             }
         };
@@ -78,12 +85,10 @@ impl<'a> Session<'a> {
         why
     }
 
-    fn turn(&mut self) -> Result<(), Gone> {
-        let Some(event) = self.link.next(None, LOOK)? else {
-            return Ok(());
-        };
-        let Event::Message(bytes) = event else {
-            return Ok(());
+    /// Whether there was a job.
+    fn turn(&mut self) -> Result<bool, Gone> {
+        let Some(Event::Message(bytes)) = self.link.next(None, LOOK)? else {
+            return Ok(false);
         };
         let request = Request::decode(&bytes).map_err(|e| Gone(e.to_string()))?;
         let Request::Job(job) = request else {
@@ -105,12 +110,15 @@ impl<'a> Session<'a> {
         self.shared
             .events
             .job(self.peer, &job.name, &end, began.elapsed());
-        Ok(())
+        Ok(true)
     }
 
     fn job(&mut self, job: &Job) -> Result<End, Stop> {
         if let Err(why) = check_job(&job.args) {
             return stop(job, Verdict::Refused, why);
+        }
+        if !is_source_name(&job.name) {
+            return stop(job, Verdict::Refused, "a name of a source that cannot be");
         }
         let good = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
         if !job.locale.chars().all(good)
@@ -167,6 +175,8 @@ impl<'a> Session<'a> {
             &driver,
             job,
             self.shared.config.size_limit,
+            self.shared.config.memory,
+            self.shared.level,
             move || cq.interrupt(),
         ) {
             Ok(compiler) => compiler,
@@ -275,14 +285,9 @@ impl<'a> Session<'a> {
         let trouble = |e: &dyn std::fmt::Display| {
             Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
         };
-        let open = |path| {
-            let file = File::open(path)?;
-            let len = file.metadata()?.len();
-            Ok::<_, std::io::Error>((file, len))
-        };
-        let (object, object_len) = open(shop.output())
+        let (object, object_len) = open_output(&shop.output())
             .map_err(|e| trouble(&format!("the compiler left no output: {e}")))?;
-        let (text, text_len) = open(shop.diagnostics()).map_err(|e| trouble(&e))?;
+        let (text, text_len) = open_output(&shop.diagnostics()).map_err(|e| trouble(&e))?;
         let text_len = text_len.min(MAX_DIAGNOSTICS);
         let need = object_len.saturating_add(text_len);
         if need > self.shared.config.size_limit {
@@ -349,6 +354,19 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Opens what a compiler left under this name, and its length. The compiler may be hostile: a link would lead out of its directory, and a FIFO would block.
+fn open_output(path: &Path) -> std::io::Result<(File, u64)> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.nlink() != 1 {
+        return Err(std::io::Error::other("it is no file of its own"));
+    }
+    Ok((file, about.len()))
+}
+
 fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }
@@ -386,5 +404,26 @@ fn transfer(
             Some(Event::Message(_)) => return Err(gone("a message out of turn")),
             None => return Err(gone("the master's memory does not answer")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_files_of_their_own() {
+        use rustix::fs::{CWD, Mode, mkfifoat};
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("out"), b"object").unwrap();
+        assert_eq!(open_output(&path("out")).unwrap().1, 6);
+        std::os::unix::fs::symlink(path("out"), path("symlink")).unwrap();
+        mkfifoat(CWD, path("fifo"), Mode::RUSR | Mode::WUSR).unwrap();
+        for name in ["symlink", "fifo", "", "nothing"] {
+            open_output(&path(name)).expect_err(name);
+        }
+        std::fs::hard_link(path("out"), path("link")).unwrap();
+        open_output(&path("link")).unwrap_err();
     }
 }

@@ -244,7 +244,8 @@ fn line() -> io::Result<Line> {
         return Ok(line);
     }
     // Of several that are started at once, one gets the socket, and the others end.
-    let mut child = std::process::Command::new(std::env::current_exe()?)
+    let mut command = std::process::Command::new(std::env::current_exe()?);
+    command
         .arg("ccd")
         .current_dir("/")
         .stdin(Stdio::null())
@@ -252,16 +253,30 @@ fn line() -> io::Result<Line> {
         .stderr(Stdio::null())
         // Ctrl-C is for the make.
         .process_group(0)
-        .env_remove("MAKEFLAGS")
-        .spawn()?;
-    let end = Instant::now() + Duration::from_secs(20);
+        .env_remove("MAKEFLAGS");
+    let mut child = daemon::keep_files(&mut command).spawn()?;
+    let mut end = Instant::now() + Duration::from_secs(20);
+    let mut ended = None;
     loop {
         std::thread::sleep(Duration::from_millis(10));
         match Line::connect(&socket) {
             Ok(line) => return Ok(line),
-            Err(e) if Instant::now() > end => return Err(e),
+            Err(e) if Instant::now() > end => {
+                return Err(match ended {
+                    Some(status) => io::Error::other(format!(
+                        "`weft ccd` has ended ({status}); started by hand it says why"
+                    )),
+                    None => e,
+                });
+            }
             // The one that has the socket may not listen yet.
-            Err(_) => drop(child.try_wait()),
+            Err(_) if ended.is_none() => {
+                ended = child.try_wait()?;
+                if ended.is_some() {
+                    end = Instant::now() + Duration::from_secs(1);
+                }
+            }
+            Err(_) => {}
         }
     }
 }
@@ -315,6 +330,8 @@ pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
         idle: Duration::from_secs(args.idle),
         ..daemon::Config::new(socket.clone(), keys)
     };
+    // Each job takes a few descriptors.
+    super::media::raise_nofile();
     match daemon::run(config) {
         Ok(()) => Ok(Exit::Ok),
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(Failure::failed(format!(
@@ -525,17 +542,6 @@ impl Events for Lines {
     }
 }
 
-/// Limits that this process and its compilers have from here on.
-fn limit(memory: u64) -> io::Result<()> {
-    let to = |n| Rlimit {
-        current: Some(n),
-        maximum: Some(n),
-    };
-    setrlimit(Resource::Data, to(memory))?;
-    setrlimit(Resource::Core, to(0))?;
-    Ok(())
-}
-
 fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     let bind = args
         .bind
@@ -589,11 +595,14 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     let info = rustix::system::sysinfo();
     let share =
         (info.totalram as u64).saturating_mul(info.mem_unit.into()) / u64::from(config.slots);
-    let memory = args.memory.unwrap_or(share.max(1 << 30));
-    limit(memory).map_err(|e| {
-        Failure::failed(format!("cannot limit compilers to {memory} bytes: {e}"))
-            .hint("give a smaller --memory")
-    })?;
+    config.memory = args.memory.unwrap_or(share.max(1 << 30));
+    // Of this process and its compilers.
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Core, none)
+        .map_err(|e| Failure::failed(format!("cannot forbid core files: {e}")))?;
     let (slots, place) = (config.slots, config.place.clone());
     let worker = Worker::start(config, Arc::new(Lines)).map_err(|e| {
         Failure::failed(format!("cannot listen on {bind}: {e}")).hint(

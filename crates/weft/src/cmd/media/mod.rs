@@ -142,7 +142,7 @@ impl DoorArgs {
 }
 
 /// Each viewer takes a few descriptors.
-fn raise_nofile() {
+pub(super) fn raise_nofile() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
