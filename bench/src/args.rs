@@ -35,6 +35,8 @@ pub enum Suite {
     },
     /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
     Fs(crate::fs::FsArgs),
+    /// Data Roundabout: the figures of the thesis's chapter 7, on rings of processes, and its TCP twin
+    Join(crate::join::JoinArgs),
     /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them
     Link(Box<LinkArgs>),
     /// The far end of a benchmark; started by the benchmark itself

@@ -78,6 +78,9 @@ pub enum Command {
     /// Use the memory of other machines as files, or offer this one's
     #[command(long_about = cmd::fs::LONG)]
     Fs(cmd::fs::Args),
+    /// Run SQL joins on a ring of workers
+    #[command(long_about = cmd::join::LONG)]
+    Join(cmd::join::Args),
     /// Make the key pair that others know this user by, and manage known peers
     #[command(long_about = cmd::key::LONG)]
     Key(cmd::key::Args),
@@ -118,6 +121,7 @@ impl Cli {
             Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
             Command::Media(args) => cmd::media::run(&args, self.global).map(Into::into),
             Command::Fs(args) => cmd::fs::run(&args, self.global),
+            Command::Join(args) => cmd::join::run(&args),
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => cmd::bench::run(args),
