@@ -25,6 +25,8 @@ pub enum Suite {
     Dgram(Box<DgramArgs>),
     /// BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper
     Sdp(Box<SdpArgs>),
+    /// Chapter 4 of the thesis on this machine: set-up, registration, copies, pins, overlap, and whether its conclusions hold
+    Advise(AdviseArgs),
     /// Movies: what a server pays for its viewers, weft media beside nginx and plain HTTP; seeks, live streams, idle viewers
     Media(Box<crate::media::MediaArgs>),
     /// The plain HTTP server of that comparison; started by the benchmark itself
@@ -37,6 +39,8 @@ pub enum Suite {
     Fs(crate::fs::FsArgs),
     /// Data Roundabout: the figures of the thesis's chapter 7, on rings of processes, and its TCP twin
     Join(crate::join::JoinArgs),
+    /// MPI over connections, datagrams and weft's provider, beside the MPI's own TCP: the datagram paper's figures 13 to 15
+    Mpi(crate::mpi::MpiArgs),
     /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them
     Link(Box<LinkArgs>),
     /// The far end of a benchmark; started by the benchmark itself
@@ -228,6 +232,32 @@ impl SdpArgs {
         let wanted = |row: &crate::sdp::Row| self.stack.is_empty() || self.stack.contains(row);
         crate::sdp::Row::ALL.into_iter().filter(wanted).collect()
     }
+}
+
+const ADVISE_EXAMPLES: &str = "\
+Examples:
+  weft bench advise --html advise.html    all tables and figures of the chapter that can be remade, in a minute or two
+  weft bench advise --quick               fewer sizes and runs";
+
+/// Options of `weft bench advise`.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = ADVISE_EXAMPLES)]
+pub struct AdviseArgs {
+    /// Sizes of buffers: a list, or ranges by powers: 4K,1M or 1K..64M*4 [default: 1K..64M*4, quick: 4K..16M*4]
+    #[arg(long, value_name = "LIST|RANGE")]
+    pub size: Option<Sizes>,
+    /// Runs of each point [default: 15, quick: 5]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub runs: Option<u32>,
+    /// Fewer sizes and short runs
+    #[arg(long)]
+    pub quick: bool,
+    /// Writes the results as JSON, one object a line
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Writes tables and plots as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 fn buffer(text: &str) -> Result<u32, String> {

@@ -8,6 +8,7 @@
 //! [`run`] is the command; [`report`] makes tables, plots and self-contained pages for others too.
 #![forbid(unsafe_code)]
 
+pub mod advise;
 mod args;
 mod dgram;
 mod driver;
@@ -18,6 +19,7 @@ mod join;
 mod link;
 mod lossy;
 pub mod media;
+mod mpi;
 mod process;
 mod progress;
 pub mod record;
@@ -30,14 +32,15 @@ mod usage;
 mod verbs;
 
 pub use args::{
-    BenchArgs, CommonArgs, DgramArgs, DgramFigure, ExsArgs, Figure, Poll, SdpArgs, Suite, Switch,
-    VerbsArgs, VerbsOp,
+    AdviseArgs, BenchArgs, CommonArgs, DgramArgs, DgramFigure, ExsArgs, Figure, Poll, SdpArgs,
+    Suite, Switch, VerbsArgs, VerbsOp,
 };
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
 pub use fs::FsArgs;
 pub use join::JoinArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
+pub use mpi::MpiArgs;
 pub use process::PEER_ARGS;
 
 use std::process::ExitCode;
@@ -57,8 +60,10 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Fs(args) => fs::run(&args),
         Suite::Join(args) => join::run(&args),
         Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
+        Suite::Mpi(args) => mpi::run(&args),
         Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
         Suite::Sdp(args) => sdp::run_suite(&args),
+        Suite::Advise(args) => advise::run_suite(&args),
         Suite::Link(args) => link::run(&args),
         Suite::Peer => process::serve_peer().map(|()| ExitCode::SUCCESS),
     }

@@ -8,7 +8,7 @@
  * Its peer may be any of the later steps.
  */
 #include <arpa/inet.h>
-#include <exs.h>
+#include <sys/exs.h>
 #include <netdb.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -6,7 +6,7 @@
  *     2-registered client ADDRESS PORT
  */
 #include <arpa/inet.h>
-#include <exs.h>
+#include <sys/exs.h>
 #include <netdb.h>
 #include <stdint.h>
 #include <stdio.h>

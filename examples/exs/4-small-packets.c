@@ -7,7 +7,7 @@
  */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <exs.h>
+#include <sys/exs.h>
 #include <netdb.h>
 #include <stdint.h>
 #include <stdio.h>

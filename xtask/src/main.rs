@@ -4,6 +4,7 @@
 mod deps;
 mod libexs;
 mod library;
+mod modules;
 mod run;
 mod source;
 mod verbs;
@@ -13,13 +14,16 @@ use std::process::{Command, ExitCode};
 
 const HELP: &str = "\
 cargo xtask deps    check the crates against the table in ARCHITECTURE.md: every dependency edge is allowed there,
-                    unsafe code stays in the crates that may have it, no source file is too long
+                    unsafe code stays in the crates that may have it, no source file is too long, modules
+                    of a crate do not import each other in a circle
 cargo xtask libexs DIR [--debug]
                     the C library of extended sockets below DIR: lib/, include/, share/man/, lib/pkgconfig/
 cargo xtask verbs DIR [--debug]
                     libibverbs and librdmacm below DIR: lib/, lib/pkgconfig/
 cargo xtask run DIR [--debug]
-                    the preload library of `weft run` below DIR: lib/";
+                    the preload library of `weft run` below DIR: lib/
+cargo xtask advise DIR [--debug]
+                    the preload library of `weft advise` below DIR: lib/";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -36,12 +40,15 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        [what @ ("libexs" | "verbs" | "run"), dir, ref options @ ..]
-            if matches!(options, [] | ["--debug"]) =>
-        {
+        [
+            what @ ("libexs" | "verbs" | "run" | "advise"),
+            dir,
+            ref options @ ..,
+        ] if matches!(options, [] | ["--debug"]) => {
             let lay_out = match what {
                 "verbs" => verbs::lay_out,
                 "run" => run::lay_out,
+                "advise" => run::lay_out_advise,
                 _ => libexs::lay_out,
             };
             match lay_out(Path::new(dir), options.is_empty()) {
@@ -92,6 +99,8 @@ fn check_deps() -> Result<String, Vec<String>> {
     let mut files = 0;
     for package in &packages {
         let row = table.iter().find(|row| row.package == package.name);
+        let src = root.join(&package.folder).join("src");
+        let mut modules = Vec::new();
         let unsafe_code = row.map_or(deps::UnsafeCode::Forbidden, |row| row.unsafe_code);
         for file in
             source::rust_files(&root.join(&package.folder)).map_err(|e| fatal(e.to_string()))?
@@ -106,7 +115,11 @@ fn check_deps() -> Result<String, Vec<String>> {
                 .to_string();
             problems.extend(source::check(&shown, &text, unsafe_code, is_root));
             files += 1;
+            if let Ok(path) = file.strip_prefix(&src) {
+                modules.push((path.to_owned(), text));
+            }
         }
+        problems.extend(modules::check(&package.name, &modules));
     }
     if problems.is_empty() {
         let edges: usize = packages.iter().map(|p| p.uses.len()).sum();

@@ -1,24 +1,45 @@
-//! The preload library of `weft run`.
+//! The preload libraries of `weft run` and `weft advise`.
 
 use std::fs;
 use std::path::Path;
 
 use crate::library::{self, at};
 
-const NAME: &str = "libweft-run.so";
-
-/// Builds it and puts it below `dir`. Returns what it did.
+/// Builds that of `weft run` and puts it below `dir`. Returns what it did.
 pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
-    let (archive, _) = library::build(
-        library::root()?,
+    put(
+        dir,
+        release,
         "weft-preload",
         "weft_run_preload",
+        "libweft-run.so",
+    )
+}
+
+/// The same for `weft advise`.
+pub(crate) fn lay_out_advise(dir: &Path, release: bool) -> Result<String, String> {
+    let crate_name = "weft_advise_preload";
+    put(
+        dir,
         release,
-    )?;
+        "weft-libadvise",
+        crate_name,
+        "libweft-advise.so",
+    )
+}
+
+fn put(
+    dir: &Path,
+    release: bool,
+    package: &str,
+    crate_name: &str,
+    name: &str,
+) -> Result<String, String> {
+    let (archive, _) = library::build(library::root()?, package, crate_name, release)?;
     let built = archive.with_extension("so");
     let lib = dir.join("lib");
     fs::create_dir_all(&lib).map_err(at(&lib))?;
-    let file = lib.join(NAME);
+    let file = lib.join(name);
     fs::copy(&built, &file).map_err(at(&built))?;
     Ok(file.display().to_string())
 }

@@ -64,7 +64,7 @@ pub(crate) fn check(name: &str, text: &str, unsafe_code: UnsafeCode, is_root: bo
 }
 
 /// The text without comments and without the contents of string and character literals; lines stay where they are.
-fn code_only(text: &str) -> String {
+pub(crate) fn code_only(text: &str) -> String {
     let mut code = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {

@@ -7,9 +7,13 @@ use crate::library::{self, Library, Symbol, at, read, symlink, write};
 
 const VERBS: &str = "libibverbs.so.1";
 const RDMACM: &str = "librdmacm.so.1";
-/// For `LD_PRELOAD`; see libs/ibverbs/symbols/ucx.
-const UCX: &str = "libweft-ucx.so";
-/// The version of what the others jump to.
+/// For `LD_PRELOAD`: the devices in `/sys` and `/dev`.
+const SYSFS: &str = "libweft-sysfs.so";
+/// What that one calls.
+const TREE: &str = "weft_sysfs_tree";
+/// A provider of libfabric, found through `FI_PROVIDER_PATH`.
+const FI: &str = "libweft-fi.so";
+/// The version of what the others jump to or call.
 const BETWEEN: &str = "WEFT_PRIVATE_1";
 /// What programs that ask pkg-config are told: the libraries that these stand in for.
 const STANDS_FOR: [(&str, &str, &str); 2] = [
@@ -30,9 +34,9 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     };
     let mut verbs = symbols("ibverbs")?;
     let public = verbs.len();
-    let (mut rdmacm, mut ucx) = (symbols("rdmacm")?, symbols("ucx")?);
+    let mut rdmacm = symbols("rdmacm")?;
     jump(&mut rdmacm, "weft_cm_", &mut verbs);
-    jump(&mut ucx, "weft_ucx_", &mut verbs);
+    verbs.push(between(TREE.into()));
 
     let (archive, version) = library::build(root, "weft-libibverbs", "ibverbs", release)?;
     let lib = dir.join("lib");
@@ -55,16 +59,22 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         "-Wl,--enable-new-dtags",
         "-Wl,-rpath,$ORIGIN",
     ];
-    for (soname, file, symbols) in [(RDMACM, full(RDMACM), &rdmacm), (UCX, UCX.to_owned(), &ucx)] {
-        Library {
-            path: &lib.join(file),
-            soname,
-            symbols,
-            forwards: true,
-            inputs: &inputs.map(String::from),
-            strip: release,
-        }
-        .link()?;
+    Library {
+        path: &lib.join(full(RDMACM)),
+        soname: RDMACM,
+        symbols: &rdmacm,
+        forwards: true,
+        inputs: &inputs.map(String::from),
+        strip: release,
+    }
+    .link()?;
+    for (package, library, name) in [
+        ("weft-libsysfs", "weft_sysfs_preload", SYSFS),
+        ("weft-libfi", "weft_fi_provider", FI),
+    ] {
+        let (archive, _) = library::build(root, package, library, release)?;
+        let built = archive.with_extension("so");
+        fs::copy(&built, lib.join(name)).map_err(at(&built))?;
     }
     let include = dir.join("include/infiniband");
     fs::create_dir_all(&include).map_err(at(&include))?;
@@ -77,7 +87,7 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
         write(&lib.join(format!("pkgconfig/lib{name}.pc")), &text)?;
     }
     Ok(format!(
-        "{}: {public} names; {RDMACM}: {} names; {UCX}",
+        "{}: {public} names; {RDMACM}: {} names; {SYSFS}; {FI}",
         verbs_file.display(),
         rdmacm.len()
     ))
@@ -87,13 +97,18 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
 fn jump(symbols: &mut [Symbol], prefix: &str, verbs: &mut Vec<Symbol>) {
     for symbol in symbols {
         let function = format!("{prefix}{}", symbol.name);
-        verbs.push(Symbol {
-            version: BETWEEN.into(),
-            name: function.clone(),
-            hidden: false,
-            function: None,
-        });
+        verbs.push(between(function.clone()));
         symbol.function = Some(function);
+    }
+}
+
+/// A function of libibverbs that only our other libraries know.
+fn between(name: String) -> Symbol {
+    Symbol {
+        version: BETWEEN.into(),
+        name,
+        hidden: false,
+        function: None,
     }
 }
 

@@ -17,7 +17,7 @@ use super::object::{PerFork, find, lock};
 use super::pd::MAX_PDS;
 use super::port as ports;
 use super::private::NobodysDevice;
-use super::sysfs::About;
+use super::sysfs::{self, About};
 use super::types::*;
 use super::ud::MAX_MEMBERS;
 use crate::call::{pointer, run, status};
@@ -135,7 +135,7 @@ pub(crate) fn all_about() -> impl Iterator<Item = About> {
         Some(About {
             // SAFETY: nothing writes to it.
             device: unsafe { (*shown.0.get()).device },
-            attr: attributes(shown.1).ok()?,
+            attr: identity(shown.1),
             port: port(shown.1),
             gids: gids(shown.1).ok()?,
         })
@@ -263,19 +263,25 @@ fn int(number: u32) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-/// What works, and up to what.
-fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
-    let limits: Limits = native()?.attr().limits;
+/// Who it is; the rest is zero. That asks for no soft RNIC, so that a program can look at files without starting one.
+fn identity(which: Which) -> ibv_device_attr {
     // SAFETY: all zeros is a value of the type.
     let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
     copy_str(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
     let guid = u64::from_ne_bytes(which.guid());
     (attr.node_guid, attr.sys_image_guid) = (guid, guid);
-    attr.max_mr_size = 1 << 47;
-    attr.page_size_cap = !0xfff;
     attr.vendor_id = VENDOR;
     attr.vendor_part_id = which as u32;
     attr.hw_ver = 1;
+    attr
+}
+
+/// What works, and up to what.
+fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
+    let limits: Limits = native()?.attr().limits;
+    let mut attr = identity(which);
+    attr.max_mr_size = 1 << 47;
+    attr.page_size_cap = !0xfff;
     attr.max_qp = int(limits.max_qp);
     attr.max_qp_wr = int(limits.max_wr);
     attr.device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD
@@ -462,6 +468,27 @@ pub unsafe fn ibv_query_port(
             offset_of!(ibv_port_attr, port_cap_flags2),
         )
     }
+}
+
+/// `ibv_query_port_speed`: in units of 100 Mbit/s.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_query_port_speed(
+    context: *mut ibv_context,
+    port_num: u32,
+    port_speed: *mut u64,
+) -> c_int {
+    status(|| {
+        let context = find::<Context>(context)?;
+        if port_num != 1 || port_speed.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let speed = sysfs::speed(&port(context.ctx.which)).0;
+        // SAFETY: the caller's promise.
+        unsafe { port_speed.write(speed.into()) };
+        Ok(())
+    })
 }
 
 /// The GID table.

@@ -7,9 +7,11 @@ pub mod private;
 pub mod rsock;
 pub mod strings;
 pub mod sysfs;
+pub mod tree;
 pub mod types;
 
 mod ah;
+mod buf;
 mod channel;
 mod context;
 mod cq;
@@ -39,6 +41,9 @@ pub use ah::{
     ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_init_ah_from_wc,
     ibv_resolve_eth_l2_from_gid,
 };
+pub use buf::{
+    ibv_alloc_buf, ibv_buf, ibv_free_buf, ibv_mr_init_attr, ibv_reg_buf_mr, ibv_reg_mr_ex,
+};
 pub use channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 pub use context::{
     ibv_close_device, ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd,
@@ -49,7 +54,7 @@ pub use device::{
     _ibv_query_gid_ex, _ibv_query_gid_table, ibv_dofork_range, ibv_dontfork_range, ibv_fork_init,
     ibv_free_device_list, ibv_get_device_guid, ibv_get_device_index, ibv_get_device_list,
     ibv_get_device_name, ibv_get_pkey_index, ibv_is_fork_initialized, ibv_query_device,
-    ibv_query_gid, ibv_query_gid_type, ibv_query_pkey, ibv_query_port,
+    ibv_query_gid, ibv_query_gid_type, ibv_query_pkey, ibv_query_port, ibv_query_port_speed,
 };
 pub use events::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
 pub use mcast::{ibv_attach_mcast, ibv_detach_mcast};

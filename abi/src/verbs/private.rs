@@ -4,7 +4,6 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-use super::device;
 use super::types::ibv_device;
 
 /// An `ibv_device` that no driver takes for its own: they look for the address of their own table of functions behind it
@@ -39,11 +38,6 @@ pub fn weft_unsupported_pointer() -> *mut c_void {
 /// The same for calls that return -1.
 pub fn weft_failed() -> c_int {
     fail(libc::EOPNOTSUPP, -1)
-}
-
-/// What UCX asks of a device before it opens it, with libweft-ucx.so in place of looking into /dev: 1 or 0.
-pub fn uct_ib_device_is_accessible(device: *mut ibv_device) -> c_int {
-    device::which(device).is_ok().into()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 use super::cm::types::rdma_cm_event_type;
 use super::types::{
     IBV_RATE_MAX, ibv_event_type, ibv_node_type, ibv_port_state, ibv_rate, ibv_wc_status,
+    ibv_wr_opcode,
 };
 
 const NODE_TYPES: &[&CStr] = &[
@@ -77,6 +78,25 @@ const STATUSES: &[&CStr] = &[
     c"TM software rendezvous",
 ];
 
+const OPCODES: &[&CStr] = &[
+    c"rdma-write",
+    c"rdma-write-with-imm",
+    c"send",
+    c"send-with-imm",
+    c"rdma-read",
+    c"atomic-cmp-and-swp",
+    c"atomic-fetch-and-add",
+    c"local-inv",
+    c"bind-mw",
+    c"send-with-inv",
+    c"tso",
+    c"driver1",
+    c"unknown",
+    c"unknown",
+    c"flush",
+    c"atomic-write",
+];
+
 const CM_EVENTS: &[&CStr] = &[
     c"RDMA_CM_EVENT_ADDR_RESOLVED",
     c"RDMA_CM_EVENT_ADDR_ERROR",
@@ -94,6 +114,9 @@ const CM_EVENTS: &[&CStr] = &[
     c"RDMA_CM_EVENT_MULTICAST_ERROR",
     c"RDMA_CM_EVENT_ADDR_CHANGE",
     c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+    c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+    c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+    c"RDMA_CM_EVENT_USER",
 ];
 
 /// Each rate: its code, in Mbit/s of data on the wire, and as a multiple of 2.5 Gbit/s where it is one that rdma-core knows.
@@ -150,6 +173,11 @@ pub fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
 /// How a work request ended.
 pub fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     pick(STATUSES, usize::try_from(status), c"unknown")
+}
+
+/// What a work request asks for; drivers call it.
+pub fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
+    pick(OPCODES, usize::try_from(opcode), c"unknown")
 }
 
 /// The name of an event of the connection manager.
@@ -233,7 +261,9 @@ mod tests {
             same(ibv_wc_status_str, &verbs, c"ibv_wc_status_str");
         }
         if let Some(rdmacm) = Library::of_the_system(c"librdmacm.so.1") {
-            same(rdma_event_str, &rdmacm, c"rdma_event_str");
+            // The last three came with rdma-core 57 and 62.
+            let of_old = |event| rdma_event_str(if event < 16 { event } else { u32::MAX });
+            same(of_old, &rdmacm, c"rdma_event_str");
         }
     }
 

@@ -1,5 +1,5 @@
 //! Files about devices, as the kernel shows them below `/sys/class/infiniband` (its Documentation/ABI/stable/sysfs-class-infiniband).
-//! Those of the devices here exist in memory only, for programs that read them through libibverbs.
+//! Those of the devices here are made in memory for programs that read them through libibverbs; [`super::tree`] writes them for the others.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fmt::Write as _;
@@ -26,8 +26,41 @@ pub(crate) struct About {
 }
 
 impl About {
+    /// The names of the files below the device's folder.
+    pub(crate) fn files(&self) -> Vec<String> {
+        const OF_DEVICE: [&str; 7] = [
+            "node_type",
+            "node_guid",
+            "sys_image_guid",
+            "node_desc",
+            "hca_type",
+            "hw_rev",
+            "fw_ver",
+        ];
+        const OF_PORT: [&str; 10] = [
+            "state",
+            "phys_state",
+            "link_layer",
+            "rate",
+            "lid",
+            "lid_mask_count",
+            "sm_lid",
+            "sm_sl",
+            "cap_mask",
+            "pkeys/0",
+        ];
+        let of_gid = |index| {
+            ["gids", "gid_attrs/types", "gid_attrs/ndevs"]
+                .map(|folder| format!("ports/1/{folder}/{index}"))
+        };
+        let own = OF_DEVICE.iter().map(|&name| name.to_owned());
+        own.chain(OF_PORT.iter().map(|name| format!("ports/1/{name}")))
+            .chain((0..self.gids.len()).flat_map(of_gid))
+            .collect()
+    }
+
     /// The text of a file below the device's folder, if there is such a file.
-    fn file(&self, path: &str) -> Option<String> {
+    pub(crate) fn file(&self, path: &str) -> Option<String> {
         let device = &self.device;
         if let Some(port) = path.strip_prefix("ports/1/") {
             return self.file_of_port(port);
@@ -100,7 +133,7 @@ fn groups(bytes: &[u8]) -> String {
 }
 
 /// The words of an array of C, up to its NUL.
-fn text(chars: &[c_char]) -> String {
+pub(super) fn text(chars: &[c_char]) -> String {
     let bytes: Vec<u8> = chars
         .iter()
         .map(|c| *c as u8)
@@ -109,8 +142,8 @@ fn text(chars: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `100 Gb/sec (4X EDR)`.
-fn rate(port: &ibv_port_attr) -> String {
+/// In units of 100 Mbit/s, with the number of lanes and what each one's speed is called.
+pub(super) fn speed(port: &ibv_port_attr) -> (u32, u32, &'static str) {
     let lanes = match port.active_width {
         2 => 4,
         4 => 8,
@@ -118,7 +151,6 @@ fn rate(port: &ibv_port_attr) -> String {
         16 => 2,
         _ => 1,
     };
-    // in tenths of Gbit/s
     let (speed, name) = match port.active_speed {
         2 => (50, " DDR"),
         4 => (100, " QDR"),
@@ -129,7 +161,12 @@ fn rate(port: &ibv_port_attr) -> String {
         128 => (1000, " NDR"),
         _ => (25, ""),
     };
-    let all = speed * lanes;
+    (speed * lanes, lanes, name)
+}
+
+/// `100 Gb/sec (4X EDR)`.
+fn rate(port: &ibv_port_attr) -> String {
+    let (all, lanes, name) = speed(port);
     let tenths = if all % 10 == 0 {
         String::new()
     } else {
@@ -138,7 +175,7 @@ fn rate(port: &ibv_port_attr) -> String {
     format!("{}{tenths} Gb/sec ({lanes}X{name})", all / 10)
 }
 
-fn interface(index: u32) -> Option<String> {
+pub(super) fn interface(index: u32) -> Option<String> {
     let mut name: [c_char; libc::IF_NAMESIZE] = [0; libc::IF_NAMESIZE];
     // SAFETY: there is room for a name.
     let found = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };

@@ -12,7 +12,7 @@ use crate::error::{BenchError, Result};
 use crate::process::Peer;
 use crate::progress::Progress;
 use crate::record::{Record, write_lines};
-use crate::report::Report;
+use crate::report::{Report, Section};
 use crate::scenario::{Contender, Effort, Group, run_group, window};
 use crate::size::Sizes;
 use crate::usage;
@@ -180,6 +180,29 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
         eprintln!("{failures} of the points failed");
         ExitCode::FAILURE
     })
+}
+
+/// Measures transfers and set-up for another suite; prints nothing.
+pub(crate) fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> {
+    let common = &args.common;
+    let effort = Effort {
+        runs: common.runs(),
+        target: Duration::from_secs_f64(common.seconds()),
+        bytes: common.bytes,
+    };
+    let mut records = Vec::new();
+    let mut notes = Vec::new();
+    let mut context = Context::default();
+    for group in groups(&args.op, args) {
+        let outcome = run_group(&mut context, &mut Peer::spawn(&[])?, &group, &effort)?;
+        records.extend(outcome.records);
+        notes.extend(outcome.notes);
+    }
+    if args.op.contains(&VerbsOp::Setup) {
+        records.extend(setup::measure(&mut context, common)?);
+    }
+    let report = figures::report(&records, common, &notes, &usage::load_average());
+    Ok((records, report.sections))
 }
 
 /// Prints on standard output; a reader that has gone away is not an error.

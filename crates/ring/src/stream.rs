@@ -51,7 +51,15 @@ enum Lane {
     Tcp,
     /// 1: the sender has closed its socket.
     Left,
+    /// Where the other end is on another host: what the receiver has taken from TCP, and what it wants. See [`Stream::consent`].
+    Seen,
 }
+
+/// In the seen word: the receiver looks at the ring too, so the sender may switch.
+const CONSENT: u64 = 1;
+/// In the seen word: the receiver wants the rest of the stream over TCP.
+const STOP: u64 = 2;
+const SEEN_SHIFT: u32 = 2;
 
 /// What publishing bytes came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,6 +300,71 @@ impl Stream {
         self.word(sender, Lane::WantData).swap(0, SeqCst) != 0
     }
 
+    // ---- a direction whose other end is on another host: the sender switches, at a count that the receiver learns ----
+
+    /// The receiver, which has taken `count` bytes from TCP, looks at the ring too from now on: the sender may switch whenever it likes.
+    pub fn consent(&self, sender: Role, count: u64) {
+        self.word(sender, Lane::Seen)
+            .store(CONSENT | count << SEEN_SHIFT, SeqCst);
+    }
+
+    /// Whether the receiver has consented.
+    #[inline]
+    pub fn has_consented(&self, sender: Role) -> bool {
+        self.word(sender, Lane::Seen).load(SeqCst) & CONSENT != 0
+    }
+
+    /// After [`Stream::consent`]: the receiver has taken `n` bytes more from TCP.
+    pub fn add_seen(&self, sender: Role, n: u64) {
+        self.word(sender, Lane::Seen)
+            .fetch_add(n << SEEN_SHIFT, SeqCst);
+    }
+
+    /// Bytes that the receiver has taken from TCP.
+    pub fn seen(&self, sender: Role) -> u64 {
+        self.word(sender, Lane::Seen).load(SeqCst) >> SEEN_SHIFT
+    }
+
+    /// The receiver wants the rest of the stream over TCP; the sender closes the direction when it hears of it.
+    pub fn want_tcp(&self, sender: Role) {
+        self.word(sender, Lane::Seen).fetch_or(STOP, SeqCst);
+    }
+
+    /// Whether the receiver wants the rest over TCP.
+    pub fn wants_tcp(&self, sender: Role) -> bool {
+        self.word(sender, Lane::Seen).load(SeqCst) & STOP != 0
+    }
+
+    /// The sender switches by itself: what it sends from now on goes into the ring. Only when it has joined, the receiver has consented, and no
+    /// send over TCP is under way.
+    pub fn switch_over(&self, sender: Role) -> bool {
+        let word = self.word(sender, Lane::Tcp);
+        let now = word.load(SeqCst);
+        let low = now & ((1 << COUNT_SHIFT) - 1);
+        low == JOINED
+            && self.has_consented(sender)
+            && word
+                .compare_exchange(now, now | SWITCHED, SeqCst, SeqCst)
+                .is_ok()
+    }
+
+    /// Bytes that the sender says it has sent over TCP.
+    pub fn sent_over_tcp(&self, sender: Role) -> u64 {
+        self.word(sender, Lane::Tcp).load(SeqCst) >> COUNT_SHIFT
+    }
+
+    /// [`Stream::put`] from a slice.
+    pub fn put_slice(&self, sender: Role, position: u64, from: &[u8]) {
+        // SAFETY: a slice is readable.
+        unsafe { self.put(sender, position, from.as_ptr(), from.len()) };
+    }
+
+    /// [`Stream::get`] into a slice; bytes beyond the capacity stay what they are.
+    pub fn get_slice(&self, sender: Role, position: u64, to: &mut [u8]) {
+        // SAFETY: a slice is writable.
+        unsafe { self.get(sender, position, to.as_mut_ptr(), to.len()) };
+    }
+
     // ---- both ----
 
     /// Closes a direction: what is published stays readable, later bytes go over TCP.
@@ -440,6 +513,29 @@ mod tests {
         assert!(b.switch(A, 15));
         assert!(!a.begin_tcp(A));
         assert!(a.has_switched(A));
+    }
+
+    #[test]
+    fn a_sender_switches_by_itself_only_with_consent_and_between_sends() {
+        let (a, b) = pair();
+        assert!(!a.switch_over(A), "it has not joined");
+        a.join(A, 10);
+        assert!(!a.switch_over(A), "nobody has consented");
+        b.consent(A, 7);
+        assert!(a.begin_tcp(A));
+        assert!(!a.switch_over(A), "a send is under way");
+        a.end_tcp(A, 2);
+        b.add_seen(A, 5);
+        assert!(a.switch_over(A));
+        assert!(!a.begin_tcp(A));
+        assert_eq!((a.sent_over_tcp(A), b.seen(A)), (12, 12));
+        assert!(!a.wants_tcp(A));
+        b.want_tcp(A);
+        assert!(a.wants_tcp(A) && a.has_consented(A) && b.seen(A) == 12);
+        a.put_slice(A, 0, b"abc");
+        let mut out = [0; 3];
+        b.get_slice(A, 0, &mut out);
+        assert_eq!(&out, b"abc");
     }
 
     #[test]

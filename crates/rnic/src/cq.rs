@@ -5,6 +5,8 @@
 
 mod channel;
 mod event_wait;
+mod glance;
+mod member;
 mod poller;
 mod spin;
 
@@ -18,15 +20,15 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use weft_sys::{EventFd, Interest, poll_fds};
 
-use crate::device::{Counted, DeviceInner};
+use crate::device::{Counted, Device, DeviceInner};
 use crate::engine::guarded;
 use crate::lock::lock;
-use crate::qp::QpInner;
-use crate::transport::udp::PortInner;
 use crate::types::{AsyncEvent, Error, Wc};
-pub(crate) use channel::ChannelInner;
+use channel::ChannelInner;
 pub use channel::CompChannel;
 pub use event_wait::EventWait;
+pub(crate) use glance::Glance;
+pub(crate) use member::{Member, Port};
 pub(crate) use poller::Poller;
 use poller::QUEUES;
 use spin::SpinBudget;
@@ -35,7 +37,7 @@ use spin::SpinBudget;
 /// engine's epoll, and the engine drives them.
 pub(crate) const DIRECT_MEMBERS: usize = 8;
 
-/// Of polls in vain, one after the other, one in so many drives the members in any case.
+/// Of empty polls in a row, one in so many drives the members in any case.
 const LOOK_EVERY: u32 = 16;
 
 /// How long a sleep lasts at most for want of a descriptor to be woken by.
@@ -52,14 +54,14 @@ struct Ring {
 }
 
 /// Who hears of it when an armed queue has something.
-pub(crate) enum Notify {
+enum Notify {
     Nobody,
     Channel(Arc<ChannelInner>),
     Hook(Box<dyn Fn() + Send + Sync>),
 }
 
 impl Notify {
-    pub(crate) fn on(channel: Option<&CompChannel>) -> Notify {
+    fn on(channel: Option<&CompChannel>) -> Notify {
         channel.map_or(Notify::Nobody, |channel| {
             Notify::Channel(Arc::clone(&channel.0))
         })
@@ -78,12 +80,12 @@ pub(crate) struct CqInner {
     /// Made at the first sleep, before the sleeper is counted: most queues are only polled, or have a channel.
     wake: OnceLock<EventFd>,
     notify: Notify,
-    members: RwLock<Vec<Weak<QpInner>>>,
-    /// Names the queue in this process, and counts changes of `members` and `ports`: see [`Sole`].
+    members: RwLock<Vec<Weak<dyn Member>>>,
+    /// Names the queue in this process, and counts changes of `members` and `ports`: see [`Sole`](poller::Sole).
     id: u64,
     changes: AtomicU32,
     /// Ports of datagram queue pairs, with how many of those there are, and whether there are any.
-    ports: Mutex<Vec<(Weak<PortInner>, usize)>>,
+    ports: Mutex<Vec<(Weak<dyn Port>, usize)>>,
     has_ports: AtomicBool,
     /// A member put off sending: the next poll sends.
     pub(crate) deferred: AtomicBool,
@@ -91,7 +93,7 @@ pub(crate) struct CqInner {
     /// How often asking for an event leaves the members to this program's threads: see [`EventWait`].
     awaited: AtomicU8,
     /// Polls that found nothing, since one found something.
-    in_vain: AtomicU32,
+    empty_polls: AtomicU32,
     /// Counts the calls of [`Cq::interrupt`].
     epoch: AtomicU32,
     hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -109,7 +111,7 @@ pub struct Cq(pub(crate) Arc<CqInner>);
 )]
 pub struct CqOverrun;
 
-pub(crate) fn check_depth(depth: u32, device: &DeviceInner) -> Result<(), Error> {
+fn check_depth(depth: u32, device: &DeviceInner) -> Result<(), Error> {
     if depth == 0 {
         return Err(Error::Invalid(
             "a completion queue needs at least one entry",
@@ -121,14 +123,45 @@ pub(crate) fn check_depth(depth: u32, device: &DeviceInner) -> Result<(), Error>
     Ok(())
 }
 
-impl Cq {
-    pub(crate) fn new(
-        device: &Arc<DeviceInner>,
-        num: u32,
+impl Device {
+    /// A completion queue with room for `depth` completions.
+    ///
+    /// # Errors
+    /// [`Error::Limit`], [`Error::Invalid`] for a depth of 0.
+    pub fn create_cq(&self, depth: u32, channel: Option<&CompChannel>) -> Result<Cq, Error> {
+        self.new_cq(depth, Notify::on(channel))
+    }
+
+    /// A completion queue that calls `hook` where one with a channel would announce an event on that. It is called on any thread, with
+    /// locks held: it must not block, and not call this library.
+    ///
+    /// # Errors
+    /// As [`Device::create_cq`].
+    pub fn create_cq_notify(
+        &self,
         depth: u32,
-        notify: Notify,
-        count: Counted,
-    ) -> Cq {
+        hook: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Cq, Error> {
+        self.new_cq(depth, Notify::Hook(Box::new(hook)))
+    }
+
+    fn new_cq(&self, depth: u32, notify: Notify) -> Result<Cq, Error> {
+        check_depth(depth, &self.0)?;
+        let count = Counted::take(&self.0.cqs, self.0.limits.max_cq, "completion queues")?;
+        Ok(Cq::new(&self.0, self.0.id(), depth, notify, count))
+    }
+
+    /// A channel for completion events.
+    ///
+    /// # Errors
+    /// [`Error::Os`] without a free descriptor.
+    pub fn create_comp_channel(&self) -> Result<CompChannel, Error> {
+        CompChannel::new()
+    }
+}
+
+impl Cq {
+    fn new(device: &Arc<DeviceInner>, num: u32, depth: u32, notify: Notify, count: Counted) -> Cq {
         Cq(Arc::new(CqInner {
             num,
             device: Arc::clone(device),
@@ -151,7 +184,7 @@ impl Cq {
             deferred: AtomicBool::new(false),
             spin: SpinBudget::new(),
             awaited: AtomicU8::new(0),
-            in_vain: AtomicU32::new(0),
+            empty_polls: AtomicU32::new(0),
             epoch: AtomicU32::new(0),
             hook: OnceLock::new(),
             _count: count,
@@ -197,13 +230,13 @@ impl Cq {
         let n = cq.pop(out)?;
         if n > 0 {
             if cq.deferred.load(Ordering::Relaxed) && cq.deferred.swap(false, Ordering::Relaxed) {
-                cq.for_members(super::qp::QpInner::flush_deferred);
+                cq.for_members(Member::flush_deferred);
             }
-            cq.in_vain.store(0, Ordering::Relaxed);
+            cq.empty_polls.store(0, Ordering::Relaxed);
             return Ok(n);
         }
-        let in_vain = cq.in_vain.load(Ordering::Relaxed);
-        if !in_vain.is_multiple_of(LOOK_EVERY) && cq.is_idle() {
+        let empty_polls = cq.empty_polls.load(Ordering::Relaxed);
+        if !empty_polls.is_multiple_of(LOOK_EVERY) && cq.is_idle() {
             cq.make_way();
             return Ok(0);
         }
@@ -216,7 +249,7 @@ impl Cq {
         if n == 0 {
             cq.make_way();
         } else {
-            cq.in_vain.store(0, Ordering::Relaxed);
+            cq.empty_polls.store(0, Ordering::Relaxed);
         }
         Ok(n)
     }
@@ -342,11 +375,11 @@ impl Cq {
 
     /// The owner goes to sleep somewhere else: the engine drives the members from now on, without a look around first.
     pub fn release(&self) {
-        self.0.for_members(|qp| {
-            qp.flush_deferred();
-            qp.release_lease();
+        self.0.for_members(|member| {
+            Arc::clone(&member).flush_deferred();
+            member.release_lease();
         });
-        self.0.for_ports(PortInner::release_lease);
+        self.0.for_ports(|port| port.release_lease());
     }
 
     /// Call this on the engine's thread, whenever the engine has left completions in the queue. It is how a layer above goes on
@@ -370,7 +403,7 @@ impl Cq {
         if awaited > 0 {
             // The caller drives while it waits for the event. If it does not come, the engine's tick takes over.
             self.0.awaited.store(awaited - 1, Ordering::Relaxed);
-            self.0.for_members(QpInner::flush_deferred);
+            self.0.for_members(Member::flush_deferred);
             self.0.device.engine.hurry();
         } else {
             // The caller is about to sleep on the channel: the engine takes over now, not after its next look around.
@@ -398,12 +431,12 @@ impl CqInner {
     }
 
     /// A program that polls in a loop keeps a core busy. Where cores are scarce, the peer it waits for may be the one who wants this core:
-    /// past the first polls in vain, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
+    /// past the first empty polls, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
     fn make_way(&self) {
         const AT_ONCE: u32 = 32;
         const EVERY: u32 = 16;
-        let polls = self.in_vain.load(Ordering::Relaxed).wrapping_add(1);
-        self.in_vain.store(polls, Ordering::Relaxed);
+        let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.empty_polls.store(polls, Ordering::Relaxed);
         if polls >= AT_ONCE && polls.is_multiple_of(EVERY) {
             weft_sys::thread::sched_yield();
         }
@@ -448,16 +481,16 @@ impl CqInner {
         if self.is_armed() {
             let members = self.members();
             if members.len() <= DIRECT_MEMBERS {
-                members.iter().for_each(QpInner::drive_awaited);
+                members.into_iter().for_each(Member::drive_awaited);
             }
-            self.for_ports(PortInner::drive_leased);
+            self.for_ports(|port| port.drive_leased());
         }
     }
 
     /// Send what members have put off.
     fn flush_deferred(&self) {
         if self.deferred.load(Ordering::Relaxed) && self.deferred.swap(false, Ordering::Relaxed) {
-            self.for_members(QpInner::flush_deferred);
+            self.for_members(Member::flush_deferred);
         }
     }
 
@@ -530,63 +563,63 @@ impl CqInner {
         self.wake.get()
     }
 
-    pub(crate) fn attach(&self, qp: &Arc<QpInner>) {
+    pub(crate) fn attach(&self, member: Weak<dyn Member>) {
         let mut members = self
             .members
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         members.retain(|m| m.strong_count() > 0);
-        members.push(Arc::downgrade(qp));
+        members.push(member);
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    pub(crate) fn detach(&self, qp: &QpInner) {
+    pub(crate) fn detach(&self, member: &dyn Member) {
         let mut members = self
             .members
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
-        members.retain(|m| m.strong_count() > 0 && !std::ptr::eq(m.as_ptr(), qp));
+        members.retain(|m| m.strong_count() > 0 && !std::ptr::addr_eq(m.as_ptr(), member));
         self.changes.fetch_add(1, Ordering::Release);
         drop(members);
         self.forget_sole();
     }
 
     /// A datagram queue pair with this port has its completions here.
-    pub(crate) fn attach_port(&self, port: &Arc<PortInner>) {
+    pub(crate) fn attach_port(&self, port: Weak<dyn Port>) {
         let mut ports = lock(&self.ports);
         let same =
-            |(p, _): &&mut (Weak<PortInner>, usize)| std::ptr::eq(p.as_ptr(), &raw const **port);
+            |(p, _): &&mut (Weak<dyn Port>, usize)| std::ptr::addr_eq(p.as_ptr(), port.as_ptr());
         if let Some((_, count)) = ports.iter_mut().find(same) {
             *count += 1;
         } else {
-            ports.push((Arc::downgrade(port), 1));
+            ports.push((port, 1));
         }
         self.has_ports.store(true, Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    pub(crate) fn detach_port(&self, port: &Arc<PortInner>) {
+    pub(crate) fn detach_port(&self, port: &dyn Port) {
         let mut ports = lock(&self.ports);
         ports.retain_mut(|(p, count)| {
-            *count -= usize::from(std::ptr::eq(p.as_ptr(), &raw const **port));
+            *count -= usize::from(std::ptr::addr_eq(p.as_ptr(), port));
             *count > 0
         });
         self.has_ports.store(!ports.is_empty(), Ordering::Release);
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    fn for_ports(&self, f: impl Fn(&PortInner)) {
+    fn for_ports(&self, f: impl Fn(&dyn Port)) {
         if !self.has_ports.load(Ordering::Acquire) {
             return;
         }
-        let ports: SmallVec<[Arc<PortInner>; 2]> = {
+        let ports: SmallVec<[Arc<dyn Port>; 2]> = {
             let ports = lock(&self.ports);
             ports.iter().filter_map(|(p, _)| p.upgrade()).collect()
         };
-        ports.iter().for_each(|port| f(port));
+        ports.iter().for_each(|port| f(&**port));
     }
 
-    fn members(&self) -> SmallVec<[Arc<QpInner>; DIRECT_MEMBERS]> {
+    fn members(&self) -> SmallVec<[Arc<dyn Member>; DIRECT_MEMBERS]> {
         let members = self
             .members
             .read()
@@ -594,7 +627,7 @@ impl CqInner {
         members.iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn for_members(&self, f: impl Fn(&Arc<QpInner>)) {
+    fn for_members(&self, f: impl Fn(Arc<dyn Member>)) {
         let few = {
             let members = self
                 .members
@@ -607,8 +640,8 @@ impl CqInner {
             }
         };
         match few {
-            Some(qp) => f(&qp),
-            None => self.members().iter().for_each(f),
+            Some(member) => f(member),
+            None => self.members().into_iter().for_each(f),
         }
     }
 
@@ -616,22 +649,22 @@ impl CqInner {
         if self.deferred.load(Ordering::Relaxed) {
             self.deferred.store(false, Ordering::Relaxed);
         }
-        let in_vain = self.in_vain.load(Ordering::Relaxed);
+        let empty_polls = self.empty_polls.load(Ordering::Relaxed);
         let armed = self.is_armed() && self.awaited.load(Ordering::Relaxed) == 0;
-        if !armed && let Some(qp) = self.with_sole(|sole| sole.qp.upgrade()).flatten() {
-            qp.drive_polled(in_vain, poller);
+        if !armed && let Some(member) = self.with_sole(|sole| sole.member.upgrade()).flatten() {
+            member.drive_polled(empty_polls, poller);
             return;
         }
         let members = self.members();
         if members.len() > DIRECT_MEMBERS {
-            members.iter().for_each(QpInner::flush_deferred);
+            members.into_iter().for_each(Member::flush_deferred);
         } else if !armed {
-            for qp in &members {
-                qp.drive_polled(in_vain, poller.as_deref_mut());
+            for member in members {
+                member.drive_polled(empty_polls, poller.as_deref_mut());
             }
         } else {
             // The last look before a sleep on the channel: the engine keeps the sockets.
-            members.iter().for_each(QpInner::drive_unleased);
+            members.into_iter().for_each(Member::drive_unleased);
         }
         self.for_ports(|port| {
             if armed {
@@ -657,28 +690,29 @@ impl CqInner {
                 Some(wake) => fds.push((wake.as_fd(), Interest::READ)),
                 None => timeout = Some(timeout.map_or(NAP, |timeout| timeout.min(NAP))),
             }
-            let mut leased: SmallVec<[&Arc<QpInner>; DIRECT_MEMBERS]> = SmallVec::new();
+            let mut leased: SmallVec<[&Arc<dyn Member>; DIRECT_MEMBERS]> = SmallVec::new();
             if members.len() <= DIRECT_MEMBERS {
-                for qp in &members {
-                    if let Some((fd, interest)) = qp.begin_wait() {
-                        match interest {
-                            Some(interest) => fds.push((fd, interest)),
-                            None => timeout = Some(Duration::ZERO),
+                for member in &members {
+                    if Arc::clone(member).begin_wait() {
+                        leased.push(member);
+                        match member.wait_on() {
+                            Some((fd, Some(interest))) => fds.push((fd, interest)),
+                            _ => timeout = Some(Duration::ZERO),
                         }
-                        leased.push(qp);
                     }
                 }
             } else {
-                members.iter().for_each(super::qp::QpInner::release_lease);
+                let members = members.iter().map(Arc::clone);
+                members.for_each(Member::release_lease);
             }
-            self.for_ports(PortInner::release_lease);
+            self.for_ports(|port| port.release_lease());
             let (ready, handled) = match poll_fds(&fds, timeout) {
                 Ok(ready) => (ready, false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => (0, true),
                 Err(_) => (1, false),
             };
-            for qp in leased {
-                qp.end_wait();
+            for member in leased {
+                member.end_wait();
             }
             let woken = wake.filter(|_| ready & 1 != 0);
             let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;

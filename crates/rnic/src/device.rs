@@ -8,24 +8,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Backing, Domain, MemError, PdId, RawMemory, Table, WindowType};
+use weft_mem::{Domain, PdId, Table};
 use weft_sys::{EventFd, Interest, poll_fds};
 use weft_tls::Tls;
 
-use crate::cq::{CompChannel, Cq, Notify, check_depth};
-use crate::doorbell::Doorbell;
 use crate::engine::{Engine, guarded};
-use crate::establish::Greeting;
 use crate::lock::lock;
-use crate::meet::Neighbours;
-use crate::mr::{Mr, Mw};
+use crate::neighbours::Neighbours;
 use crate::pool::Pool;
-use crate::qp::{Qp, QpInit, check_init};
-use crate::srq::Srq;
 use crate::stat;
 use crate::tls_env;
 use crate::transport::sim::SimNet;
-use crate::types::{Access, AsyncEvent, DeviceAttr, Error, Limits, LocalMode};
+use crate::types::{AsyncEvent, DeviceAttr, Error, Limits, LocalMode};
 
 /// Asynchronous events kept for a program that does not fetch them.
 const MAX_EVENTS: usize = 1024;
@@ -101,6 +95,12 @@ impl Drop for QpNumber {
     }
 }
 
+/// A connection in start-up, which counts against [`Limits::max_pending`].
+pub(crate) trait StartUp: Send + Sync {
+    /// End it, for this reason.
+    fn give_up(&self, why: &str);
+}
+
 type EventHook = Box<dyn Fn(AsyncEvent) + Send + Sync>;
 
 pub(crate) struct DeviceInner {
@@ -110,7 +110,7 @@ pub(crate) struct DeviceInner {
     pub(crate) transport: Transport,
     pending: Arc<AtomicU32>,
     /// Connections in start-up, oldest first.
-    pub(crate) greetings: Mutex<VecDeque<Weak<Greeting>>>,
+    pub(crate) greetings: Mutex<VecDeque<Weak<dyn StartUp>>>,
     pub(crate) local: LocalMode,
     /// Where doors that containers share are: a directory mounted into each (`WEFT_LOCAL_DIR`).
     pub(crate) local_dir: Option<PathBuf>,
@@ -123,8 +123,8 @@ pub(crate) struct DeviceInner {
     next_id: AtomicU32,
     pub(crate) qps: Arc<AtomicU32>,
     qp_numbers: Mutex<HashSet<u32>>,
-    cqs: Arc<AtomicU32>,
-    srqs: Arc<AtomicU32>,
+    pub(crate) cqs: Arc<AtomicU32>,
+    pub(crate) srqs: Arc<AtomicU32>,
     seed: AtomicU64,
     events: Mutex<VecDeque<AsyncEvent>>,
     events_fd: EventFd,
@@ -176,7 +176,8 @@ impl DeviceInner {
         matches!(self.transport, Transport::Tcp)
     }
 
-    fn id(&self) -> u32 {
+    /// A number for an object of the device.
+    pub(crate) fn id(&self) -> u32 {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 }
@@ -337,52 +338,6 @@ impl Device {
         })))
     }
 
-    /// A completion queue with room for `depth` completions.
-    ///
-    /// # Errors
-    /// [`Error::Limit`], [`Error::Invalid`] for a depth of 0.
-    pub fn create_cq(&self, depth: u32, channel: Option<&CompChannel>) -> Result<Cq, Error> {
-        self.new_cq(depth, Notify::on(channel))
-    }
-
-    /// A completion queue that calls `hook` where one with a channel would announce an event on that. It is called on any thread, with
-    /// locks held: it must not block, and not call this library.
-    ///
-    /// # Errors
-    /// As [`Device::create_cq`].
-    pub fn create_cq_notify(
-        &self,
-        depth: u32,
-        hook: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Cq, Error> {
-        self.new_cq(depth, Notify::Hook(Box::new(hook)))
-    }
-
-    fn new_cq(&self, depth: u32, notify: Notify) -> Result<Cq, Error> {
-        check_depth(depth, &self.0)?;
-        let count = Counted::take(&self.0.cqs, self.0.limits.max_cq, "completion queues")?;
-        Ok(Cq::new(&self.0, self.0.id(), depth, notify, count))
-    }
-
-    /// A channel for completion events.
-    ///
-    /// # Errors
-    /// [`Error::Os`] without a free descriptor.
-    pub fn create_comp_channel(&self) -> Result<CompChannel, Error> {
-        CompChannel::new()
-    }
-
-    /// A bell that a signal's handler may ring: `hook` is called on the engine's thread. It must not block.
-    ///
-    /// # Errors
-    /// [`Error::Os`] without a free descriptor.
-    pub fn doorbell(&self, hook: impl Fn() + Send + Sync + 'static) -> Result<Doorbell, Error> {
-        Doorbell::new(&self.0.engine, hook).map_err(|source| Error::Os {
-            what: "make a doorbell",
-            source,
-        })
-    }
-
     /// Call this for every asynchronous event, those included that nobody has fetched yet; [`Device::get_async_event`] gives none
     /// from then on. Only the first hook counts. It is called on any thread, with locks held: it must not block, and not
     /// call this library.
@@ -435,158 +390,5 @@ impl Pd {
     /// The device.
     pub fn device(&self) -> Device {
         Device(Arc::clone(&self.0.device))
-    }
-
-    /// A region of `len` zeroed bytes that the library allocates, on pages of its own. Its addresses start at 0.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] without memory or past the limit of regions.
-    pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
-        let shared = self.0.device.local != LocalMode::Off;
-        let backing = if shared {
-            Backing::Shared(len)
-        } else {
-            Backing::Anonymous(len)
-        };
-        self.register(backing, access)
-    }
-
-    /// Register the first `len` bytes of a memory file (`memfd_create(2)`), which stay mapped while the region is there; `len` is not 0. Its addresses
-    /// start at 0. Without [`Access::LOCAL_WRITE`] the mapping is for reading only.
-    ///
-    /// # Errors
-    /// [`Error::Os`] unless it is a memory file that can never shrink (`F_SEAL_SHRINK`), and where it cannot be mapped; [`Error::Memory`] past its end, and
-    /// past the limit of regions.
-    pub fn reg_memfd(&self, file: impl AsFd, len: usize, access: Access) -> Result<Mr, Error> {
-        let held = weft_sys::memfd::check(&file).map_err(Error::os("a memory file"))?;
-        if len == 0 || held < len as u64 {
-            return Err(Error::Memory(MemError::Bounds));
-        }
-        let writable = access.contains(Access::LOCAL_WRITE);
-        let mapping = weft_sys::memfd::Mapping::new(&file, 0, len, writable)
-            .map_err(Error::os("mapping a memory file"))?;
-        self.register(Backing::File(mapping), access)
-    }
-
-    /// Register a buffer; [`Mr::deregister`] gives it back. Its addresses start at 0.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] past the limit of regions.
-    pub fn reg_mr(&self, buffer: Vec<u8>, access: Access) -> Result<Mr, Error> {
-        self.register(Backing::Owned(buffer), access)
-    }
-
-    /// Register memory that somebody else owns, under their promise. Its addresses start at 0.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] past the limit of regions.
-    pub fn reg_raw(&self, memory: &RawMemory, access: Access) -> Result<Mr, Error> {
-        self.reg_raw_at(memory, 0, access)
-    }
-
-    /// As [`Pd::reg_raw`], with `iova` as the address of the first byte in work requests, ours and the peer's: the memory's own
-    /// address, say.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] past the limit of regions, and for addresses that pass 2^64.
-    pub fn reg_raw_at(&self, memory: &RawMemory, iova: u64, access: Access) -> Result<Mr, Error> {
-        let table = &self.0.device.table;
-        Ok(Mr {
-            region: table.register_promised(self.0.id, memory, iova, access)?,
-            pd: Arc::clone(&self.0),
-        })
-    }
-
-    /// As [`Pd::reg_raw_at`], in the place of a region that has just been deregistered: with its key, unless that is in use again.
-    ///
-    /// # Errors
-    /// As [`Pd::reg_raw_at`].
-    pub fn reg_raw_again(
-        &self,
-        memory: &RawMemory,
-        iova: u64,
-        access: Access,
-        key: u32,
-    ) -> Result<Mr, Error> {
-        let table = &self.0.device.table;
-        Ok(Mr {
-            region: table.register_again(self.0.id, memory, iova, access, key)?,
-            pd: Arc::clone(&self.0),
-        })
-    }
-
-    /// Register a part of a region once more, with rights and keys of its own: to open it, and nothing beside it, to a peer for a while.
-    /// Its addresses start at 0; the memory stays as long as either is there.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] out of bounds, and past the limit of regions.
-    pub fn reg_part(&self, mr: &Mr, off: usize, len: usize, access: Access) -> Result<Mr, Error> {
-        let table = &self.0.device.table;
-        Ok(Mr {
-            region: table.register_part(&mr.region, off, len, 0, access)?,
-            pd: Arc::clone(&self.0),
-        })
-    }
-
-    fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {
-        let region = self
-            .0
-            .device
-            .table
-            .register(self.0.id, backing, 0, access)?;
-        Ok(Mr {
-            region,
-            pd: Arc::clone(&self.0),
-        })
-    }
-
-    /// A type 2 memory window, not bound to anything yet.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] past the limit of regions and windows.
-    pub fn alloc_mw(&self) -> Result<Mw, Error> {
-        self.alloc_window(WindowType::Type2)
-    }
-
-    /// A type 1 memory window, not bound to anything yet.
-    ///
-    /// # Errors
-    /// [`Error::Memory`] past the limit of regions and windows.
-    pub fn alloc_mw_type_1(&self) -> Result<Mw, Error> {
-        self.alloc_window(WindowType::Type1)
-    }
-
-    fn alloc_window(&self, kind: WindowType) -> Result<Mw, Error> {
-        Ok(Mw {
-            window: self.0.device.table.alloc_window(self.0.id, kind)?,
-            pd: Arc::clone(&self.0),
-        })
-    }
-
-    /// A queue pair, not connected yet.
-    ///
-    /// # Errors
-    /// [`Error::Limit`].
-    pub fn create_qp(&self, init: &QpInit) -> Result<Qp, Error> {
-        let device = &self.0.device;
-        check_init(init, device)?;
-        let count = Counted::take(&device.qps, device.limits.max_qp, "queue pairs")?;
-        let num = QpNumber::take(device, init.num)?;
-        Ok(Qp::new(&self.0, num, init, count))
-    }
-
-    /// A shared receive queue for `max_wr` requests of up to `max_sge` elements.
-    ///
-    /// # Errors
-    /// [`Error::Limit`].
-    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, Error> {
-        let device = &self.0.device;
-        if max_wr > device.limits.max_wr || max_sge > device.limits.max_sge {
-            return Err(Error::Limit(
-                "work requests or elements of a shared receive queue",
-            ));
-        }
-        let count = Counted::take(&device.srqs, device.limits.max_srq, "shared receive queues")?;
-        Ok(Srq::new(&self.0, device.id(), max_wr, max_sge, count))
     }
 }

@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use weft_sys::{Event, EventFd, Interest, PerProcess};
 
+use crate::device::Device;
 use crate::engine::{Engine, Next, Registration, Source, guarded};
 use crate::lock::lock;
+use crate::types::Error;
 
 /// Descriptors of bells that are gone. They are used again, never closed: a handler that is about to ring one must not write to
 /// something else that has got its number.
@@ -28,11 +30,21 @@ struct Answer {
     hook: Box<dyn Fn() + Send + Sync>,
 }
 
+impl Device {
+    /// A bell that a signal's handler may ring: `hook` is called on the engine's thread. It must not block.
+    ///
+    /// # Errors
+    /// [`Error::Os`] without a free descriptor.
+    pub fn doorbell(&self, hook: impl Fn() + Send + Sync + 'static) -> Result<Doorbell, Error> {
+        Doorbell::new(&self.0.engine, hook).map_err(|source| Error::Os {
+            what: "make a doorbell",
+            source,
+        })
+    }
+}
+
 impl Doorbell {
-    pub(crate) fn new(
-        engine: &Arc<Engine>,
-        hook: impl Fn() + Send + Sync + 'static,
-    ) -> io::Result<Doorbell> {
+    fn new(engine: &Arc<Engine>, hook: impl Fn() + Send + Sync + 'static) -> io::Result<Doorbell> {
         let fd = lock(&spare()).pop();
         let fd = fd.map_or_else(EventFd::new, Ok)?;
         let it = Arc::new(Answer {

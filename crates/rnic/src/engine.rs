@@ -19,8 +19,7 @@ use weft_sys::heart::Heart;
 use weft_sys::{Epoll, Event, EventFd, Interest};
 
 use crate::lock::lock;
-use crate::qp::{Drive, QpInner};
-use crate::stat::Connection;
+use crate::report::Connection;
 
 /// How often the engine looks at queue pairs that it has lent out: the longest time that work which their owners left
 /// undone has to wait.
@@ -56,9 +55,42 @@ pub(crate) enum Next {
     /// Nothing.
     Done,
     /// It moved data: look at it again soon, then arm it.
-    Hot(Arc<QpInner>),
+    Hot(Arc<dyn Driven>),
     /// Its owner drives it.
-    Lent(Arc<QpInner>),
+    Lent(Arc<dyn Driven>),
+}
+
+/// A source that either its owner or the engine drives: a connection.
+pub(crate) trait Driven: Source {
+    /// What its owner has done since the last look.
+    fn lease_state(&self) -> Lease;
+    /// The engine drives it.
+    fn drive_engine(self: Arc<Self>) -> Drive;
+    /// Whether work was put off until the owner's next poll.
+    fn has_deferred(&self) -> bool;
+    /// Whether no owner sleeps on it.
+    fn is_awake(&self) -> bool;
+    /// Whether it has to be put on the engine's list of what is lent now.
+    fn enter_lent(&self) -> bool;
+    /// The engine takes it back, see [`Engine::lend`].
+    fn take_back(self: Arc<Self>);
+    /// The engine goes on to others, and another thread was driving it at the last look.
+    fn leave_driven(self: Arc<Self>);
+    /// The engine goes on to others: arm it again, and send what was put off.
+    fn rearm_and_flush(self: Arc<Self>);
+    /// Look whether the peer is still there.
+    fn check_peer(self: Arc<Self>);
+}
+
+/// What an attempt to make progress came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drive {
+    /// Another thread is at it.
+    Busy,
+    /// Nothing to do.
+    Still,
+    /// Bytes moved.
+    Moved,
 }
 
 /// Names a source; stale names are recognised.
@@ -166,7 +198,7 @@ pub(crate) struct Engine {
     wake: EventFd,
     slots: Mutex<Slots>,
     timers: Mutex<BTreeSet<(Instant, Token)>>,
-    lent: Mutex<Vec<Weak<QpInner>>>,
+    lent: Mutex<Vec<Weak<dyn Driven>>>,
     /// Sources that are ready without their descriptor saying so.
     poked: Mutex<Vec<Token>>,
     /// Shows peers of this host that our address space is still the one they met.
@@ -300,7 +332,16 @@ impl Engine {
     }
 
     /// A poller drives this queue pair now.
-    pub(crate) fn lend(&self, qp: &Arc<QpInner>) {
+    pub(crate) fn lend(&self, qp: &Arc<impl Driven + 'static>) {
+        if qp.enter_lent() {
+            let weak = Arc::downgrade(qp);
+            lock(&self.lent).push(weak);
+        }
+        self.keep_ticking();
+    }
+
+    /// As [`Engine::lend`], from the engine's own thread.
+    fn lend_again(&self, qp: &Arc<dyn Driven>) {
         if qp.enter_lent() {
             lock(&self.lent).push(Arc::downgrade(qp));
         }
@@ -368,7 +409,7 @@ impl Engine {
                 match source().and_then(ready) {
                     None | Some(Next::Done) => {}
                     Some(Next::Hot(qp)) => hot.push((qp, false)),
-                    Some(Next::Lent(qp)) => self.lend(&qp),
+                    Some(Next::Lent(qp)) => self.lend_again(&qp),
                 }
             }
             // What is dropped on the way may be the program's too.
@@ -402,7 +443,7 @@ impl Engine {
     ///
     /// One that another thread is driving (the flag), perhaps only to post, is looked at again as well: left lent at once, it would
     /// wait for the next tick when that thread is done.
-    fn drive_hot(&self, hot: &mut Vec<(Arc<QpInner>, bool)>) {
+    fn drive_hot(&self, hot: &mut Vec<(Arc<dyn Driven>, bool)>) {
         if hot.is_empty() {
             return;
         }
@@ -413,10 +454,10 @@ impl Engine {
             hot.retain_mut(|(qp, driven)| {
                 let drive = || {
                     if matches!(qp.lease_state(), Lease::Polled | Lease::Asleep) {
-                        self.lend(qp);
+                        self.lend_again(qp);
                         return None;
                     }
-                    Some(qp.drive_engine())
+                    Some(Arc::clone(qp).drive_engine())
                 };
                 let drove = serve(|| Some(Arc::clone(qp)), drive);
                 let Some(drove) = drove.flatten() else {
@@ -444,6 +485,7 @@ impl Engine {
         }
         for (qp, driven) in hot.drain(..) {
             let leave = || {
+                let qp = Arc::clone(&qp);
                 if driven {
                     qp.leave_driven();
                 } else {
@@ -490,11 +532,11 @@ impl Engine {
                     Lease::Polled => {
                         only_polled &= !qp.has_deferred();
                         if look {
-                            qp.check_peer();
+                            Arc::clone(&qp).check_peer();
                         }
                     }
                     Lease::Asleep => {}
-                    Lease::Idle => qp.take_back(),
+                    Lease::Idle => Arc::clone(&qp).take_back(),
                 }
                 state
             };
@@ -628,7 +670,7 @@ mod tests {
         tracing::subscriber::with_default(Subscriber, || {
             // Its owner has polled before that, and polls no more.
             assert!(matches!(first.far.qp.0.lease_state(), Lease::Polled));
-            engine.drive_hot(&mut vec![(Arc::clone(&first.far.qp.0), false)]);
+            engine.drive_hot(&mut vec![(Arc::clone(&first.far.qp.0) as _, false)]);
             assert_eq!(first.far.qp.state(), QpState::Error);
             for _ in 0..2 {
                 engine.tick(&mut 0);

@@ -18,17 +18,16 @@ use weft_proto::mpa::{Config, MAX_FRAME, Revision, RtrSet, StartError};
 use weft_tls::{Tls, TlsError};
 
 use crate::device::DeviceInner;
+use crate::qp::Qp;
 use crate::transport::ByteStream;
-use crate::types::LinkOptions;
+use crate::types::{LinkOptions, QpState};
 
 mod dial;
-mod entrance;
 mod greet;
 mod listen;
+mod shm_listener;
 
-pub(crate) use dial::Dial;
 pub use dial::Dialed;
-pub(crate) use greet::Greeting;
 pub use greet::Incoming;
 pub use listen::{Bound, Listening};
 
@@ -188,6 +187,16 @@ impl ConnParam {
             }),
         }
     }
+}
+
+/// A queue pair is connected once, and never after it has ended.
+fn check_connectable(qp: &Qp) -> Result<(), ConnectError> {
+    let why = match qp.state() {
+        QpState::Init => return Ok(()),
+        QpState::Rts | QpState::Closing => "the queue pair is connected already",
+        QpState::Error => "the queue pair is in the Error state: only a new one can be connected",
+    };
+    Err(ConnectError::Invalid(why.into()))
 }
 
 /// When a time limit ends; a limit beyond the clock is a day.

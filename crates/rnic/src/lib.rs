@@ -10,7 +10,8 @@
 //! * `tls_env`: what the environment says about TLS.
 //! * `ud`: unreliable datagram queue pairs.
 //! * `sidr`: finding a datagram queue pair by the UDP port that its program listens at.
-//! * `transport`: TCP, UDP, and a simulated network with seeded faults.
+//! * `transport`: TCP, TLS, shared memory between processes of one host, and a simulated network with seeded faults.
+//! * `meet`, `neighbours`: how two processes of one host agree on shared memory, and what a device knows of the other one.
 #![forbid(unsafe_code)]
 
 mod cq;
@@ -22,8 +23,10 @@ mod leave;
 mod lock;
 mod meet;
 mod mr;
+mod neighbours;
 mod pool;
 mod qp;
+mod report;
 mod sidr;
 mod signal;
 mod srq;
@@ -35,6 +38,7 @@ mod tls_env;
 mod transport;
 mod types;
 mod ud;
+mod warnings;
 
 pub use cq::{CompChannel, Cq, CqOverrun, EventWait};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
@@ -47,11 +51,10 @@ pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;
 pub use transport::sim::{SimFaults, SimNet};
-pub use transport::udp::{UdPort, UdPortCounters};
 pub use types::*;
 pub use ud::{
     UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind,
-    UdInit, UdQp, ValidityMap, WriteRecord,
+    UdInit, UdPort, UdPortCounters, UdQp, ValidityMap, WriteRecord,
 };
 pub use weft_mem::{MemError, RawMemory, protect};
 pub use weft_sys::PerProcess;

@@ -16,35 +16,27 @@
 //! No descriptor goes to a process before the kernel has said who it is, in a message that this process has just sent. What else a process may
 //! do with ours it shows by doing it: it reads a secret in our memory ([`Cell`]).
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Peer, Process};
+use weft_mem::Peer;
 use weft_ring::{End, Role, Segment};
-use weft_sys::heart::Pulse;
 use weft_sys::unix::{self, Cred, Name, Sender};
-use weft_sys::{Event, Interest, process};
 use weft_wire::crc::crc32c;
 use weft_wire::local::{self, MAX_LEN, Message, Party, Secret};
 
 use crate::device::{DeviceInner, PdInner};
-use crate::engine::{Engine, Next, Registration, Source};
-use crate::lock::lock;
-use crate::qp::QpInner;
+use crate::engine::Registration;
+use crate::neighbours::{Cell, Neighbour, Who, Why, admitted, why};
 use crate::transport::ByteStream;
 use crate::transport::local::{Joint, LocalLink, RING_BYTES};
 
-mod who;
-
-use who::{Cell, Who, admitted};
-
-/// How long an initiator waits to be welcomed before it goes on over TCP.
-pub(crate) const KNOCK_TIME: Duration = Duration::from_millis(500);
+/// How long an initiator waits for a Welcome before it goes on over TCP.
+pub(crate) const SHM_TIMEOUT: Duration = Duration::from_millis(500);
 const HUNG_UP: &str = "the peer hung up";
 /// The kernel does not say which; the first is what happens between peers that keep to the rules.
 const TRUNCATED: &str =
@@ -52,14 +44,7 @@ const TRUNCATED: &str =
 /// Descriptors of an Attach: heart, table and up to three arenas; a Join has the segment before them.
 const PARTY_FDS: usize = 5;
 
-/// Why a connection is not on shared memory: a text for people.
-pub(crate) type Why = String;
-
-fn why(what: &'static str) -> impl Fn(io::Error) -> Why {
-    move |error| format!("{what}: {error}")
-}
-
-/// Names under which a listener's door can be found, likeliest first.
+/// Names of the Unix socket beside a listener, likeliest first.
 pub(crate) struct Names {
     pub(crate) abstracts: Vec<Vec<u8>>,
     pub(crate) paths: Vec<PathBuf>,
@@ -116,142 +101,13 @@ fn path_name(dir: &std::path::Path, host: &str, port: u16) -> PathBuf {
     dir.join(format!("weft-{host}-{port}.sock"))
 }
 
-/// A peer's domain: its process as the kernel names it, its own name for it, and how much of its memory we can reach.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct DomainKey {
-    process: u64,
-    domain: [u8; 16],
-    by_number: bool,
-    trusted: bool,
-}
-
-/// What a device has for all its connections on this host.
-#[derive(Default)]
-pub(crate) struct Neighbours {
-    domains: Mutex<HashMap<DomainKey, Weak<Peer>>>,
-    processes: Mutex<HashMap<u64, Weak<Neighbour>>>,
-}
-
-/// Another process of this host, watched so that its death is noticed even when its children keep its sockets open.
-pub(crate) struct Neighbour {
-    pidfd: OwnedFd,
-    qps: Mutex<Vec<Weak<QpInner>>>,
-    #[allow(dead_code)] // ends with it
-    registration: Registration,
-}
-
-impl Neighbour {
-    /// Whether it has not ended.
-    pub(crate) fn is_alive(&self) -> bool {
-        process::pidfd_alive(&self.pidfd)
-    }
-
-    /// Tell this queue pair when the process ends. False when it has.
-    pub(crate) fn add(&self, qp: &Arc<QpInner>) -> bool {
-        let mut qps = lock(&self.qps);
-        if qps.len() == qps.capacity() {
-            qps.retain(|qp| qp.strong_count() > 0);
-        }
-        qps.push(Arc::downgrade(qp));
-        drop(qps);
-        self.is_alive()
-    }
-}
-
-/// The engine's hold on a neighbour, which must not keep it.
-struct Watch(Weak<Neighbour>);
-
-impl Source for Watch {
-    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
-        if let Some(neighbour) = self.0.upgrade() {
-            let qps = std::mem::take(&mut *lock(&neighbour.qps));
-            for qp in qps.iter().filter_map(Weak::upgrade) {
-                qp.peer_died();
-            }
-        }
-        Next::Done
-    }
-
-    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {}
-}
-
-impl Neighbours {
-    fn neighbour(
-        &self,
-        engine: &Arc<Engine>,
-        number: u64,
-        pidfd: BorrowedFd<'_>,
-    ) -> io::Result<Arc<Neighbour>> {
-        let mut processes = lock(&self.processes);
-        if let Some(known) = processes.get(&number).and_then(Weak::upgrade)
-            && process::pidfd_alive(&known.pidfd)
-        {
-            return Ok(known);
-        }
-        processes.retain(|_, known| known.strong_count() > 0);
-        let neighbour = Arc::new(Neighbour {
-            pidfd: pidfd.try_clone_to_owned()?,
-            qps: Mutex::default(),
-            registration: Registration::new(engine),
-        });
-        let watch = Arc::new(Watch(Arc::downgrade(&neighbour)));
-        let pidfd = neighbour.pidfd.as_fd();
-        neighbour.registration.start(watch, pidfd, Interest::READ)?;
-        processes.insert(number, Arc::downgrade(&neighbour));
-        Ok(neighbour)
-    }
-
-    /// The peer's domain: mapped once, however many connections lead there.
-    fn domain(
-        &self,
-        who: &Who,
-        party: &Party,
-        by_number: bool,
-        mut fds: Vec<OwnedFd>,
-    ) -> io::Result<Arc<Peer>> {
-        if fds.len() < 2 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let heart = fds.remove(0);
-        let open = || {
-            let peer = Peer::open(fds)?;
-            let pulse = Pulse::open(&heart)?;
-            if let (Some(pid), Some(pidfd), true) = (who.pid, &who.pidfd, by_number) {
-                let pidfd = pidfd.try_clone()?;
-                peer.set_process(Process { pid, pidfd, pulse });
-            }
-            Ok::<_, io::Error>(Arc::new(peer))
-        };
-        let Some(process) = who.number() else {
-            // It could be anybody's domain that has this name.
-            return open();
-        };
-        let key = DomainKey {
-            process,
-            domain: party.domain,
-            by_number,
-            trusted: party.trusted,
-        };
-        let mut domains = lock(&self.domains);
-        if let Some(known) = domains.get(&key).and_then(Weak::upgrade)
-            && known.alive()
-        {
-            return Ok(known);
-        }
-        domains.retain(|_, known| known.strong_count() > 0);
-        let peer = open()?;
-        domains.insert(key, Arc::downgrade(&peer));
-        Ok(peer)
-    }
-}
-
-/// What both sides bring.
-struct Bringing {
+/// What this side offers the other.
+struct LocalOffer {
     party: Party,
     domain: Arc<weft_mem::Domain>,
 }
 
-fn bring(pd: &PdInner, qp: u32, trusted: bool) -> Result<Bringing, Why> {
+fn offer(pd: &PdInner, qp: u32, trusted: bool) -> Result<LocalOffer, Why> {
     let device = &pd.device;
     let domain = device
         .table
@@ -259,7 +115,7 @@ fn bring(pd: &PdInner, qp: u32, trusted: bool) -> Result<Bringing, Why> {
         .map_err(why("no shared memory to be had"))?;
     // Declared void when nobody holds it any more.
     let _ = pd.domain.set(Arc::clone(&domain));
-    Ok(Bringing {
+    Ok(LocalOffer {
         party: Party {
             qp,
             trusted,
@@ -281,7 +137,7 @@ fn send(
     device: &DeviceInner,
     message: &Message,
     segment: Option<BorrowedFd<'_>>,
-    bringing: &Bringing,
+    offer: &LocalOffer,
 ) -> Result<(), Why> {
     let heart = device
         .engine
@@ -289,7 +145,7 @@ fn send(
         .ok_or("no memory for the sign of life")?;
     let mut fds: Vec<BorrowedFd<'_>> = segment.into_iter().collect();
     fds.push(heart);
-    fds.extend(bringing.domain.fds(bringing.party.trusted));
+    fds.extend(offer.domain.fds(offer.party.trusted));
     say_signed(wire, message, &fds)
 }
 
@@ -327,15 +183,15 @@ fn receive(wire: &OwnedFd) -> Result<Option<Heard>, Why> {
     }
 }
 
-/// What the other side has brought, opened.
-struct Met {
+/// What the other side offers, opened.
+struct PeerOffer {
     peer: Arc<Peer>,
     neighbour: Option<Arc<Neighbour>>,
     qp: u32,
     process: bool,
 }
 
-impl Met {
+impl PeerOffer {
     /// `process`: each side can trace the other, and the peer's number leads to the peer.
     fn open(
         device: &DeviceInner,
@@ -343,7 +199,7 @@ impl Met {
         party: &Party,
         process: bool,
         fds: Vec<OwnedFd>,
-    ) -> Result<Met, Why> {
+    ) -> Result<PeerOffer, Why> {
         let neighbours = &device.neighbours;
         let peer = neighbours.domain(who, party, process, fds);
         let neighbour = match (who.number(), &who.pidfd) {
@@ -353,7 +209,7 @@ impl Met {
             }
             _ => None,
         };
-        Ok(Met {
+        Ok(PeerOffer {
             peer: peer.map_err(why("the peer's memory"))?,
             neighbour,
             qp: party.qp,
@@ -366,7 +222,7 @@ impl Met {
         self,
         end: End,
         wire: OwnedFd,
-        ours: &Bringing,
+        ours: &LocalOffer,
         tcp: Arc<dyn ByteStream>,
     ) -> Arc<LocalLink> {
         let joint = Joint {
@@ -388,14 +244,14 @@ impl Met {
     }
 }
 
-/// An initiator at the door.
-pub(crate) struct Knock {
+/// The initiator's side of the handshake.
+pub(crate) struct ShmConnecting {
     wire: OwnedFd,
     maker: Cred,
     cell: Cell,
     challenge: Secret,
     segment: (Segment, OwnedFd),
-    bringing: Bringing,
+    offer: LocalOffer,
     /// Set by the Welcome.
     welcomed: Option<(Who, bool)>,
     pub(crate) deadline: Instant,
@@ -403,21 +259,21 @@ pub(crate) struct Knock {
     pub(crate) registration: Option<Registration>,
 }
 
-/// What came of knocking.
+/// The responder's answer.
 pub(crate) enum Answer {
     Wait,
     Welcome,
     No(Why),
 }
 
-impl Knock {
+impl ShmConnecting {
     /// Say hello to whoever listens beside `tcp`'s peer.
     pub(crate) fn start(
         device: &DeviceInner,
         pd: &PdInner,
         qp: u32,
         tcp: &dyn ByteStream,
-    ) -> Result<Knock, Why> {
+    ) -> Result<ShmConnecting, Why> {
         let (from, to) = (tcp.local_addr(), tcp.peer_addr());
         if device.local_dir.is_none() && !same_host(from.ip(), to.ip()) {
             return Err("the peer is on another host".into());
@@ -428,7 +284,7 @@ impl Knock {
                 io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
                     "the peer offers no shared memory".to_owned()
                 }
-                _ => format!("the peer's door: {error}"),
+                _ => format!("the peer's socket for shared memory: {error}"),
             })?;
         let maker = admitted(&wire)?;
         let (cell, challenge) = Cell::new()?;
@@ -441,15 +297,15 @@ impl Knock {
         // Not before: a socket that asks gets a name of its own when it sends.
         unix::ask_for_senders(&wire, true).map_err(why("asking who is there"))?;
         // While the responder is at it.
-        Ok(Knock {
+        Ok(ShmConnecting {
             segment: Segment::create(RING_BYTES).map_err(why("a segment"))?,
-            bringing: bring(pd, qp, false)?,
+            offer: offer(pd, qp, false)?,
             wire,
             maker,
             cell,
             challenge,
             welcomed: None,
-            deadline: Instant::now() + KNOCK_TIME,
+            deadline: Instant::now() + SHM_TIMEOUT,
             registration: None,
         })
     }
@@ -492,13 +348,13 @@ impl Knock {
         // Of another process nothing is told.
         let found = who.look(theirs.addr);
         let found = found.filter(|(shown, _)| *shown == self.challenge);
-        self.bringing.party.trusted = traces;
+        self.offer.party.trusted = traces;
         let join = Message::Join {
-            party: self.bringing.party,
+            party: self.offer.party,
             proof: found.map_or([0; 16], |(_, secret)| secret),
         };
         let segment = Some(self.segment.1.as_fd());
-        send(self.wire.as_fd(), device, &join, segment, &self.bringing)?;
+        send(self.wire.as_fd(), device, &join, segment, &self.offer)?;
         self.welcomed = Some((who, traces && found.is_some()));
         Ok(())
     }
@@ -521,10 +377,10 @@ impl Knock {
             Err(reason) if reason == HUNG_UP => return Ok(Err(reason)),
             Err(reason) => return Err(half_way(&reason)),
         };
-        let met = Met::open(device, &who, &party, process, fds);
-        let met = met.map_err(|reason| half_way(&reason))?;
+        let theirs = PeerOffer::open(device, &who, &party, process, fds);
+        let theirs = theirs.map_err(|reason| half_way(&reason))?;
         let end = End::new(Arc::new(self.segment.0), Role::Initiator);
-        Ok(Ok(met.join(end, self.wire, &self.bringing, tcp)))
+        Ok(Ok(theirs.join(end, self.wire, &self.offer, tcp)))
     }
 }
 
@@ -540,17 +396,17 @@ pub(crate) fn same_host(ours: IpAddr, theirs: IpAddr) -> bool {
     ours == theirs || theirs.is_loopback()
 }
 
-/// Somebody at the door who has not said anything yet.
-pub(crate) struct Visitor {
+/// A connection from an initiator that has not said anything yet.
+pub(crate) struct ShmAccepted {
     wire: OwnedFd,
     maker: Cred,
 }
 
-impl Visitor {
+impl ShmAccepted {
     /// `None`: turned away.
-    pub(crate) fn admit(wire: OwnedFd) -> Option<Visitor> {
+    pub(crate) fn admit(wire: OwnedFd) -> Option<ShmAccepted> {
         match admitted(&wire) {
-            Ok(maker) => Some(Visitor { wire, maker }),
+            Ok(maker) => Some(ShmAccepted { wire, maker }),
             Err(reason) => {
                 say(wire.as_fd(), &Message::Decline(reason));
                 None
@@ -575,7 +431,7 @@ impl Visitor {
     }
 
     /// Ask it in.
-    pub(crate) fn welcome(self, hello: Hello) -> Result<Guest, Why> {
+    pub(crate) fn welcome(self, hello: Hello) -> Result<ShmPeer, Why> {
         let Hello {
             who,
             cell: theirs,
@@ -591,7 +447,7 @@ impl Visitor {
             proof: found.unwrap_or_default(),
         };
         say_signed(self.wire.as_fd(), &welcome, &[])?;
-        Ok(Guest {
+        Ok(ShmPeer {
             is_kin: who.is_kin(),
             wire: self.wire,
             maker: self.maker,
@@ -606,7 +462,7 @@ impl Visitor {
     }
 }
 
-/// What a visitor has said.
+/// What an initiator has said of itself.
 pub(crate) struct Hello {
     who: Who,
     cell: local::Cell,
@@ -614,19 +470,19 @@ pub(crate) struct Hello {
 }
 
 /// An initiator that was welcomed, on the responder's side.
-pub(crate) struct Guest {
+pub(crate) struct ShmPeer {
     wire: OwnedFd,
     maker: Cred,
     cell: Cell,
     challenge: Secret,
     /// Where its cell is.
     theirs: u64,
-    /// It is in our user namespace, and may take the place of another guest.
+    /// It is in our user namespace, and may take the place of another one.
     pub(crate) is_kin: bool,
 }
 
-impl Guest {
-    /// The program accepts on a queue pair: take the guest along, or tell it that the connection stays on TCP.
+impl ShmPeer {
+    /// The program accepts on a queue pair: take the peer along, or tell it that the connection stays on TCP.
     pub(crate) fn accept(
         self,
         device: &DeviceInner,
@@ -634,16 +490,16 @@ impl Guest {
         qp: u32,
         tcp: Arc<dyn ByteStream>,
     ) -> Result<Arc<LocalLink>, Why> {
-        let (met, end, bringing) = match self.meet(device, pd, qp) {
+        let (theirs, end, offer) = match self.meet(device, pd, qp) {
             Ok(all) => all,
             Err(reason) => {
                 say(self.wire.as_fd(), &Message::Decline(reason.clone()));
                 return Err(reason);
             }
         };
-        let link = met.join(end, self.wire, &bringing, tcp);
-        let attach = Message::Attach(bringing.party);
-        if let Err(reason) = send(link.fd(), device, &attach, None, &bringing) {
+        let link = theirs.join(end, self.wire, &offer, tcp);
+        let attach = Message::Attach(offer.party);
+        if let Err(reason) = send(link.fd(), device, &attach, None, &offer) {
             say(link.fd(), &Message::Decline(reason.clone()));
             return Err(reason);
         }
@@ -655,7 +511,7 @@ impl Guest {
         device: &DeviceInner,
         pd: &PdInner,
         qp: u32,
-    ) -> Result<(Met, End, Bringing), Why> {
+    ) -> Result<(PeerOffer, End, LocalOffer), Why> {
         let (party, proof, mut fds, sender) = match receive(&self.wire)? {
             Some((Message::Join { party, proof }, fds, sender)) => (party, proof, fds, sender),
             Some((Message::Decline(reason), ..)) => return Err(reason),
@@ -673,8 +529,8 @@ impl Guest {
         }
         let segment = Segment::open(fds.remove(0));
         let segment = segment.map_err(|error| format!("the segment: {error}"))?;
-        let met = Met::open(device, &who, &party, process, fds)?;
+        let theirs = PeerOffer::open(device, &who, &party, process, fds)?;
         let end = End::new(Arc::new(segment), Role::Responder);
-        Ok((met, end, bring(pd, qp, traces)?))
+        Ok((theirs, end, offer(pd, qp, traces)?))
     }
 }

@@ -4,11 +4,139 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use weft_mem::{MemError, RawMemory, Region, Window};
+use weft_mem::{Backing, MemError, RawMemory, Region, Window, WindowType};
 
-use crate::device::PdInner;
+use crate::device::{Pd, PdInner};
 use crate::leave::Leaving;
-use crate::types::{Access, RemoteAddr, SendOp, SendWr, Sge};
+use crate::types::{Access, Error, LocalMode, RemoteAddr, SendOp, SendWr, Sge};
+
+impl Pd {
+    /// A region of `len` zeroed bytes that the library allocates, on pages of its own. Its addresses start at 0.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] without memory or past the limit of regions.
+    pub fn alloc_mr(&self, len: usize, access: Access) -> Result<Mr, Error> {
+        let shared = self.0.device.local != LocalMode::Off;
+        let backing = if shared {
+            Backing::Shared(len)
+        } else {
+            Backing::Anonymous(len)
+        };
+        self.register(backing, access)
+    }
+
+    /// Register the first `len` bytes of a memory file (`memfd_create(2)`), which stay mapped while the region is there; `len` is not 0. Its addresses
+    /// start at 0. Without [`Access::LOCAL_WRITE`] the mapping is for reading only.
+    ///
+    /// # Errors
+    /// [`Error::Os`] unless it is a memory file that can never shrink (`F_SEAL_SHRINK`), and where it cannot be mapped; [`Error::Memory`] past its end, and
+    /// past the limit of regions.
+    pub fn reg_memfd(&self, file: impl AsFd, len: usize, access: Access) -> Result<Mr, Error> {
+        let held = weft_sys::memfd::check(&file).map_err(Error::os("a memory file"))?;
+        if len == 0 || held < len as u64 {
+            return Err(Error::Memory(MemError::Bounds));
+        }
+        let writable = access.contains(Access::LOCAL_WRITE);
+        let mapping = weft_sys::memfd::Mapping::new(&file, 0, len, writable)
+            .map_err(Error::os("mapping a memory file"))?;
+        self.register(Backing::File(mapping), access)
+    }
+
+    /// Register a buffer; [`Mr::deregister`] gives it back. Its addresses start at 0.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions.
+    pub fn reg_mr(&self, buffer: Vec<u8>, access: Access) -> Result<Mr, Error> {
+        self.register(Backing::Owned(buffer), access)
+    }
+
+    /// Register memory that somebody else owns, under their promise. Its addresses start at 0.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions.
+    pub fn reg_raw(&self, memory: &RawMemory, access: Access) -> Result<Mr, Error> {
+        self.reg_raw_at(memory, 0, access)
+    }
+
+    /// As [`Pd::reg_raw`], with `iova` as the address of the first byte in work requests, ours and the peer's: the memory's own
+    /// address, say.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions, and for addresses that pass 2^64.
+    pub fn reg_raw_at(&self, memory: &RawMemory, iova: u64, access: Access) -> Result<Mr, Error> {
+        let table = &self.0.device.table;
+        Ok(Mr {
+            region: table.register_promised(self.0.id, memory, iova, access)?,
+            pd: Arc::clone(&self.0),
+        })
+    }
+
+    /// As [`Pd::reg_raw_at`], in the place of a region that has just been deregistered: with its key, unless that is in use again.
+    ///
+    /// # Errors
+    /// As [`Pd::reg_raw_at`].
+    pub fn reg_raw_again(
+        &self,
+        memory: &RawMemory,
+        iova: u64,
+        access: Access,
+        key: u32,
+    ) -> Result<Mr, Error> {
+        let table = &self.0.device.table;
+        Ok(Mr {
+            region: table.register_again(self.0.id, memory, iova, access, key)?,
+            pd: Arc::clone(&self.0),
+        })
+    }
+
+    /// Register a part of a region once more, with rights and keys of its own: to open it, and nothing beside it, to a peer for a while.
+    /// Its addresses start at 0; the memory stays as long as either is there.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] out of bounds, and past the limit of regions.
+    pub fn reg_part(&self, mr: &Mr, off: usize, len: usize, access: Access) -> Result<Mr, Error> {
+        let table = &self.0.device.table;
+        Ok(Mr {
+            region: table.register_part(&mr.region, off, len, 0, access)?,
+            pd: Arc::clone(&self.0),
+        })
+    }
+
+    fn register(&self, backing: Backing, access: Access) -> Result<Mr, Error> {
+        let region = self
+            .0
+            .device
+            .table
+            .register(self.0.id, backing, 0, access)?;
+        Ok(Mr {
+            region,
+            pd: Arc::clone(&self.0),
+        })
+    }
+
+    /// A type 2 memory window, not bound to anything yet.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions and windows.
+    pub fn alloc_mw(&self) -> Result<Mw, Error> {
+        self.alloc_window(WindowType::Type2)
+    }
+
+    /// A type 1 memory window, not bound to anything yet.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] past the limit of regions and windows.
+    pub fn alloc_mw_type_1(&self) -> Result<Mw, Error> {
+        self.alloc_window(WindowType::Type1)
+    }
+
+    fn alloc_window(&self, kind: WindowType) -> Result<Mw, Error> {
+        Ok(Mw {
+            window: self.0.device.table.alloc_window(self.0.id, kind)?,
+            pd: Arc::clone(&self.0),
+        })
+    }
+}
 
 /// A memory region. It owns its bytes, and they may change at any time while a peer may write to them: so they are
 /// read and written by copies, never borrowed. Dropping it deregisters.

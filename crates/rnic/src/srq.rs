@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::device::{Counted, PdInner};
+use crate::device::{Counted, Pd, PdInner};
 use crate::lock::lock;
-use crate::qp::QpInner;
 use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
 
 /// Posted receives, oldest first.
@@ -92,6 +91,12 @@ pub(crate) enum Lack {
     Unsuited,
 }
 
+/// A queue pair that takes its receives from a shared receive queue.
+pub(crate) trait Taker: Send + Sync {
+    /// There may be a receive for the message that waits for one.
+    fn feed(self: Arc<Self>);
+}
+
 pub(crate) struct SrqInner {
     num: u32,
     /// The domain of the memory that its receives name.
@@ -99,7 +104,7 @@ pub(crate) struct SrqInner {
     queue: RecvQueue,
     limit: AtomicU32,
     /// Queue pairs that have a message and no receive for it, see [`crate::Rnr::Wait`], and whether there are any.
-    hungry: Mutex<VecDeque<Weak<QpInner>>>,
+    hungry: Mutex<VecDeque<Weak<dyn Taker>>>,
     has_hungry: AtomicBool,
     _count: Counted,
 }
@@ -111,17 +116,17 @@ impl SrqInner {
     }
 
     /// This queue pair is to be told when there is a receive. It looks once more after this.
-    pub(crate) fn await_recv(&self, qp: Weak<QpInner>) {
+    pub(crate) fn await_recv(&self, qp: Weak<dyn Taker>) {
         let mut hungry = lock(&self.hungry);
         hungry.push_back(qp);
         self.has_hungry.store(true, Ordering::SeqCst);
     }
 
     /// This queue pair goes.
-    pub(crate) fn forget(&self, qp: &QpInner) {
+    pub(crate) fn forget(&self, qp: &dyn Taker) {
         if self.has_hungry.load(Ordering::SeqCst) {
             let mut hungry = lock(&self.hungry);
-            hungry.retain(|other| !std::ptr::eq(other.as_ptr(), qp));
+            hungry.retain(|other| !std::ptr::addr_eq(other.as_ptr(), qp));
             self.has_hungry.store(!hungry.is_empty(), Ordering::SeqCst);
         }
     }
@@ -163,14 +168,25 @@ impl SrqInner {
 #[derive(Clone)]
 pub struct Srq(pub(crate) Arc<SrqInner>);
 
+impl Pd {
+    /// A shared receive queue for `max_wr` requests of up to `max_sge` elements.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, Error> {
+        let device = &self.0.device;
+        if max_wr > device.limits.max_wr || max_sge > device.limits.max_sge {
+            return Err(Error::Limit(
+                "work requests or elements of a shared receive queue",
+            ));
+        }
+        let count = Counted::take(&device.srqs, device.limits.max_srq, "shared receive queues")?;
+        Ok(Srq::new(&self.0, device.id(), max_wr, max_sge, count))
+    }
+}
+
 impl Srq {
-    pub(crate) fn new(
-        pd: &Arc<PdInner>,
-        num: u32,
-        max_wr: u32,
-        max_sge: u32,
-        count: Counted,
-    ) -> Self {
+    fn new(pd: &Arc<PdInner>, num: u32, max_wr: u32, max_sge: u32, count: Counted) -> Self {
         Srq(Arc::new(SrqInner {
             num,
             pd: Arc::clone(pd),
@@ -255,7 +271,8 @@ mod tests {
         };
         let (one, other) = (pd.create_qp(&init).unwrap(), pd.create_qp(&init).unwrap());
         for qp in [&one, &other, &one] {
-            srq.0.await_recv(Arc::downgrade(&qp.0));
+            let taker = Arc::downgrade(&qp.0);
+            srq.0.await_recv(taker);
         }
         drop(one);
         assert_eq!(lock(&srq.0.hungry).len(), 1);

@@ -8,11 +8,11 @@ mod ask;
 mod desk;
 
 use std::fmt::{self, Write};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::types::{Ledger, QpState};
 
+pub use crate::report::Connection;
 pub use ask::survey;
 pub(crate) use desk::open_desk;
 
@@ -26,29 +26,6 @@ const MAX_REASON: usize = 1024;
 const DEVICE: &str = "device ";
 /// The packet after them.
 const END: &str = "end";
-
-/// One connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connection {
-    /// The queue pair's number.
-    pub qp: u32,
-    /// Its state.
-    pub state: QpState,
-    /// Its own address.
-    pub local: SocketAddr,
-    /// Its peer's.
-    pub peer: SocketAddr,
-    /// What carries it: `local` (shared memory), `tcp` or `tls`.
-    pub transport: String,
-    /// What encrypts its data, for example `AES-128-GCM`; `None` where nothing does.
-    pub cipher: Option<String>,
-    /// Why it is not shared memory, see [`Path::reason`](crate::Path::reason).
-    pub reason: Option<String>,
-    /// How long it has been connected.
-    pub age: Duration,
-    /// Its counters.
-    pub ledger: Ledger,
-}
 
 /// A device and its connections.
 #[derive(Clone, Debug, PartialEq, Eq)]

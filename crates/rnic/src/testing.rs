@@ -57,7 +57,8 @@ pub(crate) fn connected(device: &Device) -> Pair {
 
 /// Wait until something has come for it, as its owner who polls.
 pub(crate) fn readable(qp: &Qp) {
-    let (fd, _) = qp.0.begin_wait().unwrap();
+    assert!(qp.0.begin_wait());
+    let (fd, _) = qp.0.wait_on().unwrap();
     let ready = poll_fds(&[(fd, Interest::READ)], Some(PATIENCE));
     qp.0.end_wait();
     assert_eq!(ready.unwrap(), 1);

@@ -36,6 +36,10 @@ pub enum Head {
     Switched,
     /// Those that went back.
     Back,
+    /// UDP sockets seen.
+    Datagram,
+    /// Rings for datagrams, one way each.
+    Paths,
 }
 
 /// A word of a row.
@@ -75,6 +79,34 @@ pub enum Word {
     Since,
     /// 1: closed.
     Closed,
+    /// Where the peer is: 0, on this host; else on another one, and what goes there ([`Carrier`]).
+    Carrier,
+    /// 1: a ring for datagrams, one way.
+    Udp,
+    /// Datagrams through the ring.
+    Datagrams,
+    /// Those dropped because the ring was full.
+    Dropped,
+}
+
+/// How bytes go on behind the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Carrier {
+    /// The peer is on this host.
+    Here = 0,
+    /// SDP with copies.
+    Bsdp = 1,
+}
+
+impl Carrier {
+    /// Of its number.
+    pub fn of(number: u64) -> Carrier {
+        match number {
+            1 => Carrier::Bsdp,
+            _ => Carrier::Here,
+        }
+    }
 }
 
 /// Over TCP.
@@ -111,15 +143,33 @@ pub struct Row {
     pub since: u64,
     /// It is closed; its row waits for another one.
     pub closed: bool,
+    /// What is behind the rings.
+    pub carrier: Carrier,
+    /// It is a ring for datagrams, one way: [`Row::ring`] has their bytes.
+    pub udp: bool,
+    /// Datagrams through it.
+    pub datagrams: u64,
+    /// Datagrams dropped because it was full.
+    pub dropped: u64,
 }
 
 impl Row {
-    /// `rings`, `tcp`, `rings, back on tcp`...
+    /// `rings`, `tcp`, `bsdp`, `tcp again`...
     pub fn via(&self) -> &'static str {
+        if self.udp {
+            return match self.tx_mode {
+                RING => "udp out",
+                _ => "udp in",
+            };
+        }
+        let [both, out, inward] = match self.carrier {
+            Carrier::Here => ["rings", "ring out", "ring in"],
+            Carrier::Bsdp => ["bsdp", "bsdp out", "bsdp in"],
+        };
         match (self.tx_mode, self.rx_mode) {
-            (RING, RING) => "rings",
-            (RING, _) => "ring out",
-            (_, RING) => "ring in",
+            (RING, RING) => both,
+            (RING, _) => out,
+            (_, RING) => inward,
             (AFTER, _) | (_, AFTER) => "tcp again",
             _ => "tcp",
         }
@@ -133,6 +183,8 @@ pub struct Ledger {
     pub pid: u32,
     /// Connections seen, switched, and gone back.
     pub totals: [u64; 3],
+    /// UDP sockets seen, and rings for datagrams.
+    pub datagram: [u64; 2],
     /// Rows in use.
     pub rows: Vec<Row>,
 }
@@ -184,11 +236,16 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
             sleeps: get(Word::Sleeps)?,
             since: get(Word::Since)?,
             closed: get(Word::Closed)? != 0,
+            carrier: Carrier::of(get(Word::Carrier)?),
+            udp: get(Word::Udp)? != 0,
+            datagrams: get(Word::Datagrams)?,
+            dropped: get(Word::Dropped)?,
         });
     }
     Some(Ledger {
         pid: head(Head::Pid)? as u32,
         totals: [head(Head::Seen)?, head(Head::Switched)?, head(Head::Back)?],
+        datagram: [head(Head::Datagram)?, head(Head::Paths)?],
         rows,
     })
 }

@@ -64,12 +64,20 @@ pub enum Why {
     Broken = 19,
     /// Too many descriptors.
     Descriptors = 20,
+    /// No broker of ours runs, which would reach the peer's host.
+    NoBroker = 21,
+    /// Nothing of weft answers on the peer's host.
+    PlainHost = 22,
+    /// The two hosts could not agree that they mean the same connection.
+    NotConfirmed = 23,
+    /// The connection between the hosts broke while bytes were on it.
+    SideLost = 24,
 }
 
 impl Why {
     /// Of a number, as it stands in a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 21] = [
+        const ALL: [Why; 25] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -91,6 +99,10 @@ impl Why {
             Why::Splice,
             Why::Broken,
             Why::Descriptors,
+            Why::NoBroker,
+            Why::PlainHost,
+            Why::NotConfirmed,
+            Why::SideLost,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -100,7 +112,9 @@ impl Why {
         match self {
             Why::None => "",
             Why::Short => "the connection has been too short so far to look for its peer",
-            Why::Elsewhere => "the peer is not on this host and network namespace",
+            Why::Elsewhere => {
+                "the peer is not on this host and network namespace (`weft run --hosts` goes further)"
+            }
             Why::NoPeer => {
                 "the peer runs without weft, or has moved too little data to look for us"
             }
@@ -123,6 +137,16 @@ impl Why {
             Why::Splice => "splice was called",
             Why::Broken => "the peer broke the rules of the shared ring",
             Why::Descriptors => "there are too many open descriptors",
+            Why::NoBroker => {
+                "no broker runs here that reaches other hosts (`weft run --hosts` starts one)"
+            }
+            Why::PlainHost => {
+                "no broker of weft answers on the peer's host, or it does not let us in"
+            }
+            Why::NotConfirmed => {
+                "the peer runs without `weft run --hosts`, or what both ends know of the connection differs"
+            }
+            Why::SideLost => "the connection between the hosts broke",
         }
     }
 }
@@ -363,7 +387,7 @@ mod tests {
 
     #[test]
     fn reasons_survive_the_ledger() {
-        for number in 0..=20 {
+        for number in 0..=24 {
             assert_eq!(Why::of(number) as u32, number);
             assert_eq!(Why::of(number).text().is_empty(), number == 0);
         }

@@ -6,6 +6,8 @@
 pub const FIRST_LOOK: u64 = 4;
 /// Bytes before the first look, whichever comes first.
 pub const FIRST_BYTES: u64 = 64 << 10;
+/// Sends and receives between two looks for the answer of the broker that was asked for another host.
+pub const ANSWER: u64 = 32;
 /// Sends and receives after which a connection without a peer on weft is left alone for good.
 pub const LAST_LOOK: u64 = 1 << 14;
 

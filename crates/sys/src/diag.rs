@@ -1,4 +1,5 @@
-//! Who is at the other end of a TCP connection on this host: the kernel's socket table, by `NETLINK_SOCK_DIAG` (`sock_diag(7)`).
+//! Who is at the other end of a TCP connection on this host, and who gets a UDP datagram there: the kernel's socket tables, by
+//! `NETLINK_SOCK_DIAG` (`sock_diag(7)`).
 
 use rustix::fs::fstat;
 use rustix::net::{
@@ -16,6 +17,7 @@ const NLMSG_ERROR: u16 = 2;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
 const TCP_ESTABLISHED: u8 = 1;
 /// The number of our only request on a socket.
 const SEQUENCE: u32 = 1;
@@ -73,6 +75,11 @@ pub fn tcp_peer(fd: impl AsFd) -> io::Result<Option<TcpPeer>> {
 /// The established socket with this own address and this peer's.
 fn find(own: SocketAddr, peer: SocketAddr) -> io::Result<Option<Entry>> {
     let (own, peer) = (canonical(own), canonical(peer));
+    answer(&ask(&request(IPPROTO_TCP, own, peer)?)?, own, peer)
+}
+
+/// What the kernel answers to a request.
+fn ask(request: &[u8]) -> io::Result<Vec<u8>> {
     let socket = net::socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
@@ -80,14 +87,49 @@ fn find(own: SocketAddr, peer: SocketAddr) -> io::Result<Option<Entry>> {
         Some(netlink::SOCK_DIAG),
     )?;
     let kernel = SocketAddrNetlink::new(0, 0);
-    net::sendto(&socket, &request(own, peer)?, SendFlags::empty(), &kernel)?;
+    net::sendto(&socket, request, SendFlags::empty(), &kernel)?;
     // The answer is there when the request has been taken.
     let mut bytes = [0; 4096];
     let (_, len, from) =
         net::recvfrom(&socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC)?;
     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
     let bytes = bytes.get(..len).filter(|_| from == Some(kernel));
-    answer(bytes.ok_or(io::ErrorKind::InvalidData)?, own, peer)
+    Ok(bytes.ok_or(io::ErrorKind::InvalidData)?.to_vec())
+}
+
+/// A UDP socket of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpSocket {
+    /// Who made it, as our user namespace numbers users.
+    pub uid: u32,
+    /// Its number, which no other socket of this boot has or will have: what `SO_COOKIE` tells its owner.
+    pub cookie: u64,
+}
+
+/// The UDP socket that gets a unicast datagram from one address to another in our network namespace, by the rules of the kernel: a connected socket
+/// before an unconnected one, the one of its group that `SO_REUSEPORT` chooses. `None` when there is none, or none of a user that our user
+/// namespace knows.
+///
+/// # Errors
+/// Those of a kernel, or a sandbox, that does not tell; `InvalidInput` for addresses of two families; `InvalidData` for an answer that is not
+/// one to our question.
+pub fn udp_receiver(from: SocketAddr, to: SocketAddr) -> io::Result<Option<UdpSocket>> {
+    let (from, to) = (canonical(from), canonical(to));
+    // "Source" and "destination" are those of the datagram here, and not the socket's own and its peer's as for TCP.
+    let bytes = ask(&request(IPPROTO_UDP, from, to)?)?;
+    let Some(message) = message(&bytes)? else {
+        return Ok(None);
+    };
+    // It has that port, and the address or none of its own.
+    let found = message.address(0);
+    let fits = found.is_some_and(|(ip, port)| port == to.1 && (ip == to.0 || ip.is_unspecified()));
+    let entry = message.entry();
+    Ok(
+        (fits && entry.inode != 0 && entry.uid != OVERFLOW_UID).then_some(UdpSocket {
+            uid: entry.uid,
+            cookie: entry.cookie,
+        }),
+    )
 }
 
 /// A socket for IPv6 that has an IPv4 peer is listed as one for IPv4.
@@ -95,7 +137,7 @@ fn canonical(addr: SocketAddr) -> (IpAddr, u16) {
     (addr.ip().to_canonical(), addr.port())
 }
 
-fn request(own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<[u8; REQUEST]> {
+fn request(protocol: u8, own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<[u8; REQUEST]> {
     let family = match (own.0, peer.0) {
         (IpAddr::V4(_), IpAddr::V4(_)) => AddressFamily::INET,
         (IpAddr::V6(_), IpAddr::V6(_)) => AddressFamily::INET6,
@@ -107,7 +149,8 @@ fn request(own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<[u8; REQUEST]>
     put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     put(6, &NLM_F_REQUEST.to_ne_bytes());
     put(8, &SEQUENCE.to_ne_bytes());
-    put(HEADER, &[family.as_raw() as u8, IPPROTO_TCP]);
+    put(HEADER, &[family.as_raw() as u8, protocol]);
+    // UDP sockets are not asked for their state.
     put(HEADER + 4, &(1_u32 << TCP_ESTABLISHED).to_ne_bytes());
     for (i, (ip, port)) in [own, peer].into_iter().enumerate() {
         put(HEADER + 8 + 2 * i, &port.to_be_bytes());
@@ -122,7 +165,41 @@ fn request(own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<[u8; REQUEST]>
     Ok(out)
 }
 
-fn answer(bytes: &[u8], own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<Option<Entry>> {
+/// `struct inet_diag_msg`, whole.
+struct Message<'a>(&'a [u8]);
+
+impl Message<'_> {
+    fn word(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(std::array::from_fn(|i| self.0[at + i]))
+    }
+
+    /// The socket's own address (0) or that of its peer (1).
+    fn address(&self, i: usize) -> Option<(IpAddr, u16)> {
+        let body = self.0;
+        let port = u16::from_be_bytes([body[4 + 2 * i], body[5 + 2 * i]]);
+        let ip: [u8; 16] = std::array::from_fn(|at| body[8 + 16 * i + at]);
+        let ip = match u16::from(body[0]) {
+            family if family == AddressFamily::INET.as_raw() => {
+                IpAddr::V4(Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3]))
+            }
+            family if family == AddressFamily::INET6.as_raw() => Ipv6Addr::from(ip).to_canonical(),
+            _ => return None,
+        };
+        Some((ip, port))
+    }
+
+    fn entry(&self) -> Entry {
+        Entry {
+            uid: self.word(64),
+            inode: self.word(68),
+            // The low half first (`struct inet_diag_sockid`).
+            cookie: u64::from(self.word(44)) | u64::from(self.word(48)) << 32,
+        }
+    }
+}
+
+/// What an answer says; `None`: there is no such socket.
+fn message(bytes: &[u8]) -> io::Result<Option<Message<'_>>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let word = |at: usize| {
         let field = bytes.get(at..at + 4)?;
@@ -144,30 +221,19 @@ fn answer(bytes: &[u8], own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<O
     if kind != SOCK_DIAG_BY_FAMILY.to_ne_bytes() || bytes.len() < ANSWER {
         return Err(invalid());
     }
-    let body = &bytes[HEADER..ANSWER];
-    let address = |i: usize| {
-        let port = u16::from_be_bytes([body[4 + 2 * i], body[5 + 2 * i]]);
-        let ip: [u8; 16] = std::array::from_fn(|at| body[8 + 16 * i + at]);
-        let ip = match u16::from(body[0]) {
-            family if family == AddressFamily::INET.as_raw() => {
-                IpAddr::V4(Ipv4Addr::new(ip[0], ip[1], ip[2], ip[3]))
-            }
-            family if family == AddressFamily::INET6.as_raw() => Ipv6Addr::from(ip).to_canonical(),
-            _ => return None,
-        };
-        Some((ip, port))
+    Ok(Some(Message(&bytes[HEADER..ANSWER])))
+}
+
+fn answer(bytes: &[u8], own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<Option<Entry>> {
+    let Some(message) = message(bytes)? else {
+        return Ok(None);
     };
     // Without an exact match the kernel names the listener of that address.
-    if body[1] != TCP_ESTABLISHED || address(0) != Some(own) || address(1) != Some(peer) {
+    let established = message.0[1] == TCP_ESTABLISHED;
+    if !established || message.address(0) != Some(own) || message.address(1) != Some(peer) {
         return Ok(None);
     }
-    let entry = Entry {
-        uid: word(HEADER + 64).ok_or_else(invalid)?,
-        inode: word(HEADER + 68).ok_or_else(invalid)?,
-        // The low half first (`struct inet_diag_sockid`).
-        cookie: u64::from(word(HEADER + 44).ok_or_else(invalid)?)
-            | u64::from(word(HEADER + 48).ok_or_else(invalid)?) << 32,
-    };
+    let entry = message.entry();
     // A socket that no process has open is told as one of user 0.
     Ok((entry.inode != 0).then_some(entry))
 }
@@ -175,7 +241,7 @@ fn answer(bytes: &[u8], own: (IpAddr, u16), peer: (IpAddr, u16)) -> io::Result<O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{TcpListener, TcpStream, UdpSocket};
 
     #[test]
     fn the_kernel_names_the_user_behind_each_kind_of_address() {
@@ -209,6 +275,37 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_names_the_socket_that_gets_a_datagram() {
+        let cookie = |socket: &UdpSocket| rustix::net::sockopt::socket_cookie(socket).unwrap();
+        let got = |from: &str, to: &str| {
+            let found = udp_receiver(from.parse().unwrap(), to.parse().unwrap()).unwrap();
+            found.map(|socket| (socket.uid, socket.cookie))
+        };
+        let us = crate::process::uid();
+        let open = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let port = open.local_addr().unwrap().port();
+        let to = format!("127.0.0.1:{port}");
+        assert_eq!(got("127.0.0.1:9", &to), Some((us, cookie(&open))));
+        assert_eq!(
+            got("127.0.0.1:9", &format!("[::ffff:127.0.0.1]:{port}")),
+            got("127.0.0.1:9", &to)
+        );
+        // A connected one gets what its peer sends, and nothing else.
+        let narrow = UdpSocket::bind("127.0.0.1:0").unwrap();
+        narrow.connect(&*to).unwrap();
+        let addr = narrow.local_addr().unwrap().to_string();
+        assert_eq!(got(&to, &addr), Some((us, cookie(&narrow))));
+        assert_eq!(got("127.0.0.1:9", &addr), None);
+        drop(open);
+        assert_eq!(got("127.0.0.1:9", &to), None);
+        if let Ok(six) = UdpSocket::bind("[::1]:0") {
+            let addr = six.local_addr().unwrap().to_string();
+            assert_eq!(got("[::1]:9", &addr), Some((us, cookie(&six))));
+            assert!(udp_receiver("127.0.0.1:9".parse().unwrap(), addr.parse().unwrap()).is_err());
+        }
+    }
+
+    #[test]
     fn a_socket_that_is_not_accepted_yet_belongs_to_nobody() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -228,7 +325,7 @@ mod tests {
         good[8] = SEQUENCE as u8;
         good[HEADER] = AddressFamily::INET.as_raw() as u8;
         good[HEADER + 1] = TCP_ESTABLISHED;
-        let asked = request(own, peer).unwrap();
+        let asked = request(IPPROTO_TCP, own, peer).unwrap();
         good[HEADER + 4..HEADER + 40].copy_from_slice(&asked[HEADER + 8..HEADER + 44]);
         good[HEADER + 64] = 7;
         good[HEADER + 68] = 9;

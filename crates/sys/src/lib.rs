@@ -23,6 +23,7 @@ pub mod heart;
 pub mod limits;
 pub mod map;
 pub mod memfd;
+pub mod pages;
 mod poll;
 pub mod process;
 pub mod protect;

@@ -81,6 +81,11 @@ pub enum Command {
     /// Run SQL joins on a ring of workers
     #[command(long_about = cmd::join::LONG)]
     Join(cmd::join::Args),
+    /// Compile C and C++ on other machines, or for them
+    #[command(long_about = cmd::cc::LONG)]
+    Cc(cmd::cc::Args),
+    /// Keep the connections to the workers of `weft cc`, which starts this by itself
+    Ccd(cmd::cc::DaemonArgs),
     /// Make the key pair that others know this user by, and manage known peers
     #[command(long_about = cmd::key::LONG)]
     Key(cmd::key::Args),
@@ -98,9 +103,18 @@ pub enum Command {
     /// Run an unmodified program for libibverbs and librdmacm
     #[command(long_about = cmd::verbs::LONG)]
     Verbs(cmd::verbs::Args),
+    /// Run an MPI job on weft, whichever MPI it is
+    #[command(long_about = cmd::mpi::LONG)]
+    Mpi(cmd::mpi::Args),
     /// Run an unmodified TCP program, with shared memory to its peers on this host
     #[command(long_about = cmd::run::LONG)]
     Run(cmd::run::Args),
+    /// Carry connections of `weft run --hosts` on to other hosts
+    #[command(long_about = cmd::broker::LONG)]
+    Broker(cmd::broker::Args),
+    /// Measure what copies and registrations cost here, watch a program's socket calls, and say which way into weft fits it
+    #[command(long_about = cmd::advise::LONG)]
+    Advise(cmd::advise::Args),
     /// Tell what this machine allows and what each lack costs
     Doctor(cmd::doctor::Args),
     /// Move a real file beside plain TCP, measure, and write a report
@@ -122,6 +136,8 @@ impl Cli {
             Command::Media(args) => cmd::media::run(&args, self.global).map(Into::into),
             Command::Fs(args) => cmd::fs::run(&args, self.global),
             Command::Join(args) => cmd::join::run(&args),
+            Command::Cc(args) => cmd::cc::run(&args, self.global),
+            Command::Ccd(args) => cmd::cc::daemon(&args).map(Into::into),
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
             Command::Bench(args) => cmd::bench::run(args),
@@ -129,7 +145,10 @@ impl Cli {
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
             Command::Verbs(args) => cmd::verbs::run(&args),
+            Command::Mpi(args) => cmd::mpi::run(&args),
             Command::Run(args) => cmd::run::run(&args),
+            Command::Broker(args) => cmd::broker::run(&args, self.global),
+            Command::Advise(args) => cmd::advise::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
             Command::Dissector(args) => cmd::dissector::run(&args).map(Into::into),
             Command::Man(args) => cmd::man::run(&args).map(Into::into),

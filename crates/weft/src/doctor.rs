@@ -10,10 +10,11 @@ use std::process::{Child, Command, Stdio};
 use comfy_table::{ContentArrangement, Table, presets};
 use rustix::process::{Resource, getrlimit};
 use weft_verbs::cm::{self, ConnParam};
-use weft_verbs::{Access, Device, QpInit, SendWr, Wc, WcStatus};
+use weft_verbs::{Access, Device, LocalMode, QpInit, SendWr, Wc, WcStatus};
 
 use crate::cmd::hello;
 use crate::cp;
+use crate::terminal;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,7 +137,7 @@ pub fn table(checks: &[Check]) -> String {
     table
         .load_preset(presets::UTF8_BORDERS_ONLY)
         .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(110)
+        .set_width(terminal::width().map_or(110, |width| width.min(110)))
         .set_header(["check", "verdict", "what was found"]);
     for check in checks {
         let mut finding = check.finding.clone();
@@ -148,20 +149,43 @@ pub fn table(checks: &[Check]) -> String {
     table.to_string()
 }
 
+/// Descriptors that both ends of a connection and their devices take, with some to spare.
+const ESSENTIAL_DESCRIPTORS: u64 = 64;
+const MORE_DESCRIPTORS: &str = "raise the limit: `ulimit -n 4096` in the shell, LimitNOFILE= of a service, --ulimit nofile= of a container";
+
+/// Whether this process has too few descriptors for a connection to be tried at all.
+fn lacks_descriptors() -> bool {
+    getrlimit(Resource::Nofile)
+        .current
+        .is_some_and(|limit| limit < ESSENTIAL_DESCRIPTORS)
+}
+
 /// The one essential: a connection to ourselves and a one-sided Write over it.
 fn rdma() -> Check {
-    match write_to_self() {
-        Ok(()) => Check::ok(
-            "RDMA over loopback",
-            "a connection to this machine carried an RDMA Write",
-        ),
-        Err(e) => Check::missing(
-            "RDMA over loopback",
-            format!("an RDMA Write to this machine failed: {e}"),
-            "nothing of weft works",
-            "check that the loopback interface is up and that sockets and epoll are allowed (seccomp, sandbox)",
-        ),
+    const NAME: &str = "RDMA over loopback";
+    const COST: &str = "nothing of weft works";
+    if lacks_descriptors() {
+        return Check::missing(
+            NAME,
+            "not tried: the limit on file descriptors is too low",
+            COST,
+            MORE_DESCRIPTORS,
+        );
     }
+    let Err(e) = write_to_self() else {
+        return Check::ok(NAME, "a connection to this machine carried an RDMA Write");
+    };
+    let remedy = if LocalMode::from_env().is_err() {
+        "unset WEFT_LOCAL, or set it to off, auto or require"
+    } else {
+        "check that the loopback interface is up and that sockets and epoll are allowed (seccomp, sandbox)"
+    };
+    Check::missing(
+        NAME,
+        format!("an RDMA Write to this machine failed: {e}"),
+        COST,
+        remedy,
+    )
 }
 
 fn write_to_self() -> Result<(), Box<dyn std::error::Error>> {
@@ -343,6 +367,14 @@ fn descriptors() -> Check {
         show(limit.current),
         show(limit.maximum)
     );
+    if lacks_descriptors() {
+        return Check::missing(
+            "file descriptors",
+            finding,
+            "nothing of weft works",
+            MORE_DESCRIPTORS,
+        );
+    }
     if limit.maximum.is_none_or(|n| n >= 4096) {
         Check::ok("file descriptors", finding)
     } else {

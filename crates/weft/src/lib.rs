@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod advise;
 pub mod cli;
 pub mod cmd;
 pub mod cp;
@@ -15,3 +16,4 @@ pub mod fs;
 pub mod identity;
 pub mod stat;
 pub mod stat_run;
+mod terminal;

@@ -5,10 +5,11 @@ use std::fs;
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::HumanBytes;
 use weft_verbs::stat::{Connection, Survey};
 use weft_verbs::{Ledger, QpState};
+
+use crate::terminal::{self, Pairs};
 
 /// What stays the same of a connection as long as it lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -154,6 +155,54 @@ impl Row {
         object.to_string()
     }
 
+    fn cells(&self, rates: bool) -> Pairs<5> {
+        let c = &self.connection;
+        let values: Vec<f64> = if rates {
+            self.rates().map(|(_, rate)| rate).collect()
+        } else {
+            counters(&c.ledger).map(|(_, total)| total as f64).to_vec()
+        };
+        let [
+            tx_direct,
+            tx_copied,
+            rx_direct,
+            rx_copied,
+            tx_fpdus,
+            rx_fpdus,
+            tx_calls,
+            rx_calls,
+            one_sided,
+            one_sided_bytes,
+        ] = values[..]
+        else {
+            unreachable!("there are ten counters")
+        };
+        let bytes = |n: f64| HumanBytes(n as u64).to_string();
+        let both = |out: f64, inward: f64| format!("{}, {}", count(out), count(inward));
+        let mut connection = format!("{} → {}", c.local, c.peer);
+        if c.state != QpState::Rts {
+            connection = format!("{connection}, {}", state(c.state));
+        }
+        if let Some(reason) = &c.reason {
+            connection = format!("{connection}\n({reason})");
+        }
+        let pid = self.key.pid.map_or("?".to_owned(), |pid| pid.to_string());
+        let via = match &c.cipher {
+            Some(cipher) => format!("{}\n{cipher}", c.transport),
+            None => c.transport.clone(),
+        };
+        [
+            [format!("{} {pid}, {}", self.process, c.qp), connection],
+            [via, age(c.age)],
+            [bytes(tx_direct + tx_copied), bytes(rx_direct + rx_copied)],
+            [
+                bytes(tx_copied + rx_copied),
+                format!("{}, {}", count(one_sided), bytes(one_sided_bytes)),
+            ],
+            [both(tx_fpdus, rx_fpdus), both(tx_calls, rx_calls)],
+        ]
+    }
+
     /// What each counter grew by in a second, since the last look or (a new connection) since its start.
     fn rates(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let now = &self.connection;
@@ -187,72 +236,18 @@ fn count(n: f64) -> String {
     }
 }
 
-/// The rows as a table for humans: totals, or (`rates`) what moved in a second.
-pub fn table(rows: &[Row], rates: bool) -> String {
-    let mut table = Table::new();
+/// The rows as a table for humans that fits so many columns: totals, or (`rates`) what moved in a second.
+pub fn table(rows: &[Row], rates: bool, width: Option<u16>) -> String {
     let per = if rates { "/s" } else { "" };
-    let titles = ["sent", "received", "copied", "one-sided", "FPDUs", "calls"];
-    let mut header = ["process", "QP", "connection", "via", "for"]
-        .map(str::to_owned)
-        .to_vec();
-    header.extend(titles.map(|title| format!("{title}{per}")));
-    table
-        .load_preset(presets::UTF8_BORDERS_ONLY)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header);
-    for row in rows {
-        let c = &row.connection;
-        let values: Vec<f64> = if rates {
-            row.rates().map(|(_, rate)| rate).collect()
-        } else {
-            counters(&c.ledger).map(|(_, total)| total as f64).to_vec()
-        };
-        let [
-            tx_direct,
-            tx_copied,
-            rx_direct,
-            rx_copied,
-            tx_fpdus,
-            rx_fpdus,
-            tx_calls,
-            rx_calls,
-            one_sided,
-            one_sided_bytes,
-        ] = values[..]
-        else {
-            unreachable!("there are ten counters")
-        };
-        let bytes = |n: f64| HumanBytes(n as u64).to_string();
-        let both = |out: f64, inward: f64| format!("{}, {}", count(out), count(inward));
-        let mut connection = format!("{} → {}", c.local, c.peer);
-        if c.state != QpState::Rts {
-            connection = format!("{connection}, {}", state(c.state));
-        }
-        if let Some(reason) = &c.reason {
-            connection = format!("{connection}\n({reason})");
-        }
-        let pid = row.key.pid.map_or("?".to_owned(), |pid| pid.to_string());
-        table.add_row([
-            format!("{} {pid}", row.process),
-            c.qp.to_string(),
-            connection,
-            match &c.cipher {
-                Some(cipher) => format!("{}\n{cipher}", c.transport),
-                None => c.transport.clone(),
-            },
-            age(c.age),
-            bytes(tx_direct + tx_copied),
-            bytes(rx_direct + rx_copied),
-            bytes(tx_copied + rx_copied),
-            format!("{}, {}", count(one_sided), bytes(one_sided_bytes)),
-            both(tx_fpdus, rx_fpdus),
-            both(tx_calls, rx_calls),
-        ]);
-    }
-    for column in table.column_iter_mut().skip(5) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.to_string()
+    let header = [
+        ["process, QP".to_owned(), "connection".to_owned()],
+        ["via".to_owned(), "for".to_owned()],
+        [format!("sent{per}"), format!("received{per}")],
+        [format!("copied{per}"), format!("one-sided{per}")],
+        [format!("FPDUs{per}"), format!("calls{per}")],
+    ];
+    let rows: Vec<_> = rows.iter().map(|row| row.cells(rates)).collect();
+    terminal::table(&header, &rows, 2, width)
 }
 
 #[cfg(test)]
@@ -290,7 +285,7 @@ mod tests {
     fn rates_are_between_two_looks() {
         let mut watch = Watch::default();
         let first = watch.rows(survey(10, 1000), &[]);
-        let text = table(&first, true);
+        let text = table(&first, true, None);
         assert!(text.contains("sent/s") && text.contains("100 B"), "{text}");
         assert!(!first[0].json().contains("per_s"));
         let second = watch.rows(survey(12, 5000), &[]);
@@ -307,7 +302,7 @@ mod tests {
     #[test]
     fn the_table_says_why() {
         let rows = Watch::default().rows(survey(4000, 5 << 20), &[]);
-        let text = table(&rows, false);
+        let text = table(&rows, false, None);
         for part in [
             "127.0.0.1:1 → 127.0.0.1:2",
             "another host",
@@ -316,6 +311,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let narrow = table(&rows, false, Some(80));
+        assert!(
+            narrow.lines().all(|line| line.chars().count() <= 80),
+            "{narrow}"
+        );
         assert_eq!(count(999_999.0), "1.00 M");
         assert_eq!(count(9_999.0), "9999");
         assert_eq!(count(10_000.0), "10.0 k");

@@ -1,9 +1,10 @@
 //! The connections of programs under `weft run`, as a table and as JSON.
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use indicatif::HumanBytes;
 use weft_run::ledger::{self, Ledger};
 use weft_run::meet::Why;
+
+use crate::terminal;
 
 /// The ledgers of these processes, or of all that this user may look into.
 pub fn ledgers(pids: &[u32]) -> Vec<Ledger> {
@@ -30,6 +31,8 @@ pub fn json(ledgers: &[Ledger]) -> String {
                 "transport": row.via(),
                 "reason": reason,
                 "closed": row.closed,
+                "datagrams": row.datagrams,
+                "dropped": row.dropped,
                 "tx_ring": row.ring.0,
                 "rx_ring": row.ring.1,
                 "tx_tcp": row.tcp.0,
@@ -44,50 +47,37 @@ pub fn json(ledgers: &[Ledger]) -> String {
     text
 }
 
-/// A table for humans; empty when there is nothing to show. Closed connections are left out.
-pub fn table(ledgers: &[Ledger]) -> String {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::UTF8_BORDERS_ONLY)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header([
-            "weft run",
-            "connection",
-            "via",
-            "sent in rings",
-            "received",
-            "sent over TCP",
-            "received",
-            "bells, sleeps",
-        ]);
-    let mut any = false;
+/// A table for humans that fits so many columns; empty when there is nothing to show. Closed connections are left out.
+pub fn table(ledgers: &[Ledger], width: Option<u16>) -> String {
+    let header = [
+        ["weft run", "connection"],
+        ["via", "bells, sleeps"],
+        ["sent in rings", "over TCP"],
+        ["received in rings", "over TCP"],
+    ];
+    let mut rows = Vec::new();
     for ledger in ledgers {
         let process = super::stat::process_name(Some(ledger.pid));
         for row in ledger.rows.iter().filter(|row| !row.closed) {
-            any = true;
             let mut connection = format!("{} → {}", row.own, row.peer);
             if row.why != Why::None {
                 connection = format!("{connection}\n({})", row.why.text());
             }
             let bytes = |n: u64| HumanBytes(n).to_string();
-            table.add_row([
-                format!("{process} {}", ledger.pid),
-                connection,
-                row.via().to_owned(),
-                bytes(row.ring.0),
-                bytes(row.ring.1),
-                bytes(row.tcp.0),
-                bytes(row.tcp.1),
-                format!("{}, {}", row.bells, row.sleeps),
+            rows.push([
+                [format!("{process} {}", ledger.pid), connection],
+                [
+                    row.via().to_owned(),
+                    format!("{}, {}", row.bells, row.sleeps),
+                ],
+                [bytes(row.ring.0), bytes(row.tcp.0)],
+                [bytes(row.ring.1), bytes(row.tcp.1)],
             ]);
         }
     }
-    for column in table.column_iter_mut().skip(3) {
-        column.set_cell_alignment(CellAlignment::Right);
+    if rows.is_empty() {
+        return String::new();
     }
-    if any {
-        format!("{table}\n")
-    } else {
-        String::new()
-    }
+    let header = header.map(|pair| pair.map(str::to_owned));
+    terminal::table(&header, &rows, 2, width) + "\n"
 }

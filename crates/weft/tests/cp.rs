@@ -146,8 +146,18 @@ fn existing_files_are_replaced_whole_or_left_alone() {
     let path = source.to_str().unwrap();
     let out = send(&["-n", path], &listener.target(""));
     out.ok();
-    assert!(out.stdout.contains("1 left alone"), "{}", out.stdout);
+    for part in ["0 files, 0 B in", "1 left alone"] {
+        assert!(out.stdout.contains(part), "{}", out.stdout);
+    }
+    assert!(!out.stdout.contains("B/s"), "{}", out.stdout);
+    assert_eq!(out.stderr, "");
     assert_eq!(fs::read(to.join("f")).unwrap(), b"old");
+    let out = send(
+        &["-n", path, dir.path().join("none").to_str().unwrap()],
+        &listener.target(""),
+    );
+    assert_eq!(out.code, 1);
+    assert!(out.stderr.contains("1 of 2 could not"), "{}", out.stderr);
     send(&[path], &listener.target("")).ok();
     assert_eq!(fs::read(to.join("f")).unwrap(), b"new");
     fs::set_permissions(to.join("f"), fs::Permissions::from_mode(0o400)).unwrap();

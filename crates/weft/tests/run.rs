@@ -19,7 +19,13 @@ fn library() -> tempfile::TempDir {
 /// `weft run`, with nothing of the environment of this test.
 fn run(lib: &Path) -> Command {
     let mut command = weft();
-    for name in ["LD_PRELOAD", "WEFT_RUN", "WEFT_RUN_LIB", "WEFT_RUN_EXPLAIN"] {
+    for name in [
+        "LD_PRELOAD",
+        "WEFT_RUN",
+        "WEFT_RUN_LIB",
+        "WEFT_RUN_EXPLAIN",
+        "WEFT_RUN_HOSTS",
+    ] {
         command.env_remove(name);
     }
     command.arg("run").arg("--lib").arg(lib);

@@ -43,6 +43,7 @@ fn plain() -> Command {
         "WEFT_FAULTS",
         "WEFT_LOG",
         "WEFT_LOCAL",
+        "WEFT_SYSFS",
     ] {
         command.env_remove(name);
     }
@@ -90,7 +91,7 @@ fn the_program_finds_the_settings() {
 }
 
 #[test]
-fn what_ucx_needs_is_loaded_first_where_it_is() {
+fn what_shows_the_devices_in_sys_is_loaded_first_where_it_is() {
     let libs = Libraries::new();
     let printed = |libs: &Path, before: &str| {
         let mut command = plain();
@@ -101,8 +102,8 @@ fn what_ucx_needs_is_loaded_first_where_it_is() {
         lines.find(|line| line.contains("LD_PRELOAD"))
     };
     assert_eq!(printed(&libs.path(), ""), None);
-    fs::write(libs.path().join("libweft-ucx.so"), "").unwrap();
-    let file = libs.path().join("libweft-ucx.so");
+    fs::write(libs.path().join("libweft-sysfs.so"), "").unwrap();
+    let file = libs.path().join("libweft-sysfs.so");
     let line = printed(&libs.path(), "").unwrap();
     assert!(line.contains(&format!("{}'", file.display())), "{line}");
     let line = printed(&libs.path(), "/other.so").unwrap();
@@ -113,7 +114,7 @@ fn what_ucx_needs_is_loaded_first_where_it_is() {
     // The loader takes a space for the end of a name.
     let odd = libs.path().join("a b");
     fs::create_dir(&odd).unwrap();
-    for name in ["libibverbs.so.1", "librdmacm.so.1", "libweft-ucx.so"] {
+    for name in ["libibverbs.so.1", "librdmacm.so.1", "libweft-sysfs.so"] {
         symlink(libs.path().join(name), odd.join(name)).unwrap();
     }
     let line = printed(&odd, "").unwrap();
@@ -121,7 +122,7 @@ fn what_ucx_needs_is_loaded_first_where_it_is() {
         !line.contains(' ') || !line.contains("a b/libweft"),
         "{line}"
     );
-    assert!(line.contains("libweft-ucx.so"), "{line}");
+    assert!(line.contains("libweft-sysfs.so"), "{line}");
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! What libibverbs exports for its drivers; libs/ibverbs/symbols says which names jump to these functions.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::AtomicBool;
 
-use weft_abi::verbs::types::{ibv_context, ibv_device};
-use weft_abi::verbs::{self, private};
+use weft_abi::verbs::types::{ibv_context, ibv_wr_opcode};
+use weft_abi::verbs::{self, private, strings, tree};
 
 exports! { "", private:
     weft_ignored();
@@ -17,8 +17,12 @@ exports! { "", verbs:
     ibv_query_gid_type(context: *mut ibv_context, port_num: u8, index: c_uint, kind: *mut c_uint) -> c_int;
 }
 
-exports! { "weft_ucx_", private:
-    uct_ib_device_is_accessible(device: *mut ibv_device) -> c_int;
+exports! { "", strings:
+    ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char;
+}
+
+exports! { "", tree:
+    weft_sysfs_tree(dir: *const c_char) -> c_int;
 }
 
 /// Whether a driver may free what the kernel has lost. A variable of C's type `bool`; nobody reads it here.

@@ -2,7 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use libc::{fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t, timeval};
+use libc::{
+    epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sockaddr, socklen_t, ssize_t,
+    timeval,
+};
 use weft_abi::verbs::rsock;
 
 // `rfcntl` is variadic for C. Its one argument travels where the third one of a call does, on every system that Linux runs on with
@@ -32,6 +35,9 @@ exports! { "weft_cm_", rsock:
     rsetsockopt(socket: c_int, level: c_int, optname: c_int, optval: *const c_void, optlen: socklen_t) -> c_int;
     rgetsockopt(socket: c_int, level: c_int, optname: c_int, optval: *mut c_void, optlen: *mut socklen_t) -> c_int;
     rfcntl(socket: c_int, cmd: c_int, arg: usize) -> c_int;
+    repoll_create(flags: c_int) -> c_int;
+    repoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    repoll_wait(epfd: c_int, events: *mut epoll_event, maxevents: c_int, timeout: c_int) -> c_int;
     riomap(socket: c_int, buf: *mut c_void, len: usize, prot: c_int, flags: c_int, offset: off_t) -> off_t;
     riounmap(socket: c_int, buf: *mut c_void, len: usize) -> c_int;
     riowrite(socket: c_int, buf: *const c_void, count: usize, offset: off_t, flags: c_int) -> usize;

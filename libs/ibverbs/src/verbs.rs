@@ -11,6 +11,7 @@ use weft_abi::verbs::types::{
     ibv_wc_status, ibv_wr_opcode,
 };
 use weft_abi::verbs::{self, strings, sysfs};
+use weft_abi::verbs::{ibv_buf, ibv_mr_init_attr};
 
 exports! { "", strings:
     ibv_node_type_str(node_type: ibv_node_type) -> *const c_char;
@@ -40,6 +41,7 @@ exports! { "", verbs:
     ibv_ack_async_event(event: *mut ibv_async_event);
     ibv_query_device(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int;
     ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut ibv_port_attr) -> c_int;
+    ibv_query_port_speed(context: *mut ibv_context, port_num: u32, port_speed: *mut u64) -> c_int;
     ibv_query_gid(context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
     _ibv_query_gid_ex(context: *mut ibv_context, port_num: u32, gid_index: u32, entry: *mut ibv_gid_entry, flags: u32, entry_size: usize) -> c_int;
     _ibv_query_gid_table(context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: usize, flags: u32, entry_size: usize) -> ssize_t;
@@ -57,6 +59,10 @@ exports! { "", verbs:
     ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut ibv_mr;
     ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr;
     ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr;
+    ibv_reg_mr_ex(pd: *mut ibv_pd, mr_init_attr: *mut ibv_mr_init_attr) -> *mut ibv_mr;
+    ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void;
+    ibv_free_buf(buf: *mut ibv_buf);
+    ibv_reg_buf_mr(pd: *mut ibv_pd, buf: *mut ibv_buf, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
     ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> c_int;
     ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
     ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;

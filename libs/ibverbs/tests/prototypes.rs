@@ -24,8 +24,19 @@ const SPECIAL: &[(&str, &str, &str)] = &[
     ("rfcntl", "arg", "..."),
 ];
 
-/// In the libraries' lists, but in no header.
+/// In the libraries' lists, but in no header, or in that of a later rdma-core than Debian 12's.
 const UNDECLARED: &[&str] = &[
+    "ibv_alloc_buf",
+    "ibv_free_buf",
+    "ibv_query_port_speed",
+    "ibv_reg_buf_mr",
+    "ibv_reg_mr_ex",
+    "rdma_query_addrinfo",
+    "rdma_resolve_addrinfo",
+    "rdma_write_cm_event",
+    "repoll_create",
+    "repoll_ctl",
+    "repoll_wait",
     "ibv_dontfork_range",
     "ibv_dofork_range",
     "ibv_get_sysfs_path",

@@ -270,7 +270,7 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
 
 /// Whether a signal that the program handles ends its waits: one of its handlers was installed without `SA_RESTART`. Which signal it was
 /// that came is not known.
-fn signals_interrupt() -> bool {
+pub(crate) fn signals_interrupt() -> bool {
     (1..=64).any(|signal| {
         // SAFETY: asks for the handler of a signal; zeros are a valid answer.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };

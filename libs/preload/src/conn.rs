@@ -16,7 +16,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
-use weft_run::ledger::{AFTER, RING, TCP};
+use weft_run::hosts::Beginning;
+use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{Ends, Why};
 
 use crate::lock::SharedLock;
@@ -30,6 +31,9 @@ pub(crate) const PROBING: u32 = 1;
 pub(crate) const LINKED: u32 = 2;
 /// TCP for good.
 pub(crate) const PLAIN: u32 = 3;
+
+/// How bytes come in, beside [`TCP`], [`RING`] and [`AFTER`]: from TCP still, and the peer on another host may switch at any time.
+pub(crate) const BOTH: u32 = 3;
 
 /// Guards what is slow and rare: channels made and closed, registrations in epoll sets. Held over a fork.
 static BIG: Mutex<()> = Mutex::new(());
@@ -71,6 +75,8 @@ pub(crate) struct Chan {
     pub(crate) role: Role,
     /// Our end of the bell, hidden.
     pub(crate) bell: AtomicI32,
+    /// What is behind it: the peer, or the broker that reaches the peer's host.
+    pub(crate) carrier: Carrier,
     side: *mut Side,
 }
 
@@ -94,6 +100,7 @@ impl Chan {
             stream,
             role,
             bell: AtomicI32::new(bell),
+            carrier: Carrier::Here,
             side: side.cast(),
         };
         chan.side().holders.store(1, Relaxed);
@@ -150,6 +157,10 @@ pub(crate) struct Slow {
     pub(crate) ends: Option<Ends>,
     pub(crate) listener: Option<c_int>,
     pub(crate) pending: Option<OwnedFd>,
+    /// The connection to the broker, hidden, until there is a channel.
+    pub(crate) wire: Option<c_int>,
+    /// The first bytes of what was sent and received.
+    pub(crate) beginnings: Option<Box<(Beginning, Beginning)>>,
     pub(crate) regs: Vec<Reg>,
 }
 
@@ -171,6 +182,10 @@ pub(crate) struct Conn {
     pub(crate) in_tx: AtomicU32,
     pub(crate) in_rx: AtomicU32,
     pub(crate) joined: AtomicBool,
+    /// The broker has been asked for the peer's host, and has not answered yet.
+    pub(crate) asked: AtomicBool,
+    /// By `connect`, not by `accept`.
+    pub(crate) dialled: AtomicBool,
     /// The directions' states that our registrations in epoll sets follow: sent << 8 | received. Another process that shares the socket
     /// may have changed them.
     pub(crate) followed: AtomicU32,
@@ -217,6 +232,8 @@ impl Conn {
                 in_tx: AtomicU32::new(0),
                 in_rx: AtomicU32::new(0),
                 joined: AtomicBool::new(false),
+                dialled: AtomicBool::new(false),
+                asked: AtomicBool::new(false),
                 followed: AtomicU32::new(0),
                 dead: AtomicBool::new(false),
                 why: AtomicU32::new(0),
@@ -285,7 +302,7 @@ impl Conn {
     pub(crate) fn recycle(&'static self, big: &MutexGuard<'_, ()>) {
         ledger::closed(self);
         let slow = std::mem::take(self.slow(big));
-        if let Some(fd) = slow.listener {
+        for fd in [slow.listener, slow.wire].into_iter().flatten() {
             hidden::close(fd);
         }
         for reg in &slow.regs {
@@ -320,23 +337,25 @@ impl Conn {
             count.store(0, Relaxed);
         }
         self.joined.store(false, Relaxed);
+        self.dialled.store(false, Relaxed);
+        self.asked.store(false, Relaxed);
         self.shared.store(null_mut(), Relaxed);
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(self);
     }
 
-    /// How bytes come in: [`TCP`], [`RING`] or [`AFTER`].
+    /// How bytes go out and come in: [`TCP`], [`RING`] or [`AFTER`]; in also [`BOTH`].
     pub(crate) fn mode(chan: &Chan) -> (u32, u32) {
         let side = chan.side();
         (
             side.tx_state.load(SeqCst).clamp(TCP, AFTER),
-            side.rx_state.load(SeqCst).clamp(TCP, AFTER),
+            side.rx_state.load(SeqCst).clamp(TCP, BOTH),
         )
     }
 
     pub(crate) fn is_on_ring(chan: &Chan) -> bool {
         let (tx, rx) = Conn::mode(chan);
-        tx == RING || rx == RING
+        tx == RING || matches!(rx, RING | BOTH)
     }
 }
 

@@ -12,7 +12,7 @@ use weft_run::ledger::RING;
 
 use crate::conn::{Conn, LINKED, PROBING, big};
 use crate::table::{self, Entry};
-use crate::{hidden, next, ready, rx};
+use crate::{dgram, hidden, next, ready, rx};
 
 /// A descriptor of the connection; -1 when there is none.
 pub(crate) fn any(conn: &Conn) -> c_int {
@@ -55,6 +55,8 @@ pub(crate) fn forget(fd: c_int) {
             hidden::close(chan.bell());
         }
         conn.recycle(&big);
+    } else if let Entry::Dgram(d) = table::get(fd) {
+        dgram::forget(fd, d);
     } else if let Entry::Set(_) = table::get(fd) {
         table::put(fd, Entry::None);
     }
@@ -105,7 +107,7 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
             }
             return rc;
         }
-        Entry::Set(_) => forget(fd),
+        Entry::Set(_) | Entry::Dgram(_) => forget(fd),
     }
     // SAFETY: the caller's promise.
     unsafe { next::close(fd) }
@@ -172,6 +174,7 @@ pub(crate) fn copied(old: c_int, new: c_int) {
                 crate::link::downgrade(conn, weft_run::meet::Why::Descriptors);
             }
         }
+        Entry::Dgram(d) => dgram::copied(d, new),
         // A set with two names cannot be followed when one is closed: what is in it stays where it is.
         Entry::Set(_) => {
             table::put(old, Entry::Set(0));
@@ -217,7 +220,9 @@ fn move_away(fd: c_int) {
     let Some(new) = hidden::duplicate(fd) else {
         return;
     };
-    let mut moved = false;
+    drop(big);
+    let mut moved = dgram::move_away(fd, new);
+    let big = crate::conn::big();
     table::each(0, 1 << 16, |_, entry| {
         if let Entry::Conn(conn) = entry
             && !moved
@@ -260,6 +265,9 @@ pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -
 }
 
 fn set_nonblocking(fd: c_int, on: bool) {
+    if let Some(d) = dgram::of(fd) {
+        d.nonblock.store(on, SeqCst);
+    }
     if let Some((conn, inside)) = table::enter(fd)
         && let Some(chan) = conn.chan(&inside)
     {
@@ -275,6 +283,10 @@ pub(crate) unsafe fn ioctl(
     arg: c_ulong,
     call: impl Fn() -> c_int,
 ) -> c_int {
+    if let Some(d) = dgram::of(fd) {
+        // SAFETY: the caller's promise.
+        return unsafe { dgram::options::ioctl(fd, d, op, arg, call) };
+    }
     let Some((conn, inside)) = table::enter(fd) else {
         return call();
     };

@@ -13,12 +13,12 @@ use weft_run::meet::Why;
 
 use crate::rx::receive;
 use crate::tx::{Source, transmit};
-use crate::{link, next, table};
+use crate::{dgram, link, next, table};
 
 /// The kernel takes no more at once.
 const MAX_RW: usize = 0x7fff_f000;
 
-fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
+pub(crate) fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
     [iovec {
         iov_base: buf.cast_mut(),
         iov_len: n.min(MAX_RW),
@@ -26,7 +26,7 @@ fn one(buf: *const c_void, n: size_t) -> [iovec; 1] {
 }
 
 /// The vector of a call, when it is one that the kernel would take.
-unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
+pub(crate) unsafe fn vector<'a>(iov: *const iovec, n: usize) -> Option<&'a [iovec]> {
     if n > 1024 || (iov.is_null() && n > 0) {
         return None;
     }
@@ -56,7 +56,7 @@ pub(crate) use doors;
 doors! {
     fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
         if n == 0 || table::conn(fd).is_none() {
-            return next::read(fd, buf, n);
+            return dgram::io::read(fd, buf, n);
         }
         receive(fd, &one(buf, n), 0, || next::read(fd, buf, n))
     }
@@ -68,7 +68,7 @@ doors! {
 
     fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
         if table::conn(fd).is_none() {
-            return next::readv(fd, iov, n);
+            return dgram::io::readv(fd, iov, n);
         }
         match vector(iov, n as usize) {
             Some(list) if list.iter().any(|one| one.iov_len > 0) => receive(fd, list, 0, || next::readv(fd, iov, n)),
@@ -78,7 +78,7 @@ doors! {
 
     fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
         if table::conn(fd).is_none() {
-            return next::recv(fd, buf, n, flags);
+            return dgram::io::recvfrom(fd, buf, n, flags, std::ptr::null_mut(), std::ptr::null_mut());
         }
         receive(fd, &one(buf, n), flags, || next::recv(fd, buf, n, flags))
     }
@@ -90,7 +90,7 @@ doors! {
 
     fn recvfrom(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t {
         if table::conn(fd).is_none() {
-            return next::recvfrom(fd, buf, n, flags, addr, len);
+            return dgram::io::recvfrom(fd, buf, n, flags, addr, len);
         }
         // TCP gives no address.
         let asked = if len.is_null() { 0 } else { *len };
@@ -108,14 +108,14 @@ doors! {
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         if table::conn(fd).is_none() || message.is_null() {
-            return next::recvmsg(fd, message, flags);
+            return dgram::io::recvmsg(fd, message, flags);
         }
         receive_message(fd, message, flags)
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         if table::conn(fd).is_none() || n == 0 {
-            return next::recvmmsg(fd, messages, n, flags, timeout);
+            return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
         }
         // The first one waits; the others are what is there.
         let mut flags_now = flags & !libc::MSG_WAITFORONE;
@@ -135,14 +135,14 @@ doors! {
 
     fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
         if n == 0 || table::conn(fd).is_none() {
-            return next::write(fd, buf, n);
+            return dgram::io::write(fd, buf, n);
         }
         transmit(fd, &Source::Memory(&one(buf, n)), 0, || next::write(fd, buf, n))
     }
 
     fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
         if table::conn(fd).is_none() {
-            return next::writev(fd, iov, n);
+            return dgram::io::writev(fd, iov, n);
         }
         match vector(iov, n as usize) {
             Some(list) if list.iter().any(|one| one.iov_len > 0) => {
@@ -154,14 +154,14 @@ doors! {
 
     fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
         if table::conn(fd).is_none() || n == 0 {
-            return next::send(fd, buf, n, flags);
+            return dgram::io::send(fd, buf, n, flags);
         }
         transmit(fd, &Source::Memory(&one(buf, n)), flags, || next::send(fd, buf, n, flags))
     }
 
     fn sendto(fd: c_int, buf: *const c_void, n: size_t, flags: c_int, addr: *const sockaddr, len: socklen_t) -> ssize_t {
         if table::conn(fd).is_none() || n == 0 {
-            return next::sendto(fd, buf, n, flags, addr, len);
+            return dgram::io::sendto(fd, buf, n, flags, addr, len);
         }
         if flags & libc::MSG_FASTOPEN != 0 && let Some(conn) = table::conn(fd) {
             link::downgrade(conn, Why::Option);
@@ -175,7 +175,7 @@ doors! {
             passing(message);
         }
         if table::conn(fd).is_none() || message.is_null() {
-            return next::sendmsg(fd, message, flags);
+            return dgram::io::sendmsg(fd, message, flags);
         }
         send_message(fd, message, flags)
     }
@@ -186,7 +186,7 @@ doors! {
                 let header = &raw const (*messages.add(at)).msg_hdr;
                 if (*header).msg_controllen > 0 && !(*header).msg_control.is_null() { passing(header); }
             }
-            return next::sendmmsg(fd, messages, n, flags);
+            return dgram::io::sendmmsg(fd, messages, n, flags);
         }
         for at in 0..n as usize {
             let one = messages.add(at);
@@ -210,6 +210,7 @@ doors! {
     fn splice(from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, n: size_t, flags: c_uint) -> ssize_t {
         for fd in [from, to] {
             if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Splice); }
+            dgram::make_plain(fd, Why::Splice);
         }
         let kept = table::conn(from).is_some_and(|_| crate::sock::is_ring_in(from));
         if kept {
@@ -276,9 +277,11 @@ unsafe fn passing(message: *const msghdr) {
                     .saturating_sub(libc::CMSG_LEN(0) as usize);
                 let data = libc::CMSG_DATA(header).cast::<c_int>();
                 for at in 0..(bytes / size_of::<c_int>()).min(253) {
-                    if let Some(conn) = table::conn(data.add(at).read_unaligned()) {
+                    let fd = data.add(at).read_unaligned();
+                    if let Some(conn) = table::conn(fd) {
                         link::downgrade(conn, Why::Passed);
                     }
+                    dgram::make_plain(fd, Why::Passed);
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);
@@ -290,6 +293,7 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, n: size_t) -> s
     // SAFETY: the caller's promise.
     unsafe {
         if table::conn(out).is_none() || n == 0 {
+            dgram::io::by_kernel(out);
             return next::sendfile64(out, from, offset, n);
         }
         let start = if offset.is_null() {

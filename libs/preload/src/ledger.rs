@@ -1,16 +1,19 @@
 //! The process's ledger: plain stores into a file of memory that `weft stat` reads.
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
-use weft_run::ledger::{Head, LEN, MAGIC, NAME, ROW_WORDS, ROWS, VERSION, Word, words};
+use weft_run::ledger::{
+    Carrier, Head, LEN, MAGIC, NAME, RING, ROW_WORDS, ROWS, TCP, VERSION, Word, words,
+};
 use weft_run::meet::{Ends, Why};
 use weft_sys::memfd::{self, Mapping};
 
-use crate::conn::{Chan, Conn};
+use crate::conn::{BOTH, Chan, Conn};
 use crate::hidden;
 
 /// The words of the file; null before the first connection that is looked at.
@@ -83,12 +86,17 @@ fn ensure() {
     set(head(Head::Version), VERSION);
     set(head(Head::Pid), u64::from(crate::lock::own()));
     set(head(Head::Seen), SEEN.load(Relaxed));
+    set(head(Head::Datagram), DATAGRAM.load(Relaxed));
 }
 
 /// A child begins a ledger of its own, with the rows of what it has inherited gone.
 pub(crate) fn after_fork() {
     BASE.store(std::ptr::null_mut(), Relaxed);
     SEEN.store(0, Relaxed);
+    DATAGRAM.store(0, Relaxed);
+    for count in &STAY {
+        count.store(0, Relaxed);
+    }
 }
 
 fn now_ms() -> u64 {
@@ -98,9 +106,16 @@ fn now_ms() -> u64 {
 
 /// Gives the connection a row.
 pub(crate) fn begin(conn: &Conn, fd: i32, ends: &Ends) {
+    if conn.row.load(Relaxed) == 0 {
+        conn.row.store(take_row(fd, ends, &[]), Relaxed);
+    }
+}
+
+/// A row for two ends, with some words set; 0: there is none.
+fn take_row(fd: i32, ends: &Ends, more: &[(Word, u64)]) -> u32 {
     ensure();
-    if BASE.load(Relaxed).is_null() || conn.row.load(Relaxed) != 0 {
-        return;
+    if BASE.load(Relaxed).is_null() {
+        return 0;
     }
     let first = HINT.load(Relaxed) as usize;
     // Free rows first, then those of closed connections.
@@ -111,10 +126,10 @@ pub(crate) fn begin(conn: &Conn, fd: i32, ends: &Ends) {
             used == 0 || (round == 1 && closed.is_some_and(|word| word.load(Relaxed) != 0))
         })
     });
-    let Some(row) = free else { return };
+    let Some(row) = free else { return 0 };
+    let word = |which: Word| at(row * ROW_WORDS + which as usize);
     HINT.store(row as u32, Relaxed);
-    conn.row.store(row as u32, Relaxed);
-    set(word(conn, Word::Use), 1);
+    set(word(Word::Use), 1);
     for n in 1..ROW_WORDS {
         set(at(row * ROW_WORDS + n), 0);
     }
@@ -129,9 +144,13 @@ pub(crate) fn begin(conn: &Conn, fd: i32, ends: &Ends) {
         (Word::Ports, ports),
         (Word::Since, now_ms()),
     ] {
-        set(word(conn, which), value);
+        set(word(which), value);
     }
-    set(word(conn, Word::Use), 2);
+    for &(which, value) in more {
+        set(word(which), value);
+    }
+    set(word(Word::Use), 2);
+    row as u32
 }
 
 pub(crate) fn why(conn: &Conn, why: Why) {
@@ -141,7 +160,13 @@ pub(crate) fn why(conn: &Conn, why: Why) {
 /// How the directions go now.
 pub(crate) fn mode(conn: &Conn, chan: &Chan) {
     let (tx, rx) = Conn::mode(chan);
+    let rx = if rx == BOTH { TCP } else { rx };
     set(word(conn, Word::Mode), u64::from(tx << 8 | rx));
+}
+
+/// What is behind the rings.
+pub(crate) fn carrier(conn: &Conn, carrier: Carrier) {
+    set(word(conn, Word::Carrier), carrier as u64);
 }
 
 pub(crate) fn switched() {
@@ -171,23 +196,23 @@ pub(crate) fn closed(conn: &Conn) {
     set(word(conn, Word::Closed), 1);
 }
 
+/// The file's contents; `None` while there is none.
+fn read() -> Option<weft_run::ledger::Ledger> {
+    let words = (0..LEN / 8).map_while(at);
+    let bytes: Vec<u8> = words
+        .flat_map(|word| word.load(Relaxed).to_ne_bytes())
+        .collect();
+    weft_run::ledger::parse(&bytes)
+}
+
 /// What is printed for `--explain`.
 pub(crate) fn explain() {
-    let base = BASE.load(Relaxed);
     let mut text = format!("weft run: process {}: ", std::process::id());
     let seen = SEEN.load(Relaxed);
     if seen == 0 {
         return;
     }
-    let bytes: Vec<u8> = if base.is_null() {
-        Vec::new()
-    } else {
-        (0..LEN / 8)
-            .filter_map(at)
-            .flat_map(|word| word.load(Relaxed).to_ne_bytes())
-            .collect()
-    };
-    let Some(ledger) = weft_run::ledger::parse(&bytes) else {
+    let Some(ledger) = read() else {
         let _ = writeln!(
             text,
             "{seen} TCP connections, all too short to look for their peers"
@@ -200,7 +225,8 @@ pub(crate) fn explain() {
         text,
         "{seen} TCP connections, {switched} went over to shared memory, {back} of them back"
     );
-    for row in ledger.rows.iter().take(32) {
+    let tcp = || ledger.rows.iter().filter(|row| !row.udp);
+    for row in tcp().take(32) {
         let _ = write!(
             text,
             "  {} -> {}: {}; sent {} B in the ring, {} B over TCP; received {} B, {} B",
@@ -219,8 +245,120 @@ pub(crate) fn explain() {
         }
         text += "\n";
     }
-    if ledger.rows.len() > 32 {
-        let _ = writeln!(text, "  and {} more", ledger.rows.len() - 32);
+    if tcp().count() > 32 {
+        let _ = writeln!(text, "  and {} more", tcp().count() - 32);
+    }
+    say(&text);
+}
+
+/// UDP sockets, counted before there is a file too.
+static DATAGRAM: AtomicU64 = AtomicU64::new(0);
+/// How many destinations, or sockets, stay with the kernel, by their reasons.
+static STAY: [AtomicU32; 32] = [const { AtomicU32::new(0) }; 32];
+
+/// A UDP socket more.
+pub(crate) fn datagram_socket() {
+    let n = DATAGRAM.fetch_add(1, Relaxed) + 1;
+    set(head(Head::Datagram), n);
+}
+
+/// Some datagrams stay with the kernel.
+pub(crate) fn datagrams_stay(why: Why) {
+    if let Some(count) = STAY.get(why as usize) {
+        count.fetch_add(1, Relaxed);
+    }
+}
+
+/// The row of a ring for datagrams.
+pub(crate) struct RowOf(u32);
+
+impl RowOf {
+    pub(crate) fn begin(fd: i32, own: SocketAddr, peer: SocketAddr, out: bool) -> RowOf {
+        let mode = if out { RING << 8 } else { RING };
+        let more = [(Word::Udp, 1), (Word::Mode, u64::from(mode))];
+        let row = RowOf(take_row(fd, &Ends { own, peer }, &more));
+        add(head(Head::Paths), 1);
+        row
+    }
+
+    fn add(&self, which: Word, n: u64) {
+        if self.0 != 0 {
+            add(at(self.0 as usize * ROW_WORDS + which as usize), n);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn sent(&self, bytes: u64) {
+        self.add(Word::TxRing, bytes);
+        self.add(Word::Datagrams, 1);
+    }
+
+    #[inline]
+    pub(crate) fn received(&self, bytes: u64) {
+        self.add(Word::RxRing, bytes);
+        self.add(Word::Datagrams, 1);
+    }
+
+    pub(crate) fn dropped(&self) {
+        self.add(Word::Dropped, 1);
+    }
+
+    pub(crate) fn rang(&self) {
+        self.add(Word::Bells, 1);
+    }
+
+    pub(crate) fn why(&self, why: Why) {
+        if self.0 != 0 {
+            set(
+                at(self.0 as usize * ROW_WORDS + Word::Why as usize),
+                why as u64,
+            );
+        }
+    }
+}
+
+impl Drop for RowOf {
+    fn drop(&mut self) {
+        self.add(Word::Closed, 1);
+    }
+}
+
+/// The part of `--explain` about UDP.
+pub(crate) fn explain_datagrams() {
+    let seen = DATAGRAM.load(Relaxed);
+    if seen == 0 {
+        return;
+    }
+    let mut text = format!("weft run: process {}: ", std::process::id());
+    let rows = read().map(|ledger| (ledger.datagram[1], ledger.rows));
+    let (paths, rows) = rows.unwrap_or_default();
+    let _ = writeln!(
+        text,
+        "{seen} UDP sockets, {paths} one-way paths through shared memory"
+    );
+    let rows: Vec<_> = rows.iter().filter(|row| row.udp).collect();
+    for row in rows.iter().take(32) {
+        let out = row.tx_mode == RING;
+        let _ = writeln!(
+            text,
+            "  UDP {} {} {}: {} datagrams, {} B, {} dropped as the receiver was slow",
+            row.own,
+            if out { "->" } else { "<-" },
+            row.peer,
+            row.datagrams,
+            if out { row.ring.0 } else { row.ring.1 },
+            row.dropped
+        );
+    }
+    if rows.len() > 32 {
+        let _ = writeln!(text, "  and {} more", rows.len() - 32);
+    }
+    for (number, count) in STAY.iter().enumerate() {
+        let reason = weft_run::dgram::stays(Why::of(number as u32));
+        let n = count.load(Relaxed);
+        if n > 0 && !reason.is_empty() {
+            let _ = writeln!(text, "  stayed plain UDP, {n} times: {reason}");
+        }
     }
     say(&text);
 }

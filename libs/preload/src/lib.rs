@@ -3,7 +3,7 @@
 //! TCP sockets are followed from `socket` or `accept` on. A connection whose peer runs under weft too, on this host and of this user, gets a
 //! channel (link.rs): a ring of bytes for each direction in a shared segment, and a bell, which is a pair of Unix sockets whose readiness is
 //! that of the rings. Each direction goes over at a moment when nothing is under way on TCP, and can go back at any time. The TCP connection
-//! stays. Whatever is not understood stays on TCP. The formats are in `docs/spec/run.md`.
+//! stays. Whatever is not understood stays on TCP. UDP sockets are followed too (dgram/). The formats are in `docs/spec/run.md`.
 //!
 //! # Safety
 //!
@@ -18,11 +18,13 @@
 
 mod bell;
 mod conn;
+mod dgram;
 mod direct;
 mod exec;
 mod fd;
 mod full;
 mod hidden;
+mod hosts;
 mod io;
 mod ledger;
 mod link;
@@ -62,6 +64,7 @@ extern "C" fn at_start() {
 extern "C" fn at_end() {
     if std::env::var_os("WEFT_RUN_EXPLAIN").is_some_and(|value| value == "1") {
         ledger::explain();
+        ledger::explain_datagrams();
     }
 }
 

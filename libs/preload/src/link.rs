@@ -8,18 +8,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
-use weft_run::ledger::{AFTER, RING, TCP};
+use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
 
-use crate::conn::{Chan, Conn, Inside, PROBING, big};
-use crate::{bell, hidden, ledger, next, ready};
+use crate::conn::{Chan, Conn, Inside, PROBING, Slow, big};
+use crate::{bell, hidden, hosts, ledger, next, ready};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 256 << 10;
 
 /// `WEFT_RUN_LOOK`: after how many sends and receives a connection looks for its peer.
 static FIRST_LOOK: AtomicU64 = AtomicU64::new(pace::FIRST_LOOK);
+
+pub(crate) fn first_look() -> u64 {
+    FIRST_LOOK.load(Relaxed)
+}
 
 pub(crate) fn look_after(n: u64) {
     FIRST_LOOK.store(n, Relaxed);
@@ -53,7 +57,7 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     {
         return;
     }
-    if pace::is_due(n) {
+    if pace::is_due(n) || (n.is_multiple_of(pace::ANSWER) && conn.asked.load(Relaxed)) {
         look(conn, fd, n, inside);
     }
 }
@@ -76,7 +80,8 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
             Err(_) => return conn.plain(Why::Elsewhere),
         },
     };
-    if !ends.may_be_local() {
+    let is_local = ends.may_be_local();
+    if !is_local && hosts::wanted().is_none() {
         return conn.plain(Why::Elsewhere);
     }
     ledger::begin(conn, fd, &ends);
@@ -84,24 +89,24 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
         conn.note(Why::Forked);
         return;
     }
-    let made = match ends.role() {
-        Role::Initiator => dial(fd, &ends),
-        Role::Responder => take(conn, fd, &ends, &big),
+    let made = match (hosts::wanted(), ends.role()) {
+        (Some(carrier), _) if !is_local => hosts::look(conn, fd, n, ends, carrier, &big),
+        (_, Role::Initiator) => dial(fd, &ends),
+        (_, Role::Responder) => take(conn, fd, &ends, &big),
     };
     match made {
         Ok(Some(chan)) => {
             conn.note(Why::None);
             let slow = conn.slow(&big);
             slow.pending = None;
-            if let Some(listener) = slow.listener.take() {
-                hidden::close(listener);
-            }
+            close_wires(slow);
             conn.link(chan, &big);
             drop(big);
             join(conn, inside);
         }
         Ok(None) if n >= pace::LAST_LOOK => give_up(conn, Why::NoPeer, &big),
-        Ok(None) => conn.note(Why::NoPeer),
+        Ok(None) if is_local => conn.note(Why::NoPeer),
+        Ok(None) => {}
         Err(why) => give_up(conn, why, &big),
     }
 }
@@ -109,10 +114,18 @@ fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
 fn give_up(conn: &'static Conn, why: Why, big: &MutexGuard<'_, ()>) {
     let slow = conn.slow(big);
     slow.pending = None;
-    if let Some(listener) = slow.listener.take() {
-        hidden::close(listener);
-    }
+    close_wires(slow);
     conn.plain(why);
+}
+
+/// What was needed to find the peer.
+fn close_wires(slow: &mut Slow) {
+    for fd in [slow.listener.take(), slow.wire.take()]
+        .into_iter()
+        .flatten()
+    {
+        hidden::close(fd);
+    }
 }
 
 fn is_nonblocking(fd: c_int) -> bool {
@@ -121,7 +134,7 @@ fn is_nonblocking(fd: c_int) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK != 0
 }
 
-fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> Result<Chan, Why> {
+pub(crate) fn channel(stream: Stream, role: Role, bell: OwnedFd, fd: c_int) -> Result<Chan, Why> {
     bell::copy_timeouts(fd, &bell);
     // SAFETY: the bell is ours; waits on it are to block.
     unsafe { next::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) };
@@ -281,7 +294,7 @@ fn gone_back(conn: &Conn, why: Why) {
 }
 
 /// The registrations in epoll sets follow.
-fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+pub(crate) fn moved(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
     ledger::mode(conn, chan);
     ledger::tcp(conn);
     ready::follow(conn, chan, big);
@@ -328,6 +341,10 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     if side.tx_state.load(SeqCst) == RING {
         tx_after(conn, chan, why);
     }
+    if chan.carrier != Carrier::Here {
+        let out_of_sight = matches!(why, Why::Exec | Why::Passed | Why::Stdio | Why::Splice);
+        return hosts::want_tcp(conn, chan, out_of_sight, why);
+    }
     let empty = {
         let _rx = side.rx_lock.lock();
         stream.close(chan.peer());
@@ -343,6 +360,7 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
 /// What the process does from now on is not seen: every connection goes back, and none leaves TCP any more.
 pub(crate) fn everything_back() {
     turn_off();
+    crate::dgram::everything_plain(Why::IoUring);
     let mut all = Vec::new();
     crate::table::each(0, usize::MAX, |_, entry| {
         if let crate::table::Entry::Conn(conn) = entry {

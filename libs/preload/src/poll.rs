@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use weft_run::ledger::RING;
 
-use crate::conn::{Conn, Inside};
+use crate::conn::{BOTH, Conn, Inside};
+use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
-use crate::{next, rx, table};
+use crate::{dgram, hosts, next, rx, table};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 
@@ -30,12 +31,13 @@ fn wait_tcp(conn: &'static Conn, inside: Inside) -> Waiting {
 }
 
 fn is_ours(fd: c_int) -> bool {
-    table::conn(fd).is_some_and(|conn| {
-        matches!(
-            conn.phase.load(SeqCst),
-            crate::conn::PROBING | crate::conn::LINKED
-        )
-    })
+    dgram::ready::is_ours(fd)
+        || table::conn(fd).is_some_and(|conn| {
+            matches!(
+                conn.phase.load(SeqCst),
+                crate::conn::PROBING | crate::conn::LINKED
+            )
+        })
 }
 
 /// What is asked of the kernel in place of the program's list.
@@ -45,6 +47,7 @@ struct Translated {
     of: Vec<usize>,
     /// Held while the kernel is asked.
     waiting: Vec<Waiting>,
+    datagrams: Vec<dgram::ready::Waiting>,
 }
 
 /// `None`: the list is to be asked as it is.
@@ -56,6 +59,7 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         fds: Vec::with_capacity(list.len() + 2),
         of: Vec::with_capacity(list.len() + 2),
         waiting: Vec::new(),
+        datagrams: Vec::new(),
     };
     let mut put = |at: usize, fd: c_int, events: c_short| {
         out.fds.push(pollfd {
@@ -66,6 +70,14 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
         out.of.push(at);
     };
     for (at, one) in list.iter().enumerate() {
+        match dgram::ready::for_poll(one.fd, one.events, |fd, events| put(at, fd, events)) {
+            Asked::Stranger => {}
+            Asked::Rings => continue,
+            Asked::Kernel(waiting) => {
+                out.datagrams.push(waiting);
+                continue;
+            }
+        }
         let Some((conn, inside)) = table::enter(one.fd).filter(|_| is_ours(one.fd)) else {
             put(at, one.fd, one.events);
             continue;
@@ -77,6 +89,9 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
             out.waiting.push(waiting);
             continue;
         };
+        if chan.side().rx_state.load(SeqCst) == BOTH {
+            hosts::settle(conn, chan);
+        }
         let (tx, rx) = Conn::mode(chan);
         if rx == RING {
             rx::settle_for_poll(conn, chan, &waiting.1);
@@ -97,11 +112,14 @@ fn translate(list: &[pollfd]) -> Option<Translated> {
                 }
             }
         }
+        if rx == BOTH && one.events & !OUT != 0 {
+            put(at, chan.bell(), one.events & !OUT);
+        }
         if rx == RING && one.events & libc::POLLPRI != 0 {
             // Urgent data comes over TCP.
             put(at, one.fd, libc::POLLPRI);
         }
-        if rx == RING {
+        if matches!(rx, RING | BOTH) {
             // It keeps nobody from anything: the direction has switched.
             drop(waiting);
         } else {

@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 use crate::conn::{Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
 use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{fd, ledger, link, lock, next, ready};
+use crate::{dgram, fd, ledger, link, lock, next, ready};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -74,6 +74,7 @@ thread_local! {
 }
 
 extern "C" fn before_fork() {
+    dgram::fork::before();
     let guard = big();
     each_conn(|_, conn| {
         if let Some(chan) = conn.chan_slow(&guard) {
@@ -97,6 +98,7 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
+    dgram::fork::in_parent();
     let _ = HELD.try_with(Cell::take);
 }
 
@@ -105,6 +107,7 @@ extern "C" fn in_child() {
     lock::after_fork();
     ledger::after_fork();
     ready::after_fork();
+    dgram::fork::in_child();
     each_conn(|_, conn| {
         // The parent's threads are not here.
         conn.in_rx.store(0, SeqCst);
@@ -133,6 +136,7 @@ pub(crate) fn watch_forks() {
 
 /// Another program may get our sockets: those that it would inherit go back to TCP.
 pub(crate) fn before_exec() {
+    dgram::fork::before_exec();
     let mut inherited = Vec::new();
     table::each(0, usize::MAX, |number, entry| {
         if let Entry::Conn(conn) = entry
@@ -200,6 +204,7 @@ doors! {
 
     fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
         if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Exec); }
+        dgram::make_plain(fd, Why::Exec);
         next::posix_spawn_file_actions_adddup2(actions, fd, to)
     }
 
@@ -216,12 +221,13 @@ doors! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
         // The C library reads and writes by itself from now on.
         if let Some(conn) = table::conn(fd) { link::downgrade(conn, Why::Stdio); }
+        dgram::make_plain(fd, Why::Stdio);
         next::fdopen(fd, mode)
     }
 
     fn fclose(file: *mut libc::FILE) -> c_int {
         let number = if file.is_null() { -1 } else { libc::fileno(file) };
-        if table::conn(number).is_some() {
+        if table::conn(number).is_some() || dgram::of(number).is_some() {
             let rc = next::fclose(file);
             crate::fd::forget(number);
             return rc;

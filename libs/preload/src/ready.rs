@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use weft_run::ledger::RING;
 
-use crate::conn::{Chan, Conn, Reg, big};
+use crate::conn::{BOTH, Chan, Conn, Reg, big};
 use crate::table::{self, Entry};
 use crate::{bell, hidden, next};
 
@@ -60,7 +60,7 @@ pub(crate) fn after_fork() {
     FOREIGN.store(NEXT_SET.load(Relaxed), Relaxed);
 }
 
-fn number(set: c_int) -> usize {
+pub(crate) fn number(set: c_int) -> usize {
     match table::get(set) {
         Entry::Set(number) => number,
         _ => 0,
@@ -83,7 +83,7 @@ pub(crate) fn can_move(conn: &Conn, big: &MutexGuard<'_, ()>) -> bool {
         })
 }
 
-fn control(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> c_int {
+pub(crate) fn control(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> c_int {
     let mut event = epoll_event { events, u64: data };
     // SAFETY: an event.
     unsafe { next::epoll_ctl(set, op, fd, &raw mut event) }
@@ -98,6 +98,9 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     let input = if rx == RING { &mut bell } else { &mut tcp };
     if events & IN != 0 || events & OUT == 0 {
         *input = Some(flags | events & IN);
+        if rx == BOTH {
+            bell = Some(flags | events & IN);
+        }
     }
     let output = if tx == RING { &mut bell } else { &mut tcp };
     if events & OUT != 0 {
@@ -106,12 +109,17 @@ fn wanted(chan: &Chan, events: u32) -> (Option<u32>, Option<u32>) {
     (tcp, bell)
 }
 
+/// So many registrations more, or less, stand for two descriptors.
+pub(crate) fn count_mixed(n: isize) {
+    MIXED.fetch_add(n.cast_unsigned(), SeqCst);
+}
+
 /// Keeps count of the registrations that stand for two descriptors.
-fn count_mixed(reg: &mut Reg) {
+fn keep_mixed(reg: &mut Reg) {
     let mixed = reg.tcp.is_some() && reg.bell.is_some();
     match (reg.mixed, mixed) {
-        (false, true) => _ = MIXED.fetch_add(1, SeqCst),
-        (true, false) => _ = MIXED.fetch_sub(1, SeqCst),
+        (false, true) => count_mixed(1),
+        (true, false) => count_mixed(-1),
         _ => {}
     }
     reg.mixed = mixed;
@@ -120,7 +128,7 @@ fn count_mixed(reg: &mut Reg) {
 /// The registration is one no more, for the kernel.
 fn forget(reg: &mut Reg) {
     (reg.tcp, reg.bell) = (None, None);
-    count_mixed(reg);
+    keep_mixed(reg);
 }
 
 /// One descriptor of a registration.
@@ -172,7 +180,7 @@ fn bell_of(reg: &mut Reg, chan: &Chan) -> c_int {
 /// another registration of the set has the bell.
 fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
     let done = change_both(reg, chan, again, taken);
-    count_mixed(reg);
+    keep_mixed(reg);
     done
 }
 
@@ -230,7 +238,7 @@ fn set_eager(chan: &Chan, eager: bool) {
 }
 
 /// Events and data; nothing for a null pointer.
-unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
+pub(crate) unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
     if event.is_null() {
         return (0, 0);
     }
@@ -244,7 +252,7 @@ unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
 pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let Some((conn, inside)) = table::enter(fd) else {
         // SAFETY: the caller's promise.
-        return unsafe { next::epoll_ctl(set, op, fd, event) };
+        return unsafe { crate::dgram::ready::epoll_ctl(set, op, fd, event) };
     };
     let big = big();
     let number = number(set);

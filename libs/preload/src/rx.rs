@@ -7,12 +7,12 @@
 use libc::{c_int, iovec, ssize_t};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::{RING, TCP, Word};
+use weft_run::ledger::{Carrier, RING, TCP, Word};
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
-use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
-use crate::{ledger, link, next, ready, set_errno, table};
+use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING};
+use crate::{hosts, ledger, link, next, ready, set_errno, table};
 
 /// Bytes of the vector.
 pub(crate) fn total(iov: &[iovec]) -> usize {
@@ -71,7 +71,7 @@ unsafe fn receive_looking(
     link::tick(conn, fd, &inside);
     loop {
         let Some(chan) = conn.chan(&inside) else {
-            if let Some(n) = over_tcp(conn, None, flags, real) {
+            if let Some(n) = over_tcp(conn, None, iov, flags, real) {
                 return n;
             }
             continue;
@@ -90,14 +90,33 @@ unsafe fn receive_looking(
             }
             TCP => {
                 side.run.store(0, Relaxed);
-                if link::try_switch_rx(conn, chan, &inside) {
+                let is_here = chan.carrier == Carrier::Here;
+                if is_here && link::try_switch_rx(conn, chan, &inside) {
                     continue;
                 }
-                if let Some(n) = over_tcp(conn, Some(chan), flags, real) {
-                    if n > 0 {
+                if !is_here {
+                    hosts::try_consent(conn, chan, &inside);
+                }
+                if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
+                    if n > 0 && is_here {
                         link::try_switch_rx(conn, chan, &inside);
                     }
                     return n;
+                }
+            }
+            BOTH => {
+                // SAFETY: the caller's promise.
+                if let Some(n) = unsafe { hosts::receive(fd, conn, chan, iov, flags) } {
+                    let is_part = n > 0
+                        && flags & libc::MSG_WAITALL != 0
+                        && flags & (libc::MSG_PEEK | libc::MSG_DONTWAIT) == 0
+                        && side.nonblock.load(Relaxed) == 0
+                        && (n as usize) < total(iov);
+                    if !is_part {
+                        return n;
+                    }
+                    // SAFETY: the caller's promise.
+                    return n + unsafe { remainder(fd, iov, flags, n as usize) };
                 }
             }
             _ => {
@@ -112,10 +131,27 @@ unsafe fn receive_looking(
     }
 }
 
+/// What a vector still has room for, from wherever it comes now. 0 when there is no more.
+unsafe fn remainder(fd: c_int, iov: &[iovec], flags: c_int, got: usize) -> ssize_t {
+    let mut left = cut(iov, got);
+    let (to, len) = (left.as_mut_ptr(), left.len());
+    let real = || {
+        // SAFETY: all zeros is the empty message.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = to;
+        message.msg_iovlen = len;
+        // SAFETY: the caller's promise.
+        unsafe { next::recvmsg(fd, &raw mut message, flags) }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { receive_looking(fd, &left, flags, &real) }.max(0)
+}
+
 /// Receives from the kernel. `None`: the direction has switched meanwhile.
 fn over_tcp(
     conn: &Conn,
     chan: Option<&Chan>,
+    iov: &[iovec],
     flags: c_int,
     real: &dyn Fn() -> ssize_t,
 ) -> Option<ssize_t> {
@@ -126,6 +162,7 @@ fn over_tcp(
     }
     let n = real();
     if n > 0 && flags & ASIDE == 0 {
+        hosts::note_received(conn, iov, n as u64);
         conn.rx_count.fetch_add(n as u64, SeqCst);
         ledger::tcp(conn);
     }
@@ -250,10 +287,18 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
         }
         if closed || ended {
             // The rest of the stream, or its end, is TCP's.
+            if !closed && hosts::is_lost(chan, peer) {
+                return Step::Done(lost(conn, chan));
+            }
             if !closed {
                 await_end(conn);
             }
-            link::rx_after(conn, chan, if closed { Why::Peer } else { Why::None });
+            let why = if closed && !hosts::is_at_end(conn, chan) {
+                Why::Peer
+            } else {
+                Why::None
+            };
+            link::rx_after(conn, chan, why);
             return Step::Tcp(got);
         }
         let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
@@ -333,7 +378,16 @@ fn await_end(conn: &Conn) {
 
 /// The peer wrote what no honest peer writes: the connection is at its end, as after a reset.
 pub(crate) fn broken(conn: &Conn, chan: &Chan) -> ssize_t {
-    conn.note(Why::Broken);
+    end(conn, chan, Why::Broken)
+}
+
+/// The broker, or its connection to the peer's host, is gone with bytes on the way: the same.
+pub(crate) fn lost(conn: &Conn, chan: &Chan) -> ssize_t {
+    end(conn, chan, Why::SideLost)
+}
+
+fn end(conn: &Conn, chan: &Chan, why: Why) -> ssize_t {
+    conn.note(why);
     let fd = crate::fd::any(conn);
     if fd >= 0 {
         // SAFETY: our socket.

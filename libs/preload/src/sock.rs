@@ -10,14 +10,14 @@ use libc::{
 };
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use weft_run::ledger::RING;
+use weft_run::ledger::{Carrier, RING};
 use weft_run::meet::Why;
 
 use crate::conn::{Conn, FRESH, PROBING};
 use crate::full::{patient, patient_until};
 use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{fd as descriptor, ledger, link, next, poll as readiness, ready};
+use crate::{dgram, fd as descriptor, hosts, ledger, link, next, poll as readiness, ready};
 
 /// A descriptor is new: whatever was known of its number is of the past.
 fn fresh(fd: c_int) {
@@ -105,6 +105,7 @@ doors! {
             fresh(fd);
             no_listener(fd);
             if is_tcp(domain, kind, protocol) { follow(fd, FRESH); }
+            dgram::follow(fd, domain, kind, protocol);
         }
         fd
     }
@@ -115,8 +116,10 @@ doors! {
             && (rc == 0 || crate::errno() == libc::EINPROGRESS || crate::errno() == libc::EINTR)
             && conn.phase.compare_exchange(FRESH, PROBING, SeqCst, Relaxed).is_ok()
         {
+            conn.dialled.store(true, Relaxed);
             ledger::seen();
         }
+        if rc == 0 { dgram::options::connected(fd); }
         rc
     }
 
@@ -144,13 +147,14 @@ doors! {
     }
 
     fn shutdown(fd: c_int, how: c_int) -> c_int {
+        dgram::make_plain(fd, Why::ShutRead);
         let Some((conn, inside)) = table::enter(fd) else { return next::shutdown(fd, how) };
         if how == libc::SHUT_RD { link::downgrade(conn, Why::ShutRead); }
         let rc = next::shutdown(fd, how);
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
             link::tx_after(conn, chan, Why::None);
-            next::shutdown(chan.bell(), how);
+            if chan.carrier == Carrier::Here { next::shutdown(chan.bell(), how); } else { hosts::shut_write(chan); }
         }
         rc
     }
@@ -158,6 +162,7 @@ doors! {
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int {
         let rc = next::setsockopt(fd, level, name, value, len);
         if rc != 0 { return rc; }
+        dgram::options::set(fd, level, name, value, len);
         let Some((conn, inside)) = table::enter(fd) else { return rc };
         match (level, name) {
             // A send's limit is TCP's to keep: waits for room in the ring are shorter.

@@ -7,11 +7,12 @@ use std::sync::atomic::{
 };
 
 use crate::conn::{Conn, Inside};
+use crate::dgram::Dgram;
 
 /// Descriptors from here on stay what they are.
 pub(crate) const MAX_FD: usize = 1 << 16;
 
-/// 0: not ours. Even: a [`Conn`]. Low bits 01: hidden, the library's own. Low bits 11: an epoll set, its number above.
+/// 0: not ours. Low bits 00: a [`Conn`]. 01: hidden, the library's own. 10: a [`Dgram`]. 11: an epoll set, its number above.
 static TABLE: [AtomicUsize; MAX_FD] = [const { AtomicUsize::new(0) }; MAX_FD];
 
 /// No number above has ever had an entry.
@@ -19,6 +20,7 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 
 const HIDDEN: usize = 1;
 const SET: usize = 3;
+const DGRAM: usize = 2;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Entry {
@@ -27,6 +29,7 @@ pub(crate) enum Entry {
     /// An epoll set: a number that no other set of the process has had.
     Set(usize),
     Conn(&'static Conn),
+    Dgram(&'static Dgram),
 }
 
 fn of(word: usize) -> Entry {
@@ -34,6 +37,11 @@ fn of(word: usize) -> Entry {
         0 => Entry::None,
         HIDDEN => Entry::Hidden,
         word if word & 3 == SET => Entry::Set(word >> 2),
+        word if word & 3 == DGRAM => {
+            let at = std::ptr::with_exposed_provenance::<Dgram>(word & !3);
+            // SAFETY: only `put` stores, and what it stores with this mark is an address of a `Dgram`, none of which is ever freed.
+            Entry::Dgram(unsafe { &*at })
+        }
         // SAFETY: only `put` stores, and what it stores is an address of a `Conn`, none of which is ever freed.
         word => Entry::Conn(unsafe { &*std::ptr::with_exposed_provenance::<Conn>(word) }),
     }
@@ -45,6 +53,7 @@ fn word(entry: Entry) -> usize {
         Entry::Hidden => HIDDEN,
         Entry::Set(number) => number << 2 | SET,
         Entry::Conn(conn) => std::ptr::from_ref(conn).expose_provenance(),
+        Entry::Dgram(d) => std::ptr::from_ref(d).expose_provenance() | DGRAM,
     }
 }
 

@@ -8,13 +8,13 @@ use libc::{c_int, iovec, ssize_t};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_ring::stream::Published;
-use weft_run::ledger::{RING, TCP, Word};
+use weft_run::ledger::{Carrier, RING, TCP, Word};
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
 use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
-use crate::rx::{broken, cut, each_piece, spins, total};
-use crate::{full, ledger, link, next, ready, set_errno, table};
+use crate::rx::{broken, cut, each_piece, lost, spins, total};
+use crate::{full, hosts, ledger, link, next, ready, set_errno, table};
 
 /// As much is made visible at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
@@ -88,7 +88,7 @@ unsafe fn transmit_looking(
     link::tick(conn, fd, &inside);
     loop {
         let Some(chan) = conn.chan(&inside) else {
-            return over_tcp(conn, real);
+            return over_tcp(conn, source, real);
         };
         ready::keep_up(conn, chan);
         match chan.side().tx_state.load(SeqCst) {
@@ -102,7 +102,7 @@ unsafe fn transmit_looking(
                 }
             }
             TCP => {
-                if let Some(n) = following(conn, chan, flags, &inside, real) {
+                if let Some(n) = following(conn, chan, source, flags, &inside, real) {
                     return n;
                 }
             }
@@ -118,10 +118,11 @@ unsafe fn transmit_looking(
     }
 }
 
-fn over_tcp(conn: &Conn, real: &dyn Fn() -> ssize_t) -> ssize_t {
+fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> ssize_t {
     conn.in_tx.fetch_add(1, SeqCst);
     let n = real();
     if n > 0 {
+        hosts::note_sent(conn, source, n as u64);
         conn.tx_count.fetch_add(n as u64, SeqCst);
         ledger::tcp(conn);
     }
@@ -133,6 +134,7 @@ fn over_tcp(conn: &Conn, real: &dyn Fn() -> ssize_t) -> ssize_t {
 fn following(
     conn: &'static Conn,
     chan: &Chan,
+    source: &Source<'_>,
     flags: c_int,
     inside: &Inside,
     real: &dyn Fn() -> ssize_t,
@@ -141,7 +143,11 @@ fn following(
     if !conn.joined.load(SeqCst)
         && (conn.in_tx.load(SeqCst) != 0 || conn.holders(inside) != 1 || !link::join(conn, inside))
     {
-        return Some(over_tcp(conn, real));
+        return Some(over_tcp(conn, source, real));
+    }
+    let is_here = chan.carrier == Carrier::Here;
+    if !is_here && hosts::try_switch_tx(conn, chan) {
+        return None;
     }
     if !stream.begin_tcp(chan.role) {
         link::switch_tx(conn, chan);
@@ -152,7 +158,7 @@ fn following(
     conn.tx_count.fetch_add(sent, SeqCst);
     stream.end_tcp(chan.role, sent);
     // A sender that never stops gives the receiver no moment in which all is received.
-    if n > 0 && flags & libc::MSG_OOB == 0 && side.run.fetch_add(1, Relaxed) >= RUN {
+    if is_here && n > 0 && flags & libc::MSG_OOB == 0 && side.run.fetch_add(1, Relaxed) >= RUN {
         pause(chan);
     }
     Some(n)
@@ -291,6 +297,9 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
                         if how == Published::Ring {
                             ledger::count(conn, Word::Bells, 1);
                             if bell::ring(chan.bell()) == Heard::End {
+                                if hosts::is_lost(chan, role) {
+                                    return Step::Done(lost(conn, chan));
+                                }
                                 link::tx_after(conn, chan, Why::None);
                                 return Step::Done(sent as ssize_t);
                             }
@@ -320,6 +329,9 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             }
         }
         if heard == Heard::End {
+            if hosts::is_lost(chan, role) {
+                return Step::Done(lost(conn, chan));
+            }
             link::tx_after(conn, chan, Why::None);
             return if sent > 0 {
                 Step::Done(sent as ssize_t)
@@ -350,6 +362,9 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
         let progress = stream.progress(role);
         match bell::wait_out(chan) {
             Heard::End => {
+                if hosts::is_lost(chan, role) {
+                    return Step::Done(lost(conn, chan));
+                }
                 link::tx_after(conn, chan, Why::None);
                 return if sent > 0 {
                     Step::Done(sent as ssize_t)

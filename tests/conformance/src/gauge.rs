@@ -38,7 +38,11 @@ fn described() -> Vec<String> {
     entries
         .filter_map(|entry| {
             let what = std::fs::read_link(entry.path()).ok()?;
-            Some(format!("{:?} {}", entry.file_name(), what.display()))
+            Some(format!(
+                "{}: {}",
+                entry.file_name().display(),
+                what.display()
+            ))
         })
         .collect()
 }

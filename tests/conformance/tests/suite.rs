@@ -121,7 +121,7 @@ on_every_setup!({
     lifetimes: handles_go_first, device_goes, no_completions_after_drop, deregistration_in_use, own_region_goes,
         receive_without_right, disconnect_after_much, drop_after_post;
     threads: stream_to_a_sleeper, much_posted_beside_a_sleeper, two_post_to_one, ended_while_in_use;
-    states: quiet_end, expected, expected_read_refused, fails_unconnected, before_connected, disconnect, disconnect_beside_a_poller, cut, pause, to_error, drop_of_a_qp;
+    states: quiet_end, expected, expected_read_refused, fails_unconnected, accept_in_error, before_connected, disconnect, disconnect_beside_a_poller, cut, pause, to_error, drop_of_a_qp;
 });
 
 /// Scenarios that take a while, or that the setup makes no difference to.

@@ -37,7 +37,8 @@ impl Weft {
     pub fn on(devices: &str) -> Self {
         Self::bare()
             .env("LD_LIBRARY_PATH", libraries())
-            .env("LD_PRELOAD", libraries().join("libweft-ucx.so"))
+            .env("LD_PRELOAD", libraries().join("libweft-sysfs.so"))
+            .env("WEFT_SYSFS", libraries().with_file_name("sysfs"))
             .env("WEFT_DEVICES", devices)
     }
 

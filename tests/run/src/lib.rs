@@ -45,3 +45,12 @@ pub fn switched(text: &str) -> u32 {
     });
     counts.sum()
 }
+
+/// How many one-way paths for datagrams a program says it had; its children count too.
+pub fn paths(text: &str) -> u32 {
+    let counts = text.lines().filter_map(|line| {
+        let (before, _) = line.split_once(" one-way paths through shared memory")?;
+        before.rsplit(' ').next()?.parse::<u32>().ok()
+    });
+    counts.sum()
+}

@@ -1,16 +1,26 @@
-//! `rdma_getaddrinfo(3)`: names to addresses.
+//! `rdma_getaddrinfo(3)` and `rdma_resolve_addrinfo(3)`: names to addresses.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::ptr::null;
+use std::sync::Arc;
 
 use libc::{addrinfo, sockaddr, sockaddr_storage, socklen_t};
 use rustix::io::Errno;
 
+use super::channel::News;
+use super::id::core;
 use super::types::{
     RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo,
+    rdma_cm_event_type, rdma_cm_id,
 };
 use crate::call::run;
 use crate::verbs::object::{Kind, PerFork, Pool, turn};
 use crate::verbs::types::{IBV_QPT_RC, IBV_QPT_UD};
+
+/// `RAI_SA` of rdma-core 57: ask the subnet administrator.
+const RAI_SA: c_int = 16;
+const RDMA_CM_EVENT_ADDRINFO_RESOLVED: rdma_cm_event_type = 16;
+const RDMA_CM_EVENT_ADDRINFO_ERROR: rdma_cm_event_type = 17;
 
 /// What C gets, with room for what it points to.
 #[derive(Clone, Copy)]
@@ -98,119 +108,161 @@ enum Trouble {
     Os(Errno),
 }
 
-/// # Safety
-/// `node` and `service` are null or strings.
-unsafe fn look_up(
-    node: *const c_char,
-    service: *const c_char,
+/// What a program wants to know, in memory of ours.
+struct Query {
+    node: Option<CString>,
+    service: Option<CString>,
+    src: Option<Addr>,
+    dst: Option<Addr>,
     wanted: Wanted,
-) -> Result<Addr, Trouble> {
-    // SAFETY: all zeros asks for nothing.
-    let mut hints: addrinfo = unsafe { std::mem::zeroed() };
-    if wanted.flags & RAI_PASSIVE != 0 {
-        hints.ai_flags |= libc::AI_PASSIVE;
-    }
-    if wanted.flags & RAI_NUMERICHOST != 0 {
-        hints.ai_flags |= libc::AI_NUMERICHOST;
-    }
-    hints.ai_family = wanted.family;
-    hints.ai_socktype = if wanted.qp_type == UD {
-        libc::SOCK_DGRAM
-    } else {
-        libc::SOCK_STREAM
-    };
-    let mut list = std::ptr::null_mut();
-    // SAFETY: the caller's promise, and a place for the list.
-    let code = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut list) };
-    if code != 0 {
-        return Err(Trouble::Eai(code));
-    }
-    let mut found = Ok(None);
-    let mut next = list;
-    while !next.is_null() && matches!(found, Ok(None)) {
-        // SAFETY: a member of the list.
-        let info = unsafe { *next };
-        next = info.ai_next;
-        if matches!(info.ai_family, libc::AF_INET | libc::AF_INET6) {
-            // SAFETY: the list says how long its addresses are.
-            found = unsafe { Addr::copy(info.ai_addr, info.ai_addrlen) };
-        }
-    }
-    // SAFETY: made by `getaddrinfo`, freed once.
-    unsafe { libc::freeaddrinfo(list) };
-    found
-        .map_err(Trouble::Os)?
-        .ok_or(Trouble::Eai(libc::EAI_FAMILY))
 }
 
-/// # Safety
-/// As for [`rdma_getaddrinfo`].
-unsafe fn find(
-    node: *const c_char,
-    service: *const c_char,
-    hints: *const rdma_addrinfo,
-) -> Result<*mut rdma_addrinfo, Trouble> {
-    if node.is_null() && service.is_null() && hints.is_null() {
-        return Err(Trouble::Os(Errno::INVAL));
-    }
-    let (mut src, mut dst) = (None, None);
-    let mut wanted = Wanted {
-        flags: 0,
-        family: 0,
-        qp_type: 0,
-        port_space: 0,
-    };
-    if !hints.is_null() {
-        // SAFETY: the caller's promise.
-        let hints = unsafe { hints.read() };
-        wanted = Wanted {
-            flags: hints.ai_flags,
-            family: hints.ai_family,
-            qp_type: hints.ai_qp_type,
-            port_space: hints.ai_port_space,
+impl Query {
+    /// # Safety
+    /// As for [`rdma_getaddrinfo`].
+    unsafe fn read(
+        node: *const c_char,
+        service: *const c_char,
+        hints: *const rdma_addrinfo,
+    ) -> Result<Query, Trouble> {
+        if node.is_null() && service.is_null() && hints.is_null() {
+            return Err(Trouble::Os(Errno::INVAL));
+        }
+        let mut wanted = Wanted {
+            flags: 0,
+            family: 0,
+            qp_type: 0,
+            port_space: 0,
         };
-        // SAFETY: as above.
-        unsafe {
-            src = Addr::copy(hints.ai_src_addr, hints.ai_src_len).map_err(Trouble::Os)?;
-            dst = Addr::copy(hints.ai_dst_addr, hints.ai_dst_len).map_err(Trouble::Os)?;
-        }
-    }
-    let wanted = wanted.fill().ok_or(Trouble::Eai(libc::EAI_SOCKTYPE))?;
-    if !node.is_null() || !service.is_null() {
-        // SAFETY: the caller's promise.
-        let found = unsafe { look_up(node, service, wanted) }?;
-        if wanted.flags & RAI_PASSIVE != 0 {
-            src = Some(found);
-        } else {
-            dst = Some(found);
-        }
-    }
-    let family = [src, dst]
-        .iter()
-        .flatten()
-        .map(|addr| c_int::from(addr.storage.ss_family))
-        .next_back()
-        .unwrap_or(wanted.family);
-    let made = Lookup::pool().make(Lookup, |found, handle| {
-        found.info.ai_flags = wanted.flags;
-        found.info.ai_family = family;
-        found.info.ai_qp_type = wanted.qp_type;
-        found.info.ai_port_space = wanted.port_space;
-        let whole = handle.cast::<Found>();
-        if let Some(src) = src {
-            found.src = src.storage;
-            found.info.ai_src_len = src.len;
-            // SAFETY: within the object, whose address this is.
-            found.info.ai_src_addr = unsafe { &raw mut (*whole).src }.cast();
-        }
-        if let Some(dst) = dst {
-            found.dst = dst.storage;
-            found.info.ai_dst_len = dst.len;
+        let (mut src, mut dst) = (None, None);
+        if !hints.is_null() {
+            // SAFETY: the caller's promise.
+            let hints = unsafe { hints.read() };
+            wanted = Wanted {
+                flags: hints.ai_flags,
+                family: hints.ai_family,
+                qp_type: hints.ai_qp_type,
+                port_space: hints.ai_port_space,
+            };
             // SAFETY: as above.
-            found.info.ai_dst_addr = unsafe { &raw mut (*whole).dst }.cast();
+            unsafe {
+                src = Addr::copy(hints.ai_src_addr, hints.ai_src_len).map_err(Trouble::Os)?;
+                dst = Addr::copy(hints.ai_dst_addr, hints.ai_dst_len).map_err(Trouble::Os)?;
+            }
         }
-    });
-    Ok(made.map_err(Trouble::Os)?.handle())
+        let wanted = wanted.fill().ok_or(Trouble::Eai(libc::EAI_SOCKTYPE))?;
+        let owned = |text: *const c_char| {
+            // SAFETY: the caller's promise.
+            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_owned())
+        };
+        Ok(Query {
+            node: owned(node),
+            service: owned(service),
+            src,
+            dst,
+            wanted,
+        })
+    }
+
+    /// The address that the names stand for.
+    fn look_up(&self) -> Result<Addr, Trouble> {
+        // SAFETY: all zeros asks for nothing.
+        let mut hints: addrinfo = unsafe { std::mem::zeroed() };
+        if self.wanted.flags & RAI_PASSIVE != 0 {
+            hints.ai_flags |= libc::AI_PASSIVE;
+        }
+        if self.wanted.flags & RAI_NUMERICHOST != 0 {
+            hints.ai_flags |= libc::AI_NUMERICHOST;
+        }
+        hints.ai_family = self.wanted.family;
+        hints.ai_socktype = if self.wanted.qp_type == UD {
+            libc::SOCK_DGRAM
+        } else {
+            libc::SOCK_STREAM
+        };
+        let pointer = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
+        let (node, service) = (pointer(&self.node), pointer(&self.service));
+        let mut list = std::ptr::null_mut();
+        // SAFETY: strings or null, and a place for the list.
+        let code = unsafe { libc::getaddrinfo(node, service, &raw const hints, &raw mut list) };
+        if code != 0 {
+            return Err(Trouble::Eai(code));
+        }
+        let mut found = Ok(None);
+        let mut next = list;
+        while !next.is_null() && matches!(found, Ok(None)) {
+            // SAFETY: a member of the list.
+            let info = unsafe { *next };
+            next = info.ai_next;
+            if matches!(info.ai_family, libc::AF_INET | libc::AF_INET6) {
+                // SAFETY: the list says how long its addresses are.
+                found = unsafe { Addr::copy(info.ai_addr, info.ai_addrlen) };
+            }
+        }
+        // SAFETY: made by `getaddrinfo`, freed once.
+        unsafe { libc::freeaddrinfo(list) };
+        found
+            .map_err(Trouble::Os)?
+            .ok_or(Trouble::Eai(libc::EAI_FAMILY))
+    }
+
+    fn answer(self) -> Result<Answer, Trouble> {
+        let (mut src, mut dst) = (self.src, self.dst);
+        if self.node.is_some() || self.service.is_some() {
+            let found = self.look_up()?;
+            if self.wanted.flags & RAI_PASSIVE != 0 {
+                src = Some(found);
+            } else {
+                dst = Some(found);
+            }
+        }
+        Ok(Answer {
+            src,
+            dst,
+            wanted: self.wanted,
+        })
+    }
+}
+
+/// What was found.
+#[derive(Clone, Copy)]
+pub(super) struct Answer {
+    src: Option<Addr>,
+    dst: Option<Addr>,
+    wanted: Wanted,
+}
+
+impl Answer {
+    /// For the program, which frees it.
+    fn show(self) -> Result<*mut rdma_addrinfo, Errno> {
+        let Answer { src, dst, wanted } = self;
+        let family = [src, dst]
+            .iter()
+            .flatten()
+            .map(|addr| c_int::from(addr.storage.ss_family))
+            .next_back()
+            .unwrap_or(wanted.family);
+        let made = Lookup::pool().make(Lookup, |found, handle| {
+            found.info.ai_flags = wanted.flags;
+            found.info.ai_family = family;
+            found.info.ai_qp_type = wanted.qp_type;
+            found.info.ai_port_space = wanted.port_space;
+            let whole = handle.cast::<Found>();
+            if let Some(src) = src {
+                found.src = src.storage;
+                found.info.ai_src_len = src.len;
+                // SAFETY: within the object, whose address this is.
+                found.info.ai_src_addr = unsafe { &raw mut (*whole).src }.cast();
+            }
+            if let Some(dst) = dst {
+                found.dst = dst.storage;
+                found.info.ai_dst_len = dst.len;
+                // SAFETY: as above.
+                found.info.ai_dst_addr = unsafe { &raw mut (*whole).dst }.cast();
+            }
+        })?;
+        Ok(made.handle())
+    }
 }
 
 /// `rdma_getaddrinfo(3)`: 0, -1 with `errno`, or an `EAI_` value.
@@ -228,10 +280,12 @@ pub unsafe fn rdma_getaddrinfo(
             return Err(Errno::INVAL);
         }
         // SAFETY: the caller's promise.
-        match unsafe { find(node, service, hints) } {
-            Ok(found) => {
+        let query = unsafe { Query::read(node, service, hints) };
+        match query.and_then(Query::answer) {
+            Ok(answer) => {
+                let shown = answer.show()?;
                 // SAFETY: as above.
-                unsafe { res.write(found) };
+                unsafe { res.write(shown) };
                 Ok(0)
             }
             Err(Trouble::Eai(code)) => Ok(code),
@@ -249,4 +303,68 @@ pub unsafe fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
         turn::<Lookup>(res)?.retire();
         Ok(0)
     });
+}
+
+/// `rdma_resolve_addrinfo(3)`: a thread asks, and its answer is an event of the identifier. There is no subnet administrator to ask.
+///
+/// # Safety
+/// As its manual page.
+pub unsafe fn rdma_resolve_addrinfo(
+    id: *mut rdma_cm_id,
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+) -> c_int {
+    run(|| {
+        let core = core(id)?;
+        // SAFETY: the caller's promise.
+        let query = match unsafe { Query::read(node, service, hints) } {
+            Ok(query) => query,
+            Err(Trouble::Os(errno)) => return Err(errno),
+            Err(Trouble::Eai(_)) => return Err(Errno::INVAL),
+        };
+        if query.wanted.flags & RAI_SA != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let about = Arc::clone(&core);
+        let ask = move || {
+            let news = match query.answer() {
+                Ok(answer) => {
+                    about.setup().answer = Some(answer);
+                    News::new(RDMA_CM_EVENT_ADDRINFO_RESOLVED)
+                }
+                Err(trouble) => {
+                    let errno = match trouble {
+                        Trouble::Os(errno) => errno,
+                        Trouble::Eai(libc::EAI_MEMORY) => Errno::NOMEM,
+                        Trouble::Eai(_) => Errno::NXIO,
+                    };
+                    News::status(RDMA_CM_EVENT_ADDRINFO_ERROR, -errno.raw_os_error())
+                }
+            };
+            about.tell(news);
+        };
+        std::thread::Builder::new()
+            .name("weft-names".into())
+            .spawn(ask)
+            .map_err(|_| Errno::AGAIN)?;
+        core.complete()
+    })
+}
+
+/// `rdma_query_addrinfo(3)`.
+///
+/// # Safety
+/// As its manual page: a place for a pointer at `info`.
+pub unsafe fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mut rdma_addrinfo) -> c_int {
+    run(|| {
+        let answer = core(id)?.setup().answer.ok_or(Errno::INVAL)?;
+        if info.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let shown = answer.show()?;
+        // SAFETY: the caller's promise.
+        unsafe { info.write(shown) };
+        Ok(0)
+    })
 }

@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::io::Errno;
 use rustix::thread::Timespec;
 
-use super::id::{self, Core};
+use super::id::{self, Core, core};
 use super::multicast::Membership;
 use super::qp;
 use super::request::Request;
 use super::resolve::datagrams;
 use super::types::{
     RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_UNREACHABLE, rdma_cm_event, rdma_cm_event_param,
-    rdma_cm_event_type, rdma_conn_param, rdma_event_channel, rdma_ud_param,
+    rdma_cm_event_type, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_ud_param,
 };
 use crate::call::{pointer, run, wait_and_fetch};
 use crate::verbs::events::EventQueue;
@@ -34,6 +34,8 @@ pub(super) struct News {
     pub(super) join: Option<Join>,
     /// What wants to be answered, with a request.
     pub(super) request: Option<Box<Request>>,
+    /// What the program said of an event of its own (`rdma_write_cm_event(3)`).
+    pub(super) arg: Option<u64>,
 }
 
 impl News {
@@ -257,6 +259,10 @@ impl Channel {
             c.event = news.event;
             c.status = news.status;
             c.param = param;
+            if let Some(arg) = news.arg {
+                // SAFETY: the first member of the union, in rdma-core 62 and later.
+                unsafe { (&raw mut c.param).cast::<u64>().write(arg) };
+            }
         })?;
         Ok(made.handle())
     }
@@ -290,6 +296,29 @@ pub unsafe fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
         self::channel(channel)?.destroy();
         Ok(0)
     });
+}
+
+/// `rdma_write_cm_event(3)`: an event of the program's own.
+///
+/// # Safety
+/// Any pointer may be given.
+pub unsafe fn rdma_write_cm_event(
+    id: *mut rdma_cm_id,
+    event: rdma_cm_event_type,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    const RDMA_CM_EVENT_USER: rdma_cm_event_type = 18;
+    run(|| {
+        if event != RDMA_CM_EVENT_USER {
+            return Err(Errno::INVAL);
+        }
+        core(id)?.tell(News {
+            arg: Some(arg),
+            ..News::status(event, status)
+        });
+        Ok(0)
+    })
 }
 
 /// Programs destroy a channel and exit while a thread of theirs is on its way back into [`rdma_get_cm_event`], and end with that thread's failure if it is

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use rustix::io::Errno;
 use weft_verbs::cm::Lookup;
 
+use super::addrinfo::Answer;
 use super::channel::{Channel, News, ack, channel};
 use super::connect::Link;
 use super::device::{self, Nic};
@@ -107,6 +108,8 @@ pub(super) struct Setup {
     pub(super) groups: Vec<Membership>,
     /// Goes in front of the private data (`rdma_create_ep(3)`).
     pub(super) preface: Vec<u8>,
+    /// What `rdma_resolve_addrinfo(3)` found.
+    pub(super) answer: Option<Answer>,
 }
 
 /// Attributes of queue pairs to be made, with pointers of the program in them.
@@ -191,6 +194,7 @@ fn create(
             template: None,
             groups: Vec::new(),
             preface: Vec::new(),
+            answer: None,
         }),
         place: Mutex::new(Some(Place { channel, sync })),
         subject: Subject::new(std::ptr::null_mut::<rdma_cm_id>()),

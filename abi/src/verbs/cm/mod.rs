@@ -19,9 +19,12 @@ mod qp;
 mod request;
 mod resolve;
 
-pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo};
+pub use addrinfo::{
+    rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo,
+};
 pub use channel::{
     rdma_ack_cm_event, rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event,
+    rdma_write_cm_event,
 };
 pub use connect::{
     rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_listen, rdma_notify,

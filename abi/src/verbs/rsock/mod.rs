@@ -6,6 +6,7 @@
 //! Stream sockets only: `SOCK_DGRAM` is refused with `ESOCKTNOSUPPORT`.
 
 mod option;
+mod repoll;
 mod table;
 mod wait;
 
@@ -24,6 +25,7 @@ use crate::address;
 use crate::call::{run, signed};
 
 pub use option::{rfcntl, rgetsockopt, rsetsockopt};
+pub use repoll::{repoll_create, repoll_ctl, repoll_wait};
 use table::{Entry, find};
 pub use wait::{rpoll, rselect};
 

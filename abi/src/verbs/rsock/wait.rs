@@ -26,7 +26,7 @@ pub unsafe fn rpoll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int) -> c_int {
 }
 
 /// Waits until something is ready, and says how many are.
-fn wait(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
+pub(super) fn wait(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_int, Errno> {
     let ours: SmallVec<[Option<Arc<Entry>>; 8]> = fds.iter().map(|fd| find(fd.fd).ok()).collect();
     let mut places: SmallVec<[Place<'_>; 8]> = fds
         .iter()

@@ -6,8 +6,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use super::CqInner;
-use crate::qp::{Glance, QpInner};
+use super::{CqInner, Glance, Member};
 use crate::types::Wc;
 
 /// One who polls, and takes what completes while he drives. It need not go through the queue, as long as nothing is in the queue that
@@ -45,7 +44,7 @@ impl Poller<'_> {
 pub(super) struct Sole {
     cq: u64,
     changes: u32,
-    pub(super) qp: Weak<QpInner>,
+    pub(super) member: Weak<dyn Member>,
     glance: Arc<Glance>,
 }
 
@@ -88,12 +87,12 @@ impl CqInner {
         let [one] = members.as_slice() else {
             return None;
         };
-        let qp = one.upgrade()?;
+        let member = one.upgrade()?;
         (!self.has_ports.load(Ordering::Acquire)).then(|| Sole {
             cq: self.id,
             changes,
-            qp: Weak::clone(one),
-            glance: Arc::clone(&qp.glance),
+            member: Weak::clone(one),
+            glance: Arc::clone(member.glance()),
         })
     }
 

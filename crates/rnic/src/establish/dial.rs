@@ -11,12 +11,12 @@ use weft_proto::mpa::{InitStep, Initiator};
 use weft_sys::{Event, Interest, tcp};
 use weft_tls::Tls;
 
-use super::{ConnParam, ConnectError, TLS_ALERT, deadline, read_some, send_all};
+use super::{ConnParam, ConnectError, TLS_ALERT, check_connectable, deadline, read_some, send_all};
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::{lock, try_lock};
-use crate::meet::{Answer, Knock};
-use crate::qp::Qp;
+use crate::meet::{Answer, ShmConnecting};
+use crate::qp::{CallOff, Qp, QpInner};
 use crate::transport::tcp::TcpLink;
 use crate::transport::tls::TlsLink;
 use crate::transport::{ByteStream, Link};
@@ -31,10 +31,10 @@ enum DialStage {
     Connecting(OwnedFd),
     /// The TLS handshake is under way.
     Securing(Arc<TlsLink>),
-    /// The peer is on our host: waiting to be let in.
-    Knocking(Arc<dyn ByteStream>, Box<Knock>),
+    /// The peer is on our host: the handshake for shared memory is under way.
+    ShmConnecting(Arc<dyn ByteStream>, Box<ShmConnecting>),
     /// Waiting for the reply.
-    Started(Arc<dyn ByteStream>, Vec<u8>, Option<Box<Knock>>),
+    Started(Arc<dyn ByteStream>, Vec<u8>, Option<Box<ShmConnecting>>),
     Over,
 }
 
@@ -44,8 +44,8 @@ pub(super) enum Way {
     Sim(Arc<dyn ByteStream>),
 }
 
-pub(crate) struct Dial {
-    qp: Arc<crate::qp::QpInner>,
+struct Dial {
+    qp: Arc<QpInner>,
     device: Arc<DeviceInner>,
     options: LinkOptions,
     tls: Option<Tls>,
@@ -60,8 +60,8 @@ pub(crate) struct Dial {
 }
 
 impl Device {
-    /// Connect `qp` to a listener at `addr`. Returns at once; `done` is called once, from the engine's thread or, for
-    /// errors found at once, from this one.
+    /// Connect `qp`, which must be in the Init state, to a listener at `addr`. Returns at once; `done` is called once, from
+    /// the engine's thread or, for errors found at once, from this one.
     pub fn dial(
         &self,
         addr: SocketAddr,
@@ -96,6 +96,9 @@ impl Device {
         param: &ConnParam,
         done: DialDone,
     ) -> Result<(), (ConnectError, DialDone)> {
+        if let Err(error) = check_connectable(qp) {
+            return Err((error, done));
+        }
         let mut config = param.config(&self.0);
         if param.options.revision == 2 {
             let more = qp.0.ask_for_own_reads();
@@ -125,7 +128,12 @@ impl Device {
             registration: Registration::new(&self.0.engine),
             called_off: AtomicBool::new(false),
         });
-        qp.0.dials_by(&dial);
+        let call_off = Arc::downgrade(&dial);
+        qp.0.dials_by(call_off);
+        if check_connectable(qp).is_err() {
+            // It has ended since the first look, and did not know of this dial yet.
+            dial.called_off.store(true, Ordering::SeqCst);
+        }
         let registration = &dial.registration;
         let source = Arc::clone(&dial) as Arc<dyn Source>;
         let mut stage = lock(&dial.stage);
@@ -133,7 +141,9 @@ impl Device {
             DialStage::Connecting(fd) => registration.start(source, fd.as_fd(), Interest::WRITE),
             DialStage::Started(link, ..) => send_all(&**link, &dial.request)
                 .and_then(|()| registration.start(source, link.fd(), Interest::READ)),
-            DialStage::Securing(_) | DialStage::Knocking(..) | DialStage::Over => return Ok(()),
+            DialStage::Securing(_) | DialStage::ShmConnecting(..) | DialStage::Over => {
+                return Ok(());
+            }
         };
         match started {
             Ok(()) => {
@@ -155,27 +165,29 @@ impl Device {
     }
 }
 
-impl Dial {
-    /// The queue pair goes. The peer sees that at once; the rest is done by the engine's thread, since whoever calls this may hold what the
-    /// end of a dial takes.
-    pub(crate) fn call_off(&self) {
+impl CallOff for Dial {
+    /// The peer sees that at once; the rest is done by the engine's thread, since whoever calls this may hold what the end of a
+    /// dial takes.
+    fn call_off(&self) {
         self.called_off.store(true, Ordering::SeqCst);
         // One that is at a step just now finds the queue pair gone, or is ended after it.
         if let Some(stage) = try_lock(&self.stage) {
             match &*stage {
                 DialStage::Securing(link) => link.abort(),
-                DialStage::Knocking(link, _) | DialStage::Started(link, ..) => link.abort(),
+                DialStage::ShmConnecting(link, _) | DialStage::Started(link, ..) => link.abort(),
                 DialStage::Connecting(_) | DialStage::Over => {}
             }
         }
         self.registration.poke();
     }
+}
 
+impl Dial {
     /// It has failed.
     fn fail(&self, stage: &mut DialStage, error: ConnectError) {
         match &*stage {
             DialStage::Securing(link) => link.abort(),
-            DialStage::Knocking(link, _) | DialStage::Started(link, ..) => link.abort(),
+            DialStage::ShmConnecting(link, _) | DialStage::Started(link, ..) => link.abort(),
             DialStage::Connecting(_) | DialStage::Over => {}
         }
         self.registration.end();
@@ -204,7 +216,7 @@ impl Dial {
             let tcp = TcpLink::new(fd)?;
             *stage = match &self.tls {
                 Some(tls) => DialStage::Securing(Arc::new(TlsLink::new(tcp, tls.initiator()?))),
-                None => self.knock(engine, Arc::new(tcp))?,
+                None => self.connect_shm(engine, Arc::new(tcp))?,
             };
         }
         if let DialStage::Securing(link) = stage {
@@ -216,39 +228,42 @@ impl Dial {
             let DialStage::Securing(link) = std::mem::replace(stage, DialStage::Over) else {
                 return Ok(());
             };
-            *stage = self.knock(engine, link)?;
+            *stage = self.connect_shm(engine, link)?;
         }
-        if let DialStage::Knocking(_, knock) = stage {
-            let why = match knock.answer(&self.device) {
-                Answer::Wait if Instant::now() < knock.deadline => {
-                    if let Some(registration) = &knock.registration {
-                        registration.arm(knock.fd(), Interest::READ);
+        if let DialStage::ShmConnecting(_, shm) = stage {
+            let why = match shm.answer(&self.device) {
+                Answer::Wait if Instant::now() < shm.deadline => {
+                    if let Some(registration) = &shm.registration {
+                        registration.arm(shm.fd(), Interest::READ);
                     }
                     return Ok(());
                 }
-                Answer::Wait => Some("the peer's door does not answer".to_owned()),
+                Answer::Wait => {
+                    Some("the peer does not answer the handshake for shared memory".to_owned())
+                }
                 Answer::Welcome => None,
                 Answer::No(why) => Some(why),
             };
-            // The engine does not watch the door any more.
-            if let Some(registration) = knock.registration.take() {
-                registration.release(knock.fd());
+            // The engine does not watch the handshake any more.
+            if let Some(registration) = shm.registration.take() {
+                registration.release(shm.fd());
             }
-            let DialStage::Knocking(link, knock) = std::mem::replace(stage, DialStage::Over) else {
+            let DialStage::ShmConnecting(link, shm) = std::mem::replace(stage, DialStage::Over)
+            else {
                 return Ok(());
             };
-            let knock = match why {
-                None => Some(knock),
+            let shm = match why {
+                None => Some(shm),
                 Some(why) => {
                     // Before the request: a responder that welcomes us late must find nobody to attach to.
-                    drop(knock);
+                    drop(shm);
                     self.stays_on_tcp(why)?;
                     None
                 }
             };
-            *stage = self.request(link, knock)?;
+            *stage = self.request(link, shm)?;
         }
-        let DialStage::Started(link, buf, knock) = stage else {
+        let DialStage::Started(link, buf, shm) = stage else {
             return Ok(());
         };
         let ended = read_some(&**link, buf)?;
@@ -272,14 +287,14 @@ impl Dial {
                 self.registration.release(link.fd());
                 let early = buf.split_off(consumed.min(buf.len()));
                 let tcp = Arc::clone(link);
-                let knock = knock.take();
+                let shm = shm.take();
                 *stage = DialStage::Over;
                 let mut link = Link::Stream(Arc::clone(&tcp));
-                if let Some(knock) = knock {
-                    let met = knock
+                if let Some(shm) = shm {
+                    let joined = shm
                         .finish(&self.device, Arc::clone(&tcp))
                         .inspect_err(|_| tcp.abort())?;
-                    match met {
+                    match joined {
                         Ok(_) if !early.is_empty() => {
                             tcp.abort();
                             return Err(ConnectError::Protocol(
@@ -302,7 +317,7 @@ impl Dial {
 
 impl Dial {
     /// The TCP connection is there: is the peer on our host?
-    fn knock(
+    fn connect_shm(
         self: &Arc<Self>,
         engine: &Arc<Engine>,
         link: Arc<dyn ByteStream>,
@@ -310,20 +325,19 @@ impl Dial {
         if self.device.local == LocalMode::Off {
             return self.request(link, None);
         }
-        let knocked = Knock::start(&self.device, self.qp.pd(), self.qp.num(), &*link).and_then(
-            |mut knock| {
+        let started = ShmConnecting::start(&self.device, self.qp.pd(), self.qp.num(), &*link)
+            .and_then(|mut shm| {
                 let source = Arc::clone(self) as Arc<dyn Source>;
                 let registration = Registration::new(engine);
                 registration
-                    .start(source, knock.fd(), Interest::READ)
+                    .start(source, shm.fd(), Interest::READ)
                     .map_err(|error| error.to_string())?;
-                registration.set_timer(knock.deadline);
-                knock.registration = Some(registration);
-                Ok(knock)
-            },
-        );
-        match knocked {
-            Ok(knock) => Ok(DialStage::Knocking(link, Box::new(knock))),
+                registration.set_timer(shm.deadline);
+                shm.registration = Some(registration);
+                Ok(shm)
+            });
+        match started {
+            Ok(shm) => Ok(DialStage::ShmConnecting(link, Box::new(shm))),
             Err(why) => {
                 self.stays_on_tcp(why)?;
                 self.request(link, None)
@@ -344,10 +358,10 @@ impl Dial {
     fn request(
         &self,
         link: Arc<dyn ByteStream>,
-        knock: Option<Box<Knock>>,
+        shm: Option<Box<ShmConnecting>>,
     ) -> Result<DialStage, ConnectError> {
         send_all(&*link, &self.request)?;
-        Ok(DialStage::Started(link, Vec::new(), knock))
+        Ok(DialStage::Started(link, Vec::new(), shm))
     }
 }
 
@@ -367,7 +381,7 @@ impl Source for Dial {
             _ if Instant::now() >= self.deadline => {
                 self.fail(&mut stage, ConnectError::TimedOut);
             }
-            DialStage::Knocking(..) => {
+            DialStage::ShmConnecting(..) => {
                 if let Err(error) = self.step(engine, &mut stage) {
                     self.fail(&mut stage, error);
                 }

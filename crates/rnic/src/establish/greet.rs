@@ -1,8 +1,8 @@
 //! The responder's side of making a connection: start-up of an accepted connection, and the request that comes of it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use weft_proto::mpa::{AcceptError, Config, PendingRequest, RespStep, Responder};
@@ -10,16 +10,19 @@ use weft_sys::diag::tcp_peer_uid;
 use weft_sys::{Event, Interest, poll_fds};
 use weft_tls::{Tls, TlsInfo};
 
-use super::{ConnParam, ConnectError, TLS_HANDSHAKE, deadline, read_some, send_all};
-use crate::device::{Counted, DeviceInner};
+use super::{
+    ConnParam, ConnectError, TLS_HANDSHAKE, check_connectable, deadline, read_some, send_all,
+};
+use crate::device::{Counted, DeviceInner, StartUp};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
-use crate::meet::{Guest, same_host};
+use crate::meet::{ShmPeer, same_host};
 use crate::qp::Qp;
 use crate::transport::tcp::TcpLink;
 use crate::transport::tls::TlsLink;
 use crate::transport::{ByteStream, Link};
 use crate::types::LocalMode;
+use crate::warnings::Warnings;
 
 /// A connection request that waits for an answer. Dropping it rejects it.
 pub struct Incoming {
@@ -27,7 +30,7 @@ pub struct Incoming {
     link: Arc<dyn ByteStream>,
     pending: Option<PendingRequest>,
     early: Vec<u8>,
-    guest: Option<Box<Guest>>,
+    shm_peer: Option<Box<ShmPeer>>,
     _permit: Counted,
 }
 
@@ -75,11 +78,12 @@ impl Incoming {
                 .is_ok_and(|n| n > 0)
     }
 
-    /// Accept, on `qp`.
+    /// Accept, on `qp`, which must be in the Init state; the request is rejected otherwise.
     ///
     /// # Errors
     /// [`ConnectError::Invalid`], [`ConnectError::Closed`] when the initiator has gone meanwhile.
     pub fn accept(mut self, qp: &Qp, param: &ConnParam) -> Result<(), ConnectError> {
+        check_connectable(qp)?;
         let Some(pending) = self.pending.take() else {
             return Err(ConnectError::Closed);
         };
@@ -90,8 +94,10 @@ impl Incoming {
         let (params, reply) =
             accepted.map_err(|error: AcceptError| ConnectError::Invalid(error.to_string()))?;
         let tcp = Arc::clone(&self.link);
-        let local = match self.guest.take() {
-            Some(guest) => guest.accept(&self.device, qp.0.pd(), qp.0.num(), Arc::clone(&tcp)),
+        let local = match self.shm_peer.take() {
+            Some(shm_peer) => {
+                shm_peer.accept(&self.device, qp.0.pd(), qp.0.num(), Arc::clone(&tcp))
+            }
             None => Err("the initiator did not ask for shared memory".to_owned()),
         };
         match local {
@@ -170,6 +176,9 @@ pub(super) struct Reception {
     waiting: Arc<AtomicU32>,
     backlog: u32,
     on_request: OnRequest,
+    warnings: Arc<Warnings>,
+    /// Its connections in start-up.
+    greetings: Mutex<Vec<Weak<Greeting>>>,
 }
 
 impl Reception {
@@ -187,7 +196,32 @@ impl Reception {
             waiting: Arc::default(),
             backlog: backlog.max(1),
             on_request: Arc::new(on_request),
+            warnings: Arc::default(),
+            greetings: Mutex::default(),
         })
+    }
+
+    /// Log or count a warning about a peer, see [`Warnings`].
+    pub(super) fn warn(
+        &self,
+        what: &'static str,
+        peer: Option<SocketAddr>,
+        error: Option<&dyn std::fmt::Display>,
+    ) {
+        self.warnings.warn(&self.device.engine, what, peer, error);
+    }
+
+    /// The connection in start-up that comes from this address. Another listener may have one from there as well: to different
+    /// destinations a host uses the same port.
+    pub(super) fn find(&self, from: SocketAddr) -> Option<Arc<Greeting>> {
+        let wanted = (from.ip().to_canonical(), from.port());
+        let greetings = lock(&self.greetings);
+        greetings
+            .iter()
+            .rev()
+            .filter_map(Weak::upgrade)
+            .find(|greeting| greeting.peer() == Some(wanted))
+            .filter(|greeting| self.device.local_dir.is_some() || greeting.is_on_our_host())
     }
 
     /// Begins start-up on a connection that was accepted.
@@ -199,7 +233,7 @@ impl Reception {
                     (Arc::clone(&link) as Arc<dyn ByteStream>, Some(link))
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "no TLS session for a new connection");
+                    self.warn("turned away: no TLS session for it", None, Some(&error));
                     return;
                 }
             },
@@ -216,7 +250,8 @@ impl Reception {
             self.device.take_pending()
         });
         let Some(permit) = permit else {
-            tracing::warn!(peer = %link.peer_addr(), "too many connections in start-up: turned away");
+            let what = "turned away: too many connections in start-up";
+            self.warn(what, Some(link.peer_addr()), None);
             link.abort();
             return;
         };
@@ -227,7 +262,7 @@ impl Reception {
                 securing,
                 buf: Vec::new(),
                 permit,
-                guest: None,
+                shm_peer: None,
             })),
             registration: Registration::new(engine),
         });
@@ -239,13 +274,19 @@ impl Reception {
             Ok(()) => {
                 registration.set_timer(deadline(self.timeout));
                 drop(state);
+                let mut own = lock(&self.greetings);
+                if own.len() == own.capacity() {
+                    own.retain(|g| g.strong_count() > 0);
+                }
+                own.push(Arc::downgrade(&greeting));
+                drop(own);
                 let mut greetings = lock(&self.device.greetings);
                 while greetings.front().is_some_and(|g| g.strong_count() == 0) {
                     greetings.pop_front();
                 }
-                greetings.push_back(Arc::downgrade(&greeting));
+                greetings.push_back(Arc::downgrade(&greeting) as _);
             }
-            Err(error) => tracing::warn!(%error, "cannot watch a new connection"),
+            Err(error) => self.warn("cannot watch a new connection", None, Some(&error)),
         }
     }
 }
@@ -262,26 +303,26 @@ struct Greeted {
     securing: Option<Arc<TlsLink>>,
     buf: Vec<u8>,
     permit: Counted,
-    guest: Option<Box<Guest>>,
+    shm_peer: Option<Box<ShmPeer>>,
 }
 
 /// An accepted connection whose request is not complete.
-pub(crate) struct Greeting {
-    pub(super) reception: Arc<Reception>,
+pub(super) struct Greeting {
+    reception: Arc<Reception>,
     state: Mutex<Option<Greeted>>,
     registration: Registration,
 }
 
 impl Greeting {
     /// Where it comes from, while it is in start-up.
-    pub(super) fn peer(&self) -> Option<(std::net::IpAddr, u16)> {
+    fn peer(&self) -> Option<(IpAddr, u16)> {
         let state = lock(&self.state);
         let addr = state.as_ref()?.link.peer_addr();
         Some((addr.ip().to_canonical(), addr.port()))
     }
 
     /// Its addresses are both this host's. In containers that share a directory they need not be.
-    pub(super) fn is_on_our_host(&self) -> bool {
+    fn is_on_our_host(&self) -> bool {
         let state = lock(&self.state);
         state.as_ref().is_some_and(|greeted| {
             let (ours, theirs) = (greeted.link.local_addr(), greeted.link.peer_addr());
@@ -290,11 +331,11 @@ impl Greeting {
     }
 
     /// Its initiator is on our host and has said hello.
-    pub(super) fn receive_guest(&self, guest: Guest) {
+    pub(super) fn set_shm_peer(&self, shm_peer: ShmPeer) {
         if let Some(greeted) = &mut *lock(&self.state)
-            && (greeted.guest.is_none() || guest.is_kin)
+            && (greeted.shm_peer.is_none() || shm_peer.is_kin)
         {
-            greeted.guest = Some(Box::new(guest));
+            greeted.shm_peer = Some(Box::new(shm_peer));
         }
     }
 
@@ -303,7 +344,9 @@ impl Greeting {
         self.registration.release(greeted.link.fd());
         Some(greeted)
     }
+}
 
+impl StartUp for Greeting {
     fn give_up(&self, why: &str) {
         let greeted = self.close(&mut lock(&self.state));
         if let Some(greeted) = greeted {
@@ -355,7 +398,8 @@ impl Source for Greeting {
                 let reception = &self.reception;
                 let count = Counted::unlimited(&reception.waiting);
                 if reception.waiting.load(Ordering::Relaxed) > reception.backlog {
-                    tracing::warn!(peer = %greeted.link.peer_addr(), "the backlog is full: turned away");
+                    let what = "turned away: the backlog is full";
+                    reception.warn(what, Some(greeted.link.peer_addr()), None);
                     greeted.link.abort();
                     return Next::Done;
                 }
@@ -365,16 +409,19 @@ impl Source for Greeting {
                     link: greeted.link,
                     pending: Some(pending),
                     early,
-                    guest: greeted.guest,
+                    shm_peer: greeted.shm_peer,
                     _permit: count,
                 });
             }
             Err(error) => {
                 let peer = greeted.link.peer_addr();
                 if matches!(error, ConnectError::Tls(_)) {
-                    tracing::warn!(%peer, %error, "turned away: no TLS connection with it");
+                    let what = "turned away: no TLS connection with it";
+                    self.reception.warn(what, Some(peer), Some(&error));
                 } else if greeted.buf.first() == Some(&TLS_HANDSHAKE) {
-                    tracing::warn!(%peer, "turned away: it speaks TLS, which is off here (WEFT_TLS, ConnParam::tls)");
+                    let what =
+                        "turned away: it speaks TLS, which is off here (WEFT_TLS, ConnParam::tls)";
+                    self.reception.warn(what, Some(peer), None);
                 } else {
                     tracing::debug!(%peer, %error, "start-up failed");
                 }

@@ -11,8 +11,8 @@ use weft_sys::{Event, Interest};
 
 use super::ConnParam;
 use super::dial::{Dialed, Way};
-use super::entrance::{self, Entrance};
 use super::greet::{Accepted, Incoming, Reception};
+use super::shm_listener::{self, ShmListener};
 use crate::device::{Device, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::lock;
@@ -21,18 +21,18 @@ use crate::transport::sim::{SimListener, SimPort};
 use crate::transport::tcp::TcpLink;
 use crate::types::LocalMode;
 
-enum Door {
+enum Socket {
     Tcp(OwnedFd),
     Sim(SimListener),
 }
 
 pub(super) struct ListenerInner {
     pub(super) reception: Arc<Reception>,
-    door: Door,
+    socket: Socket,
     pub(super) addr: SocketAddr,
     registration: Registration,
     /// Where initiators of this host say hello.
-    entrances: Mutex<Vec<Arc<Entrance>>>,
+    shm_listeners: Mutex<Vec<Arc<ShmListener>>>,
 }
 
 /// A listening address. Dropping it stops listening; connections made through it live on.
@@ -134,27 +134,27 @@ impl Bound {
     ) -> io::Result<Listening> {
         let Bound { device, port, addr } = self;
         let Device(device) = device;
-        let door = match port {
+        let socket = match port {
             Port::Tcp(fd) => {
                 tcp::listen_bound(&fd, backlog.clamp(1, 4096))?;
-                Door::Tcp(fd)
+                Socket::Tcp(fd)
             }
-            Port::Sim(port) => Door::Sim(port.listen()?),
+            Port::Sim(port) => Socket::Sim(port.listen()?),
         };
         let reception = Reception::new(&device, backlog, param, on_request);
         let inner = Arc::new(ListenerInner {
             reception,
-            door,
+            socket,
             addr,
             registration: Registration::new(&device.engine),
-            entrances: Mutex::default(),
+            shm_listeners: Mutex::default(),
         });
         let source = Arc::clone(&inner) as Arc<dyn Source>;
         inner
             .registration
             .start(source, inner.fd(), Interest::READ)?;
         if device.local != LocalMode::Off {
-            *lock(&inner.entrances) = entrance::open(&device, &inner);
+            *lock(&inner.shm_listeners) = shm_listener::open(&device, &inner);
         }
         Ok(Listening(inner))
     }
@@ -169,8 +169,8 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        for entrance in lock(&self.0.entrances).drain(..) {
-            entrance.close();
+        for shm_listener in lock(&self.0.shm_listeners).drain(..) {
+            shm_listener.close();
         }
         self.0.registration.release(self.0.fd());
     }
@@ -178,15 +178,15 @@ impl Drop for Listening {
 
 impl ListenerInner {
     fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        match &self.door {
-            Door::Tcp(fd) => fd.as_fd(),
-            Door::Sim(listener) => listener.fd(),
+        match &self.socket {
+            Socket::Tcp(fd) => fd.as_fd(),
+            Socket::Sim(listener) => listener.fd(),
         }
     }
 
     fn accept_one(&self) -> io::Result<Option<Accepted>> {
-        match &self.door {
-            Door::Tcp(fd) => loop {
+        match &self.socket {
+            Socket::Tcp(fd) => loop {
                 let Some((socket, _)) = tcp::accept(fd)? else {
                     return Ok(None);
                 };
@@ -195,7 +195,7 @@ impl ListenerInner {
                     return Ok(Some(Accepted::Tcp(link)));
                 }
             },
-            Door::Sim(listener) => Ok(listener.accept().map(Accepted::Sim)),
+            Socket::Sim(listener) => Ok(listener.accept().map(Accepted::Sim)),
         }
     }
 }
@@ -216,7 +216,8 @@ impl ListenerInner {
 impl Source for ListenerInner {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
         if let Err(error) = self.accept_some(engine) {
-            tracing::warn!(%error, "accepting a connection failed");
+            let what = "accepting a connection failed";
+            self.reception.warn(what, None, Some(&error));
             // No descriptors left, most likely: try again later, not in a busy loop.
             let later = Instant::now() + Duration::from_millis(50);
             self.registration.set_timer(later);

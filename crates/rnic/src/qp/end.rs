@@ -1,8 +1,8 @@
 //! The end of a connection: faults, flushing, closing in order, and what is left of the socket.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use weft_mem::{PEER_LIMIT, Reader};
@@ -12,9 +12,8 @@ use weft_wire::rdmap::TermError;
 use super::convert::{is_access_code, term_code};
 use super::rnr::Held;
 use super::tx::note_transmitted;
-use super::{Core, EndHook, QpInner, RecvSource, Slot};
+use super::{CallOff, Core, EndHook, QpInner, RecvSource, Slot};
 use crate::engine::guarded;
-use crate::establish::Dial;
 use crate::lock::{lock, try_lock};
 use crate::timer;
 use crate::transport::Link;
@@ -100,7 +99,7 @@ impl QpInner {
         self.take_inbox(core);
         if unheard {
             self.reap(core);
-            self.wait_in_vain(core);
+            self.await_retry_timeout(core);
             self.keep_recv(core);
         } else {
             self.flush_sends(core);
@@ -191,12 +190,12 @@ impl QpInner {
     /// The connection is over, and the queue pair was not told. What it sends now goes nowhere, and it finds out when the transport timer has run
     /// out with its retries. Not at once: a program that has all it wanted may leave before the last of what is under way to it has come, and its
     /// peer, who counts what it needs, goes before anything is missed.
-    pub(super) fn wait_in_vain(self: &Arc<Self>, core: &mut Core) {
+    pub(super) fn await_retry_timeout(self: &Arc<Self>, core: &mut Core) {
         if core.first_posted().is_none() {
             self.flush_sends(core);
             return;
         }
-        if std::mem::replace(&mut core.in_vain, true) {
+        if std::mem::replace(&mut core.awaits_retry_timeout, true) {
             return;
         }
         let qp = Arc::downgrade(self);
@@ -451,10 +450,10 @@ impl QpInner {
             }
         });
         if let RecvSource::Shared(srq) = &self.recv {
-            srq.forget(self);
+            srq.forget(&**self);
         }
-        self.send_cq.detach(self);
-        self.recv_cq.detach(self);
+        self.send_cq.detach(&**self);
+        self.recv_cq.detach(&**self);
         self.release_lease();
     }
 
@@ -468,14 +467,14 @@ impl QpInner {
     }
 
     /// This connects it, from now on.
-    pub(crate) fn dials_by(&self, dial: &Arc<Dial>) {
-        *lock(&self.dial) = Arc::downgrade(dial);
+    pub(crate) fn dials_by(&self, dial: Weak<dyn CallOff>) {
+        *lock(&self.dial) = Some(dial);
     }
 
     /// It is not to be connected any more.
     fn call_off_dial(&self) {
-        let dial = std::mem::take(&mut *lock(&self.dial));
-        if let Some(dial) = dial.upgrade() {
+        let dial = lock(&self.dial).take();
+        if let Some(dial) = dial.and_then(|dial| dial.upgrade()) {
             dial.call_off();
         }
     }

@@ -13,8 +13,8 @@ use super::rnr::RNR_FOR_EVER;
 use super::rx::Rx;
 use super::tx::Tx;
 use super::{Completions, Core, EndReason, QpInner, RecvSource};
-use crate::cq::Cq;
-use crate::device::{Counted, DeviceInner, PdInner, QpNumber};
+use crate::cq::{Cq, Member};
+use crate::device::{Counted, DeviceInner, Pd, PdInner, QpNumber};
 use crate::srq::{RecvQueue, Srq};
 use crate::types::{
     Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, Rnr, SendWr, WcStatus,
@@ -74,6 +74,20 @@ impl QpInit {
     }
 }
 
+impl Pd {
+    /// A queue pair, not connected yet.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    pub fn create_qp(&self, init: &QpInit) -> Result<Qp, Error> {
+        let device = &self.0.device;
+        check_init(init, device)?;
+        let count = Counted::take(&device.qps, device.limits.max_qp, "queue pairs")?;
+        let num = QpNumber::take(device, init.num)?;
+        Ok(Qp::new(&self.0, num, init, count))
+    }
+}
+
 /// A queue pair: a send queue, a receive queue and the connection that joins them to a peer's. Dropping it closes the
 /// connection: requests that have not completed by then make no completions any more, and may not be carried out.
 pub struct Qp(
@@ -82,7 +96,7 @@ pub struct Qp(
 );
 
 impl Qp {
-    pub(crate) fn new(pd: &Arc<PdInner>, num: QpNumber, init: &QpInit, count: Counted) -> Qp {
+    fn new(pd: &Arc<PdInner>, num: QpNumber, init: &QpInit, count: Counted) -> Qp {
         let recv = match &init.srq {
             Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
             None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
@@ -166,8 +180,8 @@ impl Qp {
             has_inbox: AtomicBool::new(false),
             pending: AtomicBool::new(false),
             arm_wanted: AtomicBool::new(false),
-            keen: AtomicU32::new(0),
-            took: AtomicBool::new(false),
+            engine_hint: AtomicU32::new(0),
+            app_received: AtomicBool::new(false),
             deferred: AtomicU32::new(0),
             seen_taken: AtomicU32::new(0),
             alone_since: AtomicU32::new(0),
@@ -195,7 +209,7 @@ impl Qp {
                 ledger: Ledger::default(),
                 ended: None,
                 withheld: None,
-                in_vain: false,
+                awaits_retry_timeout: false,
                 nudges: SmallVec::new(),
                 send_failed: false,
                 shut: false,
@@ -206,9 +220,10 @@ impl Qp {
             on_end: Mutex::new(None),
             dial: Mutex::default(),
         });
-        inner.send_cq.attach(&inner);
+        let member = || Arc::downgrade(&inner) as Weak<dyn Member>;
+        inner.send_cq.attach(member());
         if !init.send_cq.same(&init.recv_cq) {
-            inner.recv_cq.attach(&inner);
+            inner.recv_cq.attach(member());
         }
         inner
     }
@@ -230,7 +245,7 @@ impl Qp {
     /// [`PostError`] names the first request that was refused. On a queue pair in the error state requests are
     /// taken, and flushed.
     pub fn post_send(&self, wrs: &[SendWr]) -> Result<(), PostError> {
-        let done = self.0.post_promptly(wrs);
+        let done = self.0.post_fast(wrs);
         if done == wrs.len() {
             return Ok(());
         }
@@ -250,7 +265,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::post_send`], index 0.
     pub fn post_send_from(&self, wr: &mut SendWr) -> Result<(), PostError> {
-        if self.0.post_promptly(std::slice::from_ref(wr)) == 1 {
+        if self.0.post_fast(std::slice::from_ref(wr)) == 1 {
             return Ok(());
         }
         let wr = std::mem::replace(wr, SendWr::send(0));
@@ -442,7 +457,7 @@ impl Drop for Qp {
     }
 }
 
-pub(crate) fn check_init(init: &QpInit, device: &DeviceInner) -> Result<(), Error> {
+fn check_init(init: &QpInit, device: &DeviceInner) -> Result<(), Error> {
     let limits = &device.limits;
     let over = init.max_send_wr > limits.max_wr
         || init.max_recv_wr > limits.max_wr

@@ -1,9 +1,9 @@
 //! Who drives a queue pair: the thread that polls, or the engine (see [`crate::engine`]).
 //!
-//! An owner who polls takes the *lease*, and the engine stops watching the socket. Whether it is one is told by what its polls come to:
-//! many in vain, one after the other, or one that received what came. An owner who only looks for the completions of what it posts, and
-//! else spins on its memory or sleeps on something else, is none: the engine stays armed. Where that judgement fails, something waits for
-//! the engine's tick; the engine is *keen* for a while then.
+//! An owner who polls takes the *lease*, and the engine stops watching the socket. Eight empty polls in a row, or one poll that received
+//! data, take it. An owner who only looks for the completions of what it posts, and else spins on its memory or sleeps on something else,
+//! does not: the engine stays armed. Where that rule is wrong, something waits for the engine's tick. The *engine hint* then keeps the
+//! engine armed for a while.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use std::sync::atomic::Ordering;
 
 use weft_sys::Interest;
 
-use super::{Drive, QpInner};
+use super::QpInner;
 use crate::cq::Poller;
-use crate::engine::Lease;
+use crate::engine::{Drive, Lease};
 
-/// Polls in vain, one after the other, after which the poller takes the lease in any case. One who looks for the completion of what it
+/// Empty polls in a row after which the poller takes the lease in any case. One who looks for the completion of what it
 /// has just posted, and then spins on its memory, polls less, and must have the engine watch the socket.
 const LEASE_AFTER: u32 = 8;
 /// The same where the engine is needed.
@@ -24,28 +24,32 @@ const LEASE_LATE: u32 = 256;
 const IN_A_ROW: u32 = 4;
 /// So many times the engine leaves a queue pair armed although its owner was driving it just then, after something has waited
 /// for a tick because the owner did not come back.
-const KEEN: u32 = 64;
+const HINT_AFTER_TICK: u32 = 64;
 /// The same after posts have waited for a tick: the tick may just have come in the middle of them.
-const KEEN_POSTS: u32 = 8;
+const HINT_AFTER_POSTS: u32 = 8;
 
 impl QpInner {
     /// A poll that found nothing, after as many others: look at the socket. Somebody who goes on polling, or who was the one to receive
     /// what came last, takes the lease: the engine need not watch beside it.
-    pub(crate) fn drive_polled(self: &Arc<Self>, in_vain: u32, poller: Option<&mut Poller<'_>>) {
+    pub(crate) fn drive_polled(
+        self: &Arc<Self>,
+        empty_polls: u32,
+        poller: Option<&mut Poller<'_>>,
+    ) {
         if self.dead.load(Ordering::Relaxed) || self.connected.get().is_none() {
             return;
         }
-        let took = self.took.load(Ordering::Relaxed);
-        let mut keen = self.keen.load(Ordering::Relaxed);
-        if took {
-            self.took.store(false, Ordering::Relaxed);
-            keen /= 2;
-            self.keen.store(keen, Ordering::Relaxed);
+        let app_received = self.app_received.load(Ordering::Relaxed);
+        let mut hint = self.engine_hint.load(Ordering::Relaxed);
+        if app_received {
+            self.app_received.store(false, Ordering::Relaxed);
+            hint /= 2;
+            self.engine_hint.store(hint, Ordering::Relaxed);
         }
-        let spins = if keen == 0 {
-            took || in_vain >= LEASE_AFTER
+        let spins = if hint == 0 {
+            app_received || empty_polls >= LEASE_AFTER
         } else {
-            in_vain >= LEASE_LATE
+            empty_polls >= LEASE_LATE
         };
         // Who polls while sending is blocked polls until it is done, and the engine would only send in its stead, on another core.
         if spins || self.tx_blocked.load(Ordering::Relaxed) {
@@ -94,16 +98,21 @@ impl QpInner {
         }
     }
 
-    /// The owner goes to sleep on this descriptor; `None` in place of an interest: it should look again first.
-    pub(crate) fn begin_wait(self: &Arc<Self>) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
-        let connected = self.connected.get()?;
-        if self.dead.load(Ordering::Relaxed) {
-            return None;
+    /// The owner is about to sleep on what [`QpInner::wait_on`] says, unless this is false: there is nothing to wait for.
+    pub(crate) fn begin_wait(self: &Arc<Self>) -> bool {
+        if self.connected.get().is_none() || self.dead.load(Ordering::Relaxed) {
+            return false;
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
         // A post before it saw this waiter may have been put off.
         self.flush_deferred();
         self.take_lease();
+        true
+    }
+
+    /// The descriptor to sleep on after [`QpInner::begin_wait`]; `None` in place of an interest: the owner should look again first.
+    pub(crate) fn wait_on(&self) -> Option<(BorrowedFd<'_>, Option<Interest>)> {
+        let connected = self.connected.get()?;
         Some((connected.link.fd(), connected.link.watch(self.interest())))
     }
 
@@ -180,14 +189,15 @@ impl QpInner {
         if self.armed.load(Ordering::SeqCst) {
             // Posts were put off, and no poll came.
             if self.has_deferred() {
-                self.keen.fetch_max(KEEN_POSTS, Ordering::Relaxed);
+                self.engine_hint
+                    .fetch_max(HINT_AFTER_POSTS, Ordering::Relaxed);
                 self.flush_deferred();
             }
         } else {
             match self.drive(true) {
                 Drive::Busy => return self.engine().lend(self),
                 // It waited for this tick.
-                Drive::Moved => self.keen.store(KEEN, Ordering::Relaxed),
+                Drive::Moved => self.engine_hint.store(HINT_AFTER_TICK, Ordering::Relaxed),
                 Drive::Still => {}
             }
             self.rearm_and_flush();
@@ -203,14 +213,15 @@ impl QpInner {
     /// Nobody polls yet, but a program that posts so much in a row will, to learn what became of it. The tick sends what it is wrong
     /// about.
     pub(super) fn posts_in_a_row(self: &Arc<Self>, before: u32) -> bool {
-        let keen = self.keen.load(Ordering::Relaxed);
+        let hint = self.engine_hint.load(Ordering::Relaxed);
         // Whoever has asked for an event is about to sleep, not to poll.
         if self.send_cq.is_armed() || self.recv_cq.is_armed() {
             return false;
         }
-        if before < IN_A_ROW || keen > 0 {
+        if before < IN_A_ROW || hint > 0 {
             if before == IN_A_ROW {
-                self.keen.store(keen.saturating_sub(1), Ordering::Relaxed);
+                self.engine_hint
+                    .store(hint.saturating_sub(1), Ordering::Relaxed);
             }
             return false;
         }
@@ -218,17 +229,17 @@ impl QpInner {
         true
     }
 
-    pub(super) fn is_keen(&self) -> bool {
-        self.keen.load(Ordering::Relaxed) > 0
+    pub(super) fn has_engine_hint(&self) -> bool {
+        self.engine_hint.load(Ordering::Relaxed) > 0
     }
 
     /// The engine goes, and another thread was driving when it last looked.
     pub(crate) fn leave_driven(self: &Arc<Self>) {
-        let keen = self.keen.load(Ordering::Relaxed);
-        if keen == 0 {
+        let hint = self.engine_hint.load(Ordering::Relaxed);
+        if hint == 0 {
             self.engine().lend(self);
         } else {
-            self.keen.store(keen - 1, Ordering::Relaxed);
+            self.engine_hint.store(hint - 1, Ordering::Relaxed);
             self.arm_wanted.store(true, Ordering::SeqCst);
             self.drive(true);
         }
@@ -237,8 +248,8 @@ impl QpInner {
     /// The engine drives.
     pub(crate) fn drive_engine(self: &Arc<Self>) -> Drive {
         let drove = self.drive(true);
-        if drove == Drive::Moved && self.is_keen() {
-            self.keen.store(KEEN, Ordering::Relaxed);
+        if drove == Drive::Moved && self.has_engine_hint() {
+            self.engine_hint.store(HINT_AFTER_TICK, Ordering::Relaxed);
         }
         drove
     }

@@ -14,13 +14,15 @@ mod confirm;
 mod convert;
 mod direct;
 mod end;
+mod fast_path;
 mod frame;
 mod glance;
 mod handle;
 mod lease;
 mod pause;
-mod prompt;
+mod post;
 mod rnr;
+mod roles;
 mod rx;
 mod stat;
 mod tx;
@@ -38,26 +40,20 @@ use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState};
 use weft_sys::{Event, Interest};
 use weft_wire::mpa::MAX_MARKED_ULPDU;
 
-use crate::cq::{CqInner, Poller};
+use crate::cq::{CqInner, Glance, Poller};
 use crate::device::{DeviceInner, PdInner};
-use crate::engine::{Engine, Lease, Next, Registration, Source, guarded, on_engine};
-use crate::establish::Dial;
+use crate::engine::{Drive, Engine, Lease, Next, Registration, Source, guarded, on_engine};
 use crate::lock::{lock, try_lock};
+use crate::report::Connection;
 use crate::srq::{RecvQueue, SrqInner};
-use crate::stat::Connection;
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
-use crate::types::{
-    Ledger, LinkOptions, PostError, PostReason, QpState, RecvWr, SendOp, SendWr, Wc, WcOpcode,
-    WcStatus,
-};
+use crate::types::{Ledger, LinkOptions, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
 use end::Withheld;
 use frame::Frame;
-pub(crate) use glance::Glance;
-pub(crate) use handle::check_init;
 pub use handle::{Ender, Qp, QpInit};
 use rnr::RNR_FOR_EVER;
 use rx::Rx;
@@ -65,16 +61,17 @@ pub(crate) use rx::scatter;
 use tx::Tx;
 pub(crate) use tx::sub_list;
 
-/// Posts that may wait for the next poll, see [`Qp::post_send`].
-const DEFER_MAX: u32 = 64;
-/// Requests with more payload than this are never put off.
-const DEFER_BYTES: u32 = 4096;
-
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
 const LOCAL_MAX_ULPDU: u32 = 16 << 20;
 
 /// When an initiator that has heard nothing nudges its peer, counted from the start.
 const NUDGES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
+
+/// A connection for a queue pair, in the making.
+pub(crate) trait CallOff: Send + Sync {
+    /// The queue pair does not want it any more.
+    fn call_off(&self);
+}
 
 type EndHook = Box<dyn FnOnce(EndReason) + Send>;
 
@@ -112,7 +109,7 @@ struct Core {
     /// The end is not told yet.
     withheld: Option<Withheld>,
     /// It was not told, and has sends outstanding.
-    in_vain: bool,
+    awaits_retry_timeout: bool,
     /// When we dialled and hear nothing: the times to send something.
     nudges: SmallVec<[Instant; 2]>,
     /// The transport takes no more bytes: an end in order is none any more.
@@ -133,17 +130,6 @@ struct Completions {
     recv: SmallVec<[Wc; 8]>,
     send_urgent: bool,
     recv_urgent: bool,
-}
-
-/// What an attempt to make progress came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Drive {
-    /// Another thread is at it.
-    Busy,
-    /// Nothing to do.
-    Still,
-    /// Bytes moved.
-    Moved,
 }
 
 struct Connected {
@@ -190,10 +176,10 @@ pub(crate) struct QpInner {
     pending: AtomicBool,
     /// Whoever drives now is to arm the socket when it is done.
     arm_wanted: AtomicBool,
-    /// How much the engine is needed although somebody polls, see [`KEEN`].
-    keen: AtomicU32,
+    /// How much the engine is needed although somebody polls, see the module `lease`.
+    engine_hint: AtomicU32,
     /// A thread of the program has received something while it drove.
-    took: AtomicBool,
+    app_received: AtomicBool,
     /// Posts since the last poll.
     deferred: AtomicU32,
     /// What [`QpInner::taken`] said at the last post, and at the last small Write to a peer who slept.
@@ -222,7 +208,7 @@ pub(crate) struct QpInner {
     core: Mutex<Core>,
     on_end: Mutex<Option<EndHook>>,
     /// What is to connect it.
-    dial: Mutex<Weak<Dial>>,
+    dial: Mutex<Option<Weak<dyn CallOff>>>,
 }
 
 impl QpInner {
@@ -350,11 +336,12 @@ impl QpInner {
             }
             self.state.store(QpState::Rts as u8, Ordering::Release);
             if let Some(local) = self.local() {
-                local.belongs_to(self);
+                let watch = Arc::downgrade(self);
+                local.belongs_to(watch);
                 self.glance.watch(local.ring());
                 local.let_in(self.open_rights());
                 if let Some(neighbour) = local.neighbour()
-                    && !neighbour.add(self)
+                    && !neighbour.add(Arc::downgrade(self) as _)
                 {
                     local.set_dead();
                 }
@@ -408,121 +395,6 @@ impl QpInner {
         }
     }
 
-    fn post_send(
-        self: &Arc<Self>,
-        first: usize,
-        wrs: impl Iterator<Item = SendWr>,
-    ) -> Result<(), PostError> {
-        let mut refused = None;
-        let mut count = 0;
-        let mut bytes = 0u32;
-        {
-            let mut inbox = lock(&self.inbox);
-            // Under the lock, so that a closing connection that finds the inbox empty has seen the last of it.
-            let takes = match self.state() {
-                QpState::Rts | QpState::Error => true,
-                QpState::Init => self.expected.load(Ordering::Relaxed),
-                QpState::Closing => false,
-            };
-            if !takes {
-                return Err(PostError {
-                    index: first,
-                    reason: PostReason::State,
-                });
-            }
-            for (index, wr) in (first..).zip(wrs) {
-                match self.check_post(&wr) {
-                    Ok(len) => {
-                        bytes = bytes.saturating_add(len);
-                        self.sq_used.fetch_add(1, Ordering::Relaxed);
-                        inbox.push_back(wr);
-                        self.has_inbox.store(true, Ordering::Release);
-                        count += 1;
-                    }
-                    Err(reason) => {
-                        refused = Some(PostError { index, reason });
-                        break;
-                    }
-                }
-            }
-        }
-        if count > 0 {
-            self.ring(count, bytes);
-        }
-        match refused {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
-    }
-
-    fn check_post(&self, wr: &SendWr) -> Result<u32, PostReason> {
-        if self.sq_used.load(Ordering::Relaxed) >= self.max_send_wr {
-            return Err(PostReason::Full);
-        }
-        self.check_request(wr)
-    }
-
-    /// As [`QpInner::check_post`], whatever else is posted.
-    fn check_request(&self, wr: &SendWr) -> Result<u32, PostReason> {
-        if wr.sges.len() > self.max_sge as usize {
-            return Err(PostReason::TooManySges);
-        }
-        let len = wr.len().ok_or(PostReason::Length)?;
-        if let Some(data) = &wr.inline {
-            let fits = matches!(
-                wr.op,
-                SendOp::Send
-                    | SendOp::SendInvalidate { .. }
-                    | SendOp::SendImm { .. }
-                    | SendOp::Write { .. }
-                    | SendOp::WriteImm { .. }
-            ) && wr.sges.is_empty();
-            if data.len() > self.max_inline as usize || !fits {
-                return Err(PostReason::Inline);
-            }
-        }
-        if wr.op.is_atomic() && len != 8 {
-            return Err(PostReason::Length);
-        }
-        if wr.op.is_sink() && self.depths.get().is_some_and(|(_, ord)| *ord == 0) {
-            return Err(PostReason::NoReads);
-        }
-        Ok(len)
-    }
-
-    /// The doorbell. While a poller holds the lease, only the first post after its poll goes out at once; the ones
-    /// after it ride along with the next poll, the 64th post, or the engine's tick, whichever comes first.
-    fn ring(self: &Arc<Self>, count: u32, bytes: u32) {
-        // An owner who finds something at each poll never gets to `drive_polled`.
-        let taken = self.taken();
-        if self.seen_taken.load(Ordering::Relaxed) != taken {
-            self.seen_taken.store(taken, Ordering::Relaxed);
-            self.deferred.store(0, Ordering::SeqCst);
-        }
-        let before = self.deferred.fetch_add(count, Ordering::SeqCst);
-        // Somebody must be sure to come by: a poller, or the engine's tick. A sleeping owner counts for neither.
-        if before > 0
-            && before % DEFER_MAX + count < DEFER_MAX
-            && bytes / count <= DEFER_BYTES
-            && self.waiters.load(Ordering::SeqCst) == 0
-            && self.state() == QpState::Rts
-            && (!self.armed.load(Ordering::SeqCst) || self.posts_in_a_row(before))
-        {
-            self.send_cq.deferred.store(true, Ordering::Relaxed);
-            self.recv_cq.deferred.store(true, Ordering::Relaxed);
-            self.engine().hurry();
-            return;
-        }
-        self.drive(false);
-    }
-
-    /// Changes with each poll that takes completions.
-    fn taken(&self) -> u32 {
-        let (send, recv) = (&self.send_cq.taken, &self.recv_cq.taken);
-        send.load(Ordering::Relaxed)
-            .wrapping_add(recv.load(Ordering::Relaxed))
-    }
-
     /// A poll that found completions: send what was put off.
     pub(crate) fn flush_deferred(self: &Arc<Self>) {
         if self.deferred.swap(0, Ordering::SeqCst) > 1 {
@@ -561,7 +433,6 @@ impl QpInner {
         }
     }
 
-    /// The peer's process has ended.
     pub(crate) fn pd(&self) -> &PdInner {
         &self.pd
     }
@@ -570,7 +441,8 @@ impl QpInner {
         self.num
     }
 
-    pub(crate) fn peer_died(self: &Arc<Self>) {
+    /// The peer's process has ended.
+    fn peer_died(self: &Arc<Self>) {
         if let Some(local) = self.local() {
             local.set_dead();
             self.drive(true);
@@ -695,7 +567,7 @@ impl QpInner {
             if self.state() == QpState::Error {
                 self.flush_sends(core);
             } else {
-                self.wait_in_vain(core);
+                self.await_retry_timeout(core);
             }
             self.deliver(core);
             return self.drain(core, link);
@@ -718,7 +590,7 @@ impl QpInner {
             received = self.pump_rx(core, link);
             moved |= received;
             if received && !on_engine() {
-                self.took.store(true, Ordering::Relaxed);
+                self.app_received.store(true, Ordering::Relaxed);
             }
             if core.confirming.is_some() {
                 // What is confirmed may allow the next question.

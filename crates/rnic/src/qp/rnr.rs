@@ -352,7 +352,7 @@ impl QpInner {
                 }
                 RecvSource::Shared(srq) => {
                     if !self.starved.swap(true, Ordering::SeqCst) {
-                        srq.await_recv(Arc::downgrade(self));
+                        srq.await_recv(Arc::downgrade(self) as _);
                     }
                 }
             }

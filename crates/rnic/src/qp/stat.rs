@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::QpInner;
-use crate::stat::Connection;
+use crate::report::Connection;
 
 impl QpInner {
     /// `None` before it is connected.

@@ -188,7 +188,7 @@ impl Tx {
     }
 
     /// So many bytes went out beside the flights.
-    pub(super) fn sent_promptly(&mut self, n: usize) {
+    pub(super) fn sent_fast(&mut self, n: usize) {
         self.built += n as u64;
         self.sent += n as u64;
     }

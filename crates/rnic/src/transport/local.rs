@@ -16,8 +16,7 @@ use weft_tls::TlsInfo;
 
 use super::{ByteStream, Received};
 use crate::lock::lock;
-use crate::meet::Neighbour;
-use crate::qp::QpInner;
+use crate::neighbours::{Neighbour, PeerWatch};
 use crate::types::LinkOptions;
 
 /// Bytes of each ring.
@@ -108,7 +107,7 @@ pub(crate) struct LocalLink {
     finished: AtomicBool,
     neighbour: Option<Arc<Neighbour>>,
     /// Whose connection it is.
-    owner: OnceLock<Weak<QpInner>>,
+    owner: OnceLock<Weak<dyn PeerWatch>>,
 }
 
 impl LocalLink {
@@ -132,8 +131,8 @@ impl LocalLink {
     }
 
     /// It is this queue pair's from now on.
-    pub(crate) fn belongs_to(&self, qp: &Arc<QpInner>) {
-        let _ = self.owner.set(Arc::downgrade(qp));
+    pub(crate) fn belongs_to(&self, qp: Weak<dyn PeerWatch>) {
+        let _ = self.owner.set(qp);
     }
 
     /// Our side of the rings.
@@ -263,7 +262,7 @@ impl LocalLink {
         self.lent.load(Ordering::Relaxed) > 0
     }
 
-    /// Everything handed over so far has been taken by the peer.
+    /// Our position in the ring, behind all that was handed over. The peer has taken all of it when [`LocalLink::consumed`] says the same.
     pub(crate) fn pushed(&self) -> u64 {
         self.joint.end.pushed()
     }

@@ -13,7 +13,6 @@ pub(crate) mod local;
 pub(crate) mod sim;
 pub(crate) mod tcp;
 pub(crate) mod tls;
-pub(crate) mod udp;
 
 use local::LocalLink;
 

@@ -16,10 +16,13 @@ use smallvec::SmallVec;
 use weft_proto::dgram::Config;
 use weft_wire::dgram;
 
+mod port;
 mod record;
 mod recv;
 mod send;
 
+use port::PortInner;
+pub use port::{UdPort, UdPortCounters};
 pub use record::{ValidityMap, WriteRecord};
 pub(crate) use recv::Arrived;
 use recv::{Counters, Taking};
@@ -31,7 +34,6 @@ use crate::engine::{guarded, on_engine};
 use crate::lock::lock;
 use crate::qp::RecvSource;
 use crate::srq::{RecvQueue, Srq};
-use crate::transport::udp::{PortInner, UdPort};
 use crate::types::{Error, PostError, PostReason, QpState, RecvWr, SendWr, UdSource};
 
 /// The longest message that is one datagram of version 1, in bytes: what every peer takes, and what programs of `InfiniBand` know as the MTU.
@@ -302,7 +304,7 @@ impl UdQp {
         }
         let port = UdPort::join(&self.inner.pd.device, group, interfaces)?;
         for cq in self.inner.queues() {
-            cq.attach_port(port.inner());
+            cq.attach_port(Arc::downgrade(port.inner()) as _);
         }
         port.add(UD_GROUP, &self.inner);
         groups.insert(group, port);
@@ -321,7 +323,7 @@ impl UdQp {
     fn part_from(&self, port: &UdPort, num: u32) {
         port.remove(num);
         for cq in self.inner.queues() {
-            cq.detach_port(port.inner());
+            cq.detach_port(&**port.inner());
         }
     }
 
@@ -511,7 +513,7 @@ impl Pd {
             counters: Counters::default(),
         });
         for cq in inner.queues() {
-            cq.attach_port(&inner.port);
+            cq.attach_port(Arc::downgrade(&inner.port) as _);
         }
         init.port.add(num.num, &inner);
         Ok(UdQp {

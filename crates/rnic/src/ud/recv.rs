@@ -17,7 +17,7 @@ use super::{UdError, UdErrorKind, UdInner};
 use crate::lock::lock;
 use crate::qp::{RecvSource, scatter, sub_list};
 use crate::srq::Lack;
-use crate::types::{QpState, RecvWr, UdSource, Wc, WcOpcode, WcStatus, sg_len};
+use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len};
 
 /// Errors that wait for the program; the oldest are forgotten.
 const MAX_ERRORS: usize = 64;
@@ -418,7 +418,7 @@ impl UdInner {
     /// Bytes of a message to their place in a receive that has room for them.
     fn place(&self, wr: &RecvWr, offset: u32, bytes: &[u8]) -> Result<(), MemError> {
         let len = bytes.len() as u32;
-        let local = |sge: crate::Sge| {
+        let local = |sge: Sge| {
             let need = Access::LOCAL_WRITE;
             let table = &self.pd.device.table;
             table.local(self.pd.id, sge.lkey, sge.addr, sge.len, need)

@@ -128,7 +128,7 @@ pub struct Args {
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     no_progress: bool,
 
-    /// Print the summary as a JSON object: files, bytes, held, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
+    /// Print the summary as a JSON object: files, bytes, kept, held, seconds, `cpu_s`, `peer_cpu_s`, transport, cipher, reason
     #[arg(long, conflicts_with = "listen", help_heading = "Sending")]
     json: bool,
 
@@ -313,11 +313,12 @@ fn speed(files: u64, bytes: u64, took: Duration) -> String {
     let seconds = took.as_secs_f64().max(1e-6);
     let plural = if files == 1 { "" } else { "s" };
     let rate = match bytes as f64 / seconds {
-        fast if fast >= 1e8 => format!("{:.2} GB/s", fast / 1e9),
-        slow => format!("{:.1} MB/s", slow / 1e6),
+        0.0 => String::new(),
+        fast if fast >= 1e8 => format!(", {:.2} GB/s", fast / 1e9),
+        slow => format!(", {:.1} MB/s", slow / 1e6),
     };
     format!(
-        "{files} file{plural}, {} in {seconds:.2} s, {rate}",
+        "{files} file{plural}, {} in {seconds:.2} s{rate}",
         HumanBytes(bytes)
     )
 }
@@ -370,6 +371,7 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
         say(serde_json::json!({
             "files": report.written,
             "bytes": report.bytes,
+            "kept": report.kept,
             "held": report.held,
             "seconds": took.as_secs_f64(),
             "cpu_s": cpu_time().as_secs_f64(),
@@ -381,13 +383,14 @@ fn send(args: &Args, key: Option<Key>, global: Global) -> Result<Exit, Failure> 
     } else if !global.quiet {
         say(summary(&report, took));
     }
+    // What cannot even be read is no file of the plan.
+    let all = plan.files + failed;
     failed += report.failed;
     if failed > 0 {
-        return Err(Failure::failed(format!(
-            "{failed} of {} could not be sent",
-            plan.files.max(failed)
-        ))
-        .hint("see the lines above; the same command again sends what is missing"));
+        return Err(
+            Failure::failed(format!("{failed} of {} could not be sent", all.max(failed)))
+                .hint("see the lines above; the same command again sends what is missing"),
+        );
     }
     Ok(Exit::Ok)
 }

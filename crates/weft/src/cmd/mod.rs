@@ -1,7 +1,10 @@
 //! One module for each subcommand: its options, and how they become calls of the library.
 
+pub mod advise;
 pub mod bench;
 pub mod blast;
+pub mod broker;
+pub mod cc;
 pub mod completion;
 pub mod cp;
 pub mod demo;
@@ -13,9 +16,11 @@ pub mod join;
 pub mod key;
 pub mod man;
 pub mod media;
+pub mod mpi;
 pub mod run;
 pub mod stat;
 pub mod verbs;
+mod view;
 
 /// What carries a connection, in words.
 pub(crate) fn carrier(transport: &str) -> &str {

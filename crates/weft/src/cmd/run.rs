@@ -18,15 +18,20 @@ Run a program that knows TCP sockets only, unmodified. Its connections to anothe
 host, network namespace and user, go over to shared memory after their first messages; all others stay plain TCP, byte for byte. One \
 side can be started with it first, the other later.
 
+With `--hosts` on both sides, connections between hosts go over to SDP (`weft broker` says how, and whose keys it takes). Without it they stay plain TCP.
+
 The TCP connection stays beside the shared memory for what only it can do: addresses, options, the end of the stream, resets. A \
 connection whose socket is used in a way that is not followed (urgent data, handed to another process, another program executed with \
 it, io_uring...) goes back to TCP; `--explain` and `weft stat` say why.
+
+UDP sockets too: datagrams to another program that was started in this way, under the same conditions, go through shared memory after the first few; groups, broadcasts, other hosts and other programs get plain UDP.
 
 Programs that make their own system calls (statically linked ones and those of Go) are run plain, with a notice.
 
 Examples:
   weft run -- redis-server --port 7000
   weft run --explain -- redis-benchmark -p 7000 -q -t get
+  weft run --hosts --explain -- iperf3 -c other-host
 
 Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
 
@@ -40,9 +45,12 @@ const EXIT_OWN: u8 = 125;
 /// Options of `weft run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How data moves between two programs of one host: `bsdp` is buffered, through rings in shared memory; `auto` takes what suits
+    /// How data moves: `bsdp` is buffered, through rings in shared memory, and by SDP between hosts; `auto` takes what suits
     #[arg(long, value_name = "MODE", value_parser = ["auto", "bsdp"], default_value = "auto")]
     mode: String,
+    /// Carry connections to other hosts too; starts `weft broker` in the background where none runs
+    #[arg(long)]
+    hosts: bool,
     /// Print at the program's exit which connections went over to shared memory, and why others did not
     #[arg(long)]
     explain: bool,
@@ -87,6 +95,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         }
         command.env("LD_PRELOAD", preload);
         command.env("WEFT_RUN", &args.mode);
+        if args.hosts {
+            if let Err(failure) = super::broker::ensure() {
+                return Ok(fail(EXIT_OWN, &failure));
+            }
+            command.env(weft_run::hosts::ENV, &args.mode);
+        }
         if args.explain {
             command.env("WEFT_RUN_EXPLAIN", "1");
         }
@@ -151,7 +165,7 @@ fn within(dir: &Path) -> Option<PathBuf> {
 }
 
 /// Why the library would not, or could not, do anything for the program.
-fn plain(program: &Path) -> Option<&'static str> {
+pub(crate) fn plain(program: &Path) -> Option<&'static str> {
     if let Ok(about) = fs::metadata(program) {
         let mode = about.permissions().mode();
         let user = mode & 0o4000 != 0 && about.uid() != rustix::process::geteuid().as_raw();

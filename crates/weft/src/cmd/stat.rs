@@ -8,6 +8,7 @@ use weft_verbs::stat::{Survey, survey};
 use crate::failure::{Exit, Failure};
 use crate::stat::{Watch, table};
 use crate::stat_run;
+use crate::terminal::{self, Keys};
 
 pub(crate) const LONG: &str = "\
 Show the connections of this host's weft processes: all programs that use the weft libraries, of this user, or of all users for \
@@ -31,7 +32,7 @@ pub struct Args {
     /// Print JSON, one connection a line
     #[arg(long)]
     json: bool,
-    /// Look again every SECONDS, and show what moved in a second
+    /// Look again every SECONDS, and show what moved in a second; `q` ends it
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
 }
@@ -48,6 +49,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let mut watch = Watch::default();
     let mut first = true;
+    let keys = args.watch.and_then(|_| Keys::new());
     loop {
         let began = Instant::now();
         let found = survey(PATIENCE).map_err(|e| {
@@ -89,11 +91,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             let lines = rows.iter().map(|row| row.json() + "\n");
             lines.collect::<String>() + &stat_run::json(&ledgers)
         } else {
-            let run = stat_run::table(&ledgers);
+            let width = terminal::width();
+            let run = stat_run::table(&ledgers, width);
             match (rows.is_empty(), run.is_empty()) {
                 (true, true) => "no connections\n".to_owned(),
                 (true, false) => run,
-                _ => table(&rows, args.watch.is_some() && !first) + "\n" + &run,
+                _ => table(&rows, args.watch.is_some() && !first, width) + "\n" + &run,
             }
         };
         // One that is watched by a program, or goes to a file, is not cleared.
@@ -113,7 +116,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             return Ok(Exit::Ok);
         };
         first = false;
-        std::thread::sleep(interval.saturating_sub(began.elapsed()));
+        let pause = interval.saturating_sub(began.elapsed());
+        match &keys {
+            Some(keys) if keys.quits_within(pause) => return Ok(Exit::Ok),
+            Some(_) => {}
+            None => std::thread::sleep(pause),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use std::process::{Command, ExitCode};
 
 use weft_verbs::faults::Script;
 
+use super::view::{self, View};
 use crate::elf::{self, Kind};
 use crate::failure::Failure;
 
@@ -24,11 +25,16 @@ devices, without a kernel module and without root:
   weft_ib0  for programs that know InfiniBand or RoCE only: they exchange a GID and a queue pair
             number themselves and call ibv_modify_qp. Its GIDs are the addresses of this host
 
+They are also in /sys/class/infiniband, /sys/class/infiniband_verbs and /dev/infiniband, for programs that look there themselves. A Go \
+or static program has to be shown them by --sysfs=namespace.
+
 The peer has to run on weft too, or, for weft0, to be an RNIC with iWARP or the kernel's siw.
 
 Examples:
   weft verbs -- rping -s -a 127.0.0.1 -C 10 -v
   weft verbs --devices weft_ib0 -- ibv_rc_pingpong -g 0 HOST
+  weft verbs -- ibstat weft_ib0
+  weft verbs --sysfs=namespace -- busybox find /sys/class/infiniband/weft0/
   eval \"$(weft verbs --print-env)\"; pytest
 
 Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
@@ -39,8 +45,6 @@ const LIBRARY: &str = "libibverbs.so.1";
 const CM_LIBRARY: &str = "librdmacm.so.1";
 /// Ours has this version node, no other has.
 const MARK: &[u8] = b"WEFT_PRIVATE_1";
-/// With it UCX looks for devices in the library and not in /dev.
-const UCX_LIBRARY: &str = "libweft-ucx.so";
 
 pub(super) const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
@@ -64,6 +68,12 @@ pub struct Args {
     /// Whether it meets processes of this host and user in shared memory
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
+    /// How the program finds the devices in /sys and /dev
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = View::Preload)]
+    sysfs: View,
+    /// Only look whether the devices are in /sys
+    #[arg(long, hide = true, conflicts_with = "command")]
+    look: bool,
     /// Print the settings as shell commands in place of running a program
     #[arg(long, conflicts_with = "command")]
     print_env: bool,
@@ -72,15 +82,25 @@ pub struct Args {
         value_name = "PROGRAM",
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        required_unless_present = "print_env"
+        required_unless_present_any = ["print_env", "look"]
     )]
     command: Vec<OsString>,
 }
 
 /// Becomes the program, or prints the settings.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
-    let settings = match libraries(args).and_then(|lib| settings(args, &lib)) {
-        Ok(settings) => settings,
+    if args.look {
+        return Ok(ExitCode::from(u8::from(!Path::new(view::LOOK).is_dir())));
+    }
+    if args.print_env && args.sysfs == View::Namespace {
+        return Err(Failure::usage(
+            "--print-env cannot print a namespace: start the shell in it, as in `weft verbs --sysfs=namespace -- bash`",
+        ));
+    }
+    let (lib, mut settings) = match libraries(args.lib.as_deref())
+        .and_then(|lib| settings(args, &lib).map(|settings| (lib, settings)))
+    {
+        Ok(found) => found,
         Err(failure) => return Ok(fail(EXIT_OWN, &failure)),
     };
     if args.print_env {
@@ -101,6 +121,15 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     };
     for warning in warnings(&program) {
         eprintln!("weft: warning: {}: {warning}", program.display());
+    }
+    match args.sysfs {
+        View::Preload => settings.extend(view::folder().map(|dir| (view::SETTING, dir.into()))),
+        View::Namespace => {
+            if let Err(failure) = view::enter(&lib, &settings) {
+                return Ok(fail(EXIT_OWN, &failure));
+            }
+        }
+        View::Off => {}
     }
     // Only a failure comes back.
     let error = Command::new(&program)
@@ -129,8 +158,8 @@ pub(super) fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
 }
 
 /// The folder that holds our libraries.
-fn libraries(args: &Args) -> Result<PathBuf, Failure> {
-    if let Some(dir) = &args.lib {
+pub(super) fn libraries(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(dir) = named {
         let dir = dir.canonicalize().map_err(|e| {
             Failure::failed(format!("{}: {e}", dir.display()))
                 .hint("name the folder with --lib or WEFT_VERBS_LIB as `./x dist` makes it: target/dist/lib")
@@ -169,6 +198,27 @@ fn is_ours(dir: &Path) -> bool {
     marked(LIBRARY) && marked(CM_LIBRARY)
 }
 
+/// What a program finds in its environment, for other subcommands that start programs on these libraries.
+pub(super) fn environment(
+    lib: Option<PathBuf>,
+    device: &str,
+    log: Option<String>,
+    local: Option<String>,
+) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let args = Args {
+        lib,
+        devices: vec![device.to_owned()],
+        faults: None,
+        log,
+        local,
+        sysfs: View::Preload,
+        look: false,
+        print_env: false,
+        command: Vec::new(),
+    };
+    settings(&args, &libraries(args.lib.as_deref())?)
+}
+
 /// What the program finds in its environment.
 fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Failure> {
     let mut path = lib.as_os_str().to_owned();
@@ -183,13 +233,13 @@ fn settings(args: &Args, lib: &Path) -> Result<Vec<(&'static str, OsString)>, Fa
         path.push(rest);
     }
     let mut settings = vec![("LD_LIBRARY_PATH", path)];
-    let ucx = lib.join(UCX_LIBRARY);
-    if ucx.exists() {
+    let library = lib.join(view::LIBRARY);
+    if args.sysfs == View::Preload && library.exists() {
         // A name with a space would be two; without its folder it is found too, only not by programs with other rights.
-        let mut preload = if ucx.as_os_str().as_bytes().contains(&b' ') {
-            UCX_LIBRARY.into()
+        let mut preload = if library.as_os_str().as_bytes().contains(&b' ') {
+            view::LIBRARY.into()
         } else {
-            ucx.into_os_string()
+            library.into_os_string()
         };
         if let Some(rest) = env::var_os("LD_PRELOAD").filter(|rest| !rest.is_empty()) {
             preload.push(":");

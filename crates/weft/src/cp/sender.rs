@@ -44,6 +44,16 @@ pub trait Progress {
     fn note(&mut self, line: &str);
 }
 
+/// An entry without a RESULT.
+struct Open {
+    /// What to call it.
+    source: PathBuf,
+    /// Directories are not counted.
+    counted: bool,
+    /// What was sent of it.
+    bytes: u64,
+}
+
 /// What came of it all.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
@@ -53,7 +63,7 @@ pub struct Report {
     pub kept: u64,
     /// Entries that failed.
     pub failed: u64,
-    /// Bytes moved over the wire.
+    /// Bytes that were sent of these files and links.
     pub bytes: u64,
     /// Bytes that were there from an earlier transfer.
     pub held: u64,
@@ -217,8 +227,8 @@ struct Sending<'a> {
     /// Length of the block in each slot that is in use.
     in_use: Vec<Option<u32>>,
     next_id: u32,
-    /// Entries without a RESULT, and what to call them; `None` for directories, which are not counted.
-    open: HashMap<u32, (PathBuf, bool)>,
+    /// Entries without a RESULT.
+    open: HashMap<u32, Open>,
     offer: Option<(u32, u64, Digest)>,
     done: bool,
     report: Report,
@@ -325,7 +335,15 @@ impl<'a> Sending<'a> {
     fn open(&mut self, entry: &Entry, counted: bool) -> u32 {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
-        self.open.insert(id, (entry.source.clone(), counted));
+        let source = entry.source.clone();
+        self.open.insert(
+            id,
+            Open {
+                source,
+                counted,
+                bytes: 0,
+            },
+        );
         id
     }
 
@@ -381,7 +399,7 @@ impl<'a> Sending<'a> {
             Err(FileError::Here(why)) => {
                 // The receiver's RESULT will say that we gave it up; we know better why.
                 if let Some(open) = self.open.get_mut(&id) {
-                    open.1 = false;
+                    open.counted = false;
                 }
                 self.post(Message::Abandon { id })?;
                 return Err(FileError::Here(why));
@@ -463,6 +481,9 @@ impl<'a> Sending<'a> {
                 slot_digest(self.link, slot, len).map_err(|e| FileError::Here(e.to_string()))?;
             list.push(&digest);
             self.in_use[usize::from(slot)] = Some(len);
+            if let Some(open) = self.open.get_mut(&id) {
+                open.bytes += u64::from(len);
+            }
             self.queue(Out::Block {
                 slot,
                 len,
@@ -533,20 +554,26 @@ impl<'a> Sending<'a> {
                     return violation("a slot was freed that is not in use");
                 };
                 self.free.push(slot);
-                self.report.bytes += u64::from(len);
                 self.progress.advance(len.into(), false);
             }
             Message::Offer { id, blocks, digest } => self.offer = Some((id, blocks, digest)),
             Message::Result { id, code, text } => {
-                let Some((source, counted)) = self.open.remove(&id) else {
+                let Some(Open {
+                    source,
+                    counted,
+                    bytes,
+                }) = self.open.remove(&id)
+                else {
                     return violation("a result for nothing");
                 };
                 match code {
-                    Code::Written => self.report.written += u64::from(counted),
+                    Code::Written => {
+                        self.report.written += u64::from(counted);
+                        self.report.bytes += bytes;
+                    }
                     Code::Kept => {
                         self.report.kept += 1;
-                        self.progress
-                            .note(&format!("{}: left alone: {text}", source.display()));
+                        tracing::info!("{}: left alone: {text}", source.display());
                     }
                     Code::Abandoned => {}
                     _ => {

@@ -288,6 +288,11 @@ fn refused(addr: SocketAddr, has_key: bool, e: ConnectError, who: &Who) -> Diale
 fn check_reply(addr: SocketAddr, reply: &[u8], key: bool, who: &Who) -> Result<Hello, Failure> {
     let reply = &reply[..reply.len().min(HELLO_LEN)];
     let theirs = Hello::decode(reply).map_err(|e| match e {
+        // A listener that cannot accept has no room for words either.
+        DecodeError::Short if reply.is_empty() => Failure::refused(format!(
+            "what listens on {addr} turned the connection away without a reason"
+        ))
+        .hint("if it is `weft cp`, see what it prints: it may lack descriptors or memory; otherwise check the port"),
         DecodeError::Magic | DecodeError::Short => Failure::refused(format!(
             "what listens on {addr} speaks iWARP and is not `weft cp`"
         ))

@@ -236,6 +236,14 @@ impl Probe {
 fn transport(peer: Peer<'_>) -> Check {
     const NAME: &str = "same-host transport";
     const REMEDY: &str = "see the checks above: memory files, limits, sockets";
+    if super::lacks_descriptors() {
+        return Check::warn(
+            NAME,
+            "not tried: the limit on file descriptors is too low",
+            SLOWER,
+            super::MORE_DESCRIPTORS,
+        );
+    }
     let probe = match serve(peer) {
         Ok(probe) => probe,
         Err(e) => {

@@ -1,5 +1,6 @@
 //! The life of a queue pair: what may be posted when, what is flushed, and how a connection ends.
 
+use weft_verbs::cm::ConnectError;
 use weft_verbs::{EndReason, PostReason, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 
 use crate::bed::{Bed, End, Half, PATIENCE, assert_bytes, assert_none, assert_ok, take, until};
@@ -320,8 +321,29 @@ pub fn fails_unconnected(bed: &Bed) {
     assert_eq!(seen, want);
     assert_eq!(end.received().status, WcStatus::WrFlushErr);
     let listener = bed.listener(8);
-    let error = bed.dial(listener.local_addr(), end, &bed.param());
-    assert!(error.is_err(), "it cannot be connected any more");
+    let error = bed.dial(listener.local_addr(), end, &bed.param()).err();
+    assert!(matches!(error, Some(ConnectError::Invalid(_))), "{error:?}");
+}
+
+/// A queue pair in the Error state accepts no request: the initiator hears that it is rejected.
+pub fn accept_in_error(bed: &Bed) {
+    let listener = bed.listener(8);
+    let (there, here) = (
+        bed.end(&bed.a, &Half::default()),
+        bed.end(&bed.b, &Half::default()),
+    );
+    here.qp.to_error();
+    std::thread::scope(|scope| {
+        let dial = scope.spawn(|| bed.dial(listener.local_addr(), there, &bed.param()));
+        let request = listener.next_request(Some(PATIENCE)).expect("a request");
+        let error = here.over(|qp| request.accept(qp, &bed.param())).err();
+        assert!(matches!(error, Some(ConnectError::Invalid(_))), "{error:?}");
+        let error = dial.join().expect("no panic").err();
+        assert!(
+            matches!(error, Some(ConnectError::Rejected { .. })),
+            "{error:?}"
+        );
+    });
 }
 
 /// A queue pair in InfiniBand's manner does not show that its peer is gone before a send finds out.

@@ -1,6 +1,6 @@
-//! libfabric: the provider `verbs`.
+//! libfabric: its provider `verbs`, and weft's own.
 
-use weft_dropin::{Weft, free_port, have, pair};
+use weft_dropin::{Weft, free_port, have, libraries, pair};
 
 use super::carriers;
 
@@ -42,6 +42,59 @@ fn fi_pingpong() {
             done.says("usec/xfer").never_says("error");
             let sizes = done.text.lines().filter(|l| l.contains(" =50 "));
             assert!(sizes.count() > 5, "{}", done.show());
+        }
+    }
+}
+
+/// A provider of libfabric's that is in the folder of the libraries.
+pub(super) fn provider() -> Weft {
+    Weft::bare()
+        .env("FI_PROVIDER_PATH", libraries())
+        .env("WEFT_FI_ADDR", "127.0.0.1")
+}
+
+#[test]
+fn fi_info_finds_the_provider() {
+    if !have(&[("fi_info", PACKAGE)]) {
+        return;
+    }
+    let done = provider().run("fi_info -p weft");
+    done.good().says("provider: weft").says("type: FI_EP_RDM");
+    // What it does not have it does not offer.
+    let done = provider().run("fi_info -p weft -c FI_RMA");
+    assert!(!done.is_good(), "{}", done.show());
+    let done = provider().run("fi_info -p weft -t FI_EP_MSG");
+    assert!(!done.is_good(), "{}", done.show());
+}
+
+/// `-c`: both ends look at each byte. The sizes reach beyond the threshold of Write-Record, which the second round lowers, and the third loses packets.
+#[test]
+fn fi_pingpong_on_the_provider() {
+    if !have(&[("fi_pingpong", PACKAGE)]) {
+        return;
+    }
+    let rounds = [
+        (provider(), "-I 3 -S all"),
+        (
+            provider().env("WEFT_FI_RENDEZVOUS", "64"),
+            "-I 20 -S 100000",
+        ),
+        (provider().env("WEFT_FI_DROP", "3"), "-I 20 -S 20000"),
+        (provider().env("WEFT_FI_DROP", "3"), "-I 5 -S 4000000"),
+    ];
+    for (weft, options) in rounds {
+        let port = free_port();
+        let common = format!("-p weft -e rdm -c {options}");
+        let (server, client) = pair(
+            &weft,
+            port,
+            &format!("fi_pingpong {common} -B {port}"),
+            &format!("fi_pingpong {common} -P {port} 127.0.0.1"),
+        );
+        for done in [server, client] {
+            done.says("usec/xfer").never_says("error");
+            let sizes = done.text.lines().filter(|l| l.contains("s ")).count();
+            assert!(sizes > if options.contains("all") { 20 } else { 0 });
         }
     }
 }

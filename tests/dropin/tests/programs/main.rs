@@ -9,6 +9,7 @@ mod pingpong;
 mod pyverbs;
 mod rdmacm;
 mod rsockets;
+mod sysfs;
 mod tls;
 mod ucx;
 

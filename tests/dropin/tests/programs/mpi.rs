@@ -1,4 +1,4 @@
-//! MPI: Open MPI over libfabric, MPICH over UCX, with programs of ours (`mpi/*.c`).
+//! MPI: Open MPI over libfabric, MPICH over UCX, with programs of ours (`mpi/*.c`): over connections, and over datagrams alone.
 
 use std::path::Path;
 use std::process::Command;
@@ -84,4 +84,85 @@ fn mpich() {
     }
     let wefts = carriers("weft_ib0").map(super::ucx::reliable);
     both("mpicc.mpich", "mpirun.mpich -np 2", &wefts);
+}
+
+/// `verify.c` says how many ranks there were and whether each byte came as it was sent.
+fn verified(weft: &Weft, mpirun: &str, program: &str, ranks: u32, arguments: &str) {
+    let done = weft.run(&format!("{mpirun} -np {ranks} {program} {arguments}"));
+    done.good()
+        .says(&format!("all data as sent: {ranks} ranks"))
+        .never_says("DATA DIFFERS");
+}
+
+/// libfabric's `ofi_rxd` makes datagrams reliable. The sizes reach beyond its segments and its window.
+#[test]
+fn open_mpi_on_datagrams_alone() {
+    if !have(OPEN_MPI) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("mpicc.openmpi", "verify.c", dir.path());
+    let weft = open_mpi(Weft::on("weft_ib0"));
+    let mpirun = "mpirun.openmpi --oversubscribe --mca pml cm --mca mtl ofi \
+                  --mca mtl_ofi_provider_include verbs;ofi_rxd --mca btl ^openib,ofi";
+    verified(&weft, mpirun, &program, 2, "1048576 1");
+    verified(&weft, mpirun, &program, 8, "65536 1");
+}
+
+/// UCX makes datagrams reliable with its own acknowledgements; no connection is made.
+#[test]
+fn mpich_on_datagrams_alone() {
+    if !have(MPICH) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("mpicc.mpich", "verify.c", dir.path());
+    let weft = Weft::on("weft_ib0")
+        .env("UCX_TLS", "ud_verbs,self")
+        .env("UCX_NET_DEVICES", "weft_ib0:1");
+    verified(&weft, "mpirun.mpich", &program, 2, "1048576 1");
+    verified(&weft, "mpirun.mpich", &program, 8, "65536 1");
+}
+
+/// Open MPI on weft's own provider: small messages by datagrams, large ones by RDMA Write-Record; and with losses.
+#[test]
+fn open_mpi_on_the_provider() {
+    if !have(OPEN_MPI) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("mpicc.openmpi", "verify.c", dir.path());
+    let weft = open_mpi(super::fabric::provider());
+    let mpirun = "mpirun.openmpi --oversubscribe --mca pml cm --mca mtl ofi \
+                  --mca mtl_ofi_provider_include weft --mca btl ^openib,ofi";
+    verified(&weft, mpirun, &program, 2, "1048576 1");
+    verified(&weft, mpirun, &program, 8, "65536 1");
+    let lossy = weft.clone().env("WEFT_FI_DROP", "1");
+    verified(&lossy, mpirun, &program, 4, "262144 1");
+    let pairs = compile("mpicc.openmpi", "pairs.c", dir.path());
+    measured(&weft.run(&format!("{mpirun} -np 2 {pairs}")));
+}
+
+/// A rank that is killed ends the job; nobody waits for it for ever.
+#[test]
+fn a_rank_that_is_killed_ends_the_job() {
+    if !have(OPEN_MPI) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile("mpicc.openmpi", "verify.c", dir.path());
+    let weft = open_mpi(super::fabric::provider());
+    let script = dir.path().join("rank.sh");
+    // The last rank is not there; the others wait for it.
+    let text = format!(
+        "if [ \"$OMPI_COMM_WORLD_RANK\" = 2 ]; then {program} 65536 100000 & sleep 1; kill -9 $!; wait $!; else exec {program} 65536 100000; fi\n"
+    );
+    std::fs::write(&script, text).unwrap();
+    let mpirun = "mpirun.openmpi --oversubscribe --mca pml cm --mca mtl ofi \
+                  --mca mtl_ofi_provider_include weft --mca btl ^openib,ofi -np 3";
+    let done = weft.run(&format!("{mpirun} sh {}", script.display()));
+    assert!(!done.is_good(), "{}", done.show());
+    // timeout(1) would have said 124.
+    assert_ne!(done.code(), 124, "{}", done.show());
+    done.never_says("all data as sent");
 }

@@ -1,0 +1,213 @@
+//! Buffers that the library allocates, regions described by a struct, and the speed of a port: calls that rdma-core has had since version 59.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use rustix::io::Errno;
+
+use super::context::Held;
+use super::mr::{ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova2};
+use super::object::{Kind, PerFork, Pool, find, turn};
+use super::pd::Pd;
+use super::types::{IBV_ACCESS_ZERO_BASED, ibv_mr, ibv_pd};
+use crate::call::{pointer, run};
+
+/// The handle of a buffer. C does not look into it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_buf {
+    private: usize,
+}
+
+/// What [`ibv_reg_mr_ex`] is told (`<infiniband/verbs.h>` of rdma-core 65; before version 63 without `buf`).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_mr_init_attr {
+    /// Bytes.
+    pub length: usize,
+    /// `IBV_ACCESS_*`.
+    pub access: c_int,
+    /// `IBV_REG_MR_MASK_*`: which of the fields below count.
+    pub comp_mask: u64,
+    /// The address that peers and work requests use.
+    pub iova: u64,
+    /// The memory.
+    pub addr: *mut c_void,
+    /// A DMA buffer in place of `addr`.
+    pub fd: c_int,
+    /// Where in it the region begins.
+    pub fd_offset: u64,
+    /// A handle of [processing hints](https://docs.kernel.org/PCI/tph.html).
+    pub dmah: *mut c_void,
+    /// The buffer that `addr` is in.
+    pub buf: *mut ibv_buf,
+}
+
+const MASK_IOVA: u64 = 1 << 0;
+const MASK_ADDR: u64 = 1 << 1;
+const MASK_FD: u64 = 1 << 2;
+const MASK_FD_OFFSET: u64 = 1 << 3;
+const MASK_DMAH: u64 = 1 << 4;
+const MASK_BUF: u64 = 1 << 5;
+
+/// A buffer: whole pages, unmapped when it is freed.
+struct Buf {
+    addr: usize,
+    len: usize,
+    /// The domain that it was allocated for.
+    pd: usize,
+    #[allow(dead_code)] // until it is dropped
+    held: Held,
+}
+
+impl Kind for Buf {
+    type C = ibv_buf;
+    type Handle = ibv_buf;
+    const MARK: u32 = 0x6275_6666;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Buf>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `ibv_alloc_buf`, and unmapped here only; the program has given it back.
+        let _ = unsafe { rustix::mm::munmap(self.addr as *mut c_void, self.len) };
+    }
+}
+
+/// `ibv_alloc_buf`
+///
+/// # Safety
+/// As its manual page says: a place for a pointer at `buf`.
+pub unsafe fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
+    pointer(|| {
+        let of = find::<Pd>(pd)?;
+        if size == 0 || buf.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let flags = rustix::mm::MapFlags::PRIVATE;
+        let rights = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        // SAFETY: a new mapping, where the kernel finds room.
+        let addr =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), size, rights, flags) }?;
+        let body = Buf {
+            addr: addr as usize,
+            len: size,
+            pd: pd as usize,
+            held: of.users.hold(),
+        };
+        let made = Buf::pool().make(body, |_, _| {})?;
+        // SAFETY: the caller's promise.
+        unsafe { buf.write(made.handle()) };
+        Ok(addr)
+    })
+}
+
+/// `ibv_free_buf`. Regions in it are to be deregistered first.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_free_buf(buf: *mut ibv_buf) {
+    run(|| {
+        drop(turn::<Buf>(buf)?.retire());
+        Ok(0)
+    });
+}
+
+/// Whether a range is within a buffer of this domain.
+fn within(buf: *mut ibv_buf, pd: *mut ibv_pd, addr: *mut c_void, len: usize) -> Result<(), Errno> {
+    let buf = find::<Buf>(buf)?;
+    let at = (addr as usize).checked_sub(buf.addr).ok_or(Errno::INVAL)?;
+    let end = at.checked_add(len).ok_or(Errno::INVAL)?;
+    if buf.pd == pd as usize && end <= buf.len {
+        Ok(())
+    } else {
+        Err(Errno::INVAL)
+    }
+}
+
+/// `ibv_reg_buf_mr`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    pointer(|| {
+        within(buf, pd, addr, length)?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { ibv_reg_mr(pd, addr, length, access) })
+    })
+}
+
+/// `ibv_reg_mr_ex`
+///
+/// # Safety
+/// As its manual page says: an attribute that has the fields of its mask.
+pub unsafe fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_attr) -> *mut ibv_mr {
+    const KNOWN: u64 = MASK_IOVA | MASK_ADDR | MASK_FD | MASK_FD_OFFSET | MASK_DMAH | MASK_BUF;
+    pointer(|| {
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise, field by field: programs of an earlier version have a shorter struct.
+        let (length, access, mask) = unsafe { ((*attr).length, (*attr).access, (*attr).comp_mask) };
+        if mask & !KNOWN != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let (in_memory, in_file) = (mask & MASK_ADDR != 0, mask & MASK_FD != 0);
+        if in_memory == in_file
+            || (mask & MASK_FD_OFFSET != 0 && !in_file)
+            || (mask & MASK_BUF != 0 && !in_memory)
+        {
+            return Err(Errno::INVAL);
+        }
+        if mask & MASK_DMAH != 0 {
+            // No handle can have been allocated.
+            return Err(Errno::OPNOTSUPP);
+        }
+        // SAFETY: as above.
+        let (iova, addr) = unsafe { ((*attr).iova, (*attr).addr) };
+        if in_file {
+            // SAFETY: as above.
+            let (fd, offset) = unsafe { ((*attr).fd, (*attr).fd_offset) };
+            // SAFETY: the caller's promise.
+            return Ok(unsafe { ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access) });
+        }
+        if mask & MASK_BUF != 0 {
+            // SAFETY: as above; this field is there.
+            within(unsafe { (*attr).buf }, pd, addr, length)?;
+        }
+        let iova = if mask & MASK_IOVA != 0 {
+            iova
+        } else if access as c_uint & IBV_ACCESS_ZERO_BASED != 0 {
+            0
+        } else {
+            addr as u64
+        };
+        // SAFETY: the caller's promise.
+        Ok(unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use super::*;
+
+    /// As a C compiler lays it out on 64-bit machines with the header of rdma-core 65.
+    #[test]
+    fn the_attribute_is_laid_out_as_c_has_it() {
+        assert_eq!(size_of::<ibv_mr_init_attr>(), 72);
+        assert_eq!(offset_of!(ibv_mr_init_attr, comp_mask), 16);
+        assert_eq!(offset_of!(ibv_mr_init_attr, addr), 32);
+        assert_eq!(offset_of!(ibv_mr_init_attr, fd_offset), 48);
+        assert_eq!(offset_of!(ibv_mr_init_attr, buf), 64);
+    }
+}

@@ -1,0 +1,123 @@
+//! The suite `weft bench advise`.
+
+use super::conclusions::{NOT_REMADE, conclusions};
+use super::measure::{Effort, STEPS, measure};
+use super::show::{advice, sections};
+use crate::args::{AdviseArgs, VerbsArgs};
+use crate::error::{BenchError, Result};
+use crate::progress::Progress;
+use crate::record::{Metric, Record, write_lines};
+use crate::report::{Report, Section, Table, machine as about_machine};
+use crate::stats::Summary;
+use crate::usage;
+use crate::verbs::{create, measured, output, print};
+use clap::Parser;
+use std::io::Write;
+use std::process::ExitCode;
+use weft_advise::machine::Machine;
+
+/// The suite's name in its records.
+const RECORDS: &str = "advise";
+
+/// The options of the part that `weft bench verbs` measures.
+#[derive(Parser)]
+struct Options {
+    #[command(flatten)]
+    verbs: VerbsArgs,
+}
+
+/// Table 4.1 and figure 4.11, as `weft bench verbs` makes them.
+fn verbs(args: &AdviseArgs) -> Result<(Vec<Record>, Vec<Section>)> {
+    let runs = args
+        .runs
+        .map_or_else(String::new, |runs| format!("--runs {runs}"));
+    let quick = if args.quick {
+        "--quick"
+    } else {
+        "--seconds 0.05"
+    };
+    let line = format!("advise --op setup,buffers --figure bandwidth --crc off {runs} {quick}");
+    let options = Options::try_parse_from(line.split_whitespace());
+    let options = options.map_err(|e| BenchError::Usage(e.to_string()))?;
+    measured(&options.verbs)
+}
+
+/// Runs the suite: prints tables, and writes what the options ask for.
+pub(crate) fn run(args: &AdviseArgs) -> Result<ExitCode> {
+    let mut json = args.json.as_deref().map(create).transpose()?;
+    let html = args.html.as_deref().map(create).transpose()?;
+    let brief = Effort::brief();
+    let sizes = match &args.size {
+        Some(sizes) => sizes.0.clone(),
+        None if args.quick => brief.sizes,
+        None => (5..=13).map(|power| 1 << (2 * power)).collect(),
+    };
+    if sizes.iter().any(|bytes| !(1..=1 << 30).contains(bytes)) {
+        return Err(BenchError::Usage("sizes are from 1 B to 1 GiB".to_owned()));
+    }
+    let effort = Effort {
+        sizes,
+        runs: args.runs.unwrap_or(if args.quick { 5 } else { 15 }),
+    };
+    let load = usage::load_average();
+    let mut progress = Progress::new(STEPS + 1);
+    let machine = measure(&effort, |what| {
+        progress.at(what);
+        progress.step();
+    })?;
+    progress.at("set-up and buffer schemes");
+    let (mut records, more) = verbs(args)?;
+    drop(progress);
+    records.extend(points(&machine));
+    if let Some((path, file)) = &mut json {
+        write_lines(file, &records).map_err(|source| output(path, source))?;
+    }
+    let mut report = Report::new("weft bench advise: hidden costs (chapter 4 of the thesis)");
+    report.intro = vec![
+        format!("{}; load before the run: {load}.", about_machine()),
+        format!(
+            "The least of {} runs of each point; set-up and buffer schemes: medians. The critical sizes are those of this machine.",
+            effort.runs
+        ),
+    ];
+    report.intro.extend(advice(&machine));
+    report.sections = sections(&machine);
+    report.sections.extend(more);
+    let mut table = Table::new(&["from", "conclusion of the thesis", "", "number"]);
+    for each in conclusions(&machine, &records) {
+        let holds = if each.holds { "holds" } else { "does not hold" };
+        table.push([each.source, each.claim, holds, &each.number]);
+    }
+    let mut section = Section::new("The chapter's conclusions").table(table);
+    for line in NOT_REMADE {
+        section = section.text(line);
+    }
+    report.sections.push(section);
+    print(&report)?;
+    if let Some((path, mut file)) = html {
+        file.write_all(report.to_html().as_bytes())
+            .and_then(|()| file.flush())
+            .map_err(|source| output(&path, source))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The machine's points as records.
+fn points(machine: &Machine) -> Vec<Record> {
+    let points = machine.points.iter();
+    let records = points.filter_map(|point| {
+        let summary = Summary::of(&[point.us])?;
+        let mut record = Record::new(
+            "costs",
+            "none",
+            "machine",
+            point.bytes,
+            Metric::time_us,
+            summary,
+        );
+        RECORDS.clone_into(&mut record.bench);
+        record.case = Some(point.case.words().to_owned());
+        Some(record)
+    });
+    records.collect()
+}

@@ -1,0 +1,331 @@
+//! One compilation: preprocess here, hand over, take what comes back, or do it here.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::SystemTime;
+
+use weft_sys::memfd;
+
+use crate::ipc::{Answer, Ask, JobAsk, Line};
+use crate::link::Endpoint;
+use crate::options::{self, Plan};
+use crate::wire::Output;
+
+/// How to compile.
+pub struct Settings {
+    /// Workers.
+    pub workers: Vec<Endpoint>,
+    /// Percent of the objects that are compiled here too, and compared.
+    pub verify: u8,
+    /// Connects to the daemon, which is started if it is not there.
+    pub line: Box<dyn Fn() -> io::Result<Line>>,
+}
+
+/// What became of a command.
+pub enum Compiled {
+    /// A worker did it.
+    There(Endpoint),
+    /// It ran here, and ended so.
+    Here(ExitStatus),
+}
+
+/// Environment variables that change what a compiler is.
+const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
+
+/// Why a remote compilation was given up, with the leave to go on here.
+struct Back {
+    reason: String,
+    line: Option<Line>,
+}
+
+/// Compiles. Where it is to run here, this process becomes the compiler, unless there is something to compare.
+///
+/// # Errors
+/// The compiler could not be started.
+pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Result<Compiled> {
+    let here = |reason: String, compiles: bool, line: Option<Line>| {
+        tracing::info!("here: {reason}");
+        // What links is for make's own count; what compiles takes a place of this machine's.
+        let line = match line {
+            Some(line) => Some(line),
+            None if settings.workers.is_empty() => None,
+            None => (settings.line)().ok().filter(|line| {
+                let told = if compiles {
+                    line.ask(&Ask::Here(reason), &[]).map(drop)
+                } else {
+                    line.send(&Ask::Note(reason), &[])
+                };
+                told.is_ok() && compiles
+            }),
+        };
+        become_compiler(driver, args, line)
+    };
+    let plan = match options::parse(args) {
+        Ok(plan) => plan,
+        Err(stay) => return Err(here(stay.reason, stay.compiles, None)),
+    };
+    let changed = ENVIRONMENT
+        .iter()
+        .find(|name| std::env::var_os(name).is_some());
+    if let Some(name) = changed {
+        return Err(here(format!("{name} is set"), true, None));
+    }
+    if settings.workers.is_empty() {
+        return Err(here(
+            "no worker is named (WEFT_CC_HOSTS)".into(),
+            true,
+            None,
+        ));
+    }
+    match remote(driver, &plan, settings) {
+        Ok((worker, line, object)) => {
+            if !chosen(settings.verify) {
+                return Ok(Compiled::There(worker));
+            }
+            let status = Command::new(driver).args(args).status()?;
+            let ours = std::fs::read(&plan.output).unwrap_or_default();
+            let same = ours == object;
+            let _ = line.send(
+                &Ask::Verified {
+                    worker: worker.clone(),
+                    same,
+                },
+                &[],
+            );
+            if !same {
+                eprintln!(
+                    "weft cc: {}: the object of {worker} differs from the one that was compiled here, which is kept; {worker} gets no more jobs",
+                    plan.output.display()
+                );
+            }
+            Ok(Compiled::Here(status))
+        }
+        Err(Back { reason, line }) => Err(here(reason, true, line)),
+    }
+}
+
+/// Becomes the compiler; only a failure comes back. The leave ends with the process.
+fn become_compiler(driver: &Path, args: &[OsString], line: Option<Line>) -> io::Error {
+    if let Some(line) = line {
+        let _ = rustix::io::fcntl_setfd(&line.0, rustix::io::FdFlags::empty());
+        std::mem::forget(line.0);
+    }
+    Command::new(driver).args(args).exec()
+}
+
+/// Whether this one is among so many percent.
+fn chosen(percent: u8) -> bool {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0) % 100 < percent.into()
+}
+
+/// The locale that diagnostics are in.
+fn locale() -> String {
+    let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    set("LC_ALL")
+        .or_else(|| set("LC_MESSAGES"))
+        .or_else(|| set("LANG"))
+        .unwrap_or_default()
+}
+
+/// The working directory as compilers see it: `PWD`, if it is that.
+fn working_directory() -> io::Result<PathBuf> {
+    use std::os::unix::fs::MetadataExt;
+    let real = std::env::current_dir()?;
+    let told = std::env::var_os("PWD")
+        .map(PathBuf::from)
+        .filter(|told| told.is_absolute());
+    let same = |told: &PathBuf| {
+        let (a, b) = (told.metadata().ok()?, real.metadata().ok()?);
+        Some((a.dev(), a.ino()) == (b.dev(), b.ino()))
+    };
+    Ok(told.filter(|told| same(told) == Some(true)).unwrap_or(real))
+}
+
+fn remote(
+    driver: &Path,
+    plan: &Plan,
+    settings: &Settings,
+) -> Result<(Endpoint, Line, Vec<u8>), Back> {
+    let back = |reason: String| Back { reason, line: None };
+    let name = driver
+        .file_name()
+        .and_then(OsStr::to_str)
+        .unwrap_or_default();
+    if !options::is_driver(name) {
+        return Err(back(format!("`{name}` is not gcc")));
+    }
+    let text = |path: &Path| {
+        path.to_str()
+            .map(str::to_owned)
+            .ok_or_else(|| back("a name that is not UTF-8".into()))
+    };
+    let (cwd, source) = (
+        working_directory().map_err(|e| back(e.to_string()))?,
+        text(&plan.source)?,
+    );
+    let cwd = text(&cwd)?;
+    let line = (settings.line)().map_err(|e| back(format!("no daemon: {e}")))?;
+    let lost = |e: io::Error| back(format!("the daemon: {e}"));
+    line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
+    let began = SystemTime::now();
+    let preprocessed = Command::new(driver)
+        .args(&plan.preprocess)
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|e| back(format!("cannot preprocess: {e}")))?;
+    if !preprocessed.status.success() {
+        // It says what is wrong better when it compiles.
+        return Err(back("preprocessing failed".into()));
+    }
+    if let Some(why) = options::stays(&preprocessed.stdout) {
+        return Err(back(why.into()));
+    }
+    let (file, len) =
+        memory(&preprocessed.stdout).map_err(|e| back(format!("no memory for the source: {e}")))?;
+    let mut args = plan.job.clone();
+    let colours = std::io::IsTerminal::is_terminal(&io::stderr())
+        && !args
+            .iter()
+            .any(|arg| arg.starts_with("-fdiagnostics-color"));
+    if colours {
+        args.push("-fdiagnostics-color=always".into());
+    }
+    let job = JobAsk {
+        workers: settings.workers.clone(),
+        driver: driver.into(),
+        name: name.into(),
+        language: plan.language,
+        cwd,
+        source,
+        locale: locale(),
+        args,
+        len,
+    };
+    let answer = line
+        .ask(&Ask::Job(Box::new(job)), &[file.as_fd()])
+        .map_err(lost)?;
+    drop(file);
+    let (outputs, worker, room) = match answer {
+        (Answer::Done { outputs, worker }, Some(room)) => (outputs, worker, room),
+        (Answer::Here(reason), _) => {
+            return Err(Back {
+                reason,
+                line: Some(line),
+            });
+        }
+        _ => return Err(back("the daemon gave an answer that cannot be".into())),
+    };
+    let take = |what| output(&room, &outputs, what);
+    let object = take(Output::Object).map_err(|e| back(format!("the object: {e}")))?;
+    // Nothing is said that a compilation here would say again.
+    write_whole(&plan.output, &object, began)
+        .map_err(|e| back(format!("{}: {e}", plan.output.display())))?;
+    let diagnostics = take(Output::Diagnostics).unwrap_or_default();
+    let _ = io::stderr().write_all(&preprocessed.stderr);
+    let _ = io::stderr().write_all(&printable(&diagnostics));
+    Ok((worker, line, object))
+}
+
+/// A memory file with the text, less what the worker's compiler has built in.
+fn memory(text: &[u8]) -> io::Result<(OwnedFd, u64)> {
+    let cut = options::built_in(text);
+    let len = (text.len() - cut.len()) as u64;
+    let fd = memfd::create("weft-cc-source", len)?;
+    let file = File::from(fd);
+    file.write_all_at(&text[..cut.start], 0)?;
+    file.write_all_at(&text[cut.end..], cut.start as u64)?;
+    Ok((file.into(), len))
+}
+
+fn output(room: &OwnedFd, outputs: &[(Output, u64, u64)], what: Output) -> io::Result<Vec<u8>> {
+    let found = outputs.iter().find(|&&(other, _, _)| other == what);
+    let &(_, at, len) = found.ok_or(io::ErrorKind::NotFound)?;
+    let len = usize::try_from(len).map_err(io::Error::other)?;
+    let mut bytes = vec![0; len];
+    let file = File::from(room.try_clone()?);
+    file.read_exact_at(&mut bytes, at)?;
+    Ok(bytes)
+}
+
+/// Writes beside the name and renames: there is never half an object. Its time is that of the preprocessing: a header that was changed since is newer.
+fn write_whole(path: &Path, bytes: &[u8], time: SystemTime) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut part = OsString::from(".");
+    part.push(name);
+    part.push(format!(".weft-{}.part", std::process::id()));
+    let part = path.with_file_name(part);
+    let done = (|| {
+        let mut file = File::options().write(true).create_new(true).open(&part)?;
+        file.write_all(bytes)?;
+        file.set_modified(time)?;
+        std::fs::rename(&part, path)
+    })();
+    if done.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    done
+}
+
+/// Diagnostics of a worker for a terminal: text, and the sequences that colour it, but no others.
+fn printable(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&b, after)) = rest.split_first() {
+        rest = after;
+        match b {
+            b'\n' | b'\t' | b' '..=b'~' | 0x80.. => out.push(b),
+            0x1b => {
+                let body = after.strip_prefix(b"[").unwrap_or_default();
+                let len = body
+                    .iter()
+                    .take_while(|b| b.is_ascii_digit() || **b == b';')
+                    .count();
+                if matches!(body.get(len), Some(b'm' | b'K')) && len < 32 {
+                    out.extend([0x1b, b'[']);
+                    out.extend(&body[..=len]);
+                    rest = &body[len + 1..];
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_told_colours_alone() {
+        assert_eq!(
+            printable(b"\x1b[01;31m\x1b[Kerror\x1b[m\n"),
+            b"\x1b[01;31m\x1b[Kerror\x1b[m\n"
+        );
+        assert_eq!(
+            printable(b"\x1b]0;title\x07a\x1b[2Jb\x1b"),
+            b"]0;titlea[2Jb"
+        );
+        assert_eq!(printable("‘x’".as_bytes()), "‘x’".as_bytes());
+    }
+
+    #[test]
+    fn an_object_is_whole_or_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.o");
+        let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
+        write_whole(&path, b"object", time).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"object");
+        assert_eq!(path.metadata().unwrap().modified().unwrap(), time);
+        write_whole(&dir.path().join("no/a.o"), b"x", time).unwrap_err();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

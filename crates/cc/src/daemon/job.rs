@@ -1,0 +1,327 @@
+//! One job on its way: to a worker, to another one, and then here.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use weft_sys::memfd;
+use weft_verbs::{Access, Mr};
+
+use super::pool::{Conn, Pick, dial};
+use super::{LOOK, Running, Shared};
+use crate::digest::Digest;
+use crate::ipc::{JobAsk, Line};
+use crate::link::{Endpoint, Event, Gone};
+use crate::lock;
+use crate::options::Language;
+use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
+
+/// Workers that a job is tried on.
+const ATTEMPTS: usize = 3;
+
+/// What becomes of a job.
+pub(super) enum Outcome {
+    /// A worker did it.
+    Done {
+        outputs: Vec<(Output, u64, u64)>,
+        room: OwnedFd,
+        worker: Endpoint,
+    },
+    /// It has to be done here, because.
+    Here(String),
+    /// The compilation is gone.
+    Cancelled,
+}
+
+/// How an attempt ends when there is no report of a worker.
+enum Lost {
+    /// The connection is over.
+    Gone(String),
+    /// The compilation is gone.
+    Cancelled,
+}
+
+impl From<Gone> for Lost {
+    fn from(Gone(why): Gone) -> Self {
+        Self::Gone(why)
+    }
+}
+
+fn region(mr: &Mr, len: u64) -> Region {
+    let remote = mr.remote(0);
+    Region {
+        rkey: remote.rkey,
+        addr: remote.addr,
+        len,
+    }
+}
+
+/// The number of a job, listed while this is there.
+struct Listed<'a>(&'a Shared, u64);
+
+impl Listed<'_> {
+    fn at(&self, worker: Option<Endpoint>) {
+        if let Some(job) = lock(&self.0.state).jobs.get_mut(&self.1) {
+            job.worker = worker;
+        }
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).jobs.remove(&self.1);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    pub(super) fn job(&self, ask: &JobAsk, source: Option<OwnedFd>, line: &Line) -> Outcome {
+        let Some(source) = source else {
+            return Outcome::Here("the source did not come".into());
+        };
+        let digest = match self.digests.of(&ask.driver, ask.language) {
+            Ok(digest) => digest,
+            Err(why) => {
+                return Outcome::Here(format!(
+                    "the compiler here is not one that workers can have: {why}"
+                ));
+            }
+        };
+        let number = {
+            let mut state = lock(&self.state);
+            state.next += 1;
+            let number = state.next;
+            state.jobs.insert(
+                number,
+                Running {
+                    source: ask.source.clone(),
+                    worker: None,
+                    since: Instant::now(),
+                },
+            );
+            number
+        };
+        let listed = Listed(self, number);
+        let mut tried: Vec<Endpoint> = Vec::new();
+        let mut why = String::new();
+        while tried.len() < ATTEMPTS {
+            let pick = lock(&self.state).pool.pick(&ask.workers, &digest, &tried);
+            let (worker, conn) = match pick {
+                Pick::Worker(worker, conn) => (worker, conn),
+                Pick::Wait => {
+                    let state = lock(&self.state);
+                    drop(self.changed.wait_timeout(state, LOOK));
+                    if line.stirs() {
+                        return Outcome::Cancelled;
+                    }
+                    continue;
+                }
+                Pick::Nobody(trouble) => {
+                    if why.is_empty() {
+                        why = trouble;
+                    }
+                    break;
+                }
+            };
+            listed.at(Some(worker.clone()));
+            let attempt = self.attempt(&worker, conn, ask, &digest, &source, number as u32, line);
+            listed.at(None);
+            self.changed.notify_all();
+            match attempt {
+                Ok((end, room)) => match end.verdict {
+                    Verdict::Done => {
+                        lock(&self.state).done += 1;
+                        return Outcome::Done {
+                            outputs: end.outputs,
+                            room,
+                            worker,
+                        };
+                    }
+                    // The compiler here has the last word.
+                    Verdict::Failed => {
+                        return Outcome::Here(format!(
+                            "the compiler failed on a worker: {}",
+                            end.reason
+                        ));
+                    }
+                    Verdict::Busy => {
+                        lock(&self.state).pool.busy(&worker);
+                        continue;
+                    }
+                    Verdict::Environment => {
+                        lock(&self.state).pool.unfit(&worker, digest, &end.reason);
+                        why = format!("{worker}: {}", end.reason);
+                    }
+                    Verdict::Refused | Verdict::Limit | Verdict::Trouble => {
+                        why = format!("{worker}: {}", end.reason);
+                    }
+                },
+                Err(Lost::Gone(gone)) => why = format!("{worker}: {gone}"),
+                Err(Lost::Cancelled) => return Outcome::Cancelled,
+            }
+            tracing::info!("{}: {why}", ask.source);
+            tried.push(worker);
+            lock(&self.state).again += 1;
+        }
+        Outcome::Here(if why.is_empty() {
+            "no worker is named".into()
+        } else {
+            why
+        })
+    }
+
+    /// One job on one worker, whose slot is given back.
+    #[allow(clippy::too_many_arguments)]
+    fn attempt(
+        &self,
+        worker: &Endpoint,
+        conn: Option<Conn>,
+        ask: &JobAsk,
+        digest: &Digest,
+        source: &OwnedFd,
+        id: u32,
+        line: &Line,
+    ) -> Result<(End, OwnedFd), Lost> {
+        // One that was kept may have ended since.
+        let kept = conn.and_then(|mut conn| {
+            matches!(conn.link.next(None, std::time::Duration::ZERO), Ok(None)).then_some(conn)
+        });
+        let kept = kept.filter(|conn| conn.link.is_alive());
+        let dialled = match kept {
+            Some(conn) => Ok(conn),
+            None => dial(&self.device, &*self.config.keys, worker),
+        };
+        let mut conn = match dialled {
+            Ok(conn) => conn,
+            Err(refusal) => {
+                lock(&self.state).pool.failed(worker, &refusal.why);
+                return Err(Lost::Gone(refusal.why));
+            }
+        };
+        lock(&self.state).pool.connected(worker, &conn);
+        self.changed.notify_all();
+        let done = self.drive(&mut conn, ask, digest, source, id, line);
+        let mut state = lock(&self.state);
+        match &done {
+            Ok((end, _)) => state.pool.give_back(worker, conn, end, ask.len),
+            Err(Lost::Gone(why)) => state.pool.failed(worker, why),
+            Err(Lost::Cancelled) => state.pool.cancelled(worker),
+        }
+        done
+    }
+
+    /// The worker drives; here are only the two regions, and room if it asks for more.
+    fn drive(
+        &self,
+        conn: &mut Conn,
+        ask: &JobAsk,
+        digest: &Digest,
+        source: &OwnedFd,
+        id: u32,
+        line: &Line,
+    ) -> Result<(End, OwnedFd), Lost> {
+        let local =
+            |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
+        let len = usize::try_from(ask.len).map_err(|e| local(&e))?;
+        let source = conn
+            .link
+            .pd
+            .reg_memfd(source, len, Access::REMOTE_READ)
+            .map_err(|e| local(&e))?;
+        let room_file = memfd::create_growing("weft-cc-room").map_err(|e| local(&e))?;
+        let access = Access::REMOTE_WRITE | Access::LOCAL_WRITE;
+        let make_room = |conn: &Conn, len: u64| {
+            memfd::grow(&room_file, len).map_err(|e| local(&e))?;
+            conn.link
+                .pd
+                .reg_memfd(&room_file, len as usize, access)
+                .map_err(|e| local(&e))
+        };
+        let mut room = make_room(conn, self.config.room)?;
+        let request = Request::Job(Job {
+            id,
+            cxx: ask.language == Language::Cxx,
+            source: region(&source, ask.len),
+            room: region(&room, self.config.room),
+            digest: *digest,
+            driver: ask.name.clone(),
+            locale: ask.locale.clone(),
+            cwd: ask.cwd.clone(),
+            name: ask.source.clone(),
+            args: ask.args.clone(),
+        });
+        let Some(bytes) = request.encode() else {
+            // The connection is as good as before.
+            return Ok((
+                End::new(id, Verdict::Refused, "a command that is too long"),
+                room_file,
+            ));
+        };
+        let outcome = self.converse(conn, &bytes, id, line, &mut room, &make_room);
+        if outcome.is_err() {
+            // No memory goes away under a connection; and a worker learns that it need not go on.
+            conn.link.qp.disconnect();
+        }
+        let limit = room.len() as u64;
+        // From here on the worker reaches neither.
+        drop(source);
+        drop(room);
+        let end = outcome?;
+        let within = |&(_, at, len): &(Output, u64, u64)| {
+            at.checked_add(len).is_some_and(|end| end <= limit)
+        };
+        let whole = end
+            .outputs
+            .iter()
+            .any(|&(what, _, len)| what == Output::Object && len > 0);
+        if end.verdict == Verdict::Done && !(whole && end.outputs.iter().all(within)) {
+            conn.link.qp.disconnect();
+            return Err(Lost::Gone("it reports outputs that cannot be".into()));
+        }
+        Ok((end, room_file))
+    }
+
+    fn converse(
+        &self,
+        conn: &mut Conn,
+        request: &[u8],
+        id: u32,
+        line: &Line,
+        room: &mut Mr,
+        make_room: &dyn Fn(&Conn, u64) -> Result<Mr, Lost>,
+    ) -> Result<End, Lost> {
+        let gone = |why: &str| Lost::Gone(why.into());
+        conn.link.send(request)?;
+        let began = Instant::now();
+        loop {
+            let event = conn.link.next(None, LOOK)?;
+            if line.stirs() {
+                return Err(Lost::Cancelled);
+            }
+            if began.elapsed() > self.config.patience {
+                return Err(gone("it takes too long"));
+            }
+            let Some(Event::Message(bytes)) = event else {
+                continue;
+            };
+            match Report::decode(&bytes).map_err(|e| Lost::Gone(e.to_string()))? {
+                Report::End(end) if end.id == id => return Ok(end),
+                Report::End(end) if end.id == 0 && end.verdict == Verdict::Refused => {
+                    return Err(gone("our key is not authorised there"));
+                }
+                Report::More { id: of, need } if of == id => {
+                    let granted = if need > room.len() as u64 && need <= self.config.most_room {
+                        *room = make_room(conn, need)?;
+                        region(room, need)
+                    } else {
+                        Region::default()
+                    };
+                    let answer = Request::Room { id, room: granted }
+                        .encode()
+                        .unwrap_or_default();
+                    conn.link.send(&answer)?;
+                }
+                _ => return Err(gone("a report of another job")),
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The daemon beside the make: the connection manager of section 5.3.6. It keeps the connections to workers, picks one for each job, tries again elsewhere,
+//! and limits what runs here.
+//!
+//! Each connection of a compilation has a thread, and one cycle of it is one job.
+
+mod job;
+mod pool;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use weft_sys::unix::{self, Name};
+use weft_sys::{Interest, poll_fds};
+use weft_verbs::Device;
+use weft_verbs::tls::Tls;
+
+use crate::digest::Digests;
+use crate::ipc::{Answer, Ask, JobStatus, Line, Status};
+use crate::link::Endpoint;
+use crate::lock;
+use pool::Pool;
+pub use pool::{About, Refusal, probe};
+
+/// How often threads look whether somebody is gone.
+const LOOK: Duration = Duration::from_millis(200);
+/// Different reasons that are counted.
+const MAX_REASONS: usize = 100;
+
+/// Whom the daemon shows itself as, and which workers it takes.
+pub trait Keys: Send + Sync {
+    /// Settings for a connection to this worker.
+    ///
+    /// # Errors
+    /// Why there are none.
+    fn tls(&self, worker: &Endpoint) -> Result<Tls, String>;
+}
+
+/// For tests and measurements: the same settings for every worker.
+impl Keys for Tls {
+    fn tls(&self, _: &Endpoint) -> Result<Tls, String> {
+        Ok(self.clone())
+    }
+}
+
+/// How to run.
+#[derive(Clone)]
+pub struct Config {
+    /// Where compilations find it.
+    pub socket: PathBuf,
+    /// Keys.
+    pub keys: Arc<dyn Keys>,
+    /// It ends after so long without a compilation.
+    pub idle: Duration,
+    /// Room for outputs that a job has from the start, in bytes. Only what is written takes memory.
+    pub room: u64,
+    /// Room that a worker may ask for.
+    pub most_room: u64,
+    /// Compilers and preprocessors that run here at once.
+    pub here: usize,
+    /// A job that takes longer is lost.
+    pub patience: Duration,
+}
+
+impl Config {
+    /// With this socket and these keys.
+    pub fn new(socket: PathBuf, keys: Arc<dyn Keys>) -> Self {
+        let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            socket,
+            keys,
+            idle: Duration::from_mins(10),
+            room: 16 << 20,
+            most_room: 1 << 30,
+            here: processors + 1,
+            patience: Duration::from_mins(20),
+        }
+    }
+}
+
+/// A job that is not over.
+struct Running {
+    source: String,
+    worker: Option<Endpoint>,
+    since: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    pool: Pool,
+    here: usize,
+    next: u64,
+    jobs: BTreeMap<u64, Running>,
+    done: u64,
+    again: u64,
+    verified: (u64, u64),
+    reasons: BTreeMap<String, u64>,
+}
+
+struct Shared {
+    config: Config,
+    device: Device,
+    digests: Digests,
+    state: Mutex<State>,
+    changed: Condvar,
+    clients: AtomicUsize,
+    stop: AtomicBool,
+    began: Instant,
+}
+
+/// Runs until nobody has needed it for a while, or it is told to stop.
+///
+/// # Errors
+/// Those of the socket: `AddrInUse` when there is a daemon already.
+pub fn run(config: Config) -> io::Result<()> {
+    let listener = unix::listen(Name::Path(&config.socket), 128)?;
+    let device = Device::open().map_err(io::Error::other)?;
+    let shared = Arc::new(Shared {
+        config,
+        device,
+        digests: Digests::default(),
+        state: Mutex::default(),
+        changed: Condvar::new(),
+        clients: AtomicUsize::new(0),
+        stop: AtomicBool::new(false),
+        began: Instant::now(),
+    });
+    let mut idle_since = Instant::now();
+    while !shared.stop.load(Ordering::SeqCst) {
+        if shared.clients.load(Ordering::SeqCst) > 0 {
+            idle_since = Instant::now();
+        } else if idle_since.elapsed() > shared.config.idle {
+            break;
+        }
+        if !poll_fds(
+            &[(std::os::fd::AsFd::as_fd(&listener), Interest::READ)],
+            Some(LOOK),
+        )
+        .is_ok_and(|ready| ready != 0)
+        {
+            continue;
+        }
+        while let Some(fd) = unix::accept(&listener)? {
+            if !unix::peer_cred(&fd).is_ok_and(|cred| cred.is_same_user()) {
+                continue;
+            }
+            idle_since = Instant::now();
+            shared.clients.fetch_add(1, Ordering::SeqCst);
+            let client = Arc::clone(&shared);
+            let spawned = thread::Builder::new()
+                .name("weft-ccd-client".into())
+                .spawn(move || {
+                    if let Err(e) = client.serve(&Line(fd)) {
+                        tracing::debug!("a compilation: {e}");
+                    }
+                    client.clients.fetch_sub(1, Ordering::SeqCst);
+                });
+            if spawned.is_err() {
+                shared.clients.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+    if !shared.stop.load(Ordering::SeqCst) {
+        let _ = std::fs::remove_file(&shared.config.socket);
+    }
+    Ok(())
+}
+
+/// Leave to use this machine's processors.
+struct Leave<'a>(&'a Shared);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).here -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    /// Waits for leave; `None`: the compilation is gone.
+    fn leave(&self, line: &Line) -> Option<Leave<'_>> {
+        let mut state = lock(&self.state);
+        while state.here >= self.config.here {
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            if line.stirs() {
+                return None;
+            }
+        }
+        state.here += 1;
+        Some(Leave(self))
+    }
+
+    fn note(&self, reason: &str) {
+        let mut state = lock(&self.state);
+        let known = state.reasons.contains_key(reason) || state.reasons.len() < MAX_REASONS;
+        *state
+            .reasons
+            .entry(if known { reason } else { "other reasons" }.into())
+            .or_default() += 1;
+    }
+
+    fn serve(&self, line: &Line) -> io::Result<()> {
+        let mut leave = None;
+        while let Some((ask, fd)) = line.receive::<Ask>()? {
+            drop(leave.take());
+            match ask {
+                Ask::Preprocess => {
+                    leave = self.leave(line);
+                    line.send(&Answer::Go, &[])?;
+                }
+                Ask::Job(job) => match self.job(&job, fd, line) {
+                    job::Outcome::Done {
+                        outputs,
+                        room,
+                        worker,
+                    } => {
+                        line.send(
+                            &Answer::Done { outputs, worker },
+                            &[std::os::fd::AsFd::as_fd(&room)],
+                        )?;
+                    }
+                    job::Outcome::Here(reason) => {
+                        self.note(&reason);
+                        leave = self.leave(line);
+                        line.send(&Answer::Here(reason), &[])?;
+                    }
+                    job::Outcome::Cancelled => return Ok(()),
+                },
+                Ask::Here(reason) => {
+                    self.note(&reason);
+                    leave = self.leave(line);
+                    line.send(&Answer::Go, &[])?;
+                }
+                Ask::Note(reason) => self.note(&reason),
+                Ask::Verified { worker, same } => {
+                    let mut state = lock(&self.state);
+                    state.verified.0 += 1;
+                    if !same {
+                        state.verified.1 += 1;
+                        state.pool.distrust(&worker);
+                    }
+                }
+                Ask::Status => line.send(&Answer::Status(Box::new(self.status())), &[])?,
+                Ask::Stop => {
+                    // At once, so that another one can take its place.
+                    let _ = std::fs::remove_file(&self.config.socket);
+                    self.stop.store(true, Ordering::SeqCst);
+                    line.send(&Answer::Go, &[])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Status {
+        let state = lock(&self.state);
+        let mut reasons: Vec<_> = state
+            .reasons
+            .iter()
+            .map(|(reason, &n)| (reason.clone(), n))
+            .collect();
+        reasons.sort_by_key(|&(_, n)| std::cmp::Reverse(n));
+        let jobs = state.jobs.values().map(|job| JobStatus {
+            source: job.source.clone(),
+            worker: job.worker.clone(),
+            age: job.since.elapsed().as_secs_f64(),
+        });
+        Status {
+            uptime: self.began.elapsed().as_secs_f64(),
+            workers: state.pool.status(),
+            jobs: jobs.collect(),
+            here: state.here,
+            done: state.done,
+            again: state.again,
+            verified: state.verified,
+            reasons,
+        }
+    }
+}

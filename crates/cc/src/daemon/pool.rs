@@ -1,0 +1,298 @@
+//! Workers, their connections, and which one gets a job.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::ToSocketAddrs;
+use std::time::{Duration, Instant};
+
+use weft_verbs::Device;
+use weft_verbs::cm::{self, ConnectError};
+use weft_verbs::tls::{PublicKey, TlsError};
+
+use super::Keys;
+use crate::digest::Digest;
+use crate::ipc::WorkerStatus;
+use crate::link::{Endpoint, Link, param};
+use crate::wire::{End, Hello, Status, VERSION};
+
+/// How long a worker that failed gets no jobs: at first, and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_mins(1);
+/// How long a worker with another compiler is not asked again.
+const UNFIT: Duration = Duration::from_mins(5);
+/// How long a worker whose slots others have is not asked again.
+const BUSY: Duration = Duration::from_millis(200);
+/// Workers that are known at once.
+const MAX_WORKERS: usize = 1024;
+
+/// A connection, and what the worker said at its start.
+pub(super) struct Conn {
+    pub(super) link: Link,
+    pub(super) slots: u16,
+    pub(super) transport: &'static str,
+}
+
+#[derive(Default)]
+struct Worker {
+    slots: Option<u16>,
+    transport: &'static str,
+    in_use: usize,
+    idle: Vec<Conn>,
+    paused: Option<(Instant, String)>,
+    failures: u32,
+    busy: Option<Instant>,
+    unfit: HashMap<Digest, (Instant, String)>,
+    distrusted: bool,
+    pressure: u16,
+    done: u64,
+    lost: u64,
+    bytes: (u64, u64),
+    compiling: f64,
+}
+
+/// All workers.
+#[derive(Default)]
+pub(super) struct Pool(BTreeMap<Endpoint, Worker>);
+
+/// What there is for a job.
+pub(super) enum Pick {
+    /// This worker has a free slot, which is taken; and a connection, if one is there.
+    Worker(Endpoint, Option<Conn>),
+    /// All that would do are busy.
+    Wait,
+    /// None will do; why.
+    Nobody(String),
+}
+
+impl Worker {
+    fn trouble(&self, digest: Option<&Digest>) -> Option<String> {
+        if self.distrusted {
+            return Some("its output differed from ours".into());
+        }
+        let now = Instant::now();
+        if let Some((until, why)) = &self.paused
+            && *until > now
+        {
+            return Some(why.clone());
+        }
+        let unfit = match digest {
+            Some(digest) => self.unfit.get(digest),
+            None => self.unfit.values().next(),
+        };
+        unfit
+            .filter(|(until, _)| *until > now)
+            .map(|(_, why)| why.clone())
+    }
+}
+
+impl Pool {
+    pub(super) fn pick(&mut self, from: &[Endpoint], digest: &Digest, tried: &[Endpoint]) -> Pick {
+        let now = Instant::now();
+        let mut best: Option<(f64, &Endpoint)> = None;
+        let mut wait = false;
+        let mut why = String::new();
+        for endpoint in from {
+            if self.0.len() >= MAX_WORKERS && !self.0.contains_key(endpoint) {
+                continue;
+            }
+            let worker = self.0.entry(endpoint.clone()).or_default();
+            if let Some(trouble) = worker.trouble(Some(digest)) {
+                if why.is_empty() {
+                    why = trouble;
+                }
+                continue;
+            }
+            if tried.contains(endpoint) {
+                continue;
+            }
+            // Until its first connection has told how many it takes, one is enough.
+            let slots = usize::from(worker.slots.unwrap_or(1));
+            if worker.in_use >= slots || worker.busy.is_some_and(|until| until > now) {
+                wait = true;
+                continue;
+            }
+            let load = worker.in_use as f64 / slots as f64 + f64::from(worker.pressure) / 10_000.0;
+            if best.is_none_or(|(least, _)| load < least) {
+                best = Some((load, endpoint));
+            }
+        }
+        if let Some((_, endpoint)) = best
+            && let Some(worker) = self.0.get_mut(endpoint)
+        {
+            worker.in_use += 1;
+            return Pick::Worker(endpoint.clone(), worker.idle.pop());
+        }
+        if wait { Pick::Wait } else { Pick::Nobody(why) }
+    }
+
+    fn release(&mut self, endpoint: &Endpoint) -> Option<&mut Worker> {
+        let worker = self.0.get_mut(endpoint)?;
+        worker.in_use = worker.in_use.saturating_sub(1);
+        Some(worker)
+    }
+
+    pub(super) fn connected(&mut self, endpoint: &Endpoint, conn: &Conn) {
+        if let Some(worker) = self.0.get_mut(endpoint) {
+            worker.slots = Some(conn.slots.max(1));
+            worker.transport = conn.transport;
+        }
+    }
+
+    /// The slot is free again, the connection stays.
+    pub(super) fn give_back(&mut self, endpoint: &Endpoint, conn: Conn, end: &End, read: u64) {
+        let Some(worker) = self.release(endpoint) else {
+            return;
+        };
+        worker.idle.push(conn);
+        worker.pressure = end.pressure.min(10_000);
+        worker.failures = 0;
+        if end.verdict == crate::wire::Verdict::Done {
+            worker.done += 1;
+            worker.bytes.0 += read;
+            worker.bytes.1 += end.outputs.iter().map(|&(_, _, len)| len).sum::<u64>();
+            worker.compiling += f64::from(end.times[1]) / 1e6;
+        }
+    }
+
+    /// The slot is free again, the connection is not there any more.
+    pub(super) fn cancelled(&mut self, endpoint: &Endpoint) {
+        self.release(endpoint);
+    }
+
+    /// The connection was lost, or there was none: a pause.
+    pub(super) fn failed(&mut self, endpoint: &Endpoint, why: &str) {
+        let Some(worker) = self.release(endpoint) else {
+            return;
+        };
+        worker.lost += 1;
+        let pause = (FIRST_PAUSE * 2_u32.saturating_pow(worker.failures.min(6))).min(LAST_PAUSE);
+        worker.failures += 1;
+        worker.idle.clear();
+        worker.paused = Some((Instant::now() + pause, format!("{endpoint}: {why}")));
+    }
+
+    pub(super) fn busy(&mut self, endpoint: &Endpoint) {
+        if let Some(worker) = self.0.get_mut(endpoint) {
+            worker.busy = Some(Instant::now() + BUSY);
+        }
+    }
+
+    pub(super) fn unfit(&mut self, endpoint: &Endpoint, digest: Digest, why: &str) {
+        if let Some(worker) = self.0.get_mut(endpoint) {
+            worker.unfit.insert(
+                digest,
+                (Instant::now() + UNFIT, format!("{endpoint}: {why}")),
+            );
+        }
+    }
+
+    /// It gets no more jobs.
+    pub(super) fn distrust(&mut self, endpoint: &Endpoint) {
+        if let Some(worker) = self.0.get_mut(endpoint) {
+            worker.distrusted = true;
+        }
+    }
+
+    pub(super) fn status(&self) -> Vec<WorkerStatus> {
+        let all = self.0.iter().map(|(endpoint, worker)| WorkerStatus {
+            endpoint: endpoint.clone(),
+            transport: worker.transport.into(),
+            slots: worker.slots.unwrap_or(0),
+            in_use: worker.in_use,
+            done: worker.done,
+            lost: worker.lost,
+            bytes: worker.bytes,
+            compiling: worker.compiling,
+            pressure: f64::from(worker.pressure) / 100.0,
+            trouble: worker.trouble(None).unwrap_or_default(),
+        });
+        all.collect()
+    }
+}
+
+/// Why there is no connection to a worker.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct Refusal {
+    /// In words.
+    pub why: String,
+    /// Its key, if that is not taken.
+    pub key: Option<PublicKey>,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self { why, key: None }
+    }
+}
+
+/// Connects to a worker.
+pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Result<Conn, Refusal> {
+    let addrs = (endpoint.host.as_str(), endpoint.port)
+        .to_socket_addrs()
+        .map_err(|e| format!("cannot resolve the host: {e}"))?;
+    let mut last = String::from("the host has no address");
+    for addr in addrs {
+        let tls = keys.tls(endpoint)?;
+        let mut link = Link::new(device).map_err(|e| e.to_string())?;
+        let hello = Hello::new(Status::Ok, 0).encode().to_vec();
+        let conn = match cm::connect_qp(addr, link.qp, device, &param(tls, hello)) {
+            Ok(conn) => conn,
+            Err(ConnectError::Rejected { private_data }) => {
+                let why = match Hello::decode(&private_data) {
+                    Ok(theirs) => {
+                        format!("the worker turned the connection away: {}", theirs.status)
+                    }
+                    Err(e) => format!("what answers is no worker: {e}"),
+                };
+                return Err(why.into());
+            }
+            Err(ConnectError::Tls(TlsError::KeyRefused(key))) => {
+                let why = "its key is not known here; `weft cc check` shows it and asks".into();
+                return Err(Refusal {
+                    why,
+                    key: Some(key),
+                });
+            }
+            // Another address of the same host may do.
+            Err(e) => {
+                last = e.to_string();
+                continue;
+            }
+        };
+        let theirs = Hello::decode(&conn.private_data)
+            .map_err(|e| format!("what answers is no worker: {e}"))?;
+        if theirs.version != VERSION || theirs.status != Status::Ok {
+            return Err(String::from("the worker speaks another version").into());
+        }
+        link.qp = conn.qp;
+        let transport = link.qp.path().map_or("tcp", |path| path.transport);
+        return Ok(Conn {
+            link,
+            slots: theirs.slots,
+            transport,
+        });
+    }
+    Err(last.into())
+}
+
+/// What a worker says of itself.
+#[derive(Debug)]
+pub struct About {
+    /// Jobs at once.
+    pub slots: u16,
+    /// What carries the connection.
+    pub transport: &'static str,
+}
+
+/// Connects to a worker once, to see whether it is there.
+///
+/// # Errors
+/// Why it is not.
+pub fn probe(keys: &dyn Keys, endpoint: &Endpoint) -> Result<About, Refusal> {
+    let device = Device::open().map_err(|e| e.to_string())?;
+    let conn = dial(&device, keys, endpoint)?;
+    Ok(About {
+        slots: conn.slots,
+        transport: conn.transport,
+    })
+}

@@ -1,0 +1,259 @@
+//! What a compilation and the daemon beside it say to each other: JSON in the messages of a Unix socket, memory files as descriptors.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use weft_sys::unix::{self, Name};
+use weft_sys::{Interest, poll_fds};
+
+use crate::link::Endpoint;
+use crate::options::Language;
+use crate::wire::Output;
+
+/// Where the daemon's socket is, in place of the user's own directory.
+pub const SOCKET: &str = "WEFT_CC_SOCKET";
+/// The longest message in bytes.
+const MAX_MESSAGE: usize = 120 << 10;
+
+/// What a compilation asks of the daemon.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Ask {
+    /// Leave to use this machine's processor for preprocessing, until the next message.
+    Preprocess,
+    /// Compile; the source comes beside it as a memory file.
+    Job(Box<JobAsk>),
+    /// Leave to compile here, until the connection ends; for this reason.
+    Here(String),
+    /// It runs here without asking for leave.
+    Note(String),
+    /// The worker's output was compared with one from here.
+    Verified {
+        /// Which.
+        worker: Endpoint,
+        /// Whether they were the same.
+        same: bool,
+    },
+    /// Everything that there is to know.
+    Status,
+    /// End when nobody needs it any more.
+    Stop,
+}
+
+/// A job for some worker.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct JobAsk {
+    /// Whom to ask.
+    pub workers: Vec<Endpoint>,
+    /// The compiler here.
+    pub driver: PathBuf,
+    /// Its name.
+    pub name: String,
+    /// Of the source.
+    pub language: Language,
+    /// For debug information.
+    pub cwd: String,
+    /// The source as it was named.
+    pub source: String,
+    /// Of diagnostics.
+    pub locale: String,
+    /// Options.
+    pub args: Vec<String>,
+    /// Bytes of the source.
+    pub len: u64,
+}
+
+/// What the daemon answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// Go on.
+    Go,
+    /// The outputs are in the memory file beside this.
+    Done {
+        /// What, where, how long.
+        outputs: Vec<(Output, u64, u64)>,
+        /// Who did it.
+        worker: Endpoint,
+    },
+    /// Compile here (there is leave to do so); why.
+    Here(String),
+    /// What there is to know.
+    Status(Box<Status>),
+}
+
+/// What the daemon knows.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Status {
+    /// Seconds since it was started.
+    pub uptime: f64,
+    /// Workers.
+    pub workers: Vec<WorkerStatus>,
+    /// Jobs that are not over.
+    pub jobs: Vec<JobStatus>,
+    /// Compilations here that are not over, preprocessing among them.
+    pub here: usize,
+    /// Jobs that workers did.
+    pub done: u64,
+    /// Jobs that were tried again.
+    pub again: u64,
+    /// Outputs that were compared, and those that differed.
+    pub verified: (u64, u64),
+    /// Why commands ran here, and how many.
+    pub reasons: Vec<(String, u64)>,
+}
+
+/// One worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct WorkerStatus {
+    /// Its address.
+    pub endpoint: Endpoint,
+    /// `local`, `tls`, `tcp`; empty before the first connection.
+    pub transport: String,
+    /// Jobs at once; 0 before the first connection.
+    pub slots: u16,
+    /// Jobs now.
+    pub in_use: usize,
+    /// Jobs that it did.
+    pub done: u64,
+    /// Jobs that failed on the way.
+    pub lost: u64,
+    /// Bytes of sources, and of outputs.
+    pub bytes: (u64, u64),
+    /// Seconds that its compilers ran.
+    pub compiling: f64,
+    /// Percent of the time in which something waited for its processors, as it said last.
+    pub pressure: f64,
+    /// Why it gets no jobs now; empty: it does.
+    pub trouble: String,
+}
+
+/// One job.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct JobStatus {
+    /// Its source.
+    pub source: String,
+    /// Where it is; `None`: it waits.
+    pub worker: Option<Endpoint>,
+    /// Seconds.
+    pub age: f64,
+}
+
+/// Where the daemon's socket is.
+///
+/// # Errors
+/// A directory that is not this user's alone.
+pub fn socket() -> io::Result<PathBuf> {
+    if let Some(path) = std::env::var_os(SOCKET).filter(|path| !path.is_empty()) {
+        return Ok(path.into());
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let dir = match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_dir()) {
+        Some(dir) => Path::new(&dir).join("weft-cc"),
+        None => std::env::temp_dir().join(format!("weft-cc-{uid}")),
+    };
+    match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    // Others could offer us a daemon of theirs.
+    let about = dir.symlink_metadata()?;
+    if !about.is_dir() || about.uid() != uid || about.mode() & 0o022 != 0 {
+        let why = format!("{} is not this user's alone", dir.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    Ok(dir.join("socket"))
+}
+
+/// A connection between the two.
+pub struct Line(pub(crate) OwnedFd);
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Line {
+    /// Connects to the daemon.
+    ///
+    /// # Errors
+    /// As `connect(2)`; `PermissionDenied` for a daemon of another user.
+    pub fn connect(path: &Path) -> io::Result<Self> {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            match unix::connect(Name::Path(path)) {
+                // Its backlog is full.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                Err(e) => return Err(e),
+                Ok(fd) if unix::peer_cred(&fd)?.is_same_user() => return Ok(Self(fd)),
+                Ok(_) => return Err(io::ErrorKind::PermissionDenied.into()),
+            }
+        }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// Those of the socket; `InvalidInput` for one that is too long.
+    pub fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > MAX_MESSAGE {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        loop {
+            match unix::send_with_fds(&self.0, &bytes, fds) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    poll_fds(&[(self.as_fd(), Interest::WRITE)], None)?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    /// Waits for a message, and at most one descriptor. `None`: the other side is gone.
+    ///
+    /// # Errors
+    /// Those of the socket; `InvalidData` for something else than a message.
+    pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+        let mut bytes = vec![0; MAX_MESSAGE + 1];
+        loop {
+            match unix::recv_with_fds(&self.0, &mut bytes, 1) {
+                Ok(None) => return Ok(None),
+                Ok(Some((len, mut fds))) => {
+                    return Ok(Some((serde_json::from_slice(&bytes[..len])?, fds.pop())));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    match poll_fds(&[(self.as_fd(), Interest::READ)], None) {
+                        Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
+                        _ => {}
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// As [`Line::send`] and [`Line::receive`]; `UnexpectedEof` when the daemon is gone.
+    pub fn ask(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> io::Result<(Answer, Option<OwnedFd>)> {
+        self.send(ask, fds)?;
+        self.receive()?
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Whether the other side is gone, or says something.
+    pub(crate) fn stirs(&self) -> bool {
+        poll_fds(&[(self.as_fd(), Interest::READ)], Some(Duration::ZERO))
+            .is_ok_and(|ready| ready != 0)
+    }
+}

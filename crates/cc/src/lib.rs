@@ -1,0 +1,49 @@
+//! A distributed compiler: chapter 5 of "iWARP Applicability" (P. W. Frey, 2010).
+//!
+//! A *master* preprocesses ([`client`]) and hands the text to a daemon beside it ([`daemon`]), which keeps connections to *workers* ([`worker`]). A worker
+//! drives: it is told of a job with the `STag`s of source and room, reads the one by RDMA Read, compiles, writes the object into the other by RDMA Write, and
+//! Sends the end ([`wire`], `docs/spec/cc.md`). What cannot go out, or fails elsewhere, is compiled by the local compiler, whose word counts.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod daemon;
+pub mod digest;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+pub mod ipc;
+mod link;
+pub mod options;
+pub mod wire;
+pub mod worker;
+
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use link::Endpoint;
+
+/// The port of a worker where none is named.
+pub const DEFAULT_PORT: u16 = 7477;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The first program of this name in `PATH` that is not the file `other` (a link to this program, which would call itself).
+pub fn find_program(name: &str, other: Option<&Path>) -> Option<PathBuf> {
+    let good = |path: &PathBuf| {
+        let runs = path
+            .metadata()
+            .is_ok_and(|about| about.is_file() && about.permissions().mode() & 0o111 != 0);
+        runs && other.is_none_or(|other| path.canonicalize().is_ok_and(|path| path != other))
+    };
+    if name.contains('/') {
+        return Some(PathBuf::from(name)).filter(good);
+    }
+    let path = std::env::var_os("PATH")
+        .unwrap_or_else(|| OsStr::new("/usr/local/bin:/usr/bin:/bin").into());
+    std::env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(good)
+}

@@ -1,0 +1,270 @@
+//! Control messages over a queue pair, for both sides, and where workers are.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use weft_verbs::cm::{ConnParam, LinkOptions};
+use weft_verbs::tls::Tls;
+use weft_verbs::{
+    Access, Cq, Device, MemError, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc, WcOpcode,
+    WcStatus,
+};
+
+use crate::wire::MAX_MESSAGE;
+
+/// Limit for the start of a connection.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Receives that each side has posted.
+const RECEIVES: u64 = 4;
+/// Work requests that may be outstanding.
+pub(crate) const SENDS: u32 = 64;
+/// RDMA Reads outstanding at once.
+pub(crate) const DEPTH: u16 = 16;
+const RECEIVE: u64 = 1 << 63;
+const MESSAGE: u64 = 1 << 62;
+
+/// A worker as users write it: `HOST`, `HOST:PORT`, `[IPV6]:PORT`.
+#[derive(
+    Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+pub struct Endpoint {
+    /// A name or address, without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("`{text}` is no worker: write HOST, HOST:PORT or [IPV6]:PORT");
+        let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+            let (host, after) = rest.split_once(']').ok_or_else(bad)?;
+            host.parse::<std::net::Ipv6Addr>().map_err(|_| bad())?;
+            (
+                host,
+                after
+                    .strip_prefix(':')
+                    .or(after.is_empty().then_some(""))
+                    .ok_or_else(bad)?,
+            )
+        } else {
+            match text.split_once(':') {
+                Some((host, port)) if !port.is_empty() => (host, port),
+                Some(_) => return Err(bad()),
+                None => (text, ""),
+            }
+        };
+        let name = |c: char| c.is_ascii_alphanumeric() || "-_.:%".contains(c);
+        if host.is_empty() || !host.chars().all(name) {
+            return Err(bad());
+        }
+        let port = if port.is_empty() {
+            crate::DEFAULT_PORT
+        } else {
+            port.parse().map_err(|_| bad())?
+        };
+        if port == 0 {
+            Err(bad())
+        } else {
+            Ok(Self {
+                host: host.into(),
+                port,
+            })
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// What a side brings to a connection.
+pub(crate) fn param(tls: Tls, private_data: Vec<u8>) -> ConnParam {
+    ConnParam {
+        private_data,
+        ird: DEPTH,
+        ord: DEPTH,
+        options: LinkOptions {
+            timeout: START_PATIENCE,
+            ..LinkOptions::default()
+        },
+        tls: Some(tls),
+    }
+}
+
+/// Why a connection is of no use any more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Gone(pub(crate) String);
+
+impl From<MemError> for Gone {
+    fn from(e: MemError) -> Self {
+        Self(e.to_string())
+    }
+}
+
+/// Something that has completed.
+pub(crate) enum Event {
+    /// A message.
+    Message(Vec<u8>),
+    /// A work request of ours.
+    Done,
+}
+
+/// One side of a connection, in a protection domain of its own: what one peer is told of memory is of no use to another.
+pub(crate) struct Link {
+    // Dropped first: no memory goes away under a connection.
+    pub(crate) qp: Qp,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    buffers: Mr,
+    sending: bool,
+}
+
+impl Link {
+    pub(crate) fn new(device: &Device) -> Result<Self, weft_verbs::Error> {
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(SENDS + 2 * RECEIVES as u32, None)?;
+        let buffers = pd.alloc_mr((RECEIVES as usize + 1) * MAX_MESSAGE, Access::LOCAL_WRITE)?;
+        let qp = pd.create_qp(&QpInit {
+            max_send_wr: SENDS,
+            max_recv_wr: RECEIVES as u32,
+            max_sge: 1,
+            ..QpInit::new(&cq, &cq)
+        })?;
+        let receives: Vec<_> = (0..RECEIVES).map(|i| receive(&buffers, i)).collect();
+        qp.post_recv(&receives)
+            .map_err(|_| weft_verbs::Error::Invalid("receives"))?;
+        Ok(Self {
+            qp,
+            pd,
+            cq,
+            buffers,
+            sending: false,
+        })
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        self.qp.state() == QpState::Rts
+    }
+
+    /// Sends a message. Each side has one under way at a time.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Gone> {
+        let end = Instant::now() + START_PATIENCE;
+        while self.sending {
+            if Instant::now() > end {
+                return Err(Gone("the peer takes no messages".into()));
+            }
+            // Only our own completion can come: who sends now breaks the protocol.
+            if let Some(Event::Message(_)) = self.next(None, Duration::from_secs(1))? {
+                return Err(Gone("a message out of turn".into()));
+            }
+        }
+        if bytes.len() > MAX_MESSAGE {
+            return Err(Gone("a message that is too long".into()));
+        }
+        let at = RECEIVES as usize * MAX_MESSAGE;
+        self.buffers.write(at, bytes)?;
+        self.post(SendWr::send(MESSAGE).sge(self.buffers.sge(at, bytes.len())))?;
+        self.sending = true;
+        Ok(())
+    }
+
+    /// Posts a work request; its completion is an [`Event::Done`].
+    pub(crate) fn post(&mut self, wr: SendWr) -> Result<(), Gone> {
+        self.qp
+            .post_send_one(wr.signaled())
+            .map_err(|e| Gone(format!("the connection has ended: {e}")))
+    }
+
+    /// The next event; waits up to `timeout`, or until [`Cq::interrupt`] is called after `epoch` was read. `None`: nothing happened.
+    pub(crate) fn next(
+        &mut self,
+        epoch: Option<u32>,
+        timeout: Duration,
+    ) -> Result<Option<Event>, Gone> {
+        let end = Instant::now() + timeout;
+        loop {
+            if let Some(event) = self.take()? {
+                return Ok(Some(event));
+            }
+            let now = self.cq.epoch();
+            if now != epoch.unwrap_or(now) {
+                return Ok(None);
+            }
+            let Some(left) = end
+                .checked_duration_since(Instant::now())
+                .filter(|left| !left.is_zero())
+            else {
+                return Ok(None);
+            };
+            self.cq.watch(epoch.unwrap_or(now), true, Some(left));
+        }
+    }
+
+    fn take(&mut self) -> Result<Option<Event>, Gone> {
+        let mut wcs = [Wc::default(); 1];
+        while self.cq.poll(&mut wcs).map_err(|e| Gone(e.to_string()))? > 0 {
+            let wc = &wcs[0];
+            if wc.status != WcStatus::Success {
+                return Err(Gone(match wc.status {
+                    WcStatus::RemAccessErr => "the peer does not let us reach its memory".into(),
+                    _ => "the peer closed the connection or went away".into(),
+                }));
+            }
+            if wc.opcode == WcOpcode::Recv && wc.wr_id & RECEIVE != 0 {
+                let index = wc.wr_id & !RECEIVE;
+                let bytes = self.buffers.to_vec(
+                    index as usize * MAX_MESSAGE,
+                    (wc.byte_len as usize).min(MAX_MESSAGE),
+                )?;
+                self.qp
+                    .post_recv(&[receive(&self.buffers, index)])
+                    .map_err(|e| Gone(e.to_string()))?;
+                return Ok(Some(Event::Message(bytes)));
+            }
+            if wc.wr_id == MESSAGE {
+                self.sending = false;
+                continue;
+            }
+            return Ok(Some(Event::Done));
+        }
+        Ok(None)
+    }
+}
+
+fn receive(buffers: &Mr, index: u64) -> RecvWr {
+    RecvWr::new(RECEIVE | index).sge(buffers.sge(index as usize * MAX_MESSAGE, MAX_MESSAGE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_as_users_write_them() {
+        let at = |host: &str, port| Endpoint {
+            host: host.into(),
+            port,
+        };
+        assert_eq!("h".parse(), Ok(at("h", 7477)));
+        assert_eq!("h:1".parse(), Ok(at("h", 1)));
+        assert_eq!("[::1]".parse(), Ok(at("::1", 7477)));
+        assert_eq!("[::1]:9".parse(), Ok(at("::1", 9)));
+        assert_eq!(at("::1", 9).to_string(), "[::1]:9");
+        for bad in [
+            "", ":1", "h:", "h:x", "h:0", "h:70000", "[::1", "[x]:1", "a b", "::1", "[::1]9",
+        ] {
+            assert!(bad.parse::<Endpoint>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,764 @@
+//! What a compiler's command line asks for, and whether it can go to a worker.
+//!
+//! An option is known or the command runs here: nothing is guessed. A worker checks the options of each job by the same table ([`check_job`]), because whoever
+//! sends it one may be hostile.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// A command file (`@file`) and those that it names, in bytes.
+const MAX_RESPONSE: u64 = 1 << 20;
+/// How deep command files may name others.
+const MAX_DEPTH: u32 = 8;
+
+/// A language that workers compile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum Language {
+    /// C.
+    C,
+    /// C++.
+    Cxx,
+}
+
+impl Language {
+    /// What `-x` takes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::C => "c",
+            Self::Cxx => "c++",
+        }
+    }
+
+    /// The compiler proper.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::C => "cc1",
+            Self::Cxx => "cc1plus",
+        }
+    }
+
+    fn of_extension(extension: &OsStr) -> Option<Self> {
+        Some(match extension.as_bytes() {
+            b"c" => Self::C,
+            b"cc" | b"cp" | b"cxx" | b"cpp" | b"CPP" | b"c++" | b"C" => Self::Cxx,
+            _ => return None,
+        })
+    }
+
+    fn named(name: &[u8]) -> Option<Self> {
+        Some(match name {
+            b"c" => Self::C,
+            b"c++" => Self::Cxx,
+            _ => return None,
+        })
+    }
+}
+
+/// A command that can go to a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Arguments of the preprocessor's run here; its output goes to standard output.
+    pub preprocess: Vec<OsString>,
+    /// Options of the worker's compiler, without sources and outputs.
+    pub job: Vec<String>,
+    /// The source as it was named.
+    pub source: PathBuf,
+    /// The object, or the assembler text after `-S`.
+    pub output: PathBuf,
+    /// Its language.
+    pub language: Language,
+}
+
+/// Why a command runs here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Here {
+    /// In words.
+    pub reason: String,
+    /// Whether it compiles (rather than links, or prints something).
+    pub compiles: bool,
+}
+
+enum Kind {
+    /// For the preprocessor and the worker.
+    Both,
+    /// The preprocessor's alone.
+    Cpp,
+    /// Of no meaning without linking.
+    Link,
+    /// The command runs here.
+    Here(&'static str),
+}
+
+/// Options whose value is the next argument, for the preprocessor.
+const CPP_VALUE: &[&str] = &[
+    "-D",
+    "-U",
+    "-I",
+    "-include",
+    "-imacros",
+    "-isystem",
+    "-iquote",
+    "-idirafter",
+    "-iprefix",
+    "-iwithprefix",
+    "-iwithprefixbefore",
+    "-isysroot",
+    "-imultilib",
+    "-imultiarch",
+    "-MF",
+    "-MT",
+    "-MQ",
+    "--sysroot",
+];
+/// The same for the linker.
+const LINK_VALUE: &[&str] = &["-L", "-l", "-T", "-u", "-z", "-e"];
+/// The same, and the command runs here.
+const HERE_VALUE: &[&str] = &[
+    "-Xpreprocessor",
+    "-Xassembler",
+    "-Xlinker",
+    "-B",
+    "-specs",
+    "-aux-info",
+    "-wrapper",
+    "-dumpbase",
+    "-dumpdir",
+    "-dumpbase-ext",
+];
+
+/// What an option that stands alone is.
+fn kind(arg: &str) -> Kind {
+    const PLUGIN: &str = "a plugin";
+    const FILES: &str = "an option that names files";
+    const PROFILE: &str = "profiling or coverage, whose files are named in the object";
+    const UNKNOWN: &str = "an option that weft cc does not know";
+    let begins = |prefixes: &[&str]| prefixes.iter().any(|p| arg.starts_with(p));
+    match arg {
+        "-c" | "-S" | "-pipe" | "-pthread" | "-ansi" | "-pedantic" | "-w" | "-g" | "-ggdb"
+        | "-shared" | "-static" | "-pie" | "-no-pie" | "-static-pie" | "-nostdlib" | "-p"
+        | "-rdynamic" | "-s" => Kind::Both,
+        "-nostdinc" | "-nostdinc++" | "-trigraphs" | "-MD" | "-MMD" | "-MP" | "-H" => Kind::Cpp,
+        "-E" | "-M" | "-MM" | "-MG" => Kind::Here("only preprocessing"),
+        "-gsplit-dwarf" => Kind::Here("-gsplit-dwarf, which names a second output"),
+        "--coverage" | "-pg" => Kind::Here(PROFILE),
+        "-g3" | "-ggdb3" => Kind::Here("macros in the debug information"),
+        "-undef" => Kind::Here("-undef, without which workers compile"),
+        "-pedantic-errors" => Kind::Here("-pedantic-errors, which takes no line markers"),
+        "-frecord-gcc-switches" => Kind::Here("-frecord-gcc-switches, which records the command"),
+        "-nodefaultlibs" | "-nostartfiles" | "-nolibc" => Kind::Link,
+        _ if begins(&["-march=native", "-mtune=native", "-mcpu=native"]) => {
+            Kind::Here("=native, which means this machine")
+        }
+        // The worker's compiler would read what has been converted already.
+        _ if begins(&["-finput-charset"]) => Kind::Here("-finput-charset"),
+        _ if begins(&["-fplugin"]) => Kind::Here(PLUGIN),
+        _ if begins(&[
+            "-fprofile",
+            "-ftest-coverage",
+            "-fbranch-probabilities",
+            "-fauto-profile",
+            "-fcondition-coverage",
+            "-fpath-coverage",
+        ]) =>
+        {
+            Kind::Here(PROFILE)
+        }
+        _ if begins(&[
+            "-fdump",
+            "-fstack-usage",
+            "-fcallgraph-info",
+            "-fsave-optimization-record",
+            "-fopt-info",
+            "-fpch",
+            "-fmodule",
+            "-fcompare-debug",
+            "-fdbg",
+            "-fdebug-cpp",
+            "-fdirectives-only",
+            "-fpreprocessed",
+            "-fada",
+            "-fself-test",
+            "-foffload",
+            "-ftime-report",
+            "-fmem-report",
+            "-fpre-ipa",
+            "-fpost-ipa",
+            "-flto-",
+            "-fwpa",
+            "-fltrans",
+            "-fresolution",
+            "-freport",
+            "-fdisable",
+            "-fenable",
+            "-fuse-ld",
+            "-fdiagnostics-format",
+            "-fdeps",
+            "-femit-struct",
+            "-fmap",
+            "-fsanitize-",
+        ]) =>
+        {
+            Kind::Here(FILES)
+        }
+        _ if begins(&["-Wp,"]) => {
+            if arg[4..].starts_with("-MD,")
+                || arg[4..].starts_with("-MMD,")
+                || begins(&["-Wp,-D", "-Wp,-U", "-Wp,-MT,", "-Wp,-MQ,", "-Wp,-MP"])
+            {
+                Kind::Cpp
+            } else {
+                Kind::Here(UNKNOWN)
+            }
+        }
+        _ if begins(&["-Wa,"]) => {
+            // What lists, reads or writes files is not for a worker.
+            const GOOD: &[&str] = &[
+                "--noexecstack",
+                "--execstack",
+                "-mrelax-relocations=no",
+                "-mrelax-relocations=yes",
+                "--fatal-warnings",
+                "-W",
+                "--no-warn",
+            ];
+            if arg[4..].split(',').all(|part| GOOD.contains(&part)) {
+                Kind::Both
+            } else {
+                Kind::Here("options for the assembler")
+            }
+        }
+        _ if begins(&["-Wl,"]) => Kind::Link,
+        _ if begins(&["-D", "-U", "-I", "-i", "--sysroot="]) => Kind::Cpp,
+        _ if begins(&["-MF", "-MT", "-MQ"]) => Kind::Cpp,
+        _ if begins(&["-L", "-l"]) => Kind::Link,
+        _ if begins(&[
+            "-O",
+            "-W",
+            "-std=",
+            "--std=",
+            "--param=",
+            "-f",
+            "-m",
+            "-gdwarf",
+            "-gz",
+            "-gno-",
+            "-gstrict",
+            "-ggdb",
+            "-gcolumn",
+            "-gas-",
+            "-gstatement",
+            "-gvariable",
+            "-ginline",
+            "-gpubnames",
+            "-gtype",
+        ]) || matches!(arg, "-g0" | "-g1" | "-g2") =>
+        {
+            // Prefixes of paths are text here: no file is opened. Anything else with a path is.
+            let maps = begins(&[
+                "-fdebug-prefix-map=",
+                "-ffile-prefix-map=",
+                "-fmacro-prefix-map=",
+            ]);
+            if arg.contains('/') && !maps {
+                Kind::Here(FILES)
+            } else {
+                Kind::Both
+            }
+        }
+        _ => Kind::Here(UNKNOWN),
+    }
+}
+
+/// Whether a compiler's name is one of gcc's: `gcc`, `g++`, `cc`, `c++`, with a target before and a version after.
+pub fn is_driver(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+    if name.len() > 64 || !name.chars().all(good) || name.starts_with(['-', '.']) {
+        return false;
+    }
+    let base = name
+        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '.')
+        .trim_end_matches('-');
+    ["gcc", "g++", "cc", "c++"].iter().any(|known| {
+        base.strip_suffix(known)
+            .is_some_and(|target| target.is_empty() || target.ends_with('-'))
+    })
+}
+
+/// Checks the options of a job that a master sends.
+///
+/// # Errors
+/// The option that may not be, and why.
+pub fn check_job(args: &[String]) -> Result<(), String> {
+    let mut phases = 0;
+    for arg in args {
+        match kind(arg) {
+            Kind::Both => phases += u32::from(arg == "-c" || arg == "-S"),
+            Kind::Here(why) => return Err(format!("{arg}: {why}")),
+            Kind::Cpp | Kind::Link => return Err(format!("{arg}: not for a worker")),
+        }
+    }
+    if phases == 1 {
+        Ok(())
+    } else {
+        Err("neither -c nor -S".into())
+    }
+}
+
+/// Splits what a command file has, as gcc does: blanks separate, quotes and backslashes keep.
+fn split_response(text: &[u8]) -> Vec<OsString> {
+    let mut all = Vec::new();
+    let mut word: Option<Vec<u8>> = None;
+    let mut quote = None;
+    let mut bytes = text.iter().copied();
+    while let Some(b) = bytes.next() {
+        match (b, quote) {
+            (b'\\', _) => word.get_or_insert_default().extend(bytes.next()),
+            (_, Some(q)) if q == b => quote = None,
+            (b'"' | b'\'', None) => {
+                quote = Some(b);
+                word.get_or_insert_default();
+            }
+            (b, None) if b.is_ascii_whitespace() => {
+                all.extend(word.take().map(OsString::from_vec));
+            }
+            _ => word.get_or_insert_default().push(b),
+        }
+    }
+    all.extend(word.map(OsString::from_vec));
+    all
+}
+
+/// Puts the contents of command files in their place. One that cannot be read stays as it is, as gcc has it.
+fn expand(args: &[OsString], depth: u32) -> Result<Vec<OsString>, &'static str> {
+    let mut all = Vec::with_capacity(args.len());
+    for arg in args {
+        let Some(path) = arg.as_bytes().strip_prefix(b"@") else {
+            all.push(arg.clone());
+            continue;
+        };
+        let path = Path::new(OsStr::from_bytes(path));
+        match std::fs::metadata(path) {
+            Ok(about) if about.is_file() && about.len() <= MAX_RESPONSE && depth > 0 => {
+                let text = std::fs::read(path).map_err(|_| "a command file that cannot be read")?;
+                all.extend(expand(&split_response(&text), depth - 1)?);
+            }
+            Ok(_) => return Err("a command file that is too long, too deep or no file"),
+            Err(_) => all.push(arg.clone()),
+        }
+    }
+    Ok(all)
+}
+
+#[derive(Default)]
+struct Reading {
+    preprocess: Vec<OsString>,
+    job: Vec<String>,
+    sources: Vec<(PathBuf, Option<Language>)>,
+    output: Option<PathBuf>,
+    phases: Vec<&'static str>,
+    explicit: Option<Language>,
+    makes_dependencies: bool,
+    dependency_file: bool,
+    dependency_target: bool,
+    /// The first reason to stay, in the order of the arguments.
+    here: Option<String>,
+}
+
+impl Reading {
+    fn stay(&mut self, reason: impl Into<String>) {
+        self.here.get_or_insert_with(|| reason.into());
+    }
+
+    fn source(&mut self, path: PathBuf, again: OsString) {
+        let language = self
+            .explicit
+            .or_else(|| path.extension().and_then(Language::of_extension));
+        self.preprocess.push(again);
+        self.sources.push((path, language));
+    }
+
+    fn option(&mut self, text: &str, arg: &OsString) {
+        match text {
+            "-c" => return self.phases.push("-c"),
+            "-S" => return self.phases.push("-S"),
+            // It changes nothing in the output, and the worker decides where intermediate text is.
+            "-pipe" => return,
+            "-MD" | "-MMD" => self.makes_dependencies = true,
+            _ => {}
+        }
+        self.dependency_file |= text.starts_with("-MF");
+        self.dependency_target |= text.starts_with("-MT") || text.starts_with("-MQ");
+        match kind(text) {
+            Kind::Both => {
+                self.preprocess.push(arg.clone());
+                self.job.push(text.into());
+            }
+            Kind::Cpp => self.preprocess.push(arg.clone()),
+            Kind::Link => {}
+            Kind::Here(why) => self.stay(format!("{why} ({text})")),
+        }
+    }
+
+    fn read(&mut self, args: Vec<OsString>) {
+        let mut args = args.into_iter();
+        while let Some(arg) = args.next() {
+            let Some(text) = arg.to_str() else {
+                // Only names of files may be other than UTF-8.
+                if arg.as_bytes().starts_with(b"-") {
+                    self.stay("an option that is not UTF-8");
+                } else {
+                    self.source(PathBuf::from(&arg), arg);
+                }
+                continue;
+            };
+            if text == "-" {
+                self.stay("standard input as the source");
+            } else if !text.starts_with('-') {
+                self.source(PathBuf::from(&arg), arg.clone());
+            } else if CPP_VALUE.contains(&text) {
+                self.dependency_file |= text == "-MF";
+                self.dependency_target |= text == "-MT" || text == "-MQ";
+                self.preprocess.push(arg.clone());
+                self.preprocess.extend(args.next());
+            } else if LINK_VALUE.contains(&text) {
+                args.next();
+            } else if HERE_VALUE.contains(&text) {
+                self.stay(format!("an option that weft cc does not know ({text})"));
+                args.next();
+            } else if text == "--param" {
+                match args.next().as_deref().and_then(OsStr::to_str) {
+                    Some(value) => self.option(
+                        &format!("--param={value}"),
+                        &format!("--param={value}").into(),
+                    ),
+                    None => self.stay("--param without a value"),
+                }
+            } else if let Some(joined) = text.strip_prefix("-o") {
+                self.output = if joined.is_empty() {
+                    args.next().map(PathBuf::from)
+                } else {
+                    Some(joined.into())
+                };
+            } else if let Some(joined) = text.strip_prefix("-x") {
+                let name = if joined.is_empty() {
+                    args.next()
+                } else {
+                    Some(joined.into())
+                };
+                self.explicit = name
+                    .as_deref()
+                    .and_then(|name| Language::named(name.as_bytes()));
+                if self.explicit.is_none() {
+                    self.stay("a language that workers do not compile (-x)");
+                }
+                self.preprocess.push("-x".into());
+                self.preprocess.extend(name);
+            } else {
+                self.option(text, &arg);
+            }
+        }
+    }
+}
+
+/// Reads the arguments of a compiler (without its name).
+///
+/// # Errors
+/// [`Here`]: the command runs here.
+pub fn parse(args: &[OsString]) -> Result<Plan, Here> {
+    let mut reading = Reading::default();
+    let expanded = expand(args, MAX_DEPTH);
+    let compiles = |args: &[OsString]| args.iter().any(|arg| arg == "-c" || arg == "-S");
+    let here = |reason: &str, compiles| Here {
+        reason: reason.into(),
+        compiles,
+    };
+    let args = expanded.map_err(|why| here(why, compiles(args)))?;
+    let compiles = compiles(&args);
+    reading.read(args);
+    let stay = |reason: &str| Err(here(reason, compiles));
+    let [phase] = reading.phases[..] else {
+        return stay(if reading.phases.is_empty() {
+            "linking, or several steps at once"
+        } else {
+            "-c and -S together"
+        });
+    };
+    if let Some(reason) = &reading.here {
+        return stay(reason);
+    }
+    let [(source, language)] = &reading.sources[..] else {
+        return stay(if reading.sources.is_empty() {
+            "no source"
+        } else {
+            "several sources"
+        });
+    };
+    let Some(language) = *language else {
+        return stay(
+            "a source that workers do not compile (assembler, preprocessed, a header, or another language)",
+        );
+    };
+    if source.file_stem() == Some(OsStr::new("conftest")) {
+        return stay("a test of configure");
+    }
+    let extension = if phase == "-c" { "o" } else { "s" };
+    let output = match reading.output.take() {
+        Some(output) => output,
+        None => Path::new(source.file_name().unwrap_or_default()).with_extension(extension),
+    };
+    if output == Path::new("-") || output.metadata().is_ok_and(|about| !about.is_file()) {
+        return stay("an output that is no regular file");
+    }
+    let mut preprocess = reading.preprocess;
+    preprocess.extend(["-E", "-fdirectives-only"].map(OsString::from));
+    if reading.makes_dependencies {
+        // With -E the driver would name both after other things.
+        if !reading.dependency_file {
+            preprocess.extend(["-MF".into(), output.with_extension("d").into_os_string()]);
+        }
+        if !reading.dependency_target {
+            preprocess.extend(["-MQ".into(), output.clone().into_os_string()]);
+        }
+    }
+    let mut job = reading.job;
+    job.push(phase.into());
+    Ok(Plan {
+        preprocess,
+        job,
+        source: source.clone(),
+        output,
+        language,
+    })
+}
+
+/// Why preprocessed text cannot go to a worker.
+pub fn stays(source: &[u8]) -> Option<&'static str> {
+    const WORDS: &[(&[u8], &str)] = &[
+        (b".incbin", ".incbin, which reads a file"),
+        (b".include", ".include of the assembler, which reads a file"),
+        (b"pch_preprocess", "a precompiled header"),
+        (b"__TIME__", "__TIME__, which is this machine's"),
+        (b"__DATE__", "__DATE__, which is this machine's"),
+        (b"__TIMESTAMP__", "__TIMESTAMP__, which is of a file here"),
+        (b"#embed", "#embed, which reads a file"),
+    ];
+    // One pass for all.
+    (0..source.len())
+        .filter(|&at| matches!(source[at], b'.' | b'_' | b'p' | b'#'))
+        .find_map(|at| {
+            let found = WORDS
+                .iter()
+                .find(|(word, _)| source[at..].starts_with(word));
+            found.map(|&(_, why)| why)
+        })
+}
+
+/// The part of a preprocessed text that a worker's compiler has already: the definitions that are built in. It would warn of each.
+pub fn built_in(source: &[u8]) -> std::ops::Range<usize> {
+    const MARK: &[u8] = b" \"<built-in>\"";
+    let marker = |line: &[u8]| line.starts_with(b"# ") && line.ends_with(MARK);
+    let mut begin = None;
+    let mut at = 0;
+    // It comes first, after the names of the source and of the directory.
+    for (n, line) in source.split_inclusive(|&b| b == b'\n').enumerate() {
+        let bare = line.strip_suffix(b"\n").unwrap_or(line);
+        match begin {
+            None if marker(bare) => begin = Some(at),
+            None if n > 4 => break,
+            Some(begin) if bare.starts_with(b"# ") && !marker(bare) => return begin..at,
+            // Something else: it is not what it seems.
+            Some(_) if !(marker(bare) || bare.is_empty() || bare.starts_with(b"#define ")) => break,
+            _ => {}
+        }
+        at += line.len();
+    }
+    0..0
+}
+
+/// Where `-f*-prefix-map` options put a path: the last that fits counts.
+pub fn map_path(args: &[String], path: &str) -> String {
+    let maps = args.iter().rev().filter_map(|arg| {
+        let map = arg
+            .strip_prefix("-fdebug-prefix-map=")
+            .or_else(|| arg.strip_prefix("-ffile-prefix-map="))?;
+        map.rsplit_once('=')
+    });
+    for (old, new) in maps {
+        if let Some(rest) = path.strip_prefix(old) {
+            return format!("{new}{rest}");
+        }
+    }
+    path.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(OsString::from).collect()
+    }
+
+    fn here(line: &str) -> String {
+        parse(&args(line)).expect_err(line).reason
+    }
+
+    #[test]
+    fn a_plain_compilation_goes_out() {
+        let plan = parse(&args(
+            "-O2 -g -Wall -DA=1 -I inc -isystem x -MD -c d/a.c -o out/a.o -lm",
+        ))
+        .unwrap();
+        assert_eq!(plan.job, ["-O2", "-g", "-Wall", "-c"]);
+        assert_eq!(
+            (plan.source, plan.output),
+            ("d/a.c".into(), PathBuf::from("out/a.o"))
+        );
+        assert_eq!(
+            plan.preprocess,
+            args(
+                "-O2 -g -Wall -DA=1 -I inc -isystem x -MD d/a.c -E -fdirectives-only -MF out/a.d -MQ out/a.o"
+            )
+        );
+        check_job(&plan.job).unwrap();
+    }
+
+    #[test]
+    fn names_follow_from_the_source() {
+        let plan = parse(&args("-S d/a.cc")).unwrap();
+        assert_eq!((plan.output, plan.language), ("a.s".into(), Language::Cxx));
+        let plan = parse(&args("-c -x c d/a.in -oz.o -MMD -MF z.dep -MT t")).unwrap();
+        assert_eq!(plan.output, Path::new("z.o"));
+        assert_eq!(plan.preprocess.iter().filter(|a| *a == "-MF").count(), 1);
+        assert!(!plan.preprocess.iter().any(|a| a == "-MQ"));
+    }
+
+    #[test]
+    fn what_cannot_go_out_says_why() {
+        for (line, why) in [
+            ("a.c -o a", "linking"),
+            ("-c a.c b.c", "several sources"),
+            ("-c -march=native a.c", "native"),
+            ("-c -fplugin=./x.so a.c", "plugin"),
+            ("-c --coverage a.c", "coverage"),
+            ("-c -fprofile-use a.c", "coverage"),
+            ("-c -gsplit-dwarf a.c", "second output"),
+            ("-c a.S", "assembler"),
+            ("-c x.h", "header"),
+            ("-E a.c", "several steps"),
+            ("-c -M a.c", "preprocessing"),
+            ("-c -", "standard input"),
+            ("-c a.c -Wa,-adhln=x", "assembler"),
+            ("-c a.c -wrapper gdb", "does not know"),
+            ("-c a.c -specs=x", "does not know"),
+            ("-c a.c -save-temps", "does not know"),
+            ("-c -g3 a.c", "macros"),
+            ("-c -finput-charset=latin1 a.c", "charset"),
+            ("-c conftest.c", "configure"),
+            ("-c a.c -o /dev/null", "regular"),
+            ("-c -S a.c", "together"),
+            ("-c -x ada a.c", "language"),
+            ("-c -frandom-seed=/etc/x a.c", "names files"),
+        ] {
+            assert!(here(line).contains(why), "{line}: {}", here(line));
+        }
+        assert!(parse(&args("-c -save-temps a.c")).unwrap_err().compiles);
+        assert!(!parse(&args("a.o -o a")).unwrap_err().compiles);
+    }
+
+    #[test]
+    fn command_files_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, "-O2 '-DX=a b'\n\"-DY=\\\"q\\\"\" -c a.c").unwrap();
+        let at = OsString::from(format!("@{}", path.display()));
+        let plan = parse(std::slice::from_ref(&at)).unwrap();
+        assert_eq!(
+            plan.preprocess[..3],
+            ["-O2", "-DX=a b", "-DY=\"q\""].map(OsString::from)
+        );
+        std::fs::write(&path, at.as_bytes()).unwrap();
+        assert!(parse(&[at]).unwrap_err().reason.contains("too deep"));
+        assert!(parse(&args("-c @nowhere")).is_err());
+    }
+
+    #[test]
+    fn a_worker_takes_no_paths() {
+        for bad in [
+            "-fplugin=x",
+            "-I/etc",
+            "-include",
+            "/etc/passwd",
+            "@x",
+            "-o",
+            "-B.",
+            "-Wa,@x",
+            "-fdump-tree-all=/x",
+            "-DX",
+            "-wrapper",
+            "-specs=a",
+            "-Wp,-MD,x",
+        ] {
+            check_job(&["-c".into(), bad.into()]).expect_err(bad);
+        }
+        check_job(&["-O2".into()]).unwrap_err();
+        check_job(&[
+            "-c".into(),
+            "-fdebug-prefix-map=/a=/b".into(),
+            "-m32".into(),
+        ])
+        .unwrap();
+    }
+
+    #[test]
+    fn drivers_are_known_by_name() {
+        for good in [
+            "gcc",
+            "cc",
+            "g++-12",
+            "x86_64-linux-gnu-gcc-12",
+            "c++",
+            "gcc-4.9",
+        ] {
+            assert!(is_driver(good), "{good}");
+        }
+        for bad in ["clang", "../gcc", "gcc;x", "distcc", "", "-gcc", "sh"] {
+            assert!(!is_driver(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn built_in_definitions_are_found() {
+        let text = b"# 0 \"a.c\"\n# 0 \"<built-in>\"\n#define A 1\n# 0 \"<built-in>\"\n#define B 2\n\n# 0 \"<command-line>\"\n#define C 1\n";
+        let mut rest = text.to_vec();
+        rest.drain(built_in(text));
+        assert_eq!(rest, b"# 0 \"a.c\"\n# 0 \"<command-line>\"\n#define C 1\n");
+        for text in [
+            &b""[..],
+            b"# 0 \"<built-in>\"\n",
+            b"# 0 \"<built-in>\"\nint x;\n# 1 \"a\"\n",
+            b"\"<built-in>\"",
+        ] {
+            assert!(built_in(text).is_empty());
+        }
+    }
+
+    #[test]
+    fn the_last_map_that_fits_counts() {
+        let args = [
+            "-fdebug-prefix-map=/a=/x".into(),
+            "-ffile-prefix-map=/a/b=y".into(),
+        ];
+        assert_eq!(map_path(&args, "/a/b/c"), "y/c");
+        assert_eq!(map_path(&args, "/a/c"), "/x/c");
+        assert_eq!(map_path(&args, "/z"), "/z");
+    }
+
+    #[test]
+    fn text_that_reads_files_stays() {
+        assert!(stays(b"asm(\".incbin \\\"x\\\"\");").is_some());
+        assert!(stays(b"char *t = __TIME__;").is_some());
+        assert!(stays(b"int p; x.y = __LINE__; # 1 \"a\"").is_none());
+    }
+}

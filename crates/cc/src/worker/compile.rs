@@ -1,0 +1,278 @@
+//! One compilation: a directory in memory, a compiler in the sandbox, and its end.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, prlimit, waitid,
+};
+use tempfile::TempDir;
+
+use super::sandbox;
+use crate::lock;
+use crate::options::{Language, map_path};
+use crate::wire::Job;
+
+/// Components that a source's name may have, and bytes.
+const MAX_COMPONENTS: usize = 64;
+const MAX_NAME: usize = 2048;
+
+/// A directory for one job, removed with this.
+pub(crate) struct Workshop {
+    dir: TempDir,
+    /// Where the compiler runs.
+    cwd: PathBuf,
+    /// Where the source is.
+    pub(crate) source: PathBuf,
+    /// The name that the compiler is given for it.
+    name: PathBuf,
+    absolute: bool,
+}
+
+/// Why there is none.
+pub(crate) enum Unfit {
+    /// The name cannot be.
+    Name,
+    /// The file system says no.
+    Io(io::Error),
+}
+
+impl From<io::Error> for Unfit {
+    fn from(e: io::Error) -> Self {
+        Self::Io(e)
+    }
+}
+
+impl Workshop {
+    /// Makes the directories that a source of this name needs, so that the compiler sees the name that it would see on the master. No name leads out.
+    pub(crate) fn new(place: &Path, name: &str) -> Result<Self, Unfit> {
+        let path = Path::new(name);
+        let parts: Vec<_> = path.components().collect();
+        let file = path.file_name().ok_or(Unfit::Name)?;
+        if parts.len() > MAX_COMPONENTS
+            || name.len() > MAX_NAME
+            || name.starts_with('-')
+            || name.ends_with('/')
+        {
+            return Err(Unfit::Name);
+        }
+        let dir = tempfile::Builder::new()
+            .prefix("weft-cc-")
+            .tempdir_in(place)?;
+        let absolute = path.is_absolute();
+        let ups = parts
+            .iter()
+            .filter(|part| **part == Component::ParentDir)
+            .count();
+        // So deep that each `..` stays inside.
+        let mut cwd = dir.path().join("w");
+        cwd.extend(std::iter::repeat_n("w", ups));
+        std::fs::create_dir_all(&cwd)?;
+        let mut at = if absolute {
+            dir.path().join("r")
+        } else {
+            cwd.clone()
+        };
+        // An equals sign would end the first half of a prefix map.
+        if absolute && (ups > 0 || name.contains('=')) {
+            return Err(Unfit::Name);
+        }
+        std::fs::create_dir_all(&at)?;
+        for part in &parts[..parts.len() - 1] {
+            match part {
+                Component::Normal(part) => {
+                    at.push(part);
+                    std::fs::create_dir_all(&at)?;
+                }
+                Component::ParentDir => {
+                    at.pop();
+                }
+                _ => {}
+            }
+        }
+        let source = at.join(file);
+        if !source.starts_with(dir.path()) {
+            return Err(Unfit::Name);
+        }
+        let name = if absolute {
+            source.clone()
+        } else {
+            path.into()
+        };
+        Ok(Self {
+            dir,
+            cwd,
+            source,
+            name,
+            absolute,
+        })
+    }
+
+    pub(crate) fn output(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+
+    pub(crate) fn diagnostics(&self) -> PathBuf {
+        self.dir.path().join("err")
+    }
+
+    fn command(&self, driver: &Path, job: &Job, language: Language) -> Result<Command, Unfit> {
+        let text = |path: &Path| path.to_str().map(str::to_owned).ok_or(Unfit::Name);
+        let mut command = Command::new(driver);
+        command.args(&job.args);
+        // The text has no more headers to read; its markers are an extension of which it would be warned; and the lines that it came from are not here.
+        command.args(["-nostdinc", "-Wno-pedantic", "-fno-diagnostics-show-caret"]);
+        command.arg(format!(
+            "-ffile-prefix-map={}={}",
+            text(&self.cwd)?,
+            map_path(&job.args, &job.cwd)
+        ));
+        if self.absolute {
+            command.arg(format!(
+                "-ffile-prefix-map={}={}",
+                text(&self.source)?,
+                map_path(&job.args, &job.name)
+            ));
+        }
+        command
+            .args(["-x", language.name(), "-o"])
+            .arg(self.output())
+            .arg(&self.name);
+        command
+            .current_dir(&self.cwd)
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env(
+                "LC_ALL",
+                if job.locale.is_empty() {
+                    "C"
+                } else {
+                    &job.locale
+                },
+            )
+            .env("TMPDIR", self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(self.diagnostics())?)
+            .process_group(0);
+        Ok(command)
+    }
+}
+
+/// How a compiler ended.
+pub(crate) enum Ended {
+    /// With this status.
+    Status(std::process::ExitStatus),
+    /// It could not be started.
+    NotStarted(io::Error),
+}
+
+/// A compiler that runs. Dropping it kills what runs of it, and waits.
+pub(crate) struct Compiler {
+    group: Arc<Mutex<Option<Pid>>>,
+    thread: Option<std::thread::JoinHandle<Ended>>,
+    over: Arc<AtomicBool>,
+    killed: bool,
+    pub(crate) began: Instant,
+}
+
+impl Compiler {
+    /// Starts it on a thread of its own; no file of it gets longer than `size` bytes; `ended` is called at its end.
+    pub(crate) fn start(
+        shop: &Workshop,
+        driver: &Path,
+        job: &Job,
+        size: u64,
+        ended: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, Unfit> {
+        let language = if job.cxx { Language::Cxx } else { Language::C };
+        let mut command = shop.command(driver, job, language)?;
+        let group = Arc::new(Mutex::new(None));
+        let over = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&over);
+        let (seen, dir) = (Arc::clone(&group), shop.dir.path().to_owned());
+        let mut run = move || {
+            sandbox::enter(&dir);
+            // Held until the group is known: a kill comes before the start, or after it.
+            let mut held = lock(&seen);
+            let mut child = match command.spawn() {
+                Ok(child) => child,
+                Err(e) => return Ended::NotStarted(e),
+            };
+            let pid = Some(Pid::from_child(&child));
+            // No longer file than could be delivered. The driver has not begun yet when this comes, and hands it on.
+            let most = Rlimit {
+                current: Some(size),
+                maximum: Some(size),
+            };
+            let _ = prlimit(pid, Resource::Fsize, most);
+            *held = pid;
+            drop(held);
+            if let Some(pid) = pid {
+                // It stays a zombie until nobody can kill another process of its number.
+                while waitid(
+                    WaitId::Pid(pid),
+                    WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+                )
+                .is_err_and(|e| e == rustix::io::Errno::INTR)
+                {}
+                // Whatever it has left behind goes too.
+                let _ = kill_process_group(pid, Signal::KILL);
+                *lock(&seen) = None;
+            }
+            child.wait().map_or_else(Ended::NotStarted, Ended::Status)
+        };
+        let thread = std::thread::Builder::new()
+            .name("weft-cc-compile".into())
+            .spawn(move || {
+                let how = run();
+                told.store(true, Ordering::SeqCst);
+                ended();
+                how
+            })?;
+        Ok(Self {
+            group,
+            thread: Some(thread),
+            over,
+            killed: false,
+            began: Instant::now(),
+        })
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.killed = true;
+        if let Some(pid) = *lock(&self.group) {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
+
+    /// Waits for the end; how it ended, after how long, and whether it was killed here.
+    pub(crate) fn end(mut self) -> (Ended, Duration, bool) {
+        let how = self.thread.take().and_then(|thread| thread.join().ok());
+        let how = how.unwrap_or_else(|| {
+            Ended::NotStarted(io::Error::other("the thread that starts it has failed"))
+        });
+        (how, self.began.elapsed(), self.killed)
+    }
+}
+
+impl Drop for Compiler {
+    fn drop(&mut self) {
+        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
+            self.kill();
+            // The compiler may not have been started yet when it was to be killed.
+            std::thread::sleep(Duration::from_millis(5));
+            self.thread = Some(thread);
+        }
+    }
+}

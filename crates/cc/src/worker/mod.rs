@@ -1,0 +1,347 @@
+//! The worker: takes jobs of masters, one at a time on each connection, and drives them (fig. 5.9 of the thesis).
+
+mod compile;
+pub mod sandbox;
+mod session;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use weft_verbs::Device;
+use weft_verbs::cm;
+use weft_verbs::tls::{PublicKey, Tls};
+
+use crate::digest::{Digest, Digests};
+use crate::link::{Link, param};
+use crate::lock;
+use crate::options::Language;
+use crate::wire::{End, Hello, Report, Status, VERSION, Verdict};
+
+/// How often threads look whether they are to end.
+const LOOK: Duration = Duration::from_millis(250);
+/// How long a stranger has to take note.
+const STRANGER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whose keys are let in beside processes of the worker's own user on its host.
+pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
+
+/// How to work.
+#[derive(Clone)]
+pub struct Config {
+    /// Address and port; port 0 takes a free one.
+    pub bind: SocketAddr,
+    /// Compilers at once.
+    pub slots: u16,
+    /// Connections at once.
+    pub max_connections: usize,
+    /// A compiler that takes longer is killed.
+    pub time_limit: Duration,
+    /// Bytes that a source, or the outputs of a job, may have.
+    pub size_limit: u64,
+    /// Where jobs have their directories; a tmpfs is best.
+    pub place: PathBuf,
+    /// The key pair that masters know the worker by.
+    pub tls: Tls,
+    /// Who is let in by key.
+    pub admit: Admit,
+    /// Everybody is let in.
+    pub open: bool,
+}
+
+impl Config {
+    /// On this address, with as many slots as there are processors, for this user alone.
+    pub fn new(bind: SocketAddr, tls: Tls) -> Self {
+        let slots = thread::available_parallelism()
+            .map_or(1, |n| u16::try_from(n.get()).unwrap_or(u16::MAX));
+        Self {
+            bind,
+            slots,
+            max_connections: 256,
+            time_limit: Duration::from_mins(10),
+            size_limit: 1 << 30,
+            place: place(),
+            tls,
+            admit: Arc::new(|_| false),
+            open: false,
+        }
+    }
+}
+
+/// Where jobs have their directories: in memory if there is room, else where temporary files are.
+pub fn place() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    let roomy = rustix::fs::statvfs(memory)
+        .is_ok_and(|about| about.f_bavail.saturating_mul(about.f_frsize) >= 256 << 20);
+    if roomy && tempfile::tempfile_in(memory).is_ok() {
+        memory.into()
+    } else {
+        std::env::temp_dir()
+    }
+}
+
+/// What a worker reports.
+pub trait Events: Send + Sync {
+    /// A master connected; over which transport.
+    fn connected(&self, _peer: SocketAddr, _transport: &str) {}
+    /// A master was turned away.
+    fn refused(&self, _peer: SocketAddr, _why: &str) {}
+    /// A job has ended; of which source, how, and after how long.
+    fn job(&self, _peer: SocketAddr, _name: &str, _end: &End, _after: Duration) {}
+    /// A master is gone.
+    fn finished(&self, _peer: SocketAddr, _why: &str) {}
+}
+
+/// Reports nothing.
+impl Events for () {}
+
+struct Shared {
+    config: Config,
+    device: Device,
+    events: Arc<dyn Events>,
+    digests: Digests,
+    drivers: Mutex<HashMap<String, Option<PathBuf>>>,
+    stop: AtomicBool,
+    running: AtomicUsize,
+    connections: AtomicUsize,
+    jobs: AtomicU64,
+    sessions: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// A running worker. Dropping it ends its connections and jobs.
+pub struct Worker {
+    shared: Arc<Shared>,
+    addr: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Listens, and works from threads of its own.
+    ///
+    /// # Errors
+    /// Those of listening and of starting threads.
+    pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
+        let device = Device::open().map_err(io::Error::other)?;
+        let listener = cm::Listener::bind(
+            &device,
+            config.bind,
+            64,
+            &param(config.tls.clone(), Vec::new()),
+        )?;
+        let addr = listener.local_addr();
+        let shared = Arc::new(Shared {
+            config,
+            device,
+            events,
+            digests: Digests::default(),
+            drivers: Mutex::default(),
+            stop: AtomicBool::new(false),
+            running: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            jobs: AtomicU64::new(0),
+            sessions: Mutex::default(),
+        });
+        let listening = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("weft-cc-listen".into())
+            .spawn(move || listening.listen(&listener))?;
+        Ok(Self {
+            shared,
+            addr,
+            thread: Some(thread),
+        })
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Jobs whose outputs were delivered.
+    pub fn jobs(&self) -> u64 {
+        self.shared.jobs.load(Ordering::SeqCst)
+    }
+
+    /// Compilers that run now.
+    pub fn running(&self) -> usize {
+        self.shared.running.load(Ordering::SeqCst)
+    }
+
+    /// Works for ever.
+    pub fn wait(mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let sessions = std::mem::take(&mut *lock(&self.shared.sessions));
+        for session in sessions {
+            let _ = session.join();
+        }
+    }
+}
+
+/// One of a limited number of places.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(count: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let taken = count.fetch_add(1, Ordering::SeqCst);
+        let place = Self(count);
+        (taken < most).then_some(place)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Hundredths of a percent of the last ten seconds in which something waited for a processor; 0 where the kernel does not say.
+pub(crate) fn pressure() -> u16 {
+    let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let value = text
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("avg10=")?.parse::<f64>().ok());
+    (value.unwrap_or(0.0) * 100.0).clamp(0.0, 10_000.0) as u16
+}
+
+impl Shared {
+    fn over(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
+    }
+
+    fn free(&self) -> u16 {
+        let running = self.running.load(Ordering::SeqCst);
+        usize::from(self.config.slots).saturating_sub(running) as u16
+    }
+
+    fn listen(self: &Arc<Self>, listener: &cm::Listener) {
+        while !self.over() {
+            let Some(request) = listener.next_request(Some(LOOK)) else {
+                lock(&self.sessions).retain(|session| !session.is_finished());
+                continue;
+            };
+            let peer = request.peer_addr();
+            let shared = Arc::clone(self);
+            // A thread for each connection: one cycle of it is one job.
+            let session = thread::Builder::new()
+                .name("weft-cc".into())
+                .spawn(move || shared.serve(request, peer));
+            match session {
+                Ok(session) => lock(&self.sessions).push(session),
+                Err(e) => self.events.refused(peer, &format!("no thread: {e}")),
+            }
+        }
+    }
+
+    /// Whether the master is let in: by its key, or because the kernel says that it is of our user. `None`: only its transport can say that.
+    fn judge(&self, request: &cm::Request) -> Result<Option<()>, (Status, String)> {
+        let hello =
+            Hello::decode(request.private_data()).map_err(|e| (Status::Version, e.to_string()))?;
+        if hello.version != VERSION {
+            return Err((
+                Status::Version,
+                format!("it speaks version {}", hello.version),
+            ));
+        }
+        let known = |tls: weft_verbs::tls::TlsInfo| (self.config.admit)(&tls.peer);
+        if self.config.open || request.tls().is_some_and(known) {
+            return Ok(Some(()));
+        }
+        match request.peer_uid() {
+            Some(uid) if uid == rustix::process::geteuid().as_raw() => Ok(Some(())),
+            Some(uid) => Err((
+                Status::Stranger,
+                format!("it belongs to user {uid}, and its key is not authorised"),
+            )),
+            None => Ok(None),
+        }
+    }
+
+    fn serve(&self, request: cm::Request, peer: SocketAddr) {
+        let place = Place::take(&self.connections, self.config.max_connections);
+        let verdict = if place.is_some() {
+            self.judge(&request)
+        } else {
+            Err((Status::Busy, "too many connections".into()))
+        };
+        let known = match verdict {
+            Ok(known) => known.is_some(),
+            Err((status, why)) => {
+                let _ = request.reject(&Hello::new(status, 0).encode());
+                self.events.refused(peer, &why);
+                return;
+            }
+        };
+        if let Err(why) = self.accept(request, known, peer) {
+            self.events.refused(peer, &why);
+        }
+    }
+
+    fn accept(&self, request: cm::Request, known: bool, peer: SocketAddr) -> Result<(), String> {
+        let mut link = Link::new(&self.device).map_err(|e| e.to_string())?;
+        let hello = Hello::new(Status::Ok, self.config.slots).encode();
+        let param = param(self.config.tls.clone(), hello.to_vec());
+        let conn = request.accept(link.qp, &param).map_err(|e| e.to_string())?;
+        link.qp = conn.qp;
+        let transport = link.qp.path().map_or("tcp", |path| path.transport);
+        // Only processes of one user meet in shared memory.
+        if !known && transport != "local" {
+            let why =
+                "its key is not authorised, and the kernel does not say that it is of this user";
+            let told = link.send(&Report::End(End::new(0, Verdict::Refused, "stranger")).encode());
+            let end = Instant::now() + STRANGER_PATIENCE;
+            while told.is_ok() && link.is_alive() && Instant::now() < end && !self.over() {
+                if link.next(None, LOOK).is_err() {
+                    break;
+                }
+            }
+            return Err(why.into());
+        }
+        self.events.connected(peer, transport);
+        let why = session::Session::new(self, link, peer).run();
+        self.events.finished(peer, &why);
+        Ok(())
+    }
+
+    /// Our own compiler of this name, and its digest.
+    fn environment(&self, driver: &str, language: Language) -> Result<(PathBuf, Digest), String> {
+        if !crate::options::is_driver(driver) {
+            return Err(format!("`{driver}` is no compiler that workers start"));
+        }
+        let path = {
+            let mut drivers = lock(&self.drivers);
+            // Names come from masters.
+            if drivers.len() > 256 {
+                drivers.clear();
+            }
+            let own = std::env::current_exe()
+                .ok()
+                .and_then(|exe| exe.canonicalize().ok());
+            drivers
+                .entry(driver.into())
+                .or_insert_with(|| crate::find_program(driver, own.as_deref()))
+                .clone()
+        };
+        let Some(path) = path else {
+            lock(&self.drivers).remove(driver);
+            return Err(format!("there is no `{driver}` here"));
+        };
+        let digest = self.digests.of(&path, language)?;
+        Ok((path, digest))
+    }
+}

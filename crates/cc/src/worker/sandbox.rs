@@ -1,0 +1,134 @@
+//! Where a worker's compilers run: they can read the system's programs, write in their own directory, and reach nobody.
+//!
+//! Landlock and seccomp restrict a thread and what it starts, so each job starts its compiler from a thread of its own, which is restricted first.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+/// What compilers may read and run.
+const READ: &[&str] = &[
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/bin",
+    "/opt",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+];
+
+/// What is not for compilers.
+#[allow(clippy::cast_lossless)]
+const FORBIDDEN: &[libc::c_long] = &[
+    libc::SYS_socket,
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_setsid,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_kexec_load,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_shmget,
+    libc::SYS_msgget,
+    libc::SYS_semget,
+];
+
+/// How far the kernel restricts compilers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Level {
+    /// Landlock: files and signals.
+    pub files: bool,
+    /// Seccomp: system calls, among them sockets.
+    pub calls: bool,
+}
+
+impl std::fmt::Display for Level {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match (self.files, self.calls) {
+            (true, true) => "Landlock and seccomp",
+            (true, false) => "Landlock alone",
+            (false, true) => "seccomp alone",
+            (false, false) => "nothing: this kernel has neither Landlock nor seccomp",
+        })
+    }
+}
+
+fn filter() -> Option<BpfProgram> {
+    let rules: BTreeMap<i64, Vec<_>> = FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
+    let arch = std::env::consts::ARCH.try_into().ok()?;
+    let filter = SeccompFilter::new(
+        rules,
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EACCES as u32),
+        arch,
+    )
+    .ok()?;
+    filter.try_into().ok()
+}
+
+fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
+    let abi = ABI::V6;
+    let write = AccessFs::from_file(abi) & !AccessFs::Execute;
+    let status = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(abi))?
+        .handle_access(AccessNet::from_all(abi))?
+        .scope(Scope::from_all(abi))?
+        .create()?
+        .add_rules(path_beneath_rules(READ, AccessFs::from_read(abi)))?
+        .add_rules(path_beneath_rules(
+            [dir],
+            AccessFs::from_all(abi) & !AccessFs::Execute,
+        ))?
+        .add_rules(path_beneath_rules(["/dev/null"], write))?
+        .restrict_self()?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// Restricts this thread, and what it starts, for good.
+pub(crate) fn enter(dir: &Path) -> Level {
+    let files = files(dir).unwrap_or_else(|e| {
+        tracing::warn!("no Landlock: {e}");
+        false
+    });
+    let calls = filter().is_some_and(|filter| seccompiler::apply_filter(&filter).is_ok());
+    Level { files, calls }
+}
+
+/// What `enter` would come to, tried on a thread that ends at once.
+pub fn level() -> Level {
+    let dir = std::env::temp_dir();
+    std::thread::spawn(move || enter(&dir))
+        .join()
+        .unwrap_or(Level {
+            files: false,
+            calls: false,
+        })
+}

@@ -1,0 +1,390 @@
+//! One connection of a worker: its jobs, one after the other.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
+
+use super::compile::{Compiler, Ended, Unfit, Workshop};
+use super::{LOOK, Place, Shared, pressure};
+use crate::link::{DEPTH, Event, Gone, Link};
+use crate::options::{Language, check_job};
+use crate::wire::{End, Job, Output, Region, Report, Request, Verdict};
+
+/// Bytes that one RDMA operation moves at most.
+const CHUNK: u64 = 1 << 20;
+/// How long a master may take to answer, or to let us reach its memory.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What a region that is kept has at least.
+const KEPT: usize = 4 << 20;
+/// Diagnostics that are delivered, in bytes.
+const MAX_DIAGNOSTICS: u64 = 256 << 10;
+
+pub(super) struct Session<'a> {
+    shared: &'a Shared,
+    link: Link,
+    peer: SocketAddr,
+    /// `SRC RX` of the thesis: registered once, and again only for a longer source.
+    source: Option<Mr>,
+}
+
+/// How a step of a job goes wrong.
+enum Stop {
+    /// The job ends, the connection goes on.
+    End(Box<End>),
+    /// The connection is over.
+    Gone(Gone),
+}
+
+impl From<Gone> for Stop {
+    fn from(gone: Gone) -> Self {
+        Self::Gone(gone)
+    }
+}
+
+fn stop<T>(job: &Job, verdict: Verdict, reason: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::End(Box::new(End::new(job.id, verdict, reason))))
+}
+
+fn gone(why: &str) -> Gone {
+    Gone(why.into())
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(shared: &'a Shared, link: Link, peer: SocketAddr) -> Self {
+        Self {
+            shared,
+            link,
+            peer,
+            source: None,
+        }
+    }
+
+    /// Until the connection ends; why it did.
+    pub(super) fn run(mut self) -> String {
+        let why = loop {
+            if self.shared.over() {
+                break "the worker ends".into();
+            }
+            match self.turn() {
+                Ok(()) => {}
+                Err(Gone(why)) => break why,
+            }
+        };
+        self.link.qp.disconnect();
+        why
+    }
+
+    fn turn(&mut self) -> Result<(), Gone> {
+        let Some(event) = self.link.next(None, LOOK)? else {
+            return Ok(());
+        };
+        let Event::Message(bytes) = event else {
+            return Ok(());
+        };
+        let request = Request::decode(&bytes).map_err(|e| Gone(e.to_string()))?;
+        let Request::Job(job) = request else {
+            return Err(gone("room that was not asked for"));
+        };
+        let began = Instant::now();
+        let mut end = match self.job(&job) {
+            Ok(end) => end,
+            Err(Stop::End(end)) => *end,
+            Err(Stop::Gone(gone)) => return Err(gone),
+        };
+        end.pressure = pressure();
+        end.free = self.shared.free();
+        // Sends come after the Writes before them (RFC 5041 5.3): the outputs are there when this is.
+        self.link.send(&Report::End(end.clone()).encode())?;
+        if end.verdict == Verdict::Done {
+            self.shared.jobs.fetch_add(1, Ordering::SeqCst);
+        }
+        self.shared
+            .events
+            .job(self.peer, &job.name, &end, began.elapsed());
+        Ok(())
+    }
+
+    fn job(&mut self, job: &Job) -> Result<End, Stop> {
+        if let Err(why) = check_job(&job.args) {
+            return stop(job, Verdict::Refused, why);
+        }
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.@".contains(c);
+        if !job.locale.chars().all(good)
+            || job.locale.len() > 64
+            || !job.cwd.starts_with('/')
+            || job.cwd.contains('=')
+        {
+            return stop(
+                job,
+                Verdict::Refused,
+                "a locale or working directory that cannot be",
+            );
+        }
+        if job.source.len == 0 || job.source.len > self.shared.config.size_limit {
+            return stop(
+                job,
+                Verdict::Limit,
+                format!("a source of {} bytes", job.source.len),
+            );
+        }
+        let Some(_place) = Place::take(&self.shared.running, self.shared.config.slots.into())
+        else {
+            return stop(job, Verdict::Busy, "all slots are taken");
+        };
+        let language = if job.cxx { Language::Cxx } else { Language::C };
+        let (driver, digest) = match self.shared.environment(&job.driver, language) {
+            Ok(environment) => environment,
+            Err(why) => return stop(job, Verdict::Environment, why),
+        };
+        if digest != job.digest {
+            return stop(
+                job,
+                Verdict::Environment,
+                format!("its {} is another one", job.driver),
+            );
+        }
+        let trouble = |e: &dyn std::fmt::Display| {
+            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+        };
+        let shop = match Workshop::new(&self.shared.config.place, &job.name) {
+            Ok(shop) => shop,
+            Err(Unfit::Name) => {
+                return stop(job, Verdict::Refused, "a name of a source that cannot be");
+            }
+            Err(Unfit::Io(e)) => return Err(trouble(&e)),
+        };
+        let mut end = End::new(job.id, Verdict::Done, "");
+        let began = Instant::now();
+        self.read_source(job, &shop)?;
+        end.times[0] = micros(began.elapsed());
+        let cq = self.link.cq.clone();
+        let compiler = match Compiler::start(
+            &shop,
+            &driver,
+            job,
+            self.shared.config.size_limit,
+            move || cq.interrupt(),
+        ) {
+            Ok(compiler) => compiler,
+            Err(Unfit::Name) => {
+                return stop(
+                    job,
+                    Verdict::Trouble,
+                    "the directory for jobs has a name that cannot be",
+                );
+            }
+            Err(Unfit::Io(e)) => return Err(trouble(&e)),
+        };
+        let (how, took, killed) = self.wait_for(compiler)?;
+        end.times[1] = micros(took);
+        match how {
+            Ended::NotStarted(e) => {
+                return Err(trouble(&format!("cannot start {}: {e}", driver.display())));
+            }
+            Ended::Status(_) if killed => {
+                return stop(
+                    job,
+                    Verdict::Limit,
+                    format!(
+                        "the compiler took more than {} s",
+                        self.shared.config.time_limit.as_secs()
+                    ),
+                );
+            }
+            Ended::Status(status) if !status.success() => {
+                let reason = match status.signal() {
+                    Some(signal) => format!("the compiler was ended by signal {signal}"),
+                    None => format!(
+                        "the compiler ended with status {}",
+                        status.code().unwrap_or(-1)
+                    ),
+                };
+                return stop(job, Verdict::Failed, reason);
+            }
+            Ended::Status(_) => {}
+        }
+        self.deliver(job, &shop, &mut end)?;
+        Ok(end)
+    }
+
+    /// RDMA Reads, as many at once as the connection allows; then the compiler's file.
+    fn read_source(&mut self, job: &Job, shop: &Workshop) -> Result<(), Stop> {
+        let trouble = |e: &dyn std::fmt::Display| {
+            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+        };
+        let Ok(len) = usize::try_from(job.source.len) else {
+            return stop(job, Verdict::Limit, "a source that is too long");
+        };
+        if self.source.as_ref().is_none_or(|mr| mr.len() < len) {
+            self.source = None;
+            let mr = self
+                .link
+                .pd
+                .alloc_mr(len.max(KEPT), Access::LOCAL_WRITE)
+                .map_err(|e| trouble(&e))?;
+            self.source = Some(mr);
+        }
+        let Some(mr) = &self.source else {
+            return stop(job, Verdict::Trouble, "no memory");
+        };
+        transfer(
+            &mut self.link,
+            mr,
+            &job.source,
+            job.source.len,
+            |_, sge, remote| SendWr::read(0, remote).sge(sge),
+        )?;
+        let file = File::create_new(&shop.source).map_err(|e| trouble(&e))?;
+        let mut at = 0;
+        while at < len {
+            match mr.write_to_file(&file, None, at, len - at) {
+                Ok(0) => return stop(job, Verdict::Trouble, "no space for the source"),
+                Ok(n) => at += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(trouble(&e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the compiler's end; the end of the connection, or of its time, is the compiler's too.
+    fn wait_for(&mut self, mut compiler: Compiler) -> Result<(Ended, Duration, bool), Gone> {
+        loop {
+            let epoch = self.link.cq.epoch();
+            if compiler.is_over() {
+                return Ok(compiler.end());
+            }
+            if self.shared.over() {
+                return Err(gone("the worker ends"));
+            }
+            if compiler.began.elapsed() > self.shared.config.time_limit {
+                compiler.kill();
+            }
+            if let Some(Event::Message(_)) = self.link.next(Some(epoch), LOOK)? {
+                return Err(gone("a message out of turn"));
+            }
+        }
+    }
+
+    /// Agrees on room if there is too little, and writes the outputs.
+    fn deliver(&mut self, job: &Job, shop: &Workshop, end: &mut End) -> Result<(), Stop> {
+        let trouble = |e: &dyn std::fmt::Display| {
+            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+        };
+        let open = |path| {
+            let file = File::open(path)?;
+            let len = file.metadata()?.len();
+            Ok::<_, std::io::Error>((file, len))
+        };
+        let (object, object_len) = open(shop.output())
+            .map_err(|e| trouble(&format!("the compiler left no output: {e}")))?;
+        let (text, text_len) = open(shop.diagnostics()).map_err(|e| trouble(&e))?;
+        let text_len = text_len.min(MAX_DIAGNOSTICS);
+        let need = object_len.saturating_add(text_len);
+        if need > self.shared.config.size_limit {
+            return stop(job, Verdict::Limit, format!("outputs of {need} bytes"));
+        }
+        let room = if need > job.room.len {
+            self.ask_for_room(job, need)?
+        } else {
+            job.room
+        };
+        let total = usize::try_from(need).unwrap_or(usize::MAX);
+        // `OBJ TX`: registered for each object.
+        let mr = self
+            .link
+            .pd
+            .alloc_mr(total.max(1), Access::LOCAL_WRITE)
+            .map_err(|e| trouble(&e))?;
+        let mut at = 0;
+        for (file, len, what) in [
+            (&object, object_len, Output::Object),
+            (&text, text_len, Output::Diagnostics),
+        ] {
+            let (first, len) = (at, len as usize);
+            while at < first + len {
+                match mr.read_from_file(file, None, at, first + len - at) {
+                    Ok(0) => return stop(job, Verdict::Trouble, "an output became shorter"),
+                    Ok(n) => at += n,
+                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(e) => return Err(trouble(&e)),
+                }
+            }
+            if len > 0 || what == Output::Object {
+                end.outputs.push((what, first as u64, len as u64));
+            }
+        }
+        transfer(&mut self.link, &mr, &room, need, |_, sge, remote| {
+            SendWr::write(0, remote).sge(sge)
+        })?;
+        Ok(())
+    }
+
+    fn ask_for_room(&mut self, job: &Job, need: u64) -> Result<Region, Stop> {
+        self.link
+            .send(&Report::More { id: job.id, need }.encode())?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if Instant::now() > end || self.shared.over() {
+                return Err(gone("the master does not answer").into());
+            }
+            let Some(Event::Message(bytes)) = self.link.next(None, LOOK)? else {
+                continue;
+            };
+            return match Request::decode(&bytes) {
+                Ok(Request::Room { id, room }) if id == job.id && room.len >= need => Ok(room),
+                Ok(Request::Room { id, room }) if id == job.id && room.len == 0 => stop(
+                    job,
+                    Verdict::Limit,
+                    format!("the master has no room for {need} bytes"),
+                ),
+                Ok(_) => Err(gone("another message than room").into()),
+                Err(e) => Err(Gone(e.to_string()).into()),
+            };
+        }
+    }
+}
+
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
+}
+
+/// Moves `len` bytes between the beginning of a region of ours and one of the master's.
+fn transfer(
+    link: &mut Link,
+    mr: &Mr,
+    remote: &Region,
+    len: u64,
+    wr: impl Fn(u64, weft_verbs::Sge, RemoteAddr) -> SendWr,
+) -> Result<(), Gone> {
+    let (mut posted, mut under_way) = (0, 0);
+    let end = Instant::now() + PATIENCE + Duration::from_millis(len / 1000);
+    loop {
+        while posted < len && under_way < u32::from(DEPTH) {
+            let n = CHUNK.min(len - posted);
+            let sge = mr.sge(posted as usize, n as usize);
+            link.post(wr(
+                posted,
+                sge,
+                RemoteAddr {
+                    addr: remote.addr + posted,
+                    rkey: remote.rkey,
+                },
+            ))?;
+            posted += n;
+            under_way += 1;
+        }
+        if under_way == 0 {
+            return Ok(());
+        }
+        match link.next(None, end.saturating_duration_since(Instant::now()))? {
+            Some(Event::Done) => under_way -= 1,
+            Some(Event::Message(_)) => return Err(gone("a message out of turn")),
+            None => return Err(gone("the master's memory does not answer")),
+        }
+    }
+}

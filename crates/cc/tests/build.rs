@@ -1,0 +1,641 @@
+//! Workers, a daemon and real compilers on one machine: what comes back is what the compiler here makes, whatever happens on the way.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft_cc::client::{Compiled, Settings, compile};
+use weft_cc::daemon;
+use weft_cc::ipc::{Answer, Ask, JobAsk, Line, Status};
+use weft_cc::options::{self, Language};
+use weft_cc::wire::{End, Hello, Job, Output, Region, Report, Request, Verdict};
+use weft_cc::worker::{Config, Worker};
+use weft_cc::{Endpoint, find_program};
+use weft_verbs::cm::{self, ConnParam};
+use weft_verbs::tls::{Identity, Tls};
+use weft_verbs::{Access, Cq, Device, Mr, Qp, QpInit, RecvWr, SendWr, Wc, WcStatus};
+
+/// Arguments for the compiler that this program then is, each ended by a unit separator.
+const ARGS: &str = "WEFT_CC_TEST_ARGS";
+const WORKERS: &str = "WEFT_CC_TEST_WORKERS";
+const SOCKET: &str = "WEFT_CC_TEST_SOCKET";
+const VERIFY: &str = "WEFT_CC_TEST_VERIFY";
+
+fn tls() -> Tls {
+    Tls::new(Identity::generate().unwrap()).unwrap()
+}
+
+/// Says why a test cannot run.
+fn has_gcc() -> bool {
+    let missing = ["gcc", "make"]
+        .into_iter()
+        .find(|name| find_program(name, None).is_none());
+    if let Some(name) = missing {
+        eprintln!("skipped: there is no {name} (Debian's packages gcc and make)");
+    }
+    missing.is_none()
+}
+
+fn config() -> Config {
+    Config {
+        slots: 2,
+        ..Config::new("127.0.0.1:0".parse().unwrap(), tls())
+    }
+}
+
+fn worker(config: Config) -> (Worker, Endpoint) {
+    let worker = Worker::start(config, Arc::new(())).unwrap();
+    let endpoint = Endpoint {
+        host: "127.0.0.1".into(),
+        port: worker.local_addr().port(),
+    };
+    (worker, endpoint)
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_mins(1);
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A daemon in this process, with a directory.
+struct Bed {
+    dir: tempfile::TempDir,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Bed {
+    fn new(room: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let config = daemon::Config {
+            room,
+            ..daemon::Config::new(dir.path().join("socket"), Arc::new(tls()))
+        };
+        let thread = std::thread::spawn(move || daemon::run(config).unwrap());
+        let bed = Self {
+            dir,
+            thread: Some(thread),
+        };
+        until("the daemon listens", || {
+            Line::connect(&bed.socket()).is_ok()
+        });
+        bed
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("socket")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn status(&self) -> Status {
+        let (answer, _) = Line::connect(&self.socket())
+            .unwrap()
+            .ask(&Ask::Status, &[])
+            .unwrap();
+        let Answer::Status(status) = answer else {
+            panic!("{answer:?}")
+        };
+        *status
+    }
+
+    /// A job as a compilation hands it over, for a source that needs no preprocessing.
+    fn hand_over(&self, workers: &[&Endpoint], text: &[u8]) -> Line {
+        let line = Line::connect(&self.socket()).unwrap();
+        let fd = weft_sys::memfd::create("test", text.len() as u64).unwrap();
+        let file = std::fs::File::from(fd);
+        file.write_all_at(text, 0).unwrap();
+        let job = JobAsk {
+            workers: workers.iter().copied().cloned().collect(),
+            driver: find_program("gcc", None).unwrap(),
+            name: "gcc".into(),
+            language: Language::C,
+            cwd: "/".into(),
+            source: "a.c".into(),
+            locale: String::new(),
+            args: vec!["-O1".into(), "-c".into()],
+            len: text.len() as u64,
+        };
+        line.send(&Ask::Job(Box::new(job)), &[file.as_fd()])
+            .unwrap();
+        line
+    }
+
+    fn outcome(&self, workers: &[&Endpoint], text: &[u8]) -> (Answer, Option<OwnedFd>) {
+        self.hand_over(workers, text).receive().unwrap().unwrap()
+    }
+
+    fn here(&self, workers: &[&Endpoint], text: &[u8]) -> String {
+        match self.outcome(workers, text).0 {
+            Answer::Here(reason) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A project of `n` sources that share a header, and a make for it whose compiler is this program.
+    fn project(&self, n: usize, workers: &[&Endpoint], verify: u8) -> Command {
+        std::fs::write(
+            self.path("h.h"),
+            "#include <stdio.h>\n#define SQUARE(x) ((x) * (x))\n",
+        )
+        .unwrap();
+        for i in 0..n {
+            let text = format!(
+                "#include \"h.h\"\nint f{i}(int x)\n{{\n\treturn SQUARE(x + {i}) + printf(\"%s:%d\\n\", __FILE__, __LINE__);\n}}\n"
+            );
+            std::fs::write(self.path(&format!("f{i}.c")), text).unwrap();
+        }
+        let objects: Vec<_> = (0..n).map(|i| format!("f{i}.o")).collect();
+        let objects = objects.join(" ");
+        std::fs::write(
+            self.path("Makefile"),
+            format!("CFLAGS = -O2 -g -Wall -MD\nall: {objects}\n-include *.d\n"),
+        )
+        .unwrap();
+        let script = self.path("cc");
+        let own = std::env::current_exe().unwrap();
+        let text = format!(
+            "#!/bin/sh\n{ARGS}=\"$(printf '%s\\037' \"$@\")\" exec {} --exact compiler --nocapture -q\n",
+            own.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let mut make = self.make("./cc");
+        let workers: Vec<_> = workers.iter().map(ToString::to_string).collect();
+        make.env(WORKERS, workers.join(","))
+            .env(SOCKET, self.socket())
+            .env(VERIFY, verify.to_string());
+        make
+    }
+
+    fn make(&self, cc: &str) -> Command {
+        let mut make = Command::new("make");
+        make.current_dir(self.dir.path())
+            .arg("-j4")
+            .arg(format!("CC={cc}"))
+            .env_remove("MAKEFLAGS");
+        make
+    }
+
+    /// Runs the make, and then one with the compiler itself: the same objects and dependencies.
+    fn compare(&self, n: usize, mut make: Command) {
+        let done = make.output().unwrap();
+        assert!(
+            done.status.success(),
+            "{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+        let read = || -> Vec<_> {
+            let one =
+                |i: usize, ext: &str| std::fs::read(self.path(&format!("f{i}.{ext}"))).unwrap();
+            (0..n).map(|i| (one(i, "o"), one(i, "d"))).collect()
+        };
+        let theirs = read();
+        for i in 0..n {
+            std::fs::remove_file(self.path(&format!("f{i}.o"))).unwrap();
+        }
+        assert!(self.make("gcc").output().unwrap().status.success());
+        assert!(theirs == read(), "the objects differ");
+        let left = std::fs::read_dir(self.dir.path()).unwrap().filter(|e| {
+            e.as_ref()
+                .unwrap()
+                .file_name()
+                .to_string_lossy()
+                .contains(".part")
+        });
+        assert_eq!(left.count(), 0);
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = Line::connect(&self.socket()).and_then(|line| line.ask(&Ask::Stop, &[]));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Not a test: the compiler of the makes below.
+#[test]
+fn compiler() {
+    let Ok(args) = std::env::var(ARGS) else {
+        return;
+    };
+    let args: Vec<_> = args.split_terminator('\x1f').map(Into::into).collect();
+    let socket = PathBuf::from(std::env::var_os(SOCKET).unwrap());
+    let settings = Settings {
+        workers: std::env::var(WORKERS)
+            .unwrap()
+            .split(',')
+            .map(|w| w.parse().unwrap())
+            .collect(),
+        verify: std::env::var(VERIFY).unwrap().parse().unwrap(),
+        line: Box::new(move || Line::connect(&socket)),
+    };
+    match compile(&find_program("gcc", None).unwrap(), &args, &settings).unwrap() {
+        Compiled::There(_) => {}
+        Compiled::Here(status) => assert!(status.success()),
+    }
+}
+
+/// A text on which a compiler works for long.
+fn long_text() -> Vec<u8> {
+    let mut text = b"#define A x = x * 3 + y[x & 7]; if (x > y[2]) y[x & 3] += x;\n#define B A A A A A A A A\n#define C B B B B B B B B\n#define D C C C C C C C C\n".to_vec();
+    text.extend(b"#define E D D D D D D D D\n#define F E E E E E E E E\nint f(int x, int *y) { F F F F return x; }\n");
+    text
+}
+
+#[test]
+fn a_make_on_two_workers_gives_the_same_objects() {
+    if !has_gcc() {
+        return;
+    }
+    // So little room that each job has to ask for more.
+    let bed = Bed::new(1024);
+    let ((_a, a), (_b, b)) = (worker(config()), worker(config()));
+    bed.compare(8, bed.project(8, &[&a, &b], 0));
+    let status = bed.status();
+    assert_eq!((status.done, status.again), (8, 0), "{status:?}");
+    assert!(
+        status
+            .workers
+            .iter()
+            .all(|worker| worker.lost == 0 && worker.in_use == 0)
+    );
+}
+
+#[test]
+fn objects_are_compared_when_asked() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_a, a) = worker(config());
+    bed.compare(2, bed.project(2, &[&a], 100));
+    until("the comparisons are noted", || {
+        bed.status().verified == (2, 0)
+    });
+}
+
+#[test]
+fn a_worker_that_ends_costs_no_object() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let ((a, first), (b, second)) = (worker(config()), worker(config()));
+    let ending = std::thread::spawn(move || {
+        until("it has done something", || a.jobs() > 0 || a.running() > 0);
+        drop(a);
+    });
+    bed.compare(8, bed.project(8, &[&first, &second], 0));
+    ending.join().unwrap();
+    // And with nobody left, all is done here.
+    drop(b);
+    for i in 0..8 {
+        std::fs::remove_file(bed.path(&format!("f{i}.o"))).unwrap();
+    }
+    bed.compare(8, bed.project(8, &[&first, &second], 0));
+}
+
+#[test]
+fn errors_are_the_local_compilers() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_a, a) = worker(config());
+    let mut make = bed.project(1, &[&a], 0);
+    std::fs::write(bed.path("f0.c"), "int f(void) { return nothing; }\n").unwrap();
+    let done = make.output().unwrap();
+    assert!(!done.status.success());
+    let text = String::from_utf8_lossy(&done.stderr);
+    // With the quotation of the line, which only the compiler here can give.
+    assert!(
+        text.contains("undeclared") && text.contains("return nothing;"),
+        "{text}"
+    );
+    assert!(!bed.path("f0.o").exists());
+}
+
+#[test]
+fn a_compilation_that_goes_away_ends_its_job() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (worker, at) = worker(config());
+    let line = bed.hand_over(&[&at], &long_text());
+    until("it compiles", || worker.running() == 1);
+    drop(line);
+    until("the compiler is killed", || worker.running() == 0);
+    until("the slot is free", || {
+        bed.status().workers[0].in_use == 0 && bed.status().jobs.is_empty()
+    });
+    // The worker goes on.
+    assert!(matches!(
+        bed.outcome(&[&at], b"int x;\n").0,
+        Answer::Done { .. }
+    ));
+}
+
+#[test]
+fn limits_and_other_compilers_are_reasons() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_slow, at) = worker(Config {
+        time_limit: Duration::from_millis(100),
+        ..config()
+    });
+    let why = bed.here(&[&at], &long_text());
+    assert!(why.contains("took more than"), "{why}");
+    let (_small, at) = worker(Config {
+        size_limit: 64,
+        ..config()
+    });
+    let why = bed.here(&[&at], b"int x;\n");
+    assert!(
+        why.contains("outputs of") || why.contains("failed"),
+        "{why}"
+    );
+    let (_full, at) = worker(Config {
+        place: "/nowhere".into(),
+        ..config()
+    });
+    let why = bed.here(&[&at], b"int x;\n");
+    assert!(why.contains("No such file"), "{why}");
+    let nobody = Endpoint {
+        host: "127.0.0.1".into(),
+        port: 1,
+    };
+    let why = bed.here(&[&nobody], b"int x;\n");
+    assert!(why.contains("127.0.0.1:1"), "{why}");
+    // The next one does not wait for it again.
+    assert!(bed.here(&[&nobody], b"int x;\n").contains("127.0.0.1:1"));
+}
+
+#[test]
+fn the_sandbox_keeps_files_from_a_source() {
+    if !has_gcc() {
+        return;
+    }
+    let level = weft_cc::worker::sandbox::level();
+    if !level.files {
+        eprintln!("skipped: compilers are restricted by {level}");
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (_worker, at) = worker(config());
+    let secret = bed.path("secret");
+    std::fs::write(&secret, "int secret = 7;\n").unwrap();
+    // A text that was not looked at, as a hostile master's.
+    for text in [
+        format!("#include \"{}\"\n", secret.display()),
+        format!("asm(\".incbin \\\"{}\\\"\");\n", secret.display()),
+    ] {
+        let why = bed.here(&[&at], text.as_bytes());
+        assert!(why.contains("failed on a worker"), "{why}");
+    }
+    assert!(options::stays(b"asm(\".incbin \\\"x\\\"\");").is_some());
+    assert!(Path::new(&secret).exists());
+}
+
+/// A peer without manners: messages as it likes.
+struct Peer {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+}
+
+impl Peer {
+    fn objects(device: &Device) -> (Qp, Cq, Mr) {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(64, None).unwrap();
+        let mr = pd
+            .alloc_mr(
+                1 << 20,
+                Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+            )
+            .unwrap();
+        let qp = pd.create_qp(&QpInit::new(&cq, &cq)).unwrap();
+        for i in 0..4 {
+            qp.post_recv(&[RecvWr::new(i).sge(mr.sge(i as usize * 65_536, 65_536))])
+                .unwrap();
+        }
+        (qp, cq, mr)
+    }
+
+    fn param(hello: Hello) -> ConnParam {
+        ConnParam {
+            private_data: hello.encode().to_vec(),
+            tls: Some(tls()),
+            ..ConnParam::default()
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        let at = 512 << 10;
+        self.mr.write(at, bytes).unwrap();
+        self.qp
+            .post_send_one(SendWr::send(99).sge(self.mr.sge(at, bytes.len())))
+            .unwrap();
+    }
+
+    /// The next message; `None` at the end of the connection.
+    fn message(&self) -> Option<Vec<u8>> {
+        let mut wc = [Wc::default(); 1];
+        let end = Instant::now() + Duration::from_mins(1);
+        loop {
+            assert!(Instant::now() < end, "nothing comes");
+            if self.cq.wait(&mut wc, Some(Duration::from_secs(1))).unwrap() == 0 {
+                continue;
+            }
+            if wc[0].status != WcStatus::Success {
+                return None;
+            }
+            if wc[0].wr_id < 4 {
+                let at = wc[0].wr_id as usize * 65_536;
+                let bytes = self.mr.to_vec(at, wc[0].byte_len as usize).unwrap();
+                self.qp
+                    .post_recv(&[RecvWr::new(wc[0].wr_id).sge(self.mr.sge(at, 65_536))])
+                    .unwrap();
+                return Some(bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn hostile_masters_are_refused() {
+    if !has_gcc() {
+        return;
+    }
+    let bed = Bed::new(1 << 20);
+    let (worker, at) = worker(config());
+    let device = Device::open().unwrap();
+    let region = |mr: &Mr, len| Region {
+        rkey: mr.rkey(),
+        addr: 0,
+        len,
+    };
+    let hello = Hello::new(weft_cc::wire::Status::Ok, 0);
+    let connect = || {
+        let (qp, cq, mr) = Peer::objects(&device);
+        let conn = cm::connect_qp(worker.local_addr(), qp, &device, &Peer::param(hello)).unwrap();
+        Peer {
+            qp: conn.qp,
+            cq,
+            mr,
+        }
+    };
+    let digest = [0; 32];
+    let job = |peer: &Peer| Job {
+        id: 1,
+        cxx: false,
+        source: region(&peer.mr, 100),
+        room: region(&peer.mr, 100),
+        digest,
+        driver: "gcc".into(),
+        locale: String::new(),
+        cwd: "/".into(),
+        name: "a.c".into(),
+        args: vec!["-c".into()],
+    };
+    // What may not be asked is refused, and the connection goes on.
+    let peer = connect();
+    for (change, verdict) in [
+        (
+            Box::new(|job: &mut Job| job.args.push("-fplugin=/tmp/x.so".into()))
+                as Box<dyn Fn(&mut Job)>,
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.args.push("@/etc/passwd".into())),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.locale = "../../x".into()),
+            Verdict::Refused,
+        ),
+        (
+            Box::new(|job: &mut Job| job.source.len = 1 << 40),
+            Verdict::Limit,
+        ),
+        (
+            Box::new(|job: &mut Job| job.driver = "/bin/sh".into()),
+            Verdict::Environment,
+        ),
+        (Box::new(|_: &mut Job| {}), Verdict::Environment),
+    ] {
+        let mut job = job(&peer);
+        change(&mut job);
+        peer.send(&Request::Job(job).encode().unwrap());
+        let Report::End(end) = Report::decode(&peer.message().unwrap()).unwrap() else {
+            panic!()
+        };
+        assert_eq!(end.verdict, verdict, "{}", end.reason);
+    }
+    // Nonsense, room that nobody asked for, and a key that is nobody's end the connection.
+    let room = Request::Room {
+        id: 1,
+        room: Region::default(),
+    }
+    .encode()
+    .unwrap();
+    for bytes in [vec![0xff; 40], vec![1], room] {
+        let peer = connect();
+        peer.send(&bytes);
+        assert_eq!(peer.message(), None);
+    }
+    let real = weft_cc::digest::Digests::default()
+        .of(&find_program("gcc", None).unwrap(), Language::C)
+        .unwrap();
+    let peer = connect();
+    let mut stale = Job {
+        digest: real,
+        ..job(&peer)
+    };
+    stale.source.rkey ^= 0x5a5a_5a00;
+    peer.send(&Request::Job(stale).encode().unwrap());
+    assert_eq!(peer.message(), None);
+    // Nobody else notices.
+    assert!(matches!(
+        bed.outcome(&[&at], b"int x;\n").0,
+        Answer::Done { .. }
+    ));
+    until("no compiler is left", || worker.running() == 0);
+}
+
+#[test]
+fn hostile_workers_cost_no_object() {
+    if !has_gcc() {
+        return;
+    }
+    let device = Device::open().unwrap();
+    let listener = cm::Listener::bind(
+        &device,
+        "127.0.0.1:0".parse().unwrap(),
+        16,
+        &Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1)),
+    )
+    .unwrap();
+    let at = Endpoint {
+        host: "127.0.0.1".into(),
+        port: listener.local_addr().port(),
+    };
+    let end = |outputs: Vec<(Output, u64, u64)>| {
+        move |id| {
+            Report::End(End {
+                outputs: outputs.clone(),
+                ..End::new(id, Verdict::Done, "")
+            })
+            .encode()
+        }
+    };
+    let answers: Vec<Box<dyn Fn(u32) -> Vec<u8> + Send>> = vec![
+        Box::new(|_| vec![0x77; 50]),
+        Box::new(end(vec![(Output::Object, 0, u64::MAX / 2)])),
+        Box::new(end(vec![(Output::Object, u64::MAX - 5, 5)])),
+        Box::new(end(vec![])),
+        Box::new(end(vec![(Output::Object, 0, 0)])),
+        Box::new(|id| Report::End(End::new(id + 1, Verdict::Done, "")).encode()),
+    ];
+    let count = answers.len();
+    let hostile = std::thread::spawn(move || {
+        for answer in answers {
+            let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+            let (qp, cq, mr) = Peer::objects(&device);
+            let conn = request
+                .accept(qp, &Peer::param(Hello::new(weft_cc::wire::Status::Ok, 1)))
+                .unwrap();
+            let peer = Peer {
+                qp: conn.qp,
+                cq,
+                mr,
+            };
+            let Ok(Request::Job(job)) = Request::decode(&peer.message().unwrap()) else {
+                panic!()
+            };
+            peer.send(&answer(job.id));
+            assert_eq!(peer.message(), None);
+        }
+    });
+    for _ in 0..count {
+        // A daemon of its own: a worker that failed gets no jobs for a while.
+        let bed = Bed::new(1 << 20);
+        let why = bed.here(&[&at], b"int x;\n");
+        assert!(why.contains(&at.to_string()), "{why}");
+        assert_eq!(bed.status().done, 0);
+    }
+    hostile.join().unwrap();
+}

@@ -1,0 +1,841 @@
+//! An endpoint: the machine over a datagram queue pair.
+//!
+//! Who calls drives ([`Endpoint::progress`]). While nobody does, the device's engine takes what comes, places it and acknowledges it; only what is to be
+//! sent again for want of an acknowledgement waits for the next call.
+//!
+//! Small messages are copied into their packet, from there into registered memory, out of that at the receiver, and into their place. Large ones are
+//! sent from the program's memory and arrive in it.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use weft_verbs::{
+    Access, Cq, Device, Error, Mr, Pd, RawMemory, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
+    UdSource, Wc, WcOpcode, WcStatus,
+};
+
+use crate::machine::{Event, Host, Machine, PeerId, Refused, Want};
+use crate::wire::{self, HEADER, MAX_PACKET, Meta, Target};
+
+/// Bytes of an address.
+pub const ADDRESS: usize = 32;
+/// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
+pub const THRESHOLD: u64 = 64 << 10;
+
+/// Packets that may come before they are looked at, and be on their way into the kernel.
+const RECVS: u32 = 256;
+const SLOTS: u32 = 128;
+const WRITES: u32 = 64;
+const RECORDS: u32 = 512;
+/// A large message is written in pieces of so many bytes: what is given up with one of them is no more.
+const PIECE: u64 = 1 << 20;
+const BATCH: usize = 32;
+const TICK: Duration = Duration::from_millis(1);
+/// How long a closing endpoint waits for what it sent to be acknowledged.
+const LINGER: Duration = Duration::from_secs(5);
+/// Set in the number of a request that is a Write.
+const WRITE: u64 = 1 << 63;
+
+/// Where an endpoint is: what peers need to know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    /// Address and UDP port.
+    pub addr: SocketAddr,
+    /// Drawn at random for each endpoint. Datagrams without it are dropped.
+    pub key: u32,
+}
+
+impl Address {
+    /// As programs exchange it: IPv6 address (IPv4 as `::ffff:a.b.c.d`), port, 0 (2), key, scope, 0 (4).
+    pub fn to_bytes(&self) -> [u8; ADDRESS] {
+        let mut out = [0; ADDRESS];
+        let ip = match self.addr.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let scope = match self.addr {
+            SocketAddr::V4(_) => 0,
+            SocketAddr::V6(addr) => addr.scope_id(),
+        };
+        out[..16].copy_from_slice(&ip.octets());
+        out[16..18].copy_from_slice(&self.addr.port().to_be_bytes());
+        out[20..24].copy_from_slice(&self.key.to_be_bytes());
+        out[24..28].copy_from_slice(&scope.to_be_bytes());
+        out
+    }
+
+    /// Reads what [`Address::to_bytes`] wrote; `None` for what is no address.
+    pub fn from_bytes(bytes: &[u8; ADDRESS]) -> Option<Address> {
+        let (ip, rest) = bytes.split_first_chunk::<16>()?;
+        let (port, rest) = rest.split_first_chunk::<2>()?;
+        let (key, rest) = rest[2..].split_first_chunk::<4>()?;
+        let (scope, zeros) = rest.split_first_chunk::<4>()?;
+        let port = u16::from_be_bytes(*port);
+        if port == 0 || bytes[18..20] != [0; 2] || zeros != [0; 4] {
+            return None;
+        }
+        let ip = Ipv6Addr::from(*ip);
+        let addr = match ip.to_ipv4_mapped() {
+            Some(ip) => SocketAddr::from((ip, port)),
+            None => SocketAddrV6::new(ip, port, 0, u32::from_be_bytes(*scope)).into(),
+        };
+        let key = u32::from_be_bytes(*key);
+        Some(Address { addr, key })
+    }
+}
+
+/// What became of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the program gave with the operation.
+    pub context: usize,
+    /// A receive, not a send.
+    pub is_recv: bool,
+    /// Of the message. Of a receive that was too short, the whole message's.
+    pub meta: Meta,
+    /// Bytes of the receive's memory.
+    pub room: u64,
+    /// Who sent it.
+    pub peer: Option<PeerId>,
+    /// How it ended.
+    pub status: Status,
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Well.
+    Done,
+    /// The peer is gone.
+    Failed,
+    /// The program took it back.
+    Canceled,
+    /// There is no such message ([`Endpoint::peek`]).
+    NoMessage,
+}
+
+/// Where completions wait for the program.
+pub type Queue = Arc<Mutex<VecDeque<Completion>>>;
+
+struct Send {
+    memory: RawMemory,
+    context: Option<usize>,
+    meta: Meta,
+    mr: Option<Mr>,
+    /// Writes of it that the queue pair still has.
+    writes: usize,
+    /// How it ended, while it has.
+    ended: Option<Status>,
+}
+
+struct Recv {
+    memory: RawMemory,
+    context: usize,
+    mr: Option<Mr>,
+}
+
+struct Write {
+    send: u64,
+    to: PeerId,
+    target: Target,
+    range: Range<u64>,
+    id: u64,
+}
+
+/// The machine's host: memory, and what waits to be posted.
+struct Memory {
+    pd: Pd,
+    sends: HashMap<u64, Send>,
+    recvs: HashMap<u64, Recv>,
+    writes: VecDeque<Write>,
+    events: Vec<Event>,
+}
+
+impl Host for Memory {
+    fn place(&mut self, recv: u64, at: u64, bytes: &[u8]) {
+        if let Some(recv) = self.recvs.get(&recv) {
+            // The machine knows how long it is.
+            let _ = recv.memory.write(at as usize, bytes);
+        }
+    }
+
+    fn open(&mut self, recv: u64, len: u64) -> Option<Target> {
+        let recv = self.recvs.get_mut(&recv)?;
+        let part = recv.memory.slice(0, len as usize).ok()?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = self.pd.reg_raw(&part, access);
+        let mr = mr.inspect_err(|e| tracing::warn!("cannot open memory to a peer: {e}"));
+        let mr = recv.mr.insert(mr.ok()?);
+        Some(Target {
+            rkey: mr.rkey(),
+            addr: mr.addr(),
+        })
+    }
+
+    fn close(&mut self, recv: u64) {
+        if let Some(recv) = self.recvs.get_mut(&recv) {
+            recv.mr = None;
+        }
+    }
+
+    fn write(&mut self, send: u64, to: PeerId, target: Target, range: Range<u64>, id: u64) {
+        let Some(state) = self.sends.get_mut(&send) else {
+            return;
+        };
+        let mut at = range.start;
+        while at < range.end {
+            let end = (at + PIECE).min(range.end);
+            let range = at..end;
+            state.writes += 1;
+            self.writes.push_back(Write {
+                send,
+                to,
+                target,
+                range,
+                id,
+            });
+            at = end;
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+}
+
+struct State {
+    machine: Machine,
+    memory: Memory,
+    peers: Vec<UdDest>,
+    known: HashMap<(SocketAddr, u32), PeerId>,
+    next: u64,
+    contexts: HashMap<usize, u64>,
+    free: Vec<u32>,
+    /// Writes that the queue pair has.
+    writing: u32,
+    ticked: Duration,
+    packet: Vec<u8>,
+    wcs: Vec<Wc>,
+    batch: Vec<(SendWr, UdDest)>,
+    drop: Dropper,
+    sent_to: Queue,
+    received_to: Queue,
+}
+
+/// Loses one in so many packets and pieces on purpose, for tests.
+struct Dropper {
+    per_million: u64,
+    state: u64,
+}
+
+impl Dropper {
+    fn drops(&mut self) -> bool {
+        if self.per_million == 0 {
+            return false;
+        }
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        (self.state >> 11) % 1_000_000 < self.per_million
+    }
+}
+
+struct Inner {
+    state: Mutex<State>,
+    qp: UdQp,
+    cq: Cq,
+    /// Packets that come, and packets on their way into the kernel.
+    come: Mr,
+    go: Mr,
+    start: Instant,
+    address: Address,
+}
+
+/// What an endpoint is made of.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Where it listens; port 0: any.
+    pub addr: SocketAddr,
+    /// Messages that are longer go by RDMA Write-Record.
+    pub threshold: u64,
+    /// Of each million packets and pieces, so many are lost on purpose.
+    pub drop_per_million: u64,
+}
+
+/// See the [module](self). Dropping it waits until what was sent is acknowledged, for five seconds at most.
+pub struct Endpoint(Arc<Inner>);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn other(error: &Error) -> io::Error {
+    io::Error::other(error.to_string())
+}
+
+impl Endpoint {
+    /// A new one.
+    ///
+    /// # Errors
+    /// As `bind(2)`; the limits of the device.
+    pub fn open(device: &Device, setup: &Setup) -> io::Result<Endpoint> {
+        let pd = device.alloc_pd().map_err(|e| other(&e))?;
+        let depth = 2 * (RECVS + SLOTS + WRITES + RECORDS);
+        let cq = device.create_cq(depth, None).map_err(|e| other(&e))?;
+        let port = device.bind_ud(setup.addr)?;
+        let addr = port.local_addr();
+        let mut random = [0; 12];
+        getrandom::fill(&mut random).map_err(|e| io::Error::other(e.to_string()))?;
+        let (key, seed) = random.split_at(4);
+        // A key with the highest bit would stand for the sender's own one.
+        let key = u32::from_be_bytes(key.try_into().unwrap_or_default()) >> 1 | 1;
+        let seed = u64::from_be_bytes(seed.try_into().unwrap_or_default()) | 1;
+        let init = UdInit {
+            num: Some(addr.port().into()),
+            max_send_wr: SLOTS + WRITES,
+            max_recv_wr: RECVS,
+            record_depth: RECORDS,
+            ..UdInit::new(&port, key, &cq, &cq)
+        };
+        let qp = pd.create_ud_qp(&init).map_err(|e| other(&e))?;
+        let alloc = |slots: u32| {
+            let mr = pd.alloc_mr(slots as usize * MAX_PACKET, Access::LOCAL_WRITE);
+            mr.map_err(|e| other(&e))
+        };
+        let (come, go) = (alloc(RECVS)?, alloc(SLOTS)?);
+        let memory = Memory {
+            pd,
+            sends: HashMap::new(),
+            recvs: HashMap::new(),
+            writes: VecDeque::new(),
+            events: Vec::new(),
+        };
+        let state = State {
+            machine: Machine::new(key, setup.threshold),
+            memory,
+            peers: Vec::new(),
+            known: HashMap::new(),
+            next: 1,
+            contexts: HashMap::new(),
+            free: (0..SLOTS).rev().collect(),
+            writing: 0,
+            ticked: Duration::ZERO,
+            packet: Vec::with_capacity(MAX_PACKET),
+            wcs: vec![Wc::default(); BATCH],
+            batch: Vec::with_capacity(BATCH),
+            drop: Dropper {
+                per_million: setup.drop_per_million,
+                state: seed,
+            },
+            sent_to: Queue::default(),
+            received_to: Queue::default(),
+        };
+        let inner = Arc::new(Inner {
+            state: Mutex::new(state),
+            qp,
+            cq,
+            come,
+            go,
+            start: Instant::now(),
+            address: Address { addr, key },
+        });
+        let slots: Vec<u32> = (0..RECVS).collect();
+        inner.post_recvs(&slots);
+        let weak = Arc::downgrade(&inner);
+        inner.cq.set_hook(move || {
+            if let Some(inner) = weak.upgrade() {
+                // Whoever has the lock drives.
+                let state = match inner.state.try_lock() {
+                    Ok(state) => state,
+                    Err(TryLockError::Poisoned(state)) => state.into_inner(),
+                    Err(TryLockError::WouldBlock) => return,
+                };
+                drop(inner.progress(state, true));
+            }
+        });
+        Ok(Endpoint(inner))
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> Address {
+        self.0.address
+    }
+
+    /// Has completions of sends and receives put into these queues.
+    pub fn complete_to(&self, sent: Option<&Queue>, received: Option<&Queue>) {
+        let mut state = lock(&self.0.state);
+        if let Some(queue) = sent {
+            state.sent_to = Arc::clone(queue);
+        }
+        if let Some(queue) = received {
+            state.received_to = Arc::clone(queue);
+        }
+    }
+
+    /// The peer at an address.
+    ///
+    /// # Errors
+    /// [`Refused::TooMany`].
+    pub fn peer(&self, address: &Address) -> Result<PeerId, Refused> {
+        lock(&self.0.state).peer(address.addr, address.addr.port().into(), address.key)
+    }
+
+    /// Sends a message. With no context it makes no completion, and its memory is the caller's again at once; that is for messages up to the threshold.
+    ///
+    /// # Errors
+    /// As [`Machine::send`].
+    pub fn send(
+        &self,
+        peer: PeerId,
+        memory: &RawMemory,
+        meta: Meta,
+        context: Option<usize>,
+        synchronous: bool,
+    ) -> Result<(), Refused> {
+        let mut guard = lock(&self.0.state);
+        let state = &mut *guard;
+        let number = state.next;
+        let send = Send {
+            memory: memory.clone(),
+            context,
+            meta,
+            mr: None,
+            writes: 0,
+            ended: None,
+        };
+        state.memory.sends.insert(number, send);
+        let read = |at: u64, buffer: &mut [u8]| {
+            let _ = memory.read(at as usize, buffer);
+        };
+        let done = state
+            .machine
+            .send(&mut state.memory, number, peer, meta, synchronous, read);
+        if done.is_err() {
+            state.memory.sends.remove(&number);
+        } else {
+            state.next += 1;
+        }
+        let now = self.0.now();
+        self.0.flush(state, now, false);
+        state.settle();
+        done
+    }
+
+    /// Posts a receive; with `claim`, of the message that [`Endpoint::peek`] has kept under that number. `false`: there is none.
+    pub fn recv(
+        &self,
+        memory: RawMemory,
+        want: Want,
+        claim: Option<usize>,
+        context: usize,
+    ) -> bool {
+        let mut guard = lock(&self.0.state);
+        let state = &mut *guard;
+        let number = state.next;
+        state.next += 1;
+        let room = memory.len() as u64;
+        let recv = Recv {
+            memory,
+            context,
+            mr: None,
+        };
+        state.memory.recvs.insert(number, recv);
+        state.contexts.insert(context, number);
+        let mut found = true;
+        if let Some(claim) = claim {
+            let (machine, memory) = (&mut state.machine, &mut state.memory);
+            found = machine.recv_claimed(memory, claim as u64, number, room);
+            if !found {
+                state.memory.recvs.remove(&number);
+                state.contexts.remove(&context);
+            }
+        } else {
+            state.machine.recv(&mut state.memory, number, want, room);
+        }
+        let now = self.0.now();
+        self.0.flush(state, now, false);
+        state.settle();
+        found
+    }
+
+    /// Completes with the message that such a receive would take, or with [`Status::NoMessage`]. With `claim` the message is kept for the
+    /// receive that names this context.
+    pub fn peek(&self, want: &Want, claim: bool, context: usize) {
+        let mut state = self.0.progress(lock(&self.0.state), false);
+        let found = state.machine.peek(want, claim.then_some(context as u64));
+        let (peer, meta) = found.unzip();
+        let completion = Completion {
+            context,
+            is_recv: true,
+            meta: meta.unwrap_or_default(),
+            room: u64::MAX,
+            peer,
+            status: if peer.is_some() {
+                Status::Done
+            } else {
+                Status::NoMessage
+            },
+        };
+        lock(&state.received_to).push_back(completion);
+    }
+
+    /// Takes the receive with this context back, unless it has a message.
+    pub fn cancel(&self, context: usize) {
+        let mut state = lock(&self.0.state);
+        let Some(&number) = state.contexts.get(&context) else {
+            return;
+        };
+        if state.machine.cancel(number) {
+            let meta = Meta::default();
+            state.received(number, None, meta, Status::Canceled);
+        }
+    }
+
+    /// Takes what has come, and sends what is to be sent.
+    pub fn progress(&self) {
+        drop(self.0.progress(lock(&self.0.state), false));
+    }
+
+    /// Waits until something may have happened; not longer than `limit`.
+    pub fn wait(&self, limit: Duration) {
+        let epoch = self.0.cq.epoch();
+        let limit = limit.min(TICK * 5);
+        self.0.cq.watch(epoch, true, Some(limit));
+    }
+
+    /// Packets sent again, and bytes of large messages that were asked for again.
+    pub fn repeated(&self) -> (u64, u64) {
+        lock(&self.0.state).machine.repeated()
+    }
+}
+
+impl Inner {
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn post_recvs(&self, slots: &[u32]) {
+        let wrs: Vec<RecvWr> = slots
+            .iter()
+            .map(|&slot| {
+                let sge = self.come.sge(slot as usize * MAX_PACKET, MAX_PACKET);
+                RecvWr::new(slot.into()).sge(sge)
+            })
+            .collect();
+        if let Err(error) = self.qp.post_recv(&wrs) {
+            tracing::error!("receives of packets: {error}");
+        }
+    }
+
+    fn progress<'a>(
+        &self,
+        mut guard: MutexGuard<'a, State>,
+        at_once: bool,
+    ) -> MutexGuard<'a, State> {
+        let state = &mut *guard;
+        let now = self.now();
+        let mut wcs = std::mem::take(&mut state.wcs);
+        // Bounded: a sender that never stops must not keep a caller here.
+        for _ in 0..8 {
+            let polled = if at_once {
+                self.cq.take(&mut wcs)
+            } else {
+                self.cq.poll(&mut wcs)
+            };
+            let count = polled.unwrap_or_else(|_| {
+                tracing::error!("completions were lost");
+                0
+            });
+            let mut again = Vec::new();
+            for wc in &wcs[..count] {
+                self.completed(state, now, wc, &mut again);
+            }
+            if !again.is_empty() {
+                self.post_recvs(&again);
+            }
+            if count < wcs.len() {
+                break;
+            }
+        }
+        state.wcs = wcs;
+        if now.saturating_sub(state.ticked) >= TICK {
+            state.ticked = now;
+            state.machine.tick(&mut state.memory, now);
+        }
+        self.flush(state, now, at_once);
+        state.settle();
+        guard
+    }
+
+    fn completed(&self, state: &mut State, now: Duration, wc: &Wc, again: &mut Vec<u32>) {
+        match wc.opcode {
+            WcOpcode::Send => state.free.push(wc.wr_id as u32),
+            WcOpcode::Write => {
+                state.writing -= 1;
+                state.written(wc.wr_id & !WRITE);
+            }
+            WcOpcode::WriteRecord => self.recorded(state, now, wc),
+            _ => {
+                let slot = wc.wr_id as u32;
+                again.push(slot);
+                if wc.status == WcStatus::Success {
+                    self.came(state, now, wc, slot as usize * MAX_PACKET);
+                }
+            }
+        }
+    }
+
+    fn came(&self, state: &mut State, now: Duration, wc: &Wc, at: usize) {
+        let Some(UdSource { addr, qp_num }) = wc.source else {
+            return;
+        };
+        let len = (wc.byte_len as usize).min(MAX_PACKET);
+        let mut packet = std::mem::take(&mut state.packet);
+        packet.resize(len, 0);
+        if len >= HEADER
+            && self.come.read(at, &mut packet).is_ok()
+            && let Some((header, _)) = wire::decode(&packet)
+            && let Ok(peer) = state.peer(addr, qp_num, header.key)
+        {
+            let memory = &mut state.memory;
+            state.machine.packet(memory, now, peer, &packet);
+        }
+        state.packet = packet;
+    }
+
+    fn recorded(&self, state: &mut State, now: Duration, wc: &Wc) {
+        let Some(record) = self.qp.take_record(wc.wr_id) else {
+            return;
+        };
+        let Some(id) = record.imm else {
+            return;
+        };
+        let Some(peer) = state.machine.writer(id) else {
+            return;
+        };
+        let from = &state.peers[peer];
+        if from.addr != record.source.addr || from.qp_num != record.source.qp_num {
+            return;
+        }
+        let addr = record.addr;
+        let valid = record.valid.iter();
+        let valid = valid.map(|r| addr + u64::from(r.start)..addr + u64::from(r.end));
+        let memory = &mut state.memory;
+        state
+            .machine
+            .record(memory, now, peer, id, record.rkey, valid);
+    }
+
+    /// Posts what the machine has to say, and Writes.
+    fn flush(&self, state: &mut State, now: Duration, at_once: bool) {
+        let mut packet = std::mem::take(&mut state.packet);
+        while let Some(slot) = state.free.pop() {
+            let Some(peer) = state.machine.transmit(now, at_once, &mut packet) else {
+                state.free.push(slot);
+                break;
+            };
+            let at = slot as usize * MAX_PACKET;
+            if state.drop.drops() || self.go.write(at, &packet).is_err() {
+                state.free.push(slot);
+                continue;
+            }
+            let sge = self.go.sge(at, packet.len());
+            let wr = SendWr::send(slot.into()).sge(sge).signaled();
+            state.batch.push((wr, state.peers[peer]));
+            if state.batch.len() == BATCH {
+                self.post(state);
+            }
+        }
+        state.packet = packet;
+        self.post(state);
+        while state.writing < WRITES
+            && let Some(write) = state.memory.writes.pop_front()
+        {
+            self.post_write(state, &write);
+        }
+    }
+
+    fn post(&self, state: &mut State) {
+        if state.batch.is_empty() {
+            return;
+        }
+        if let Err(error) = self.qp.post_sends(&state.batch) {
+            // What was not taken is lost, and sent again in time.
+            tracing::warn!("packets: {error}");
+            let rest = state.batch.iter().skip(error.index);
+            state.free.extend(rest.map(|(wr, _)| wr.id as u32));
+        }
+        state.batch.clear();
+    }
+
+    fn post_write(&self, state: &mut State, write: &Write) {
+        let Some(send) = state.memory.sends.get_mut(&write.send) else {
+            return;
+        };
+        let (start, len) = (write.range.start, write.range.end - write.range.start);
+        if send.mr.is_none() {
+            let mr = state.memory.pd.reg_raw(&send.memory, Access::empty());
+            let mr = mr.inspect_err(|e| tracing::warn!("memory to send from: {e}"));
+            send.mr = mr.ok();
+        }
+        let lost = state.drop.drops();
+        let posted = send.mr.as_ref().filter(|_| !lost).is_some_and(|mr| {
+            let remote = RemoteAddr {
+                addr: write.target.addr.wrapping_add(start),
+                rkey: write.target.rkey,
+            };
+            let wr = SendWr::write_imm(write.send | WRITE, remote, write.id)
+                .sge(mr.sge(start as usize, len as usize))
+                .signaled();
+            let posted = self.qp.post_send(&wr, &state.peers[write.to]);
+            posted
+                .inspect_err(|e| tracing::warn!("RDMA Write-Record: {e}"))
+                .is_ok()
+        });
+        if posted {
+            state.writing += 1;
+        } else {
+            // The peer will find that it lacks it.
+            state.written(write.send);
+        }
+    }
+
+    /// Waits for acknowledgements, then tells the peers that nobody is here any more.
+    fn close(&self) {
+        let end = Instant::now() + LINGER;
+        let mut state = self.progress(lock(&self.state), false);
+        while !state.machine.is_said() && Instant::now() < end {
+            drop(state);
+            let epoch = self.cq.epoch();
+            self.cq.watch(epoch, true, Some(TICK));
+            state = self.progress(lock(&self.state), false);
+        }
+        let mut packet = Vec::new();
+        // One may be lost.
+        for peer in (0..state.machine.peers()).chain(0..state.machine.peers()) {
+            let Some(slot) = state.free.pop() else {
+                state = self.progress(state, false);
+                continue;
+            };
+            state.machine.bye(peer, &mut packet);
+            let at = slot as usize * MAX_PACKET;
+            if self.go.write(at, &packet).is_ok() {
+                let wr = SendWr::send(slot.into()).sge(self.go.sge(at, packet.len()));
+                let _ = self.qp.post_send(&wr.signaled(), &state.peers[peer]);
+            }
+        }
+        let end = Instant::now() + Duration::from_millis(200);
+        while self.qp.outstanding() > 0 && Instant::now() < end {
+            state = self.progress(state, false);
+        }
+        let (packets, bytes) = state.machine.repeated();
+        tracing::info!(
+            packets,
+            bytes,
+            "endpoint closed; packets sent again, bytes of large messages asked for again"
+        );
+    }
+}
+
+impl State {
+    fn peer(&mut self, addr: SocketAddr, qp_num: u32, key: u32) -> Result<PeerId, Refused> {
+        if let Some(&peer) = self.known.get(&(addr, key)) {
+            return Ok(peer);
+        }
+        let peer = self.machine.add_peer()?;
+        self.known.insert((addr, key), peer);
+        self.peers.push(UdDest {
+            addr,
+            qp_num,
+            qkey: key,
+            from: None,
+            traffic_class: 0,
+        });
+        Ok(peer)
+    }
+
+    /// Turns the machine's events into completions.
+    fn settle(&mut self) {
+        for event in std::mem::take(&mut self.memory.events) {
+            match event {
+                Event::Sent(send) => self.sent(send, Status::Done),
+                Event::SendFailed(send) => self.sent(send, Status::Failed),
+                Event::Received { recv, peer, meta } => {
+                    self.received(recv, Some(peer), meta, Status::Done);
+                }
+                Event::RecvFailed { recv, peer, meta } => {
+                    self.received(recv, Some(peer), meta, Status::Failed);
+                }
+            }
+        }
+    }
+
+    fn sent(&mut self, number: u64, status: Status) {
+        let Some(send) = self.memory.sends.get_mut(&number) else {
+            return;
+        };
+        send.ended = Some(status);
+        // What is not posted is not needed any more.
+        let writes = &mut self.memory.writes;
+        let before = writes.len();
+        if send.writes > 0 {
+            writes.retain(|write| write.send != number);
+            send.writes -= before - writes.len();
+        }
+        self.finish(number);
+    }
+
+    fn written(&mut self, number: u64) {
+        if let Some(send) = self.memory.sends.get_mut(&number) {
+            send.writes -= 1;
+            self.finish(number);
+        }
+    }
+
+    /// A send is over when the peer has it and the queue pair does not need its memory.
+    fn finish(&mut self, number: u64) {
+        let over = |send: &Send| send.writes == 0 && send.ended.is_some();
+        if !self.memory.sends.get(&number).is_some_and(over) {
+            return;
+        }
+        if let Some(send) = self.memory.sends.remove(&number)
+            && let (Some(context), Some(status)) = (send.context, send.ended)
+        {
+            lock(&self.sent_to).push_back(Completion {
+                context,
+                is_recv: false,
+                meta: send.meta,
+                room: u64::MAX,
+                peer: None,
+                status,
+            });
+        }
+    }
+
+    fn received(&mut self, number: u64, peer: Option<PeerId>, meta: Meta, status: Status) {
+        let Some(recv) = self.memory.recvs.remove(&number) else {
+            return;
+        };
+        if self.contexts.get(&recv.context) == Some(&number) {
+            self.contexts.remove(&recv.context);
+        }
+        lock(&self.received_to).push_back(Completion {
+            context: recv.context,
+            is_recv: true,
+            meta,
+            room: recv.memory.len() as u64,
+            peer,
+            status,
+        });
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,15 @@
+//! Reliable messages with tags over unreliable datagrams, for MPI (docs/spec/fi.md; section 2.5 of the datagram-iWARP paper).
+//!
+//! * [`wire`] is the codec of packets.
+//! * [`link`] makes the packets to and from one peer reliable and ordered: sequence numbers, acknowledgements, time-outs, a congestion window.
+//! * [`machine`] is the protocol without I/O and clock: matching, small messages in packets, large ones by rendezvous and RDMA Write-Record.
+//! * [`endpoint`] drives the machine over a datagram queue pair of `weft-verbs`.
+//!
+//! The C surface, a provider of libfabric, is in `libs/fi`.
+#![forbid(unsafe_code)]
+
+pub mod endpoint;
+pub mod link;
+pub mod machine;
+pub mod ranges;
+pub mod wire;

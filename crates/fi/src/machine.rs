@@ -1,0 +1,750 @@
+//! The protocol of an endpoint, without I/O and clock.
+//!
+//! A call tells it what happened: a program posts a send ([`Machine::send`]) or a receive ([`Machine::recv`]), a packet came ([`Machine::packet`]), an RDMA
+//! Write-Record came ([`Machine::record`]), time has passed ([`Machine::tick`]). It asks its [`Host`] for what it cannot do itself, and gives out packets
+//! by [`Machine::transmit`], which is to be called after any of these until it has none. Time never goes back.
+//!
+//! A small message travels in packets and is complete for its sender when it was taken. A large one waits at its sender: a request goes out, the receiver
+//! opens the memory of the receive that matches, the sender writes to it by RDMA Write-Record and says when it has written all. What the records
+//! lack then is asked for again, and only that. The message is complete at both ends when all of it is there.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::link::{Arrival, Link, Now};
+use crate::ranges::Ranges;
+use crate::wire::{self, Body, FIRST, MAX_LACKS, MORE, Meta, Target};
+
+/// A peer of a machine.
+pub type PeerId = usize;
+
+/// Packets that may wait for one peer before sends are refused.
+const MAX_PENDING: usize = 128;
+/// Messages, and bytes of them, from one peer for which no receive was posted.
+const MAX_STORED: usize = 1 << 16;
+const MAX_STORED_BYTES: usize = 1 << 28;
+/// Peers in all.
+const MAX_PEERS: usize = 1 << 14;
+/// What does not come for so long after the sender has written all is asked for again. Longer than a datagram queue pair takes to give up a message.
+const GRACE: Duration = Duration::from_millis(150);
+
+/// What a machine needs done.
+pub trait Host {
+    /// Copies bytes into the memory of a receive. They fit.
+    fn place(&mut self, recv: u64, at: u64, bytes: &[u8]);
+    /// Opens the first `len` bytes of a receive's memory to RDMA Write-Record. `None`: it cannot be.
+    fn open(&mut self, recv: u64, len: u64) -> Option<Target>;
+    /// Closes it.
+    fn close(&mut self, recv: u64);
+    /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data.
+    fn write(&mut self, send: u64, peer: PeerId, target: Target, range: Range<u64>, id: u64);
+    /// Something is complete.
+    fn event(&mut self, event: Event);
+}
+
+/// What is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say what their fields are")]
+pub enum Event {
+    /// A send's memory is the program's again: the peer has the message (large ones), or is going to have it (small ones).
+    Sent(u64),
+    /// The peer of a send is given up.
+    SendFailed(u64),
+    /// A receive has a message (`meta` of `peer`); when that is longer than its memory, the memory has the first part.
+    Received { recv: u64, peer: PeerId, meta: Meta },
+    /// A receive's message is lost: its peer is given up, or the memory cannot be opened.
+    RecvFailed { recv: u64, peer: PeerId, meta: Meta },
+}
+
+/// Why a call was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Too much waits for this peer: again later.
+    Busy,
+    /// The peer was given up.
+    Gone,
+    /// More peers than there may be.
+    TooMany,
+}
+
+/// What a receive takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// Messages with tags, or those without.
+    pub tagged: bool,
+    /// The tag.
+    pub tag: u64,
+    /// The bits of the tag that do not matter.
+    pub ignore: u64,
+    /// From this peer; `None`: from any.
+    pub peer: Option<PeerId>,
+}
+
+impl Want {
+    fn takes(&self, peer: PeerId, meta: &Meta) -> bool {
+        self.tagged == meta.tagged
+            && self.peer.is_none_or(|p| p == peer)
+            && (!self.tagged || (self.tag ^ meta.tag) & !self.ignore == 0)
+    }
+}
+
+struct Posted {
+    recv: u64,
+    want: Want,
+    room: u64,
+}
+
+enum Stored {
+    Whole(Vec<u8>),
+    /// Its peer's message that is still coming.
+    Coming,
+    /// A large one, under this number of its sender.
+    Request(u32),
+}
+
+struct Unexpected {
+    peer: PeerId,
+    meta: Meta,
+    stored: Stored,
+}
+
+enum Sink {
+    Recv {
+        recv: u64,
+        room: u64,
+    },
+    Store(Vec<u8>),
+    /// A receive was posted when some had come already.
+    Late {
+        bytes: Vec<u8>,
+        recv: u64,
+        room: u64,
+    },
+}
+
+/// A small message that is coming.
+struct Coming {
+    meta: Meta,
+    got: u64,
+    sink: Sink,
+}
+
+struct Peer {
+    link: Link,
+    coming: Option<Coming>,
+    stored: usize,
+    stored_bytes: usize,
+    queued: bool,
+    gone: bool,
+}
+
+struct Outgoing {
+    send: u64,
+    peer: PeerId,
+    len: u64,
+    target: Option<(Target, u64, u64)>,
+}
+
+struct Incoming {
+    recv: u64,
+    peer: PeerId,
+    meta: Meta,
+    their_id: u32,
+    target: Target,
+    len: u64,
+    have: Ranges,
+    /// After the sender said that it has written all: when to ask again.
+    ask_at: Option<Now>,
+}
+
+/// See the [module](self).
+pub struct Machine {
+    key: u32,
+    threshold: u64,
+    peers: Vec<Peer>,
+    posted: VecDeque<Posted>,
+    unexpected: VecDeque<Unexpected>,
+    claimed: HashMap<u64, Unexpected>,
+    outgoing: HashMap<u32, Outgoing>,
+    incoming: HashMap<u64, Incoming>,
+    next_out: u32,
+    next_in: u64,
+    /// Peers that may have something to send.
+    ready: VecDeque<PeerId>,
+    scratch: Vec<u8>,
+    /// Bytes asked for again, for statistics.
+    asked_again: u64,
+}
+
+impl Machine {
+    /// Messages of more than `threshold` bytes are written by RDMA Write-Record.
+    pub fn new(key: u32, threshold: u64) -> Machine {
+        Machine {
+            key,
+            threshold,
+            peers: Vec::new(),
+            posted: VecDeque::new(),
+            unexpected: VecDeque::new(),
+            claimed: HashMap::new(),
+            outgoing: HashMap::new(),
+            incoming: HashMap::new(),
+            next_out: 1,
+            next_in: 1,
+            ready: VecDeque::new(),
+            scratch: Vec::new(),
+            asked_again: 0,
+        }
+    }
+
+    /// One more peer.
+    ///
+    /// # Errors
+    /// [`Refused::TooMany`].
+    pub fn add_peer(&mut self) -> Result<PeerId, Refused> {
+        if self.peers.len() >= MAX_PEERS {
+            return Err(Refused::TooMany);
+        }
+        self.peers.push(Peer {
+            link: Link::new(self.key),
+            coming: None,
+            stored: 0,
+            stored_bytes: 0,
+            queued: false,
+            gone: false,
+        });
+        Ok(self.peers.len() - 1)
+    }
+
+    /// Packets sent again, and bytes of large messages asked for again.
+    pub fn repeated(&self) -> (u64, u64) {
+        let resent = self.peers.iter().map(|peer| peer.link.resent).sum();
+        (resent, self.asked_again)
+    }
+
+    fn push(&mut self, peer: PeerId, body: &Body<'_>) {
+        self.peers[peer].link.push(wire::encode(body));
+        self.stir(peer);
+    }
+
+    /// The peer may have something to send.
+    fn stir(&mut self, peer: PeerId) {
+        if !self.peers[peer].queued {
+            self.peers[peer].queued = true;
+            self.ready.push_back(peer);
+        }
+    }
+
+    /// Sends a message. `read(at, buffer)` fills a buffer with the message's bytes from `at` on. With `synchronous` the send is complete when the peer has
+    /// matched it, whatever its length.
+    ///
+    /// # Errors
+    /// [`Refused`]; nothing was sent then.
+    pub fn send(
+        &mut self,
+        host: &mut impl Host,
+        send: u64,
+        peer: PeerId,
+        meta: Meta,
+        synchronous: bool,
+        mut read: impl FnMut(u64, &mut [u8]),
+    ) -> Result<(), Refused> {
+        let state = &self.peers[peer];
+        if state.gone {
+            return Err(Refused::Gone);
+        }
+        if state.link.pending() >= MAX_PENDING {
+            return Err(Refused::Busy);
+        }
+        if synchronous || meta.len > self.threshold {
+            let id = self.next_out;
+            self.next_out = id.wrapping_add(1);
+            let outgoing = Outgoing {
+                send,
+                peer,
+                len: meta.len,
+                target: None,
+            };
+            self.outgoing.insert(id, outgoing);
+            self.push(peer, &Body::Request(meta, id));
+            return Ok(());
+        }
+        let mut buffer = std::mem::take(&mut self.scratch);
+        let mut at = 0;
+        loop {
+            let most = if at == 0 { FIRST } else { MORE };
+            let part = (meta.len - at).min(most as u64);
+            buffer.resize(part as usize, 0);
+            read(at, &mut buffer);
+            if at == 0 {
+                self.push(peer, &Body::Message(meta, &buffer));
+            } else {
+                self.push(peer, &Body::More(&buffer));
+            }
+            at += part;
+            if at >= meta.len {
+                break;
+            }
+        }
+        self.scratch = buffer;
+        host.event(Event::Sent(send));
+        Ok(())
+    }
+
+    /// Posts a receive for a message of up to `room` bytes.
+    pub fn recv(&mut self, host: &mut impl Host, recv: u64, want: Want, room: u64) {
+        let found = self
+            .unexpected
+            .iter()
+            .position(|u| want.takes(u.peer, &u.meta));
+        match found.and_then(|index| self.unexpected.remove(index)) {
+            Some(message) => self.give(host, message, recv, room),
+            None => self.posted.push_back(Posted { recv, want, room }),
+        }
+    }
+
+    /// Whether a message waits that such a receive would take. With `claim` it is kept for [`Machine::recv_claimed`] with that number, and no other receive.
+    pub fn peek(&mut self, want: &Want, claim: Option<u64>) -> Option<(PeerId, Meta)> {
+        let index = self
+            .unexpected
+            .iter()
+            .position(|u| want.takes(u.peer, &u.meta))?;
+        let found = (self.unexpected[index].peer, self.unexpected[index].meta);
+        if let Some(claim) = claim {
+            let message = self.unexpected.remove(index)?;
+            self.claimed.insert(claim, message);
+        }
+        Some(found)
+    }
+
+    /// Receives a message that was claimed; `false` if there is none of this number.
+    pub fn recv_claimed(&mut self, host: &mut impl Host, claim: u64, recv: u64, room: u64) -> bool {
+        let message = self.claimed.remove(&claim);
+        let found = message.is_some();
+        if let Some(message) = message {
+            self.give(host, message, recv, room);
+        }
+        found
+    }
+
+    /// Takes a receive back; `false` if a message is already matched with it.
+    pub fn cancel(&mut self, recv: u64) -> bool {
+        let before = self.posted.len();
+        self.posted.retain(|posted| posted.recv != recv);
+        self.posted.len() < before
+    }
+
+    /// A stored message finds its receive.
+    fn give(&mut self, host: &mut impl Host, message: Unexpected, recv: u64, room: u64) {
+        let Unexpected { peer, meta, stored } = message;
+        self.peers[peer].stored -= 1;
+        match stored {
+            Stored::Whole(bytes) => {
+                self.peers[peer].stored_bytes -= bytes.len();
+                let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+                host.place(recv, 0, &bytes[..fits]);
+                host.event(Event::Received { recv, peer, meta });
+            }
+            Stored::Coming => {
+                if let Some(coming) = &mut self.peers[peer].coming {
+                    let bytes = match &mut coming.sink {
+                        Sink::Store(bytes) => std::mem::take(bytes),
+                        _ => Vec::new(),
+                    };
+                    coming.sink = Sink::Late { bytes, recv, room };
+                }
+            }
+            Stored::Request(id) => self.fetch(host, peer, meta, id, recv, room),
+        }
+    }
+
+    /// A large message has found its receive.
+    fn fetch(
+        &mut self,
+        host: &mut impl Host,
+        peer: PeerId,
+        meta: Meta,
+        their_id: u32,
+        recv: u64,
+        room: u64,
+    ) {
+        let len = meta.len.min(room);
+        if len == 0 {
+            self.push(peer, &Body::Done { id: their_id });
+            host.event(Event::Received { recv, peer, meta });
+            return;
+        }
+        let gone = self.peers[peer].gone;
+        let Some(target) = (!gone).then(|| host.open(recv, len)).flatten() else {
+            self.push(peer, &Body::Done { id: their_id });
+            host.event(Event::RecvFailed { recv, peer, meta });
+            return;
+        };
+        let id = self.next_in;
+        self.next_in += 1;
+        let incoming = Incoming {
+            recv,
+            peer,
+            meta,
+            their_id,
+            target,
+            len,
+            have: Ranges::default(),
+            ask_at: None,
+        };
+        self.incoming.insert(id, incoming);
+        let ready = Body::Ready {
+            id: their_id,
+            target_id: id,
+            target,
+            len,
+        };
+        self.push(peer, &ready);
+    }
+
+    /// A packet came from a peer. What is damaged or contradicts what was said before ends the peer.
+    pub fn packet(&mut self, host: &mut impl Host, now: Now, peer: PeerId, packet: &[u8]) {
+        let Some((header, body)) = wire::decode(packet) else {
+            return;
+        };
+        if self.peers[peer].gone {
+            return;
+        }
+        self.peers[peer].link.acknowledged(now, &header);
+        self.stir(peer);
+        if matches!(body, Body::Bye) {
+            // It has closed after it had all that it sent acknowledged. What came of it stays for receives to come.
+            self.peers[peer].gone = true;
+            self.peers[peer].link.clear();
+            self.fail_sends(host, peer);
+            return;
+        }
+        if !body.is_numbered() {
+            return;
+        }
+        match self.peers[peer].link.arrived(now, header.seq) {
+            Arrival::Refused => return,
+            Arrival::Early => {
+                self.peers[peer].link.keep(header.seq, packet);
+                return;
+            }
+            Arrival::Next => {}
+        }
+        let mut sound = self.take(host, now, peer, body);
+        while sound && let Some(packet) = self.peers[peer].link.kept() {
+            if let Some((_, body)) = wire::decode(&packet) {
+                sound = self.take(host, now, peer, body);
+            }
+        }
+        if !sound {
+            self.give_up(host, peer);
+        }
+    }
+
+    /// The next packet of a peer, in order. `false`: it contradicts what was said before.
+    fn take(&mut self, host: &mut impl Host, now: Now, peer: PeerId, body: Body<'_>) -> bool {
+        match body {
+            Body::Ack | Body::Bye => true,
+            Body::Message(meta, bytes) => self.begin(host, peer, meta, bytes),
+            Body::More(bytes) => self.more(host, peer, bytes),
+            Body::Request(meta, id) => {
+                if let Some(posted) = self.matching(peer, &meta) {
+                    self.fetch(host, peer, meta, id, posted.recv, posted.room);
+                    return true;
+                }
+                self.store(peer, meta, Stored::Request(id))
+            }
+            Body::Ready {
+                id,
+                target_id,
+                target,
+                len,
+            } => {
+                let Some(outgoing) = self.outgoing.get_mut(&id).filter(|o| o.peer == peer) else {
+                    return false;
+                };
+                // Nothing beyond the message is read, whatever the peer says.
+                if outgoing.target.is_some() || len > outgoing.len {
+                    return false;
+                }
+                outgoing.target = Some((target, target_id, len));
+                let send = outgoing.send;
+                host.write(send, peer, target, 0..len, target_id);
+                self.push(peer, &Body::Written { target_id });
+                true
+            }
+            Body::Written { target_id } => {
+                // It may be complete already.
+                if let Some(incoming) = self.incoming.get_mut(&target_id)
+                    && incoming.peer == peer
+                {
+                    incoming.ask_at = Some(now + GRACE);
+                }
+                true
+            }
+            Body::Lacks { id, ranges } => {
+                let Some(outgoing) = self.outgoing.get(&id).filter(|o| o.peer == peer) else {
+                    return false;
+                };
+                let Some((target, target_id, len)) = outgoing.target else {
+                    return false;
+                };
+                let send = outgoing.send;
+                if ranges.iter().any(|r| r.start >= r.end || r.end > len) {
+                    return false;
+                }
+                for range in ranges {
+                    host.write(send, peer, target, range, target_id);
+                }
+                self.push(peer, &Body::Written { target_id });
+                true
+            }
+            Body::Done { id } => {
+                let known = self.outgoing.get(&id).is_some_and(|o| o.peer == peer);
+                if known && let Some(outgoing) = self.outgoing.remove(&id) {
+                    host.event(Event::Sent(outgoing.send));
+                }
+                known
+            }
+        }
+    }
+
+    fn matching(&mut self, peer: PeerId, meta: &Meta) -> Option<Posted> {
+        let index = self.posted.iter().position(|p| p.want.takes(peer, meta))?;
+        self.posted.remove(index)
+    }
+
+    fn store(&mut self, peer: PeerId, meta: Meta, stored: Stored) -> bool {
+        let state = &mut self.peers[peer];
+        state.stored += 1;
+        self.unexpected.push_back(Unexpected { peer, meta, stored });
+        self.peers[peer].stored <= MAX_STORED
+    }
+
+    fn begin(&mut self, host: &mut impl Host, peer: PeerId, meta: Meta, bytes: &[u8]) -> bool {
+        if self.peers[peer].coming.is_some() {
+            return false;
+        }
+        let mut sound = true;
+        let sink = if let Some(Posted { recv, room, .. }) = self.matching(peer, &meta) {
+            Sink::Recv { recv, room }
+        } else {
+            sound = self.store(peer, meta, Stored::Coming);
+            // Not what the peer says that will come, but what has.
+            Sink::Store(Vec::new())
+        };
+        self.peers[peer].coming = Some(Coming { meta, got: 0, sink });
+        sound && self.more(host, peer, bytes)
+    }
+
+    fn more(&mut self, host: &mut impl Host, peer: PeerId, bytes: &[u8]) -> bool {
+        let state = &mut self.peers[peer];
+        let Some(coming) = &mut state.coming else {
+            return false;
+        };
+        let left = coming.meta.len - coming.got;
+        if bytes.len() as u64 > left || (bytes.is_empty() && left > 0) {
+            return false;
+        }
+        match &mut coming.sink {
+            Sink::Recv { recv, room } => {
+                let fits = room.saturating_sub(coming.got).min(bytes.len() as u64);
+                if fits > 0 {
+                    host.place(*recv, coming.got, &bytes[..fits as usize]);
+                }
+            }
+            Sink::Store(stored) | Sink::Late { bytes: stored, .. } => {
+                stored.extend_from_slice(bytes);
+                state.stored_bytes += bytes.len();
+                if state.stored_bytes > MAX_STORED_BYTES {
+                    return false;
+                }
+            }
+        }
+        coming.got += bytes.len() as u64;
+        if coming.got < coming.meta.len {
+            return true;
+        }
+        let Some(Coming { meta, sink, .. }) = state.coming.take() else {
+            return false;
+        };
+        match sink {
+            Sink::Recv { recv, .. } => host.event(Event::Received { recv, peer, meta }),
+            Sink::Late { bytes, recv, room } => {
+                state.stored_bytes -= bytes.len();
+                let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+                host.place(recv, 0, &bytes[..fits]);
+                host.event(Event::Received { recv, peer, meta });
+            }
+            Sink::Store(bytes) => {
+                let mut waiting = self.unexpected.iter_mut().chain(self.claimed.values_mut());
+                let coming =
+                    |u: &&mut Unexpected| u.peer == peer && matches!(u.stored, Stored::Coming);
+                if let Some(message) = waiting.find(coming) {
+                    message.stored = Stored::Whole(bytes);
+                }
+            }
+        }
+        true
+    }
+
+    /// An RDMA Write-Record of a peer came: `valid` are ranges of the region `rkey`, as addresses.
+    pub fn record(
+        &mut self,
+        host: &mut impl Host,
+        now: Now,
+        peer: PeerId,
+        id: u64,
+        rkey: u32,
+        valid: impl IntoIterator<Item = Range<u64>>,
+    ) {
+        let Some(incoming) = self.incoming.get_mut(&id) else {
+            return;
+        };
+        if incoming.peer != peer || incoming.target.rkey != rkey {
+            return;
+        }
+        let (base, end) = (incoming.target.addr, incoming.target.addr + incoming.len);
+        for range in valid {
+            // The queue pair placed nothing beyond the region.
+            let range = range.start.max(base)..range.end.min(end);
+            if range.start < range.end {
+                incoming.have.add(range.start - base..range.end - base);
+            }
+        }
+        if incoming.ask_at.is_some() {
+            incoming.ask_at = Some(now + GRACE);
+        }
+        if incoming.have.covers(incoming.len)
+            && let Some(done) = self.incoming.remove(&id)
+        {
+            host.close(done.recv);
+            self.push(peer, &Body::Done { id: done.their_id });
+            let (recv, meta) = (done.recv, done.meta);
+            host.event(Event::Received { recv, peer, meta });
+        }
+    }
+
+    /// Looks at the clock: what was not acknowledged, or not written, in time is asked for again.
+    pub fn tick(&mut self, host: &mut impl Host, now: Now) {
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].gone {
+                continue;
+            }
+            if !self.peers[peer].link.tick(now) {
+                self.give_up(host, peer);
+            } else if self.peers[peer].link.next_time().is_some() {
+                self.stir(peer);
+            }
+        }
+        let mut lacking = Vec::new();
+        for (&id, incoming) in &mut self.incoming {
+            if incoming.ask_at.is_some_and(|at| now >= at) {
+                incoming.ask_at = None;
+                lacking.push(id);
+            }
+        }
+        for id in lacking {
+            let incoming = &self.incoming[&id];
+            let ranges = incoming.have.missing(incoming.len, MAX_LACKS);
+            self.asked_again += ranges.iter().map(|r| r.end - r.start).sum::<u64>();
+            let (peer, id) = (incoming.peer, incoming.their_id);
+            self.push(peer, &Body::Lacks { id, ranges });
+        }
+    }
+
+    /// When [`Machine::tick`] has something to do.
+    pub fn next_time(&self) -> Option<Now> {
+        let links = self.peers.iter().filter_map(|peer| peer.link.next_time());
+        let asks = self.incoming.values().filter_map(|i| i.ask_at);
+        links.chain(asks).min()
+    }
+
+    /// The next packet to send and its destination. `at_once`: acknowledgements do not wait for packets that could carry them.
+    pub fn transmit(&mut self, now: Now, at_once: bool, out: &mut Vec<u8>) -> Option<PeerId> {
+        while let Some(&peer) = self.ready.front() {
+            let link = &mut self.peers[peer].link;
+            if let Some(packet) = link.transmit(now) {
+                out.clear();
+                out.extend_from_slice(packet);
+                return Some(peer);
+            }
+            self.ready.pop_front();
+            self.peers[peer].queued = false;
+            let link = &mut self.peers[peer].link;
+            if let Some(header) = link.acknowledge(now, at_once) {
+                *out = wire::encode(&Body::Ack);
+                wire::stamp(out, &header);
+                return Some(peer);
+            }
+        }
+        None
+    }
+
+    /// Whether everything that was said was acknowledged.
+    pub fn is_said(&self) -> bool {
+        self.peers.iter().all(|peer| peer.link.is_idle())
+    }
+
+    /// Who is to write the large message that comes under this number.
+    pub fn writer(&self, id: u64) -> Option<PeerId> {
+        self.incoming.get(&id).map(|incoming| incoming.peer)
+    }
+
+    /// The last packet for a peer: all that came from it has been taken.
+    pub fn bye(&mut self, peer: PeerId, out: &mut Vec<u8>) {
+        let header = self.peers[peer].link.unnumbered();
+        *out = wire::encode(&Body::Bye);
+        wire::stamp(out, &header);
+    }
+
+    /// Peers so far.
+    pub fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn give_up(&mut self, host: &mut impl Host, peer: PeerId) {
+        let state = &mut self.peers[peer];
+        state.gone = true;
+        state.link.clear();
+        let sink = state.coming.take().map(|coming| (coming.meta, coming.sink));
+        if let Some((meta, Sink::Recv { recv, .. } | Sink::Late { recv, .. })) = sink {
+            host.event(Event::RecvFailed { recv, peer, meta });
+        }
+        let kept = |u: &Unexpected| {
+            u.peer != peer || !matches!(u.stored, Stored::Coming | Stored::Request(_))
+        };
+        let before = self.unexpected.len();
+        self.unexpected.retain(kept);
+        state.stored -= before - self.unexpected.len();
+        let before = self.claimed.len();
+        self.claimed.retain(|_, u| kept(u));
+        state.stored -= before - self.claimed.len();
+        let gone: Vec<u64> = self
+            .incoming
+            .iter()
+            .filter(|(_, i)| i.peer == peer)
+            .map(|(&id, _)| id)
+            .collect();
+        for incoming in gone.iter().filter_map(|id| self.incoming.remove(id)) {
+            host.close(incoming.recv);
+            let (recv, meta) = (incoming.recv, incoming.meta);
+            host.event(Event::RecvFailed { recv, peer, meta });
+        }
+        self.fail_sends(host, peer);
+        // A receive that names this peer alone waits for nothing.
+        let waiting = self.posted.iter().filter(|p| p.want.peer == Some(peer));
+        let waiting: Vec<u64> = waiting.map(|p| p.recv).collect();
+        self.posted.retain(|p| p.want.peer != Some(peer));
+        for recv in waiting {
+            let meta = Meta::default();
+            host.event(Event::RecvFailed { recv, peer, meta });
+        }
+    }
+
+    fn fail_sends(&mut self, host: &mut impl Host, peer: PeerId) {
+        for (_, outgoing) in self.outgoing.extract_if(|_, o| o.peer == peer) {
+            host.event(Event::SendFailed(outgoing.send));
+        }
+    }
+}

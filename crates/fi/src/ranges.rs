@@ -1,0 +1,78 @@
+//! Which bytes of a message have come.
+
+use std::ops::Range;
+
+/// Disjoint ranges in order, none empty, with a gap between any two.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    /// Adds the bytes of a range, which may overlap others.
+    pub fn add(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let first = self.0.partition_point(|r| r.end < range.start);
+        let last = self.0.partition_point(|r| r.start <= range.end);
+        let mut merged = range;
+        if first < last {
+            merged.start = merged.start.min(self.0[first].start);
+            merged.end = merged.end.max(self.0[last - 1].end);
+        }
+        self.0.splice(first..last, [merged]);
+    }
+
+    /// Whether all bytes below `len` are there.
+    pub fn covers(&self, len: u64) -> bool {
+        len == 0 || self.0.first().is_some_and(|r| r.start == 0 && r.end >= len)
+    }
+
+    /// At most `most` ranges below `len` that are not there, in order.
+    pub fn missing(&self, len: u64, most: usize) -> Vec<Range<u64>> {
+        let mut gaps = Vec::new();
+        let mut at = 0;
+        for range in self.0.iter().chain([&(len..len)]) {
+            if at < range.start.min(len) {
+                gaps.push(at..range.start.min(len));
+            }
+            at = at.max(range.end);
+            if gaps.len() == most {
+                break;
+            }
+        }
+        gaps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_agree_with_a_table_of_bytes() {
+        let mut seed = 1u64;
+        let mut random = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        for _ in 0..200 {
+            let mut ranges = Ranges::default();
+            let mut table = [false; 64];
+            for _ in 0..8 {
+                let start = random(64);
+                let end = start + random(65 - start);
+                ranges.add(start..end);
+                table[start as usize..end as usize].fill(true);
+                let mut gaps = [true; 64];
+                for gap in ranges.missing(64, usize::MAX) {
+                    assert!(!gap.is_empty());
+                    gaps[gap.start as usize..gap.end as usize].fill(false);
+                }
+                assert_eq!(gaps, table);
+                assert_eq!(ranges.covers(64), table.iter().all(|b| *b));
+            }
+        }
+        assert!(Ranges::default().covers(0));
+        assert!(Ranges::default().missing(5, 9).iter().eq([&(0..5)]));
+    }
+}

@@ -1,0 +1,405 @@
+//! The broker: who has registered, which hosts have no broker, and its threads.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use weft_ring::stream::Stream as Rings;
+use weft_run::hosts::{self, Answer, Registration};
+use weft_run::ledger::Carrier;
+use weft_run::meet::Why;
+use weft_sdp::{Listener, Options, Stream};
+use weft_sys::{Interest, poll_fds, unix};
+use weft_verbs::Device;
+
+use crate::meet;
+use crate::pump::{End, Pump};
+
+/// How long a dial may take.
+const DIAL: Duration = Duration::from_secs(5);
+/// How long a host without a broker, and a service without one behind it, are left alone.
+const FORGET: Duration = Duration::from_mins(1);
+/// Entries of the list of those.
+const PLACES: usize = 1024;
+/// Connections that wait for their peer's broker.
+const WAITING: usize = 4096;
+/// Threads at the same time.
+const THREADS: usize = 8192;
+/// A thread's stack.
+const STACK: usize = 256 << 10;
+
+/// How a broker runs.
+pub struct Config {
+    /// Its RNIC: all SDP streams are of it, with its TLS settings.
+    pub device: Device,
+    /// Where other brokers reach it; none: it only dials.
+    pub bind: Vec<SocketAddr>,
+    /// The port that the brokers of other hosts listen on.
+    pub port: u16,
+    /// It ends when it has had nothing to do for so long; `None`: never.
+    pub idle: Option<Duration>,
+}
+
+/// A connection whose peer has called `connect`, and whose broker is to come.
+pub(crate) struct Waiting {
+    pub(crate) id: u64,
+    pub(crate) what: Registration,
+    pub(crate) wire: OwnedFd,
+}
+
+impl Waiting {
+    /// Whether the program has closed the connection, or ended.
+    fn is_gone(&self) -> bool {
+        !matches!(hosts::take_link(&self.wire), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+#[derive(Default)]
+struct Registry {
+    next: u64,
+    waiting: Vec<Waiting>,
+    /// Hosts (port 0) and services that are not to be dialled until then, and why.
+    plain: HashMap<SocketAddr, (Instant, Why)>,
+}
+
+struct Inner {
+    device: Device,
+    options: Options,
+    port: u16,
+    registry: Mutex<Registry>,
+    /// Something has been registered.
+    came: Condvar,
+    threads: AtomicUsize,
+}
+
+/// A broker that runs.
+pub struct Broker {
+    inner: Arc<Inner>,
+    programs: OwnedFd,
+    listeners: Vec<Listener>,
+    idle: Option<Duration>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Broker {
+    /// Listens for programs, and for other brokers.
+    ///
+    /// # Errors
+    /// `AddrInUse` when this user has a broker in this network namespace already, or another program has the port.
+    pub fn start(config: Config) -> io::Result<Broker> {
+        let programs = hosts::listen()?;
+        let options = Options::default();
+        let mut listeners = Vec::new();
+        for addr in config.bind {
+            listeners.push(Listener::bind(&config.device, addr, 128, &options)?);
+        }
+        Ok(Broker {
+            inner: Arc::new(Inner {
+                device: config.device,
+                options,
+                port: config.port,
+                registry: Mutex::default(),
+                came: Condvar::new(),
+                threads: AtomicUsize::new(0),
+            }),
+            programs,
+            listeners,
+            idle: config.idle,
+        })
+    }
+
+    /// Where other brokers reach it.
+    pub fn local_addrs(&self) -> Vec<SocketAddr> {
+        self.listeners.iter().map(Listener::local_addr).collect()
+    }
+
+    /// Serves until it has had nothing to do for the idle time; without one, for ever.
+    ///
+    /// # Errors
+    /// Those of waiting.
+    pub fn run(self) -> io::Result<()> {
+        for listener in self.listeners {
+            let inner = Arc::clone(&self.inner);
+            thread::Builder::new()
+                .name("weft-hosts".into())
+                .spawn(move || inner.accept(&listener))?;
+        }
+        let mut since = Instant::now();
+        loop {
+            match unix::accept(&self.programs) {
+                Ok(Some(wire)) => {
+                    since = Instant::now();
+                    self.inner.spawn(move |inner| inner.program(wire));
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    // Too many open files, above all: others have to end first.
+                    tracing::warn!(%error, "a program could not be let in");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+            if self.inner.is_busy() {
+                since = Instant::now();
+            }
+            if self.idle.is_some_and(|idle| since.elapsed() >= idle) {
+                return Ok(());
+            }
+            match poll_fds(&[(self.programs.as_fd(), Interest::READ)], self.idle) {
+                Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn spawn(self: &Arc<Self>, work: impl FnOnce(&Arc<Inner>) + Send + 'static) {
+        if self.threads.fetch_add(1, Ordering::SeqCst) >= THREADS {
+            self.threads.fetch_sub(1, Ordering::SeqCst);
+            tracing::warn!("{THREADS} connections at a time: one more is refused");
+            return;
+        }
+        let inner = Arc::clone(self);
+        let done = thread::Builder::new()
+            .name("weft-hosts".into())
+            .stack_size(STACK)
+            .spawn(move || {
+                work(&inner);
+                inner.threads.fetch_sub(1, Ordering::SeqCst);
+            });
+        if let Err(error) = done {
+            self.threads.fetch_sub(1, Ordering::SeqCst);
+            tracing::warn!(%error, "a connection is refused");
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        let mut registry = lock(&self.registry);
+        registry.waiting.retain(|one| !one.is_gone());
+        self.threads.load(Ordering::SeqCst) > 0 || !registry.waiting.is_empty()
+    }
+
+    /// A program has come.
+    fn program(self: &Arc<Self>, wire: OwnedFd) {
+        let what = match wait_for(&wire, Duration::from_secs(5), |wire| {
+            hosts::take_registration(wire)
+        }) {
+            Ok(what) => what,
+            Err(error) => return tracing::debug!(%error, "no registration"),
+        };
+        if what.dialled {
+            match self.dial(&what) {
+                Ok((stream, theirs)) => Self::carry(&wire, stream, what.carrier, theirs),
+                Err(why) => refuse(&wire, why),
+            }
+            return;
+        }
+        let mut registry = lock(&self.registry);
+        if registry.waiting.len() >= WAITING {
+            registry.waiting.retain(|one| !one.is_gone());
+        }
+        if registry.waiting.len() >= WAITING {
+            drop(registry);
+            return refuse(&wire, Why::System);
+        }
+        registry.next += 1;
+        let id = registry.next;
+        registry.waiting.push(Waiting { id, what, wire });
+        drop(registry);
+        self.came.notify_all();
+    }
+
+    /// The peer's broker, once it has agreed.
+    fn dial(&self, what: &Registration) -> Result<(Stream, SocketAddr), Why> {
+        let service = what.ends.peer;
+        let host = SocketAddr::new(service.ip(), 0);
+        {
+            let mut registry = lock(&self.registry);
+            let now = Instant::now();
+            registry.plain.retain(|_, (until, _)| *until > now);
+            let known = [host, service]
+                .iter()
+                .find_map(|place| registry.plain.get(place));
+            if let Some(&(_, why)) = known {
+                return Err(why);
+            }
+        }
+        let place = SocketAddr::new(service.ip(), self.port);
+        let stream = Stream::connect(&self.device, place, &self.options, Some(DIAL));
+        let (done, where_) = match stream {
+            Ok(stream) => {
+                let met = meet::dialler(&stream, what);
+                (met.map(|()| stream), service)
+            }
+            Err(error) => {
+                tracing::debug!(%error, %place, "no broker answers");
+                (Err(Why::PlainHost), host)
+            }
+        };
+        done.map(|stream| (stream, place)).inspect_err(|&why| {
+            let mut registry = lock(&self.registry);
+            if registry.plain.len() < PLACES {
+                registry
+                    .plain
+                    .insert(where_, (Instant::now() + FORGET, why));
+            }
+        })
+    }
+
+    /// Other brokers come.
+    fn accept(self: &Arc<Self>, listener: &Listener) {
+        loop {
+            match listener.accept(None) {
+                Ok(stream) => self.spawn(move |inner| inner.peer(stream)),
+                Err(Errno::INTR | Errno::AGAIN) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a broker could not be let in");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn peer(self: &Arc<Self>, stream: Stream) {
+        let Some(from) = stream.peer_addr() else {
+            return;
+        };
+        match meet::acceptor(&stream, from.ip().to_canonical(), &**self) {
+            Ok(met) => Self::carry(&met.wire, stream, met.what.carrier, from),
+            Err(error) => tracing::debug!(%from, %error, "no connection in common"),
+        }
+    }
+
+    /// The two brokers mean the same connection: the program hands its rings over.
+    fn carry(wire: &OwnedFd, stream: Stream, carrier: Carrier, peer: SocketAddr) {
+        if unix::send_with_fds(wire, &Answer::Go(carrier).emit(), &[]).is_err() {
+            return;
+        }
+        let linked = wait_linked(wire, &stream);
+        let (segment, bell) = match linked {
+            Ok(linked) => linked,
+            Err(error) => return tracing::debug!(%peer, %error, "the program did not go over"),
+        };
+        let rings = match Rings::open(segment) {
+            Ok(rings) => rings,
+            Err(error) => return tracing::debug!(%error, "a program's segment is refused"),
+        };
+        match Pump::new(rings, bell, stream).run() {
+            End::Done => tracing::debug!(%peer, "a connection is done"),
+            end => tracing::info!(%peer, "a connection ended: {end}"),
+        }
+    }
+}
+
+impl meet::Candidates for Inner {
+    fn wait(
+        &self,
+        until: Instant,
+        mut pick: impl FnMut(&[Waiting]) -> Option<Vec<u64>>,
+    ) -> Vec<u64> {
+        let mut registry = lock(&self.registry);
+        loop {
+            registry.waiting.retain(|one| !one.is_gone());
+            if let Some(ids) = pick(&registry.waiting) {
+                return ids;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Vec::new();
+            }
+            // At least now and then: a program may have gone, or the time for an exact match have passed.
+            let nap = left.min(Duration::from_secs(1));
+            registry = self
+                .came
+                .wait_timeout(registry, nap)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn look<T>(&self, id: u64, look: impl FnOnce(&Registration) -> T) -> Option<T> {
+        let registry = lock(&self.registry);
+        let one = registry.waiting.iter().find(|one| one.id == id)?;
+        Some(look(&one.what))
+    }
+
+    fn take(&self, id: u64) -> Option<Waiting> {
+        let mut registry = lock(&self.registry);
+        let at = registry.waiting.iter().position(|one| one.id == id)?;
+        Some(registry.waiting.swap_remove(at))
+    }
+}
+
+fn refuse(wire: &OwnedFd, why: Why) {
+    // A program that is gone does not mind.
+    let _ = unix::send_with_fds(wire, &Answer::No(why).emit(), &[]);
+}
+
+/// Waits for a message of a program.
+fn wait_for<T>(
+    wire: &OwnedFd,
+    limit: Duration,
+    take: impl Fn(&OwnedFd) -> io::Result<T>,
+) -> io::Result<T> {
+    let until = Instant::now() + limit;
+    loop {
+        match take(wire) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match poll_fds(&[(wire.as_fd(), Interest::READ)], Some(left)) {
+            Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
+            _ => {}
+        }
+    }
+}
+
+/// Waits for the program's rings, as long as the peer's broker is there.
+fn wait_linked(wire: &OwnedFd, stream: &Stream) -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::event::PollFlags;
+    loop {
+        match hosts::take_link(wire) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            done => return done,
+        }
+        if stream
+            .ready()
+            .intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR)
+        {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let heard = stream.arm();
+        let is_over = stream
+            .ready()
+            .intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR);
+        let fds = [
+            (wire.as_fd(), Interest::READ),
+            (stream.as_fd(), Interest::READ),
+        ];
+        let waited = if is_over { Ok(0) } else { poll_fds(&fds, None) };
+        stream.disarm(heard);
+        match waited {
+            Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
+            _ => {}
+        }
+    }
+}
+
+/// Whether a program's connection may be the one that a broker at `from` means.
+pub(crate) fn may_be(one: &Registration, from: IpAddr) -> bool {
+    one.ends.peer.ip() == from
+}

@@ -1,0 +1,491 @@
+//! A connection that both ends have agreed on: bytes between the program's rings and the SDP stream to the peer's host.
+//!
+//! One thread each. It waits for the program's bell and for the stream, in the kernel; an idle connection costs no time.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags as Recv, SendFlags as Send};
+use weft_ring::Role;
+use weft_ring::stream::{Published, Stream as Rings};
+use weft_sdp::{RecvFlags, Sink, Source, Stream};
+use weft_sys::{Interest, poll_fds};
+
+use crate::wire::{Frame, HEAD, MAX_DATA, WireError};
+
+/// The program made the rings, so it is their initiator.
+const PROGRAM: Role = Role::Initiator;
+const OURS: Role = Role::Responder;
+/// Bytes that wait for the stream at most, before the program's ring is left alone.
+const BACKLOG: usize = 128 << 10;
+/// Bytes taken from the stream at once.
+const TAKE: usize = MAX_DATA as usize + 2 * HEAD;
+
+/// How a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum End {
+    /// Both ends went back to TCP, or a program closed its socket.
+    #[error("both ends are done with it")]
+    Done,
+    /// The peer's broker, or the way to it, is gone.
+    #[error("the peer's host is gone: {0}")]
+    Peer(Errno),
+    /// The peer's broker broke the protocol.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The peer's broker said something at the wrong time.
+    #[error("the peer's broker says things in a wrong order")]
+    Order,
+    /// The program wrote into the rings what no program of ours writes.
+    #[error("the program broke the rules of the rings")]
+    Program,
+    /// A system call failed.
+    #[error("waiting failed: {0}")]
+    System(#[from] io::Error),
+}
+
+/// What has been said, in each direction.
+#[derive(Default)]
+struct Said {
+    consent: bool,
+    switch: bool,
+    end: bool,
+    stop: bool,
+    gone: bool,
+}
+
+pub(crate) struct Pump {
+    rings: Rings,
+    bell: OwnedFd,
+    stream: Stream,
+    /// By us, to the peer's broker; and by it.
+    said: Said,
+    heard: Said,
+    /// Positions: what is taken from the program's ring, and put into ours.
+    head: u64,
+    tail: u64,
+    /// For the stream.
+    out: Vec<u8>,
+    sent: usize,
+    /// From the stream.
+    taken: Vec<u8>,
+    at: usize,
+    filled: usize,
+    /// Bytes of the data frame that has begun.
+    data: usize,
+    /// The stream is at its end.
+    over: bool,
+    /// The program has closed its socket, or is dead.
+    left: bool,
+    /// Our ring is full: the bell is filled until the program has read.
+    full: bool,
+}
+
+impl Pump {
+    pub(crate) fn new(rings: Rings, bell: OwnedFd, stream: Stream) -> Pump {
+        stream.set_nonblocking(true);
+        Pump {
+            rings,
+            bell,
+            stream,
+            said: Said::default(),
+            heard: Said::default(),
+            head: 0,
+            tail: 0,
+            out: Vec::new(),
+            sent: 0,
+            taken: vec![0; 2 * TAKE],
+            at: 0,
+            filled: 0,
+            data: 0,
+            over: false,
+            left: false,
+            full: false,
+        }
+    }
+
+    /// Until the connection has ended.
+    pub(crate) fn run(mut self) -> End {
+        let end = loop {
+            match self.turn() {
+                Ok(true) => {}
+                Ok(false) => {
+                    if let Err(end) = self.sleep() {
+                        break end;
+                    }
+                }
+                Err(end) => break end,
+            }
+        };
+        // What has not switched yet shall not any more; a program that finds a ring of its own open and the bell closed knows that bytes are
+        // lost.
+        if !self.rings.has_switched(PROGRAM) {
+            self.rings.close(PROGRAM);
+        }
+        end
+    }
+
+    /// One look at everything. Whether there was something to do.
+    fn turn(&mut self) -> Result<bool, End> {
+        let mut busy = self.hear_program()?;
+        busy |= self.take_from_program()?;
+        busy |= self.send();
+        busy |= self.receive()?;
+        busy |= self.give_to_program()?;
+        if self.is_done() {
+            return Err(End::Done);
+        }
+        // Bytes that wait for the program to read are still its own.
+        if self.over && !busy && (self.data == 0 || self.is_idle()) {
+            return Err(End::Peer(Errno::CONNRESET));
+        }
+        Ok(busy)
+    }
+
+    fn is_done(&self) -> bool {
+        let flushed = self.sent == self.out.len();
+        let ended = self.heard.end && self.rings.is_closed(OURS);
+        flushed && self.said.end && (ended || self.left || (self.heard.gone && self.over))
+    }
+
+    fn say(&mut self, frame: Frame) {
+        self.out.extend(frame.emit());
+    }
+
+    /// What the program's words in the segment ask for.
+    fn hear_program(&mut self) -> Result<bool, End> {
+        let mut busy = false;
+        if !self.left && !self.is_blocked()? {
+            busy |= self.take_bells();
+        }
+        if !self.said.consent && self.rings.has_consented(OURS) {
+            self.said.consent = true;
+            self.say(Frame::Consent);
+            busy = true;
+        }
+        if !self.said.stop && self.rings.wants_tcp(OURS) {
+            self.said.stop = true;
+            self.say(Frame::Stop);
+            busy = true;
+        }
+        if !self.said.switch && !self.said.end && self.rings.has_switched(PROGRAM) {
+            self.said.switch = true;
+            self.say(Frame::Switch);
+            let offset = self.rings.sent_over_tcp(PROGRAM);
+            self.out.extend(offset.to_be_bytes());
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// Whether the program waits for room in its ring, and there is none: its bell stays as it is.
+    fn is_blocked(&self) -> Result<bool, End> {
+        let (ready, _) = self.ready()?;
+        Ok(ready > self.rings.capacity() / 2 && self.rings.wants_room(PROGRAM))
+    }
+
+    fn ready(&self) -> Result<(usize, bool), End> {
+        self.rings
+            .ready(PROGRAM, self.head)
+            .map_err(|_| End::Program)
+    }
+
+    fn take_bells(&mut self) -> bool {
+        let mut bytes = [0; 64];
+        let mut any = false;
+        loop {
+            let got = rustix::net::recv(&self.bell, &mut bytes[..], Recv::DONTWAIT);
+            match got.map(|(n, _)| n) {
+                Ok(0) => {
+                    self.left = true;
+                    return true;
+                }
+                Ok(_) => any = true,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return any,
+                Err(_) => {
+                    self.left = true;
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn take_from_program(&mut self) -> Result<bool, End> {
+        let mut busy = false;
+        while self.out.len() - self.sent < BACKLOG {
+            let (ready, closed) = self.ready()?;
+            if ready > 0 && !self.said.switch {
+                if !self.rings.has_switched(PROGRAM) {
+                    return Err(End::Program);
+                }
+                // It is announced first.
+                return Ok(true);
+            }
+            let n = ready.min(MAX_DATA as usize);
+            if n > 0 {
+                if !self.heard.gone {
+                    self.say(Frame::Data(n as u32));
+                    let from = self.out.len();
+                    self.out.resize(from + n, 0);
+                    self.rings
+                        .get_slice(PROGRAM, self.head, &mut self.out[from..]);
+                }
+                self.head += n as u64;
+                let waits = self.rings.consumed(PROGRAM, self.head);
+                if waits && ready - n <= self.rings.capacity() / 2 {
+                    self.rings.room_made(PROGRAM);
+                    self.take_bells();
+                }
+                busy = true;
+                continue;
+            }
+            if (closed || self.left) && !self.said.end {
+                // Bytes that came between the two looks are seen in the next turn.
+                if !closed {
+                    self.rings.close(PROGRAM);
+                    return Ok(true);
+                }
+                // A program that switches from now on finds the ring closed, and sends over TCP.
+                self.said.end = true;
+                self.say(Frame::End);
+                busy = true;
+            }
+            if self.left && self.said.end && !self.said.gone {
+                self.said.gone = true;
+                self.say(Frame::Gone);
+                busy = true;
+            }
+            break;
+        }
+        Ok(busy)
+    }
+
+    fn send(&mut self) -> bool {
+        let mut busy = false;
+        while self.sent < self.out.len() && !self.over {
+            match self
+                .stream
+                .send(&[Source::Bytes(&self.out[self.sent..])], true)
+            {
+                Ok(n) => {
+                    self.sent += n;
+                    busy = true;
+                }
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    // What the peer has said before is still received.
+                    self.out.truncate(self.sent);
+                    break;
+                }
+            }
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.sent = 0;
+        } else if self.sent > BACKLOG {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+        busy
+    }
+
+    fn receive(&mut self) -> Result<bool, End> {
+        // What the program has no room for holds the peer back.
+        if self.over || self.filled - self.at > TAKE {
+            return Ok(false);
+        }
+        self.taken.copy_within(self.at..self.filled, 0);
+        self.filled -= self.at;
+        self.at = 0;
+        let to = &mut self.taken[self.filled..];
+        match self
+            .stream
+            .recv(&mut [Sink::Bytes(to)], RecvFlags::DONTWAIT)
+        {
+            Ok(0) => self.over = true,
+            Ok(n) => self.filled += n,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(e) if self.is_idle() => return Err(End::Peer(e)),
+            Err(_) => self.over = true,
+        }
+        Ok(true)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.at == self.filled
+    }
+
+    /// The frames that have come.
+    fn give_to_program(&mut self) -> Result<bool, End> {
+        let mut busy = false;
+        loop {
+            if self.data > 0 {
+                if !self.give_data()? {
+                    return Ok(busy);
+                }
+                busy = true;
+                continue;
+            }
+            let Some((head, rest)) = self.taken[self.at..self.filled].split_first_chunk::<HEAD>()
+            else {
+                return Ok(busy);
+            };
+            let frame = Frame::parse(*head)?;
+            let mut used = HEAD;
+            match frame {
+                Frame::Switch => {
+                    let Some((offset, _)) = rest.split_first_chunk::<8>() else {
+                        return Ok(busy);
+                    };
+                    used += 8;
+                    let offset = u64::from_be_bytes(*offset);
+                    // The word of the segment has 44 bits for it.
+                    if self.heard.switch || self.heard.end || offset >= 1 << 44 {
+                        return Err(End::Order);
+                    }
+                    if !self.rings.has_consented(OURS) {
+                        return Err(End::Order);
+                    }
+                    self.heard.switch = true;
+                    self.rings.join(OURS, offset);
+                }
+                Frame::Data(len) => {
+                    if !self.heard.switch || self.heard.end {
+                        return Err(End::Order);
+                    }
+                    self.data = len as usize;
+                }
+                Frame::Consent => {
+                    if self.heard.consent {
+                        return Err(End::Order);
+                    }
+                    self.heard.consent = true;
+                    // Counts are the receiver's own affair.
+                    self.rings.consent(PROGRAM, 0);
+                }
+                Frame::End => {
+                    if self.heard.end {
+                        return Err(End::Order);
+                    }
+                    self.heard.end = true;
+                    self.rings.close(OURS);
+                    if self.rings.disarm(OURS) {
+                        self.ring();
+                    }
+                }
+                Frame::Stop | Frame::Gone => {
+                    self.heard.stop |= frame == Frame::Stop;
+                    self.heard.gone |= frame == Frame::Gone;
+                    // The program's next send finds it closed, and goes over TCP.
+                    self.rings.close(PROGRAM);
+                }
+            }
+            self.at += used;
+            busy = true;
+        }
+    }
+
+    /// Bytes of the stream, once the program has taken from TCP all that comes before them. Whether any went.
+    fn give_data(&mut self) -> Result<bool, End> {
+        let have = self.data.min(self.filled - self.at);
+        let is_next = self.rings.has_switched(OURS)
+            || self.rings.seen(OURS) == self.rings.sent_over_tcp(OURS);
+        if have == 0 || !is_next {
+            return Ok(false);
+        }
+        if self.left || self.rings.is_closed(OURS) {
+            // Nobody reads it.
+            self.at += have;
+            self.data -= have;
+            return Ok(true);
+        }
+        let room = self.rings.room(OURS, self.tail).map_err(|_| End::Program)?;
+        if room == 0 {
+            return Ok(self.wait_for_room());
+        }
+        self.full = false;
+        let n = have.min(room);
+        self.rings
+            .put_slice(OURS, self.tail, &self.taken[self.at..self.at + n]);
+        let to = self.tail + n as u64;
+        match self
+            .rings
+            .publish(OURS, self.tail, to)
+            .map_err(|_| End::Program)?
+        {
+            Published::Ring => self.ring(),
+            Published::Quietly | Published::Closed => {}
+        }
+        self.tail = to;
+        self.at += n;
+        self.data -= n;
+        Ok(true)
+    }
+
+    /// The ring is full: asks for word when there is room, by a bell that cannot be written. Whether there is room after all.
+    fn wait_for_room(&mut self) -> bool {
+        self.rings.want_room(OURS);
+        let is_full = |pump: &Pump| pump.rings.room(OURS, pump.tail).is_ok_and(|room| room == 0);
+        if !is_full(self) {
+            return true;
+        }
+        for _ in 0..8 {
+            if !matches!(
+                poll_fds(&[(self.bell.as_fd(), Interest::WRITE)], Some(Duration::ZERO)),
+                Ok(bits) if bits != 0
+            ) {
+                break;
+            }
+            if rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT).is_err() {
+                break;
+            }
+            self.rings.note_fill(OURS, 1);
+        }
+        self.full = true;
+        !is_full(self)
+    }
+
+    fn ring(&self) {
+        // A bell that takes no more is readable.
+        let _ = rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT);
+    }
+
+    /// Until the bell or the stream has something.
+    fn sleep(&mut self) -> Result<(), End> {
+        if !self.left {
+            self.rings.arm(PROGRAM);
+        }
+        let heard = self.stream.arm();
+        let done = self.sleep_armed();
+        self.stream.disarm(heard);
+        done
+    }
+
+    fn sleep_armed(&mut self) -> Result<(), End> {
+        // Once more, now that both would ring.
+        if self.turn()? {
+            return Ok(());
+        }
+        let mut interest = Interest::empty();
+        interest.set(Interest::READ, !self.is_blocked()?);
+        interest.set(Interest::WRITE, self.full);
+        let mut fds = Vec::with_capacity(2);
+        if !self.over {
+            fds.push((self.stream.as_fd(), Interest::READ));
+        }
+        if !self.left && !interest.is_empty() {
+            fds.push((self.bell.as_fd(), interest));
+        }
+        // Where there is nothing to wait for, the next look ends it.
+        let limit = fds.is_empty().then_some(Duration::from_millis(100));
+        match poll_fds(&fds, limit) {
+            Ok(_) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}

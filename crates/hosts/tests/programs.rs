@@ -1,0 +1,185 @@
+//! Unmodified programs on two hosts, each with a broker, or without: they get the bytes that they would on TCP.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Host, broker, hosts, switched, weft};
+use weft_dropin::{Done, Running, Weft, have};
+
+const PORT: u16 = 7479;
+const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+
+fn start_broker(host: &Host) -> Running {
+    let running = Weft::bare().start(&host.on(&broker().display().to_string()));
+    host.wait_for(PORT);
+    running
+}
+
+/// The two ends of a seeded dialogue; `meanwhile` is called while it runs.
+fn seeded(
+    [near, far]: &[Host; 2],
+    [client_side, server_side]: [&Weft; 2],
+    seed: u16,
+    by_v6: bool,
+    meanwhile: impl FnOnce(),
+) -> [Done; 2] {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/py/seeded.py");
+    let (script, port) = (script.display(), 9000 + seed);
+    let server = server_side.start(&far.on(&format!("{} {script} server {port} {seed}", PYTHON.0)));
+    far.wait_for(port);
+    let addr = if by_v6 { far.v6 } else { far.v4 };
+    let client = client_side.start(&near.on(&format!(
+        "{} {script} client {addr} {port} {seed}",
+        PYTHON.0
+    )));
+    meanwhile();
+    [client.end(), server.end()]
+}
+
+#[test]
+fn seeded_dialogues_are_as_on_tcp() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let brokers = [start_broker(&hosts[0]), start_broker(&hosts[1])];
+    let mut went_over = [0, 0];
+    for seed in 1..=12_u16 {
+        let by_v6 = seed % 2 == 0;
+        let done = seeded(&hosts, [&weft(), &weft()], seed, by_v6, || {});
+        for one in &done {
+            one.good().says("bytes are right").never_says("broken");
+        }
+        went_over[usize::from(by_v6)] += u32::from(switched(&done[0].text) > 0);
+        // On a busy machine a short one can be over before the brokers have met.
+        if seed >= 2 && went_over.iter().all(|&n| n > 0) {
+            break;
+        }
+    }
+    assert!(went_over.iter().all(|&n| n > 0), "{went_over:?}");
+    for broker in brokers {
+        broker.kill().never_says("panicked");
+    }
+}
+
+#[test]
+fn a_peer_or_a_host_without_weft_stays_on_tcp() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    let plain = Weft::bare();
+    let near = start_broker(&hosts[0]);
+    // No broker there.
+    let done = seeded(&hosts, [&weft(), &weft()], 1, false, || {});
+    done[0]
+        .good()
+        .says("bytes are right")
+        .says("no broker of weft answers on the peer's host");
+    done[1]
+        .good()
+        .says("bytes are right")
+        .says("no broker runs here");
+    let far = start_broker(&hosts[1]);
+    // A program there that knows nothing of weft, and the other way round.
+    for (client, server) in [(weft(), plain.clone()), (plain, weft())] {
+        let done = seeded(&hosts, [&client, &server], 2, false, || {});
+        for one in &done {
+            one.good().says("bytes are right");
+            assert_eq!(switched(&one.text), 0, "{}", one.show());
+        }
+    }
+    for broker in [near, far] {
+        broker.kill().never_says("panicked");
+    }
+}
+
+#[test]
+fn a_broker_that_dies_never_changes_a_byte() {
+    let Some(hosts) = hosts().filter(|_| have(&[PYTHON])) else {
+        return;
+    };
+    for (seed, pause) in [(3, 200), (4, 600)] {
+        let near = start_broker(&hosts[0]);
+        let far = start_broker(&hosts[1]);
+        let mut victim = Some(if seed % 2 == 0 { near } else { far });
+        let done = seeded(&hosts, [&weft(), &weft()], seed, false, || {
+            std::thread::sleep(std::time::Duration::from_millis(pause));
+            victim.take().unwrap().kill();
+        });
+        // Each has all of its bytes, or has been told that the connection is broken.
+        for one in &done {
+            one.good().never_says("wrong bytes");
+            let is_right = one.text.contains("bytes are right");
+            assert!(is_right != one.text.contains("broken:"), "{}", one.show());
+        }
+    }
+}
+
+#[test]
+fn redis_iperf3_and_nginx_serve_the_other_host() {
+    let Some([near, far]) = hosts() else { return };
+    let brokers = [start_broker(&near), start_broker(&far)];
+    let dir = tempfile::tempdir().unwrap();
+    if have(&[
+        ("redis-server", "redis-server"),
+        ("redis-benchmark", "redis-tools"),
+    ]) {
+        let line = format!(
+            "redis-server --port 7000 --bind 0.0.0.0 --protected-mode no --dir {} --save ",
+            dir.path().display()
+        );
+        let server = weft().start_words(&far.on(&line).split(' ').collect::<Vec<_>>());
+        far.wait_for(7000);
+        let line = format!(
+            "redis-benchmark -h {} -p 7000 -n 6000 -c 4 -d 3000 -t set,get --csv",
+            far.v4
+        );
+        let done = weft().run(&near.on(&line));
+        done.good().never_says("ERR");
+        assert!(switched(&done.text) > 0, "{}", done.show());
+        server.interrupt().never_says("panicked");
+    }
+    if have(&[("iperf3", "iperf3")]) {
+        for options in ["", " -R"] {
+            let server = weft().start(&far.on("iperf3 -s -1 -p 7001"));
+            far.wait_for(7001);
+            let line = format!("iperf3 -c {} -p 7001 -n 30M -l 128K{options}", far.v4);
+            weft().run(&near.on(&line)).good().says("iperf Done.");
+            server.end().good();
+        }
+    }
+    if have(&[("nginx", "nginx"), ("curl", "curl")]) {
+        let root = dir.path();
+        let content: Vec<u8> = (0..3_000_000_u32)
+            .map(|n| (n.wrapping_mul(n) >> 7) as u8)
+            .collect();
+        fs::write(root.join("big"), &content).unwrap();
+        let config = format!(
+            "daemon off; worker_processes 1; pid {0}/pid; error_log stderr;
+             events {{}} http {{ access_log off; sendfile on; keepalive_requests 10000;
+             client_body_temp_path {0}/a; proxy_temp_path {0}/b; fastcgi_temp_path {0}/c; uwsgi_temp_path {0}/d; scgi_temp_path {0}/e;
+             server {{ listen [::]:7002 ipv6only=off; root {0}; }} }}",
+            root.display()
+        );
+        fs::write(root.join("nginx.conf"), "user root;".to_owned() + &config).unwrap();
+        let server =
+            weft().start(&far.on(&format!("nginx -p {0} -c {0}/nginx.conf", root.display())));
+        far.wait_for(7002);
+        let url = format!("http://[{}]:7002/big", far.v6);
+        let line = format!("curl -sS -g --fail {}", format!("{url} ").repeat(8));
+        let out = root.join("out");
+        let script = root.join("get.sh");
+        fs::write(&script, format!("{line} > {}", out.display())).unwrap();
+        weft()
+            .run(&near.on(&format!("sh {}", script.display())))
+            .good();
+        let got = fs::read(&out).unwrap();
+        assert_eq!(got.len(), 8 * content.len());
+        assert!(got.chunks(content.len()).all(|one| one == content));
+        server.interrupt().never_says("panicked");
+    }
+    for broker in brokers {
+        broker.kill().never_says("panicked");
+    }
+}

@@ -1,0 +1,249 @@
+//! The responder's side of meeting on one host: a Unix socket beside each listening TCP port, at which initiators say
+//! hello (see [`crate::meet`]).
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use weft_sys::unix::{self, Name};
+use weft_sys::{Event, Interest};
+
+use super::listen::ListenerInner;
+use crate::device::{Counted, DeviceInner};
+use crate::engine::{Engine, Next, Registration, Source};
+use crate::lock::lock;
+use crate::meet::{Hello, Names, ShmAccepted};
+
+/// How long an initiator may take from its connection to its hello.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// A TCP connection can come in a moment after the hello about it: when to look again, counted from the hello.
+const LOOK_AGAIN: [Duration; 3] = [
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+    Duration::from_millis(50),
+];
+
+/// A Unix socket beside a listening TCP port.
+pub(super) struct ShmListener {
+    fd: OwnedFd,
+    path: Option<PathBuf>,
+    device: Weak<DeviceInner>,
+    listener: Weak<ListenerInner>,
+    registration: Registration,
+}
+
+/// Open the Unix sockets beside a listener. Without any, its connections stay on TCP.
+pub(super) fn open(
+    device: &Arc<DeviceInner>,
+    listener: &Arc<ListenerInner>,
+) -> Vec<Arc<ShmListener>> {
+    let names = Names::at(listener.addr, device.local_dir.as_deref());
+    let abstracts = names
+        .abstracts
+        .iter()
+        .map(|name| (Name::Abstract(name), None));
+    let paths = names
+        .paths
+        .iter()
+        .map(|path| (Name::Path(path), Some(path.clone())));
+    let mut shm_listeners = Vec::new();
+    for (name, path) in abstracts.chain(paths) {
+        let opened = unix::listen(name, 128).and_then(|fd| {
+            unix::ask_for_senders(&fd, true)?;
+            let shm_listener = Arc::new(ShmListener {
+                fd,
+                path,
+                device: Arc::downgrade(device),
+                listener: Arc::downgrade(listener),
+                registration: Registration::new(&device.engine),
+            });
+            let source = Arc::clone(&shm_listener) as Arc<dyn Source>;
+            let registration = &shm_listener.registration;
+            registration.start(source, shm_listener.fd.as_fd(), Interest::READ)?;
+            Ok(shm_listener)
+        });
+        match opened {
+            Ok(shm_listener) => shm_listeners.push(shm_listener),
+            Err(error) => {
+                tracing::warn!(addr = %listener.addr, %error, "no socket for peers of this host: they stay on TCP");
+            }
+        }
+    }
+    shm_listeners
+}
+
+impl ShmListener {
+    pub(super) fn close(&self) {
+        self.registration.release(self.fd.as_fd());
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Source for ShmListener {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        let (Some(device), Some(listener)) = (self.device.upgrade(), self.listener.upgrade())
+        else {
+            return Next::Done;
+        };
+        for _ in 0..64 {
+            match unix::accept(&self.fd) {
+                Ok(Some(wire)) => greet(engine, &device, &listener, wire),
+                Ok(None) => break,
+                Err(error) => {
+                    let what = "accepting a peer of this host failed";
+                    listener.reception.warn(what, None, Some(&error));
+                    let later = Instant::now() + Duration::from_millis(50);
+                    self.registration.set_timer(later);
+                    return Next::Done;
+                }
+            }
+        }
+        self.registration.arm(self.fd.as_fd(), Interest::READ);
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.registration.arm(self.fd.as_fd(), Interest::READ);
+    }
+}
+
+fn greet(
+    engine: &Arc<Engine>,
+    device: &Arc<DeviceInner>,
+    listener: &Arc<ListenerInner>,
+    wire: OwnedFd,
+) {
+    let Some(accepted) = ShmAccepted::admit(wire) else {
+        return;
+    };
+    let Some(permit) = device.take_pending() else {
+        accepted.decline("too many connections in start-up".into());
+        return;
+    };
+    let handshake = Arc::new(ShmHandshake {
+        listener: Arc::downgrade(listener),
+        state: Mutex::new(Some(HandshakeState {
+            accepted,
+            hello: None,
+            permit,
+        })),
+        registration: Registration::new(engine),
+    });
+    let state = lock(&handshake.state);
+    let Some(begun) = &*state else { return };
+    let source = Arc::clone(&handshake) as Arc<dyn Source>;
+    let registration = &handshake.registration;
+    match registration.start(source, begun.accepted.fd(), Interest::READ) {
+        Ok(()) => registration.set_timer(Instant::now() + PATIENCE),
+        Err(error) => {
+            let what = "cannot watch a peer of this host";
+            listener.reception.warn(what, None, Some(&error));
+        }
+    }
+}
+
+struct HandshakeState {
+    accepted: ShmAccepted,
+    /// What it said, since when, and how often we have looked for its TCP connection.
+    hello: Option<(Hello, SocketAddr, Instant, usize)>,
+    #[allow(dead_code)] // holds its place
+    permit: Counted,
+}
+
+/// The handshake with one initiator, until its TCP connection is found.
+struct ShmHandshake {
+    listener: Weak<ListenerInner>,
+    state: Mutex<Option<HandshakeState>>,
+    registration: Registration,
+}
+
+impl ShmHandshake {
+    /// Done with it: the engine watches it no more.
+    fn leave(&self, state: &mut Option<HandshakeState>) -> Option<HandshakeState> {
+        let handshake = state.take()?;
+        // It may live on, and be watched by another source.
+        self.registration.release(handshake.accepted.fd());
+        Some(handshake)
+    }
+
+    fn decline(&self, state: &mut Option<HandshakeState>, why: &str) {
+        if let Some(handshake) = self.leave(state) {
+            tracing::debug!(why, "a peer of this host stays on TCP");
+            handshake.accepted.decline(why.to_owned());
+        }
+    }
+
+    fn step(&self, engine: &Arc<Engine>) {
+        let mut state = lock(&self.state);
+        let Some(listener) = self.listener.upgrade() else {
+            self.decline(&mut state, "the listener has closed");
+            return;
+        };
+        let Some(handshake) = &mut *state else {
+            return;
+        };
+        if handshake.hello.is_none() {
+            match handshake.accepted.hello() {
+                Ok(None) => {
+                    self.registration
+                        .arm(handshake.accepted.fd(), Interest::READ);
+                    return;
+                }
+                Ok(Some((hello, from))) => handshake.hello = Some((hello, from, Instant::now(), 0)),
+                Err(why) => {
+                    self.decline(&mut state, &why);
+                    return;
+                }
+            }
+        }
+        let Some((_, from, since, looks)) = &mut handshake.hello else {
+            return;
+        };
+        if let Err(error) = listener.accept_some(engine) {
+            tracing::debug!(%error, "accepting a connection failed");
+        }
+        if let Some(greeting) = listener.reception.find(*from) {
+            if let Some(handshake) = self.leave(&mut state)
+                && let Some((hello, ..)) = handshake.hello
+            {
+                match handshake.accepted.welcome(hello) {
+                    Ok(shm_peer) => greeting.set_shm_peer(shm_peer),
+                    Err(why) => tracing::debug!(why, "a peer of this host stays on TCP"),
+                }
+            }
+            return;
+        }
+        match LOOK_AGAIN.get(*looks) {
+            Some(delay) => {
+                self.registration.set_timer(*since + *delay);
+                *looks += 1;
+            }
+            None => self.decline(
+                &mut state,
+                "no such TCP connection here: another process has that port, or the address is translated",
+            ),
+        }
+    }
+}
+
+impl Source for ShmHandshake {
+    fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
+        self.step(engine);
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, engine: &Arc<Engine>) {
+        let said = lock(&self.state)
+            .as_ref()
+            .is_some_and(|handshake| handshake.hello.is_some());
+        if said {
+            self.step(engine);
+        } else {
+            self.decline(&mut lock(&self.state), "no hello in time");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Who is at the other end of a door's socket, and what it may do with our process.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use weft_sys::process;
+use weft_sys::unix::{self, Cred, Sender};
+use weft_wire::local::{self, Secret};
+
+use super::{Why, why};
+
+fn same_user(cred: &Cred) -> Result<(), Why> {
+    if cred.is_same_user() {
+        Ok(())
+    } else {
+        Err("the peer runs as another user".into())
+    }
+}
+
+/// Before anything is said: who has made the socket at the other end.
+pub(crate) fn admitted(wire: &OwnedFd) -> Result<Cred, Why> {
+    let cred = unix::peer_cred(wire).map_err(why("asking who is there"))?;
+    same_user(&cred)?;
+    Ok(cred)
+}
+
+/// The process at the other end, of our user.
+pub(crate) struct Who {
+    pub(crate) pid: Option<u32>,
+    /// Stands for it.
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+impl Who {
+    /// The sender of a message on a socket that the process of `maker` has made. A socket can change hands, and a process its user.
+    pub(crate) fn sent(maker: &Cred, sender: Option<Sender>) -> Result<Who, Why> {
+        let Sender { cred, pidfd } = sender.ok_or("the peer does not say who it is")?;
+        same_user(&cred)?;
+        if cred.pid != maker.pid {
+            return Err("another process has taken the peer's place".into());
+        }
+        let pidfd = match (pidfd, cred.pid) {
+            (None, Some(pid)) => Some(process::pidfd_open(pid).map_err(why("the peer's process"))?),
+            (pidfd, _) => pidfd,
+        };
+        let pid = cred.pid;
+        Ok(Who { pid, pidfd })
+    }
+
+    /// It is in our user namespace, as far as the kernel tells us.
+    pub(crate) fn is_kin(&self) -> bool {
+        let pidfd = self.pidfd.as_ref();
+        pidfd.is_some_and(process::shares_user_namespace)
+    }
+
+    /// It is in our user namespace, or can trace us: then it is kept from nothing by being in another one.
+    pub(crate) fn is_one_of_us(&self, traces: bool) -> Result<(), Why> {
+        if traces || self.is_kin() {
+            Ok(())
+        } else {
+            Err("the peer is in another user namespace, as far as the kernel tells us".into())
+        }
+    }
+
+    /// What no other living process has.
+    pub(crate) fn number(&self) -> Option<u64> {
+        let pid = self.pid.map(u64::from);
+        pid.or_else(|| process::pidfd_number(self.pidfd.as_ref()?))
+    }
+
+    /// What its memory shows there, if the kernel lets us read it: what is to be our challenge, and its secret.
+    pub(crate) fn look(&self, addr: u64) -> Option<(Secret, Secret)> {
+        let mut bytes = [0; 32];
+        process::read_memory(self.pid?, addr, &mut bytes).ok()?;
+        let (shown, secret) = bytes.split_first_chunk()?;
+        Some((*shown, *secret.first_chunk()?))
+    }
+}
+
+/// Thirty-two bytes of ours, which the peer of one meeting reads if the kernel lets it: what the peer has sent as its challenge, by which
+/// it knows that it reads the right process, and a secret, by whose knowledge it proves that it may trace us.
+pub(crate) struct Cell(Box<[AtomicU64; 4]>);
+
+impl Cell {
+    /// One with a new secret, and a challenge for the peer.
+    pub(crate) fn new() -> Result<(Cell, Secret), Why> {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).map_err(|_| "no source of randomness")?;
+        let (secret, challenge) = bytes.split_at(16);
+        let cell = Cell(Box::default());
+        cell.store(2, secret);
+        Ok((cell, std::array::from_fn(|i| challenge[i])))
+    }
+
+    fn store(&self, at: usize, bytes: &[u8]) {
+        for (word, bytes) in self.0[at..].iter().zip(bytes.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Ordering::SeqCst);
+        }
+    }
+
+    /// From now on the peer finds its challenge.
+    pub(crate) fn show(&self, challenge: &Secret) {
+        self.store(0, challenge);
+    }
+
+    pub(crate) fn secret(&self) -> Secret {
+        let words = [2, 3].map(|i| self.0[i].load(Ordering::Relaxed).to_ne_bytes());
+        std::array::from_fn(|i| words[i / 8][i % 8])
+    }
+
+    /// The cell as the peer hears of it.
+    pub(crate) fn announce(&self, challenge: Secret) -> local::Cell {
+        local::Cell {
+            addr: self.0.as_ptr().expose_provenance() as u64,
+            challenge,
+        }
+    }
+}

@@ -1,0 +1,563 @@
+//! The UDP transport: one socket for many datagram queue pairs, which are told apart by the number in the datagram (docs/spec/dgram.md).
+//!
+//! Whoever polls a completion queue of one of them receives for all of them; the engine does it while nobody polls. A poller's lease is
+//! as in [`crate::engine`], with a timer for the tick.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+use weft_proto::dgram::{Pacer, PacerConfig};
+use weft_sys::udp::{RecvBatch, TRAIN, UdpSocket};
+use weft_sys::{Event, Interest};
+use weft_wire::dgram::{self, Control, Datagram, Grh};
+
+use super::{Arrived, UdDest, UdInner};
+use crate::cq::Port;
+use crate::device::{Device, DeviceInner, Transport};
+use crate::engine::{Engine, Next, Registration, Source};
+use crate::lock::{lock, try_lock};
+
+/// How long a poller that does not poll any more keeps the lease.
+const LEASE: Duration = Duration::from_millis(1);
+/// System calls of one drive, so that a flood cannot keep a poller from what it polls for.
+const BATCH: usize = 8;
+/// Datagrams, or trains of them, of one system call.
+const PLACES: usize = 4;
+/// Room for datagrams that wait to be received, in bytes as the kernel counts them.
+const RECEIVE_BUFFER: usize = 4 << 20;
+/// With less, senders are slowed down or datagrams are lost; who administers the system is told.
+const ENOUGH: usize = 1 << 20;
+/// The headers and what stands in front of them make room for the [`Grh`].
+const HEADROOM: usize = Grh::LEN - dgram::HEADER_LEN;
+/// The longest datagram, or train of them, that there is.
+const ROOM: usize = 1 << 16;
+/// Destinations whose pace is known; one that was not sent to for the longest is forgotten.
+const MAX_PATHS: usize = 4096;
+
+/// What a [`UdPort`] has dropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdPortCounters {
+    /// No datagrams of this protocol, or damaged ones.
+    pub malformed: u64,
+    /// For queue pairs that are not there.
+    pub unknown: u64,
+}
+
+#[derive(Default)]
+struct Paths {
+    /// With the number of the last send.
+    of: HashMap<SocketAddr, (u64, Pacer)>,
+    sends: u64,
+}
+
+impl Paths {
+    fn get(&mut self, to: SocketAddr, cookie: impl FnOnce() -> u32) -> &mut Pacer {
+        self.sends += 1;
+        if self.of.len() >= MAX_PATHS && !self.of.contains_key(&to) {
+            // Half of them at once, so that this is rare.
+            let before = self.sends.saturating_sub(MAX_PATHS as u64 / 2);
+            self.of.retain(|_, (last, _)| *last > before);
+        }
+        let new = || (0, Pacer::new(PacerConfig::default(), cookie()));
+        let (last, pacer) = self.of.entry(to).or_insert_with(new);
+        *last = self.sends;
+        pacer
+    }
+}
+
+pub(crate) struct PortInner {
+    pub(crate) device: Arc<DeviceInner>,
+    socket: UdpSocket,
+    addr: SocketAddr,
+    registration: Registration,
+    members: RwLock<HashMap<u32, Weak<UdInner>>>,
+    /// Receiving is one thread's at a time; with the buffer for it.
+    rx: Mutex<RecvBatch>,
+    /// What the kernel gives us of [`RECEIVE_BUFFER`].
+    receive_room: u32,
+    /// How fast each destination takes what is sent to it.
+    paths: Mutex<Paths>,
+    /// Queue pairs that wait for a report of a destination.
+    paced: Mutex<Vec<(SocketAddr, Weak<UdInner>)>>,
+    /// When to look at queue pairs again.
+    alarms: Mutex<Vec<(Instant, Weak<UdInner>)>>,
+    /// The engine's epoll can fire.
+    armed: AtomicBool,
+    /// A timer looks after the lease.
+    timed: AtomicBool,
+    drive_seq: AtomicU32,
+    seen_seq: AtomicU32,
+    /// The socket takes no more; these wait for it.
+    blocked: AtomicBool,
+    waiting: Mutex<VecDeque<Weak<UdInner>>>,
+    malformed: AtomicU64,
+    unknown: AtomicU64,
+}
+
+impl PortInner {
+    fn interest(&self) -> Interest {
+        let mut interest = Interest::READ;
+        interest.set(Interest::WRITE, self.blocked.load(Ordering::SeqCst));
+        interest
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn rearm(&self) {
+        self.armed.store(true, Ordering::SeqCst);
+        loop {
+            let interest = self.interest();
+            self.registration.arm(self.fd(), interest);
+            // Another thread may have been blocked meanwhile, and have armed before us.
+            if self.interest() == interest {
+                break;
+            }
+        }
+    }
+
+    /// A poll that found nothing: the poller receives from now on.
+    pub(crate) fn drive_leased(&self) {
+        self.drive_seq.fetch_add(1, Ordering::Relaxed);
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
+            self.watch_lease();
+        }
+        self.drive();
+    }
+
+    fn watch_lease(&self) {
+        if !self.timed.swap(true, Ordering::SeqCst) {
+            self.registration.set_timer(Instant::now() + LEASE);
+        }
+    }
+
+    /// The poller goes to sleep elsewhere: the engine receives from now on.
+    pub(crate) fn release_lease(&self) {
+        if !self.armed.load(Ordering::SeqCst) {
+            self.rearm();
+        }
+    }
+
+    /// Send what waits, and receive what is there, unless another thread is at it.
+    pub(crate) fn drive(&self) {
+        if self.blocked.load(Ordering::Relaxed) {
+            self.flush();
+        }
+        let Some(mut buffer) = try_lock(&self.rx) else {
+            return;
+        };
+        for _ in 0..BATCH {
+            if !self.receive(&mut buffer) {
+                break;
+            }
+        }
+    }
+
+    /// Takes in what is there: whether there may be more.
+    fn receive(&self, batch: &mut RecvBatch) -> bool {
+        match self.socket.recv_batch(batch) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(error) => {
+                // What became of a datagram of ours, perhaps; it is the sender's trouble, and told once.
+                tracing::debug!(%error, "receiving datagrams");
+                return true;
+            }
+        }
+        let now = Instant::now();
+        for at in 0..batch.len() {
+            let Some((train, buffer)) = batch.get(at) else {
+                continue;
+            };
+            let arrival = train.arrival;
+            let to = arrival.to.unwrap_or_else(|| self.addr.ip());
+            let mut start = HEADROOM;
+            // An empty datagram is one, too.
+            loop {
+                let end = buffer.len().min(start + train.each.max(1));
+                let mut arrived = Arrived {
+                    bytes: &mut buffer[start - HEADROOM..end],
+                    from: arrival.from,
+                    to,
+                    traffic_class: arrival.traffic_class,
+                    now,
+                };
+                self.deliver(&mut arrived);
+                start = end;
+                if start >= buffer.len() {
+                    break;
+                }
+            }
+        }
+        batch.len() == batch.places()
+    }
+
+    /// One datagram, with what is free in front of it.
+    fn deliver(&self, arrived: &mut Arrived<'_>) {
+        let from = arrived.from;
+        let datagram = match dgram::read(&arrived.bytes[HEADROOM..]) {
+            Ok(datagram) => datagram,
+            Err(error) => {
+                self.malformed.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(%error, %from, "a datagram is dropped");
+                return;
+            }
+        };
+        let (dst_qp, payload) = match &datagram {
+            Datagram::Message(header, payload) => (header.dst_qp, payload.clone()),
+            Datagram::Segment(segment, payload) => (segment.dst_qp, payload.clone()),
+            Datagram::Control(control) => return self.control(*control, arrived),
+        };
+        let member = {
+            let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+            members.get(&dst_qp).and_then(Weak::upgrade)
+        };
+        let Some(member) = member else {
+            self.unknown.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let start = HEADROOM + payload.start;
+        let mut arrived = Arrived {
+            bytes: &mut arrived.bytes[start - Grh::LEN..HEADROOM + payload.end],
+            ..*arrived
+        };
+        match &datagram {
+            Datagram::Message(header, _) => member.arrived(header, &mut arrived),
+            Datagram::Segment(segment, _) => member.segment_arrived(segment, &mut arrived),
+            Datagram::Control(_) => {}
+        }
+    }
+
+    fn control(&self, control: Control, arrived: &Arrived<'_>) {
+        match control {
+            Control::Probe { cookie, sent } => {
+                // A group's members do not all answer for the group.
+                if self.addr.ip().is_multicast() {
+                    return;
+                }
+                let mut report = Vec::with_capacity(dgram::segment::PROBE_LEN);
+                let room = self.receive_room;
+                Control::Report { cookie, sent, room }.emit(&mut report);
+                // Lost, it is asked for again. It comes from where the probe went.
+                let _ = self.socket.send(&report, arrived.from, Some(arrived.to));
+            }
+            Control::Report { cookie, sent, room } => {
+                let news = {
+                    let mut paths = lock(&self.paths);
+                    let path = paths.of.get_mut(&arrived.from);
+                    path.is_some_and(|(_, p)| p.report(Instant::now(), cookie, sent, room))
+                };
+                if news {
+                    self.resume(|to| to == arrived.from);
+                }
+            }
+            Control::Ack(_) | Control::Fault(..) => {
+                self.unknown.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Queue pairs that wait for a report of such a destination try again.
+    fn resume(&self, of: impl Fn(SocketAddr) -> bool) {
+        let mut waiting = Vec::new();
+        lock(&self.paced).retain(|(to, member)| {
+            let resumed = of(*to);
+            if resumed {
+                waiting.push(member.clone());
+            }
+            !resumed
+        });
+        for member in waiting.iter().filter_map(Weak::upgrade) {
+            member.send_on();
+        }
+    }
+
+    /// Whether a datagram of `len` bytes may be sent there now.
+    ///
+    /// # Errors
+    /// The time at which to ask again if no report has come by then.
+    pub(crate) fn may_send(&self, dest: &UdDest, len: usize) -> Result<(), Instant> {
+        if dest.addr.ip().is_multicast() {
+            return Ok(());
+        }
+        let cookie = || self.device.random_u32();
+        let may = {
+            let mut paths = lock(&self.paths);
+            paths.get(dest.addr, cookie).may_send(Instant::now(), len)
+        };
+        may.map_err(|wait| {
+            if let Some(probe) = wait.probe {
+                self.send_control(probe, dest);
+            }
+            wait.until
+        })
+    }
+
+    /// Lost, it is sent again.
+    fn send_control(&self, control: Control, dest: &UdDest) {
+        let mut raw = Vec::with_capacity(dgram::segment::PROBE_LEN);
+        control.emit(&mut raw);
+        let class = dest.traffic_class;
+        let _ = self.socket.send_marked(&raw, dest.addr, dest.from, class);
+    }
+
+    /// Hand datagrams of one size to the kernel: how many bytes it has taken, 0 when it has no room now.
+    ///
+    /// # Errors
+    /// What the kernel says of a datagram that cannot go out.
+    pub(crate) fn send_train(&self, bytes: &[u8], each: usize, dest: &UdDest) -> io::Result<usize> {
+        let to = dest.addr;
+        let class = dest.traffic_class;
+        let sent = if bytes.len() <= each {
+            let one = self.socket.send_marked(bytes, to, dest.from, class);
+            one.map(|()| bytes.len())
+        } else {
+            self.socket.send_train(bytes, each, to, dest.from, class)
+        };
+        let taken = match sent {
+            Ok(taken) => taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        if !to.ip().is_multicast() {
+            let now = Instant::now();
+            let cookie = || self.device.random_u32();
+            let probe = {
+                let mut paths = lock(&self.paths);
+                let pacer = paths.get(to, cookie);
+                let sizes = bytes[..taken].chunks(each).take(TRAIN).map(<[u8]>::len);
+                sizes.fold(None, |probe, len| pacer.sent(now, len).or(probe))
+            };
+            if let Some(probe) = probe {
+                // Behind what it asks about.
+                self.send_control(probe, dest);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// This queue pair has something to send to there, and too much is on its way.
+    pub(crate) fn wait_for_report(&self, until: Instant, to: SocketAddr, member: Weak<UdInner>) {
+        lock(&self.paced).push((to, member.clone()));
+        // The report may have come before anybody waited for it.
+        let open = lock(&self.paths)
+            .of
+            .get(&to)
+            .is_none_or(|(_, p)| p.is_open());
+        self.set_alarm(if open { Instant::now() } else { until }, member);
+    }
+
+    /// Look at this queue pair again at that time.
+    pub(crate) fn set_alarm(&self, at: Instant, member: Weak<UdInner>) {
+        lock(&self.alarms).push((at, member));
+        self.registration.set_timer(at);
+    }
+
+    fn ring_alarms(&self) {
+        let now = Instant::now();
+        let mut due = Vec::new();
+        lock(&self.alarms).retain(|(at, member)| {
+            if *at <= now {
+                due.push(member.clone());
+            }
+            *at > now
+        });
+        if due.is_empty() {
+            return;
+        }
+        // Who waits for a report that does not come is one of them.
+        self.resume(|_| true);
+        for member in due.iter().filter_map(Weak::upgrade) {
+            member.alarm(now);
+        }
+    }
+
+    /// This queue pair has something to send, and the socket takes nothing now.
+    pub(crate) fn wait_for_room(&self, member: Weak<UdInner>) {
+        lock(&self.waiting).push_back(member);
+        self.blocked.store(true, Ordering::SeqCst);
+        // A poller tries by itself, and gives the port back when it ceases to poll.
+        if self.armed.load(Ordering::SeqCst) {
+            self.rearm();
+        }
+    }
+
+    fn flush(&self) {
+        if !self.blocked.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        loop {
+            let Some(first) = lock(&self.waiting).pop_front() else {
+                return;
+            };
+            if first.upgrade().is_some_and(|member| !member.send_on()) {
+                // It waits again, and the others still do.
+                return;
+            }
+        }
+    }
+}
+
+impl Port for PortInner {
+    fn drive(&self) {
+        PortInner::drive(self);
+    }
+    fn drive_leased(&self) {
+        PortInner::drive_leased(self);
+    }
+    fn release_lease(&self) {
+        PortInner::release_lease(self);
+    }
+}
+
+impl Source for PortInner {
+    fn ready(self: Arc<Self>, _engine: &Arc<Engine>, _event: Event) -> Next {
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.drive();
+            self.rearm();
+        }
+        Next::Done
+    }
+
+    fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
+        self.ring_alarms();
+        self.timed.store(false, Ordering::SeqCst);
+        if self.armed.load(Ordering::SeqCst) {
+            return;
+        }
+        let seq = self.drive_seq.load(Ordering::SeqCst);
+        if self.seen_seq.swap(seq, Ordering::SeqCst) == seq {
+            self.rearm();
+        } else {
+            self.watch_lease();
+        }
+    }
+}
+
+/// Takes the port out of the engine with the last handle.
+struct Owner(Arc<PortInner>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.registration.release(self.0.fd());
+    }
+}
+
+/// A UDP socket that datagram queue pairs of a device share; it is closed with the last handle and queue pair. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct UdPort(Arc<Owner>);
+
+impl UdPort {
+    /// Its address.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner().addr
+    }
+
+    /// What it has dropped so far.
+    pub fn counters(&self) -> UdPortCounters {
+        UdPortCounters {
+            malformed: self.inner().malformed.load(Ordering::Relaxed),
+            unknown: self.inner().unknown.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Bytes that may wait in its socket to be received, as the kernel counts them.
+    pub fn receive_room(&self) -> u32 {
+        self.inner().receive_room
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<PortInner> {
+        &self.0.0
+    }
+
+    pub(crate) fn add(&self, num: u32, member: &Arc<UdInner>) {
+        let mut members = self
+            .inner()
+            .members
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        members.insert(num, Arc::downgrade(member));
+    }
+
+    pub(crate) fn remove(&self, num: u32) {
+        let mut members = self
+            .inner()
+            .members
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        members.remove(&num);
+    }
+}
+
+impl Device {
+    /// A UDP port for datagram queue pairs (port 0: one that the kernel picks; `[::]`: IPv4 as well).
+    ///
+    /// # Errors
+    /// As `bind(2)`; `Unsupported` on a simulated network.
+    pub fn bind_ud(&self, addr: SocketAddr) -> io::Result<UdPort> {
+        if !matches!(self.0.transport, Transport::Tcp) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        UdPort::open(&self.0, UdpSocket::bind(addr, RECEIVE_BUFFER)?)
+    }
+}
+
+impl UdPort {
+    /// A port at which a multicast group is heard, on these interfaces.
+    pub(crate) fn join(
+        device: &Arc<DeviceInner>,
+        group: SocketAddr,
+        interfaces: &[u32],
+    ) -> io::Result<UdPort> {
+        UdPort::open(device, UdpSocket::join(group, interfaces, RECEIVE_BUFFER)?)
+    }
+
+    fn open(device: &Arc<DeviceInner>, socket: UdpSocket) -> io::Result<UdPort> {
+        if device.tls.is_some() {
+            tracing::warn!("datagrams are not encrypted: TLS protects connections only");
+        }
+        socket.receive_trains();
+        let addr = socket.local_addr()?;
+        let room = socket.receive_room()?;
+        if room < ENOUGH {
+            tracing::warn!(
+                bytes = room,
+                "the system gives a UDP socket little room to receive: senders are slowed down to it; \
+                 `sysctl net.core.rmem_max={RECEIVE_BUFFER}` gives more"
+            );
+        }
+        // Groups are many, and their messages short.
+        let places = if addr.ip().is_multicast() { 1 } else { PLACES };
+        let inner = Arc::new(PortInner {
+            device: Arc::clone(device),
+            addr,
+            socket,
+            registration: Registration::new(&device.engine),
+            members: RwLock::default(),
+            rx: Mutex::new(RecvBatch::new(places, HEADROOM, ROOM)),
+            receive_room: u32::try_from(room).unwrap_or(u32::MAX),
+            paths: Mutex::default(),
+            paced: Mutex::default(),
+            alarms: Mutex::default(),
+            armed: AtomicBool::new(true),
+            timed: AtomicBool::new(false),
+            drive_seq: AtomicU32::new(0),
+            seen_seq: AtomicU32::new(0),
+            blocked: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            malformed: AtomicU64::new(0),
+            unknown: AtomicU64::new(0),
+        });
+        let source = Arc::clone(&inner) as Arc<dyn Source>;
+        inner
+            .registration
+            .start(source, inner.fd(), Interest::READ)?;
+        Ok(UdPort(Arc::new(Owner(inner))))
+    }
+}

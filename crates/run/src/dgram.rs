@@ -1,0 +1,423 @@
+//! The rendezvous of two UDP sockets of one host.
+//!
+//! A socket that receives listens on an abstract Unix socket whose name is its own number (`SO_COOKIE`). One that sends asks the kernel which
+//! socket would get its datagrams (`NETLINK_SOCK_DIAG`), dials the name of that number, and [offers](offer()) a segment with a ring. The
+//! receiver asks the kernel in its turn who has the address that the offer names as its source: it has to be the very socket that offers, of
+//! the same user. So nothing comes through a ring under an address that its sender does not have. The [answer](answer()) carries the receiver's
+//! bell. Formats and checks are in `docs/spec/run.md`.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use weft_sys::unix::{self, Name};
+use weft_sys::{diag, process};
+
+use crate::meet::Why;
+
+const OFFER_MAGIC: [u8; 8] = *b"weftudp1";
+const ANSWER_MAGIC: [u8; 8] = *b"weftudpA";
+const OFFER: usize = 8 + 8 + 8 + 18 + 18;
+const ANSWER: usize = 8 + 8;
+
+/// In front of each datagram in a ring: its length, and [`AFTER_KERNEL`].
+pub const HEADER: usize = 8;
+/// The longest datagram that goes through a ring; the kernel knows what to say of longer ones.
+pub const MAX_DATAGRAM: usize = 65_000;
+/// The sender has sent over the kernel's socket since the last datagram of the ring: that comes first.
+pub const AFTER_KERNEL: u32 = 1;
+/// A sender asks the kernel again whether the receiver is still the one after so many milliseconds.
+pub const CHECK_MS: u64 = 50;
+
+/// Bytes of the ring that a datagram takes.
+#[inline]
+#[must_use]
+pub fn footprint(len: usize) -> usize {
+    HEADER + len.next_multiple_of(8)
+}
+
+/// The header's bytes.
+#[inline]
+#[must_use]
+pub fn header(len: usize, flags: u32) -> [u8; HEADER] {
+    (len as u64 | u64::from(flags) << 32).to_ne_bytes()
+}
+
+/// Length and flags of a header, when the datagram is one that `ready` bytes can hold.
+#[inline]
+#[must_use]
+pub fn parse(header: [u8; HEADER], ready: usize) -> Option<(usize, u32)> {
+    let word = u64::from_ne_bytes(header);
+    let (len, flags) = ((word & 0xffff_ffff) as usize, (word >> 32) as u32);
+    (len <= MAX_DATAGRAM && footprint(len) <= ready && flags & !AFTER_KERNEL == 0)
+        .then_some((len, flags))
+}
+
+/// From where to where datagrams go. IPv4 addresses of IPv6 sockets count as IPv4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The sender's address.
+    pub from: SocketAddr,
+    /// The receiver's, as the sender names it.
+    pub to: SocketAddr,
+}
+
+fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+/// Whether an address may be one of this host, as far as the address says.
+#[must_use]
+pub fn is_unicast(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_multicast() && !ip.is_broadcast() && !ip.is_unspecified(),
+        // Addresses of a link mean nothing without their interface.
+        IpAddr::V6(ip) => !ip.is_multicast() && !ip.is_unspecified() && !ip.is_unicast_link_local(),
+    }
+}
+
+impl Route {
+    /// One between these addresses.
+    #[must_use]
+    pub fn new(from: SocketAddr, to: SocketAddr) -> Route {
+        Route {
+            from: canonical(from),
+            to: canonical(to),
+        }
+    }
+
+    /// Whether both can be of one host: a host that sends to one of its own addresses sends from the same one, or one of the two is a loopback
+    /// address.
+    #[must_use]
+    pub fn may_be_local(&self) -> bool {
+        let (from, to) = (self.from.ip(), self.to.ip());
+        is_unicast(from)
+            && is_unicast(to)
+            && self.from != self.to
+            && self.from.port() != 0
+            && (from == to || from.is_loopback() || to.is_loopback())
+    }
+}
+
+/// Why datagrams stay with the kernel, in words; empty for no reason.
+#[must_use]
+pub fn stays(why: Why) -> &'static str {
+    match why {
+        Why::None => "",
+        Why::Elsewhere => {
+            "the destination is not on this host, or is a group, a broadcast address or the socket itself"
+        }
+        Why::NoPeer => "the receiver runs without weft",
+        Why::Impostor => "who offered a ring does not have the address that it named",
+        Why::Stdio => {
+            "the socket became one of the first three descriptors, or a standard I/O stream"
+        }
+        Why::Option => "an option, flag or call was used that only the kernel's UDP has",
+        Why::Broken => "the sender broke the rules of the shared ring",
+        Why::Descriptors => "there are too many descriptors or senders",
+        Why::ShutRead => "the socket was shut down",
+        other => other.text(),
+    }
+}
+
+fn name(cookie: u64) -> Vec<u8> {
+    format!("weft-run/udp/1/{cookie:016x}").into_bytes()
+}
+
+/// The number of a socket.
+///
+/// # Errors
+/// [`Why::System`].
+pub fn cookie(fd: impl AsFd) -> Result<u64, Why> {
+    rustix::net::sockopt::socket_cookie(fd).map_err(|_| Why::System)
+}
+
+/// Lets the socket of this number be found.
+///
+/// # Errors
+/// `AddrInUse` when somebody has the name.
+pub fn listen(cookie: u64) -> io::Result<OwnedFd> {
+    unix::listen(Name::Abstract(&name(cookie)), 16)
+}
+
+/// The number of the socket that gets what is sent on a route. `None` when there is none.
+///
+/// # Errors
+/// [`Why::OtherUser`], and [`Why::System`] where the kernel does not tell.
+pub fn receiver(route: &Route) -> Result<Option<u64>, Why> {
+    match diag::udp_receiver(route.from, route.to) {
+        Ok(Some(socket)) if socket.uid == process::uid() => Ok(Some(socket.cookie)),
+        Ok(Some(_)) => Err(Why::OtherUser),
+        Ok(None) => Ok(None),
+        Err(_) => Err(Why::System),
+    }
+}
+
+/// A connection to the place where the socket of this number lets itself be found. `None` when it does not.
+///
+/// # Errors
+/// [`Why::OtherUser`] when another user has its name.
+pub fn dial(cookie: u64) -> Result<Option<OwnedFd>, Why> {
+    let wire = match unix::connect(Name::Abstract(&name(cookie))) {
+        Ok(wire) => wire,
+        Err(e) => match e.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock => return Ok(None),
+            _ => return Err(Why::System),
+        },
+    };
+    same_user(&wire)?;
+    Ok(Some(wire))
+}
+
+fn same_user(wire: impl AsFd) -> Result<(), Why> {
+    let cred = unix::peer_cred(wire).map_err(|_| Why::System)?;
+    if cred.is_same_user() {
+        Ok(())
+    } else {
+        Err(Why::OtherUser)
+    }
+}
+
+fn put_addr(bytes: &mut [u8], addr: SocketAddr) {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    bytes[..16].copy_from_slice(&ip.octets());
+    bytes[16..18].copy_from_slice(&addr.port().to_be_bytes());
+}
+
+fn get_addr(bytes: &[u8]) -> SocketAddr {
+    let ip: [u8; 16] = std::array::from_fn(|i| bytes[i]);
+    let port = u16::from_be_bytes([bytes[16], bytes[17]]);
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(ip)).to_canonical(), port)
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+/// The sender's message: the numbers of both sockets, the route, and the segment with it.
+///
+/// # Errors
+/// [`Why::System`].
+pub fn offer(
+    wire: impl AsFd,
+    own: u64,
+    peer: u64,
+    route: &Route,
+    segment: BorrowedFd<'_>,
+) -> Result<(), Why> {
+    let mut bytes = [0; OFFER];
+    bytes[..8].copy_from_slice(&OFFER_MAGIC);
+    bytes[8..16].copy_from_slice(&own.to_ne_bytes());
+    bytes[16..24].copy_from_slice(&peer.to_ne_bytes());
+    put_addr(&mut bytes[24..], route.from);
+    put_addr(&mut bytes[42..], route.to);
+    unix::send_with_fds(wire, &bytes, &[segment]).map_err(|_| Why::System)
+}
+
+/// What a receiver was offered, and has found to be true.
+#[derive(Debug)]
+pub struct Offer {
+    /// Where to answer; it ends with the sender.
+    pub wire: OwnedFd,
+    /// The file of the segment; not looked at yet.
+    pub segment: OwnedFd,
+    /// From the address that the sender's socket has, to one of ours.
+    pub route: Route,
+    /// The sender's socket.
+    pub peer: u64,
+}
+
+/// Looks whether a sender has come to `listener`, of the socket with the number `own`, and checks what it brings.
+///
+/// # Errors
+/// Why it was turned away; the next call looks at the next one.
+pub fn take(listener: impl AsFd, own: u64) -> Result<Option<Offer>, Why> {
+    let Some(wire) = unix::accept(listener).map_err(|_| Why::System)? else {
+        return Ok(None);
+    };
+    same_user(&wire)?;
+    let mut bytes = [0; OFFER + 1];
+    // Who dials sends at once; one that has not by now is turned away, and dials again.
+    let (n, fds) = match unix::recv_with_fds(&wire, &mut bytes, 1) {
+        Ok(Some(got)) => got,
+        Ok(None) => return Err(Why::Impostor),
+        Err(_) => return Err(Why::System),
+    };
+    if n != OFFER || bytes[..8] != OFFER_MAGIC || number(&bytes, 16) != own {
+        return Err(Why::Impostor);
+    }
+    let peer = number(&bytes, 8);
+    let route = Route {
+        from: get_addr(&bytes[24..42]),
+        to: get_addr(&bytes[42..60]),
+    };
+    let back = Route {
+        from: route.to,
+        to: route.from,
+    };
+    if !route.may_be_local() || receiver(&back)? != Some(peer) || receiver(&route)? != Some(own) {
+        return Err(Why::Impostor);
+    }
+    let Ok([segment]) = <[OwnedFd; 1]>::try_from(fds) else {
+        return Err(Why::Impostor);
+    };
+    Ok(Some(Offer {
+        wire,
+        segment,
+        route,
+        peer,
+    }))
+}
+
+/// The receiver's answer: how many bytes it lets wait in the ring, and its bell with it.
+///
+/// # Errors
+/// [`Why::System`].
+pub fn answer(wire: impl AsFd, bound: u64, bell: BorrowedFd<'_>) -> Result<(), Why> {
+    let mut bytes = [0; ANSWER];
+    bytes[..8].copy_from_slice(&ANSWER_MAGIC);
+    bytes[8..].copy_from_slice(&bound.to_ne_bytes());
+    unix::send_with_fds(wire, &bytes, &[bell]).map_err(|_| Why::System)
+}
+
+/// Looks whether the receiver has answered: its bound and its bell.
+///
+/// # Errors
+/// [`Why::NoPeer`] when it has turned the offer down.
+pub fn answered(wire: impl AsFd) -> Result<Option<(u64, OwnedFd)>, Why> {
+    let mut bytes = [0; ANSWER + 1];
+    let (n, fds) = match unix::recv_with_fds(wire, &mut bytes, 1) {
+        Ok(Some(got)) => got,
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+        // A receiver that closes without having read is a reset.
+        Ok(None) | Err(_) => return Err(Why::NoPeer),
+    };
+    let Ok([bell]) = <[OwnedFd; 1]>::try_from(fds) else {
+        return Err(Why::Impostor);
+    };
+    if n != ANSWER || bytes[..8] != ANSWER_MAGIC {
+        return Err(Why::Impostor);
+    }
+    Ok(Some((number(&bytes, 8), bell)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use weft_ring::stream::Stream;
+    use weft_sys::EventFd;
+
+    fn pair() -> (UdpSocket, UdpSocket, Route) {
+        let (a, b) = (
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+            UdpSocket::bind("127.0.0.1:0").unwrap(),
+        );
+        let route = Route::new(a.local_addr().unwrap(), b.local_addr().unwrap());
+        (a, b, route)
+    }
+
+    #[test]
+    fn a_sender_finds_its_receiver_and_gets_its_bell() {
+        let (a, b, route) = pair();
+        let (own, peer) = (cookie(&a).unwrap(), cookie(&b).unwrap());
+        assert!(route.may_be_local());
+        assert_eq!(receiver(&route), Ok(Some(peer)));
+        assert!(dial(peer).unwrap().is_none());
+        let listener = listen(peer).unwrap();
+        assert!(take(&listener, peer).unwrap().is_none());
+        let wire = dial(peer).unwrap().unwrap();
+        let (_ring, segment) = Stream::create(1 << 16).unwrap();
+        offer(&wire, own, peer, &route, segment.as_fd()).unwrap();
+        assert!(answered(&wire).unwrap().is_none());
+        let got = take(&listener, peer).unwrap().unwrap();
+        assert_eq!((got.route, got.peer), (route, own));
+        assert!(Stream::open(got.segment).is_ok());
+        let bell = EventFd::new().unwrap();
+        answer(&got.wire, 1234, bell.as_fd()).unwrap();
+        let (bound, _bell) = answered(&wire).unwrap().unwrap();
+        assert_eq!(bound, 1234);
+        drop(got.wire);
+        assert_eq!(answered(&wire).err(), Some(Why::NoPeer));
+    }
+
+    #[test]
+    fn an_address_that_the_sender_does_not_have_is_refused() {
+        let (a, b, route) = pair();
+        let (other, _far, _) = pair();
+        let (own, peer) = (cookie(&a).unwrap(), cookie(&b).unwrap());
+        let listener = listen(peer).unwrap();
+        let (_ring, segment) = Stream::create(1 << 16).unwrap();
+        let try_it = |own: u64, peer: u64, route: Route| {
+            let wire = dial(cookie(&b).unwrap()).unwrap().unwrap();
+            offer(&wire, own, peer, &route, segment.as_fd()).unwrap();
+            take(&listener, cookie(&b).unwrap()).err()
+        };
+        let forged = Route {
+            from: other.local_addr().unwrap(),
+            ..route
+        };
+        assert_eq!(try_it(own, peer, forged), Some(Why::Impostor), "another's");
+        let nobody = Route {
+            from: "127.0.0.1:1".parse().unwrap(),
+            ..route
+        };
+        assert_eq!(try_it(own, peer, nobody), Some(Why::Impostor), "nobody's");
+        let far = Route {
+            from: "192.0.2.1:9".parse().unwrap(),
+            ..route
+        };
+        assert_eq!(try_it(own, peer, far), Some(Why::Impostor), "far away");
+        let elsewhere = Route {
+            to: other.local_addr().unwrap(),
+            ..route
+        };
+        assert_eq!(
+            try_it(own, peer, elsewhere),
+            Some(Why::Impostor),
+            "not ours"
+        );
+        assert_eq!(try_it(own + 1, peer, route), Some(Why::Impostor), "number");
+        assert_eq!(try_it(own, peer + 1, route), Some(Why::Impostor), "for us");
+        assert_eq!(try_it(own, peer, route), None);
+        // Nothing at all.
+        drop(dial(peer).unwrap().unwrap());
+        assert_eq!(take(&listener, peer).err(), Some(Why::Impostor));
+    }
+
+    #[test]
+    fn headers_are_read_back_and_lies_are_not() {
+        for len in [0, 1, 7, 8, 1472, MAX_DATAGRAM] {
+            for flags in [0, AFTER_KERNEL] {
+                assert_eq!(
+                    parse(header(len, flags), footprint(len)),
+                    Some((len, flags))
+                );
+            }
+            assert_eq!(parse(header(len, 0), footprint(len) - 1), None);
+            assert_eq!(parse(header(len, 2), 1 << 20), None);
+        }
+        assert_eq!(parse(header(MAX_DATAGRAM + 1, 0), 1 << 20), None);
+        assert_eq!(parse([0xff; 8], usize::MAX), None);
+    }
+
+    #[test]
+    fn only_addresses_of_one_host_are_looked_at() {
+        let local = |from: &str, to: &str| {
+            Route::new(from.parse().unwrap(), to.parse().unwrap()).may_be_local()
+        };
+        assert!(local("127.0.0.1:1", "127.0.0.1:2"));
+        assert!(local("[::ffff:10.0.0.1]:1", "10.0.0.1:2"));
+        assert!(local("[::1]:1", "[::1]:2"));
+        assert!(!local("10.0.0.1:1", "10.0.0.2:2"));
+        assert!(!local("127.0.0.1:1", "127.0.0.1:1"), "itself");
+        assert!(!local("127.0.0.1:1", "224.0.0.1:2"));
+        assert!(!local("127.0.0.1:1", "255.255.255.255:2"));
+        assert!(!local("127.0.0.1:1", "0.0.0.0:2"));
+        assert!(!local("[fe80::1]:1", "[fe80::1]:2"));
+        assert!(!local("127.0.0.1:0", "127.0.0.1:2"), "not bound");
+    }
+}

@@ -1,0 +1,345 @@
+//! What a program under `weft run --hosts` and the broker of its user say to each other.
+//!
+//! The broker listens on an abstract Unix socket of the network namespace, as the ends of a connection on one host do ([`crate::meet`]). A
+//! program [registers](register) a connection whose peer is on another host, and goes on. When the broker has found the other end
+//! ([`Answer::Go`]), the program makes a segment and a bell, as for a peer on this host, and [hands](link) them over: the broker is the
+//! responder. Nobody waits for anybody.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use weft_sys::process;
+use weft_sys::unix::{self, Name};
+
+use crate::ledger::Carrier;
+use crate::meet::{Ends, Why};
+
+/// The port that brokers listen on, unless they are told otherwise.
+pub const PORT: u16 = 7479;
+/// In the environment of a program whose connections to other hosts are to be followed: `auto` or `bsdp`.
+pub const ENV: &str = "WEFT_RUN_HOSTS";
+/// Bytes of each direction's beginning that both ends keep.
+pub const BEGINNING: usize = 128;
+/// Bytes of both directions together that have to have gone before a connection is registered.
+pub const ENOUGH: usize = 16;
+
+const MAGIC: [u8; 8] = *b"weftrnH1";
+const LINK: [u8; 8] = *b"weftlnk1";
+const ADDR: usize = 18;
+const REGISTER: usize = 8 + 4 + 2 * ADDR + 2 * BEGINNING;
+
+/// The first bytes of a direction.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Beginning {
+    bytes: [u8; BEGINNING],
+    len: u8,
+}
+
+impl Default for Beginning {
+    fn default() -> Self {
+        Beginning {
+            bytes: [0; BEGINNING],
+            len: 0,
+        }
+    }
+}
+
+// Not their bytes: they may be passwords.
+impl std::fmt::Debug for Beginning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Beginning({} B)", self.len)
+    }
+}
+
+impl Beginning {
+    /// One that is known already.
+    pub fn new(bytes: &[u8]) -> Self {
+        let mut beginning = Beginning::default();
+        beginning.note(0, bytes);
+        beginning
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// Notes `bytes`, which stand at `position` of the stream. What does not follow what is known is left out, as is what is beyond
+    /// [`BEGINNING`].
+    pub fn note(&mut self, position: u64, bytes: &[u8]) {
+        let len = usize::from(self.len);
+        if position == len as u64 {
+            let n = bytes.len().min(BEGINNING - len);
+            self.bytes[len..len + n].copy_from_slice(&bytes[..n]);
+            self.len = (len + n) as u8;
+        }
+    }
+}
+
+/// A connection, as one of its ends describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Its two addresses, as this end sees them.
+    pub ends: Ends,
+    /// This end has called `connect`; the other one `accept`.
+    pub dialled: bool,
+    /// What is to carry it on.
+    pub carrier: Carrier,
+    /// The first bytes that it has sent.
+    pub sent: Beginning,
+    /// The first bytes that it has received.
+    pub received: Beginning,
+}
+
+/// An address as it stands in messages: IPv6 (IPv4 as mapped), then the port, big-endian.
+pub fn put_addr(addr: SocketAddr) -> [u8; ADDR] {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let mut bytes = [0; ADDR];
+    bytes[..16].copy_from_slice(&ip.octets());
+    bytes[16..].copy_from_slice(&addr.port().to_be_bytes());
+    bytes
+}
+
+/// See [`put_addr`].
+pub fn get_addr(bytes: &[u8; ADDR]) -> SocketAddr {
+    let ip: [u8; 16] = std::array::from_fn(|i| bytes[i]);
+    let port = u16::from_be_bytes([bytes[16], bytes[17]]);
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(ip)).to_canonical(), port)
+}
+
+impl Registration {
+    fn emit(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(REGISTER);
+        out.extend(MAGIC);
+        out.extend([
+            self.dialled.into(),
+            self.carrier as u8,
+            self.sent.len,
+            self.received.len,
+        ]);
+        out.extend(put_addr(self.ends.own));
+        out.extend(put_addr(self.ends.peer));
+        out.extend(self.sent.bytes);
+        out.extend(self.received.bytes);
+        out
+    }
+
+    /// What a program has sent; `None` when it is none of ours.
+    pub fn parse(bytes: &[u8]) -> Option<Registration> {
+        let (magic, rest) = bytes.split_first_chunk::<8>()?;
+        let ([dialled, carrier, sent_len, received_len], rest) = rest.split_first_chunk::<4>()?;
+        let (own, rest) = rest.split_first_chunk::<ADDR>()?;
+        let (peer, rest) = rest.split_first_chunk::<ADDR>()?;
+        let (sent, rest) = rest.split_first_chunk::<BEGINNING>()?;
+        let (received, rest) = rest.split_first_chunk::<BEGINNING>()?;
+        let (sent, received) = (
+            sent.get(..usize::from(*sent_len))?,
+            received.get(..usize::from(*received_len))?,
+        );
+        if *magic != MAGIC || *dialled > 1 || !rest.is_empty() {
+            return None;
+        }
+        Some(Registration {
+            ends: Ends {
+                own: get_addr(own),
+                peer: get_addr(peer),
+            },
+            dialled: *dialled == 1,
+            carrier: Carrier::of(u64::from(*carrier)),
+            sent: Beginning::new(sent),
+            received: Beginning::new(received),
+        })
+    }
+}
+
+/// What a broker says of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The other end is found: the program may hand over a segment and a bell. What carries it on.
+    Go(Carrier),
+    /// It stays on TCP, for this reason.
+    No(Why),
+}
+
+const NO: u8 = 0x80;
+
+impl Answer {
+    /// As a message.
+    pub fn emit(self) -> [u8; 1] {
+        match self {
+            Answer::Go(carrier) => [carrier as u8],
+            Answer::No(why) => [NO | why as u8],
+        }
+    }
+
+    fn parse(byte: u8) -> Option<Answer> {
+        if byte & NO != 0 {
+            return Some(Answer::No(Why::of(u32::from(byte & !NO))));
+        }
+        let carrier = Carrier::of(byte.into());
+        (carrier != Carrier::Here).then_some(Answer::Go(carrier))
+    }
+}
+
+/// The name of a user's broker.
+fn name(uid: u32) -> Vec<u8> {
+    format!("weft-run/1/broker/{uid}").into_bytes()
+}
+
+/// Where this user's broker listens.
+///
+/// # Errors
+/// `AddrInUse` when there is one already.
+pub fn listen() -> io::Result<OwnedFd> {
+    unix::listen(Name::Abstract(&name(process::uid())), 256)
+}
+
+/// Whether this user has a broker in this network namespace.
+pub fn is_there() -> bool {
+    dial().is_ok_and(|wire| wire.is_some())
+}
+
+/// The broker; `None` when none runs.
+fn dial() -> Result<Option<OwnedFd>, Why> {
+    let wire = match unix::connect(Name::Abstract(&name(process::uid()))) {
+        Ok(wire) => wire,
+        Err(e)
+            if matches!(
+                e.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock
+            ) =>
+        {
+            return Ok(None);
+        }
+        Err(_) => return Err(Why::System),
+    };
+    // Anybody can take a name.
+    let cred = unix::peer_cred(&wire).map_err(|_| Why::System)?;
+    if !cred.is_same_user() {
+        return Err(Why::OtherUser);
+    }
+    Ok(Some(wire))
+}
+
+/// Registers a connection. `None` when there is no broker (now).
+pub fn register(what: &Registration) -> Result<Option<OwnedFd>, Why> {
+    let Some(wire) = dial()? else {
+        return Ok(None);
+    };
+    unix::send_with_fds(&wire, &what.emit(), &[]).map_err(|_| Why::System)?;
+    Ok(Some(wire))
+}
+
+/// The broker's answer; `None` while there is none.
+pub fn answer(wire: impl AsFd) -> Result<Option<Answer>, Why> {
+    let mut bytes = [0; 2];
+    match unix::recv_with_fds(wire, &mut bytes, 0) {
+        Ok(Some((1, _))) => Answer::parse(bytes[0]).ok_or(Why::Broken).map(Some),
+        Ok(Some(_)) => Err(Why::Broken),
+        Ok(None) => Err(Why::NoBroker),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        // The peer is gone, or the broker.
+        Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Err(Why::NotConfirmed),
+        Err(_) => Err(Why::System),
+    }
+}
+
+/// Hands the segment and the broker's end of the bell over.
+pub fn link(wire: impl AsFd, segment: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> Result<(), Why> {
+    unix::send_with_fds(wire, &LINK, &[segment, bell]).map_err(|_| Why::System)
+}
+
+/// A program's first message.
+///
+/// # Errors
+/// `WouldBlock` when it has not come yet; `InvalidData` for anything else than a registration of our user.
+pub fn take_registration(wire: impl AsFd) -> io::Result<Registration> {
+    if !unix::peer_cred(&wire)?.is_same_user() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = [0; REGISTER + 1];
+    unix::recv_with_fds(wire, &mut bytes, 0)?
+        .and_then(|(n, _)| Registration::parse(&bytes[..n]))
+        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// A program's second message: the segment, and our end of the bell.
+///
+/// # Errors
+/// `WouldBlock` when it has not come yet; `InvalidData` for anything else; `UnexpectedEof` when the program has closed the connection.
+pub fn take_link(wire: impl AsFd) -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut bytes = [0; LINK.len() + 1];
+    let Some((n, fds)) = unix::recv_with_fds(wire, &mut bytes, 2)? else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    };
+    match <[OwnedFd; 2]>::try_from(fds) {
+        Ok([segment, bell]) if bytes[..n] == LINK => Ok((segment, bell)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registration() -> Registration {
+        Registration {
+            ends: Ends {
+                own: "10.0.0.1:80".parse().unwrap(),
+                peer: "[2001:db8::7]:4711".parse().unwrap(),
+            },
+            dialled: true,
+            carrier: Carrier::Bsdp,
+            sent: Beginning::new(b"GET / HTTP/1.1"),
+            received: Beginning::new(&[7; 300]),
+        }
+    }
+
+    #[test]
+    fn a_registration_is_read_back() {
+        let sent = registration();
+        let bytes = sent.emit();
+        assert_eq!(bytes.len(), REGISTER);
+        assert_eq!(Registration::parse(&bytes), Some(sent));
+    }
+
+    #[test]
+    fn damaged_registrations_are_refused_or_harmless() {
+        let bytes = registration().emit();
+        for len in 0..bytes.len() {
+            assert_eq!(Registration::parse(&bytes[..len]), None);
+        }
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[at] = 0xff;
+            if let Some(read) = Registration::parse(&damaged) {
+                assert!(read.sent.bytes().len() <= BEGINNING);
+            }
+        }
+        assert_eq!(Registration::parse(&[&bytes[..], b"x"].concat()), None);
+    }
+
+    #[test]
+    fn a_beginning_has_no_gaps() {
+        let mut beginning = Beginning::default();
+        beginning.note(0, b"abc");
+        beginning.note(4, b"late");
+        beginning.note(1, b"again");
+        beginning.note(3, b"d");
+        assert_eq!(beginning.bytes(), b"abcd");
+        beginning.note(4, &[1; 500]);
+        assert_eq!(beginning.bytes().len(), BEGINNING);
+    }
+
+    #[test]
+    fn answers_are_read_back() {
+        for answer in [Answer::Go(Carrier::Bsdp), Answer::No(Why::PlainHost)] {
+            assert_eq!(Answer::parse(answer.emit()[0]), Some(answer));
+        }
+        assert_eq!(Answer::parse(0), None);
+    }
+}

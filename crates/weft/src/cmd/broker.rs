@@ -1,0 +1,240 @@
+//! `weft broker`: what carries connections of `weft run --hosts` on to other hosts.
+
+use std::env;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use weft_hosts::{Broker, Config};
+use weft_run::hosts::{self, PORT};
+use weft_verbs::tls::Tls;
+use weft_verbs::{Device, LocalMode};
+
+use super::say;
+use crate::address::parse_bind;
+use crate::cli::Global;
+use crate::failure::{Exit, Failure};
+use crate::identity::authorized::Authorized;
+use crate::identity::{Folder, keypair};
+
+pub(crate) const LONG: &str = "\
+Carry TCP connections of programs under `weft run --hosts` on to other hosts, by SDP over iWARP. One broker serves the programs of one user in one network \
+namespace; `weft run --hosts` starts one with the defaults where there is none, which ends after a minute without work. Start one by hand to choose address, keys or port.
+
+Brokers of two hosts speak TLS 1.3 with the keys of `weft key`. A broker takes and dials only those whose key is its own (the same key pair on both \
+hosts), or in ~/.config/weft/authorized_keys: so name the key of each host on the other.
+
+Without a broker on the peer's host connections stay plain TCP, and that host is left alone for a minute.
+
+Examples:
+  weft key                                  print the key that the other host has to know
+  weft broker                               on port 7479 of all addresses, until it is stopped
+  weft run --hosts -- redis-server --bind 0.0.0.0 --protected-mode no";
+
+/// How long a broker in the background may take to listen.
+const START: Duration = Duration::from_secs(5);
+/// It ends after so long without work.
+const IDLE: &str = "60";
+
+/// Options of `weft broker`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where brokers of other hosts reach this one (can be given several times) [default: port 7479 of all addresses]
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = |text: &str| parse_bind(text, PORT))]
+    bind: Vec<SocketAddr>,
+    /// Only dial other brokers: connections to servers on other hosts are carried, those to servers here are not
+    #[arg(long, conflicts_with = "bind")]
+    dial_only: bool,
+    /// The port that brokers of other hosts listen on
+    #[arg(long, value_name = "PORT", default_value_t = PORT)]
+    port: u16,
+    /// End after so many seconds without a connection [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    idle: Option<u64>,
+    /// Go to the background once it listens
+    #[arg(long)]
+    detach: bool,
+    /// A key pair of `weft key` [default: ~/.config/weft/key, made if there is none]
+    #[arg(long, value_name = "FILE", help_heading = "Keys")]
+    identity: Option<PathBuf>,
+    /// The public keys of other hosts' brokers, a line each [default: `~/.config/weft/authorized_keys`]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "open",
+        help_heading = "Keys"
+    )]
+    authorized: Option<PathBuf>,
+    /// Take every key: encrypted, and from whoever reaches the port
+    #[arg(long, help_heading = "Keys")]
+    open: bool,
+    /// No TLS: for a network where everybody is trusted. Both hosts have to be told
+    #[arg(long, conflicts_with_all = ["open", "identity", "authorized"], help_heading = "Keys")]
+    no_tls: bool,
+}
+
+/// Serves, or sees to it that somebody does.
+pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
+    if args.detach {
+        detach(&env::args_os().skip(1).collect::<Vec<_>>())?;
+        return Ok(Exit::Ok.into());
+    }
+    let mut builder = Device::builder().local(LocalMode::Off);
+    if !args.no_tls {
+        builder = builder.tls(tls(args)?);
+    }
+    let device = builder.open().map_err(|e| {
+        Failure::failed(format!("cannot open an RNIC: {e}"))
+            .hint("`weft doctor` tells what this machine lacks")
+    })?;
+    let start = |bind| {
+        Broker::start(Config {
+            device: device.clone(),
+            bind,
+            port: args.port,
+            idle: args.idle.map(Duration::from_secs),
+        })
+    };
+    // A listener for IPv6 takes no IPv4.
+    let any: [SocketAddr; 2] = [
+        (Ipv6Addr::UNSPECIFIED, PORT).into(),
+        (Ipv4Addr::UNSPECIFIED, PORT).into(),
+    ];
+    let started = match args.bind.as_slice() {
+        _ if args.dial_only => start(Vec::new()),
+        [] => start(any.into()).or_else(|e| match e.raw_os_error() {
+            // EAFNOSUPPORT, EADDRNOTAVAIL: no IPv6 here.
+            Some(97 | 99) => start(vec![any[1]]),
+            _ => Err(e),
+        }),
+        addrs => start(addrs.into()),
+    };
+    let broker = started.map_err(|e| {
+        if hosts::is_there() {
+            return Failure::failed("this user has a broker in this network namespace already")
+                .hint("end it first to change its settings");
+        }
+        Failure::failed(format!("cannot listen for other brokers: {e}")).hint(
+            "another user's broker may have the port: --bind ADDR:PORT chooses another one, --dial-only needs none",
+        )
+    })?;
+    if !global.quiet {
+        for addr in broker.local_addrs() {
+            say(format_args!("broker on {addr}"));
+        }
+        if args.dial_only {
+            say("broker that only dials");
+        }
+    }
+    broker
+        .run()
+        .map_err(|e| Failure::failed(format!("cannot wait for programs: {e}")))?;
+    Ok(Exit::Ok.into())
+}
+
+/// Whom the broker shows itself as, and whom it takes.
+fn tls(args: &Args) -> Result<Tls, Failure> {
+    let folder = Folder::of_user();
+    let path = match (&args.identity, &folder) {
+        (Some(path), _) => path.clone(),
+        (None, Ok(folder)) => folder.key(),
+        (None, Err(failure)) => return Err(failure.clone()),
+    };
+    let (identity, _) = keypair::read_or_make(&path)?;
+    let unusable = |e: weft_verbs::tls::TlsError| {
+        Failure::failed(format!("cannot use the key pair: {e}"))
+            .hint("make another one with `weft key`")
+    };
+    let own = identity.public_key().fingerprint();
+    let tls = Tls::new(identity).map_err(unusable)?;
+    if args.open {
+        return Ok(tls);
+    }
+    let authorized = match (&args.authorized, folder) {
+        (Some(path), _) => Some(Authorized::at(path)),
+        (None, Ok(folder)) => Some(Authorized::at(&folder.authorized_keys())),
+        (None, Err(_)) => None,
+    };
+    // Read here: what is wrong with it is said at once.
+    if let Some(authorized) = &authorized {
+        authorized.keys()?;
+    }
+    tls.allow(move |key| {
+        let key = key.fingerprint();
+        key == own
+            || authorized.as_ref().is_some_and(|authorized| {
+                authorized
+                    .keys()
+                    .inspect_err(|e| tracing::error!("nobody's key counts: {e}"))
+                    .is_ok_and(|keys| keys.contains(&key))
+            })
+    })
+    .map_err(unusable)
+}
+
+/// Starts this program anew with the arguments, but for `--detach`, and returns when the broker listens.
+fn detach(arguments: &[std::ffi::OsString]) -> Result<(), Failure> {
+    let unable = |what: String| Failure::failed(format!("cannot start the broker: {what}"));
+    let program = env::current_exe().map_err(|e| unable(e.to_string()))?;
+    let mut child = Command::new(program)
+        .args(arguments.iter().filter(|arg| *arg != "--detach"))
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map_err(|e| unable(e.to_string()))?;
+    let until = Instant::now() + START;
+    loop {
+        if hosts::is_there() {
+            return Ok(());
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            // Another one may have been quicker.
+            return if hosts::is_there() {
+                Ok(())
+            } else {
+                Err(unable(format!("it ended ({status})"))
+                    .hint("start `weft broker` by hand to see why"))
+            };
+        }
+        if Instant::now() >= until {
+            return Err(unable(format!(
+                "it does not listen after {} s",
+                START.as_secs()
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sees to it that this user has a broker here. It is started by a process between, so that it is no child of the program to be.
+pub(crate) fn ensure() -> Result<(), Failure> {
+    if hosts::is_there() {
+        return Ok(());
+    }
+    let unable = |what: String| {
+        Failure::failed(format!("no broker for other hosts: {what}")).hint(
+            "start `weft broker` by hand to see why, or leave --hosts out: connections to other hosts stay on TCP",
+        )
+    };
+    let program = env::current_exe().map_err(|e| unable(e.to_string()))?;
+    let attempt = |more: &[&str]| {
+        Command::new(&program)
+            .args(["broker", "--detach", "--quiet", "--idle", IDLE])
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .map_err(|e| unable(e.to_string()))
+    };
+    // Another user may have the port.
+    if attempt(&[])?.success() || attempt(&["--dial-only"])?.success() {
+        return Ok(());
+    }
+    Err(unable("it does not start".into()))
+}

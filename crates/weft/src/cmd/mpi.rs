@@ -1,0 +1,332 @@
+//! `weft mpi`: an MPI job on weft, whichever MPI starts it.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt::Write as _;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::ValueEnum;
+
+use super::verbs::{self, EXIT_OWN};
+use crate::failure::Failure;
+
+pub(crate) const LONG: &str = "\
+Run an MPI job on weft: set the environment by which Open MPI or MPICH finds weft, and become mpirun. Neither the MPI nor the program is changed.
+
+Transports:
+  rc     connections (RC): Open MPI on libfabric's verbs;ofi_rxm, MPICH on UCX's rc_verbs
+  ud     datagrams alone (UD), which the MPI's library makes reliable: verbs;ofi_rxd, ud_verbs
+  weft   weft's own provider of libfabric: small messages by datagrams, large ones by RDMA
+         Write-Record. Not with an MPICH that is built on UCX, as Debian's is
+  tcp    the MPI's own TCP, without weft, to compare with
+  auto   rc (the default)
+
+Settings of yours in the environment stay as they are; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) come first in any case.
+
+Examples:
+  weft mpi -- mpirun -np 4 ./program
+  weft mpi --transport weft --explain -- mpirun.openmpi -np 4 ./program
+
+Exit status: that of mpirun; 125 when weft cannot do its part, 126 when mpirun cannot be executed, 127 when it is not found.";
+
+/// The provider of libfabric, in the folder of the drop-in libraries.
+const PROVIDER: &str = "libweft-fi.so";
+
+/// Options of `weft mpi`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What carries the messages
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    transport: Transport,
+    /// Say on stderr which MPI was found, and what is set
+    #[arg(long)]
+    explain: bool,
+    /// The folder of weft's libraries [default: beside this program, as `./x dist` leaves them]
+    #[arg(long, value_name = "DIR", env = "WEFT_VERBS_LIB")]
+    lib: Option<PathBuf>,
+    /// What the libraries log to stderr
+    #[arg(long, value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace"])]
+    log: Option<String>,
+    /// Whether connections (rc) meet processes of this host and user in shared memory
+    #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
+    local: Option<String>,
+    /// mpirun or mpiexec, and its arguments
+    #[arg(
+        value_name = "MPIRUN",
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true
+    )]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    Auto,
+    Rc,
+    Ud,
+    Weft,
+    Tcp,
+}
+
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Transport::Auto | Transport::Rc => "rc",
+            Transport::Ud => "ud",
+            Transport::Weft => "weft",
+            Transport::Tcp => "tcp",
+        }
+    }
+}
+
+/// An MPI, and what it is built on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mpi {
+    Open,
+    MpichUcx,
+    MpichOfi,
+}
+
+impl Mpi {
+    fn name(self) -> &'static str {
+        match self {
+            Mpi::Open => "Open MPI, on libfabric (mtl/ofi)",
+            Mpi::MpichUcx => "MPICH, on UCX (ch4:ucx)",
+            Mpi::MpichOfi => "MPICH, on libfabric (ch4:ofi)",
+        }
+    }
+
+    /// From what `mpirun --version` says.
+    fn of(text: &str) -> Option<Mpi> {
+        if text.contains("Open MPI") || text.contains("OpenRTE") || text.contains("open-mpi.org") {
+            Some(Mpi::Open)
+        } else if !text.contains("HYDRA") {
+            None
+        } else if text.contains("ch4:ofi") {
+            Some(Mpi::MpichOfi)
+        } else {
+            // Hydra of another device than the ch4 ones is found out by what MPICH says of the variables: nothing.
+            text.contains("ch4:ucx").then_some(Mpi::MpichUcx)
+        }
+    }
+
+    /// The variables for a transport. `None`: it cannot have it.
+    fn variables(self, transport: Transport) -> Option<Vec<(&'static str, &'static str)>> {
+        let on_libfabric = |provider| {
+            vec![
+                ("OMPI_MCA_pml", "cm"),
+                ("OMPI_MCA_mtl", "ofi"),
+                ("OMPI_MCA_mtl_ofi_provider_include", provider),
+                ("OMPI_MCA_btl", "^openib,ofi"),
+            ]
+        };
+        let on_ucx = |transports| vec![("UCX_TLS", transports), ("UCX_NET_DEVICES", "weft_ib0:1")];
+        Some(match (self, transport) {
+            (Mpi::Open, Transport::Auto | Transport::Rc) => on_libfabric("verbs;ofi_rxm"),
+            (Mpi::Open, Transport::Ud) => on_libfabric("verbs;ofi_rxd"),
+            (Mpi::Open, Transport::Weft) => on_libfabric("weft"),
+            (Mpi::Open, Transport::Tcp) => {
+                vec![("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")]
+            }
+            (Mpi::MpichUcx, Transport::Auto | Transport::Rc) => on_ucx("rc_verbs,ud_verbs,self"),
+            (Mpi::MpichUcx, Transport::Ud) => on_ucx("ud_verbs,self"),
+            (Mpi::MpichUcx, Transport::Tcp) => vec![("UCX_TLS", "tcp,self")],
+            (Mpi::MpichUcx, Transport::Weft) => return None,
+            (Mpi::MpichOfi, Transport::Auto | Transport::Rc) => {
+                vec![("FI_PROVIDER", "verbs;ofi_rxm")]
+            }
+            (Mpi::MpichOfi, Transport::Ud) => vec![("FI_PROVIDER", "verbs;ofi_rxd")],
+            (Mpi::MpichOfi, Transport::Weft) => vec![("FI_PROVIDER", "weft")],
+            (Mpi::MpichOfi, Transport::Tcp) => vec![("FI_PROVIDER", "tcp;ofi_rxm")],
+        })
+    }
+
+    /// The devices that programs are to see. UCX refuses iWARP, and datagrams are on the other device only.
+    fn devices(self, transport: Transport) -> &'static str {
+        match (self, transport) {
+            (Mpi::MpichUcx, _) | (_, Transport::Ud) => "weft_ib0",
+            _ => "weft0",
+        }
+    }
+}
+
+/// Becomes mpirun.
+pub fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let Some((name, rest)) = args.command.split_first() else {
+        return Err(Failure::usage("no mpirun is named"));
+    };
+    let program = match verbs::find(name) {
+        Ok(program) => program,
+        Err(e) => return Ok(verbs::refuse(name, &e)),
+    };
+    let (mpi, settings) = match found(&program).and_then(|mpi| Ok((mpi, settings(args, mpi)?))) {
+        Ok(found) => found,
+        Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
+    };
+    let (set, kept) = settle(settings, |name| env::var_os(name));
+    for (name, ours, theirs) in &kept {
+        eprintln!(
+            "weft: warning: {name} stays {}; the transport {} has {}",
+            theirs.display(),
+            args.transport.name(),
+            ours.display()
+        );
+    }
+    if args.explain {
+        eprint!("{}", explanation(&program, mpi, args.transport, &set));
+    }
+    // Only a failure comes back.
+    let error = Command::new(&program)
+        .arg0(name)
+        .args(rest)
+        .envs(forwarded(mpi, rest, set))
+        .exec();
+    Ok(verbs::refuse(name, &error))
+}
+
+/// Asks an mpirun what it is.
+fn found(program: &Path) -> Result<Mpi, Failure> {
+    let output = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Failure::failed(format!("cannot run {} --version: {e}", program.display())))?;
+    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.push_str(&String::from_utf8_lossy(&output.stderr));
+    Mpi::of(&text).ok_or_else(|| {
+        let first = text.lines().next().unwrap_or("nothing");
+        Failure::failed(format!(
+            "{} is neither Open MPI's mpirun nor that of an MPICH on UCX or libfabric; `--version` says: {first}",
+            program.display()
+        ))
+        .hint("name mpirun itself after `--`, not a script or a scheduler's starter; for other MPIs see `weft verbs`")
+    })
+}
+
+/// All that the transport wants in the environment.
+fn settings(args: &Args, mpi: Mpi) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let Some(variables) = mpi.variables(args.transport) else {
+        return Err(
+            Failure::failed(format!("{} cannot use a provider of libfabric", mpi.name()))
+                .hint("use --transport ud, or Open MPI, or an MPICH that is built with ch4:ofi"),
+        );
+    };
+    let mut settings: Vec<(&str, OsString)> = Vec::new();
+    match args.transport {
+        Transport::Tcp => {}
+        Transport::Weft => {
+            let lib = verbs::libraries(args.lib.as_deref())?;
+            if !lib.join(PROVIDER).exists() {
+                return Err(Failure::failed(format!(
+                    "there is no {PROVIDER} in {}",
+                    lib.display()
+                ))
+                .hint("`./x dist` builds it"));
+            }
+            settings.push(("FI_PROVIDER_PATH", lib.into_os_string()));
+            if let Some(level) = &args.log {
+                settings.push(("WEFT_LOG", level.into()));
+            }
+        }
+        Transport::Auto | Transport::Rc | Transport::Ud => {
+            let devices = mpi.devices(args.transport);
+            settings = verbs::environment(
+                args.lib.clone(),
+                devices,
+                args.log.clone(),
+                args.local.clone(),
+            )?;
+        }
+    }
+    settings.extend(variables.into_iter().map(|(n, v)| (n, v.into())));
+    Ok(settings)
+}
+
+type Setting = (&'static str, OsString);
+
+/// What is to be set, and what stays as it is with our value and the user's. Search paths have the user's part in them already.
+fn settle(
+    settings: Vec<Setting>,
+    theirs: impl Fn(&str) -> Option<OsString>,
+) -> (Vec<Setting>, Vec<(&'static str, OsString, OsString)>) {
+    let (mut set, mut kept) = (Vec::new(), Vec::new());
+    for (name, ours) in settings {
+        match theirs(name).filter(|value| !value.is_empty() && *value != ours) {
+            Some(value) if !name.starts_with("LD_") => kept.push((name, ours, value)),
+            _ => set.push((name, ours)),
+        }
+    }
+    (set, kept)
+}
+
+/// Open MPI hands the variables of its own to ranks on other hosts, and others only if it is told.
+fn forwarded(mpi: Mpi, arguments: &[OsString], mut set: Vec<Setting>) -> Vec<Setting> {
+    const LIST: &str = "OMPI_MCA_mca_base_env_list";
+    let told = arguments
+        .iter()
+        .any(|argument| argument == OsStr::new("-x"));
+    if mpi == Mpi::Open && !told && env::var_os(LIST).is_none() {
+        let names = set.iter().map(|(name, _)| *name);
+        let others: Vec<&str> = names.filter(|name| !name.starts_with("OMPI_")).collect();
+        if !others.is_empty() {
+            set.push((LIST, others.join(";").into()));
+        }
+    }
+    set
+}
+
+fn explanation(program: &Path, mpi: Mpi, transport: Transport, set: &[Setting]) -> String {
+    let mut text = format!(
+        "weft: {} is {}; transport {}\n",
+        program.display(),
+        mpi.name(),
+        transport.name()
+    );
+    for (name, value) in set {
+        let _ = writeln!(text, "weft:   {name}={}", value.display());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mpis_are_known_by_what_they_say() {
+        let of = Mpi::of;
+        assert_eq!(of("mpirun (Open MPI) 5.0.3\n"), Some(Mpi::Open));
+        assert_eq!(of("mpirun.openmpi (OpenRTE) 4.1.4\n"), Some(Mpi::Open));
+        let hydra = |device| format!("HYDRA build details:\n '--with-device={device}'\n");
+        assert_eq!(of(&hydra("ch4:ucx")), Some(Mpi::MpichUcx));
+        assert_eq!(of(&hydra("ch4:ofi")), Some(Mpi::MpichOfi));
+        assert_eq!(of(&hydra("ch3:nemesis")), None);
+        assert_eq!(of("env (GNU coreutils) 9.1"), None);
+    }
+
+    #[test]
+    fn what_the_user_has_set_stays() {
+        let ours = vec![
+            ("UCX_TLS", OsString::from("ud_verbs,self")),
+            ("LD_PRELOAD", "ours:theirs".into()),
+            ("WEFT_DEVICES", "weft_ib0".into()),
+        ];
+        let theirs = |name: &str| match name {
+            "UCX_TLS" => Some("tcp".into()),
+            "LD_PRELOAD" => Some("theirs".into()),
+            _ => None,
+        };
+        let (set, kept) = settle(ours, theirs);
+        assert_eq!(
+            set,
+            [
+                ("LD_PRELOAD", "ours:theirs".into()),
+                ("WEFT_DEVICES", "weft_ib0".into())
+            ]
+        );
+        assert_eq!(kept, [("UCX_TLS", "ud_verbs,self".into(), "tcp".into())]);
+    }
+}

@@ -1,0 +1,45 @@
+//! `libweft-advise.so`: counts the socket calls of the programs that `weft advise` starts. Every call is passed on as it came, and its result
+//! and errno go back as they came; what is learned goes into the record that `weft advise` shares (`weft_advise::record`).
+//!
+//! Nothing here allocates, locks or waits: so calls may come from signal handlers, from several threads, and after `fork` or `vfork`. Without
+//! `WEFT_ADVISE` in the environment, or without a record in that file, all calls are passed on and nothing else happens.
+//!
+//! # Safety
+//!
+//! Every exported function is as safe as its manual page says.
+
+#![allow(
+    unreachable_pub,
+    clippy::cast_possible_wrap,
+    clippy::many_single_char_names,
+    reason = "the C library's names and types, exported for the loader"
+)]
+
+mod conn;
+mod fds;
+mod io;
+mod next;
+mod slot;
+mod wait;
+mod watch;
+
+use libc::c_int;
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the thread's own variable.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: the thread's own variable.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+// SAFETY: the loader calls the functions of these sections, at the start and at the end.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = slot::start;
+// SAFETY: as above.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = slot::end;

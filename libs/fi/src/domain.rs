@@ -1,0 +1,298 @@
+//! Fabric, domain, event queue and address vector.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use weft_fi::endpoint::{ADDRESS, Address};
+use weft_verbs::Device;
+
+use crate::abi::{
+    AvFid, AvOps, DomainFid, DomainOps, EqFid, EqOps, FI_ADDR_UNSPEC, FI_CLASS_AV, FI_CLASS_DOMAIN,
+    FI_CLASS_EQ, FI_CLASS_FABRIC, FI_ETOOSMALL, FabricAttr, FabricFid, FabricOps, Fid, Info, MrOps,
+    Ops,
+};
+use crate::{MISSING, ep, no_bind, no_control, queue};
+
+/// What `close` does for most: the box goes.
+///
+/// # Safety
+/// `T` is the type of the box that the pointer was made of, and begins with a [`Fid`].
+pub(crate) unsafe extern "C" fn close<T>(fid: *mut Fid) -> c_int {
+    // SAFETY: as said, and libfabric's user gives it up.
+    drop(unsafe { Box::from_raw(fid.cast::<T>()) });
+    0
+}
+
+const fn plain<T>() -> Ops {
+    Ops {
+        size: size_of::<Ops>(),
+        close: close::<T>,
+        bind: no_bind,
+        control: no_control,
+        missing: [MISSING; 3],
+    }
+}
+
+fn fid(fclass: usize, context: *mut c_void, ops: &'static Ops) -> Fid {
+    Fid {
+        fclass,
+        context,
+        ops,
+    }
+}
+
+static FABRIC: Ops = plain::<FabricFid>();
+static FABRIC_OPS: FabricOps = FabricOps {
+    size: size_of::<FabricOps>(),
+    domain: open_domain,
+    passive_ep: MISSING,
+    eq_open,
+    missing: [MISSING; 3],
+};
+
+/// See `fi_fabric(3)`.
+pub(crate) unsafe extern "C" fn fabric(
+    attr: *mut FabricAttr,
+    out: *mut *mut FabricFid,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: a valid structure or null.
+    let api_version = unsafe { attr.as_ref() }.map_or(0, |attr| attr.api_version);
+    let fabric = Box::new(FabricFid {
+        fid: fid(FI_CLASS_FABRIC, context, &FABRIC),
+        ops: &raw const FABRIC_OPS,
+        api_version,
+    });
+    // SAFETY: a place for it.
+    unsafe { out.write(Box::into_raw(fabric)) };
+    0
+}
+
+static EQ: Ops = plain::<EqFid>();
+static EQ_OPS: EqOps = EqOps {
+    size: size_of::<EqOps>(),
+    read: nothing,
+    readerr: nothing,
+    write: MISSING,
+    sread: nothing,
+    strerror: MISSING,
+};
+
+/// There are no events: nothing here is connected.
+unsafe extern "C" fn nothing() -> isize {
+    -(libc::EAGAIN as isize)
+}
+
+unsafe extern "C" fn eq_open(
+    _: *mut FabricFid,
+    _: *mut c_void,
+    out: *mut *mut EqFid,
+    context: *mut c_void,
+) -> c_int {
+    let eq = Box::new(EqFid {
+        fid: fid(FI_CLASS_EQ, context, &EQ),
+        ops: &raw const EQ_OPS,
+    });
+    // SAFETY: a place for it.
+    unsafe { out.write(Box::into_raw(eq)) };
+    0
+}
+
+#[repr(C)]
+pub(crate) struct Domain {
+    fid: DomainFid,
+    pub device: Device,
+}
+
+static DOMAIN: Ops = plain::<Domain>();
+static DOMAIN_OPS: DomainOps = DomainOps {
+    size: size_of::<DomainOps>(),
+    av_open,
+    cq_open: queue::open,
+    endpoint: ep::open,
+    missing: [MISSING; 8],
+};
+static MR_OPS: MrOps = MrOps {
+    size: size_of::<MrOps>(),
+    missing: [MISSING; 3],
+};
+
+unsafe extern "C" fn open_domain(
+    _: *mut FabricFid,
+    _: *mut Info,
+    out: *mut *mut DomainFid,
+    context: *mut c_void,
+) -> c_int {
+    let device = match Device::open() {
+        Ok(device) => device,
+        Err(error) => {
+            eprintln!("weft: cannot open the device: {error}");
+            return -libc::ENODEV;
+        }
+    };
+    let domain = Box::new(Domain {
+        fid: DomainFid {
+            fid: fid(FI_CLASS_DOMAIN, context, &DOMAIN),
+            ops: &raw const DOMAIN_OPS,
+            mr: &raw const MR_OPS,
+        },
+        device,
+    });
+    // SAFETY: a place for it.
+    unsafe { out.write(Box::into_raw(domain).cast()) };
+    0
+}
+
+/// The addresses of a vector, by their index.
+#[derive(Default)]
+pub(crate) struct Addresses(Mutex<Vec<Option<Address>>>);
+
+impl Addresses {
+    pub(crate) fn get(&self, index: u64) -> Option<Address> {
+        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *table.get(usize::try_from(index).ok()?)?
+    }
+}
+
+#[repr(C)]
+pub(crate) struct Av {
+    fid: AvFid,
+    pub addresses: Arc<Addresses>,
+}
+
+static AV: Ops = plain::<Av>();
+static AV_OPS: AvOps = AvOps {
+    size: size_of::<AvOps>(),
+    insert,
+    insertsvc: MISSING,
+    insertsym: MISSING,
+    remove,
+    lookup,
+    straddr,
+    av_set: MISSING,
+};
+
+unsafe extern "C" fn av_open(
+    _: *mut DomainFid,
+    _: *mut c_void,
+    out: *mut *mut AvFid,
+    context: *mut c_void,
+) -> c_int {
+    let av = Box::new(Av {
+        fid: AvFid {
+            fid: fid(FI_CLASS_AV, context, &AV),
+            ops: &raw const AV_OPS,
+        },
+        addresses: Arc::default(),
+    });
+    // SAFETY: a place for it.
+    unsafe { out.write(Box::into_raw(av).cast()) };
+    0
+}
+
+unsafe fn addresses<'a>(av: *mut AvFid) -> &'a Addresses {
+    // SAFETY: made by `av_open`.
+    &unsafe { &*av.cast::<Av>() }.addresses
+}
+
+unsafe extern "C" fn insert(
+    av: *mut AvFid,
+    addr: *const c_void,
+    count: usize,
+    out: *mut u64,
+    _: u64,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: an object of ours.
+    let table = unsafe { addresses(av) };
+    let mut table = table.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut inserted = 0;
+    for i in 0..count {
+        // SAFETY: the caller gives so many addresses.
+        let bytes = unsafe { addr.cast::<[u8; ADDRESS]>().add(i).read_unaligned() };
+        let address = Address::from_bytes(&bytes);
+        let index = if address.is_some() {
+            inserted += 1;
+            table.push(address);
+            table.len() as u64 - 1
+        } else {
+            FI_ADDR_UNSPEC
+        };
+        if !out.is_null() {
+            // SAFETY: room for so many.
+            unsafe { out.add(i).write(index) };
+        }
+    }
+    inserted
+}
+
+unsafe extern "C" fn remove(av: *mut AvFid, addr: *mut u64, count: usize, _: u64) -> c_int {
+    // SAFETY: an object of ours.
+    let table = unsafe { addresses(av) };
+    let mut table = table.0.lock().unwrap_or_else(PoisonError::into_inner);
+    for i in 0..count {
+        // SAFETY: the caller gives so many.
+        let index = unsafe { addr.add(i).read() };
+        match usize::try_from(index).ok().and_then(|i| table.get_mut(i)) {
+            Some(entry) => *entry = None,
+            None => return -libc::EINVAL,
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn lookup(
+    av: *mut AvFid,
+    index: u64,
+    out: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    // SAFETY: an object of ours.
+    match unsafe { addresses(av) }.get(index) {
+        // SAFETY: the caller says how much room there is.
+        Some(address) => unsafe { put(&address, out, len) },
+        None => -libc::EINVAL,
+    }
+}
+
+/// Writes an address as far as there is room, and its length.
+///
+/// # Safety
+/// `len` says how many bytes may be written to `out`.
+pub(crate) unsafe fn put(address: &Address, out: *mut c_void, len: *mut usize) -> c_int {
+    let bytes = address.to_bytes();
+    // SAFETY: as said.
+    unsafe {
+        let room = len.read();
+        len.write(ADDRESS);
+        if !out.is_null() {
+            let part = room.min(ADDRESS);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.cast(), part);
+        }
+        if room < ADDRESS { -FI_ETOOSMALL } else { 0 }
+    }
+}
+
+unsafe extern "C" fn straddr(
+    _: *mut AvFid,
+    addr: *const c_void,
+    buf: *mut c_char,
+    len: *mut usize,
+) -> *const c_char {
+    // SAFETY: an address, and as much room as `len` says.
+    unsafe {
+        let bytes = addr.cast::<[u8; ADDRESS]>().read_unaligned();
+        let text = match Address::from_bytes(&bytes) {
+            Some(address) => format!("weft://{}/{:08x}\0", address.addr, address.key),
+            None => "no address\0".to_owned(),
+        };
+        let room = len.read();
+        len.write(text.len());
+        if room > 0 && !buf.is_null() {
+            let part = room.min(text.len());
+            std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast(), part);
+            buf.add(part - 1).write(0);
+        }
+    }
+    buf
+}

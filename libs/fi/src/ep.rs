@@ -1,0 +1,493 @@
+//! Endpoints: sends and receives, with tags and without.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use weft_fi::endpoint::{Endpoint, Setup};
+use weft_fi::machine::{PeerId, Refused, Want};
+use weft_fi::wire::Meta;
+use weft_verbs::RawMemory;
+
+use crate::abi::{
+    CmOps, DomainFid, EpFid, EpOps, FI_ADDR_UNSPEC, FI_CLAIM, FI_CLASS_AV, FI_CLASS_CQ,
+    FI_CLASS_EP, FI_CLASS_EQ, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_DISCARD,
+    FI_ENABLE, FI_GETOPSFLAG, FI_INJECT, FI_MATCH_COMPLETE, FI_PEEK, FI_RECV, FI_REMOTE_CQ_DATA,
+    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, Fid, Info, Msg, MsgOps, MsgTagged, Ops,
+    TaggedOps,
+};
+use crate::domain::{Addresses, Av, Domain, close, put};
+use crate::queue::Cq;
+use crate::{MISSING, info};
+
+#[repr(C)]
+struct Ep {
+    fid: EpFid,
+    endpoint: Arc<Endpoint>,
+    addresses: OnceLock<Arc<Addresses>>,
+    /// Peers by their index in the address vector.
+    peers: Mutex<Vec<Option<PeerId>>>,
+    /// Flags of sends and receives that give none of their own.
+    flags: Mutex<(u64, u64)>,
+    /// Receives may name their sender; else what they say of it means nothing.
+    directed: bool,
+    /// Only sends that ask for it make completions.
+    selective: Mutex<bool>,
+}
+
+static EP: Ops = Ops {
+    size: size_of::<Ops>(),
+    close: close::<Ep>,
+    bind,
+    control,
+    missing: [MISSING; 3],
+};
+static EP_OPS: EpOps = EpOps {
+    size: size_of::<EpOps>(),
+    cancel,
+    missing: [MISSING; 6],
+};
+static CM_OPS: CmOps = CmOps {
+    size: size_of::<CmOps>(),
+    setname: MISSING,
+    getname,
+    missing: [MISSING; 7],
+};
+static MSG_OPS: MsgOps = MsgOps {
+    size: size_of::<MsgOps>(),
+    recv,
+    recvv,
+    recvmsg,
+    send,
+    sendv,
+    sendmsg,
+    inject,
+    senddata,
+    injectdata,
+};
+static TAGGED_OPS: TaggedOps = TaggedOps {
+    size: size_of::<TaggedOps>(),
+    recv: trecv,
+    recvv: trecvv,
+    recvmsg: trecvmsg,
+    send: tsend,
+    sendv: tsendv,
+    sendmsg: tsendmsg,
+    inject: tinject,
+    senddata: tsenddata,
+    injectdata: tinjectdata,
+};
+
+/// Of each million packets so many are lost on purpose: `WEFT_FI_DROP`, in percent.
+fn drop_per_million() -> u64 {
+    let set = std::env::var("WEFT_FI_DROP").ok();
+    let percent = set.and_then(|text| text.parse::<f64>().ok());
+    (percent.unwrap_or(0.0).clamp(0.0, 50.0) * 10_000.0) as u64
+}
+
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut DomainFid,
+    info: *mut Info,
+    out: *mut *mut EpFid,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: objects of ours, and a valid description or null.
+    let (domain, info) = unsafe { (&*domain.cast::<Domain>(), info.as_ref()) };
+    let setup = Setup {
+        addr: info
+            .and_then(info::source)
+            .unwrap_or_else(info::usual_address),
+        threshold: info::threshold(),
+        drop_per_million: drop_per_million(),
+    };
+    let endpoint = match Endpoint::open(&domain.device, &setup) {
+        Ok(endpoint) => Arc::new(endpoint),
+        Err(error) => {
+            eprintln!(
+                "weft: cannot open an endpoint on {}: {error}",
+                setup.addr.ip()
+            );
+            return -error.raw_os_error().unwrap_or(libc::EIO);
+        }
+    };
+    // SAFETY: parts of a valid description, or null.
+    let flags = unsafe {
+        let tx = info.and_then(|i| i.tx_attr.as_ref());
+        let rx = info.and_then(|i| i.rx_attr.as_ref());
+        (
+            tx.map_or(0, |tx| tx.op_flags),
+            rx.map_or(0, |rx| rx.op_flags),
+        )
+    };
+    let ep = Box::new(Ep {
+        fid: EpFid {
+            fid: Fid {
+                fclass: FI_CLASS_EP,
+                context,
+                ops: &raw const EP,
+            },
+            ops: &raw const EP_OPS,
+            cm: &raw const CM_OPS,
+            msg: &raw const MSG_OPS,
+            rma: std::ptr::null(),
+            tagged: &raw const TAGGED_OPS,
+            atomic: std::ptr::null(),
+            collective: std::ptr::null(),
+        },
+        endpoint,
+        addresses: OnceLock::new(),
+        peers: Mutex::default(),
+        flags: Mutex::new(flags),
+        directed: info.is_some_and(|info| info.caps & FI_DIRECTED_RECV != 0),
+        selective: Mutex::new(false),
+    });
+    // SAFETY: a place for it.
+    unsafe { out.write(Box::into_raw(ep).cast()) };
+    0
+}
+
+fn set<T>(place: &Mutex<T>, value: T) {
+    *place.lock().unwrap_or_else(PoisonError::into_inner) = value;
+}
+
+fn get<T: Copy>(place: &Mutex<T>) -> T {
+    *place.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
+    // SAFETY: objects of ours, told apart by their class.
+    unsafe {
+        let ep = &*fid.cast::<Ep>();
+        match (*other).fclass {
+            FI_CLASS_CQ => {
+                let cq = &*other.cast::<Cq>();
+                let sends = (flags & FI_SEND != 0).then_some(&cq.queue);
+                let receives = (flags & FI_RECV != 0).then_some(&cq.queue);
+                ep.endpoint.complete_to(sends, receives);
+                cq.add(Arc::downgrade(&ep.endpoint));
+                if flags & FI_SEND != 0 {
+                    set(&ep.selective, flags & FI_SELECTIVE_COMPLETION != 0);
+                }
+                0
+            }
+            FI_CLASS_AV => {
+                let av = &*other.cast::<Av>();
+                match ep.addresses.set(Arc::clone(&av.addresses)) {
+                    Ok(()) => 0,
+                    Err(_) => -libc::EINVAL,
+                }
+            }
+            FI_CLASS_EQ => 0,
+            _ => -libc::ENOSYS,
+        }
+    }
+}
+
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: an object of ours, and for the flags a number of 64 bits.
+    unsafe {
+        let ep = &*fid.cast::<Ep>();
+        match command {
+            FI_ENABLE => 0,
+            FI_GETOPSFLAG | FI_SETOPSFLAG => {
+                let arg = arg.cast::<u64>();
+                let (mut tx, mut rx) = get(&ep.flags);
+                let place = if *arg & FI_SEND != 0 {
+                    &mut tx
+                } else {
+                    &mut rx
+                };
+                if command == FI_SETOPSFLAG {
+                    *place = *arg & !(FI_SEND | FI_RECV);
+                } else {
+                    *arg = *place;
+                }
+                set(&ep.flags, (tx, rx));
+                0
+            }
+            _ => -libc::ENOSYS,
+        }
+    }
+}
+
+unsafe extern "C" fn getname(fid: *mut Fid, out: *mut c_void, len: *mut usize) -> c_int {
+    // SAFETY: an object of ours, and room as `len` says.
+    unsafe {
+        let ep = &*fid.cast::<Ep>();
+        put(&ep.endpoint.address(), out, len)
+    }
+}
+
+unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
+    // SAFETY: an object of ours.
+    let ep = unsafe { &*fid.cast::<Ep>() };
+    ep.endpoint.cancel(context as usize);
+    0
+}
+
+impl Ep {
+    fn peer(&self, addr: u64) -> Result<PeerId, c_int> {
+        let index = usize::try_from(addr).map_err(|_| libc::EINVAL)?;
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&Some(peer)) = peers.get(index) {
+            return Ok(peer);
+        }
+        let addresses = self.addresses.get().ok_or(libc::EINVAL)?;
+        let address = addresses.get(addr).ok_or(libc::EINVAL)?;
+        let peer = self.endpoint.peer(&address).map_err(errno)?;
+        // `get` has found the index, so that the table is no longer than the vector.
+        if peers.len() <= index {
+            peers.resize(index + 1, None);
+        }
+        peers[index] = Some(peer);
+        Ok(peer)
+    }
+
+    fn send(&self, memory: &RawMemory, to: u64, meta: Meta, flags: u64, context: usize) -> isize {
+        let injected = flags & FI_INJECT != 0;
+        if injected && memory.len() > info::inject_size() || memory.len() > info::MAX_MESSAGE {
+            return -(libc::EMSGSIZE as isize);
+        }
+        let quiet = get(&self.selective) && flags & FI_COMPLETION == 0;
+        let certain = flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) != 0 && !injected;
+        let peer = match self.peer(to) {
+            Ok(peer) => peer,
+            Err(error) => return -(error as isize),
+        };
+        let context = (!quiet).then_some(context);
+        match self.endpoint.send(peer, memory, meta, context, certain) {
+            Ok(()) => 0,
+            Err(refused) => {
+                if refused == Refused::Busy {
+                    self.endpoint.progress();
+                }
+                -(errno(refused) as isize)
+            }
+        }
+    }
+
+    fn recv(
+        &self,
+        memory: RawMemory,
+        from: u64,
+        mut want: Want,
+        flags: u64,
+        context: usize,
+    ) -> isize {
+        if self.directed && from != FI_ADDR_UNSPEC {
+            match self.peer(from) {
+                Ok(peer) => want.peer = Some(peer),
+                Err(error) => return -(error as isize),
+            }
+        }
+        if flags & FI_DISCARD != 0 {
+            return -(libc::EOPNOTSUPP as isize);
+        }
+        if flags & FI_PEEK != 0 {
+            self.endpoint.peek(&want, flags & FI_CLAIM != 0, context);
+            return 0;
+        }
+        let claim = (flags & FI_CLAIM != 0).then_some(context);
+        if self.endpoint.recv(memory, want, claim, context) {
+            0
+        } else {
+            -(libc::EINVAL as isize)
+        }
+    }
+}
+
+fn errno(refused: Refused) -> c_int {
+    match refused {
+        Refused::Busy => libc::EAGAIN,
+        Refused::Gone => libc::ECONNRESET,
+        Refused::TooMany => libc::ENOMEM,
+    }
+}
+
+unsafe fn ep<'a>(fid: *mut EpFid) -> &'a Ep {
+    // SAFETY: made by `open`.
+    unsafe { &*fid.cast::<Ep>() }
+}
+
+/// The memory of an operation. It is the library's until the operation is complete: that is libfabric's contract, and [`RawMemory`]'s.
+unsafe fn memory(ptr: *const c_void, len: usize) -> Result<RawMemory, isize> {
+    // SAFETY: as said.
+    unsafe { RawMemory::new(ptr.cast_mut().cast(), len) }.ok_or(-(libc::EFAULT as isize))
+}
+
+/// The one range of a list.
+unsafe fn range(iov: *const libc::iovec, count: usize) -> Result<(*const c_void, usize), isize> {
+    match count {
+        0 => Ok((std::ptr::null(), 0)),
+        // SAFETY: the list has so many.
+        1 => Ok(unsafe { ((*iov).iov_base.cast_const(), (*iov).iov_len) }),
+        _ => Err(-(libc::EINVAL as isize)),
+    }
+}
+
+struct Outgoing {
+    ptr: *const c_void,
+    len: usize,
+    to: u64,
+    tag: Option<u64>,
+    data: Option<u64>,
+    /// `None`: those of the endpoint.
+    flags: Option<u64>,
+    context: *mut c_void,
+}
+
+unsafe fn start_send(fid: *mut EpFid, out: &Outgoing) -> isize {
+    // SAFETY: an object of ours, and memory as the caller promises.
+    unsafe {
+        let ep = ep(fid);
+        let meta = Meta {
+            tagged: out.tag.is_some(),
+            tag: out.tag.unwrap_or(0),
+            data: out.data,
+            len: out.len as u64,
+        };
+        let flags = out.flags.unwrap_or_else(|| get(&ep.flags).0);
+        match memory(out.ptr, out.len) {
+            Ok(memory) => ep.send(&memory, out.to, meta, flags, out.context as usize),
+            Err(error) => error,
+        }
+    }
+}
+
+/// Injected sends make no completion.
+unsafe fn start_inject(fid: *mut EpFid, out: &Outgoing) -> isize {
+    // SAFETY: as `start_send`.
+    unsafe {
+        let ep = ep(fid);
+        if out.len > info::inject_size() {
+            return -(libc::EMSGSIZE as isize);
+        }
+        let meta = Meta {
+            tagged: out.tag.is_some(),
+            tag: out.tag.unwrap_or(0),
+            data: out.data,
+            len: out.len as u64,
+        };
+        let started = ep.peer(out.to).map_err(|e| -(e as isize)).and_then(|peer| {
+            let memory = memory(out.ptr, out.len)?;
+            let sent = ep.endpoint.send(peer, &memory, meta, None, false);
+            sent.map_err(|refused| {
+                if refused == Refused::Busy {
+                    ep.endpoint.progress();
+                }
+                -(errno(refused) as isize)
+            })
+        });
+        started.err().unwrap_or(0)
+    }
+}
+
+struct Taken {
+    ptr: *const c_void,
+    len: usize,
+    from: u64,
+    /// Tag, and bits to ignore.
+    tag: Option<(u64, u64)>,
+    flags: Option<u64>,
+    context: *mut c_void,
+}
+
+unsafe fn start_recv(fid: *mut EpFid, taken: &Taken) -> isize {
+    // SAFETY: as `start_send`.
+    unsafe {
+        let ep = ep(fid);
+        let (tag, ignore) = taken.tag.unwrap_or((0, 0));
+        let want = Want {
+            tagged: taken.tag.is_some(),
+            tag,
+            ignore,
+            peer: None,
+        };
+        let flags = taken.flags.unwrap_or(0);
+        match memory(taken.ptr, taken.len) {
+            Ok(memory) => ep.recv(memory, taken.from, want, flags, taken.context as usize),
+            Err(error) => error,
+        }
+    }
+}
+
+type Ptr = *mut c_void;
+type Mem = *const c_void;
+type Iov = *const libc::iovec;
+
+/// Calls of libfabric that differ in how they give the same things.
+macro_rules! calls {
+    ($($name:ident($($arg:ident: $kind:ty),*) = $start:ident($value:expr);)*) => {$(
+        unsafe extern "C" fn $name(fid: *mut EpFid, $($arg: $kind),*) -> isize {
+            // SAFETY: libfabric's user promises what the manual pages say.
+            unsafe { $start(fid, &$value) }
+        }
+    )*};
+}
+
+calls! {
+    send(ptr: Mem, len: usize, _desc: Ptr, to: u64, context: Ptr) =
+        start_send(Outgoing { ptr, len, to, tag: None, data: None, flags: None, context });
+    senddata(ptr: Mem, len: usize, _desc: Ptr, data: u64, to: u64, context: Ptr) =
+        start_send(Outgoing { ptr, len, to, tag: None, data: Some(data), flags: None, context });
+    inject(ptr: Mem, len: usize, to: u64) =
+        start_inject(Outgoing { ptr, len, to, tag: None, data: None, flags: None, context: std::ptr::null_mut() });
+    injectdata(ptr: Mem, len: usize, data: u64, to: u64) =
+        start_inject(Outgoing { ptr, len, to, tag: None, data: Some(data), flags: None, context: std::ptr::null_mut() });
+    tsend(ptr: Mem, len: usize, _desc: Ptr, to: u64, tag: u64, context: Ptr) =
+        start_send(Outgoing { ptr, len, to, tag: Some(tag), data: None, flags: None, context });
+    tsenddata(ptr: Mem, len: usize, _desc: Ptr, data: u64, to: u64, tag: u64, context: Ptr) =
+        start_send(Outgoing { ptr, len, to, tag: Some(tag), data: Some(data), flags: None, context });
+    tinject(ptr: Mem, len: usize, to: u64, tag: u64) =
+        start_inject(Outgoing { ptr, len, to, tag: Some(tag), data: None, flags: None, context: std::ptr::null_mut() });
+    tinjectdata(ptr: Mem, len: usize, data: u64, to: u64, tag: u64) =
+        start_inject(Outgoing { ptr, len, to, tag: Some(tag), data: Some(data), flags: None, context: std::ptr::null_mut() });
+    recv(ptr: Ptr, len: usize, _desc: Ptr, from: u64, context: Ptr) =
+        start_recv(Taken { ptr, len, from, tag: None, flags: None, context });
+    trecv(ptr: Ptr, len: usize, _desc: Ptr, from: u64, tag: u64, ignore: u64, context: Ptr) =
+        start_recv(Taken { ptr, len, from, tag: Some((tag, ignore)), flags: None, context });
+}
+
+/// As [`calls`], with a list of at most one range.
+macro_rules! list_calls {
+    ($($name:ident($list:expr, $count:expr; $($arg:ident: $kind:ty),*) = $start:ident($ptr:ident, $len:ident, $value:expr);)*) => {$(
+        unsafe extern "C" fn $name(fid: *mut EpFid, $($arg: $kind),*) -> isize {
+            // SAFETY: libfabric's user promises what the manual pages say.
+            unsafe {
+                match range($list, $count) {
+                    Ok(($ptr, $len)) => $start(fid, &$value),
+                    Err(error) => error,
+                }
+            }
+        }
+    )*};
+}
+
+list_calls! {
+    sendv(iov, count; iov: Iov, _desc: Ptr, count: usize, to: u64, context: Ptr) =
+        start_send(ptr, len, Outgoing { ptr, len, to, tag: None, data: None, flags: None, context });
+    sendmsg((*msg).iov, (*msg).iov_count; msg: *const Msg, flags: u64) =
+        start_send(ptr, len, Outgoing {
+            ptr, len, to: (*msg).addr, tag: None, data: data_of(flags, (*msg).data), flags: Some(flags), context: (*msg).context,
+        });
+    tsendv(iov, count; iov: Iov, _desc: Ptr, count: usize, to: u64, tag: u64, context: Ptr) =
+        start_send(ptr, len, Outgoing { ptr, len, to, tag: Some(tag), data: None, flags: None, context });
+    tsendmsg((*msg).iov, (*msg).iov_count; msg: *const MsgTagged, flags: u64) =
+        start_send(ptr, len, Outgoing {
+            ptr, len, to: (*msg).addr, tag: Some((*msg).tag), data: data_of(flags, (*msg).data), flags: Some(flags),
+            context: (*msg).context,
+        });
+    recvv(iov, count; iov: Iov, _desc: Ptr, count: usize, from: u64, context: Ptr) =
+        start_recv(ptr, len, Taken { ptr, len, from, tag: None, flags: None, context });
+    recvmsg((*msg).iov, (*msg).iov_count; msg: *const Msg, flags: u64) =
+        start_recv(ptr, len, Taken { ptr, len, from: (*msg).addr, tag: None, flags: Some(flags), context: (*msg).context });
+    trecvv(iov, count; iov: Iov, _desc: Ptr, count: usize, from: u64, tag: u64, ignore: u64, context: Ptr) =
+        start_recv(ptr, len, Taken { ptr, len, from, tag: Some((tag, ignore)), flags: None, context });
+    trecvmsg((*msg).iov, (*msg).iov_count; msg: *const MsgTagged, flags: u64) =
+        start_recv(ptr, len, Taken {
+            ptr, len, from: (*msg).addr, tag: Some(((*msg).tag, (*msg).ignore)), flags: Some(flags), context: (*msg).context,
+        });
+}
+
+fn data_of(flags: u64, data: u64) -> Option<u64> {
+    (flags & FI_REMOTE_CQ_DATA != 0).then_some(data)
+}

@@ -1,0 +1,337 @@
+//! `fi_getinfo`: what this provider offers, if that is what is asked for.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use weft_fi::endpoint::{ADDRESS, Address, THRESHOLD};
+
+use crate::abi::{
+    DomainAttr, EpAttr, FI_AV_TABLE, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV,
+    FI_EP_RDM, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MATCH_COMPLETE, FI_MSG,
+    FI_ORDER_SAS, FI_PROGRESS_MANUAL, FI_PROTO_WEFT, FI_RECV, FI_REMOTE_COMM, FI_RM_ENABLED,
+    FI_SEND, FI_SOURCE, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_SAFE, FI_TRANSMIT_COMPLETE, FORMAT,
+    FabricAttr, Info, RxAttr, TxAttr,
+};
+
+/// The name of provider, fabric and domain.
+pub(crate) const NAME: &CStr = c"weft";
+
+const CAPS: u64 =
+    FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_DIRECTED_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const TX_FLAGS: u64 = FI_COMPLETION
+    | FI_INJECT
+    | FI_INJECT_COMPLETE
+    | FI_TRANSMIT_COMPLETE
+    | FI_DELIVERY_COMPLETE
+    | FI_MATCH_COMPLETE;
+/// The longest message, in bytes.
+pub(crate) const MAX_MESSAGE: usize = 1 << 40;
+const QUEUE: usize = 1024;
+/// Newer versions of libfabric have longer structures: they find zeros there.
+const SPARE: usize = 512;
+
+/// Messages that are longer go by RDMA Write-Record: `WEFT_FI_RENDEZVOUS`, in bytes.
+pub(crate) fn threshold() -> u64 {
+    let set = std::env::var("WEFT_FI_RENDEZVOUS").ok();
+    let set = set.and_then(|bytes| bytes.parse().ok());
+    // Larger ones would fill the receivers' memory before there is a receive for them.
+    set.map_or(THRESHOLD, |bytes: u64| bytes.clamp(64, 1 << 20))
+}
+
+/// The longest message whose memory is the caller's again as the call returns.
+pub(crate) fn inject_size() -> usize {
+    usize::try_from(threshold()).unwrap_or(usize::MAX).min(4096)
+}
+
+/// Memory that `fi_freeinfo` frees.
+///
+/// # Safety
+/// `T` may be all zeros.
+unsafe fn zeroed<T>() -> *mut T {
+    // SAFETY: a size above 0.
+    unsafe { libc::calloc(1, size_of::<T>() + SPARE) }.cast()
+}
+
+unsafe fn free(info: *mut Info) {
+    // SAFETY: the caller gives it up; all parts are of `calloc` and `strdup`, or null.
+    unsafe {
+        for part in [
+            (*info).tx_attr.cast::<c_void>(),
+            (*info).rx_attr.cast(),
+            (*info).ep_attr.cast(),
+            (*info).domain_attr.cast(),
+            (*info).fabric_attr.cast(),
+            (*info).src_addr,
+        ] {
+            libc::free(part);
+        }
+        libc::free(info.cast());
+    }
+}
+
+/// Whether a name, if it is given, is ours.
+///
+/// # Safety
+/// A string or null.
+unsafe fn is_ours(name: *const c_char) -> bool {
+    // SAFETY: as said.
+    name.is_null() || unsafe { CStr::from_ptr(name) } == NAME
+}
+
+/// Whether we have what is asked for.
+///
+/// # Safety
+/// As libfabric gives it.
+unsafe fn fits(hints: &Info) -> bool {
+    // SAFETY: each part is a valid structure or null.
+    let (ep, domain, fabric, tx, rx) = unsafe {
+        (
+            hints.ep_attr.as_ref(),
+            hints.domain_attr.as_ref(),
+            hints.fabric_attr.as_ref(),
+            hints.tx_attr.as_ref(),
+            hints.rx_attr.as_ref(),
+        )
+    };
+    let optional = |value: c_int, ours: c_int| value == 0 || value == ours;
+    // SAFETY: names are strings.
+    let names =
+        unsafe { domain.is_none_or(|d| is_ours(d.name)) && fabric.is_none_or(|f| is_ours(f.name)) };
+    names
+        && hints.caps & !CAPS == 0
+        && (hints.addr_format == 0 || hints.addr_format == FORMAT)
+        && ep.is_none_or(|ep| {
+            optional(ep.kind, FI_EP_RDM)
+                && (ep.protocol == 0 || ep.protocol == FI_PROTO_WEFT)
+                && ep.max_msg_size <= MAX_MESSAGE
+                && ep.tx_ctx_cnt <= 1
+                && ep.rx_ctx_cnt <= 1
+                && ep.auth_key_size == 0
+        })
+        && domain
+            .is_none_or(|d| d.cq_data_size <= 8 && d.caps & !(FI_LOCAL_COMM | FI_REMOTE_COMM) == 0)
+        && tx.is_none_or(|tx| {
+            tx.caps & !CAPS == 0
+                && tx.op_flags & !TX_FLAGS == 0
+                && tx.msg_order & !FI_ORDER_SAS == 0
+                && tx.comp_order == 0
+                && tx.inject_size <= inject_size()
+                && tx.size <= QUEUE
+                && tx.iov_limit <= 1
+                && tx.rma_iov_limit == 0
+        })
+        && rx.is_none_or(|rx| {
+            rx.caps & !CAPS == 0
+                && rx.op_flags & !FI_COMPLETION == 0
+                && rx.msg_order & !FI_ORDER_SAS == 0
+                && rx.comp_order == 0
+                && rx.size <= QUEUE
+                && rx.iov_limit <= 1
+        })
+}
+
+/// See `fi_getinfo(3)`.
+pub(crate) unsafe extern "C" fn getinfo(
+    version: u32,
+    node: *const c_char,
+    _service: *const c_char,
+    flags: u64,
+    hints: *const Info,
+    out: *mut *mut Info,
+) -> c_int {
+    // SAFETY: a valid structure or null.
+    let hints = unsafe { hints.as_ref() };
+    // SAFETY: as above.
+    if hints.is_some_and(|hints| !unsafe { fits(hints) }) {
+        return -libc::ENODATA;
+    }
+    let mut from = None;
+    if !node.is_null() {
+        // A peer's address has a key that no name leads to: programs exchange addresses themselves.
+        if flags & FI_SOURCE == 0 {
+            return -libc::ENODATA;
+        }
+        // SAFETY: a string.
+        let name = unsafe { CStr::from_ptr(node) }.to_str().ok();
+        let Some(ip) = name.and_then(|name| name.parse::<IpAddr>().ok()) else {
+            return -libc::ENODATA;
+        };
+        from = Some(SocketAddr::from((ip, 0)));
+    }
+    // SAFETY: all of these may be zeros, and are freed below or by libfabric.
+    unsafe {
+        let info: *mut Info = zeroed();
+        if info.is_null() {
+            return -libc::ENOMEM;
+        }
+        (*info).tx_attr = zeroed();
+        (*info).rx_attr = zeroed();
+        (*info).ep_attr = zeroed();
+        (*info).domain_attr = zeroed();
+        (*info).fabric_attr = zeroed();
+        (*info).src_addr = libc::calloc(1, ADDRESS);
+        let parts = [
+            (*info).tx_attr.is_null(),
+            (*info).rx_attr.is_null(),
+            (*info).ep_attr.is_null(),
+            (*info).domain_attr.is_null(),
+            (*info).fabric_attr.is_null(),
+            (*info).src_addr.is_null(),
+        ];
+        if parts.contains(&true) {
+            free(info);
+            return -libc::ENOMEM;
+        }
+        describe(&mut *info, hints, version);
+        if let Some(addr) = from.or_else(|| hints.and_then(source)) {
+            let bytes = Address { addr, key: 0 }.to_bytes();
+            (*info).src_addr.cast::<[u8; ADDRESS]>().write(bytes);
+            (*info).src_addrlen = ADDRESS;
+        } else {
+            libc::free((*info).src_addr);
+            (*info).src_addr = std::ptr::null_mut();
+        }
+        out.write(info);
+    }
+    0
+}
+
+/// The address that a description asks for as the endpoint's own. Its port and key mean nothing.
+pub(crate) fn source(info: &Info) -> Option<SocketAddr> {
+    if info.src_addr.is_null() || info.src_addrlen != ADDRESS {
+        return None;
+    }
+    // SAFETY: so many bytes are there.
+    let mut bytes: [u8; ADDRESS] = unsafe { info.src_addr.cast::<[u8; ADDRESS]>().read() };
+    // An address has a port; this one asks for any.
+    bytes[17] = 1;
+    let mut addr = Address::from_bytes(&bytes)?.addr;
+    addr.set_port(0);
+    Some(addr)
+}
+
+unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
+    let asked = hints.map_or(0, |hints| hints.caps);
+    let caps = if asked == 0 {
+        CAPS
+    } else {
+        asked | FI_SEND | FI_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM
+    };
+    info.caps = caps;
+    info.addr_format = FORMAT;
+    // SAFETY: the caller has made all of them; hints are valid or null.
+    unsafe {
+        let of_tx = hints.and_then(|h| h.tx_attr.as_ref());
+        let of_rx = hints.and_then(|h| h.rx_attr.as_ref());
+        info.tx_attr.write(TxAttr {
+            caps: caps & !FI_RECV & !FI_DIRECTED_RECV,
+            mode: 0,
+            op_flags: of_tx.map_or(0, |tx| tx.op_flags),
+            msg_order: FI_ORDER_SAS,
+            comp_order: 0,
+            inject_size: inject_size(),
+            size: QUEUE,
+            iov_limit: 1,
+            rma_iov_limit: 0,
+            tclass: 0,
+        });
+        info.rx_attr.write(RxAttr {
+            caps: caps & !FI_SEND,
+            mode: 0,
+            op_flags: of_rx.map_or(0, |rx| rx.op_flags),
+            msg_order: FI_ORDER_SAS,
+            comp_order: 0,
+            total_buffered_recv: 0,
+            size: QUEUE,
+            iov_limit: 1,
+        });
+        let ep: &mut EpAttr = &mut *info.ep_attr;
+        ep.kind = FI_EP_RDM;
+        ep.protocol = FI_PROTO_WEFT;
+        ep.protocol_version = 1;
+        ep.max_msg_size = MAX_MESSAGE;
+        ep.mem_tag_format = FI_TAG_GENERIC;
+        ep.tx_ctx_cnt = 1;
+        ep.rx_ctx_cnt = 1;
+        let of_domain = hints.and_then(|h| h.domain_attr.as_ref());
+        let asked = |get: fn(&DomainAttr) -> c_int, ours: c_int| {
+            of_domain.map(get).filter(|v| *v != 0).unwrap_or(ours)
+        };
+        let domain: &mut DomainAttr = &mut *info.domain_attr;
+        domain.name = libc::strdup(NAME.as_ptr());
+        // Any model of threads and any kind of progress will do.
+        domain.threading = asked(|d| d.threading, FI_THREAD_SAFE);
+        domain.control_progress = asked(|d| d.control_progress, FI_PROGRESS_MANUAL);
+        domain.data_progress = asked(|d| d.data_progress, FI_PROGRESS_MANUAL);
+        domain.resource_mgmt = FI_RM_ENABLED;
+        domain.av_type = asked(|d| d.av_type, FI_AV_TABLE);
+        domain.mr_key_size = 8;
+        domain.cq_data_size = 8;
+        domain.cq_cnt = 1024;
+        domain.ep_cnt = 1024;
+        domain.tx_ctx_cnt = 1024;
+        domain.rx_ctx_cnt = 1024;
+        domain.max_ep_tx_ctx = 1;
+        domain.max_ep_rx_ctx = 1;
+        domain.mr_iov_limit = 1;
+        domain.caps = FI_LOCAL_COMM | FI_REMOTE_COMM;
+        let fabric: &mut FabricAttr = &mut *info.fabric_attr;
+        fabric.name = libc::strdup(NAME.as_ptr());
+        // libfabric fills in the provider's name.
+        fabric.api_version = version;
+    }
+}
+
+/// The address that an endpoint gets if nobody says which: `WEFT_FI_ADDR`, the first one of this host that others can reach, or the loopback address.
+pub(crate) fn usual_address() -> SocketAddr {
+    if let Ok(text) = std::env::var("WEFT_FI_ADDR") {
+        match text.parse::<IpAddr>() {
+            Ok(ip) => return SocketAddr::from((ip, 0)),
+            Err(_) => eprintln!("weft: WEFT_FI_ADDR={text} is no IP address; it is not used"),
+        }
+    }
+    let mut found = None;
+    let mut list = std::ptr::null_mut();
+    // SAFETY: a place for the list.
+    if unsafe { libc::getifaddrs(&raw mut list) } == 0 {
+        let mut next = list;
+        // SAFETY: the kernel's list, until it is freed.
+        while let Some(entry) = unsafe { next.as_ref() } {
+            next = entry.ifa_next;
+            let up = entry.ifa_flags & libc::IFF_UP as u32 != 0;
+            let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+            if !up || loopback || entry.ifa_addr.is_null() {
+                continue;
+            }
+            // SAFETY: every address begins with its family.
+            let family = c_int::from(unsafe { (*entry.ifa_addr).sa_family });
+            let ip = match family {
+                libc::AF_INET => {
+                    // SAFETY: an address of this family.
+                    let addr =
+                        unsafe { entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+                    IpAddr::from(addr.sin_addr.s_addr.to_ne_bytes())
+                }
+                libc::AF_INET6 => {
+                    // SAFETY: as above.
+                    let addr =
+                        unsafe { entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+                    IpAddr::from(addr.sin6_addr.s6_addr)
+                }
+                _ => continue,
+            };
+            let far = match ip {
+                IpAddr::V4(ip) => !ip.is_link_local(),
+                IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+            };
+            if far
+                && (found.is_none() || (found.is_some_and(|f: IpAddr| f.is_ipv6()) && ip.is_ipv4()))
+            {
+                found = Some(ip);
+            }
+        }
+        // SAFETY: it is not used any more.
+        unsafe { libc::freeifaddrs(list) };
+    }
+    SocketAddr::from((found.unwrap_or(Ipv4Addr::LOCALHOST.into()), 0))
+}

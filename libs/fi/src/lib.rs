@@ -1,0 +1,69 @@
+//! `libweft-fi.so`: weft's datagrams as a provider of libfabric, found through `FI_PROVIDER_PATH` (docs/mpi.md).
+//!
+//! Reliable datagram endpoints (`FI_EP_RDM`) with messages and tags. What is not there (one-sided calls, atomics, counters, wait sets) says so with
+//! `-FI_ENOSYS`. The protocol is in `weft-fi`; here are libfabric's types and their conversion.
+//!
+//! # Safety
+//!
+//! libfabric's contract is that of C: pointers are what its manual pages say, and objects are closed after those that are bound to them. Each object is
+//! a box whose first field is libfabric's own structure, so that a pointer to one is a pointer to the other. Objects hold what they need of each other by
+//! reference counts, so that an order of closing that is not the right one is harmless.
+
+pub mod abi;
+mod domain;
+mod ep;
+mod info;
+mod queue;
+
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+
+use abi::{Fid, Missing, Provider};
+
+/// Stands in every place of a table whose call is not there.
+pub(crate) unsafe extern "C" fn nosys() -> isize {
+    -(libc::ENOSYS as isize)
+}
+
+pub(crate) const MISSING: Missing = nosys;
+
+pub(crate) unsafe extern "C" fn no_bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
+    -libc::ENOSYS
+}
+
+pub(crate) unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int {
+    -libc::ENOSYS
+}
+
+unsafe extern "C" fn cleanup() {}
+
+/// libfabric keeps notes of its own in `context`.
+#[repr(transparent)]
+struct Shared(UnsafeCell<Provider>);
+
+// SAFETY: only libfabric writes to it, under its own lock; we never read it.
+unsafe impl Sync for Shared {}
+
+static PROVIDER: Shared = Shared(UnsafeCell::new(Provider {
+    version: 1 << 16,
+    fi_version: (1 << 16) + 17,
+    context: [std::ptr::null_mut(); 4],
+    name: info::NAME.as_ptr(),
+    getinfo: info::getinfo,
+    fabric: domain::fabric,
+    cleanup,
+}));
+
+/// What libfabric calls after it has loaded the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn fi_prov_ini() -> *mut Provider {
+    let level = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+    let level = level.unwrap_or(tracing_subscriber::filter::LevelFilter::OFF);
+    // The program may have a subscriber already, if it is one of ours.
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .try_init();
+    PROVIDER.0.get()
+}

@@ -1,0 +1,121 @@
+//! Addresses as programs hand them in and get them.
+//!
+//! # Safety
+//!
+//! The pointers are the program's, as its call's manual page says.
+
+use libc::{c_int, c_void, msghdr, sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
+use std::mem::size_of;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The destination of a send, of the socket's own family; `None` for one that the kernel had better look at.
+///
+/// # Safety
+/// `addr` has `len` bytes.
+pub(crate) unsafe fn parse(addr: *const sockaddr, len: socklen_t, v6: bool) -> Option<SocketAddr> {
+    let len = len as usize;
+    if addr.is_null() || len < size_of::<sa_family_t>() {
+        return None;
+    }
+    // SAFETY: the caller's promise; each read is within `len`.
+    unsafe {
+        let family = c_int::from(addr.cast::<sa_family_t>().read_unaligned());
+        if !v6 && family == libc::AF_INET && len >= size_of::<sockaddr_in>() {
+            let addr = addr.cast::<sockaddr_in>().read_unaligned();
+            let ip = Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr));
+            return Some(SocketAddr::new(ip.into(), u16::from_be(addr.sin_port)));
+        }
+        if v6 && family == libc::AF_INET6 && len >= size_of::<sockaddr_in6>() {
+            let addr = addr.cast::<sockaddr_in6>().read_unaligned();
+            if addr.sin6_flowinfo != 0 || addr.sin6_scope_id != 0 {
+                return None;
+            }
+            let ip = Ipv6Addr::from(addr.sin6_addr.s6_addr).to_canonical();
+            return Some(SocketAddr::new(ip, u16::from_be(addr.sin6_port)));
+        }
+    }
+    None
+}
+
+fn bytes(addr: SocketAddr, v6: bool) -> ([u8; size_of::<sockaddr_in6>()], usize) {
+    let mut out = [0; size_of::<sockaddr_in6>()];
+    out[2..4].copy_from_slice(&addr.port().to_be_bytes());
+    if v6 {
+        out[..2].copy_from_slice(&(libc::AF_INET6 as sa_family_t).to_ne_bytes());
+        out[8..24].copy_from_slice(&mapped(addr.ip()).octets());
+        return (out, size_of::<sockaddr_in6>());
+    }
+    out[..2].copy_from_slice(&(libc::AF_INET as sa_family_t).to_ne_bytes());
+    if let IpAddr::V4(ip) = addr.ip().to_canonical() {
+        out[4..8].copy_from_slice(&ip.octets());
+    }
+    (out, size_of::<sockaddr_in>())
+}
+
+fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+/// Writes a source address as the kernel does: cut at the room, with the whole length told. Returns that length.
+///
+/// # Safety
+/// `to` has `room` bytes, or is null.
+pub(crate) unsafe fn put(
+    addr: SocketAddr,
+    v6: bool,
+    to: *mut c_void,
+    room: socklen_t,
+) -> socklen_t {
+    let (bytes, len) = bytes(addr, v6);
+    if !to.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), len.min(room as usize));
+        }
+    }
+    len as socklen_t
+}
+
+/// Writes the ancillary message that tells the address a datagram was sent to (`IP_PKTINFO`, `IPV6_PKTINFO`) over the loopback interface. Returns the
+/// bytes used, and whether it was cut.
+///
+/// # Safety
+/// The header's control buffer is as it says.
+pub(crate) unsafe fn put_pktinfo(header: &msghdr, to: IpAddr, v6: bool) -> (usize, bool) {
+    /// The loopback interface's number in every network namespace.
+    const LOOPBACK: u32 = 1;
+    let mut data = [0_u8; 20];
+    let (level, kind, len) = if v6 {
+        data[..16].copy_from_slice(&mapped(to).octets());
+        data[16..20].copy_from_slice(&LOOPBACK.to_ne_bytes());
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, 20)
+    } else {
+        if let IpAddr::V4(ip) = to {
+            data[..4].copy_from_slice(&LOOPBACK.to_ne_bytes());
+            data[4..8].copy_from_slice(&ip.octets());
+            data[8..12].copy_from_slice(&ip.octets());
+        }
+        (libc::IPPROTO_IP, libc::IP_PKTINFO, 12)
+    };
+    let room = header.msg_controllen;
+    let head = size_of::<libc::cmsghdr>();
+    if header.msg_control.is_null() || room < head {
+        return (0, true);
+    }
+    // SAFETY: arithmetic only.
+    let (whole, space) = unsafe { (libc::CMSG_LEN(len), libc::CMSG_SPACE(len)) };
+    let (whole, space) = (whole as usize, space as usize);
+    let told = whole.min(room);
+    // SAFETY: the caller's promise; what is written is within `room`.
+    unsafe {
+        let at = header.msg_control.cast::<u8>();
+        at.cast::<usize>().write_unaligned(told);
+        at.add(8).cast::<c_int>().write_unaligned(level);
+        at.add(12).cast::<c_int>().write_unaligned(kind);
+        std::ptr::copy_nonoverlapping(data.as_ptr(), at.add(head), told - head);
+    }
+    (space.min(room), whole > room)
+}

@@ -1,0 +1,79 @@
+//! UDP sockets over a fork, and before another program is executed.
+//!
+//! A ring has one reader. So a socket that two processes share lets itself be found no more; the parent keeps the rings that it sends by, the
+//! child begins anew.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_run::meet::Why;
+
+use super::{Dgram, POOL, Pool, each, locked};
+use crate::table::{self, Entry};
+use crate::{fd, ledger};
+
+thread_local! {
+    /// Held from before a fork until after it.
+    static HELD: Cell<Option<MutexGuard<'static, Pool>>> = const { Cell::new(None) };
+}
+
+pub(crate) fn before() {
+    each(|_, d| {
+        if !d.is_deaf() {
+            d.deafen();
+            ledger::datagrams_stay(Why::Forked);
+        }
+    });
+    let _ = HELD.try_with(|held| held.set(Some(locked(&POOL))));
+}
+
+pub(crate) fn in_parent() {
+    let _ = HELD.try_with(Cell::take);
+}
+
+pub(crate) fn in_child() {
+    let _ = HELD.try_with(Cell::take);
+    let mut fresh: HashMap<*const Dgram, &'static Dgram> = HashMap::new();
+    each(|fd, old| {
+        let new = *fresh.entry(std::ptr::from_ref(old)).or_insert_with(|| {
+            let new = Dgram::new(old.v6.load(Relaxed), old.nonblock.load(Relaxed));
+            new.refs.store(0, Relaxed);
+            new.deaf.store(true, Relaxed);
+            new.plain.store(old.plain.load(Relaxed), Relaxed);
+            old.abandon();
+            new
+        });
+        new.refs.fetch_add(1, SeqCst);
+        table::put(fd, Entry::Dgram(new));
+    });
+}
+
+impl Dgram {
+    /// The rings are the parent's: what this process has of them goes, where no thread of the parent's was at work on it.
+    fn abandon(&self) {
+        if let Ok(mut tx) = self.tx.try_lock() {
+            tx.abandon();
+        }
+        if let Ok(mut rx) = self.rx.try_lock() {
+            *rx = super::rx::Rx::default();
+        }
+        if let Ok(mut slow) = self.slow.try_lock() {
+            *slow = super::Slow::default();
+        }
+        let bell = self.bell.swap(-1, SeqCst);
+        if bell >= 0 {
+            crate::hidden::close(bell);
+        }
+    }
+}
+
+/// Another program may get our sockets.
+pub(crate) fn before_exec() {
+    each(|number, d| {
+        if !d.is_plain() && !fd::closes_on_exec(number) {
+            d.plain(Why::Exec);
+        }
+    });
+}

@@ -1,0 +1,326 @@
+//! The calls that move bytes, for a descriptor that is no TCP connection: a UDP socket, or nothing of ours.
+//!
+//! # Safety
+//!
+//! Each is as safe as its manual page says.
+
+use libc::{
+    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec,
+};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::rx::{Out, receive, receive_many};
+use super::tx::{To, has_ring, transmit, went_by_kernel};
+use super::{Dgram, addr, of};
+use crate::io::{one, vector};
+use crate::next;
+
+fn bare(iov: &[iovec]) -> Out<'_> {
+    Out {
+        iov,
+        name: null_mut(),
+        name_len: null_mut(),
+        header: null_mut(),
+    }
+}
+
+/// # Safety
+/// As `read(2)`.
+pub(crate) unsafe fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // A read of nothing takes nothing.
+        let Some(d) = of(fd).filter(|_| n > 0) else {
+            return next::read(fd, buf, n);
+        };
+        let iov = one(buf, n);
+        receive(fd, d, &bare(&iov), 0, &|flags| {
+            next::recv(fd, buf, n, flags)
+        })
+    }
+}
+
+/// # Safety
+/// As `readv(2)`.
+pub(crate) unsafe fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let list = of(fd).and_then(|d| Some((d, vector(iov, n as usize)?)));
+        let Some((d, list)) = list.filter(|(_, list)| list.iter().any(|one| one.iov_len > 0))
+        else {
+            return next::readv(fd, iov, n);
+        };
+        receive(fd, d, &bare(list), 0, &|flags| {
+            // SAFETY: zeros are the empty message; the vector is the caller's.
+            let mut message: msghdr = std::mem::zeroed();
+            message.msg_iov = iov.cast_mut();
+            message.msg_iovlen = n as usize;
+            next::recvmsg(fd, &raw mut message, flags)
+        })
+    }
+}
+
+/// # Safety
+/// As `recvfrom(2)`.
+pub(crate) unsafe fn recvfrom(
+    fd: c_int,
+    buf: *mut c_void,
+    n: size_t,
+    flags: c_int,
+    name: *mut sockaddr,
+    name_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // What is odd is the kernel's to judge, and leaves the rings alone.
+        let odd = !name.is_null() && (name_len.is_null() || *name_len > i32::MAX as u32);
+        let Some(d) = of(fd).filter(|_| !odd) else {
+            return next::recvfrom(fd, buf, n, flags, name, name_len);
+        };
+        let iov = one(buf, n);
+        let out = Out {
+            name,
+            name_len,
+            ..bare(&iov)
+        };
+        receive(fd, d, &out, flags, &|more| {
+            next::recvfrom(fd, buf, n, flags | more, name, name_len)
+        })
+    }
+}
+
+unsafe fn receive_message(
+    fd: c_int,
+    d: &'static Dgram,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let kernel = |more| next::recvmsg(fd, message, flags | more);
+        let Some(list) = vector((*message).msg_iov, (*message).msg_iovlen) else {
+            return kernel(0);
+        };
+        let out = Out {
+            header: message,
+            ..bare(list)
+        };
+        receive(fd, d, &out, flags, &kernel)
+    }
+}
+
+/// # Safety
+/// As `recvmsg(2)`.
+pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match of(fd).filter(|_| !message.is_null()) {
+            Some(d) => receive_message(fd, d, message, flags),
+            None => next::recvmsg(fd, message, flags),
+        }
+    }
+}
+
+fn nanoseconds() -> i128 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)
+}
+
+/// # Safety
+/// As `recvmmsg(2)`.
+pub(crate) unsafe fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    n: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let call = || next::recvmmsg(fd, messages, n, flags, timeout);
+        let Some(d) = of(fd).filter(|_| n > 0) else {
+            return call();
+        };
+        // Without rings one call of the kernel's takes them all.
+        if let Some(got) = receive_many(fd, d, call) {
+            return got;
+        }
+        let limit = timeout
+            .as_ref()
+            .map(|t| i128::from(t.tv_sec) * 1_000_000_000 + i128::from(t.tv_nsec));
+        let begun = limit.map(|_| nanoseconds());
+        let mut now = flags & !libc::MSG_WAITFORONE;
+        let mut done = 0;
+        for at in 0..n.min(1024) as usize {
+            let one = messages.add(at);
+            let got = receive_message(fd, d, &raw mut (*one).msg_hdr, now);
+            if got < 0 {
+                return if at == 0 { -1 } else { at as c_int };
+            }
+            (*one).msg_len = got as c_uint;
+            done = at as c_int + 1;
+            if flags & libc::MSG_WAITFORONE != 0 {
+                now |= libc::MSG_DONTWAIT;
+            }
+            // As the kernel has it: the time is looked at after each datagram only.
+            if let (Some(limit), Some(begun)) = (limit, begun) {
+                let left = (limit - (nanoseconds() - begun)).max(0);
+                (*timeout).tv_sec = (left / 1_000_000_000) as i64;
+                (*timeout).tv_nsec = (left % 1_000_000_000) as i64;
+                if left == 0 {
+                    break;
+                }
+            }
+        }
+        done
+    }
+}
+
+/// # Safety
+/// As `send(2)`.
+pub(crate) unsafe fn send(fd: c_int, buf: *const c_void, n: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(d) = of(fd)
+            && let Some(sent) = transmit(fd, d, To::Connected, &one(buf, n), flags)
+        {
+            return sent;
+        }
+        next::send(fd, buf, n, flags)
+    }
+}
+
+/// # Safety
+/// As `write(2)`.
+pub(crate) unsafe fn write(fd: c_int, buf: *const c_void, n: size_t) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(d) = of(fd)
+            && let Some(sent) = transmit(fd, d, To::Connected, &one(buf, n), 0)
+        {
+            return sent;
+        }
+        next::write(fd, buf, n)
+    }
+}
+
+/// # Safety
+/// As `writev(2)`.
+pub(crate) unsafe fn writev(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(d) = of(fd)
+            && let Some(list) = vector(iov, n as usize)
+            && let Some(sent) = transmit(fd, d, To::Connected, list, 0)
+        {
+            return sent;
+        }
+        next::writev(fd, iov, n)
+    }
+}
+
+unsafe fn destination(d: &Dgram, name: *const c_void, len: socklen_t) -> To {
+    if name.is_null() {
+        return To::Connected;
+    }
+    // SAFETY: the caller's promise.
+    match unsafe { addr::parse(name.cast(), len, d.v6.load(SeqCst)) } {
+        Some(addr) => To::Addr(addr),
+        None => To::Unclear,
+    }
+}
+
+/// # Safety
+/// As `sendto(2)`.
+pub(crate) unsafe fn sendto(
+    fd: c_int,
+    buf: *const c_void,
+    n: size_t,
+    flags: c_int,
+    name: *const sockaddr,
+    len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(d) = of(fd) {
+            let to = destination(d, name.cast(), len);
+            if let Some(sent) = transmit(fd, d, to, &one(buf, n), flags) {
+                return sent;
+            }
+        }
+        next::sendto(fd, buf, n, flags, name, len)
+    }
+}
+
+unsafe fn send_message(
+    fd: c_int,
+    d: &'static Dgram,
+    message: *const msghdr,
+    flags: c_int,
+) -> Option<ssize_t> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let header = message.as_ref()?;
+        let list = vector(header.msg_iov, header.msg_iovlen)?;
+        let to = if header.msg_controllen > 0 && !header.msg_control.is_null() {
+            // Source address, interface, segments...
+            To::Unclear
+        } else {
+            destination(d, header.msg_name, header.msg_namelen)
+        };
+        transmit(fd, d, to, list, flags)
+    }
+}
+
+/// # Safety
+/// As `sendmsg(2)`.
+pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(d) = of(fd)
+            && let Some(sent) = send_message(fd, d, message, flags)
+        {
+            return sent;
+        }
+        next::sendmsg(fd, message, flags)
+    }
+}
+
+/// # Safety
+/// As `sendmmsg(2)`.
+pub(crate) unsafe fn sendmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let Some(d) = of(fd).filter(|d| !d.is_plain() && n > 0) else {
+            return next::sendmmsg(fd, messages, n, flags);
+        };
+        if !has_ring(d) {
+            // One call of the kernel's takes them all, but for the first, by which rings come about.
+            let first = send_message(fd, d, &raw const (*messages).msg_hdr, flags);
+            let Some(sent) = first else {
+                return next::sendmmsg(fd, messages, n, flags);
+            };
+            (*messages).msg_len = sent as c_uint;
+            return 1;
+        }
+        for at in 0..n.min(1024) as usize {
+            let one = messages.add(at);
+            let header = &raw const (*one).msg_hdr;
+            let sent = send_message(fd, d, header, flags)
+                .unwrap_or_else(|| next::sendmsg(fd, header, flags));
+            if sent < 0 {
+                return if at == 0 { -1 } else { at as c_int };
+            }
+            (*one).msg_len = sent as c_uint;
+        }
+        n.min(1024) as c_int
+    }
+}
+
+/// Before a call that sends by the kernel whatever there is.
+pub(crate) fn by_kernel(fd: c_int) {
+    if let Some(d) = of(fd) {
+        went_by_kernel(d);
+    }
+}

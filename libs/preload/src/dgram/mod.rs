@@ -1,0 +1,322 @@
+//! UDP sockets of the program, and rings to and from other programs of the host.
+//!
+//! The program's socket stays bound, and what cannot go through a ring goes by it. Each pair of a sending and a receiving socket has a ring of
+//! its own (a direction of a [`weft_ring::stream::Stream`] with a header in front of each datagram), so that every datagram has the source
+//! address that was verified when the pair was made. All rings of a receiving socket have one bell, an eventfd, which stands in epoll sets
+//! beside the socket. How pairs meet is in `weft_run::dgram`.
+//!
+//! # Safety
+//!
+//! A [`Dgram`] is never freed: it is used again for another socket. What it holds is behind locks; who has taken one looks whether the
+//! descriptor still is that socket.
+
+pub(crate) mod addr;
+pub(crate) mod fork;
+pub(crate) mod io;
+pub(crate) mod options;
+pub(crate) mod ready;
+pub(crate) mod rx;
+pub(crate) mod tx;
+
+use libc::c_int;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use weft_run::meet::Why;
+
+use crate::table::{self, Entry};
+use crate::{hidden, ledger};
+
+/// A descriptor of the library's own, closed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Own(pub(crate) c_int);
+
+impl Own {
+    pub(crate) fn new(fd: OwnedFd) -> Option<Own> {
+        hidden::hide(fd).map(Own)
+    }
+}
+
+impl AsFd for Own {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        borrowed(self.0)
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if self.0 >= 0 {
+            hidden::close(self.0);
+        }
+    }
+}
+
+pub(crate) fn borrowed(fd: c_int) -> BorrowedFd<'static> {
+    // SAFETY: a descriptor that its owner keeps open during the call.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// What is rare: being found, and registrations in epoll sets.
+#[derive(Default)]
+pub(crate) struct Slow {
+    pub(crate) listener: Option<Own>,
+    pub(crate) cookie: u64,
+    pub(crate) regs: Vec<ready::Reg>,
+}
+
+#[repr(align(64))]
+pub(crate) struct Dgram {
+    /// Descriptors of this process that are it.
+    refs: AtomicU32,
+    /// The kernel's for good.
+    plain: AtomicBool,
+    /// It lets itself be found no more.
+    deaf: AtomicBool,
+    /// It has rings to receive from.
+    pub(crate) inbound: AtomicBool,
+    /// It is in an epoll set: the bell is kept in step at the end of each receive.
+    pub(crate) eager: AtomicBool,
+    /// The same, edge-triggered.
+    pub(crate) edge: AtomicBool,
+    pub(crate) nonblock: AtomicBool,
+    pub(crate) v6: AtomicBool,
+    /// The program wants to know the address that a datagram was sent to.
+    pub(crate) pktinfo: AtomicBool,
+    /// Threads that wait, or may wait, in the kernel for this socket alone.
+    pub(crate) in_kernel: AtomicU32,
+    /// Datagrams received.
+    pub(crate) received: AtomicU64,
+    /// When senders were last looked for.
+    pub(crate) looked: AtomicU64,
+    /// `SO_RCVTIMEO` in milliseconds; 0: none.
+    pub(crate) patience: AtomicI64,
+    /// The eventfd of all rings that come in; -1: none yet.
+    pub(crate) bell: AtomicI32,
+    slow: Mutex<Slow>,
+    rx: Mutex<rx::Rx>,
+    tx: Mutex<tx::Tx>,
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Pool = Vec<&'static Dgram>;
+static POOL: Mutex<Pool> = Mutex::new(Vec::new());
+
+impl Dgram {
+    fn new(v6: bool, nonblock: bool) -> &'static Dgram {
+        let used = locked(&POOL).pop();
+        let d = used.unwrap_or_else(|| {
+            Box::leak(Box::new(Dgram {
+                refs: AtomicU32::new(0),
+                plain: AtomicBool::new(false),
+                deaf: AtomicBool::new(false),
+                inbound: AtomicBool::new(false),
+                eager: AtomicBool::new(false),
+                edge: AtomicBool::new(false),
+                nonblock: AtomicBool::new(false),
+                v6: AtomicBool::new(false),
+                pktinfo: AtomicBool::new(false),
+                in_kernel: AtomicU32::new(0),
+                received: AtomicU64::new(0),
+                looked: AtomicU64::new(0),
+                patience: AtomicI64::new(0),
+                bell: AtomicI32::new(-1),
+                slow: Mutex::default(),
+                rx: Mutex::default(),
+                tx: Mutex::default(),
+            }))
+        });
+        d.refs.store(1, Relaxed);
+        d.v6.store(v6, Relaxed);
+        d.nonblock.store(nonblock, Relaxed);
+        d
+    }
+
+    pub(crate) fn slow(&self) -> MutexGuard<'_, Slow> {
+        locked(&self.slow)
+    }
+
+    pub(crate) fn rx(&self) -> MutexGuard<'_, rx::Rx> {
+        locked(&self.rx)
+    }
+
+    pub(crate) fn tx(&self) -> MutexGuard<'_, tx::Tx> {
+        locked(&self.tx)
+    }
+
+    /// Whether the descriptor still is this socket.
+    pub(crate) fn is(&self, fd: c_int) -> bool {
+        of(fd).is_some_and(|d| std::ptr::eq(d, self))
+    }
+
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain.load(Relaxed)
+    }
+
+    pub(crate) fn is_deaf(&self) -> bool {
+        self.deaf.load(Relaxed) || self.is_plain()
+    }
+
+    /// Senders go back to the kernel; what is in the rings can still be read.
+    pub(crate) fn deafen(&self) {
+        if self.deaf.swap(true, SeqCst) {
+            return;
+        }
+        self.slow().listener = None;
+        self.rx().close_all();
+    }
+
+    /// The kernel's for good.
+    pub(crate) fn plain(&self, why: Why) {
+        if self.plain.swap(true, SeqCst) {
+            return;
+        }
+        ledger::datagrams_stay(why);
+        self.deafen();
+        self.tx().forget_all();
+    }
+
+    /// Its last descriptor is gone.
+    fn recycle(&'static self) {
+        // The order is that of `rx::look`.
+        let mut slow = self.slow();
+        ready::leave_all(self, &mut slow);
+        {
+            let mut rx = self.rx();
+            rx.close_all();
+            *rx = rx::Rx::default();
+        }
+        *slow = Slow::default();
+        *self.tx() = tx::Tx::default();
+        let bell = self.bell.swap(-1, SeqCst);
+        if bell >= 0 {
+            hidden::close(bell);
+        }
+        for flag in [
+            &self.plain,
+            &self.deaf,
+            &self.inbound,
+            &self.eager,
+            &self.edge,
+            &self.pktinfo,
+        ] {
+            flag.store(false, SeqCst);
+        }
+        self.received.store(0, Relaxed);
+        self.looked.store(0, Relaxed);
+        self.patience.store(0, Relaxed);
+        drop(slow);
+        locked(&POOL).push(self);
+    }
+}
+
+/// The UDP socket behind a descriptor.
+#[inline]
+pub(crate) fn of(fd: c_int) -> Option<&'static Dgram> {
+    match table::get(fd) {
+        Entry::Dgram(d) => Some(d),
+        _ => None,
+    }
+}
+
+/// Calls `f` for each descriptor that is a UDP socket.
+pub(crate) fn each(mut f: impl FnMut(c_int, &'static Dgram)) {
+    table::each(0, usize::MAX, |fd, entry| {
+        if let Entry::Dgram(d) = entry {
+            f(fd, d);
+        }
+    });
+}
+
+/// A socket is new.
+pub(crate) fn follow(fd: c_int, domain: c_int, kind: c_int, protocol: c_int) {
+    let bare = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    let is_udp = matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && bare == libc::SOCK_DGRAM
+        && matches!(protocol, 0 | libc::IPPROTO_UDP);
+    // The C library's streams stand on the first three, and read and write by themselves.
+    if is_udp && fd > libc::STDERR_FILENO && table::holds(fd) && !crate::link::is_off() {
+        let d = Dgram::new(domain == libc::AF_INET6, kind & libc::SOCK_NONBLOCK != 0);
+        table::put(fd, Entry::Dgram(d));
+        ledger::datagram_socket();
+    }
+}
+
+/// A descriptor may stand for something else from now on.
+pub(crate) fn forget(fd: c_int, d: &'static Dgram) {
+    table::put(fd, Entry::None);
+    if d.refs.fetch_sub(1, SeqCst) == 1 {
+        d.recycle();
+    } else {
+        ready::leave(d, fd);
+    }
+}
+
+/// `new` is another descriptor of it.
+pub(crate) fn copied(d: &'static Dgram, new: c_int) {
+    if !table::holds(new) {
+        // Calls by that number would not be seen.
+        return d.plain(Why::Descriptors);
+    }
+    d.refs.fetch_add(1, SeqCst);
+    table::put(new, Entry::Dgram(d));
+    if new <= libc::STDERR_FILENO {
+        d.plain(Why::Stdio);
+    }
+}
+
+/// The socket is used in a way that is not followed.
+pub(crate) fn make_plain(fd: c_int, why: Why) {
+    if let Some(d) = of(fd) {
+        d.plain(why);
+    }
+}
+
+/// What the process does from now on is not seen.
+pub(crate) fn everything_plain(why: Why) {
+    each(|_, d| d.plain(why));
+}
+
+/// The program wants the number of a descriptor of ours. Returns whether it was one of a UDP socket, which has moved.
+pub(crate) fn move_away(fd: c_int, to: c_int) -> bool {
+    let mut moved = false;
+    each(|_, d| moved = moved || d.own_moves(fd, to));
+    moved
+}
+
+impl Dgram {
+    fn own_moves(&self, fd: c_int, to: c_int) -> bool {
+        let mut slow = self.slow();
+        if self.bell.load(SeqCst) == fd {
+            ready::bell_moves(self, &slow, to);
+            return true;
+        }
+        let listener = slow.listener.as_mut().filter(|own| own.0 == fd);
+        if let Some(own) = listener {
+            own.0 = to;
+            return true;
+        }
+        let mut rx = self.rx();
+        let mut tx = self.tx();
+        let found = rx
+            .descriptors()
+            .chain(tx.descriptors())
+            .find(|own| own.0 == fd);
+        found.is_some_and(|own| {
+            own.0 = to;
+            true
+        })
+    }
+}
+
+/// Milliseconds of a clock that is cheap to read, and coarse.
+#[inline]
+pub(crate) fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}

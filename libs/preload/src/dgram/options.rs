@@ -1,0 +1,165 @@
+//! Options and `ioctl`s of UDP sockets.
+//!
+//! # Safety
+//!
+//! As `setsockopt(2)` and `ioctl(2)`.
+
+use libc::{c_int, c_ulong, c_void, socklen_t};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_run::meet::Why;
+
+use super::{Dgram, of, rx, tx};
+
+/// The time limits with 64-bit times.
+const SO_RCVTIMEO_NEW: c_int = 66;
+const SO_SNDTIMEO_NEW: c_int = 67;
+
+/// When the last datagram came: the lower half of the calls' numbers, which is the same for all widths of times.
+const SIOCGSTAMP: c_ulong = 0x8906;
+const SIOCGSTAMPNS: c_ulong = 0x8907;
+
+/// Options that change nothing of what goes through a ring.
+fn is_harmless(level: c_int, name: c_int) -> bool {
+    match level {
+        libc::SOL_SOCKET => {
+            matches!(
+                name,
+                libc::SO_RCVBUF
+                    | libc::SO_SNDBUF
+                    | libc::SO_RCVBUFFORCE
+                    | libc::SO_SNDBUFFORCE
+                    | libc::SO_REUSEADDR
+                    | libc::SO_REUSEPORT
+                    | libc::SO_BROADCAST
+                    | libc::SO_RCVTIMEO
+                    | libc::SO_SNDTIMEO
+                    | libc::SO_KEEPALIVE
+                    | libc::SO_LINGER
+                    | libc::SO_PRIORITY
+                    | libc::SO_DEBUG
+                    | libc::SO_RCVLOWAT
+                    | libc::SO_BUSY_POLL
+                    | libc::SO_NO_CHECK
+                    | libc::SO_OOBINLINE
+                    | SO_RCVTIMEO_NEW
+                    | SO_SNDTIMEO_NEW
+            )
+        }
+        libc::IPPROTO_IP => matches!(
+            name,
+            libc::IP_TOS
+                | libc::IP_TTL
+                | libc::IP_PKTINFO
+                | libc::IP_MTU_DISCOVER
+                | libc::IP_RECVERR
+                | libc::IP_MULTICAST_TTL
+                | libc::IP_MULTICAST_LOOP
+                | libc::IP_MULTICAST_IF
+                | libc::IP_MULTICAST_ALL
+                | libc::IP_ADD_MEMBERSHIP
+                | libc::IP_DROP_MEMBERSHIP
+                | libc::IP_ADD_SOURCE_MEMBERSHIP
+                | libc::IP_DROP_SOURCE_MEMBERSHIP
+                | libc::IP_FREEBIND
+        ),
+        libc::IPPROTO_IPV6 => matches!(
+            name,
+            libc::IPV6_V6ONLY
+                | libc::IPV6_RECVPKTINFO
+                | libc::IPV6_UNICAST_HOPS
+                | libc::IPV6_MTU_DISCOVER
+                | libc::IPV6_RECVERR
+                | libc::IPV6_TCLASS
+                | libc::IPV6_MULTICAST_HOPS
+                | libc::IPV6_MULTICAST_LOOP
+                | libc::IPV6_MULTICAST_IF
+                | libc::IPV6_ADD_MEMBERSHIP
+                | libc::IPV6_DROP_MEMBERSHIP
+        ),
+        _ => false,
+    }
+}
+
+fn number(value: *const c_void, len: socklen_t) -> c_int {
+    match len {
+        _ if value.is_null() => 0,
+        // SAFETY: the kernel has just read as many bytes.
+        4.. => unsafe { value.cast::<c_int>().read_unaligned() },
+        // SAFETY: as above.
+        1.. => c_int::from(unsafe { value.cast::<u8>().read() }),
+        0 => 0,
+    }
+}
+
+/// The kernel has taken an option.
+pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) {
+    let Some(d) = of(fd) else { return };
+    if !is_harmless(level, name) {
+        return d.plain(Why::Option);
+    }
+    let v6 = d.v6.load(Relaxed);
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW) => {
+            if value.is_null() || (len as usize) < size_of::<libc::timeval>() {
+                return;
+            }
+            // SAFETY: the kernel has just read it.
+            let time = unsafe { value.cast::<libc::timeval>().read_unaligned() };
+            let ms = time
+                .tv_sec
+                .saturating_mul(1000)
+                .saturating_add((time.tv_usec + 999) / 1000);
+            d.patience.store(ms.max(0), SeqCst);
+        }
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) | (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => {
+            // An IPv6 socket tells of IPv4 datagrams in two ways, if it is asked to.
+            if v6 != (level == libc::IPPROTO_IPV6) || d.inbound.load(SeqCst) {
+                return d.plain(Why::Option);
+            }
+            d.pktinfo.store(number(value, len) != 0, SeqCst);
+        }
+        _ => {}
+    }
+}
+
+/// # Safety
+/// As `ioctl(2)`: `call` is the program's own.
+pub(crate) unsafe fn ioctl(
+    fd: c_int,
+    d: &'static Dgram,
+    op: c_ulong,
+    arg: c_ulong,
+    call: impl Fn() -> c_int,
+) -> c_int {
+    let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
+    if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() {
+        let next = d.rx().next_len().filter(|_| d.is(fd));
+        if let Some((len, after)) = next {
+            if after && rx::is_readable(fd) {
+                return call();
+            }
+            // SAFETY: the caller's promise.
+            unsafe { out.write_unaligned(len as c_int) };
+            return 0;
+        }
+    }
+    let rc = call();
+    if rc == 0 && op == libc::FIONBIO && !out.is_null() {
+        // SAFETY: the kernel has just read it.
+        d.nonblock
+            .store(unsafe { out.read_unaligned() } != 0, SeqCst);
+    } else if rc == 0 && matches!(op & 0xffff, SIOCGSTAMP | SIOCGSTAMPNS) {
+        // From now on the kernel notes when datagrams come.
+        d.plain(Why::Option);
+    }
+    rc
+}
+
+/// The socket was connected, or is no more.
+pub(crate) fn connected(fd: c_int) {
+    let Some(d) = of(fd) else { return };
+    tx::readdressed(d);
+    // What comes from others is to be turned away from now on; the kernel keeps what it has, and so do the rings.
+    d.rx().close_all();
+}

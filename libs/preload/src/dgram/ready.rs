@@ -1,0 +1,255 @@
+//! Readiness of UDP sockets: the socket itself and the bell of its rings stand beside each other in epoll sets and poll lists.
+//!
+//! # Safety
+//!
+//! As `epoll_ctl(2)`.
+
+use libc::{c_int, c_short, epoll_event};
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::{Dgram, Slow, rx};
+use crate::ready::{self as sets, control};
+use crate::table::{self, Entry};
+use crate::{hidden, next};
+
+/// A registration in an epoll set.
+#[derive(Debug)]
+pub(crate) struct Reg {
+    set: c_int,
+    /// The set's number, which ends confusion with a later one of the same descriptor.
+    number: usize,
+    fd: c_int,
+    events: u32,
+    data: u64,
+    /// What of ours stands in the set: the bell or a duplicate, and its events.
+    bell: Option<(c_int, u32)>,
+}
+
+const FIXED: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+const EDGE: u32 = libc::EPOLLET as u32;
+
+/// What the bell is registered for.
+fn wanted(events: u32) -> Option<u32> {
+    (events & IN != 0)
+        .then_some(libc::EPOLLIN as u32 | events & (EDGE | FIXED | libc::EPOLLWAKEUP as u32))
+}
+
+/// Whether all sets that the socket is in can have the bell too.
+pub(crate) fn can_ring(slow: &Slow) -> bool {
+    slow.regs.iter().all(|reg| match table::get(reg.set) {
+        Entry::Set(number) if number == reg.number => reg.events & FIXED == 0 && number != 0,
+        // One that has two names, or none that we know.
+        Entry::Set(0) => false,
+        // A set that is closed by now does not matter.
+        _ => reg.number != 0,
+    })
+}
+
+impl Reg {
+    fn is_in(&self) -> bool {
+        sets::number(self.set) == self.number
+    }
+
+    /// Puts the bell beside the socket, as the registration now is.
+    fn follow(&mut self, bell: c_int) {
+        let want = wanted(self.events).filter(|_| bell >= 0);
+        match (self.bell, want) {
+            (None, Some(events)) => {
+                let mut fd = bell;
+                let mut rc = control(self.set, libc::EPOLL_CTL_ADD, fd, events, self.data);
+                if rc != 0 && crate::errno() == libc::EEXIST {
+                    // The same socket is in the set by another descriptor too.
+                    let Some(own) = hidden::duplicate(bell) else {
+                        return;
+                    };
+                    fd = own;
+                    rc = control(self.set, libc::EPOLL_CTL_ADD, fd, events, self.data);
+                }
+                if rc == 0 {
+                    self.bell = Some((fd, events));
+                    sets::count_mixed(1);
+                }
+            }
+            (Some((fd, _)), Some(events)) => {
+                control(self.set, libc::EPOLL_CTL_MOD, fd, events, self.data);
+                self.bell = Some((fd, events));
+            }
+            (Some(_), None) => self.leave(bell),
+            (None, None) => {}
+        }
+    }
+
+    /// Takes the bell out of the set. Senders have it too, so it would not go by itself.
+    fn leave(&mut self, bell: c_int) {
+        if let Some((fd, _)) = self.bell.take() {
+            if self.is_in() || matches!(table::get(self.set), Entry::Set(0)) {
+                control(self.set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            }
+            if fd != bell {
+                hidden::close(fd);
+            }
+            sets::count_mixed(-1);
+        }
+    }
+}
+
+fn keep_eager(d: &Dgram, slow: &Slow) {
+    d.eager.store(!slow.regs.is_empty(), SeqCst);
+    let edge = slow.regs.iter().any(|reg| reg.events & EDGE != 0);
+    d.edge.store(edge, SeqCst);
+}
+
+/// The socket has a ring: all sets get the bell.
+pub(crate) fn ring_all(d: &Dgram, slow: &mut Slow) {
+    let bell = d.bell.load(SeqCst);
+    for reg in &mut slow.regs {
+        if reg.is_in() && reg.bell.is_none() {
+            reg.follow(bell);
+        }
+    }
+    keep_eager(d, slow);
+}
+
+/// A descriptor of the socket is closed, and others are left.
+pub(crate) fn leave(d: &Dgram, fd: c_int) {
+    let mut slow = d.slow();
+    let bell = d.bell.load(SeqCst);
+    for reg in slow.regs.iter_mut().filter(|reg| reg.fd == fd) {
+        reg.leave(bell);
+    }
+    slow.regs.retain(|reg| reg.fd != fd);
+    keep_eager(d, &slow);
+}
+
+pub(crate) fn leave_all(d: &Dgram, slow: &mut Slow) {
+    let bell = d.bell.load(SeqCst);
+    for reg in &mut slow.regs {
+        reg.leave(bell);
+    }
+    slow.regs.clear();
+}
+
+pub(crate) fn bell_moves(d: &Dgram, slow: &Slow, to: c_int) {
+    let from = d.bell.swap(to, SeqCst);
+    for reg in &slow.regs {
+        if let Some((fd, events)) = reg.bell
+            && fd == from
+        {
+            control(reg.set, libc::EPOLL_CTL_DEL, from, 0, 0);
+            control(reg.set, libc::EPOLL_CTL_ADD, to, events, reg.data);
+        }
+    }
+}
+
+/// # Safety
+/// As `epoll_ctl(2)`.
+pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let Some(d) = super::of(fd) else {
+        // SAFETY: the caller's promise.
+        return unsafe { next::epoll_ctl(set, op, fd, event) };
+    };
+    let mut slow = d.slow();
+    // SAFETY: the caller's promise.
+    let rc = unsafe { next::epoll_ctl(set, op, fd, event) };
+    if rc != 0 {
+        return rc;
+    }
+    let bell = d.bell.load(SeqCst);
+    let number = sets::number(set);
+    // SAFETY: the kernel has read it, unless it takes one out.
+    let (events, data) = unsafe { sets::parts(event) };
+    let at = slow
+        .regs
+        .iter()
+        .position(|reg| reg.set == set && reg.fd == fd && reg.number == number);
+    match (op, at) {
+        (libc::EPOLL_CTL_ADD, _) => {
+            for reg in slow
+                .regs
+                .iter_mut()
+                .filter(|reg| reg.set == set && reg.fd == fd)
+            {
+                reg.leave(bell);
+            }
+            slow.regs.retain(|reg| !(reg.set == set && reg.fd == fd));
+            let mut reg = Reg {
+                set,
+                number,
+                fd,
+                events,
+                data,
+                bell: None,
+            };
+            reg.follow(bell);
+            slow.regs.push(reg);
+        }
+        (libc::EPOLL_CTL_MOD, Some(at)) => {
+            (slow.regs[at].events, slow.regs[at].data) = (events, data);
+            slow.regs[at].follow(bell);
+        }
+        (libc::EPOLL_CTL_DEL, Some(at)) => slow.regs.swap_remove(at).leave(bell),
+        _ => {}
+    }
+    keep_eager(d, &slow);
+    drop(slow);
+    if events & FIXED != 0 && op != libc::EPOLL_CTL_DEL && d.inbound.load(SeqCst) {
+        // Two descriptors cannot fire once together: senders go back to the kernel.
+        d.rx().close_all();
+    }
+    if bell >= 0 {
+        rx::settle_for_poll(d);
+    }
+    rc
+}
+
+/// A thread that waits for the socket in the kernel: no ring is made meanwhile.
+pub(crate) struct Waiting(&'static Dgram);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.in_kernel.fetch_sub(1, SeqCst);
+    }
+}
+
+/// The right to wait for the kernel's socket alone; `None`: it has rings.
+pub(crate) fn kernel_alone(d: &'static Dgram) -> Option<Waiting> {
+    if d.inbound.load(SeqCst) {
+        return None;
+    }
+    // First the mark, then the look: who makes a ring does it the other way round.
+    d.in_kernel.fetch_add(1, SeqCst);
+    let waiting = Waiting(d);
+    (!d.inbound.load(SeqCst)).then_some(waiting)
+}
+
+/// What a poll list has asked for.
+pub(crate) enum Asked {
+    /// Nothing: it is none of ours.
+    Stranger,
+    /// The kernel's socket alone.
+    Kernel(Waiting),
+    /// The kernel's socket, and the bell where the program waits for data.
+    Rings,
+}
+
+/// Asks for what stands for the socket in a poll list.
+pub(crate) fn for_poll(fd: c_int, events: c_short, mut put: impl FnMut(c_int, c_short)) -> Asked {
+    let Some(d) = super::of(fd) else {
+        return Asked::Stranger;
+    };
+    put(fd, events);
+    if let Some(waiting) = kernel_alone(d) {
+        return Asked::Kernel(waiting);
+    }
+    if events & (libc::POLLIN | libc::POLLRDNORM) != 0 {
+        rx::settle_for_poll(d);
+        put(d.bell.load(SeqCst), libc::POLLIN);
+    }
+    Asked::Rings
+}
+
+/// Whether a poll list has to be looked through for this descriptor.
+pub(crate) fn is_ours(fd: c_int) -> bool {
+    super::of(fd).is_some_and(|d| !d.is_plain() || d.inbound.load(SeqCst))
+}

@@ -1,0 +1,407 @@
+//! Connections whose peer is on another host: the channel is one to our user's broker, which carries the bytes on.
+//!
+//! What differs from a peer on this host: the receiver cannot see when all that was sent over TCP has arrived. So it *consents* first: from
+//! then on it looks at TCP and the bell ([`BOTH`]). The sender switches by itself, between two sends, and the broker hands its count over: the
+//! receiver switches when it has taken as many bytes from TCP. The broker publishes nothing before, so the bell says nothing that a recv
+//! could not keep. The formats and the order of things are in `docs/spec/run.md`.
+//!
+//! # Safety
+//!
+//! The program's buffers are as its call says: functions that take them are as safe as `recvmsg(2)`.
+
+use libc::{c_int, iovec, ssize_t};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::MutexGuard;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use weft_ring::Role;
+use weft_ring::stream::Stream;
+use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
+use weft_run::ledger::{Carrier, RING, TCP};
+use weft_run::meet::{Ends, Why};
+use weft_run::pace;
+
+use crate::bell::{self, Heard};
+use crate::conn::{BOTH, Chan, Conn, Inside, big};
+use crate::tx::Source;
+use crate::{hidden, ledger, link, next, ready, rx};
+
+/// Bytes that a direction's ring holds.
+const RING_BYTES: u32 = 1 << 20;
+/// How long a process that is about to lose sight of a socket waits for the peer's host to go back to TCP.
+const PARTING_MS: c_int = 2000;
+/// A socket without data whose TCP is at its end waits so long for the broker to say whether that is all.
+const END_MS: c_int = 20;
+
+/// What is to carry connections on; `None`: connections to other hosts stay on TCP.
+pub(crate) fn wanted() -> Option<Carrier> {
+    static WANTED: OnceLock<Option<Carrier>> = OnceLock::new();
+    *WANTED.get_or_init(|| {
+        Some(match std::env::var(hosts::ENV).ok()?.as_str() {
+            "auto" | "bsdp" => Carrier::Bsdp,
+            _ => return None,
+        })
+    })
+}
+
+/// Keeps the first bytes of what goes out (before they are counted).
+pub(crate) fn note_sent(conn: &Conn, source: &Source<'_>, n: u64) {
+    let position = conn.tx_count.load(Relaxed);
+    if position < BEGINNING as u64
+        && wanted().is_some()
+        && let Source::Memory(iov) = source
+    {
+        note(conn, iov, position, n, true);
+    }
+}
+
+/// Keeps the first bytes of what comes in (before they are counted).
+pub(crate) fn note_received(conn: &Conn, iov: &[iovec], n: u64) {
+    let position = conn.rx_count.load(Relaxed);
+    if position < BEGINNING as u64 && wanted().is_some() {
+        note(conn, iov, position, n, false);
+    }
+}
+
+#[cold]
+fn note(conn: &Conn, iov: &[iovec], position: u64, n: u64, is_sent: bool) {
+    let mut bytes = [0_u8; BEGINNING];
+    let n = BEGINNING.min(n as usize);
+    let mut len = 0;
+    rx::each_piece(iov, 0, n, |from, piece, done| {
+        // SAFETY: the kernel has just read or written so many bytes of the program's buffers; ours has room for `n`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr().add(done), piece) };
+        len = done + piece;
+    });
+    let big = big();
+    let (sent, received) = &mut **conn.slow(&big).beginnings.get_or_insert_default();
+    let of = if is_sent { sent } else { received };
+    of.note(position, &bytes[..len]);
+}
+
+/// One look for the broker's answer, under the lock. What is to be done with the connection: a channel, nothing yet, or TCP for good.
+pub(crate) fn look(
+    conn: &Conn,
+    fd: c_int,
+    n: u64,
+    ends: Ends,
+    carrier: Carrier,
+    big: &MutexGuard<'_, ()>,
+) -> Result<Option<Chan>, Why> {
+    let slow = conn.slow(big);
+    let Some(wire) = slow.wire else {
+        let (sent, received) = slow.beginnings.as_deref().cloned().unwrap_or_default();
+        if sent.bytes().len() + received.bytes().len() < ENOUGH {
+            return if n >= pace::LAST_LOOK {
+                Err(Why::NotConfirmed)
+            } else {
+                Ok(None)
+            };
+        }
+        let what = Registration {
+            ends,
+            dialled: conn.dialled.load(Relaxed),
+            carrier,
+            sent,
+            received,
+        };
+        match hosts::register(&what)? {
+            Some(wire) => {
+                slow.wire = Some(hidden::hide(wire).ok_or(Why::Descriptors)?);
+                conn.asked.store(true, Relaxed);
+            }
+            None if n >= pace::LAST_LOOK => return Err(Why::NoBroker),
+            None => conn.note(Why::NoBroker),
+        }
+        return Ok(None);
+    };
+    // SAFETY: ours, and closed under the lock only.
+    let wire = unsafe { BorrowedFd::borrow_raw(wire) };
+    match hosts::answer(wire)? {
+        None if n >= pace::LAST_LOOK => Err(Why::NotConfirmed),
+        None => {
+            conn.note(Why::NotConfirmed);
+            Ok(None)
+        }
+        Some(Answer::No(why)) => Err(why),
+        Some(Answer::Go(carrier)) => {
+            let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
+            let (ours, theirs) = bell::pair().ok_or(Why::System)?;
+            hosts::link(wire, segment.as_fd(), theirs.as_fd())?;
+            let mut chan = link::channel(stream, Role::Initiator, ours, fd)?;
+            chan.carrier = carrier;
+            ledger::carrier(conn, carrier);
+            Ok(Some(chan))
+        }
+    }
+}
+
+/// The receiver looks at both from now on, where nobody of the process waits in the kernel for TCP alone.
+pub(crate) fn try_consent(conn: &'static Conn, chan: &Chan, inside: &Inside) {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let tries = u64::from(side.pauses.fetch_add(1, Relaxed)) + 1;
+    if !pace::is_due(tries) || !conn.joined.load(SeqCst) {
+        return;
+    }
+    let big = big();
+    if link::is_off() || conn.holders(inside) != 1 {
+        return;
+    }
+    if !ready::can_move(conn, &big) {
+        conn.note(Why::Epoll);
+        return;
+    }
+    {
+        let _rx = side.rx_lock.lock();
+        if side.rx_state.load(SeqCst) != TCP {
+            return;
+        }
+        // Who comes to the kernel after this sees it.
+        side.rx_state.store(BOTH, SeqCst);
+        if conn.in_rx.load(SeqCst) != 0 {
+            side.rx_state.store(TCP, SeqCst);
+            return;
+        }
+        stream.consent(peer, conn.rx_count.load(SeqCst));
+        stream.arm(peer);
+        side.armed.store(1, Relaxed);
+    }
+    if conn.why.load(Relaxed) == Why::Epoll as u32 {
+        conn.note(Why::None);
+    }
+    link::moved(conn, chan, &big);
+    drop(big);
+    bell::ring(chan.bell());
+}
+
+/// Leaves [`BOTH`] when it is clear how the stream goes on. Returns whether it has.
+pub(crate) fn settle(conn: &'static Conn, chan: &Chan) -> bool {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    // In this order: a broker that closes has told the count before.
+    let closed = stream.is_closed(peer);
+    if stream.may_switch(peer, stream.seen(peer)) {
+        let big = big();
+        {
+            let _rx = side.rx_lock.lock();
+            if side.rx_state.load(SeqCst) != BOTH {
+                return true;
+            }
+            if !stream.switch(peer, stream.seen(peer)) {
+                return false;
+            }
+            side.rx_state.store(RING, SeqCst);
+        }
+        if side.tx_state.load(SeqCst) != RING {
+            ledger::switched();
+        }
+        conn.note(Why::None);
+        link::moved(conn, chan, &big);
+        drop(big);
+        bell::ring(chan.bell());
+        return true;
+    }
+    if closed && !stream.has_joined(peer) {
+        let why = if is_at_end(conn, chan) {
+            Why::None
+        } else {
+            Why::Peer
+        };
+        link::rx_after(conn, chan, why);
+        return true;
+    }
+    side.rx_state.load(SeqCst) != BOTH
+}
+
+fn wait(fds: &mut [libc::pollfd], timeout: c_int) -> c_int {
+    // SAFETY: a list of so many.
+    unsafe { next::poll(fds.as_mut_ptr(), fds.len() as u64, timeout) }
+}
+
+fn entry(fd: c_int) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    }
+}
+
+/// The time-out of the program's receives, in milliseconds.
+fn patience(fd: c_int) -> c_int {
+    let mut value = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 0,
+    };
+    let mut len = size_of::<libc::timeval>() as u32;
+    // SAFETY: an option of that size.
+    unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO,
+            (&raw mut value).cast(),
+            &raw mut len,
+        );
+    }
+    match value.tv_sec * 1000 + (value.tv_usec + 999) / 1000 {
+        0 => -1,
+        ms => c_int::try_from(ms).unwrap_or(c_int::MAX),
+    }
+}
+
+/// Receives from TCP while the broker may come in at any time. `None`: it has, or has said that it will not.
+///
+/// # Safety
+/// As `recvmsg(2)`.
+pub(crate) unsafe fn receive(
+    fd: c_int,
+    conn: &'static Conn,
+    chan: &Chan,
+    iov: &[iovec],
+    flags: c_int,
+) -> Option<ssize_t> {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
+    let mut looks_at_end = 0;
+    loop {
+        if settle(conn, chan) {
+            return None;
+        }
+        // SAFETY: all zeros is the empty message.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = iov.as_ptr().cast_mut();
+        message.msg_iovlen = iov.len();
+        let now = (flags | libc::MSG_DONTWAIT) & !libc::MSG_WAITALL;
+        // SAFETY: the caller's promise.
+        let n = unsafe { next::recvmsg(fd, &raw mut message, now) };
+        if n > 0 {
+            if flags & libc::MSG_PEEK == 0 {
+                stream.add_seen(peer, n as u64);
+                conn.rx_count.fetch_add(n as u64, SeqCst);
+                ledger::tcp(conn);
+                settle(conn, chan);
+            }
+            return Some(n);
+        }
+        let mut fds = [entry(chan.bell()), entry(fd)];
+        if n == 0 {
+            if settle(conn, chan) {
+                return None;
+            }
+            if stream.has_joined(peer) || looks_at_end > 100 {
+                // The end came before what the peer's host says was sent; or nobody says anything.
+                return Some(rx::lost(conn, chan));
+            }
+            looks_at_end += 1;
+            if wait(&mut fds[..1], END_MS) > 0 && bell::probe(chan.bell()) == Heard::End {
+                return gone(conn, chan);
+            }
+            if !may_block && !settle(conn, chan) {
+                crate::set_errno(libc::EAGAIN);
+                return Some(-1);
+            }
+            continue;
+        }
+        if crate::errno() != libc::EAGAIN {
+            return Some(n);
+        }
+        if bell::probe(chan.bell()) == Heard::End {
+            return gone(conn, chan);
+        }
+        if !may_block {
+            crate::set_errno(libc::EAGAIN);
+            return Some(-1);
+        }
+        match wait(&mut fds, patience(fd)) {
+            0 => {
+                crate::set_errno(libc::EAGAIN);
+                return Some(-1);
+            }
+            1.. => {}
+            _ if crate::errno() == libc::EINTR && !bell::signals_interrupt() => {}
+            _ => return Some(-1),
+        }
+    }
+}
+
+/// The broker's end of the bell is closed: `None` when it has said before how the stream goes on.
+fn gone(conn: &'static Conn, chan: &Chan) -> Option<ssize_t> {
+    if settle(conn, chan) {
+        return None;
+    }
+    Some(rx::lost(conn, chan))
+}
+
+/// Whether a broken bell means that bytes are lost: the broker closes a direction before it goes.
+pub(crate) fn is_lost(chan: &Chan, sender: Role) -> bool {
+    chan.carrier != Carrier::Here && !chan.stream.is_closed(sender)
+}
+
+/// Whether the broker has closed a direction because the program there has ended it: TCP is at its end, too.
+pub(crate) fn is_at_end(conn: &Conn, chan: &Chan) -> bool {
+    let fd = crate::fd::any(conn);
+    if chan.carrier == Carrier::Here || fd < 0 {
+        return false;
+    }
+    let mut byte = 0_u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: one byte.
+    let n = unsafe { next::recv(fd, (&raw mut byte).cast(), 1, flags) };
+    n == 0 || (n < 0 && crate::errno() != libc::EAGAIN)
+}
+
+/// The sender goes over between two sends, when the peer's host is ready for it.
+pub(crate) fn try_switch_tx(conn: &'static Conn, chan: &Chan) -> bool {
+    let (stream, role) = (&chan.stream, chan.role);
+    // A broker that is gone carries nothing on.
+    if !stream.has_consented(role)
+        || stream.is_closed(role)
+        || bell::probe(chan.bell()) == Heard::End
+        || !stream.switch_over(role)
+    {
+        return false;
+    }
+    link::switch_tx(conn, chan);
+    bell::ring(chan.bell());
+    true
+}
+
+/// The program has ended its direction: the broker says so when all has gone.
+pub(crate) fn shut_write(chan: &Chan) {
+    {
+        let _tx = chan.side().tx_lock.lock();
+        chan.stream.close(chan.role);
+    }
+    bell::ring(chan.bell());
+}
+
+/// Asks the peer's host to send the rest over TCP. `out_of_sight`: from the return on others read the socket, so it is waited for; what cannot
+/// be had in order ends the connection.
+pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, out_of_sight: bool, why: Why) {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let is_over = || !matches!(side.rx_state.load(SeqCst), BOTH | RING);
+    if is_over() {
+        return;
+    }
+    stream.want_tcp(peer);
+    bell::ring(chan.bell());
+    if !out_of_sight {
+        return;
+    }
+    let slice = 10;
+    for _ in 0..PARTING_MS / slice {
+        if stream.is_closed(peer) || bell::probe(chan.bell()) == Heard::End {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(slice as u64));
+    }
+    let empty = {
+        let _rx = side.rx_lock.lock();
+        matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, true)))
+    };
+    if empty {
+        link::rx_after(conn, chan, why);
+    } else {
+        rx::lost(conn, chan);
+    }
+}

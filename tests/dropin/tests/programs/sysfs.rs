@@ -1,0 +1,206 @@
+//! Programs that look at the devices in `/sys` and `/dev` themselves.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use weft_dropin::{Done, Weft, have, libraries, say};
+
+const BOTH: &str = "weft0,weft_ib0";
+const CLASS: &str = "/sys/class/infiniband";
+const PARENT: &str = "/sys/devices/pci7766:00/7766:00:01.0";
+
+/// A line for each device says that its port is up, by whatever program.
+#[test]
+fn ibstat_and_ibstatus() {
+    if !have(&[
+        ("ibstat", "infiniband-diags"),
+        ("ibstatus", "infiniband-diags"),
+    ]) {
+        return;
+    }
+    // It leaves iWARP out, as it does with RNICs.
+    let done = Weft::on(BOTH).run("ibstat");
+    done.good()
+        .says("CA 'weft_ib0'")
+        .says("State: Active")
+        .says("Physical state: LinkUp")
+        .says("Rate: 100")
+        .says("Link layer: Ethernet")
+        .never_says("weft0");
+    let done = Weft::on(BOTH).run("ibstatus");
+    done.good()
+        .says("Infiniband device 'weft0' port 1 status:")
+        .says("Infiniband device 'weft_ib0' port 1 status:")
+        .says("4: ACTIVE");
+    let done = Weft::on("weft_ib0").run("ibstatus");
+    done.good().says("'weft_ib0'").never_says("'weft0'");
+}
+
+/// What libibverbs says of the devices is the same with the tree and without it, and is what the tree says.
+#[test]
+fn the_tree_says_what_the_calls_say() {
+    if !have(&[("ibv_devinfo", "ibverbs-utils")]) {
+        return;
+    }
+    let with = Weft::on(BOTH).run("ibv_devinfo -v");
+    let without = Weft::bare()
+        .env("LD_LIBRARY_PATH", libraries())
+        .env("WEFT_DEVICES", BOTH)
+        .run("ibv_devinfo -v");
+    assert_eq!(with.good().text, without.good().text);
+    let guid = Weft::on(BOTH).run(&format!("cat {CLASS}/weft_ib0/node_guid"));
+    // 0x0123:... there, without the mark of a number here.
+    with.says(guid.good().text.trim());
+}
+
+/// Reads the tree, and shows it, as scripts do.
+const SCRIPT: &str = r#"
+cd /sys/class/infiniband && pwd
+for d in *; do echo "$d: $(cat $d/ports/1/state) $(cat $d/device/numa_node)"; done
+echo glob /sys/class/infiniband/*/ports/1/gid_attrs/types/0
+readlink -f weft_ib0 /sys/class/infiniband/weft_ib0/device
+ls -l /sys/class/infiniband/ /dev/infiniband
+find /sys/class/infiniband/weft_ib0/ -name lid
+[ -c /dev/infiniband/uverbs0 ] && echo a device
+[ -w /sys/class/infiniband/weft0/node_type ] || echo read only
+cat /sys/class/infiniband_verbs/uverbs1/ibdev
+ls /sys/class/infiniband/../net
+"#;
+
+#[test]
+fn a_script_reads_globs_and_finds() {
+    let done = Weft::on(BOTH).start_words(&["sh", "-c", SCRIPT]).end();
+    done.good()
+        .says("/sys/class/infiniband\n")
+        .says("weft0: 4: ACTIVE")
+        .says("weft_ib0: 4: ACTIVE")
+        .says("glob /sys/class/infiniband/weft0/ports/1/gid_attrs/types/0 /sys/class/infiniband/weft_ib0/ports")
+        .says(&format!("\n{PARENT}/infiniband/weft_ib0\n{PARENT}\n"))
+        .says("-> ../../devices/pci7766:00/7766:00:01.0/infiniband/weft_ib0")
+        .says("231, 192")
+        .says("/sys/class/infiniband/weft_ib0/ports/1/lid\n")
+        .says("a device\nread only\nweft_ib0\n")
+        .says("\nlo\n")
+        .never_says("weft-sysfs")
+        .never_says("cannot");
+}
+
+#[test]
+fn python_lists_and_resolves() {
+    if !have(&[("/usr/bin/python3", "python3")]) {
+        return;
+    }
+    let program = "import glob, os\n\
+                   print(sorted(os.listdir('/sys/class/infiniband')))\n\
+                   print(os.path.realpath('/sys/class/infiniband/weft_ib0/../..'))\n\
+                   print(len(glob.glob('/sys/class/infiniband/*/node_guid')))\n\
+                   os.chdir('/sys/class/infiniband/weft_ib0/ports')\n\
+                   print(os.getcwd(), open('1/link_layer').read())\n";
+    let done = Weft::on(BOTH).start_words(&["/usr/bin/python3", "-c", program]);
+    done.end().good().says(&format!(
+        "['weft0', 'weft_ib0']\n{PARENT}\n2\n{PARENT}/infiniband/weft_ib0/ports Ethernet\n"
+    ));
+}
+
+/// Compiles `c/view.c`, with the checks that distributions compile with.
+fn view(dir: &Path) -> String {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/view.c");
+    let program = dir.join("view");
+    let output = Command::new("cc")
+        .args(["-O2", "-Wall", "-D_FORTIFY_SOURCE=2", "-o"])
+        .args([&program, &source])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    program.display().to_string()
+}
+
+#[test]
+fn calls_that_open_files_by_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = Weft::on(BOTH).run(&view(dir.path()));
+    let types = "ports/1/gid_attrs/types/0";
+    assert_eq!(
+        done.good().text,
+        format!(
+            "glob 0 {CLASS}/weft0/{types} {CLASS}/weft_ib0/{types}\nglob none 1\nnftw 0 1 0\nftw 0 1 0\nscandir 4 weft_ib0\n\
+             realpath {PARENT}\nrealpath dev /dev/infiniband/uverbs0\ncanonicalize {PARENT}\nrealpath none 1\n\
+             readlink ../../devices/pci7766:00/7766:00:01.0/infiniband/weft_ib0\nreadlink fd {PARENT}/infiniband/weft_ib0/ports\n\
+             openat 10 4: ACTIVE\nstat dev 0 1 231:193\nstatx dev 0 1 231:193\naccess dev 0\naccess sys 1\nfopen w 1\ninotify -1\n\
+             others 0 -1\nchdir 0 {CLASS}\ngetcwd small 1\n"
+        )
+    );
+}
+
+/// `weft`, where cargo has built it beside this test.
+fn weft() -> Option<PathBuf> {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("weft");
+    if !program.exists() {
+        say(
+            "the tests of `weft verbs --sysfs` skipped: there is no weft program (cargo build -p weft)",
+        );
+        return None;
+    }
+    Some(program)
+}
+
+fn verbs(program: &Path, words: &[&str]) -> Done {
+    let program = program.display().to_string();
+    let words = [&[&*program, "verbs"], words].concat();
+    Weft::bare()
+        .env("WEFT_VERBS_LIB", libraries())
+        .start_words(&words)
+        .end()
+}
+
+#[test]
+fn static_programs_find_the_devices_in_a_namespace() {
+    let Some(weft) = weft() else { return };
+    if !have(&[("busybox", "busybox-static")]) {
+        return;
+    }
+    let script = "ls /sys/class/infiniband; busybox readlink -f /sys/class/infiniband/weft_ib0/../..\n\
+                  busybox cat /sys/class/infiniband_verbs/uverbs1/ibdev; [ -c /dev/infiniband/uverbs0 ] && echo a device\n\
+                  busybox ls /sys/class/net /sys/class/net/lo/mtu; : >/dev/null && echo null\n\
+                  busybox grep -c infiniband /proc/self/mountinfo; echo no > /sys/class/infiniband/weft0/node_desc\n";
+    let done = verbs(
+        &weft,
+        &["--sysfs=namespace", "--", "busybox", "sh", "-c", script],
+    );
+    if done.code() == 125 && done.text.contains("no mount namespace") {
+        say("a namespace: skipped, the kernel does not allow one here");
+        return;
+    }
+    done.says("weft0\nweft_ib0\n")
+        .says(&format!("{PARENT}\nweft_ib0\na device\n"))
+        .says("/sys/class/net/lo/mtu\n")
+        .says("\nnull\n")
+        .says("ead-only file system");
+    // Nothing of it is on the machine.
+    assert!(!Path::new(PARENT).exists());
+}
+
+#[test]
+fn the_files_go_with_the_program() {
+    let Some(weft) = weft() else { return };
+    let words = [
+        "--",
+        "sh",
+        "-c",
+        "cat /sys/class/infiniband/*/node_type; ls -d $WEFT_SYSFS/*; echo $WEFT_SYSFS",
+    ];
+    let done = verbs(&weft, &words);
+    done.good().says("4: RNIC\n1: CA\n").says("/weft-sysfs-");
+    let folder = done.text.lines().last().unwrap();
+    assert!(
+        folder.starts_with('/') && !Path::new(folder).exists(),
+        "{folder}"
+    );
+    let done = verbs(
+        &weft,
+        &["--sysfs=off", "--", "sh", "-c", "echo ${WEFT_SYSFS-none}"],
+    );
+    done.good().says("none\n");
+}

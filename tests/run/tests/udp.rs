@@ -1,0 +1,178 @@
+//! UDP programs, unmodified: with both ends under `weft run`, and with either alone; and random calls compared with plain UDP.
+
+use std::fs;
+use std::path::Path;
+
+use weft_run_tests::{Done, Weft, free_port, have, paths, plain, weft};
+
+const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+
+fn python(file: &str) -> String {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py").join(file);
+    format!("{} {}", PYTHON.0, script.display())
+}
+
+/// A client of a server, with both and with either under weft: only with both there are rings.
+fn with_and_without(server: &str, client: &str, check: impl Fn(&Done)) {
+    let modes: [(Weft, Weft, bool); 3] = [
+        (weft(), weft(), true),
+        (plain(), weft(), false),
+        (weft(), plain(), false),
+    ];
+    for (server_side, client_side, both) in modes {
+        let port = free_port();
+        let named = |line: &str| line.replace("PORT", &port.to_string());
+        let running = server_side.start(&named(server)).hears(port, 1);
+        let done = client_side.run(&named(client));
+        done.good();
+        check(&done);
+        let served = running.interrupt();
+        assert!(!served.text.contains("panicked"), "{}", served.show());
+        let n = paths(&done.text) + paths(&served.text);
+        let show = format!("client {}\nserver {}", done.show(), served.show());
+        assert_eq!(n > 0, both, "{n} rings\n{show}");
+    }
+}
+
+#[test]
+fn asyncio_echoes_each_message() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let script = python("udp_echo.py");
+    with_and_without(
+        &format!("{script} server PORT"),
+        &format!("{script} client PORT"),
+        |done| {
+            done.says("all messages came back");
+        },
+    );
+}
+
+#[test]
+fn sipp_places_calls() {
+    if !have(&[("sipp", "sip-tester")]) {
+        return;
+    }
+    with_and_without(
+        "sipp -sn uas -i 127.0.0.1 -p PORT -nostdin",
+        "sipp -sn uac -i 127.0.0.1 127.0.0.1:PORT -r 200 -m 200 -d 0 -nostdin -timeout 40",
+        |done| {
+            assert_eq!(done.code(), 0, "{}", done.show());
+        },
+    );
+}
+
+#[test]
+fn iperf3_sends_datagrams() {
+    if !have(&[("iperf3", "iperf3")]) {
+        return;
+    }
+    let modes = [
+        (weft(), weft(), true),
+        (plain(), weft(), false),
+        (weft(), plain(), false),
+    ];
+    for (server_side, client_side, both) in modes {
+        let port = free_port();
+        let server = server_side
+            .start(&format!("iperf3 -s -1 -p {port}"))
+            .listens(port);
+        let line = format!("iperf3 -u -c 127.0.0.1 -p {port} -n 8M -b 200M -l 8K");
+        let done = client_side.run(&line);
+        done.good().says("iperf Done.");
+        let served = server.end();
+        let n = paths(&done.text) + paths(&served.text);
+        assert_eq!(n > 0, both, "{}\n{}", done.show(), served.show());
+    }
+}
+
+#[test]
+fn socat_carries_a_file() {
+    if !have(&[("socat", "socat")]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    // As much as the smallest buffer holds, so that nothing is lost to a slow receiver.
+    let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n % 251) as u8).collect();
+    fs::write(&from, &bytes).unwrap();
+    let port = free_port();
+    let server = weft()
+        .start(&format!(
+            "socat -u -T 20 UDP4-RECV:{port},bind=127.0.0.1 OPEN:{},creat,append",
+            to.display()
+        ))
+        .hears(port, 1);
+    let line = format!(
+        "socat -u -b 1000 OPEN:{} UDP4-SENDTO:127.0.0.1:{port}",
+        from.display()
+    );
+    weft().run(&line).good();
+    let begun = std::time::Instant::now();
+    while fs::metadata(&to).map_or(0, |m| m.len()) < bytes.len() as u64 {
+        assert!(begun.elapsed().as_secs() < 20, "not all of it has come");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    server.interrupt();
+    assert_eq!(fs::read(&to).unwrap(), bytes);
+}
+
+#[test]
+fn dnsmasq_answers_dig() {
+    if !have(&[("dnsmasq", "dnsmasq-base"), ("dig", "bind9-dnsutils")]) {
+        return;
+    }
+    for (server_side, client_side) in [(weft(), weft()), (weft(), plain()), (plain(), weft())] {
+        let port = free_port();
+        let server = server_side
+            .env("WEFT_RUN_LOOK", "1")
+            .start(&format!(
+                "dnsmasq --keep-in-foreground --conf-file=/dev/null --no-resolv --no-hosts --bind-interfaces \
+                 --listen-address=127.0.0.1 --port={port} --pid-file= --user= --address=/weft.test/192.0.2.7"
+            ))
+            .hears(port, 1);
+        for _ in 0..6 {
+            let line =
+                format!("dig @127.0.0.1 -p {port} +short +tries=5 +time=2 a.weft.test b.weft.test");
+            let done = client_side.run(&line);
+            done.good();
+            let answers = done.text.lines().filter(|line| *line == "192.0.2.7");
+            assert_eq!(answers.count(), 2, "{}", done.show());
+        }
+        let served = server.interrupt();
+        assert!(!served.text.contains("panicked"), "{}", served.show());
+    }
+}
+
+fn stress(weft: &Weft, seed: u64, rounds: u32) -> String {
+    let line = format!("{} {seed} {rounds}", python("udp_stress.py"));
+    let done = weft.run(&line);
+    done.good().says(&format!("stress: {rounds} rounds"));
+    done.text
+}
+
+#[test]
+fn every_result_is_that_of_plain_udp() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let rounds = 12;
+    for seed in 1..=4 {
+        let expected = stress(&plain(), seed, rounds);
+        let got = stress(&weft().env("WEFT_RUN_LOOK", "1"), seed, rounds);
+        assert!(paths(&got) > rounds, "seed {seed}: {got}");
+        // What the processes say of themselves stands between the lines.
+        let ours = |line: &&str| !line.starts_with("weft run:") && !line.starts_with("  ");
+        let lines = |text: &str| {
+            let lines = text.lines().filter(ours);
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let (expected, got) = (lines(&expected), lines(&got));
+        for (at, (one, other)) in expected.iter().zip(&got).enumerate() {
+            let before = expected[at.saturating_sub(40)..at].join("\n");
+            assert_eq!(other, one, "seed {seed}, line {at}, after\n{before}");
+        }
+        assert_eq!(got.len(), expected.len(), "seed {seed}");
+    }
+}
