@@ -27,6 +27,9 @@ const WAITING: usize = 256;
 /// How long a plain connection has for its greeting.
 const GREETING: Duration = Duration::from_secs(5);
 
+const STRANGER: &str =
+    "its key is not authorised, and the kernel does not say that it is of this user";
+
 /// Whose keys are let in.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
 
@@ -219,6 +222,9 @@ impl Door {
                     break;
                 }
                 let Ok(mut stream) = stream else { continue };
+                if !is_ours(&stream, Instant::now()) {
+                    continue;
+                }
                 let mut bytes = [0; HELLO];
                 let read = stream
                     .set_read_timeout(Some(GREETING))
@@ -309,6 +315,9 @@ impl Door {
         let to = ring.nodes[ring.next()];
         let failed = |e: std::io::Error| form(ring, ring.next(), &e.to_string());
         let mut out = TcpStream::connect_timeout(&to, ring.patience).map_err(failed)?;
+        if !is_ours(&out, end) {
+            return Err(form(ring, ring.next(), STRANGER));
+        }
         out.write_all(&ring.hello(ring.me).encode())
             .map_err(failed)?;
         let Guest::Tcp(from) = self.guest(ring, end)? else {
@@ -424,11 +433,20 @@ fn accept(
         .accept(qp, &settings)
         .map_err(|e| refused(&e.to_string()))?;
     if !known && !is_local(&conn.qp) {
-        return Err(refused(
-            "its key is not authorised, and the kernel does not say that it is of this user",
-        ));
+        return Err(refused(STRANGER));
     }
     Ok(conn.qp)
+}
+
+/// Whether the kernel says that the other end is of our user. It cannot tell before the listener has accepted, so we ask until `end`.
+fn is_ours(stream: &TcpStream, end: Instant) -> bool {
+    loop {
+        match weft_verbs::tcp_peer_uid(stream) {
+            Ok(Some(uid)) => return uid == our_user(),
+            Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
+            _ => return false,
+        }
+    }
 }
 
 /// Whether the neighbour is reached in shared memory, where only processes of one user meet.
@@ -456,5 +474,14 @@ fn dial(
         };
         form(ring, next, why.trim_end())
     })?;
+    // With keys, the handshake has refused a successor whose key is not named.
+    let known = match security {
+        Security::SameUser => false,
+        Security::Environment => conn.qp.tls().is_some() && named_peers(),
+        Security::Keys(..) => conn.qp.tls().is_some(),
+    };
+    if !known && !is_local(&conn.qp) && conn.qp.peer_uid() != Some(our_user()) {
+        return Err(form(ring, next, STRANGER));
+    }
     Ok(conn.qp)
 }
