@@ -89,7 +89,8 @@ fn decode(schema: &SchemaRef, bytes: Vec<u8>) -> Result<Vec<RecordBatch>> {
     let mut decoder = StreamDecoder::new();
     let mut batches = Vec::new();
     while let Some(batch) = decoder.decode(&mut buffer)? {
-        let same = batch.schema().fields().iter().map(|f| f.data_type());
+        let theirs = batch.schema();
+        let same = theirs.fields().iter().map(|f| f.data_type());
         if !same.eq(schema.fields().iter().map(|f| f.data_type())) {
             return Err(DataFusionError::Execution(
                 "a node sent rows of another type".into(),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use datafusion::arrow::array::RecordBatch;
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
@@ -13,7 +14,6 @@ use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
 };
-use datafusion::common::tree_node::TreeNodeRecursion;
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring};
@@ -123,7 +123,12 @@ fn only(mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPl
 
 impl RoundaboutExec {
     /// Of an input with one partition.
-    pub fn new(input: Arc<dyn ExecutionPlan>, kind: Kind, exchange: u32, query: Arc<Query>) -> Self {
+    pub fn new(
+        input: Arc<dyn ExecutionPlan>,
+        kind: Kind,
+        exchange: u32,
+        query: Arc<Query>,
+    ) -> Self {
         let properties = one_partition(&input);
         Self {
             input,

@@ -60,7 +60,13 @@ struct WorkerArgs {
 #[derive(clap::Args)]
 struct SqlArgs {
     /// The workers, in the order of the ring
-    #[arg(short, long, value_name = "HOST:PORT", value_delimiter = ',', required = true)]
+    #[arg(
+        short,
+        long,
+        value_name = "HOST:PORT",
+        value_delimiter = ',',
+        required = true
+    )]
     workers: Vec<String>,
     /// A table: a Parquet or CSV file (by its extension), or a folder of Parquet files, under the path that workers see
     #[arg(long = "table", value_name = "NAME=FILE", value_parser = parse_table)]
@@ -145,9 +151,7 @@ fn main() -> ExitCode {
 }
 
 fn worker(args: WorkerArgs) -> datafusion::error::Result<()> {
-    let bind = args
-        .bind
-        .unwrap_or((Ipv4Addr::LOCALHOST, PORT).into());
+    let bind = args.bind.unwrap_or((Ipv4Addr::LOCALHOST, PORT).into());
     let worker = Worker::open(Settings {
         bind,
         dir: args.dir,

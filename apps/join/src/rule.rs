@@ -19,7 +19,9 @@ use datafusion::physical_plan::joins::{
     CrossJoinExec, HashJoinExec, NestedLoopJoinExec, PartitionMode,
 };
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, displayable};
+use datafusion::physical_plan::{
+    ExecutionPlan, ExecutionPlanProperties, displayable, replace_children_if_necessary,
+};
 
 use crate::exec::{Kind, OnlyFirstExec, Query, RoundaboutExec};
 
@@ -149,7 +151,7 @@ impl Work<'_> {
                 new.push(self.exchange(subquery, Kind::Rotate));
             }
             return Ok(Spread {
-                plan: plan.with_new_children(new)?,
+                plan: replace_children_if_necessary(plan, new)?,
                 first: input.first,
             });
         }
@@ -164,7 +166,7 @@ impl Work<'_> {
                 first &= child.first;
                 children.push(child.plan);
             }
-            let plan = plan.with_new_children(children)?;
+            let plan = replace_children_if_necessary(plan, children)?;
             return Ok(Spread { plan, first });
         }
         self.all_at_first(plan)
@@ -178,7 +180,7 @@ impl Work<'_> {
             children.push(self.gather(child)?);
         }
         Ok(Spread {
-            plan: plan.with_new_children(children)?,
+            plan: replace_children_if_necessary(plan, children)?,
             first: true,
         })
     }
@@ -201,12 +203,13 @@ impl Work<'_> {
         };
         let (left, right) = (self.spread(left)?, self.spread(right)?);
         if left.first && right.first {
-            let plan = Arc::clone(plan).with_new_children(vec![left.plan, right.plan])?;
+            let plan =
+                replace_children_if_necessary(Arc::clone(plan), vec![left.plan, right.plan])?;
             return Ok(Spread { plan, first: true });
         }
         let right = self.exchange(right.plan, Kind::Rotate);
         Ok(Spread {
-            plan: Arc::clone(plan).with_new_children(vec![left.plan, right])?,
+            plan: replace_children_if_necessary(Arc::clone(plan), vec![left.plan, right])?,
             first: left.first,
         })
     }
@@ -218,7 +221,7 @@ impl Work<'_> {
             AggregateMode::Single | AggregateMode::SinglePartitioned
         );
         if matches!(aggregate.mode(), AggregateMode::Partial) {
-            let plan = Arc::clone(plan).with_new_children(vec![input.plan])?;
+            let plan = replace_children_if_necessary(Arc::clone(plan), vec![input.plan])?;
             // A node without rows gives a row all the same if there are no groups.
             return Ok(Spread { plan, first: false });
         }
@@ -227,7 +230,7 @@ impl Work<'_> {
             .iter()
             .any(|expr| !expr.order_bys().is_empty());
         let whole = if !single || input.first || ordered || aggregate.limit_options().is_some() {
-            Arc::clone(plan).with_new_children(vec![self.gather(input)?])?
+            replace_children_if_necessary(Arc::clone(plan), vec![self.gather(input)?])?
         } else {
             let partial: Plan = Arc::new(AggregateExec::try_new(
                 AggregateMode::Partial,

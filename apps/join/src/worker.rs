@@ -50,9 +50,9 @@ impl Worker {
     /// Listens.
     pub fn open(mut settings: Settings) -> Result<Self> {
         if let Some(dir) = &mut settings.dir {
-            *dir = dir.canonicalize().map_err(|e| {
-                DataFusionError::Execution(format!("{}: {e}", dir.display()))
-            })?;
+            *dir = dir
+                .canonicalize()
+                .map_err(|e| DataFusionError::Execution(format!("{}: {e}", dir.display())))?;
         }
         let door = Door::open(settings.bind, Security::Environment, None).map_err(external)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -120,11 +120,20 @@ fn answer(
         }
     };
     if ask.version != VERSION {
-        let why = format!("the shell speaks version {}, this worker {VERSION}", ask.version);
+        let why = format!(
+            "the shell speaks version {}, this worker {VERSION}",
+            ask.version
+        );
         node.give_up(&why);
         return Err(DataFusionError::Execution(why));
     }
-    tracing::info!("{}: node {} of {}: {}", ring.nodes[0], ask.me, ask.nodes.len(), ask.sql);
+    tracing::info!(
+        "{}: node {} of {}: {}",
+        ring.nodes[0],
+        ask.me,
+        ask.nodes.len(),
+        ask.sql
+    );
     let query = Arc::new(Query::new(
         Arc::clone(door),
         Ring {
@@ -272,11 +281,15 @@ async fn register(context: &SessionContext, table: &Table, dir: Option<&Path>) -
     let said = |e: &dyn std::fmt::Display| {
         DataFusionError::Execution(format!("table {}: {}: {e}", table.name, table.file))
     };
-    let path = Path::new(&table.file).canonicalize().map_err(|e| said(&e))?;
+    let path = Path::new(&table.file)
+        .canonicalize()
+        .map_err(|e| said(&e))?;
     if dir.is_some_and(|dir| !path.starts_with(dir)) {
         return Err(said(&"not below the folder of this worker (--dir)"));
     }
-    let is_csv = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
+    let is_csv = path
+        .extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case("csv"));
     let file = path.to_str().ok_or_else(|| said(&"not in UTF-8"))?;
     let registered = if is_csv {
         context

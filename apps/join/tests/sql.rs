@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionContext};
 use weft_join::shell::{Question, Trouble, ask};
 use weft_join::talk::Table;
@@ -51,7 +52,9 @@ const QUERIES: &[&str] = &[
 fn data(folder: &Path) -> Vec<Table> {
     let mut state = 42u64;
     let mut below = move |limit: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (state >> 33) % limit
     };
     let mut tables = Vec::new();
@@ -154,10 +157,16 @@ fn alone(tables: &[Table], sql: &str) -> Vec<String> {
         for table in tables {
             if table.file.ends_with(".csv") {
                 let options = CsvReadOptions::new();
-                context.register_csv(&table.name, &table.file, options).await.unwrap();
+                context
+                    .register_csv(&table.name, &table.file, options)
+                    .await
+                    .unwrap();
             } else {
                 let options = ParquetReadOptions::new();
-                context.register_parquet(&table.name, &table.file, options).await.unwrap();
+                context
+                    .register_parquet(&table.name, &table.file, options)
+                    .await
+                    .unwrap();
             }
         }
         rows(&context.sql(sql).await.unwrap().collect().await.unwrap())
@@ -182,6 +191,46 @@ fn rings_give_the_rows_of_one_process() {
     }
 }
 
+/// The same tables as Parquet files.
+fn parquet(tables: &[Table]) -> Vec<Table> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let convert = |table: &Table| {
+        let file = table.file.replace(".csv", ".parquet");
+        runtime.block_on(async {
+            let context = SessionContext::new();
+            let frame = context
+                .read_csv(&table.file, CsvReadOptions::new())
+                .await
+                .unwrap();
+            let options = DataFrameWriteOptions::new();
+            frame.write_parquet(&file, options, None).await.unwrap();
+        });
+        Table {
+            name: table.name.clone(),
+            file,
+        }
+    };
+    tables.iter().map(convert).collect()
+}
+
+#[test]
+fn rings_read_parquet_beside_csv() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tables = data(folder.path());
+    // A file without rows has no types in CSV, so it stays out.
+    tables.pop();
+    let mut mixed = parquet(&tables);
+    mixed[1] = tables[1].clone();
+    let workers = Workers::start(3);
+    for sql in QUERIES.iter().filter(|sql| !sql.contains(" e ")) {
+        let answer = ask(&workers.question(&mixed, sql), |_| ()).unwrap();
+        assert_eq!(rows(&answer.batches), alone(&mixed, sql), "{sql}");
+    }
+}
+
 /// The Python that has DuckDB, if any.
 fn duckdb() -> Option<String> {
     let python = std::env::var("WEFT_DUCKDB_PYTHON").unwrap_or_else(|_| "python3".into());
@@ -196,7 +245,9 @@ fn duckdb() -> Option<String> {
 #[test]
 fn rings_give_the_rows_of_duckdb() {
     let Some(python) = duckdb() else {
-        println!("skipped: no Python with DuckDB (pip install duckdb; WEFT_DUCKDB_PYTHON names the interpreter)");
+        println!(
+            "skipped: no Python with DuckDB (pip install duckdb; WEFT_DUCKDB_PYTHON names the interpreter)"
+        );
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -215,7 +266,11 @@ fn rings_give_the_rows_of_duckdb() {
         ));
     }
     let out = Command::new(python).args(["-c", &script]).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     let text = String::from_utf8(out.stdout).unwrap();
     let mut expected = text.split("--\n");
     let workers = Workers::start(3);
@@ -234,7 +289,10 @@ fn explain_shows_the_ring() {
     let sql = "EXPLAIN SELECT r.id FROM r JOIN s ON r.k = s.k";
     let answer = ask(&workers.question(&tables, sql), |_| ()).unwrap();
     let text = rows(&answer.batches).join("\n");
-    assert!(text.contains("RoundaboutExec") && text.contains("HashJoinExec"), "{text}");
+    assert!(
+        text.contains("RoundaboutExec") && text.contains("HashJoinExec"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -248,7 +306,7 @@ fn queries_that_write_or_fail_are_refused_with_a_reason() {
         (copy.as_str(), "not supported"),
         ("CREATE TABLE x AS SELECT 1", "not supported"),
         ("SELECT nothing FROM r", "nothing"),
-        ("SELECT FROM WHERE", "Expected"),
+        ("SELEC 1", "Expected"),
         ("SELECT id / (id - id) FROM r", "ivide by zero"),
     ] {
         match ask(&workers.question(&tables, sql), |_| ()) {
@@ -310,7 +368,10 @@ fn a_worker_that_is_killed_is_named_and_the_ring_forms_anew() {
         patience: Duration::from_mins(1),
     };
     // 3.6 thousand million pairs: it does not end by itself in time.
-    let long = question(&workers, "SELECT count(*) FROM big a JOIN big b ON a.id * b.id % 7 > 9");
+    let long = question(
+        &workers,
+        "SELECT count(*) FROM big a JOIN big b ON a.id * b.id % 7 > 9",
+    );
     let victim = workers[1].1;
     let (failed, took) = thread::scope(|scope| {
         let asking = scope.spawn(|| (ask(&long, |_| ()), Instant::now()));
@@ -331,6 +392,9 @@ fn a_worker_that_is_killed_is_named_and_the_ring_forms_anew() {
     assert!(took < Duration::from_secs(20), "{took:?}");
     println!("failed {took:?} after the kill");
     workers[1] = Process::start();
-    let again = question(&workers, "SELECT count(*) FROM big a JOIN big b ON a.id = b.id");
+    let again = question(
+        &workers,
+        "SELECT count(*) FROM big a JOIN big b ON a.id = b.id",
+    );
     assert_eq!(rows(&ask(&again, |_| ()).unwrap().batches), ["60000"]);
 }
