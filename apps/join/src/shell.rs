@@ -1,7 +1,8 @@
 //! `weft join sql`: asks the workers and collects the rows of node 0.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, mpsc};
 use std::time::Duration;
 
 use datafusion::arrow::array::RecordBatch;
@@ -73,12 +74,16 @@ pub fn ask(question: &Question, mut progress: impl FnMut(usize)) -> Result<Answe
         .map_err(|e| Trouble::Query(e.to_string()))?;
     let id = random()?;
     let (told, hear) = mpsc::sync_channel(64);
+    let met = Met {
+        barrier: Barrier::new(question.workers.len()),
+        all: AtomicBool::new(true),
+    };
     std::thread::scope(|scope| {
         for me in 0..question.workers.len() {
-            let (told, door) = (told.clone(), &door);
+            let (told, door, met) = (told.clone(), &door, &met);
             scope.spawn(move || {
                 let rows = |batch| told.send(Told::Rows(batch)).is_ok();
-                let done = one(question, door, id, me, rows);
+                let done = one(question, door, id, me, met, rows);
                 let _ = told.send(Told::Done(me, done));
             });
         }
@@ -122,11 +127,18 @@ pub fn ask(question: &Question, mut progress: impl FnMut(usize)) -> Result<Answe
     })
 }
 
+/// No worker is asked before all of them have been reached: they would wait for the one that is missing.
+struct Met {
+    barrier: Barrier,
+    all: AtomicBool,
+}
+
 fn one(
     question: &Question,
     door: &Door,
     id: [u8; 16],
     me: usize,
+    met: &Met,
     rows: impl Fn(RecordBatch) -> bool,
 ) -> Result<Outcome, Trouble> {
     let worker = question.workers[me];
@@ -145,7 +157,15 @@ fn one(
         patience: question.patience,
         ..Ring::new(random()?, vec![door.local_addr(), worker], 0)
     };
-    let mut node = door.join(&ring).map_err(peer)?;
+    let joined = door.join(&ring).map_err(peer);
+    met.all.fetch_and(joined.is_ok(), Ordering::SeqCst);
+    met.barrier.wait();
+    let mut node = joined?;
+    if !met.all.load(Ordering::SeqCst) {
+        // The one that is missing says why.
+        node.give_up("another worker could not be reached");
+        return Ok(Outcome::default());
+    }
     let ask = Ask {
         version: VERSION,
         id,

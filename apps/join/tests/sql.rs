@@ -398,3 +398,21 @@ fn a_worker_that_is_killed_is_named_and_the_ring_forms_anew() {
     );
     assert_eq!(rows(&ask(&again, |_| ()).unwrap().batches), ["60000"]);
 }
+
+#[test]
+fn a_worker_that_is_not_there_is_named_at_once() {
+    let workers = Workers::start(2);
+    let mut question = workers.question(&[], "SELECT 1");
+    // Nobody listens there any more.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = gone.local_addr().unwrap();
+    drop(gone);
+    question.workers.push(addr);
+    let began = Instant::now();
+    match ask(&question, |_| ()) {
+        Err(Trouble::Peer(why)) => assert!(why.contains(&addr.to_string()), "{why}"),
+        other => panic!("{:?}", other.map(|a| rows(&a.batches))),
+    }
+    // A minute is its patience with a worker that says nothing.
+    assert!(began.elapsed() < Duration::from_secs(40));
+}
