@@ -1,4 +1,4 @@
-//! `weft join`: runs the program of that name, which is built on its own because DataFusion is large.
+//! `weft join`: runs the program of that name, which is built on its own because `DataFusion` is large.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,6 +10,7 @@ use crate::failure::Failure;
 
 const PROGRAM: &str = "weft-join";
 
+/// What `weft help join` says.
 pub const LONG: &str = "\
 Runs SQL queries with joins on a ring of workers (Data Roundabout): `weft join worker` on each machine, then `weft join sql`.
 
@@ -40,6 +41,10 @@ fn find() -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
+/// Becomes weft-join.
+///
+/// # Errors
+/// It is not there, or cannot be started.
 pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     let program = find().ok_or_else(|| {
         Failure::failed(format!(
