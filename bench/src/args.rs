@@ -37,6 +37,8 @@ pub enum Suite {
     },
     /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
     Fs(crate::fs::FsArgs),
+    /// Data Roundabout: the figures of the thesis's chapter 7, on rings of processes, and its TCP twin
+    Join(crate::join::JoinArgs),
     /// MPI over connections, datagrams and weft's provider, beside the MPI's own TCP: the datagram paper's figures 13 to 15
     Mpi(crate::mpi::MpiArgs),
     /// Run a command at the end of a long link: two network namespaces with delay, jitter, rate and queue between them

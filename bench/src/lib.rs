@@ -15,6 +15,7 @@ mod driver;
 mod error;
 pub mod exs;
 mod fs;
+mod join;
 mod link;
 mod lossy;
 pub mod media;
@@ -37,6 +38,7 @@ pub use args::{
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
 pub use fs::FsArgs;
+pub use join::JoinArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
 pub use mpi::MpiArgs;
 pub use process::PEER_ARGS;
@@ -56,6 +58,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Dgram(args) => dgram::run(&args),
         Suite::Exs(args) => exs::run_suite(&args),
         Suite::Fs(args) => fs::run(&args),
+        Suite::Join(args) => join::run(&args),
         Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
         Suite::Mpi(args) => mpi::run(&args),
         Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),

@@ -22,10 +22,15 @@ use crate::{Error, VISIT, VISIT_ELEMENT, lock};
 const LOOK: Duration = Duration::from_millis(100);
 /// How long a request waits for its ring.
 const KEEP: Duration = Duration::from_mins(1);
+/// How long a node whose successor is not there waits for its predecessor.
+const GRACE: Duration = Duration::from_secs(1);
 /// Requests that wait at once.
 const WAITING: usize = 256;
 /// How long a plain connection has for its greeting.
 const GREETING: Duration = Duration::from_secs(5);
+
+const STRANGER: &str =
+    "its key is not authorised, and the kernel does not say that it is of this user";
 
 /// Whose keys are let in.
 pub type Admit = Arc<dyn Fn(&PublicKey) -> bool + Send + Sync>;
@@ -102,16 +107,22 @@ impl Waiting {
         }
     }
 
-    fn take(&self, ring: &Ring, end: Instant) -> Option<(Guest, Hello)> {
+    /// The guest of a ring; `None` when it does not come by then, or the ring cannot be formed.
+    fn take(&self, ring: &Ring, end: Instant, over: &AtomicBool) -> Option<(Guest, Hello)> {
         let mut guests = lock(&self.guests);
+        let (mut end, mut ending) = (end, false);
         loop {
             if let Some(waits) = guests.remove(&(ring.id, ring.exchange)) {
                 return Some((waits.guest, waits.hello));
             }
+            if over.load(Ordering::SeqCst) && !ending {
+                ending = true;
+                end = end.min(Instant::now() + GRACE);
+            }
             let left = end.checked_duration_since(Instant::now())?;
             let (held, _) = self
                 .came
-                .wait_timeout(guests, left)
+                .wait_timeout(guests, left.min(LOOK))
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             guests = held;
         }
@@ -219,6 +230,9 @@ impl Door {
                     break;
                 }
                 let Ok(mut stream) = stream else { continue };
+                if !is_ours(&stream, Instant::now()) {
+                    continue;
+                }
                 let mut bytes = [0; HELLO];
                 let read = stream
                     .set_read_timeout(Some(GREETING))
@@ -278,9 +292,15 @@ impl Door {
         let (out_base, out_qp) = Prepared::out(&memory).map_err(said)?;
         let (in_base, in_qp) = Prepared::from(&memory).map_err(said)?;
         let next = ring.next();
+        let over = AtomicBool::new(false);
         let (out, from) = thread::scope(|scope| {
-            let dial = scope.spawn(|| dial(ring, device, security, out_qp, end));
-            let from = self.guest(ring, end).and_then(|guest| {
+            let dial = scope.spawn(|| {
+                let out = dial(ring, device, security, out_qp, end);
+                // A predecessor that comes soon hears of it at once; there is no need to wait longer.
+                over.store(out.is_err(), Ordering::SeqCst);
+                out
+            });
+            let from = self.guest(ring, end, &over).and_then(|guest| {
                 let Guest::Rdma(request, known) = guest else {
                     return Err(form(ring, ring.previous(), "it came by plain TCP"));
                 };
@@ -309,9 +329,12 @@ impl Door {
         let to = ring.nodes[ring.next()];
         let failed = |e: std::io::Error| form(ring, ring.next(), &e.to_string());
         let mut out = TcpStream::connect_timeout(&to, ring.patience).map_err(failed)?;
+        if !is_ours(&out, end) {
+            return Err(form(ring, ring.next(), STRANGER));
+        }
         out.write_all(&ring.hello(ring.me).encode())
             .map_err(failed)?;
-        let Guest::Tcp(from) = self.guest(ring, end)? else {
+        let Guest::Tcp(from) = self.guest(ring, end, &AtomicBool::new(false))? else {
             return Err(form(ring, ring.previous(), "it came by RDMA"));
         };
         let said = |e: std::io::Error| Error::Local(e.to_string());
@@ -339,9 +362,9 @@ impl Door {
     }
 
     /// Our predecessor, which agrees with us.
-    fn guest(&self, ring: &Ring, end: Instant) -> Result<Guest, Error> {
+    fn guest(&self, ring: &Ring, end: Instant, over: &AtomicBool) -> Result<Guest, Error> {
         let previous = ring.previous();
-        let Some((guest, hello)) = self.waiting.take(ring, end) else {
+        let Some((guest, hello)) = self.waiting.take(ring, end, over) else {
             return Err(form(ring, previous, "it did not connect in time"));
         };
         if let Some(why) = hello.differs(&ring.hello(previous)) {
@@ -425,11 +448,20 @@ fn accept(
         .accept(qp, &settings)
         .map_err(|e| refused(&e.to_string()))?;
     if !known && !is_local(&conn.qp) {
-        return Err(refused(
-            "its key is not authorised, and the kernel does not say that it is of this user",
-        ));
+        return Err(refused(STRANGER));
     }
     Ok(conn.qp)
+}
+
+/// Whether the kernel says that the other end is of our user. It cannot tell before the listener has accepted, so we ask until `end`.
+fn is_ours(stream: &TcpStream, end: Instant) -> bool {
+    loop {
+        match weft_verbs::tcp_peer_uid(stream) {
+            Ok(Some(uid)) => return uid == our_user(),
+            Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(1)),
+            _ => return false,
+        }
+    }
 }
 
 /// Whether the neighbour is reached in shared memory, where only processes of one user meet.
@@ -457,5 +489,14 @@ fn dial(
         };
         form(ring, next, why.trim_end())
     })?;
+    // With keys, the handshake has refused a successor whose key is not named.
+    let known = match security {
+        Security::SameUser => false,
+        Security::Environment => conn.qp.tls().is_some() && named_peers(),
+        Security::Keys(..) => conn.qp.tls().is_some(),
+    };
+    if !known && !is_local(&conn.qp) && conn.qp.peer_uid() != Some(our_user()) {
+        return Err(form(ring, next, STRANGER));
+    }
     Ok(conn.qp)
 }

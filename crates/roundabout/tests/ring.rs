@@ -1,12 +1,14 @@
 //! Rings of threads and of processes: everything goes round once, and failures are told with a name.
 
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use weft_roundabout::{Door, Error, Next, Node, Ring, Security};
-use weft_verbs::LocalMode;
+use weft_verbs::cm::{self, ConnParam};
+use weft_verbs::{LocalMode, QpInit};
 
 const ID: [u8; 16] = [7; 16];
 
@@ -351,4 +353,68 @@ fn a_node_that_is_killed_is_named_by_all() {
     for error in &failures {
         assert!(matches!(error, Error::Failed { node: 1, .. }), "{error}");
     }
+}
+
+/// Not a test of its own: a listener that accepts whoever comes, started by the next test.
+#[test]
+fn child_stranger() {
+    if std::env::var_os("RING_TEST_STRANGER").is_none() {
+        return;
+    }
+    let device = weft_verbs::Device::open().unwrap();
+    let param = ConnParam::default();
+    let listener = cm::Listener::bind(&device, any(), 4, &param).unwrap();
+    println!("\nlistening {}", listener.local_addr());
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(16, None).unwrap();
+    let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+    let conn = request
+        .accept(pd.create_qp(&QpInit::new(&cq, &cq)).unwrap(), &param)
+        .unwrap();
+    // Until the parent ends us.
+    thread::sleep(Duration::from_mins(1));
+    drop(conn);
+}
+
+#[test]
+fn a_successor_of_another_user_gets_nothing() {
+    const NOBODY: u32 = 65_534;
+    // Another user can run the test's program only from where everybody may.
+    let folder = std::env::temp_dir().join(format!("weft-ring-stranger-{}", std::process::id()));
+    let program = folder.join("test");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let child = Command::new(&program)
+        .args(["--exact", "child_stranger", "--nocapture"])
+        .env("RING_TEST_STRANGER", "1")
+        .current_dir("/")
+        .uid(NOBODY)
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => Process(child),
+        Err(error) => {
+            println!("skipped: no process of another user: {error}");
+            std::fs::remove_dir_all(&folder).unwrap();
+            return;
+        }
+    };
+    let out = child.0.stdout.take().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
+    let stranger: SocketAddr = lines
+        .find_map(|line| line.unwrap().strip_prefix("listening ").map(str::to_owned))
+        .expect("the stranger listens")
+        .parse()
+        .unwrap();
+    let door = Door::open(any(), Security::SameUser, None).unwrap();
+    let ring = Ring {
+        patience: Duration::from_secs(2),
+        ..Ring::new(ID, vec![door.local_addr(), stranger], 0)
+    };
+    let Err(Error::Form { node: 1, why, .. }) = door.join(&ring) else {
+        panic!("a ring with a stranger was formed");
+    };
+    assert!(why.contains("this user"), "{why}");
+    drop(child);
+    std::fs::remove_dir_all(&folder).unwrap();
 }

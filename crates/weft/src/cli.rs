@@ -78,6 +78,9 @@ pub enum Command {
     /// Use the memory of other machines as files, or offer this one's
     #[command(long_about = cmd::fs::LONG)]
     Fs(cmd::fs::Args),
+    /// Run SQL joins on a ring of workers
+    #[command(long_about = cmd::join::LONG)]
+    Join(cmd::join::Args),
     /// Compile C and C++ on other machines, or for them
     #[command(long_about = cmd::cc::LONG)]
     Cc(cmd::cc::Args),
@@ -132,6 +135,7 @@ impl Cli {
             Command::Cp(args) => cmd::cp::run(&args, self.global).map(Into::into),
             Command::Media(args) => cmd::media::run(&args, self.global).map(Into::into),
             Command::Fs(args) => cmd::fs::run(&args, self.global),
+            Command::Join(args) => cmd::join::run(&args),
             Command::Cc(args) => cmd::cc::run(&args, self.global),
             Command::Ccd(args) => cmd::cc::daemon(&args).map(Into::into),
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use weft_mem::Access;
+use weft_sys::diag::tcp_peer_uid;
 use weft_tls::{TlsError, TlsInfo};
 
 use super::rnr::RNR_FOR_EVER;
@@ -417,6 +418,15 @@ impl Qp {
     /// The peer's address, once connected.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.0.connected.get().map(|c| c.link.peer_addr())
+    }
+
+    /// The user whose process made the other end of the connection, as the kernel says: `None` when it is not on this host, or cannot be told. In
+    /// shared memory ([`Path::transport`] `local`) it is always our own, and is not told here.
+    pub fn peer_uid(&self) -> Option<u32> {
+        tcp_peer_uid(self.0.connected.get()?.link.fd()).unwrap_or_else(|error| {
+            tracing::debug!(%error, "the kernel does not say whose connection this is");
+            None
+        })
     }
 
     /// Call this once when the connection ends, from whichever thread notices; at once if it has ended already. Only one

@@ -12,6 +12,7 @@ pub mod dissector;
 pub mod doctor;
 pub mod fs;
 pub mod hello;
+pub mod join;
 pub mod key;
 pub mod man;
 pub mod media;

@@ -1,0 +1,415 @@
+//! Operators of distributed plans: [`RoundaboutExec`] lets the rows of all nodes come by, [`OnlyFirstExec`] keeps those of node 0.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
+use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, Partitioning, PlanProperties,
+};
+use futures::StreamExt;
+use tokio::sync::mpsc;
+use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring};
+
+use crate::batches::{Assembly, Part};
+
+/// What the operators of one query share.
+pub struct Query {
+    /// Where this node's neighbours connect.
+    pub door: Arc<Door>,
+    /// The ring; each exchange is one of its own.
+    pub ring: Ring,
+    /// A digest of the plan for one node, which all nodes must have.
+    pub agreement: AtomicU64,
+    cancellers: Mutex<(Option<String>, Vec<Canceller>)>,
+    loads: Mutex<Vec<(u32, Load)>>,
+}
+
+impl fmt::Debug for Query {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {} of {}", self.ring.me, self.ring.nodes.len())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Query {
+    /// On this ring.
+    pub fn new(door: Arc<Door>, ring: Ring) -> Self {
+        Self {
+            door,
+            ring,
+            agreement: AtomicU64::new(0),
+            cancellers: Mutex::default(),
+            loads: Mutex::default(),
+        }
+    }
+
+    /// Ends all its turns, on all nodes.
+    pub fn cancel(&self, why: &str) {
+        let mut cancellers = lock(&self.cancellers);
+        cancellers.0.get_or_insert_with(|| why.into());
+        for canceller in &cancellers.1 {
+            canceller.cancel(why);
+        }
+    }
+
+    /// What each exchange has moved through this node.
+    pub fn loads(&self) -> Vec<(u32, Load)> {
+        lock(&self.loads).clone()
+    }
+
+    fn join(&self, exchange: u32) -> Result<Node, weft_roundabout::Error> {
+        let ring = Ring {
+            exchange,
+            agreement: self.agreement.load(Ordering::SeqCst),
+            ..self.ring.clone()
+        };
+        let node = self.door.join(&ring)?;
+        let mut cancellers = lock(&self.cancellers);
+        match &cancellers.0 {
+            Some(why) => node.canceller().cancel(why),
+            None => cancellers.1.push(node.canceller()),
+        }
+        Ok(node)
+    }
+}
+
+/// Who gets the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Every node gets the rows of all nodes: the rotating relation.
+    Rotate,
+    /// Node 0 gets the rows of all nodes.
+    Gather,
+}
+
+/// The rows of all nodes, as they come by on the ring.
+#[derive(Debug)]
+pub struct RoundaboutExec {
+    input: Arc<dyn ExecutionPlan>,
+    kind: Kind,
+    exchange: u32,
+    query: Arc<Query>,
+    properties: Arc<PlanProperties>,
+}
+
+fn one_partition(input: &Arc<dyn ExecutionPlan>) -> Arc<PlanProperties> {
+    Arc::new(PlanProperties::new(
+        EquivalenceProperties::new(input.schema()),
+        Partitioning::UnknownPartitioning(1),
+        EmissionType::Incremental,
+        Boundedness::Bounded,
+    ))
+}
+
+fn only(mut children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+    match (children.pop(), children.is_empty()) {
+        (Some(child), true) => Ok(child),
+        _ => Err(DataFusionError::Internal("one child is needed".into())),
+    }
+}
+
+impl RoundaboutExec {
+    /// Of an input with one partition.
+    pub fn new(
+        input: Arc<dyn ExecutionPlan>,
+        kind: Kind,
+        exchange: u32,
+        query: Arc<Query>,
+    ) -> Self {
+        let properties = one_partition(&input);
+        Self {
+            input,
+            kind,
+            exchange,
+            query,
+            properties,
+        }
+    }
+}
+
+impl DisplayAs for RoundaboutExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes = self.query.ring.nodes.len();
+        write!(
+            f,
+            "RoundaboutExec: {:?}, exchange={}, nodes={nodes}",
+            self.kind, self.exchange
+        )
+    }
+}
+
+impl ExecutionPlan for RoundaboutExec {
+    fn name(&self) -> &'static str {
+        "RoundaboutExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let query = Arc::clone(&self.query);
+        Ok(Arc::new(Self::new(
+            only(children)?,
+            self.kind,
+            self.exchange,
+            query,
+        )))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let input = self.input.execute(partition, context)?;
+        let schema = self.schema();
+        let (rows, out) = mpsc::channel(4);
+        let pump = Pump {
+            query: Arc::clone(&self.query),
+            exchange: self.exchange,
+            rows: (self.kind == Kind::Rotate || self.query.ring.me == 0).then_some(rows.clone()),
+            assembly: Assembly::new(schema.clone(), self.query.ring.nodes.len()),
+        };
+        let runtime = tokio::runtime::Handle::current();
+        std::thread::Builder::new()
+            .name("weft-join-pump".into())
+            .spawn(move || {
+                // A dropped receiver wants no rows, and no errors either.
+                if let Err(error) = pump.run(input, &runtime) {
+                    let _ = rows.blocking_send(Err(error));
+                }
+            })
+            .map_err(DataFusionError::IoError)?;
+        let stream = futures::stream::unfold(out, |mut out| async {
+            let batch = out.recv().await?;
+            Some((batch, out))
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, stream)))
+    }
+}
+
+/// The query thread of one exchange: gives our rows to the ring, and the ring's rows to the operator above. It goes on to the end of the turn
+/// when nobody wants its rows: other nodes do.
+struct Pump {
+    query: Arc<Query>,
+    exchange: u32,
+    rows: Option<mpsc::Sender<Result<RecordBatch>>>,
+    assembly: Assembly,
+}
+
+fn external(error: weft_roundabout::Error) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+impl Pump {
+    fn run(
+        mut self,
+        input: SendableRecordBatchStream,
+        runtime: &tokio::runtime::Handle,
+    ) -> Result<()> {
+        let mut node = self.query.join(self.exchange).map_err(external)?;
+        let (parts, mut own) = mpsc::channel(2);
+        // The input is pulled beside the ring: it may itself wait for other nodes, which wait for us to forward.
+        let pulling = runtime.spawn(pull(input, self.query.ring.element, parts, node.waker()));
+        let done = self.turn(&mut node, &mut own);
+        pulling.abort();
+        if let Err(error) = done {
+            node.give_up(&error.to_string());
+            return Err(error);
+        }
+        let load = node.finish().map_err(external)?;
+        lock(&self.query.loads).push((self.exchange, load));
+        Ok(())
+    }
+
+    fn turn(&mut self, node: &mut Node, own: &mut mpsc::Receiver<Result<Part>>) -> Result<()> {
+        let mut part: Option<Part> = None;
+        let mut ended = false;
+        loop {
+            if part.is_none() && !ended {
+                match own.try_recv() {
+                    Ok(next) => {
+                        let mut next = next?;
+                        self.give(std::mem::take(&mut next.batches));
+                        part = Some(next);
+                    }
+                    Err(mpsc::error::TryRecvError::Empty) => {}
+                    Err(mpsc::error::TryRecvError::Disconnected) => ended = true,
+                }
+            }
+            let own = match (&part, ended) {
+                (Some(_), _) => Own::Now,
+                (None, false) => Own::Later,
+                (None, true) => Own::Never,
+            };
+            match node.next_with(own).map_err(external)? {
+                Next::End => return Ok(()),
+                Next::Woken => {}
+                Next::Room(room) => {
+                    if let Some(filling) = &mut part
+                        && !filling.fill(room).map_err(external)?
+                    {
+                        part = None;
+                    }
+                }
+                Next::Element(element) => {
+                    if self.rows.is_some() {
+                        let batches = self.assembly.take(&element)?;
+                        // The ring goes on while the operator above is at work.
+                        drop(element);
+                        self.give(batches);
+                    }
+                }
+            }
+        }
+    }
+
+    fn give(&mut self, batches: Vec<RecordBatch>) {
+        for batch in batches {
+            let taken = self
+                .rows
+                .as_ref()
+                .is_none_or(|rows| rows.blocking_send(Ok(batch)).is_ok());
+            if !taken {
+                self.rows = None;
+            }
+        }
+    }
+}
+
+/// Collects what the input gives into parts of about an element.
+pub(crate) async fn pull(
+    mut input: SendableRecordBatchStream,
+    element: usize,
+    parts: mpsc::Sender<Result<Part>>,
+    waker: weft_roundabout::Waker,
+) {
+    let schema = input.schema();
+    let (mut batches, mut bytes) = (Vec::new(), 0);
+    loop {
+        let next = input.next().await;
+        let last = !matches!(next, Some(Ok(_)));
+        match next {
+            Some(Ok(batch)) if batch.num_rows() > 0 => {
+                bytes += batch.get_array_memory_size();
+                batches.push(batch);
+            }
+            Some(Err(error)) => {
+                let _ = parts.send(Err(error)).await;
+                break;
+            }
+            _ => {}
+        }
+        if !batches.is_empty() && (last || bytes >= element * 3 / 4) {
+            let part = Part::new(&schema, std::mem::take(&mut batches));
+            bytes = 0;
+            if parts.send(part).await.is_err() {
+                break;
+            }
+            waker.wake();
+        }
+        if last {
+            break;
+        }
+    }
+    drop(parts);
+    waker.wake();
+}
+
+/// Rows of node 0 alone: of an operator that gives rows without any input, on every node.
+#[derive(Debug)]
+pub struct OnlyFirstExec {
+    input: Arc<dyn ExecutionPlan>,
+    query: Arc<Query>,
+    properties: Arc<PlanProperties>,
+}
+
+impl OnlyFirstExec {
+    /// Of this input.
+    pub fn new(input: Arc<dyn ExecutionPlan>, query: Arc<Query>) -> Self {
+        let properties = Arc::clone(input.properties());
+        Self {
+            input,
+            query,
+            properties,
+        }
+    }
+}
+
+impl DisplayAs for OnlyFirstExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnlyFirstExec")
+    }
+}
+
+impl ExecutionPlan for OnlyFirstExec {
+    fn name(&self) -> &'static str {
+        "OnlyFirstExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let query = Arc::clone(&self.query);
+        Ok(Arc::new(Self::new(only(children)?, query)))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        // The input runs on every node: it can take part in exchanges.
+        let input = self.input.execute(partition, context)?;
+        if self.query.ring.me == 0 {
+            return Ok(input);
+        }
+        let schema = input.schema();
+        let none = input.filter_map(|batch| async { batch.err().map(Err) });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, none)))
+    }
+}

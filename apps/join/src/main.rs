@@ -1,0 +1,232 @@
+//! The program behind `weft join`.
+#![forbid(unsafe_code)]
+
+use std::io::{IsTerminal, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand, ValueEnum};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use weft_join::shell::{Answer, Question, Trouble, ask};
+use weft_join::talk::{PORT, Table};
+use weft_join::worker::{Settings, Worker};
+
+const LONG: &str = "\
+Each worker holds a part of every table. A join keeps the part of its build side where it is, and the rows of its probe side
+go once round the ring of the workers, in shared memory between workers of one host and user, else over TCP. The workers must
+see the same files under the same paths.
+
+A worker that is reached from other hosts needs keys: WEFT_TLS=on, WEFT_TLS_KEY and WEFT_TLS_PEERS, on all workers and
+for the shell (`weft help` describes them). Workers connect back to the shell.";
+const EXITS: &str = "\
+Exit status:
+  0  all went well
+  1  the query failed (messages say what)
+  2  the command line cannot be used as it is
+  3  a worker could not be reached or went away";
+
+/// SQL joins on a ring of workers
+#[derive(Parser)]
+#[command(name = "weft-join", bin_name = "weft join", version, long_about = LONG, after_long_help = EXITS)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a part of queries for others
+    Worker(WorkerArgs),
+    /// Run a query on workers and print its rows
+    Sql(SqlArgs),
+}
+
+#[derive(clap::Args)]
+struct WorkerArgs {
+    /// Where to listen [default: 127.0.0.1:7478]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_bind)]
+    bind: Option<SocketAddr>,
+    /// Read files below this folder alone
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Memory of one query in MiB; beyond it sorts and aggregates spill to disk, and joins fail [default: no limit]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    memory: Option<u32>,
+}
+
+#[derive(clap::Args)]
+struct SqlArgs {
+    /// The workers, in the order of the ring
+    #[arg(
+        short,
+        long,
+        value_name = "HOST:PORT",
+        value_delimiter = ',',
+        required = true
+    )]
+    workers: Vec<String>,
+    /// A table: a Parquet or CSV file (by its extension), or a folder of Parquet files, under the path that workers see
+    #[arg(long = "table", value_name = "NAME=FILE", value_parser = parse_table)]
+    tables: Vec<Table>,
+    /// How rows are printed
+    #[arg(long, value_enum, default_value_t)]
+    format: Format,
+    /// Size of the ring's elements in KiB
+    #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(4..=262_144))]
+    element: u32,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// The query; EXPLAIN shows what each node does
+    sql: String,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum Format {
+    #[default]
+    Table,
+    Csv,
+    Json,
+}
+
+fn parse_bind(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
+    bare.unwrap_or(text)
+        .parse::<IpAddr>()
+        .map(|ip| SocketAddr::new(ip, PORT))
+        .or_else(|_| text.parse())
+        .map_err(|_| "write an IP address, ADDR:PORT or [IPV6]:PORT".into())
+}
+
+fn parse_table(text: &str) -> Result<Table, String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok(Table {
+            name: name.into(),
+            file: std::path::absolute(file)
+                .map_err(|e| e.to_string())?
+                .to_string_lossy()
+                .into_owned(),
+        }),
+        _ => Err("write NAME=FILE".into()),
+    }
+}
+
+fn resolve(text: &str) -> Result<SocketAddr, Trouble> {
+    let with_port = match text.parse::<IpAddr>() {
+        Ok(ip) => return Ok(SocketAddr::new(ip, PORT)),
+        Err(_) if text.contains(':') => text.to_owned(),
+        Err(_) => format!("{text}:{PORT}"),
+    };
+    let found = with_port
+        .to_socket_addrs()
+        .map_err(|e| Trouble::Peer(format!("cannot resolve `{text}`: {e}")))?
+        .next();
+    found.ok_or_else(|| Trouble::Peer(format!("`{text}` has no address")))
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+    tracing_subscriber::fmt()
+        .with_max_level(level.unwrap_or(tracing_subscriber::filter::LevelFilter::WARN))
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    let (trouble, code) = match cli.command {
+        Command::Worker(args) => match worker(args) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(e) => (e.to_string(), 1),
+        },
+        Command::Sql(args) => match sql(&args) {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(Trouble::Peer(why)) => (why, 3),
+            Err(Trouble::Query(why)) => (why, 1),
+        },
+    };
+    eprintln!("weft join: {trouble}");
+    ExitCode::from(code)
+}
+
+fn worker(args: WorkerArgs) -> datafusion::error::Result<()> {
+    let bind = args.bind.unwrap_or((Ipv4Addr::LOCALHOST, PORT).into());
+    let worker = Worker::open(Settings {
+        bind,
+        dir: args.dir,
+        memory: args.memory.map(|mib| mib as usize * (1 << 20)),
+    })?;
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "working on {}", worker.local_addr());
+    let _ = out.flush();
+    worker.serve(|| false);
+    Ok(())
+}
+
+fn sql(args: &SqlArgs) -> Result<(), Trouble> {
+    let workers = args
+        .workers
+        .iter()
+        .map(|w| resolve(w))
+        .collect::<Result<Vec<_>, _>>()?;
+    let question = Question {
+        workers,
+        tables: args.tables.clone(),
+        sql: args.sql.clone(),
+        element: args.element as usize * 1024,
+        patience: Duration::from_secs(30),
+    };
+    let shown = !args.quiet && std::io::stderr().is_terminal();
+    let began = Instant::now();
+    let answer = ask(&question, |rows| {
+        if shown {
+            eprint!("\r{rows} rows, {:.1} s ", began.elapsed().as_secs_f64());
+        }
+    })?;
+    if shown {
+        eprintln!();
+    }
+    print(&answer.batches, args.format).map_err(|e| Trouble::Query(e.to_string()))?;
+    if !args.quiet {
+        load(&answer, &question, began.elapsed());
+    }
+    Ok(())
+}
+
+fn print(batches: &[RecordBatch], format: Format) -> datafusion::error::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match format {
+        Format::Table => writeln!(out, "{}", pretty_format_batches(batches)?)?,
+        Format::Csv => {
+            let mut writer = datafusion::arrow::csv::Writer::new(&mut out);
+            for batch in batches {
+                writer.write(batch)?;
+            }
+        }
+        Format::Json => {
+            let mut writer = datafusion::arrow::json::LineDelimitedWriter::new(&mut out);
+            for batch in batches {
+                writer.write(batch)?;
+            }
+            writer.finish()?;
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// What each worker moved, as bars, on stderr.
+fn load(answer: &Answer, question: &Question, took: Duration) {
+    const WIDTH: u64 = 40;
+    let most = answer.outcomes.iter().map(|o| o.received).max();
+    let most = most.unwrap_or(0).max(1);
+    eprintln!("{:.3} s; bytes received from the ring:", took.as_secs_f64());
+    for (outcome, addr) in answer.outcomes.iter().zip(&question.workers) {
+        let bar = "#".repeat((outcome.received * WIDTH / most) as usize);
+        eprintln!(
+            "  {addr:<22} {:>10.1} MB {bar}",
+            outcome.received as f64 / 1e6
+        );
+    }
+}

@@ -1,0 +1,297 @@
+//! How a plan for one node becomes one for a ring: an optimizer rule.
+//!
+//! The rows of a distributed operator are those of all nodes together, each on one node. Scans take a part of their files. A join keeps its
+//! build side (S) where it is, and its probe side (R) goes round once. Joins that preserve rows of R change their sides first. Aggregates
+//! work in two steps, before and after their partial results come to node 0. Whatever else needs all rows at once gets them at node 0.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use datafusion::common::{JoinType, config::ConfigOptions};
+use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig, FileScanConfigBuilder};
+use datafusion::datasource::source::DataSourceExec;
+use datafusion::error::Result;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::joins::{
+    CrossJoinExec, HashJoinExec, NestedLoopJoinExec, PartitionMode,
+};
+use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
+use datafusion::physical_plan::{
+    ExecutionPlan, ExecutionPlanProperties, displayable, replace_children_if_necessary,
+};
+
+use crate::exec::{Kind, OnlyFirstExec, Query, RoundaboutExec};
+
+type Plan = Arc<dyn ExecutionPlan>;
+
+/// Operators that look at one row at a time, or at the rows of one node before all rows come together.
+const ROW_WISE: [&str; 9] = [
+    "FilterExec",
+    "ProjectionExec",
+    "CoalesceBatchesExec",
+    "CoalescePartitionsExec",
+    "RepartitionExec",
+    "UnionExec",
+    "InterleaveExec",
+    "UnnestExec",
+    "CooperativeExec",
+];
+
+/// Makes plans for the ring of a query.
+#[derive(Debug)]
+pub struct Distribute(pub Arc<Query>);
+
+impl PhysicalOptimizerRule for Distribute {
+    fn optimize(&self, plan: Plan, config: &ConfigOptions) -> Result<Plan> {
+        if self.0.ring.nodes.len() == 1 {
+            return Ok(plan);
+        }
+        let mut digest = DefaultHasher::new();
+        let shown = displayable(plan.as_ref()).indent(false).to_string();
+        shown.hash(&mut digest);
+        self.0.agreement.store(digest.finish(), Ordering::SeqCst);
+        let work = Work {
+            query: &self.0,
+            config,
+            exchanges: AtomicU32::new(0),
+        };
+        let spread = work.spread(plan)?;
+        work.gather(spread)
+    }
+
+    fn name(&self) -> &'static str {
+        "roundabout"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// A plan, and whether its rows are all on node 0.
+struct Spread {
+    plan: Plan,
+    first: bool,
+}
+
+struct Work<'a> {
+    query: &'a Arc<Query>,
+    config: &'a ConfigOptions,
+    exchanges: AtomicU32,
+}
+
+impl Work<'_> {
+    fn exchange(&self, plan: Plan, kind: Kind) -> Plan {
+        let plan = if plan.output_partitioning().partition_count() > 1 {
+            Arc::new(CoalescePartitionsExec::new(plan))
+        } else {
+            plan
+        };
+        let exchange = self.exchanges.fetch_add(1, Ordering::Relaxed);
+        Arc::new(RoundaboutExec::new(
+            plan,
+            kind,
+            exchange,
+            Arc::clone(self.query),
+        ))
+    }
+
+    fn gather(&self, spread: Spread) -> Result<Plan> {
+        Ok(if spread.first {
+            spread.plan
+        } else {
+            self.exchange(spread.plan, Kind::Gather)
+        })
+    }
+
+    fn only_first(&self, plan: Plan) -> Spread {
+        Spread {
+            plan: Arc::new(OnlyFirstExec::new(plan, Arc::clone(self.query))),
+            first: true,
+        }
+    }
+
+    fn spread(&self, plan: Plan) -> Result<Spread> {
+        if let Some(scan) = plan.downcast_ref::<DataSourceExec>() {
+            return self.scan(&plan, scan);
+        }
+        if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
+            let types = *join.join_type();
+            if plan.fetch().is_none() && !join.null_aware && keeps_probe_side(types) {
+                return self.spread(join.swap_inputs(PartitionMode::CollectLeft)?);
+            }
+            return self.join(&plan, types);
+        }
+        if let Some(join) = plan.downcast_ref::<NestedLoopJoinExec>() {
+            let types = *join.join_type();
+            if plan.fetch().is_none() && keeps_probe_side(types) {
+                return self.spread(join.swap_inputs()?);
+            }
+            return self.join(&plan, types);
+        }
+        if plan.downcast_ref::<CrossJoinExec>().is_some() {
+            return self.join(&plan, JoinType::Inner);
+        }
+        if let Some(aggregate) = plan.downcast_ref::<AggregateExec>() {
+            return self.aggregate(&plan, aggregate);
+        }
+        if plan.downcast_ref::<ScalarSubqueryExec>().is_some() {
+            let mut children = plan.children().into_iter().cloned();
+            let Some(input) = children.next() else {
+                return self.all_at_first(plan);
+            };
+            let input = self.spread(input)?;
+            let mut new = vec![input.plan];
+            for subquery in children {
+                // Every node needs the value.
+                let subquery = self.spread(subquery)?.plan;
+                new.push(self.exchange(subquery, Kind::Rotate));
+            }
+            return Ok(Spread {
+                plan: replace_children_if_necessary(plan, new)?,
+                first: input.first,
+            });
+        }
+        if plan.children().is_empty() {
+            return Ok(self.only_first(plan));
+        }
+        if ROW_WISE.contains(&plan.name()) && plan.fetch().is_none() {
+            let mut first = true;
+            let mut children = Vec::new();
+            for child in plan.children() {
+                let child = self.spread(Arc::clone(child))?;
+                first &= child.first;
+                children.push(child.plan);
+            }
+            let plan = replace_children_if_necessary(plan, children)?;
+            return Ok(Spread { plan, first });
+        }
+        self.all_at_first(plan)
+    }
+
+    /// An operator that needs all rows: on node 0.
+    fn all_at_first(&self, plan: Plan) -> Result<Spread> {
+        let mut children = Vec::new();
+        for child in plan.children() {
+            let child = self.spread(Arc::clone(child))?;
+            children.push(self.gather(child)?);
+        }
+        Ok(Spread {
+            plan: replace_children_if_necessary(plan, children)?,
+            first: true,
+        })
+    }
+
+    fn join(&self, plan: &Plan, types: JoinType) -> Result<Spread> {
+        let stays = matches!(
+            types,
+            JoinType::Inner
+                | JoinType::Left
+                | JoinType::LeftSemi
+                | JoinType::LeftAnti
+                | JoinType::LeftMark
+        );
+        if !stays || plan.fetch().is_some() {
+            return self.all_at_first(Arc::clone(plan));
+        }
+        let mut children = plan.children().into_iter().cloned();
+        let (Some(left), Some(right)) = (children.next(), children.next()) else {
+            return self.all_at_first(Arc::clone(plan));
+        };
+        let (left, right) = (self.spread(left)?, self.spread(right)?);
+        if left.first && right.first {
+            let plan =
+                replace_children_if_necessary(Arc::clone(plan), vec![left.plan, right.plan])?;
+            return Ok(Spread { plan, first: true });
+        }
+        let right = self.exchange(right.plan, Kind::Rotate);
+        Ok(Spread {
+            plan: replace_children_if_necessary(Arc::clone(plan), vec![left.plan, right])?,
+            first: left.first,
+        })
+    }
+
+    fn aggregate(&self, plan: &Plan, aggregate: &AggregateExec) -> Result<Spread> {
+        let input = self.spread(Arc::clone(aggregate.input()))?;
+        let single = matches!(
+            aggregate.mode(),
+            AggregateMode::Single | AggregateMode::SinglePartitioned
+        );
+        if matches!(aggregate.mode(), AggregateMode::Partial) {
+            let plan = replace_children_if_necessary(Arc::clone(plan), vec![input.plan])?;
+            // A node without rows gives a row all the same if there are no groups.
+            return Ok(Spread { plan, first: false });
+        }
+        let ordered = aggregate
+            .aggr_expr()
+            .iter()
+            .any(|expr| !expr.order_bys().is_empty());
+        let whole = if !single || input.first || ordered || aggregate.limit_options().is_some() {
+            replace_children_if_necessary(Arc::clone(plan), vec![self.gather(input)?])?
+        } else {
+            let partial: Plan = Arc::new(AggregateExec::try_new(
+                AggregateMode::Partial,
+                aggregate.group_expr().clone(),
+                aggregate.aggr_expr().to_vec(),
+                aggregate.filter_expr().to_vec(),
+                input.plan,
+                aggregate.input_schema(),
+            )?);
+            let gathered = self.exchange(partial, Kind::Gather);
+            let none = vec![None; aggregate.aggr_expr().len()];
+            Arc::new(AggregateExec::try_new(
+                AggregateMode::Final,
+                aggregate.group_expr().as_final(),
+                aggregate.aggr_expr().to_vec(),
+                none,
+                gathered,
+                aggregate.input_schema(),
+            )?) as Plan
+        };
+        Ok(self.only_first(whole))
+    }
+
+    /// A part of the files of a scan; the first node gets what cannot be cut.
+    fn scan(&self, plan: &Plan, scan: &DataSourceExec) -> Result<Spread> {
+        let ring = &self.query.ring;
+        let mut config = self.config.clone();
+        config.optimizer.repartition_file_min_size = 0;
+        let cut = match plan.repartitioned(ring.nodes.len(), &config)? {
+            Some(cut) => cut,
+            None => Arc::clone(plan),
+        };
+        let source = cut.downcast_ref::<DataSourceExec>().unwrap_or(scan);
+        let Some(files) = source.data_source().downcast_ref::<FileScanConfig>() else {
+            return Ok(self.only_first(Arc::clone(plan)));
+        };
+        if plan.fetch().is_some() || files.limit.is_some() {
+            // So many rows, of any node: they have to be counted at one place.
+            return Ok(self.only_first(Arc::clone(plan)));
+        }
+        let mine = files
+            .file_groups
+            .iter()
+            .skip(ring.me)
+            .step_by(ring.nodes.len())
+            .flat_map(|group| group.iter().cloned());
+        let mine = FileGroup::new(mine.collect());
+        let part = FileScanConfigBuilder::from(files.clone())
+            .with_file_groups(vec![mine])
+            .build();
+        Ok(Spread {
+            plan: DataSourceExec::from_data_source(part),
+            first: false,
+        })
+    }
+}
+
+/// Whether rows of the probe side can come out without a match, or once for several: no single node knows about that.
+fn keeps_probe_side(types: JoinType) -> bool {
+    matches!(
+        types,
+        JoinType::Right | JoinType::RightSemi | JoinType::RightAnti | JoinType::RightMark
+    )
+}

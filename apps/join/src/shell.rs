@@ -1,0 +1,221 @@
+//! `weft join sql`: asks the workers and collects the rows of node 0.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, mpsc};
+use std::time::Duration;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::buffer::Buffer;
+use datafusion::arrow::ipc::reader::StreamDecoder;
+use weft_roundabout::{Door, Error, Next, Ring, Security, VISIT};
+
+use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, Table, VERSION};
+
+/// Bytes of rows that are put together, at most.
+const LONGEST: usize = 1 << 30;
+
+/// A query for a number of workers.
+pub struct Question {
+    /// The workers, in the order of the ring.
+    pub workers: Vec<SocketAddr>,
+    /// Its tables.
+    pub tables: Vec<Table>,
+    /// It.
+    pub sql: String,
+    /// Bytes of an element of the ring.
+    pub element: usize,
+    /// How long workers have to answer a connection.
+    pub patience: Duration,
+}
+
+/// What failed.
+#[derive(Debug)]
+pub enum Trouble {
+    /// A worker could not be reached, or went away.
+    Peer(String),
+    /// The query failed.
+    Query(String),
+}
+
+/// What comes back.
+pub struct Answer {
+    /// The rows.
+    pub batches: Vec<RecordBatch>,
+    /// How it went on each worker.
+    pub outcomes: Vec<Outcome>,
+}
+
+fn random() -> Result<[u8; 16], Trouble> {
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|e| Trouble::Query(e.to_string()))?;
+    Ok(id)
+}
+
+enum Told {
+    Rows(RecordBatch),
+    Done(usize, Result<Outcome, Trouble>),
+}
+
+/// Asks, and waits for the answer; `progress` hears of rows as they come.
+pub fn ask(question: &Question, mut progress: impl FnMut(usize)) -> Result<Answer, Trouble> {
+    let beyond = question
+        .workers
+        .iter()
+        .find(|addr| !addr.ip().to_canonical().is_loopback());
+    // Workers connect back to us.
+    let ip = match (beyond, question.workers.first()) {
+        (Some(addr), _) if addr.is_ipv4() => Ipv4Addr::UNSPECIFIED.into(),
+        (Some(_), _) => Ipv6Addr::UNSPECIFIED.into(),
+        (None, Some(addr)) => addr.ip(),
+        (None, None) => return Err(Trouble::Query("no workers".into())),
+    };
+    let door = Door::open(SocketAddr::new(ip, 0), Security::Environment, None)
+        .map_err(|e| Trouble::Query(e.to_string()))?;
+    let id = random()?;
+    let (told, hear) = mpsc::sync_channel(64);
+    let met = Met {
+        barrier: Barrier::new(question.workers.len()),
+        all: AtomicBool::new(true),
+    };
+    std::thread::scope(|scope| {
+        for me in 0..question.workers.len() {
+            let (told, door, met) = (told.clone(), &door, &met);
+            scope.spawn(move || {
+                let rows = |batch| told.send(Told::Rows(batch)).is_ok();
+                let done = one(question, door, id, me, met, rows);
+                let _ = told.send(Told::Done(me, done));
+            });
+        }
+        drop(told);
+        let mut batches = Vec::new();
+        let mut outcomes = vec![Outcome::default(); question.workers.len()];
+        let (mut gone, mut failed) = (None, None);
+        let mut count = 0;
+        for told in hear {
+            match told {
+                Told::Rows(batch) => {
+                    count += batch.num_rows();
+                    progress(count);
+                    batches.push(batch);
+                }
+                Told::Done(me, Ok(outcome)) => {
+                    if let Some(why) = &outcome.error {
+                        let name = question.workers[me];
+                        let why = if outcome.here {
+                            format!("node {me} ({name}): {why}")
+                        } else {
+                            why.clone()
+                        };
+                        // What failed on a worker itself says more than what others hear of it.
+                        if outcome.here || failed.is_none() {
+                            failed = Some(why);
+                        }
+                    }
+                    outcomes[me] = outcome;
+                }
+                Told::Done(_, Err(trouble)) => {
+                    gone.get_or_insert(trouble);
+                }
+            }
+        }
+        match (gone, failed) {
+            (Some(trouble), _) => Err(trouble),
+            (None, Some(why)) => Err(Trouble::Query(why)),
+            (None, None) => Ok(Answer { batches, outcomes }),
+        }
+    })
+}
+
+/// No worker is asked before all of them have been reached: they would wait for the one that is missing.
+struct Met {
+    barrier: Barrier,
+    all: AtomicBool,
+}
+
+fn one(
+    question: &Question,
+    door: &Door,
+    id: [u8; 16],
+    me: usize,
+    met: &Met,
+    rows: impl Fn(RecordBatch) -> bool,
+) -> Result<Outcome, Trouble> {
+    let worker = question.workers[me];
+    let peer = |e: Error| {
+        Trouble::Peer(match e {
+            Error::Failed { why, .. } | Error::Form { why, .. } => {
+                format!("node {me} ({worker}) {why}")
+            }
+            other => other.to_string(),
+        })
+    };
+    let ring = Ring {
+        exchange: VISIT,
+        element: ELEMENT,
+        elements: 4,
+        patience: question.patience,
+        ..Ring::new(random()?, vec![door.local_addr(), worker], 0)
+    };
+    let joined = door.join(&ring).map_err(peer);
+    met.all.fetch_and(joined.is_ok(), Ordering::SeqCst);
+    met.barrier.wait();
+    let mut node = joined?;
+    if !met.all.load(Ordering::SeqCst) {
+        // The one that is missing says why.
+        node.give_up("another worker could not be reached");
+        return Ok(Outcome::default());
+    }
+    let ask = Ask {
+        version: VERSION,
+        id,
+        nodes: question.workers.clone(),
+        me,
+        element: question.element,
+        sql: question.sql.clone(),
+        tables: question.tables.clone(),
+    };
+    let text = serde_json::to_vec(&ask).map_err(|e| Trouble::Query(e.to_string()))?;
+    let (mut asked, mut outcome) = (false, None);
+    let mut partial = Vec::new();
+    loop {
+        match node.next(!asked).map_err(peer)? {
+            Next::Room(mut room) => {
+                if text.len() > room.capacity() {
+                    return Err(Trouble::Query("the query is longer than 1 MiB".into()));
+                }
+                room.write(0, &text).map_err(peer)?;
+                drop(room.commit(text.len(), 0, [0; 4]).map_err(peer)?);
+                asked = true;
+            }
+            Next::Element(element) if element.origin() == 1 => {
+                let had = partial.len();
+                if had + element.len() > LONGEST {
+                    return Err(Trouble::Query("a row of more than 1 GiB".into()));
+                }
+                partial.resize(had + element.len(), 0);
+                element.read(0, &mut partial[had..]).map_err(peer)?;
+                if element.flags() & 1 != 0 {
+                    continue;
+                }
+                let bytes = std::mem::take(&mut partial);
+                let foreign = |e: &dyn std::fmt::Display| {
+                    Trouble::Peer(format!("node {me} ({worker}) does not make sense: {e}"))
+                };
+                if element.user()[0] == OUTCOME {
+                    outcome = Some(serde_json::from_slice(&bytes).map_err(|e| foreign(&e))?);
+                    continue;
+                }
+                let mut buffer = Buffer::from_vec(bytes);
+                let mut decoder = StreamDecoder::new();
+                while let Some(batch) = decoder.decode(&mut buffer).map_err(|e| foreign(&e))? {
+                    rows(batch);
+                }
+            }
+            Next::Element(_) | Next::Woken => {}
+            Next::End => break,
+        }
+    }
+    node.finish().map_err(peer)?;
+    outcome.ok_or_else(|| Trouble::Peer(format!("node {me} ({worker}) gave no outcome")))
+}

@@ -1,0 +1,58 @@
+//! What the shell and a worker say to each other: a ring of the two, in which the shell gives one element with a question, and the worker elements with
+//! rows and one with the outcome.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// The default port of a worker.
+pub const PORT: u16 = 7478;
+/// Version of what is said here.
+pub const VERSION: u32 = 1;
+/// Bytes of an element between shell and worker.
+pub const ELEMENT: usize = 1 << 20;
+/// The user's word of an element with the outcome; rows have 0.
+pub const OUTCOME: u64 = 1;
+
+/// A table and its file, which every worker sees under the same path.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Table {
+    /// Its name in SQL.
+    pub name: String,
+    /// Path of a Parquet or CSV file, or of a folder of Parquet files.
+    pub file: String,
+}
+
+/// What a worker is to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ask {
+    /// [`VERSION`] of the shell.
+    pub version: u32,
+    /// Names the query's rings.
+    pub id: [u8; 16],
+    /// The workers in the order of the ring.
+    pub nodes: Vec<SocketAddr>,
+    /// The position of the one that is asked.
+    pub me: usize,
+    /// Bytes of an element of the ring.
+    pub element: usize,
+    /// The query.
+    pub sql: String,
+    /// Its tables.
+    pub tables: Vec<Table>,
+}
+
+/// How it went on one worker.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// What failed.
+    pub error: Option<String>,
+    /// It failed on this worker itself.
+    pub here: bool,
+    /// Bytes that came from the predecessor.
+    pub received: u64,
+    /// Bytes that went to the successor.
+    pub sent: u64,
+    /// Seconds that the exchanges waited for the ring, added up.
+    pub waited: f64,
+}

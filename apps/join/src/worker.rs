@@ -1,0 +1,304 @@
+//! `weft join worker`: a node that runs its part of queries.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::context::SQLOptions;
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
+use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionConfig, SessionContext};
+use tokio::sync::mpsc;
+use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
+
+use crate::batches::Part;
+use crate::exec::{Query, pull};
+use crate::rule::Distribute;
+use crate::talk::{Ask, OUTCOME, Outcome, Table, VERSION};
+
+/// Queries at once.
+const QUERIES: usize = 32;
+
+/// How a worker works.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where it listens.
+    pub bind: SocketAddr,
+    /// Files below it alone are read.
+    pub dir: Option<PathBuf>,
+    /// Bytes that a query may have in memory; beyond it spills where it can, and fails where not.
+    pub memory: Option<usize>,
+}
+
+/// A worker that listens.
+pub struct Worker {
+    door: Arc<Door>,
+    settings: Settings,
+    runtime: tokio::runtime::Runtime,
+    queries: Arc<AtomicUsize>,
+}
+
+fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+impl Worker {
+    /// Listens.
+    pub fn open(mut settings: Settings) -> Result<Self> {
+        if let Some(dir) = &mut settings.dir {
+            *dir = dir
+                .canonicalize()
+                .map_err(|e| DataFusionError::Execution(format!("{}: {e}", dir.display())))?;
+        }
+        let door = Door::open(settings.bind, Security::Environment, None).map_err(external)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            door: Arc::new(door),
+            settings,
+            runtime,
+            queries: Arc::default(),
+        })
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.door.local_addr()
+    }
+
+    /// Serves until `stop` says so.
+    pub fn serve(&self, stop: impl Fn() -> bool) {
+        while !stop() {
+            let Some(ring) = self.door.visit(Duration::from_millis(200)) else {
+                continue;
+            };
+            if self.queries.fetch_add(1, Ordering::SeqCst) >= QUERIES {
+                self.queries.fetch_sub(1, Ordering::SeqCst);
+                tracing::warn!("{}: too many queries", ring.nodes[0]);
+                continue;
+            }
+            let (door, settings) = (Arc::clone(&self.door), self.settings.clone());
+            let (runtime, queries) = (self.runtime.handle().clone(), Arc::clone(&self.queries));
+            let spawned = std::thread::Builder::new()
+                .name("weft-join-query".into())
+                .spawn(move || {
+                    let shell = ring.nodes[0];
+                    if let Err(error) = answer(&door, &ring, &settings, &runtime) {
+                        tracing::warn!("{shell}: {error}");
+                    }
+                    queries.fetch_sub(1, Ordering::SeqCst);
+                });
+            if let Err(error) = spawned {
+                self.queries.fetch_sub(1, Ordering::SeqCst);
+                tracing::warn!("no thread for a query: {error}");
+            }
+        }
+    }
+}
+
+fn answer(
+    door: &Arc<Door>,
+    ring: &Ring,
+    settings: &Settings,
+    runtime: &tokio::runtime::Handle,
+) -> Result<()> {
+    let mut node = door.join(ring).map_err(external)?;
+    let ask = loop {
+        match node.next_with(Own::Later).map_err(external)? {
+            Next::Element(element) => {
+                let mut bytes = vec![0; element.len()];
+                element.read(0, &mut bytes).map_err(external)?;
+                break serde_json::from_slice::<Ask>(&bytes).map_err(external)?;
+            }
+            Next::End => return Err(DataFusionError::Execution("no question came".into())),
+            _ => {}
+        }
+    };
+    if ask.version != VERSION {
+        let why = format!(
+            "the shell speaks version {}, this worker {VERSION}",
+            ask.version
+        );
+        node.give_up(&why);
+        return Err(DataFusionError::Execution(why));
+    }
+    tracing::info!(
+        "{}: node {} of {}: {}",
+        ring.nodes[0],
+        ask.me,
+        ask.nodes.len(),
+        ask.sql
+    );
+    let query = Arc::new(Query::new(
+        Arc::clone(door),
+        Ring {
+            element: ask.element,
+            ..Ring::new(ask.id, ask.nodes.clone(), ask.me)
+        },
+    ));
+    let run = Run {
+        query: Arc::clone(&query),
+        settings: settings.clone(),
+        ask,
+    };
+    let done = run.rows(&mut node, runtime);
+    if let Err(error) = &done {
+        // The rings of the others end too.
+        query.cancel(&error.to_string());
+    }
+    outcome(&mut node, &query, done)?;
+    node.finish().map_err(external)?;
+    Ok(())
+}
+
+/// Gives the outcome as the last element.
+fn outcome(node: &mut Node, query: &Query, done: Result<()>) -> Result<()> {
+    let mut outcome = Outcome::default();
+    if let Err(error) = done {
+        outcome.here = !is_elsewhere(&error);
+        outcome.error = Some(error.to_string());
+    }
+    for (_, load) in query.loads() {
+        outcome.received += load.received_bytes;
+        outcome.sent += load.sent_bytes;
+        outcome.waited += load.waited.as_secs_f64();
+    }
+    let text = serde_json::to_vec(&outcome).map_err(external)?;
+    let mut given = false;
+    loop {
+        let own = if given { Own::Never } else { Own::Now };
+        match node.next_with(own).map_err(external)? {
+            Next::Room(mut room) => {
+                let len = text.len().min(room.capacity());
+                room.write(0, &text[..len]).map_err(external)?;
+                drop(room.commit(len, 0, [OUTCOME, 0, 0, 0]).map_err(external)?);
+                given = true;
+            }
+            Next::End => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+fn is_elsewhere(error: &DataFusionError) -> bool {
+    match error.find_root() {
+        DataFusionError::External(error) => matches!(
+            error.downcast_ref::<weft_roundabout::Error>(),
+            Some(weft_roundabout::Error::Failed { .. })
+        ),
+        _ => false,
+    }
+}
+
+/// One query on one node.
+struct Run {
+    query: Arc<Query>,
+    settings: Settings,
+    ask: Ask,
+}
+
+impl Run {
+    /// Runs it and gives node 0's rows to the shell.
+    fn rows(&self, node: &mut Node, runtime: &tokio::runtime::Handle) -> Result<()> {
+        let (plan, context) = runtime.block_on(self.plan())?;
+        let _entered = runtime.enter();
+        let stream = execute_stream(plan, context.task_ctx())?;
+        let (parts, mut own) = mpsc::channel(2);
+        let element = node.ring().element;
+        let pulling = runtime.spawn(pull(stream, element, parts, node.waker()));
+        let done = self.give(node, &mut own);
+        pulling.abort();
+        done
+    }
+
+    fn give(&self, node: &mut Node, own: &mut mpsc::Receiver<Result<Part>>) -> Result<()> {
+        let mut part: Option<Part> = None;
+        loop {
+            if part.is_none() {
+                match own.try_recv() {
+                    // Rows of other nodes are there for EXPLAIN alone, which every node answers.
+                    Ok(Ok(_)) if self.ask.me != 0 => continue,
+                    Ok(next) => part = Some(next?),
+                    Err(mpsc::error::TryRecvError::Empty) => {}
+                    Err(mpsc::error::TryRecvError::Disconnected) => return Ok(()),
+                }
+            }
+            let want = if part.is_some() { Own::Now } else { Own::Later };
+            if let Next::Room(room) = node.next_with(want).map_err(external)?
+                && let Some(filling) = &mut part
+                && !filling.fill(room).map_err(external)?
+            {
+                part = None;
+            }
+        }
+    }
+
+    async fn plan(&self) -> Result<(Arc<dyn ExecutionPlan>, SessionContext)> {
+        let context = context(&self.query, self.settings.memory)?;
+        for table in &self.ask.tables {
+            register(&context, table, self.settings.dir.as_deref()).await?;
+        }
+        // Queries read: nothing that a peer says writes files or changes settings.
+        let reading = SQLOptions::new()
+            .with_allow_ddl(false)
+            .with_allow_dml(false)
+            .with_allow_statements(false);
+        let frame = context.sql_with_options(&self.ask.sql, reading).await?;
+        let plan = frame.create_physical_plan().await?;
+        Ok((plan, context))
+    }
+}
+
+/// A session that plans for the ring: one partition a node, and nothing that tells a scan what one node's part of S looks like.
+pub fn context(query: &Arc<Query>, memory: Option<usize>) -> Result<SessionContext> {
+    let mut config = SessionConfig::new().with_target_partitions(1);
+    let options = config.options_mut();
+    options.optimizer.enable_dynamic_filter_pushdown = false;
+    options.optimizer.enable_join_dynamic_filter_pushdown = false;
+    options.optimizer.enable_topk_dynamic_filter_pushdown = false;
+    options.optimizer.enable_aggregate_dynamic_filter_pushdown = false;
+    options.execution.parquet.schema_force_view_types = false;
+    options.sql_parser.map_string_types_to_utf8view = false;
+    let mut environment = RuntimeEnvBuilder::new();
+    if let Some(memory) = memory {
+        environment = environment.with_memory_limit(memory, 1.0);
+    }
+    let state = SessionStateBuilder::new()
+        .with_config(config)
+        .with_runtime_env(environment.build_arc()?)
+        .with_default_features()
+        .with_physical_optimizer_rule(Arc::new(Distribute(Arc::clone(query))))
+        .build();
+    Ok(SessionContext::new_with_state(state))
+}
+
+async fn register(context: &SessionContext, table: &Table, dir: Option<&Path>) -> Result<()> {
+    let said = |e: &dyn std::fmt::Display| {
+        DataFusionError::Execution(format!("table {}: {}: {e}", table.name, table.file))
+    };
+    let path = Path::new(&table.file)
+        .canonicalize()
+        .map_err(|e| said(&e))?;
+    if dir.is_some_and(|dir| !path.starts_with(dir)) {
+        return Err(said(&"not below the folder of this worker (--dir)"));
+    }
+    let is_csv = path
+        .extension()
+        .is_some_and(|e| e.eq_ignore_ascii_case("csv"));
+    let file = path.to_str().ok_or_else(|| said(&"not in UTF-8"))?;
+    let registered = if is_csv {
+        context
+            .register_csv(&table.name, file, CsvReadOptions::new())
+            .await
+    } else {
+        context
+            .register_parquet(&table.name, file, ParquetReadOptions::new())
+            .await
+    };
+    registered.map_err(|e| said(&e))
+}

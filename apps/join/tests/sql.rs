@@ -1,0 +1,418 @@
+//! Queries on rings of workers give the rows of one process, and of DuckDB where it is installed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::dataframe::DataFrameWriteOptions;
+use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionContext};
+use weft_join::shell::{Question, Trouble, ask};
+use weft_join::talk::Table;
+use weft_join::worker::{Settings, Worker};
+
+/// Joins of all kinds, and what stands around them. `f` is a float without NULL, `k` a key with duplicates and NULL.
+const QUERIES: &[&str] = &[
+    "SELECT r.id, s.id FROM r JOIN s ON r.k = s.k",
+    "SELECT r.id, s.id FROM r LEFT JOIN s ON r.k = s.k",
+    "SELECT r.id, s.id FROM r RIGHT JOIN s ON r.k = s.k",
+    "SELECT r.id, s.id FROM r FULL JOIN s ON r.k = s.k",
+    "SELECT r.id, s.id FROM r LEFT JOIN s ON r.k = s.k AND r.id < s.id",
+    "SELECT r.id, s.id FROM r RIGHT JOIN s ON r.k < s.k - 150",
+    "SELECT id FROM r WHERE k IN (SELECT k FROM s)",
+    "SELECT id FROM r WHERE EXISTS (SELECT 1 FROM s WHERE s.k = r.k AND s.id > r.id)",
+    "SELECT id FROM s WHERE NOT EXISTS (SELECT 1 FROM r WHERE s.k = r.k)",
+    "SELECT id FROM r WHERE k NOT IN (SELECT k FROM s WHERE k IS NOT NULL)",
+    "SELECT id FROM r WHERE k NOT IN (SELECT k FROM s)",
+    "SELECT count(*) FROM r CROSS JOIN s",
+    "SELECT r.id, s.id FROM r JOIN s ON s.k BETWEEN r.k - 1 AND r.k + 1 WHERE r.id < 60",
+    "SELECT r.id, s.id FROM r JOIN s ON r.k * 3 > s.k * 5 + 700",
+    "SELECT r.id, s.id, t.name FROM r JOIN s ON r.k = s.k JOIN t ON s.id = t.id",
+    "SELECT t.name, count(*), sum(r.id), min(s.k), avg(s.id) FROM r JOIN s ON r.k = s.k JOIN t ON s.id % 7 = t.id GROUP BY t.name",
+    "SELECT count(*), count(k), count(DISTINCT k), max(id) FROM r",
+    "SELECT count(*), sum(k) FROM r WHERE id < 0",
+    "SELECT k, count(*) FROM r GROUP BY k HAVING count(*) > (SELECT avg(c) FROM (SELECT count(*) AS c FROM s GROUP BY k))",
+    "SELECT id FROM r WHERE k = (SELECT max(k) FROM s)",
+    "SELECT id, k FROM r ORDER BY k NULLS LAST, id LIMIT 10",
+    "SELECT k FROM r UNION SELECT k FROM s",
+    "SELECT id, 1 FROM r UNION ALL SELECT id, 2 FROM s",
+    "SELECT DISTINCT k FROM r WHERE k < 50",
+    "SELECT id, row_number() OVER (PARTITION BY k ORDER BY id) FROM r",
+    "SELECT a.id FROM r a JOIN r b ON a.id = b.id JOIN e ON e.id = a.id",
+    "SELECT a.id, e.id FROM r a LEFT JOIN e ON e.id = a.id",
+    "SELECT 1 + 1",
+    "SELECT x.k, x.c FROM (SELECT k, count(*) AS c FROM r GROUP BY k) x JOIN s ON s.k = x.k WHERE s.id < 100",
+];
+
+fn data(folder: &Path) -> Vec<Table> {
+    let mut state = 42u64;
+    let mut below = move |limit: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (state >> 33) % limit
+    };
+    let mut tables = Vec::new();
+    for (name, rows) in [("r", 700), ("s", 500), ("t", 40), ("e", 0)] {
+        let path = folder.join(format!("{name}.csv"));
+        let mut text = String::from("id,k,name\n");
+        for id in 0..rows {
+            let key = match below(10) {
+                0 => String::new(),
+                1 => "7".to_owned(),
+                _ => below(200).to_string(),
+            };
+            text.push_str(&format!("{id},{key},name {}\n", id % 13));
+        }
+        std::fs::write(&path, text).unwrap();
+        tables.push(Table {
+            name: name.into(),
+            file: path.to_str().unwrap().into(),
+        });
+    }
+    tables
+}
+
+/// Workers in threads of this process.
+struct Workers {
+    stop: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+    addresses: Vec<std::net::SocketAddr>,
+}
+
+impl Workers {
+    fn start(count: usize) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (mut threads, mut addresses) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let worker = Worker::open(Settings {
+                bind: "127.0.0.1:0".parse().unwrap(),
+                dir: None,
+                memory: None,
+            })
+            .unwrap();
+            addresses.push(worker.local_addr());
+            let stop = Arc::clone(&stop);
+            threads.push(thread::spawn(move || {
+                worker.serve(|| stop.load(Ordering::SeqCst));
+            }));
+        }
+        Self {
+            stop,
+            threads,
+            addresses,
+        }
+    }
+
+    fn question(&self, tables: &[Table], sql: &str) -> Question {
+        Question {
+            workers: self.addresses.clone(),
+            tables: tables.to_vec(),
+            sql: sql.into(),
+            element: 4096,
+            patience: Duration::from_mins(1),
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn rows(batches: &[RecordBatch]) -> Vec<String> {
+    let options = FormatOptions::default().with_null("NULL");
+    let mut rows = Vec::new();
+    for batch in batches {
+        let columns: Vec<_> = batch
+            .columns()
+            .iter()
+            .map(|column| ArrayFormatter::try_new(column.as_ref(), &options).unwrap())
+            .collect();
+        for row in 0..batch.num_rows() {
+            let cells: Vec<_> = columns.iter().map(|c| c.value(row).to_string()).collect();
+            rows.push(cells.join("|"));
+        }
+    }
+    rows.sort();
+    rows
+}
+
+fn alone(tables: &[Table], sql: &str) -> Vec<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let context = SessionContext::new();
+        for table in tables {
+            if table.file.ends_with(".csv") {
+                let options = CsvReadOptions::new();
+                context
+                    .register_csv(&table.name, &table.file, options)
+                    .await
+                    .unwrap();
+            } else {
+                let options = ParquetReadOptions::new();
+                context
+                    .register_parquet(&table.name, &table.file, options)
+                    .await
+                    .unwrap();
+            }
+        }
+        rows(&context.sql(sql).await.unwrap().collect().await.unwrap())
+    })
+}
+
+#[test]
+fn rings_give_the_rows_of_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = data(folder.path());
+    let expected: Vec<_> = QUERIES.iter().map(|sql| alone(&tables, sql)).collect();
+    assert!(expected.iter().filter(|rows| rows.len() > 20).count() > 12);
+    for count in [1, 2, 3] {
+        let workers = Workers::start(count);
+        for (sql, expected) in QUERIES.iter().zip(&expected) {
+            let answer = match ask(&workers.question(&tables, sql), |_| ()) {
+                Ok(answer) => answer,
+                Err(trouble) => panic!("{count} nodes: {sql}: {trouble:?}"),
+            };
+            assert_eq!(&rows(&answer.batches), expected, "{count} nodes: {sql}");
+        }
+    }
+}
+
+/// The same tables as Parquet files.
+fn parquet(tables: &[Table]) -> Vec<Table> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let convert = |table: &Table| {
+        let file = table.file.replace(".csv", ".parquet");
+        runtime.block_on(async {
+            let context = SessionContext::new();
+            let frame = context
+                .read_csv(&table.file, CsvReadOptions::new())
+                .await
+                .unwrap();
+            let options = DataFrameWriteOptions::new();
+            frame.write_parquet(&file, options, None).await.unwrap();
+        });
+        Table {
+            name: table.name.clone(),
+            file,
+        }
+    };
+    tables.iter().map(convert).collect()
+}
+
+#[test]
+fn rings_read_parquet_beside_csv() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut tables = data(folder.path());
+    // A file without rows has no types in CSV, so it stays out.
+    tables.pop();
+    let mut mixed = parquet(&tables);
+    mixed[1] = tables[1].clone();
+    let workers = Workers::start(3);
+    for sql in QUERIES.iter().filter(|sql| !sql.contains(" e ")) {
+        let answer = ask(&workers.question(&mixed, sql), |_| ()).unwrap();
+        assert_eq!(rows(&answer.batches), alone(&mixed, sql), "{sql}");
+    }
+}
+
+/// The Python that has DuckDB, if any.
+fn duckdb() -> Option<String> {
+    let python = std::env::var("WEFT_DUCKDB_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found = Command::new(&python)
+        .args(["-c", "import duckdb"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    found.then_some(python)
+}
+
+#[test]
+fn rings_give_the_rows_of_duckdb() {
+    let Some(python) = duckdb() else {
+        println!(
+            "skipped: no Python with DuckDB (pip install duckdb; WEFT_DUCKDB_PYTHON names the interpreter)"
+        );
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let tables = data(folder.path());
+    let mut script = String::from("import duckdb\nc = duckdb.connect()\n");
+    for table in &tables {
+        script.push_str(&format!(
+            "c.execute(\"CREATE TABLE {} AS SELECT * FROM read_csv('{}', header=true, columns={{'id':'BIGINT','k':'BIGINT','name':'VARCHAR'}})\")\n",
+            table.name, table.file
+        ));
+    }
+    script.push_str("def show(v): return 'NULL' if v is None else (repr(v) if isinstance(v, float) else str(v))\n");
+    for sql in QUERIES {
+        script.push_str(&format!(
+            "for row in sorted('|'.join(show(v) for v in r) for r in c.execute(\"\"\"{sql}\"\"\").fetchall()): print(row)\nprint('--')\n"
+        ));
+    }
+    let out = Command::new(python).args(["-c", &script]).output().unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let text = String::from_utf8(out.stdout).unwrap();
+    let mut expected = text.split("--\n");
+    let workers = Workers::start(3);
+    for sql in QUERIES {
+        let answer = ask(&workers.question(&tables, sql), |_| ()).unwrap();
+        let theirs: Vec<_> = expected.next().unwrap().lines().collect();
+        assert_eq!(rows(&answer.batches), theirs, "{sql}");
+    }
+}
+
+#[test]
+fn explain_shows_the_ring() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = data(folder.path());
+    let workers = Workers::start(2);
+    let sql = "EXPLAIN SELECT r.id FROM r JOIN s ON r.k = s.k";
+    let answer = ask(&workers.question(&tables, sql), |_| ()).unwrap();
+    let text = rows(&answer.batches).join("\n");
+    assert!(
+        text.contains("RoundaboutExec") && text.contains("HashJoinExec"),
+        "{text}"
+    );
+}
+
+#[test]
+fn queries_that_write_or_fail_are_refused_with_a_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = data(folder.path());
+    let workers = Workers::start(2);
+    let target = folder.path().join("out.csv");
+    let copy = format!("COPY r TO '{}'", target.display());
+    for (sql, why) in [
+        (copy.as_str(), "not supported"),
+        ("CREATE TABLE x AS SELECT 1", "not supported"),
+        ("SELECT nothing FROM r", "nothing"),
+        ("SELEC 1", "Expected"),
+        ("SELECT id / (id - id) FROM r", "ivide by zero"),
+    ] {
+        match ask(&workers.question(&tables, sql), |_| ()) {
+            Err(Trouble::Query(text)) => assert!(text.contains(why), "{sql}: {text}"),
+            other => panic!("{sql}: {:?}", other.map(|a| rows(&a.batches))),
+        }
+    }
+    assert!(!target.exists());
+    // The next query works.
+    let answer = ask(&workers.question(&tables, "SELECT count(*) FROM r"), |_| ()).unwrap();
+    assert_eq!(rows(&answer.batches), ["700"]);
+}
+
+/// A worker as a process of its own.
+struct Process(Child, std::net::SocketAddr);
+
+impl Process {
+    fn start() -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_weft-join"))
+            .args(["worker", "--bind", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let out = child.stdout.take().unwrap();
+        BufReader::new(out).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("working on ").unwrap();
+        Self(child, address.parse().unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_is_named_and_the_ring_forms_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("big.csv");
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+    writeln!(file, "id").unwrap();
+    for id in 0..60_000 {
+        writeln!(file, "{id}").unwrap();
+    }
+    drop(file);
+    let tables = [Table {
+        name: "big".into(),
+        file: path.to_str().unwrap().into(),
+    }];
+    let mut workers = [Process::start(), Process::start(), Process::start()];
+    let question = |workers: &[Process], sql: &str| Question {
+        workers: workers.iter().map(|w| w.1).collect(),
+        tables: tables.to_vec(),
+        sql: sql.into(),
+        element: 65_536,
+        patience: Duration::from_mins(1),
+    };
+    // 3.6 thousand million pairs: it does not end by itself in time.
+    let long = question(
+        &workers,
+        "SELECT count(*) FROM big a JOIN big b ON a.id * b.id % 7 > 9",
+    );
+    let victim = workers[1].1;
+    let (failed, took) = thread::scope(|scope| {
+        let asking = scope.spawn(|| (ask(&long, |_| ()), Instant::now()));
+        // Long enough to be at work; whenever it comes, the query fails.
+        thread::sleep(Duration::from_millis(700));
+        let killed = Instant::now();
+        workers[1].0.kill().unwrap();
+        let (answer, ended) = asking.join().unwrap();
+        (answer, ended.saturating_duration_since(killed))
+    });
+    match failed {
+        Err(Trouble::Peer(why) | Trouble::Query(why)) => {
+            assert!(why.contains(&victim.to_string()), "{why}");
+        }
+        Ok(_) => panic!("the query ended"),
+    }
+    // The promise is a second; the machine may be slow.
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    println!("failed {took:?} after the kill");
+    workers[1] = Process::start();
+    let again = question(
+        &workers,
+        "SELECT count(*) FROM big a JOIN big b ON a.id = b.id",
+    );
+    assert_eq!(rows(&ask(&again, |_| ()).unwrap().batches), ["60000"]);
+}
+
+#[test]
+fn a_worker_that_is_not_there_is_named_at_once() {
+    let workers = Workers::start(2);
+    let mut question = workers.question(&[], "SELECT 1");
+    // Nobody listens there any more.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = gone.local_addr().unwrap();
+    drop(gone);
+    question.workers.push(addr);
+    let began = Instant::now();
+    match ask(&question, |_| ()) {
+        Err(Trouble::Peer(why)) => assert!(why.contains(&addr.to_string()), "{why}"),
+        other => panic!("{:?}", other.map(|a| rows(&a.batches))),
+    }
+    // A minute is its patience with a worker that says nothing.
+    assert!(began.elapsed() < Duration::from_secs(40));
+}
