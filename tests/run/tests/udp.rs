@@ -95,7 +95,7 @@ fn socat_carries_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (dir.path().join("from"), dir.path().join("to"));
     // As much as the smallest buffer holds, so that nothing is lost to a slow receiver.
-    let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..40_000_u32).map(|n| (n % 251) as u8).collect();
     fs::write(&from, &bytes).unwrap();
     let port = free_port();
     let server = weft()
