@@ -119,11 +119,9 @@ impl Pump {
                 Err(end) => break end,
             }
         };
-        // What has not switched yet shall not any more; a program that finds a ring of its own open and the bell closed knows that bytes are
-        // lost.
-        if !self.rings.has_switched(PROGRAM) {
-            self.rings.close(PROGRAM);
-        }
+        // Bytes that were never published go over TCP; a program that finds a ring of its own open and the bell closed knows that bytes are
+        // lost. One exchange decides: the program may publish its first bytes at the same time.
+        self.rings.close_unused(PROGRAM);
         end
     }
 
