@@ -234,7 +234,11 @@ fn inside() {
     stream.shutdown(weft_sdp::Shutdown::Write).unwrap();
     assert!(!rings.may_switch(Role::Responder, 10));
     assert_eq!(rings.ready(Role::Responder, 0), Ok((0, false)));
-    drop((stream, bell));
+    // The program closes its socket: no thread stays with the connection.
+    drop(bell);
+    let since = Instant::now();
+    while read::<1>(&stream).is_some() {}
+    assert!(since.elapsed() < LIMIT, "the broker keeps the connection");
     // A program that claims bytes which its ring cannot hold.
     let program = Program::register();
     let (stream, _) = peer.open(program.dialled, REQUEST);
