@@ -125,6 +125,13 @@ impl Pump {
         // Bytes that were never published go over TCP; a program that finds a ring of its own open and the bell closed knows that bytes are
         // lost. One exchange decides: the program may publish its first bytes at the same time.
         self.rings.close_unused(PROGRAM);
+        // The peer's program has never been told that it may switch: all that it sends comes over TCP.
+        if !self.said.consent {
+            self.rings.close(OURS);
+            if self.rings.disarm(OURS) {
+                self.ring();
+            }
+        }
         end
     }
 
@@ -368,7 +375,7 @@ impl Pump {
                     if self.heard.switch || self.heard.end || offset >= 1 << 44 {
                         return Err(End::Order);
                     }
-                    if !self.rings.has_consented(OURS) {
+                    if !self.said.consent {
                         return Err(End::Order);
                     }
                     self.heard.switch = true;

@@ -221,6 +221,8 @@ fn inside() {
         assert!(is_closed(&bell), "{what}");
         // What has not gone over will not any more.
         assert!(rings.is_closed(Role::Initiator), "{what}");
+        // The program has not consented: its connection stays on TCP.
+        assert!(rings.is_closed(Role::Responder), "{what}");
         assert!(!rings.has_switched(Role::Responder), "{what}");
     }
     // An offset that the program never comes to: no byte is shown to it.

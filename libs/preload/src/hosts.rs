@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
-use weft_run::ledger::{Carrier, RING, TCP};
+use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{Ends, Why};
 use weft_run::pace;
 
@@ -156,6 +156,12 @@ pub(crate) fn try_consent(conn: &'static Conn, chan: &Chan, inside: &Inside) {
         let _rx = side.rx_lock.lock();
         if side.rx_state.load(SeqCst) != TCP {
             return;
+        }
+        if bell::probe(chan.bell()) == Heard::End {
+            // Nobody carries anything on. The peer has never been told that it may switch, so all of the stream comes over TCP.
+            side.rx_state.store(AFTER, SeqCst);
+            conn.note(Why::SideLost);
+            return link::moved(conn, chan, &big);
         }
         // Who comes to the kernel after this sees it.
         side.rx_state.store(BOTH, SeqCst);

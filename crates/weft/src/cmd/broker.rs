@@ -81,6 +81,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         detach(&env::args_os().skip(1).collect::<Vec<_>>())?;
         return Ok(Exit::Ok.into());
     }
+    super::raise_nofile();
     let mut builder = Device::builder().local(LocalMode::Off);
     if !args.no_tls {
         builder = builder.tls(tls(args)?);
