@@ -121,6 +121,15 @@ fn write(stream: &Stream, bytes: &[u8]) {
     let _ = stream.send(&[Source::Bytes(bytes)], false);
 }
 
+fn opening(dialled: Ends, request: &[u8]) -> Open {
+    Open {
+        own: dialled.own,
+        peer: dialled.peer,
+        known: [request.len() as u8, ANSWER.len() as u8],
+        nonce: [5; 32],
+    }
+}
+
 struct Peer {
     device: Device,
     addr: SocketAddr,
@@ -137,13 +146,7 @@ impl Peer {
     /// The opening, up to the verdict: which of the offered, and whether the acceptor's proof is right.
     fn open(&self, dialled: Ends, request: &[u8]) -> (Stream, Option<(u8, bool)>) {
         let stream = self.dial();
-        let open = Open {
-            own: dialled.own,
-            peer: dialled.peer,
-            known: [request.len() as u8, ANSWER.len() as u8],
-            nonce: [5; 32],
-        };
-        write(&stream, &open.emit());
+        write(&stream, &opening(dialled, request).emit());
         let count = match read::<1>(&stream) {
             None | Some([0]) => return (stream, None),
             Some([count]) => count,
@@ -169,6 +172,7 @@ fn inside() {
         device: device.clone(),
         bind: vec!["127.0.0.1:0".parse().unwrap()],
         port: 1,
+        nat: false,
         idle: None,
     })
     .unwrap();
@@ -193,6 +197,17 @@ fn inside() {
     assert_eq!(verdict, Some((wire::NONE, false)));
     assert_eq!(hosts::answer(&program.wire), Ok(None));
     honest(&peer, &program);
+
+    // Another connection with the same first bytes, from another port: it is not the one that is meant.
+    let (one, two) = (Program::register(), Program::register());
+    drop(one.wire);
+    let stream = peer.dial();
+    // Longer than a broker that takes other ports would need.
+    stream.set_recv_timeout(Some(Duration::from_secs(3)));
+    write(&stream, &opening(one.dialled, REQUEST).emit());
+    assert_eq!(read::<1>(&stream), None);
+    assert_eq!(hosts::answer(&two.wire), Ok(None));
+    honest(&peer, &two);
 
     let data = |len: u32| Frame::Data(len).emit().to_vec();
     let switch = |offset: u64| [&Frame::Switch.emit()[..], &offset.to_be_bytes()].concat();
