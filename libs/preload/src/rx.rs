@@ -162,7 +162,10 @@ fn over_tcp(
     }
     let n = real();
     if n > 0 && flags & ASIDE == 0 {
-        hosts::note_received(conn, iov, n as u64);
+        // What is discarded is not in the program's buffers, which may not be there at all.
+        if flags & libc::MSG_TRUNC == 0 {
+            hosts::note_received(conn, iov, n as u64);
+        }
         conn.rx_count.fetch_add(n as u64, SeqCst);
         ledger::tcp(conn);
     }
