@@ -273,6 +273,13 @@ pub(crate) unsafe fn receive(
         if settle(conn, chan) {
             return None;
         }
+        if !stream.has_consented(peer) {
+            // Another thread is about to, with the count so far: bytes taken before it has would be lost to the count. It holds the lock.
+            drop(side.rx_lock.lock());
+            if side.rx_state.load(SeqCst) != BOTH {
+                return None;
+            }
+        }
         // SAFETY: all zeros is the empty message.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = iov.as_ptr().cast_mut();
