@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::MutexGuard;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
@@ -31,8 +32,9 @@ use crate::{hidden, ledger, link, next, ready, rx};
 const RING_BYTES: u32 = 1 << 20;
 /// How long a process that is about to lose sight of a socket waits for the peer's host to go back to TCP.
 const PARTING_MS: c_int = 2000;
-/// A socket without data whose TCP is at its end waits so long for the broker to say whether that is all.
+/// A socket whose TCP is at its end looks again after so long whether the broker has said that this is all.
 const END_MS: c_int = 20;
+const END: Duration = Duration::from_millis(END_MS as u64);
 
 /// What is to carry connections on; `None`: connections to other hosts stay on TCP.
 pub(crate) fn wanted() -> Option<Carrier> {
@@ -268,7 +270,7 @@ pub(crate) unsafe fn receive(
 ) -> Option<ssize_t> {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
-    let mut looks_at_end = 0;
+    let mut waited = 0;
     loop {
         if settle(conn, chan) {
             return None;
@@ -301,18 +303,32 @@ pub(crate) unsafe fn receive(
             if settle(conn, chan) {
                 return None;
             }
-            if stream.has_joined(peer) || looks_at_end > 100 {
-                // The end came before what the peer's host says was sent; or nobody says anything.
+            // In this order: the count may have come since.
+            if stream.has_joined(peer) {
+                if settle(conn, chan) {
+                    return None;
+                }
+                // The end came before what the peer's host says was sent.
                 return Some(rx::lost(conn, chan));
             }
-            looks_at_end += 1;
-            if wait(&mut fds[..1], END_MS) > 0 && bell::probe(chan.bell()) == Heard::End {
+            if bell::probe(chan.bell()) == Heard::End {
                 return gone(conn, chan);
             }
-            if !may_block && !settle(conn, chan) {
+            // The broker says whether that is all, or ends the bell.
+            let limit = patience(fd);
+            if !may_block || (limit >= 0 && waited >= limit) {
                 crate::set_errno(libc::EAGAIN);
                 return Some(-1);
             }
+            match wait(&mut fds[..1], END_MS) {
+                0 => {}
+                // A bell that was left there: it does not say more.
+                1.. if !settle(conn, chan) => std::thread::sleep(END),
+                1.. => return None,
+                _ if crate::errno() == libc::EINTR && !bell::signals_interrupt() => {}
+                _ => return Some(-1),
+            }
+            waited = waited.saturating_add(END_MS);
             continue;
         }
         if crate::errno() != libc::EAGAIN {
@@ -406,7 +422,7 @@ pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, out_of_sight: bool, why
         if stream.is_closed(peer) || bell::probe(chan.bell()) == Heard::End {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(slice as u64));
+        std::thread::sleep(Duration::from_millis(slice as u64));
     }
     let empty = {
         let _rx = side.rx_lock.lock();
