@@ -300,6 +300,10 @@ pub(crate) unsafe fn receive(
         }
         let mut fds = [entry(chan.bell()), entry(fd)];
         if n == 0 {
+            if rx::total(iov) == 0 {
+                // It asked for nothing: that is not the end.
+                return Some(0);
+            }
             if settle(conn, chan) {
                 return None;
             }
