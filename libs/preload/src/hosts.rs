@@ -139,8 +139,63 @@ pub(crate) fn look(
     }
 }
 
+/// What the kernel's TCP counts, from the beginning of the connection: bytes that the program has sent, and that it has received. `None` where
+/// it does not tell, or something comes or goes at this moment.
+fn counts(fd: c_int) -> Option<(u64, u64)> {
+    let before = tcp_info(fd)?;
+    let (mut unread, mut unacked): (c_int, c_int) = (0, 0);
+    // SAFETY: each writes an int.
+    let rc = unsafe {
+        next::ioctl(
+            fd,
+            libc::FIONREAD,
+            (&raw mut unread).expose_provenance() as libc::c_ulong,
+        ) | next::ioctl(
+            fd,
+            libc::TIOCOUTQ,
+            (&raw mut unacked).expose_provenance() as libc::c_ulong,
+        )
+    };
+    let (acked, received) = before;
+    if rc != 0 || tcp_info(fd)? != before {
+        return None;
+    }
+    Some((
+        acked.checked_add(u64::try_from(unacked).ok()?)?,
+        received.checked_sub(u64::try_from(unread).ok()?)?,
+    ))
+}
+
+/// `tcpi_bytes_acked` and `tcpi_bytes_received`.
+fn tcp_info(fd: c_int) -> Option<(u64, u64)> {
+    /// Where they are in `struct tcp_info`.
+    const AT: usize = 120;
+    let mut words = [0_u64; AT / 8 + 2];
+    let mut len = size_of_val(&words) as u32;
+    // SAFETY: as many bytes as it has room for.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            words.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    (rc == 0 && len as usize == size_of_val(&words)).then(|| (words[AT / 8], words[AT / 8 + 1]))
+}
+
+/// Whether our count is the kernel's: bytes may have gone by calls that are not seen. The kernel may count one more, a SYN or FIN.
+fn agrees(fd: c_int, count: u64, of: impl Fn((u64, u64)) -> u64) -> bool {
+    (0..4).any(|_| {
+        counts(fd)
+            .map(&of)
+            .is_some_and(|kernel| kernel.wrapping_sub(count) <= 1)
+    })
+}
+
 /// The receiver looks at both from now on, where nobody of the process waits in the kernel for TCP alone.
-pub(crate) fn try_consent(conn: &'static Conn, chan: &Chan, inside: &Inside) {
+pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &Inside) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let tries = u64::from(side.pauses.fetch_add(1, Relaxed)) + 1;
     if !pace::is_due(tries) || !conn.joined.load(SeqCst) {
@@ -171,7 +226,12 @@ pub(crate) fn try_consent(conn: &'static Conn, chan: &Chan, inside: &Inside) {
             side.rx_state.store(TCP, SeqCst);
             return;
         }
-        stream.consent(peer, conn.rx_count.load(SeqCst));
+        let count = conn.rx_count.load(SeqCst);
+        if !agrees(fd, count, |(_, received)| received) {
+            side.rx_state.store(TCP, SeqCst);
+            return;
+        }
+        stream.consent(peer, count);
         stream.arm(peer);
         side.armed.store(1, Relaxed);
     }
@@ -384,12 +444,14 @@ pub(crate) fn is_at_end(conn: &Conn, chan: &Chan) -> bool {
 }
 
 /// The sender goes over between two sends, when the peer's host is ready for it.
-pub(crate) fn try_switch_tx(conn: &'static Conn, chan: &Chan) -> bool {
+pub(crate) fn try_switch_tx(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool {
     let (stream, role) = (&chan.stream, chan.role);
     // A broker that is gone carries nothing on.
     if !stream.has_consented(role)
         || stream.is_closed(role)
         || bell::probe(chan.bell()) == Heard::End
+        || !pace::is_due(u64::from(chan.side().run.fetch_add(1, Relaxed)) + 1)
+        || !agrees(fd, conn.tx_count.load(SeqCst), |(sent, _)| sent)
         || !stream.switch_over(role)
     {
         return false;

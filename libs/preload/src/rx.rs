@@ -95,7 +95,7 @@ unsafe fn receive_looking(
                     continue;
                 }
                 if !is_here {
-                    hosts::try_consent(conn, chan, &inside);
+                    hosts::try_consent(fd, conn, chan, &inside);
                 }
                 if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
                     if n > 0 && is_here {
