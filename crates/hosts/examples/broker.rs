@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         device: Device::builder().local(LocalMode::Off).open()?,
         bind,
         port: PORT,
+        nat: false,
         idle: None,
     })?;
     for addr in broker.local_addrs() {

@@ -42,6 +42,9 @@ pub struct Config {
     pub bind: Vec<SocketAddr>,
     /// The port that the brokers of other hosts listen on.
     pub port: u16,
+    /// Addresses are translated on the way: connections with other addresses than the peer's broker names are considered too, where exactly one
+    /// has the right beginning. Two with equal beginnings can then be taken for each other.
+    pub nat: bool,
     /// It ends when it has had nothing to do for so long; `None`: never.
     pub idle: Option<Duration>,
 }
@@ -72,6 +75,7 @@ struct Inner {
     device: Device,
     options: Options,
     port: u16,
+    nat: bool,
     registry: Mutex<Registry>,
     /// Something has been registered.
     came: Condvar,
@@ -107,6 +111,7 @@ impl Broker {
                 device: config.device,
                 options,
                 port: config.port,
+                nat: config.nat,
                 registry: Mutex::default(),
                 came: Condvar::new(),
                 threads: AtomicUsize::new(0),
@@ -274,7 +279,7 @@ impl Inner {
         let Some(from) = stream.peer_addr() else {
             return;
         };
-        match meet::acceptor(&stream, from.ip().to_canonical(), &**self) {
+        match meet::acceptor(&stream, from.ip().to_canonical(), self.nat, &**self) {
             Ok(met) => Self::carry(&met.wire, stream, met.what.carrier, from),
             Err(error) => tracing::debug!(%from, %error, "no connection in common"),
         }

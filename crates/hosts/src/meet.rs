@@ -1,8 +1,8 @@
 //! How two brokers make sure that they mean the same TCP connection.
 //!
 //! The dialler names its two addresses and how much it knows of the stream's beginning. The acceptor offers the connections that it may mean:
-//! those whose peer has the address that the side connection comes from, and of them the one with the dialler's port, if there is one. Each
-//! end proves that it knows the first bytes by a digest under a key that is fresh and of both ends' making. Nothing is said of the bytes
+//! the one with the very addresses and ports that the dialler names; where addresses are translated on the way, and the broker is told so, those
+//! whose peer has the address that the side connection comes from, and then only one of them may fit. Each end proves that it knows the first bytes by a digest under a key that is fresh and of both ends' making. Nothing is said of the bytes
 //! themselves.
 
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use crate::wire::{self, CANDIDATES, DIGEST, NONE, OPEN, Open, Prover, WireError}
 
 /// How long the acceptor waits for a program to register.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// After so long a connection with another port is offered: addresses are translated on the way.
+/// After so long connections with other addresses are offered where addresses are translated on the way.
 const EXACT: Duration = Duration::from_secs(1);
 /// How long a message may take.
 const MESSAGE: Duration = Duration::from_secs(10);
@@ -134,6 +134,7 @@ fn try_dialler(stream: &Stream, what: &Registration) -> Result<(), MeetError> {
 pub(crate) fn acceptor(
     stream: &Stream,
     from: IpAddr,
+    nat: bool,
     candidates: &impl Candidates,
 ) -> Result<Waiting, MeetError> {
     limit(stream, MESSAGE);
@@ -142,16 +143,21 @@ pub(crate) fn acceptor(
     let fits = |one: &Waiting| may_be(&one.what, from) && wire::common(&open, &one.what).is_some();
     let ids = candidates.wait(began + PATIENCE, |waiting| {
         let exact = waiting.iter().find(|one| {
-            fits(one)
-                && one.what.ends.peer.port() == open.own.port()
-                && one.what.ends.own.port() == open.peer.port()
+            fits(one) && one.what.ends.peer == open.own && one.what.ends.own == open.peer
         });
         if let Some(one) = exact {
             return Some(vec![one.id]);
         }
-        let others = waiting.iter().filter(|one| fits(one)).map(|one| one.id);
-        let others: Vec<u64> = others.take(CANDIDATES).collect();
-        (began.elapsed() > EXACT && !others.is_empty()).then_some(others)
+        if !nat || began.elapsed() <= EXACT {
+            return None;
+        }
+        // All of them are looked at, or none: which one is meant has to be clear.
+        let others: Vec<u64> = waiting
+            .iter()
+            .filter(|one| fits(one))
+            .map(|one| one.id)
+            .collect();
+        (1..=CANDIDATES).contains(&others.len()).then_some(others)
     });
     let ours = nonce()?;
     let nonces = [open.nonce, ours];
@@ -170,8 +176,8 @@ pub(crate) fn acceptor(
         offer.extend(lens);
     }
     write(stream, &offer)?;
-    let mut found = None;
-    // All of them are read, also behind the one that fits.
+    let mut found = Vec::new();
+    // All of them are read, also behind one that fits.
     for (index, (id, lens)) in offered.iter().enumerate() {
         let proof = read::<DIGEST>(stream)?;
         let matches = |one: &Registration| {
@@ -185,10 +191,13 @@ pub(crate) fn acceptor(
             .is_some_and(|mac| mac.verify_slice(&proof).is_ok())
         };
         if candidates.look(*id, matches) == Some(true) {
-            found = found.or(Some((index, *id, *lens)));
+            found.push((index, *id, *lens));
         }
     }
-    let taken = found.and_then(|(index, id, lens)| Some((index, lens, candidates.take(id)?)));
+    let taken = match found.as_slice() {
+        &[(index, id, lens)] => candidates.take(id).map(|one| (index, lens, one)),
+        _ => None,
+    };
     let Some((index, lens, one)) = taken else {
         let mut verdict = vec![NONE];
         verdict.extend([0; DIGEST]);

@@ -23,6 +23,9 @@ const BACKLOG: usize = 128 << 10;
 /// Bytes taken from the stream at once.
 const TAKE: usize = MAX_DATA as usize + 2 * HEAD;
 
+/// How long a peer may be silent after the program has closed its socket.
+const LINGER: Duration = Duration::from_mins(5);
+
 /// How a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {
@@ -119,10 +122,15 @@ impl Pump {
                 Err(end) => break end,
             }
         };
-        // What has not switched yet shall not any more; a program that finds a ring of its own open and the bell closed knows that bytes are
-        // lost.
-        if !self.rings.has_switched(PROGRAM) {
-            self.rings.close(PROGRAM);
+        // Bytes that were never published go over TCP; a program that finds a ring of its own open and the bell closed knows that bytes are
+        // lost. One exchange decides: the program may publish its first bytes at the same time.
+        self.rings.close_unused(PROGRAM);
+        // The peer's program has never been told that it may switch: all that it sends comes over TCP.
+        if !self.said.consent {
+            self.rings.close(OURS);
+            if self.rings.disarm(OURS) {
+                self.ring();
+            }
         }
         end
     }
@@ -157,8 +165,13 @@ impl Pump {
     /// What the program's words in the segment ask for.
     fn hear_program(&mut self) -> Result<bool, End> {
         let mut busy = false;
-        if !self.left && !self.is_blocked()? {
-            busy |= self.take_bells();
+        if !self.left {
+            if !self.is_blocked()? {
+                busy |= self.take_bells();
+            } else if self.has_hung_up() {
+                self.left = true;
+                busy = true;
+            }
         }
         if !self.said.consent && self.rings.has_consented(OURS) {
             self.said.consent = true;
@@ -184,6 +197,12 @@ impl Pump {
     fn is_blocked(&self) -> Result<bool, End> {
         let (ready, _) = self.ready()?;
         Ok(ready > self.rings.capacity() / 2 && self.rings.wants_room(PROGRAM))
+    }
+
+    /// Whether the other end of the bell is closed, without a look at its bytes.
+    fn has_hung_up(&self) -> bool {
+        let bell = [(self.bell.as_fd(), Interest::empty())];
+        matches!(poll_fds(&bell, Some(Duration::ZERO)), Ok(bits) if bits != 0)
     }
 
     fn ready(&self) -> Result<(usize, bool), End> {
@@ -225,6 +244,10 @@ impl Pump {
                 return Ok(true);
             }
             let n = ready.min(MAX_DATA as usize);
+            if n > 0 && self.over && !self.heard.gone {
+                // The peer's host is gone: the connection is about to end.
+                break;
+            }
             if n > 0 {
                 if !self.heard.gone {
                     self.say(Frame::Data(n as u32));
@@ -265,7 +288,12 @@ impl Pump {
 
     fn send(&mut self) -> bool {
         let mut busy = false;
-        while self.sent < self.out.len() && !self.over {
+        if self.over {
+            // Nobody receives it.
+            self.out.clear();
+            self.sent = 0;
+        }
+        while self.sent < self.out.len() {
             match self
                 .stream
                 .send(&[Source::Bytes(&self.out[self.sent..])], true)
@@ -347,7 +375,7 @@ impl Pump {
                     if self.heard.switch || self.heard.end || offset >= 1 << 44 {
                         return Err(End::Order);
                     }
-                    if !self.rings.has_consented(OURS) {
+                    if !self.said.consent {
                         return Err(End::Order);
                     }
                     self.heard.switch = true;
@@ -394,14 +422,14 @@ impl Pump {
         let have = self.data.min(self.filled - self.at);
         let is_next = self.rings.has_switched(OURS)
             || self.rings.seen(OURS) == self.rings.sent_over_tcp(OURS);
-        if have == 0 || !is_next {
-            return Ok(false);
-        }
-        if self.left || self.rings.is_closed(OURS) {
-            // Nobody reads it.
+        if have > 0 && (self.left || self.rings.is_closed(OURS)) {
+            // Nobody reads it, wherever it stands in the stream.
             self.at += have;
             self.data -= have;
             return Ok(true);
+        }
+        if have == 0 || !is_next {
+            return Ok(false);
         }
         let room = self.rings.room(OURS, self.tail).map_err(|_| End::Program)?;
         if room == 0 {
@@ -440,10 +468,15 @@ impl Pump {
             ) {
                 break;
             }
-            if rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT).is_err() {
-                break;
+            match rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT) {
+                Ok(_) => self.rings.note_fill(OURS, 1),
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(_) => {
+                    // What is under way is of no use to anybody.
+                    self.left = true;
+                    return true;
+                }
             }
-            self.rings.note_fill(OURS, 1);
         }
         self.full = true;
         !is_full(self)
@@ -477,12 +510,18 @@ impl Pump {
         if !self.over {
             fds.push((self.stream.as_fd(), Interest::READ));
         }
-        if !self.left && !interest.is_empty() {
+        if !self.left {
+            // Its end is told with any interest.
             fds.push((self.bell.as_fd(), interest));
         }
-        // Where there is nothing to wait for, the next look ends it.
-        let limit = fds.is_empty().then_some(Duration::from_millis(100));
+        // Where there is nothing to wait for, the next look ends it. A peer that takes nothing keeps no thread for a program that is gone.
+        let limit = if fds.is_empty() {
+            Some(Duration::from_millis(100))
+        } else {
+            self.left.then_some(LINGER)
+        };
         match poll_fds(&fds, limit) {
+            Ok(0) if self.left && !fds.is_empty() => Err(End::Peer(Errno::TIMEDOUT)),
             Ok(_) => Ok(()),
             Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
             Err(e) => Err(e.into()),

@@ -121,6 +121,15 @@ fn write(stream: &Stream, bytes: &[u8]) {
     let _ = stream.send(&[Source::Bytes(bytes)], false);
 }
 
+fn opening(dialled: Ends, request: &[u8]) -> Open {
+    Open {
+        own: dialled.own,
+        peer: dialled.peer,
+        known: [request.len() as u8, ANSWER.len() as u8],
+        nonce: [5; 32],
+    }
+}
+
 struct Peer {
     device: Device,
     addr: SocketAddr,
@@ -137,13 +146,7 @@ impl Peer {
     /// The opening, up to the verdict: which of the offered, and whether the acceptor's proof is right.
     fn open(&self, dialled: Ends, request: &[u8]) -> (Stream, Option<(u8, bool)>) {
         let stream = self.dial();
-        let open = Open {
-            own: dialled.own,
-            peer: dialled.peer,
-            known: [request.len() as u8, ANSWER.len() as u8],
-            nonce: [5; 32],
-        };
-        write(&stream, &open.emit());
+        write(&stream, &opening(dialled, request).emit());
         let count = match read::<1>(&stream) {
             None | Some([0]) => return (stream, None),
             Some([count]) => count,
@@ -169,6 +172,7 @@ fn inside() {
         device: device.clone(),
         bind: vec!["127.0.0.1:0".parse().unwrap()],
         port: 1,
+        nat: false,
         idle: None,
     })
     .unwrap();
@@ -193,6 +197,17 @@ fn inside() {
     assert_eq!(verdict, Some((wire::NONE, false)));
     assert_eq!(hosts::answer(&program.wire), Ok(None));
     honest(&peer, &program);
+
+    // Another connection with the same first bytes, from another port: it is not the one that is meant.
+    let (one, two) = (Program::register(), Program::register());
+    drop(one.wire);
+    let stream = peer.dial();
+    // Longer than a broker that takes other ports would need.
+    stream.set_recv_timeout(Some(Duration::from_secs(3)));
+    write(&stream, &opening(one.dialled, REQUEST).emit());
+    assert_eq!(read::<1>(&stream), None);
+    assert_eq!(hosts::answer(&two.wire), Ok(None));
+    honest(&peer, &two);
 
     let data = |len: u32| Frame::Data(len).emit().to_vec();
     let switch = |offset: u64| [&Frame::Switch.emit()[..], &offset.to_be_bytes()].concat();
@@ -221,6 +236,8 @@ fn inside() {
         assert!(is_closed(&bell), "{what}");
         // What has not gone over will not any more.
         assert!(rings.is_closed(Role::Initiator), "{what}");
+        // The program has not consented: its connection stays on TCP.
+        assert!(rings.is_closed(Role::Responder), "{what}");
         assert!(!rings.has_switched(Role::Responder), "{what}");
     }
     // An offset that the program never comes to: no byte is shown to it.
@@ -234,7 +251,11 @@ fn inside() {
     stream.shutdown(weft_sdp::Shutdown::Write).unwrap();
     assert!(!rings.may_switch(Role::Responder, 10));
     assert_eq!(rings.ready(Role::Responder, 0), Ok((0, false)));
-    drop((stream, bell));
+    // The program closes its socket: no thread stays with the connection.
+    drop(bell);
+    let since = Instant::now();
+    while read::<1>(&stream).is_some() {}
+    assert!(since.elapsed() < LIMIT, "the broker keeps the connection");
     // A program that claims bytes which its ring cannot hold.
     let program = Program::register();
     let (stream, _) = peer.open(program.dialled, REQUEST);

@@ -372,6 +372,15 @@ impl Stream {
         self.word(sender, Lane::Tail).fetch_or(CLOSED, SeqCst);
     }
 
+    /// Closes a direction in which nothing has ever been published. Returns whether it is closed now: if not, bytes are in it.
+    pub fn close_unused(&self, sender: Role) -> bool {
+        let word = self.word(sender, Lane::Tail);
+        match word.compare_exchange(0, CLOSED, SeqCst, SeqCst) {
+            Ok(_) => true,
+            Err(now) => now & CLOSED != 0,
+        }
+    }
+
     /// Whether the direction was closed.
     pub fn is_closed(&self, sender: Role) -> bool {
         self.word(sender, Lane::Tail).load(SeqCst) & CLOSED != 0
@@ -498,6 +507,18 @@ mod tests {
         assert_eq!(put(&a, 3, b"d"), Published::Closed);
         assert_eq!(b.ready(A, 0), Ok((3, true)));
         assert!(a.is_closed(A));
+    }
+
+    #[test]
+    fn a_direction_that_has_carried_a_byte_is_not_closed_as_unused() {
+        let (a, b) = pair();
+        assert_eq!(put(&a, 0, b"abc"), Published::Quietly);
+        assert!(!b.close_unused(A));
+        assert!(!a.is_closed(A));
+        let (a, b) = pair();
+        assert!(b.close_unused(A));
+        assert_eq!(put(&a, 0, b"abc"), Published::Closed);
+        assert!(b.close_unused(A), "it is closed already");
     }
 
     #[test]

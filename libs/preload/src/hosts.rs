@@ -14,11 +14,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::MutexGuard;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
 use weft_run::hosts::{self, Answer, BEGINNING, ENOUGH, Registration};
-use weft_run::ledger::{Carrier, RING, TCP};
+use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{Ends, Why};
 use weft_run::pace;
 
@@ -31,8 +32,9 @@ use crate::{hidden, ledger, link, next, ready, rx};
 const RING_BYTES: u32 = 1 << 20;
 /// How long a process that is about to lose sight of a socket waits for the peer's host to go back to TCP.
 const PARTING_MS: c_int = 2000;
-/// A socket without data whose TCP is at its end waits so long for the broker to say whether that is all.
+/// A socket whose TCP is at its end looks again after so long whether the broker has said that this is all.
 const END_MS: c_int = 20;
+const END: Duration = Duration::from_millis(END_MS as u64);
 
 /// What is to carry connections on; `None`: connections to other hosts stay on TCP.
 pub(crate) fn wanted() -> Option<Carrier> {
@@ -137,8 +139,63 @@ pub(crate) fn look(
     }
 }
 
+/// What the kernel's TCP counts, from the beginning of the connection: bytes that the program has sent, and that it has received. `None` where
+/// it does not tell, or something comes or goes at this moment.
+fn counts(fd: c_int) -> Option<(u64, u64)> {
+    let before = tcp_info(fd)?;
+    let (mut unread, mut unacked): (c_int, c_int) = (0, 0);
+    // SAFETY: each writes an int.
+    let rc = unsafe {
+        next::ioctl(
+            fd,
+            libc::FIONREAD,
+            (&raw mut unread).expose_provenance() as libc::c_ulong,
+        ) | next::ioctl(
+            fd,
+            libc::TIOCOUTQ,
+            (&raw mut unacked).expose_provenance() as libc::c_ulong,
+        )
+    };
+    let (acked, received) = before;
+    if rc != 0 || tcp_info(fd)? != before {
+        return None;
+    }
+    Some((
+        acked.checked_add(u64::try_from(unacked).ok()?)?,
+        received.checked_sub(u64::try_from(unread).ok()?)?,
+    ))
+}
+
+/// `tcpi_bytes_acked` and `tcpi_bytes_received`.
+fn tcp_info(fd: c_int) -> Option<(u64, u64)> {
+    /// Where they are in `struct tcp_info`.
+    const AT: usize = 120;
+    let mut words = [0_u64; AT / 8 + 2];
+    let mut len = size_of_val(&words) as u32;
+    // SAFETY: as many bytes as it has room for.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            words.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    (rc == 0 && len as usize == size_of_val(&words)).then(|| (words[AT / 8], words[AT / 8 + 1]))
+}
+
+/// Whether our count is the kernel's: bytes may have gone by calls that are not seen. The kernel may count one more, a SYN or FIN.
+fn agrees(fd: c_int, count: u64, of: impl Fn((u64, u64)) -> u64) -> bool {
+    (0..4).any(|_| {
+        counts(fd)
+            .map(&of)
+            .is_some_and(|kernel| kernel.wrapping_sub(count) <= 1)
+    })
+}
+
 /// The receiver looks at both from now on, where nobody of the process waits in the kernel for TCP alone.
-pub(crate) fn try_consent(conn: &'static Conn, chan: &Chan, inside: &Inside) {
+pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &Inside) {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let tries = u64::from(side.pauses.fetch_add(1, Relaxed)) + 1;
     if !pace::is_due(tries) || !conn.joined.load(SeqCst) {
@@ -157,13 +214,24 @@ pub(crate) fn try_consent(conn: &'static Conn, chan: &Chan, inside: &Inside) {
         if side.rx_state.load(SeqCst) != TCP {
             return;
         }
+        if bell::probe(chan.bell()) == Heard::End {
+            // Nobody carries anything on. The peer has never been told that it may switch, so all of the stream comes over TCP.
+            side.rx_state.store(AFTER, SeqCst);
+            conn.note(Why::SideLost);
+            return link::moved(conn, chan, &big);
+        }
         // Who comes to the kernel after this sees it.
         side.rx_state.store(BOTH, SeqCst);
         if conn.in_rx.load(SeqCst) != 0 {
             side.rx_state.store(TCP, SeqCst);
             return;
         }
-        stream.consent(peer, conn.rx_count.load(SeqCst));
+        let count = conn.rx_count.load(SeqCst);
+        if !agrees(fd, count, |(_, received)| received) {
+            side.rx_state.store(TCP, SeqCst);
+            return;
+        }
+        stream.consent(peer, count);
         stream.arm(peer);
         side.armed.store(1, Relaxed);
     }
@@ -262,10 +330,17 @@ pub(crate) unsafe fn receive(
 ) -> Option<ssize_t> {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
-    let mut looks_at_end = 0;
+    let mut waited = 0;
     loop {
         if settle(conn, chan) {
             return None;
+        }
+        if !stream.has_consented(peer) {
+            // Another thread is about to, with the count so far: bytes taken before it has would be lost to the count. It holds the lock.
+            drop(side.rx_lock.lock());
+            if side.rx_state.load(SeqCst) != BOTH {
+                return None;
+            }
         }
         // SAFETY: all zeros is the empty message.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -285,21 +360,39 @@ pub(crate) unsafe fn receive(
         }
         let mut fds = [entry(chan.bell()), entry(fd)];
         if n == 0 {
+            if rx::total(iov) == 0 {
+                // It asked for nothing: that is not the end.
+                return Some(0);
+            }
             if settle(conn, chan) {
                 return None;
             }
-            if stream.has_joined(peer) || looks_at_end > 100 {
-                // The end came before what the peer's host says was sent; or nobody says anything.
+            // In this order: the count may have come since.
+            if stream.has_joined(peer) {
+                if settle(conn, chan) {
+                    return None;
+                }
+                // The end came before what the peer's host says was sent.
                 return Some(rx::lost(conn, chan));
             }
-            looks_at_end += 1;
-            if wait(&mut fds[..1], END_MS) > 0 && bell::probe(chan.bell()) == Heard::End {
+            if bell::probe(chan.bell()) == Heard::End {
                 return gone(conn, chan);
             }
-            if !may_block && !settle(conn, chan) {
+            // The broker says whether that is all, or ends the bell.
+            let limit = patience(fd);
+            if !may_block || (limit >= 0 && waited >= limit) {
                 crate::set_errno(libc::EAGAIN);
                 return Some(-1);
             }
+            match wait(&mut fds[..1], END_MS) {
+                0 => {}
+                // A bell that was left there: it does not say more.
+                1.. if !settle(conn, chan) => std::thread::sleep(END),
+                1.. => return None,
+                _ if crate::errno() == libc::EINTR && !bell::signals_interrupt() => {}
+                _ => return Some(-1),
+            }
+            waited = waited.saturating_add(END_MS);
             continue;
         }
         if crate::errno() != libc::EAGAIN {
@@ -351,12 +444,14 @@ pub(crate) fn is_at_end(conn: &Conn, chan: &Chan) -> bool {
 }
 
 /// The sender goes over between two sends, when the peer's host is ready for it.
-pub(crate) fn try_switch_tx(conn: &'static Conn, chan: &Chan) -> bool {
+pub(crate) fn try_switch_tx(fd: c_int, conn: &'static Conn, chan: &Chan) -> bool {
     let (stream, role) = (&chan.stream, chan.role);
     // A broker that is gone carries nothing on.
     if !stream.has_consented(role)
         || stream.is_closed(role)
         || bell::probe(chan.bell()) == Heard::End
+        || !pace::is_due(u64::from(chan.side().run.fetch_add(1, Relaxed)) + 1)
+        || !agrees(fd, conn.tx_count.load(SeqCst), |(sent, _)| sent)
         || !stream.switch_over(role)
     {
         return false;
@@ -393,7 +488,7 @@ pub(crate) fn want_tcp(conn: &'static Conn, chan: &Chan, out_of_sight: bool, why
         if stream.is_closed(peer) || bell::probe(chan.bell()) == Heard::End {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(slice as u64));
+        std::thread::sleep(Duration::from_millis(slice as u64));
     }
     let empty = {
         let _rx = side.rx_lock.lock();

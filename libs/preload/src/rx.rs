@@ -95,7 +95,7 @@ unsafe fn receive_looking(
                     continue;
                 }
                 if !is_here {
-                    hosts::try_consent(conn, chan, &inside);
+                    hosts::try_consent(fd, conn, chan, &inside);
                 }
                 if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
                     if n > 0 && is_here {
@@ -162,7 +162,10 @@ fn over_tcp(
     }
     let n = real();
     if n > 0 && flags & ASIDE == 0 {
-        hosts::note_received(conn, iov, n as u64);
+        // What is discarded is not in the program's buffers, which may not be there at all.
+        if flags & libc::MSG_TRUNC == 0 {
+            hosts::note_received(conn, iov, n as u64);
+        }
         conn.rx_count.fetch_add(n as u64, SeqCst);
         ledger::tcp(conn);
     }

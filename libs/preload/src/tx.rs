@@ -102,7 +102,7 @@ unsafe fn transmit_looking(
                 }
             }
             TCP => {
-                if let Some(n) = following(conn, chan, source, flags, &inside, real) {
+                if let Some(n) = following(fd, conn, chan, source, flags, &inside, real) {
                     return n;
                 }
             }
@@ -132,6 +132,7 @@ fn over_tcp(conn: &Conn, source: &Source<'_>, real: &dyn Fn() -> ssize_t) -> ssi
 
 /// Sends over TCP while the peer follows the count. `None`: the direction has switched.
 fn following(
+    fd: c_int,
     conn: &'static Conn,
     chan: &Chan,
     source: &Source<'_>,
@@ -146,7 +147,7 @@ fn following(
         return Some(over_tcp(conn, source, real));
     }
     let is_here = chan.carrier == Carrier::Here;
-    if !is_here && hosts::try_switch_tx(conn, chan) {
+    if !is_here && hosts::try_switch_tx(fd, conn, chan) {
         return None;
     }
     if !stream.begin_tcp(chan.role) {

@@ -50,6 +50,10 @@ pub struct Args {
     /// The port that brokers of other hosts listen on
     #[arg(long, value_name = "PORT", default_value_t = PORT)]
     port: u16,
+    /// Addresses are translated between the hosts (NAT): take a connection with other addresses than the other broker names, if it is the only one
+    /// with the same first bytes. Connections with equal first bytes can be taken for each other, which changes their bytes
+    #[arg(long)]
+    nat: bool,
     /// End after so many seconds without a connection [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     idle: Option<u64>,
@@ -81,6 +85,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         detach(&env::args_os().skip(1).collect::<Vec<_>>())?;
         return Ok(Exit::Ok.into());
     }
+    super::raise_nofile();
     let mut builder = Device::builder().local(LocalMode::Off);
     if !args.no_tls {
         builder = builder.tls(tls(args)?);
@@ -94,6 +99,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
             device: device.clone(),
             bind,
             port: args.port,
+            nat: args.nat,
             idle: args.idle.map(Duration::from_secs),
         })
     };

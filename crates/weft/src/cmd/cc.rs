@@ -331,7 +331,7 @@ pub fn daemon(args: &DaemonArgs) -> Result<Exit, Failure> {
         ..daemon::Config::new(socket.clone(), keys)
     };
     // Each job takes a few descriptors.
-    super::media::raise_nofile();
+    super::raise_nofile();
     match daemon::run(config) {
         Ok(()) => Ok(Exit::Ok),
         Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(Failure::failed(format!(

@@ -33,6 +33,19 @@ pub(crate) fn carrier(transport: &str) -> &str {
     }
 }
 
+/// As many open files as the system lets this process have: each viewer or connection takes a few.
+pub(crate) fn raise_nofile() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(e) = setrlimit(Resource::Nofile, raised) {
+        tracing::info!("the limit of open files stays at {:?}: {e}", limit.current);
+    }
+}
+
 /// Prints a line to stdout; a reader that has gone is not an error.
 pub(crate) fn say(line: impl std::fmt::Display) {
     use std::io::Write;

@@ -122,7 +122,7 @@ impl DoorArgs {
         global: Global,
     ) -> Result<Door, Failure> {
         let keys = keys::Listening::new(self, bind)?;
-        raise_nofile();
+        super::raise_nofile();
         let config = Config {
             bind,
             tls: keys.tls()?,
@@ -138,19 +138,6 @@ impl DoorArgs {
             keys.say();
         }
         Ok(door)
-    }
-}
-
-/// Each viewer takes a few descriptors.
-pub(super) fn raise_nofile() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    if let Err(e) = setrlimit(Resource::Nofile, raised) {
-        tracing::info!("the limit of open files stays at {:?}: {e}", limit.current);
     }
 }
 

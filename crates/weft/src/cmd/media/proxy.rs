@@ -10,8 +10,8 @@ use weft_verbs::Device;
 use weft_verbs::cm::ConnectError;
 
 use super::keys::{Caller, DialArgs};
+use super::open_device;
 use super::url::Url;
-use super::{open_device, raise_nofile};
 use crate::address::parse_bind;
 use crate::cli::Global;
 use crate::cmd::say;
@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         ))
         .hint("run the proxy beside the player, or say --open"));
     }
-    raise_nofile();
+    crate::cmd::raise_nofile();
     let device = open_device()?;
     let servers = args
         .servers
