@@ -702,8 +702,9 @@ fn accept(
         d.inbound.store(was, SeqCst);
         return Err(Why::None);
     }
-    rules::answer(&wire, bound(fd), borrowed(bell))?;
+    // Before the answer: a sender that has it may publish at once, and rings only where it is asked to.
     stream.arm(SENDER);
+    rules::answer(&wire, bound(fd), borrowed(bell))?;
     let row = ledger::RowOf::begin(fd, offer.route.to, offer.route.from, false);
     rx.links.push(In {
         stream,
@@ -717,6 +718,7 @@ fn accept(
         until: 0,
         row,
     });
+    rx.settle(bell);
     drop(rx);
     ready::ring_all(d, slow);
     Ok(())
