@@ -26,6 +26,10 @@ const MAX_LINKS: usize = 64;
 const TURN: u32 = 64;
 /// Datagrams of the kernel that are taken before one that was sent after some of them.
 const DRAIN: u32 = 4096;
+/// Rings of the bell without a datagram that a sender may give in a row: an honest one gives no more than one for each datagram.
+const MAX_EMPTY: u32 = 64;
+/// How often a receive that must not wait looks again when it was told of data and found none.
+const MAX_TURNS: u32 = 16;
 
 /// The side that sends in a segment.
 pub(crate) const SENDER: Role = Role::Initiator;
@@ -40,6 +44,10 @@ pub(crate) struct In {
     wire: Own,
     /// We have asked for the bell.
     armed: bool,
+    /// Rings of the bell since its last datagram.
+    empty: u32,
+    /// Its sender broke the rules: nothing of it is looked at.
+    is_broken: bool,
     /// Datagrams of the kernel taken on behalf of the next one.
     drained: u32,
     /// The datagram at this position has none of the kernel's before it.
@@ -91,32 +99,45 @@ impl Rx {
     }
 
     fn has_data(&self) -> bool {
-        let has = |link: &In| !matches!(link.stream.ready(SENDER, link.head), Ok((0, _)));
-        self.links.iter().any(has)
+        self.links.iter().any(In::has_data)
     }
 
     /// The length of the next datagram, and whether those of the kernel come first.
     pub(crate) fn next_len(&self) -> Option<(usize, bool)> {
-        self.links.iter().find_map(|link| {
-            let (ready, _) = link.stream.ready(SENDER, link.head).ok()?;
-            if ready == 0 {
-                return None;
-            }
-            let (len, marks) = header(link, ready)?;
-            let after = marks & AFTER_KERNEL != 0 && link.passes != Some(link.head);
-            Some((len, after))
-        })
+        self.links
+            .iter()
+            .filter(|link| !link.is_broken)
+            .find_map(|link| {
+                let (ready, _) = link.stream.ready(SENDER, link.head).ok()?;
+                if ready == 0 {
+                    return None;
+                }
+                let (len, marks) = header(link, ready)?;
+                let after = marks & AFTER_KERNEL != 0 && link.passes != Some(link.head);
+                Some((len, after))
+            })
     }
 
     /// Whether the bell is or becomes readable without our doing.
     fn is_lit(&mut self) -> bool {
+        self.owed += self.rung();
+        self.owed > 0
+    }
+
+    /// How many senders have rung, or will at once, since they were asked to.
+    fn rung(&mut self) -> u64 {
+        let mut rung = 0;
         for link in &mut self.links {
             if link.armed && !link.stream.is_armed(SENDER) {
                 link.armed = false;
-                self.owed += 1;
+                rung += 1;
+                link.empty += 1;
+                if link.empty > MAX_EMPTY {
+                    link.broken();
+                }
             }
         }
-        self.owed > 0
+        rung
     }
 
     /// Makes the bell as readable as the rings are: asks for it when they are empty, and takes what was rung. Returns whether there is data.
@@ -128,7 +149,8 @@ impl Rx {
             return true;
         }
         self.is_lit();
-        for link in self.links.iter_mut().filter(|link| !link.armed) {
+        let unarmed = |link: &&mut In| !link.armed && !link.is_broken;
+        for link in self.links.iter_mut().filter(unarmed) {
             link.stream.arm(SENDER);
             link.armed = true;
         }
@@ -141,13 +163,7 @@ impl Rx {
         // Even when nothing is owed: a ring that came after `quench` gave up would keep the bell lit.
         self.quench(bell);
         // Who rang since we asked may have been taken with the others: there is data, and the bell has to say so.
-        let mut raced = 0;
-        for link in &mut self.links {
-            if link.armed && !link.stream.is_armed(SENDER) {
-                link.armed = false;
-                raced += 1;
-            }
-        }
+        let raced = self.rung();
         if raced > 0 {
             self.owed += raced;
             self.light(bell);
@@ -200,6 +216,10 @@ impl Rx {
                 continue;
             }
             let link = &mut self.links[at];
+            if link.is_broken {
+                ended = true;
+                continue;
+            }
             let Ok((ready, closed)) = link.stream.ready(SENDER, link.head) else {
                 link.broken();
                 ended = true;
@@ -226,6 +246,7 @@ impl Rx {
                 link.head += rules::footprint(len) as u64;
                 link.stream.consumed(SENDER, link.head);
                 link.drained = 0;
+                link.empty = 0;
                 link.row.received(len as u64);
                 self.next = at;
                 self.took(fd);
@@ -244,6 +265,7 @@ impl Rx {
             self.is_lit();
             self.links
                 .retain(|link| match link.stream.ready(SENDER, link.head) {
+                    _ if link.is_broken => false,
                     Ok((0, closed)) => !closed && !link.stream.has_left(SENDER),
                     Ok(_) => true,
                     Err(_) => false,
@@ -258,6 +280,7 @@ impl Rx {
         let from = self.links[at].from;
         self.links[..at].iter().any(|link| {
             link.from == from
+                && !link.is_broken
                 && !matches!(link.stream.ready(SENDER, link.head), Ok((0, _)) | Err(_))
         })
     }
@@ -302,11 +325,13 @@ fn header(link: &In, ready: usize) -> Option<(usize, u32)> {
 impl In {
     /// The sender wrote what no honest sender writes: nothing of it is looked at any more.
     fn broken(&mut self) {
+        self.is_broken = true;
         self.stream.close(SENDER);
         self.row.why(Why::Broken);
-        if let Ok((ready, _)) = self.stream.ready(SENDER, self.head) {
-            self.head += ready as u64;
-        }
+    }
+
+    fn has_data(&self) -> bool {
+        !self.is_broken && !matches!(self.stream.ready(SENDER, self.head), Ok((0, _)))
     }
 
     fn is_dead(&self) -> bool {
@@ -433,6 +458,7 @@ unsafe fn receive_any(
 ) -> ssize_t {
     let may_wait = flags & libc::MSG_DONTWAIT == 0 && !d.nonblock.load(Relaxed);
     let mut spun = false;
+    let mut turns = 0;
     let patience = d.patience.load(Relaxed);
     let deadline = if may_wait && patience > 0 {
         Some(precise_ms() + patience)
@@ -478,7 +504,8 @@ unsafe fn receive_any(
             let more = rx.settle(bell);
             leave_rings(d, &rx);
             drop(rx);
-            if more {
+            turns += 1;
+            if more && turns < MAX_TURNS {
                 continue;
             }
             set_errno(libc::EAGAIN);
@@ -495,9 +522,11 @@ unsafe fn receive_any(
             continue;
         }
         spun = false;
-        if rx.settle(bell) {
+        turns += 1;
+        if rx.settle(bell) && turns < MAX_TURNS {
             continue;
         }
+        turns = 0;
         drop(rx);
         if let Some(n) = sleep(fd, d, bell, deadline, flags, kernel) {
             return n;
@@ -713,6 +742,8 @@ fn accept(
         to: offer.route.to.ip(),
         wire,
         armed: true,
+        empty: 0,
+        is_broken: false,
         drained: 0,
         passes: None,
         until: 0,
