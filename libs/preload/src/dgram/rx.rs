@@ -8,6 +8,7 @@
 //! The program's buffers are as its call says.
 
 use libc::{c_int, iovec, msghdr, sockaddr, socklen_t, ssize_t};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -30,6 +31,8 @@ const DRAIN: u32 = 4096;
 const MAX_EMPTY: u32 = 64;
 /// How often a receive that must not wait looks again when it was told of data and found none.
 const MAX_TURNS: u32 = 16;
+/// Rings that are taken at once.
+const MAX_RINGS: u64 = 1024;
 
 /// The side that sends in a segment.
 pub(crate) const SENDER: Role = Role::Initiator;
@@ -60,6 +63,8 @@ pub(crate) struct In {
 #[derive(Default)]
 pub(crate) struct Rx {
     links: Vec<In>,
+    /// The end of the bell that senders have.
+    button: Option<Own>,
     next: usize,
     /// Datagrams of rings since the kernel's last turn.
     since: u32,
@@ -88,7 +93,8 @@ enum Step {
 
 impl Rx {
     pub(crate) fn descriptors(&mut self) -> impl Iterator<Item = &mut Own> {
-        self.links.iter_mut().map(|link| &mut link.wire)
+        let wires = self.links.iter_mut().map(|link| &mut link.wire);
+        wires.chain(&mut self.button)
     }
 
     /// Senders use the kernel from now on.
@@ -144,7 +150,7 @@ impl Rx {
     pub(crate) fn settle(&mut self, bell: c_int) -> bool {
         if self.has_data() {
             if !self.is_lit() {
-                self.light(bell);
+                self.light();
             }
             return true;
         }
@@ -156,7 +162,7 @@ impl Rx {
         }
         if self.has_data() {
             if !self.is_lit() {
-                self.light(bell);
+                self.light();
             }
             return true;
         }
@@ -166,25 +172,23 @@ impl Rx {
         let raced = self.rung();
         if raced > 0 {
             self.owed += raced;
-            self.light(bell);
+            self.light();
         }
         raced > 0
     }
 
     /// Rings our own bell.
-    fn light(&mut self, bell: c_int) {
-        ring(bell);
-        self.owed += 1;
+    fn light(&mut self) {
+        if let Some(button) = &self.button
+            && ring(button.0)
+        {
+            self.owed += 1;
+        }
     }
 
     fn quench(&mut self, bell: c_int) {
         for last in [false, true] {
-            let mut count = [0_u8; 8];
-            // SAFETY: eight bytes.
-            let n = unsafe { next::read(bell, count.as_mut_ptr().cast(), 8) };
-            if n == 8 {
-                self.owed = self.owed.saturating_sub(u64::from_ne_bytes(count));
-            }
+            self.owed = self.owed.saturating_sub(take_rings(bell, self.owed));
             if self.owed == 0 || last {
                 break;
             }
@@ -395,10 +399,30 @@ unsafe fn deliver(d: &Dgram, link: &In, len: usize, out: &Out<'_>, flags: c_int)
     }
 }
 
-pub(crate) fn ring(bell: c_int) {
-    let one = 1_u64.to_ne_bytes();
-    // SAFETY: eight bytes.
-    unsafe { next::write(bell, one.as_ptr().cast(), 8) };
+/// Rings a bell, which may be anything that a peer made: neither a wait nor a signal comes of it. Returns whether the receiver hears of it; it does
+/// where the bell is full.
+pub(crate) fn ring(button: c_int) -> bool {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: one byte.
+    let n = unsafe { next::send(button, [1_u8].as_ptr().cast(), 1, flags) };
+    n == 1 || crate::errno() == libc::EAGAIN
+}
+
+/// Takes what was rung, and at least `owed` where so much is there. Returns how often.
+fn take_rings(bell: c_int, owed: u64) -> u64 {
+    let mut taken = 0;
+    loop {
+        let mut byte = 0_u8;
+        // SAFETY: one byte.
+        let n = unsafe { next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+        if n < 0 || taken >= MAX_RINGS {
+            return taken;
+        }
+        taken += 1;
+        if taken == owed {
+            return taken;
+        }
+    }
 }
 
 fn entry(fd: c_int) -> libc::pollfd {
@@ -583,7 +607,7 @@ fn from_kernel(fd: c_int, d: &'static Dgram, n: ssize_t, flags: c_int) -> ssize_
 fn after(rx: &mut Rx, d: &Dgram, bell: c_int) {
     if rx.settle(bell) && d.edge.load(Relaxed) {
         // The kernel tells of each datagram anew.
-        rx.light(bell);
+        rx.light();
     }
 }
 
@@ -717,6 +741,11 @@ fn accept(
         bell => bell,
     };
     let mut rx = d.rx();
+    let button = rx
+        .button
+        .as_ref()
+        .map(|own| own.0)
+        .ok_or(Why::Descriptors)?;
     if rx.links.len() >= MAX_LINKS / 8 {
         rx.is_lit();
         rx.links.retain(|link| !link.is_dead());
@@ -733,7 +762,7 @@ fn accept(
     }
     // Before the answer: a sender that has it may publish at once, and rings only where it is asked to.
     stream.arm(SENDER);
-    rules::answer(&wire, bound(fd), borrowed(bell))?;
+    rules::answer(&wire, bound(fd), borrowed(button))?;
     let row = ledger::RowOf::begin(fd, offer.route.to, offer.route.from, false);
     rx.links.push(In {
         stream,
@@ -755,20 +784,18 @@ fn accept(
     Ok(())
 }
 
+/// A pair of sockets: senders have one end, so what they do to it does not make our reads wait.
 fn make_bell(fd: c_int, d: &Dgram) -> Result<c_int, Why> {
-    // SAFETY: makes a descriptor, which is ours.
-    let bell = unsafe {
-        let raw = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-        if raw < 0 {
-            return Err(Why::Descriptors);
-        }
-        <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(raw)
-    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (bell, button) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+        .map_err(|_| Why::Descriptors)?;
+    let button = Own::new(button).ok_or(Why::Descriptors)?;
     let bell = hidden::hide(bell).ok_or(Why::Descriptors)?;
     // SAFETY: asks for flags.
     let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
     d.nonblock
         .store(flags >= 0 && flags & libc::O_NONBLOCK != 0, SeqCst);
+    d.rx().button = Some(button);
     d.bell.store(bell, SeqCst);
     Ok(bell)
 }
