@@ -181,3 +181,15 @@ fn every_result_is_that_of_plain_udp() {
         assert_eq!(got.len(), expected.len(), "seed {seed}");
     }
 }
+
+#[test]
+fn time_limits_and_signals_are_those_of_udp() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let line = python("udp_calls.py");
+    plain().run(&line).good().says("udp calls: good");
+    let done = weft().env("WEFT_RUN_LOOK", "1").run(&line);
+    done.good().says("udp calls: good");
+    assert!(paths(&done.text) > 3, "{}", done.show());
+}

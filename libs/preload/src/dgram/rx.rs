@@ -485,7 +485,7 @@ unsafe fn receive_any(
     let mut turns = 0;
     let patience = d.patience.load(Relaxed);
     let deadline = if may_wait && patience > 0 {
-        Some(precise_ms() + patience)
+        Some(precise_ms().saturating_add(patience))
     } else {
         None
     };
@@ -568,7 +568,7 @@ fn sleep(
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> Option<ssize_t> {
     let mut list = [entry(fd), entry(bell)];
-    let left = deadline.map_or(-1, |at| (at - precise_ms()).max(0));
+    let left = deadline.map_or(-1, |at| at.saturating_sub(precise_ms()).max(0));
     let n = wait(&mut list, left);
     if n < 0 {
         // With a time limit the kernel does not begin anew by itself.
