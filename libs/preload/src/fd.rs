@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::RING;
+use weft_run::meet::Why;
 
 use crate::conn::{Conn, LINKED, PROBING, big};
 use crate::table::{self, Entry};
@@ -258,11 +259,23 @@ pub(crate) unsafe fn fcntl(fd: c_int, op: c_int, arg: c_ulong, call: impl Fn() -
     }
     match op {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, rc),
-        libc::F_SETFL => set_nonblocking(fd, arg as c_int & libc::O_NONBLOCK != 0),
+        libc::F_SETFL => {
+            set_nonblocking(fd, arg as c_int & libc::O_NONBLOCK != 0);
+            if arg as c_int & libc::O_ASYNC != 0 {
+                dgram::make_plain(fd, Why::Option);
+            }
+        }
+        // Signals tell of the kernel's datagrams alone.
+        F_SETOWN | F_SETSIG | F_SETOWN_EX => dgram::make_plain(fd, Why::Option),
         _ => {}
     }
     rc
 }
+
+/// Signal-driven I/O, by the kernel's numbers.
+const F_SETOWN: c_int = 8;
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
 
 fn set_nonblocking(fd: c_int, on: bool) {
     if let Some(d) = dgram::of(fd) {

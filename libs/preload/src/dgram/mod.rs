@@ -2,8 +2,8 @@
 //!
 //! The program's socket stays bound, and what cannot go through a ring goes by it. Each pair of a sending and a receiving socket has a ring of
 //! its own (a direction of a [`weft_ring::stream::Stream`] with a header in front of each datagram), so that every datagram has the source
-//! address that was verified when the pair was made. All rings of a receiving socket have one bell, an eventfd, which stands in epoll sets
-//! beside the socket. How pairs meet is in `weft_run::dgram`.
+//! address that was verified when the pair was made. All rings of a receiving socket have one bell, a pair of Unix sockets: senders have
+//! one end, and the other stands in epoll sets beside the socket. How pairs meet is in `weft_run::dgram`.
 //!
 //! # Safety
 //!
@@ -92,7 +92,7 @@ pub(crate) struct Dgram {
     pub(crate) looked: AtomicU64,
     /// `SO_RCVTIMEO` in milliseconds; 0: none.
     pub(crate) patience: AtomicI64,
-    /// The eventfd of all rings that come in; -1: none yet.
+    /// Our end of the bell of all rings that come in; -1: none yet.
     pub(crate) bell: AtomicI32,
     slow: Mutex<Slow>,
     rx: Mutex<rx::Rx>,

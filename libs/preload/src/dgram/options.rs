@@ -19,6 +19,11 @@ const SO_SNDTIMEO_NEW: c_int = 67;
 const SIOCGSTAMP: c_ulong = 0x8906;
 const SIOCGSTAMPNS: c_ulong = 0x8907;
 
+/// Signals that tell of datagrams.
+const FIOSETOWN: c_ulong = 0x8901;
+const SIOCSPGRP: c_ulong = 0x8902;
+const FIOASYNC: c_ulong = 0x5452;
+
 /// Options that change nothing of what goes through a ring.
 fn is_harmless(level: c_int, name: c_int) -> bool {
     match level {
@@ -109,7 +114,7 @@ pub(crate) fn set(fd: c_int, level: c_int, name: c_int, value: *const c_void, le
             let ms = time
                 .tv_sec
                 .saturating_mul(1000)
-                .saturating_add((time.tv_usec + 999) / 1000);
+                .saturating_add(time.tv_usec.saturating_add(999) / 1000);
             d.patience.store(ms.max(0), SeqCst);
         }
         (libc::IPPROTO_IP, libc::IP_PKTINFO) | (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => {
@@ -151,6 +156,8 @@ pub(crate) unsafe fn ioctl(
             .store(unsafe { out.read_unaligned() } != 0, SeqCst);
     } else if rc == 0 && matches!(op & 0xffff, SIOCGSTAMP | SIOCGSTAMPNS) {
         // From now on the kernel notes when datagrams come.
+        d.plain(Why::Option);
+    } else if rc == 0 && matches!(op, FIOSETOWN | SIOCSPGRP | FIOASYNC) {
         d.plain(Why::Option);
     }
     rc

@@ -8,6 +8,7 @@
 //! The program's buffers are as its call says.
 
 use libc::{c_int, iovec, msghdr, sockaddr, socklen_t, ssize_t};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -26,6 +27,12 @@ const MAX_LINKS: usize = 64;
 const TURN: u32 = 64;
 /// Datagrams of the kernel that are taken before one that was sent after some of them.
 const DRAIN: u32 = 4096;
+/// Rings of the bell without a datagram that a sender may give in a row: an honest one gives no more than one for each datagram.
+const MAX_EMPTY: u32 = 64;
+/// How often a receive that must not wait looks again when it was told of data and found none.
+const MAX_TURNS: u32 = 16;
+/// Rings that are taken at once.
+const MAX_RINGS: u64 = 1024;
 
 /// The side that sends in a segment.
 pub(crate) const SENDER: Role = Role::Initiator;
@@ -40,6 +47,10 @@ pub(crate) struct In {
     wire: Own,
     /// We have asked for the bell.
     armed: bool,
+    /// Rings of the bell since its last datagram.
+    empty: u32,
+    /// Its sender broke the rules: nothing of it is looked at.
+    is_broken: bool,
     /// Datagrams of the kernel taken on behalf of the next one.
     drained: u32,
     /// The datagram at this position has none of the kernel's before it.
@@ -52,6 +63,8 @@ pub(crate) struct In {
 #[derive(Default)]
 pub(crate) struct Rx {
     links: Vec<In>,
+    /// The end of the bell that senders have.
+    button: Option<Own>,
     next: usize,
     /// Datagrams of rings since the kernel's last turn.
     since: u32,
@@ -80,7 +93,8 @@ enum Step {
 
 impl Rx {
     pub(crate) fn descriptors(&mut self) -> impl Iterator<Item = &mut Own> {
-        self.links.iter_mut().map(|link| &mut link.wire)
+        let wires = self.links.iter_mut().map(|link| &mut link.wire);
+        wires.chain(&mut self.button)
     }
 
     /// Senders use the kernel from now on.
@@ -91,86 +105,90 @@ impl Rx {
     }
 
     fn has_data(&self) -> bool {
-        let has = |link: &In| !matches!(link.stream.ready(SENDER, link.head), Ok((0, _)));
-        self.links.iter().any(has)
+        self.links.iter().any(In::has_data)
     }
 
     /// The length of the next datagram, and whether those of the kernel come first.
     pub(crate) fn next_len(&self) -> Option<(usize, bool)> {
-        self.links.iter().find_map(|link| {
-            let (ready, _) = link.stream.ready(SENDER, link.head).ok()?;
-            if ready == 0 {
-                return None;
-            }
-            let (len, marks) = header(link, ready)?;
-            let after = marks & AFTER_KERNEL != 0 && link.passes != Some(link.head);
-            Some((len, after))
-        })
+        self.links
+            .iter()
+            .filter(|link| !link.is_broken)
+            .find_map(|link| {
+                let (ready, _) = link.stream.ready(SENDER, link.head).ok()?;
+                if ready == 0 {
+                    return None;
+                }
+                let (len, marks) = header(link, ready)?;
+                let after = marks & AFTER_KERNEL != 0 && link.passes != Some(link.head);
+                Some((len, after))
+            })
     }
 
     /// Whether the bell is or becomes readable without our doing.
     fn is_lit(&mut self) -> bool {
+        self.owed += self.rung();
+        self.owed > 0
+    }
+
+    /// How many senders have rung, or will at once, since they were asked to.
+    fn rung(&mut self) -> u64 {
+        let mut rung = 0;
         for link in &mut self.links {
             if link.armed && !link.stream.is_armed(SENDER) {
                 link.armed = false;
-                self.owed += 1;
+                rung += 1;
+                link.empty += 1;
+                if link.empty > MAX_EMPTY {
+                    link.broken();
+                }
             }
         }
-        self.owed > 0
+        rung
     }
 
     /// Makes the bell as readable as the rings are: asks for it when they are empty, and takes what was rung. Returns whether there is data.
     pub(crate) fn settle(&mut self, bell: c_int) -> bool {
         if self.has_data() {
             if !self.is_lit() {
-                self.light(bell);
+                self.light();
             }
             return true;
         }
         self.is_lit();
-        for link in self.links.iter_mut().filter(|link| !link.armed) {
+        let unarmed = |link: &&mut In| !link.armed && !link.is_broken;
+        for link in self.links.iter_mut().filter(unarmed) {
             link.stream.arm(SENDER);
             link.armed = true;
         }
         if self.has_data() {
             if !self.is_lit() {
-                self.light(bell);
+                self.light();
             }
             return true;
         }
-        if self.owed == 0 {
-            return false;
-        }
+        // Even when nothing is owed: a ring that came after `quench` gave up would keep the bell lit.
         self.quench(bell);
         // Who rang since we asked may have been taken with the others: there is data, and the bell has to say so.
-        let mut raced = 0;
-        for link in &mut self.links {
-            if link.armed && !link.stream.is_armed(SENDER) {
-                link.armed = false;
-                raced += 1;
-            }
-        }
+        let raced = self.rung();
         if raced > 0 {
             self.owed += raced;
-            self.light(bell);
+            self.light();
         }
         raced > 0
     }
 
     /// Rings our own bell.
-    fn light(&mut self, bell: c_int) {
-        ring(bell);
-        self.owed += 1;
+    fn light(&mut self) {
+        if let Some(button) = &self.button
+            && ring(button.0)
+        {
+            self.owed += 1;
+        }
     }
 
     fn quench(&mut self, bell: c_int) {
         for last in [false, true] {
-            let mut count = [0_u8; 8];
-            // SAFETY: eight bytes.
-            let n = unsafe { next::read(bell, count.as_mut_ptr().cast(), 8) };
-            if n == 8 {
-                self.owed = self.owed.saturating_sub(u64::from_ne_bytes(count));
-            }
+            self.owed = self.owed.saturating_sub(take_rings(bell, self.owed));
             if self.owed == 0 || last {
                 break;
             }
@@ -202,6 +220,10 @@ impl Rx {
                 continue;
             }
             let link = &mut self.links[at];
+            if link.is_broken {
+                ended = true;
+                continue;
+            }
             let Ok((ready, closed)) = link.stream.ready(SENDER, link.head) else {
                 link.broken();
                 ended = true;
@@ -228,6 +250,7 @@ impl Rx {
                 link.head += rules::footprint(len) as u64;
                 link.stream.consumed(SENDER, link.head);
                 link.drained = 0;
+                link.empty = 0;
                 link.row.received(len as u64);
                 self.next = at;
                 self.took(fd);
@@ -246,6 +269,7 @@ impl Rx {
             self.is_lit();
             self.links
                 .retain(|link| match link.stream.ready(SENDER, link.head) {
+                    _ if link.is_broken => false,
                     Ok((0, closed)) => !closed && !link.stream.has_left(SENDER),
                     Ok(_) => true,
                     Err(_) => false,
@@ -260,6 +284,7 @@ impl Rx {
         let from = self.links[at].from;
         self.links[..at].iter().any(|link| {
             link.from == from
+                && !link.is_broken
                 && !matches!(link.stream.ready(SENDER, link.head), Ok((0, _)) | Err(_))
         })
     }
@@ -304,11 +329,13 @@ fn header(link: &In, ready: usize) -> Option<(usize, u32)> {
 impl In {
     /// The sender wrote what no honest sender writes: nothing of it is looked at any more.
     fn broken(&mut self) {
+        self.is_broken = true;
         self.stream.close(SENDER);
         self.row.why(Why::Broken);
-        if let Ok((ready, _)) = self.stream.ready(SENDER, self.head) {
-            self.head += ready as u64;
-        }
+    }
+
+    fn has_data(&self) -> bool {
+        !self.is_broken && !matches!(self.stream.ready(SENDER, self.head), Ok((0, _)))
     }
 
     fn is_dead(&self) -> bool {
@@ -372,10 +399,30 @@ unsafe fn deliver(d: &Dgram, link: &In, len: usize, out: &Out<'_>, flags: c_int)
     }
 }
 
-pub(crate) fn ring(bell: c_int) {
-    let one = 1_u64.to_ne_bytes();
-    // SAFETY: eight bytes.
-    unsafe { next::write(bell, one.as_ptr().cast(), 8) };
+/// Rings a bell, which may be anything that a peer made: neither a wait nor a signal comes of it. Returns whether the receiver hears of it; it does
+/// where the bell is full.
+pub(crate) fn ring(button: c_int) -> bool {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: one byte.
+    let n = unsafe { next::send(button, [1_u8].as_ptr().cast(), 1, flags) };
+    n == 1 || crate::errno() == libc::EAGAIN
+}
+
+/// Takes what was rung, and at least `owed` where so much is there. Returns how often.
+fn take_rings(bell: c_int, owed: u64) -> u64 {
+    let mut taken = 0;
+    loop {
+        let mut byte = 0_u8;
+        // SAFETY: one byte.
+        let n = unsafe { next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+        if n < 0 || taken >= MAX_RINGS {
+            return taken;
+        }
+        taken += 1;
+        if taken == owed {
+            return taken;
+        }
+    }
 }
 
 fn entry(fd: c_int) -> libc::pollfd {
@@ -435,9 +482,10 @@ unsafe fn receive_any(
 ) -> ssize_t {
     let may_wait = flags & libc::MSG_DONTWAIT == 0 && !d.nonblock.load(Relaxed);
     let mut spun = false;
+    let mut turns = 0;
     let patience = d.patience.load(Relaxed);
     let deadline = if may_wait && patience > 0 {
-        Some(precise_ms() + patience)
+        Some(precise_ms().saturating_add(patience))
     } else {
         None
     };
@@ -480,7 +528,8 @@ unsafe fn receive_any(
             let more = rx.settle(bell);
             leave_rings(d, &rx);
             drop(rx);
-            if more {
+            turns += 1;
+            if more && turns < MAX_TURNS {
                 continue;
             }
             set_errno(libc::EAGAIN);
@@ -497,9 +546,11 @@ unsafe fn receive_any(
             continue;
         }
         spun = false;
-        if rx.settle(bell) {
+        turns += 1;
+        if rx.settle(bell) && turns < MAX_TURNS {
             continue;
         }
+        turns = 0;
         drop(rx);
         if let Some(n) = sleep(fd, d, bell, deadline, flags, kernel) {
             return n;
@@ -517,7 +568,7 @@ fn sleep(
     kernel: &dyn Fn(c_int) -> ssize_t,
 ) -> Option<ssize_t> {
     let mut list = [entry(fd), entry(bell)];
-    let left = deadline.map_or(-1, |at| (at - precise_ms()).max(0));
+    let left = deadline.map_or(-1, |at| at.saturating_sub(precise_ms()).max(0));
     let n = wait(&mut list, left);
     if n < 0 {
         // With a time limit the kernel does not begin anew by itself.
@@ -533,7 +584,9 @@ fn sleep(
     }
     if list[1].revents != 0 {
         let mut rx = d.rx();
-        rx.owed = rx.owed.max(1);
+        if !rx.is_lit() {
+            rx.owed = 1;
+        }
     } else {
         let n = kernel(libc::MSG_DONTWAIT);
         if n >= 0 || crate::errno() != libc::EAGAIN {
@@ -554,7 +607,7 @@ fn from_kernel(fd: c_int, d: &'static Dgram, n: ssize_t, flags: c_int) -> ssize_
 fn after(rx: &mut Rx, d: &Dgram, bell: c_int) {
     if rx.settle(bell) && d.edge.load(Relaxed) {
         // The kernel tells of each datagram anew.
-        rx.light(bell);
+        rx.light();
     }
 }
 
@@ -688,6 +741,11 @@ fn accept(
         bell => bell,
     };
     let mut rx = d.rx();
+    let button = rx
+        .button
+        .as_ref()
+        .map(|own| own.0)
+        .ok_or(Why::Descriptors)?;
     if rx.links.len() >= MAX_LINKS / 8 {
         rx.is_lit();
         rx.links.retain(|link| !link.is_dead());
@@ -702,8 +760,9 @@ fn accept(
         d.inbound.store(was, SeqCst);
         return Err(Why::None);
     }
-    rules::answer(&wire, bound(fd), borrowed(bell))?;
+    // Before the answer: a sender that has it may publish at once, and rings only where it is asked to.
     stream.arm(SENDER);
+    rules::answer(&wire, bound(fd), borrowed(button))?;
     let row = ledger::RowOf::begin(fd, offer.route.to, offer.route.from, false);
     rx.links.push(In {
         stream,
@@ -712,30 +771,31 @@ fn accept(
         to: offer.route.to.ip(),
         wire,
         armed: true,
+        empty: 0,
+        is_broken: false,
         drained: 0,
         passes: None,
         until: 0,
         row,
     });
+    rx.settle(bell);
     drop(rx);
     ready::ring_all(d, slow);
     Ok(())
 }
 
+/// A pair of sockets: senders have one end, so what they do to it does not make our reads wait.
 fn make_bell(fd: c_int, d: &Dgram) -> Result<c_int, Why> {
-    // SAFETY: makes a descriptor, which is ours.
-    let bell = unsafe {
-        let raw = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
-        if raw < 0 {
-            return Err(Why::Descriptors);
-        }
-        <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(raw)
-    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (bell, button) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+        .map_err(|_| Why::Descriptors)?;
+    let button = Own::new(button).ok_or(Why::Descriptors)?;
     let bell = hidden::hide(bell).ok_or(Why::Descriptors)?;
     // SAFETY: asks for flags.
     let flags = unsafe { next::fcntl(fd, libc::F_GETFL, 0) };
     d.nonblock
         .store(flags >= 0 && flags & libc::O_NONBLOCK != 0, SeqCst);
+    d.rx().button = Some(button);
     d.bell.store(bell, SeqCst);
     Ok(bell)
 }

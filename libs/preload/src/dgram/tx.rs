@@ -246,7 +246,12 @@ pub(crate) unsafe fn transmit(
         Put::Done(bell) => {
             // The bell is a descriptor that stays open while the lock is held; ringing does not wait.
             if bell {
-                ring(out.bell.0);
+                let errno = crate::errno();
+                if !ring(out.bell.0) {
+                    // The receiver hears nothing: what comes goes over the kernel, which wakes it.
+                    out.stream.close(SENDER);
+                }
+                set_errno(errno);
                 out.row.rang();
             }
             Some(len as ssize_t)
