@@ -22,8 +22,9 @@ const ACK_DELAY: Duration = Duration::from_millis(1);
 const FIRST_RTO: Duration = Duration::from_millis(100);
 const LEAST_RTO: Duration = Duration::from_millis(20);
 const MOST_RTO: Duration = Duration::from_secs(2);
-/// A peer that acknowledges nothing for so long is given up.
+/// A peer that acknowledges nothing for so long, and after so many time-outs, is given up. Both: a program may not have called for longer than that.
 const PATIENCE: Duration = Duration::from_mins(2);
+const TIMEOUTS: u32 = 8;
 
 /// Time since some instant that the caller has chosen; it never goes back.
 pub type Now = Duration;
@@ -282,7 +283,7 @@ impl Link {
         let Some(oldest) = self.unacked.front() else {
             return true;
         };
-        if now.saturating_sub(self.waiting_since) >= PATIENCE {
+        if now.saturating_sub(self.waiting_since) >= PATIENCE && self.backoff >= TIMEOUTS {
             return false;
         }
         if !oldest.lost && now.saturating_sub(oldest.sent) >= rto {
