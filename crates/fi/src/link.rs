@@ -113,10 +113,12 @@ impl Link {
         self.pending.is_empty() && self.unacked.is_empty()
     }
 
-    /// Forgets all that was to be sent.
+    /// Forgets all that was to be sent, acknowledgements too.
     pub fn clear(&mut self) {
         self.pending.clear();
         self.unacked.clear();
+        self.unsaid = 0;
+        self.say_at = None;
     }
 
     fn header(&mut self, seq: u32) -> Header {

@@ -223,6 +223,9 @@ impl Machine {
     }
 
     fn push(&mut self, peer: PeerId, body: &Body<'_>) {
+        if self.peers[peer].gone {
+            return;
+        }
         self.peers[peer].link.push(wire::encode(body));
         self.stir(peer);
     }
@@ -413,9 +416,10 @@ impl Machine {
         self.peers[peer].link.acknowledged(now, &header);
         self.stir(peer);
         if matches!(body, Body::Bye) {
-            // It has closed after it had all that it sent acknowledged. What came of it stays for receives to come.
+            // It has closed. What came of it in whole stays for receives to come, and requests, so that their receives fail.
             self.peers[peer].gone = true;
             self.peers[peer].link.clear();
+            self.fail_recvs(host, peer);
             self.fail_sends(host, peer);
             return;
         }
@@ -707,19 +711,35 @@ impl Machine {
         let state = &mut self.peers[peer];
         state.gone = true;
         state.link.clear();
-        let sink = state.coming.take().map(|coming| (coming.meta, coming.sink));
-        if let Some((meta, Sink::Recv { recv, .. } | Sink::Late { recv, .. })) = sink {
-            host.event(Event::RecvFailed { recv, peer, meta });
-        }
-        let kept = |u: &Unexpected| {
-            u.peer != peer || !matches!(u.stored, Stored::Coming | Stored::Request(_))
-        };
-        let before = self.unexpected.len();
+        self.forget(peer, |stored| matches!(stored, Stored::Request(_)));
+        self.fail_recvs(host, peer);
+        self.fail_sends(host, peer);
+    }
+
+    /// Forgets messages of a peer that no receive has.
+    fn forget(&mut self, peer: PeerId, which: impl Fn(&Stored) -> bool) {
+        let kept = |u: &Unexpected| u.peer != peer || !which(&u.stored);
+        let before = self.unexpected.len() + self.claimed.len();
         self.unexpected.retain(kept);
-        state.stored -= before - self.unexpected.len();
-        let before = self.claimed.len();
         self.claimed.retain(|_, u| kept(u));
-        state.stored -= before - self.claimed.len();
+        let after = self.unexpected.len() + self.claimed.len();
+        self.peers[peer].stored -= before - after;
+    }
+
+    /// Fails the receives that wait for a peer that has gone.
+    fn fail_recvs(&mut self, host: &mut impl Host, peer: PeerId) {
+        let coming = self.peers[peer].coming.take();
+        if let Some(Coming { meta, sink, .. }) = coming {
+            match sink {
+                Sink::Recv { recv, .. } => host.event(Event::RecvFailed { recv, peer, meta }),
+                Sink::Late { bytes, recv, .. } => {
+                    self.peers[peer].stored_bytes -= bytes.len();
+                    host.event(Event::RecvFailed { recv, peer, meta });
+                }
+                Sink::Store(bytes) => self.peers[peer].stored_bytes -= bytes.len(),
+            }
+        }
+        self.forget(peer, |stored| matches!(stored, Stored::Coming));
         let gone: Vec<u64> = self
             .incoming
             .iter()
@@ -731,7 +751,6 @@ impl Machine {
             let (recv, meta) = (incoming.recv, incoming.meta);
             host.event(Event::RecvFailed { recv, peer, meta });
         }
-        self.fail_sends(host, peer);
         // A receive that names this peer alone waits for nothing.
         let waiting = self.posted.iter().filter(|p| p.want.peer == Some(peer));
         let waiting: Vec<u64> = waiting.map(|p| p.recv).collect();

@@ -1,9 +1,61 @@
 //! What a machine does with peers that are silent, gone or hostile.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use weft_fi::link::Link;
-use weft_fi::wire::{self, Body, Header};
+use weft_fi::machine::{Event, Host, Machine, PeerId, Want};
+use weft_fi::wire::{self, Body, Header, Meta, Target};
+
+#[derive(Default)]
+struct Memory {
+    writes: Vec<Range<u64>>,
+    events: Vec<Event>,
+}
+
+impl Host for Memory {
+    fn place(&mut self, _: u64, _: u64, _: &[u8]) {}
+
+    fn open(&mut self, _: u64, _: u64) -> Option<Target> {
+        Some(Target { rkey: 1, addr: 0 })
+    }
+
+    fn close(&mut self, _: u64) {}
+
+    fn write(&mut self, _: u64, _: PeerId, _: Target, range: Range<u64>, _: u64) {
+        self.writes.push(range);
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+}
+
+const NOW: Duration = Duration::from_secs(1);
+
+/// Of any peer, or of one.
+fn want(peer: Option<PeerId>) -> Want {
+    Want {
+        tagged: false,
+        tag: 0,
+        ignore: 0,
+        peer,
+    }
+}
+
+fn meta(len: u64) -> Meta {
+    Meta {
+        len,
+        ..Meta::default()
+    }
+}
+
+/// A packet of a peer comes.
+fn comes(machine: &mut Machine, memory: &mut Memory, peer: PeerId, seq: u32, body: &Body<'_>) {
+    let mut packet = wire::encode(body);
+    wire::stamp(&mut packet, &header(seq, 1));
+    machine.packet(memory, NOW, peer, &packet);
+}
 
 fn header(seq: u32, ack: u32) -> Header {
     Header {
@@ -37,4 +89,56 @@ fn a_program_that_computes_for_long_keeps_its_peers() {
         assert!(now - start < Duration::from_mins(10));
     }
     assert!(now - start >= Duration::from_mins(2) && sent > 8);
+}
+
+#[test]
+fn receives_of_a_peer_that_closes_fail() {
+    let mut machine = Machine::new(1, 1 << 16);
+    let mut memory = Memory::default();
+    let peer = machine.add_peer().unwrap();
+    let tagged = Meta {
+        tagged: true,
+        ..meta(2)
+    };
+    let any_tagged = Want {
+        tagged: true,
+        ..want(None)
+    };
+    // A large message that is being written, one that has begun, and a receive of this peer alone; two messages without a receive.
+    machine.recv(&mut memory, 1, want(None), 100);
+    machine.recv(&mut memory, 2, want(None), 100);
+    machine.recv(&mut memory, 3, want(Some(peer)), 100);
+    let bodies = [
+        Body::Request(meta(9), 1),
+        Body::Message(tagged, b"hi"),
+        Body::Request(tagged, 2),
+        Body::Message(meta(9), b"begun"),
+    ];
+    for (seq, body) in (1..).zip(&bodies) {
+        comes(&mut machine, &mut memory, peer, seq, body);
+    }
+    assert_eq!(memory.events, []);
+    comes(&mut machine, &mut memory, peer, 0, &Body::Bye);
+    let failed = |event: &Event| match event {
+        Event::RecvFailed { recv, .. } => Some(*recv),
+        _ => None,
+    };
+    let mut all: Vec<u64> = memory.events.iter().filter_map(failed).collect();
+    all.sort_unstable();
+    assert_eq!(all, [1, 2, 3]);
+    memory.events.clear();
+    machine.recv(&mut memory, 4, any_tagged, 100);
+    machine.recv(&mut memory, 5, any_tagged, 100);
+    let whole = Event::Received {
+        recv: 4,
+        peer,
+        meta: tagged,
+    };
+    let lost = Event::RecvFailed {
+        recv: 5,
+        peer,
+        meta: tagged,
+    };
+    assert_eq!(memory.events, [whole, lost]);
+    assert_eq!(machine.transmit(NOW, true, &mut Vec::new()), None);
 }
