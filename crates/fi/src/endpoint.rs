@@ -202,6 +202,10 @@ impl Host for Memory {
         }
     }
 
+    fn writing(&self, send: u64) -> bool {
+        self.sends.get(&send).is_some_and(|send| send.writes > 0)
+    }
+
     fn event(&mut self, event: Event) {
         self.events.push(event);
     }

@@ -58,6 +58,8 @@ pub struct Link {
     key: u32,
     next_seq: u32,
     pending: VecDeque<Vec<u8>>,
+    /// Packets queued so far.
+    pushed: u64,
     unacked: VecDeque<Unacked>,
     window: usize,
     /// Packets acknowledged since the window grew.
@@ -83,6 +85,7 @@ impl Link {
             key,
             next_seq: 1,
             pending: VecDeque::new(),
+            pushed: 0,
             unacked: VecDeque::new(),
             window: FIRST_WINDOW,
             grown: 0,
@@ -101,6 +104,12 @@ impl Link {
     /// Queues a packet.
     pub fn push(&mut self, packet: Vec<u8>) {
         self.pending.push_back(packet);
+        self.pushed += 1;
+    }
+
+    /// Packets queued so far.
+    pub fn pushed(&self) -> u64 {
+        self.pushed
     }
 
     /// Packets that wait for their turn.

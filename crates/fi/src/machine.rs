@@ -39,6 +39,8 @@ pub trait Host {
     fn close(&mut self, recv: u64);
     /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data.
     fn write(&mut self, send: u64, peer: PeerId, target: Target, range: Range<u64>, id: u64);
+    /// Whether any of these writes of a send is still to be done.
+    fn writing(&self, send: u64) -> bool;
     /// Something is complete.
     fn event(&mut self, event: Event);
 }
@@ -144,6 +146,8 @@ struct Outgoing {
     peer: PeerId,
     len: u64,
     target: Option<(Target, u64, u64)>,
+    /// Packets queued for the peer up to the last `Written`.
+    said: u64,
 }
 
 struct Incoming {
@@ -267,6 +271,7 @@ impl Machine {
                 peer,
                 len: meta.len,
                 target: None,
+                said: 0,
             };
             self.outgoing.insert(id, outgoing);
             self.push(peer, &Body::Request(meta, id));
@@ -474,7 +479,7 @@ impl Machine {
                 outgoing.target = Some((target, target_id, len));
                 let send = outgoing.send;
                 host.write(send, peer, target, 0..len, target_id);
-                self.push(peer, &Body::Written { target_id });
+                self.say_written(peer, id, target_id);
                 true
             }
             Body::Written { target_id } => {
@@ -494,13 +499,26 @@ impl Machine {
                     return false;
                 };
                 let send = outgoing.send;
-                if ranges.iter().any(|r| r.start >= r.end || r.end > len) {
+                // In order and apart: each byte is asked for once.
+                let mut at = 0;
+                for range in &ranges {
+                    if range.start < at || range.start >= range.end || range.end > len {
+                        return false;
+                    }
+                    at = range.end;
+                }
+                // A receiver asks after it was told that all is written, so not while that waits for its turn.
+                let link = &self.peers[peer].link;
+                if link.pushed() - (link.pending() as u64) < outgoing.said {
                     return false;
                 }
-                for range in ranges {
-                    host.write(send, peer, target, range, target_id);
+                // It asks again if what is being written does not reach it.
+                if !host.writing(send) {
+                    for range in ranges {
+                        host.write(send, peer, target, range, target_id);
+                    }
                 }
-                self.push(peer, &Body::Written { target_id });
+                self.say_written(peer, id, target_id);
                 true
             }
             Body::Done { id } => {
@@ -510,6 +528,14 @@ impl Machine {
                 }
                 known
             }
+        }
+    }
+
+    fn say_written(&mut self, peer: PeerId, id: u32, target_id: u64) {
+        self.push(peer, &Body::Written { target_id });
+        let pushed = self.peers[peer].link.pushed();
+        if let Some(outgoing) = self.outgoing.get_mut(&id) {
+            outgoing.said = pushed;
         }
     }
 

@@ -26,6 +26,10 @@ impl Host for Memory {
         self.writes.push(range);
     }
 
+    fn writing(&self, _: u64) -> bool {
+        !self.writes.is_empty()
+    }
+
     fn event(&mut self, event: Event) {
         self.events.push(event);
     }
@@ -141,4 +145,66 @@ fn receives_of_a_peer_that_closes_fail() {
     };
     assert_eq!(memory.events, [whole, lost]);
     assert_eq!(machine.transmit(NOW, true, &mut Vec::new()), None);
+}
+
+/// All that may go goes.
+fn transmit(machine: &mut Machine) {
+    let mut out = Vec::new();
+    while machine.transmit(NOW, true, &mut out).is_some() {}
+}
+
+/// A machine with a large message to a peer that has said where to write it.
+fn writing() -> (Machine, Memory, PeerId) {
+    let mut machine = Machine::new(1, 1000);
+    let mut memory = Memory::default();
+    let peer = machine.add_peer().unwrap();
+    let all = meta(100_000);
+    machine
+        .send(&mut memory, 5, peer, all, false, |_, _| {})
+        .unwrap();
+    let ready = Body::Ready {
+        id: 1,
+        target_id: 9,
+        target: Target { rkey: 1, addr: 0 },
+        len: all.len,
+    };
+    comes(&mut machine, &mut memory, peer, 1, &ready);
+    assert_eq!(memory.writes, [0..100_000]);
+    (machine, memory, peer)
+}
+
+#[test]
+fn ranges_are_not_written_twice() {
+    for (ranges, sound) in [
+        (vec![0..5, 5..9], true),
+        (vec![0..5, 4..9], false),
+        (vec![6..9, 0..5], false),
+    ] {
+        let (mut machine, mut memory, peer) = writing();
+        let lacks = Body::Lacks { id: 1, ranges };
+        transmit(&mut machine);
+        comes(&mut machine, &mut memory, peer, 2, &lacks);
+        assert_eq!(memory.events.is_empty(), sound);
+        // What is being written is not queued again, but said to be written.
+        assert_eq!(memory.writes.len(), 1);
+        memory.writes.clear();
+        transmit(&mut machine);
+        comes(&mut machine, &mut memory, peer, 3, &lacks);
+        assert_eq!(memory.writes.len(), if sound { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn a_peer_that_only_asks_is_given_up() {
+    let (mut machine, mut memory, peer) = writing();
+    transmit(&mut machine);
+    // Nothing is acknowledged: the answers fill the window and wait.
+    for seq in 2..18 {
+        assert_eq!(memory.events, []);
+        let ranges = vec![0..1];
+        let lacks = Body::Lacks { id: 1, ranges };
+        comes(&mut machine, &mut memory, peer, seq, &lacks);
+        transmit(&mut machine);
+    }
+    assert_eq!(memory.events, [Event::SendFailed(5)]);
 }
