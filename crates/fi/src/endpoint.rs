@@ -202,6 +202,10 @@ impl Host for Memory {
         }
     }
 
+    fn writing(&self, send: u64) -> bool {
+        self.sends.get(&send).is_some_and(|send| send.writes > 0)
+    }
+
     fn event(&mut self, event: Event) {
         self.events.push(event);
     }
@@ -732,6 +736,10 @@ impl Inner {
         while self.qp.outstanding() > 0 && Instant::now() < end {
             state = self.progress(state, false);
         }
+        // The engine may still drive for what comes late: the program's memory is not ours any more.
+        state.memory.writes.clear();
+        state.memory.recvs.clear();
+        state.memory.sends.clear();
         let (packets, bytes) = state.machine.repeated();
         tracing::info!(
             packets,
@@ -837,5 +845,30 @@ impl State {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.0.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_endpoint_has_no_memory_of_the_program() {
+        let setup = Setup {
+            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
+            threshold: THRESHOLD,
+            drop_per_million: 0,
+        };
+        let endpoint = Endpoint::open(&Device::open().unwrap(), &setup).unwrap();
+        let inner = Arc::clone(&endpoint.0);
+        let want = Want {
+            tagged: false,
+            tag: 0,
+            ignore: 0,
+            peer: None,
+        };
+        assert!(endpoint.recv(RawMemory::leak(vec![0; 64]), want, None, 1));
+        drop(endpoint);
+        assert!(lock(&inner.state).memory.recvs.is_empty());
     }
 }

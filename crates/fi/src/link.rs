@@ -22,8 +22,9 @@ const ACK_DELAY: Duration = Duration::from_millis(1);
 const FIRST_RTO: Duration = Duration::from_millis(100);
 const LEAST_RTO: Duration = Duration::from_millis(20);
 const MOST_RTO: Duration = Duration::from_secs(2);
-/// A peer that acknowledges nothing for so long is given up.
+/// A peer that acknowledges nothing for so long, and after so many time-outs, is given up. Both: a program may not have called for longer than that.
 const PATIENCE: Duration = Duration::from_mins(2);
+const TIMEOUTS: u32 = 8;
 
 /// Time since some instant that the caller has chosen; it never goes back.
 pub type Now = Duration;
@@ -57,6 +58,8 @@ pub struct Link {
     key: u32,
     next_seq: u32,
     pending: VecDeque<Vec<u8>>,
+    /// Packets queued so far.
+    pushed: u64,
     unacked: VecDeque<Unacked>,
     window: usize,
     /// Packets acknowledged since the window grew.
@@ -82,6 +85,7 @@ impl Link {
             key,
             next_seq: 1,
             pending: VecDeque::new(),
+            pushed: 0,
             unacked: VecDeque::new(),
             window: FIRST_WINDOW,
             grown: 0,
@@ -100,6 +104,12 @@ impl Link {
     /// Queues a packet.
     pub fn push(&mut self, packet: Vec<u8>) {
         self.pending.push_back(packet);
+        self.pushed += 1;
+    }
+
+    /// Packets queued so far.
+    pub fn pushed(&self) -> u64 {
+        self.pushed
     }
 
     /// Packets that wait for their turn.
@@ -112,10 +122,12 @@ impl Link {
         self.pending.is_empty() && self.unacked.is_empty()
     }
 
-    /// Forgets all that was to be sent.
+    /// Forgets all that was to be sent, acknowledgements too.
     pub fn clear(&mut self) {
         self.pending.clear();
         self.unacked.clear();
+        self.unsaid = 0;
+        self.say_at = None;
     }
 
     fn header(&mut self, seq: u32) -> Header {
@@ -282,7 +294,7 @@ impl Link {
         let Some(oldest) = self.unacked.front() else {
             return true;
         };
-        if now.saturating_sub(self.waiting_since) >= PATIENCE {
+        if now.saturating_sub(self.waiting_since) >= PATIENCE && self.backoff >= TIMEOUTS {
             return false;
         }
         if !oldest.lost && now.saturating_sub(oldest.sent) >= rto {

@@ -39,6 +39,8 @@ pub trait Host {
     fn close(&mut self, recv: u64);
     /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data.
     fn write(&mut self, send: u64, peer: PeerId, target: Target, range: Range<u64>, id: u64);
+    /// Whether any of these writes of a send is still to be done.
+    fn writing(&self, send: u64) -> bool;
     /// Something is complete.
     fn event(&mut self, event: Event);
 }
@@ -144,6 +146,8 @@ struct Outgoing {
     peer: PeerId,
     len: u64,
     target: Option<(Target, u64, u64)>,
+    /// Packets queued for the peer up to the last `Written`.
+    said: u64,
 }
 
 struct Incoming {
@@ -223,6 +227,9 @@ impl Machine {
     }
 
     fn push(&mut self, peer: PeerId, body: &Body<'_>) {
+        if self.peers[peer].gone {
+            return;
+        }
         self.peers[peer].link.push(wire::encode(body));
         self.stir(peer);
     }
@@ -264,6 +271,7 @@ impl Machine {
                 peer,
                 len: meta.len,
                 target: None,
+                said: 0,
             };
             self.outgoing.insert(id, outgoing);
             self.push(peer, &Body::Request(meta, id));
@@ -413,9 +421,10 @@ impl Machine {
         self.peers[peer].link.acknowledged(now, &header);
         self.stir(peer);
         if matches!(body, Body::Bye) {
-            // It has closed after it had all that it sent acknowledged. What came of it stays for receives to come.
+            // It has closed. What came of it in whole stays for receives to come, and requests, so that their receives fail.
             self.peers[peer].gone = true;
             self.peers[peer].link.clear();
+            self.fail_recvs(host, peer);
             self.fail_sends(host, peer);
             return;
         }
@@ -470,7 +479,7 @@ impl Machine {
                 outgoing.target = Some((target, target_id, len));
                 let send = outgoing.send;
                 host.write(send, peer, target, 0..len, target_id);
-                self.push(peer, &Body::Written { target_id });
+                self.say_written(peer, id, target_id);
                 true
             }
             Body::Written { target_id } => {
@@ -490,13 +499,26 @@ impl Machine {
                     return false;
                 };
                 let send = outgoing.send;
-                if ranges.iter().any(|r| r.start >= r.end || r.end > len) {
+                // In order and apart: each byte is asked for once.
+                let mut at = 0;
+                for range in &ranges {
+                    if range.start < at || range.start >= range.end || range.end > len {
+                        return false;
+                    }
+                    at = range.end;
+                }
+                // A receiver asks after it was told that all is written, so not while that waits for its turn.
+                let link = &self.peers[peer].link;
+                if link.pushed() - (link.pending() as u64) < outgoing.said {
                     return false;
                 }
-                for range in ranges {
-                    host.write(send, peer, target, range, target_id);
+                // It asks again if what is being written does not reach it.
+                if !host.writing(send) {
+                    for range in ranges {
+                        host.write(send, peer, target, range, target_id);
+                    }
                 }
-                self.push(peer, &Body::Written { target_id });
+                self.say_written(peer, id, target_id);
                 true
             }
             Body::Done { id } => {
@@ -506,6 +528,14 @@ impl Machine {
                 }
                 known
             }
+        }
+    }
+
+    fn say_written(&mut self, peer: PeerId, id: u32, target_id: u64) {
+        self.push(peer, &Body::Written { target_id });
+        let pushed = self.peers[peer].link.pushed();
+        if let Some(outgoing) = self.outgoing.get_mut(&id) {
+            outgoing.said = pushed;
         }
     }
 
@@ -707,19 +737,35 @@ impl Machine {
         let state = &mut self.peers[peer];
         state.gone = true;
         state.link.clear();
-        let sink = state.coming.take().map(|coming| (coming.meta, coming.sink));
-        if let Some((meta, Sink::Recv { recv, .. } | Sink::Late { recv, .. })) = sink {
-            host.event(Event::RecvFailed { recv, peer, meta });
-        }
-        let kept = |u: &Unexpected| {
-            u.peer != peer || !matches!(u.stored, Stored::Coming | Stored::Request(_))
-        };
-        let before = self.unexpected.len();
+        self.forget(peer, |stored| matches!(stored, Stored::Request(_)));
+        self.fail_recvs(host, peer);
+        self.fail_sends(host, peer);
+    }
+
+    /// Forgets messages of a peer that no receive has.
+    fn forget(&mut self, peer: PeerId, which: impl Fn(&Stored) -> bool) {
+        let kept = |u: &Unexpected| u.peer != peer || !which(&u.stored);
+        let before = self.unexpected.len() + self.claimed.len();
         self.unexpected.retain(kept);
-        state.stored -= before - self.unexpected.len();
-        let before = self.claimed.len();
         self.claimed.retain(|_, u| kept(u));
-        state.stored -= before - self.claimed.len();
+        let after = self.unexpected.len() + self.claimed.len();
+        self.peers[peer].stored -= before - after;
+    }
+
+    /// Fails the receives that wait for a peer that has gone.
+    fn fail_recvs(&mut self, host: &mut impl Host, peer: PeerId) {
+        let coming = self.peers[peer].coming.take();
+        if let Some(Coming { meta, sink, .. }) = coming {
+            match sink {
+                Sink::Recv { recv, .. } => host.event(Event::RecvFailed { recv, peer, meta }),
+                Sink::Late { bytes, recv, .. } => {
+                    self.peers[peer].stored_bytes -= bytes.len();
+                    host.event(Event::RecvFailed { recv, peer, meta });
+                }
+                Sink::Store(bytes) => self.peers[peer].stored_bytes -= bytes.len(),
+            }
+        }
+        self.forget(peer, |stored| matches!(stored, Stored::Coming));
         let gone: Vec<u64> = self
             .incoming
             .iter()
@@ -731,7 +777,6 @@ impl Machine {
             let (recv, meta) = (incoming.recv, incoming.meta);
             host.event(Event::RecvFailed { recv, peer, meta });
         }
-        self.fail_sends(host, peer);
         // A receive that names this peer alone waits for nothing.
         let waiting = self.posted.iter().filter(|p| p.want.peer == Some(peer));
         let waiting: Vec<u64> = waiting.map(|p| p.recv).collect();

@@ -83,6 +83,10 @@ impl Host for Memory {
         });
     }
 
+    fn writing(&self, send: u64) -> bool {
+        self.writes.iter().any(|write| write.send == send)
+    }
+
     fn event(&mut self, event: Event) {
         self.events.push(event);
     }

@@ -1,0 +1,210 @@
+//! What a machine does with peers that are silent, gone or hostile.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use weft_fi::link::Link;
+use weft_fi::machine::{Event, Host, Machine, PeerId, Want};
+use weft_fi::wire::{self, Body, Header, Meta, Target};
+
+#[derive(Default)]
+struct Memory {
+    writes: Vec<Range<u64>>,
+    events: Vec<Event>,
+}
+
+impl Host for Memory {
+    fn place(&mut self, _: u64, _: u64, _: &[u8]) {}
+
+    fn open(&mut self, _: u64, _: u64) -> Option<Target> {
+        Some(Target { rkey: 1, addr: 0 })
+    }
+
+    fn close(&mut self, _: u64) {}
+
+    fn write(&mut self, _: u64, _: PeerId, _: Target, range: Range<u64>, _: u64) {
+        self.writes.push(range);
+    }
+
+    fn writing(&self, _: u64) -> bool {
+        !self.writes.is_empty()
+    }
+
+    fn event(&mut self, event: Event) {
+        self.events.push(event);
+    }
+}
+
+const NOW: Duration = Duration::from_secs(1);
+
+/// Of any peer, or of one.
+fn want(peer: Option<PeerId>) -> Want {
+    Want {
+        tagged: false,
+        tag: 0,
+        ignore: 0,
+        peer,
+    }
+}
+
+fn meta(len: u64) -> Meta {
+    Meta {
+        len,
+        ..Meta::default()
+    }
+}
+
+/// A packet of a peer comes.
+fn comes(machine: &mut Machine, memory: &mut Memory, peer: PeerId, seq: u32, body: &Body<'_>) {
+    let mut packet = wire::encode(body);
+    wire::stamp(&mut packet, &header(seq, 1));
+    machine.packet(memory, NOW, peer, &packet);
+}
+
+fn header(seq: u32, ack: u32) -> Header {
+    Header {
+        key: 2,
+        seq,
+        ack,
+        sack: 0,
+    }
+}
+
+#[test]
+fn a_program_that_computes_for_long_keeps_its_peers() {
+    let mut link = Link::new(1);
+    let mut now = Duration::from_secs(1);
+    link.push(wire::encode(&Body::Done { id: 1 }));
+    assert!(link.transmit(now).is_some());
+    now += Duration::from_mins(3);
+    assert!(link.tick(now), "nothing was sent again yet");
+    assert!(link.transmit(now).is_some(), "sent again");
+    link.acknowledged(now, &header(0, 2));
+    assert!(link.is_idle());
+    // A peer that is silent is given up in the end.
+    link.push(wire::encode(&Body::Done { id: 2 }));
+    let (start, mut sent) = (now, 0);
+    loop {
+        sent += usize::from(link.transmit(now).is_some());
+        now += Duration::from_secs(3);
+        if !link.tick(now) {
+            break;
+        }
+        assert!(now - start < Duration::from_mins(10));
+    }
+    assert!(now - start >= Duration::from_mins(2) && sent > 8);
+}
+
+#[test]
+fn receives_of_a_peer_that_closes_fail() {
+    let mut machine = Machine::new(1, 1 << 16);
+    let mut memory = Memory::default();
+    let peer = machine.add_peer().unwrap();
+    let tagged = Meta {
+        tagged: true,
+        ..meta(2)
+    };
+    let any_tagged = Want {
+        tagged: true,
+        ..want(None)
+    };
+    // A large message that is being written, one that has begun, and a receive of this peer alone; two messages without a receive.
+    machine.recv(&mut memory, 1, want(None), 100);
+    machine.recv(&mut memory, 2, want(None), 100);
+    machine.recv(&mut memory, 3, want(Some(peer)), 100);
+    let bodies = [
+        Body::Request(meta(9), 1),
+        Body::Message(tagged, b"hi"),
+        Body::Request(tagged, 2),
+        Body::Message(meta(9), b"begun"),
+    ];
+    for (seq, body) in (1..).zip(&bodies) {
+        comes(&mut machine, &mut memory, peer, seq, body);
+    }
+    assert_eq!(memory.events, []);
+    comes(&mut machine, &mut memory, peer, 0, &Body::Bye);
+    let failed = |event: &Event| match event {
+        Event::RecvFailed { recv, .. } => Some(*recv),
+        _ => None,
+    };
+    let mut all: Vec<u64> = memory.events.iter().filter_map(failed).collect();
+    all.sort_unstable();
+    assert_eq!(all, [1, 2, 3]);
+    memory.events.clear();
+    machine.recv(&mut memory, 4, any_tagged, 100);
+    machine.recv(&mut memory, 5, any_tagged, 100);
+    let whole = Event::Received {
+        recv: 4,
+        peer,
+        meta: tagged,
+    };
+    let lost = Event::RecvFailed {
+        recv: 5,
+        peer,
+        meta: tagged,
+    };
+    assert_eq!(memory.events, [whole, lost]);
+    assert_eq!(machine.transmit(NOW, true, &mut Vec::new()), None);
+}
+
+/// All that may go goes.
+fn transmit(machine: &mut Machine) {
+    let mut out = Vec::new();
+    while machine.transmit(NOW, true, &mut out).is_some() {}
+}
+
+/// A machine with a large message to a peer that has said where to write it.
+fn writing() -> (Machine, Memory, PeerId) {
+    let mut machine = Machine::new(1, 1000);
+    let mut memory = Memory::default();
+    let peer = machine.add_peer().unwrap();
+    let all = meta(100_000);
+    machine
+        .send(&mut memory, 5, peer, all, false, |_, _| {})
+        .unwrap();
+    let ready = Body::Ready {
+        id: 1,
+        target_id: 9,
+        target: Target { rkey: 1, addr: 0 },
+        len: all.len,
+    };
+    comes(&mut machine, &mut memory, peer, 1, &ready);
+    assert_eq!(memory.writes, [0..100_000]);
+    (machine, memory, peer)
+}
+
+#[test]
+fn ranges_are_not_written_twice() {
+    for (ranges, sound) in [
+        (vec![0..5, 5..9], true),
+        (vec![0..5, 4..9], false),
+        (vec![6..9, 0..5], false),
+    ] {
+        let (mut machine, mut memory, peer) = writing();
+        let lacks = Body::Lacks { id: 1, ranges };
+        transmit(&mut machine);
+        comes(&mut machine, &mut memory, peer, 2, &lacks);
+        assert_eq!(memory.events.is_empty(), sound);
+        // What is being written is not queued again, but said to be written.
+        assert_eq!(memory.writes.len(), 1);
+        memory.writes.clear();
+        transmit(&mut machine);
+        comes(&mut machine, &mut memory, peer, 3, &lacks);
+        assert_eq!(memory.writes.len(), if sound { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn a_peer_that_only_asks_is_given_up() {
+    let (mut machine, mut memory, peer) = writing();
+    transmit(&mut machine);
+    // Nothing is acknowledged: the answers fill the window and wait.
+    for seq in 2..18 {
+        assert_eq!(memory.events, []);
+        let ranges = vec![0..1];
+        let lacks = Body::Lacks { id: 1, ranges };
+        comes(&mut machine, &mut memory, peer, seq, &lacks);
+        transmit(&mut machine);
+    }
+    assert_eq!(memory.events, [Event::SendFailed(5)]);
+}
