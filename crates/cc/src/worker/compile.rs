@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group, prlimit, waitid,
-};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use tempfile::TempDir;
 
 use super::sandbox;
@@ -122,10 +120,20 @@ impl Workshop {
         self.dir.path().join("err")
     }
 
-    fn command(&self, driver: &Path, job: &Job, language: Language) -> Result<Command, Unfit> {
+    /// `memory`, `size`: bytes that each process may allocate, and that a file may have.
+    fn command(
+        &self,
+        driver: &Path,
+        job: &Job,
+        language: Language,
+        memory: u64,
+        size: u64,
+    ) -> Result<Command, Unfit> {
         let text = |path: &Path| path.to_str().map(str::to_owned).ok_or(Unfit::Name);
-        let mut command = Command::new(driver);
-        command.args(&job.args);
+        // The limits stand before the driver begins, and it hands them on.
+        let mut command = Command::new("prlimit");
+        command.args([format!("--data={memory}"), format!("--fsize={size}")]);
+        command.arg(driver).args(&job.args);
         // The text has no more headers to read; its markers are an extension of which it would be warned; and the lines that it came from are not here.
         command.args(["-nostdinc", "-Wno-pedantic", "-fno-diagnostics-show-caret"]);
         command.arg(format!(
@@ -195,15 +203,11 @@ impl Compiler {
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Unfit> {
         let language = if job.cxx { Language::Cxx } else { Language::C };
-        let mut command = shop.command(driver, job, language)?;
+        let mut command = shop.command(driver, job, language, memory, size)?;
         let group = Arc::new(Mutex::new(None));
         let over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&over);
         let (seen, dir) = (Arc::clone(&group), shop.dir.path().to_owned());
-        let data = Rlimit {
-            current: Some(memory),
-            maximum: Some(memory),
-        };
         let mut run = move || {
             let level = sandbox::enter(&dir);
             if !level.holds(needed) {
@@ -215,16 +219,14 @@ impl Compiler {
             let mut held = lock(&seen);
             let mut child = match command.spawn() {
                 Ok(child) => child,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    return Ended::NotStarted(io::Error::other(
+                        "prlimit, a program of util-linux, is not in /usr/bin",
+                    ));
+                }
                 Err(e) => return Ended::NotStarted(e),
             };
             let pid = Some(Pid::from_child(&child));
-            // No longer file than could be delivered. The driver has not begun yet when this comes, and hands it on.
-            let most = Rlimit {
-                current: Some(size),
-                maximum: Some(size),
-            };
-            let _ = prlimit(pid, Resource::Fsize, most);
-            let _ = prlimit(pid, Resource::Data, data);
             *held = pid;
             drop(held);
             if let Some(pid) = pid {
