@@ -1,5 +1,8 @@
 //! What a machine does with peers that are silent, gone or hostile.
-#![expect(clippy::single_range_in_vec_init, reason = "a list of ranges that has one")]
+#![expect(
+    clippy::single_range_in_vec_init,
+    reason = "a list of ranges that has one"
+)]
 
 use std::ops::Range;
 use std::time::Duration;
