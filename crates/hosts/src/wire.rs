@@ -5,7 +5,8 @@
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::net::SocketAddr;
-use weft_run::hosts::{BEGINNING, ENOUGH, Registration, get_addr, put_addr};
+use weft_run::addr::{get_addr, put_addr};
+use weft_run::hosts::{BEGINNING, ENOUGH, Registration};
 
 const MAGIC: [u8; 8] = *b"weftrunH";
 const VERSION: u16 = 1;

@@ -7,13 +7,14 @@
 //! bell. Formats and checks are in `docs/spec/run.md`.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use weft_sys::unix::{self, Name};
 use weft_sys::{diag, process};
 
-use crate::meet::Why;
+use crate::addr::{get_addr, put_addr};
+use crate::meet::{Why, same_user};
 
 const OFFER_MAGIC: [u8; 8] = *b"weftudp1";
 const ANSWER_MAGIC: [u8; 8] = *b"weftudpA";
@@ -169,30 +170,6 @@ pub fn dial(cookie: u64) -> Result<Option<OwnedFd>, Why> {
     Ok(Some(wire))
 }
 
-fn same_user(wire: impl AsFd) -> Result<(), Why> {
-    let cred = unix::peer_cred(wire).map_err(|_| Why::System)?;
-    if cred.is_same_user() {
-        Ok(())
-    } else {
-        Err(Why::OtherUser)
-    }
-}
-
-fn put_addr(bytes: &mut [u8], addr: SocketAddr) {
-    let ip = match addr.ip() {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    };
-    bytes[..16].copy_from_slice(&ip.octets());
-    bytes[16..18].copy_from_slice(&addr.port().to_be_bytes());
-}
-
-fn get_addr(bytes: &[u8]) -> SocketAddr {
-    let ip: [u8; 16] = std::array::from_fn(|i| bytes[i]);
-    let port = u16::from_be_bytes([bytes[16], bytes[17]]);
-    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(ip)).to_canonical(), port)
-}
-
 fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
@@ -212,8 +189,8 @@ pub fn offer(
     bytes[..8].copy_from_slice(&OFFER_MAGIC);
     bytes[8..16].copy_from_slice(&own.to_ne_bytes());
     bytes[16..24].copy_from_slice(&peer.to_ne_bytes());
-    put_addr(&mut bytes[24..], route.from);
-    put_addr(&mut bytes[42..], route.to);
+    bytes[24..42].copy_from_slice(&put_addr(route.from));
+    bytes[42..60].copy_from_slice(&put_addr(route.to));
     unix::send_with_fds(wire, &bytes, &[segment]).map_err(|_| Why::System)
 }
 
@@ -251,8 +228,8 @@ pub fn take(listener: impl AsFd, own: u64) -> Result<Option<Offer>, Why> {
     }
     let peer = number(&bytes, 8);
     let route = Route {
-        from: get_addr(&bytes[24..42]),
-        to: get_addr(&bytes[42..60]),
+        from: get_addr(&std::array::from_fn(|i| bytes[24 + i])),
+        to: get_addr(&std::array::from_fn(|i| bytes[42 + i])),
     };
     let back = Route {
         from: route.to,

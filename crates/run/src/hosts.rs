@@ -6,12 +6,12 @@
 //! responder. Nobody waits for anybody.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use weft_sys::process;
 use weft_sys::unix::{self, Name};
 
+use crate::addr::{ADDR, get_addr, put_addr};
 use crate::ledger::Carrier;
 use crate::meet::{Ends, Why};
 
@@ -26,7 +26,6 @@ pub const ENOUGH: usize = 16;
 
 const MAGIC: [u8; 8] = *b"weftrnH1";
 const LINK: [u8; 8] = *b"weftlnk1";
-const ADDR: usize = 18;
 const REGISTER: usize = 8 + 4 + 2 * ADDR + 2 * BEGINNING;
 
 /// The first bytes of a direction.
@@ -90,25 +89,6 @@ pub struct Registration {
     pub sent: Beginning,
     /// The first bytes that it has received.
     pub received: Beginning,
-}
-
-/// An address as it stands in messages: IPv6 (IPv4 as mapped), then the port, big-endian.
-pub fn put_addr(addr: SocketAddr) -> [u8; ADDR] {
-    let ip = match addr.ip() {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
-    };
-    let mut bytes = [0; ADDR];
-    bytes[..16].copy_from_slice(&ip.octets());
-    bytes[16..].copy_from_slice(&addr.port().to_be_bytes());
-    bytes
-}
-
-/// See [`put_addr`].
-pub fn get_addr(bytes: &[u8; ADDR]) -> SocketAddr {
-    let ip: [u8; 16] = std::array::from_fn(|i| bytes[i]);
-    let port = u16::from_be_bytes([bytes[16], bytes[17]]);
-    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(ip)).to_canonical(), port)
 }
 
 impl Registration {

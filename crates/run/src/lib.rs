@@ -3,6 +3,7 @@
 //! ([`pace`]), and what a process says of its connections ([`ledger`]). The formats are in `docs/spec/run.md`.
 #![forbid(unsafe_code)]
 
+pub mod addr;
 pub mod dgram;
 pub mod hosts;
 pub mod ledger;

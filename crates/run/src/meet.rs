@@ -229,7 +229,7 @@ pub fn dial(ends: &Ends) -> Result<Option<OwnedFd>, Why> {
     Ok(Some(wire))
 }
 
-fn same_user(wire: &OwnedFd) -> Result<(), Why> {
+pub(crate) fn same_user(wire: impl AsFd) -> Result<(), Why> {
     let cred = unix::peer_cred(wire).map_err(|_| Why::System)?;
     if cred.is_same_user() {
         Ok(())
