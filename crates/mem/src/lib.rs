@@ -43,6 +43,7 @@
 mod copy;
 mod domain;
 mod export;
+mod keys;
 mod list;
 mod peer;
 pub mod protect;
@@ -53,6 +54,7 @@ mod table;
 
 pub use copy::{load as racing_load, store as racing_store};
 pub use domain::{Domain, PEER_LIMIT, Place, Reader};
+pub use keys::{KeyGuard, KeyLock, KeySpan, Keys};
 pub use list::{Piece, RecvList, SendList};
 pub use peer::{LastWindow, Peer, Process, Target};
 pub use raw::RawMemory;

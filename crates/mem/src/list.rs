@@ -7,7 +7,7 @@
 //! and the rest of the memory is touched by system calls and racing copies only. The raw pointers
 //! make the lists neither `Send` nor `Sync`, which nobody needs.
 
-use crate::{Place, Span, copy};
+use crate::{KeySpan, Place, Span, copy};
 use libc::iovec;
 use smallvec::SmallVec;
 use std::io;
@@ -21,10 +21,18 @@ const INLINE: usize = 64;
 #[derive(Default)]
 pub struct SendList<'a> {
     iov: SmallVec<[iovec; INLINE]>,
-    /// For each entry the span that it is part of, if it is: such bytes are not to be read by a plain copy.
-    spans: SmallVec<[Option<&'a Span>; INLINE]>,
+    /// Whose bytes each entry has.
+    origins: SmallVec<[Origin<'a>; INLINE]>,
     bytes: usize,
     _borrow: PhantomData<&'a [u8]>,
+}
+
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    Plain,
+    /// Registered memory, which is not to be read by a plain copy.
+    Span(&'a Span),
+    Key,
 }
 
 /// One entry of a [`SendList`].
@@ -42,7 +50,7 @@ impl<'a> SendList<'a> {
     pub fn new() -> Self {
         SendList {
             iov: SmallVec::new(),
-            spans: SmallVec::new(),
+            origins: SmallVec::new(),
             bytes: 0,
             _borrow: PhantomData,
         }
@@ -52,17 +60,17 @@ impl<'a> SendList<'a> {
     pub fn with_capacity(n: usize) -> Self {
         SendList {
             iov: SmallVec::with_capacity(n),
-            spans: SmallVec::with_capacity(n),
+            origins: SmallVec::with_capacity(n),
             bytes: 0,
             _borrow: PhantomData,
         }
     }
 
     #[inline]
-    fn push(&mut self, base: *const u8, len: usize, span: Option<&'a Span>) {
+    fn push(&mut self, base: *const u8, len: usize, origin: Origin<'a>) {
         if len != 0 {
             self.bytes += len;
-            self.spans.push(span);
+            self.origins.push(origin);
             self.iov.push(iovec {
                 iov_base: base.cast_mut().cast(),
                 iov_len: len,
@@ -73,13 +81,19 @@ impl<'a> SendList<'a> {
     /// Appends plain bytes.
     #[inline]
     pub fn push_bytes(&mut self, bytes: &'a [u8]) {
-        self.push(bytes.as_ptr(), bytes.len(), None);
+        self.push(bytes.as_ptr(), bytes.len(), Origin::Plain);
     }
 
     /// Appends `len` bytes of a span from `off`; panics when they are not inside it.
     #[inline]
     pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
-        self.push(span.range(off, len), len, Some(span));
+        self.push(span.range(off, len), len, Origin::Span(span));
+    }
+
+    /// Appends a range of a hold, which is no [`Place`] for peers.
+    #[inline]
+    pub fn push_key(&mut self, span: &'a KeySpan<'a>) {
+        self.push(span.start(), span.len(), Origin::Key);
     }
 
     /// Bytes in the list.
@@ -96,10 +110,17 @@ impl<'a> SendList<'a> {
 
     /// The entries in order, and where they are for a peer of this host.
     pub fn pieces(&self) -> impl Iterator<Item = Piece> {
-        self.iov.iter().zip(&self.spans).map(|(v, span)| Piece {
-            place: span.map(|s| s.place_of(v.iov_base.cast())),
+        self.iov.iter().zip(&self.origins).map(|(v, origin)| Piece {
+            place: match origin {
+                Origin::Span(span) => Some(span.place_of(v.iov_base.cast())),
+                Origin::Plain | Origin::Key => None,
+            },
             len: v.iov_len,
         })
+    }
+
+    fn is_registered(&self, entry: usize) -> bool {
+        !matches!(self.origins[entry], Origin::Plain)
     }
 
     /// The memory of `n` bytes from byte `skip` on, or of what there is of them.
@@ -133,7 +154,7 @@ impl<'a> SendList<'a> {
             let to = out.as_mut_ptr().add(start);
             let copied = for_range(&self.iov, skip, total, |i, from, done, now| {
                 let to = to.add(done);
-                if self.spans[i].is_some() {
+                if self.is_registered(i) {
                     copy::load(to, from, now);
                 } else {
                     to.copy_from_nonoverlapping(from, now);
@@ -155,7 +176,7 @@ impl<'a> SendList<'a> {
         unsafe {
             for_range(&self.iov, skip, n, |i, from, done, now| {
                 let to = to.add(done);
-                if self.spans[i].is_some() {
+                if self.is_registered(i) {
                     copy::relay(to, from, now);
                 } else {
                     copy::store(to, from, now);
@@ -249,6 +270,12 @@ impl<'a> RecvList<'a> {
     #[inline]
     pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
         self.push(span.range(off, len), len);
+    }
+
+    /// Appends a range of a hold.
+    #[inline]
+    pub fn push_key(&mut self, span: &'a KeySpan<'a>) {
+        self.push(span.start(), span.len());
     }
 
     /// Room in the list, in bytes.

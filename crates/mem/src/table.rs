@@ -10,6 +10,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
+use weft_lock::Generation;
 
 /// One for each value of an `STag`'s top 4 bits.
 const SHARDS: usize = 16;
@@ -31,6 +32,8 @@ const NAP: Duration = Duration::from_micros(100);
 pub struct Table(Arc<Inner>);
 
 struct Inner {
+    /// Ends whenever a region is taken out: see [`crate::Keys`].
+    generation: Generation,
     shards: [RwLock<Shard>; SHARDS],
     entries: AtomicUsize,
     max: usize,
@@ -271,6 +274,7 @@ impl Table {
     /// 2^23).
     pub fn new(max_regions: usize) -> Table {
         Table(Arc::new(Inner {
+            generation: Generation::default(),
             shards: std::array::from_fn(|_| RwLock::default()),
             entries: AtomicUsize::new(0),
             max: max_regions.min(MAX_ENTRIES),
@@ -444,7 +448,9 @@ impl Table {
             _ => false,
         };
         if here {
-            self.0.remove(region.stag)?.1
+            let domain = self.0.remove(region.stag)?.1;
+            self.0.generation.end(region.stag);
+            domain
         } else {
             self.0.shown(region.pd)
         }
@@ -501,6 +507,19 @@ impl Table {
         match self.0.read(stag).get(&index(stag)) {
             Some(Entry::Region(r)) => region_span(r, pd, stag, addr, len, need),
             _ => Err(MemError::InvalidStag),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn generation(&self) -> &Generation {
+        &self.0.generation
+    }
+
+    /// Calls `f` with a region that cannot leave the table meanwhile.
+    pub(crate) fn with_region<R>(&self, stag: u32, f: impl FnOnce(&Registered) -> R) -> Option<R> {
+        match self.0.read(stag).get(&index(stag)) {
+            Some(Entry::Region(r)) if r.stag == stag => Some(f(r)),
+            _ => None,
         }
     }
 
@@ -883,6 +902,6 @@ mod tests {
             size_of::<Inner>()
         );
         assert!(region < 200, "{region} bytes a region");
-        assert!(size_of::<Inner>() <= 1024, "{} bytes", size_of::<Inner>());
+        assert!(size_of::<Inner>() <= 1152, "{} bytes", size_of::<Inner>());
     }
 }

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
+use weft_lock::Brief;
 use weft_sys::{EventFd, Interest, poll_fds};
 
 use crate::device::{Counted, Device, DeviceInner};
@@ -71,7 +72,7 @@ impl Notify {
 pub(crate) struct CqInner {
     num: u32,
     device: Arc<DeviceInner>,
-    ring: Mutex<Ring>,
+    ring: Brief<Ring>,
     len: AtomicUsize,
     /// Counts the polls that took something.
     pub(crate) taken: AtomicU32,
@@ -165,7 +166,7 @@ impl Cq {
         Cq(Arc::new(CqInner {
             num,
             device: Arc::clone(device),
-            ring: Mutex::new(Ring {
+            ring: Brief::new(Ring {
                 entries: VecDeque::new(),
                 depth: depth as usize,
                 overrun: false,
@@ -198,7 +199,7 @@ impl Cq {
 
     /// Completions that it has room for.
     pub fn depth(&self) -> u32 {
-        lock(&self.0.ring).depth as u32
+        self.0.ring.lock().depth as u32
     }
 
     /// Change how many completions it has room for.
@@ -207,7 +208,7 @@ impl Cq {
     /// [`Error::Invalid`] for 0, and when more completions than that are in it; [`Error::Limit`].
     pub fn resize(&self, depth: u32) -> Result<(), Error> {
         check_depth(depth, &self.0.device)?;
-        let mut ring = lock(&self.0.ring);
+        let mut ring = self.0.ring.lock();
         if ring.entries.len() > depth as usize {
             return Err(Error::Invalid(
                 "more completions are in the completion queue than it would have room for",
@@ -413,7 +414,7 @@ impl Cq {
 
     /// Take out what the queue pair of this number has left here: nobody wants to hear of it any more.
     pub fn forget(&self, qp_num: u32) {
-        let mut ring = lock(&self.0.ring);
+        let mut ring = self.0.ring.lock();
         ring.entries.retain(|wc| wc.qp_num != qp_num);
         self.0.count(&ring);
     }
@@ -452,7 +453,7 @@ impl CqInner {
     /// Whoever adds a completion after this sees what this thread has said before it (`waiters`, `armed`); what was added before this is
     /// seen by this thread. Says whether there is something.
     fn settle(&self) -> bool {
-        let ring = lock(&self.ring);
+        let ring = self.ring.lock();
         !ring.entries.is_empty() || ring.overrun
     }
 
@@ -460,7 +461,7 @@ impl CqInner {
         if self.len.load(Ordering::Acquire) == 0 {
             return Ok(0);
         }
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         let n = out.len().min(ring.entries.len());
         for (slot, wc) in out.iter_mut().zip(ring.entries.drain(..n)) {
             *slot = wc;
@@ -500,7 +501,7 @@ impl CqInner {
             return true;
         }
         let fits = {
-            let mut ring = lock(&self.ring);
+            let mut ring = self.ring.lock();
             let room = ring.depth.saturating_sub(ring.entries.len());
             let fits = room >= wcs.len() && !ring.overrun;
             if !ring.overrun {

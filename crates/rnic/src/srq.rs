@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use weft_lock::Brief;
+
 use crate::device::{Counted, Pd, PdInner};
 use crate::lock::lock;
 use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
 
 /// Posted receives, oldest first.
 pub(crate) struct RecvQueue {
-    posted: Mutex<Posted>,
+    posted: Brief<Posted>,
     max_sge: u32,
 }
 
@@ -22,7 +24,7 @@ struct Posted {
 impl RecvQueue {
     pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
         RecvQueue {
-            posted: Mutex::new(Posted {
+            posted: Brief::new(Posted {
                 queue: VecDeque::new(),
                 max_wr,
             }),
@@ -31,7 +33,7 @@ impl RecvQueue {
     }
 
     pub(crate) fn post(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
-        let Posted { queue, max_wr } = &mut *lock(&self.posted);
+        let Posted { queue, max_wr } = &mut *self.posted.lock();
         for (index, wr) in wrs.iter().enumerate() {
             let refuse = |reason| Err(PostError { index, reason });
             if queue.len() >= *max_wr as usize {
@@ -58,7 +60,7 @@ impl RecvQueue {
         &self,
         suits: impl FnOnce(&RecvWr) -> bool,
     ) -> Result<(RecvWr, usize), Lack> {
-        let queue = &mut lock(&self.posted).queue;
+        let queue = &mut self.posted.lock().queue;
         match queue.pop_front() {
             None => Err(Lack::Empty),
             Some(wr) if suits(&wr) => Ok((wr, queue.len())),
@@ -70,16 +72,16 @@ impl RecvQueue {
     }
 
     fn is_empty(&self) -> bool {
-        lock(&self.posted).queue.is_empty()
+        self.posted.lock().queue.is_empty()
     }
 
     /// This one was taken, and not used.
     pub(crate) fn put_back(&self, wr: RecvWr) {
-        lock(&self.posted).queue.push_front(wr);
+        self.posted.lock().queue.push_front(wr);
     }
 
     pub(crate) fn drain(&self) -> VecDeque<RecvWr> {
-        std::mem::take(&mut lock(&self.posted).queue)
+        std::mem::take(&mut self.posted.lock().queue)
     }
 }
 
@@ -221,7 +223,7 @@ impl Srq {
         if max_wr > self.0.pd.device.limits.max_wr {
             return Err(Error::Limit("work requests of a shared receive queue"));
         }
-        let mut posted = lock(&self.0.queue.posted);
+        let mut posted = self.0.queue.posted.lock();
         if posted.queue.len() > max_wr as usize {
             return Err(Error::Invalid(
                 "more receives are posted than the shared receive queue would take",
@@ -233,7 +235,7 @@ impl Srq {
 
     /// Requests that it takes.
     pub fn max_wr(&self) -> u32 {
-        lock(&self.0.queue.posted).max_wr
+        self.0.queue.posted.lock().max_wr
     }
 
     /// Elements of one request.

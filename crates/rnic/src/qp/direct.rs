@@ -12,11 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, LastWindow, Peer, RecvList, SendList, Span, Target};
+use weft_mem::{Access, KeySpan, Keys, LastWindow, Peer, RecvList, SendList, Target};
 use weft_proto::rdmap::WRITTEN;
 
 use super::confirm::Confirming;
-use super::rx::scatter;
 use super::{Core, EndReason, QpInner, Slot};
 use crate::transport::Link;
 use crate::transport::local::{LocalLink, PROCESS_MIN, TOUCH_MAX};
@@ -58,6 +57,7 @@ impl QpInner {
                 tx,
                 ledger,
                 confirming,
+                keys,
                 ..
             } = core
             else {
@@ -77,7 +77,7 @@ impl QpInner {
                 local.come_back();
                 return moved;
             }
-            match self.one_sided(&slot.wr, local, &mut tx.window) {
+            match self.one_sided(&slot.wr, local, keys, &mut tx.window) {
                 Outcome::NotDirect => return moved,
                 Outcome::Done => stream.done_directly(),
                 Outcome::DataDone => stream.written_directly(),
@@ -97,28 +97,37 @@ impl QpInner {
         &self,
         wr: &SendWr,
         local: &LocalLink,
+        keys: &Keys,
         window: &mut LastWindow,
     ) -> Outcome {
         match wr.op {
             SendOp::Write { remote } => {
-                self.write_directly(wr, remote, local, window, Outcome::Done)
+                self.write_directly(wr, remote, local, keys, window, Outcome::Done)
             }
             SendOp::WriteImm { remote, .. } => {
-                self.write_directly(wr, remote, local, window, Outcome::DataDone)
+                self.write_directly(wr, remote, local, keys, window, Outcome::DataDone)
             }
-            SendOp::Read { remote } => self.read_directly(wr, remote, local),
+            SendOp::Read { remote } => self.read_directly(wr, remote, local, keys),
             SendOp::FetchAdd { remote, .. }
             | SendOp::CompareSwap { remote, .. }
-            | SendOp::Swap { remote, .. } => self.atomic_directly(wr, remote, local),
+            | SendOp::Swap { remote, .. } => self.atomic_directly(wr, remote, local, keys),
             _ => Outcome::NotDirect,
         }
     }
 
-    pub(super) fn spans_of(&self, wr: &SendWr, need: Access) -> Option<SmallVec<[Span; 2]>> {
+    pub(super) fn spans_of<'a>(
+        &self,
+        keys: &'a Keys,
+        wr: &SendWr,
+        need: Access,
+    ) -> Option<SmallVec<[KeySpan<'a>; 2]>> {
         // By hand: collecting costs as much as the look-up.
         let mut spans = SmallVec::new();
         for sge in wr.sges.iter().filter(|sge| sge.len > 0) {
-            spans.push(self.local_span(*sge, need).ok()?);
+            spans.push(
+                keys.local(self.pd.id, sge.lkey, sge.addr, sge.len, need)
+                    .ok()?,
+            );
         }
         Some(spans)
     }
@@ -128,10 +137,11 @@ impl QpInner {
         wr: &SendWr,
         remote: RemoteAddr,
         local: &LocalLink,
+        keys: &Keys,
         window: &mut LastWindow,
         done: Outcome,
     ) -> Outcome {
-        let Some(spans) = self.spans_of(wr, Access::empty()) else {
+        let Some(spans) = self.spans_of(keys, wr, Access::empty()) else {
             return Outcome::NotDirect;
         };
         let mut list = SendList::new();
@@ -139,7 +149,7 @@ impl QpInner {
             list.push_bytes(data);
         }
         for span in &spans {
-            list.push_span(span, 0, span.len());
+            list.push_key(span);
         }
         let len = list.len_bytes() as u32;
         if matches!(done, Outcome::DataDone) && len >= WRITTEN {
@@ -166,13 +176,19 @@ impl QpInner {
         self.alone_since.swap(taken, Ordering::Relaxed) != taken
     }
 
-    fn read_directly(&self, wr: &SendWr, remote: RemoteAddr, local: &LocalLink) -> Outcome {
-        let Some(spans) = self.spans_of(wr, Access::LOCAL_WRITE) else {
+    fn read_directly(
+        &self,
+        wr: &SendWr,
+        remote: RemoteAddr,
+        local: &LocalLink,
+        keys: &Keys,
+    ) -> Outcome {
+        let Some(spans) = self.spans_of(keys, wr, Access::LOCAL_WRITE) else {
             return Outcome::NotDirect;
         };
         let mut list = RecvList::new();
         for span in &spans {
-            list.push_span(span, 0, span.len());
+            list.push_key(span);
         }
         let len = list.len_bytes() as u32;
         let need = Access::REMOTE_READ;
@@ -182,11 +198,17 @@ impl QpInner {
         outcome(copied, Outcome::Done)
     }
 
-    fn atomic_directly(&self, wr: &SendWr, remote: RemoteAddr, local: &LocalLink) -> Outcome {
+    fn atomic_directly(
+        &self,
+        wr: &SendWr,
+        remote: RemoteAddr,
+        local: &LocalLink,
+        keys: &Keys,
+    ) -> Outcome {
         if !remote.addr.is_multiple_of(8) {
             return Outcome::NotDirect;
         }
-        let Some(spans) = self.spans_of(wr, Access::LOCAL_WRITE) else {
+        let Some(spans) = self.spans_of(keys, wr, Access::LOCAL_WRITE) else {
             return Outcome::NotDirect;
         };
         let original = local.touch(
@@ -206,7 +228,13 @@ impl QpInner {
         let Some(Some(original)) = original else {
             return Outcome::NotDirect;
         };
-        scatter(&spans, &original.to_ne_bytes());
+        let original = original.to_ne_bytes();
+        let mut rest = &original[..];
+        for span in &spans {
+            let (now, later) = rest.split_at(span.len().min(rest.len()));
+            span.copy_in(now);
+            rest = later;
+        }
         Outcome::Done
     }
 }
@@ -315,7 +343,7 @@ mod tests {
         let to = far_pd.alloc_mr(LEN as usize, access).unwrap();
         pretend_engine();
         let connected = near.0.connected.get().unwrap();
-        let core = lock(&near.0.core);
+        let core = near.0.core.lock();
         near.0.hold(core, |core| {
             let before = core.ledger.one_sided;
             lock(&near.0.inbox)

@@ -14,7 +14,7 @@ use super::rnr::Held;
 use super::tx::note_transmitted;
 use super::{CallOff, Core, EndHook, QpInner, RecvSource, Slot};
 use crate::engine::guarded;
-use crate::lock::{lock, try_lock};
+use crate::lock::lock;
 use crate::timer;
 use crate::transport::Link;
 use crate::types::{AsyncEvent, QpState, WcStatus};
@@ -155,7 +155,10 @@ impl QpInner {
         let qp = Arc::clone(self);
         timer::after(self.engine(), LOOK, move || {
             qp.drive(false);
-            let told = try_lock(&qp.core).is_some_and(|core| core.withheld.is_none());
+            let told = qp
+                .core
+                .try_lock()
+                .is_some_and(|core| core.withheld.is_none());
             (!told).then_some(LOOK)
         });
     }

@@ -8,13 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use weft_mem::{Access, SendList};
+use weft_mem::{Access, Keys, SendList};
 use weft_proto::rdmap::{Fault, MAX_HEADER};
 
 use super::direct::Outcome;
 use super::frame::Frame;
 use super::{Core, QpInner, Stream};
-use crate::lock::try_lock;
 use crate::transport::local::{LocalLink, REF_MAPPED};
 use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
 
@@ -34,7 +33,7 @@ impl QpInner {
         if self.state() != QpState::Rts || self.sq_used.load(Ordering::SeqCst) > 0 {
             return 0;
         }
-        let Some(core) = try_lock(&self.core) else {
+        let Some(core) = self.core.try_lock() else {
             return 0;
         };
         let done = self.hold(core, |core| self.carry_out(core, local, wrs));
@@ -50,6 +49,7 @@ impl QpInner {
             tx,
             ledger,
             silent,
+            keys,
             ..
         } = core
         else {
@@ -74,11 +74,11 @@ impl QpInner {
                 if len == 0 || !tx.may_overtake(local) {
                     return Outcome::NotDirect;
                 }
-                self.one_sided(wr, local, &mut tx.window)
+                self.one_sided(wr, local, keys, &mut tx.window)
             };
             let carried = match wr.op {
                 SendOp::Send if (len as usize) < REF_MAPPED && !self.remote_completion => {
-                    self.send_frame(stream, tx, local, wr, len)
+                    self.send_frame(stream, tx, keys, local, wr, len)
                 }
                 SendOp::WriteImm { imm, .. } if !self.remote_completion => {
                     // Room for the immediate data first: the write cannot be taken back.
@@ -142,6 +142,7 @@ impl QpInner {
         &self,
         stream: &mut Stream,
         tx: &mut super::Tx,
+        keys: &Keys,
         local: &LocalLink,
         wr: &SendWr,
         len: u32,
@@ -158,15 +159,14 @@ impl QpInner {
                 // The payload behind room for the header, which is known only once it is certain that there is one.
                 small.resize(MAX_HEADER + 4, 0);
                 for sge in wr.sges.iter().filter(|sge| sge.len > 0) {
-                    let table = &self.device.table;
-                    let got = table.copy_local_out(self.pd.id, sge.lkey, sge.addr, sge.len, small);
-                    if got.is_err() {
-                        return false;
+                    match keys.local(self.pd.id, sge.lkey, sge.addr, sge.len, Access::empty()) {
+                        Ok(span) => span.append_to(small),
+                        Err(_) => return false,
                     }
                 }
                 SmallVec::new()
             }
-            None => match self.spans_of(wr, Access::empty()) {
+            None => match self.spans_of(keys, wr, Access::empty()) {
                 Some(spans) => spans,
                 None => return false,
             },
@@ -187,7 +187,7 @@ impl QpInner {
         } else {
             list.push_bytes(&frame[..4 + n]);
             for span in &spans {
-                list.push_span(span, 0, span.len());
+                list.push_key(span);
             }
         }
         let sent = local.push_frame(&list);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use weft_mem::Access;
+use weft_mem::{Access, KeyLock, Keys};
 use weft_sys::diag::tcp_peer_uid;
 use weft_tls::{TlsError, TlsInfo};
 
@@ -200,7 +200,8 @@ impl Qp {
             drive_seq: AtomicU32::new(0),
             seen_seq: AtomicU32::new(0),
             waiters: AtomicU32::new(0),
-            core: Mutex::new(Core {
+            core: KeyLock::new(Core {
+                keys: Keys::new(&device.table),
                 stream: None,
                 confirming: None,
                 silent: 0,

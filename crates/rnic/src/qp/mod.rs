@@ -30,11 +30,11 @@ mod tx;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use weft_mem::{Access, PdId};
+use weft_mem::{Access, KeyGuard, KeyLock, Keys, PdId};
 use weft_proto::mpa::{Params, Rtr};
 use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState};
 use weft_sys::{Event, Interest};
@@ -43,7 +43,7 @@ use weft_wire::mpa::MAX_MARKED_ULPDU;
 use crate::cq::{CqInner, Glance, Poller};
 use crate::device::{DeviceInner, PdInner};
 use crate::engine::{Drive, Engine, Lease, Next, Registration, Source, guarded, on_engine};
-use crate::lock::{lock, try_lock};
+use crate::lock::lock;
 use crate::report::Connection;
 use crate::srq::{RecvQueue, SrqInner};
 use crate::transport::Link;
@@ -95,6 +95,8 @@ pub(crate) enum RecvSource {
 
 /// What a lock holder may touch.
 struct Core {
+    /// Regions of our own that requests have named lately.
+    keys: Keys,
     stream: Option<Box<Stream>>,
     /// Sends and Writes are complete when the peer has them.
     confirming: Option<Confirming>,
@@ -121,6 +123,12 @@ struct Core {
     linger_mark: u64,
     /// The end of all patience, once it has ended.
     give_up: Option<Instant>,
+}
+
+impl AsMut<Keys> for Core {
+    fn as_mut(&mut self) -> &mut Keys {
+        &mut self.keys
+    }
 }
 
 /// Completions made under the lock, delivered in batches.
@@ -205,7 +213,7 @@ pub(crate) struct QpInner {
     drive_seq: AtomicU32,
     seen_seq: AtomicU32,
     waiters: AtomicU32,
-    core: Mutex<Core>,
+    core: KeyLock<Core>,
     on_end: Mutex<Option<EndHook>>,
     /// What is to connect it.
     dial: Mutex<Option<Weak<dyn CallOff>>>,
@@ -280,7 +288,7 @@ impl QpInner {
         };
         let mpa = |on: bool| on && !shared;
         {
-            let mut core = lock(&self.core);
+            let mut core = self.core.lock();
             if self.state() != QpState::Init || core.stream.is_some() {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
@@ -459,10 +467,11 @@ impl QpInner {
         let mut moved = false;
         let mut receive = receive;
         loop {
-            let core = try_lock(&self.core).or_else(|| {
+            let core = self.core.try_lock().or_else(|| {
                 // The holder looks at this after letting go; it may have let go just before.
-                self.pending.store(true, Ordering::SeqCst);
-                try_lock(&self.core)
+                self.pending.store(true, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                self.core.try_lock()
             });
             let Some(core) = core else {
                 return if moved { Drive::Moved } else { Drive::Busy };
@@ -502,7 +511,7 @@ impl QpInner {
     }
 
     /// Do something under the lock, let go, and tell those who have to know what came of it.
-    fn hold<R>(&self, mut core: MutexGuard<'_, Core>, f: impl FnOnce(&mut Core) -> R) -> R {
+    fn hold<R>(&self, mut core: KeyGuard<'_, Core>, f: impl FnOnce(&mut Core) -> R) -> R {
         let told_before = core.told_end().is_some();
         let out = f(&mut core);
         let ended = core.told_end().filter(|_| !told_before);
@@ -519,6 +528,8 @@ impl QpInner {
         }
         self.note_still(&core);
         drop(core);
+        // Who does not get the lock says that work is pending, and tries once more: either that succeeds, or we see `pending` from here on.
+        fence(Ordering::SeqCst);
         if blocked && !was_blocked {
             self.watch_for_room();
         }
@@ -539,7 +550,7 @@ impl QpInner {
 
     /// Hold the lock for something else than progress, and then make the progress that others left to the holder.
     fn with_core<R>(self: &Arc<Self>, f: impl FnOnce(&mut Core) -> R) -> R {
-        let out = self.hold(lock(&self.core), f);
+        let out = self.hold(self.core.lock(), f);
         if self.pending.load(Ordering::SeqCst) {
             self.drive(true);
         }

@@ -564,10 +564,11 @@ impl QpInner {
             core.rx.recv.as_ref().map(|wr| wr.sges.as_slice()),
         ) {
             // The common case, without keeping the region: one piece into one buffer.
-            let table = &self.device.table;
-            table
-                .copy_local_in(self.recv_pd, sge.lkey, sge.addr, &payload[..here])
-                .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?;
+            let need = Access::LOCAL_WRITE;
+            core.keys
+                .local(self.recv_pd, sge.lkey, sge.addr, here as u32, need)
+                .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?
+                .copy_in(&payload[..here]);
             core.ledger.rx_copied += here as u64;
         } else if len > 0 {
             let spans = self.spans(core, target, len)?;

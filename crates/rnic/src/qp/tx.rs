@@ -23,7 +23,6 @@ use super::direct::Barrier;
 use super::frame::Frame;
 use super::{Core, QpInner, Slot};
 use crate::engine::on_engine;
-use crate::lock::try_lock;
 use crate::pool::Pool;
 use crate::timer;
 use crate::transport::Link;
@@ -624,7 +623,10 @@ impl QpInner {
         timer::after(self.engine(), LOOK, move || {
             let qp = qp.upgrade()?;
             qp.drive(false);
-            let waits = try_lock(&qp.core).is_none_or(|core| core.tx.settling.is_some());
+            let waits = qp
+                .core
+                .try_lock()
+                .is_none_or(|core| core.tx.settling.is_some());
             waits.then_some(LOOK)
         });
     }

@@ -1,0 +1,110 @@
+//! The word of a lock: how many holds have begun and ended. Odd: it is held.
+
+use std::time::Duration;
+
+use crate::sync::{AtomicU64, Ordering, in_order};
+
+/// Looks at a held lock before the thread gives up its turn of the processor.
+const SPINS: u32 = 128;
+/// Turns given up before it sleeps.
+const YIELDS: u32 = 32;
+/// A sleep: the holder is in a long system call, or has lost the processor to another program.
+const NAP: Duration = Duration::from_micros(50);
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Word(AtomicU64);
+
+impl Default for Word {
+    fn default() -> Self {
+        Word(AtomicU64::new(0))
+    }
+}
+
+impl Word {
+    /// Begins a hold, unless one is going on. What the previous holder has done is seen by this one. Of two threads, each of which writes
+    /// something (`SeqCst`) and then reads what the other one wrote, one by this call and one by [`Word::held`], at least one sees the other.
+    #[inline]
+    pub fn try_begin(&self) -> bool {
+        let seen = self.0.load(Ordering::Relaxed);
+        let begun = seen.is_multiple_of(2)
+            && self
+                .0
+                .compare_exchange(seen, seen + 1, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok();
+        in_order();
+        begun
+    }
+
+    /// As [`Word::try_begin`]; waits for another holder.
+    #[inline]
+    pub fn begin(&self) {
+        if !self.try_begin() {
+            self.begin_later();
+        }
+    }
+
+    #[cold]
+    fn begin_later(&self) {
+        let mut waits = Waits::default();
+        while !self.try_begin() {
+            waits.wait();
+        }
+    }
+
+    /// Ends the hold. Only its holder may call this.
+    #[inline]
+    pub fn end(&self) {
+        let held = self.0.load(Ordering::Relaxed);
+        debug_assert!(!held.is_multiple_of(2), "nobody holds it");
+        self.0.store(held + 1, Ordering::Release);
+    }
+
+    /// The number of the hold that is going on.
+    #[inline]
+    pub fn held(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::SeqCst)).filter(|word| !word.is_multiple_of(2))
+    }
+
+    /// The number of the hold, for its holder; even: there is none.
+    #[inline]
+    pub fn mine(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Waits until this hold is over. What its holder did is seen after that.
+    pub fn wait_past(&self, hold: u64) {
+        let mut waits = Waits::default();
+        while self.0.load(Ordering::Acquire) == hold {
+            waits.wait();
+        }
+    }
+}
+
+#[derive(Default)]
+struct Waits(u32);
+
+impl Waits {
+    fn wait(&mut self) {
+        self.0 = self.0.saturating_add(1);
+        if cfg!(loom) {
+            give_way();
+        } else if self.0 < SPINS {
+            std::hint::spin_loop();
+        } else if self.0 < SPINS + YIELDS {
+            give_way();
+        } else {
+            std::thread::sleep(NAP);
+        }
+    }
+}
+
+#[cfg(not(loom))]
+fn give_way() {
+    weft_sys::thread::sched_yield();
+}
+
+#[cfg(loom)]
+fn give_way() {
+    loom::thread::yield_now();
+}
