@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -614,9 +615,12 @@ fn advice(code: Code) -> &'static str {
     }
 }
 
+static MACHINE: LazyLock<Vec<u8>> =
+    LazyLock::new(|| std::fs::read("/etc/machine-id").unwrap_or_default());
+
 /// The identity of a source: this machine, the file system and the inode.
 fn identity((dev, ino): FileId) -> Digest {
-    let mut bytes = std::fs::read("/etc/machine-id").unwrap_or_default();
+    let mut bytes = MACHINE.clone();
     bytes.extend(dev.to_be_bytes());
     bytes.extend(ino.to_be_bytes());
     digest(&bytes)
