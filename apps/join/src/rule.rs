@@ -23,6 +23,7 @@ use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, displayable, replace_children_if_necessary,
 };
 
+use crate::band::{BandJoinExec, stays};
 use crate::exec::{Kind, OnlyFirstExec, Query, RoundaboutExec};
 
 type Plan = Arc<dyn ExecutionPlan>;
@@ -132,6 +133,9 @@ impl Work<'_> {
             }
             return self.join(&plan, types);
         }
+        if let Some(join) = plan.downcast_ref::<BandJoinExec>() {
+            return self.join(&plan, join.join_type());
+        }
         if plan.downcast_ref::<CrossJoinExec>().is_some() {
             return self.join(&plan, JoinType::Inner);
         }
@@ -186,15 +190,7 @@ impl Work<'_> {
     }
 
     fn join(&self, plan: &Plan, types: JoinType) -> Result<Spread> {
-        let stays = matches!(
-            types,
-            JoinType::Inner
-                | JoinType::Left
-                | JoinType::LeftSemi
-                | JoinType::LeftAnti
-                | JoinType::LeftMark
-        );
-        if !stays || plan.fetch().is_some() {
+        if !stays(types) || plan.fetch().is_some() {
             return self.all_at_first(Arc::clone(plan));
         }
         let mut children = plan.children().into_iter().cloned();

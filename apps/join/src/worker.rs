@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
 
 use crate::batches::Part;
+use crate::bounds::Bands;
 use crate::exec::{Query, pull};
 use crate::rule::Distribute;
 use crate::talk::{Ask, OUTCOME, Outcome, Table, VERSION};
@@ -272,6 +273,7 @@ pub fn context(query: &Arc<Query>, memory: Option<usize>) -> Result<SessionConte
         .with_config(config)
         .with_runtime_env(environment.build_arc()?)
         .with_default_features()
+        .with_physical_optimizer_rule(Arc::new(Bands))
         .with_physical_optimizer_rule(Arc::new(Distribute(Arc::clone(query))))
         .build();
     Ok(SessionContext::new_with_state(state))
