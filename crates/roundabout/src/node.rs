@@ -802,6 +802,11 @@ impl Node {
         Canceller(Arc::downgrade(&self.shared))
     }
 
+    /// A handle that tells another thread how far the node is.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::downgrade(&self.shared))
+    }
+
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
             // A thread that panicked has failed the turn for the neighbours by closing its link.
@@ -833,6 +838,17 @@ impl Canceller {
         if let Some(shared) = self.0.upgrade() {
             shared.fail(shared.ring.me, format!("gave up: {why}"));
         }
+    }
+}
+
+/// Looks on from another thread.
+#[derive(Clone)]
+pub struct Watch(std::sync::Weak<Shared>);
+
+impl Watch {
+    /// What the node has done so far; `None` when it is gone.
+    pub fn load(&self) -> Option<Load> {
+        self.0.upgrade().map(|shared| lock(&shared.state).load)
     }
 }
 

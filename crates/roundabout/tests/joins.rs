@@ -1,6 +1,8 @@
 //! The joins against a naive oracle: 10,000 random ones, cut into elements as a ring would.
 
-use weft_roundabout::joins::{HashJoin, Intervals, Partitioned, Sorted, nested_loops, radix_bits, zipf};
+use weft_roundabout::joins::{
+    HashJoin, Intervals, Partitioned, Sorted, nested_loops, radix_bits, zipf,
+};
 
 const JOINS: u64 = 10_000;
 

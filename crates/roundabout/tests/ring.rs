@@ -1,8 +1,10 @@
 //! Rings of threads and of processes: everything goes round once, and failures are told with a name.
 
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -198,6 +200,41 @@ fn a_node_that_gives_up_is_named_by_all() {
         // The same doors form the next ring.
         let seen = all(&doors, &[1, 2, 3, 4, 5], false);
         assert!(seen.iter().all(|s| s.len() == 15));
+    }
+}
+
+/// Connections that say nothing, or one byte now and then, hold no door.
+#[test]
+fn connections_that_trickle_do_not_keep_neighbours_out() {
+    for carrier in ["local", "tcp", "twin"] {
+        let doors = doors(3, carrier);
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for door in &doors {
+                let (addr, over) = (door.local_addr(), &over);
+                scope.spawn(move || {
+                    let mut silent: Vec<_> =
+                        (0..10).map(|_| TcpStream::connect(addr).unwrap()).collect();
+                    while !over.load(Ordering::SeqCst) {
+                        for stream in &mut silent {
+                            // Refused ones are what we ask for.
+                            let _ = stream.write(b"M");
+                        }
+                        thread::sleep(Duration::from_millis(500));
+                    }
+                });
+            }
+            // They are there before the neighbours are.
+            thread::sleep(Duration::from_millis(200));
+            let began = Instant::now();
+            let seen = all(&doors, &[3, 2, 1], false);
+            let took = began.elapsed();
+            over.store(true, Ordering::SeqCst);
+            assert!(seen.iter().all(|s| s.len() == 6));
+            println!("{carrier}: {took:?}");
+            // A limit for each byte instead of the greeting would let the first of them take 32 s.
+            assert!(took < Duration::from_secs(20), "{carrier}: {took:?}");
+        });
     }
 }
 
