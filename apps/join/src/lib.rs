@@ -6,6 +6,7 @@ pub mod batches;
 pub mod bounds;
 pub mod exec;
 pub mod keys;
+pub mod print;
 pub mod rule;
 pub mod shell;
 pub mod talk;

@@ -55,7 +55,11 @@ impl Ring {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Whether there can be such a ring.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there cannot.
+    pub fn check(&self) -> Result<(), Error> {
         let invalid = |why: &str| Err(Error::Invalid(why.into()));
         if self.nodes.is_empty() || self.nodes.len() > MAX_NODES || self.me >= self.nodes.len() {
             return invalid("1 to 1,024 nodes, and we are one of them");

@@ -29,26 +29,35 @@ impl Workers {
 
     /// So many, with a limit of the memory of a query.
     pub fn with_memory(count: usize, memory: Option<usize>) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (mut threads, mut addresses) = (Vec::new(), Vec::new());
-        for _ in 0..count {
-            let worker = Worker::open(Settings {
-                bind: "127.0.0.1:0".parse().unwrap(),
+        Self::open(&vec!["127.0.0.1:0"; count], memory).unwrap()
+    }
+
+    /// At these addresses; `None` if one cannot be had.
+    pub fn at(addresses: &[&str]) -> Option<Self> {
+        Self::open(addresses, None).ok()
+    }
+
+    fn open(binds: &[&str], memory: Option<usize>) -> Result<Self> {
+        let mut open = Vec::new();
+        for bind in binds {
+            open.push(Worker::open(Settings {
+                bind: bind.parse().unwrap(),
                 dir: None,
                 memory,
-            })
-            .unwrap();
-            addresses.push(worker.local_addr());
-            let stop = Arc::clone(&stop);
-            threads.push(thread::spawn(move || {
-                worker.serve(|| stop.load(Ordering::SeqCst));
-            }));
+            })?);
         }
-        Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let addresses = open.iter().map(Worker::local_addr).collect();
+        let serve = |worker: Worker| {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || worker.serve(|| stop.load(Ordering::SeqCst)))
+        };
+        let threads = open.into_iter().map(serve).collect();
+        Ok(Self {
             stop,
             threads,
             addresses,
-        }
+        })
     }
 
     /// A query for all of them, with small elements.
