@@ -78,6 +78,19 @@ impl Query {
         }
     }
 
+    /// Ends what its operators do here.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    /// An error once it has ended.
+    fn goes_on(&self) -> Result<()> {
+        if self.ended.load(Ordering::SeqCst) {
+            return Err(DataFusionError::Execution("the query has ended".into()));
+        }
+        Ok(())
+    }
+
     /// Sets who is woken when an exchange fails: the operators above it may be busy for long.
     pub fn wake(&self, waker: Waker) {
         lock(&self.failed).1 = Some(waker);
@@ -278,11 +291,7 @@ impl ExecutionPlan for RoundaboutExec {
         let stream = futures::stream::unfold((out, over), |(mut out, over)| async {
             let batch = out.recv().await?;
             // Rows that have come before it ended are not worked on.
-            let batch = match over.ended.load(Ordering::SeqCst) {
-                true => batch
-                    .and_then(|_| Err(DataFusionError::Execution("the query has ended".into()))),
-                false => batch,
-            };
+            let batch = batch.and_then(|batch| over.goes_on().map(|()| batch));
             Some((batch, (out, over)))
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, stream)))
@@ -485,5 +494,71 @@ impl ExecutionPlan for OnlyFirstExec {
         let schema = input.schema();
         let none = input.filter_map(|batch| async { batch.err().map(Err) });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, none)))
+    }
+}
+
+/// The rows of a join until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
+#[derive(Debug)]
+pub struct UntilEndedExec {
+    input: Arc<dyn ExecutionPlan>,
+    query: Arc<Query>,
+}
+
+impl UntilEndedExec {
+    /// Of this input.
+    pub fn new(input: Arc<dyn ExecutionPlan>, query: Arc<Query>) -> Self {
+        Self { input, query }
+    }
+}
+
+impl DisplayAs for UntilEndedExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UntilEndedExec")
+    }
+}
+
+impl ExecutionPlan for UntilEndedExec {
+    fn name(&self) -> &'static str {
+        "UntilEndedExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.input.properties()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let query = Arc::clone(&self.query);
+        Ok(Arc::new(Self::new(only(children)?, query)))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let query = Arc::clone(&self.query);
+        let rows = self.input.execute(partition, context)?.map(move |batch| {
+            query.goes_on()?;
+            batch
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
     }
 }

@@ -283,6 +283,9 @@ impl Run {
             }
         });
         let done = self.give(node, &mut own);
+        if done.is_err() {
+            self.query.end();
+        }
         pulling.abort();
         ticking.abort();
         done
