@@ -1,7 +1,7 @@
 //! Operators of distributed plans: [`RoundaboutExec`] lets the rows of all nodes come by, [`OnlyFirstExec`] keeps those of node 0.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use datafusion::arrow::array::RecordBatch;
@@ -16,7 +16,7 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use tokio::sync::mpsc;
-use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring};
+use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring, Waker, Watch};
 
 use crate::batches::{Assembly, Part};
 
@@ -29,7 +29,17 @@ pub struct Query {
     /// A digest of the plan for one node, which all nodes must have.
     pub agreement: AtomicU64,
     cancellers: Mutex<(Option<String>, Vec<Canceller>)>,
-    loads: Mutex<Vec<(u32, Load)>>,
+    loads: Mutex<Vec<Exchange>>,
+    /// It ends: no operator goes on.
+    ended: AtomicBool,
+    /// What failed first in an exchange, and who is to hear of it.
+    failed: Mutex<(Option<weft_roundabout::Error>, Option<Waker>)>,
+}
+
+/// One exchange of a query, under way or over.
+enum Exchange {
+    Running(Watch),
+    Over(Load),
 }
 
 impl fmt::Debug for Query {
@@ -53,11 +63,14 @@ impl Query {
             agreement: AtomicU64::new(0),
             cancellers: Mutex::default(),
             loads: Mutex::default(),
+            ended: AtomicBool::new(false),
+            failed: Mutex::default(),
         }
     }
 
     /// Ends all its turns, on all nodes.
     pub fn cancel(&self, why: &str) {
+        self.ended.store(true, Ordering::SeqCst);
         let mut cancellers = lock(&self.cancellers);
         cancellers.0.get_or_insert_with(|| why.into());
         for canceller in &cancellers.1 {
@@ -65,9 +78,70 @@ impl Query {
         }
     }
 
-    /// What each exchange has moved through this node.
-    pub fn loads(&self) -> Vec<(u32, Load)> {
-        lock(&self.loads).clone()
+    /// Ends what its operators do here.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    /// An error once it has ended.
+    fn goes_on(&self) -> Result<()> {
+        if self.ended.load(Ordering::SeqCst) {
+            return Err(DataFusionError::Execution("the query has ended".into()));
+        }
+        Ok(())
+    }
+
+    /// Sets who is woken when an exchange fails: the operators above it may be busy for long.
+    pub fn wake(&self, waker: Waker) {
+        lock(&self.failed).1 = Some(waker);
+    }
+
+    /// What failed first in an exchange.
+    pub fn failure(&self) -> Option<weft_roundabout::Error> {
+        lock(&self.failed).0.clone()
+    }
+
+    fn fail(&self, error: &weft_roundabout::Error) {
+        self.ended.store(true, Ordering::SeqCst);
+        let mut failed = lock(&self.failed);
+        failed.0.get_or_insert_with(|| error.clone());
+        if let Some(waker) = &failed.1 {
+            waker.wake();
+        }
+    }
+
+    /// What the exchanges have moved through this node so far, added up.
+    pub fn load(&self) -> Load {
+        let mut sum = Load::default();
+        for exchange in lock(&self.loads).iter() {
+            let load = match exchange {
+                Exchange::Over(load) => *load,
+                Exchange::Running(watch) => match watch.load() {
+                    Some(load) => load,
+                    // It has failed, or its last figures come in a moment.
+                    None => continue,
+                },
+            };
+            sum.received += load.received;
+            sum.received_bytes += load.received_bytes;
+            sum.sent += load.sent;
+            sum.sent_bytes += load.sent_bytes;
+            sum.waited += load.waited;
+        }
+        sum
+    }
+
+    /// Begins to count what a node does; the number is for [`Query::over`].
+    fn running(&self, node: &Node) -> usize {
+        let mut loads = lock(&self.loads);
+        loads.push(Exchange::Running(node.watch()));
+        loads.len() - 1
+    }
+
+    fn over(&self, number: usize, load: Load) {
+        if let Some(exchange) = lock(&self.loads).get_mut(number) {
+            *exchange = Exchange::Over(load);
+        }
     }
 
     fn join(&self, exchange: u32) -> Result<Node, weft_roundabout::Error> {
@@ -199,18 +273,26 @@ impl ExecutionPlan for RoundaboutExec {
             assembly: Assembly::new(schema.clone(), self.query.ring.nodes.len()),
         };
         let runtime = tokio::runtime::Handle::current();
+        let (query, over) = (Arc::clone(&self.query), Arc::clone(&self.query));
         std::thread::Builder::new()
             .name("weft-join-pump".into())
             .spawn(move || {
                 // A dropped receiver wants no rows, and no errors either.
                 if let Err(error) = pump.run(input, &runtime) {
+                    if let DataFusionError::External(cause) = &error
+                        && let Some(cause) = cause.downcast_ref()
+                    {
+                        query.fail(cause);
+                    }
                     let _ = rows.blocking_send(Err(error));
                 }
             })
             .map_err(DataFusionError::IoError)?;
-        let stream = futures::stream::unfold(out, |mut out| async {
+        let stream = futures::stream::unfold((out, over), |(mut out, over)| async {
             let batch = out.recv().await?;
-            Some((batch, out))
+            // Rows that have come before it ended are not worked on.
+            let batch = batch.and_then(|batch| over.goes_on().map(|()| batch));
+            Some((batch, (out, over)))
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, stream)))
     }
@@ -236,6 +318,7 @@ impl Pump {
         runtime: &tokio::runtime::Handle,
     ) -> Result<()> {
         let mut node = self.query.join(self.exchange).map_err(external)?;
+        let number = self.query.running(&node);
         let (parts, mut own) = mpsc::channel(2);
         // The input is pulled beside the ring: it may itself wait for other nodes, which wait for us to forward.
         let pulling = runtime.spawn(pull(input, self.query.ring.element, parts, node.waker()));
@@ -246,7 +329,7 @@ impl Pump {
             return Err(error);
         }
         let load = node.finish().map_err(external)?;
-        lock(&self.query.loads).push((self.exchange, load));
+        self.query.over(number, load);
         Ok(())
     }
 
@@ -411,5 +494,71 @@ impl ExecutionPlan for OnlyFirstExec {
         let schema = input.schema();
         let none = input.filter_map(|batch| async { batch.err().map(Err) });
         Ok(Box::pin(RecordBatchStreamAdapter::new(schema, none)))
+    }
+}
+
+/// The rows of a join until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
+#[derive(Debug)]
+pub struct UntilEndedExec {
+    input: Arc<dyn ExecutionPlan>,
+    query: Arc<Query>,
+}
+
+impl UntilEndedExec {
+    /// Of this input.
+    pub fn new(input: Arc<dyn ExecutionPlan>, query: Arc<Query>) -> Self {
+        Self { input, query }
+    }
+}
+
+impl DisplayAs for UntilEndedExec {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UntilEndedExec")
+    }
+}
+
+impl ExecutionPlan for UntilEndedExec {
+    fn name(&self) -> &'static str {
+        "UntilEndedExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.input.properties()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let query = Arc::clone(&self.query);
+        Ok(Arc::new(Self::new(only(children)?, query)))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let query = Arc::clone(&self.query);
+        let rows = self.input.execute(partition, context)?.map(move |batch| {
+            query.goes_on()?;
+            batch
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
     }
 }

@@ -1,8 +1,12 @@
 //! SQL joins on Data Roundabout: DataFusion's operators on every node, with rows that rotate between them.
 #![forbid(unsafe_code)]
 
+pub mod band;
 pub mod batches;
+pub mod bounds;
 pub mod exec;
+pub mod keys;
+pub mod print;
 pub mod rule;
 pub mod shell;
 pub mod talk;

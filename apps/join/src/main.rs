@@ -8,10 +8,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::util::pretty::pretty_format_batches;
-use weft_join::shell::{Answer, Question, Trouble, ask};
-use weft_join::talk::{PORT, Table};
+use weft_join::print::{self, Printer};
+use weft_join::shell::{Event, Question, Trouble, stream};
+use weft_join::talk::{Outcome, PORT, Table};
 use weft_join::worker::{Settings, Worker};
 
 const LONG: &str = "\
@@ -177,56 +176,100 @@ fn sql(args: &SqlArgs) -> Result<(), Trouble> {
         element: args.element as usize * 1024,
         patience: Duration::from_secs(30),
     };
-    let shown = !args.quiet && std::io::stderr().is_terminal();
-    let began = Instant::now();
-    let answer = ask(&question, |rows| {
-        if shown {
-            eprint!("\r{rows} rows, {:.1} s ", began.elapsed().as_secs_f64());
+    let mut line = ProgressLine {
+        shown: !args.quiet && std::io::stderr().is_terminal(),
+        began: Instant::now(),
+        rows: 0,
+        received: vec![0; question.workers.len()],
+        on_screen: false,
+    };
+    let format = match args.format {
+        Format::Table => print::Format::Table,
+        Format::Csv => print::Format::Csv,
+        Format::Json => print::Format::Json,
+    };
+    let out = std::io::BufWriter::new(std::io::stdout().lock());
+    let mut printer = Printer::new(format, out);
+    let mut unread = false;
+    let asked = stream(&question, |event| {
+        match event {
+            Event::Progress(worker, progress) => {
+                line.received[worker] = progress.received;
+                line.draw();
+            }
+            Event::Rows(batch) => {
+                line.rows += batch.num_rows();
+                line.clear();
+                printer.batch(&batch).map_err(|e| {
+                    unread = e.kind() == std::io::ErrorKind::BrokenPipe;
+                    Trouble::Query(e.to_string())
+                })?;
+            }
         }
-    })?;
-    if shown {
-        eprintln!();
+        Ok(())
+    });
+    line.clear();
+    if unread {
+        // Whoever read our rows has enough, as in `| head`.
+        return Ok(());
     }
-    print(&answer.batches, args.format).map_err(|e| Trouble::Query(e.to_string()))?;
+    let outcomes = asked?;
+    match printer.finish() {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+        done => done.map_err(|e| Trouble::Query(e.to_string()))?,
+    }
     if !args.quiet {
-        load(&answer, &question, began.elapsed());
+        load(&outcomes, &question, line.began.elapsed());
     }
     Ok(())
 }
 
-fn print(batches: &[RecordBatch], format: Format) -> datafusion::error::Result<()> {
-    let mut out = std::io::stdout().lock();
-    match format {
-        Format::Table => writeln!(out, "{}", pretty_format_batches(batches)?)?,
-        Format::Csv => {
-            let mut writer = datafusion::arrow::csv::Writer::new(&mut out);
-            for batch in batches {
-                writer.write(batch)?;
-            }
+/// What is said on a terminal while a query runs.
+struct ProgressLine {
+    shown: bool,
+    began: Instant,
+    rows: usize,
+    /// Bytes, by worker.
+    received: Vec<u64>,
+    on_screen: bool,
+}
+
+impl ProgressLine {
+    fn draw(&mut self) {
+        const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+        if !self.shown {
+            return;
         }
-        Format::Json => {
-            let mut writer = datafusion::arrow::json::LineDelimitedWriter::new(&mut out);
-            for batch in batches {
-                writer.write(batch)?;
-            }
-            writer.finish()?;
+        let most = self.received.iter().max().copied().unwrap_or(0).max(1);
+        let bar = |&bytes: &u64| BARS[(u128::from(bytes) * 7 / u128::from(most)) as usize];
+        let bars: String = self.received.iter().map(bar).collect();
+        let sum: u64 = self.received.iter().sum();
+        let (time, mb) = (self.began.elapsed().as_secs_f64(), sum as f64 / 1e6);
+        let rows = self.rows;
+        eprint!("\r\x1b[K{time:.1} s, {rows} rows, {mb:.1} MB round the ring {bars}");
+        self.on_screen = true;
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.on_screen) {
+            eprint!("\r\x1b[K");
         }
     }
-    out.flush()?;
-    Ok(())
 }
 
 /// What each worker moved, as bars, on stderr.
-fn load(answer: &Answer, question: &Question, took: Duration) {
+fn load(outcomes: &[Outcome], question: &Question, took: Duration) {
     const WIDTH: u64 = 40;
-    let most = answer.outcomes.iter().map(|o| o.received).max();
+    let most = outcomes.iter().map(|o| o.received).max();
     let most = most.unwrap_or(0).max(1);
-    eprintln!("{:.3} s; bytes received from the ring:", took.as_secs_f64());
-    for (outcome, addr) in answer.outcomes.iter().zip(&question.workers) {
-        let bar = "#".repeat((outcome.received * WIDTH / most) as usize);
-        eprintln!(
-            "  {addr:<22} {:>10.1} MB {bar}",
-            outcome.received as f64 / 1e6
-        );
+    eprintln!(
+        "{:.3} s; received from the ring, and time in which an exchange waited for it:",
+        took.as_secs_f64()
+    );
+    for (outcome, addr) in outcomes.iter().zip(&question.workers) {
+        let bar = "#"
+            .repeat((u128::from(outcome.received) * u128::from(WIDTH) / u128::from(most)) as usize);
+        let mb = outcome.received as f64 / 1e6;
+        eprintln!("  {addr:<22} {mb:>10.1} MB {:>8.2} s {bar}", outcome.waited);
     }
 }

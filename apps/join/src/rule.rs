@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::common::{JoinType, config::ConfigOptions};
 use datafusion::datasource::physical_plan::{FileGroup, FileScanConfig, FileScanConfigBuilder};
 use datafusion::datasource::source::DataSourceExec;
@@ -23,7 +24,8 @@ use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, displayable, replace_children_if_necessary,
 };
 
-use crate::exec::{Kind, OnlyFirstExec, Query, RoundaboutExec};
+use crate::band::{BandJoinExec, stays};
+use crate::exec::{Kind, OnlyFirstExec, Query, RoundaboutExec, UntilEndedExec};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -47,7 +49,7 @@ pub struct Distribute(pub Arc<Query>);
 impl PhysicalOptimizerRule for Distribute {
     fn optimize(&self, plan: Plan, config: &ConfigOptions) -> Result<Plan> {
         if self.0.ring.nodes.len() == 1 {
-            return Ok(plan);
+            return self.can_end(plan);
         }
         let mut digest = DefaultHasher::new();
         let shown = displayable(plan.as_ref()).indent(false).to_string();
@@ -59,7 +61,7 @@ impl PhysicalOptimizerRule for Distribute {
             exchanges: AtomicU32::new(0),
         };
         let spread = work.spread(plan)?;
-        work.gather(spread)
+        self.can_end(work.gather(spread)?)
     }
 
     fn name(&self) -> &'static str {
@@ -68,6 +70,20 @@ impl PhysicalOptimizerRule for Distribute {
 
     fn schema_check(&self) -> bool {
         true
+    }
+}
+
+impl Distribute {
+    /// Puts an end to joins when the query ends.
+    fn can_end(&self, plan: Plan) -> Result<Plan> {
+        plan.transform_up(|plan| {
+            if !plan.name().ends_with("JoinExec") {
+                return Ok(Transformed::no(plan));
+            }
+            let watched: Plan = Arc::new(UntilEndedExec::new(plan, Arc::clone(&self.0)));
+            Ok(Transformed::yes(watched))
+        })
+        .data()
     }
 }
 
@@ -132,6 +148,9 @@ impl Work<'_> {
             }
             return self.join(&plan, types);
         }
+        if let Some(join) = plan.downcast_ref::<BandJoinExec>() {
+            return self.join(&plan, join.join_type());
+        }
         if plan.downcast_ref::<CrossJoinExec>().is_some() {
             return self.join(&plan, JoinType::Inner);
         }
@@ -186,15 +205,7 @@ impl Work<'_> {
     }
 
     fn join(&self, plan: &Plan, types: JoinType) -> Result<Spread> {
-        let stays = matches!(
-            types,
-            JoinType::Inner
-                | JoinType::Left
-                | JoinType::LeftSemi
-                | JoinType::LeftAnti
-                | JoinType::LeftMark
-        );
-        if !stays || plan.fetch().is_some() {
+        if !stays(types) || plan.fetch().is_some() {
             return self.all_at_first(Arc::clone(plan));
         }
         let mut children = plan.children().into_iter().cloned();

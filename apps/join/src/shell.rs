@@ -1,6 +1,6 @@
-//! `weft join sql`: asks the workers and collects the rows of node 0.
+//! `weft join sql`: asks the workers, and hands on the rows of node 0 as they come.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use datafusion::arrow::buffer::Buffer;
 use datafusion::arrow::ipc::reader::StreamDecoder;
 use weft_roundabout::{Door, Error, Next, Ring, Security, VISIT};
 
-use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, Table, VERSION};
+use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, PROGRESS, Table, VERSION};
 
 /// Bytes of rows that are put together, at most.
 const LONGEST: usize = 1 << 30;
@@ -46,6 +46,14 @@ pub struct Answer {
     pub outcomes: Vec<Outcome>,
 }
 
+/// What happens while a query runs.
+pub enum Event {
+    /// Rows, in the order of the answer.
+    Rows(RecordBatch),
+    /// How far the worker at this position is.
+    Progress(usize, Outcome),
+}
+
 fn random() -> Result<[u8; 16], Trouble> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| Trouble::Query(e.to_string()))?;
@@ -53,52 +61,58 @@ fn random() -> Result<[u8; 16], Trouble> {
 }
 
 enum Told {
-    Rows(RecordBatch),
+    Event(Event),
     Done(usize, Result<Outcome, Trouble>),
 }
 
-/// Asks, and waits for the answer; `progress` hears of rows as they come.
+/// Asks, and waits for all rows; `progress` hears of their number as they come.
 pub fn ask(question: &Question, mut progress: impl FnMut(usize)) -> Result<Answer, Trouble> {
-    let beyond = question
-        .workers
-        .iter()
-        .find(|addr| !addr.ip().to_canonical().is_loopback());
-    // Workers connect back to us.
-    let ip = match (beyond, question.workers.first()) {
-        (Some(addr), _) if addr.is_ipv4() => Ipv4Addr::UNSPECIFIED.into(),
-        (Some(_), _) => Ipv6Addr::UNSPECIFIED.into(),
-        (None, Some(addr)) => addr.ip(),
-        (None, None) => return Err(Trouble::Query("no workers".into())),
-    };
-    let door = Door::open(SocketAddr::new(ip, 0), Security::Environment, None)
-        .map_err(|e| Trouble::Query(e.to_string()))?;
+    let mut batches = Vec::new();
+    let mut count = 0;
+    let outcomes = stream(question, |event| {
+        if let Event::Rows(batch) = event {
+            count += batch.num_rows();
+            progress(count);
+            batches.push(batch);
+        }
+        Ok(())
+    })?;
+    Ok(Answer { batches, outcomes })
+}
+
+/// Asks, and gives what happens to `hear`, whose error ends the query on all workers. A slow `hear` holds the query up; few rows are kept.
+pub fn stream(
+    question: &Question,
+    mut hear: impl FnMut(Event) -> Result<(), Trouble>,
+) -> Result<Vec<Outcome>, Trouble> {
+    if question.workers.is_empty() {
+        return Err(Trouble::Query("no workers".into()));
+    }
+    let doors = Doors::open(&question.workers).map_err(|e| Trouble::Query(e.to_string()))?;
     let id = random()?;
-    let (told, hear) = mpsc::sync_channel(64);
+    let (told, events) = mpsc::sync_channel(16);
     let met = Met {
         barrier: Barrier::new(question.workers.len()),
         all: AtomicBool::new(true),
     };
     std::thread::scope(|scope| {
         for me in 0..question.workers.len() {
-            let (told, door, met) = (told.clone(), &door, &met);
+            let (told, met) = (told.clone(), &met);
+            let door = doors.of(question.workers[me]);
             scope.spawn(move || {
-                let rows = |batch| told.send(Told::Rows(batch)).is_ok();
-                let done = one(question, door, id, me, met, rows);
+                let tell = |event| told.send(Told::Event(event)).is_ok();
+                let Some(door) = door else { return };
+                let done = one(question, door, id, me, met, tell);
                 let _ = told.send(Told::Done(me, done));
             });
         }
         drop(told);
-        let mut batches = Vec::new();
         let mut outcomes = vec![Outcome::default(); question.workers.len()];
         let (mut gone, mut failed) = (None, None);
-        let mut count = 0;
-        for told in hear {
+        for told in events {
             match told {
-                Told::Rows(batch) => {
-                    count += batch.num_rows();
-                    progress(count);
-                    batches.push(batch);
-                }
+                // Without anybody who hears, the workers are given up.
+                Told::Event(event) => hear(event)?,
                 Told::Done(me, Ok(outcome)) => {
                     if let Some(why) = &outcome.error {
                         let name = question.workers[me];
@@ -122,9 +136,49 @@ pub fn ask(question: &Question, mut progress: impl FnMut(usize)) -> Result<Answe
         match (gone, failed) {
             (Some(trouble), _) => Err(trouble),
             (None, Some(why)) => Err(Trouble::Query(why)),
-            (None, None) => Ok(Answer { batches, outcomes }),
+            (None, None) => Ok(outcomes),
         }
     })
+}
+
+/// Where workers connect back to us: an address of each family that they have.
+struct Doors {
+    v4: Option<Door>,
+    v6: Option<Door>,
+}
+
+impl Doors {
+    fn open(workers: &[SocketAddr]) -> Result<Self, Error> {
+        let beyond = workers
+            .iter()
+            .any(|addr| !addr.ip().to_canonical().is_loopback());
+        let open = |wanted: bool, any: IpAddr, own: IpAddr| {
+            let ip = if beyond { any } else { own };
+            let door = || Door::open(SocketAddr::new(ip, 0), Security::Environment, None);
+            wanted.then(door).transpose()
+        };
+        Ok(Self {
+            v4: open(
+                workers.iter().any(SocketAddr::is_ipv4),
+                Ipv4Addr::UNSPECIFIED.into(),
+                Ipv4Addr::LOCALHOST.into(),
+            )?,
+            v6: open(
+                workers.iter().any(SocketAddr::is_ipv6),
+                Ipv6Addr::UNSPECIFIED.into(),
+                Ipv6Addr::LOCALHOST.into(),
+            )?,
+        })
+    }
+
+    /// The door for a worker.
+    fn of(&self, worker: SocketAddr) -> Option<&Door> {
+        if worker.is_ipv4() {
+            self.v4.as_ref()
+        } else {
+            self.v6.as_ref()
+        }
+    }
 }
 
 /// No worker is asked before all of them have been reached: they would wait for the one that is missing.
@@ -139,7 +193,7 @@ fn one(
     id: [u8; 16],
     me: usize,
     met: &Met,
-    rows: impl Fn(RecordBatch) -> bool,
+    tell: impl Fn(Event) -> bool,
 ) -> Result<Outcome, Trouble> {
     let worker = question.workers[me];
     let peer = |e: Error| {
@@ -176,6 +230,10 @@ fn one(
         tables: question.tables.clone(),
     };
     let text = serde_json::to_vec(&ask).map_err(|e| Trouble::Query(e.to_string()))?;
+    let foreign = |e: &dyn std::fmt::Display| {
+        Trouble::Peer(format!("node {me} ({worker}) does not make sense: {e}"))
+    };
+    let unheard = || Trouble::Query("nobody wants the rows any more".into());
     let (mut asked, mut outcome) = (false, None);
     let mut partial = Vec::new();
     loop {
@@ -188,6 +246,15 @@ fn one(
                 drop(room.commit(text.len(), 0, [0; 4]).map_err(peer)?);
                 asked = true;
             }
+            Next::Element(element) if element.user()[0] == PROGRESS && element.origin() == 1 => {
+                // It can come between the elements of a batch.
+                let mut bytes = vec![0; element.len()];
+                element.read(0, &mut bytes).map_err(peer)?;
+                let progress = serde_json::from_slice(&bytes).map_err(|e| foreign(&e))?;
+                if !tell(Event::Progress(me, progress)) {
+                    return Err(unheard());
+                }
+            }
             Next::Element(element) if element.origin() == 1 => {
                 let had = partial.len();
                 if had + element.len() > LONGEST {
@@ -199,9 +266,6 @@ fn one(
                     continue;
                 }
                 let bytes = std::mem::take(&mut partial);
-                let foreign = |e: &dyn std::fmt::Display| {
-                    Trouble::Peer(format!("node {me} ({worker}) does not make sense: {e}"))
-                };
                 if element.user()[0] == OUTCOME {
                     outcome = Some(serde_json::from_slice(&bytes).map_err(|e| foreign(&e))?);
                     continue;
@@ -209,7 +273,9 @@ fn one(
                 let mut buffer = Buffer::from_vec(bytes);
                 let mut decoder = StreamDecoder::new();
                 while let Some(batch) = decoder.decode(&mut buffer).map_err(|e| foreign(&e))? {
-                    rows(batch);
+                    if !tell(Event::Rows(batch)) {
+                        return Err(unheard());
+                    }
                 }
             }
             Next::Element(_) | Next::Woken => {}

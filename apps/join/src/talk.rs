@@ -1,18 +1,24 @@
 //! What the shell and a worker say to each other: a ring of the two, in which the shell gives one element with a question, and the worker elements with
-//! rows and one with the outcome.
+//! rows one with the outcome, and a few with its
+//! progress before.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 /// The default port of a worker.
 pub const PORT: u16 = 7478;
 /// Version of what is said here.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of an element between shell and worker.
 pub const ELEMENT: usize = 1 << 20;
 /// The user's word of an element with the outcome; rows have 0.
 pub const OUTCOME: u64 = 1;
+/// The user's word of an element that tells how far the worker is: an [`Outcome`] that is not the last.
+pub const PROGRESS: u64 = 2;
+/// How often a worker tells how far it is.
+pub const REPORT: Duration = Duration::from_millis(250);
 
 /// A table and its file, which every worker sees under the same path.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionStateBuilder;
@@ -12,16 +12,27 @@ use datafusion::execution::context::SQLOptions;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionConfig, SessionContext};
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 use tokio::sync::mpsc;
 use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
 
 use crate::batches::Part;
+use crate::bounds::Bands;
 use crate::exec::{Query, pull};
 use crate::rule::Distribute;
-use crate::talk::{Ask, OUTCOME, Outcome, Table, VERSION};
+use crate::talk::{Ask, OUTCOME, Outcome, PROGRESS, REPORT, Table, VERSION};
 
 /// Queries at once.
 const QUERIES: usize = 32;
+/// Bytes of an element, at most.
+const LARGEST: usize = 256 << 20;
+/// Names, words and operators of a query.
+const WORDS: usize = 4000;
+/// Bytes of the stack of a thread that plans or runs queries, for the deepest of them.
+const STACK: usize = 256 << 20;
+/// How long a shell has for its question.
+const QUESTION: Duration = Duration::from_secs(30);
 
 /// How a worker works.
 #[derive(Debug, Clone)]
@@ -57,6 +68,7 @@ impl Worker {
         let door = Door::open(settings.bind, Security::Environment, None).map_err(external)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
+            .thread_stack_size(STACK)
             .build()?;
         Ok(Self {
             door: Arc::new(door),
@@ -86,6 +98,7 @@ impl Worker {
             let (runtime, queries) = (self.runtime.handle().clone(), Arc::clone(&self.queries));
             let spawned = std::thread::Builder::new()
                 .name("weft-join-query".into())
+                .stack_size(STACK)
                 .spawn(move || {
                     let shell = ring.nodes[0];
                     if let Err(error) = answer(&door, &ring, &settings, &runtime) {
@@ -108,6 +121,12 @@ fn answer(
     runtime: &tokio::runtime::Handle,
 ) -> Result<()> {
     let mut node = door.join(ring).map_err(external)?;
+    let canceller = node.canceller();
+    // A shell that says nothing holds no place.
+    let limit = runtime.spawn(async move {
+        tokio::time::sleep(QUESTION).await;
+        canceller.cancel("no question came in time");
+    });
     let ask = loop {
         match node.next_with(Own::Later).map_err(external)? {
             Next::Element(element) => {
@@ -119,6 +138,7 @@ fn answer(
             _ => {}
         }
     };
+    limit.abort();
     if ask.version != VERSION {
         let why = format!(
             "the shell speaks version {}, this worker {VERSION}",
@@ -134,13 +154,15 @@ fn answer(
         ask.nodes.len(),
         ask.sql
     );
-    let query = Arc::new(Query::new(
-        Arc::clone(door),
-        Ring {
-            element: ask.element,
-            ..Ring::new(ask.id, ask.nodes.clone(), ask.me)
-        },
-    ));
+    let wanted = Ring {
+        element: ask.element,
+        ..Ring::new(ask.id, ask.nodes.clone(), ask.me)
+    };
+    if let Err(why) = check(&wanted) {
+        node.give_up(&why.to_string());
+        return Err(why);
+    }
+    let query = Arc::new(Query::new(Arc::clone(door), wanted));
     let run = Run {
         query: Arc::clone(&query),
         settings: settings.clone(),
@@ -148,6 +170,7 @@ fn answer(
     };
     let done = run.rows(&mut node, runtime);
     if let Err(error) = &done {
+        tracing::info!("{}: ended: {error}", ring.nodes[0]);
         // The rings of the others end too.
         query.cancel(&error.to_string());
     }
@@ -156,17 +179,57 @@ fn answer(
     Ok(())
 }
 
+fn so_far(query: &Query) -> Outcome {
+    let load = query.load();
+    Outcome {
+        received: load.received_bytes,
+        sent: load.sent_bytes,
+        waited: load.waited.as_secs_f64(),
+        ..Outcome::default()
+    }
+}
+
+/// Whether a shell asks for what can be.
+fn check(ring: &Ring) -> Result<()> {
+    ring.check().map_err(external)?;
+    if ring.element > LARGEST {
+        return Err(DataFusionError::Execution(
+            "the ring's settings cannot be: an element has 256 MiB at most".into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a query is too deep to be planned. Expressions are as deep as they have operators, and each level takes some of the stack.
+fn check_depth(sql: &str) -> Result<()> {
+    let tokens = Tokenizer::new(&GenericDialect {}, sql)
+        .tokenize()
+        .map_err(external)?;
+    let flat = |token: &&Token| {
+        matches!(
+            token,
+            Token::Whitespace(_)
+                | Token::Comma
+                | Token::Period
+                | Token::Number(..)
+                | Token::SingleQuotedString(_)
+        )
+    };
+    let count = tokens.iter().filter(|token| !flat(token)).count();
+    if count > WORDS {
+        return Err(DataFusionError::Plan(format!(
+            "a query has {WORDS} names, words and operators at most, and this one {count}"
+        )));
+    }
+    Ok(())
+}
+
 /// Gives the outcome as the last element.
 fn outcome(node: &mut Node, query: &Query, done: Result<()>) -> Result<()> {
-    let mut outcome = Outcome::default();
+    let mut outcome = so_far(query);
     if let Err(error) = done {
         outcome.here = !is_elsewhere(&error);
         outcome.error = Some(error.to_string());
-    }
-    for (_, load) in query.loads() {
-        outcome.received += load.received_bytes;
-        outcome.sent += load.sent_bytes;
-        outcome.waited += load.waited.as_secs_f64();
     }
     let text = serde_json::to_vec(&outcome).map_err(external)?;
     let mut given = false;
@@ -211,14 +274,30 @@ impl Run {
         let (parts, mut own) = mpsc::channel(2);
         let element = node.ring().element;
         let pulling = runtime.spawn(pull(stream, element, parts, node.waker()));
+        let waker = node.waker();
+        self.query.wake(node.waker());
+        let ticking = runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(REPORT).await;
+                waker.wake();
+            }
+        });
         let done = self.give(node, &mut own);
+        if done.is_err() {
+            self.query.end();
+        }
         pulling.abort();
+        ticking.abort();
         done
     }
 
     fn give(&self, node: &mut Node, own: &mut mpsc::Receiver<Result<Part>>) -> Result<()> {
         let mut part: Option<Part> = None;
+        let mut reported = Instant::now();
         loop {
+            if let Some(error) = self.query.failure() {
+                return Err(external(error));
+            }
             if part.is_none() {
                 match own.try_recv() {
                     // Rows of other nodes are there for EXPLAIN alone, which every node answers.
@@ -228,9 +307,22 @@ impl Run {
                     Err(mpsc::error::TryRecvError::Disconnected) => return Ok(()),
                 }
             }
-            let want = if part.is_some() { Own::Now } else { Own::Later };
-            if let Next::Room(room) = node.next_with(want).map_err(external)?
-                && let Some(filling) = &mut part
+            let due = reported.elapsed() >= REPORT;
+            let want = if part.is_some() || due {
+                Own::Now
+            } else {
+                Own::Later
+            };
+            let Next::Room(mut room) = node.next_with(want).map_err(external)? else {
+                continue;
+            };
+            if due {
+                reported = Instant::now();
+                let text = serde_json::to_vec(&so_far(&self.query)).map_err(external)?;
+                let len = text.len().min(room.capacity());
+                room.write(0, &text[..len]).map_err(external)?;
+                drop(room.commit(len, 0, [PROGRESS, 0, 0, 0]).map_err(external)?);
+            } else if let Some(filling) = &mut part
                 && !filling.fill(room).map_err(external)?
             {
                 part = None;
@@ -244,6 +336,7 @@ impl Run {
             register(&context, table, self.settings.dir.as_deref()).await?;
         }
         // Queries read: nothing that a peer says writes files or changes settings.
+        check_depth(&self.ask.sql)?;
         let reading = SQLOptions::new()
             .with_allow_ddl(false)
             .with_allow_dml(false)
@@ -272,6 +365,7 @@ pub fn context(query: &Arc<Query>, memory: Option<usize>) -> Result<SessionConte
         .with_config(config)
         .with_runtime_env(environment.build_arc()?)
         .with_default_features()
+        .with_physical_optimizer_rule(Arc::new(Bands))
         .with_physical_optimizer_rule(Arc::new(Distribute(Arc::clone(query))))
         .build();
     Ok(SessionContext::new_with_state(state))

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, LocalMode};
@@ -26,8 +28,10 @@ const KEEP: Duration = Duration::from_mins(1);
 const GRACE: Duration = Duration::from_secs(1);
 /// Requests that wait at once.
 const WAITING: usize = 256;
-/// How long a plain connection has for its greeting.
+/// How long a connection has for its greeting, whatever it sends meanwhile.
 const GREETING: Duration = Duration::from_secs(5);
+/// Plain connections that are greeting at once; those over verbs are bounded by the device.
+const GREETERS: usize = 64;
 
 const STRANGER: &str =
     "its key is not authorised, and the kernel does not say that it is of this user";
@@ -141,6 +145,8 @@ pub struct Door {
     addr: SocketAddr,
     waiting: Arc<Waiting>,
     stop: Arc<AtomicBool>,
+    /// Wakes the listening thread.
+    wake: Arc<OwnedFd>,
     listening: Option<JoinHandle<()>>,
 }
 
@@ -197,16 +203,17 @@ impl Door {
             None => builder,
         };
         let device = builder.open().map_err(|e| said(&e))?;
-        let settings = param(&security, Vec::new(), KEEP);
+        let settings = param(&security, Vec::new(), GREETING);
         let listener = cm::Listener::bind(&device, bind, 64, &settings).map_err(|e| said(&e))?;
         let addr = listener.local_addr();
         let carrier = Carrier::Rdma {
             device,
             security: security.clone(),
         };
-        Self::start(carrier, addr, move |waiting, stop| {
+        Self::start(carrier, addr, move |waiting, stop, wake| {
             while !stop.load(Ordering::SeqCst) {
-                if let Some(request) = listener.next_request(Some(LOOK)) {
+                wait_for(listener.as_fd(), wake);
+                while let Some(request) = listener.next_request(Some(Duration::ZERO)) {
                     greet(request, &security, waiting);
                 }
             }
@@ -224,21 +231,34 @@ impl Door {
         let said = |e: std::io::Error| Error::Local(format!("{bind}: {e}"));
         let listener = TcpListener::bind(bind).map_err(said)?;
         let addr = listener.local_addr().map_err(said)?;
-        Self::start(Carrier::Tcp, addr, move |waiting, stop| {
-            for stream in listener.incoming() {
-                if stop.load(Ordering::SeqCst) {
-                    break;
-                }
-                let Ok(mut stream) = stream else { continue };
+        listener.set_nonblocking(true).map_err(said)?;
+        let greeting = Arc::new(AtomicUsize::new(0));
+        Self::start(Carrier::Tcp, addr, move |waiting, stop, wake| {
+            while !stop.load(Ordering::SeqCst) {
+                wait_for(listener.as_fd(), wake);
+                let Ok((stream, _)) = listener.accept() else {
+                    continue;
+                };
                 if !is_ours(&stream, Instant::now()) {
                     continue;
                 }
-                let mut bytes = [0; HELLO];
-                let read = stream
-                    .set_read_timeout(Some(GREETING))
-                    .and_then(|()| stream.read_exact(&mut bytes));
-                if let (Ok(()), Some(hello)) = (read, Hello::decode(&bytes)) {
-                    let _ = waiting.put(hello, Guest::Tcp(stream));
+                if greeting.fetch_add(1, Ordering::SeqCst) >= GREETERS {
+                    greeting.fetch_sub(1, Ordering::SeqCst);
+                    continue;
+                }
+                // In a thread of its own: one that is slow does not hold up the others.
+                let (waiting, count) = (Arc::clone(waiting), Arc::clone(&greeting));
+                let spawned =
+                    thread::Builder::new()
+                        .name("weft-ring-greet".into())
+                        .spawn(move || {
+                            if let Some((hello, stream)) = greeted(stream) {
+                                let _ = waiting.put(hello, Guest::Tcp(stream));
+                            }
+                            count.fetch_sub(1, Ordering::SeqCst);
+                        });
+                if spawned.is_err() {
+                    greeting.fetch_sub(1, Ordering::SeqCst);
                 }
             }
         })
@@ -247,20 +267,25 @@ impl Door {
     fn start(
         carrier: Carrier,
         addr: SocketAddr,
-        listen: impl FnOnce(&Waiting, &AtomicBool) + Send + 'static,
+        listen: impl FnOnce(&Arc<Waiting>, &AtomicBool, BorrowedFd<'_>) + Send + 'static,
     ) -> Result<Self, Error> {
         let waiting = Arc::new(Waiting::default());
         let stop = Arc::new(AtomicBool::new(false));
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| Error::Local(format!("no eventfd: {e}")))?;
+        let wake = Arc::new(wake);
         let (for_thread, stop_thread) = (Arc::clone(&waiting), Arc::clone(&stop));
+        let wake_thread = Arc::clone(&wake);
         let listening = thread::Builder::new()
             .name("weft-ring-door".into())
-            .spawn(move || listen(&for_thread, &stop_thread))
+            .spawn(move || listen(&for_thread, &stop_thread, wake_thread.as_fd()))
             .map_err(|e| Error::Local(format!("no thread: {e}")))?;
         Ok(Self {
             carrier,
             addr,
             waiting,
             stop,
+            wake,
             listening: Some(listening),
         })
     }
@@ -380,14 +405,43 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        if matches!(self.carrier, Carrier::Tcp) {
-            // Wakes the listening thread.
-            let _ = TcpStream::connect_timeout(&self.addr, GREETING);
-        }
+        // The counter of an eventfd cannot be full here.
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
         if let Some(thread) = self.listening.take() {
             let _ = thread.join();
         }
     }
+}
+
+/// Waits until a listener has something, or its door closes.
+fn wait_for(listener: BorrowedFd<'_>, wake: BorrowedFd<'_>) {
+    let mut fds = [listener, wake].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    let time = Timespec::try_from(LOOK).ok();
+    // It looks again after an error too.
+    if poll(&mut fds, time.as_ref()).is_err() {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The greeting of a plain connection, in time.
+fn greeted(mut stream: TcpStream) -> Option<(Hello, TcpStream)> {
+    let end = Instant::now() + GREETING;
+    stream.set_nonblocking(false).ok()?;
+    let mut bytes = [0; HELLO];
+    let mut have = 0;
+    while have < HELLO {
+        let left = end.checked_duration_since(Instant::now())?;
+        stream
+            .set_read_timeout(Some(left.max(Duration::from_millis(1))))
+            .ok()?;
+        match stream.read(&mut bytes[have..]) {
+            Ok(0) => return None,
+            Ok(n) => have += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    Some((Hello::decode(&bytes)?, stream))
 }
 
 fn form(ring: &Ring, node: usize, why: &str) -> Error {

@@ -4,6 +4,8 @@
 //! the node that it starts from ([`Partitioned::new`] or [`Sorted::new`]), and travels in that order. Each matching pair goes to a closure: a pair of
 //! row numbers, first that of R.
 
+use std::ops::Range;
+
 /// Bytes of a partition with its table that fit into a core's L2 cache.
 const PARTITION: usize = 256 << 10;
 /// Most bits of radix partitioning in one pass: its write positions fit into the L1 cache.
@@ -230,6 +232,113 @@ impl Sorted {
             }
         }
     }
+}
+
+/// The stationary side of a band join in its general form: each row of S has an interval of keys, each row of R has one, and two rows match when
+/// the intervals overlap. In the band join of the thesis (7.4.2) the rows of one side are points, `low == high`.
+///
+/// S is sorted by the low ends. The high ends are then searched by their running maximum, which ascends whatever they are. Where the
+/// high ends themselves ascend (a band of one width) a range holds matches only; else each candidate is checked.
+pub struct Intervals<K> {
+    /// Ascending.
+    low: Vec<K>,
+    /// The greatest high end up to here.
+    reach: Vec<K>,
+    /// The high ends, unless they are the same as `reach`.
+    high: Option<Vec<K>>,
+    rows: Vec<u64>,
+}
+
+/// Where the last search of an [`Intervals`] ended: the next one starts there, so a sorted run of R walks along S once.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Place {
+    low: usize,
+    high: usize,
+}
+
+impl<K: Ord + Copy> Intervals<K> {
+    /// Sorts S. A row whose high end is below its low end can still match, as the two comparisons say.
+    ///
+    /// # Panics
+    /// If the columns differ in length.
+    pub fn new(low: &[K], high: &[K], rows: &[u64]) -> Self {
+        assert!(low.len() == rows.len() && high.len() == rows.len());
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_unstable_by_key(|&i| (low[i], high[i], rows[i]));
+        let highs: Vec<K> = order.iter().map(|&i| high[i]).collect();
+        let mut reach = highs.clone();
+        for i in 1..reach.len() {
+            reach[i] = reach[i].max(reach[i - 1]);
+        }
+        Self {
+            low: order.iter().map(|&i| low[i]).collect(),
+            high: (highs != reach).then_some(highs),
+            reach,
+            rows: order.iter().map(|&i| rows[i]).collect(),
+        }
+    }
+
+    /// The positions of S among which the matches of a row of R are: rows with `S.low <= high` and, if [`Intervals::matches`] says so too,
+    /// `S.high >= low`.
+    pub fn candidates(&self, place: &mut Place, low: K, high: K) -> Range<usize> {
+        place.high = seek(&self.low, place.high, |&s| s <= high);
+        place.low = seek(&self.reach, place.low, |&s| s < low);
+        place.low.min(place.high)..place.high
+    }
+
+    /// Whether a candidate matches a row of R with this low end.
+    pub fn matches(&self, position: usize, low: K) -> bool {
+        self.high.as_ref().is_none_or(|high| high[position] >= low)
+    }
+
+    /// The row at a position.
+    pub fn row(&self, position: usize) -> u64 {
+        self.rows[position]
+    }
+
+    /// Bytes that it has in memory.
+    pub fn bytes(&self) -> usize {
+        let columns = if self.high.is_some() { 3 } else { 2 };
+        self.rows.len() * (columns * size_of::<K>() + size_of::<u64>())
+    }
+
+    /// Joins rows of R, sorted or not.
+    ///
+    /// # Panics
+    /// If the columns differ in length.
+    pub fn probe(&self, low: &[K], high: &[K], rows: &[u64], mut pair: impl FnMut(u64, u64)) {
+        assert!(low.len() == rows.len() && high.len() == rows.len());
+        let mut place = Place::default();
+        for ((&low, &high), &row) in low.iter().zip(high).zip(rows) {
+            for position in self.candidates(&mut place, low, high) {
+                if self.matches(position, low) {
+                    pair(row, self.rows[position]);
+                }
+            }
+        }
+    }
+}
+
+/// The first position whose key is not `before`, searched in growing steps away from `from`.
+fn seek<K>(keys: &[K], from: usize, before: impl Fn(&K) -> bool) -> usize {
+    let from = from.min(keys.len());
+    let mut step = 1;
+    if keys.get(from).is_some_and(&before) {
+        let mut low = from + 1;
+        while low + step <= keys.len() && before(&keys[low + step - 1]) {
+            low += step;
+            step *= 2;
+        }
+        let high = keys.len().min(low + step);
+        return low + keys[low..high].partition_point(before);
+    }
+    let mut high = from;
+    while high >= step && !before(&keys[high - step]) {
+        high -= step;
+        step *= 2;
+    }
+    let low = high.saturating_sub(step);
+    low + keys[low..high].partition_point(before)
 }
 
 /// Joins on any predicate, by nested loops; `matches` gets a key of R and one of S.

@@ -18,7 +18,7 @@ mod tcp;
 pub mod wire;
 
 pub use door::{Admit, Door, Security};
-pub use node::{Canceller, Element, Load, Next, Node, Own, Ring, Room, Waker};
+pub use node::{Canceller, Element, Load, Next, Node, Own, Ring, Room, Waker, Watch};
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -55,7 +55,11 @@ impl Ring {
         }
     }
 
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Whether there can be such a ring.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there cannot.
+    pub fn check(&self) -> Result<(), Error> {
         let invalid = |why: &str| Err(Error::Invalid(why.into()));
         if self.nodes.is_empty() || self.nodes.len() > MAX_NODES || self.me >= self.nodes.len() {
             return invalid("1 to 1,024 nodes, and we are one of them");
@@ -802,6 +806,11 @@ impl Node {
         Canceller(Arc::downgrade(&self.shared))
     }
 
+    /// A handle that tells another thread how far the node is.
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::downgrade(&self.shared))
+    }
+
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
             // A thread that panicked has failed the turn for the neighbours by closing its link.
@@ -833,6 +842,17 @@ impl Canceller {
         if let Some(shared) = self.0.upgrade() {
             shared.fail(shared.ring.me, format!("gave up: {why}"));
         }
+    }
+}
+
+/// Looks on from another thread.
+#[derive(Clone)]
+pub struct Watch(std::sync::Weak<Shared>);
+
+impl Watch {
+    /// What the node has done so far; `None` when it is gone.
+    pub fn load(&self) -> Option<Load> {
+        self.0.upgrade().map(|shared| lock(&shared.state).load)
     }
 }
 

@@ -210,7 +210,13 @@ impl Link {
     fn tell(&mut self, failure: &Failure) {
         let bytes = wire::encode_failure(failure.node, &failure.why);
         if self.message(&bytes).is_ok() {
-            self.linger(LINGER);
+            // A neighbour that tells us of a failure needs no word from us; two of them would wait for each other to close.
+            let end = Instant::now() + LINGER;
+            while self.qp.state() == QpState::Rts && Instant::now() < end {
+                if self.event(LOOK).is_err() {
+                    break;
+                }
+            }
         }
         self.qp.disconnect();
     }
@@ -433,6 +439,8 @@ impl In for RdmaIn {
     }
 
     fn tell(&mut self, failure: &Failure) {
+        // Between a request and its confirmation no receive is posted that the predecessor's own word could take.
+        let _ = self.link.expect_small();
         self.link.tell(failure);
     }
 }

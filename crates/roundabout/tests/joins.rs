@@ -1,6 +1,8 @@
 //! The joins against a naive oracle: 10,000 random ones, cut into elements as a ring would.
 
-use weft_roundabout::joins::{HashJoin, Partitioned, Sorted, nested_loops, radix_bits, zipf};
+use weft_roundabout::joins::{
+    HashJoin, Intervals, Partitioned, Sorted, nested_loops, radix_bits, zipf,
+};
 
 const JOINS: u64 = 10_000;
 
@@ -105,6 +107,45 @@ fn ten_thousand_random_joins_are_as_the_oracle_says() {
         };
         matched += expected.len();
         assert_eq!(sorted(got), expected, "{told}");
+    }
+    assert!(matched as u64 > JOINS);
+}
+
+#[test]
+fn ten_thousand_random_joins_of_intervals_are_as_nested_loops_say() {
+    let seed: u64 = std::env::var("WEFT_SEED").map_or(1, |s| s.parse().unwrap());
+    let mut matched = 0;
+    for round in seed..seed + JOINS {
+        let mut random = Random(round.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        let (r_low, s_low) = (random.keys(), random.keys());
+        // Points, bands of one width, and intervals of any length, some with their ends exchanged.
+        let mut ends = |low: &[u64]| -> Vec<u64> {
+            let kind = random.below(4);
+            low.iter()
+                .map(|&key| match kind {
+                    0 => key,
+                    1 => key.saturating_add(3),
+                    2 => key.wrapping_add(5),
+                    _ => key.saturating_add(random.below(9)).saturating_sub(2),
+                })
+                .collect()
+        };
+        let (r_high, s_high) = (ends(&r_low), ends(&s_low));
+        let (r_rows, s_rows) = (numbered(&r_low), numbered(&s_low));
+        let mut got = Vec::new();
+        let s = Intervals::new(&s_low, &s_high, &s_rows);
+        s.probe(&r_low, &r_high, &r_rows, |a, b| got.push((a, b)));
+        let mut expected = Vec::new();
+        for (i, (&low, &high)) in r_low.iter().zip(&r_high).enumerate() {
+            for (j, (&s_low, &s_high)) in s_low.iter().zip(&s_high).enumerate() {
+                if s_low <= high && s_high >= low {
+                    expected.push((r_rows[i], s_rows[j]));
+                }
+            }
+        }
+        matched += expected.len();
+        let told = format!("seed {round}: R {r_low:?} {r_high:?}, S {s_low:?} {s_high:?}");
+        assert_eq!(sorted(got), sorted(expected), "{told}");
     }
     assert!(matched as u64 > JOINS);
 }

@@ -1,14 +1,17 @@
 //! Rings of threads and of processes: everything goes round once, and failures are told with a name.
 
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use weft_roundabout::wire::{Header, Hello, Kind, VERSION};
 use weft_roundabout::{Door, Error, Next, Node, Ring, Security};
 use weft_verbs::cm::{self, ConnParam};
-use weft_verbs::{LocalMode, QpInit};
+use weft_verbs::{Access, LocalMode, QpInit, RecvWr, SendWr};
 
 const ID: [u8; 16] = [7; 16];
 
@@ -174,6 +177,7 @@ fn a_node_that_gives_up_is_named_by_all() {
                 .collect();
             joining.into_iter().map(|n| n.join().unwrap()).collect()
         });
+        let began = Instant::now();
         let failures: Vec<Error> = thread::scope(|scope| {
             let running: Vec<_> = nodes
                 .into_iter()
@@ -188,6 +192,9 @@ fn a_node_that_gives_up_is_named_by_all() {
                 .collect();
             running.into_iter().map(|n| n.join().unwrap()).collect()
         });
+        // Nobody waits for neighbours that know.
+        println!("{carrier}: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_millis(1500), "{carrier}");
         assert_eq!(failures.len(), 4);
         for failure in failures {
             match failure {
@@ -198,6 +205,41 @@ fn a_node_that_gives_up_is_named_by_all() {
         // The same doors form the next ring.
         let seen = all(&doors, &[1, 2, 3, 4, 5], false);
         assert!(seen.iter().all(|s| s.len() == 15));
+    }
+}
+
+/// Connections that say nothing, or one byte now and then, hold no door.
+#[test]
+fn connections_that_trickle_do_not_keep_neighbours_out() {
+    for carrier in ["local", "tcp", "twin"] {
+        let doors = doors(3, carrier);
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for door in &doors {
+                let (addr, over) = (door.local_addr(), &over);
+                scope.spawn(move || {
+                    let mut silent: Vec<_> =
+                        (0..10).map(|_| TcpStream::connect(addr).unwrap()).collect();
+                    while !over.load(Ordering::SeqCst) {
+                        for stream in &mut silent {
+                            // Refused ones are what we ask for.
+                            let _ = stream.write(b"M");
+                        }
+                        thread::sleep(Duration::from_millis(500));
+                    }
+                });
+            }
+            // They are there before the neighbours are.
+            thread::sleep(Duration::from_millis(200));
+            let began = Instant::now();
+            let seen = all(&doors, &[3, 2, 1], false);
+            let took = began.elapsed();
+            over.store(true, Ordering::SeqCst);
+            assert!(seen.iter().all(|s| s.len() == 6));
+            println!("{carrier}: {took:?}");
+            // A limit for each byte instead of the greeting would let the first of them take 32 s.
+            assert!(took < Duration::from_secs(20), "{carrier}: {took:?}");
+        });
     }
 }
 
@@ -417,4 +459,126 @@ fn a_successor_of_another_user_gets_nothing() {
     assert!(why.contains("this user"), "{why}");
     drop(child);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Plays node 1 of a ring of two towards node 0, up to the messages that it sends as a predecessor.
+fn hostile_neighbour(victim: &Door, messages: &[Vec<u8>]) -> Error {
+    let device = weft_verbs::Device::open().unwrap();
+    let param = ConnParam::default();
+    let listener = cm::Listener::bind(&device, any(), 4, &param).unwrap();
+    let nodes = vec![victim.local_addr(), listener.local_addr()];
+    let ring = Ring {
+        element: 4096,
+        elements: 3,
+        ..Ring::new(ID, nodes, 0)
+    };
+    let hello = Hello {
+        version: VERSION,
+        from: 1,
+        nodes: 2,
+        home: false,
+        exchange: 0,
+        element: 4096,
+        id: ID,
+        agreement: 0,
+        port: listener.local_addr().port(),
+    };
+    let pd = device.alloc_pd().unwrap();
+    let mr = pd.alloc_mr(8192, Access::LOCAL_WRITE).unwrap();
+    let qp = || {
+        let cq = device.create_cq(64, None).unwrap();
+        let qp = pd
+            .create_qp(&QpInit {
+                max_inline: 256,
+                ..QpInit::new(&cq, &cq)
+            })
+            .unwrap();
+        let receive = |i| RecvWr::new(i).sge(mr.sge(0, 8192));
+        qp.post_recv(&[receive(1), receive(2), receive(3)]).unwrap();
+        qp
+    };
+    thread::scope(|scope| {
+        let victim = scope.spawn(|| {
+            let mut node = victim.join(&ring).unwrap();
+            loop {
+                match node.next(false) {
+                    Ok(Next::End) => panic!("a turn with a hostile node ended well"),
+                    Ok(_) => {}
+                    Err(error) => return error,
+                }
+            }
+        });
+        let accepting = scope.spawn(|| {
+            let request = listener.next_request(Some(Duration::from_mins(1))).unwrap();
+            request.accept(qp(), &param).unwrap()
+        });
+        let settings = ConnParam {
+            private_data: hello.encode().to_vec(),
+            ..ConnParam::default()
+        };
+        let out = cm::connect_qp(ring.nodes[0], qp(), &device, &settings).unwrap();
+        let _from = accepting.join().unwrap();
+        for message in messages {
+            // It can have closed after the first.
+            let _ = out.qp.post_send_one(SendWr::send(9).inline(message));
+        }
+        victim.join().unwrap()
+    })
+}
+
+#[test]
+fn a_neighbour_that_breaks_the_protocol_is_named() {
+    let door = Door::open(any(), Security::SameUser, None).unwrap();
+    let header = |kind, change: &dyn Fn(&mut Header)| {
+        let mut header = Header {
+            hop: 1,
+            origin: 1,
+            ..Header::new(kind)
+        };
+        change(&mut header);
+        header.encode().to_vec()
+    };
+    let request = Header::new(Kind::Request).encode().to_vec();
+    let after_request = [
+        vec![0xab; 64],
+        vec![0; 3],
+        header(Kind::Payload, &|h| h.hop = 0),
+        header(Kind::Payload, &|h| h.hop = 2),
+        header(Kind::Payload, &|h| h.origin = 0),
+        header(Kind::Payload, &|h| h.origin = 9),
+        header(Kind::Payload, &|h| h.len = 4096),
+        header(Kind::Payload, &|h| h.len = u32::MAX),
+        header(Kind::Payload, &|h| h.seq = 1),
+        header(Kind::End, &|h| h.seq = 7),
+        header(Kind::Confirm, &|_| ()),
+        header(Kind::Bye, &|_| ()),
+    ];
+    let mut attacks: Vec<Vec<Vec<u8>>> = after_request
+        .into_iter()
+        .map(|message| vec![request.clone(), message])
+        .collect();
+    // In place of the request.
+    attacks.push(vec![vec![0xab; 64]]);
+    attacks.push(vec![vec![]]);
+    attacks.push(vec![vec![0; 200]]);
+    attacks.push(vec![header(Kind::Confirm, &|_| ())]);
+    attacks.push(vec![header(Kind::Request, &|h| h.len = 50)]);
+    for attack in attacks {
+        match hostile_neighbour(&door, &attack) {
+            Error::Failed { node: 1, why, .. } => {
+                assert!(why.contains("broke the protocol"), "{attack:?}: {why}");
+            }
+            other => panic!("{attack:?}: {other}"),
+        }
+    }
+    // A failure whose text a terminal would obey, and a node that there is not.
+    let mut failure = header(Kind::Fail, &|h| (h.origin, h.len) = (77, 6));
+    failure.extend_from_slice(b"\x1b[2Jx\n");
+    match hostile_neighbour(&door, &[failure]) {
+        Error::Failed { node: 1, why, .. } => assert!(!why.contains(char::is_control), "{why}"),
+        other => panic!("{other}"),
+    }
+    // The door is as before.
+    let doors = [door, Door::open(any(), Security::SameUser, None).unwrap()];
+    assert!(all(&doors, &[3, 4], false).iter().all(|s| s.len() == 7));
 }

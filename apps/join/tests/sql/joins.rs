@@ -1,20 +1,14 @@
 //! Queries on rings of workers give the rows of one process, and of DuckDB where it is installed.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::dataframe::DataFrameWriteOptions;
-use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionContext};
-use weft_join::shell::{Question, Trouble, ask};
+use datafusion::prelude::{CsvReadOptions, SessionContext};
+use weft_join::shell::{Trouble, ask};
 use weft_join::talk::Table;
-use weft_join::worker::{Settings, Worker};
+
+use crate::help::{Workers, alone, duckdb, rows};
 
 /// Joins of all kinds, and what stands around them. `f` is a float without NULL, `k` a key with duplicates and NULL.
 const QUERIES: &[&str] = &[
@@ -78,101 +72,6 @@ fn data(folder: &Path) -> Vec<Table> {
     tables
 }
 
-/// Workers in threads of this process.
-struct Workers {
-    stop: Arc<AtomicBool>,
-    threads: Vec<thread::JoinHandle<()>>,
-    addresses: Vec<std::net::SocketAddr>,
-}
-
-impl Workers {
-    fn start(count: usize) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (mut threads, mut addresses) = (Vec::new(), Vec::new());
-        for _ in 0..count {
-            let worker = Worker::open(Settings {
-                bind: "127.0.0.1:0".parse().unwrap(),
-                dir: None,
-                memory: None,
-            })
-            .unwrap();
-            addresses.push(worker.local_addr());
-            let stop = Arc::clone(&stop);
-            threads.push(thread::spawn(move || {
-                worker.serve(|| stop.load(Ordering::SeqCst));
-            }));
-        }
-        Self {
-            stop,
-            threads,
-            addresses,
-        }
-    }
-
-    fn question(&self, tables: &[Table], sql: &str) -> Question {
-        Question {
-            workers: self.addresses.clone(),
-            tables: tables.to_vec(),
-            sql: sql.into(),
-            element: 4096,
-            patience: Duration::from_mins(1),
-        }
-    }
-}
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn rows(batches: &[RecordBatch]) -> Vec<String> {
-    let options = FormatOptions::default().with_null("NULL");
-    let mut rows = Vec::new();
-    for batch in batches {
-        let columns: Vec<_> = batch
-            .columns()
-            .iter()
-            .map(|column| ArrayFormatter::try_new(column.as_ref(), &options).unwrap())
-            .collect();
-        for row in 0..batch.num_rows() {
-            let cells: Vec<_> = columns.iter().map(|c| c.value(row).to_string()).collect();
-            rows.push(cells.join("|"));
-        }
-    }
-    rows.sort();
-    rows
-}
-
-fn alone(tables: &[Table], sql: &str) -> Vec<String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let context = SessionContext::new();
-        for table in tables {
-            if table.file.ends_with(".csv") {
-                let options = CsvReadOptions::new();
-                context
-                    .register_csv(&table.name, &table.file, options)
-                    .await
-                    .unwrap();
-            } else {
-                let options = ParquetReadOptions::new();
-                context
-                    .register_parquet(&table.name, &table.file, options)
-                    .await
-                    .unwrap();
-            }
-        }
-        rows(&context.sql(sql).await.unwrap().collect().await.unwrap())
-    })
-}
-
 #[test]
 fn rings_give_the_rows_of_one_process() {
     let folder = tempfile::tempdir().unwrap();
@@ -229,17 +128,6 @@ fn rings_read_parquet_beside_csv() {
         let answer = ask(&workers.question(&mixed, sql), |_| ()).unwrap();
         assert_eq!(rows(&answer.batches), alone(&mixed, sql), "{sql}");
     }
-}
-
-/// The Python that has DuckDB, if any.
-fn duckdb() -> Option<String> {
-    let python = std::env::var("WEFT_DUCKDB_PYTHON").unwrap_or_else(|_| "python3".into());
-    let found = Command::new(&python)
-        .args(["-c", "import duckdb"])
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success());
-    found.then_some(python)
 }
 
 #[test]
@@ -318,101 +206,4 @@ fn queries_that_write_or_fail_are_refused_with_a_reason() {
     // The next query works.
     let answer = ask(&workers.question(&tables, "SELECT count(*) FROM r"), |_| ()).unwrap();
     assert_eq!(rows(&answer.batches), ["700"]);
-}
-
-/// A worker as a process of its own.
-struct Process(Child, std::net::SocketAddr);
-
-impl Process {
-    fn start() -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_weft-join"))
-            .args(["worker", "--bind", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let out = child.stdout.take().unwrap();
-        BufReader::new(out).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("working on ").unwrap();
-        Self(child, address.parse().unwrap())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[test]
-fn a_worker_that_is_killed_is_named_and_the_ring_forms_anew() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("big.csv");
-    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
-    writeln!(file, "id").unwrap();
-    for id in 0..60_000 {
-        writeln!(file, "{id}").unwrap();
-    }
-    drop(file);
-    let tables = [Table {
-        name: "big".into(),
-        file: path.to_str().unwrap().into(),
-    }];
-    let mut workers = [Process::start(), Process::start(), Process::start()];
-    let question = |workers: &[Process], sql: &str| Question {
-        workers: workers.iter().map(|w| w.1).collect(),
-        tables: tables.to_vec(),
-        sql: sql.into(),
-        element: 65_536,
-        patience: Duration::from_mins(1),
-    };
-    // 3.6 thousand million pairs: it does not end by itself in time.
-    let long = question(
-        &workers,
-        "SELECT count(*) FROM big a JOIN big b ON a.id * b.id % 7 > 9",
-    );
-    let victim = workers[1].1;
-    let (failed, took) = thread::scope(|scope| {
-        let asking = scope.spawn(|| (ask(&long, |_| ()), Instant::now()));
-        // Long enough to be at work; whenever it comes, the query fails.
-        thread::sleep(Duration::from_millis(700));
-        let killed = Instant::now();
-        workers[1].0.kill().unwrap();
-        let (answer, ended) = asking.join().unwrap();
-        (answer, ended.saturating_duration_since(killed))
-    });
-    match failed {
-        Err(Trouble::Peer(why) | Trouble::Query(why)) => {
-            assert!(why.contains(&victim.to_string()), "{why}");
-        }
-        Ok(_) => panic!("the query ended"),
-    }
-    // The promise is a second; the machine may be slow.
-    assert!(took < Duration::from_secs(20), "{took:?}");
-    println!("failed {took:?} after the kill");
-    workers[1] = Process::start();
-    let again = question(
-        &workers,
-        "SELECT count(*) FROM big a JOIN big b ON a.id = b.id",
-    );
-    assert_eq!(rows(&ask(&again, |_| ()).unwrap().batches), ["60000"]);
-}
-
-#[test]
-fn a_worker_that_is_not_there_is_named_at_once() {
-    let workers = Workers::start(2);
-    let mut question = workers.question(&[], "SELECT 1");
-    // Nobody listens there any more.
-    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = gone.local_addr().unwrap();
-    drop(gone);
-    question.workers.push(addr);
-    let began = Instant::now();
-    match ask(&question, |_| ()) {
-        Err(Trouble::Peer(why)) => assert!(why.contains(&addr.to_string()), "{why}"),
-        other => panic!("{:?}", other.map(|a| rows(&a.batches))),
-    }
-    // A minute is its patience with a worker that says nothing.
-    assert!(began.elapsed() < Duration::from_secs(40));
 }

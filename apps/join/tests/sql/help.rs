@@ -1,0 +1,159 @@
+//! Workers in threads, and what their rows are compared with.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::util::display::{ArrayFormatter, FormatOptions};
+use datafusion::error::Result;
+use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionContext};
+use weft_join::shell::Question;
+use weft_join::talk::Table;
+use weft_join::worker::{Settings, Worker};
+
+/// Workers in threads of this process.
+pub struct Workers {
+    stop: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+    pub addresses: Vec<std::net::SocketAddr>,
+}
+
+impl Workers {
+    /// So many.
+    pub fn start(count: usize) -> Self {
+        Self::with_memory(count, None)
+    }
+
+    /// So many, with a limit of the memory of a query.
+    pub fn with_memory(count: usize, memory: Option<usize>) -> Self {
+        Self::open(&vec!["127.0.0.1:0"; count], memory).unwrap()
+    }
+
+    /// At these addresses; `None` if one cannot be had.
+    pub fn at(addresses: &[&str]) -> Option<Self> {
+        Self::open(addresses, None).ok()
+    }
+
+    fn open(binds: &[&str], memory: Option<usize>) -> Result<Self> {
+        let mut open = Vec::new();
+        for bind in binds {
+            open.push(Worker::open(Settings {
+                bind: bind.parse().unwrap(),
+                dir: None,
+                memory,
+            })?);
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let addresses = open.iter().map(Worker::local_addr).collect();
+        let serve = |worker: Worker| {
+            let stop = Arc::clone(&stop);
+            thread::spawn(move || worker.serve(|| stop.load(Ordering::SeqCst)))
+        };
+        let threads = open.into_iter().map(serve).collect();
+        Ok(Self {
+            stop,
+            threads,
+            addresses,
+        })
+    }
+
+    /// A query for all of them, with small elements.
+    pub fn question(&self, tables: &[Table], sql: &str) -> Question {
+        Question {
+            workers: self.addresses.clone(),
+            tables: tables.to_vec(),
+            sql: sql.into(),
+            element: 4096,
+            patience: Duration::from_mins(1),
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The rows as text.
+pub fn rows_in_order(batches: &[RecordBatch]) -> Vec<String> {
+    let options = FormatOptions::default().with_null("NULL");
+    let mut rows = Vec::new();
+    for batch in batches {
+        let columns: Vec<_> = batch
+            .columns()
+            .iter()
+            .map(|column| ArrayFormatter::try_new(column.as_ref(), &options).unwrap())
+            .collect();
+        for row in 0..batch.num_rows() {
+            let cells: Vec<_> = columns.iter().map(|c| c.value(row).to_string()).collect();
+            rows.push(cells.join("|"));
+        }
+    }
+    rows
+}
+
+/// The rows as text, sorted.
+pub fn rows(batches: &[RecordBatch]) -> Vec<String> {
+    sorted(rows_in_order(batches))
+}
+
+pub fn sorted(mut rows: Vec<String>) -> Vec<String> {
+    rows.sort();
+    rows
+}
+
+/// Runs a query in one process, without weft.
+pub fn run_alone(tables: &[Table], sql: &str) -> Result<Vec<RecordBatch>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let context = SessionContext::new();
+        for table in tables {
+            if table.file.ends_with(".csv") {
+                let options = CsvReadOptions::new();
+                context
+                    .register_csv(&table.name, &table.file, options)
+                    .await?;
+            } else {
+                let options = ParquetReadOptions::new();
+                context
+                    .register_parquet(&table.name, &table.file, options)
+                    .await?;
+            }
+        }
+        context.sql(sql).await?.collect().await
+    })
+}
+
+/// The rows of one process, sorted.
+pub fn alone(tables: &[Table], sql: &str) -> Vec<String> {
+    sorted(alone_in_order(tables, sql))
+}
+
+/// The rows of one process.
+pub fn alone_in_order(tables: &[Table], sql: &str) -> Vec<String> {
+    match run_alone(tables, sql) {
+        Ok(batches) => rows_in_order(&batches),
+        Err(error) => panic!("{sql}: {error}"),
+    }
+}
+
+/// The Python that has DuckDB, if any.
+pub fn duckdb() -> Option<String> {
+    let python = std::env::var("WEFT_DUCKDB_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found = Command::new(&python)
+        .args(["-c", "import duckdb"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    found.then_some(python)
+}

@@ -1,0 +1,7 @@
+//! `weft join` on rings of workers in threads and processes. One program, because each links DataFusion.
+
+mod bad;
+mod band;
+mod help;
+mod joins;
+mod tpch;
