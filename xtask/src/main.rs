@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod deps;
+mod inventory;
 mod libexs;
 mod library;
+mod licences;
 mod modules;
 mod run;
 mod source;
@@ -23,7 +25,9 @@ cargo xtask verbs DIR [--debug]
 cargo xtask run DIR [--debug]
                     the preload library of `weft run` below DIR: lib/
 cargo xtask advise DIR [--debug]
-                    the preload library of `weft advise` below DIR: lib/";
+                    the preload library of `weft advise` below DIR: lib/
+cargo xtask inventory DIR PACKAGE [CRATE...]
+                    what is linked into a package that is made of these crates: DIR/sbom.cdx.json and DIR/copyright";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -58,6 +62,18 @@ fn main() -> ExitCode {
                 }
                 Err(problem) => {
                     eprintln!("xtask {what}: {problem}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
+        ["inventory", dir, package, ref crates @ ..] => {
+            match inventory::lay_out(Path::new(dir), package, crates) {
+                Ok(summary) => {
+                    println!("{summary}");
+                    ExitCode::SUCCESS
+                }
+                Err(problem) => {
+                    eprintln!("xtask inventory: {problem}");
                     ExitCode::FAILURE
                 }
             }
