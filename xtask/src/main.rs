@@ -26,6 +26,8 @@ cargo xtask run DIR [--debug]
                     the preload library of `weft run` below DIR: lib/
 cargo xtask advise DIR [--debug]
                     the preload library of `weft advise` below DIR: lib/
+cargo xtask fs DIR [--debug]
+                    the preload library of `weft fs run` below DIR: lib/
 cargo xtask inventory DIR PACKAGE [CRATE...]
                     what is linked into a package that is made of these crates: DIR/sbom.cdx.json and DIR/copyright";
 
@@ -45,7 +47,7 @@ fn main() -> ExitCode {
             }
         },
         [
-            what @ ("libexs" | "verbs" | "run" | "advise"),
+            what @ ("libexs" | "verbs" | "run" | "advise" | "fs"),
             dir,
             ref options @ ..,
         ] if matches!(options, [] | ["--debug"]) => {
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
                 "verbs" => verbs::lay_out,
                 "run" => run::lay_out,
                 "advise" => run::lay_out_advise,
+                "fs" => run::lay_out_fs,
                 _ => libexs::lay_out,
             };
             match lay_out(Path::new(dir), options.is_empty()) {
