@@ -7,6 +7,7 @@ mod libexs;
 mod library;
 mod licences;
 mod modules;
+mod publish;
 mod run;
 mod source;
 mod verbs;
@@ -29,7 +30,8 @@ cargo xtask advise DIR [--debug]
 cargo xtask fs DIR [--debug]
                     the preload library of `weft fs run` below DIR: lib/
 cargo xtask inventory DIR PACKAGE [CRATE...]
-                    what is linked into a package that is made of these crates: DIR/sbom.cdx.json and DIR/copyright";
+                    what is linked into a package that is made of these crates: DIR/sbom.cdx.json and DIR/copyright
+cargo xtask publish the crates that are ready for a registry, one a line, each after those that it needs";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -69,6 +71,21 @@ fn main() -> ExitCode {
                 }
             }
         }
+        ["publish"] => match metadata(&root().join("Cargo.toml"))
+            .map_err(|problem| vec![problem])
+            .and_then(|tree| publish::order(&tree))
+        {
+            Ok(order) => {
+                println!("{}", order.join("\n"));
+                ExitCode::SUCCESS
+            }
+            Err(problems) => {
+                for problem in problems {
+                    eprintln!("xtask publish: {problem}");
+                }
+                ExitCode::FAILURE
+            }
+        },
         ["inventory", dir, package, ref crates @ ..] => {
             match inventory::lay_out(Path::new(dir), package, crates) {
                 Ok(summary) => {
@@ -92,11 +109,13 @@ fn main() -> ExitCode {
     }
 }
 
+fn root() -> &'static Path {
+    library::root().expect("xtask is a folder of the workspace")
+}
+
 /// Everything that `cargo xtask deps` checks: a summary, or all the problems found.
 fn check_deps() -> Result<String, Vec<String>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask is a folder of the workspace");
+    let root = root();
     let fatal = |problem: String| vec![problem];
 
     let document = root.join("ARCHITECTURE.md");
