@@ -15,7 +15,7 @@ const COMMON: [(&str, &str); 2] = [
 ];
 
 /// What a phrase of a text says of which licence it is, the more exact one first.
-const PHRASES: [(&str, &str); 9] = [
+const PHRASES: [(&str, &str); 10] = [
     ("Neither the name", "BSD-3-Clause"),
     (
         "Redistribution and use in source and binary forms",
@@ -37,6 +37,10 @@ const PHRASES: [(&str, &str); 9] = [
     ("This is free and unencumbered software", "Unlicense"),
     ("CC0 1.0 Universal", "CC0-1.0"),
     ("Altered source versions must be plainly marked", "Zlib"),
+    (
+        "LLVM Exceptions to the Apache 2.0 License",
+        "LLVM exception",
+    ),
 ];
 
 /// The text of a licence, and who has it.
