@@ -1,4 +1,4 @@
-//! Which crates are linked into a package, for those who get it without its sources: a bill of materials (CycloneDX 1.5) and a
+//! Which crates are linked into a package, for those who get it without its sources: a bill of materials (`CycloneDX` 1.5) and a
 //! copyright file (Debian's machine-readable form, DEP-5).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,23 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::library::{self, at, output, write};
-use crate::licences;
-
-/// A crate, or another part of the package.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub name: String,
-    pub version: String,
-    /// As SPDX writes it.
-    pub license: String,
-    pub authors: Vec<String>,
-    /// Where its source is on this machine, for the texts of its licences.
-    pub folder: Option<PathBuf>,
-    /// SHA-256 of the archive in the registry.
-    pub checksum: Option<String>,
-    /// Of this project, not of others.
-    pub own: bool,
-}
+use crate::licences::{self, Part};
 
 /// The parts, and which of them uses which.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -61,7 +45,7 @@ pub(crate) fn lay_out(dir: &Path, package: &str, roots: &[&str]) -> Result<Strin
     let lock = library::read(&root.join("Cargo.lock"))?;
     let mut parts = parts(&graph, &metadata, &lock)?;
     if !parts.is_empty() {
-        parts.push(standard_library(release, &rust_source()));
+        parts.push(standard_library(release, rust_source()));
     }
 
     fs::create_dir_all(dir).map_err(at(dir))?;
@@ -192,13 +176,13 @@ fn rust_source() -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
-fn standard_library(version: &str, folder: &Option<PathBuf>) -> Part {
+fn standard_library(version: &str, folder: Option<PathBuf>) -> Part {
     Part {
         name: "rust-std".into(),
         version: version.to_owned(),
         license: "MIT OR Apache-2.0".into(),
         authors: vec!["The Rust Project Contributors".into()],
-        folder: folder.clone(),
+        folder,
         checksum: None,
         own: false,
     }

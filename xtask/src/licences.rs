@@ -5,7 +5,21 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use crate::inventory::Part;
+/// A crate, or another part of the package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub name: String,
+    pub version: String,
+    /// As SPDX writes it.
+    pub license: String,
+    pub authors: Vec<String>,
+    /// Where its source is on this machine, for the texts of its licences.
+    pub folder: Option<PathBuf>,
+    /// SHA-256 of the archive in the registry.
+    pub checksum: Option<String>,
+    /// Of this project, not of others.
+    pub own: bool,
+}
 
 const FORMAT: &str = "https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/";
 /// These need not be repeated: every Debian has them.
@@ -200,8 +214,11 @@ fn keep(
     if body.len() < text.len() {
         common.insert("Apache-2.0");
     }
-    let lines = body.lines().filter(|line| !is_notice(line.trim()));
-    let body: String = lines.map(|line| format!("{line}\n")).collect();
+    let lines: Vec<&str> = body
+        .lines()
+        .filter(|line| !is_notice(line.trim()))
+        .collect();
+    let body = lines.join("\n");
     // spaces, quotes and who it is that stands for nothing differ in copies of one text
     let same: String = body
         .chars()
