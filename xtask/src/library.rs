@@ -279,7 +279,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-fn output(command: &mut Command) -> Result<String, String> {
+pub(crate) fn output(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().display().to_string();
     let Output {
         status,

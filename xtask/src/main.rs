@@ -2,9 +2,12 @@
 #![forbid(unsafe_code)]
 
 mod deps;
+mod inventory;
 mod libexs;
 mod library;
+mod licences;
 mod modules;
+mod publish;
 mod run;
 mod source;
 mod verbs;
@@ -23,7 +26,12 @@ cargo xtask verbs DIR [--debug]
 cargo xtask run DIR [--debug]
                     the preload library of `weft run` below DIR: lib/
 cargo xtask advise DIR [--debug]
-                    the preload library of `weft advise` below DIR: lib/";
+                    the preload library of `weft advise` below DIR: lib/
+cargo xtask fs DIR [--debug]
+                    the preload library of `weft fs run` below DIR: lib/
+cargo xtask inventory DIR PACKAGE [CRATE...]
+                    what is linked into a package that is made of these crates: DIR/sbom.cdx.json and DIR/copyright
+cargo xtask publish the crates that are ready for a registry, one a line, each after those that it needs";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -41,7 +49,7 @@ fn main() -> ExitCode {
             }
         },
         [
-            what @ ("libexs" | "verbs" | "run" | "advise"),
+            what @ ("libexs" | "verbs" | "run" | "advise" | "fs"),
             dir,
             ref options @ ..,
         ] if matches!(options, [] | ["--debug"]) => {
@@ -49,6 +57,7 @@ fn main() -> ExitCode {
                 "verbs" => verbs::lay_out,
                 "run" => run::lay_out,
                 "advise" => run::lay_out_advise,
+                "fs" => run::lay_out_fs,
                 _ => libexs::lay_out,
             };
             match lay_out(Path::new(dir), options.is_empty()) {
@@ -58,6 +67,33 @@ fn main() -> ExitCode {
                 }
                 Err(problem) => {
                     eprintln!("xtask {what}: {problem}");
+                    ExitCode::FAILURE
+                }
+            }
+        }
+        ["publish"] => match metadata(&root().join("Cargo.toml"))
+            .map_err(|problem| vec![problem])
+            .and_then(|tree| publish::order(&tree))
+        {
+            Ok(order) => {
+                println!("{}", order.join("\n"));
+                ExitCode::SUCCESS
+            }
+            Err(problems) => {
+                for problem in problems {
+                    eprintln!("xtask publish: {problem}");
+                }
+                ExitCode::FAILURE
+            }
+        },
+        ["inventory", dir, package, ref crates @ ..] => {
+            match inventory::lay_out(Path::new(dir), package, crates) {
+                Ok(summary) => {
+                    println!("{summary}");
+                    ExitCode::SUCCESS
+                }
+                Err(problem) => {
+                    eprintln!("xtask inventory: {problem}");
                     ExitCode::FAILURE
                 }
             }
@@ -73,11 +109,13 @@ fn main() -> ExitCode {
     }
 }
 
+fn root() -> &'static Path {
+    library::root().expect("xtask is a folder of the workspace")
+}
+
 /// Everything that `cargo xtask deps` checks: a summary, or all the problems found.
 fn check_deps() -> Result<String, Vec<String>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("xtask is a folder of the workspace");
+    let root = root();
     let fatal = |problem: String| vec![problem];
 
     let document = root.join("ARCHITECTURE.md");

@@ -1,4 +1,4 @@
-//! The preload libraries of `weft run` and `weft advise`.
+//! The preload libraries of `weft run`, `weft advise` and `weft fs run`.
 
 use std::fs;
 use std::path::Path;
@@ -25,6 +25,17 @@ pub(crate) fn lay_out_advise(dir: &Path, release: bool) -> Result<String, String
         "weft-libadvise",
         crate_name,
         "libweft-advise.so",
+    )
+}
+
+/// The same for `weft fs run`.
+pub(crate) fn lay_out_fs(dir: &Path, release: bool) -> Result<String, String> {
+    put(
+        dir,
+        release,
+        "weft-libfs",
+        "weft_fs_preload",
+        "libweft-fs.so",
     )
 }
 

@@ -14,6 +14,7 @@ pub mod elf;
 pub mod failure;
 pub mod fs;
 pub mod identity;
+mod places;
 pub mod stat;
 pub mod stat_run;
 mod terminal;

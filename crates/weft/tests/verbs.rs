@@ -165,6 +165,10 @@ fn the_libraries_are_looked_for_and_known() {
     // The distribution's libraries are not ours.
     fs::write(libs.path().join("librdmacm.so.1"), b"RDMACM_1.0").unwrap();
     assert_eq!(run().code, 125);
+    // Packages have a folder of their own beside those.
+    let packaged = Libraries::new();
+    symlink(packaged.path(), libs.path().join("weft")).unwrap();
+    run().ok();
     let out = Output::of(plain().env("WEFT_VERBS_LIB", libs.path()).arg("true"));
     assert_eq!(out.code, 125);
     assert!(out.stderr.contains("./x dist"), "{}", out.stderr);

@@ -22,6 +22,7 @@ use super::run::plain;
 use super::verbs::{fail, find, refuse};
 use crate::advise::{Findings, sections};
 use crate::failure::Failure;
+use crate::places;
 
 pub(crate) const LONG: &str = "\
 Without a program: measure on this machine what copies, registrations and pinned pages cost, resident and not, on small and huge pages, how \
@@ -66,7 +67,7 @@ pub struct Args {
     /// Do not measure the machine: no gain is computed
     #[arg(long, requires = "command")]
     no_machine: bool,
-    /// The folder of the observer's library [default: beside this program, as `./x dist` leaves it]
+    /// The folder of the observer's library [default: where packages and `./x dist` leave it]
     #[arg(long, value_name = "DIR", env = "WEFT_ADVISE_LIB")]
     lib: Option<PathBuf>,
     /// The program and its arguments
@@ -364,20 +365,17 @@ fn library(dir: Option<&Path>) -> Result<PathBuf, Failure> {
     let places = if let Some(dir) = dir {
         vec![dir.to_owned()]
     } else {
-        let program = std::env::current_exe().map_err(|e| {
-            Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
-        })?;
-        let beside = program.parent().unwrap_or(Path::new("/"));
-        let places = ["../lib", "../dist/lib", "."];
-        places.map(|place| beside.join(place)).to_vec()
+        let mut places = places::libraries()?;
+        places.extend(places::program_folder());
+        places
     };
     let files = places
         .iter()
         .flat_map(|dir| [LIBRARY, CARGO_LIBRARY].map(|name| dir.join(name)));
     let Some(file) = files.into_iter().find_map(|file| file.canonicalize().ok()) else {
         return Err(
-            Failure::failed(format!("there is no {LIBRARY} in {}", places[0].display())).hint(
-                "run `./x dist` to build it, or name its folder with --lib or WEFT_ADVISE_LIB",
+            Failure::failed(format!("{LIBRARY} is in none of {}", places::named(&places))).hint(
+                "install the package libweft-preload, run `./x dist` to build it, or name its folder with --lib or WEFT_ADVISE_LIB",
             ),
         );
     };

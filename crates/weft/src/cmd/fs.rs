@@ -22,6 +22,7 @@ use crate::cli::Global;
 use crate::elf::{self, Kind};
 use crate::failure::{Exit, Failure};
 use crate::fs::{self, Who, connect, explain};
+use crate::places;
 
 pub(crate) const LONG: &str = "\
 Use the memory of other machines as files: a server holds named buffers (and offers the files of a folder), and programs reach them under
@@ -107,7 +108,7 @@ struct ServeArgs {
 
 #[derive(Debug, clap::Args)]
 struct RunArgs {
-    /// The preload library [default: as `./x dist` leaves it, or beside this program]
+    /// The preload library [default: where packages and `./x dist` leave it]
     #[arg(long, value_name = "FILE", env = "WEFT_FS_LIB")]
     lib: Option<PathBuf>,
     #[command(flatten)]
@@ -488,27 +489,22 @@ fn library(named: Option<&Path>) -> Result<PathBuf, Failure> {
     use std::os::unix::ffi::OsStrExt;
     let missing = |what: String| {
         Failure::failed(what)
-            .hint("`./x dist` builds it into target/dist/lib; --lib FILE or WEFT_FS_LIB names it")
+            .hint("the package libweft-preload has it, `./x dist` builds it into target/dist/lib; --lib FILE or WEFT_FS_LIB names it")
     };
     let found = if let Some(path) = named {
         path.canonicalize()
             .map_err(|e| missing(format!("{}: {e}", path.display())))?
     } else {
-        let program = std::env::current_exe()
-            .map_err(|e| missing(format!("cannot find this program's file: {e}")))?;
-        let beside = program.parent().unwrap_or(Path::new("/"));
-        let places = [
-            "../lib/libweft-fs.so",
-            "../dist/lib/libweft-fs.so",
-            "libweft_fs_preload.so",
-        ];
-        places
-            .iter()
-            .find_map(|place| beside.join(place).canonicalize().ok())
+        let places = places::libraries()?;
+        let built = places::program_folder().map(|dir| dir.join("libweft_fs_preload.so"));
+        let installed = places.iter().map(|dir| dir.join("libweft-fs.so"));
+        installed
+            .chain(built)
+            .find_map(|file| file.canonicalize().ok())
             .ok_or_else(|| {
                 missing(format!(
-                    "there is no libweft-fs.so beside {}",
-                    program.display()
+                    "libweft-fs.so is in none of {}",
+                    places::named(&places)
                 ))
             })?
     };

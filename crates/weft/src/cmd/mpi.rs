@@ -43,7 +43,7 @@ pub struct Args {
     /// Say on stderr which MPI was found, and what is set
     #[arg(long)]
     explain: bool,
-    /// The folder of weft's libraries [default: beside this program, as `./x dist` leaves them]
+    /// The folder of weft's libraries [default: where packages and `./x dist` leave them]
     #[arg(long, value_name = "DIR", env = "WEFT_VERBS_LIB")]
     lib: Option<PathBuf>,
     /// What the libraries log to stderr
@@ -224,7 +224,7 @@ fn settings(args: &Args, mpi: Mpi) -> Result<Vec<(&'static str, OsString)>, Fail
                     "there is no {PROVIDER} in {}",
                     lib.display()
                 ))
-                .hint("`./x dist` builds it"));
+                .hint("the package weft-verbs has it, and `./x dist` builds it"));
             }
             settings.push(("FI_PROVIDER_PATH", lib.into_os_string()));
             if let Some(level) = &args.log {

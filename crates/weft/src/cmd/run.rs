@@ -12,6 +12,7 @@ use std::process::{Command, ExitCode};
 use super::verbs::{fail, find, refuse};
 use crate::elf::{self, Kind};
 use crate::failure::Failure;
+use crate::places;
 
 pub(crate) const LONG: &str = "\
 Run a program that knows TCP sockets only, unmodified. Its connections to another program that was started in this way, on the same \
@@ -54,7 +55,7 @@ pub struct Args {
     /// Print at the program's exit which connections went over to shared memory, and why others did not
     #[arg(long)]
     explain: bool,
-    /// The folder of the preload library [default: beside this program, as `./x dist` leaves it]
+    /// The folder of the preload library [default: where packages and `./x dist` leave it]
     #[arg(long, value_name = "DIR", env = "WEFT_RUN_LIB")]
     lib: Option<PathBuf>,
     /// The program and its arguments
@@ -125,22 +126,15 @@ fn library(args: &Args) -> Result<PathBuf, Failure> {
             .hint("`./x dist` builds it into target/dist/lib")
         })?
     } else {
-        let program = env::current_exe().map_err(|e| {
-            Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
-        })?;
-        let beside = program.parent().unwrap_or(Path::new("/"));
-        let places = ["../lib", "../dist/lib", "."].map(|place| beside.join(place));
-        let found = places.iter().filter_map(|place| place.canonicalize().ok());
+        let places = places::libraries()?;
+        let built = places::program_folder();
+        let found = places.iter().chain(&built);
         found
-            .into_iter()
+            .filter_map(|place| place.canonicalize().ok())
             .find_map(|dir| within(&dir))
             .ok_or_else(|| {
-                Failure::failed(format!(
-                    "{LIBRARY} is neither in {} nor in {}",
-                    places[0].display(),
-                    places[1].display()
-                ))
-                .hint("run `./x dist` to build it, or name its folder with --lib or WEFT_RUN_LIB")
+                Failure::failed(format!("{LIBRARY} is in none of {}", places::named(&places)))
+                    .hint("install the package libweft-preload, run `./x dist` to build it, or name its folder with --lib or WEFT_RUN_LIB")
             })?
     };
     if file

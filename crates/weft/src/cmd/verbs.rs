@@ -16,6 +16,7 @@ use weft_verbs::faults::Script;
 use super::view::{self, View};
 use crate::elf::{self, Kind};
 use crate::failure::Failure;
+use crate::places;
 
 pub(crate) const LONG: &str = "\
 Run a program that was written for RDMA hardware, unmodified: every libibverbs and librdmacm that it loads is weft's. It sees two \
@@ -53,7 +54,7 @@ const EXIT_NOT_FOUND: u8 = 127;
 /// Options of `weft verbs`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The folder of the drop-in libraries [default: beside this program, as `./x dist` leaves them]
+    /// The folder of the drop-in libraries [default: where packages and `./x dist` leave them]
     #[arg(long, value_name = "DIR", env = "WEFT_VERBS_LIB")]
     lib: Option<PathBuf>,
     /// Which devices appear and in which order; `rdma_cm` takes the first [default: both, weft0 first]
@@ -174,19 +175,14 @@ pub(super) fn libraries(named: Option<&Path>) -> Result<PathBuf, Failure> {
             .hint("`./x dist` builds the libraries into target/dist/lib"))
         };
     }
-    let program = env::current_exe().map_err(|e| {
-        Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
-    })?;
-    let beside = program.parent().unwrap_or(Path::new("/"));
-    let places = ["../lib", "../dist/lib"].map(|place| beside.join(place));
+    let places = places::libraries()?;
     let found = places.iter().filter_map(|place| place.canonicalize().ok());
     found.into_iter().find(|dir| is_ours(dir)).ok_or_else(|| {
         Failure::failed(format!(
-            "the drop-in libraries are neither in {} nor in {}",
-            places[0].display(),
-            places[1].display()
+            "the drop-in libraries are in none of {}",
+            places::named(&places)
         ))
-        .hint("run `./x dist` to build them, or name their folder with --lib or WEFT_VERBS_LIB")
+        .hint("install the package weft-verbs, run `./x dist` to build them, or name their folder with --lib or WEFT_VERBS_LIB")
     })
 }
 

@@ -1,0 +1,50 @@
+//! Where the libraries are that this program puts under others.
+
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// Seen from the folder of the program: where packages install them, where an archive or a wheel holds them, and where
+/// `./x dist` leaves them beside a build.
+const LIBRARIES: [&str; 3] = ["../lib/weft", "../lib", "../dist/lib"];
+
+/// The folders in which the libraries may be; the first that has a library counts.
+///
+/// # Errors
+/// The file of this program cannot be found, which takes `/proc`.
+pub(crate) fn libraries() -> Result<Vec<PathBuf>, Failure> {
+    let program = std::env::current_exe().map_err(|e| {
+        Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
+    })?;
+    Ok(seen_from(program.parent().unwrap_or(Path::new("/"))))
+}
+
+/// The folder of this program's file, where cargo leaves libraries too.
+pub(crate) fn program_folder() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+fn seen_from(folder: &Path) -> Vec<PathBuf> {
+    LIBRARIES.iter().map(|place| folder.join(place)).collect()
+}
+
+/// The folders in words, for an error that says where nothing was found.
+pub(crate) fn named(places: &[PathBuf]) -> String {
+    let names: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packages_folder_comes_before_the_systems() {
+        let places = seen_from(Path::new("/usr/bin"));
+        assert_eq!(places[0], Path::new("/usr/bin/../lib/weft"));
+        assert_eq!(
+            named(&places),
+            "/usr/bin/../lib/weft, /usr/bin/../lib, /usr/bin/../dist/lib"
+        );
+    }
+}
