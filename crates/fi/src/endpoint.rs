@@ -8,21 +8,21 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::ops::Range;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use weft_verbs::{
-    Access, Cq, Device, Error, Mr, Pd, RawMemory, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
+    Access, Cq, Device, Error, Mr, RawMemory, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
     UdSource, Wc, WcOpcode, WcStatus,
 };
 
-use crate::machine::{Event, Host, Machine, PeerId, Refused, Want};
-use crate::wire::{self, HEADER, MAX_PACKET, Meta, Target};
+pub use crate::address::{ADDRESS, Address};
+pub use crate::completion::{Completion, Counter, Queue, Status};
+use crate::machine::{Event, Machine, PeerId, Refused, Want};
+use crate::memory::{Many, Memory, Recv, Send, Write, read_ranges};
+use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 
-/// Bytes of an address.
-pub const ADDRESS: usize = 32;
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
 pub const THRESHOLD: u64 = 64 << 10;
 
@@ -31,192 +31,20 @@ const RECVS: u32 = 256;
 const SLOTS: u32 = 128;
 const WRITES: u32 = 64;
 const RECORDS: u32 = 512;
-/// A large message is written in pieces of so many bytes: what is given up with one of them is no more.
-const PIECE: u64 = 1 << 20;
 const BATCH: usize = 32;
 const TICK: Duration = Duration::from_millis(1);
+/// How often the clock is looked at for a program that sleeps on a descriptor.
+const WAKE: Duration = Duration::from_millis(10);
 /// How long a closing endpoint waits for what it sent to be acknowledged.
 const LINGER: Duration = Duration::from_secs(5);
 /// Set in the number of a request that is a Write.
 const WRITE: u64 = 1 << 63;
-
-/// Where an endpoint is: what peers need to know of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// Address and UDP port.
-    pub addr: SocketAddr,
-    /// Drawn at random for each endpoint. Datagrams without it are dropped.
-    pub key: u32,
-}
-
-impl Address {
-    /// As programs exchange it: IPv6 address (IPv4 as `::ffff:a.b.c.d`), port, 0 (2), key, scope, 0 (4).
-    pub fn to_bytes(&self) -> [u8; ADDRESS] {
-        let mut out = [0; ADDRESS];
-        let ip = match self.addr.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        let scope = match self.addr {
-            SocketAddr::V4(_) => 0,
-            SocketAddr::V6(addr) => addr.scope_id(),
-        };
-        out[..16].copy_from_slice(&ip.octets());
-        out[16..18].copy_from_slice(&self.addr.port().to_be_bytes());
-        out[20..24].copy_from_slice(&self.key.to_be_bytes());
-        out[24..28].copy_from_slice(&scope.to_be_bytes());
-        out
-    }
-
-    /// Reads what [`Address::to_bytes`] wrote; `None` for what is no address.
-    pub fn from_bytes(bytes: &[u8; ADDRESS]) -> Option<Address> {
-        let (ip, rest) = bytes.split_first_chunk::<16>()?;
-        let (port, rest) = rest.split_first_chunk::<2>()?;
-        let (key, rest) = rest[2..].split_first_chunk::<4>()?;
-        let (scope, zeros) = rest.split_first_chunk::<4>()?;
-        let port = u16::from_be_bytes(*port);
-        if port == 0 || bytes[18..20] != [0; 2] || zeros != [0; 4] {
-            return None;
-        }
-        let ip = Ipv6Addr::from(*ip);
-        let addr = match ip.to_ipv4_mapped() {
-            Some(ip) => SocketAddr::from((ip, port)),
-            None => SocketAddrV6::new(ip, port, 0, u32::from_be_bytes(*scope)).into(),
-        };
-        let key = u32::from_be_bytes(*key);
-        Some(Address { addr, key })
-    }
-}
-
-/// What became of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// What the program gave with the operation.
-    pub context: usize,
-    /// A receive, not a send.
-    pub is_recv: bool,
-    /// Of the message. Of a receive that was too short, the whole message's.
-    pub meta: Meta,
-    /// Bytes of the receive's memory.
-    pub room: u64,
-    /// Who sent it.
-    pub peer: Option<PeerId>,
-    /// How it ended.
-    pub status: Status,
-}
-
-/// How an operation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// Well.
-    Done,
-    /// The peer is gone.
-    Failed,
-    /// The program took it back.
-    Canceled,
-    /// There is no such message ([`Endpoint::peek`]).
-    NoMessage,
-}
-
-/// Where completions wait for the program.
-pub type Queue = Arc<Mutex<VecDeque<Completion>>>;
-
-struct Send {
-    memory: RawMemory,
-    context: Option<usize>,
-    meta: Meta,
-    mr: Option<Mr>,
-    /// Writes of it that the queue pair still has.
-    writes: usize,
-    /// How it ended, while it has.
-    ended: Option<Status>,
-}
-
-struct Recv {
-    memory: RawMemory,
-    context: usize,
-    mr: Option<Mr>,
-}
-
-struct Write {
-    send: u64,
-    to: PeerId,
-    target: Target,
-    range: Range<u64>,
-    id: u64,
-}
-
-/// The machine's host: memory, and what waits to be posted.
-struct Memory {
-    pd: Pd,
-    sends: HashMap<u64, Send>,
-    recvs: HashMap<u64, Recv>,
-    writes: VecDeque<Write>,
-    events: Vec<Event>,
-}
-
-impl Host for Memory {
-    fn place(&mut self, recv: u64, at: u64, bytes: &[u8]) {
-        if let Some(recv) = self.recvs.get(&recv) {
-            // The machine knows how long it is.
-            let _ = recv.memory.write(at as usize, bytes);
-        }
-    }
-
-    fn open(&mut self, recv: u64, len: u64) -> Option<Target> {
-        let recv = self.recvs.get_mut(&recv)?;
-        let part = recv.memory.slice(0, len as usize).ok()?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let mr = self.pd.reg_raw(&part, access);
-        let mr = mr.inspect_err(|e| tracing::warn!("cannot open memory to a peer: {e}"));
-        let mr = recv.mr.insert(mr.ok()?);
-        Some(Target {
-            rkey: mr.rkey(),
-            addr: mr.addr(),
-        })
-    }
-
-    fn close(&mut self, recv: u64) {
-        if let Some(recv) = self.recvs.get_mut(&recv) {
-            recv.mr = None;
-        }
-    }
-
-    fn write(&mut self, send: u64, to: PeerId, target: Target, range: Range<u64>, id: u64) {
-        let Some(state) = self.sends.get_mut(&send) else {
-            return;
-        };
-        let mut at = range.start;
-        while at < range.end {
-            let end = (at + PIECE).min(range.end);
-            let range = at..end;
-            state.writes += 1;
-            self.writes.push_back(Write {
-                send,
-                to,
-                target,
-                range,
-                id,
-            });
-            at = end;
-        }
-    }
-
-    fn writing(&self, send: u64) -> bool {
-        self.sends.get(&send).is_some_and(|send| send.writes > 0)
-    }
-
-    fn event(&mut self, event: Event) {
-        self.events.push(event);
-    }
-}
 
 struct State {
     machine: Machine,
     memory: Memory,
     peers: Vec<UdDest>,
     known: HashMap<(SocketAddr, u32), PeerId>,
-    next: u64,
     contexts: HashMap<usize, u64>,
     free: Vec<u32>,
     /// Writes that the queue pair has.
@@ -228,6 +56,8 @@ struct State {
     drop: Dropper,
     sent_to: Queue,
     received_to: Queue,
+    sends_counted: Vec<Arc<Counter>>,
+    recvs_counted: Vec<Arc<Counter>>,
 }
 
 /// Loses one in so many packets and pieces on purpose, for tests.
@@ -315,6 +145,8 @@ impl Endpoint {
             pd,
             sends: HashMap::new(),
             recvs: HashMap::new(),
+            many: HashMap::new(),
+            next: 0,
             writes: VecDeque::new(),
             events: Vec::new(),
         };
@@ -323,7 +155,6 @@ impl Endpoint {
             memory,
             peers: Vec::new(),
             known: HashMap::new(),
-            next: 1,
             contexts: HashMap::new(),
             free: (0..SLOTS).rev().collect(),
             writing: 0,
@@ -337,6 +168,8 @@ impl Endpoint {
             },
             sent_to: Queue::default(),
             received_to: Queue::default(),
+            sends_counted: Vec::new(),
+            recvs_counted: Vec::new(),
         };
         let inner = Arc::new(Inner {
             state: Mutex::new(state),
@@ -380,6 +213,13 @@ impl Endpoint {
         }
     }
 
+    /// Has sends and receives counted when they are complete, whether they make completions or not.
+    pub fn count_to(&self, sent: Option<&Arc<Counter>>, received: Option<&Arc<Counter>>) {
+        let mut state = lock(&self.0.state);
+        state.sends_counted.extend(sent.cloned());
+        state.recvs_counted.extend(received.cloned());
+    }
+
     /// The peer at an address.
     ///
     /// # Errors
@@ -388,40 +228,45 @@ impl Endpoint {
         lock(&self.0.state).peer(address.addr, address.addr.port().into(), address.key)
     }
 
-    /// Sends a message. With no context it makes no completion, and its memory is the caller's again at once; that is for messages up to the threshold.
+    /// Sends a message, whose bytes are in these ranges, one behind the other. With no context it makes no completion, and its memory is the caller's again
+    /// at once; that is for messages up to the threshold.
     ///
     /// # Errors
     /// As [`Machine::send`].
     pub fn send(
         &self,
         peer: PeerId,
-        memory: &RawMemory,
+        ranges: &[RawMemory],
         meta: Meta,
         context: Option<usize>,
         synchronous: bool,
     ) -> Result<(), Refused> {
         let mut guard = lock(&self.0.state);
         let state = &mut *guard;
-        let number = state.next;
+        let number = state.memory.number();
+        let read = |at: u64, buffer: &mut [u8]| read_ranges(ranges, at as usize, buffer);
+        let mut mr = None;
+        if ranges.len() > 1 && (synchronous || meta.len > state.machine.threshold()) {
+            // The memory of a Write is one region.
+            let mut whole = vec![0; meta.len as usize];
+            read(0, &mut whole);
+            let region = state.memory.pd.reg_mr(whole, Access::empty());
+            mr = Some(region.map_err(|_| Refused::Busy)?);
+        }
         let send = Send {
-            memory: memory.clone(),
+            memory: ranges.first().cloned(),
             context,
             meta,
-            mr: None,
+            mr,
             writes: 0,
             ended: None,
         };
         state.memory.sends.insert(number, send);
-        let read = |at: u64, buffer: &mut [u8]| {
-            let _ = memory.read(at as usize, buffer);
-        };
         let done = state
             .machine
             .send(&mut state.memory, number, peer, meta, synchronous, read);
         if done.is_err() {
             state.memory.sends.remove(&number);
-        } else {
-            state.next += 1;
         }
         let now = self.0.now();
         self.0.flush(state, now, false);
@@ -439,13 +284,13 @@ impl Endpoint {
     ) -> bool {
         let mut guard = lock(&self.0.state);
         let state = &mut *guard;
-        let number = state.next;
-        state.next += 1;
+        let number = state.memory.number();
         let room = memory.len() as u64;
         let recv = Recv {
             memory,
             context,
             mr: None,
+            parent: None,
         };
         state.memory.recvs.insert(number, recv);
         state.contexts.insert(context, number);
@@ -466,6 +311,27 @@ impl Endpoint {
         found
     }
 
+    /// Posts a receive that takes one message behind the other, until less than `least` bytes are left of its memory.
+    pub fn recv_many(&self, memory: RawMemory, want: Want, least: usize, context: usize) {
+        let mut guard = lock(&self.0.state);
+        let state = &mut *guard;
+        let number = state.memory.number();
+        let many = Many {
+            memory,
+            context,
+            used: 0,
+            least,
+            coming: 0,
+            spent: false,
+        };
+        state.memory.many.insert(number, many);
+        state.contexts.insert(context, number);
+        state.machine.recv_many(&mut state.memory, number, want);
+        let now = self.0.now();
+        self.0.flush(state, now, false);
+        state.settle();
+    }
+
     /// Completes with the message that such a receive would take, or with [`Status::NoMessage`]. With `claim` the message is kept for the
     /// receive that names this context.
     pub fn peek(&self, want: &Want, claim: bool, context: usize) {
@@ -477,14 +343,16 @@ impl Endpoint {
             is_recv: true,
             meta: meta.unwrap_or_default(),
             room: u64::MAX,
-            peer,
+            at: 0,
+            released: false,
+            from: peer.map(|peer| state.address(peer)),
             status: if peer.is_some() {
                 Status::Done
             } else {
                 Status::NoMessage
             },
         };
-        lock(&state.received_to).push_back(completion);
+        state.received_to.push(completion);
     }
 
     /// Takes the receive with this context back, unless it has a message.
@@ -509,6 +377,28 @@ impl Endpoint {
         let epoch = self.0.cq.epoch();
         let limit = limit.min(TICK * 5);
         self.0.cq.watch(epoch, true, Some(limit));
+    }
+
+    /// Has what was lost sent again while the program sleeps on a descriptor and does not call: by a thread, while the endpoint is there.
+    ///
+    /// # Errors
+    /// As for a thread.
+    pub fn keep_time(&self) -> io::Result<()> {
+        let weak = Arc::downgrade(&self.0);
+        let keep = move || {
+            loop {
+                std::thread::sleep(WAKE);
+                let Some(inner) = weak.upgrade() else {
+                    return;
+                };
+                let state = inner.state.try_lock();
+                if let Ok(state) = state {
+                    drop(inner.progress(state, false));
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("weft-fi".into());
+        thread.spawn(keep).map(drop)
     }
 
     /// Packets sent again, and bytes of large messages that were asked for again.
@@ -681,8 +571,8 @@ impl Inner {
             return;
         };
         let (start, len) = (write.range.start, write.range.end - write.range.start);
-        if send.mr.is_none() {
-            let mr = state.memory.pd.reg_raw(&send.memory, Access::empty());
+        if let (None, Some(memory)) = (&send.mr, &send.memory) {
+            let mr = state.memory.pd.reg_raw(memory, Access::empty());
             let mr = mr.inspect_err(|e| tracing::warn!("memory to send from: {e}"));
             send.mr = mr.ok();
         }
@@ -739,6 +629,7 @@ impl Inner {
         // The engine may still drive for what comes late: the program's memory is not ours any more.
         state.memory.writes.clear();
         state.memory.recvs.clear();
+        state.memory.many.clear();
         state.memory.sends.clear();
         let (packets, bytes) = state.machine.repeated();
         tracing::info!(
@@ -810,35 +701,77 @@ impl State {
         if !self.memory.sends.get(&number).is_some_and(over) {
             return;
         }
-        if let Some(send) = self.memory.sends.remove(&number)
-            && let (Some(context), Some(status)) = (send.context, send.ended)
-        {
-            lock(&self.sent_to).push_back(Completion {
+        let Some(send) = self.memory.sends.remove(&number) else {
+            return;
+        };
+        let status = send.ended.unwrap_or(Status::Failed);
+        for counter in &self.sends_counted {
+            counter.count(status);
+        }
+        if let Some(context) = send.context {
+            self.sent_to.push(Completion {
                 context,
                 is_recv: false,
                 meta: send.meta,
                 room: u64::MAX,
-                peer: None,
+                at: 0,
+                released: false,
+                from: None,
                 status,
             });
         }
     }
 
     fn received(&mut self, number: u64, peer: Option<PeerId>, meta: Meta, status: Status) {
-        let Some(recv) = self.memory.recvs.remove(&number) else {
+        let many = &mut self.memory.many;
+        let (memory, context, released);
+        if let Some(recv) = self.memory.recvs.remove(&number) {
+            let parent = recv.parent.and_then(|parent| many.get_mut(&parent));
+            released = parent.is_some_and(|many| {
+                many.coming -= 1;
+                many.spent && many.coming == 0
+            });
+            if let Some(parent) = recv.parent.filter(|_| released) {
+                many.remove(&parent);
+                self.forget(recv.context, parent);
+            }
+            (memory, context) = (recv.memory, recv.context);
+        } else if let Some(recv) = many.get_mut(&number) {
+            // Taken back, or its peer is gone. Messages that are still coming keep the memory.
+            recv.spent = true;
+            released = recv.coming == 0;
+            (memory, context) = (recv.memory.clone(), recv.context);
+            if released {
+                many.remove(&number);
+            }
+        } else {
             return;
-        };
-        if self.contexts.get(&recv.context) == Some(&number) {
-            self.contexts.remove(&recv.context);
         }
-        lock(&self.received_to).push_back(Completion {
-            context: recv.context,
+        self.forget(context, number);
+        for counter in &self.recvs_counted {
+            counter.count(status);
+        }
+        self.received_to.push(Completion {
+            context,
             is_recv: true,
             meta,
-            room: recv.memory.len() as u64,
-            peer,
+            room: memory.len() as u64,
+            at: memory.as_ptr() as usize,
+            released,
+            from: peer.map(|peer| self.address(peer)),
             status,
         });
+    }
+
+    fn forget(&mut self, context: usize, number: u64) {
+        if self.contexts.get(&context) == Some(&number) {
+            self.contexts.remove(&context);
+        }
+    }
+
+    fn address(&self, peer: PeerId) -> Address {
+        let UdDest { addr, qkey, .. } = self.peers[peer];
+        Address { addr, key: qkey }
     }
 }
 

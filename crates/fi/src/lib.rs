@@ -8,8 +8,11 @@
 //! The C surface, a provider of libfabric, is in `libs/fi`.
 #![forbid(unsafe_code)]
 
+mod address;
+mod completion;
 pub mod endpoint;
 pub mod link;
 pub mod machine;
+mod memory;
 pub mod ranges;
 pub mod wire;

@@ -31,6 +31,8 @@ const GRACE: Duration = Duration::from_millis(150);
 
 /// What a machine needs done.
 pub trait Host {
+    /// Takes the next `len` bytes, or all that are left, of the memory of a receive that takes many messages, for one of them.
+    fn carve(&mut self, parent: u64, len: u64) -> Part;
     /// Copies bytes into the memory of a receive. They fit.
     fn place(&mut self, recv: u64, at: u64, bytes: &[u8]);
     /// Opens the first `len` bytes of a receive's memory to RDMA Write-Record. `None`: it cannot be.
@@ -43,6 +45,17 @@ pub trait Host {
     fn writing(&self, send: u64) -> bool;
     /// Something is complete.
     fn event(&mut self, event: Event);
+}
+
+/// A part of the memory of a receive that takes many messages: a receive itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its number.
+    pub recv: u64,
+    /// Its bytes.
+    pub room: u64,
+    /// Nothing is left for a further message.
+    pub last: bool,
 }
 
 /// What is complete.
@@ -95,6 +108,8 @@ struct Posted {
     recv: u64,
     want: Want,
     room: u64,
+    /// It takes messages until its memory is used up.
+    many: bool,
 }
 
 enum Stored {
@@ -199,6 +214,11 @@ impl Machine {
             scratch: Vec::new(),
             asked_again: 0,
         }
+    }
+
+    /// Messages of more bytes are written by RDMA Write-Record.
+    pub fn threshold(&self) -> u64 {
+        self.threshold
     }
 
     /// One more peer.
@@ -307,8 +327,39 @@ impl Machine {
             .position(|u| want.takes(u.peer, &u.meta));
         match found.and_then(|index| self.unexpected.remove(index)) {
             Some(message) => self.give(host, message, recv, room),
-            None => self.posted.push_back(Posted { recv, want, room }),
+            None => self.posted.push_back(Posted {
+                recv,
+                want,
+                room,
+                many: false,
+            }),
         }
+    }
+
+    /// Posts a receive that takes one message after the other, until [`Host::carve`] says that its memory is used up. Each message completes as a receive
+    /// of the number that `carve` gave.
+    pub fn recv_many(&mut self, host: &mut impl Host, recv: u64, want: Want) {
+        // One pass over what waits: giving one away does not bring another.
+        let mut index = 0;
+        while let Some(message) = self.unexpected.get(index) {
+            if !want.takes(message.peer, &message.meta) {
+                index += 1;
+                continue;
+            }
+            let part = host.carve(recv, message.meta.len);
+            if let Some(message) = self.unexpected.remove(index) {
+                self.give(host, message, part.recv, part.room);
+            }
+            if part.last {
+                return;
+            }
+        }
+        self.posted.push_back(Posted {
+            recv,
+            want,
+            room: 0,
+            many: true,
+        });
     }
 
     /// Whether a message waits that such a receive would take. With `claim` it is kept for [`Machine::recv_claimed`] with that number, and no other receive.
@@ -457,8 +508,8 @@ impl Machine {
             Body::Message(meta, bytes) => self.begin(host, peer, meta, bytes),
             Body::More(bytes) => self.more(host, peer, bytes),
             Body::Request(meta, id) => {
-                if let Some(posted) = self.matching(peer, &meta) {
-                    self.fetch(host, peer, meta, id, posted.recv, posted.room);
+                if let Some((recv, room)) = self.matching(host, peer, &meta) {
+                    self.fetch(host, peer, meta, id, recv, room);
                     return true;
                 }
                 self.store(peer, meta, Stored::Request(id))
@@ -539,9 +590,20 @@ impl Machine {
         }
     }
 
-    fn matching(&mut self, peer: PeerId, meta: &Meta) -> Option<Posted> {
+    /// The receive that takes a message, and its room.
+    fn matching(&mut self, host: &mut impl Host, peer: PeerId, meta: &Meta) -> Option<(u64, u64)> {
         let index = self.posted.iter().position(|p| p.want.takes(peer, meta))?;
-        self.posted.remove(index)
+        let posted = &self.posted[index];
+        let (recv, room) = (posted.recv, posted.room);
+        if !posted.many {
+            self.posted.remove(index);
+            return Some((recv, room));
+        }
+        let part = host.carve(recv, meta.len);
+        if part.last {
+            self.posted.remove(index);
+        }
+        Some((part.recv, part.room))
     }
 
     fn store(&mut self, peer: PeerId, meta: Meta, stored: Stored) -> bool {
@@ -556,7 +618,7 @@ impl Machine {
             return false;
         }
         let mut sound = true;
-        let sink = if let Some(Posted { recv, room, .. }) = self.matching(peer, &meta) {
+        let sink = if let Some((recv, room)) = self.matching(host, peer, &meta) {
             Sink::Recv { recv, room }
         } else {
             sound = self.store(peer, meta, Stored::Coming);

@@ -8,16 +8,30 @@ use std::ops::Range;
 use std::time::Duration;
 
 use weft_fi::link::Link;
-use weft_fi::machine::{Event, Host, Machine, PeerId, Want};
+use weft_fi::machine::{Event, Host, Machine, Part, PeerId, Want};
 use weft_fi::wire::{self, Body, Header, Meta, Target};
 
 #[derive(Default)]
 struct Memory {
     writes: Vec<Range<u64>>,
     events: Vec<Event>,
+    /// Bytes left of the receive that takes many messages.
+    left: u64,
+    parts: u64,
 }
 
 impl Host for Memory {
+    fn carve(&mut self, parent: u64, len: u64) -> Part {
+        let room = self.left.min(len);
+        self.left -= room;
+        self.parts += 1;
+        Part {
+            recv: parent * 100 + self.parts,
+            room,
+            last: self.left == 0,
+        }
+    }
+
     fn place(&mut self, _: u64, _: u64, _: &[u8]) {}
 
     fn open(&mut self, _: u64, _: u64) -> Option<Target> {
@@ -211,4 +225,48 @@ fn a_peer_that_only_asks_is_given_up() {
         transmit(&mut machine);
     }
     assert_eq!(memory.events, [Event::SendFailed(5)]);
+}
+
+#[test]
+fn a_receive_takes_many_messages_until_its_memory_is_used_up() {
+    let mut machine = Machine::new(1, 1 << 16);
+    let mut memory = Memory {
+        left: 20,
+        ..Memory::default()
+    };
+    let peer = machine.add_peer().unwrap();
+    let say = |machine: &mut Machine, memory: &mut Memory, seq| {
+        comes(
+            machine,
+            memory,
+            peer,
+            seq,
+            &Body::Message(meta(5), b"hello"),
+        );
+    };
+    // Two wait; one comes while it is posted, a large one is fetched, and the fifth finds no room.
+    say(&mut machine, &mut memory, 1);
+    say(&mut machine, &mut memory, 2);
+    machine.recv_many(&mut memory, 7, want(None));
+    say(&mut machine, &mut memory, 3);
+    comes(
+        &mut machine,
+        &mut memory,
+        peer,
+        4,
+        &Body::Request(meta(9), 1),
+    );
+    say(&mut machine, &mut memory, 5);
+    let received = |event: &Event| match event {
+        Event::Received { recv, .. } => *recv,
+        other => panic!("{other:?}"),
+    };
+    let all: Vec<u64> = memory.events.iter().map(received).collect();
+    assert_eq!(all, [701, 702, 703]);
+    assert_eq!((memory.left, memory.parts), (0, 4));
+    machine.record(&mut memory, NOW, peer, 1, 1, [0..9]);
+    assert_eq!(memory.events.last().map(received), Some(704));
+    // The fifth waits for the next receive.
+    machine.recv(&mut memory, 8, want(None), 100);
+    assert_eq!(memory.events.last().map(received), Some(8));
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
-use weft_fi::machine::{Event, Host, Machine, PeerId, Refused, Want};
+use weft_fi::machine::{Event, Host, Machine, Part, PeerId, Refused, Want};
 use weft_fi::wire::{self, Body, Header, Meta, Target};
 
 const NODES: usize = 3;
@@ -56,6 +56,10 @@ struct Memory {
 }
 
 impl Host for Memory {
+    fn carve(&mut self, _: u64, _: u64) -> Part {
+        unreachable!("no receive here takes many messages");
+    }
+
     fn place(&mut self, recv: u64, at: u64, bytes: &[u8]) {
         let at = at as usize;
         self.recvs.get_mut(&recv).expect("a posted receive")[at..at + bytes.len()]
