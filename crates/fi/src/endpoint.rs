@@ -6,10 +6,12 @@
 //! Small messages are copied into their packet, from there into registered memory, out of that at the receiver, and into their place. Large ones are
 //! sent from the program's memory and arrive in it.
 
-use std::collections::{HashMap, VecDeque};
+mod connected;
+
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use weft_verbs::{
@@ -19,8 +21,9 @@ use weft_verbs::{
 
 pub use crate::address::{ADDRESS, Address};
 pub use crate::completion::{Completion, Counter, Queue, Status};
-use crate::machine::{Event, Machine, PeerId, Refused, Want};
-use crate::memory::{Many, Memory, Recv, Send, Write, read_ranges};
+use crate::machine::{Event, Machine, Outbound, PeerId, Refused, Want};
+use crate::memory::{Many, Memory, Recv, Send, Way, Write, read_ranges};
+use crate::rc::{self, Connections, Inbox, RC};
 use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
@@ -47,8 +50,11 @@ struct State {
     known: HashMap<(SocketAddr, u32), PeerId>,
     contexts: HashMap<usize, u64>,
     free: Vec<u32>,
-    /// Writes that the queue pair has.
+    /// Writes that the queue pairs have.
     writing: u32,
+    connections: Connections,
+    /// Sends of a connection that are not posted yet.
+    connected: Vec<SendWr>,
     ticked: Duration,
     packet: Vec<u8>,
     wcs: Vec<Wc>,
@@ -80,6 +86,11 @@ impl Dropper {
 
 struct Inner {
     state: Mutex<State>,
+    device: Device,
+    /// Connections only to peers of this host.
+    near: bool,
+    inbox: Inbox,
+    weak: Weak<Inner>,
     qp: UdQp,
     cq: Cq,
     /// Packets that come, and packets on their way into the kernel.
@@ -98,6 +109,10 @@ pub struct Setup {
     pub threshold: u64,
     /// Of each million packets and pieces, so many are lost on purpose.
     pub drop_per_million: u64,
+    /// Connections to the busiest peers there may be.
+    pub connections: usize,
+    /// Only to peers of this host.
+    pub near: bool,
 }
 
 /// See the [module](self). Dropping it waits until what was sent is acknowledged, for five seconds at most.
@@ -118,7 +133,9 @@ impl Endpoint {
     /// As `bind(2)`; the limits of the device.
     pub fn open(device: &Device, setup: &Setup) -> io::Result<Endpoint> {
         let pd = device.alloc_pd().map_err(|e| other(&e))?;
+        let connections = u32::try_from(setup.connections).unwrap_or(u32::MAX);
         let depth = 2 * (RECVS + SLOTS + WRITES + RECORDS);
+        let depth = depth.saturating_add(connections.saturating_mul(rc::depth(WRITES)));
         let cq = device.create_cq(depth, None).map_err(|e| other(&e))?;
         let port = device.bind_ud(setup.addr)?;
         let addr = port.local_addr();
@@ -146,6 +163,8 @@ impl Endpoint {
             sends: HashMap::new(),
             recvs: HashMap::new(),
             many: HashMap::new(),
+            connected: HashSet::new(),
+            offers: Vec::new(),
             next: 0,
             writes: VecDeque::new(),
             events: Vec::new(),
@@ -158,6 +177,8 @@ impl Endpoint {
             contexts: HashMap::new(),
             free: (0..SLOTS).rev().collect(),
             writing: 0,
+            connections: Connections::new(setup.connections),
+            connected: Vec::new(),
             ticked: Duration::ZERO,
             packet: Vec::with_capacity(MAX_PACKET),
             wcs: vec![Wc::default(); BATCH],
@@ -171,8 +192,12 @@ impl Endpoint {
             sends_counted: Vec::new(),
             recvs_counted: Vec::new(),
         };
-        let inner = Arc::new(Inner {
+        let inner = Arc::new_cyclic(|weak| Inner {
+            weak: weak.clone(),
             state: Mutex::new(state),
+            device: device.clone(),
+            near: setup.near,
+            inbox: Inbox::default(),
             qp,
             cq,
             come,
@@ -183,17 +208,7 @@ impl Endpoint {
         let slots: Vec<u32> = (0..RECVS).collect();
         inner.post_recvs(&slots);
         let weak = Arc::downgrade(&inner);
-        inner.cq.set_hook(move || {
-            if let Some(inner) = weak.upgrade() {
-                // Whoever has the lock drives.
-                let state = match inner.state.try_lock() {
-                    Ok(state) => state,
-                    Err(TryLockError::Poisoned(state)) => state.into_inner(),
-                    Err(TryLockError::WouldBlock) => return,
-                };
-                drop(inner.progress(state, true));
-            }
-        });
+        inner.cq.set_hook(move || drive(&weak));
         Ok(Endpoint(inner))
     }
 
@@ -225,7 +240,10 @@ impl Endpoint {
     /// # Errors
     /// [`Refused::TooMany`].
     pub fn peer(&self, address: &Address) -> Result<PeerId, Refused> {
-        lock(&self.0.state).peer(address.addr, address.addr.port().into(), address.key)
+        let mut state = lock(&self.0.state);
+        let peer = state.peer(address, Machine::add_peer)?;
+        state.machine.name(peer);
+        Ok(peer)
     }
 
     /// Sends a message, whose bytes are in these ranges, one behind the other. With no context it makes no completion, and its memory is the caller's again
@@ -265,10 +283,12 @@ impl Endpoint {
         let done = state
             .machine
             .send(&mut state.memory, number, peer, meta, synchronous, read);
+        let now = self.0.now();
         if done.is_err() {
             state.memory.sends.remove(&number);
+        } else if state.connections.sent(peer, meta.len) {
+            self.0.offer(state, now, peer);
         }
-        let now = self.0.now();
         self.0.flush(state, now, false);
         state.settle();
         done
@@ -401,6 +421,11 @@ impl Endpoint {
         thread.spawn(keep).map(drop)
     }
 
+    /// Connections there are, and those that broke.
+    pub fn connections(&self) -> (usize, usize) {
+        lock(&self.0.state).connections.count()
+    }
+
     /// Packets sent again, and bytes of large messages that were asked for again.
     pub fn repeated(&self) -> (u64, u64) {
         lock(&self.0.state).machine.repeated()
@@ -432,6 +457,7 @@ impl Inner {
     ) -> MutexGuard<'a, State> {
         let state = &mut *guard;
         let now = self.now();
+        self.read_news(state);
         let mut wcs = std::mem::take(&mut state.wcs);
         // Bounded: a sender that never stops must not keep a caller here.
         for _ in 0..8 {
@@ -459,13 +485,19 @@ impl Inner {
         if now.saturating_sub(state.ticked) >= TICK {
             state.ticked = now;
             state.machine.tick(&mut state.memory, now);
+            state.connections.tick(now);
         }
+        self.take_offers(state);
         self.flush(state, now, at_once);
         state.settle();
         guard
     }
 
     fn completed(&self, state: &mut State, now: Duration, wc: &Wc, again: &mut Vec<u32>) {
+        if wc.wr_id & (RC | WRITE) == RC && wc.opcode != WcOpcode::WriteRecord {
+            self.completed_connected(state, now, wc);
+            return;
+        }
         match wc.opcode {
             WcOpcode::Send => state.free.push(wc.wr_id as u32),
             WcOpcode::Write => {
@@ -493,7 +525,9 @@ impl Inner {
         if len >= HEADER
             && self.come.read(at, &mut packet).is_ok()
             && let Some((header, _)) = wire::decode(&packet)
-            && let Ok(peer) = state.peer(addr, qp_num, header.key)
+            && u32::from(addr.port()) == qp_num
+            && let key = header.key
+            && let Ok(peer) = state.peer(&Address { addr, key }, Machine::add_stranger)
         {
             let memory = &mut state.memory;
             state.machine.packet(memory, now, peer, &packet);
@@ -527,11 +561,21 @@ impl Inner {
     /// Posts what the machine has to say, and Writes.
     fn flush(&self, state: &mut State, now: Duration, at_once: bool) {
         let mut packet = std::mem::take(&mut state.packet);
+        let mut last = None;
         while let Some(slot) = state.free.pop() {
-            let Some(peer) = state.machine.transmit(now, at_once, &mut packet) else {
+            let outbound = state.machine.transmit(now, at_once, &mut packet);
+            if outbound.map(|o| o.peer) != last {
+                self.post_connected(state, last);
+                last = outbound.map(|o| o.peer);
+            }
+            let Some(Outbound { peer, again }) = outbound else {
                 state.free.push(slot);
                 break;
             };
+            if !again && state.send_connected(peer, &packet) {
+                state.free.push(slot);
+                continue;
+            }
             let at = slot as usize * MAX_PACKET;
             if state.drop.drops() || self.go.write(at, &packet).is_err() {
                 state.free.push(slot);
@@ -545,6 +589,7 @@ impl Inner {
             }
         }
         state.packet = packet;
+        self.post_connected(state, last);
         self.post(state);
         while state.writing < WRITES
             && let Some(write) = state.memory.writes.pop_front()
@@ -576,15 +621,24 @@ impl Inner {
             let mr = mr.inspect_err(|e| tracing::warn!("memory to send from: {e}"));
             send.mr = mr.ok();
         }
-        let lost = state.drop.drops();
+        let lost = write.way == Way::Datagrams && state.drop.drops();
+        let connections = &mut state.connections;
         let posted = send.mr.as_ref().filter(|_| !lost).is_some_and(|mr| {
             let remote = RemoteAddr {
                 addr: write.target.addr.wrapping_add(start),
                 rkey: write.target.rkey,
             };
-            let wr = SendWr::write_imm(write.send | WRITE, remote, write.id)
-                .sge(mr.sge(start as usize, len as usize))
-                .signaled();
+            let id = write.send | WRITE;
+            let wr = match write.way {
+                Way::Connection { last: false } => SendWr::write(id, remote),
+                _ => SendWr::write_imm(id, remote, write.id),
+            };
+            let wr = wr.sge(mr.sge(start as usize, len as usize)).signaled();
+            if write.way != Way::Datagrams {
+                // Without it the peer asks again.
+                let rc = connections.open(write.to);
+                return rc.is_some_and(|rc| rc.qp.post_send_one(wr).is_ok());
+            }
             let posted = self.qp.post_send(&wr, &state.peers[write.to]);
             posted
                 .inspect_err(|e| tracing::warn!("RDMA Write-Record: {e}"))
@@ -632,24 +686,48 @@ impl Inner {
         state.memory.many.clear();
         state.memory.sends.clear();
         let (packets, bytes) = state.machine.repeated();
+        let (connections, broken) = state.connections.count();
         tracing::info!(
             packets,
             bytes,
-            "endpoint closed; packets sent again, bytes of large messages asked for again"
+            connections,
+            broken,
+            "endpoint closed; packets sent again, bytes of large messages asked for again, connections"
         );
+        let connections = std::mem::take(&mut state.connections);
+        drop(state);
+        // Without the lock: their end is told to us.
+        drop(connections);
+    }
+}
+
+/// Whoever has the lock drives; nobody is waited for.
+fn drive(weak: &Weak<Inner>) {
+    if let Some(inner) = weak.upgrade() {
+        let state = match inner.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        drop(inner.progress(state, true));
     }
 }
 
 impl State {
-    fn peer(&mut self, addr: SocketAddr, qp_num: u32, key: u32) -> Result<PeerId, Refused> {
+    fn peer(
+        &mut self,
+        address: &Address,
+        add: impl FnOnce(&mut Machine) -> Result<PeerId, Refused>,
+    ) -> Result<PeerId, Refused> {
+        let Address { addr, key } = *address;
         if let Some(&peer) = self.known.get(&(addr, key)) {
             return Ok(peer);
         }
-        let peer = self.machine.add_peer()?;
+        let peer = add(&mut self.machine)?;
         self.known.insert((addr, key), peer);
         self.peers.push(UdDest {
             addr,
-            qp_num,
+            qp_num: addr.port().into(),
             qkey: key,
             from: None,
             traffic_class: 0,
@@ -791,6 +869,8 @@ mod tests {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: THRESHOLD,
             drop_per_million: 0,
+            connections: 0,
+            near: false,
         };
         let endpoint = Endpoint::open(&Device::open().unwrap(), &setup).unwrap();
         let inner = Arc::clone(&endpoint.0);

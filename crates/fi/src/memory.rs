@@ -1,6 +1,6 @@
 //! The memory of sends and receives: what the machine asks its host for.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use weft_verbs::{Access, Mr, Pd, RawMemory};
@@ -50,6 +50,24 @@ pub(crate) struct Write {
     pub(crate) target: Target,
     pub(crate) range: Range<u64>,
     pub(crate) id: u64,
+    pub(crate) way: Way,
+}
+
+/// How a piece goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Datagrams,
+    /// The last one tells the peer that all is there.
+    Connection {
+        last: bool,
+    },
+}
+
+/// A peer would take a connection.
+pub(crate) struct Offer {
+    pub(crate) peer: PeerId,
+    pub(crate) port: u16,
+    pub(crate) token: u64,
 }
 
 /// The machine's host: memory, and what waits to be posted.
@@ -60,6 +78,9 @@ pub(crate) struct Memory {
     pub(crate) many: HashMap<u64, Many>,
     pub(crate) next: u64,
     pub(crate) writes: VecDeque<Write>,
+    /// Peers with a connection.
+    pub(crate) connected: HashSet<PeerId>,
+    pub(crate) offers: Vec<Offer>,
     pub(crate) events: Vec<Event>,
 }
 
@@ -126,29 +147,50 @@ impl Host for Memory {
     }
 
     fn close(&mut self, recv: u64) {
-        if let Some(recv) = self.recvs.get_mut(&recv) {
-            recv.mr = None;
+        let mr = self.recvs.get_mut(&recv).and_then(|recv| recv.mr.take());
+        // Waits for a peer of this host that is in it. One that does not go loses its connection.
+        if let Some(Err((_, error))) = mr.map(Mr::deregister) {
+            tracing::warn!("memory that was open to a peer: {error}");
         }
     }
 
-    fn write(&mut self, send: u64, to: PeerId, target: Target, range: Range<u64>, id: u64) {
+    fn write(
+        &mut self,
+        send: u64,
+        to: PeerId,
+        target: Target,
+        range: Range<u64>,
+        id: u64,
+        whole: bool,
+    ) -> bool {
         let Some(state) = self.sends.get_mut(&send) else {
-            return;
+            return false;
         };
+        // Parts go by datagrams: only of a whole does the end of it say that all is there.
+        let connected = whole && self.connected.contains(&to);
         let mut at = range.start;
         while at < range.end {
             let end = (at + PIECE).min(range.end);
-            let range = at..end;
+            let way = match (connected, end == range.end) {
+                (false, _) => Way::Datagrams,
+                (true, last) => Way::Connection { last },
+            };
             state.writes += 1;
             self.writes.push_back(Write {
                 send,
                 to,
                 target,
-                range,
+                range: at..end,
                 id,
+                way,
             });
             at = end;
         }
+        connected
+    }
+
+    fn offered(&mut self, peer: PeerId, port: u16, token: u64) {
+        self.offers.push(Offer { peer, port, token });
     }
 
     fn writing(&self, send: u64) -> bool {

@@ -77,7 +77,17 @@ impl Host for Memory {
         self.open.retain(|_, (other, _)| *other != recv);
     }
 
-    fn write(&mut self, send: u64, to: PeerId, target: Target, range: Range<u64>, id: u64) {
+    fn offered(&mut self, _: PeerId, _: u16, _: u64) {}
+
+    fn write(
+        &mut self,
+        send: u64,
+        to: PeerId,
+        target: Target,
+        range: Range<u64>,
+        id: u64,
+        _: bool,
+    ) -> bool {
         self.writes.push(Write {
             send,
             to,
@@ -85,6 +95,7 @@ impl Host for Memory {
             range,
             id,
         });
+        false
     }
 
     fn writing(&self, send: u64) -> bool {
@@ -204,8 +215,8 @@ impl World {
 
     fn settle(&mut self, at: usize) {
         let mut out = Vec::new();
-        while let Some(peer) = self.nodes[at].machine.transmit(self.now, false, &mut out) {
-            self.packet(at, node_of(at, peer), &out);
+        while let Some(outbound) = self.nodes[at].machine.transmit(self.now, false, &mut out) {
+            self.packet(at, node_of(at, outbound.peer), &out);
         }
         for write in std::mem::take(&mut self.nodes[at].memory.writes) {
             self.write(at, &write);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use weft_fi::endpoint::{Endpoint, Setup};
 use weft_fi::machine::{PeerId, Refused, Want};
 use weft_fi::wire::Meta;
-use weft_verbs::RawMemory;
+use weft_verbs::{LocalMode, RawMemory};
 
 use crate::abi::{
     CmOps, DomainFid, EpFid, EpOps, FI_ADDR_UNSPEC, FI_CLAIM, FI_CLASS_AV, FI_CLASS_CNTR,
@@ -108,6 +108,25 @@ fn drop_per_million() -> u64 {
     (percent.unwrap_or(0.0).clamp(0.0, 50.0) * 10_000.0) as u64
 }
 
+/// Connections to peers on this host, unless the environment says how many there may be.
+const NEAR: usize = 8;
+const MOST: usize = 64;
+
+/// How many connections there may be, and whether only to peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
+fn connections() -> (usize, bool) {
+    match std::env::var("WEFT_FI_RC") {
+        Ok(text) => match text.parse::<usize>() {
+            Ok(most) => (most.min(MOST), false),
+            Err(_) => {
+                eprintln!("weft: WEFT_FI_RC={text} is no number; there are no connections");
+                (0, false)
+            }
+        },
+        Err(_) if matches!(LocalMode::from_env(), Ok(LocalMode::Off)) => (0, true),
+        Err(_) => (NEAR, true),
+    }
+}
+
 pub(crate) unsafe extern "C" fn open(
     domain: *mut DomainFid,
     info: *mut Info,
@@ -116,12 +135,15 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: objects of ours, and a valid description or null.
     let (domain, info) = unsafe { (&*domain.cast::<Domain>(), info.as_ref()) };
+    let (connections, near) = connections();
     let setup = Setup {
         addr: info
             .and_then(info::source)
             .unwrap_or_else(info::usual_address),
         threshold: info::threshold(),
         drop_per_million: drop_per_million(),
+        connections,
+        near,
     };
     let endpoint = match Endpoint::open(&domain.device, &setup) {
         Ok(endpoint) => Arc::new(endpoint),

@@ -88,7 +88,7 @@ enum Mpi {
     Open,
     MpichUcx,
     MpichOfi,
-    /// Built on both, as the wheel of PyPI is: it is told at run time.
+    /// Built on both, as the wheel of `PyPI` is: it is told at run time.
     MpichBoth,
 }
 
