@@ -495,7 +495,7 @@ impl Inner {
 
     fn completed(&self, state: &mut State, now: Duration, wc: &Wc, again: &mut Vec<u32>) {
         if wc.wr_id & (RC | WRITE) == RC && wc.opcode != WcOpcode::WriteRecord {
-            self.completed_connected(state, now, wc);
+            Self::completed_connected(state, now, wc);
             return;
         }
         match wc.opcode {
@@ -565,7 +565,7 @@ impl Inner {
         while let Some(slot) = state.free.pop() {
             let outbound = state.machine.transmit(now, at_once, &mut packet);
             if outbound.map(|o| o.peer) != last {
-                self.post_connected(state, last);
+                Self::post_connected(state, last);
                 last = outbound.map(|o| o.peer);
             }
             let Some(Outbound { peer, again }) = outbound else {
@@ -589,7 +589,7 @@ impl Inner {
             }
         }
         state.packet = packet;
-        self.post_connected(state, last);
+        Self::post_connected(state, last);
         self.post(state);
         while state.writing < WRITES
             && let Some(write) = state.memory.writes.pop_front()

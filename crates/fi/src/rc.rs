@@ -203,12 +203,11 @@ impl Connections {
         let rc = rc.inspect_err(|e| tracing::warn!("no connection: {e}"));
         let standing = rc.map_or(Standing::Never, Standing::Dialling);
         self.of.insert(peer, standing);
-        match self.of.get(&peer) {
-            Some(Standing::Dialling(rc)) => Some(&rc.qp),
-            _ => {
-                self.taken -= 1;
-                None
-            }
+        if let Some(Standing::Dialling(rc)) = self.of.get(&peer) {
+            Some(&rc.qp)
+        } else {
+            self.taken -= 1;
+            None
         }
     }
 
@@ -219,9 +218,8 @@ impl Connections {
                 self.of.insert(peer, Standing::Open(rc));
                 return true;
             }
-            Some(Standing::Dialling(rc)) => {
+            Some(Standing::Dialling(_)) => {
                 self.taken -= 1;
-                self.broken.push(rc);
                 self.never(peer);
             }
             Some(other) => {

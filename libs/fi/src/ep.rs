@@ -114,17 +114,15 @@ const MOST: usize = 64;
 
 /// How many connections there may be, and whether only to peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
 fn connections() -> (usize, bool) {
-    match std::env::var("WEFT_FI_RC") {
-        Ok(text) => match text.parse::<usize>() {
-            Ok(most) => (most.min(MOST), false),
-            Err(_) => {
-                eprintln!("weft: WEFT_FI_RC={text} is no number; there are no connections");
-                (0, false)
-            }
-        },
-        Err(_) if matches!(LocalMode::from_env(), Ok(LocalMode::Off)) => (0, true),
-        Err(_) => (NEAR, true),
-    }
+    let Ok(text) = std::env::var("WEFT_FI_RC") else {
+        let off = matches!(LocalMode::from_env(), Ok(LocalMode::Off));
+        return (if off { 0 } else { NEAR }, true);
+    };
+    let most = text.parse().unwrap_or_else(|_| {
+        eprintln!("weft: WEFT_FI_RC={text} is no number; there are no connections");
+        0
+    });
+    (most.min(MOST), false)
 }
 
 pub(crate) unsafe extern "C" fn open(

@@ -21,6 +21,7 @@ pub(crate) const NAME: &CStr = c"weft";
 const CAPS: u64 = FI_MSG
     | FI_TAGGED
     | FI_MULTI_RECV
+    | FI_SOURCE
     | FI_SEND
     | FI_RECV
     | FI_DIRECTED_RECV
@@ -232,7 +233,7 @@ unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
         let of_tx = hints.and_then(|h| h.tx_attr.as_ref());
         let of_rx = hints.and_then(|h| h.rx_attr.as_ref());
         info.tx_attr.write(TxAttr {
-            caps: caps & !FI_RECV & !FI_DIRECTED_RECV & !FI_MULTI_RECV,
+            caps: caps & !(FI_RECV | FI_DIRECTED_RECV | FI_MULTI_RECV | FI_SOURCE),
             mode: 0,
             op_flags: of_tx.map_or(0, |tx| tx.op_flags),
             msg_order: FI_ORDER_SAS,

@@ -139,6 +139,11 @@ fn open_mpi_on_the_provider() {
     verified(&weft, mpirun, &program, 8, "65536 1");
     let lossy = weft.clone().env("WEFT_FI_DROP", "1");
     verified(&lossy, mpirun, &program, 4, "262144 1");
+    // Datagrams alone; and a few connections over TCP beside them, while datagrams are lost.
+    let datagrams = weft.clone().env("WEFT_LOCAL", "off");
+    verified(&datagrams, mpirun, &program, 4, "262144 1");
+    let hybrid = datagrams.env("WEFT_FI_RC", "2").env("WEFT_FI_DROP", "1");
+    verified(&hybrid, mpirun, &program, 5, "262144 1");
     let pairs = compile("mpicc.openmpi", "pairs.c", dir.path());
     measured(&weft.run(&format!("{mpirun} -np 2 {pairs}")));
 }
