@@ -6,23 +6,26 @@
 //! Small messages are copied into their packet, from there into registered memory, out of that at the receiver, and into their place. Large ones are
 //! sent from the program's memory and arrive in it.
 
-use std::collections::{HashMap, VecDeque};
+mod connected;
+
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use weft_verbs::{
-    Access, Cq, Device, Error, Mr, Pd, RawMemory, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
+    Access, Cq, Device, Error, Mr, RawMemory, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdQp,
     UdSource, Wc, WcOpcode, WcStatus,
 };
 
-use crate::machine::{Event, Host, Machine, PeerId, Refused, Want};
-use crate::wire::{self, HEADER, MAX_PACKET, Meta, Target};
+pub use crate::address::{ADDRESS, Address};
+pub use crate::completion::{Completion, Counter, Queue, Status};
+use crate::machine::{Event, Machine, Outbound, PeerId, Refused, Want};
+use crate::memory::{Many, Memory, Recv, Send, Way, Write, read_ranges};
+use crate::rc::{self, Connections, Inbox, RC};
+use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 
-/// Bytes of an address.
-pub const ADDRESS: usize = 32;
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
 pub const THRESHOLD: u64 = 64 << 10;
 
@@ -31,196 +34,27 @@ const RECVS: u32 = 256;
 const SLOTS: u32 = 128;
 const WRITES: u32 = 64;
 const RECORDS: u32 = 512;
-/// A large message is written in pieces of so many bytes: what is given up with one of them is no more.
-const PIECE: u64 = 1 << 20;
 const BATCH: usize = 32;
 const TICK: Duration = Duration::from_millis(1);
+/// How often the clock is looked at for a program that sleeps on a descriptor.
+const WAKE: Duration = Duration::from_millis(10);
 /// How long a closing endpoint waits for what it sent to be acknowledged.
 const LINGER: Duration = Duration::from_secs(5);
 /// Set in the number of a request that is a Write.
 const WRITE: u64 = 1 << 63;
-
-/// Where an endpoint is: what peers need to know of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Address {
-    /// Address and UDP port.
-    pub addr: SocketAddr,
-    /// Drawn at random for each endpoint. Datagrams without it are dropped.
-    pub key: u32,
-}
-
-impl Address {
-    /// As programs exchange it: IPv6 address (IPv4 as `::ffff:a.b.c.d`), port, 0 (2), key, scope, 0 (4).
-    pub fn to_bytes(&self) -> [u8; ADDRESS] {
-        let mut out = [0; ADDRESS];
-        let ip = match self.addr.ip() {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        let scope = match self.addr {
-            SocketAddr::V4(_) => 0,
-            SocketAddr::V6(addr) => addr.scope_id(),
-        };
-        out[..16].copy_from_slice(&ip.octets());
-        out[16..18].copy_from_slice(&self.addr.port().to_be_bytes());
-        out[20..24].copy_from_slice(&self.key.to_be_bytes());
-        out[24..28].copy_from_slice(&scope.to_be_bytes());
-        out
-    }
-
-    /// Reads what [`Address::to_bytes`] wrote; `None` for what is no address.
-    pub fn from_bytes(bytes: &[u8; ADDRESS]) -> Option<Address> {
-        let (ip, rest) = bytes.split_first_chunk::<16>()?;
-        let (port, rest) = rest.split_first_chunk::<2>()?;
-        let (key, rest) = rest[2..].split_first_chunk::<4>()?;
-        let (scope, zeros) = rest.split_first_chunk::<4>()?;
-        let port = u16::from_be_bytes(*port);
-        if port == 0 || bytes[18..20] != [0; 2] || zeros != [0; 4] {
-            return None;
-        }
-        let ip = Ipv6Addr::from(*ip);
-        let addr = match ip.to_ipv4_mapped() {
-            Some(ip) => SocketAddr::from((ip, port)),
-            None => SocketAddrV6::new(ip, port, 0, u32::from_be_bytes(*scope)).into(),
-        };
-        let key = u32::from_be_bytes(*key);
-        Some(Address { addr, key })
-    }
-}
-
-/// What became of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// What the program gave with the operation.
-    pub context: usize,
-    /// A receive, not a send.
-    pub is_recv: bool,
-    /// Of the message. Of a receive that was too short, the whole message's.
-    pub meta: Meta,
-    /// Bytes of the receive's memory.
-    pub room: u64,
-    /// Who sent it.
-    pub peer: Option<PeerId>,
-    /// How it ended.
-    pub status: Status,
-}
-
-/// How an operation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
-    /// Well.
-    Done,
-    /// The peer is gone.
-    Failed,
-    /// The program took it back.
-    Canceled,
-    /// There is no such message ([`Endpoint::peek`]).
-    NoMessage,
-}
-
-/// Where completions wait for the program.
-pub type Queue = Arc<Mutex<VecDeque<Completion>>>;
-
-struct Send {
-    memory: RawMemory,
-    context: Option<usize>,
-    meta: Meta,
-    mr: Option<Mr>,
-    /// Writes of it that the queue pair still has.
-    writes: usize,
-    /// How it ended, while it has.
-    ended: Option<Status>,
-}
-
-struct Recv {
-    memory: RawMemory,
-    context: usize,
-    mr: Option<Mr>,
-}
-
-struct Write {
-    send: u64,
-    to: PeerId,
-    target: Target,
-    range: Range<u64>,
-    id: u64,
-}
-
-/// The machine's host: memory, and what waits to be posted.
-struct Memory {
-    pd: Pd,
-    sends: HashMap<u64, Send>,
-    recvs: HashMap<u64, Recv>,
-    writes: VecDeque<Write>,
-    events: Vec<Event>,
-}
-
-impl Host for Memory {
-    fn place(&mut self, recv: u64, at: u64, bytes: &[u8]) {
-        if let Some(recv) = self.recvs.get(&recv) {
-            // The machine knows how long it is.
-            let _ = recv.memory.write(at as usize, bytes);
-        }
-    }
-
-    fn open(&mut self, recv: u64, len: u64) -> Option<Target> {
-        let recv = self.recvs.get_mut(&recv)?;
-        let part = recv.memory.slice(0, len as usize).ok()?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let mr = self.pd.reg_raw(&part, access);
-        let mr = mr.inspect_err(|e| tracing::warn!("cannot open memory to a peer: {e}"));
-        let mr = recv.mr.insert(mr.ok()?);
-        Some(Target {
-            rkey: mr.rkey(),
-            addr: mr.addr(),
-        })
-    }
-
-    fn close(&mut self, recv: u64) {
-        if let Some(recv) = self.recvs.get_mut(&recv) {
-            recv.mr = None;
-        }
-    }
-
-    fn write(&mut self, send: u64, to: PeerId, target: Target, range: Range<u64>, id: u64) {
-        let Some(state) = self.sends.get_mut(&send) else {
-            return;
-        };
-        let mut at = range.start;
-        while at < range.end {
-            let end = (at + PIECE).min(range.end);
-            let range = at..end;
-            state.writes += 1;
-            self.writes.push_back(Write {
-                send,
-                to,
-                target,
-                range,
-                id,
-            });
-            at = end;
-        }
-    }
-
-    fn writing(&self, send: u64) -> bool {
-        self.sends.get(&send).is_some_and(|send| send.writes > 0)
-    }
-
-    fn event(&mut self, event: Event) {
-        self.events.push(event);
-    }
-}
 
 struct State {
     machine: Machine,
     memory: Memory,
     peers: Vec<UdDest>,
     known: HashMap<(SocketAddr, u32), PeerId>,
-    next: u64,
     contexts: HashMap<usize, u64>,
     free: Vec<u32>,
-    /// Writes that the queue pair has.
+    /// Writes that the queue pairs have.
     writing: u32,
+    connections: Connections,
+    /// Sends of a connection that are not posted yet.
+    connected: Vec<SendWr>,
     ticked: Duration,
     packet: Vec<u8>,
     wcs: Vec<Wc>,
@@ -228,6 +62,8 @@ struct State {
     drop: Dropper,
     sent_to: Queue,
     received_to: Queue,
+    sends_counted: Vec<Arc<Counter>>,
+    recvs_counted: Vec<Arc<Counter>>,
 }
 
 /// Loses one in so many packets and pieces on purpose, for tests.
@@ -250,6 +86,11 @@ impl Dropper {
 
 struct Inner {
     state: Mutex<State>,
+    device: Device,
+    /// Connections only to peers of this host.
+    near: bool,
+    inbox: Inbox,
+    weak: Weak<Inner>,
     qp: UdQp,
     cq: Cq,
     /// Packets that come, and packets on their way into the kernel.
@@ -268,6 +109,10 @@ pub struct Setup {
     pub threshold: u64,
     /// Of each million packets and pieces, so many are lost on purpose.
     pub drop_per_million: u64,
+    /// Connections to the busiest peers there may be.
+    pub connections: usize,
+    /// Only to peers of this host.
+    pub near: bool,
 }
 
 /// See the [module](self). Dropping it waits until what was sent is acknowledged, for five seconds at most.
@@ -288,7 +133,9 @@ impl Endpoint {
     /// As `bind(2)`; the limits of the device.
     pub fn open(device: &Device, setup: &Setup) -> io::Result<Endpoint> {
         let pd = device.alloc_pd().map_err(|e| other(&e))?;
+        let connections = u32::try_from(setup.connections).unwrap_or(u32::MAX);
         let depth = 2 * (RECVS + SLOTS + WRITES + RECORDS);
+        let depth = depth.saturating_add(connections.saturating_mul(rc::depth(WRITES)));
         let cq = device.create_cq(depth, None).map_err(|e| other(&e))?;
         let port = device.bind_ud(setup.addr)?;
         let addr = port.local_addr();
@@ -315,6 +162,10 @@ impl Endpoint {
             pd,
             sends: HashMap::new(),
             recvs: HashMap::new(),
+            many: HashMap::new(),
+            connected: HashSet::new(),
+            offers: Vec::new(),
+            next: 0,
             writes: VecDeque::new(),
             events: Vec::new(),
         };
@@ -323,10 +174,11 @@ impl Endpoint {
             memory,
             peers: Vec::new(),
             known: HashMap::new(),
-            next: 1,
             contexts: HashMap::new(),
             free: (0..SLOTS).rev().collect(),
             writing: 0,
+            connections: Connections::new(setup.connections),
+            connected: Vec::new(),
             ticked: Duration::ZERO,
             packet: Vec::with_capacity(MAX_PACKET),
             wcs: vec![Wc::default(); BATCH],
@@ -337,9 +189,15 @@ impl Endpoint {
             },
             sent_to: Queue::default(),
             received_to: Queue::default(),
+            sends_counted: Vec::new(),
+            recvs_counted: Vec::new(),
         };
-        let inner = Arc::new(Inner {
+        let inner = Arc::new_cyclic(|weak| Inner {
+            weak: weak.clone(),
             state: Mutex::new(state),
+            device: device.clone(),
+            near: setup.near,
+            inbox: Inbox::default(),
             qp,
             cq,
             come,
@@ -350,17 +208,7 @@ impl Endpoint {
         let slots: Vec<u32> = (0..RECVS).collect();
         inner.post_recvs(&slots);
         let weak = Arc::downgrade(&inner);
-        inner.cq.set_hook(move || {
-            if let Some(inner) = weak.upgrade() {
-                // Whoever has the lock drives.
-                let state = match inner.state.try_lock() {
-                    Ok(state) => state,
-                    Err(TryLockError::Poisoned(state)) => state.into_inner(),
-                    Err(TryLockError::WouldBlock) => return,
-                };
-                drop(inner.progress(state, true));
-            }
-        });
+        inner.cq.set_hook(move || drive(&weak));
         Ok(Endpoint(inner))
     }
 
@@ -380,50 +228,67 @@ impl Endpoint {
         }
     }
 
+    /// Has sends and receives counted when they are complete, whether they make completions or not.
+    pub fn count_to(&self, sent: Option<&Arc<Counter>>, received: Option<&Arc<Counter>>) {
+        let mut state = lock(&self.0.state);
+        state.sends_counted.extend(sent.cloned());
+        state.recvs_counted.extend(received.cloned());
+    }
+
     /// The peer at an address.
     ///
     /// # Errors
     /// [`Refused::TooMany`].
     pub fn peer(&self, address: &Address) -> Result<PeerId, Refused> {
-        lock(&self.0.state).peer(address.addr, address.addr.port().into(), address.key)
+        let mut state = lock(&self.0.state);
+        let peer = state.peer(address, Machine::add_peer)?;
+        state.machine.name(peer);
+        Ok(peer)
     }
 
-    /// Sends a message. With no context it makes no completion, and its memory is the caller's again at once; that is for messages up to the threshold.
+    /// Sends a message, whose bytes are in these ranges, one behind the other. With no context it makes no completion, and its memory is the caller's again
+    /// at once; that is for messages up to the threshold.
     ///
     /// # Errors
     /// As [`Machine::send`].
     pub fn send(
         &self,
         peer: PeerId,
-        memory: &RawMemory,
+        ranges: &[RawMemory],
         meta: Meta,
         context: Option<usize>,
         synchronous: bool,
     ) -> Result<(), Refused> {
         let mut guard = lock(&self.0.state);
         let state = &mut *guard;
-        let number = state.next;
+        let number = state.memory.number();
+        let read = |at: u64, buffer: &mut [u8]| read_ranges(ranges, at as usize, buffer);
+        let mut mr = None;
+        if ranges.len() > 1 && (synchronous || meta.len > state.machine.threshold()) {
+            // The memory of a Write is one region.
+            let mut whole = vec![0; meta.len as usize];
+            read(0, &mut whole);
+            let region = state.memory.pd.reg_mr(whole, Access::empty());
+            mr = Some(region.map_err(|_| Refused::Busy)?);
+        }
         let send = Send {
-            memory: memory.clone(),
+            memory: ranges.first().cloned(),
             context,
             meta,
-            mr: None,
+            mr,
             writes: 0,
             ended: None,
         };
         state.memory.sends.insert(number, send);
-        let read = |at: u64, buffer: &mut [u8]| {
-            let _ = memory.read(at as usize, buffer);
-        };
         let done = state
             .machine
             .send(&mut state.memory, number, peer, meta, synchronous, read);
+        let now = self.0.now();
         if done.is_err() {
             state.memory.sends.remove(&number);
-        } else {
-            state.next += 1;
+        } else if state.connections.sent(peer, meta.len) {
+            self.0.offer(state, now, peer);
         }
-        let now = self.0.now();
         self.0.flush(state, now, false);
         state.settle();
         done
@@ -439,13 +304,13 @@ impl Endpoint {
     ) -> bool {
         let mut guard = lock(&self.0.state);
         let state = &mut *guard;
-        let number = state.next;
-        state.next += 1;
+        let number = state.memory.number();
         let room = memory.len() as u64;
         let recv = Recv {
             memory,
             context,
             mr: None,
+            parent: None,
         };
         state.memory.recvs.insert(number, recv);
         state.contexts.insert(context, number);
@@ -466,6 +331,27 @@ impl Endpoint {
         found
     }
 
+    /// Posts a receive that takes one message behind the other, until less than `least` bytes are left of its memory.
+    pub fn recv_many(&self, memory: RawMemory, want: Want, least: usize, context: usize) {
+        let mut guard = lock(&self.0.state);
+        let state = &mut *guard;
+        let number = state.memory.number();
+        let many = Many {
+            memory,
+            context,
+            used: 0,
+            least,
+            coming: 0,
+            spent: false,
+        };
+        state.memory.many.insert(number, many);
+        state.contexts.insert(context, number);
+        state.machine.recv_many(&mut state.memory, number, want);
+        let now = self.0.now();
+        self.0.flush(state, now, false);
+        state.settle();
+    }
+
     /// Completes with the message that such a receive would take, or with [`Status::NoMessage`]. With `claim` the message is kept for the
     /// receive that names this context.
     pub fn peek(&self, want: &Want, claim: bool, context: usize) {
@@ -477,14 +363,16 @@ impl Endpoint {
             is_recv: true,
             meta: meta.unwrap_or_default(),
             room: u64::MAX,
-            peer,
+            at: 0,
+            released: false,
+            from: peer.map(|peer| state.address(peer)),
             status: if peer.is_some() {
                 Status::Done
             } else {
                 Status::NoMessage
             },
         };
-        lock(&state.received_to).push_back(completion);
+        state.received_to.push(completion);
     }
 
     /// Takes the receive with this context back, unless it has a message.
@@ -509,6 +397,33 @@ impl Endpoint {
         let epoch = self.0.cq.epoch();
         let limit = limit.min(TICK * 5);
         self.0.cq.watch(epoch, true, Some(limit));
+    }
+
+    /// Has what was lost sent again while the program sleeps on a descriptor and does not call: by a thread, while the endpoint is there.
+    ///
+    /// # Errors
+    /// As for a thread.
+    pub fn keep_time(&self) -> io::Result<()> {
+        let weak = Arc::downgrade(&self.0);
+        let keep = move || {
+            loop {
+                std::thread::sleep(WAKE);
+                let Some(inner) = weak.upgrade() else {
+                    return;
+                };
+                let state = inner.state.try_lock();
+                if let Ok(state) = state {
+                    drop(inner.progress(state, false));
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("weft-fi".into());
+        thread.spawn(keep).map(drop)
+    }
+
+    /// Connections there are, and those that broke.
+    pub fn connections(&self) -> (usize, usize) {
+        lock(&self.0.state).connections.count()
     }
 
     /// Packets sent again, and bytes of large messages that were asked for again.
@@ -542,6 +457,7 @@ impl Inner {
     ) -> MutexGuard<'a, State> {
         let state = &mut *guard;
         let now = self.now();
+        self.read_news(state);
         let mut wcs = std::mem::take(&mut state.wcs);
         // Bounded: a sender that never stops must not keep a caller here.
         for _ in 0..8 {
@@ -569,13 +485,19 @@ impl Inner {
         if now.saturating_sub(state.ticked) >= TICK {
             state.ticked = now;
             state.machine.tick(&mut state.memory, now);
+            state.connections.tick(now);
         }
+        self.take_offers(state);
         self.flush(state, now, at_once);
         state.settle();
         guard
     }
 
     fn completed(&self, state: &mut State, now: Duration, wc: &Wc, again: &mut Vec<u32>) {
+        if wc.wr_id & (RC | WRITE) == RC && wc.opcode != WcOpcode::WriteRecord {
+            Self::completed_connected(state, now, wc);
+            return;
+        }
         match wc.opcode {
             WcOpcode::Send => state.free.push(wc.wr_id as u32),
             WcOpcode::Write => {
@@ -603,7 +525,9 @@ impl Inner {
         if len >= HEADER
             && self.come.read(at, &mut packet).is_ok()
             && let Some((header, _)) = wire::decode(&packet)
-            && let Ok(peer) = state.peer(addr, qp_num, header.key)
+            && u32::from(addr.port()) == qp_num
+            && let key = header.key
+            && let Ok(peer) = state.peer(&Address { addr, key }, Machine::add_stranger)
         {
             let memory = &mut state.memory;
             state.machine.packet(memory, now, peer, &packet);
@@ -637,11 +561,21 @@ impl Inner {
     /// Posts what the machine has to say, and Writes.
     fn flush(&self, state: &mut State, now: Duration, at_once: bool) {
         let mut packet = std::mem::take(&mut state.packet);
+        let mut last = None;
         while let Some(slot) = state.free.pop() {
-            let Some(peer) = state.machine.transmit(now, at_once, &mut packet) else {
+            let outbound = state.machine.transmit(now, at_once, &mut packet);
+            if outbound.map(|o| o.peer) != last {
+                Self::post_connected(state, last);
+                last = outbound.map(|o| o.peer);
+            }
+            let Some(Outbound { peer, again }) = outbound else {
                 state.free.push(slot);
                 break;
             };
+            if !again && state.send_connected(peer, &packet) {
+                state.free.push(slot);
+                continue;
+            }
             let at = slot as usize * MAX_PACKET;
             if state.drop.drops() || self.go.write(at, &packet).is_err() {
                 state.free.push(slot);
@@ -655,6 +589,7 @@ impl Inner {
             }
         }
         state.packet = packet;
+        Self::post_connected(state, last);
         self.post(state);
         while state.writing < WRITES
             && let Some(write) = state.memory.writes.pop_front()
@@ -681,20 +616,29 @@ impl Inner {
             return;
         };
         let (start, len) = (write.range.start, write.range.end - write.range.start);
-        if send.mr.is_none() {
-            let mr = state.memory.pd.reg_raw(&send.memory, Access::empty());
+        if let (None, Some(memory)) = (&send.mr, &send.memory) {
+            let mr = state.memory.pd.reg_raw(memory, Access::empty());
             let mr = mr.inspect_err(|e| tracing::warn!("memory to send from: {e}"));
             send.mr = mr.ok();
         }
-        let lost = state.drop.drops();
+        let lost = write.way == Way::Datagrams && state.drop.drops();
+        let connections = &mut state.connections;
         let posted = send.mr.as_ref().filter(|_| !lost).is_some_and(|mr| {
             let remote = RemoteAddr {
                 addr: write.target.addr.wrapping_add(start),
                 rkey: write.target.rkey,
             };
-            let wr = SendWr::write_imm(write.send | WRITE, remote, write.id)
-                .sge(mr.sge(start as usize, len as usize))
-                .signaled();
+            let id = write.send | WRITE;
+            let wr = match write.way {
+                Way::Connection { last: false } => SendWr::write(id, remote),
+                _ => SendWr::write_imm(id, remote, write.id),
+            };
+            let wr = wr.sge(mr.sge(start as usize, len as usize)).signaled();
+            if write.way != Way::Datagrams {
+                // Without it the peer asks again.
+                let rc = connections.open(write.to);
+                return rc.is_some_and(|rc| rc.qp.post_send_one(wr).is_ok());
+            }
             let posted = self.qp.post_send(&wr, &state.peers[write.to]);
             posted
                 .inspect_err(|e| tracing::warn!("RDMA Write-Record: {e}"))
@@ -739,26 +683,51 @@ impl Inner {
         // The engine may still drive for what comes late: the program's memory is not ours any more.
         state.memory.writes.clear();
         state.memory.recvs.clear();
+        state.memory.many.clear();
         state.memory.sends.clear();
         let (packets, bytes) = state.machine.repeated();
+        let (connections, broken) = state.connections.count();
         tracing::info!(
             packets,
             bytes,
-            "endpoint closed; packets sent again, bytes of large messages asked for again"
+            connections,
+            broken,
+            "endpoint closed; packets sent again, bytes of large messages asked for again, connections"
         );
+        let connections = std::mem::take(&mut state.connections);
+        drop(state);
+        // Without the lock: their end is told to us.
+        drop(connections);
+    }
+}
+
+/// Whoever has the lock drives; nobody is waited for.
+fn drive(weak: &Weak<Inner>) {
+    if let Some(inner) = weak.upgrade() {
+        let state = match inner.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        drop(inner.progress(state, true));
     }
 }
 
 impl State {
-    fn peer(&mut self, addr: SocketAddr, qp_num: u32, key: u32) -> Result<PeerId, Refused> {
+    fn peer(
+        &mut self,
+        address: &Address,
+        add: impl FnOnce(&mut Machine) -> Result<PeerId, Refused>,
+    ) -> Result<PeerId, Refused> {
+        let Address { addr, key } = *address;
         if let Some(&peer) = self.known.get(&(addr, key)) {
             return Ok(peer);
         }
-        let peer = self.machine.add_peer()?;
+        let peer = add(&mut self.machine)?;
         self.known.insert((addr, key), peer);
         self.peers.push(UdDest {
             addr,
-            qp_num,
+            qp_num: addr.port().into(),
             qkey: key,
             from: None,
             traffic_class: 0,
@@ -810,35 +779,77 @@ impl State {
         if !self.memory.sends.get(&number).is_some_and(over) {
             return;
         }
-        if let Some(send) = self.memory.sends.remove(&number)
-            && let (Some(context), Some(status)) = (send.context, send.ended)
-        {
-            lock(&self.sent_to).push_back(Completion {
+        let Some(send) = self.memory.sends.remove(&number) else {
+            return;
+        };
+        let status = send.ended.unwrap_or(Status::Failed);
+        for counter in &self.sends_counted {
+            counter.count(status);
+        }
+        if let Some(context) = send.context {
+            self.sent_to.push(Completion {
                 context,
                 is_recv: false,
                 meta: send.meta,
                 room: u64::MAX,
-                peer: None,
+                at: 0,
+                released: false,
+                from: None,
                 status,
             });
         }
     }
 
     fn received(&mut self, number: u64, peer: Option<PeerId>, meta: Meta, status: Status) {
-        let Some(recv) = self.memory.recvs.remove(&number) else {
+        let many = &mut self.memory.many;
+        let (memory, context, released);
+        if let Some(recv) = self.memory.recvs.remove(&number) {
+            let parent = recv.parent.and_then(|parent| many.get_mut(&parent));
+            released = parent.is_some_and(|many| {
+                many.coming -= 1;
+                many.spent && many.coming == 0
+            });
+            if let Some(parent) = recv.parent.filter(|_| released) {
+                many.remove(&parent);
+                self.forget(recv.context, parent);
+            }
+            (memory, context) = (recv.memory, recv.context);
+        } else if let Some(recv) = many.get_mut(&number) {
+            // Taken back, or its peer is gone. Messages that are still coming keep the memory.
+            recv.spent = true;
+            released = recv.coming == 0;
+            (memory, context) = (recv.memory.clone(), recv.context);
+            if released {
+                many.remove(&number);
+            }
+        } else {
             return;
-        };
-        if self.contexts.get(&recv.context) == Some(&number) {
-            self.contexts.remove(&recv.context);
         }
-        lock(&self.received_to).push_back(Completion {
-            context: recv.context,
+        self.forget(context, number);
+        for counter in &self.recvs_counted {
+            counter.count(status);
+        }
+        self.received_to.push(Completion {
+            context,
             is_recv: true,
             meta,
-            room: recv.memory.len() as u64,
-            peer,
+            room: memory.len() as u64,
+            at: memory.as_ptr() as usize,
+            released,
+            from: peer.map(|peer| self.address(peer)),
             status,
         });
+    }
+
+    fn forget(&mut self, context: usize, number: u64) {
+        if self.contexts.get(&context) == Some(&number) {
+            self.contexts.remove(&context);
+        }
+    }
+
+    fn address(&self, peer: PeerId) -> Address {
+        let UdDest { addr, qkey, .. } = self.peers[peer];
+        Address { addr, key: qkey }
     }
 }
 
@@ -858,6 +869,8 @@ mod tests {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: THRESHOLD,
             drop_per_million: 0,
+            connections: 0,
+            near: false,
         };
         let endpoint = Endpoint::open(&Device::open().unwrap(), &setup).unwrap();
         let inner = Arc::clone(&endpoint.0);

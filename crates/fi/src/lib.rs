@@ -3,13 +3,19 @@
 //! * [`wire`] is the codec of packets.
 //! * [`link`] makes the packets to and from one peer reliable and ordered: sequence numbers, acknowledgements, time-outs, a congestion window.
 //! * [`machine`] is the protocol without I/O and clock: matching, small messages in packets, large ones by rendezvous and RDMA Write-Record.
+//! * `rc` has the connections to the few peers to which most goes.
 //! * [`endpoint`] drives the machine over a datagram queue pair of `weft-verbs`.
 //!
 //! The C surface, a provider of libfabric, is in `libs/fi`.
 #![forbid(unsafe_code)]
 
+mod address;
+mod completion;
 pub mod endpoint;
+mod host;
 pub mod link;
 pub mod machine;
+mod memory;
 pub mod ranges;
+mod rc;
 pub mod wire;

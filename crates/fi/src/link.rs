@@ -72,6 +72,7 @@ pub struct Link {
     waiting_since: Now,
     expected: u32,
     early: BTreeMap<u32, Vec<u8>>,
+    early_bytes: usize,
     unsaid: u32,
     say_at: Option<Now>,
     /// Packets sent again, for statistics.
@@ -95,6 +96,7 @@ impl Link {
             waiting_since: Duration::ZERO,
             expected: 1,
             early: BTreeMap::new(),
+            early_bytes: 0,
             unsaid: 0,
             say_at: None,
             resent: 0,
@@ -150,8 +152,8 @@ impl Link {
         }
     }
 
-    /// The next packet to send, if one may go now.
-    pub fn transmit(&mut self, now: Now) -> Option<&[u8]> {
+    /// The next packet to send, if one may go now, and how often it has been sent with this.
+    pub fn transmit(&mut self, now: Now) -> Option<(&[u8], u32)> {
         let lost = self.unacked.iter().position(|u| u.lost);
         let index = if let Some(index) = lost {
             self.resent += 1;
@@ -187,7 +189,7 @@ impl Link {
         entry.lost = false;
         entry.passed = 0;
         stamp(&mut entry.packet, &header);
-        Some(&entry.packet)
+        Some((&entry.packet, entry.times))
     }
 
     /// The header of an acknowledgement, if one is due; `at_once`: also when it could wait for company.
@@ -332,15 +334,22 @@ impl Link {
         Arrival::Refused
     }
 
+    /// Bytes of packets that are kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.early_bytes
+    }
+
     /// Keeps an early packet, from its header on.
     pub fn keep(&mut self, seq: u32, packet: &[u8]) {
         debug_assert!(packet.len() >= HEADER, "a whole packet");
+        self.early_bytes += packet.len();
         self.early.insert(seq, packet.to_vec());
     }
 
     /// The next packet, if it was kept.
     pub fn kept(&mut self) -> Option<Vec<u8>> {
         let packet = self.early.remove(&self.expected)?;
+        self.early_bytes -= packet.len();
         self.expected = self.expected.wrapping_add(1).max(1);
         Some(packet)
     }

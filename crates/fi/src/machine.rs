@@ -12,89 +12,30 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
+pub use crate::host::{Event, Host, Outbound, Part, PeerId, Refused, Want};
 use crate::link::{Arrival, Link, Now};
 use crate::ranges::Ranges;
 use crate::wire::{self, Body, FIRST, MAX_LACKS, MORE, Meta, Target};
-
-/// A peer of a machine.
-pub type PeerId = usize;
 
 /// Packets that may wait for one peer before sends are refused.
 const MAX_PENDING: usize = 128;
 /// Messages, and bytes of them, from one peer for which no receive was posted.
 const MAX_STORED: usize = 1 << 16;
 const MAX_STORED_BYTES: usize = 1 << 28;
-/// Peers in all.
+/// Peers in all, and those of them that the program has not named.
 const MAX_PEERS: usize = 1 << 14;
+const MAX_STRANGERS: usize = 1 << 10;
+/// Bytes of all peers that the program has not named: messages without a receive, and packets that came early.
+const MAX_STRANGE_BYTES: usize = 1 << 26;
 /// What does not come for so long after the sender has written all is asked for again. Longer than a datagram queue pair takes to give up a message.
 const GRACE: Duration = Duration::from_millis(150);
-
-/// What a machine needs done.
-pub trait Host {
-    /// Copies bytes into the memory of a receive. They fit.
-    fn place(&mut self, recv: u64, at: u64, bytes: &[u8]);
-    /// Opens the first `len` bytes of a receive's memory to RDMA Write-Record. `None`: it cannot be.
-    fn open(&mut self, recv: u64, len: u64) -> Option<Target>;
-    /// Closes it.
-    fn close(&mut self, recv: u64);
-    /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data.
-    fn write(&mut self, send: u64, peer: PeerId, target: Target, range: Range<u64>, id: u64);
-    /// Whether any of these writes of a send is still to be done.
-    fn writing(&self, send: u64) -> bool;
-    /// Something is complete.
-    fn event(&mut self, event: Event);
-}
-
-/// What is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
-pub enum Event {
-    /// A send's memory is the program's again: the peer has the message (large ones), or is going to have it (small ones).
-    Sent(u64),
-    /// The peer of a send is given up.
-    SendFailed(u64),
-    /// A receive has a message (`meta` of `peer`); when that is longer than its memory, the memory has the first part.
-    Received { recv: u64, peer: PeerId, meta: Meta },
-    /// A receive's message is lost: its peer is given up, or the memory cannot be opened.
-    RecvFailed { recv: u64, peer: PeerId, meta: Meta },
-}
-
-/// Why a call was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// Too much waits for this peer: again later.
-    Busy,
-    /// The peer was given up.
-    Gone,
-    /// More peers than there may be.
-    TooMany,
-}
-
-/// What a receive takes.
-#[derive(Clone, Copy, Debug)]
-pub struct Want {
-    /// Messages with tags, or those without.
-    pub tagged: bool,
-    /// The tag.
-    pub tag: u64,
-    /// The bits of the tag that do not matter.
-    pub ignore: u64,
-    /// From this peer; `None`: from any.
-    pub peer: Option<PeerId>,
-}
-
-impl Want {
-    fn takes(&self, peer: PeerId, meta: &Meta) -> bool {
-        self.tagged == meta.tagged
-            && self.peer.is_none_or(|p| p == peer)
-            && (!self.tagged || (self.tag ^ meta.tag) & !self.ignore == 0)
-    }
-}
 
 struct Posted {
     recv: u64,
     want: Want,
     room: u64,
+    /// It takes messages until its memory is used up.
+    many: bool,
 }
 
 enum Stored {
@@ -139,6 +80,10 @@ struct Peer {
     stored_bytes: usize,
     queued: bool,
     gone: bool,
+    /// The program has named it; it is not known by its packets alone.
+    named: bool,
+    /// Nothing with a number goes to it now.
+    held: bool,
 }
 
 struct Outgoing {
@@ -146,6 +91,8 @@ struct Outgoing {
     peer: PeerId,
     len: u64,
     target: Option<(Target, u64, u64)>,
+    /// It is being written reliably: the peer need not be told.
+    sure: bool,
     /// Packets queued for the peer up to the last `Written`.
     said: u64,
 }
@@ -179,6 +126,7 @@ pub struct Machine {
     scratch: Vec<u8>,
     /// Bytes asked for again, for statistics.
     asked_again: u64,
+    strangers: usize,
 }
 
 impl Machine {
@@ -198,7 +146,13 @@ impl Machine {
             ready: VecDeque::new(),
             scratch: Vec::new(),
             asked_again: 0,
+            strangers: 0,
         }
+    }
+
+    /// Messages of more bytes are written by RDMA Write-Record.
+    pub fn threshold(&self) -> u64 {
+        self.threshold
     }
 
     /// One more peer.
@@ -216,8 +170,79 @@ impl Machine {
             stored_bytes: 0,
             queued: false,
             gone: false,
+            named: true,
+            held: false,
         });
         Ok(self.peers.len() - 1)
+    }
+
+    /// One more peer, which is known by a packet alone. Such peers have little room, all together: whoever knows the endpoint's key can invent them.
+    ///
+    /// # Errors
+    /// [`Refused::TooMany`].
+    pub fn add_stranger(&mut self) -> Result<PeerId, Refused> {
+        if self.strangers >= MAX_STRANGERS {
+            return Err(Refused::TooMany);
+        }
+        let peer = self.add_peer()?;
+        self.peers[peer].named = false;
+        self.strangers += 1;
+        Ok(peer)
+    }
+
+    /// The program has named a peer.
+    pub fn name(&mut self, peer: PeerId) {
+        if !self.peers[peer].named {
+            self.peers[peer].named = true;
+            self.strangers -= 1;
+        }
+    }
+
+    /// Bytes of packets of all peers that came early and are kept.
+    pub fn kept_bytes(&self) -> usize {
+        self.peers.iter().map(|p| p.link.kept_bytes()).sum()
+    }
+
+    /// Whether strangers keep more than they may, all together.
+    fn is_crowded(&self, peer: PeerId) -> bool {
+        let strangers = || self.peers.iter().filter(|p| !p.named);
+        let bytes = |p: &Peer| p.stored_bytes + p.link.kept_bytes();
+        !self.peers[peer].named && strangers().map(bytes).sum::<usize>() > MAX_STRANGE_BYTES
+    }
+
+    /// Nothing with a number goes to a peer until it is let go.
+    pub fn hold(&mut self, peer: PeerId, held: bool) {
+        self.peers[peer].held = held;
+        if !held {
+            self.stir(peer);
+        }
+    }
+
+    /// Tells a peer that it may connect.
+    pub fn offer(&mut self, peer: PeerId, port: u16, token: u64) {
+        self.push(peer, &Body::Offer { port, token });
+    }
+
+    /// Reliable writes to a peer may not have been carried out: it is to ask for what it lacks.
+    pub fn unsure(&mut self, peer: PeerId) {
+        let sure = self.outgoing.iter_mut().filter_map(|(&id, o)| {
+            let was = o.peer == peer && std::mem::take(&mut o.sure);
+            o.target
+                .filter(|_| was)
+                .map(|(_, target_id, _)| (id, target_id))
+        });
+        let sure: Vec<_> = sure.collect();
+        for (id, target_id) in sure {
+            self.say_written(peer, id, target_id);
+        }
+    }
+
+    /// A peer has written the whole of a large message reliably.
+    pub fn placed(&mut self, host: &mut impl Host, peer: PeerId, id: u64) {
+        let incoming = self.incoming.get(&id).filter(|i| i.peer == peer);
+        if incoming.is_some() {
+            self.fetched(host, id);
+        }
     }
 
     /// Packets sent again, and bytes of large messages asked for again.
@@ -271,6 +296,7 @@ impl Machine {
                 peer,
                 len: meta.len,
                 target: None,
+                sure: false,
                 said: 0,
             };
             self.outgoing.insert(id, outgoing);
@@ -307,8 +333,39 @@ impl Machine {
             .position(|u| want.takes(u.peer, &u.meta));
         match found.and_then(|index| self.unexpected.remove(index)) {
             Some(message) => self.give(host, message, recv, room),
-            None => self.posted.push_back(Posted { recv, want, room }),
+            None => self.posted.push_back(Posted {
+                recv,
+                want,
+                room,
+                many: false,
+            }),
         }
+    }
+
+    /// Posts a receive that takes one message after the other, until [`Host::carve`] says that its memory is used up. Each message completes as a receive
+    /// of the number that `carve` gave.
+    pub fn recv_many(&mut self, host: &mut impl Host, recv: u64, want: Want) {
+        // One pass over what waits: giving one away does not bring another.
+        let mut index = 0;
+        while let Some(message) = self.unexpected.get(index) {
+            if !want.takes(message.peer, &message.meta) {
+                index += 1;
+                continue;
+            }
+            let part = host.carve(recv, message.meta.len);
+            if let Some(message) = self.unexpected.remove(index) {
+                self.give(host, message, part.recv, part.room);
+            }
+            if part.last {
+                return;
+            }
+        }
+        self.posted.push_back(Posted {
+            recv,
+            want,
+            room: 0,
+            many: true,
+        });
     }
 
     /// Whether a message waits that such a receive would take. With `claim` it is kept for [`Machine::recv_claimed`] with that number, and no other receive.
@@ -433,6 +490,7 @@ impl Machine {
         }
         match self.peers[peer].link.arrived(now, header.seq) {
             Arrival::Refused => return,
+            Arrival::Early if self.is_crowded(peer) => return,
             Arrival::Early => {
                 self.peers[peer].link.keep(header.seq, packet);
                 return;
@@ -457,8 +515,8 @@ impl Machine {
             Body::Message(meta, bytes) => self.begin(host, peer, meta, bytes),
             Body::More(bytes) => self.more(host, peer, bytes),
             Body::Request(meta, id) => {
-                if let Some(posted) = self.matching(peer, &meta) {
-                    self.fetch(host, peer, meta, id, posted.recv, posted.room);
+                if let Some((recv, room)) = self.matching(host, peer, &meta) {
+                    self.fetch(host, peer, meta, id, recv, room);
                     return true;
                 }
                 self.store(peer, meta, Stored::Request(id))
@@ -477,9 +535,10 @@ impl Machine {
                     return false;
                 }
                 outgoing.target = Some((target, target_id, len));
-                let send = outgoing.send;
-                host.write(send, peer, target, 0..len, target_id);
-                self.say_written(peer, id, target_id);
+                outgoing.sure = host.write(outgoing.send, peer, target, 0..len, target_id, true);
+                if !outgoing.sure {
+                    self.say_written(peer, id, target_id);
+                }
                 true
             }
             Body::Written { target_id } => {
@@ -495,7 +554,8 @@ impl Machine {
                 let Some(outgoing) = self.outgoing.get(&id).filter(|o| o.peer == peer) else {
                     return false;
                 };
-                let Some((target, target_id, len)) = outgoing.target else {
+                let Some((target, target_id, len)) = outgoing.target.filter(|_| !outgoing.sure)
+                else {
                     return false;
                 };
                 let send = outgoing.send;
@@ -515,10 +575,17 @@ impl Machine {
                 // It asks again if what is being written does not reach it.
                 if !host.writing(send) {
                     for range in ranges {
-                        host.write(send, peer, target, range, target_id);
+                        host.write(send, peer, target, range, target_id, false);
                     }
                 }
                 self.say_written(peer, id, target_id);
+                true
+            }
+            Body::Offer { port, token } => {
+                // Whoever invents peers is not to send us to ports of others.
+                if self.peers[peer].named {
+                    host.offered(peer, port, token);
+                }
                 true
             }
             Body::Done { id } => {
@@ -539,9 +606,20 @@ impl Machine {
         }
     }
 
-    fn matching(&mut self, peer: PeerId, meta: &Meta) -> Option<Posted> {
+    /// The receive that takes a message, and its room.
+    fn matching(&mut self, host: &mut impl Host, peer: PeerId, meta: &Meta) -> Option<(u64, u64)> {
         let index = self.posted.iter().position(|p| p.want.takes(peer, meta))?;
-        self.posted.remove(index)
+        let posted = &self.posted[index];
+        let (recv, room) = (posted.recv, posted.room);
+        if !posted.many {
+            self.posted.remove(index);
+            return Some((recv, room));
+        }
+        let part = host.carve(recv, meta.len);
+        if part.last {
+            self.posted.remove(index);
+        }
+        Some((part.recv, part.room))
     }
 
     fn store(&mut self, peer: PeerId, meta: Meta, stored: Stored) -> bool {
@@ -556,7 +634,7 @@ impl Machine {
             return false;
         }
         let mut sound = true;
-        let sink = if let Some(Posted { recv, room, .. }) = self.matching(peer, &meta) {
+        let sink = if let Some((recv, room)) = self.matching(host, peer, &meta) {
             Sink::Recv { recv, room }
         } else {
             sound = self.store(peer, meta, Stored::Coming);
@@ -586,11 +664,16 @@ impl Machine {
             Sink::Store(stored) | Sink::Late { bytes: stored, .. } => {
                 stored.extend_from_slice(bytes);
                 state.stored_bytes += bytes.len();
-                if state.stored_bytes > MAX_STORED_BYTES {
+                let too_much = state.stored_bytes > MAX_STORED_BYTES;
+                if too_much || self.is_crowded(peer) {
                     return false;
                 }
             }
         }
+        let state = &mut self.peers[peer];
+        let Some(coming) = &mut state.coming else {
+            return false;
+        };
         coming.got += bytes.len() as u64;
         if coming.got < coming.meta.len {
             return true;
@@ -645,9 +728,15 @@ impl Machine {
         if incoming.ask_at.is_some() {
             incoming.ask_at = Some(now + GRACE);
         }
-        if incoming.have.covers(incoming.len)
-            && let Some(done) = self.incoming.remove(&id)
-        {
+        if incoming.have.covers(incoming.len) {
+            self.fetched(host, id);
+        }
+    }
+
+    /// All of a large message is there.
+    fn fetched(&mut self, host: &mut impl Host, id: u64) {
+        if let Some(done) = self.incoming.remove(&id) {
+            let peer = done.peer;
             host.close(done.recv);
             self.push(peer, &Body::Done { id: done.their_id });
             let (recv, meta) = (done.recv, done.meta);
@@ -690,22 +779,25 @@ impl Machine {
         links.chain(asks).min()
     }
 
-    /// The next packet to send and its destination. `at_once`: acknowledgements do not wait for packets that could carry them.
-    pub fn transmit(&mut self, now: Now, at_once: bool, out: &mut Vec<u8>) -> Option<PeerId> {
+    /// The next packet to send. `at_once`: acknowledgements do not wait for packets that could carry them.
+    pub fn transmit(&mut self, now: Now, at_once: bool, out: &mut Vec<u8>) -> Option<Outbound> {
         while let Some(&peer) = self.ready.front() {
-            let link = &mut self.peers[peer].link;
-            if let Some(packet) = link.transmit(now) {
+            let state = &mut self.peers[peer];
+            if !state.held
+                && let Some((packet, times)) = state.link.transmit(now)
+            {
                 out.clear();
                 out.extend_from_slice(packet);
-                return Some(peer);
+                let again = times > 1;
+                return Some(Outbound { peer, again });
             }
             self.ready.pop_front();
-            self.peers[peer].queued = false;
-            let link = &mut self.peers[peer].link;
-            if let Some(header) = link.acknowledge(now, at_once) {
+            state.queued = false;
+            if let Some(header) = state.link.acknowledge(now, at_once) {
                 *out = wire::encode(&Body::Ack);
                 wire::stamp(out, &header);
-                return Some(peer);
+                let again = false;
+                return Some(Outbound { peer, again });
             }
         }
         None

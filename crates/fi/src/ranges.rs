@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+/// Ranges that are kept apart. What a peer sends in more pieces than that counts as not come, and is asked for again: each costs a search and a move of those
+/// behind it, and memory.
+const MOST: usize = 1 << 14;
+
 /// Disjoint ranges in order, none empty, with a gap between any two.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranges(Vec<Range<u64>>);
@@ -14,6 +18,9 @@ impl Ranges {
         }
         let first = self.0.partition_point(|r| r.end < range.start);
         let last = self.0.partition_point(|r| r.start <= range.end);
+        if first == last && self.0.len() >= MOST {
+            return;
+        }
         let mut merged = range;
         if first < last {
             merged.start = merged.start.min(self.0[first].start);
@@ -47,6 +54,21 @@ impl Ranges {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_that_sends_crumbs_does_not_fill_memory() {
+        let mut ranges = Ranges::default();
+        for i in 0..3 * MOST as u64 {
+            ranges.add(4 * i..4 * i + 1);
+        }
+        assert_eq!(ranges.0.len(), MOST);
+        // What closes gaps still counts, and makes room.
+        let end = 4 * MOST as u64;
+        ranges.add(1..end);
+        assert!(ranges.covers(end) && ranges.0.len() == 1);
+        ranges.add(2 * end..2 * end + 1);
+        assert_eq!(ranges.0.len(), 2);
+    }
 
     #[test]
     fn ranges_agree_with_a_table_of_bytes() {

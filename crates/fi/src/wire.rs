@@ -14,7 +14,7 @@ pub const MORE: usize = MAX_PACKET - HEADER;
 pub const MAX_LACKS: usize = 256;
 
 const MAGIC: u8 = b'F';
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const TAGGED: u8 = 1;
 const WITH_DATA: u8 = 2;
 
@@ -80,6 +80,8 @@ pub enum Body<'a> {
     Lacks { id: u32, ranges: Vec<Range<u64>> },
     /// All has come.
     Done { id: u32 },
+    /// The sender takes a connection from this peer at this TCP port of its address, with the token as private data.
+    Offer { port: u16, token: u64 },
 }
 
 impl Body<'_> {
@@ -94,6 +96,7 @@ impl Body<'_> {
             Body::Lacks { .. } => 6,
             Body::Done { .. } => 7,
             Body::Bye => 8,
+            Body::Offer { .. } => 9,
         }
     }
 
@@ -152,6 +155,10 @@ pub fn encode(body: &Body<'_>) -> Vec<u8> {
             }
         }
         Body::Done { id } => out.extend_from_slice(&id.to_be_bytes()),
+        Body::Offer { port, token } => {
+            out.extend_from_slice(&u32::from(*port).to_be_bytes());
+            out.extend_from_slice(&token.to_be_bytes());
+        }
     }
     assert!(out.len() <= MAX_PACKET, "a packet of {} bytes", out.len());
     out
@@ -251,6 +258,10 @@ pub fn decode(packet: &[u8]) -> Option<(Header, Body<'_>)> {
         }
         7 => Body::Done { id: reader.u32()? },
         8 => Body::Bye,
+        9 => Body::Offer {
+            port: u16::try_from(reader.u32()?).ok()?,
+            token: reader.u64()?,
+        },
         _ => return None,
     };
     let sound = reader.0.is_empty() && body.is_numbered() == (header.seq != 0);
@@ -291,6 +302,10 @@ mod tests {
                 ranges: vec![0..1, 3..5],
             },
             Body::Done { id: 4 },
+            Body::Offer {
+                port: 65_535,
+                token: u64::MAX - 1,
+            },
         ];
         for body in bodies {
             let header = Header {
@@ -328,7 +343,7 @@ mod tests {
         };
         stamp(&mut packet, &header);
         let expected = [
-            &[b'F', 1, 1, 1, 0, 0, 0, 0xa1, 0, 0, 0, 2, 0, 0, 0, 3][..],
+            &[b'F', 2, 1, 1, 0, 0, 0, 0xa1, 0, 0, 0, 2, 0, 0, 0, 3][..],
             &[0, 0, 0, 0, 0, 0, 0, 1],
             &[0, 0, 0, 0, 0, 0, 1, 2],
             &[0; 8],

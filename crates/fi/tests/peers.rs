@@ -8,16 +8,33 @@ use std::ops::Range;
 use std::time::Duration;
 
 use weft_fi::link::Link;
-use weft_fi::machine::{Event, Host, Machine, PeerId, Want};
+use weft_fi::machine::{Event, Host, Machine, Part, PeerId, Want};
 use weft_fi::wire::{self, Body, Header, Meta, Target};
 
 #[derive(Default)]
 struct Memory {
     writes: Vec<Range<u64>>,
     events: Vec<Event>,
+    /// Bytes left of the receive that takes many messages.
+    left: u64,
+    parts: u64,
+    offers: Vec<(PeerId, u16)>,
+    /// Writes of whole messages are reliable.
+    reliable: bool,
 }
 
 impl Host for Memory {
+    fn carve(&mut self, parent: u64, len: u64) -> Part {
+        let room = self.left.min(len);
+        self.left -= room;
+        self.parts += 1;
+        Part {
+            recv: parent * 100 + self.parts,
+            room,
+            last: self.left == 0,
+        }
+    }
+
     fn place(&mut self, _: u64, _: u64, _: &[u8]) {}
 
     fn open(&mut self, _: u64, _: u64) -> Option<Target> {
@@ -26,8 +43,21 @@ impl Host for Memory {
 
     fn close(&mut self, _: u64) {}
 
-    fn write(&mut self, _: u64, _: PeerId, _: Target, range: Range<u64>, _: u64) {
+    fn offered(&mut self, peer: PeerId, port: u16, _: u64) {
+        self.offers.push((peer, port));
+    }
+
+    fn write(
+        &mut self,
+        _: u64,
+        _: PeerId,
+        _: Target,
+        range: Range<u64>,
+        _: u64,
+        whole: bool,
+    ) -> bool {
         self.writes.push(range);
+        whole && self.reliable
     }
 
     fn writing(&self, _: u64) -> bool {
@@ -211,4 +241,171 @@ fn a_peer_that_only_asks_is_given_up() {
         transmit(&mut machine);
     }
     assert_eq!(memory.events, [Event::SendFailed(5)]);
+}
+
+#[test]
+fn a_receive_takes_many_messages_until_its_memory_is_used_up() {
+    let mut machine = Machine::new(1, 1 << 16);
+    let mut memory = Memory {
+        left: 20,
+        ..Memory::default()
+    };
+    let peer = machine.add_peer().unwrap();
+    let say = |machine: &mut Machine, memory: &mut Memory, seq| {
+        comes(
+            machine,
+            memory,
+            peer,
+            seq,
+            &Body::Message(meta(5), b"hello"),
+        );
+    };
+    // Two wait; one comes while it is posted, a large one is fetched, and the fifth finds no room.
+    say(&mut machine, &mut memory, 1);
+    say(&mut machine, &mut memory, 2);
+    machine.recv_many(&mut memory, 7, want(None));
+    say(&mut machine, &mut memory, 3);
+    comes(
+        &mut machine,
+        &mut memory,
+        peer,
+        4,
+        &Body::Request(meta(9), 1),
+    );
+    say(&mut machine, &mut memory, 5);
+    let received = |event: &Event| match event {
+        Event::Received { recv, .. } => *recv,
+        other => panic!("{other:?}"),
+    };
+    let all: Vec<u64> = memory.events.iter().map(received).collect();
+    assert_eq!(all, [701, 702, 703]);
+    assert_eq!((memory.left, memory.parts), (0, 4));
+    machine.record(&mut memory, NOW, peer, 1, 1, [0..9]);
+    assert_eq!(memory.events.last().map(received), Some(704));
+    // The fifth waits for the next receive.
+    machine.recv(&mut memory, 8, want(None), 100);
+    assert_eq!(memory.events.last().map(received), Some(8));
+}
+
+/// A reliable write is not followed by "written", until it is not so reliable any more.
+#[test]
+fn what_a_broken_connection_did_not_write_is_asked_for() {
+    let mut machine = Machine::new(1, 1000);
+    let mut memory = Memory {
+        reliable: true,
+        ..Memory::default()
+    };
+    let peer = machine.add_peer().unwrap();
+    let all = meta(100_000);
+    machine
+        .send(&mut memory, 5, peer, all, false, |_, _| {})
+        .unwrap();
+    let ready = Body::Ready {
+        id: 1,
+        target_id: 9,
+        target: Target { rkey: 1, addr: 0 },
+        len: all.len,
+    };
+    comes(&mut machine, &mut memory, peer, 1, &ready);
+    let written = |machine: &mut Machine| {
+        let (mut out, mut count) = (Vec::new(), 0);
+        while machine.transmit(NOW, true, &mut out).is_some() {
+            let (_, body) = wire::decode(&out).unwrap();
+            count += usize::from(body == Body::Written { target_id: 9 });
+        }
+        count
+    };
+    assert_eq!(written(&mut machine), 0);
+    machine.unsure(peer);
+    machine.unsure(peer);
+    assert_eq!(written(&mut machine), 1);
+    memory.writes.clear();
+    let ranges = vec![0..7];
+    comes(
+        &mut machine,
+        &mut memory,
+        peer,
+        2,
+        &Body::Lacks { id: 1, ranges },
+    );
+    assert_eq!(memory.writes, [0..7]);
+}
+
+#[test]
+fn a_message_that_was_written_reliably_is_complete() {
+    let mut machine = Machine::new(1, 1000);
+    let mut memory = Memory::default();
+    let (peer, other) = (machine.add_peer().unwrap(), machine.add_peer().unwrap());
+    machine.recv(&mut memory, 3, want(None), 100_000);
+    comes(
+        &mut machine,
+        &mut memory,
+        peer,
+        1,
+        &Body::Request(meta(50_000), 1),
+    );
+    machine.placed(&mut memory, other, 1);
+    machine.placed(&mut memory, peer, 2);
+    assert_eq!(memory.events, []);
+    machine.placed(&mut memory, peer, 1);
+    let meta = meta(50_000);
+    let received = Event::Received {
+        recv: 3,
+        peer,
+        meta,
+    };
+    assert_eq!(memory.events, [received]);
+}
+
+#[test]
+fn peers_that_nobody_named_have_little_room_together() {
+    let mut machine = Machine::new(1, 1 << 20);
+    let mut memory = Memory::default();
+    let strangers: Vec<PeerId> = (0..1024).map(|_| machine.add_stranger().unwrap()).collect();
+    assert!(machine.add_stranger().is_err());
+    // One is named: there is room for another stranger, and its offers count.
+    let offer = Body::Offer { port: 7, token: 1 };
+    comes(&mut machine, &mut memory, strangers[0], 1, &offer);
+    machine.name(strangers[0]);
+    machine.name(strangers[0]);
+    comes(&mut machine, &mut memory, strangers[0], 2, &offer);
+    assert_eq!(memory.offers, [(strangers[0], 7)]);
+    assert!(machine.add_stranger().is_ok());
+    assert!(machine.add_stranger().is_err());
+    // Each keeps less than it alone may; the last ones nothing.
+    let bytes = vec![0; 8000];
+    let early = Body::More(&bytes);
+    for &peer in &strangers[1..] {
+        for seq in 2..34 {
+            comes(&mut machine, &mut memory, peer, seq, &early);
+        }
+    }
+    let kept: usize = machine.kept_bytes();
+    assert!(kept > 1 << 25 && kept < (1 << 26) + 10_000, "{kept}");
+}
+
+/// All that may go goes, but for a peer that is held.
+#[test]
+fn a_peer_that_is_held_gets_acknowledgements_only() {
+    let mut machine = Machine::new(1, 1000);
+    let mut memory = Memory::default();
+    let peer = machine.add_peer().unwrap();
+    machine.hold(peer, true);
+    machine
+        .send(&mut memory, 1, peer, meta(1), false, |_, _| {})
+        .unwrap();
+    comes(
+        &mut machine,
+        &mut memory,
+        peer,
+        1,
+        &Body::Message(meta(2), b"hi"),
+    );
+    let mut out = Vec::new();
+    assert!(machine.transmit(NOW, true, &mut out).is_some());
+    assert_eq!(wire::decode(&out).unwrap().1, Body::Ack);
+    assert_eq!(machine.transmit(NOW, true, &mut out), None);
+    machine.hold(peer, false);
+    let sent = machine.transmit(NOW, true, &mut out).unwrap();
+    assert!(!sent.again && matches!(wire::decode(&out).unwrap().1, Body::Message(..)));
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Duration;
 
-use weft_fi::machine::{Event, Host, Machine, PeerId, Refused, Want};
+use weft_fi::machine::{Event, Host, Machine, Part, PeerId, Refused, Want};
 use weft_fi::wire::{self, Body, Header, Meta, Target};
 
 const NODES: usize = 3;
@@ -56,6 +56,10 @@ struct Memory {
 }
 
 impl Host for Memory {
+    fn carve(&mut self, _: u64, _: u64) -> Part {
+        unreachable!("no receive here takes many messages");
+    }
+
     fn place(&mut self, recv: u64, at: u64, bytes: &[u8]) {
         let at = at as usize;
         self.recvs.get_mut(&recv).expect("a posted receive")[at..at + bytes.len()]
@@ -73,7 +77,17 @@ impl Host for Memory {
         self.open.retain(|_, (other, _)| *other != recv);
     }
 
-    fn write(&mut self, send: u64, to: PeerId, target: Target, range: Range<u64>, id: u64) {
+    fn offered(&mut self, _: PeerId, _: u16, _: u64) {}
+
+    fn write(
+        &mut self,
+        send: u64,
+        to: PeerId,
+        target: Target,
+        range: Range<u64>,
+        id: u64,
+        _: bool,
+    ) -> bool {
         self.writes.push(Write {
             send,
             to,
@@ -81,6 +95,7 @@ impl Host for Memory {
             range,
             id,
         });
+        false
     }
 
     fn writing(&self, send: u64) -> bool {
@@ -200,8 +215,8 @@ impl World {
 
     fn settle(&mut self, at: usize) {
         let mut out = Vec::new();
-        while let Some(peer) = self.nodes[at].machine.transmit(self.now, false, &mut out) {
-            self.packet(at, node_of(at, peer), &out);
+        while let Some(outbound) = self.nodes[at].machine.transmit(self.now, false, &mut out) {
+            self.packet(at, node_of(at, outbound.peer), &out);
         }
         for write in std::mem::take(&mut self.nodes[at].memory.writes) {
             self.write(at, &write);

@@ -19,8 +19,9 @@ impl Place {
             fs::write(dir.path().join(name), b"\0WEFT_PRIVATE_1\0").unwrap();
         }
         let mpirun = dir.path().join("mpirun");
-        let text =
-            format!("#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{version}'; else env; fi\n");
+        let text = format!(
+            "#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{version}'; else echo \"arguments: $*\"; env; fi\n"
+        );
         fs::write(&mpirun, text).unwrap();
         fs::set_permissions(&mpirun, fs::Permissions::from_mode(0o755)).unwrap();
         Place(dir)
@@ -76,10 +77,7 @@ fn open_mpi_gets_what_each_transport_needs() {
     has(&out, "WEFT_DEVICES=weft0");
     has(&out, &format!("LD_LIBRARY_PATH={path}"));
     // Ranks on other hosts get it too.
-    has(
-        &out,
-        "OMPI_MCA_mca_base_env_list=LD_LIBRARY_PATH;WEFT_DEVICES",
-    );
+    has(&out, "arguments: -x LD_LIBRARY_PATH -x WEFT_DEVICES -np 2");
     assert!(out.stderr.contains("is Open MPI"), "{}", out.stderr);
     assert!(out.stderr.contains("OMPI_MCA_pml=cm"), "{}", out.stderr);
 
@@ -111,6 +109,23 @@ fn mpich_gets_what_it_can_use() {
     let out = Output::of(&mut place.command("weft"));
     assert_eq!(out.code, 125, "{}", out.stderr);
     assert!(out.stderr.contains("--transport ud"), "{}", out.stderr);
+}
+
+/// The wheel of PyPI is built on both.
+#[test]
+fn an_mpich_on_both_is_told_which() {
+    let place = Place::new("HYDRA build details: --with-device=ch4:ucx,ofi");
+    let out = Output::of(&mut place.command("weft"));
+    out.ok();
+    has(&out, "MPIR_CVAR_CH4_NETMOD=ofi");
+    has(&out, "FI_PROVIDER=weft");
+    has(&out, "MPIR_CVAR_NOLOCAL=1");
+    let out = Output::of(&mut place.command("rc"));
+    out.ok();
+    has(&out, "MPIR_CVAR_CH4_NETMOD=ucx");
+    has(&out, "UCX_TLS=rc_verbs,ud_verbs,self");
+    let out = Output::of(&mut place.command("tcp"));
+    has(&out, "FI_PROVIDER=tcp");
 }
 
 #[test]

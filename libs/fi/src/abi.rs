@@ -10,6 +10,7 @@ pub const FI_MSG: u64 = 1 << 1;
 pub const FI_TAGGED: u64 = 1 << 3;
 pub const FI_RECV: u64 = 1 << 10;
 pub const FI_SEND: u64 = 1 << 11;
+pub const FI_MULTI_RECV: u64 = 1 << 16;
 pub const FI_REMOTE_CQ_DATA: u64 = 1 << 17;
 pub const FI_PEEK: u64 = 1 << 19;
 pub const FI_COMPLETION: u64 = 1 << 24;
@@ -46,7 +47,10 @@ pub const FI_CLASS_EP: usize = 3;
 pub const FI_CLASS_AV: usize = 11;
 pub const FI_CLASS_EQ: usize = 13;
 pub const FI_CLASS_CQ: usize = 14;
+pub const FI_CLASS_CNTR: usize = 15;
 
+pub const FI_OPT_ENDPOINT: c_int = 0;
+pub const FI_OPT_MIN_MULTI_RECV: c_int = 0;
 pub const FI_ENABLE: c_int = 6;
 pub const FI_GETOPSFLAG: c_int = 2;
 pub const FI_SETOPSFLAG: c_int = 3;
@@ -57,6 +61,9 @@ pub const FI_CQ_FORMAT_MSG: c_int = 2;
 pub const FI_CQ_FORMAT_DATA: c_int = 3;
 pub const FI_CQ_FORMAT_TAGGED: c_int = 4;
 pub const FI_WAIT_UNSPEC: c_int = 1;
+pub const FI_WAIT_FD: c_int = 3;
+pub const FI_GETWAIT: c_int = 5;
+pub const FI_GETWAITOBJ: c_int = 16;
 
 pub const FI_ETOOSMALL: c_int = 257;
 pub const FI_EAVAIL: c_int = 259;
@@ -214,7 +221,9 @@ pub struct FabricOps {
     pub passive_ep: Missing,
     pub eq_open:
         unsafe extern "C" fn(*mut FabricFid, *mut c_void, *mut *mut EqFid, *mut c_void) -> c_int,
-    pub missing: [Missing; 3],
+    pub wait_open: Missing,
+    pub trywait: unsafe extern "C" fn(*mut FabricFid, *mut *mut Fid, c_int) -> c_int,
+    pub domain2: Missing,
 }
 
 #[repr(C)]
@@ -249,7 +258,10 @@ pub struct DomainOps {
         unsafe extern "C" fn(*mut DomainFid, *mut CqAttr, *mut *mut CqFid, *mut c_void) -> c_int,
     pub endpoint:
         unsafe extern "C" fn(*mut DomainFid, *mut Info, *mut *mut EpFid, *mut c_void) -> c_int,
-    pub missing: [Missing; 8],
+    pub scalable_ep: Missing,
+    pub cntr_open:
+        unsafe extern "C" fn(*mut DomainFid, *mut c_void, *mut *mut CntrFid, *mut c_void) -> c_int,
+    pub missing: [Missing; 6],
 }
 
 #[repr(C)]
@@ -315,6 +327,31 @@ pub struct CqOps {
         unsafe extern "C" fn(*mut CqFid, c_int, *const c_void, *mut c_char, usize) -> *const c_char,
 }
 
+#[repr(C)]
+pub struct CntrFid {
+    pub fid: Fid,
+    pub ops: *const CntrOps,
+}
+
+#[repr(C)]
+pub struct CntrOps {
+    pub size: usize,
+    pub read: unsafe extern "C" fn(*mut CntrFid) -> u64,
+    pub readerr: unsafe extern "C" fn(*mut CntrFid) -> u64,
+    pub add: unsafe extern "C" fn(*mut CntrFid, u64) -> c_int,
+    pub set: unsafe extern "C" fn(*mut CntrFid, u64) -> c_int,
+    pub wait: unsafe extern "C" fn(*mut CntrFid, u64, c_int) -> c_int,
+    pub adderr: unsafe extern "C" fn(*mut CntrFid, u64) -> c_int,
+    pub seterr: unsafe extern "C" fn(*mut CntrFid, u64) -> c_int,
+}
+
+/// `fi_ops_rma` and `fi_ops_atomic`: none of their calls is there.
+#[repr(C)]
+pub struct NoOps<const N: usize> {
+    pub size: usize,
+    pub missing: [Missing; N],
+}
+
 /// `fi_cq_tagged_entry`; the other formats are its beginnings.
 #[repr(C)]
 pub struct CqEntry {
@@ -342,17 +379,19 @@ pub struct EpFid {
     pub ops: *const EpOps,
     pub cm: *const CmOps,
     pub msg: *const MsgOps,
-    pub rma: *const c_void,
+    pub rma: *const NoOps<9>,
     pub tagged: *const TaggedOps,
-    pub atomic: *const c_void,
-    pub collective: *const c_void,
+    pub atomic: *const NoOps<13>,
+    pub collective: *const NoOps<11>,
 }
 
 #[repr(C)]
 pub struct EpOps {
     pub size: usize,
     pub cancel: unsafe extern "C" fn(*mut Fid, *mut c_void) -> isize,
-    pub missing: [Missing; 6],
+    pub getopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *mut c_void, *mut usize) -> c_int,
+    pub setopt: unsafe extern "C" fn(*mut Fid, c_int, c_int, *const c_void, usize) -> c_int,
+    pub missing: [Missing; 4],
 }
 
 #[repr(C)]

@@ -1,7 +1,8 @@
 //! Fabric, domain, event queue and address vector.
 
+use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_fi::endpoint::{ADDRESS, Address};
 use weft_verbs::Device;
@@ -11,7 +12,7 @@ use crate::abi::{
     FI_CLASS_EQ, FI_CLASS_FABRIC, FI_ETOOSMALL, FabricAttr, FabricFid, FabricOps, Fid, Info, MrOps,
     Ops,
 };
-use crate::{MISSING, ep, no_bind, no_control, queue};
+use crate::{MISSING, counter, ep, no_bind, no_control, queue};
 
 /// What `close` does for most: the box goes.
 ///
@@ -47,7 +48,9 @@ static FABRIC_OPS: FabricOps = FabricOps {
     domain: open_domain,
     passive_ep: MISSING,
     eq_open,
-    missing: [MISSING; 3],
+    wait_open: MISSING,
+    trywait: queue::trywait,
+    domain2: MISSING,
 };
 
 /// See `fi_fabric(3)`.
@@ -110,7 +113,9 @@ static DOMAIN_OPS: DomainOps = DomainOps {
     av_open,
     cq_open: queue::open,
     endpoint: ep::open,
-    missing: [MISSING; 8],
+    scalable_ep: MISSING,
+    cntr_open: counter::open,
+    missing: [MISSING; 6],
 };
 static MR_OPS: MrOps = MrOps {
     size: size_of::<MrOps>(),
@@ -143,14 +148,28 @@ unsafe extern "C" fn open_domain(
     0
 }
 
-/// The addresses of a vector, by their index.
+/// The addresses of a vector, by their index, and back.
 #[derive(Default)]
-pub(crate) struct Addresses(Mutex<Vec<Option<Address>>>);
+struct Table {
+    list: Vec<Option<Address>>,
+    index: HashMap<Address, u64>,
+}
+
+/// The addresses of a vector.
+#[derive(Default)]
+pub(crate) struct Addresses(Mutex<Table>);
 
 impl Addresses {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn get(&self, index: u64) -> Option<Address> {
-        let table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *table.get(usize::try_from(index).ok()?)?
+        *self.lock().list.get(usize::try_from(index).ok()?)?
+    }
+
+    pub(crate) fn index(&self, address: &Address) -> Option<u64> {
+        self.lock().index.get(address).copied()
     }
 }
 
@@ -204,17 +223,19 @@ unsafe extern "C" fn insert(
     _: *mut c_void,
 ) -> c_int {
     // SAFETY: an object of ours.
-    let table = unsafe { addresses(av) };
-    let mut table = table.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut table = unsafe { addresses(av) }.lock();
     let mut inserted = 0;
     for i in 0..count {
         // SAFETY: the caller gives so many addresses.
         let bytes = unsafe { addr.cast::<[u8; ADDRESS]>().add(i).read_unaligned() };
         let address = Address::from_bytes(&bytes);
-        let index = if address.is_some() {
+        let index = if let Some(address) = address {
             inserted += 1;
-            table.push(address);
-            table.len() as u64 - 1
+            let index = table.list.len() as u64;
+            table.list.push(Some(address));
+            // Inserted twice, it has two indices; messages are of the first.
+            table.index.entry(address).or_insert(index);
+            index
         } else {
             FI_ADDR_UNSPEC
         };
@@ -228,14 +249,19 @@ unsafe extern "C" fn insert(
 
 unsafe extern "C" fn remove(av: *mut AvFid, addr: *mut u64, count: usize, _: u64) -> c_int {
     // SAFETY: an object of ours.
-    let table = unsafe { addresses(av) };
-    let mut table = table.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut table = unsafe { addresses(av) }.lock();
     for i in 0..count {
         // SAFETY: the caller gives so many.
         let index = unsafe { addr.add(i).read() };
-        match usize::try_from(index).ok().and_then(|i| table.get_mut(i)) {
-            Some(entry) => *entry = None,
-            None => return -libc::EINVAL,
+        let entry = usize::try_from(index).ok();
+        let entry = entry.and_then(|i| table.list.get_mut(i));
+        let Some(entry) = entry else {
+            return -libc::EINVAL;
+        };
+        if let Some(address) = entry.take()
+            && table.index.get(&address) == Some(&index)
+        {
+            table.index.remove(&address);
         }
     }
     0

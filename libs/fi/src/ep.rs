@@ -1,20 +1,24 @@
 //! Endpoints: sends and receives, with tags and without.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use smallvec::SmallVec;
 use weft_fi::endpoint::{Endpoint, Setup};
 use weft_fi::machine::{PeerId, Refused, Want};
 use weft_fi::wire::Meta;
-use weft_verbs::RawMemory;
+use weft_verbs::{LocalMode, RawMemory};
 
 use crate::abi::{
-    CmOps, DomainFid, EpFid, EpOps, FI_ADDR_UNSPEC, FI_CLAIM, FI_CLASS_AV, FI_CLASS_CQ,
-    FI_CLASS_EP, FI_CLASS_EQ, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV, FI_DISCARD,
-    FI_ENABLE, FI_GETOPSFLAG, FI_INJECT, FI_MATCH_COMPLETE, FI_PEEK, FI_RECV, FI_REMOTE_CQ_DATA,
-    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, Fid, Info, Msg, MsgOps, MsgTagged, Ops,
+    CmOps, DomainFid, EpFid, EpOps, FI_ADDR_UNSPEC, FI_CLAIM, FI_CLASS_AV, FI_CLASS_CNTR,
+    FI_CLASS_CQ, FI_CLASS_EP, FI_CLASS_EQ, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV,
+    FI_DISCARD, FI_ENABLE, FI_ETOOSMALL, FI_GETOPSFLAG, FI_INJECT, FI_MATCH_COMPLETE,
+    FI_MULTI_RECV, FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV, FI_PEEK, FI_RECV, FI_REMOTE_CQ_DATA,
+    FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, Fid, Info, Msg, MsgOps, MsgTagged, NoOps, Ops,
     TaggedOps,
 };
+use crate::counter::Cntr;
 use crate::domain::{Addresses, Av, Domain, close, put};
 use crate::queue::Cq;
 use crate::{MISSING, info};
@@ -23,7 +27,7 @@ use crate::{MISSING, info};
 struct Ep {
     fid: EpFid,
     endpoint: Arc<Endpoint>,
-    addresses: OnceLock<Arc<Addresses>>,
+    addresses: Arc<OnceLock<Arc<Addresses>>>,
     /// Peers by their index in the address vector.
     peers: Mutex<Vec<Option<PeerId>>>,
     /// Flags of sends and receives that give none of their own.
@@ -32,6 +36,8 @@ struct Ep {
     directed: bool,
     /// Only sends that ask for it make completions.
     selective: Mutex<bool>,
+    /// A receive of many messages with less room left than this is over.
+    least: AtomicUsize,
 }
 
 static EP: Ops = Ops {
@@ -44,7 +50,9 @@ static EP: Ops = Ops {
 static EP_OPS: EpOps = EpOps {
     size: size_of::<EpOps>(),
     cancel,
-    missing: [MISSING; 6],
+    getopt,
+    setopt,
+    missing: [MISSING; 4],
 };
 static CM_OPS: CmOps = CmOps {
     size: size_of::<CmOps>(),
@@ -77,11 +85,44 @@ static TAGGED_OPS: TaggedOps = TaggedOps {
     injectdata: tinjectdata,
 };
 
+static NO_RMA: NoOps<9> = none();
+static NO_ATOMIC: NoOps<13> = none();
+static NO_COLLECTIVE: NoOps<11> = none();
+
+const fn none<const N: usize>() -> NoOps<N> {
+    NoOps {
+        size: size_of::<NoOps<N>>(),
+        missing: [MISSING; N],
+    }
+}
+
+/// Bytes that a receive of many messages has left at least while it takes more, unless the program says otherwise.
+const LEAST: usize = 64;
+/// Ranges of memory of one send.
+pub(crate) const RANGES: usize = 8;
+
 /// Of each million packets so many are lost on purpose: `WEFT_FI_DROP`, in percent.
 fn drop_per_million() -> u64 {
     let set = std::env::var("WEFT_FI_DROP").ok();
     let percent = set.and_then(|text| text.parse::<f64>().ok());
     (percent.unwrap_or(0.0).clamp(0.0, 50.0) * 10_000.0) as u64
+}
+
+/// Connections to peers on this host, unless the environment says how many there may be.
+const NEAR: usize = 8;
+const MOST: usize = 64;
+
+/// How many connections there may be, and whether only to peers of this host: `WEFT_FI_RC` and `WEFT_LOCAL`.
+fn connections() -> (usize, bool) {
+    let Ok(text) = std::env::var("WEFT_FI_RC") else {
+        let off = matches!(LocalMode::from_env(), Ok(LocalMode::Off));
+        return (if off { 0 } else { NEAR }, true);
+    };
+    let most = text.parse().unwrap_or_else(|_| {
+        eprintln!("weft: WEFT_FI_RC={text} is no number; there are no connections");
+        0
+    });
+    (most.min(MOST), false)
 }
 
 pub(crate) unsafe extern "C" fn open(
@@ -92,12 +133,15 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: objects of ours, and a valid description or null.
     let (domain, info) = unsafe { (&*domain.cast::<Domain>(), info.as_ref()) };
+    let (connections, near) = connections();
     let setup = Setup {
         addr: info
             .and_then(info::source)
             .unwrap_or_else(info::usual_address),
         threshold: info::threshold(),
         drop_per_million: drop_per_million(),
+        connections,
+        near,
     };
     let endpoint = match Endpoint::open(&domain.device, &setup) {
         Ok(endpoint) => Arc::new(endpoint),
@@ -128,17 +172,18 @@ pub(crate) unsafe extern "C" fn open(
             ops: &raw const EP_OPS,
             cm: &raw const CM_OPS,
             msg: &raw const MSG_OPS,
-            rma: std::ptr::null(),
+            rma: &raw const NO_RMA,
             tagged: &raw const TAGGED_OPS,
-            atomic: std::ptr::null(),
-            collective: std::ptr::null(),
+            atomic: &raw const NO_ATOMIC,
+            collective: &raw const NO_COLLECTIVE,
         },
         endpoint,
-        addresses: OnceLock::new(),
+        addresses: Arc::default(),
         peers: Mutex::default(),
         flags: Mutex::new(flags),
         directed: info.is_some_and(|info| info.caps & FI_DIRECTED_RECV != 0),
         selective: Mutex::new(false),
+        least: AtomicUsize::new(LEAST),
     });
     // SAFETY: a place for it.
     unsafe { out.write(Box::into_raw(ep).cast()) };
@@ -163,7 +208,9 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                 let sends = (flags & FI_SEND != 0).then_some(&cq.queue);
                 let receives = (flags & FI_RECV != 0).then_some(&cq.queue);
                 ep.endpoint.complete_to(sends, receives);
-                cq.add(Arc::downgrade(&ep.endpoint));
+                if let Err(error) = cq.add(&ep.endpoint, &ep.addresses) {
+                    return -error.raw_os_error().unwrap_or(libc::EAGAIN);
+                }
                 if flags & FI_SEND != 0 {
                     set(&ep.selective, flags & FI_SELECTIVE_COMPLETION != 0);
                 }
@@ -175,6 +222,13 @@ unsafe extern "C" fn bind(fid: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
                     Ok(()) => 0,
                     Err(_) => -libc::EINVAL,
                 }
+            }
+            FI_CLASS_CNTR => {
+                let cntr = &*other.cast::<Cntr>();
+                let counts = |flag| (flags & flag != 0).then_some(&cntr.counter);
+                ep.endpoint.count_to(counts(FI_SEND), counts(FI_RECV));
+                cntr.add(Arc::downgrade(&ep.endpoint));
+                0
             }
             FI_CLASS_EQ => 0,
             _ => -libc::ENOSYS,
@@ -224,6 +278,49 @@ unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
     0
 }
 
+unsafe extern "C" fn getopt(
+    fid: *mut Fid,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
+    if (level, name) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
+        return -libc::ENOPROTOOPT;
+    }
+    // SAFETY: an object of ours, and room as `len` says.
+    unsafe {
+        if *len < size_of::<usize>() {
+            return -FI_ETOOSMALL;
+        }
+        let least = (*fid.cast::<Ep>()).least.load(Ordering::Relaxed);
+        value.cast::<usize>().write_unaligned(least);
+        *len = size_of::<usize>();
+    }
+    0
+}
+
+unsafe extern "C" fn setopt(
+    fid: *mut Fid,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: usize,
+) -> c_int {
+    if (level, name) != (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) {
+        return -libc::ENOPROTOOPT;
+    }
+    if len != size_of::<usize>() {
+        return -libc::EINVAL;
+    }
+    // SAFETY: an object of ours, and a number of this size.
+    unsafe {
+        let least = value.cast::<usize>().read_unaligned();
+        (*fid.cast::<Ep>()).least.store(least, Ordering::Relaxed);
+    }
+    0
+}
+
 impl Ep {
     fn peer(&self, addr: u64) -> Result<PeerId, c_int> {
         let index = usize::try_from(addr).map_err(|_| libc::EINVAL)?;
@@ -242,9 +339,10 @@ impl Ep {
         Ok(peer)
     }
 
-    fn send(&self, memory: &RawMemory, to: u64, meta: Meta, flags: u64, context: usize) -> isize {
+    fn send(&self, ranges: &[RawMemory], to: u64, meta: Meta, flags: u64, context: usize) -> isize {
         let injected = flags & FI_INJECT != 0;
-        if injected && memory.len() > info::inject_size() || memory.len() > info::MAX_MESSAGE {
+        let len = meta.len as usize;
+        if injected && len > info::inject_size() || len > info::MAX_MESSAGE {
             return -(libc::EMSGSIZE as isize);
         }
         let quiet = get(&self.selective) && flags & FI_COMPLETION == 0;
@@ -254,7 +352,7 @@ impl Ep {
             Err(error) => return -(error as isize),
         };
         let context = (!quiet).then_some(context);
-        match self.endpoint.send(peer, memory, meta, context, certain) {
+        match self.endpoint.send(peer, ranges, meta, context, certain) {
             Ok(()) => 0,
             Err(refused) => {
                 if refused == Refused::Busy {
@@ -286,6 +384,11 @@ impl Ep {
             self.endpoint.peek(&want, flags & FI_CLAIM != 0, context);
             return 0;
         }
+        if flags & FI_MULTI_RECV != 0 {
+            let least = self.least.load(Ordering::Relaxed);
+            self.endpoint.recv_many(memory, want, least, context);
+            return 0;
+        }
         let claim = (flags & FI_CLAIM != 0).then_some(context);
         if self.endpoint.recv(memory, want, claim, context) {
             0
@@ -314,6 +417,28 @@ unsafe fn memory(ptr: *const c_void, len: usize) -> Result<RawMemory, isize> {
     unsafe { RawMemory::new(ptr.cast_mut().cast(), len) }.ok_or(-(libc::EFAULT as isize))
 }
 
+/// The memory of an operation with one range.
+unsafe fn single(ptr: *const c_void, len: usize) -> Result<Ranges, isize> {
+    // SAFETY: as `memory`.
+    Ok(Ranges::from_iter([unsafe { memory(ptr, len) }?]))
+}
+
+/// The memory of an operation with a list of ranges.
+unsafe fn several(iov: *const libc::iovec, count: usize) -> Result<Ranges, isize> {
+    if count > RANGES {
+        return Err(-(libc::EINVAL as isize));
+    }
+    (0..count)
+        .map(|i| {
+            // SAFETY: the list has so many; memory as `memory` has it.
+            unsafe {
+                let range = &*iov.add(i);
+                memory(range.iov_base, range.iov_len)
+            }
+        })
+        .collect()
+}
+
 /// The one range of a list.
 unsafe fn range(iov: *const libc::iovec, count: usize) -> Result<(*const c_void, usize), isize> {
     match count {
@@ -324,9 +449,10 @@ unsafe fn range(iov: *const libc::iovec, count: usize) -> Result<(*const c_void,
     }
 }
 
+type Ranges = SmallVec<[RawMemory; 2]>;
+
 struct Outgoing {
-    ptr: *const c_void,
-    len: usize,
+    ranges: Result<Ranges, isize>,
     to: u64,
     tag: Option<u64>,
     data: Option<u64>,
@@ -335,50 +461,55 @@ struct Outgoing {
     context: *mut c_void,
 }
 
-unsafe fn start_send(fid: *mut EpFid, out: &Outgoing) -> isize {
-    // SAFETY: an object of ours, and memory as the caller promises.
-    unsafe {
-        let ep = ep(fid);
-        let meta = Meta {
-            tagged: out.tag.is_some(),
-            tag: out.tag.unwrap_or(0),
-            data: out.data,
-            len: out.len as u64,
-        };
-        let flags = out.flags.unwrap_or_else(|| get(&ep.flags).0);
-        match memory(out.ptr, out.len) {
-            Ok(memory) => ep.send(&memory, out.to, meta, flags, out.context as usize),
-            Err(error) => error,
+impl Outgoing {
+    fn meta(&self, ranges: &Ranges) -> Meta {
+        Meta {
+            tagged: self.tag.is_some(),
+            tag: self.tag.unwrap_or(0),
+            data: self.data,
+            len: ranges.iter().map(|range| range.len() as u64).sum(),
         }
+    }
+}
+
+unsafe fn start_send(fid: *mut EpFid, out: &Outgoing) -> isize {
+    // SAFETY: an object of ours.
+    let ep = unsafe { ep(fid) };
+    let flags = out.flags.unwrap_or_else(|| get(&ep.flags).0);
+    match &out.ranges {
+        Ok(ranges) => ep.send(
+            ranges,
+            out.to,
+            out.meta(ranges),
+            flags,
+            out.context as usize,
+        ),
+        Err(error) => *error,
     }
 }
 
 /// Injected sends make no completion.
 unsafe fn start_inject(fid: *mut EpFid, out: &Outgoing) -> isize {
-    // SAFETY: as `start_send`.
-    unsafe {
-        let ep = ep(fid);
-        if out.len > info::inject_size() {
-            return -(libc::EMSGSIZE as isize);
-        }
-        let meta = Meta {
-            tagged: out.tag.is_some(),
-            tag: out.tag.unwrap_or(0),
-            data: out.data,
-            len: out.len as u64,
-        };
-        let started = ep.peer(out.to).map_err(|e| -(e as isize)).and_then(|peer| {
-            let memory = memory(out.ptr, out.len)?;
-            let sent = ep.endpoint.send(peer, &memory, meta, None, false);
-            sent.map_err(|refused| {
-                if refused == Refused::Busy {
-                    ep.endpoint.progress();
-                }
-                -(errno(refused) as isize)
-            })
-        });
-        started.err().unwrap_or(0)
+    // SAFETY: an object of ours.
+    let ep = unsafe { ep(fid) };
+    let ranges = match &out.ranges {
+        Ok(ranges) => ranges,
+        Err(error) => return *error,
+    };
+    let meta = out.meta(ranges);
+    if meta.len > info::inject_size() as u64 {
+        return -(libc::EMSGSIZE as isize);
     }
+    let started = ep.peer(out.to).map_err(|e| -(e as isize)).and_then(|peer| {
+        let sent = ep.endpoint.send(peer, ranges, meta, None, false);
+        sent.map_err(|refused| {
+            if refused == Refused::Busy {
+                ep.endpoint.progress();
+            }
+            -(errno(refused) as isize)
+        })
+    });
+    started.err().unwrap_or(0)
 }
 
 struct Taken {
@@ -402,7 +533,7 @@ unsafe fn start_recv(fid: *mut EpFid, taken: &Taken) -> isize {
             ignore,
             peer: None,
         };
-        let flags = taken.flags.unwrap_or(0);
+        let flags = taken.flags.unwrap_or_else(|| get(&ep.flags).1);
         match memory(taken.ptr, taken.len) {
             Ok(memory) => ep.recv(memory, taken.from, want, flags, taken.context as usize),
             Err(error) => error,
@@ -426,21 +557,35 @@ macro_rules! calls {
 
 calls! {
     send(ptr: Mem, len: usize, _desc: Ptr, to: u64, context: Ptr) =
-        start_send(Outgoing { ptr, len, to, tag: None, data: None, flags: None, context });
+        start_send(Outgoing { ranges: single(ptr, len), to, tag: None, data: None, flags: None, context });
     senddata(ptr: Mem, len: usize, _desc: Ptr, data: u64, to: u64, context: Ptr) =
-        start_send(Outgoing { ptr, len, to, tag: None, data: Some(data), flags: None, context });
+        start_send(Outgoing { ranges: single(ptr, len), to, tag: None, data: Some(data), flags: None, context });
     inject(ptr: Mem, len: usize, to: u64) =
-        start_inject(Outgoing { ptr, len, to, tag: None, data: None, flags: None, context: std::ptr::null_mut() });
+        start_inject(Outgoing { ranges: single(ptr, len), to, tag: None, data: None, flags: None, context: std::ptr::null_mut() });
     injectdata(ptr: Mem, len: usize, data: u64, to: u64) =
-        start_inject(Outgoing { ptr, len, to, tag: None, data: Some(data), flags: None, context: std::ptr::null_mut() });
+        start_inject(Outgoing { ranges: single(ptr, len), to, tag: None, data: Some(data), flags: None, context: std::ptr::null_mut() });
     tsend(ptr: Mem, len: usize, _desc: Ptr, to: u64, tag: u64, context: Ptr) =
-        start_send(Outgoing { ptr, len, to, tag: Some(tag), data: None, flags: None, context });
+        start_send(Outgoing { ranges: single(ptr, len), to, tag: Some(tag), data: None, flags: None, context });
     tsenddata(ptr: Mem, len: usize, _desc: Ptr, data: u64, to: u64, tag: u64, context: Ptr) =
-        start_send(Outgoing { ptr, len, to, tag: Some(tag), data: Some(data), flags: None, context });
+        start_send(Outgoing { ranges: single(ptr, len), to, tag: Some(tag), data: Some(data), flags: None, context });
     tinject(ptr: Mem, len: usize, to: u64, tag: u64) =
-        start_inject(Outgoing { ptr, len, to, tag: Some(tag), data: None, flags: None, context: std::ptr::null_mut() });
+        start_inject(Outgoing { ranges: single(ptr, len), to, tag: Some(tag), data: None, flags: None, context: std::ptr::null_mut() });
     tinjectdata(ptr: Mem, len: usize, data: u64, to: u64, tag: u64) =
-        start_inject(Outgoing { ptr, len, to, tag: Some(tag), data: Some(data), flags: None, context: std::ptr::null_mut() });
+        start_inject(Outgoing { ranges: single(ptr, len), to, tag: Some(tag), data: Some(data), flags: None, context: std::ptr::null_mut() });
+    sendv(iov: Iov, _desc: Ptr, count: usize, to: u64, context: Ptr) =
+        start_send(Outgoing { ranges: several(iov, count), to, tag: None, data: None, flags: None, context });
+    sendmsg(msg: *const Msg, flags: u64) =
+        start_send(Outgoing {
+            ranges: several((*msg).iov, (*msg).iov_count), to: (*msg).addr, tag: None, data: data_of(flags, (*msg).data),
+            flags: Some(flags), context: (*msg).context,
+        });
+    tsendv(iov: Iov, _desc: Ptr, count: usize, to: u64, tag: u64, context: Ptr) =
+        start_send(Outgoing { ranges: several(iov, count), to, tag: Some(tag), data: None, flags: None, context });
+    tsendmsg(msg: *const MsgTagged, flags: u64) =
+        start_send(Outgoing {
+            ranges: several((*msg).iov, (*msg).iov_count), to: (*msg).addr, tag: Some((*msg).tag),
+            data: data_of(flags, (*msg).data), flags: Some(flags), context: (*msg).context,
+        });
     recv(ptr: Ptr, len: usize, _desc: Ptr, from: u64, context: Ptr) =
         start_recv(Taken { ptr, len, from, tag: None, flags: None, context });
     trecv(ptr: Ptr, len: usize, _desc: Ptr, from: u64, tag: u64, ignore: u64, context: Ptr) =
@@ -463,19 +608,6 @@ macro_rules! list_calls {
 }
 
 list_calls! {
-    sendv(iov, count; iov: Iov, _desc: Ptr, count: usize, to: u64, context: Ptr) =
-        start_send(ptr, len, Outgoing { ptr, len, to, tag: None, data: None, flags: None, context });
-    sendmsg((*msg).iov, (*msg).iov_count; msg: *const Msg, flags: u64) =
-        start_send(ptr, len, Outgoing {
-            ptr, len, to: (*msg).addr, tag: None, data: data_of(flags, (*msg).data), flags: Some(flags), context: (*msg).context,
-        });
-    tsendv(iov, count; iov: Iov, _desc: Ptr, count: usize, to: u64, tag: u64, context: Ptr) =
-        start_send(ptr, len, Outgoing { ptr, len, to, tag: Some(tag), data: None, flags: None, context });
-    tsendmsg((*msg).iov, (*msg).iov_count; msg: *const MsgTagged, flags: u64) =
-        start_send(ptr, len, Outgoing {
-            ptr, len, to: (*msg).addr, tag: Some((*msg).tag), data: data_of(flags, (*msg).data), flags: Some(flags),
-            context: (*msg).context,
-        });
     recvv(iov, count; iov: Iov, _desc: Ptr, count: usize, from: u64, context: Ptr) =
         start_recv(ptr, len, Taken { ptr, len, from, tag: None, flags: None, context });
     recvmsg((*msg).iov, (*msg).iov_count; msg: *const Msg, flags: u64) =

@@ -8,16 +8,25 @@ use weft_fi::endpoint::{ADDRESS, Address, THRESHOLD};
 use crate::abi::{
     DomainAttr, EpAttr, FI_AV_TABLE, FI_COMPLETION, FI_DELIVERY_COMPLETE, FI_DIRECTED_RECV,
     FI_EP_RDM, FI_INJECT, FI_INJECT_COMPLETE, FI_LOCAL_COMM, FI_MATCH_COMPLETE, FI_MSG,
-    FI_ORDER_SAS, FI_PROGRESS_MANUAL, FI_PROTO_WEFT, FI_RECV, FI_REMOTE_COMM, FI_RM_ENABLED,
-    FI_SEND, FI_SOURCE, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_SAFE, FI_TRANSMIT_COMPLETE, FORMAT,
-    FabricAttr, Info, RxAttr, TxAttr,
+    FI_MULTI_RECV, FI_ORDER_SAS, FI_PROGRESS_MANUAL, FI_PROTO_WEFT, FI_RECV, FI_REMOTE_COMM,
+    FI_RM_ENABLED, FI_SEND, FI_SOURCE, FI_TAG_GENERIC, FI_TAGGED, FI_THREAD_SAFE,
+    FI_TRANSMIT_COMPLETE, FORMAT, FabricAttr, Info, RxAttr, TxAttr,
 };
+
+use crate::ep::RANGES;
 
 /// The name of provider, fabric and domain.
 pub(crate) const NAME: &CStr = c"weft";
 
-const CAPS: u64 =
-    FI_MSG | FI_TAGGED | FI_SEND | FI_RECV | FI_DIRECTED_RECV | FI_LOCAL_COMM | FI_REMOTE_COMM;
+const CAPS: u64 = FI_MSG
+    | FI_TAGGED
+    | FI_MULTI_RECV
+    | FI_SOURCE
+    | FI_SEND
+    | FI_RECV
+    | FI_DIRECTED_RECV
+    | FI_LOCAL_COMM
+    | FI_REMOTE_COMM;
 const TX_FLAGS: u64 = FI_COMPLETION
     | FI_INJECT
     | FI_INJECT_COMPLETE
@@ -117,12 +126,12 @@ unsafe fn fits(hints: &Info) -> bool {
                 && tx.comp_order == 0
                 && tx.inject_size <= inject_size()
                 && tx.size <= QUEUE
-                && tx.iov_limit <= 1
+                && tx.iov_limit <= RANGES
                 && tx.rma_iov_limit == 0
         })
         && rx.is_none_or(|rx| {
             rx.caps & !CAPS == 0
-                && rx.op_flags & !FI_COMPLETION == 0
+                && rx.op_flags & !(FI_COMPLETION | FI_MULTI_RECV) == 0
                 && rx.msg_order & !FI_ORDER_SAS == 0
                 && rx.comp_order == 0
                 && rx.size <= QUEUE
@@ -224,14 +233,14 @@ unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
         let of_tx = hints.and_then(|h| h.tx_attr.as_ref());
         let of_rx = hints.and_then(|h| h.rx_attr.as_ref());
         info.tx_attr.write(TxAttr {
-            caps: caps & !FI_RECV & !FI_DIRECTED_RECV,
+            caps: caps & !(FI_RECV | FI_DIRECTED_RECV | FI_MULTI_RECV | FI_SOURCE),
             mode: 0,
             op_flags: of_tx.map_or(0, |tx| tx.op_flags),
             msg_order: FI_ORDER_SAS,
             comp_order: 0,
             inject_size: inject_size(),
             size: QUEUE,
-            iov_limit: 1,
+            iov_limit: RANGES,
             rma_iov_limit: 0,
             tclass: 0,
         });
@@ -271,6 +280,7 @@ unsafe fn describe(info: &mut Info, hints: Option<&Info>, version: u32) {
         domain.ep_cnt = 1024;
         domain.tx_ctx_cnt = 1024;
         domain.rx_ctx_cnt = 1024;
+        domain.cntr_cnt = 1024;
         domain.max_ep_tx_ctx = 1;
         domain.max_ep_rx_ctx = 1;
         domain.mr_iov_limit = 1;

@@ -1,6 +1,6 @@
 //! `libweft-fi.so`: weft's datagrams as a provider of libfabric, found through `FI_PROVIDER_PATH` (docs/mpi.md).
 //!
-//! Reliable datagram endpoints (`FI_EP_RDM`) with messages and tags. What is not there (one-sided calls, atomics, counters, wait sets) says so with
+//! Reliable datagram endpoints (`FI_EP_RDM`) with messages and tags. What is not there (one-sided calls, atomics, wait sets) says so with
 //! `-FI_ENOSYS`. The protocol is in `weft-fi`; here are libfabric's types and their conversion.
 //!
 //! # Safety
@@ -10,6 +10,7 @@
 //! reference counts, so that an order of closing that is not the right one is harmless.
 
 pub mod abi;
+mod counter;
 mod domain;
 mod ep;
 mod info;
@@ -46,13 +47,39 @@ unsafe impl Sync for Shared {}
 
 static PROVIDER: Shared = Shared(UnsafeCell::new(Provider {
     version: 1 << 16,
-    fi_version: (1 << 16) + 17,
+    fi_version: OLDEST,
     context: [std::ptr::null_mut(); 4],
     name: info::NAME.as_ptr(),
     getinfo: info::getinfo,
     fabric: domain::fabric,
     cleanup,
 }));
+
+/// The interface that `abi.rs` has. Later ones only add to its structures, of which libfabric hands us its own.
+const OLDEST: u32 = (1 << 16) + 17;
+/// Of the last major version whose structures we know.
+const NEWEST: u32 = (2 << 16) + 0xffff;
+
+/// The interface that the libfabric in this process has: it takes no provider of a later one, and offers none of an earlier one to programs that ask for
+/// its own.
+fn version() -> u32 {
+    // SAFETY: it has long been loaded, or is not found; `fi_version` is of this type.
+    unsafe {
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        let library = libc::dlopen(c"libfabric.so.1".as_ptr(), flags);
+        if library.is_null() {
+            return OLDEST;
+        }
+        let symbol = libc::dlsym(library, c"fi_version".as_ptr());
+        let found = if symbol.is_null() {
+            OLDEST
+        } else {
+            std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u32>(symbol)()
+        };
+        libc::dlclose(library);
+        found.clamp(OLDEST, NEWEST)
+    }
+}
 
 /// What libfabric calls after it has loaded the library.
 #[unsafe(no_mangle)]
@@ -65,5 +92,8 @@ pub extern "C" fn fi_prov_ini() -> *mut Provider {
         .with_writer(std::io::stderr)
         .with_target(false)
         .try_init();
-    PROVIDER.0.get()
+    let provider = PROVIDER.0.get();
+    // SAFETY: libfabric does not know it yet.
+    unsafe { (&raw mut (*provider).fi_version).write(version()) };
+    provider
 }

@@ -1,7 +1,8 @@
 //! Completion queues.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use weft_fi::endpoint::{Completion, Endpoint, Queue, Status};
@@ -9,11 +10,12 @@ use weft_fi::endpoint::{Completion, Endpoint, Queue, Status};
 use crate::abi::{
     CqAttr, CqEntry, CqErrEntry, CqFid, CqOps, DomainFid, FI_ADDR_UNSPEC, FI_CLASS_CQ,
     FI_CQ_FORMAT_CONTEXT, FI_CQ_FORMAT_DATA, FI_CQ_FORMAT_MSG, FI_CQ_FORMAT_TAGGED,
-    FI_CQ_FORMAT_UNSPEC, FI_EAVAIL, FI_ETRUNC, FI_MSG, FI_RECV, FI_REMOTE_CQ_DATA, FI_SEND,
-    FI_TAGGED, FI_WAIT_UNSPEC, Fid, Ops,
+    FI_CQ_FORMAT_UNSPEC, FI_EAVAIL, FI_ETRUNC, FI_GETWAIT, FI_GETWAITOBJ, FI_MSG, FI_MULTI_RECV,
+    FI_RECV, FI_REMOTE_CQ_DATA, FI_SEND, FI_TAGGED, FI_WAIT_FD, FI_WAIT_UNSPEC, FabricFid, Fid,
+    Ops,
 };
-use crate::domain::close;
-use crate::{MISSING, no_bind, no_control};
+use crate::domain::{Addresses, close};
+use crate::{MISSING, no_bind};
 
 #[repr(C)]
 pub(crate) struct Cq {
@@ -21,14 +23,19 @@ pub(crate) struct Cq {
     pub queue: Queue,
     /// Bytes of an entry.
     entry: usize,
-    endpoints: Mutex<Vec<Weak<Endpoint>>>,
+    /// With the address vector that each is bound to, once it is.
+    endpoints: Mutex<Vec<(Weak<Endpoint>, Vector)>>,
+    /// Readable when a completion has come, if the program asked for a descriptor.
+    ready: Option<Arc<OwnedFd>>,
 }
+
+type Vector = Arc<OnceLock<Arc<Addresses>>>;
 
 static CQ: Ops = Ops {
     size: size_of::<Ops>(),
     close: close::<Cq>,
     bind: no_bind,
-    control: no_control,
+    control,
     missing: [MISSING; 3],
 };
 static CQ_OPS: CqOps = CqOps {
@@ -50,9 +57,20 @@ pub(crate) unsafe extern "C" fn open(
 ) -> c_int {
     // SAFETY: a valid structure or null.
     let (format, wait) = unsafe { attr.as_ref() }.map_or((0, 0), |a| (a.format, a.wait_obj));
-    if wait > FI_WAIT_UNSPEC {
-        return -libc::ENOSYS;
-    }
+    let ready = match wait {
+        0 | FI_WAIT_UNSPEC => None,
+        FI_WAIT_FD => {
+            // SAFETY: plain numbers.
+            let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+            if fd < 0 {
+                let error = std::io::Error::last_os_error();
+                return -error.raw_os_error().unwrap_or(libc::EMFILE);
+            }
+            // SAFETY: it is ours.
+            Some(Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+        }
+        _ => return -libc::ENOSYS,
+    };
     let entry = match format {
         FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_TAGGED => size_of::<CqEntry>(),
         FI_CQ_FORMAT_CONTEXT => std::mem::offset_of!(CqEntry, flags),
@@ -72,42 +90,71 @@ pub(crate) unsafe extern "C" fn open(
         queue: Queue::default(),
         entry,
         endpoints: Mutex::default(),
+        ready,
     });
+    if let Some(ready) = &cq.ready {
+        let ready = Arc::clone(ready);
+        cq.queue.on_push(move || {
+            let one = 1u64;
+            // SAFETY: eight bytes. A counter that is full is readable as well.
+            unsafe { libc::write(ready.as_raw_fd(), (&raw const one).cast(), 8) };
+        });
+    }
     // SAFETY: a place for it.
     unsafe { out.write(Box::into_raw(cq).cast()) };
     0
 }
 
 impl Cq {
-    pub(crate) fn add(&self, endpoint: Weak<Endpoint>) {
+    pub(crate) fn add(&self, endpoint: &Arc<Endpoint>, vector: &Vector) -> std::io::Result<()> {
+        let weak = Arc::downgrade(endpoint);
         let mut endpoints = self.endpoints();
-        endpoints.retain(|known| known.strong_count() > 0 && !known.ptr_eq(&endpoint));
-        endpoints.push(endpoint);
+        let known = endpoints.iter().any(|(known, _)| known.ptr_eq(&weak));
+        if !known && self.ready.is_some() {
+            endpoint.keep_time()?;
+        }
+        endpoints.retain(|(known, _)| known.strong_count() > 0 && !known.ptr_eq(&weak));
+        endpoints.push((weak, Arc::clone(vector)));
+        Ok(())
     }
 
-    fn endpoints(&self) -> MutexGuard<'_, Vec<Weak<Endpoint>>> {
+    fn endpoints(&self) -> MutexGuard<'_, Vec<(Weak<Endpoint>, Vector)>> {
         self.endpoints
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn progress(&self) {
-        for endpoint in self.endpoints().iter().filter_map(Weak::upgrade) {
-            endpoint.progress();
+        for (endpoint, _) in &*self.endpoints() {
+            if let Some(endpoint) = endpoint.upgrade() {
+                endpoint.progress();
+            }
         }
     }
 
+    /// The index of a sender in the address vector; unspecified for one that is not in it.
+    fn source(&self, completion: &Completion) -> u64 {
+        let Some(from) = &completion.from else {
+            return FI_ADDR_UNSPEC;
+        };
+        let endpoints = self.endpoints();
+        let found = endpoints
+            .iter()
+            .find_map(|(_, vector)| vector.get()?.index(from));
+        found.unwrap_or(FI_ADDR_UNSPEC)
+    }
+
     fn wait(&self, limit: Duration) {
-        let first = self.endpoints().iter().find_map(Weak::upgrade);
+        let first = self.endpoints().iter().find_map(|(e, _)| e.upgrade());
         match first {
             Some(endpoint) => endpoint.wait(limit),
             None => std::thread::sleep(limit.min(Duration::from_millis(1))),
         }
     }
 
-    /// Takes up to `count` completions; 0 when there are none, `-FI_EAVAIL` when an error is next.
-    unsafe fn take(&self, buf: *mut c_void, count: usize) -> isize {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Takes up to `count` completions, and their senders if `from` is not null; 0 when there are none, `-FI_EAVAIL` when an error is next.
+    unsafe fn take(&self, buf: *mut c_void, count: usize, from: *mut u64) -> isize {
+        let mut queue = self.queue.lock();
         let mut taken = 0;
         while taken < count
             && let Some(completion) = queue.pop_front_if(|c| error(c).is_none())
@@ -117,6 +164,9 @@ impl Cq {
             unsafe {
                 let to = buf.cast::<u8>().add(taken * self.entry);
                 std::ptr::copy_nonoverlapping((&raw const entry).cast(), to, self.entry);
+                if !from.is_null() {
+                    from.add(taken).write(self.source(&completion));
+                }
             }
             taken += 1;
         }
@@ -145,11 +195,14 @@ fn entry(completion: &Completion) -> CqEntry {
     if completion.is_recv && meta.data.is_some() {
         flags |= FI_REMOTE_CQ_DATA;
     }
+    if completion.released {
+        flags |= FI_MULTI_RECV;
+    }
     CqEntry {
         op_context: completion.context as *mut c_void,
         flags,
         len: meta.len.min(completion.room) as usize,
-        buf: std::ptr::null_mut(),
+        buf: completion.at as *mut c_void,
         data: meta.data.unwrap_or(0),
         tag: meta.tag,
     }
@@ -160,20 +213,52 @@ unsafe fn cq<'a>(fid: *mut CqFid) -> &'a Cq {
     unsafe { &*fid.cast::<Cq>() }
 }
 
-unsafe extern "C" fn read(fid: *mut CqFid, buf: *mut c_void, count: usize) -> isize {
-    // SAFETY: an object of ours, and room for `count` entries; below as well.
-    unsafe {
-        let cq = cq(fid);
-        let taken = cq.take(buf, count);
-        if taken != 0 {
-            return taken;
+unsafe extern "C" fn control(fid: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
+    // SAFETY: an object of ours.
+    let cq = unsafe { &*fid.cast::<Cq>() };
+    let value = match (command, &cq.ready) {
+        (FI_GETWAIT, Some(ready)) => ready.as_raw_fd(),
+        (FI_GETWAITOBJ, Some(_)) => FI_WAIT_FD,
+        (FI_GETWAITOBJ, None) => 0,
+        _ => return -libc::ENOSYS,
+    };
+    // SAFETY: a place for a number.
+    unsafe { arg.cast::<c_int>().write(value) };
+    0
+}
+
+/// Whether the program may sleep on the descriptors of these queues: 0, or `-FI_EAGAIN` while there are completions.
+pub(crate) unsafe extern "C" fn trywait(
+    _: *mut FabricFid,
+    fids: *mut *mut Fid,
+    count: c_int,
+) -> c_int {
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: so many objects of ours.
+        let fid = unsafe { *fids.add(i) };
+        // SAFETY: as above.
+        if unsafe { (*fid).fclass } != FI_CLASS_CQ {
+            return -libc::EINVAL;
         }
+        // SAFETY: told by its class.
+        let cq = unsafe { &*fid.cast::<Cq>() };
+        let Some(ready) = &cq.ready else {
+            return -libc::EINVAL;
+        };
+        let mut count = 0u64;
+        // First this: what comes from here on makes it readable again. SAFETY: room for eight bytes.
+        unsafe { libc::read(ready.as_raw_fd(), (&raw mut count).cast(), 8) };
         cq.progress();
-        match cq.take(buf, count) {
-            0 => -(libc::EAGAIN as isize),
-            taken => taken,
+        if !cq.queue.lock().is_empty() {
+            return -libc::EAGAIN;
         }
     }
+    0
+}
+
+unsafe extern "C" fn read(fid: *mut CqFid, buf: *mut c_void, count: usize) -> isize {
+    // SAFETY: as libfabric's user promises.
+    unsafe { readfrom(fid, buf, count, std::ptr::null_mut()) }
 }
 
 unsafe extern "C" fn readfrom(
@@ -182,20 +267,17 @@ unsafe extern "C" fn readfrom(
     count: usize,
     from: *mut u64,
 ) -> isize {
-    // SAFETY: as libfabric's user promises.
+    // SAFETY: an object of ours, and room for `count` entries, and senders if there is any.
     unsafe {
-        let taken = read(fid, buf, count);
-        forget_source(taken, from);
-        taken
-    }
-}
-
-/// Who sent is not told (`FI_SOURCE` is not offered).
-unsafe fn forget_source(taken: isize, from: *mut u64) {
-    for i in 0..usize::try_from(taken).unwrap_or(0) {
-        if !from.is_null() {
-            // SAFETY: room for as many as there are completions.
-            unsafe { from.add(i).write(FI_ADDR_UNSPEC) };
+        let cq = cq(fid);
+        let taken = cq.take(buf, count, from);
+        if taken != 0 {
+            return taken;
+        }
+        cq.progress();
+        match cq.take(buf, count, from) {
+            0 => -(libc::EAGAIN as isize),
+            taken => taken,
         }
     }
 }
@@ -203,7 +285,7 @@ unsafe fn forget_source(taken: isize, from: *mut u64) {
 unsafe extern "C" fn readerr(fid: *mut CqFid, out: *mut CqErrEntry, _: u64) -> isize {
     // SAFETY: an object of ours.
     let cq = unsafe { cq(fid) };
-    let mut queue = cq.queue.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut queue = cq.queue.lock();
     let Some(completion) = queue.pop_front_if(|c| error(c).is_some()) else {
         return -(libc::EAGAIN as isize);
     };
@@ -229,14 +311,26 @@ unsafe extern "C" fn sread(
     fid: *mut CqFid,
     buf: *mut c_void,
     count: usize,
+    condition: *const c_void,
+    timeout: c_int,
+) -> isize {
+    // SAFETY: as libfabric's user promises.
+    unsafe { sreadfrom(fid, buf, count, std::ptr::null_mut(), condition, timeout) }
+}
+
+unsafe extern "C" fn sreadfrom(
+    fid: *mut CqFid,
+    buf: *mut c_void,
+    count: usize,
+    from: *mut u64,
     _: *const c_void,
     timeout: c_int,
 ) -> isize {
     let end = u64::try_from(timeout).ok();
     let end = end.map(|ms| Instant::now() + Duration::from_millis(ms));
     loop {
-        // SAFETY: as `read`.
-        let taken = unsafe { read(fid, buf, count) };
+        // SAFETY: as libfabric's user promises.
+        let taken = unsafe { readfrom(fid, buf, count, from) };
         if taken != -(libc::EAGAIN as isize) {
             return taken;
         }
@@ -249,22 +343,6 @@ unsafe extern "C" fn sread(
         }
         // SAFETY: an object of ours.
         unsafe { cq(fid) }.wait(left);
-    }
-}
-
-unsafe extern "C" fn sreadfrom(
-    fid: *mut CqFid,
-    buf: *mut c_void,
-    count: usize,
-    from: *mut u64,
-    condition: *const c_void,
-    timeout: c_int,
-) -> isize {
-    // SAFETY: as libfabric's user promises.
-    unsafe {
-        let taken = sread(fid, buf, count, condition, timeout);
-        forget_source(taken, from);
-        taken
     }
 }
 

@@ -35,21 +35,23 @@ fn expected() -> Vec<(&'static str, &'static str, usize)> {
         }
         "fi_provider" as Provider { "fi_version" = fi_version, "context" = context, "name" = name, "getinfo" = getinfo, "fabric" = fabric, "cleanup" = cleanup }
         "fid_fabric" as FabricFid { "ops" = ops, "api_version" = api_version }
-        "fi_ops_fabric" as FabricOps { "domain" = domain, "passive_ep" = passive_ep, "eq_open" = eq_open, "wait_open" = missing }
+        "fi_ops_fabric" as FabricOps { "domain" = domain, "passive_ep" = passive_ep, "eq_open" = eq_open, "wait_open" = wait_open, "trywait" = trywait, "domain2" = domain2 }
         "fid_eq" as EqFid { "ops" = ops }
         "fi_ops_eq" as EqOps { "read" = read, "readerr" = readerr, "sread" = sread, "strerror" = strerror }
         "fid_domain" as DomainFid { "ops" = ops, "mr" = mr }
-        "fi_ops_domain" as DomainOps { "av_open" = av_open, "cq_open" = cq_open, "endpoint" = endpoint, "scalable_ep" = missing }
+        "fi_ops_domain" as DomainOps { "av_open" = av_open, "cq_open" = cq_open, "endpoint" = endpoint, "scalable_ep" = scalable_ep, "cntr_open" = cntr_open, "poll_open" = missing }
         "fi_ops_mr" as MrOps { "reg" = missing }
         "fid_av" as AvFid { "ops" = ops }
         "fi_ops_av" as AvOps { "insert" = insert, "remove" = remove, "lookup" = lookup, "straddr" = straddr, "av_set" = av_set }
         "fi_cq_attr" as CqAttr { "format" = format, "wait_obj" = wait_obj, "wait_set" = wait_set }
         "fid_cq" as CqFid { "ops" = ops }
         "fi_ops_cq" as CqOps { "read" = read, "readfrom" = readfrom, "readerr" = readerr, "sread" = sread, "sreadfrom" = sreadfrom, "strerror" = strerror }
+        "fid_cntr" as CntrFid { "ops" = ops }
+        "fi_ops_cntr" as CntrOps { "read" = read, "readerr" = readerr, "add" = add, "set" = set, "wait" = wait, "adderr" = adderr, "seterr" = seterr }
         "fi_cq_tagged_entry" as CqEntry { "op_context" = op_context, "flags" = flags, "len" = len, "buf" = buf, "data" = data, "tag" = tag }
         "fi_cq_err_entry" as CqErrEntry { "olen" = olen, "err" = err, "prov_errno" = prov_errno, "err_data_size" = err_data_size }
         "fid_ep" as EpFid { "ops" = ops, "cm" = cm, "msg" = msg, "rma" = rma, "tagged" = tagged, "collective" = collective }
-        "fi_ops_ep" as EpOps { "cancel" = cancel, "getopt" = missing }
+        "fi_ops_ep" as EpOps { "cancel" = cancel, "getopt" = getopt, "setopt" = setopt, "tx_ctx" = missing }
         "fi_ops_cm" as CmOps { "setname" = setname, "getname" = getname, "getpeer" = missing }
         "fi_msg" as Msg { "msg_iov" = iov, "iov_count" = iov_count, "addr" = addr, "context" = context, "data" = data }
         "fi_msg_tagged" as MsgTagged { "addr" = addr, "tag" = tag, "ignore" = ignore, "context" = context, "data" = data }
@@ -64,10 +66,10 @@ fn numbers() -> Vec<(&'static str, u64)> {
         ($($name:ident)*) => { vec![$((stringify!($name), abi::$name as u64)),*] };
     }
     table! {
-        FI_MSG FI_TAGGED FI_RECV FI_SEND FI_REMOTE_CQ_DATA FI_PEEK FI_COMPLETION FI_INJECT FI_INJECT_COMPLETE FI_TRANSMIT_COMPLETE FI_DELIVERY_COMPLETE
+        FI_MSG FI_TAGGED FI_RECV FI_SEND FI_MULTI_RECV FI_REMOTE_CQ_DATA FI_PEEK FI_COMPLETION FI_INJECT FI_INJECT_COMPLETE FI_TRANSMIT_COMPLETE FI_DELIVERY_COMPLETE
         FI_MATCH_COMPLETE FI_LOCAL_COMM FI_REMOTE_COMM FI_SOURCE FI_DISCARD FI_CLAIM FI_DIRECTED_RECV FI_SELECTIVE_COMPLETION FI_ORDER_SAS FI_ADDR_UNSPEC
-        FI_EP_RDM FI_AV_TABLE FI_THREAD_SAFE FI_PROGRESS_MANUAL FI_RM_ENABLED FI_CLASS_FABRIC FI_CLASS_DOMAIN FI_CLASS_EP FI_CLASS_AV FI_CLASS_EQ FI_CLASS_CQ
-        FI_ENABLE FI_GETOPSFLAG FI_SETOPSFLAG FI_CQ_FORMAT_CONTEXT FI_CQ_FORMAT_MSG FI_CQ_FORMAT_DATA FI_CQ_FORMAT_TAGGED FI_WAIT_UNSPEC FI_ETOOSMALL FI_EAVAIL
+        FI_EP_RDM FI_AV_TABLE FI_THREAD_SAFE FI_PROGRESS_MANUAL FI_RM_ENABLED FI_CLASS_FABRIC FI_CLASS_DOMAIN FI_CLASS_EP FI_CLASS_AV FI_CLASS_EQ FI_CLASS_CQ FI_CLASS_CNTR FI_WAIT_FD FI_GETWAIT FI_GETWAITOBJ
+        FI_OPT_ENDPOINT FI_OPT_MIN_MULTI_RECV FI_ENABLE FI_GETOPSFLAG FI_SETOPSFLAG FI_CQ_FORMAT_CONTEXT FI_CQ_FORMAT_MSG FI_CQ_FORMAT_DATA FI_CQ_FORMAT_TAGGED FI_WAIT_UNSPEC FI_ETOOSMALL FI_EAVAIL
         FI_ETRUNC
     }
 }

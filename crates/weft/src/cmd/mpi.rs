@@ -1,7 +1,7 @@
 //! `weft mpi`: an MPI job on weft, whichever MPI starts it.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ Transports:
   rc     connections (RC): Open MPI on libfabric's verbs;ofi_rxm, MPICH on UCX's rc_verbs
   ud     datagrams alone (UD), which the MPI's library makes reliable: verbs;ofi_rxd, ud_verbs
   weft   weft's own provider of libfabric: small messages by datagrams, large ones by RDMA
-         Write-Record. Not with an MPICH that is built on UCX, as Debian's is
+         Write-Record. Not with an MPICH that is built on UCX alone, as Debian's is
   tcp    the MPI's own TCP, without weft, to compare with
   auto   rc (the default)
 
@@ -88,6 +88,8 @@ enum Mpi {
     Open,
     MpichUcx,
     MpichOfi,
+    /// Built on both, as the wheel of `PyPI` is: it is told at run time.
+    MpichBoth,
 }
 
 impl Mpi {
@@ -96,6 +98,7 @@ impl Mpi {
             Mpi::Open => "Open MPI, on libfabric (mtl/ofi)",
             Mpi::MpichUcx => "MPICH, on UCX (ch4:ucx)",
             Mpi::MpichOfi => "MPICH, on libfabric (ch4:ofi)",
+            Mpi::MpichBoth => "MPICH, on UCX or libfabric (ch4:ucx,ofi)",
         }
     }
 
@@ -105,11 +108,20 @@ impl Mpi {
             Some(Mpi::Open)
         } else if !text.contains("HYDRA") {
             None
-        } else if text.contains("ch4:ofi") {
-            Some(Mpi::MpichOfi)
         } else {
-            // Hydra of another device than the ch4 ones is found out by what MPICH says of the variables: nothing.
-            text.contains("ch4:ucx").then_some(Mpi::MpichUcx)
+            // --with-device=ch4:ucx,ofi
+            let (_, device) = text.split_once("ch4:")?;
+            let end = device.find(|c: char| !c.is_ascii_alphanumeric() && c != ',');
+            let mut modules = device[..end.unwrap_or(device.len())].split(',');
+            match (
+                modules.clone().any(|m| m == "ucx"),
+                modules.any(|m| m == "ofi"),
+            ) {
+                (true, true) => Some(Mpi::MpichBoth),
+                (true, false) => Some(Mpi::MpichUcx),
+                (false, true) => Some(Mpi::MpichOfi),
+                (false, false) => None,
+            }
         }
     }
 
@@ -124,30 +136,45 @@ impl Mpi {
             ]
         };
         let on_ucx = |transports| vec![("UCX_TLS", transports), ("UCX_NET_DEVICES", "weft_ib0:1")];
-        Some(match (self, transport) {
+        // Ranks of one host use the transport as well, not MPICH's own shared memory.
+        let mpich_on_libfabric =
+            |provider| vec![("FI_PROVIDER", provider), ("MPIR_CVAR_NOLOCAL", "1")];
+        let mut variables = match (self, transport) {
             (Mpi::Open, Transport::Auto | Transport::Rc) => on_libfabric("verbs;ofi_rxm"),
             (Mpi::Open, Transport::Ud) => on_libfabric("verbs;ofi_rxd"),
             (Mpi::Open, Transport::Weft) => on_libfabric("weft"),
             (Mpi::Open, Transport::Tcp) => {
                 vec![("OMPI_MCA_pml", "ob1"), ("OMPI_MCA_btl", "tcp,self")]
             }
-            (Mpi::MpichUcx, Transport::Auto | Transport::Rc) => on_ucx("rc_verbs,ud_verbs,self"),
-            (Mpi::MpichUcx, Transport::Ud) => on_ucx("ud_verbs,self"),
+            (Mpi::MpichUcx | Mpi::MpichBoth, Transport::Auto | Transport::Rc) => {
+                on_ucx("rc_verbs,ud_verbs,self")
+            }
+            (Mpi::MpichUcx | Mpi::MpichBoth, Transport::Ud) => on_ucx("ud_verbs,self"),
             (Mpi::MpichUcx, Transport::Tcp) => vec![("UCX_TLS", "tcp,self")],
             (Mpi::MpichUcx, Transport::Weft) => return None,
-            (Mpi::MpichOfi, Transport::Auto | Transport::Rc) => {
-                vec![("FI_PROVIDER", "verbs;ofi_rxm")]
+            (Mpi::MpichOfi, Transport::Auto | Transport::Rc) => mpich_on_libfabric("verbs;ofi_rxm"),
+            (Mpi::MpichOfi, Transport::Ud) => mpich_on_libfabric("verbs;ofi_rxd"),
+            (Mpi::MpichOfi | Mpi::MpichBoth, Transport::Weft) => mpich_on_libfabric("weft"),
+            (Mpi::MpichOfi, Transport::Tcp) => mpich_on_libfabric("tcp;ofi_rxm"),
+            (Mpi::MpichBoth, Transport::Tcp) => mpich_on_libfabric("tcp"),
+        };
+        if self == Mpi::MpichBoth {
+            let on_libfabric = matches!(transport, Transport::Weft | Transport::Tcp);
+            variables.push((
+                "MPIR_CVAR_CH4_NETMOD",
+                if on_libfabric { "ofi" } else { "ucx" },
+            ));
+            if !on_libfabric {
+                variables.push(("MPIR_CVAR_NOLOCAL", "1"));
             }
-            (Mpi::MpichOfi, Transport::Ud) => vec![("FI_PROVIDER", "verbs;ofi_rxd")],
-            (Mpi::MpichOfi, Transport::Weft) => vec![("FI_PROVIDER", "weft")],
-            (Mpi::MpichOfi, Transport::Tcp) => vec![("FI_PROVIDER", "tcp;ofi_rxm")],
-        })
+        }
+        Some(variables)
     }
 
     /// The devices that programs are to see. UCX refuses iWARP, and datagrams are on the other device only.
     fn devices(self, transport: Transport) -> &'static str {
         match (self, transport) {
-            (Mpi::MpichUcx, _) | (_, Transport::Ud) => "weft_ib0",
+            (Mpi::MpichUcx | Mpi::MpichBoth, _) | (_, Transport::Ud) => "weft_ib0",
             _ => "weft0",
         }
     }
@@ -181,8 +208,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
     // Only a failure comes back.
     let error = Command::new(&program)
         .arg0(name)
+        .args(forwarding(mpi, rest, &set, env::var_os(ENV_LIST).is_some()))
         .args(rest)
-        .envs(forwarded(mpi, rest, set))
+        .envs(set)
         .exec();
     Ok(verbs::refuse(name, &error))
 }
@@ -262,20 +290,21 @@ fn settle(
     (set, kept)
 }
 
-/// Open MPI hands the variables of its own to ranks on other hosts, and others only if it is told.
-fn forwarded(mpi: Mpi, arguments: &[OsString], mut set: Vec<Setting>) -> Vec<Setting> {
-    const LIST: &str = "OMPI_MCA_mca_base_env_list";
-    let told = arguments
-        .iter()
-        .any(|argument| argument == OsStr::new("-x"));
-    if mpi == Mpi::Open && !told && env::var_os(LIST).is_none() {
-        let names = set.iter().map(|(name, _)| *name);
-        let others: Vec<&str> = names.filter(|name| !name.starts_with("OMPI_")).collect();
-        if !others.is_empty() {
-            set.push((LIST, others.join(";").into()));
-        }
+/// Open MPI's own list of variables for ranks on other hosts. It takes that or `-x`, not both.
+const ENV_LIST: &str = "OMPI_MCA_mca_base_env_list";
+
+/// Open MPI hands the variables of its own to ranks on other hosts, and others only if it is told: options for mpirun, before the user's own.
+fn forwarding(mpi: Mpi, arguments: &[OsString], set: &[Setting], listed: bool) -> Vec<OsString> {
+    let listed = listed
+        || arguments
+            .iter()
+            .any(|argument| argument == "mca_base_env_list");
+    if mpi != Mpi::Open || listed {
+        return Vec::new();
     }
-    set
+    let names = set.iter().map(|(name, _)| *name);
+    let others = names.filter(|name| !name.starts_with("OMPI_"));
+    others.flat_map(|name| ["-x".into(), name.into()]).collect()
 }
 
 fn explanation(program: &Path, mpi: Mpi, transport: Transport, set: &[Setting]) -> String {
@@ -303,8 +332,29 @@ mod tests {
         let hydra = |device| format!("HYDRA build details:\n '--with-device={device}'\n");
         assert_eq!(of(&hydra("ch4:ucx")), Some(Mpi::MpichUcx));
         assert_eq!(of(&hydra("ch4:ofi")), Some(Mpi::MpichOfi));
+        assert_eq!(of(&hydra("ch4:ucx,ofi")), Some(Mpi::MpichBoth));
         assert_eq!(of(&hydra("ch3:nemesis")), None);
         assert_eq!(of("env (GNU coreutils) 9.1"), None);
+    }
+
+    #[test]
+    fn ranks_on_other_hosts_are_told() {
+        let set = [
+            ("OMPI_MCA_pml", OsString::from("cm")),
+            ("FI_PROVIDER_PATH", "/lib".into()),
+        ];
+        let of = |mpi, arguments: &[&str], listed| {
+            let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
+            forwarding(mpi, &arguments, &set, listed)
+        };
+        let ours = ["-x", "FI_PROVIDER_PATH"];
+        assert_eq!(of(Mpi::Open, &["-np", "2", "a.out"], false), ours);
+        // The user's own -x, and one that is the program's.
+        assert_eq!(of(Mpi::Open, &["-x", "HOME", "a.out", "-x"], false), ours);
+        let list = ["--mca", "mca_base_env_list", "HOME", "a.out"];
+        assert!(of(Mpi::Open, &list, false).is_empty());
+        assert!(of(Mpi::Open, &["a.out"], true).is_empty());
+        assert!(of(Mpi::MpichBoth, &["a.out"], false).is_empty());
     }
 
     #[test]

