@@ -409,7 +409,7 @@ pub fn reassembly(data: &[u8]) {
             target: (who & 0x40 != 0).then_some(Target { stag: 1, to: 2 }),
             imm: (imm & 1 != 0).then_some(3),
             solicited: imm & 2 != 0,
-            reliable: false,
+            reliable: None,
         };
         let Ok(ticket) = machine.admit(&source, &segment, usize::from(payload)) else {
             continue;
