@@ -110,6 +110,11 @@ impl Spot {
         self.segment.offset == 0
     }
 
+    /// Bytes of its payload.
+    pub fn payload(&self) -> u32 {
+        self.payload
+    }
+
     /// What it says.
     pub fn segment(&self) -> &Segment {
         &self.segment
