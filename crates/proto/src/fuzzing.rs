@@ -537,10 +537,10 @@ pub fn flows(data: &[u8]) {
                 }
             }
         }
-        if fate & 8 != 0 {
-            if let Some(carried) = machine.evict(now, |_| true) {
-                over(&mut open, &carried);
-            }
+        if fate & 8 != 0
+            && let Some(carried) = machine.evict(now, |_| true)
+        {
+            over(&mut open, &carried);
         }
         if fate & 16 != 0 {
             // What was kept is dropped here: it comes again, or not.

@@ -11,7 +11,7 @@ use weft_verbs::{
     UdErrorKind, UdFault, UdInit, UdPort, UdQp, UdReliable, Wc, WcOpcode, WcStatus,
 };
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 const QKEY: u32 = 0x2222_2222;
 const ROOM: usize = 1 << 20;
 
@@ -130,7 +130,7 @@ impl Network {
                         late.push((buffer[..len].to_vec(), other));
                         continue;
                     }
-                    for _ in 0..1 + u64::from(below(50) == 0) {
+                    for _ in 0..=u64::from(below(50) == 0) {
                         let _ = socket.send_to(&buffer[..len], other);
                     }
                     if late.len() < 4 {

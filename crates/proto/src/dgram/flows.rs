@@ -332,28 +332,23 @@ impl<B, K> Flows<B, K> {
             self.stray(from, via, segment);
             return false;
         }
-        match self.known.get_mut(&key) {
-            Some(known) => {
-                let old = std::mem::replace(known, Known::new(dst_qp, incarnation, cookie, via));
-                (known.due, known.listed) = (old.due, old.listed);
-                self.over(from, old);
-            }
-            None => {
-                let host = host(from.ip());
-                self.expire(now);
-                let of_host = self.hosts.get(&host).copied().unwrap_or(0);
-                if self.known.len() >= self.config.max_flows
-                    || of_host >= self.config.max_flows_per_host
-                {
-                    // No answer: the sender asks again, and there may be room then.
-                    return false;
-                }
-                self.hosts.insert(host, of_host + 1);
-                self.known
-                    .insert(key, Known::new(dst_qp, incarnation, cookie, via));
-                self.order.push_back((now, key));
-            }
+        if let Some(known) = self.known.get_mut(&key) {
+            let old = std::mem::replace(known, Known::new(dst_qp, incarnation, cookie, via));
+            (known.due, known.listed) = (old.due, old.listed);
+            self.over(from, old);
+            return true;
         }
+        let host = host(from.ip());
+        self.expire(now);
+        let of_host = self.hosts.get(&host).copied().unwrap_or(0);
+        if self.known.len() >= self.config.max_flows || of_host >= self.config.max_flows_per_host {
+            // No answer: the sender asks again, and there may be room then.
+            return false;
+        }
+        self.hosts.insert(host, of_host + 1);
+        let known = Known::new(dst_qp, incarnation, cookie, via);
+        self.known.insert(key, known);
+        self.order.push_back((now, key));
         true
     }
 

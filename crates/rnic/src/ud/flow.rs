@@ -67,7 +67,7 @@ impl UdInner {
                 Early::of(arrived)
             });
         match admit {
-            Admit::Next(spot) => self.take_spot(taking, spot, arrived),
+            Admit::Next(spot) => self.take_spot(taking, &spot, arrived),
             Admit::Done => {}
         }
         self.give_back(taking);
@@ -75,11 +75,11 @@ impl UdInner {
     }
 
     /// The expected segment of a flow, and those behind it that are here already.
-    fn take_spot(&self, taking: &mut Taking, spot: Spot, arrived: &mut Arrived<'_>) {
-        if !self.place_spot(taking, &spot, arrived) {
+    fn take_spot(&self, taking: &mut Taking, spot: &Spot, arrived: &mut Arrived<'_>) {
+        if !self.place_spot(taking, spot, arrived) {
             return;
         }
-        let mut next = taking.flows.next_kept(&spot);
+        let mut next = taking.flows.next_kept(spot);
         while let Some((spot, mut early)) = next {
             let mut arrived = Arrived {
                 bytes: &mut early.bytes,
@@ -300,7 +300,7 @@ impl UdInner {
                 traffic_class: early.traffic_class,
                 now,
             };
-            self.take_spot(&mut taking, spot, &mut arrived);
+            self.take_spot(&mut taking, &spot, &mut arrived);
         }
         self.give_back(&mut taking);
         self.set_flow_alarm(reliable, &mut taking);

@@ -4,6 +4,9 @@
 //! Messages may be lost, doubled and overtaken. Those of up to [`UD_MTU`] bytes are one datagram, longer ones and RDMA Write-Record are cut into
 //! segments. No error of a datagram ends the queue pair: what is damaged, for nobody, with a wrong `Q_Key` or without a posted receive is
 //! dropped, counted, and told by [`UdQp::take_error`].
+//!
+//! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and sent again: each comes once, and in the order of its pair of queue pairs.
+//! An error is that pair's, and not the queue pair's.
 
 use std::collections::HashMap;
 use std::io;
@@ -99,7 +102,8 @@ pub struct UdInit {
     /// A Write-Record of which some segments did not come makes a record of the rest when its time is up. Default on; off, it makes none.
     pub partial_records: bool,
     /// The reliable mode: each message is delivered once and in the order of its pair of queue pairs, or the pair is put into an error state
-    /// ([`UdQp::pair_state`]); a send is complete when the receiver has it. Both ends have to be made so. Default `None`: unreliable.
+    /// ([`UdQp::pair_state`]); a send is complete when the receiver has it. Both ends have to be made so. The `Q_Key`, own address and traffic class of the first
+    /// post to a destination count for all. Default `None`: unreliable.
     pub reliable: Option<UdReliable>,
 }
 
@@ -375,7 +379,7 @@ impl UdQp {
     }
 
     /// Reliable mode: `Error` if a message to there could not be delivered; posts are flushed then, until [`UdQp::reset_pair`]. Other
-    /// destinations have nothing to do with it. `Rts` else.
+    /// destinations have nothing to do with it. A destination that failed is remembered until it is reset. `Rts` else.
     pub fn pair_state(&self, to: &UdDest) -> QpState {
         match &self.inner.reliable {
             Some(reliable) => reliable.state_of(to),
