@@ -143,6 +143,7 @@ fn groups(args: &DgramArgs) -> Vec<Group> {
                     op: name,
                     contenders: vec![
                         contender(Stack::WeftUd, Transport::Tcp),
+                        contender(Stack::WeftRd, Transport::Tcp),
                         contender(Stack::Weft, Transport::Tcp),
                         contender(Stack::Weft, Transport::Local),
                         contender(Stack::Udp, Transport::Tcp),
@@ -155,7 +156,7 @@ fn groups(args: &DgramArgs) -> Vec<Group> {
 }
 
 /// The lines of a figure: stack, transport, operation, name.
-const LINES: [(&str, &str, &str, &str); 8] = [
+const LINES: [(&str, &str, &str, &str); 10] = [
     ("weft-ud", "udp", "send", "UD send/recv"),
     ("weft-ud", "udp", "write_record", "UD Write-Record"),
     ("weft", "tcp", "send", "RC send/recv"),
@@ -164,6 +165,13 @@ const LINES: [(&str, &str, &str, &str); 8] = [
     ("weft", "local", "write", "RC Write, shared memory"),
     ("udp", "udp", "send", "bare UDP"),
     ("udp", "udp", "write", "bare UDP, beside writes"),
+    ("weft-rd", "udp", "send", "reliable datagrams, send/recv"),
+    (
+        "weft-rd",
+        "udp",
+        "write_record",
+        "reliable datagrams, Write-Record",
+    ),
 ];
 
 fn median(records: &[Record], line: usize, bytes: u64, metric: Metric) -> Option<f64> {
@@ -225,7 +233,7 @@ fn report(
                 .iter()
                 .filter_map(|&bytes| Some((bytes as f64, median(records, line, bytes, metric)?)));
             let stroke = match *stack {
-                "weft-ud" => Stroke::Weft,
+                "weft-ud" | "weft-rd" => Stroke::Weft,
                 "weft" if line < 4 => Stroke::Tcp,
                 "weft" => Stroke::WeftOther,
                 _ => Stroke::Other,
@@ -307,6 +315,18 @@ fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
         (
             "the same of send/recv (no target)",
             lossy("send", 1400),
+            0.0,
+            true,
+        ),
+        (
+            "reliable datagrams' latency over UD's, 64 B (no target)",
+            latency(8, 64).zip(latency(0, 64)).map(|(rd, ud)| rd / ud),
+            0.0,
+            true,
+        ),
+        (
+            "reliable datagrams' bandwidth over UD's, 512 KiB (no target)",
+            ratio(8, 0, 512 << 10),
             0.0,
             true,
         ),

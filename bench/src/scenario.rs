@@ -100,6 +100,7 @@ impl Session {
             | Stack::WeftTls
             | Stack::WeftIw
             | Stack::WeftUd
+            | Stack::WeftRd
             | Stack::Udp
             | Stack::Exs
             | Stack::ExsSync
@@ -383,7 +384,7 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
             };
             // On datagrams a write is an operation of its own.
             let op = match (spec.stack, spec.op) {
-                (Stack::WeftUd, Op::Write) => "write_record",
+                (Stack::WeftUd | Stack::WeftRd, Op::Write) => "write_record",
                 _ => group.op,
             };
             let mut record = Record::new(

@@ -32,6 +32,8 @@ pub enum Stack {
     WeftIw,
     /// weft's datagram queue pairs: a write is an RDMA Write-Record.
     WeftUd,
+    /// The same in the reliable mode.
+    WeftRd,
     /// weft's extended sockets, asynchronously.
     Exs,
     /// Their blocking calls.
@@ -70,6 +72,7 @@ impl Stack {
             Self::WeftTls => "weft-tls",
             Self::WeftIw => "weft-iw",
             Self::WeftUd => "weft-ud",
+            Self::WeftRd => "weft-rd",
             Self::Exs => "exs",
             Self::ExsSync => "exs-sync",
             Self::Tcp => "tcp",
@@ -105,7 +108,7 @@ impl Stack {
             | Self::UcxTcp
             | Self::FiTcp
             | Self::PerftestTcp => "tcp",
-            Self::WeftUd | Self::Udp => "udp",
+            Self::WeftUd | Self::WeftRd | Self::Udp => "udp",
             Self::Memcpy
             | Self::Vm
             | Self::UcxPosix
@@ -284,7 +287,9 @@ impl Spec {
         match self.stack {
             Stack::Weft | Stack::WeftTls | Stack::WeftIw | Stack::Tcp | Stack::TcpTls => true,
             Stack::Exs | Stack::ExsSync => self.op == Op::Send,
-            Stack::WeftUd | Stack::Udp => matches!(self.op, Op::Send | Op::Write),
+            Stack::WeftUd | Stack::WeftRd | Stack::Udp => {
+                matches!(self.op, Op::Send | Op::Write)
+            }
             Stack::Memcpy | Stack::Vm => self.op == Op::Write && self.kind == Kind::Stream,
             _ => outside::measures(self),
         }
@@ -346,7 +351,7 @@ pub(crate) fn connect(
         Stack::Tcp => tcp::connect(spec, addr),
         Stack::TcpTls => tls::connect(context.tls()?, spec, addr),
         Stack::Weft | Stack::WeftTls => weft::connect(context, spec, addr),
-        Stack::WeftUd => ud::connect(spec, addr),
+        Stack::WeftUd | Stack::WeftRd => ud::connect(spec, addr),
         Stack::Udp => udp::connect(spec, addr),
         Stack::WeftIw => iw::connect(context, spec, addr),
         Stack::Exs | Stack::ExsSync => exs::connect(&mut context.exs, spec, addr),
@@ -376,7 +381,7 @@ impl Acceptor {
                 Ok(Self::Weft(weft::listen(context, spec)?))
             }
             Stack::Exs | Stack::ExsSync => Ok(Self::Exs(exs::listen(&mut context.exs, spec)?)),
-            Stack::WeftUd => Ok(Self::Ud(Box::new(ud::listen(spec)?))),
+            Stack::WeftUd | Stack::WeftRd => Ok(Self::Ud(Box::new(ud::listen(spec)?))),
             Stack::Udp => Ok(Self::Udp(Box::new(udp::listen(spec)?))),
             _ => Err(unconnected(spec.stack)),
         }

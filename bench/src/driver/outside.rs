@@ -47,6 +47,7 @@ impl Program {
             | Stack::WeftTls
             | Stack::WeftIw
             | Stack::WeftUd
+            | Stack::WeftRd
             | Stack::Udp
             | Stack::Exs
             | Stack::ExsSync

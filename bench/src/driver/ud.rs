@@ -1,17 +1,17 @@
 //! weft's datagram queue pairs: Send into posted receives, and RDMA Write-Record.
 //!
-//! Nothing makes sure that a datagram arrives. After a stream the initiator asks how many messages have come, and sends as many again as have
+//! Nothing makes sure that a datagram arrives, but in the reliable mode. After a stream the initiator asks how many messages have come, and sends as many again as have
 //! not: what is measured is what arrived.
 
 use super::weft::stack;
-use super::{Initiator, Kind, Op, Patience, Remote, Responder, Spec, lap};
+use super::{Initiator, Kind, Op, Patience, Remote, Responder, Spec, Stack, lap};
 use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use weft_verbs::{
-    Access, Cq, Device, Mr, Pd, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdPort, UdQp, UdSource,
-    Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, Mr, Pd, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdPort, UdQp,
+    UdReliable, UdSource, Wc, WcOpcode, WcStatus,
 };
 
 const QKEY: u32 = 0x00be_0c4e;
@@ -90,6 +90,7 @@ pub(super) fn listen(spec: &Spec) -> Result<Listening> {
         max_send_wr: SENDS,
         max_recv_wr: RECVS,
         record_depth: RECORDS,
+        reliable: (spec.stack == Stack::WeftRd).then(UdReliable::default),
         ..UdInit::new(&port, QKEY, &cq, &cq)
     };
     let qp = pd

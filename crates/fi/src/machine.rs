@@ -247,7 +247,7 @@ impl Machine {
 
     /// Packets sent again, and bytes of large messages asked for again.
     pub fn repeated(&self) -> (u64, u64) {
-        let resent = self.peers.iter().map(|peer| peer.link.resent).sum();
+        let resent = self.peers.iter().map(|peer| peer.link.resent()).sum();
         (resent, self.asked_again)
     }
 

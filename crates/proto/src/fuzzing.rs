@@ -409,7 +409,7 @@ pub fn reassembly(data: &[u8]) {
             target: (who & 0x40 != 0).then_some(Target { stag: 1, to: 2 }),
             imm: (imm & 1 != 0).then_some(3),
             solicited: imm & 2 != 0,
-            reliable: false,
+            reliable: None,
         };
         let Ok(ticket) = machine.admit(&source, &segment, usize::from(payload)) else {
             continue;
@@ -449,9 +449,141 @@ pub fn reassembly(data: &[u8]) {
     assert!(placed.is_empty());
 }
 
+/// Segments of the reliable mode from a few sources with any numbers, that know their cookies: each message is placed from its first byte to its last, in
+/// the order of its flow, whatever comes; what is kept stays within its limit. Of each eight bytes: source, packet number, message, length, offset, payload,
+/// what becomes of it, time.
+pub fn flows(data: &[u8]) {
+    const MAX_KEPT: usize = 300;
+    let config = dgram::FlowsConfig {
+        max_flows: 3,
+        max_flows_per_host: 2,
+        max_kept: MAX_KEPT,
+        max_kept_per_flow: 200,
+        ..dgram::FlowsConfig::default()
+    };
+    let mut machine: dgram::Flows<u64, u32> =
+        dgram::Flows::new(config, std::hash::RandomState::new());
+    // The buffer's number -> bytes placed, and the message's length.
+    let mut open: HashMap<u64, (u32, u32)> = HashMap::new();
+    let mut next = 0;
+    let mut now = Duration::from_secs(1);
+    let over = |open: &mut HashMap<u64, (u32, u32)>, carried: &dgram::Carried<u64>| {
+        let (placed, len) = open.remove(&carried.buffer).expect("over once");
+        assert_eq!((carried.filled, carried.header.len), (placed, len));
+    };
+    let via = [10, 0, 0, 9].into();
+    for op in data.chunks_exact(8) {
+        let [who, psn, msn, len, offset, payload, fate, time] = *op.first_chunk().expect("eight");
+        now += Duration::from_millis(u64::from(time) * 50);
+        let from = ([10, 0, who & 1, 1], 9).into();
+        let flow = weft_wire::dgram::Flow {
+            dst_qp: 1,
+            src_qp: u32::from(who >> 1 & 1),
+            incarnation: u32::from(who >> 2 & 1),
+        };
+        let weft_wire::dgram::Control::Welcome { cookie, .. } = machine.welcome(now, from, &flow)
+        else {
+            unreachable!("the answer to a question");
+        };
+        let segment = Segment {
+            dst_qp: 1,
+            src_qp: flow.src_qp,
+            qkey: 1,
+            incarnation: flow.incarnation,
+            msn: u32::from(msn),
+            len: u32::from(len),
+            offset: u32::from(offset),
+            target: None,
+            imm: None,
+            solicited: false,
+            reliable: Some(weft_wire::dgram::Packet {
+                psn: u32::from(psn).max(1),
+                cookie: if who & 0x80 == 0 { cookie } else { 7 },
+            }),
+        };
+        let size = usize::from(payload);
+        let mut spot = match machine.admit(now, from, via, &segment, size, || (0, size)) {
+            dgram::Admit::Next(spot) => Some(spot),
+            dgram::Admit::Done => None,
+        };
+        while let Some(this) = spot.take() {
+            let segment = *this.segment();
+            match fate & 7 {
+                0 => machine.starve(&this, || (0, size)),
+                1 => {
+                    let code = weft_wire::dgram::FaultCode::Access;
+                    if let Some(carried) = machine.refuse(&this, code) {
+                        over(&mut open, &carried);
+                    }
+                }
+                _ => {
+                    let buffer = if this.opens() && machine.buffer(&this).is_none() {
+                        next += 1;
+                        open.insert(next, (0, segment.len));
+                        Some(next)
+                    } else {
+                        None
+                    };
+                    let number = buffer.or(machine.buffer(&this).copied());
+                    let number = number.expect("the message of the segment is open");
+                    let placed = &mut open.get_mut(&number).expect("open").0;
+                    assert_eq!(*placed, segment.offset);
+                    *placed += this.payload();
+                    if let Some(carried) = machine.placed(&this, buffer) {
+                        assert!(carried.is_whole());
+                        over(&mut open, &carried);
+                    }
+                    spot = machine.next_kept(&this).map(|(spot, _)| spot);
+                }
+            }
+        }
+        if fate & 8 != 0
+            && let Some(carried) = machine.evict(now, |_| true)
+        {
+            over(&mut open, &carried);
+        }
+        if fate & 16 != 0 {
+            // What was kept is dropped here: it comes again, or not.
+            drop(machine.resume());
+        }
+        if fate & 32 != 0 {
+            assert!(machine.answers().len() <= 3 + 64);
+        }
+        for carried in machine.released() {
+            over(&mut open, &carried);
+        }
+        assert!(machine.len() <= 3 && machine.held() <= MAX_KEPT);
+    }
+    for carried in machine.clear() {
+        over(&mut open, &carried);
+    }
+    assert!(open.is_empty() && machine.held() == 0);
+}
+
 #[cfg(test)]
 mod tests {
     use weft_wire::fuzzing::replay;
+
+    #[test]
+    fn flows() {
+        replay("flows", super::flows);
+        let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+        for _ in 0..500 {
+            let op = || {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                // Numbers that are often the expected ones, and payloads that are often all.
+                let [who, a, b, len, cut, fate, time, _] = seed.to_le_bytes();
+                let whole = cut & 3 != 0;
+                let (offset, payload) = if whole { (0, len) } else { (cut, len / 2) };
+                let time = if time > 250 { time } else { time & 1 };
+                [who & 0x87, a % 12, b % 6, len, offset, payload, fate, time]
+            };
+            let data: Vec<u8> = std::iter::repeat_with(op).take(300).flatten().collect();
+            super::flows(&data);
+        }
+    }
 
     #[test]
     fn reassembly() {

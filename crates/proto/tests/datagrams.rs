@@ -123,7 +123,7 @@ fn run(seed: u64) {
                 target,
                 imm: rng.percent(10).then(|| rng.next()),
                 solicited: rng.percent(10),
-                reliable: false,
+                reliable: None,
             };
             for (offset, part) in cut(len, 1 + rng.below(900) as usize) {
                 let segment = Segment { offset, ..header };
@@ -250,7 +250,7 @@ fn a_flood_does_not_grow_the_state_and_keeps_nobody_out() {
         target: None,
         imm: None,
         solicited: false,
-        reliable: false,
+        reliable: None,
     };
     let (mut given_up, mut whole) = (0, 0);
     let parts: Vec<_> = cut(10_000, 1000).collect();
@@ -328,7 +328,7 @@ fn a_message_in_too_many_pieces_stays_small() {
             target: None,
             imm: None,
             solicited: false,
-            reliable: false,
+            reliable: None,
         };
         let ticket = machine.admit(&source, &segment, len)?;
         Ok(machine.placed(now, ticket, || ()).0.is_some())

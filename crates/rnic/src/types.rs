@@ -480,6 +480,9 @@ pub enum PostReason {
     /// Not an operation of this kind of queue pair.
     #[error("datagram queue pairs have no such operation")]
     Opcode,
+    /// A datagram queue pair in the reliable mode sends to one receiver at a time.
+    #[error("a reliable queue pair sends to no multicast group")]
+    Group,
     /// The queue pair takes its receives from a shared receive queue.
     #[error("the queue pair uses a shared receive queue")]
     UsesSrq,

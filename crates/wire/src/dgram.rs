@@ -28,7 +28,7 @@ use crate::rdmap::{Opcode, QN_SEND};
 
 pub mod segment;
 
-pub use segment::{Control, FaultCode, Place, Segment, Target};
+pub use segment::{Control, FaultCode, Flow, Packet, Segment, Target};
 
 /// Bytes in front of the payload, or of the immediate data if there is any.
 pub const HEADER_LEN: usize = ADDRESSING + ddp::UNTAGGED_LEN;

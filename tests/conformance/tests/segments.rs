@@ -113,7 +113,7 @@ impl Forger {
                 target: None,
                 imm: None,
                 solicited: false,
-                reliable: false,
+                reliable: None,
             },
             to: qp.port().local_addr(),
         }

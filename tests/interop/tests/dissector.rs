@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use weft_verbs::{Access, Device, RemoteAddr, SendWr, UdDest, UdInit, Wc};
+use weft_verbs::{
+    Access, Device, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdReliable, Wc, WcStatus,
+};
 
 const SCRIPT: &str = include_str!("../../../crates/weft/src/dissector/weft.lua");
 const LONG: Duration = Duration::from_secs(30);
@@ -204,4 +206,95 @@ fn tshark_reads_our_datagrams() {
     let (bad, good) = (&expert[9], &expert[2]);
     assert!(bad[0].contains("CRC is wrong"), "{bad:?}");
     assert!(good[0].is_empty() && good[1] == "weft", "{good:?}");
+}
+
+#[test]
+fn tshark_reads_the_reliable_mode() {
+    if let Err(error) = Command::new("tshark").arg("-v").output() {
+        println!("skipped: tshark: {error}");
+        return;
+    }
+    let between = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    between
+        .set_read_timeout(Some(Duration::from_millis(20)))
+        .expect("a time limit");
+    let device = Device::open().expect("a device");
+    let pd = device.alloc_pd().expect("a domain");
+    let cq = device.create_cq(64, None).expect("a queue");
+    let recv_cq = device.create_cq(64, None).expect("a queue");
+    let loopback: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let mr = pd.alloc_mr(4096, Access::LOCAL_WRITE).expect("a region");
+    let make = |num| {
+        let port = device.bind_ud(loopback).expect("a port");
+        let init = UdInit {
+            num: Some(num),
+            reliable: Some(UdReliable::default()),
+            ..UdInit::new(&port, 0x1111_1111, &cq, &recv_cq)
+        };
+        pd.create_ud_qp(&init).expect("a queue pair")
+    };
+    let (qa, qb) = (make(0x1234), make(0x5678));
+    let recv = RecvWr::new(1).sge(mr.sge(0, 100));
+    qb.post_recv(&[recv.clone(), recv]).expect("posted");
+    let dest = UdDest {
+        addr: between.local_addr().expect("an address"),
+        qp_num: 0x5678,
+        qkey: 0x1111_1111,
+        from: None,
+        traffic_class: 0,
+    };
+    for (id, len) in [(1, 100), (2, 101)] {
+        let wr = SendWr::send(id).sge(mr.sge(0, len)).signaled();
+        qa.post_send(&wr, &dest).expect("posted");
+    }
+    let (mut done, mut seen) = (Vec::new(), Vec::new());
+    let mut buffer = [0; 4096];
+    let start = Instant::now();
+    while done.len() < 2 {
+        assert!(start.elapsed() < LONG, "{done:?}");
+        let mut wc = [Wc::default()];
+        if cq.poll(&mut wc) == Ok(1) {
+            done.push(wc[0].status);
+        }
+        if let Ok((n, from)) = between.recv_from(&mut buffer) {
+            let (a, b) = (qa.port().local_addr(), qb.port().local_addr());
+            let to = if from == a { b } else { a };
+            seen.push(buffer[..n].to_vec());
+            between.send_to(&buffer[..n], to).expect("sent");
+        }
+    }
+    assert_eq!(done, [WcStatus::Success, WcStatus::RemInvReqErr]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let (script, capture) = (folder.path().join("weft.lua"), folder.path().join("c.pcap"));
+    std::fs::write(&script, SCRIPT).expect("written");
+    write_pcap(&capture, &seen);
+    let fields = [
+        "weft.control",
+        "weft.src_qp",
+        "weft.psn",
+        "weft.msn",
+        "weft.fault",
+        "weft.qkey",
+        "weft.length",
+        "weft.flow_cookie",
+        "_ws.expert.message",
+    ];
+    let mut rows = tshark(&script, &capture, &fields);
+    // The same cookie in the welcome and in each segment.
+    let cookie = rows[1][7].clone();
+    assert_eq!(cookie.len(), 18, "{rows:?}");
+    for row in &mut rows {
+        row[7] = if row[7] == cookie { "same" } else { "" }.to_owned();
+    }
+    let rows: Vec<String> = rows.iter().map(|row| row.join(";")).collect();
+    let wanted = [
+        "0x2c;0x00001234;;;;0x11111111;;;",
+        "0x2d;0x00005678;;;;;;same;",
+        ";0x00001234;1;1;;0x11111111;100;same;",
+        ";0x00001234;2;2;;0x11111111;101;same;",
+    ];
+    assert_eq!(rows[..4], wanted, "{rows:#?}");
+    // The first one may be acknowledged by the fault alone.
+    let fault = "0x2b;0x00005678;2;2;2;;;;";
+    assert!(rows[4..].iter().any(|row| row == fault), "{rows:#?}");
 }

@@ -7,16 +7,25 @@
 //! * [`cut`] gives the segments of a message.
 //! * [`Reassembler`] says of each segment that arrives whether its payload is to be placed ([`Reassembler::admit`]), is told that it was
 //!   ([`Reassembler::placed`]), and gives messages out when they are complete, or when their time is up ([`Reassembler::expire`]).
+//! * [`Pair`] and [`Flows`] are the two halves of the reliable mode: what one queue pair sends to another, and what a queue pair hears from all
+//!   others. Both stand on [`Outgoing`] and [`Incoming`].
 //! * [`Pacer`] says whether a receiver has room for a datagram more, from what that receiver reports.
 //!
 //! Segments come from anybody who can send a datagram. So all state has a limit, what is over it is dropped, and each choice of what to drop
 //! favours those who were heard of lately.
 
+mod flows;
 mod pace;
+mod pair;
 mod reassembly;
+mod window;
 
+pub use flows::{Admit, Answer, Carried, Flows, FlowsConfig, Spot};
 pub use pace::{Pacer, PacerConfig, Wait};
+pub use pair::{Failure, Pair, PairConfig, Transmit};
 pub use reassembly::{Config, Finished, Ranges, Reassembler, Refusal, Source, Ticket};
+pub use window::{Arrival, Incoming, Now, Outgoing, WINDOW, WindowConfig};
+
 use weft_wire::dgram::segment::MAX_PAYLOAD;
 
 /// The offsets and lengths of a message's segments, in order, none longer than `limit` bytes of payload. An empty message has one empty
@@ -27,11 +36,7 @@ use weft_wire::dgram::segment::MAX_PAYLOAD;
 /// assert_eq!(parts, [(0, 50_048), (50_048, 49_952)]);
 /// ```
 pub fn cut(len: u32, limit: usize) -> impl Iterator<Item = (u32, u32)> + Clone {
-    let limit = limit.clamp(1, MAX_PAYLOAD) as u32;
-    let parts = len.div_ceil(limit).max(1);
-    // Balanced, so that the last one is no crumb; in multiples of a cache line where the limit allows.
-    let each = len.div_ceil(parts);
-    let each = each.next_multiple_of(64).min(limit).max(1);
+    let each = each(len, limit);
     let mut next = Some(0);
     std::iter::from_fn(move || {
         let offset: u32 = next?;
@@ -40,6 +45,15 @@ pub fn cut(len: u32, limit: usize) -> impl Iterator<Item = (u32, u32)> + Clone {
         next = (end < len).then_some(end);
         Some((offset, part))
     })
+}
+
+/// The length of a message's segments, but for the last one.
+fn each(len: u32, limit: usize) -> u32 {
+    let limit = limit.clamp(1, MAX_PAYLOAD) as u32;
+    let parts = len.div_ceil(limit).max(1);
+    // Balanced, so that the last one is no crumb; in multiples of a cache line where the limit allows.
+    let each = len.div_ceil(parts);
+    each.next_multiple_of(64).min(limit).max(1)
 }
 
 #[cfg(test)]

@@ -53,6 +53,11 @@ pub struct Source {
 pub struct Ranges(Vec<(u32, u32)>);
 
 impl Ranges {
+    /// One range, from 0 to `len`.
+    pub fn up_to(len: u32) -> Ranges {
+        Ranges(if len == 0 { Vec::new() } else { vec![(0, len)] })
+    }
+
     /// Start and end of each.
     pub fn as_slice(&self) -> &[(u32, u32)] {
         &self.0
@@ -433,8 +438,8 @@ impl<B> Reassembler<B> {
 
     /// For one more open message of a source: says which one had to make way for it.
     fn make_room(&mut self, source: usize) -> Option<Finished<B>> {
-        let host = host(&self.known[source].source);
-        let of_host = |key: &(usize, u32)| self::host(&self.known[key.0].source) == host;
+        let host = host(self.known[source].source.addr.ip());
+        let of_host = |key: &(usize, u32)| self::host(self.known[key.0].source.addr.ip()) == host;
         let crowded = self.open.len() >= self.config.max_open_per_host
             && self.open.keys().filter(|key| of_host(key)).count() >= self.config.max_open_per_host;
         if !crowded {
@@ -497,8 +502,8 @@ impl<B> Reassembler<B> {
 }
 
 /// What counts as one host.
-fn host(source: &Source) -> u64 {
-    match source.addr.ip().to_canonical() {
+pub(super) fn host(ip: IpAddr) -> u64 {
+    match ip.to_canonical() {
         IpAddr::V4(ip) => u64::from(ip.to_bits()),
         IpAddr::V6(ip) => (ip.to_bits() >> 64) as u64 | 1 << 63,
     }

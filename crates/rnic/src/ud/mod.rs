@@ -4,6 +4,9 @@
 //! Messages may be lost, doubled and overtaken. Those of up to [`UD_MTU`] bytes are one datagram, longer ones and RDMA Write-Record are cut into
 //! segments. No error of a datagram ends the queue pair: what is damaged, for nobody, with a wrong `Q_Key` or without a posted receive is
 //! dropped, counted, and told by [`UdQp::take_error`].
+//!
+//! In the reliable mode ([`UdInit::reliable`]) messages are acknowledged and sent again: each comes once, and in the order of its pair of queue pairs.
+//! An error is that pair's, and not the queue pair's.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,9 +19,11 @@ use smallvec::SmallVec;
 use weft_proto::dgram::Config;
 use weft_wire::dgram;
 
+mod flow;
 mod port;
 mod record;
 mod recv;
+mod reliable;
 mod send;
 
 use port::PortInner;
@@ -26,7 +31,11 @@ pub use port::{UdPort, UdPortCounters};
 pub use record::{ValidityMap, WriteRecord};
 pub(crate) use recv::Arrived;
 use recv::{Counters, Taking};
+use reliable::Reliable;
+pub use reliable::UdReliable;
 use send::Sends;
+/// Why a receiver refuses a reliable message.
+pub use weft_wire::dgram::FaultCode as UdFault;
 
 use crate::cq::{Cq, CqInner};
 use crate::device::{Counted, Pd, PdInner, QpNumber};
@@ -92,6 +101,10 @@ pub struct UdInit {
     pub record_depth: u32,
     /// A Write-Record of which some segments did not come makes a record of the rest when its time is up. Default on; off, it makes none.
     pub partial_records: bool,
+    /// The reliable mode: each message is delivered once and in the order of its pair of queue pairs, or the pair is put into an error state
+    /// ([`UdQp::pair_state`]); a send is complete when the receiver has it. Both ends have to be made so. The `Q_Key`, own address and traffic class of the first
+    /// post to a destination count for all. Default `None`: unreliable.
+    pub reliable: Option<UdReliable>,
 }
 
 impl UdInit {
@@ -117,6 +130,7 @@ impl UdInit {
             max_open: Config::default().max_open as u32,
             record_depth: 0,
             partial_records: true,
+            reliable: None,
         }
     }
 }
@@ -159,6 +173,8 @@ pub struct UdCounters {
     pub no_record: u64,
     /// Write-Records refused: an `STag`, a range or a right that peers do not have.
     pub no_access: u64,
+    /// Reliable mode: segments sent again.
+    pub resent: u64,
 }
 
 /// Something went wrong with a datagram; the queue pair goes on.
@@ -189,6 +205,10 @@ pub enum UdErrorKind {
     NoRecord,
     /// The kernel did not take a datagram of ours: no way to its destination, say.
     NotSent,
+    /// Reliable mode: the receiver does not answer. The pair is in the error state.
+    Unreachable,
+    /// Reliable mode: the receiver refused this message. The pair is in the error state.
+    Refused(UdFault),
 }
 
 impl UdError {
@@ -222,6 +242,9 @@ pub(crate) struct UdInner {
     segment: usize,
     record_depth: u32,
     partial_records: bool,
+    reliable: Option<Reliable>,
+    /// Somebody's next message found no receive, or no room for its record.
+    starving: AtomicBool,
     sq_used: AtomicU32,
     sends: Mutex<Sends>,
     /// Held by whoever takes a receive until its completion is made.
@@ -350,7 +373,26 @@ impl UdQp {
     /// The record that a completion with [`WcOpcode::WriteRecord`](crate::WcOpcode::WriteRecord) names by its
     /// [`wr_id`](crate::Wc::wr_id). Taking it makes room for another one. `None` when it was taken.
     pub fn take_record(&self, wr_id: u64) -> Option<WriteRecord> {
-        lock(&self.inner.taking).take_record(wr_id)
+        let record = lock(&self.inner.taking).take_record(wr_id);
+        self.inner.feed();
+        record
+    }
+
+    /// Reliable mode: `Error` if a message to there could not be delivered; posts are flushed then, until [`UdQp::reset_pair`]. Other
+    /// destinations have nothing to do with it. A destination that failed is remembered until it is reset. `Rts` else.
+    pub fn pair_state(&self, to: &UdDest) -> QpState {
+        match &self.inner.reliable {
+            Some(reliable) => reliable.state_of(to),
+            None => QpState::Rts,
+        }
+    }
+
+    /// Reliable mode: ends the error state of what is sent to there: `false` if there was none. Messages that were flushed are not sent again; whether the
+    /// first of them was delivered is not known when its status was [`RetryExcErr`](crate::WcStatus::RetryExcErr) or
+    /// [`RemAbortErr`](crate::WcStatus::RemAbortErr).
+    pub fn reset_pair(&self, to: &UdDest) -> bool {
+        let reliable = self.inner.reliable.as_ref();
+        reliable.is_some_and(|reliable| reliable.reset(to))
     }
 
     /// What RDMA Write-Record has filled of the region or window with this key, since that was last asked with
@@ -395,6 +437,7 @@ impl UdQp {
         if self.state() == QpState::Error {
             self.inner.flush();
         }
+        self.inner.feed();
         result
     }
 
@@ -425,6 +468,7 @@ impl UdQp {
             records: of(&counters.records),
             no_record: of(&counters.no_record),
             no_access: of(&counters.no_access),
+            resent: of(&counters.resent),
         }
     }
 }
@@ -437,6 +481,9 @@ impl Drop for UdQp {
             self.part_from(&port, UD_GROUP);
         }
         lock(&inner.sends).clear();
+        if let Some(reliable) = &inner.reliable {
+            reliable.clear();
+        }
         // Whoever has a datagram for it in hand is done after this, or drops it.
         lock(&inner.taking).live = false;
         inner.flush_recvs(false);
@@ -483,6 +530,7 @@ impl Pd {
             max_open: init.max_open as usize,
             ..Config::default()
         };
+        let segment = init.segment.clamp(1, UD_MAX_SEGMENT) as usize;
         let count = Counted::take(&device.qps, limits.max_qp, "queue pairs")?;
         let num = QpNumber::take(device, init.num)?;
         let inner = Arc::new(UdInner {
@@ -505,9 +553,13 @@ impl Pd {
             state: AtomicU8::new(QpState::Rts as u8),
             sq_used: AtomicU32::new(0),
             max_message: init.max_message.min(UD_MAX_MESSAGE),
-            segment: init.segment.clamp(1, UD_MAX_SEGMENT) as usize,
+            segment,
             record_depth: init.record_depth,
             partial_records: init.partial_records,
+            reliable: init
+                .reliable
+                .map(|settings| Reliable::new(settings, segment)),
+            starving: AtomicBool::new(false),
             sends: Mutex::new(Sends::new(device.random_u32())),
             taking: Mutex::new(Taking::new(config)),
             counters: Counters::default(),

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use weft_proto::dgram::{Pacer, PacerConfig};
 use weft_sys::udp::{RecvBatch, TRAIN, UdpSocket};
 use weft_sys::{Event, Interest};
@@ -171,6 +172,7 @@ impl PortInner {
             }
         }
         let now = Instant::now();
+        let mut answering: SmallVec<[Arc<UdInner>; 4]> = SmallVec::new();
         for at in 0..batch.len() {
             let Some((train, buffer)) = batch.get(at) else {
                 continue;
@@ -188,40 +190,44 @@ impl PortInner {
                     traffic_class: arrival.traffic_class,
                     now,
                 };
-                self.deliver(&mut arrived);
+                if let Some(member) = self.deliver(&mut arrived)
+                    && !answering.iter().any(|other| Arc::ptr_eq(other, &member))
+                {
+                    answering.push(member);
+                }
                 start = end;
                 if start >= buffer.len() {
                     break;
                 }
             }
         }
+        // One answer to a sender for all that was here of it.
+        for member in answering {
+            member.answer();
+        }
         batch.len() == batch.places()
     }
 
-    /// One datagram, with what is free in front of it.
-    fn deliver(&self, arrived: &mut Arrived<'_>) {
+    /// One datagram, with what is free in front of it. A queue pair that has answers to it.
+    fn deliver(&self, arrived: &mut Arrived<'_>) -> Option<Arc<UdInner>> {
         let from = arrived.from;
         let datagram = match dgram::read(&arrived.bytes[HEADROOM..]) {
             Ok(datagram) => datagram,
             Err(error) => {
                 self.malformed.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!(%error, %from, "a datagram is dropped");
-                return;
+                return None;
             }
         };
         let (dst_qp, payload) = match &datagram {
             Datagram::Message(header, payload) => (header.dst_qp, payload.clone()),
             Datagram::Segment(segment, payload) => (segment.dst_qp, payload.clone()),
-            Datagram::Control(control) => return self.control(*control, arrived),
+            Datagram::Control(control) => {
+                self.control(*control, arrived);
+                return None;
+            }
         };
-        let member = {
-            let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-            members.get(&dst_qp).and_then(Weak::upgrade)
-        };
-        let Some(member) = member else {
-            self.unknown.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
+        let member = self.member(dst_qp)?;
         let start = HEADROOM + payload.start;
         let mut arrived = Arrived {
             bytes: &mut arrived.bytes[start - Grh::LEN..HEADROOM + payload.end],
@@ -229,9 +235,24 @@ impl PortInner {
         };
         match &datagram {
             Datagram::Message(header, _) => member.arrived(header, &mut arrived),
-            Datagram::Segment(segment, _) => member.segment_arrived(segment, &mut arrived),
+            Datagram::Segment(segment, _) => {
+                let answers = member.segment_arrived(segment, &mut arrived);
+                return answers.then_some(member);
+            }
             Datagram::Control(_) => {}
         }
+        None
+    }
+
+    fn member(&self, num: u32) -> Option<Arc<UdInner>> {
+        let member = {
+            let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+            members.get(&num).and_then(Weak::upgrade)
+        };
+        if member.is_none() {
+            self.unknown.fetch_add(1, Ordering::Relaxed);
+        }
+        member
     }
 
     fn control(&self, control: Control, arrived: &Arrived<'_>) {
@@ -257,8 +278,19 @@ impl PortInner {
                     self.resume(|to| to == arrived.from);
                 }
             }
-            Control::Ack(_) | Control::Fault(..) => {
-                self.unknown.fetch_add(1, Ordering::Relaxed);
+            // To a group, nobody answers for all.
+            Control::Hello { flow, qkey } if flow.dst_qp != dgram::GROUP_QP => {
+                if let Some(member) = self.member(flow.dst_qp) {
+                    member.hello(&flow, qkey, arrived);
+                }
+            }
+            Control::Hello { .. } => {}
+            Control::Ack { flow, .. }
+            | Control::Fault { flow, .. }
+            | Control::Welcome { flow, .. } => {
+                if let Some(member) = self.member(flow.dst_qp) {
+                    member.answered(arrived.from, &control);
+                }
             }
         }
     }
@@ -300,7 +332,7 @@ impl PortInner {
     }
 
     /// Lost, it is sent again.
-    fn send_control(&self, control: Control, dest: &UdDest) {
+    pub(super) fn send_control(&self, control: Control, dest: &UdDest) {
         let mut raw = Vec::with_capacity(dgram::segment::PROBE_LEN);
         control.emit(&mut raw);
         let class = dest.traffic_class;

@@ -12,6 +12,7 @@ use weft_mem::{Access, MemError, Span};
 use weft_proto::dgram::{Finished, Reassembler, Refusal, Source, Ticket};
 use weft_wire::dgram::{self, Grh, Segment, Target};
 
+use super::flow::{Heard, heard};
 use super::record::{Maps, WriteRecord};
 use super::{UdError, UdErrorKind, UdInner};
 use crate::lock::lock;
@@ -44,6 +45,9 @@ pub(super) struct Taking {
     /// Somebody still wants completions.
     pub(super) live: bool,
     reassembler: Reassembler<Buffer>,
+    /// What comes in the reliable mode, and whether the engine will look at what has become too old of that.
+    pub(super) flows: Heard,
+    flows_timed: bool,
     /// Messages of Write-Record that are open, and records that wait for the program.
     recording: usize,
     records: VecDeque<(u64, WriteRecord)>,
@@ -59,6 +63,8 @@ impl Taking {
         Taking {
             live: true,
             reassembler: Reassembler::new(config),
+            flows: heard(),
+            flows_timed: false,
             recording: 0,
             records: VecDeque::new(),
             next_record: 0,
@@ -87,6 +93,20 @@ impl Taking {
         self.records.remove(at).map(|(_, record)| record)
     }
 
+    /// Messages of Write-Record that are open, and records that wait for the program.
+    pub(super) fn records_held(&self) -> usize {
+        self.recording + self.records.len()
+    }
+
+    pub(super) fn recording_begins(&mut self) {
+        self.recording += 1;
+    }
+
+    /// Whether the engine has to be told of the flows' next time.
+    pub(super) fn flow_alarm(&mut self) -> bool {
+        !std::mem::replace(&mut self.flows_timed, true)
+    }
+
     pub(super) fn maps(&mut self) -> &mut Maps {
         &mut self.maps
     }
@@ -104,9 +124,10 @@ pub(super) struct Counters {
     pub(super) records: AtomicU64,
     pub(super) no_record: AtomicU64,
     pub(super) no_access: AtomicU64,
+    pub(super) resent: AtomicU64,
 }
 
-fn count(counter: &AtomicU64) {
+pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -114,21 +135,45 @@ impl UdInner {
     /// A message of version 1 has come in for this queue pair.
     pub(crate) fn arrived(&self, header: &dgram::Header, arrived: &mut Arrived<'_>) {
         if let Some(mut taking) = self.hears(header.qkey) {
+            if self.reliable.is_some() {
+                // It may be doubled, or out of order: not here.
+                count(&self.counters.dropped);
+                return;
+            }
             self.take_message(&mut taking, header, arrived);
         }
         self.call_hooks();
     }
 
-    /// A segment has come in for this queue pair.
-    pub(crate) fn segment_arrived(self: &Arc<Self>, segment: &Segment, arrived: &mut Arrived<'_>) {
+    /// A segment has come in for this queue pair. `true`: [`UdInner::answer`] is to be called after the last datagram that is here.
+    pub(crate) fn segment_arrived(
+        self: &Arc<Self>,
+        segment: &Segment,
+        arrived: &mut Arrived<'_>,
+    ) -> bool {
+        let mut answers = false;
         if let Some(mut taking) = self.hears(segment.qkey) {
-            self.take_segment(&mut taking, segment, arrived);
-            self.set_alarm(&mut taking);
+            match (&self.reliable, segment.reliable) {
+                (Some(reliable), Some(_)) if segment.dst_qp == self.num => {
+                    answers = self.take_reliable(reliable, &mut taking, segment, arrived);
+                    self.set_flow_alarm(reliable, &mut taking);
+                }
+                (None, None) => {
+                    self.take_segment(&mut taking, segment, arrived);
+                    self.set_alarm(&mut taking);
+                }
+                (None, Some(_)) if segment.dst_qp == self.num => {
+                    count(&self.counters.dropped);
+                    self.refuse_reliable(segment, arrived);
+                }
+                _ => count(&self.counters.dropped),
+            }
         }
         self.call_hooks();
+        answers
     }
 
-    fn hears(&self, qkey: u32) -> Option<MutexGuard<'_, Taking>> {
+    pub(super) fn hears(&self, qkey: u32) -> Option<MutexGuard<'_, Taking>> {
         let taking = lock(&self.taking);
         if !taking.live || self.state() == QpState::Error || self.is_down() {
             return None;
@@ -141,12 +186,12 @@ impl UdInner {
     }
 
     /// Bytes in front of a message in its receive.
-    fn front(&self) -> u32 {
+    pub(super) fn front(&self) -> u32 {
         if self.grh { Grh::LEN as u32 } else { 0 }
     }
 
     /// A receive for a message of so many bytes, with what stands in front.
-    fn take_recv(&self, taking: &mut Taking, len: u32) -> Result<RecvWr, Lack> {
+    pub(super) fn take_recv(&self, taking: &mut Taking, len: u32) -> Result<RecvWr, Lack> {
         let fits = |wr: &RecvWr| sg_len(&wr.sges).is_some_and(|room| room >= len);
         let take = || match &self.recv {
             RecvSource::Own(queue) => queue.take_if(fits).map(|(wr, _)| wr),
@@ -164,7 +209,7 @@ impl UdInner {
         taken
     }
 
-    fn lacks(&self, taking: &mut Taking, lack: Lack, source: UdSource, msn: u32) {
+    pub(super) fn lacks(&self, taking: &mut Taking, lack: Lack, source: UdSource, msn: u32) {
         let (counter, kind) = match lack {
             Lack::Empty => (&self.counters.no_recv, UdErrorKind::NoReceive),
             Lack::Unsuited => (&self.counters.too_long, UdErrorKind::TooLong),
@@ -192,7 +237,7 @@ impl UdInner {
         self.received(&wr, placed, len, header.imm, source, header.solicited);
     }
 
-    fn received(
+    pub(super) fn received(
         &self,
         wr: &RecvWr,
         placed: Result<(), MemError>,
@@ -229,11 +274,6 @@ impl UdInner {
             incarnation: segment.incarnation,
         };
         let payload = arrived.bytes.len() - Grh::LEN;
-        if segment.reliable {
-            // A later version's.
-            count(&self.counters.dropped);
-            return;
-        }
         let ticket = match taking.reassembler.admit(&source, segment, payload) {
             Ok(ticket) => ticket,
             Err(refusal) => {
@@ -360,7 +400,7 @@ impl UdInner {
     }
 
     /// A message is over: whole, or given up.
-    fn over(&self, taking: &mut Taking, message: Finished<Buffer>) {
+    pub(super) fn over(&self, taking: &mut Taking, message: Finished<Buffer>) {
         let complete = message.is_complete();
         let header = message.header;
         let source = UdSource {
@@ -416,7 +456,7 @@ impl UdInner {
     }
 
     /// Bytes of a message to their place in a receive that has room for them.
-    fn place(&self, wr: &RecvWr, offset: u32, bytes: &[u8]) -> Result<(), MemError> {
+    pub(super) fn place(&self, wr: &RecvWr, offset: u32, bytes: &[u8]) -> Result<(), MemError> {
         let len = bytes.len() as u32;
         let local = |sge: Sge| {
             let need = Access::LOCAL_WRITE;
@@ -443,6 +483,14 @@ impl UdInner {
     pub(crate) fn alarm(self: &Arc<Self>, now: Instant) {
         let mut taking = lock(&self.taking);
         taking.timed = false;
+        taking.flows_timed = false;
+        if taking.live
+            && let Some(reliable) = &self.reliable
+        {
+            taking.flows.expire(reliable.since(now));
+            self.give_back(&mut taking);
+            self.set_flow_alarm(reliable, &mut taking);
+        }
         if taking.live {
             while let Some(message) = taking.reassembler.expire(now) {
                 self.over(&mut taking, message);
@@ -450,6 +498,9 @@ impl UdInner {
             self.set_alarm(&mut taking);
         }
         drop(taking);
+        if let Some(reliable) = &self.reliable {
+            self.reliable_on(reliable);
+        }
         self.call_hooks();
     }
 
@@ -457,9 +508,12 @@ impl UdInner {
     pub(super) fn flush_recvs(&self, tell: bool) {
         let mut taking = lock(&self.taking);
         let open = taking.reassembler.clear();
+        let open = open.into_iter().map(|message| message.buffer);
+        let flows = taking.flows.clear();
+        let flows = flows.into_iter().map(|message| message.buffer);
         let mut flushed: Vec<RecvWr> = Vec::new();
-        for message in open {
-            match (message.buffer, &self.recv) {
+        for buffer in open.chain(flows) {
+            match (buffer, &self.recv) {
                 (Buffer::Recv(wr), RecvSource::Shared(srq)) => srq.put_back(wr),
                 (Buffer::Recv(wr), _) => flushed.push(wr),
                 (Buffer::Region, _) => {}
@@ -486,7 +540,7 @@ impl UdInner {
     }
 }
 
-fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
+pub(super) fn write_grh(payload: usize, arrived: &mut Arrived<'_>) {
     let grh = Grh {
         source: arrived.from.ip(),
         dest: arrived.to,

@@ -14,11 +14,11 @@ use weft_wire::dgram::{self, Segment, Target};
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
 use crate::lock::lock;
 use crate::qp::sub_list;
-use crate::types::{PostReason, QpState, SendOp, SendWr, Wc, WcOpcode, WcStatus};
+use crate::types::{PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus};
 
 /// Datagrams that are not longer than [`LONG`] ask for room for so many at once.
-const AHEAD: usize = 8;
-const LONG: usize = 4096;
+pub(super) const AHEAD: usize = 8;
+pub(super) const LONG: usize = 4096;
 /// Most bytes of a train.
 const TRAIN_BYTES: usize = 65_000;
 
@@ -61,18 +61,18 @@ struct Staged {
 
 /// Datagrams of one size for one destination; the last may be shorter.
 #[derive(Default)]
-struct Train {
-    bytes: Vec<u8>,
+pub(super) struct Train {
+    pub(super) bytes: Vec<u8>,
     /// Bytes that the kernel has taken.
-    gone: usize,
-    to: Option<UdDest>,
-    each: usize,
-    count: usize,
+    pub(super) gone: usize,
+    pub(super) to: Option<UdDest>,
+    pub(super) each: usize,
+    pub(super) count: usize,
     closed: bool,
 }
 
 impl Train {
-    fn takes(&self, len: usize, to: &UdDest) -> bool {
+    pub(super) fn takes(&self, len: usize, to: &UdDest) -> bool {
         self.count == 0
             || !self.closed
                 && self.gone == 0
@@ -82,7 +82,7 @@ impl Train {
                 && self.to.as_ref() == Some(to)
     }
 
-    fn appended(&mut self, start: usize, to: &UdDest) {
+    pub(super) fn appended(&mut self, start: usize, to: &UdDest) {
         let len = self.bytes.len() - start;
         if self.count == 0 {
             self.to = Some(*to);
@@ -92,7 +92,7 @@ impl Train {
         self.count += 1;
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.bytes.clear();
         (self.gone, self.count, self.closed) = (0, 0, false);
     }
@@ -169,6 +169,10 @@ impl UdInner {
         self: &Arc<Self>,
         wrs: &[(SendWr, UdDest)],
     ) -> Result<(), (usize, PostReason)> {
+        if let Some(reliable) = &self.reliable {
+            let posts = wrs.iter().map(|(wr, to)| (wr, to));
+            return self.post_reliable(reliable, posts);
+        }
         let mut sends = lock(&self.sends);
         let refused = wrs.iter().enumerate().find_map(|(index, (wr, to))| {
             let posted = self
@@ -183,6 +187,10 @@ impl UdInner {
     }
 
     pub(super) fn post_one(self: &Arc<Self>, wr: &SendWr, to: &UdDest) -> Result<(), PostReason> {
+        if let Some(reliable) = &self.reliable {
+            let posted = self.post_reliable(reliable, std::iter::once((wr, to)));
+            return posted.map_err(|(_, reason)| reason);
+        }
         let len = self.check_post(wr)?;
         let mut sends = lock(&self.sends);
         let begun = self.begin(&mut sends, wr, to, len);
@@ -273,17 +281,8 @@ impl UdInner {
         to: &UdDest,
         progress: &mut Progress,
     ) -> Result<(), Halt> {
-        let own = self.qkey.load(Ordering::Relaxed);
-        let qkey = match u32::try_from(own) {
-            Ok(own) if to.qkey & OWN_QKEY != 0 => own,
-            _ => to.qkey,
-        };
-        let (target, imm) = match wr.op {
-            SendOp::Write { remote } => (Some(remote), None),
-            SendOp::WriteImm { remote, imm } => (Some(remote), Some(imm)),
-            SendOp::SendImm { imm } => (None, Some(imm)),
-            _ => (None, None),
-        };
+        let qkey = self.qkey_for(to);
+        let (target, imm) = what_is_sent(wr);
         let len = progress.len;
         if target.is_none() && len <= UD_MTU && len as usize <= self.segment {
             let header = dgram::Header {
@@ -317,13 +316,10 @@ impl UdInner {
                 msn: progress.msn,
                 len,
                 offset: 0,
-                target: target.map(|remote| Target {
-                    stag: remote.rkey,
-                    to: remote.addr,
-                }),
+                target,
                 imm,
                 solicited: wr.solicited,
-                reliable: false,
+                reliable: None,
             };
             let from = progress.at.unwrap_or(0);
             for (offset, part) in cut(len, self.segment).skip_while(|(offset, _)| *offset < from) {
@@ -347,6 +343,15 @@ impl UdInner {
         Ok(())
     }
 
+    /// The `Q_Key` that goes out with what is sent there.
+    pub(super) fn qkey_for(&self, to: &UdDest) -> u32 {
+        let own = self.qkey.load(Ordering::Relaxed);
+        match u32::try_from(own) {
+            Ok(own) if to.qkey & OWN_QKEY != 0 => own,
+            _ => to.qkey,
+        }
+    }
+
     /// A datagram of this size may be appended after this.
     fn make_way(&self, sends: &mut Sends, to: &UdDest, size: usize) -> Result<(), Stall> {
         if !sends.train.takes(size, to) {
@@ -364,7 +369,7 @@ impl UdInner {
     }
 
     /// Copied: the bytes that the CRC is computed over are the bytes that are sent (docs/adr/0003).
-    fn append(
+    pub(super) fn append(
         &self,
         wr: &SendWr,
         offset: u32,
@@ -422,22 +427,27 @@ impl UdInner {
         self.counters.sent.fetch_add(count, Ordering::Relaxed);
         sends.train.clear();
         while let Some(staged) = sends.staged.pop_front() {
-            self.done(sends, &staged, WcStatus::Success);
+            self.done(&mut sends.silent, &staged, WcStatus::Success);
         }
     }
 
     /// A send is over.
     fn sent(&self, sends: &mut Sends, wr: &SendWr, status: WcStatus, len: u32) {
+        self.finished(&mut sends.silent, wr, status, len);
+    }
+
+    /// As [`UdInner::sent`], with the number of sends done without a completion before.
+    pub(super) fn finished(&self, silent: &mut u32, wr: &SendWr, status: WcStatus, len: u32) {
         let staged = Staged {
             id: wr.id,
             opcode: wr.op.opcode(),
             signaled: wr.signaled,
             len,
         };
-        self.done(sends, &staged, status);
+        self.done(silent, &staged, status);
     }
 
-    fn done(&self, sends: &mut Sends, send: &Staged, status: WcStatus) {
+    fn done(&self, silent: &mut u32, send: &Staged, status: WcStatus) {
         self.sq_used.fetch_sub(1, Ordering::Relaxed);
         let failed = status != WcStatus::Success;
         if failed || send.signaled || self.sq_sig_all {
@@ -447,18 +457,21 @@ impl UdInner {
                 opcode: send.opcode,
                 byte_len: if failed { 0 } else { send.len },
                 qp_num: self.num,
-                places: 1 + std::mem::take(&mut sends.silent),
+                places: 1 + std::mem::take(silent),
                 ..Wc::default()
             };
             self.send_cq.push(&[wc], failed);
         } else {
-            sends.silent += 1;
+            *silent += 1;
         }
     }
 
     /// The kernel, or a receiver, may have room again: `false` when there is too little.
     pub(crate) fn send_on(self: &Arc<Self>) -> bool {
-        let all = self.send_waiting();
+        let all = match &self.reliable {
+            Some(reliable) => self.reliable_on(reliable),
+            None => self.send_waiting(),
+        };
         self.call_hooks();
         all
     }
@@ -488,13 +501,32 @@ impl UdInner {
 
     /// Everything posted is over.
     pub(super) fn flush_sends(&self) {
+        if let Some(reliable) = &self.reliable {
+            return self.flush_reliable(reliable);
+        }
         let sends = &mut *lock(&self.sends);
         sends.train.clear();
         while let Some(staged) = sends.staged.pop_front() {
-            self.done(sends, &staged, WcStatus::WrFlushErr);
+            self.done(&mut sends.silent, &staged, WcStatus::WrFlushErr);
         }
         while let Some(Waiting { wr, .. }) = sends.waiting.pop_front() {
             self.sent(sends, &wr, WcStatus::WrFlushErr, 0);
         }
+    }
+}
+
+/// Where a message goes, if to memory, and its immediate data.
+pub(super) fn what_is_sent(wr: &SendWr) -> (Option<Target>, Option<u64>) {
+    let target = |remote: RemoteAddr| {
+        Some(Target {
+            stag: remote.rkey,
+            to: remote.addr,
+        })
+    };
+    match wr.op {
+        SendOp::Write { remote } => (target(remote), None),
+        SendOp::WriteImm { remote, imm } => (target(remote), Some(imm)),
+        SendOp::SendImm { imm } => (None, Some(imm)),
+        _ => (None, None),
     }
 }

@@ -43,7 +43,7 @@ end
 
 local weft = Proto("weft", "weft datagram (iWARP over UDP)")
 
-local kinds = { [0x28] = "probe", [0x29] = "report", [0x2a] = "ack", [0x2b] = "fault" }
+local kinds = { [0x28] = "probe", [0x29] = "report", [0x2a] = "ack", [0x2b] = "fault", [0x2c] = "hello", [0x2d] = "welcome" }
 local faults = { [1] = "not ready", [2] = "too long", [3] = "access", [4] = "operation", [5] = "unknown flow" }
 local opcodes = { [0] = "RDMA Write-Record", [3] = "Send", [5] = "Send with SE", [8] = "Immediate", [9] = "Immediate with SE" }
 local sidr_kinds = { [1] = "request", [2] = "reply" }
@@ -74,6 +74,9 @@ local f = {
   control = ProtoField.uint8("weft.control", "Control", base.HEX, kinds),
   fault = ProtoField.uint8("weft.fault", "Fault", base.DEC, faults),
   cookie = ProtoField.uint32("weft.cookie", "Cookie", base.HEX),
+  psn = ProtoField.uint32("weft.psn", "Packet sequence number", base.DEC),
+  sack = ProtoField.uint64("weft.sack", "Packets behind it that have come", base.HEX),
+  flow_cookie = ProtoField.uint64("weft.flow_cookie", "Cookie of the flow", base.HEX),
   sent = ProtoField.uint64("weft.sent", "Sent", base.DEC),
   room = ProtoField.uint32("weft.room", "Receive buffer", base.DEC),
   sidr = ProtoField.uint8("weft.sidr", "Service resolution", base.DEC, sidr_kinds),
@@ -175,7 +178,17 @@ local function version2(tvb, pinfo, tree)
   tree:add(f.qkey, tvb(10, 4))
   tree:add(f.incarnation, tvb(14, 4))
   tree:add(f.length, tvb(18, 4))
-  local at, opcode, msn, offset = add_ddp(tvb, tree, 22)
+  local start = 22
+  if band(flags, 4) ~= 0 then
+    if tvb:len() < 56 then
+      tree:add_proto_expert_info(malformed)
+      return
+    end
+    tree:add(f.psn, tvb(22, 4))
+    tree:add(f.flow_cookie, tvb(26, 8))
+    start = 34
+  end
+  local at, opcode, msn, offset = add_ddp(tvb, tree, start)
   if at == nil then
     return
   end
@@ -196,15 +209,25 @@ local function control(tvb, pinfo, tree)
     if kind == 0x29 then
       tree:add(f.room, tvb(16, 4))
     end
-  elseif kind >= 0x2a and tvb:len() == 28 then
-    if kind == 0x2b then
-      tree:add(f.fault, tvb(2, 1))
-    end
+  elseif kind >= 0x2a and tvb:len() == 32 then
     tree:add(f.dst_qp, tvb(4, 4))
     tree:add(f.src_qp, tvb(8, 4))
     tree:add(f.incarnation, tvb(12, 4))
-    tree:add(f.msn, tvb(16, 4))
-    tree:add(f.offset, tvb(20, 4))
+    if kind == 0x2a then
+      tree:add(f.psn, tvb(16, 4))
+      tree:add(f.sack, tvb(20, 8))
+      pinfo.cols.info = string.format("ack, psn %d", tvb(16, 4):uint())
+    elseif kind == 0x2b then
+      local code = tvb(2, 1):uint()
+      tree:add(f.fault, tvb(2, 1))
+      tree:add(f.psn, tvb(16, 4))
+      tree:add(f.msn, tvb(20, 4))
+      pinfo.cols.info = string.format("fault: %s, msn %d", faults[code] or code, tvb(20, 4):uint())
+    elseif kind == 0x2c then
+      tree:add(f.qkey, tvb(16, 4))
+    else
+      tree:add(f.flow_cookie, tvb(20, 8))
+    end
   else
     tree:add_proto_expert_info(malformed)
   end
@@ -255,7 +278,7 @@ local function ours(tvb)
   elseif second == 0x10 then
     return tvb:len() >= 36
   end
-  return (second >= 0x20 and second < 0x28 and tvb:len() >= 44) or (second >= 0x28 and second < 0x2c and tvb:len() <= 28)
+  return (second >= 0x20 and second < 0x28 and tvb:len() >= 44) or (second >= 0x28 and second < 0x2e and tvb:len() <= 32)
 end
 
 weft:register_heuristic("udp", function(tvb, pinfo, root)

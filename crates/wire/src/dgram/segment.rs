@@ -24,8 +24,11 @@ pub const MAX_PAYLOAD: usize = 65_408;
 pub const MAX_MESSAGE: u32 = 1 << 30;
 /// The length of a [`Control::Probe`] and of a [`Control::Report`]: the answer is not longer than the question.
 pub const PROBE_LEN: usize = 24;
-/// The length of a [`Control::Ack`] and of a [`Control::Fault`]: shorter than any segment.
-pub const ACK_LEN: usize = 28;
+/// The length of the control datagrams of the reliable mode: an answer is as long as the question ([`Control::Hello`]), and shorter than any
+/// reliable segment.
+pub const ACK_LEN: usize = 32;
+/// What a reliable segment has between its addresses and the DDP header.
+pub const RELIABLE_LEN: usize = 12;
 
 const ADDRESSING: usize = 22;
 /// Message sequence number and offset, which a tagged DDP header does not have.
@@ -40,6 +43,8 @@ const PROBE: u8 = CONTROL;
 const REPORT: u8 = CONTROL | 1;
 const ACK: u8 = CONTROL | 2;
 const FAULT: u8 = CONTROL | 3;
+const HELLO: u8 = CONTROL | 4;
+const WELCOME: u8 = CONTROL | 5;
 
 /// Where the bytes of an RDMA Write-Record message go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,18 +79,33 @@ pub struct Segment {
     pub imm: Option<u64>,
     /// The receiver is to raise a solicited event.
     pub solicited: bool,
-    /// The receiver acknowledges it ([`Control::Ack`]).
-    pub reliable: bool,
+    /// Set in the reliable mode: the receiver acknowledges it ([`Control::Ack`]).
+    pub reliable: Option<Packet>,
+}
+
+/// What the segments of the reliable mode have beside the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Packet {
+    /// Packet sequence number: 1, 2, … for each segment of the incarnation, the same when it is sent again. Never 0.
+    pub psn: u32,
+    /// What the receiver has given to the sender's address ([`Control::Welcome`]).
+    pub cookie: u64,
 }
 
 impl Segment {
     /// Bytes in front of the payload.
     pub fn header_len(&self) -> usize {
         let imm = if self.imm.is_some() { IMM_LEN } else { 0 };
-        imm + match self.target {
-            Some(_) => TAGGED_LEN,
-            None => UNTAGGED_LEN,
-        }
+        let reliable = if self.reliable.is_some() {
+            RELIABLE_LEN
+        } else {
+            0
+        };
+        imm + reliable
+            + match self.target {
+                Some(_) => TAGGED_LEN,
+                None => UNTAGGED_LEN,
+            }
     }
 
     /// Appends the header, and the immediate data. `payload`: bytes of the message that follow; the segment that reaches the
@@ -96,7 +116,7 @@ impl Segment {
         for (set, flag) in [
             (self.imm.is_some(), IMMEDIATE),
             (self.solicited, SOLICITED),
-            (self.reliable, RELIABLE),
+            (self.reliable.is_some(), RELIABLE),
         ] {
             flags |= if set { flag } else { 0 };
         }
@@ -109,6 +129,10 @@ impl Segment {
             self.len,
         ] {
             out.extend_from_slice(&word.to_be_bytes());
+        }
+        if let Some(packet) = self.reliable {
+            out.extend_from_slice(&packet.psn.to_be_bytes());
+            out.extend_from_slice(&packet.cookie.to_be_bytes());
         }
         let ddp = match self.target {
             Some(target) => ddp::Header::Tagged(Tagged {
@@ -143,6 +167,15 @@ impl Segment {
         let mut rest = Reader(covered);
         let [_, flags] = rest.take()?;
         let [dst_qp, src_qp, qkey, incarnation, len] = [(); 5].map(|()| rest.u32());
+        let reliable = if flags & RELIABLE == 0 {
+            None
+        } else {
+            let (psn, cookie) = (rest.u32()?, u64::from_be_bytes(rest.take()?));
+            if psn == 0 {
+                return Err(DatagramError::Place);
+            }
+            Some(Packet { psn, cookie })
+        };
         let ddp = ddp::Header::parse(rest.0)?;
         rest.skip(ddp.len())?;
         let (msn, offset, target) = match ddp {
@@ -180,7 +213,7 @@ impl Segment {
             target,
             imm,
             solicited: flags & SOLICITED != 0,
-            reliable: flags & RELIABLE != 0,
+            reliable,
         };
         segment.check(rest.0.len(), ddp.is_last())?;
         Ok((segment, covered.len() - rest.0.len()..covered.len()))
@@ -220,7 +253,10 @@ impl fmt::Display for Segment {
             write!(f, ", imm {imm:#x}")?;
         }
         f.write_str(if self.solicited { ", solicited" } else { "" })?;
-        f.write_str(if self.reliable { ", reliable" } else { "" })
+        match self.reliable {
+            Some(packet) => write!(f, ", psn {}", packet.psn),
+            None => Ok(()),
+        }
     }
 }
 
@@ -280,60 +316,89 @@ pub enum Control {
         /// Bytes that may wait in the receiver's socket, as the kernel counts them (`SO_RCVBUF`).
         room: u32,
     },
-    /// Of the reliable mode: everything of this flow in front of this byte of this message has arrived, and messages in front of this one are
-    /// delivered.
-    Ack(Place),
-    /// Of the reliable mode: this message cannot be delivered.
-    Fault(Place, FaultCode),
+    /// Of the reliable mode: what of a flow has arrived.
+    Ack {
+        /// Whose.
+        flow: Flow,
+        /// The packet that is expected next: all before it have arrived, and the messages that end with them are delivered.
+        psn: u32,
+        /// Bit i: packet `psn + 1 + i` has arrived.
+        sack: u64,
+    },
+    /// Of the reliable mode: this message cannot be delivered, and the flow ends or stands still.
+    Fault {
+        /// Whose.
+        flow: Flow,
+        /// Why.
+        code: FaultCode,
+        /// The packet that was refused.
+        psn: u32,
+        /// Its message.
+        msn: u32,
+    },
+    /// Of the reliable mode: a queue pair is going to send, and asks for a cookie.
+    Hello {
+        /// Whose.
+        flow: Flow,
+        /// What the receiving queue pair has to have as its `Q_Key`.
+        qkey: u32,
+    },
+    /// The answer: each segment of the flow is to bring this cookie, which shows that the sender hears what is sent to its address.
+    Welcome {
+        /// Whose.
+        flow: Flow,
+        /// The cookie.
+        cookie: u64,
+    },
 }
 
-/// A place in a flow of the reliable mode.
+/// Which flow of the reliable mode a control datagram is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
-    /// The queue pair that sends the flow, to which the answer goes.
+pub struct Flow {
+    /// The queue pair that the datagram is for.
     pub dst_qp: u32,
-    /// The queue pair that receives the flow, and answers.
+    /// The queue pair that sends the datagram.
     pub src_qp: u32,
-    /// Of the flow.
+    /// Of the flow; its sender has drawn it.
     pub incarnation: u32,
-    /// Message sequence number.
-    pub msn: u32,
-    /// Offset in that message.
-    pub offset: u32,
 }
 
 impl Control {
+    /// The flow of the reliable mode that it is about.
+    pub fn flow(&self) -> Option<Flow> {
+        match *self {
+            Control::Probe { .. } | Control::Report { .. } => None,
+            Control::Ack { flow, .. }
+            | Control::Fault { flow, .. }
+            | Control::Hello { flow, .. }
+            | Control::Welcome { flow, .. } => Some(flow),
+        }
+    }
+
     /// Appends the whole datagram, with its CRC.
     pub fn emit(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        let (kind, code) = match self {
-            Control::Probe { .. } => (PROBE, 0),
-            Control::Report { .. } => (REPORT, 0),
-            Control::Ack(_) => (ACK, 0),
-            Control::Fault(_, fault) => (FAULT, fault.code()),
+        // Two words and a double one, whatever they are.
+        let (kind, code, first, last) = match *self {
+            Control::Probe { sent, .. } => (PROBE, 0, 0, sent),
+            Control::Report { sent, room, .. } => (REPORT, 0, room, sent),
+            Control::Ack { psn, sack, .. } => (ACK, 0, psn, sack),
+            Control::Fault { code, psn, msn, .. } => {
+                (FAULT, code.code(), psn, u64::from(msn) << 32)
+            }
+            Control::Hello { qkey, .. } => (HELLO, 0, qkey, 0),
+            Control::Welcome { cookie, .. } => (WELCOME, 0, 0, cookie),
         };
         out.extend_from_slice(&[MAGIC, VERSION | kind, code, 0]);
-        match self {
-            Control::Probe { cookie, sent } | Control::Report { cookie, sent, .. } => {
-                let room = match self {
-                    Control::Report { room, .. } => *room,
-                    _ => 0,
-                };
-                out.extend_from_slice(&cookie.to_be_bytes());
-                out.extend_from_slice(&sent.to_be_bytes());
-                out.extend_from_slice(&room.to_be_bytes());
+        if let Control::Probe { cookie, .. } | Control::Report { cookie, .. } = self {
+            out.extend_from_slice(&cookie.to_be_bytes());
+            out.extend_from_slice(&last.to_be_bytes());
+            out.extend_from_slice(&first.to_be_bytes());
+        } else if let Some(flow) = self.flow() {
+            for word in [flow.dst_qp, flow.src_qp, flow.incarnation, first] {
+                out.extend_from_slice(&word.to_be_bytes());
             }
-            Control::Ack(place) | Control::Fault(place, _) => {
-                for word in [
-                    place.dst_qp,
-                    place.src_qp,
-                    place.incarnation,
-                    place.msn,
-                    place.offset,
-                ] {
-                    out.extend_from_slice(&word.to_be_bytes());
-                }
-            }
+            out.extend_from_slice(&last.to_be_bytes());
         }
         let crc = crc32c(&out[start..]).to_le_bytes();
         out.extend_from_slice(&crc);
@@ -343,28 +408,36 @@ impl Control {
         let mut rest = Reader(covered);
         let [_, kind, code, _] = rest.take()?;
         let control = match kind & !VERSION_MASK {
-            PROBE | REPORT => {
+            kind @ (PROBE | REPORT) => {
                 let (cookie, sent) = (rest.u32()?, u64::from_be_bytes(rest.take()?));
                 let room = rest.u32()?;
-                if kind & !VERSION_MASK == PROBE {
+                if kind == PROBE {
                     Control::Probe { cookie, sent }
                 } else {
                     Control::Report { cookie, sent, room }
                 }
             }
-            kind @ (ACK | FAULT) => {
-                let place = Place {
+            kind @ ACK..=WELCOME => {
+                let flow = Flow {
                     dst_qp: rest.u32()?,
                     src_qp: rest.u32()?,
                     incarnation: rest.u32()?,
-                    msn: rest.u32()?,
-                    offset: rest.u32()?,
                 };
-                if kind == ACK {
-                    Control::Ack(place)
-                } else {
-                    let fault = FaultCode::from_code(code).ok_or(DatagramError::Message)?;
-                    Control::Fault(place, fault)
+                let (first, last) = (rest.u32()?, u64::from_be_bytes(rest.take()?));
+                match kind {
+                    ACK => Control::Ack {
+                        flow,
+                        psn: first,
+                        sack: last,
+                    },
+                    FAULT => Control::Fault {
+                        flow,
+                        code: FaultCode::from_code(code).ok_or(DatagramError::Message)?,
+                        psn: first,
+                        msn: (last >> 32) as u32,
+                    },
+                    HELLO => Control::Hello { flow, qkey: first },
+                    _ => Control::Welcome { flow, cookie: last },
                 }
             }
             _ => return Err(DatagramError::Message),
@@ -379,26 +452,28 @@ impl Control {
 
 impl fmt::Display for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = |f: &mut fmt::Formatter<'_>, place: &Place| {
-            write!(
-                f,
-                "qp {:#08x} > {:#08x}, incarnation {:#010x}, msn {}, offset {}",
-                place.src_qp, place.dst_qp, place.incarnation, place.msn, place.offset
-            )
-        };
-        match self {
-            Control::Probe { cookie, sent } => write!(f, "Probe {cookie:#010x}, sent {sent}"),
+        let (name, flow) = match self {
+            Control::Probe { cookie, sent } => {
+                return write!(f, "Probe {cookie:#010x}, sent {sent}");
+            }
             Control::Report { cookie, sent, room } => {
-                write!(f, "Report {cookie:#010x}, sent {sent}, room {room}")
+                return write!(f, "Report {cookie:#010x}, sent {sent}, room {room}");
             }
-            Control::Ack(at) => {
-                f.write_str("Ack, ")?;
-                place(f, at)
-            }
-            Control::Fault(at, fault) => {
-                write!(f, "Fault {fault:?}, ")?;
-                place(f, at)
-            }
+            Control::Ack { flow, .. } => ("Ack", flow),
+            Control::Fault { flow, .. } => ("Fault", flow),
+            Control::Hello { flow, .. } => ("Hello", flow),
+            Control::Welcome { flow, .. } => ("Welcome", flow),
+        };
+        write!(
+            f,
+            "{name}, qp {:#08x} > {:#08x}, incarnation {:#010x}",
+            flow.src_qp, flow.dst_qp, flow.incarnation
+        )?;
+        match self {
+            Control::Ack { psn, sack, .. } => write!(f, ", psn {psn}, sack {sack:#x}"),
+            Control::Fault { code, psn, msn, .. } => write!(f, ", {code:?}, psn {psn}, msn {msn}"),
+            Control::Hello { qkey, .. } => write!(f, ", qkey {qkey:#010x}"),
+            _ => Ok(()),
         }
     }
 }
@@ -450,7 +525,7 @@ mod tests {
             target: None,
             imm: None,
             solicited: false,
-            reliable: false,
+            reliable: None,
         }
     }
 
@@ -487,17 +562,18 @@ mod tests {
             target,
             imm: Some(0x55),
             solicited: true,
-            reliable: true,
+            reliable: Some(Packet { psn: 3, cookie: 9 }),
             ..segment()
         };
         let raw = datagram(&record, b"he");
         let expected = [
             0x57, 0x27, 0x00, 0xab, 0xcd, 0x01, 0x00, 0x12, 0x34, 0x02, 0x11, 0x11, 0x11, 0x11,
-            0xfe, 0xed, 0xf0, 0x0d, 0, 0, 0, 15, 0x81, 0x40, 1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0x10,
-            0x0a, 0, 0, 0, 7, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0x55, b'h', b'e',
+            0xfe, 0xed, 0xf0, 0x0d, 0, 0, 0, 15, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 9, 0x81, 0x40, 1,
+            2, 3, 4, 0, 0, 0, 0, 0, 0, 0x10, 0x0a, 0, 0, 0, 7, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0,
+            0x55, b'h', b'e',
         ];
         assert_eq!(raw[..raw.len() - CRC_LEN], expected);
-        assert_eq!(read(&raw), Ok(Datagram::Segment(record, 52..54)));
+        assert_eq!(read(&raw), Ok(Datagram::Segment(record, 64..66)));
         assert!(record.to_string().contains("stag 0x01020304, to 0x1000"));
     }
 
@@ -562,12 +638,10 @@ mod tests {
 
     #[test]
     fn control_datagrams_come_back() {
-        let place = Place {
+        let flow = Flow {
             dst_qp: 1,
             src_qp: 2,
             incarnation: 3,
-            msn: 4,
-            offset: 5,
         };
         let probe = Control::Probe { cookie: 7, sent: 8 };
         let report = Control::Report {
@@ -576,9 +650,22 @@ mod tests {
             room: 9,
         };
         let mut all = vec![(probe, PROBE_LEN), (report, PROBE_LEN)];
-        all.push((Control::Ack(place), ACK_LEN));
-        for fault in FaultCode::ALL {
-            all.push((Control::Fault(place, fault), ACK_LEN));
+        let (psn, msn) = (4, 5);
+        let sack = 0x8000_0000_0000_0001;
+        let reliable = [
+            Control::Ack { flow, psn, sack },
+            Control::Hello { flow, qkey: 6 },
+            Control::Welcome { flow, cookie: 7 },
+        ];
+        all.extend(reliable.map(|control| (control, ACK_LEN)));
+        for code in FaultCode::ALL {
+            let fault = Control::Fault {
+                flow,
+                code,
+                psn,
+                msn,
+            };
+            all.push((fault, ACK_LEN));
         }
         for (control, len) in all {
             let mut raw = Vec::new();
@@ -593,6 +680,6 @@ mod tests {
         assert_eq!(FaultCode::from_code(0), None);
         assert_eq!(FaultCode::from_code(6), None);
         // An answer is never longer than what it answers.
-        const { assert!(ACK_LEN < UNTAGGED_LEN + CRC_LEN) };
+        const { assert!(ACK_LEN < UNTAGGED_LEN + RELIABLE_LEN + CRC_LEN) };
     }
 }

@@ -1,0 +1,702 @@
+//! The receiving half of the reliable mode: what a queue pair hears from all others (docs/spec/dgram.md, "Reliable mode").
+//!
+//! Segments come from anybody who can send a datagram. So there is no state for a sender before it has shown, by a cookie, that it hears what is
+//! sent to its address; a cookie is computed, not stored. No answer is longer than what it answers.
+//!
+//! **At most once.** A flow is forgotten after [`FlowsConfig::idle`] without a segment. Its cookie was given out before its first segment, and begins a
+//! flow within half of that time only: so segments that the network has kept for long do not begin a forgotten flow again. A flow takes the place of
+//! an older one of the same queue pair if its cookie is younger; the older one's segments are refused from then on.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use weft_wire::dgram::{Control, FaultCode, Flow, Segment};
+
+use super::reassembly::host;
+use super::window::{Arrival, Incoming, Now};
+
+/// Limits of [`Flows`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowsConfig {
+    /// Flows at once. For one more, one that was not heard for [`FlowsConfig::idle`] is forgotten, or the new one does not begin.
+    pub max_flows: usize,
+    /// The same for one host (an IPv4 address, an IPv6 network of 64 bits).
+    pub max_flows_per_host: usize,
+    /// Bytes of early segments that are kept, of all flows. What is beyond comes again.
+    pub max_kept: usize,
+    /// The same for one flow.
+    pub max_kept_per_flow: usize,
+    /// A flow that is not heard for so long is forgotten.
+    pub idle: Duration,
+    /// A message of which nothing came for so long gives its receive to another flow that needs one.
+    pub stall: Duration,
+}
+
+impl Default for FlowsConfig {
+    fn default() -> Self {
+        FlowsConfig {
+            max_flows: 16_384,
+            max_flows_per_host: 12_288,
+            max_kept: 16 << 20,
+            max_kept_per_flow: 4 << 20,
+            idle: Duration::from_mins(1),
+            stall: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Who sends a flow: address and UDP port, and the queue pair there.
+type Key = (SocketAddr, u32);
+
+/// An early segment with its payload, in whatever form the caller keeps it.
+struct Kept<K> {
+    segment: Segment,
+    payload: u32,
+    held: usize,
+    what: K,
+}
+
+struct Open<B> {
+    header: Segment,
+    filled: u32,
+    buffer: B,
+}
+
+struct Known<B, K> {
+    dst_qp: u32,
+    incarnation: u32,
+    cookie: u64,
+    incoming: Incoming<Kept<K>>,
+    /// Bytes that are kept.
+    held: usize,
+    open: Option<Open<B>>,
+    /// The number of the last message that has begun.
+    msn: u32,
+    heard: Now,
+    /// Where it was heard.
+    via: IpAddr,
+    /// It is over: why, and which packet and message was refused.
+    dead: Option<(FaultCode, u32, u32)>,
+    /// The expected packet found no receive: it, and its message.
+    starved: Option<(u32, u32)>,
+    /// It stands in the list of those who starve.
+    listed: bool,
+    /// It gets an answer.
+    due: bool,
+}
+
+/// What is to become of a segment.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Admit {
+    /// It is next: place it, and say so with [`Flows::placed`]; or say why not, with [`Flows::starve`] or [`Flows::refuse`].
+    Next(Spot),
+    /// It was dropped, or kept.
+    Done,
+}
+
+/// An admitted segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spot {
+    key: Key,
+    segment: Segment,
+    payload: u32,
+}
+
+impl Spot {
+    /// It is the first segment of its message: the buffer has to be found.
+    pub fn opens(&self) -> bool {
+        self.segment.offset == 0
+    }
+
+    /// Bytes of its payload.
+    pub fn payload(&self) -> u32 {
+        self.payload
+    }
+
+    /// What it says.
+    pub fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// Who sent it: address and UDP port.
+    pub fn from(&self) -> SocketAddr {
+        self.key.0
+    }
+}
+
+/// A message that is whole, or will never be.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Carried<B> {
+    /// Who sent it: address and UDP port.
+    pub from: SocketAddr,
+    /// What its segments say of it; the offset is 0.
+    pub header: Segment,
+    /// So many bytes of it are there, from the first one on.
+    pub filled: u32,
+    /// Where they are.
+    pub buffer: B,
+}
+
+impl<B> Carried<B> {
+    /// Whether all of it is there.
+    pub fn is_whole(&self) -> bool {
+        self.filled == self.header.len
+    }
+
+    fn of(from: SocketAddr, open: Open<B>) -> Carried<B> {
+        Carried {
+            from,
+            header: open.header,
+            filled: open.filled,
+            buffer: open.buffer,
+        }
+    }
+}
+
+/// What a queue pair hears from all others. `B` says where a message's bytes go, `K` is a payload that is kept.
+pub struct Flows<B, K> {
+    config: FlowsConfig,
+    keys: RandomState,
+    known: HashMap<Key, Known<B, K>>,
+    hosts: HashMap<u64, usize>,
+    /// Bytes that are kept.
+    held: usize,
+    /// When flows were heard, at the latest at that time: those that were heard since are put in again.
+    order: VecDeque<(Now, Key)>,
+    /// Those who get an answer.
+    due: Vec<Key>,
+    /// Those whose next message found no receive.
+    starved: Vec<Key>,
+    /// For flows that are not there.
+    strays: Vec<Answer>,
+    /// Messages of flows that are over.
+    released: Vec<Carried<B>>,
+    /// Messages that are open.
+    open: usize,
+    /// When flows that stand still are looked for again, at the earliest.
+    next_look: Now,
+}
+
+/// A control datagram to this address, from this one of ours.
+pub type Answer = (SocketAddr, IpAddr, Control);
+
+/// Answers to flows that are not there, until they are taken.
+const MAX_STRAYS: usize = 64;
+/// How often flows that stand still are looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+impl<B, K> Flows<B, K> {
+    /// `keys`: of this queue pair alone, so that its cookies are of no use elsewhere.
+    pub fn new(config: FlowsConfig, keys: RandomState) -> Flows<B, K> {
+        Flows {
+            config,
+            keys,
+            known: HashMap::new(),
+            hosts: HashMap::new(),
+            held: 0,
+            order: VecDeque::new(),
+            due: Vec::new(),
+            starved: Vec::new(),
+            strays: Vec::new(),
+            released: Vec::new(),
+            open: 0,
+            next_look: Duration::ZERO,
+        }
+    }
+
+    /// Flows that are known.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Bytes of early segments that are kept.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// The answer to a [`Control::Hello`] that this address sent: nothing is remembered of it. `flow` is the question's.
+    pub fn welcome(&self, now: Now, from: SocketAddr, flow: &Flow) -> Control {
+        let mut issued = millis(now);
+        if let Some(known) = self.known.get(&(from, flow.src_qp))
+            && known.incarnation != flow.incarnation
+            && !is_after(issued, issue_of(known.cookie))
+        {
+            issued = issue_of(known.cookie).wrapping_add(1);
+        }
+        Control::Welcome {
+            flow: Flow {
+                dst_qp: flow.src_qp,
+                src_qp: flow.dst_qp,
+                incarnation: flow.incarnation,
+            },
+            cookie: self.cookie(from, flow.src_qp, flow.dst_qp, flow.incarnation, issued),
+        }
+    }
+
+    fn cookie(
+        &self,
+        from: SocketAddr,
+        src_qp: u32,
+        dst_qp: u32,
+        incarnation: u32,
+        issued: u32,
+    ) -> u64 {
+        let proof = self
+            .keys
+            .hash_one((from, src_qp, dst_qp, incarnation, issued));
+        u64::from(issued) << 32 | proof & u64::from(u32::MAX)
+    }
+
+    /// What is to become of a segment of the reliable mode with `payload` bytes, that [`weft_wire::dgram::read`] has found to be within its message. `keep`
+    /// makes a payload that can be kept, and says how many bytes it takes. `via`: our address to which it came.
+    pub fn admit(
+        &mut self,
+        now: Now,
+        from: SocketAddr,
+        via: IpAddr,
+        segment: &Segment,
+        payload: usize,
+        keep: impl FnOnce() -> (K, usize),
+    ) -> Admit {
+        let (Some(packet), Ok(payload)) = (segment.reliable, u32::try_from(payload)) else {
+            return Admit::Done;
+        };
+        let key = (from, segment.src_qp);
+        if !self.knows(now, from, via, segment, packet.cookie) {
+            return Admit::Done;
+        }
+        let Some(known) = self.known.get_mut(&key) else {
+            return Admit::Done;
+        };
+        known.heard = now;
+        known.via = via;
+        if !known.due {
+            known.due = true;
+            self.due.push(key);
+        }
+        if known.dead.is_some() {
+            return Admit::Done;
+        }
+        match known.incoming.arrived(packet.psn) {
+            Arrival::Next => {
+                // Kept when there was no receive: now there may be one.
+                if let Some(kept) = known.incoming.kept() {
+                    known.held -= kept.held;
+                    self.held -= kept.held;
+                }
+                self.next(key, segment, payload)
+            }
+            Arrival::Early => {
+                self.keep(key, segment, payload, keep);
+                Admit::Done
+            }
+            Arrival::Refused => Admit::Done,
+        }
+    }
+
+    /// Whether a segment is one of a flow that is known, or begins one.
+    fn knows(
+        &mut self,
+        now: Now,
+        from: SocketAddr,
+        via: IpAddr,
+        segment: &Segment,
+        cookie: u64,
+    ) -> bool {
+        let &Segment {
+            src_qp,
+            dst_qp,
+            incarnation,
+            ..
+        } = segment;
+        let key = (from, src_qp);
+        let older = self.known.get(&key).map(|known| known.cookie);
+        if older == Some(cookie) && self.known[&key].incarnation == incarnation {
+            return true;
+        }
+        let issued = issue_of(cookie);
+        let age = i64::from(millis(now).wrapping_sub(issued).cast_signed());
+        let most = (self.config.idle / 2).as_millis() as i64;
+        // The time in a cookie may be a little ahead: two flows never have the same.
+        let fresh = (-1000..=most).contains(&age)
+            && self.cookie(from, src_qp, dst_qp, incarnation, issued) == cookie
+            && older.is_none_or(|older| is_after(issued, issue_of(older)));
+        if !fresh {
+            self.stray(from, via, segment);
+            return false;
+        }
+        if let Some(known) = self.known.get_mut(&key) {
+            let old = std::mem::replace(known, Known::new(dst_qp, incarnation, cookie, via));
+            (known.due, known.listed) = (old.due, old.listed);
+            self.over(from, old);
+            return true;
+        }
+        let host = host(from.ip());
+        self.expire(now);
+        let of_host = self.hosts.get(&host).copied().unwrap_or(0);
+        if self.known.len() >= self.config.max_flows || of_host >= self.config.max_flows_per_host {
+            // No answer: the sender asks again, and there may be room then.
+            return false;
+        }
+        self.hosts.insert(host, of_host + 1);
+        let known = Known::new(dst_qp, incarnation, cookie, via);
+        self.known.insert(key, known);
+        self.order.push_back((now, key));
+        true
+    }
+
+    fn stray(&mut self, from: SocketAddr, via: IpAddr, segment: &Segment) {
+        if self.strays.len() < MAX_STRAYS {
+            let control = Control::Fault {
+                flow: Flow {
+                    dst_qp: segment.src_qp,
+                    src_qp: segment.dst_qp,
+                    incarnation: segment.incarnation,
+                },
+                code: FaultCode::Unknown,
+                psn: segment.reliable.map_or(0, |packet| packet.psn),
+                msn: segment.msn,
+            };
+            self.strays.push((from, via, control));
+        }
+    }
+
+    fn over(&mut self, from: SocketAddr, mut known: Known<B, K>) {
+        self.held -= known.held;
+        if let Some(open) = known.open.take() {
+            self.open -= 1;
+            self.released.push(Carried::of(from, open));
+        }
+    }
+
+    fn keep(
+        &mut self,
+        key: Key,
+        segment: &Segment,
+        payload: u32,
+        keep: impl FnOnce() -> (K, usize),
+    ) {
+        let (Some(known), Some(packet)) = (self.known.get_mut(&key), segment.reliable) else {
+            return;
+        };
+        // What it will take at least: without room for that, nothing is copied.
+        let least = payload as usize;
+        if self.held + least > self.config.max_kept
+            || known.held + least > self.config.max_kept_per_flow
+        {
+            return;
+        }
+        let (what, held) = keep();
+        known.held += held;
+        self.held += held;
+        let kept = Kept {
+            segment: *segment,
+            payload,
+            held,
+            what,
+        };
+        if let Some(old) = known.incoming.keep(packet.psn, kept) {
+            known.held -= old.held;
+            self.held -= old.held;
+        }
+    }
+
+    /// The expected packet of a flow: whether it continues what came before.
+    fn next(&mut self, key: Key, segment: &Segment, payload: u32) -> Admit {
+        let Some(known) = self.known.get_mut(&key) else {
+            return Admit::Done;
+        };
+        let continues = match &known.open {
+            Some(open) => {
+                segment.offset == open.filled
+                    && Segment {
+                        offset: 0,
+                        reliable: None,
+                        ..*segment
+                    } == open.header
+            }
+            None => segment.offset == 0 && segment.msn == known.msn.wrapping_add(1),
+        };
+        let end = segment.offset.checked_add(payload);
+        let fits = end.is_some_and(|end| end <= segment.len) && (payload > 0 || segment.len == 0);
+        let spot = Spot {
+            key,
+            segment: *segment,
+            payload,
+        };
+        if continues && fits {
+            return Admit::Next(spot);
+        }
+        let open = self.refuse(&spot, FaultCode::Operation);
+        self.released.extend(open);
+        Admit::Done
+    }
+
+    /// Where the message of a segment goes that does not [open](Spot::opens) one.
+    pub fn buffer(&self, spot: &Spot) -> Option<&B> {
+        let open = self.known.get(&spot.key)?.open.as_ref()?;
+        Some(&open.buffer)
+    }
+
+    /// The payload of an admitted segment is in its place. `buffer`: of a message that this segment opens. The message, if it is whole.
+    pub fn placed(&mut self, spot: &Spot, buffer: Option<B>) -> Option<Carried<B>> {
+        let known = self.known.get_mut(&spot.key)?;
+        known.incoming.advance();
+        known.starved = None;
+        if let Some(buffer) = buffer {
+            let header = Segment {
+                offset: 0,
+                reliable: None,
+                ..spot.segment
+            };
+            known.msn = header.msn;
+            let filled = 0;
+            known.open = Some(Open {
+                header,
+                filled,
+                buffer,
+            });
+            self.open += 1;
+        }
+        let open = known.open.as_mut()?;
+        open.filled += spot.payload;
+        if open.filled < open.header.len {
+            return None;
+        }
+        let open = known.open.take()?;
+        self.open -= 1;
+        Some(Carried::of(spot.key.0, open))
+    }
+
+    /// There is no receive for the message of an admitted segment, or no room for its record: the flow stands still until [`Flows::resume`], or until its
+    /// sender tries again. `keep` as for [`Flows::admit`].
+    pub fn starve(&mut self, spot: &Spot, keep: impl FnOnce() -> (K, usize)) {
+        self.keep(spot.key, &spot.segment, spot.payload, keep);
+        if let (Some(known), Some(packet)) = (self.known.get_mut(&spot.key), spot.segment.reliable)
+        {
+            known.starved = Some((packet.psn, spot.segment.msn));
+            if !std::mem::replace(&mut known.listed, true) {
+                self.starved.push(spot.key);
+            }
+        }
+    }
+
+    /// The message of an admitted segment can never be taken: the flow is over. What it had of the message, if that was open.
+    pub fn refuse(&mut self, spot: &Spot, code: FaultCode) -> Option<Carried<B>> {
+        let known = self.known.get_mut(&spot.key)?;
+        let psn = spot.segment.reliable.map_or(0, |packet| packet.psn);
+        known.dead = Some((code, psn, spot.segment.msn));
+        self.end(spot.key)
+    }
+
+    /// A flow that is dead keeps nothing.
+    fn end(&mut self, key: Key) -> Option<Carried<B>> {
+        let known = self.known.get_mut(&key)?;
+        known.incoming.clear().for_each(drop);
+        self.held -= std::mem::take(&mut known.held);
+        let open = known.open.take()?;
+        self.open -= 1;
+        Some(Carried::of(key.0, open))
+    }
+
+    /// The segment behind the one that was placed, if it has come already.
+    pub fn next_kept(&mut self, spot: &Spot) -> Option<(Spot, K)> {
+        self.kept_of(spot.key)
+    }
+
+    fn kept_of(&mut self, key: Key) -> Option<(Spot, K)> {
+        let known = self.known.get_mut(&key)?;
+        let kept = known.incoming.kept()?;
+        known.held -= kept.held;
+        self.held -= kept.held;
+        match self.next(key, &kept.segment, kept.payload) {
+            Admit::Next(spot) => Some((spot, kept.what)),
+            Admit::Done => None,
+        }
+    }
+
+    /// Whether a flow stands still because there was no receive.
+    pub fn is_starving(&self) -> bool {
+        !self.starved.is_empty()
+    }
+
+    /// There may be a receive now. Each flow that stands still is to be told so ([`Flows::answers`]); the segments that they could not go on with are
+    /// given out, as far as they were kept.
+    pub fn resume(&mut self) -> Vec<(Spot, K)> {
+        let mut segments = Vec::new();
+        for key in std::mem::take(&mut self.starved) {
+            let Some(known) = self.known.get_mut(&key) else {
+                continue;
+            };
+            known.listed = false;
+            known.starved = None;
+            if !known.due {
+                known.due = true;
+                self.due.push(key);
+            }
+            segments.extend(self.kept_of(key));
+        }
+        segments
+    }
+
+    /// Acknowledgements and faults that are to be sent now: at most one for a flow, whatever came of it.
+    pub fn answers(&mut self) -> Vec<Answer> {
+        let mut answers = std::mem::take(&mut self.strays);
+        for key in std::mem::take(&mut self.due) {
+            let Some(known) = self.known.get_mut(&key) else {
+                continue;
+            };
+            known.due = false;
+            let flow = Flow {
+                dst_qp: key.1,
+                src_qp: known.dst_qp,
+                incarnation: known.incarnation,
+            };
+            let not_ready = known
+                .starved
+                .map(|(psn, msn)| (FaultCode::NotReady, psn, msn));
+            let control = match known.dead.or(not_ready) {
+                Some((code, psn, msn)) => Control::Fault {
+                    flow,
+                    code,
+                    psn,
+                    msn,
+                },
+                None => Control::Ack {
+                    flow,
+                    psn: known.incoming.expected(),
+                    sack: known.incoming.sack(),
+                },
+            };
+            answers.push((key.0, known.via, control));
+        }
+        answers
+    }
+
+    /// Whether [`Flows::answers`] has any.
+    pub fn has_answers(&self) -> bool {
+        !self.due.is_empty() || !self.strays.is_empty()
+    }
+
+    /// Messages that will never be whole: those of flows that were forgotten, replaced, or contradicted themselves.
+    pub fn released(&mut self) -> Vec<Carried<B>> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// Takes a message that stands still, to give its buffer to another: its flow is over.
+    pub fn evict(&mut self, now: Now, suits: impl Fn(&B) -> bool) -> Option<Carried<B>> {
+        if self.open == 0 || now < self.next_look {
+            return None;
+        }
+        let stall = self.config.stall;
+        let mut found = None;
+        for (key, known) in &self.known {
+            if let Some(open) = &known.open
+                && known.heard + stall <= now
+                && suits(&open.buffer)
+            {
+                found = Some((*key, known.incoming.expected(), open.header.msn));
+                break;
+            }
+        }
+        let Some((key, psn, msn)) = found else {
+            // All flows are looked at for this: not for each segment of a flood.
+            self.next_look = now + LOOK;
+            return None;
+        };
+        if let Some(known) = self.known.get_mut(&key) {
+            known.dead = Some((FaultCode::Unknown, psn, msn));
+        }
+        self.end(key)
+    }
+
+    /// Forgets flows that were not heard for long; [`Flows::released`] has what they held.
+    pub fn expire(&mut self, now: Now) {
+        while let Some((at, key)) = self
+            .order
+            .pop_front_if(|(at, _)| *at + self.config.idle <= now)
+        {
+            let Some(known) = self.known.get(&key) else {
+                continue;
+            };
+            if known.heard + self.config.idle > now {
+                self.order.push_back((known.heard.max(at), key));
+                continue;
+            }
+            if let Some(known) = self.known.remove(&key) {
+                if known.listed {
+                    self.starved.retain(|starved| *starved != key);
+                }
+                self.over(key.0, known);
+            }
+            let host = host(key.0.ip());
+            if let Some(count) = self.hosts.get_mut(&host) {
+                *count -= 1;
+                if *count == 0 {
+                    self.hosts.remove(&host);
+                }
+            }
+        }
+    }
+
+    /// When [`Flows::expire`] has something to do.
+    pub fn next_time(&self) -> Option<Now> {
+        self.order.front().map(|(at, _)| *at + self.config.idle)
+    }
+
+    /// Forgets everything, and gives the messages out that are open.
+    pub fn clear(&mut self) -> Vec<Carried<B>> {
+        let mut messages = self.released();
+        let known = std::mem::take(&mut self.known).into_iter();
+        let open = known.filter_map(|(key, known)| Some(Carried::of(key.0, known.open?)));
+        messages.extend(open);
+        self.hosts.clear();
+        self.order.clear();
+        self.due.clear();
+        self.starved.clear();
+        self.strays.clear();
+        (self.held, self.open) = (0, 0);
+        messages
+    }
+}
+
+impl<B, K> Known<B, K> {
+    fn new(dst_qp: u32, incarnation: u32, cookie: u64, via: IpAddr) -> Known<B, K> {
+        Known {
+            dst_qp,
+            incarnation,
+            cookie,
+            incoming: Incoming::default(),
+            held: 0,
+            open: None,
+            msn: 0,
+            heard: Duration::ZERO,
+            via,
+            dead: None,
+            starved: None,
+            listed: false,
+            due: false,
+        }
+    }
+}
+
+/// The part of a time that a cookie has.
+fn millis(now: Now) -> u32 {
+    now.as_millis() as u32
+}
+
+/// When a cookie was made.
+fn issue_of(cookie: u64) -> u32 {
+    (cookie >> 32) as u32
+}
+
+fn is_after(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() > 0
+}

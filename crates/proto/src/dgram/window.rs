@@ -1,0 +1,443 @@
+//! Packets that are numbered, acknowledged and sent again: the sender's half ([`Outgoing`]) and the receiver's ([`Incoming`]).
+//!
+//! Every packet has a number, from 1 on, never 0. The receiver says which number it expects next and which of the 64 behind that have come.
+//! What is not acknowledged in time is sent again (RFC 6298, with back-off), and so is what three later ones have overtaken. A window, which
+//! grows with what is acknowledged and halves when something was lost, bounds what is on its way.
+//!
+//! What a packet is (`P`, `K`) is the caller's. Two protocols stand on this: the reliable mode of datagram queue pairs, and messages of MPI.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Time since some instant that the caller has chosen; it never goes back.
+pub type Now = Duration;
+
+/// Packets on their way at once: as many as an acknowledgement can name.
+pub const WINDOW: usize = 64;
+const LEAST_WINDOW: usize = 2;
+/// Packets behind a missing one that have come before it is taken for lost.
+const REORDERED: u32 = 3;
+
+/// Settings of [`Outgoing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowConfig {
+    /// Packets on their way at first.
+    pub first_window: usize,
+    /// How long the first acknowledgement is waited for.
+    pub first_rto: Duration,
+    /// The least that an acknowledgement is waited for.
+    pub least_rto: Duration,
+    /// The most, with back-off.
+    pub most_rto: Duration,
+    /// A peer that acknowledges nothing for so long is given up …
+    pub patience: Duration,
+    /// … but not before so many time-outs, one after the other.
+    pub timeouts: u32,
+}
+
+impl Default for WindowConfig {
+    fn default() -> Self {
+        WindowConfig {
+            first_window: 16,
+            first_rto: Duration::from_millis(100),
+            least_rto: Duration::from_millis(20),
+            most_rto: Duration::from_secs(2),
+            patience: Duration::from_secs(10),
+            timeouts: 8,
+        }
+    }
+}
+
+struct Unacked<P> {
+    seq: u32,
+    packet: P,
+    sent: Now,
+    times: u32,
+    /// The peer has it.
+    here: bool,
+    /// To be sent again.
+    lost: bool,
+    /// Packets behind it that have come since it was sent.
+    passed: u32,
+}
+
+/// Packets to one peer.
+pub struct Outgoing<P> {
+    config: WindowConfig,
+    next_seq: u32,
+    unacked: VecDeque<Unacked<P>>,
+    window: usize,
+    /// Packets acknowledged since the window grew.
+    grown: usize,
+    /// The window does not shrink again before this number is acknowledged.
+    recover: u32,
+    /// Mean and mean deviation.
+    rtt: Option<(Duration, Duration)>,
+    backoff: u32,
+    /// Since when nothing was acknowledged.
+    waiting_since: Now,
+    resent: u64,
+}
+
+impl<P> Outgoing<P> {
+    /// Nothing was sent yet.
+    pub fn new(config: WindowConfig) -> Outgoing<P> {
+        Outgoing {
+            config,
+            next_seq: 1,
+            unacked: VecDeque::new(),
+            window: config.first_window.clamp(LEAST_WINDOW, WINDOW),
+            grown: 0,
+            recover: 0,
+            rtt: None,
+            backoff: 0,
+            waiting_since: Duration::ZERO,
+            resent: 0,
+        }
+    }
+
+    /// Packets sent again.
+    pub fn resent(&self) -> u64 {
+        self.resent
+    }
+
+    /// Whether everything that was sent has been acknowledged.
+    pub fn is_empty(&self) -> bool {
+        self.unacked.is_empty()
+    }
+
+    /// Forgets what was sent; the numbers go on.
+    pub fn clear(&mut self) {
+        self.unacked.clear();
+    }
+
+    /// Whether a packet more may be on its way.
+    pub fn has_room(&self) -> bool {
+        let on_way = self.unacked.iter().filter(|u| !u.here).count();
+        // Numbers beyond the receiver's map would be refused.
+        on_way < self.window && self.unacked.len() < WINDOW
+    }
+
+    /// The packet that [`Outgoing::resend`] would give.
+    pub fn lost(&self) -> Option<&P> {
+        let lost = self.unacked.iter().find(|u| u.lost);
+        lost.map(|u| &u.packet)
+    }
+
+    /// How often that one has been sent; 0: there is none.
+    pub fn lost_times(&self) -> u32 {
+        let lost = self.unacked.iter().find(|u| u.lost);
+        lost.map_or(0, |u| u.times)
+    }
+
+    /// The oldest packet that is not acknowledged, and its number.
+    pub fn oldest(&self) -> Option<(u32, &P)> {
+        self.unacked.front().map(|u| (u.seq, &u.packet))
+    }
+
+    /// A packet that is to be sent again now, with its number; to be called before [`Outgoing::send`].
+    pub fn resend(&mut self, now: Now) -> Option<(u32, &mut P)> {
+        let at = self.unacked.iter().position(|u| u.lost)?;
+        Some(self.again(now, at))
+    }
+
+    /// The oldest packet, which is sent again whatever has become of it.
+    pub fn resend_oldest(&mut self, now: Now) -> Option<(u32, &mut P)> {
+        (!self.unacked.is_empty()).then(|| self.again(now, 0))
+    }
+
+    fn again(&mut self, now: Now, at: usize) -> (u32, &mut P) {
+        self.resent += 1;
+        let entry = &mut self.unacked[at];
+        entry.sent = now;
+        entry.times += 1;
+        entry.lost = false;
+        entry.passed = 0;
+        (entry.seq, &mut entry.packet)
+    }
+
+    /// A new packet is sent now: its number, and where it is. There is [room](Outgoing::has_room) for it.
+    pub fn send(&mut self, now: Now, packet: P) -> (u32, &mut P) {
+        if self.unacked.is_empty() {
+            self.waiting_since = now;
+        }
+        let seq = self.next_seq;
+        self.next_seq = seq.wrapping_add(1).max(1);
+        let entry = self.unacked.push_back_mut(Unacked {
+            seq,
+            packet,
+            sent: now,
+            times: 1,
+            here: false,
+            lost: false,
+            passed: 0,
+        });
+        (seq, &mut entry.packet)
+    }
+
+    /// Takes in an acknowledgement: `ack` is expected next, bit i of `sack` says that `ack + 1 + i` has come. Each packet that is over is given to
+    /// `done`, in order. Whether that was news. What names packets that were never sent is no acknowledgement.
+    pub fn acknowledged(&mut self, now: Now, ack: u32, sack: u64, mut done: impl FnMut(P)) -> bool {
+        let Some(first) = self.unacked.front() else {
+            return false;
+        };
+        if self.next_seq.wrapping_sub(first.seq) < ack.wrapping_sub(first.seq) {
+            return false;
+        }
+        let mut sample = None;
+        let mut came = 0;
+        while let Some(first) = self.unacked.pop_front_if(|u| precedes(u.seq, ack)) {
+            if first.times == 1 && !first.here {
+                sample = Some(now.saturating_sub(first.sent));
+            }
+            came += 1;
+            done(first.packet);
+        }
+        let mut newest = None;
+        for entry in &mut self.unacked {
+            let bit = entry.seq.wrapping_sub(ack).wrapping_sub(1);
+            if bit < u64::BITS && sack & 1 << bit != 0 {
+                newest = Some(entry.seq);
+                if !entry.here {
+                    entry.here = true;
+                    entry.lost = false;
+                    came += 1;
+                }
+            }
+        }
+        if came == 0 {
+            return false;
+        }
+        self.waiting_since = now;
+        self.backoff = 0;
+        if let Some(sample) = sample {
+            self.measured(sample);
+        }
+        self.grown += came;
+        if self.grown >= self.window {
+            self.grown = 0;
+            self.window = (self.window + self.window / 4 + 1).min(WINDOW);
+        }
+        if let Some(newest) = newest {
+            self.passed(newest, u32::try_from(came).unwrap_or(u32::MAX));
+        }
+        true
+    }
+
+    /// Packets as far as `newest` have come: those before it that have not may be lost.
+    fn passed(&mut self, newest: u32, came: u32) {
+        let mut lost = None;
+        for entry in &mut self.unacked {
+            if entry.here || entry.lost || !precedes(entry.seq, newest) {
+                continue;
+            }
+            entry.passed = entry.passed.saturating_add(came);
+            if entry.passed >= REORDERED && entry.times == 1 {
+                entry.lost = true;
+                lost = Some(entry.seq);
+            }
+        }
+        if lost.is_some_and(|seq| !precedes(seq, self.recover)) {
+            self.shrink();
+        }
+    }
+
+    fn shrink(&mut self) {
+        self.window = (self.window / 2).max(LEAST_WINDOW);
+        self.grown = 0;
+        self.recover = self.next_seq;
+    }
+
+    fn measured(&mut self, sample: Duration) {
+        self.rtt = Some(match self.rtt {
+            None => (sample, sample / 2),
+            Some((mean, deviation)) => (
+                (mean * 7 + sample) / 8,
+                (deviation * 3 + mean.abs_diff(sample)) / 4,
+            ),
+        });
+    }
+
+    fn rto(&self) -> Duration {
+        let base = match self.rtt {
+            None => self.config.first_rto,
+            Some((mean, deviation)) => (mean + deviation * 4).max(self.config.least_rto),
+        };
+        (base * (1 << self.backoff.min(7))).min(self.config.most_rto)
+    }
+
+    /// Everything that the peer is not known to have is sent again.
+    pub fn resend_all(&mut self) {
+        for entry in self.unacked.iter_mut().filter(|u| !u.here) {
+            entry.lost = true;
+        }
+    }
+
+    /// The peer has shown that it is there, though it acknowledges nothing.
+    pub fn heard(&mut self, now: Now) {
+        self.waiting_since = now;
+        self.backoff = 0;
+    }
+
+    /// Looks at the clock. `false`: the peer is to be given up.
+    #[must_use]
+    pub fn tick(&mut self, now: Now) -> bool {
+        let rto = self.rto();
+        let Some(oldest) = self.unacked.front() else {
+            return true;
+        };
+        let waited = now.saturating_sub(self.waiting_since);
+        if waited >= self.config.patience && self.backoff >= self.config.timeouts {
+            return false;
+        }
+        if !oldest.lost && now.saturating_sub(oldest.sent) >= rto {
+            for entry in self.unacked.iter_mut().filter(|u| !u.here) {
+                // What went out lately may still be on its way.
+                entry.lost |= now.saturating_sub(entry.sent) >= rto;
+            }
+            self.backoff += 1;
+            self.shrink();
+        }
+        true
+    }
+
+    /// When [`Outgoing::tick`] has something to do.
+    pub fn next_time(&self) -> Option<Now> {
+        self.unacked.front().map(|u| u.sent + self.rto())
+    }
+}
+
+/// What is to become of a packet that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It is the next one.
+    Next,
+    /// It is early: [`Incoming::keep`] keeps it.
+    Early,
+    /// It has come before, or is beyond what can be kept.
+    Refused,
+}
+
+/// Packets from one peer.
+pub struct Incoming<K> {
+    expected: u32,
+    early: BTreeMap<u32, K>,
+}
+
+impl<K> Default for Incoming<K> {
+    fn default() -> Self {
+        Incoming {
+            expected: 1,
+            early: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K> Incoming<K> {
+    /// The number that is expected next.
+    pub fn expected(&self) -> u32 {
+        self.expected
+    }
+
+    /// Bit i: packet `expected + 1 + i` has come.
+    pub fn sack(&self) -> u64 {
+        let mut sack = 0;
+        for &seq in self.early.keys() {
+            // The expected one is missing: the first that can have come is the one behind it.
+            if let Some(bit) = seq.wrapping_sub(self.expected).checked_sub(1)
+                && bit < u64::BITS
+            {
+                sack |= 1 << bit;
+            }
+        }
+        sack
+    }
+
+    /// What is to become of a packet with this number. Nothing changes by that.
+    pub fn arrived(&self, seq: u32) -> Arrival {
+        let ahead = seq.wrapping_sub(self.expected);
+        if ahead == 0 {
+            Arrival::Next
+        } else if ahead <= u64::BITS && !self.early.contains_key(&seq) {
+            Arrival::Early
+        } else {
+            Arrival::Refused
+        }
+    }
+
+    /// The expected packet has been taken.
+    pub fn advance(&mut self) {
+        self.expected = self.expected.wrapping_add(1).max(1);
+    }
+
+    /// Keeps an early packet, or the expected one that cannot be taken yet. What was kept under this number.
+    pub fn keep(&mut self, seq: u32, packet: K) -> Option<K> {
+        self.early.insert(seq, packet)
+    }
+
+    /// The expected packet, if it was kept; it is still expected.
+    pub fn kept(&mut self) -> Option<K> {
+        self.early.remove(&self.expected)
+    }
+
+    /// All that was kept is forgotten, and given out.
+    pub fn clear(&mut self) -> impl Iterator<Item = K> + use<K> {
+        std::mem::take(&mut self.early).into_values()
+    }
+}
+
+/// Whether number `a` comes before number `b`.
+fn precedes(a: u32, b: u32) -> bool {
+    b.wrapping_sub(a).wrapping_sub(1) < u32::MAX / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn what_was_overtaken_is_sent_again_once() {
+        let mut out = Outgoing::new(WindowConfig::default());
+        for n in 1..=6 {
+            assert_eq!(out.send(MS, n).0, n);
+        }
+        let mut done = Vec::new();
+        // 2 is missing, 3 to 5 have come.
+        assert!(out.acknowledged(2 * MS, 2, 0b111, |n| done.push(n)));
+        assert_eq!(done, [1]);
+        assert_eq!(out.resend(2 * MS).map(|(seq, n)| (seq, *n)), Some((2, 2)));
+        assert_eq!(out.resend(2 * MS), None);
+        assert!(out.acknowledged(3 * MS, 7, 0, |n| done.push(n)));
+        assert_eq!((done, out.is_empty()), (vec![1, 2, 3, 4, 5, 6], true));
+    }
+
+    #[test]
+    fn what_was_never_sent_is_not_acknowledged() {
+        let mut out = Outgoing::new(WindowConfig::default());
+        out.send(MS, ());
+        for ack in [3, 0, u32::MAX, u32::MAX / 2] {
+            assert!(!out.acknowledged(MS, ack, 0, |()| panic!("{ack}")));
+        }
+        assert!(out.acknowledged(MS, 2, u64::MAX, |()| ()));
+    }
+
+    #[test]
+    fn a_silent_peer_is_given_up() {
+        let config = WindowConfig {
+            patience: Duration::from_secs(3),
+            ..WindowConfig::default()
+        };
+        let mut out = Outgoing::new(config);
+        out.send(MS, ());
+        let mut now = MS;
+        let mut sent = 0;
+        while out.tick(now) {
+            sent += u32::from(out.resend(now).is_some());
+            now = out.next_time().expect("something waits");
+        }
+        assert!(now >= config.patience && sent >= config.timeouts, "{sent}");
+        assert!(now < config.patience + 8 * config.most_rto, "{now:?}");
+    }
+}

@@ -1,0 +1,372 @@
+//! The receiving half of a datagram queue pair in the reliable mode: messages are taken in the order in which they were sent
+//! (docs/spec/dgram.md, "Reliable mode").
+
+use std::hash::RandomState;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use weft_proto::dgram::{Admit, Carried, Finished, Flows, FlowsConfig, Ranges, Source, Spot};
+use weft_wire::dgram::{Control, FaultCode, Flow, Grh, Segment, Target};
+
+use weft_mem::Access;
+
+use super::recv::{Arrived, Buffer, Taking, count, write_grh};
+use super::reliable::Reliable;
+use super::{UdDest, UdError, UdErrorKind, UdInner};
+use crate::lock::lock;
+use crate::srq::Lack;
+use crate::types::{QpState, RecvWr, UdSource};
+
+/// A payload that came early, with what is free in front of it, and how it came.
+pub(super) struct Early {
+    bytes: Vec<u8>,
+    to: IpAddr,
+    traffic_class: u8,
+}
+
+impl Early {
+    fn of(arrived: &Arrived<'_>) -> (Early, usize) {
+        let early = Early {
+            bytes: arrived.bytes.to_vec(),
+            to: arrived.to,
+            traffic_class: arrived.traffic_class,
+        };
+        let held = early.bytes.len() + size_of::<Early>();
+        (early, held)
+    }
+}
+
+pub(super) type Heard = Flows<Buffer, Early>;
+
+pub(super) fn heard() -> Heard {
+    Flows::new(FlowsConfig::default(), RandomState::new())
+}
+
+/// Why a segment goes no further.
+enum Stop {
+    Starved,
+    Refused(FaultCode),
+}
+
+impl UdInner {
+    /// A segment of the reliable mode has come in. `true`: [`UdInner::answer`] is to be called after the last datagram that is here.
+    pub(super) fn take_reliable(
+        &self,
+        reliable: &Reliable,
+        taking: &mut Taking,
+        segment: &Segment,
+        arrived: &mut Arrived<'_>,
+    ) -> bool {
+        let now = reliable.since(arrived.now);
+        let payload = arrived.bytes.len() - Grh::LEN;
+        let admit = taking
+            .flows
+            .admit(now, arrived.from, arrived.to, segment, payload, || {
+                Early::of(arrived)
+            });
+        match admit {
+            Admit::Next(spot) => self.take_spot(taking, &spot, arrived),
+            Admit::Done => {}
+        }
+        self.give_back(taking);
+        taking.flows.has_answers()
+    }
+
+    /// The expected segment of a flow, and those behind it that are here already.
+    fn take_spot(&self, taking: &mut Taking, spot: &Spot, arrived: &mut Arrived<'_>) {
+        if !self.place_spot(taking, spot, arrived) {
+            return;
+        }
+        let mut next = taking.flows.next_kept(spot);
+        while let Some((spot, mut early)) = next {
+            let mut arrived = Arrived {
+                bytes: &mut early.bytes,
+                from: spot.from(),
+                to: early.to,
+                traffic_class: early.traffic_class,
+                now: arrived.now,
+            };
+            next = if self.place_spot(taking, &spot, &mut arrived) {
+                taking.flows.next_kept(&spot)
+            } else {
+                None
+            };
+        }
+    }
+
+    /// Whether it was placed, so that the flow goes on.
+    fn place_spot(&self, taking: &mut Taking, spot: &Spot, arrived: &mut Arrived<'_>) -> bool {
+        let segment = *spot.segment();
+        let placed = match segment.target {
+            None => self.place_send(taking, spot, arrived),
+            Some(target) => self.place_record(taking, spot, target, arrived),
+        };
+        match placed {
+            Ok(buffer) => {
+                if let Some(whole) = taking.flows.placed(spot, buffer) {
+                    self.carried(taking, whole);
+                }
+                true
+            }
+            Err(Stop::Starved) => {
+                taking.flows.starve(spot, || Early::of(arrived));
+                false
+            }
+            Err(Stop::Refused(code)) => {
+                if let Some(open) = taking.flows.refuse(spot, code) {
+                    self.carried(taking, open);
+                }
+                false
+            }
+        }
+    }
+
+    fn place_send(
+        &self,
+        taking: &mut Taking,
+        spot: &Spot,
+        arrived: &mut Arrived<'_>,
+    ) -> Result<Option<Buffer>, Stop> {
+        let segment = spot.segment();
+        let front = self.front();
+        let source = source_of(spot);
+        let wr = if spot.opens() {
+            match self.receive_for(taking, segment.len + front, arrived.now) {
+                Ok(wr) => Some(wr),
+                Err(Lack::Empty) => return Err(Stop::Starved),
+                Err(lack) => {
+                    self.lacks(taking, lack, source, segment.msn);
+                    return Err(Stop::Refused(FaultCode::TooLong));
+                }
+            }
+        } else {
+            None
+        };
+        let placed = match (&wr, taking.flows.buffer(spot)) {
+            (Some(wr), _) => {
+                if self.grh {
+                    write_grh(segment.len as usize, arrived);
+                }
+                self.place(wr, 0, &arrived.bytes[Grh::LEN - front as usize..])
+            }
+            (None, Some(Buffer::Recv(wr))) => {
+                self.place(wr, front + segment.offset, &arrived.bytes[Grh::LEN..])
+            }
+            (None, _) => return Err(Stop::Refused(FaultCode::Operation)),
+        };
+        if placed.is_err() {
+            // The memory of the receive is not ours: it is over, and the sender is told.
+            let open = taking.flows.refuse(spot, FaultCode::Operation);
+            let open = open.map(|open| open.buffer);
+            let taken = wr.map(Buffer::Recv).or(open);
+            if let Some(Buffer::Recv(wr)) = taken {
+                let len = segment.len + front;
+                self.received(&wr, placed, len, segment.imm, source, segment.solicited);
+            }
+            return Err(Stop::Refused(FaultCode::Operation));
+        }
+        Ok(wr.map(Buffer::Recv))
+    }
+
+    /// A receive for a reliable message, from a message that stands still if there is no other.
+    fn receive_for(&self, taking: &mut Taking, len: u32, now: Instant) -> Result<RecvWr, Lack> {
+        let first = self.take_recv(taking, len);
+        if !matches!(first, Err(Lack::Empty)) {
+            return first;
+        }
+        if let Some(reliable) = &self.reliable {
+            let now = reliable.since(now);
+            let still = taking.flows.evict(now, |b| matches!(b, Buffer::Recv(_)));
+            if let Some(still) = still {
+                self.carried(taking, still);
+            }
+        }
+        // Whoever posts from now on looks after those who starve. One may have been posted just before.
+        self.starving.store(true, Ordering::SeqCst);
+        self.take_recv(taking, len)
+    }
+
+    fn place_record(
+        &self,
+        taking: &mut Taking,
+        spot: &Spot,
+        target: Target,
+        arrived: &mut Arrived<'_>,
+    ) -> Result<Option<Buffer>, Stop> {
+        let segment = spot.segment();
+        let opens = spot.opens();
+        if opens && self.record_depth == 0 {
+            return Err(Stop::Refused(FaultCode::Operation));
+        }
+        if opens && taking.records_held() >= self.record_depth as usize {
+            self.starving.store(true, Ordering::SeqCst);
+            return Err(Stop::Starved);
+        }
+        let payload = &arrived.bytes[Grh::LEN..];
+        // As for unreliable ones: all of the message is to be within the region, and each segment needs the right.
+        let (at, len) = if opens {
+            (0, segment.len)
+        } else {
+            (segment.offset, payload.len() as u32)
+        };
+        let to = target.to.wrapping_add(at.into());
+        let table = &self.pd.device.table;
+        match table.remote(
+            self.pd.id,
+            self.num,
+            target.stag,
+            to,
+            len,
+            Access::REMOTE_WRITE,
+        ) {
+            Ok(span) => span.copy_in((segment.offset - at) as usize, payload),
+            Err(error) => {
+                tracing::debug!(%error, from = %arrived.from, stag = target.stag, "a reliable Write-Record is refused");
+                count(&self.counters.no_access);
+                let kind = UdErrorKind::NoAccess;
+                taking.report(UdError::from(kind, source_of(spot), segment.msn));
+                return Err(Stop::Refused(FaultCode::Access));
+            }
+        }
+        if opens {
+            taking.recording_begins();
+            return Ok(Some(Buffer::Region));
+        }
+        Ok(None)
+    }
+
+    /// A message is over: whole, or its flow has ended.
+    fn carried(&self, taking: &mut Taking, message: Carried<Buffer>) {
+        let finished = Finished {
+            source: Source {
+                addr: message.from,
+                qp_num: message.header.src_qp,
+                incarnation: message.header.incarnation,
+            },
+            valid: Ranges::up_to(message.filled),
+            header: message.header,
+            buffer: message.buffer,
+        };
+        self.over(taking, finished);
+    }
+
+    /// Receives of messages that will never be whole are the oldest again.
+    pub(super) fn give_back(&self, taking: &mut Taking) {
+        for open in taking.flows.released() {
+            self.carried(taking, open);
+        }
+    }
+
+    /// Acknowledgements, and what else senders are to know, of everything that has come in.
+    pub(crate) fn answer(&self) {
+        let answers = lock(&self.taking).flows.answers();
+        for (to, via, control) in answers {
+            self.send_answer(to, via, control);
+        }
+    }
+
+    fn send_answer(&self, to: SocketAddr, via: IpAddr, control: Control) {
+        let dest = UdDest {
+            addr: to,
+            qp_num: 0,
+            qkey: 0,
+            from: Some(via),
+            traffic_class: 0,
+        };
+        // Lost, it is said again when the sender tries again.
+        self.port.send_control(control, &dest);
+    }
+
+    /// There may be receives, or room for records, for those who found none.
+    pub(super) fn feed(self: &Arc<Self>) {
+        let Some(reliable) = &self.reliable else {
+            return;
+        };
+        if !self.starving.load(Ordering::SeqCst) || !self.starving.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let mut taking = lock(&self.taking);
+        if !taking.live || self.state() == QpState::Error {
+            return;
+        }
+        let now = Instant::now();
+        for (spot, mut early) in taking.flows.resume() {
+            let mut arrived = Arrived {
+                bytes: &mut early.bytes,
+                from: spot.from(),
+                to: early.to,
+                traffic_class: early.traffic_class,
+                now,
+            };
+            self.take_spot(&mut taking, &spot, &mut arrived);
+        }
+        self.give_back(&mut taking);
+        self.set_flow_alarm(reliable, &mut taking);
+        drop(taking);
+        self.answer();
+        self.call_hooks();
+    }
+
+    /// A queue pair asks for a cookie.
+    pub(crate) fn hello(&self, flow: &Flow, qkey: u32, arrived: &Arrived<'_>) {
+        let control = {
+            let Some(taking) = self.hears(qkey) else {
+                return;
+            };
+            match &self.reliable {
+                Some(reliable) => {
+                    let now = reliable.since(arrived.now);
+                    taking.flows.welcome(now, arrived.from, flow)
+                }
+                None => not_reliable(flow.src_qp, flow.dst_qp, flow.incarnation, 0, 0),
+            }
+        };
+        self.send_answer(arrived.from, arrived.to, control);
+    }
+
+    /// A reliable segment for a queue pair that is not reliable.
+    pub(super) fn refuse_reliable(&self, segment: &Segment, arrived: &Arrived<'_>) {
+        let psn = segment.reliable.map_or(0, |packet| packet.psn);
+        let Segment {
+            src_qp,
+            dst_qp,
+            incarnation,
+            msn,
+            ..
+        } = *segment;
+        let control = not_reliable(src_qp, dst_qp, incarnation, psn, msn);
+        self.send_answer(arrived.from, arrived.to, control);
+    }
+
+    /// The engine is to look again when flows are to be forgotten.
+    pub(super) fn set_flow_alarm(self: &Arc<Self>, reliable: &Reliable, taking: &mut Taking) {
+        if let Some(at) = taking.flows.next_time()
+            && taking.flow_alarm()
+        {
+            let this = Arc::downgrade(self);
+            self.port.set_alarm(reliable.at(at), this);
+        }
+    }
+}
+
+fn not_reliable(src_qp: u32, dst_qp: u32, incarnation: u32, psn: u32, msn: u32) -> Control {
+    Control::Fault {
+        flow: Flow {
+            dst_qp: src_qp,
+            src_qp: dst_qp,
+            incarnation,
+        },
+        code: FaultCode::Operation,
+        psn,
+        msn,
+    }
+}
+
+fn source_of(spot: &Spot) -> UdSource {
+    UdSource {
+        addr: spot.from(),
+        qp_num: spot.segment().src_qp,
+    }
+}
