@@ -11,6 +11,7 @@ use weft_verbs::{Device, Limits};
 
 use super::ah::MAX_AHS;
 use super::context::Context;
+use super::dm::MAX_DM;
 use super::events::Audience;
 use super::gid;
 use super::object::{PerFork, find, lock};
@@ -292,7 +293,7 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     if which == Which::Persona {
-        attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+        attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_XRC;
         attr.max_ah = int(MAX_AHS);
         attr.max_mcast_grp = int(MAX_MEMBERS);
         attr.max_mcast_qp_attach = int(MAX_MEMBERS);
@@ -347,6 +348,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             | IBV_ODP_SUPPORT_READ
             | IBV_ODP_SUPPORT_ATOMIC
             | IBV_ODP_SUPPORT_SRQ_RECV;
+        if context.ctx.is_persona() {
+            filled.xrc_odp_caps = filled.odp_caps.per_transport_caps.rc_odp_caps;
+        }
+        filled.max_dm_size = MAX_DM as u64;
         filled.completion_timestamp_mask = u64::MAX;
         // Nanoseconds: in kHz.
         filled.hca_core_clock = 1_000_000;

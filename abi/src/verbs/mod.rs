@@ -16,6 +16,7 @@ mod channel;
 mod context;
 mod cq;
 mod device;
+mod dm;
 mod events;
 mod ex;
 mod faults;
@@ -36,6 +37,7 @@ mod settings;
 mod srq;
 mod ud;
 mod visit;
+mod xrc;
 
 pub use ah::{
     ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_init_ah_from_wc,

@@ -53,5 +53,5 @@ pub use weft_rnic::{
     QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal,
     SimFaults, SimNet, Srq, Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU,
     UdCounters, UdDest, UdError, UdErrorKind, UdInit, UdPort, UdPortCounters, UdQp, UdSource,
-    ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, protect, stat, tcp_peer_uid, tls,
+    ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, XrcDomain, protect, stat, tcp_peer_uid, tls,
 };

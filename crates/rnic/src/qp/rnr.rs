@@ -350,6 +350,13 @@ impl QpInner {
                 RecvSource::Own(_) | RecvSource::Twin(_) => {
                     self.starved.store(true, Ordering::SeqCst);
                 }
+                RecvSource::Xrc(target) => {
+                    if !self.starved.swap(true, Ordering::SeqCst)
+                        && let Some(srq) = target.current()
+                    {
+                        srq.await_recv(Arc::downgrade(self) as _);
+                    }
+                }
                 RecvSource::Shared(srq) => {
                     if !self.starved.swap(true, Ordering::SeqCst) {
                         srq.await_recv(Arc::downgrade(self) as _);

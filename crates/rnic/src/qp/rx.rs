@@ -518,6 +518,7 @@ impl QpInner {
         ledger.rx_fpdus += 1;
         let mut payload = &ulpdu[header.len().min(ulpdu.len())..];
         let mut before = 0;
+        let mut told = None;
         let (target, len) = match step {
             Step::Control { len } => {
                 let body = payload.get(..len as usize).ok_or(Fault::BadFrame)?;
@@ -531,6 +532,7 @@ impl QpInner {
             Step::PlaceWrite { stag, to, len } => {
                 if len == 0 && stag == 0 {
                     rx.patience.hear(to);
+                    told = Some(to);
                 }
                 (Target::Write { stag, to }, len)
             }
@@ -556,6 +558,9 @@ impl QpInner {
                 (Target::Recv { mo }, len)
             }
         };
+        if let Some(to) = told {
+            self.hear_srq(core, to)?;
+        }
         // The whole segment is checked before its first byte is placed.
         let here = payload.len().min(len as usize);
         if let (true, Target::Recv { mo: 0 }, Some([sge])) = (
@@ -566,7 +571,7 @@ impl QpInner {
             // The common case, without keeping the region: one piece into one buffer.
             let table = &self.device.table;
             table
-                .copy_local_in(self.recv_pd, sge.lkey, sge.addr, &payload[..here])
+                .copy_local_in(self.recv_pd(), sge.lkey, sge.addr, &payload[..here])
                 .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?;
             core.ledger.rx_copied += here as u64;
         } else if len > 0 {
@@ -616,7 +621,7 @@ impl QpInner {
             Target::Held => Ok(SmallVec::new()),
             Target::Recv { mo } => {
                 let sges = core.rx.recv.as_ref().map_or(&[][..], |wr| &wr.sges);
-                self.list_spans(self.recv_pd, sges, mo, len)
+                self.list_spans(self.recv_pd(), sges, mo, len)
                     .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))
             }
         }
@@ -665,7 +670,7 @@ impl QpInner {
                     return Err(Fault::NoReceive.into());
                 };
                 if let Some(stag) = invalidate
-                    && let Err(error) = self.device.table.invalidate(self.pd.id, self.num, stag)
+                    && let Err(error) = self.device.table.invalidate(self.own_pd(), self.num, stag)
                 {
                     core.rx.recv = Some(wr);
                     return Err(match error {
