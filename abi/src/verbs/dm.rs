@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use weft_verbs::RawMemory;
 
-use super::context::{Context, Users};
+use super::context::Users;
 use super::mr;
 use super::object::{Inherited, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
@@ -86,8 +86,8 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
     pointer(|| {
-        let context = find::<Context>(context)?;
-        if attr.is_null() {
+        // It needs nothing of the context, so a child may use its parent's.
+        if attr.is_null() || context.is_null() {
             return Err(Errno::INVAL);
         }
         // SAFETY: the caller's promise.
@@ -107,7 +107,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
             users: Users::default(),
         };
         let made = Dm::pool().make(body, |c, _| {
-            c.context = context.handle();
+            c.context = context;
             c.memcpy_to_dm = Some(memcpy_to_dm);
             c.memcpy_from_dm = Some(memcpy_from_dm);
         })?;
@@ -126,6 +126,20 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     })
 }
 
+/// Device memory is copied in words of this size.
+const WORD: usize = 4;
+
+/// As [`part`], for a copy: offset and length are multiples of four bytes, as adapters want it.
+///
+/// # Errors
+/// `EINVAL`.
+fn words(dm: &Dm, offset: u64, length: usize) -> Result<RawMemory, Errno> {
+    if !offset.is_multiple_of(WORD as u64) || !length.is_multiple_of(WORD) {
+        return Err(Errno::INVAL);
+    }
+    part(dm, offset, length)
+}
+
 /// `EINVAL` for a range that is not all inside.
 fn part(dm: &Dm, offset: u64, length: usize) -> Result<RawMemory, Errno> {
     let offset = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
@@ -140,7 +154,7 @@ unsafe extern "C" fn memcpy_to_dm(
 ) -> c_int {
     status(|| {
         let dm = find::<Dm>(dm)?;
-        let to = part(&dm, dm_offset, length)?;
+        let to = words(&dm, dm_offset, length)?;
         if length == 0 {
             return Ok(());
         }
@@ -161,7 +175,7 @@ unsafe extern "C" fn memcpy_from_dm(
 ) -> c_int {
     status(|| {
         let dm = find::<Dm>(dm)?;
-        let from = part(&dm, dm_offset, length)?;
+        let from = words(&dm, dm_offset, length)?;
         if length == 0 {
             return Ok(());
         }

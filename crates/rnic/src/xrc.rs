@@ -27,7 +27,7 @@ pub(crate) fn noticed(to: u64) -> Option<u32> {
 }
 
 pub(crate) struct XrcInner {
-    /// Of the target queue pairs. No memory belongs to it.
+    /// Of target queue pairs that are made before there is a queue. No memory belongs to it.
     pd: Pd,
     /// Of the target queue pairs, which make no completions there.
     cq: Cq,
@@ -85,9 +85,12 @@ impl XrcDomain {
         Ok(srq)
     }
 
-    /// The protection domain to make target queue pairs in ([`QpInit::xrc`](crate::QpInit)).
+    /// The protection domain to make a target queue pair in ([`QpInit::xrc`](crate::QpInit)): that of the newest queue, whose memory peers of the host
+    /// then reach without asking, or an empty one.
     pub fn pd(&self) -> Pd {
-        self.0.pd.clone()
+        let srqs = lock(&self.0.srqs);
+        let newest = srqs.iter().rev().find_map(Weak::upgrade);
+        newest.map_or_else(|| self.0.pd.clone(), |srq| Pd(Arc::clone(&srq.pd)))
     }
 
     /// The completion queue to make target queue pairs with. Nothing completes there.

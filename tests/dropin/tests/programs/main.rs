@@ -7,6 +7,7 @@ mod mpi;
 mod perftest;
 mod pingpong;
 mod pyverbs;
+mod qperf;
 mod rdmacm;
 mod rsockets;
 mod sysfs;

@@ -1,0 +1,46 @@
+//! qperf: queue pairs joined by `rdma_cm` (`-cm 1`), because it knows LIDs and no GIDs without it.
+
+use weft_dropin::{Weft, free_port, have};
+
+use super::carriers;
+
+/// Sockets' and RDMA's tests that have a verdict of their own, and what it begins with.
+const TESTS: &[(&str, &str)] = &[
+    ("rc_lat", "latency"),
+    ("rc_bw", "bw"),
+    ("rc_bi_bw", "bw"),
+    ("rc_rdma_write_lat", "latency"),
+    ("rc_rdma_write_bw", "bw"),
+    ("rc_rdma_read_lat", "latency"),
+    ("rc_rdma_read_bw", "bw"),
+    ("rc_compare_swap_mr", "msg_rate"),
+    ("rc_fetch_add_mr", "msg_rate"),
+    ("ver_rc_compare_swap", "msg_rate"),
+    ("ver_rc_fetch_add", "msg_rate"),
+];
+
+fn qperf(weft: &Weft) {
+    let port = free_port();
+    let _server = weft.start(&format!("qperf -lp {port}")).listens(port);
+    for (test, measured) in TESTS {
+        let done = weft.run(&format!("qperf 127.0.0.1 -lp {port} -t 1 -cm 1 {test}"));
+        done.good();
+        done.says(&format!("{measured} "))
+            .never_says("failed")
+            .never_says("error");
+    }
+}
+
+#[test]
+fn qperf_on_weft0() {
+    if have(&[("qperf", "qperf")]) {
+        carriers("weft0").iter().for_each(qperf);
+    }
+}
+
+#[test]
+fn qperf_on_weft_ib0() {
+    if have(&[("qperf", "qperf")]) {
+        carriers("weft_ib0").iter().for_each(qperf);
+    }
+}
