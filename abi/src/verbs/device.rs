@@ -326,7 +326,15 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr_size: usize,
 ) -> c_int {
     status(|| {
-        let context = find::<Context>(context)?;
+        let kind = match find::<Context>(context) {
+            Ok(context) => context.ctx.which,
+            // A child asks by its parent's context, which a device of the kernel would answer too.
+            // SAFETY: the program has just looked into it.
+            Err(errno) if !context.is_null() => {
+                which(unsafe { (*context).device }).or(Err(errno))?
+            }
+            Err(errno) => return Err(errno),
+        };
         let comp_mask = if input.is_null() {
             0
         } else {
@@ -339,7 +347,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         }
         // SAFETY: all zeros is a value of the type.
         let mut filled: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
-        filled.orig_attr = attributes(context.ctx.which)?;
+        filled.orig_attr = attributes(kind)?;
         // All memory is there when it is touched.
         filled.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
         filled.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
@@ -348,7 +356,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             | IBV_ODP_SUPPORT_READ
             | IBV_ODP_SUPPORT_ATOMIC
             | IBV_ODP_SUPPORT_SRQ_RECV;
-        if context.ctx.is_persona() {
+        if kind == Which::Persona {
             filled.xrc_odp_caps = filled.odp_caps.per_transport_caps.rc_odp_caps;
         }
         filled.max_dm_size = MAX_DM as u64;

@@ -362,7 +362,7 @@ struct Base {
 impl Base {
     fn of(wanted: &Wanted) -> Result<Base, Errno> {
         let common = &wanted.common;
-        if common.qp_type == IBV_QPT_XRC_RECV {
+        if common.qp_type == IBV_QPT_XRC_RECV && !wanted.xrcd.is_null() {
             return Self::of_target(wanted);
         }
         let pd = find::<Pd>(wanted.pd)?;
@@ -370,9 +370,10 @@ impl Base {
         match common.qp_type {
             IBV_QPT_RC => {}
             IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_XRC_SEND if persona => {}
-            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_DRIVER => {
-                return Err(Errno::OPNOTSUPP);
-            }
+            // `ibv_create_qp` has no place for its domain.
+            IBV_QPT_XRC_RECV if persona => return Err(Errno::INVAL),
+            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
+            | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
             _ => return Err(Errno::INVAL),
         }
         let send_cq = find::<Cq>(common.send_cq)?;
@@ -406,10 +407,6 @@ impl Base {
     }
 
     fn of_target(wanted: &Wanted) -> Result<Base, Errno> {
-        if wanted.xrcd.is_null() {
-            // As asked by `ibv_create_qp`, which has no place for a domain.
-            return Err(Errno::INVAL);
-        }
         let xrcd = find::<Xrcd>(wanted.xrcd)?;
         Ok(Base {
             ctx: Arc::clone(&xrcd.ctx),

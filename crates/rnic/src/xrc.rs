@@ -126,6 +126,10 @@ impl XrcTarget {
         *lock(&self.current) = Arc::downgrade(srq);
     }
 
+    pub(crate) fn choose_none(&self) {
+        *lock(&self.current) = Weak::new();
+    }
+
     pub(crate) fn cqs(&self) -> Vec<Arc<CqInner>> {
         lock(&self.cqs).clone()
     }

@@ -540,7 +540,8 @@ impl QpInner {
             Step::PlaceRecv { first, mo, len } => {
                 // One that was waited for is there already.
                 if first && rx.recv.is_none() {
-                    rx.recv = Some(self.take_recv().ok_or(Fault::NoReceive)?);
+                    let wr = self.take_recv().ok_or_else(|| self.no_receive())?;
+                    rx.recv = Some(wr);
                 }
                 let room = rx
                     .recv
@@ -667,7 +668,7 @@ impl QpInner {
                     None => core.rx.recv.take(),
                 };
                 let Some(wr) = wr else {
-                    return Err(Fault::NoReceive.into());
+                    return Err(self.no_receive().into());
                 };
                 if let Some(stag) = invalidate
                     && let Err(error) = self.device.table.invalidate(self.own_pd(), self.num, stag)

@@ -59,18 +59,36 @@ impl QpInner {
         Err(refused)
     }
 
+    /// Messages are for a queue that is not there.
+    pub(super) fn lacks_srq(&self) -> bool {
+        self.xrc().is_some_and(|target| target.current().is_none())
+    }
+
+    /// Why there is no receive for a message.
+    pub(super) fn no_receive(&self) -> Fault {
+        if self.lacks_srq() {
+            Fault::UnexpectedOpcode
+        } else {
+            Fault::NoReceive
+        }
+    }
+
     /// The peer has sent an empty Write to this tagged offset: perhaps it names the queue of the messages that follow.
     pub(super) fn hear_srq(self: &Arc<Self>, core: &mut Core, to: u64) -> Result<(), Fault> {
         let (Some(target), Some(num)) = (self.xrc(), noticed(to)) else {
             return Ok(());
         };
-        let srq = target.domain.find(num);
-        let (Some(srq), None) = (srq, &core.rx.recv) else {
-            tracing::debug!(qp = self.num, srq = num, "no such queue in the XRC domain");
+        if core.rx.recv.is_some() {
             return Err(Fault::UnexpectedOpcode);
-        };
+        }
         // What has completed is of the queue before.
         self.deliver(core);
+        let Some(srq) = target.domain.find(num) else {
+            // The message that follows is at fault, and the Terminate names that one.
+            tracing::debug!(qp = self.num, srq = num, "no such queue in the XRC domain");
+            target.choose_none();
+            return Ok(());
+        };
         target.choose(&srq);
         if let Some(cq) = &srq.cq {
             let mut cqs = lock(&target.cqs);
