@@ -35,6 +35,7 @@ mod post;
 mod qp;
 mod settings;
 mod srq;
+mod transitions;
 mod ud;
 mod visit;
 mod xrc;

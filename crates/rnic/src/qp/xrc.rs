@@ -67,7 +67,8 @@ impl QpInner {
     /// Why there is no receive for a message.
     pub(super) fn no_receive(&self) -> Fault {
         if self.lacks_srq() {
-            Fault::UnexpectedOpcode
+            // Of those that copy the header, so that the sender knows which message it was.
+            Fault::ReceiveTooSmall
         } else {
             Fault::NoReceive
         }
