@@ -329,9 +329,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let kind = match find::<Context>(context) {
             Ok(context) => context.ctx.which,
             // A child asks by its parent's context, which a device of the kernel would answer too.
-            // SAFETY: the program has just looked into it.
             Err(errno) if !context.is_null() => {
-                which(unsafe { (*context).device }).or(Err(errno))?
+                // SAFETY: the program has just looked into it.
+                let device = unsafe { (*context).device };
+                which(device).or(Err(errno))?
             }
             Err(errno) => return Err(errno),
         };

@@ -9,7 +9,7 @@
 //! * [`QpObj::state`], [`QpObj::set_state`], [`QpObj::set_connected`]: C's state. They only store, so any thread may call them. The error state
 //!   needs no call: it follows from the queue pair below.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -430,7 +430,7 @@ impl Base {
             (None, None) => unreachable!("a queue pair has completion queues, or a domain"),
         };
         init.srq = self.srq.as_ref().map(|srq| srq.native.clone());
-        init.xrc = self.xrc.clone();
+        init.xrc.clone_from(&self.xrc);
         init.max_send_wr = cap.max_send_wr;
         init.max_recv_wr = cap.max_recv_wr;
         init.max_sge = cap.max_send_sge.max(cap.max_recv_sge);
