@@ -13,8 +13,8 @@ use super::device::{Which, which};
 use super::events::EventQueue;
 use super::object::{Kind, PerFork, Pool, find, lock, turn};
 use super::types::*;
-use super::{cq, device, ex, mr, mw, pd, post, qp, settings, srq};
-use crate::call::{pointer, status, unsupported};
+use super::{cq, device, dm, ex, mr, mw, pd, post, qp, settings, srq, xrc};
+use crate::call::{pointer, status};
 
 /// What the objects of a context share.
 pub(crate) struct Ctx {
@@ -129,12 +129,11 @@ fn extended(c: &mut verbs_context) {
     c.create_qp_ex = Some(qp::create_qp_ex);
     c.create_srq_ex = Some(srq::create_srq_ex);
     c.get_srq_num = Some(srq::get_srq_num);
-    // The header calls this one without looking.
-    c.close_xrcd = Some(close_xrcd);
-}
-
-unsafe extern "C" fn close_xrcd(_: *mut ibv_xrcd) -> c_int {
-    unsupported()
+    c.open_xrcd = Some(xrc::open_xrcd);
+    c.close_xrcd = Some(xrc::close_xrcd);
+    c.alloc_dm = Some(dm::alloc_dm);
+    c.free_dm = Some(dm::free_dm);
+    c.reg_dm_mr = Some(dm::reg_dm_mr);
 }
 
 /// `ibv_close_device`. The context's queue pairs come to their end; other objects that are left stay usable.

@@ -56,10 +56,10 @@ impl Cq {
 }
 
 /// A queue pair has gone, or begins anew: its completions that have not been polled go, as with adapters.
-pub(crate) fn clean(queues: [Name<Cq>; 2], qp_num: u32) {
+pub(crate) fn clean(queues: [Option<Name<Cq>>; 2], qp_num: u32) {
     let [send, recv] = queues;
-    let second = (send != recv).then_some(recv);
-    for name in [Some(send), second].into_iter().flatten() {
+    let second = recv.filter(|recv| send != Some(*recv));
+    for name in [send, second].into_iter().flatten() {
         // One that is gone has no completions.
         if let Ok(queue) = name.get() {
             queue.native.forget(qp_num);

@@ -11,6 +11,7 @@ use weft_verbs::{Device, Limits};
 
 use super::ah::MAX_AHS;
 use super::context::Context;
+use super::dm::MAX_DM;
 use super::events::Audience;
 use super::gid;
 use super::object::{PerFork, find, lock};
@@ -292,7 +293,7 @@ fn attributes(which: Which) -> Result<ibv_device_attr, Errno> {
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B
         | IBV_DEVICE_MEM_MGT_EXTENSIONS;
     if which == Which::Persona {
-        attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+        attr.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_XRC;
         attr.max_ah = int(MAX_AHS);
         attr.max_mcast_grp = int(MAX_MEMBERS);
         attr.max_mcast_qp_attach = int(MAX_MEMBERS);
@@ -325,7 +326,16 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr_size: usize,
 ) -> c_int {
     status(|| {
-        let context = find::<Context>(context)?;
+        let kind = match find::<Context>(context) {
+            Ok(context) => context.ctx.which,
+            // A child asks by its parent's context, which a device of the kernel would answer too.
+            Err(errno) if !context.is_null() => {
+                // SAFETY: the program has just looked into it.
+                let device = unsafe { (*context).device };
+                which(device).or(Err(errno))?
+            }
+            Err(errno) => return Err(errno),
+        };
         let comp_mask = if input.is_null() {
             0
         } else {
@@ -338,7 +348,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         }
         // SAFETY: all zeros is a value of the type.
         let mut filled: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
-        filled.orig_attr = attributes(context.ctx.which)?;
+        filled.orig_attr = attributes(kind)?;
         // All memory is there when it is touched.
         filled.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT);
         filled.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND
@@ -347,6 +357,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             | IBV_ODP_SUPPORT_READ
             | IBV_ODP_SUPPORT_ATOMIC
             | IBV_ODP_SUPPORT_SRQ_RECV;
+        if kind == Which::Persona {
+            filled.xrc_odp_caps = filled.odp_caps.per_transport_caps.rc_odp_caps;
+        }
+        filled.max_dm_size = MAX_DM as u64;
         filled.completion_timestamp_mask = u64::MAX;
         // Nanoseconds: in kHz.
         filled.hca_core_clock = 1_000_000;

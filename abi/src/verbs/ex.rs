@@ -250,12 +250,13 @@ pub(crate) const UC_OPS: u64 = RC_OPS
 pub(crate) const UD_OPS: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 
 /// Give a queue pair the calls for its operations.
-pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64, datagrams: bool) {
+pub(crate) fn builders(c: &mut ibv_qp_ex, ops: u64, kind: ibv_qp_type) {
     let has = |op: u32| ops & u64::from(op) != 0;
     c.wr_start = Some(wr_start);
     c.wr_complete = Some(wr_complete);
     c.wr_abort = Some(wr_abort);
-    c.wr_set_ud_addr = datagrams.then_some(wr_set_ud_addr);
+    c.wr_set_ud_addr = (kind == IBV_QPT_UD).then_some(wr_set_ud_addr);
+    c.wr_set_xrc_srqn = (kind == IBV_QPT_XRC_SEND).then_some(wr_set_xrc_srqn);
     c.wr_set_sge = Some(wr_set_sge);
     c.wr_set_sge_list = Some(wr_set_sge_list);
     c.wr_set_inline_data = Some(wr_set_inline_data);
@@ -422,6 +423,16 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
         (Ok(dest), Some(last)) => *last = Some(dest),
         (Err(errno), _) => list.wrong = list.wrong.or(Some(errno)),
         (Ok(_), None) => list.wrong = list.wrong.or(Some(Errno::INVAL)),
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: the program has just looked into it.
+    unsafe {
+        set(qp, |_, wr| {
+            wr.srq = Some(remote_srqn);
+            Ok(())
+        });
     }
 }
 

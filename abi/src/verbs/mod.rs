@@ -16,6 +16,7 @@ mod channel;
 mod context;
 mod cq;
 mod device;
+mod dm;
 mod events;
 mod ex;
 mod faults;
@@ -34,8 +35,10 @@ mod post;
 mod qp;
 mod settings;
 mod srq;
+mod transitions;
 mod ud;
 mod visit;
+mod xrc;
 
 pub use ah::{
     ibv_create_ah, ibv_create_ah_from_wc, ibv_destroy_ah, ibv_init_ah_from_wc,

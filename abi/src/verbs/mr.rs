@@ -7,7 +7,7 @@ use weft_verbs::{Access, MemError, RawMemory};
 
 use super::context::Held;
 use super::null::Null;
-use super::object::{Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
 use super::types::*;
 use crate::call::{pointer, status};
@@ -22,6 +22,8 @@ pub(crate) struct Mr {
     pd: weft_verbs::Pd,
     #[allow(dead_code)] // until it is dropped
     held: Held,
+    /// The device memory that it is a region of.
+    dm: Option<Held>,
     access: c_uint,
     iova: u64,
 }
@@ -117,6 +119,7 @@ pub unsafe fn ibv_reg_mr_iova2(
             null: None,
             pd: pd.native.clone(),
             held: pd.users.hold(),
+            dm: None,
             access,
             iova,
         };
@@ -163,6 +166,41 @@ pub unsafe fn ibv_reg_mr_iova(
     unsafe { ibv_reg_mr_iova2(pd, addr, length, iova, access as c_uint) }
 }
 
+/// A region of device memory, whose addresses begin with 0.
+///
+/// # Errors
+/// As `ibv_reg_dm_mr`.
+pub(crate) fn of_device_memory(
+    pd: &Guard<Pd>,
+    memory: &RawMemory,
+    access: c_uint,
+    dm: Held,
+) -> Result<*mut ibv_mr, Errno> {
+    check_access(access)?;
+    let native = pd.native.reg_raw_at(memory, 0, rights(access));
+    let native = native.map_err(super::errno)?;
+    let key = native.lkey();
+    let body = Mr {
+        native: Some(native),
+        null: None,
+        pd: pd.native.clone(),
+        held: pd.users.hold(),
+        dm: Some(dm),
+        access,
+        iova: 0,
+    };
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
+    let made = Mr::pool().make(body, |c, _| {
+        c.context = context;
+        c.pd = pd.handle();
+        c.length = memory.len();
+        c.handle = key;
+        (c.lkey, c.rkey) = (key, key);
+    })?;
+    Ok(made.handle())
+}
+
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         let pd = find::<Pd>(pd)?;
@@ -173,6 +211,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
             null: Some(null),
             pd: pd.native.clone(),
             held: pd.users.hold(),
+            dm: None,
             access: IBV_ACCESS_LOCAL_WRITE,
             iova: 0,
         };
@@ -259,7 +298,7 @@ pub unsafe fn ibv_rereg_mr(
             return Err(Errno::INVAL);
         }
         let mut mr = turn::<Mr>(mr)?;
-        if mr.null.is_some() {
+        if mr.null.is_some() || mr.dm.is_some() {
             return Err(Errno::INVAL);
         }
         let c = mr.c();

@@ -134,6 +134,10 @@ unsafe fn post_one(qp: &QpObj, c: *const ibv_send_wr) -> Result<(), Errno> {
             unsafe { append(data, sge.addr, sge.length as usize, qp.max_inline()) }?;
         }
     }
+    if qp.is_xrc_send() {
+        // SAFETY: as above.
+        wr.srq = Some(unsafe { (*c).qp_type.xrc.remote_srqn });
+    }
     if qp.is_datagram() {
         // SAFETY: as above.
         let to = unsafe { (*c).wr.ud };

@@ -9,13 +9,13 @@
 //! * [`QpObj::state`], [`QpObj::set_state`], [`QpObj::set_connected`]: C's state. They only store, so any thread may call them. The error state
 //!   needs no call: it follows from the queue pair below.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr, UdDest};
+use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr, UdDest, XrcDomain};
 
 use super::context::{Context, Ctx, Held};
 use super::cq::{self, Cq};
@@ -32,8 +32,10 @@ use super::port;
 use super::post::refused;
 use super::settings;
 use super::srq::Srq;
+use super::transitions::{allowed, remember, sound};
 use super::types::*;
 use super::ud::Datagrams;
+use super::xrc::Xrcd;
 use crate::call::{pointer, status, unsupported};
 
 /// What an `ibv_qp` stands for.
@@ -52,7 +54,7 @@ pub(crate) struct QpObj {
     attr: Mutex<ibv_qp_attr>,
     places: &'static Both,
     /// For sends and for receives.
-    queues: [Name<Cq>; 2],
+    queues: [Option<Name<Cq>>; 2],
     pub(crate) subject: Arc<Subject>,
     /// Sends posted while the send queue was to rest (SQD). Those of datagrams are kept elsewhere, under this lock.
     resting: Mutex<Vec<SendWr>>,
@@ -94,7 +96,7 @@ impl QpObj {
 
     /// It takes its receives from a shared queue.
     pub(crate) fn is_srq(&self) -> bool {
-        self.init.srq.is_some()
+        self.init.srq.is_some() || self.init.xrc.is_some()
     }
 
     /// What `ibv_modify_qp` has set so far.
@@ -152,7 +154,13 @@ impl QpObj {
     /// It has reads and atomics.
     #[inline]
     pub(crate) fn is_reliable(&self) -> bool {
-        self.kind == IBV_QPT_RC
+        matches!(self.kind, IBV_QPT_RC | IBV_QPT_XRC_SEND)
+    }
+
+    /// Its messages name the shared receive queues that they are for.
+    #[inline]
+    pub(crate) fn is_xrc_send(&self) -> bool {
+        self.kind == IBV_QPT_XRC_SEND
     }
 
     #[inline]
@@ -312,9 +320,20 @@ impl QpObj {
 struct Wanted {
     common: ibv_qp_init_attr,
     pd: *mut ibv_pd,
+    /// For targets of XRC, in place of that.
+    xrcd: *mut ibv_xrcd,
     /// Operations that it gets calls for, when it is extended.
     ops: Option<u64>,
 }
+
+/// Of targets of XRC, which nobody posts to.
+const NO_CAP: ibv_qp_cap = ibv_qp_cap {
+    max_send_wr: 0,
+    max_recv_wr: 0,
+    max_send_sge: 0,
+    max_recv_sge: 0,
+    max_inline_data: 0,
+};
 
 /// Inline bytes that every queue pair has.
 const LEAST_INLINE: u32 = 256;
@@ -328,97 +347,177 @@ fn check_cap(cap: &ibv_qp_cap, limits: &weft_verbs::Limits) -> Result<(), Errno>
     if over { Err(Errno::INVAL) } else { Ok(()) }
 }
 
-fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
-    let pd = find::<Pd>(wanted.pd)?;
-    let persona = pd.ctx.which == Which::Persona;
-    let common = &wanted.common;
-    match common.qp_type {
-        IBV_QPT_RC => {}
-        IBV_QPT_UC | IBV_QPT_UD if persona => {}
-        IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
-        | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
-        _ => return Err(Errno::INVAL),
+/// What a queue pair stands on.
+struct Base {
+    ctx: Arc<Ctx>,
+    native: weft_verbs::Pd,
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    /// For sends and for receives; targets of XRC have none.
+    cqs: Option<[Guard<Cq>; 2]>,
+    srq: Option<Guard<Srq>>,
+    xrc: Option<XrcDomain>,
+    held: [Option<Held>; 4],
+}
+
+impl Base {
+    fn of(wanted: &Wanted) -> Result<Base, Errno> {
+        let common = &wanted.common;
+        if common.qp_type == IBV_QPT_XRC_RECV && !wanted.xrcd.is_null() {
+            return Self::of_target(wanted);
+        }
+        let pd = find::<Pd>(wanted.pd)?;
+        let persona = pd.ctx.which == Which::Persona;
+        match common.qp_type {
+            IBV_QPT_RC => {}
+            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_XRC_SEND if persona => {}
+            // `ibv_create_qp` has no place for its domain.
+            IBV_QPT_XRC_RECV if persona => return Err(Errno::INVAL),
+            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
+            | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
+            _ => return Err(Errno::INVAL),
+        }
+        let send_cq = find::<Cq>(common.send_cq)?;
+        let recv_cq = if common.qp_type == IBV_QPT_XRC_SEND {
+            // It receives nothing.
+            find::<Cq>(common.send_cq)?
+        } else {
+            find::<Cq>(common.recv_cq)?
+        };
+        let srq = if common.srq.is_null() {
+            None
+        } else {
+            Some(find::<Srq>(common.srq)?)
+        };
+        Ok(Base {
+            ctx: Arc::clone(&pd.ctx),
+            native: pd.native.clone(),
+            // SAFETY: a live object.
+            context: unsafe { (*pd.c()).context },
+            pd: pd.handle(),
+            held: [
+                Some(pd.users.hold()),
+                Some(send_cq.users.hold()),
+                Some(recv_cq.users.hold()),
+                srq.as_ref().map(|srq| srq.users.hold()),
+            ],
+            cqs: Some([send_cq, recv_cq]),
+            srq,
+            xrc: None,
+        })
     }
-    let (send_cq, recv_cq) = (find::<Cq>(common.send_cq)?, find::<Cq>(common.recv_cq)?);
-    let srq = if common.srq.is_null() {
-        None
-    } else {
-        Some(find::<Srq>(common.srq)?)
-    };
+
+    fn of_target(wanted: &Wanted) -> Result<Base, Errno> {
+        let xrcd = find::<Xrcd>(wanted.xrcd)?;
+        Ok(Base {
+            ctx: Arc::clone(&xrcd.ctx),
+            native: xrcd.native().pd(),
+            // SAFETY: a live object.
+            context: unsafe { (*xrcd.c()).context },
+            pd: std::ptr::null_mut(),
+            cqs: None,
+            srq: None,
+            xrc: Some(xrcd.native().clone()),
+            held: [Some(xrcd.users.hold()), None, None, None],
+        })
+    }
+
+    /// How the queue pair below is to be.
+    fn init(&self, wanted: &Wanted, cap: &ibv_qp_cap) -> QpInit {
+        let mut init = match (&self.cqs, &self.xrc) {
+            (Some([send, recv]), _) => QpInit::new(&send.native, &recv.native),
+            (None, Some(domain)) => QpInit::new(&domain.cq(), &domain.cq()),
+            (None, None) => unreachable!("a queue pair has completion queues, or a domain"),
+        };
+        init.srq = self.srq.as_ref().map(|srq| srq.native.clone());
+        init.xrc.clone_from(&self.xrc);
+        init.max_send_wr = cap.max_send_wr;
+        init.max_recv_wr = cap.max_recv_wr;
+        init.max_sge = cap.max_send_sge.max(cap.max_recv_sge);
+        init.max_inline = cap.max_inline_data;
+        init.sq_sig_all = wanted.common.sq_sig_all != 0;
+        if self.ctx.which == Which::Persona {
+            init.rnr = Rnr::Wait;
+            init.quiet_end = !settings::peer_death_flushes();
+            let kind = wanted.common.qp_type;
+            init.remote_completion = !matches!(kind, IBV_QPT_UC | IBV_QPT_UD);
+        }
+        init
+    }
+}
+
+fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
+    let base = Base::of(wanted)?;
+    let persona = base.ctx.which == Which::Persona;
+    let common = &wanted.common;
     let mut cap = common.cap;
-    if srq.is_some() {
-        // It has no receives of its own.
-        (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+    match common.qp_type {
+        // They have no receives of their own.
+        _ if base.srq.is_some() => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
+        IBV_QPT_XRC_SEND => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
+        IBV_QPT_XRC_RECV => cap = NO_CAP,
+        _ => {}
     }
     // Programs count on a little that they have not asked for.
     cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
-    check_cap(&cap, &pd.native.device().attr().limits)?;
+    let device = base.native.device();
+    check_cap(&cap, &device.attr().limits)?;
     let datagrams = common.qp_type == IBV_QPT_UD;
     let (number, port) = if datagrams {
-        let (number, port) = persona::reserve_datagram(&pd.native.device())?;
+        let (number, port) = persona::reserve_datagram(&device)?;
         (Some(number), Some(port))
     } else if persona {
-        (Some(persona::reserve(&pd.native.device())?), None)
+        (Some(persona::reserve(&device)?), None)
     } else {
         (None, None)
     };
-    let mut init = QpInit::new(&send_cq.native, &recv_cq.native);
-    init.srq = srq.as_ref().map(|srq| srq.native.clone());
-    init.max_send_wr = cap.max_send_wr;
-    init.max_recv_wr = cap.max_recv_wr;
-    init.max_sge = cap.max_send_sge.max(cap.max_recv_sge);
-    init.max_inline = cap.max_inline_data;
-    init.sq_sig_all = common.sq_sig_all != 0;
-    if persona {
-        init.rnr = Rnr::Wait;
-        init.quiet_end = !settings::peer_death_flushes();
-        init.remote_completion = common.qp_type == IBV_QPT_RC;
-    }
+    let mut init = base.init(wanted, &cap);
     init.num = number.as_ref().map(persona::Number::get);
     let (native, ud) = match (init.num, port) {
         (_, Some(port)) => (
             None,
             Some(Datagrams::new(
-                &pd.native,
+                &base.native,
                 &port,
                 &init,
-                port::of(pd.ctx.which).down(),
+                port::of(base.ctx.which).down(),
             )?),
         ),
         (Some(_), None) => {
-            let native = pd.native.create_qp(&init).map_err(super::errno)?;
+            let native = base.native.create_qp(&init).map_err(super::errno)?;
             (Some(native), None)
         }
-        (None, None) => (Some(create_numbered(&pd.native, &mut init)?), None),
+        (None, None) => (Some(create_numbered(&base.native, &mut init)?), None),
     };
     let num = init.num.ok_or(Errno::INVAL)?;
     places::of(num).clear();
     let native = native.map(Arc::new);
-    let held = [
-        Some(pd.users.hold()),
-        Some(send_cq.users.hold()),
-        Some(recv_cq.users.hold()),
-        srq.as_ref().map(|srq| srq.users.hold()),
-    ];
     // SAFETY: all zeros is a value of the type.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.path_mtu = IBV_MTU_1024;
     attr.port_num = 1;
-    // SAFETY: a live object.
-    let context = unsafe { (*pd.c()).context };
     let faults = native.as_ref().and_then(|native| {
         let faults = faults::of_queue_pair(num)?;
-        port::of(pd.ctx.which).add(native);
+        port::of(base.ctx.which).add(native);
         Some(faults)
     });
+    let (names, handles) = match &base.cqs {
+        Some([send, recv]) => {
+            // As the program has said it.
+            let handles = [send.handle(), common.recv_cq];
+            ([Some(send.name()), Some(recv.name())], handles)
+        }
+        None => ([None, None], [std::ptr::null_mut(); 2]),
+    };
+    let (context, domain) = (base.context, base.pd);
     let made = QpObj::pool().make_at(
         |handle| {
             Ok(QpObj {
-                ctx: Arc::clone(&pd.ctx),
+                ctx: Arc::clone(&base.ctx),
                 num,
                 _number: number,
                 init,
-                pd: pd.native.clone(),
+                pd: base.native.clone(),
                 native,
                 ud: ud.map(Box::new),
                 state: AtomicU32::new(IBV_QPS_RESET),
@@ -426,29 +525,28 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 cap,
                 attr: Mutex::new(attr),
                 places: places::of(num),
-                queues: [send_cq.name(), recv_cq.name()],
+                queues: names,
                 subject: Subject::new(handle),
                 resting: Mutex::default(),
                 building: Building::default(),
                 extended: wanted.ops.is_some(),
                 faults,
-                _held: held,
+                _held: base.held,
             })
         },
         |c, _| {
-            let base = &mut c.qp_base;
-            base.context = context;
-            base.qp_context = common.qp_context;
-            base.pd = pd.handle();
-            base.send_cq = send_cq.handle();
-            base.recv_cq = recv_cq.handle();
-            base.srq = common.srq;
-            base.handle = num;
-            base.qp_num = num;
-            base.state = IBV_QPS_RESET;
-            base.qp_type = common.qp_type;
+            let qp = &mut c.qp_base;
+            qp.context = context;
+            qp.qp_context = common.qp_context;
+            qp.pd = domain;
+            [qp.send_cq, qp.recv_cq] = handles;
+            qp.srq = common.srq;
+            qp.handle = num;
+            qp.qp_num = num;
+            qp.state = IBV_QPS_RESET;
+            qp.qp_type = common.qp_type;
             if let Some(ops) = wanted.ops {
-                builders(c, ops, datagrams);
+                builders(c, ops, common.qp_type);
             }
         },
     )?;
@@ -500,6 +598,7 @@ pub unsafe fn ibv_create_qp(pd: *mut ibv_pd, init_attr: *mut ibv_qp_init_attr) -
             // SAFETY: the caller's promise.
             common: unsafe { *init_attr },
             pd,
+            xrcd: std::ptr::null_mut(),
             ops: None,
         };
         let made = create(&wanted)?;
@@ -513,8 +612,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    const KNOWN: u32 =
-        IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_XRCD
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     pointer(|| {
         find::<Context>(context)?;
         if attr.is_null() {
@@ -527,13 +628,20 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         {
             return Err(Errno::OPNOTSUPP);
         }
-        if asked.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+        let target = asked.qp_type == IBV_QPT_XRC_RECV;
+        let needed = if target {
+            IBV_QP_INIT_ATTR_XRCD
+        } else {
+            IBV_QP_INIT_ATTR_PD
+        };
+        if asked.comp_mask & needed == 0 {
             return Err(Errno::INVAL);
         }
         let ops = if asked.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
             let able = match asked.qp_type {
                 IBV_QPT_UC => UC_OPS,
                 IBV_QPT_UD => UD_OPS,
+                IBV_QPT_XRC_RECV => 0,
                 _ => RC_OPS,
             };
             if asked.send_ops_flags & !able != 0 {
@@ -554,6 +662,11 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
                 sq_sig_all: asked.sq_sig_all,
             },
             pd: asked.pd,
+            xrcd: if target {
+                asked.xrcd
+            } else {
+                std::ptr::null_mut()
+            },
             ops,
         };
         let made = create(&wanted)?;
@@ -572,188 +685,6 @@ pub unsafe fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
         Ok(qp) if qp.extended => qp.c(),
         _ => std::ptr::null_mut(),
     }
-}
-
-/// Attributes that a transition needs, and those that it may have (InfiniBand 11.2.5.2, and what the kernel makes of it).
-struct Transition {
-    from: ibv_qp_state,
-    to: ibv_qp_state,
-    needs: [u32; 3],
-    may: [u32; 3],
-}
-
-const PATHS: u32 = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE;
-const FIRST: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-const PEER: u32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-const FIRST_UD: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
-const RUNNING: [u32; 3] = [
-    IBV_QP_CUR_STATE | PATHS | IBV_QP_MIN_RNR_TIMER,
-    IBV_QP_CUR_STATE | PATHS,
-    IBV_QP_CUR_STATE | IBV_QP_QKEY,
-];
-
-/// For reliable connections, for unreliable ones, and for datagrams.
-const TRANSITIONS: &[Transition] = &[
-    Transition {
-        from: IBV_QPS_RESET,
-        to: IBV_QPS_INIT,
-        needs: [FIRST, FIRST, FIRST_UD],
-        may: [0; 3],
-    },
-    Transition {
-        from: IBV_QPS_INIT,
-        to: IBV_QPS_INIT,
-        needs: [0; 3],
-        may: [FIRST, FIRST, FIRST_UD],
-    },
-    Transition {
-        from: IBV_QPS_INIT,
-        to: IBV_QPS_RTR,
-        needs: [
-            PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-            PEER,
-            0,
-        ],
-        may: [
-            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
-            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
-            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
-        ],
-    },
-    Transition {
-        from: IBV_QPS_RTR,
-        to: IBV_QPS_RTS,
-        needs: [
-            IBV_QP_TIMEOUT
-                | IBV_QP_RETRY_CNT
-                | IBV_QP_RNR_RETRY
-                | IBV_QP_SQ_PSN
-                | IBV_QP_MAX_QP_RD_ATOMIC,
-            IBV_QP_SQ_PSN,
-            IBV_QP_SQ_PSN,
-        ],
-        may: RUNNING,
-    },
-    Transition {
-        from: IBV_QPS_RTS,
-        to: IBV_QPS_RTS,
-        needs: [0; 3],
-        may: RUNNING,
-    },
-    Transition {
-        from: IBV_QPS_RTS,
-        to: IBV_QPS_SQD,
-        needs: [0; 3],
-        may: [IBV_QP_EN_SQD_ASYNC_NOTIFY; 3],
-    },
-    Transition {
-        from: IBV_QPS_SQD,
-        to: IBV_QPS_RTS,
-        needs: [0; 3],
-        may: RUNNING,
-    },
-    Transition {
-        from: IBV_QPS_SQD,
-        to: IBV_QPS_SQD,
-        needs: [0; 3],
-        may: [
-            IBV_QP_PORT
-                | IBV_QP_AV
-                | IBV_QP_TIMEOUT
-                | IBV_QP_RETRY_CNT
-                | IBV_QP_RNR_RETRY
-                | IBV_QP_MAX_QP_RD_ATOMIC
-                | IBV_QP_MAX_DEST_RD_ATOMIC
-                | IBV_QP_PKEY_INDEX
-                | IBV_QP_MIN_RNR_TIMER
-                | PATHS,
-            IBV_QP_AV | IBV_QP_PKEY_INDEX | PATHS,
-            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
-        ],
-    },
-];
-
-/// Whether a change from one state to another may have these attributes.
-fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
-    let rest = mask & !(IBV_QP_STATE | IBV_QP_CUR_STATE);
-    if matches!(to, IBV_QPS_RESET | IBV_QPS_ERR) {
-        return rest == 0;
-    }
-    let column = match kind {
-        IBV_QPT_UD => 2,
-        IBV_QPT_UC => 1,
-        _ => 0,
-    };
-    TRANSITIONS
-        .iter()
-        .find(|t| t.from == from && t.to == to)
-        .is_some_and(|t| {
-            let (needs, may) = (t.needs[column], t.may[column]);
-            rest & needs == needs && rest & !(needs | may) == 0
-        })
-}
-
-/// `IBV_ACCESS_FLUSH_GLOBAL` and `IBV_ACCESS_FLUSH_PERSISTENT`, which newer headers have. Programs set them on every queue pair; no peer can flush here.
-const FLUSH: c_uint = 1 << 8 | 1 << 9;
-
-/// Whether the values are ones that the device can have.
-fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
-    const ACCESS: c_uint = IBV_ACCESS_LOCAL_WRITE
-        | IBV_ACCESS_REMOTE_WRITE
-        | IBV_ACCESS_REMOTE_READ
-        | IBV_ACCESS_REMOTE_ATOMIC
-        | IBV_ACCESS_MW_BIND
-        | IBV_ACCESS_ON_DEMAND
-        | IBV_ACCESS_OPTIONAL_RANGE
-        | FLUSH;
-    let has = |bit| mask & bit != 0;
-    let depth = |value: u8| u16::from(value) <= max_rd_atomic;
-    let wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
-        || (has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
-        || (has(IBV_QP_ACCESS_FLAGS) && attr.qp_access_flags & !ACCESS != 0)
-        || (has(IBV_QP_PATH_MTU) && !(IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu))
-        || (has(IBV_QP_DEST_QPN) && attr.dest_qp_num >> 24 != 0)
-        || (has(IBV_QP_AV) && (attr.ah_attr.port_num != 1 || attr.ah_attr.is_global == 0))
-        || (has(IBV_QP_MAX_QP_RD_ATOMIC) && !depth(attr.max_rd_atomic))
-        || (has(IBV_QP_MAX_DEST_RD_ATOMIC) && !depth(attr.max_dest_rd_atomic))
-        || (has(IBV_QP_TIMEOUT) && attr.timeout > 31)
-        || (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7)
-        || (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7)
-        || (has(IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31)
-        // There is one path.
-        || has(IBV_QP_ALT_PATH)
-        || (has(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED);
-    !wrong
-}
-
-/// Keep what was set.
-fn remember(kept: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
-    macro_rules! keep {
-        ($($bit:ident: $field:ident),*) => {$(
-            if mask & $bit != 0 {
-                kept.$field = attr.$field;
-            }
-        )*};
-    }
-    keep!(
-        IBV_QP_QKEY: qkey,
-        IBV_QP_ACCESS_FLAGS: qp_access_flags,
-        IBV_QP_PKEY_INDEX: pkey_index,
-        IBV_QP_PORT: port_num,
-        IBV_QP_AV: ah_attr,
-        IBV_QP_PATH_MTU: path_mtu,
-        IBV_QP_TIMEOUT: timeout,
-        IBV_QP_RETRY_CNT: retry_cnt,
-        IBV_QP_RNR_RETRY: rnr_retry,
-        IBV_QP_RQ_PSN: rq_psn,
-        IBV_QP_SQ_PSN: sq_psn,
-        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic,
-        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic,
-        IBV_QP_MIN_RNR_TIMER: min_rnr_timer,
-        IBV_QP_PATH_MIG_STATE: path_mig_state,
-        IBV_QP_DEST_QPN: dest_qp_num,
-        IBV_QP_EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify
-    );
 }
 
 /// `ibv_modify_qp`

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::context::{Ctx, Held, Users};
+use super::cq::Cq;
 use super::events::{Audience, Fate, Listener, Of, Subject};
 use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
 use super::types::*;
+use super::xrc::Xrcd;
 use crate::call::{pointer, status};
 
 /// What an `ibv_srq` stands for.
@@ -17,7 +19,7 @@ pub(crate) struct Srq {
     pub(crate) native: weft_verbs::Srq,
     pub(crate) max_sge: usize,
     ctx: Arc<Ctx>,
-    _held: Held,
+    _held: [Option<Held>; 3],
     /// Queue pairs that use it.
     pub(crate) users: Users,
     pub(crate) subject: Arc<Subject>,
@@ -34,17 +36,26 @@ impl Kind for Srq {
 }
 
 /// Make one; `init.attr` says afterwards what it got.
-fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<Guard<Srq>, Errno> {
+/// With `xrc` it is of an XRC domain, and its receives complete in that queue.
+fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_srq_init_attr,
+    xrc: Option<(&Guard<Xrcd>, &Guard<Cq>)>,
+) -> Result<Guard<Srq>, Errno> {
     let pd = find::<Pd>(pd)?;
     let limits = pd.native.device().attr().limits;
     let attr = &mut init.attr;
     if attr.max_wr == 0 || attr.max_wr > limits.max_wr || attr.max_sge > limits.max_sge {
         return Err(Errno::INVAL);
     }
-    let native = pd
-        .native
-        .create_srq(attr.max_wr, attr.max_sge)
-        .map_err(super::errno)?;
+    let native = match xrc {
+        None => pd.native.create_srq(attr.max_wr, attr.max_sge),
+        Some((xrcd, cq)) => {
+            let domain = xrcd.native();
+            domain.create_srq(&pd.native, &cq.native, attr.max_wr, attr.max_sge)
+        }
+    };
+    let native = native.map_err(super::errno)?;
     let num = native.num();
     // SAFETY: a live object.
     let context = unsafe { (*pd.c()).context };
@@ -54,7 +65,11 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<Guard<Srq>, E
                 native,
                 max_sge: attr.max_sge as usize,
                 ctx: Arc::clone(&pd.ctx),
-                _held: pd.users.hold(),
+                _held: [
+                    Some(pd.users.hold()),
+                    xrc.map(|(xrcd, _)| xrcd.users.hold()),
+                    xrc.map(|(_, cq)| cq.users.hold()),
+                ],
                 users: Users::default(),
                 subject: Subject::new(handle),
             })
@@ -90,7 +105,7 @@ pub unsafe fn ibv_create_srq(
         }
         // SAFETY: the caller's promise.
         let mut init = unsafe { *srq_init_attr };
-        let made = create(pd, &mut init)?;
+        let made = create(pd, &mut init, None)?;
         // SAFETY: as above.
         unsafe { (*srq_init_attr).attr = init.attr };
         Ok(made.handle())
@@ -116,9 +131,17 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         } else {
             IBV_SRQT_BASIC
         };
-        if kind != IBV_SRQT_BASIC {
-            return Err(Errno::OPNOTSUPP);
-        }
+        let xrc = match kind {
+            IBV_SRQT_BASIC => None,
+            IBV_SRQT_XRC => {
+                const NEEDED: u32 = IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+                if asked.comp_mask & NEEDED != NEEDED {
+                    return Err(Errno::INVAL);
+                }
+                Some((find::<Xrcd>(asked.xrcd)?, find::<Cq>(asked.cq)?))
+            }
+            _ => return Err(Errno::OPNOTSUPP),
+        };
         if asked.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
             return Err(Errno::INVAL);
         }
@@ -126,7 +149,8 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             srq_context: asked.srq_context,
             attr: asked.attr,
         };
-        let made = create(asked.pd, &mut init)?;
+        let xrc = xrc.as_ref().map(|(xrcd, cq)| (xrcd, cq));
+        let made = create(asked.pd, &mut init, xrc)?;
         // SAFETY: as above.
         unsafe { (*attr).attr = init.attr };
         Ok(made.handle())

@@ -39,6 +39,7 @@ mod transport;
 mod types;
 mod ud;
 mod warnings;
+mod xrc;
 
 pub use cq::{CompChannel, Cq, CqOverrun, EventWait};
 pub use device::{Device, DeviceBuilder, Pd, Transport};
@@ -62,3 +63,4 @@ pub use weft_sys::diag::tcp_peer_uid;
 pub use weft_sys::tcp::BindOptions;
 pub use weft_tls as tls;
 pub use weft_wire::dgram::Grh;
+pub use xrc::XrcDomain;

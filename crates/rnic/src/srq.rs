@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use weft_lock::Brief;
 
+use crate::cq::CqInner;
 use crate::device::{Counted, Pd, PdInner};
 use crate::lock::lock;
 use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
@@ -103,6 +104,8 @@ pub(crate) struct SrqInner {
     num: u32,
     /// The domain of the memory that its receives name.
     pub(crate) pd: Arc<PdInner>,
+    /// Of an XRC domain's queue: where its receives complete.
+    pub(crate) cq: Option<Arc<CqInner>>,
     queue: RecvQueue,
     limit: AtomicU32,
     /// Queue pairs that have a message and no receive for it, see [`crate::Rnr::Wait`], and whether there are any.
@@ -112,6 +115,10 @@ pub(crate) struct SrqInner {
 }
 
 impl SrqInner {
+    pub(crate) fn num(&self) -> u32 {
+        self.num
+    }
+
     pub(crate) fn put_back(&self, wr: RecvWr) {
         self.queue.put_back(wr);
         self.feed();
@@ -176,6 +183,15 @@ impl Pd {
     /// # Errors
     /// [`Error::Limit`].
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, Error> {
+        self.create_srq_for(None, max_wr, max_sge)
+    }
+
+    pub(crate) fn create_srq_for(
+        &self,
+        cq: Option<Arc<CqInner>>,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<Srq, Error> {
         let device = &self.0.device;
         if max_wr > device.limits.max_wr || max_sge > device.limits.max_sge {
             return Err(Error::Limit(
@@ -183,23 +199,20 @@ impl Pd {
             ));
         }
         let count = Counted::take(&device.srqs, device.limits.max_srq, "shared receive queues")?;
-        Ok(Srq::new(&self.0, device.id(), max_wr, max_sge, count))
-    }
-}
-
-impl Srq {
-    fn new(pd: &Arc<PdInner>, num: u32, max_wr: u32, max_sge: u32, count: Counted) -> Self {
-        Srq(Arc::new(SrqInner {
-            num,
-            pd: Arc::clone(pd),
+        Ok(Srq(Arc::new(SrqInner {
+            num: device.id(),
+            pd: Arc::clone(&self.0),
+            cq,
             queue: RecvQueue::new(max_wr, max_sge),
             limit: AtomicU32::new(0),
             hungry: Mutex::default(),
             has_hungry: AtomicBool::new(false),
             _count: count,
-        }))
+        })))
     }
+}
 
+impl Srq {
     /// The queue's number, as in [`AsyncEvent::SrqLimitReached`].
     pub fn num(&self) -> u32 {
         self.0.num

@@ -166,6 +166,9 @@ pub struct SendWr {
     pub fence: bool,
     /// Raise a solicited event at the peer.
     pub solicited: bool,
+    /// The shared receive queue that takes the message, on a queue pair whose peer is of an XRC domain
+    /// ([`XrcDomain`](crate::XrcDomain)).
+    pub srq: Option<u32>,
 }
 
 impl SendWr {
@@ -179,6 +182,7 @@ impl SendWr {
             signaled: false,
             fence: false,
             solicited: false,
+            srq: None,
         }
     }
     /// A Send.

@@ -53,6 +53,6 @@ pub use weft_rnic::{
     QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal,
     SimFaults, SimNet, Srq, Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU,
     UdCounters, UdDest, UdError, UdErrorKind, UdFault, UdInit, UdPort, UdPortCounters, UdQp,
-    UdReliable, UdSource, ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, protect, stat,
-    tcp_peer_uid, tls,
+    UdReliable, UdSource, ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, XrcDomain, protect,
+    stat, tcp_peer_uid, tls,
 };

@@ -427,8 +427,6 @@ static void memory(void) {
     CHECK(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1) == 0);
     CHECK(ibv_advise_mr(pd, 77, 0, &sge, 1) == EINVAL);
     NO(ibv_reg_dmabuf_mr(pd, 0, 10, 0, 3, 0), EOPNOTSUPP);
-    struct ibv_alloc_dm_attr dm = {.length = 10};
-    NO(ibv_alloc_dm(context, &dm), EOPNOTSUPP);
     CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0);
 }
 
@@ -940,8 +938,8 @@ static void pairs(void) {
     CHECK(h.qp->qp_num && h.qp->qp_num < 1 << 24 && h.qp->state == IBV_QPS_RESET && h.qp->send_cq == h.scq);
     CHECK(ibv_destroy_cq(h.scq) == EBUSY && ibv_dealloc_pd(h.pd) == EBUSY);
     struct ibv_qp_init_attr init = attributes(&h);
-    enum ibv_qp_type types[] = {IBV_QPT_RAW_PACKET, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV, IBV_QPT_DRIVER};
-    for (int i = 0; i < 4; i++) {
+    enum ibv_qp_type types[] = {IBV_QPT_RAW_PACKET, IBV_QPT_DRIVER};
+    for (int i = 0; i < 2; i++) {
         init.qp_type = types[i];
         NO(ibv_create_qp(h.pd, &init), EOPNOTSUPP);
     }
@@ -968,8 +966,11 @@ static void pairs(void) {
     CHECK(ibv_attach_mcast(h.qp, &gid, 0) == EINVAL && ibv_detach_mcast(h.qp, &gid, 0) == EINVAL);
     struct ibv_ah_attr ah = {0};
     NO(ibv_create_ah(h.pd, &ah), EINVAL);
+    init = attributes(&h);
+    init.qp_type = IBV_QPT_XRC_RECV;
+    NO(ibv_create_qp(h.pd, &init), EINVAL);
     struct ibv_xrcd_init_attr xrcd = {0};
-    NO(ibv_open_xrcd(h.context, &xrcd), EOPNOTSUPP);
+    NO(ibv_open_xrcd(h.context, &xrcd), EINVAL);
     struct ibv_flow_attr flow = {0};
     NO(ibv_create_flow(h.qp, &flow), EOPNOTSUPP);
     half_close(&h);
@@ -1389,6 +1390,8 @@ static void shared_receives(void) {
                                       .comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE,
                                       .srq_type = IBV_SRQT_XRC,
                                       .pd = a.pd};
+    NO(ibv_create_srq_ex(a.context, &ex), EINVAL);
+    ex.srq_type = IBV_SRQT_TM;
     NO(ibv_create_srq_ex(a.context, &ex), EOPNOTSUPP);
     ex.srq_type = IBV_SRQT_BASIC;
     struct ibv_srq *srq = ibv_create_srq_ex(a.context, &ex);
@@ -1810,6 +1813,159 @@ static void cancelled(void) {
     }
     CHECK(opened && ibv_close_device(opened) == 0);
     half_close(&h);
+}
+
+static struct ibv_xrcd *domain_of(struct ibv_context *context, int fd, int oflags) {
+    struct ibv_xrcd_init_attr attr = {
+        .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = fd, .oflags = oflags};
+    return ibv_open_xrcd(context, &attr);
+}
+
+static struct ibv_srq *xrc_queue(struct half *h, struct ibv_xrcd *xrcd) {
+    struct ibv_srq_init_attr_ex ex = {
+        .attr = {.max_wr = 16, .max_sge = 2},
+        .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+        .srq_type = IBV_SRQT_XRC,
+        .pd = h->pd,
+        .xrcd = xrcd,
+        .cq = h->rcq};
+    return ibv_create_srq_ex(h->context, &ex);
+}
+
+static void domains_by_file(void) {
+    struct ibv_context *context = open_named("weft_ib0"), *iwarp = open_named("weft0");
+    char name[] = "/tmp/weft-xrcXXXXXX";
+    int fd = mkstemp(name);
+    MUST(fd >= 0);
+    NO(domain_of(iwarp, -1, O_CREAT), EOPNOTSUPP);
+    NO(domain_of(context, 12345, O_CREAT), EBADF);
+    NO(domain_of(context, fd, 0), EAGAIN);
+    struct ibv_xrcd *first = domain_of(context, fd, O_CREAT | O_EXCL), *second = domain_of(context, fd, 0);
+    CHECK(first && second && first != second);
+    NO(domain_of(context, fd, O_CREAT | O_EXCL), EINVAL);
+    CHECK(ibv_close_xrcd(first) == 0 && ibv_close_xrcd(second) == 0 && ibv_close_xrcd(second) == EINVAL);
+    NO(domain_of(context, fd, 0), EAGAIN);
+    close(fd);
+    unlink(name);
+    CHECK(ibv_close_device(context) == 0 && ibv_close_device(iwarp) == 0);
+}
+
+/* Two queues in two protection domains behind one target queue pair: each message finds the one that it names. */
+static void xrc(void) {
+    struct half a, b, c;
+    half_open(&a, "weft_ib0", 0);
+    half_open(&b, "weft_ib0", 0);
+    half_open(&c, "weft_ib0", 0);
+    struct ibv_xrcd *xrcd = domain_of(b.context, -1, O_CREAT);
+    MUST(xrcd && (b.srq = xrc_queue(&b, xrcd)) && (c.srq = xrc_queue(&c, xrcd)));
+    uint32_t numbers[2];
+    CHECK(ibv_get_srq_num(b.srq, &numbers[0]) == 0 && ibv_get_srq_num(c.srq, &numbers[1]) == 0);
+    CHECK(numbers[0] != numbers[1]);
+    CHECK(ibv_close_xrcd(xrcd) == EBUSY && ibv_destroy_cq(c.rcq) == EBUSY);
+
+    struct ibv_qp_init_attr_ex ex = {.qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd};
+    struct ibv_qp *target = ibv_create_qp_ex(b.context, &ex), *own = a.qp;
+    struct ibv_qp_init_attr init = attributes(&a);
+    init.qp_type = IBV_QPT_XRC_SEND;
+    init.recv_cq = NULL;
+    MUST(target && (a.qp = ibv_create_qp(a.pd, &init)));
+    MUST(to_init(a.qp) == 0 && to_init(target) == 0);
+    MUST(to_rtr(a.qp, target->qp_num) == 0 && to_rtr(target, a.qp->qp_num) == 0);
+    MUST(to_rts(a.qp) == 0 && to_rts(target) == 0);
+
+    struct half *to[] = {&b, &c};
+    for (int i = 0; i < 6; i++) {
+        struct half *h = to[i / 2 % 2];
+        receive(h, 100 + i, 0, 64);
+        sprintf(a.buf, "message %d", i);
+        struct ibv_sge sge = part(&a, 0, 64);
+        struct ibv_send_wr wr = request(i, i % 2 ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND, &sge, 1);
+        wr.imm_data = htonl(i);
+        wr.qp_type.xrc.remote_srqn = numbers[i / 2 % 2];
+        CHECK(post(&a, &wr) == 0);
+        struct ibv_wc wc = completion(h->rcq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 100u + i && wc.byte_len == 64 && wc.qp_num == target->qp_num);
+        CHECK(!(i % 2) || wc.imm_data == htonl(i));
+        CHECK(!strcmp(h->buf, a.buf));
+        wc = completion(a.scq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (unsigned)i);
+        CHECK(ibv_poll_cq(to[1 - i / 2 % 2]->rcq, 1, &wc) == 0);
+    }
+    /* A message waits for a receive of its own queue, whatever the other one has. */
+    receive(&b, 1, 0, 64);
+    struct ibv_sge sge = part(&a, 0, 8);
+    struct ibv_send_wr wr = request(9, IBV_WR_SEND, &sge, 1);
+    wr.qp_type.xrc.remote_srqn = numbers[1];
+    CHECK(post(&a, &wr) == 0);
+    struct ibv_wc wc;
+    usleep(20000);
+    CHECK(ibv_poll_cq(b.rcq, 1, &wc) == 0 && ibv_poll_cq(a.scq, 1, &wc) == 0);
+    receive(&c, 2, 0, 64);
+    CHECK(completion(c.rcq).wr_id == 2 && completion(a.scq).wr_id == 9);
+    /* Both queues' memory is within reach; nobody else's is. */
+    for (int i = 0; i < 2; i++) {
+        memcpy(a.buf, "written", 8);
+        sge = part(&a, 0, 8);
+        wr = request(20, IBV_WR_RDMA_WRITE, &sge, 1);
+        aim(&wr, to[i], 512);
+        CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS && !strcmp(to[i]->buf + 512, "written"));
+        sge = part(&a, 1024, 8);
+        wr = request(21, IBV_WR_RDMA_READ, &sge, 1);
+        aim(&wr, to[i], 512);
+        CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS && !strcmp(a.buf + 1024, "written"));
+        memset(a.buf + 1024, 0, 8);
+    }
+    /* No such queue. */
+    sge = part(&a, 0, 8);
+    wr = request(30, IBV_WR_SEND, &sge, 1);
+    wr.qp_type.xrc.remote_srqn = numbers[1] + 1000;
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_REM_INV_REQ_ERR);
+    CHECK(ibv_destroy_qp(a.qp) == 0 && ibv_destroy_qp(target) == 0);
+    a.qp = own;
+    half_close(&a);
+    CHECK(ibv_destroy_srq(b.srq) == 0 && ibv_destroy_srq(c.srq) == 0 && ibv_close_xrcd(xrcd) == 0);
+    b.srq = c.srq = NULL;
+    half_close(&b);
+    half_close(&c);
+}
+
+static void device_memory(void) {
+    struct half a, b;
+    pair_open(&a, &b);
+    struct ibv_device_attr_ex attr;
+    CHECK(ibv_query_device_ex(b.context, NULL, &attr) == 0 && attr.max_dm_size > 0);
+    struct ibv_alloc_dm_attr wanted = {.length = 4096, .log_align_req = 6};
+    struct ibv_dm *dm = ibv_alloc_dm(b.context, &wanted);
+    MUST(dm);
+    wanted.length = attr.max_dm_size + 1;
+    NO(ibv_alloc_dm(b.context, &wanted), ENOMEM);
+    wanted.length = 0;
+    NO(ibv_alloc_dm(b.context, &wanted), EINVAL);
+    NO(ibv_reg_dm_mr(b.pd, dm, 0, 4096, IBV_ACCESS_LOCAL_WRITE), EINVAL);
+    NO(ibv_reg_dm_mr(b.pd, dm, 4096, 4, ALL | IBV_ACCESS_ZERO_BASED), EINVAL);
+    struct ibv_mr *mr = ibv_reg_dm_mr(b.pd, dm, 64, 256, ALL | IBV_ACCESS_ZERO_BASED);
+    MUST(mr);
+    CHECK(ibv_free_dm(dm) == EBUSY);
+    /* A Write to address 0 of the region, and an atomic behind it. */
+    memcpy(a.buf, "device!", 8);
+    struct ibv_sge sge = part(&a, 0, 8);
+    struct ibv_send_wr wr = request(1, IBV_WR_RDMA_WRITE, &sge, 1);
+    wr.wr.rdma.rkey = mr->rkey;
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS);
+    char copy[8];
+    CHECK(ibv_memcpy_from_dm(copy, dm, 64, 8) == 0 && !memcmp(copy, "device!", 8));
+    uint64_t forty = 40;
+    CHECK(ibv_memcpy_to_dm(dm, 64 + 8, &forty, 8) == 0);
+    wr = request(2, IBV_WR_ATOMIC_FETCH_AND_ADD, &sge, 1);
+    wr.wr.atomic.rkey = mr->rkey;
+    wr.wr.atomic.remote_addr = 8;
+    wr.wr.atomic.compare_add = 2;
+    CHECK(post(&a, &wr) == 0 && completion(a.scq).status == IBV_WC_SUCCESS && *(uint64_t *)a.buf == 40);
+    CHECK(ibv_memcpy_from_dm(&forty, dm, 72, 8) == 0 && forty == 42);
+    CHECK(ibv_memcpy_from_dm(copy, dm, 1, 4) == EINVAL && ibv_memcpy_from_dm(copy, dm, 4096, 4) == EINVAL);
+    CHECK(ibv_memcpy_to_dm(dm, 4092, copy, 8) == EINVAL && ibv_memcpy_to_dm(dm, UINT64_MAX - 3, copy, 4) == EINVAL);
+    CHECK(ibv_dereg_mr(mr) == 0 && ibv_free_dm(dm) == 0 && ibv_free_dm(dm) == EINVAL);
+    pair_close(&a, &b);
 }
 
 static void overrun(void) {
@@ -2439,6 +2595,9 @@ static const struct {
              {"receiver_not_ready", receiver_not_ready},
              {"completion_events", completion_events},
              {"cancelled", cancelled},
+             {"domains_by_file", domains_by_file},
+             {"xrc", xrc},
+             {"device_memory", device_memory},
              {"overrun", overrun},
              {"places", places},
              {"cleaned", cleaned},

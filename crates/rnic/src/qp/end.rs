@@ -247,7 +247,7 @@ impl QpInner {
         let current = core.rx.take_recv();
         let queued = match &self.recv {
             RecvSource::Own(queue) => queue.drain(),
-            RecvSource::Shared(_) | RecvSource::Twin(_) => VecDeque::new(),
+            RecvSource::Shared(_) | RecvSource::Twin(_) | RecvSource::Xrc(_) => VecDeque::new(),
         };
         let vendor_err = match core.ended {
             Some(EndReason::Terminated(code) | EndReason::PeerTerminated(code)) => code,
@@ -455,6 +455,7 @@ impl QpInner {
         if let RecvSource::Shared(srq) = &self.recv {
             srq.forget(&**self);
         }
+        self.leave_xrc();
         self.send_cq.detach(&**self);
         self.recv_cq.detach(&**self);
         self.release_lease();

@@ -77,6 +77,7 @@ impl QpInner {
                 self.one_sided(wr, local, keys, &mut tx.window)
             };
             let carried = match wr.op {
+                _ if wr.srq.is_some() && wr.op.is_two_sided() => false,
                 SendOp::Send if (len as usize) < REF_MAPPED && !self.remote_completion => {
                     self.send_frame(stream, tx, keys, local, wr, len)
                 }

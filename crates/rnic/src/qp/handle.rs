@@ -20,6 +20,7 @@ use crate::srq::{RecvQueue, Srq};
 use crate::types::{
     Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, Rnr, SendWr, WcStatus,
 };
+use crate::xrc::{XrcDomain, XrcTarget};
 
 /// What a queue pair is made of.
 #[derive(Clone)]
@@ -30,6 +31,9 @@ pub struct QpInit {
     pub recv_cq: Cq,
     /// Take receives from here, not from a queue of its own.
     pub srq: Option<Srq>,
+    /// Receives come from the queues of this XRC domain, as messages name them. Such a queue pair is made in [`XrcDomain::pd`], with
+    /// [`XrcDomain::cq`].
+    pub xrc: Option<XrcDomain>,
     /// Sends outstanding at once.
     pub max_send_wr: u32,
     /// Receives outstanding at once.
@@ -62,6 +66,7 @@ impl QpInit {
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
             srq: None,
+            xrc: None,
             max_send_wr: 128,
             max_recv_wr: 128,
             max_sge: 4,
@@ -98,9 +103,10 @@ pub struct Qp(
 
 impl Qp {
     fn new(pd: &Arc<PdInner>, num: QpNumber, init: &QpInit, count: Counted) -> Qp {
-        let recv = match &init.srq {
-            Some(srq) => RecvSource::Shared(Arc::clone(&srq.0)),
-            None => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
+        let recv = match (&init.xrc, &init.srq) {
+            (Some(domain), _) => RecvSource::Xrc(XrcTarget::new(Arc::clone(&domain.0))),
+            (None, Some(srq)) => RecvSource::Shared(Arc::clone(&srq.0)),
+            (None, None) => RecvSource::Own(RecvQueue::new(init.max_recv_wr, init.max_sge)),
         };
         Qp(
             Self::make(pd, num.num, init, recv, false),
@@ -131,7 +137,7 @@ impl Qp {
         let recv = match &first.recv {
             RecvSource::Shared(srq) => RecvSource::Shared(Arc::clone(srq)),
             RecvSource::Own(_) => RecvSource::Twin(Arc::downgrade(first)),
-            RecvSource::Twin(_) => return None,
+            RecvSource::Twin(_) | RecvSource::Xrc(_) => return None,
         };
         let twin = Self::make(&first.pd, first.num, &init, recv, true);
         twin.set_access(first.access());
@@ -149,10 +155,6 @@ impl Qp {
         is_twin: bool,
     ) -> Arc<QpInner> {
         let device = &pd.device;
-        let recv_pd = match &recv {
-            RecvSource::Shared(srq) => srq.pd.id,
-            RecvSource::Own(_) | RecvSource::Twin(_) => pd.id,
-        };
         let inner = Arc::new(QpInner {
             num,
             is_twin,
@@ -162,7 +164,6 @@ impl Qp {
             send_cq: Arc::clone(&init.send_cq.0),
             recv_cq: Arc::clone(&init.recv_cq.0),
             recv,
-            recv_pd,
             max_send_wr: init.max_send_wr,
             max_sge: init.max_sge,
             max_inline: init.max_inline,
@@ -204,6 +205,7 @@ impl Qp {
                 keys: Keys::new(&device.table),
                 stream: None,
                 confirming: None,
+                named_srq: None,
                 silent: 0,
                 tx: Tx::default(),
                 rx: Rx::default(),

@@ -26,6 +26,7 @@ mod roles;
 mod rx;
 mod stat;
 mod tx;
+mod xrc;
 
 use std::collections::VecDeque;
 use std::io;
@@ -34,7 +35,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use weft_mem::{Access, KeyGuard, KeyLock, Keys, PdId};
+use weft_mem::{Access, KeyGuard, KeyLock, Keys};
 use weft_proto::mpa::{Params, Rtr};
 use weft_proto::rdmap::{self, DoneStatus, Fault, State as StreamState};
 use weft_sys::{Event, Interest};
@@ -49,6 +50,7 @@ use crate::srq::{RecvQueue, SrqInner};
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
 use crate::types::{Ledger, LinkOptions, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
+use crate::xrc::XrcTarget;
 use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
@@ -60,6 +62,7 @@ use rx::Rx;
 pub(crate) use rx::scatter;
 use tx::Tx;
 pub(crate) use tx::sub_list;
+use xrc::name_srq;
 
 /// The longest ULPDU on shared memory, in bytes: what one connection moves before others get their turn.
 const LOCAL_MAX_ULPDU: u32 = 16 << 20;
@@ -91,6 +94,8 @@ pub(crate) enum RecvSource {
     Shared(Arc<SrqInner>),
     /// Of the queue pair whose other end this is, see [`Qp::twin`].
     Twin(Weak<QpInner>),
+    /// Those that messages name.
+    Xrc(XrcTarget),
 }
 
 /// What a lock holder may touch.
@@ -100,6 +105,8 @@ struct Core {
     stream: Option<Box<Stream>>,
     /// Sends and Writes are complete when the peer has them.
     confirming: Option<Confirming>,
+    /// The shared receive queue of an XRC domain that the peer was told of last.
+    named_srq: Option<u32>,
     /// Requests done without a completion, since the last one that made one.
     silent: u32,
     tx: Tx,
@@ -156,8 +163,6 @@ pub(crate) struct QpInner {
     send_cq: Arc<CqInner>,
     recv_cq: Arc<CqInner>,
     recv: RecvSource,
-    /// The domain of the memory that receives name.
-    recv_pd: PdId,
     max_send_wr: u32,
     max_sge: u32,
     max_inline: u32,
@@ -544,6 +549,9 @@ impl QpInner {
             if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
                 guarded(|| self.send_cq.call_hook());
             }
+            for cq in self.other_cqs() {
+                guarded(|| cq.call_hook());
+            }
         }
         out
     }
@@ -659,7 +667,12 @@ impl QpInner {
             return;
         }
         let mut inbox = lock(&self.inbox);
-        let Some(stream) = &mut core.stream else {
+        let Core {
+            stream: Some(stream),
+            named_srq,
+            ..
+        } = core
+        else {
             return;
         };
         let mut wanted = false;
@@ -667,6 +680,7 @@ impl QpInner {
         for wr in inbox.drain(..) {
             wanted |= wr.signaled;
             told |= wr.op.is_two_sided();
+            name_srq(stream, named_srq, &wr);
             let slot = Slot {
                 wr,
                 internal: false,
@@ -747,7 +761,7 @@ impl QpInner {
         if core.withheld.is_none() && !self.orphan.load(Ordering::Relaxed) {
             let done = &mut core.done;
             poller.take(&self.send_cq, &mut done.send);
-            poller.take(&self.recv_cq, &mut done.recv);
+            self.with_recv_cq(|cq| poller.take(cq, &mut done.recv));
         }
     }
 
@@ -767,7 +781,7 @@ impl QpInner {
             done.send_urgent = false;
         }
         if !done.recv.is_empty() {
-            fits &= self.recv_cq.push(&done.recv, done.recv_urgent);
+            fits &= self.with_recv_cq(|cq| cq.push(&done.recv, done.recv_urgent));
             done.recv.clear();
             done.recv_urgent = false;
         }
@@ -781,6 +795,7 @@ impl QpInner {
             RecvSource::Own(queue) => queue.take().map(|(wr, _)| wr),
             RecvSource::Shared(srq) => srq.take(),
             RecvSource::Twin(first) => first.upgrade()?.take_recv(),
+            RecvSource::Xrc(target) => target.current()?.take(),
         }
     }
 
@@ -789,6 +804,11 @@ impl QpInner {
         match &self.recv {
             RecvSource::Own(queue) => queue.put_back(wr),
             RecvSource::Shared(srq) => srq.put_back(wr),
+            RecvSource::Xrc(target) => {
+                if let Some(srq) = target.current() {
+                    srq.put_back(wr);
+                }
+            }
             RecvSource::Twin(first) => {
                 if let Some(first) = first.upgrade() {
                     first.put_back_recv(wr);

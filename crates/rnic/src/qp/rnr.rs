@@ -174,7 +174,10 @@ impl QpInner {
             return Wait::No;
         }
         let starving = core.rx.held.waits
-            || (needs_recv(&segment.header) && core.rx.recv.is_none() && !self.fetch_recv(core));
+            || (needs_recv(&segment.header)
+                && core.rx.recv.is_none()
+                && !self.lacks_srq()
+                && !self.fetch_recv(core));
         if !starving {
             return Wait::No;
         }
@@ -213,7 +216,11 @@ impl QpInner {
         let mut went_on = false;
         while let Some(ulpdu) = core.rx.held.ulpdus.front() {
             let (header, len) = (Header::parse(ulpdu).map_err(Fault::from)?, ulpdu.len());
-            if needs_recv(&header) && core.rx.recv.is_none() && !self.fetch_recv(core) {
+            if needs_recv(&header)
+                && core.rx.recv.is_none()
+                && !self.lacks_srq()
+                && !self.fetch_recv(core)
+            {
                 if went_on {
                     self.time_wait(core, header, len);
                 }
@@ -349,6 +356,13 @@ impl QpInner {
             match &self.recv {
                 RecvSource::Own(_) | RecvSource::Twin(_) => {
                     self.starved.store(true, Ordering::SeqCst);
+                }
+                RecvSource::Xrc(target) => {
+                    if !self.starved.swap(true, Ordering::SeqCst)
+                        && let Some(srq) = target.current()
+                    {
+                        srq.await_recv(Arc::downgrade(self) as _);
+                    }
                 }
                 RecvSource::Shared(srq) => {
                     if !self.starved.swap(true, Ordering::SeqCst) {

@@ -518,6 +518,7 @@ impl QpInner {
         ledger.rx_fpdus += 1;
         let mut payload = &ulpdu[header.len().min(ulpdu.len())..];
         let mut before = 0;
+        let mut told = None;
         let (target, len) = match step {
             Step::Control { len } => {
                 let body = payload.get(..len as usize).ok_or(Fault::BadFrame)?;
@@ -531,6 +532,7 @@ impl QpInner {
             Step::PlaceWrite { stag, to, len } => {
                 if len == 0 && stag == 0 {
                     rx.patience.hear(to);
+                    told = Some(to);
                 }
                 (Target::Write { stag, to }, len)
             }
@@ -538,7 +540,8 @@ impl QpInner {
             Step::PlaceRecv { first, mo, len } => {
                 // One that was waited for is there already.
                 if first && rx.recv.is_none() {
-                    rx.recv = Some(self.take_recv().ok_or(Fault::NoReceive)?);
+                    let wr = self.take_recv().ok_or_else(|| self.no_receive())?;
+                    rx.recv = Some(wr);
                 }
                 let room = rx
                     .recv
@@ -556,6 +559,9 @@ impl QpInner {
                 (Target::Recv { mo }, len)
             }
         };
+        if let Some(to) = told {
+            self.hear_srq(core, to)?;
+        }
         // The whole segment is checked before its first byte is placed.
         let here = payload.len().min(len as usize);
         if let (true, Target::Recv { mo: 0 }, Some([sge])) = (
@@ -566,7 +572,7 @@ impl QpInner {
             // The common case, without keeping the region: one piece into one buffer.
             let need = Access::LOCAL_WRITE;
             core.keys
-                .local(self.recv_pd, sge.lkey, sge.addr, here as u32, need)
+                .local(self.recv_pd(), sge.lkey, sge.addr, here as u32, need)
                 .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?
                 .copy_in(&payload[..here]);
             core.ledger.rx_copied += here as u64;
@@ -617,7 +623,7 @@ impl QpInner {
             Target::Held => Ok(SmallVec::new()),
             Target::Recv { mo } => {
                 let sges = core.rx.recv.as_ref().map_or(&[][..], |wr| &wr.sges);
-                self.list_spans(self.recv_pd, sges, mo, len)
+                self.list_spans(self.recv_pd(), sges, mo, len)
                     .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))
             }
         }
@@ -663,10 +669,10 @@ impl QpInner {
                     None => core.rx.recv.take(),
                 };
                 let Some(wr) = wr else {
-                    return Err(Fault::NoReceive.into());
+                    return Err(self.no_receive().into());
                 };
                 if let Some(stag) = invalidate
-                    && let Err(error) = self.device.table.invalidate(self.pd.id, self.num, stag)
+                    && let Err(error) = self.device.table.invalidate(self.own_pd(), self.num, stag)
                 {
                     core.rx.recv = Some(wr);
                     return Err(match error {

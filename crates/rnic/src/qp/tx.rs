@@ -348,9 +348,7 @@ impl QpInner {
         if !self.access().contains(need) {
             return Err(MemError::Access);
         }
-        self.device
-            .table
-            .remote(self.pd.id, self.num, stag, to, len, need)
+        self.reach(stag, to, len, need)
     }
 
     /// Send until there is nothing to send or the transport takes no more. Says whether bytes moved.

@@ -196,7 +196,7 @@ impl UdInner {
         let take = || match &self.recv {
             RecvSource::Own(queue) => queue.take_if(fits).map(|(wr, _)| wr),
             RecvSource::Shared(srq) => srq.take_if(fits),
-            RecvSource::Twin(_) => Err(Lack::Empty),
+            RecvSource::Twin(_) | RecvSource::Xrc(_) => Err(Lack::Empty),
         };
         let taken = take();
         if matches!(taken, Err(Lack::Empty))
@@ -434,7 +434,7 @@ impl UdInner {
         match &self.recv {
             RecvSource::Own(queue) => queue.put_back(wr),
             RecvSource::Shared(srq) => srq.put_back(wr),
-            RecvSource::Twin(_) => {}
+            RecvSource::Twin(_) | RecvSource::Xrc(_) => {}
         }
     }
 

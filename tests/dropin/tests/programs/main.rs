@@ -8,6 +8,7 @@ mod mpi_wheels;
 mod perftest;
 mod pingpong;
 mod pyverbs;
+mod qperf;
 mod rdmacm;
 mod rsockets;
 mod sysfs;

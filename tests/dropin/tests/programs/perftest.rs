@@ -194,3 +194,26 @@ fn exchange_by_cm() {
         1,
     );
 }
+
+/// Each side sends from one queue pair and receives on another, into the shared receive queue that the message names.
+#[test]
+fn extended_reliable_connections() {
+    by_hand("ib_send_bw", "-c XRC -n 300 -s 4096");
+    by_hand("ib_send_bw", "-c XRC -n 200 -s 4096 -q 4");
+    by_hand("ib_send_bw", "-c XRC -n 200 -s 4096 -b");
+    by_hand("ib_send_lat", "-c XRC -n 200 -s 64");
+    for program in ["ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat"] {
+        by_hand(program, "-c XRC -n 200 -s 1024");
+    }
+    for program in ["ib_atomic_bw", "ib_atomic_lat"] {
+        by_hand(program, "-c XRC -n 200");
+    }
+}
+
+/// More queue pairs than a process may have descriptors by default. The peak (`-N` leaves it out) takes perftest a time that grows with the square
+/// of the operations.
+#[test]
+fn many_queue_pairs() {
+    let weft = Weft::on("weft_ib0").limit(std::time::Duration::from_mins(5));
+    perftest(&weft, "ib_write_bw", "-d weft_ib0 -N -q 512 -n 100", 1);
+}

@@ -96,3 +96,53 @@ fn ibv_ud_pingpong_is_refused_on_iwarp() {
     assert_eq!(done.code(), 1, "{}", done.show());
     done.says("Couldn't create QP");
 }
+
+/// XRC: each message names the shared receive queue that it is for.
+#[test]
+fn ibv_xsrq_pingpong() {
+    if !have(&[("ibv_xsrq_pingpong", "ibverbs-utils")]) {
+        return;
+    }
+    for weft in carriers("weft_ib0") {
+        for options in ["-n 300", "-e -n 100", "-s 100000 -n 20"] {
+            let port = free_port();
+            let line = format!("ibv_xsrq_pingpong -d weft_ib0 -g 0 -p {port} {options}");
+            let (server, client) = pair(&weft, port, &line, &format!("{line} 127.0.0.1"));
+            server.says("SRQN").says("success");
+            client.says("SRQN").says("success");
+        }
+    }
+}
+
+/// One server with a queue pair for each of two clients, which reach the same queue.
+#[test]
+fn ibv_xsrq_pingpong_with_two_clients() {
+    if !have(&[("ibv_xsrq_pingpong", "ibverbs-utils")]) {
+        return;
+    }
+    let weft = Weft::on("weft_ib0");
+    let port = free_port();
+    let line = format!("ibv_xsrq_pingpong -d weft_ib0 -g 0 -p {port} -n 100 -c 2");
+    let server = weft.start(&line).listens(port);
+    let clients = [(); 2].map(|()| weft.start(&format!("{line} 127.0.0.1")));
+    for client in clients {
+        let done = client.end();
+        done.good();
+        done.says("success");
+    }
+    let done = server.end();
+    done.good();
+    done.says("success");
+}
+
+#[test]
+fn ibv_xsrq_pingpong_is_refused_on_iwarp() {
+    if !have(&[("ibv_xsrq_pingpong", "ibverbs-utils")]) {
+        return;
+    }
+    let port = free_port();
+    let line = format!("ibv_xsrq_pingpong -d weft0 -g 0 -p {port}");
+    let done = Weft::on("weft0").run(&line);
+    assert_eq!(done.code(), 1, "{}", done.show());
+    done.says("XRC");
+}

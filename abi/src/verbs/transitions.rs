@@ -1,0 +1,193 @@
+//! What `ibv_modify_qp` may change, and when.
+
+use std::ffi::c_uint;
+
+use super::types::*;
+
+/// Attributes that a transition needs, and those that it may have (InfiniBand 11.2.5.2, and what the kernel makes of it).
+struct Transition {
+    from: ibv_qp_state,
+    to: ibv_qp_state,
+    needs: [u32; 3],
+    may: [u32; 3],
+}
+
+const PATHS: u32 = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PATH_MIG_STATE;
+const FIRST: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+const PEER: u32 = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+const FIRST_UD: u32 = IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+const RUNNING: [u32; 3] = [
+    IBV_QP_CUR_STATE | PATHS | IBV_QP_MIN_RNR_TIMER,
+    IBV_QP_CUR_STATE | PATHS,
+    IBV_QP_CUR_STATE | IBV_QP_QKEY,
+];
+
+/// For reliable connections, for unreliable ones, and for datagrams.
+const TRANSITIONS: &[Transition] = &[
+    Transition {
+        from: IBV_QPS_RESET,
+        to: IBV_QPS_INIT,
+        needs: [FIRST, FIRST, FIRST_UD],
+        may: [0; 3],
+    },
+    Transition {
+        from: IBV_QPS_INIT,
+        to: IBV_QPS_INIT,
+        needs: [0; 3],
+        may: [FIRST, FIRST, FIRST_UD],
+    },
+    Transition {
+        from: IBV_QPS_INIT,
+        to: IBV_QPS_RTR,
+        needs: [
+            PEER | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+            PEER,
+            0,
+        ],
+        may: [
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+            IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX,
+            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
+        ],
+    },
+    Transition {
+        from: IBV_QPS_RTR,
+        to: IBV_QPS_RTS,
+        needs: [
+            IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_SQ_PSN
+                | IBV_QP_MAX_QP_RD_ATOMIC,
+            IBV_QP_SQ_PSN,
+            IBV_QP_SQ_PSN,
+        ],
+        may: RUNNING,
+    },
+    Transition {
+        from: IBV_QPS_RTS,
+        to: IBV_QPS_RTS,
+        needs: [0; 3],
+        may: RUNNING,
+    },
+    Transition {
+        from: IBV_QPS_RTS,
+        to: IBV_QPS_SQD,
+        needs: [0; 3],
+        may: [IBV_QP_EN_SQD_ASYNC_NOTIFY; 3],
+    },
+    Transition {
+        from: IBV_QPS_SQD,
+        to: IBV_QPS_RTS,
+        needs: [0; 3],
+        may: RUNNING,
+    },
+    Transition {
+        from: IBV_QPS_SQD,
+        to: IBV_QPS_SQD,
+        needs: [0; 3],
+        may: [
+            IBV_QP_PORT
+                | IBV_QP_AV
+                | IBV_QP_TIMEOUT
+                | IBV_QP_RETRY_CNT
+                | IBV_QP_RNR_RETRY
+                | IBV_QP_MAX_QP_RD_ATOMIC
+                | IBV_QP_MAX_DEST_RD_ATOMIC
+                | IBV_QP_PKEY_INDEX
+                | IBV_QP_MIN_RNR_TIMER
+                | PATHS,
+            IBV_QP_AV | IBV_QP_PKEY_INDEX | PATHS,
+            IBV_QP_PKEY_INDEX | IBV_QP_QKEY,
+        ],
+    },
+];
+
+/// Whether a change from one state to another may have these attributes.
+pub(super) fn allowed(kind: ibv_qp_type, from: ibv_qp_state, to: ibv_qp_state, mask: u32) -> bool {
+    let rest = mask & !(IBV_QP_STATE | IBV_QP_CUR_STATE);
+    if matches!(to, IBV_QPS_RESET | IBV_QPS_ERR) {
+        return rest == 0;
+    }
+    // What only the other end of an XRC connection needs.
+    let spared = match kind {
+        IBV_QPT_XRC_SEND => IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+        IBV_QPT_XRC_RECV => IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
+        _ => 0,
+    };
+    let column = match kind {
+        IBV_QPT_UD => 2,
+        IBV_QPT_UC => 1,
+        _ => 0,
+    };
+    TRANSITIONS
+        .iter()
+        .find(|t| t.from == from && t.to == to)
+        .is_some_and(|t| {
+            let (needs, may) = (t.needs[column], t.may[column]);
+            rest & (needs & !spared) == needs & !spared && rest & !(needs | may) == 0
+        })
+}
+
+/// `IBV_ACCESS_FLUSH_GLOBAL` and `IBV_ACCESS_FLUSH_PERSISTENT`, which newer headers have. Programs set them on every queue pair; no peer can flush here.
+const FLUSH: c_uint = 1 << 8 | 1 << 9;
+
+/// Whether the values are ones that the device can have.
+pub(super) fn sound(attr: &ibv_qp_attr, mask: u32, max_rd_atomic: u16) -> bool {
+    const ACCESS: c_uint = IBV_ACCESS_LOCAL_WRITE
+        | IBV_ACCESS_REMOTE_WRITE
+        | IBV_ACCESS_REMOTE_READ
+        | IBV_ACCESS_REMOTE_ATOMIC
+        | IBV_ACCESS_MW_BIND
+        | IBV_ACCESS_ON_DEMAND
+        | IBV_ACCESS_OPTIONAL_RANGE
+        | FLUSH;
+    let has = |bit| mask & bit != 0;
+    let depth = |value: u8| u16::from(value) <= max_rd_atomic;
+    let wrong = (has(IBV_QP_PORT) && attr.port_num != 1)
+        || (has(IBV_QP_PKEY_INDEX) && attr.pkey_index != 0)
+        || (has(IBV_QP_ACCESS_FLAGS) && attr.qp_access_flags & !ACCESS != 0)
+        || (has(IBV_QP_PATH_MTU) && !(IBV_MTU_256..=IBV_MTU_4096).contains(&attr.path_mtu))
+        || (has(IBV_QP_DEST_QPN) && attr.dest_qp_num >> 24 != 0)
+        || (has(IBV_QP_AV) && (attr.ah_attr.port_num != 1 || attr.ah_attr.is_global == 0))
+        || (has(IBV_QP_MAX_QP_RD_ATOMIC) && !depth(attr.max_rd_atomic))
+        || (has(IBV_QP_MAX_DEST_RD_ATOMIC) && !depth(attr.max_dest_rd_atomic))
+        || (has(IBV_QP_TIMEOUT) && attr.timeout > 31)
+        || (has(IBV_QP_RETRY_CNT) && attr.retry_cnt > 7)
+        || (has(IBV_QP_RNR_RETRY) && attr.rnr_retry > 7)
+        || (has(IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31)
+        // There is one path.
+        || has(IBV_QP_ALT_PATH)
+        || (has(IBV_QP_PATH_MIG_STATE) && attr.path_mig_state != IBV_MIG_MIGRATED);
+    !wrong
+}
+
+/// Keep what was set.
+pub(super) fn remember(kept: &mut ibv_qp_attr, attr: &ibv_qp_attr, mask: u32) {
+    macro_rules! keep {
+        ($($bit:ident: $field:ident),*) => {$(
+            if mask & $bit != 0 {
+                kept.$field = attr.$field;
+            }
+        )*};
+    }
+    keep!(
+        IBV_QP_QKEY: qkey,
+        IBV_QP_ACCESS_FLAGS: qp_access_flags,
+        IBV_QP_PKEY_INDEX: pkey_index,
+        IBV_QP_PORT: port_num,
+        IBV_QP_AV: ah_attr,
+        IBV_QP_PATH_MTU: path_mtu,
+        IBV_QP_TIMEOUT: timeout,
+        IBV_QP_RETRY_CNT: retry_cnt,
+        IBV_QP_RNR_RETRY: rnr_retry,
+        IBV_QP_RQ_PSN: rq_psn,
+        IBV_QP_SQ_PSN: sq_psn,
+        IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic,
+        IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic,
+        IBV_QP_MIN_RNR_TIMER: min_rnr_timer,
+        IBV_QP_PATH_MIG_STATE: path_mig_state,
+        IBV_QP_DEST_QPN: dest_qp_num,
+        IBV_QP_EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify
+    );
+}

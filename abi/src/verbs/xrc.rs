@@ -1,0 +1,125 @@
+//! XRC domains. A domain belongs to this process: programs that name one by the same file share it here, and not with other processes.
+
+use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, Weak};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use weft_verbs::XrcDomain;
+
+use super::context::{Context, Ctx, Users};
+use super::device::native;
+use super::object::{Inherited, Kind, PerFork, Pool, find, lock, turn};
+use super::types::*;
+use crate::call::{pointer, status};
+
+/// What an `ibv_xrcd` stands for.
+pub(crate) struct Xrcd {
+    pub(crate) ctx: Arc<Ctx>,
+    shared: Arc<Shared>,
+    /// Queues and queue pairs that were made with it.
+    pub(crate) users: Users,
+}
+
+/// A domain, for all who have opened it.
+struct Shared {
+    native: XrcDomain,
+    /// The file that names it: device and inode.
+    file: Option<(u64, u64)>,
+}
+
+/// Domains that have a name.
+#[derive(Default)]
+struct Named(Mutex<Vec<Weak<Shared>>>);
+
+impl Inherited for Named {}
+
+static NAMED: PerFork<Named> = PerFork::new();
+
+impl Kind for Xrcd {
+    type C = ibv_xrcd;
+    type Handle = ibv_xrcd;
+    const MARK: u32 = 0x08c0_d0a1;
+    fn pool() -> &'static Pool<Self> {
+        static POOL: PerFork<Pool<Xrcd>> = PerFork::new();
+        POOL.get()
+    }
+}
+
+impl Xrcd {
+    pub(crate) fn native(&self) -> &XrcDomain {
+        &self.shared.native
+    }
+}
+
+/// The domain that the file behind `fd` names, as the kernel has it: `EAGAIN` when there is none and none is to be made, `EINVAL` when there is one
+/// and one is to be made.
+fn shared(fd: c_int, flags: OFlags) -> Result<Arc<Shared>, Errno> {
+    let make = |file| {
+        let native = native()?.create_xrc_domain().map_err(super::errno)?;
+        Ok(Arc::new(Shared { native, file }))
+    };
+    if fd == -1 {
+        return make(None);
+    }
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: it is used for this call only, which says so if it is none.
+    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) })?;
+    let file = Some((stat.st_dev, stat.st_ino));
+    let mut named = lock(&NAMED.get().0);
+    named.retain(|one| one.strong_count() > 0);
+    let there = named.iter().filter_map(Weak::upgrade);
+    match there.into_iter().find(|one| one.file == file) {
+        Some(_) if flags.contains(OFlags::EXCL) => Err(Errno::INVAL),
+        Some(one) => Ok(one),
+        None if !flags.contains(OFlags::CREATE) => Err(Errno::AGAIN),
+        None => {
+            let made = make(file)?;
+            named.push(Arc::downgrade(&made));
+            Ok(made)
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+    pointer(|| {
+        let context = find::<Context>(context)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { *attr };
+        if attr.comp_mask != NEEDED {
+            return Err(Errno::INVAL);
+        }
+        if !context.ctx.is_persona() {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let flags = OFlags::from_bits_truncate(attr.oflags as u32);
+        let body = Xrcd {
+            ctx: Arc::clone(&context.ctx),
+            shared: shared(attr.fd, flags)?,
+            users: Users::default(),
+        };
+        let made = Xrcd::pool().make(body, |c, _| c.context = context.handle())?;
+        Ok(made.handle())
+    })
+}
+
+pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    status(|| {
+        let xrcd = turn::<Xrcd>(xrcd)?;
+        if xrcd.users.any() {
+            return Err(Errno::BUSY);
+        }
+        drop(xrcd.retire());
+        Ok(())
+    })
+}

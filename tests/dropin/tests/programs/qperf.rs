@@ -1,0 +1,52 @@
+//! qperf: queue pairs joined by `rdma_cm` (`-cm 1`), because it knows LIDs and no GIDs without it.
+
+use weft_dropin::{Weft, free_port, have};
+
+use super::carriers;
+
+/// Sockets' and RDMA's tests that have a verdict of their own, and what it begins with.
+const TESTS: &[(&str, &str)] = &[
+    ("rc_lat", "latency"),
+    ("rc_bw", "bw"),
+    ("rc_rdma_write_lat", "latency"),
+    ("rc_rdma_write_bw", "bw"),
+    ("rc_rdma_read_lat", "latency"),
+    ("rc_rdma_read_bw", "bw"),
+    ("rc_compare_swap_mr", "msg_rate"),
+    ("rc_fetch_add_mr", "msg_rate"),
+    ("ver_rc_compare_swap", "msg_rate"),
+    ("ver_rc_fetch_add", "msg_rate"),
+];
+
+/// On iWARP over TCP the server of this test stays in it: it waits for messages that its client has not sent when its time was up.
+const BOTH_WAYS: (&str, &str) = ("rc_bi_bw", "bw");
+
+fn qperf(weft: &Weft, more: Option<&(&str, &str)>) {
+    let port = free_port();
+    let _server = weft.start(&format!("qperf -lp {port}")).listens(port);
+    for (test, measured) in TESTS.iter().chain(more) {
+        let done = weft.run(&format!("qperf 127.0.0.1 -lp {port} -t 1 -cm 1 {test}"));
+        done.good();
+        done.says(&format!("{measured} "))
+            .never_says("failed")
+            .never_says("error");
+    }
+}
+
+#[test]
+fn qperf_on_weft0() {
+    if have(&[("qperf", "qperf")]) {
+        for weft in &carriers("weft0") {
+            qperf(weft, None);
+        }
+    }
+}
+
+#[test]
+fn qperf_on_weft_ib0() {
+    if have(&[("qperf", "qperf")]) {
+        for weft in &carriers("weft_ib0") {
+            qperf(weft, Some(&BOTH_WAYS));
+        }
+    }
+}
