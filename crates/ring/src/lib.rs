@@ -51,6 +51,8 @@ mod segment;
 
 mod end;
 #[cfg(not(loom))]
+pub mod source;
+#[cfg(not(loom))]
 pub mod stream;
 
 pub use end::End;

@@ -146,7 +146,7 @@ impl Stream {
     }
 
     #[inline]
-    fn at(&self, offset: usize) -> &AtomicU64 {
+    pub(crate) fn at(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset < CONTROL);
         // SAFETY: the callers keep the offset inside the control page and a multiple of 8; the mapping lives as long as `self`.
         unsafe { AtomicU64::from_ptr(self.map.as_ptr().add(offset).cast()) }

@@ -1,11 +1,13 @@
 //! What a process under `weft run` says of its connections: a file of memory named [`NAME`], which `weft stat` finds among the process's
 //! descriptors and reads. The process pays for plain stores; nothing runs for a reader.
 
+use std::fmt::{self, Write as _};
 use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 
+use crate::lend::{Copied, Mode};
 use crate::meet::Why;
 
 /// The name of the memory file.
@@ -13,9 +15,9 @@ pub const NAME: &str = "weft-run-ledger";
 /// What stands first in it.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"weftledg");
 /// The version of the layout.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Words in the header and in each row, of 8 bytes in the machine's order.
-pub const ROW_WORDS: usize = 24;
+pub const ROW_WORDS: usize = 32;
 /// Rows.
 pub const ROWS: usize = 512;
 /// Bytes of the file.
@@ -87,6 +89,20 @@ pub enum Word {
     Datagrams,
     /// Those dropped because the ring was full.
     Dropped,
+    /// How large sends go, a [`Mode`]; none has been from the program's memory as long as [`Word::TxSource`] is 0.
+    Lending,
+    /// Bytes that the peer has been offered from the program's memory, and bytes fetched from the peer's. Not part of those through the ring.
+    TxSource,
+    /// The latter.
+    RxSource,
+    /// Bytes of large sends that went through the ring all the same.
+    TxCopied,
+    /// Why: bits of [`Copied`].
+    WhyCopied,
+    /// Threads that waited because they wrote to memory under way.
+    Faults,
+    /// Bytes under way that were copied, so that a thread got on, or because the receiver was slow.
+    Moved,
 }
 
 /// How bytes go on behind the ring.
@@ -151,6 +167,65 @@ pub struct Row {
     pub datagrams: u64,
     /// Datagrams dropped because it was full.
     pub dropped: u64,
+    /// What was sent from the program's memory, and fetched from the peer's.
+    pub lent: Lent,
+}
+
+/// The part of a row about memory that is sent from where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// How large sends go.
+    pub mode: Mode,
+    /// Bytes offered to the peer and fetched from it.
+    pub bytes: (u64, u64),
+    /// Bytes of large sends that went through the ring.
+    pub copied: u64,
+    /// Why, bits of [`Copied`].
+    pub why: u64,
+    /// Threads that waited because they wrote to memory under way.
+    pub faults: u64,
+    /// Bytes under way that were copied after all.
+    pub moved: u64,
+}
+
+impl Lent {
+    /// Whether there is anything to tell.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == (0, 0) && self.copied == 0
+    }
+
+    /// For people: one line.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut text);
+        text
+    }
+
+    fn write(&self, text: &mut String) -> fmt::Result {
+        let (sent, fetched) = self.bytes;
+        if sent > 0 || self.copied > 0 {
+            let mode = self.mode.name();
+            write!(
+                text,
+                "{mode}: {sent} B sent from the program's memory, {} B copied",
+                self.copied
+            )?;
+            let why: Vec<_> = Copied::of(self.why).map(Copied::text).collect();
+            if !why.is_empty() {
+                write!(text, " ({})", why.join("; "))?;
+            }
+            if self.faults > 0 || self.moved > 0 {
+                let (faults, moved) = (self.faults, self.moved);
+                write!(text, ", {faults} faults, {moved} B moved while under way")?;
+            }
+        }
+        if fetched > 0 {
+            let between = if text.is_empty() { "" } else { "; " };
+            write!(text, "{between}{fetched} B fetched from the peer's memory")?;
+        }
+        Ok(())
+    }
 }
 
 impl Row {
@@ -240,6 +315,14 @@ pub fn parse(bytes: &[u8]) -> Option<Ledger> {
             udp: get(Word::Udp)? != 0,
             datagrams: get(Word::Datagrams)?,
             dropped: get(Word::Dropped)?,
+            lent: Lent {
+                mode: Mode::from_number(get(Word::Lending)?),
+                bytes: (get(Word::TxSource)?, get(Word::RxSource)?),
+                copied: get(Word::TxCopied)?,
+                why: get(Word::WhyCopied)?,
+                faults: get(Word::Faults)?,
+                moved: get(Word::Moved)?,
+            },
         });
     }
     Some(Ledger {
@@ -314,6 +397,9 @@ mod tests {
         put(row + Word::Ports as usize, (80 << 16) + 4711);
         put(row + Word::Mode as usize, u64::from(RING << 8 | RING));
         put(row + Word::TxRing as usize, 1000);
+        put(row + Word::Lending as usize, Mode::AzCopy as u64);
+        put(row + Word::TxSource as usize, 7000);
+        put(row + Word::Faults as usize, 2);
         bytes
     }
 
@@ -328,6 +414,16 @@ mod tests {
         assert_eq!(row.own, "127.0.0.1:80".parse().unwrap());
         assert_eq!(row.peer.port(), 4711);
         assert_eq!((row.via(), row.ring), ("rings", (1000, 0)));
+        let lent = row.lent;
+        assert_eq!(
+            (lent.mode, lent.bytes.0, lent.faults),
+            (Mode::AzCopy, 7000, 2)
+        );
+        assert!(
+            lent.text().starts_with("azsdp copy: 7000 B sent"),
+            "{}",
+            lent.text()
+        );
     }
 
     #[test]

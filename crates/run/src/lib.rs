@@ -7,5 +7,6 @@ pub mod addr;
 pub mod dgram;
 pub mod hosts;
 pub mod ledger;
+pub mod lend;
 pub mod meet;
 pub mod pace;

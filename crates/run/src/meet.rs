@@ -72,12 +72,14 @@ pub enum Why {
     NotConfirmed = 23,
     /// The connection between the hosts broke while bytes were on it.
     SideLost = 24,
+    /// Memory that the peer had offered could not be read.
+    SourceLost = 25,
 }
 
 impl Why {
     /// Of a number, as it stands in a ledger.
     pub fn of(number: u32) -> Why {
-        const ALL: [Why; 25] = [
+        const ALL: [Why; 26] = [
             Why::None,
             Why::Short,
             Why::Elsewhere,
@@ -103,6 +105,7 @@ impl Why {
             Why::PlainHost,
             Why::NotConfirmed,
             Why::SideLost,
+            Why::SourceLost,
         ];
         ALL.get(number as usize).copied().unwrap_or(Why::None)
     }
@@ -147,6 +150,9 @@ impl Why {
                 "the peer runs without `weft run --hosts`, or what both ends know of the connection differs"
             }
             Why::SideLost => "the connection between the hosts broke",
+            Why::SourceLost => {
+                "memory that the peer had offered could not be read: it was killed, or has given it away"
+            }
         }
     }
 }
@@ -252,6 +258,14 @@ fn own_cookie(fd: impl AsFd) -> Result<u64, Why> {
     rustix::net::sockopt::socket_cookie(fd).map_err(|_| Why::System)
 }
 
+/// The process behind the meeting's socket, as this one numbers it; 0: it is in a place whose processes we do not see.
+pub fn peer_process(wire: impl AsFd) -> u32 {
+    unix::peer_cred(wire)
+        .ok()
+        .and_then(|cred| cred.pid)
+        .unwrap_or(0)
+}
+
 /// The dialler's message: who it is, whom it means, and the segment and the bell's other end with it.
 pub fn offer(
     wire: &OwnedFd,
@@ -274,6 +288,8 @@ pub struct Offer {
     pub segment: OwnedFd,
     /// The responder's end of the bell.
     pub bell: OwnedFd,
+    /// The initiator's process, see [`peer_process`].
+    pub process: u32,
 }
 
 /// Looks whether the dialler has come to the responder's socket, and checks what it brings. `fd` is the responder's TCP socket; one that has
@@ -324,7 +340,12 @@ pub fn take(
     {
         return Err(Why::Impostor);
     }
-    Ok(Some(Offer { segment, bell }))
+    let process = peer_process(&wire);
+    Ok(Some(Offer {
+        segment,
+        bell,
+        process,
+    }))
 }
 
 #[cfg(test)]
@@ -387,7 +408,7 @@ mod tests {
 
     #[test]
     fn reasons_survive_the_ledger() {
-        for number in 0..=24 {
+        for number in 0..=25 {
             assert_eq!(Why::of(number) as u32, number);
             assert_eq!(Why::of(number).text().is_empty(), number == 0);
         }

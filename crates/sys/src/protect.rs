@@ -10,6 +10,9 @@
 //! costs no system call. [`settle`] takes the protection of a range away from outside, for memory that is about to be
 //! unmapped, or written by a system call (system calls get `EFAULT` from a protected page, and no signal).
 //!
+//! Where nobody else can end the holds, because the process has no thread for it, the waiting thread does it itself: by the function that
+//! [`set_helper`] was given.
+//!
 //! The handler uses atomics, `futex`, `write` on an eventfd, `mprotect` and `sched_yield` only, with all signals blocked. Faults
 //! that are not of a zone go to the action that the program has installed ([`swap_program_action`]).
 //!
@@ -142,6 +145,19 @@ impl Zone {
         }
     }
 
+    /// Have the process's helper end holds of it, or wait for that. False: there is no helper. Async-signal-safe.
+    fn help(&self) -> bool {
+        let helper = HELPER.load(Ordering::SeqCst);
+        if helper == 0 {
+            return false;
+        }
+        // SAFETY: stored by `set_helper`, from a function of this type.
+        let helper = unsafe { std::mem::transmute::<usize, Helper>(helper) };
+        let (start, end) = self.range();
+        helper(start, end);
+        true
+    }
+
     /// Sleep until something about it changes after `seen`, or it is time to ring again. Async-signal-safe.
     fn sleep(&self, seen: u32) {
         let limit = rustix::thread::Timespec {
@@ -202,7 +218,7 @@ impl Zone {
                 let seen = self.word.load(Ordering::SeqCst);
                 self.want();
                 state = self.state.load(Ordering::SeqCst);
-                if state & HOLDS != 0 {
+                if state & HOLDS != 0 && !self.help() {
                     self.sleep(seen);
                 }
             }
@@ -228,6 +244,31 @@ static MARK: AtomicPtr<Birthmark> = AtomicPtr::new(null_mut());
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// Zones whose protection was taken away.
 static LIFTS: AtomicU64 = AtomicU64::new(0);
+
+/// See [`set_helper`].
+pub type Helper = fn(usize, usize);
+/// The helper's address; 0: none.
+static HELPER: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that waits for the last hold of a zone calls this function again and again, with the first address of the zone and the one behind it,
+/// until there are none: the function ends holds, or sleeps for a little while until it can. It has to be async-signal-safe: it is called by the
+/// handler, with all signals blocked.
+pub fn set_helper(helper: Helper) {
+    HELPER.store(helper as usize, Ordering::SeqCst);
+}
+
+/// In a child of `fork`, before anything else runs there: makes the memory that its parent had protected writable, so that system calls can write
+/// to it too. Async-signal-safe.
+pub fn in_child() {
+    for zone in in_use() {
+        let state = zone.state.load(Ordering::SeqCst);
+        if state & PHASE != FREE {
+            let (start, end) = zone.range();
+            unprotect(start, end);
+            zone.release(state);
+        }
+    }
+}
 
 /// What has happened in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -284,14 +325,7 @@ impl Table {
         if is_here() {
             return Ok(());
         }
-        for zone in in_use() {
-            let state = zone.state.load(Ordering::SeqCst);
-            if state & PHASE != FREE {
-                let (start, end) = zone.range();
-                unprotect(start, end);
-                zone.release(state);
-            }
-        }
+        in_child();
         let mark = Birthmark::new().map_err(|_| Refused::System)?;
         MARK.store(Box::into_raw(Box::new(mark)), Ordering::Release);
         Ok(())
@@ -394,6 +428,9 @@ impl Table {
 }
 
 fn add_bell(zone: &Zone, bell: RawFd) -> Result<(), Refused> {
+    if bell < 0 {
+        return Ok(());
+    }
     if zone.bells.iter().any(|b| b.load(Ordering::Acquire) == bell) {
         return Ok(());
     }
@@ -439,6 +476,20 @@ impl fmt::Debug for Zone {
 }
 
 impl Hold {
+    /// Its number, to be kept in memory that signal handlers reach; [`Hold::from_raw`] makes a hold of it again. Not 0.
+    pub fn into_raw(self) -> usize {
+        let base = ZONES.as_ptr();
+        let index = (std::ptr::from_ref(self.zone).addr() - base.addr()) / size_of::<Zone>();
+        std::mem::forget(self);
+        index + 1
+    }
+
+    /// The hold that became this number; once for each number that [`Hold::into_raw`] gave. `None` for no such number.
+    pub fn from_raw(raw: usize) -> Option<Hold> {
+        let zone = ZONES.get(raw.checked_sub(1)?)?;
+        Some(Hold { zone, fresh: false })
+    }
+
     /// A thread waits until it is dropped.
     pub fn is_wanted(&self) -> bool {
         self.zone.wanted.load(Ordering::SeqCst) != 0
@@ -478,6 +529,23 @@ pub fn page_size() -> usize {
 /// The pages must stay mapped, with the rights that they have, until [`settle`] has returned for them: whoever unmaps them or changes
 /// their protection settles them before. Nobody but those who may be made to wait writes to them.
 pub unsafe fn guard(start: NonNull<u8>, len: usize, bell: BorrowedFd<'_>) -> Result<Hold, Refused> {
+    // SAFETY: the caller's promise.
+    unsafe { guard_for(start, len, bell.as_raw_fd()) }
+}
+
+/// The same without a bell: the process's helper ends the hold ([`set_helper`]).
+///
+/// # Errors
+/// [`Refused`]: nothing has changed.
+///
+/// # Safety
+/// As [`guard`].
+pub unsafe fn guard_helped(start: NonNull<u8>, len: usize) -> Result<Hold, Refused> {
+    // SAFETY: the caller's promise.
+    unsafe { guard_for(start, len, -1) }
+}
+
+unsafe fn guard_for(start: NonNull<u8>, len: usize, bell: RawFd) -> Result<Hold, Refused> {
     let start = start.as_ptr().expose_provenance();
     let end = start.checked_add(len).ok_or(Refused::Unaligned)?;
     let page = page_size();
@@ -486,7 +554,7 @@ pub unsafe fn guard(start: NonNull<u8>, len: usize, bell: BorrowedFd<'_>) -> Res
     }
     let table = table();
     let _table = lock(&table);
-    Table::guard(start, end, bell.as_raw_fd())
+    Table::guard(start, end, bell)
 }
 
 /// Wait until nothing of the range is on its way, and make it writable. Those who unmap, remap or protect memory, or have a system call write

@@ -2,6 +2,7 @@
 
 use indicatif::HumanBytes;
 use weft_run::ledger::{self, Ledger};
+use weft_run::lend::Copied;
 use weft_run::meet::Why;
 
 use crate::terminal;
@@ -39,6 +40,13 @@ pub fn json(ledgers: &[Ledger]) -> String {
                 "rx_tcp": row.tcp.1,
                 "bells": row.bells,
                 "sleeps": row.sleeps,
+                "mode": row.lent.mode.name(),
+                "tx_source": row.lent.bytes.0,
+                "rx_source": row.lent.bytes.1,
+                "tx_copied": row.lent.copied,
+                "copied_why": Copied::of(row.lent.why).map(Copied::text).collect::<Vec<_>>(),
+                "faults": row.lent.faults,
+                "moved": row.lent.moved,
             });
             text += &object.to_string();
             text.push('\n');
@@ -62,6 +70,9 @@ pub fn table(ledgers: &[Ledger], width: Option<u16>) -> String {
             let mut connection = format!("{} → {}", row.own, row.peer);
             if row.why != Why::None {
                 connection = format!("{connection}\n({})", row.why.text());
+            }
+            if !row.lent.is_empty() {
+                connection = format!("{connection}\n{}", row.lent.text());
             }
             let bytes = |n: u64| HumanBytes(n).to_string();
             rows.push([

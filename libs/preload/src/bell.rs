@@ -167,6 +167,18 @@ pub(crate) fn probe(bell: c_int) -> Heard {
     }
 }
 
+/// Whether the peer's end is closed for good, not only for sending: nobody reads any more.
+pub(crate) fn is_cut(bell: c_int) -> bool {
+    let mut poll = libc::pollfd {
+        fd: bell,
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    let n = unsafe { next::poll(&raw mut poll, 1, 0) };
+    n > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
+}
+
 fn take(bell: c_int, n: u64) -> u64 {
     let mut bytes = [0_u8; 64];
     let want = bytes.len().min(n as usize);

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_ring::Role;
 use weft_ring::stream::Stream;
@@ -20,7 +20,8 @@ use weft_run::hosts::Beginning;
 use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{Ends, Why};
 
-use crate::lock::SharedLock;
+use crate::lend::Lent;
+use crate::lock::{self, SharedLock};
 use crate::{hidden, ledger};
 
 /// Not connected, as far as we know.
@@ -67,16 +68,26 @@ pub(crate) struct Side {
     /// Sends over TCP in a row, and pauses made for the receiver to catch up.
     pub(crate) run: AtomicU32,
     pub(crate) pauses: AtomicU32,
+    /// Sources that have been offered to the peer, and that have been taken from it.
+    pub(crate) offered: AtomicU64,
+    pub(crate) sources: AtomicU64,
 }
 
 /// A channel.
 pub(crate) struct Chan {
-    pub(crate) stream: Stream,
+    pub(crate) stream: Arc<Stream>,
     pub(crate) role: Role,
     /// Our end of the bell, hidden.
     pub(crate) bell: AtomicI32,
     /// What is behind it: the peer, or the broker that reaches the peer's host.
     pub(crate) carrier: Carrier,
+    /// This process, and the peer's, when they met; 0: unknown. Only they lend memory to each other.
+    pub(crate) process: u32,
+    pub(crate) peer_process: u32,
+    /// We have said that we lend; we have answered the peer.
+    pub(crate) introduced: AtomicBool,
+    pub(crate) answered: AtomicBool,
+    pub(crate) lent: Lent,
     side: *mut Side,
 }
 
@@ -97,10 +108,15 @@ impl Chan {
             return None;
         }
         let chan = Chan {
-            stream,
+            stream: Arc::new(stream),
             role,
             bell: AtomicI32::new(bell),
             carrier: Carrier::Here,
+            process: lock::own(),
+            peer_process: 0,
+            introduced: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
+            lent: Lent::default(),
             side: side.cast(),
         };
         chan.side().holders.store(1, Relaxed);
@@ -192,6 +208,8 @@ pub(crate) struct Conn {
     /// Closed: the last to leave frees it.
     dead: AtomicBool,
     pub(crate) why: AtomicU32,
+    /// Threads that have waited because they wrote to memory under way, since the last send.
+    pub(crate) faults: AtomicU32,
     /// Processes that have the socket, when it has no channel and a fork has seen it.
     pub(crate) shared: AtomicPtr<AtomicU32>,
     /// Its row in the ledger, and one more; 0: none.
@@ -237,6 +255,7 @@ impl Conn {
                 followed: AtomicU32::new(0),
                 dead: AtomicBool::new(false),
                 why: AtomicU32::new(0),
+                faults: AtomicU32::new(0),
                 shared: AtomicPtr::new(null_mut()),
                 row: AtomicU32::new(0),
                 slow: UnsafeCell::new(Slow::default()),
@@ -331,6 +350,7 @@ impl Conn {
             &self.in_rx,
             &self.in_tx,
             &self.why,
+            &self.faults,
             &self.row,
             &self.followed,
         ] {

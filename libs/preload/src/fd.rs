@@ -98,6 +98,11 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
         Entry::Conn(conn) => {
             // The bell closes after the socket: who hears the one finds the other's FIN.
             let inside = conn.enter();
+            if conn.refs.load(SeqCst) == 1
+                && let Some(chan) = conn.chan(&inside)
+            {
+                crate::lend::closing(chan);
+            }
             let bell = conn.chan(&inside).map(|chan| hidden::keep(chan.bell()));
             drop(inside);
             forget(fd);
@@ -202,8 +207,13 @@ pub(crate) unsafe fn over(old: c_int, new: c_int, call: impl Fn() -> c_int) -> c
     if unsafe { next::fcntl(old, libc::F_GETFD, 0) } < 0 {
         return call();
     }
-    let bell =
-        table::enter(new).and_then(|(conn, inside)| hidden::keep(conn.chan(&inside)?.bell()));
+    let bell = table::enter(new).and_then(|(conn, inside)| {
+        let chan = conn.chan(&inside)?;
+        if conn.refs.load(SeqCst) == 1 {
+            crate::lend::closing(chan);
+        }
+        hidden::keep(chan.bell())
+    });
     forget(new);
     let rc = call();
     if let Some(bell) = bell {

@@ -11,6 +11,7 @@ use libc::{
 
 use weft_run::meet::Why;
 
+use crate::lend::memory::{is_active, settle, settle_all};
 use crate::rx::receive;
 use crate::tx::{Source, transmit};
 use crate::{dgram, link, next, table};
@@ -55,6 +56,7 @@ pub(crate) use doors;
 
 doors! {
     fn read(fd: c_int, buf: *mut c_void, n: size_t) -> ssize_t {
+        settle(buf, n);
         if n == 0 || table::conn(fd).is_none() {
             return dgram::io::read(fd, buf, n);
         }
@@ -67,6 +69,7 @@ doors! {
     }
 
     fn readv(fd: c_int, iov: *const iovec, n: c_int) -> ssize_t {
+        if let Some(list) = vector(iov, n as usize) { settle_all(list); }
         if table::conn(fd).is_none() {
             return dgram::io::readv(fd, iov, n);
         }
@@ -77,6 +80,7 @@ doors! {
     }
 
     fn recv(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int) -> ssize_t {
+        settle(buf, n);
         if table::conn(fd).is_none() {
             return dgram::io::recvfrom(fd, buf, n, flags, std::ptr::null_mut(), std::ptr::null_mut());
         }
@@ -89,6 +93,7 @@ doors! {
     }
 
     fn recvfrom(fd: c_int, buf: *mut c_void, n: size_t, flags: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> ssize_t {
+        settle(buf, n);
         if table::conn(fd).is_none() {
             return dgram::io::recvfrom(fd, buf, n, flags, addr, len);
         }
@@ -107,6 +112,7 @@ doors! {
     }
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+        settle_message(message);
         if table::conn(fd).is_none() || message.is_null() {
             return dgram::io::recvmsg(fd, message, flags);
         }
@@ -114,6 +120,7 @@ doors! {
     }
 
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, n: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
+        for at in 0..n.min(1024) as usize { settle_message(&raw mut (*messages.add(at)).msg_hdr); }
         if table::conn(fd).is_none() || n == 0 {
             return dgram::io::recvmmsg(fd, messages, n, flags, timeout);
         }
@@ -218,6 +225,19 @@ doors! {
             return drain_to(from, to, n, flags);
         }
         next::splice(from, from_offset, to, to_offset, n, flags)
+    }
+}
+
+/// The buffers of a message that is to be received.
+unsafe fn settle_message(message: *mut msghdr) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if is_active()
+            && let Some(header) = message.as_ref()
+            && let Some(list) = vector(header.msg_iov, header.msg_iovlen)
+        {
+            settle_all(list);
+        }
     }
 }
 

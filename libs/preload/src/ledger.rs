@@ -182,6 +182,18 @@ pub(crate) fn count(conn: &Conn, which: Word, n: u64) {
     add(word(conn, which), n);
 }
 
+/// Sets a number.
+pub(crate) fn put(conn: &Conn, which: Word, value: u64) {
+    set(word(conn, which), value);
+}
+
+/// Adds bits.
+pub(crate) fn mark(conn: &Conn, which: Word, bits: u64) {
+    if let Some(word) = word(conn, which) {
+        word.store(word.load(Relaxed) | bits, Relaxed);
+    }
+}
+
 /// Bytes over TCP so far.
 pub(crate) fn tcp(conn: &Conn) {
     if conn.row.load(Relaxed) == 0 {
@@ -244,6 +256,9 @@ pub(crate) fn explain() {
             text += ")";
         }
         text += "\n";
+        if !row.lent.is_empty() {
+            let _ = writeln!(text, "    {}", row.lent.text());
+        }
     }
     if tcp().count() > 32 {
         let _ = writeln!(text, "  and {} more", tcp().count() - 32);

@@ -22,11 +22,13 @@ mod dgram;
 mod direct;
 mod exec;
 mod fd;
+mod fetch;
 mod full;
 mod hidden;
 mod hosts;
 mod io;
 mod ledger;
+mod lend;
 mod link;
 mod lock;
 mod next;
@@ -52,6 +54,7 @@ pub(crate) fn set_errno(errno: c_int) {
 
 extern "C" fn at_start() {
     process::watch_forks();
+    lend::start();
     if std::env::var_os("WEFT_RUN").is_some_and(|value| value == "off") {
         link::turn_off();
     }
@@ -62,6 +65,7 @@ extern "C" fn at_start() {
 }
 
 extern "C" fn at_end() {
+    lend::finish();
     if std::env::var_os("WEFT_RUN_EXPLAIN").is_some_and(|value| value == "1") {
         ledger::explain();
         ledger::explain_datagrams();

@@ -153,7 +153,9 @@ fn dial(fd: c_int, ends: &Ends) -> Result<Option<Chan>, Why> {
     let (stream, segment) = Stream::create(RING_BYTES).map_err(|_| Why::System)?;
     let (ours, theirs) = bell::pair().ok_or(Why::System)?;
     meet::offer(&wire, borrowed(fd), cookie, segment.as_fd(), theirs.as_fd())?;
-    channel(stream, Role::Initiator, ours, fd).map(Some)
+    let mut chan = channel(stream, Role::Initiator, ours, fd)?;
+    chan.peer_process = meet::peer_process(&wire);
+    Ok(Some(chan))
 }
 
 /// The responder's part.
@@ -178,7 +180,9 @@ fn take(
         return Ok(None);
     };
     let stream = Stream::open(offer.segment).map_err(|_| Why::Broken)?;
-    channel(stream, Role::Responder, offer.bell, fd).map(Some)
+    let mut chan = channel(stream, Role::Responder, offer.bell, fd)?;
+    chan.peer_process = offer.process;
+    Ok(Some(chan))
 }
 
 /// From here on the peer can follow what we send over TCP. Only when no send is under way.

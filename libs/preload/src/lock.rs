@@ -28,7 +28,7 @@ pub(crate) fn after_fork() {
 }
 
 /// Whether there is no such process, or only what is left of it.
-fn is_dead(pid: u32) -> bool {
+pub(crate) fn is_dead(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat
             .rsplit(')')

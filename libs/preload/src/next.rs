@@ -109,6 +109,14 @@ functions! {
     posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
     system(command: *const c_char) -> c_int;
     fork() -> pid_t;
+
+    sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
+    sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
+    madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int;
+    pread64(fd: c_int, to: *mut c_void, n: size_t, offset: off_t) -> ssize_t;
+    preadv64(fd: c_int, iov: *const iovec, n: c_int, offset: off_t) -> ssize_t;
+    _exit(status: c_int) -> c_int;
 }
 
 /// # Safety
@@ -120,6 +128,43 @@ pub(crate) unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
             std::mem::transmute(find(c"fdopen"));
         function(fd, mode)
     }
+}
+
+/// # Safety
+/// As its manual page says.
+pub(crate) unsafe fn signal(number: c_int, handler: libc::sighandler_t) -> libc::sighandler_t {
+    // SAFETY: the C library's function has this signature.
+    unsafe {
+        let function: unsafe extern "C" fn(c_int, libc::sighandler_t) -> libc::sighandler_t =
+            std::mem::transmute(find(c"signal"));
+        function(number, handler)
+    }
+}
+
+macro_rules! freads {
+    ($($name:ident, $text:literal;)*) => {$(
+        /// # Safety
+        /// As its manual page says.
+        pub(crate) unsafe fn $name(to: *mut c_void, size: size_t, n: size_t, file: *mut libc::FILE) -> size_t {
+            static FUNCTION: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            let mut function = FUNCTION.load(Relaxed);
+            if function.is_null() {
+                function = find($text);
+                FUNCTION.store(function, Relaxed);
+            }
+            // SAFETY: the C library's function has this signature.
+            unsafe {
+                let function: unsafe extern "C-unwind" fn(*mut c_void, size_t, size_t, *mut libc::FILE) -> size_t =
+                    std::mem::transmute(function);
+                function(to, size, n, file)
+            }
+        }
+    )*};
+}
+
+freads! {
+    fread, c"fread";
+    fread_unlocked, c"fread_unlocked";
 }
 
 /// # Safety

@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 use crate::conn::{Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
 use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{dgram, fd, ledger, link, lock, next, ready};
+use crate::{dgram, fd, ledger, lend, link, lock, next, ready};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -105,6 +105,7 @@ extern "C" fn in_parent() {
 extern "C" fn in_child() {
     let _ = HELD.try_with(Cell::take);
     lock::after_fork();
+    lend::after_fork();
     ledger::after_fork();
     ready::after_fork();
     dgram::fork::in_child();
@@ -137,6 +138,7 @@ pub(crate) fn watch_forks() {
 /// Another program may get our sockets: those that it would inherit go back to TCP.
 pub(crate) fn before_exec() {
     dgram::fork::before_exec();
+    lend::finish();
     let mut inherited = Vec::new();
     table::each(0, usize::MAX, |number, entry| {
         if let Entry::Conn(conn) = entry

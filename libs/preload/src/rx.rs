@@ -12,6 +12,8 @@ use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
 use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING};
+use crate::fetch::{self, Took};
+use crate::lend::{self, memory};
 use crate::{hosts, ledger, link, next, ready, set_errno, table};
 
 /// Bytes of the vector.
@@ -235,12 +237,14 @@ const SPINS: u32 = 200;
 unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_int) -> Step {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
     let want = total(iov);
-    let discard = flags & libc::MSG_TRUNC != 0;
     let mut got = 0;
     let mut spun = false;
     let mut ended = false;
+    fetch::answer(chan);
+    memory::settle_all(iov);
     loop {
         let closed;
+        let mut is_busy = false;
         {
             let _rx = side.rx_lock.lock();
             if side.rx_state.load(SeqCst) != RING {
@@ -251,35 +255,31 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                 return Step::Done(broken(conn, chan));
             };
             if ready > 0 {
-                let n = ready.min(want - got);
-                if !discard {
-                    each_piece(iov, got, n, |to, len, done| {
-                        // SAFETY: the caller's buffers.
-                        unsafe { stream.get(peer, head + done as u64, to, len) };
-                    });
+                // SAFETY: the caller's buffers.
+                match unsafe { fetch::take(conn, chan, iov, (got, want), ready, flags) } {
+                    Took::Bytes(n) if flags & libc::MSG_PEEK != 0 => {
+                        return Step::Done(n as ssize_t);
+                    }
+                    Took::Bytes(n) => {
+                        got += n;
+                        let is_empty = side.head.load(Relaxed) == head.wrapping_add(ready as u64);
+                        if is_empty && side.eager.load(Relaxed) != 0 && !is_closed {
+                            bell::settle(chan);
+                        }
+                        if got == want || flags & libc::MSG_WAITALL == 0 {
+                            return Step::Done(got as ssize_t);
+                        }
+                        continue;
+                    }
+                    Took::Busy => is_busy = true,
+                    _ if got > 0 => return Step::Done(got as ssize_t),
+                    Took::Fault => return Step::Done(failed(libc::EFAULT)),
+                    Took::Broken => return Step::Done(broken(conn, chan)),
+                    Took::Lost => return Step::Done(end(conn, chan, lend::LOST)),
                 }
-                if flags & libc::MSG_PEEK != 0 {
-                    return Step::Done(n as ssize_t);
-                }
-                let head = head + n as u64;
-                side.head.store(head, Relaxed);
-                if stream.consumed(peer, head)
-                    && stream.capacity() - (ready - n) >= stream.capacity() / 2
-                {
-                    bell::make_room(chan);
-                }
-                got += n;
-                ledger::count(conn, Word::RxRing, n as u64);
-                if n == ready && side.eager.load(Relaxed) != 0 && !is_closed {
-                    bell::settle(chan);
-                }
-                if got == want || flags & libc::MSG_WAITALL == 0 {
-                    return Step::Done(got as ssize_t);
-                }
-                continue;
             }
-            closed = is_closed;
-            if !closed {
+            closed = is_closed && !is_busy;
+            if !closed && !is_busy {
                 let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
                 if may_block && !spun && !ended {
                     // Below.
@@ -287,6 +287,17 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                     continue;
                 }
             }
+        }
+        if is_busy {
+            let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
+            if bell::is_cut(chan.bell()) {
+                return Step::Done(end(conn, chan, lend::LOST));
+            }
+            if !may_block {
+                return Step::Done(failed(libc::EAGAIN));
+            }
+            fetch::pause();
+            continue;
         }
         if closed || ended {
             // The rest of the stream, or its end, is TCP's.
@@ -408,7 +419,7 @@ pub(crate) fn ring_bytes(chan: &Chan) -> Option<usize> {
         return None;
     }
     let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
-    Some(ready.map_or(0, |(n, _)| n))
+    Some(ready.map_or(0, |(n, _)| fetch::bytes(chan, n)))
 }
 
 /// Before the program waits for the socket by `poll` or `select`: a bell that was left is taken, so that readiness is the ring's.

@@ -13,6 +13,8 @@ use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
 use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
+use crate::lend::{self, Plan};
+use crate::lock::Held;
 use crate::rx::{broken, cut, each_piece, lost, spins, total};
 use crate::{full, hosts, ledger, link, next, ready, set_errno, table};
 
@@ -247,11 +249,69 @@ unsafe fn copy_in(
     }
 }
 
+/// What became of a loan.
+enum Lent {
+    /// It is sent.
+    Sent,
+    /// It is, and the call is over: a signal, or the peer's end.
+    Last,
+    /// The direction goes over TCP from here on; it is not sent.
+    Closed,
+    Broken,
+}
+
+/// Publishes the mark of a loan, and waits for its end unless its memory is protected.
+fn lent(
+    conn: &'static Conn,
+    chan: &Chan,
+    call: &mut lend::Call,
+    offer: &lend::Offer,
+    held: Held<'_>,
+    (tail, is_protected): (u64, bool),
+) -> Lent {
+    let (stream, role) = (&chan.stream, chan.role);
+    stream.put_slice(role, tail, &[0]);
+    let how = match stream.publish(role, tail, tail + 1) {
+        Err(_) => {
+            offer.withdrawn(chan);
+            return Lent::Broken;
+        }
+        Ok(Published::Closed) => {
+            offer.withdrawn(chan);
+            drop(held);
+            link::tx_after(conn, chan, Why::Peer);
+            return Lent::Closed;
+        }
+        Ok(how) => how,
+    };
+    full::has_room(chan);
+    chan.side().tail.store(tail + 1, Relaxed);
+    offer.published(conn, chan);
+    drop(held);
+    if how == Published::Ring {
+        ledger::count(conn, Word::Bells, 1);
+        // That the peer is gone shows below, or at the next call.
+        bell::ring(chan.bell());
+    }
+    if is_protected {
+        return Lent::Sent;
+    }
+    match call.wait_for_fetch(conn, chan, offer) {
+        Heard::Alive | Heard::Late => Lent::Sent,
+        Heard::Interrupted => Lent::Last,
+        Heard::End => {
+            link::tx_after(conn, chan, Why::None);
+            Lent::Last
+        }
+    }
+}
+
 unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags: c_int) -> Step {
     let (stream, role, side) = (&chan.stream, chan.role, chan.side());
     let want = source.len();
     let mut sent = 0;
     let mut spun = false;
+    let mut call = lend::Call::new(chan, flags);
     if stream.has_left(chan.peer()) {
         link::tx_after(conn, chan, Why::None);
         return Step::Tcp(0);
@@ -268,7 +328,41 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
                 return Step::Done(broken(conn, chan));
             };
             if room > 0 || want == 0 {
-                let n = room.min(want - sent).min(CHUNK);
+                let n = match call.plan(conn, chan, source, sent) {
+                    Plan::Copy(most) => room.min(want - sent).min(CHUNK).min(most),
+                    Plan::Wait(completed) => {
+                        drop(held);
+                        match call.wait_for_room(conn, chan, completed) {
+                            Heard::Interrupted => return partial(sent, libc::EINTR),
+                            Heard::End => {
+                                link::tx_after(conn, chan, Why::None);
+                                return Step::Tcp(sent);
+                            }
+                            Heard::Alive | Heard::Late => continue,
+                        }
+                    }
+                    Plan::Lend {
+                        start,
+                        len,
+                        protect,
+                    } => {
+                        // SAFETY: the caller's promise.
+                        let offer = unsafe { call.offer(conn, chan, tail, (start, len, protect)) };
+                        let Some(offer) = offer else { continue };
+                        match lent(conn, chan, &mut call, &offer, held, (tail, protect)) {
+                            Lent::Sent => {}
+                            Lent::Closed => return Step::Tcp(sent),
+                            Lent::Broken => return Step::Done(broken(conn, chan)),
+                            Lent::Last => return Step::Done((sent + len) as ssize_t),
+                        }
+                        sent += len;
+                        if sent == want {
+                            return Step::Done(sent as ssize_t);
+                        }
+                        spun = false;
+                        continue;
+                    }
+                };
                 // SAFETY: the caller's promise.
                 let n = match unsafe { copy_in(chan, source, sent, tail, n) } {
                     Ok(0) if want > 0 => return Step::Done(sent as ssize_t),

@@ -9,6 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use weft_run::lend;
+
 use super::verbs::{fail, find, refuse};
 use crate::elf::{self, Kind};
 use crate::failure::Failure;
@@ -27,12 +29,16 @@ it, io_uring...) goes back to TCP; `--explain` and `weft stat` say why.
 
 UDP sockets too: datagrams to another program that was started in this way, under the same conditions, go through shared memory after the first few; groups, broadcasts, other hosts and other programs get plain UDP.
 
+`--mode azsdp` returns from a large send before the peer has the bytes, and protects the memory meanwhile. It is opt-in, because a system call that this library does not stand in front of gets \
+EFAULT from protected memory, and because the bytes of a program that is killed are lost with it: the peer then sees a reset.
+
 Programs that make their own system calls (statically linked ones and those of Go) are run plain, with a notice.
 
 Examples:
   weft run -- redis-server --port 7000
   weft run --explain -- redis-benchmark -p 7000 -q -t get
   weft run --hosts --explain -- iperf3 -c other-host
+  weft run --mode azsdp --azsdp copy --explain -- iperf3 -c 127.0.0.1 -l 1M
 
 Exit status: that of the program; 125 when weft cannot do its part, 126 when the program cannot be executed, 127 when it is not found.";
 
@@ -46,9 +52,17 @@ const EXIT_OWN: u8 = 125;
 /// Options of `weft run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// How data moves: `bsdp` is buffered, through rings in shared memory, and by SDP between hosts; `auto` takes what suits
-    #[arg(long, value_name = "MODE", value_parser = ["auto", "bsdp"], default_value = "auto")]
+    /// How large sends move on one host: `bsdp` is buffered, through rings in shared memory; with `zsdp` the peer reads them from the program's memory
+    /// while the send waits; with `azsdp` from memory that is protected while the program goes on; `auto` takes `zsdp` where this machine is faster with it, else `bsdp`.
+    /// Between hosts it is always `bsdp`
+    #[arg(long, value_name = "MODE", value_parser = ["auto", "bsdp", "zsdp", "azsdp"], default_value = "auto")]
     mode: String,
+    /// What a write to memory under way does with `--mode azsdp`: it waits until the peer has read it (`block`), or copies it (`copy`)
+    #[arg(long, value_name = "HOW", value_parser = ["block", "copy"], default_value = "block")]
+    azsdp: String,
+    /// From how many bytes on a send is from the program's memory, at least a page
+    #[arg(long, value_name = "BYTES", default_value_t = lend::FROM_BYTES)]
+    from: usize,
     /// Carry connections to other hosts too; starts `weft broker` in the background where none runs
     #[arg(long)]
     hosts: bool,
@@ -95,12 +109,14 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
             preload.push(rest);
         }
         command.env("LD_PRELOAD", preload);
-        command.env("WEFT_RUN", &args.mode);
+        command.env(lend::MODE, &args.mode);
+        command.env(lend::ON_WRITE, &args.azsdp);
+        command.env(lend::FROM, args.from.to_string());
         if args.hosts {
             if let Err(failure) = super::broker::ensure() {
                 return Ok(fail(EXIT_OWN, &failure));
             }
-            command.env(weft_run::hosts::ENV, &args.mode);
+            command.env(weft_run::hosts::ENV, "bsdp");
         }
         if args.explain {
             command.env("WEFT_RUN_EXPLAIN", "1");

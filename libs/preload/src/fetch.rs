@@ -1,0 +1,272 @@
+//! Taking bytes from a ring that has marks of sources in it: what a mark stands for is fetched from the peer's process, straight into the
+//! program's buffer.
+//!
+//! # Safety
+//!
+//! The program's buffers are as its call says. What the peer says about its memory is only a number for the kernel, which reads in the one process that has
+//! met us; each fetch reads the proof of that process too, so a process that has taken its number, or another program in it, is found out.
+
+use libc::{c_int, c_void, iovec};
+use std::sync::atomic::Ordering::Relaxed;
+
+use weft_ring::source::Fetch;
+use weft_run::ledger::{Carrier, Word};
+use weft_sys::process::vm_readv;
+
+use crate::bell;
+use crate::conn::{Chan, Conn};
+use crate::ledger;
+use crate::lend::{loans, memory};
+use crate::rx::each_piece;
+
+/// What there was.
+pub(crate) enum Took {
+    Bytes(usize),
+    /// Nothing yet: the peer is moving what comes next.
+    Busy,
+    /// The program's buffer cannot be written to.
+    Fault,
+    /// The peer broke the rules of the ring.
+    Broken,
+    /// What the peer has offered cannot be read.
+    Lost,
+}
+
+/// Pauses for a peer that is moving a source, before that is told.
+const PATIENCE: u32 = 400;
+/// Pieces of the program's vector that are read at once.
+const PIECES: usize = 64;
+
+/// Says whether we can read the peer's memory, once it has offered a proof.
+#[inline]
+pub(crate) fn answer(chan: &Chan) {
+    if !chan.answered.load(Relaxed) && chan.carrier == Carrier::Here {
+        try_answer(chan);
+    }
+}
+
+#[cold]
+fn try_answer(chan: &Chan) {
+    let Some((at, value)) = chan.stream.proof(chan.peer()) else {
+        return;
+    };
+    chan.answered.store(true, Relaxed);
+    let mut bytes = [0; 8];
+    let is_ready = chan.peer_process != 0
+        && weft_sys::process::read_memory(chan.peer_process, at, &mut bytes).is_ok()
+        && u64::from_ne_bytes(bytes) == value;
+    chan.stream.set_terms(chan.peer(), is_ready);
+}
+
+fn remote(at: u64, len: usize) -> iovec {
+    iovec {
+        iov_base: std::ptr::without_provenance_mut(at as usize),
+        iov_len: len,
+    }
+}
+
+enum Bad {
+    Local,
+    Remote,
+}
+
+/// Reads up to `n` bytes of a source into the vector behind its first `skip`.
+unsafe fn read(
+    chan: &Chan,
+    fetch: &Fetch,
+    iov: &[iovec],
+    skip: usize,
+    n: usize,
+) -> Result<usize, Bad> {
+    let Some((at, value)) = chan.stream.proof(chan.peer()) else {
+        return Err(Bad::Remote);
+    };
+    let mut local = Vec::with_capacity(8);
+    let mut total = 0;
+    each_piece(iov, skip, n, |to, len, _| {
+        if local.len() < PIECES {
+            local.push(iovec {
+                iov_base: to.cast::<c_void>(),
+                iov_len: len,
+            });
+            total += len;
+        }
+    });
+    let mut proof = [0_u8; 8];
+    local.push(iovec {
+        iov_base: proof.as_mut_ptr().cast(),
+        iov_len: proof.len(),
+    });
+    let from = [remote(fetch.address, total), remote(at, proof.len())];
+    // SAFETY: the caller's buffers, and ours.
+    let got = unsafe { vm_readv(chan.peer_process, &local, &from) };
+    if got.as_ref().is_ok_and(|&got| got == total + proof.len()) {
+        return if u64::from_ne_bytes(proof) == value {
+            Ok(total)
+        } else {
+            Err(Bad::Remote)
+        };
+    }
+    // Which side it was: the byte that did not come is read into memory of ours.
+    let came = got.unwrap_or(0).min(total.saturating_sub(1));
+    let mut byte = [0_u8; 9];
+    let to = [iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: byte.len(),
+    }];
+    let from = [
+        remote(fetch.address + came as u64, 1),
+        remote(at, proof.len()),
+    ];
+    // SAFETY: ours.
+    let got = unsafe { vm_readv(chan.peer_process, &to, &from) };
+    if got.is_ok_and(|got| got == 9) && byte[1..] == value.to_ne_bytes() {
+        return Err(Bad::Local);
+    }
+    Err(Bad::Remote)
+}
+
+/// Takes what is there, of `ready` ring bytes, into the vector behind its first `got` bytes, up to `want` in all (under the receiver's lock).
+///
+/// # Safety
+/// As `recvmsg(2)`.
+pub(crate) unsafe fn take(
+    conn: &Conn,
+    chan: &Chan,
+    iov: &[iovec],
+    (got, want): (usize, usize),
+    ready: usize,
+    flags: c_int,
+) -> Took {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let is_peek = flags & libc::MSG_PEEK != 0;
+    let is_discard = flags & libc::MSG_TRUNC != 0;
+    let (mut head, mut number) = (side.head.load(Relaxed), side.sources.load(Relaxed));
+    let end = head.wrapping_add(ready as u64);
+    let (mut ring, mut fetched, mut tries) = (0, 0, 0);
+    let mut patience = PATIENCE;
+    let mut bad = None;
+    while head != end && got + ring + fetched < want {
+        let (skip, room) = (got + ring + fetched, want - got - ring - fetched);
+        let left = end.wrapping_sub(head);
+        let ahead = match stream.next_source(peer, number, head) {
+            Err(_) => {
+                bad = Some(Took::Broken);
+                break;
+            }
+            Ok(ahead) => ahead.map_or(left, |ahead| ahead.min(left)),
+        };
+        if ahead > 0 {
+            let n = room.min(ahead as usize);
+            if !is_discard {
+                each_piece(iov, skip, n, |to, len, done| {
+                    // SAFETY: the caller's buffers.
+                    unsafe { stream.get(peer, head.wrapping_add(done as u64), to, len) };
+                });
+            }
+            head = head.wrapping_add(n as u64);
+            ring += n;
+            continue;
+        }
+        let fetch = match stream.begin_fetch(peer, number) {
+            Err(_) => {
+                bad = Some(Took::Broken);
+                break;
+            }
+            // A call that has to give all that is there waits for it: it is one copy.
+            Ok(None) if patience > 0 => {
+                patience -= 1;
+                pause();
+                continue;
+            }
+            Ok(None) => {
+                bad = Some(Took::Busy);
+                break;
+            }
+            Ok(Some(fetch)) => fetch,
+        };
+        let n = room.min(fetch.left as usize);
+        let read = if is_discard {
+            Ok(n)
+        } else {
+            // SAFETY: the caller's buffers.
+            unsafe { read(chan, &fetch, iov, skip, n) }
+        };
+        let n = *read.as_ref().unwrap_or(&0);
+        let kept = if is_peek { 0 } else { n as u64 };
+        if stream.end_fetch(peer, &fetch, kept).is_err() {
+            bad = Some(Took::Broken);
+            break;
+        }
+        match read {
+            Ok(_) => {}
+            Err(Bad::Local) if tries == 0 => {
+                // Memory of ours may be protected, for what we send from it.
+                tries = 1;
+                memory::settle_all(iov);
+                continue;
+            }
+            Err(Bad::Local) => {
+                bad = Some(Took::Fault);
+                break;
+            }
+            Err(Bad::Remote) => {
+                bad = Some(Took::Lost);
+                break;
+            }
+        }
+        fetched += n;
+        if n as u64 == fetch.left {
+            if !is_peek && stream.complete_source(peer, number) {
+                loans::wake(stream.completion_word(peer));
+            }
+            head = head.wrapping_add(1);
+            number += 1;
+        } else if is_peek {
+            // The vector is full, or has more pieces than are read at once.
+            break;
+        }
+    }
+    if !is_peek && (head != side.head.load(Relaxed) || fetched > 0) {
+        side.head.store(head, Relaxed);
+        side.sources.store(number, Relaxed);
+        let left = end.wrapping_sub(head) as usize;
+        if stream.consumed(peer, head) && stream.capacity() - left >= stream.capacity() / 2 {
+            bell::make_room(chan);
+        }
+        ledger::count(conn, Word::RxRing, ring as u64);
+        if fetched > 0 {
+            ledger::count(conn, Word::RxSource, fetched as u64);
+        }
+    }
+    match bad {
+        Some(bad) if ring + fetched == 0 => bad,
+        _ => Took::Bytes(ring + fetched),
+    }
+}
+
+/// Bytes of the stream that `ready` bytes of the ring stand for.
+pub(crate) fn bytes(chan: &Chan, ready: usize) -> usize {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    let head = side.head.load(Relaxed);
+    let mut number = side.sources.load(Relaxed);
+    let mut bytes = ready as u64;
+    while let Ok(Some(ahead)) = stream.next_source(peer, number, head) {
+        if ahead >= ready as u64 {
+            break;
+        }
+        bytes = bytes.saturating_add(stream.source_left(peer, number)) - 1;
+        number += 1;
+    }
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// The peer moves what comes next: gives it a moment.
+pub(crate) fn pause() {
+    let nap = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000,
+    };
+    // SAFETY: a time.
+    unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
+}

@@ -1,0 +1,504 @@
+//! Memory of the program that a peer may still fetch from, and what a thread does that writes to it.
+//!
+//! A loan is LIVE from before its mark is published until somebody finds that the receiver has completed it. The table is static
+//! and made of atomics, because the handler of `SIGSEGV` walks it ([`help`]).
+//!
+//! # Safety
+//!
+//! A loan's stream is kept by a count of its `Arc`, which is given back by [`reap`] only, after the loan has left LIVE and nobody has it
+//! pinned; who looks at the stream pins the loan first. The memory that a loan names is mapped as long as it is LIVE: the program's is settled before it
+//! is unmapped, our copy is unmapped by [`reap`].
+
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+
+use weft_ring::Role;
+use weft_ring::source::Move;
+use weft_ring::stream::Stream;
+use weft_run::ledger::Word;
+use weft_sys::map::map_anonymous;
+use weft_sys::protect::{self, Hold, Refused};
+
+use crate::conn::Conn;
+use crate::{ledger, next};
+
+const FREE: u32 = 0;
+/// Being set or cleared.
+const CLAIMED: u32 = 1;
+const LIVE: u32 = 2;
+
+/// How long a thread that writes waits for a receiver that does not fetch; then the bytes are copied.
+const PATIENCE_MS: u64 = 100;
+/// How long a receiver that is in the middle of a fetch, and not there any more, is waited for.
+const GONE_MS: u64 = 2000;
+
+pub(crate) struct Loan {
+    state: AtomicU32,
+    /// Threads that look at it.
+    pins: AtomicU32,
+    stream: AtomicPtr<Stream>,
+    role: AtomicU32,
+    number: AtomicU64,
+    start: AtomicUsize,
+    len: AtomicUsize,
+    /// The hold of the pages, a number of [`Hold::into_raw`]; 0: they are not protected for it.
+    hold: AtomicUsize,
+    /// Where the bytes are now, if they were moved; and how long the mapping is.
+    copy: AtomicUsize,
+    copy_len: AtomicUsize,
+    /// When a thread first waited for it, in milliseconds; 0: none has.
+    since: AtomicU64,
+    conn: AtomicPtr<Conn>,
+    peer: AtomicU32,
+}
+
+/// So many sources of all connections.
+const LOANS: usize = 256;
+
+static TABLE: [Loan; LOANS] = [const {
+    Loan {
+        state: AtomicU32::new(FREE),
+        pins: AtomicU32::new(0),
+        stream: AtomicPtr::new(null_mut()),
+        role: AtomicU32::new(0),
+        number: AtomicU64::new(0),
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        hold: AtomicUsize::new(0),
+        copy: AtomicUsize::new(0),
+        copy_len: AtomicUsize::new(0),
+        since: AtomicU64::new(0),
+        conn: AtomicPtr::new(null_mut()),
+        peer: AtomicU32::new(0),
+    }
+}; LOANS];
+/// Entries from here on have never been used.
+static HIGH: AtomicUsize = AtomicUsize::new(0);
+/// Loans that are LIVE.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+/// A write to memory under way copies at once.
+static COPY_ON_WRITE: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn copy_on_write() {
+    COPY_ON_WRITE.store(true, Relaxed);
+}
+
+fn used() -> &'static [Loan] {
+    &TABLE[..HIGH.load(SeqCst).min(LOANS)]
+}
+
+/// All signals are blocked in this thread while it lives: a handler that wrote to protected memory would wait for its own thread.
+pub(crate) struct Quiet(libc::sigset_t);
+
+impl Quiet {
+    pub(crate) fn new() -> Quiet {
+        // SAFETY: signal sets are plain data; both are ours.
+        unsafe {
+            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            next::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Quiet(before)
+        }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // SAFETY: the set that was in effect before.
+        unsafe { next::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, null_mut()) };
+    }
+}
+
+/// Milliseconds of the monotonic clock, never 0. Async-signal-safe.
+pub(crate) fn now_ms() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
+}
+
+/// Whether there is no such process any more. Async-signal-safe.
+fn is_gone(pid: u32) -> bool {
+    // SAFETY: asks, and sends nothing.
+    pid == 0 || (unsafe { libc::kill(pid as libc::pid_t, 0) } != 0 && crate::errno() == libc::ESRCH)
+}
+
+/// A look at a loan that keeps its stream.
+struct Pinned<'a>(&'a Loan, &'a Stream, Role);
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.0.pins.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Sleeps until the word is not `seen` any more, or the time is over. Async-signal-safe. Returns the error number; 0: woken, or it had changed.
+pub(crate) fn sleep_on(word: *const u32, seen: u32, millis: i64) -> libc::c_int {
+    let limit = libc::timespec {
+        tv_sec: millis / 1000,
+        tv_nsec: millis % 1000 * 1_000_000,
+    };
+    // SAFETY: the kernel checks the address; a word of a mapping that is gone is an error.
+    let rc = unsafe {
+        next::syscall(
+            libc::SYS_futex,
+            word as libc::c_long,
+            libc::FUTEX_WAIT.into(),
+            seen.into(),
+            (&raw const limit) as libc::c_long,
+            0,
+            0,
+        )
+    };
+    match crate::errno() {
+        _ if rc == 0 => 0,
+        libc::EAGAIN => 0,
+        other => other,
+    }
+}
+
+pub(crate) fn wake(word: *const u32) {
+    // SAFETY: the word outlives the call.
+    unsafe {
+        next::syscall(
+            libc::SYS_futex,
+            word as libc::c_long,
+            libc::FUTEX_WAKE.into(),
+            i32::MAX.into(),
+            0,
+            0,
+            0,
+        );
+    }
+}
+
+/// What a source is taken from.
+pub(crate) struct Origin<'a> {
+    pub(crate) conn: &'static Conn,
+    pub(crate) stream: &'a Arc<Stream>,
+    pub(crate) role: Role,
+    pub(crate) peer: u32,
+}
+
+impl Loan {
+    fn pin(&self) -> Option<Pinned<'_>> {
+        self.pins.fetch_add(1, SeqCst);
+        // SAFETY: null, or kept by its count as long as the loan is LIVE or pinned.
+        let stream = unsafe { self.stream.load(SeqCst).as_ref() };
+        match stream {
+            Some(stream) if self.state.load(SeqCst) == LIVE => {
+                let role = match self.role.load(Relaxed) {
+                    0 => Role::Initiator,
+                    _ => Role::Responder,
+                };
+                Some(Pinned(self, stream, role))
+            }
+            _ => {
+                self.pins.fetch_sub(1, SeqCst);
+                None
+            }
+        }
+    }
+
+    fn release_hold(&self) {
+        drop(Hold::from_raw(self.hold.swap(0, SeqCst)));
+    }
+
+    fn is_of(&self, stream: &Stream) -> bool {
+        std::ptr::eq(self.stream.load(SeqCst), stream)
+    }
+}
+
+impl Pinned<'_> {
+    fn is_done(&self) -> bool {
+        self.1.completed_sources(self.2) > self.0.number.load(Relaxed)
+    }
+
+    /// The bytes go elsewhere, so that the program can have its memory. `true`: it can. Async-signal-safe.
+    fn free_memory(&self) -> bool {
+        let Pinned(loan, stream, role) = *self;
+        let number = loan.number.load(Relaxed);
+        if loan.copy.load(SeqCst) != 0 {
+            return true;
+        }
+        let taken = match stream.move_source(role, number) {
+            Move::Gone => return true,
+            Move::Busy => return false,
+            Move::Mine(taken) => taken as usize,
+        };
+        let (start, len) = (loan.start.load(Relaxed), loan.len.load(Relaxed));
+        if taken >= len {
+            // No honest receiver says so.
+            stream.spoil_source(role, number);
+            return true;
+        }
+        let left = len - taken;
+        let Ok(map) = map_anonymous(left) else {
+            stream.source_moved(role, number, start as u64, taken as u64);
+            return false;
+        };
+        let map = map.as_ptr();
+        // SAFETY: the program's memory is mapped as long as the loan lives, and protected or the program's to keep until its send returns; the copy is ours.
+        unsafe {
+            let from = std::ptr::with_exposed_provenance::<u8>(start + taken);
+            std::ptr::copy_nonoverlapping(from, map, left);
+        }
+        let at = map.expose_provenance();
+        loan.copy_len.store(left, SeqCst);
+        loan.copy.store(at, SeqCst);
+        // Its first byte would be so far before the copy; never read.
+        stream.source_moved(role, number, (at - taken) as u64, taken as u64);
+        // SAFETY: a connection is never freed.
+        if let Some(conn) = unsafe { loan.conn.load(Relaxed).as_ref() } {
+            ledger::count(conn, Word::Moved, left as u64);
+        }
+        true
+    }
+}
+
+/// Enters a loan; with its pages protected where `protect` says so. The mark is published after this. All signals are blocked meanwhile.
+///
+/// # Safety
+/// The memory is readable, and stays as it is until the source is complete or moved, unless it is protected; then its owner settles it.
+pub(crate) unsafe fn begin(
+    origin: &Origin<'_>,
+    number: u64,
+    start: *mut u8,
+    len: usize,
+    protect: bool,
+) -> Result<&'static Loan, Refused> {
+    reap();
+    let _quiet = Quiet::new();
+    let free = TABLE.iter().enumerate().find(|(_, loan)| {
+        loan.state
+            .compare_exchange(FREE, CLAIMED, SeqCst, SeqCst)
+            .is_ok()
+    });
+    let Some((index, loan)) = free else {
+        return Err(Refused::Full);
+    };
+    HIGH.fetch_max(index + 1, SeqCst);
+    let hold = if protect {
+        protect::set_helper(help);
+        let at = NonNull::new(start).ok_or(Refused::ReadOnly);
+        // SAFETY: the caller's promise.
+        match at.and_then(|at| unsafe { protect::guard_helped(at, len) }) {
+            Ok(hold) => hold.into_raw(),
+            Err(refused) => {
+                loan.state.store(FREE, SeqCst);
+                return Err(refused);
+            }
+        }
+    } else {
+        0
+    };
+    loan.role.store(origin.role as u32, Relaxed);
+    loan.number.store(number, Relaxed);
+    loan.start.store(start.expose_provenance(), Relaxed);
+    loan.len.store(len, Relaxed);
+    loan.hold.store(hold, Relaxed);
+    loan.copy.store(0, Relaxed);
+    loan.since.store(0, Relaxed);
+    loan.peer.store(origin.peer, Relaxed);
+    loan.conn
+        .store(std::ptr::from_ref(origin.conn).cast_mut(), Relaxed);
+    let stream = Arc::into_raw(Arc::clone(origin.stream)).cast_mut();
+    loan.stream.store(stream, SeqCst);
+    COUNT.fetch_add(1, SeqCst);
+    loan.state.store(LIVE, SeqCst);
+    Ok(loan)
+}
+
+impl Loan {
+    /// Ends it: the receiver has the bytes, or will never come for them.
+    pub(crate) fn end(&self) {
+        let _quiet = Quiet::new();
+        if self
+            .state
+            .compare_exchange(LIVE, CLAIMED, SeqCst, SeqCst)
+            .is_err()
+        {
+            return;
+        }
+        while self.pins.load(SeqCst) != 0 {
+            std::thread::yield_now();
+        }
+        self.release_hold();
+        let copy = self.copy.swap(0, SeqCst);
+        if copy != 0 {
+            let len = self.copy_len.load(SeqCst);
+            let copy = std::ptr::with_exposed_provenance_mut(copy);
+            // SAFETY: our copy, which nobody reads any more.
+            let _ = unsafe { rustix::mm::munmap(copy, len) };
+        }
+        let stream = self.stream.swap(null_mut(), SeqCst);
+        if !stream.is_null() {
+            // SAFETY: the count that `begin` took.
+            drop(unsafe { Arc::from_raw(stream) });
+        }
+        COUNT.fetch_sub(1, SeqCst);
+        self.state.store(FREE, SeqCst);
+    }
+
+    /// Whether the receiver has all of it. One that was reaped is.
+    pub(crate) fn is_done(&self, stream: &Stream, number: u64) -> bool {
+        match self.pin() {
+            Some(pinned) => {
+                !self.is_of(stream) || self.number.load(Relaxed) != number || pinned.is_done()
+            }
+            None => true,
+        }
+    }
+
+    /// The program gets its memory back: see [`Pinned::free_memory`].
+    pub(crate) fn give_back(&self) -> bool {
+        self.pin().is_none_or(|pinned| pinned.free_memory())
+    }
+}
+
+/// Ends the loans that are complete.
+pub(crate) fn reap() {
+    if COUNT.load(Relaxed) == 0 {
+        return;
+    }
+    for loan in used() {
+        if loan.pin().is_some_and(|pinned| pinned.is_done()) {
+            loan.end();
+        }
+    }
+}
+
+/// What a thread does that waits for memory between these addresses, see [`protect::set_helper`]. Async-signal-safe.
+fn help(start: usize, end: usize) {
+    let mut sleep = None;
+    for loan in used() {
+        if loan.state.load(SeqCst) != LIVE {
+            continue;
+        }
+        let Some(pinned) = loan.pin() else { continue };
+        let (from, len) = (loan.start.load(Relaxed), loan.len.load(Relaxed));
+        if loan.hold.load(SeqCst) == 0 || end <= from || from + len <= start {
+            continue;
+        }
+        if pinned.is_done() {
+            loan.release_hold();
+            continue;
+        }
+        let now = now_ms();
+        let since = match loan.since.compare_exchange(0, now, SeqCst, SeqCst) {
+            Ok(_) => {
+                // SAFETY: a connection is never freed.
+                if let Some(conn) = unsafe { loan.conn.load(Relaxed).as_ref() } {
+                    ledger::count(conn, Word::Faults, 1);
+                    conn.faults.fetch_add(1, Relaxed);
+                }
+                now
+            }
+            Err(since) => since,
+        };
+        let waited = now.saturating_sub(since);
+        let hurry = COPY_ON_WRITE.load(Relaxed) || waited >= PATIENCE_MS;
+        if hurry && pinned.free_memory() {
+            loan.release_hold();
+            continue;
+        }
+        let Pinned(_, stream, role) = pinned;
+        if waited >= GONE_MS && is_gone(loan.peer.load(Relaxed)) {
+            stream.spoil_source(role, loan.number.load(Relaxed));
+            loan.release_hold();
+            continue;
+        }
+        let completed = stream.completed_sources(role) as u32;
+        stream.wait_for_source(role);
+        if !pinned.is_done() {
+            sleep = Some((stream.completion_word(role), completed));
+        }
+    }
+    match sleep {
+        Some((word, seen)) => _ = sleep_on(word, seen, 5),
+        None => std::thread::yield_now(),
+    }
+}
+
+/// The socket is about to be closed for good: its loans are waited for while the receiver goes on, and what it leaves is moved, so that it can
+/// be fetched as long as the process lives. `lost`: nobody will fetch any more.
+pub(crate) fn close(stream: &Stream, lost: bool) {
+    if COUNT.load(Relaxed) == 0 {
+        return;
+    }
+    let is_copied = |loan: &Loan| loan.copy.load(SeqCst) != 0;
+    if !lost {
+        wait(500, |loan| loan.is_of(stream) && !is_copied(loan));
+    }
+    for loan in used() {
+        let Some(pinned) = loan.pin() else { continue };
+        if !loan.is_of(stream) {
+            continue;
+        }
+        if lost {
+            pinned.1.spoil_source(pinned.2, loan.number.load(Relaxed));
+            drop(pinned);
+            loan.end();
+        } else if !pinned.is_done() && pinned.free_memory() {
+            let _quiet = Quiet::new();
+            loan.release_hold();
+        }
+    }
+}
+
+/// The process is about to end, or to become another program: waits until everything is fetched, or nobody takes anything for ten seconds.
+pub(crate) fn finish() {
+    if COUNT.load(Relaxed) != 0 {
+        wait(10_000, |loan| {
+            !crate::lock::is_dead(loan.peer.load(Relaxed))
+        });
+    }
+}
+
+/// Waits for the loans that `which` names, until they are complete or nothing of them is fetched for so long.
+fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
+    let mut last = (now_ms(), 0);
+    loop {
+        reap();
+        let (mut progress, mut sleep) = (0_u64, None);
+        for loan in used() {
+            let Some(pinned) = loan.pin() else { continue };
+            if !which(loan) || pinned.is_done() {
+                continue;
+            }
+            let Pinned(_, stream, role) = pinned;
+            let completed = stream.completed_sources(role);
+            progress = progress
+                .wrapping_add(completed)
+                .wrapping_add(stream.source_progress(role, loan.number.load(Relaxed)));
+            stream.wait_for_source(role);
+            if !pinned.is_done() {
+                sleep = Some((stream.completion_word(role), completed as u32));
+            }
+        }
+        let Some((word, seen)) = sleep else {
+            reap();
+            return;
+        };
+        let now = now_ms();
+        if progress != last.1 {
+            last = (now, progress);
+        } else if now - last.0 >= patience_ms {
+            return;
+        }
+        sleep_on(word, seen, 20);
+    }
+}
+
+/// In a child of a fork: nothing is lent.
+pub(crate) fn after_fork() {
+    protect::in_child();
+    COUNT.store(0, SeqCst);
+    for loan in used() {
+        // What they kept is the parent's; a copy of ours in the child is left where it is.
+        loan.hold.store(0, SeqCst);
+        loan.stream.store(null_mut(), SeqCst);
+        loan.pins.store(0, SeqCst);
+        loan.state.store(FREE, SeqCst);
+    }
+}

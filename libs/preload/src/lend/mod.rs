@@ -1,0 +1,482 @@
+//! Large sends from the program's own memory: ZSDP (the send waits until the receiver has fetched) and AZ-SDP (the memory is protected, and the
+//! send returns). The receiver's part is in fetch.rs, what is under way in loans.rs.
+//!
+//! # Safety
+//!
+//! Memory that is lent is the program's buffer of a send. A send that waits does not return before the loan has ended or moved; memory of one that
+//! does not is protected by `weft_sys::protect`, and memory.rs settles it before the program unmaps it.
+
+pub(crate) mod loans;
+mod measure;
+pub(crate) mod memory;
+mod signals;
+
+use libc::c_int;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use weft_ring::source::{MAX_SOURCE, SOURCES, Terms};
+use weft_run::ledger::{Carrier, Word};
+use weft_run::lend::{Copied, FROM, FROM_BYTES, MODE, Mode, ON_WRITE};
+use weft_run::meet::Why;
+use weft_sys::protect::{self, Refused};
+
+use crate::bell::{self, Heard, PATIENCE_MS};
+use crate::conn::{Chan, Conn};
+use crate::tx::Source;
+use crate::{ledger, lock};
+use loans::Origin;
+
+/// Bytes of one loan, and of all that are under way in a direction, at most: as much as TCP's buffers hold.
+const LARGEST: usize = 4 << 20;
+const UNDER_WAY: u64 = 4 << 20;
+const _: () = assert!(LARGEST as u64 <= MAX_SOURCE);
+
+/// What the user has asked for, and from how many bytes on.
+struct Wish {
+    mode: Mode,
+    from: usize,
+}
+
+fn wish() -> &'static Wish {
+    static WISH: OnceLock<Wish> = OnceLock::new();
+    WISH.get_or_init(|| {
+        let text = |name| std::env::var(name).unwrap_or_default();
+        let mode = Mode::of(&text(MODE), &text(ON_WRITE));
+        let from = text(FROM).parse().unwrap_or(FROM_BYTES);
+        Wish {
+            mode,
+            from: from.max(protect::page_size()),
+        }
+    })
+}
+
+pub(crate) fn mode() -> Mode {
+    wish().mode
+}
+
+/// At the library's start.
+pub(crate) fn start() {
+    let mode = mode();
+    if mode == Mode::AzCopy {
+        loans::copy_on_write();
+    }
+    if mode.protects() {
+        memory::start();
+        signals::start();
+    }
+}
+
+/// By this value a peer knows that it reads this process.
+static PROOF: AtomicU64 = AtomicU64::new(0);
+
+fn proof() -> u64 {
+    let now = PROOF.load(Relaxed);
+    if now != 0 {
+        return now;
+    }
+    let mut bytes = [0_u8; 8];
+    // SAFETY: writes as many bytes.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    let value = u64::from_ne_bytes(bytes).max(1);
+    match PROOF.compare_exchange(0, value, SeqCst, SeqCst) {
+        Ok(_) => value,
+        Err(other) => other,
+    }
+}
+
+/// In a child of a fork: what was lent is the parent's.
+pub(crate) fn after_fork() {
+    PROOF.store(0, SeqCst);
+    TRACER.store(0, SeqCst);
+    loans::after_fork();
+}
+
+/// The peer that Yama lets read our memory; the first one that met us.
+static TRACER: AtomicU32 = AtomicU32::new(0);
+
+/// Says to the peer that we lend, once for each channel.
+fn introduce(chan: &Chan) {
+    if chan.introduced.swap(true, SeqCst) {
+        return;
+    }
+    let peer = chan.peer_process;
+    if TRACER.compare_exchange(0, peer, SeqCst, SeqCst).is_ok() {
+        // SAFETY: takes numbers. Without Yama it fails, and nothing is needed.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::from(peer), 0, 0, 0) };
+    }
+    let value = proof();
+    chan.stream.prove(
+        chan.role,
+        (&raw const PROOF).expose_provenance() as u64,
+        value,
+    );
+}
+
+/// A process that has changed its user, or asked for it, cannot be read any more.
+fn is_readable() -> bool {
+    // SAFETY: asks.
+    unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) == 1 }
+}
+
+/// What to do with the next bytes of a send.
+pub(crate) enum Plan {
+    /// So many, at most, go through the ring.
+    Copy(usize),
+    /// These are lent.
+    Lend {
+        start: *mut u8,
+        len: usize,
+        protect: bool,
+    },
+    /// Nothing, until the receiver has completed more than so many sources.
+    Wait(u64),
+}
+
+/// What one call of the program knows.
+pub(crate) struct Call {
+    /// The send may wait.
+    may_wait: bool,
+    /// The receiver was too slow once already.
+    no_more: bool,
+}
+
+fn note(conn: &Conn, why: Copied, bytes: usize) {
+    ledger::put(conn, Word::Lending, mode() as u64);
+    ledger::count(conn, Word::TxCopied, bytes as u64);
+    ledger::mark(conn, Word::WhyCopied, why.bit());
+}
+
+impl Call {
+    #[inline]
+    pub(crate) fn new(chan: &Chan, flags: c_int) -> Call {
+        let nonblock = flags & libc::MSG_DONTWAIT != 0 || chan.side().nonblock.load(Relaxed) != 0;
+        Call {
+            may_wait: !nonblock,
+            no_more: mode() == Mode::Bsdp || chan.carrier != Carrier::Here,
+        }
+    }
+
+    /// What to do with the bytes behind the first `sent` (under the sender's lock).
+    #[inline]
+    pub(crate) fn plan(
+        &mut self,
+        conn: &'static Conn,
+        chan: &Chan,
+        source: &Source<'_>,
+        sent: usize,
+    ) -> Plan {
+        match source {
+            Source::Memory(iov) if !self.no_more => self.plan_memory(conn, chan, iov, sent),
+            _ => Plan::Copy(usize::MAX),
+        }
+    }
+
+    fn plan_memory(
+        &mut self,
+        conn: &'static Conn,
+        chan: &Chan,
+        iov: &[libc::iovec],
+        sent: usize,
+    ) -> Plan {
+        let from = wish().from;
+        // What comes before the first large piece goes through the ring.
+        let (mut skip, mut before) = (sent, 0);
+        let mut found = None;
+        for one in iov {
+            if skip >= one.iov_len {
+                skip -= one.iov_len;
+                continue;
+            }
+            let len = one.iov_len - skip;
+            let start = one.iov_base.cast::<u8>().wrapping_add(skip);
+            skip = 0;
+            if len >= from {
+                found = Some((start, len));
+                break;
+            }
+            before += len;
+        }
+        let Some((start, len)) = found else {
+            self.no_more = true;
+            return Plan::Copy(usize::MAX);
+        };
+        if before > 0 {
+            return Plan::Copy(before);
+        }
+        let refuse = |call: &mut Call, why| {
+            note(conn, why, len);
+            call.no_more = true;
+            Plan::Copy(usize::MAX)
+        };
+        if let Err(why) = self.may(conn, chan, start, len) {
+            return refuse(self, why);
+        }
+        let (start, len) = if mode().protects() {
+            let page = protect::page_size();
+            let first = start.addr().next_multiple_of(page) - start.addr();
+            let pages = len.saturating_sub(first) / page * page;
+            if pages < from.min(len / 2).max(page) {
+                return refuse(self, Copied::Memory);
+            }
+            if first > 0 {
+                return Plan::Copy(first);
+            }
+            (start, pages.min(LARGEST))
+        } else {
+            (start, len.min(LARGEST))
+        };
+        let (offered, completed) = (
+            chan.side().offered.load(Relaxed),
+            chan.stream.completed_sources(chan.role),
+        );
+        let under_way = offered.saturating_sub(completed);
+        let is_full = under_way >= SOURCES
+            || (under_way > 0 && chan.lent.bytes_under_way(completed) + len as u64 > UNDER_WAY);
+        if is_full {
+            return if self.may_wait {
+                Plan::Wait(completed)
+            } else {
+                refuse(self, Copied::Full)
+            };
+        }
+        Plan::Lend {
+            start,
+            len,
+            protect: mode().protects(),
+        }
+    }
+
+    /// Whether this send may be from the program's memory.
+    fn may(&self, conn: &Conn, chan: &Chan, start: *mut u8, len: usize) -> Result<(), Copied> {
+        let mode = mode();
+        if !mode.protects() && !self.may_wait {
+            return Err(Copied::NonBlocking);
+        }
+        if mode == Mode::Auto && !measure::is_faster(start, len) {
+            return Err(Copied::Slower);
+        }
+        if chan.peer_process == lock::own() {
+            return Err(Copied::OneProcess);
+        }
+        if chan.process != lock::own() || chan.side().holders.load(SeqCst) != 1 {
+            return Err(Copied::Shared);
+        }
+        if chan.peer_process == 0 || !is_readable() {
+            return Err(Copied::NotAllowed);
+        }
+        match chan.stream.terms(chan.role) {
+            Terms::Ready => {}
+            Terms::Refused => return Err(Copied::NotAllowed),
+            Terms::Unknown => {
+                introduce(chan);
+                return Err(Copied::NotYet);
+            }
+        }
+        let faults = conn.faults.swap(0, Relaxed);
+        let mut policy = chan.lent.policy();
+        policy.may()?;
+        policy.sent(faults);
+        Ok(())
+    }
+
+    /// Enters a loan whose mark is about to be published at `position` (under the sender's lock). `None`: it is to be copied.
+    ///
+    /// # Safety
+    /// As `sendmsg(2)`: the memory is the program's buffer of this send.
+    pub(crate) unsafe fn offer(
+        &mut self,
+        conn: &'static Conn,
+        chan: &Chan,
+        position: u64,
+        (start, len, protect): (*mut u8, usize, bool),
+    ) -> Option<Offer> {
+        let number = chan.side().offered.load(Relaxed);
+        let origin = Origin {
+            conn,
+            stream: &chan.stream,
+            role: chan.role,
+            peer: chan.peer_process,
+        };
+        // SAFETY: the caller's promise; what is not protected is waited for before the send returns.
+        match unsafe { loans::begin(&origin, number, start, len, protect) } {
+            Ok(loan) => {
+                let address = start.expose_provenance() as u64;
+                chan.stream
+                    .offer_source(chan.role, number, position, address, len as u64);
+                Some(Offer { loan, number, len })
+            }
+            Err(refused) => {
+                let why = match refused {
+                    Refused::Busy => Copied::Overlap,
+                    Refused::Full => Copied::Full,
+                    Refused::Handler => Copied::Handler,
+                    _ => Copied::Memory,
+                };
+                note(conn, why, len);
+                self.no_more = true;
+                None
+            }
+        }
+    }
+
+    /// Waits until the receiver has completed more than `completed` sources (without the lock).
+    pub(crate) fn wait_for_room(&mut self, conn: &Conn, chan: &Chan, completed: u64) -> Heard {
+        let heard = wait(chan, completed, None);
+        loans::reap();
+        if heard == Heard::Late {
+            self.too_slow(conn, chan);
+        }
+        heard
+    }
+
+    fn too_slow(&mut self, conn: &Conn, chan: &Chan) {
+        chan.lent.policy().late();
+        ledger::mark(conn, Word::WhyCopied, Copied::SlowReader.bit());
+        self.no_more = true;
+    }
+
+    /// Waits until the receiver has fetched a loan of memory that is not protected (without the lock). When this returns the memory is the program's
+    /// again, whatever has come.
+    pub(crate) fn wait_for_fetch(&mut self, conn: &Conn, chan: &Chan, offer: &Offer) -> Heard {
+        let is_done = || offer.loan.is_done(&chan.stream, offer.number);
+        loop {
+            match wait(chan, offer.number, Some(offer)) {
+                Heard::Alive => {}
+                Heard::End => {
+                    chan.stream.spoil_source(chan.role, offer.number);
+                    offer.loan.end();
+                    return Heard::End;
+                }
+                heard => {
+                    // Late, or a signal: what is left is copied, so that the bytes are sent once whatever the program does now.
+                    if !is_done() && !offer.loan.give_back() {
+                        // In the middle of a fetch.
+                        continue;
+                    }
+                    if heard == Heard::Late {
+                        self.too_slow(conn, chan);
+                    }
+                    return heard;
+                }
+            }
+            if is_done() {
+                loans::reap();
+                return Heard::Alive;
+            }
+        }
+    }
+}
+
+/// A loan whose mark is being published.
+pub(crate) struct Offer {
+    loan: &'static loans::Loan,
+    number: u64,
+    pub(crate) len: usize,
+}
+
+impl Offer {
+    /// The mark was published.
+    pub(crate) fn published(&self, conn: &Conn, chan: &Chan) {
+        chan.lent.note(self.number, self.len as u64);
+        chan.side().offered.store(self.number + 1, Relaxed);
+        ledger::count(conn, Word::TxSource, self.len as u64);
+        ledger::put(conn, Word::Lending, mode() as u64);
+    }
+
+    /// It was not: the direction is closed.
+    pub(crate) fn withdrawn(&self, chan: &Chan) {
+        chan.stream.withdraw_source(chan.role, self.number);
+        self.loan.end();
+    }
+}
+
+/// How often the count is looked at before the thread sleeps.
+const SPINS: u32 = 2000;
+
+/// Waits until more than `completed` sources are complete, or the receiver does nothing for a while.
+fn wait(chan: &Chan, completed: u64, offer: Option<&Offer>) -> Heard {
+    let (stream, role) = (&chan.stream, chan.role);
+    let is_done = || stream.completed_sources(role) > completed;
+    if crate::rx::spins() > 0 {
+        for _ in 0..SPINS {
+            if is_done() {
+                return Heard::Alive;
+            }
+            std::hint::spin_loop();
+        }
+    }
+    let number = offer.map_or(completed, |offer| offer.number);
+    let mut progress = stream.source_progress(role, number);
+    loop {
+        let seen = stream.completed_sources(role) as u32;
+        stream.wait_for_source(role);
+        if is_done() {
+            return Heard::Alive;
+        }
+        match loans::sleep_on(stream.completion_word(role), seen, PATIENCE_MS.into()) {
+            libc::EINTR if bell::signals_interrupt() => return Heard::Interrupted,
+            libc::ETIMEDOUT => {
+                if is_done() {
+                    return Heard::Alive;
+                }
+                if bell::is_cut(chan.bell()) {
+                    return Heard::End;
+                }
+                let now = stream.source_progress(role, number);
+                if now == progress {
+                    return Heard::Late;
+                }
+                progress = now;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What the processes' channel keeps of what it has lent.
+#[derive(Default)]
+pub(crate) struct Lent {
+    policy: std::sync::Mutex<weft_run::lend::Policy>,
+    /// Lengths of the last sources, by their numbers.
+    lens: [AtomicU64; SOURCES as usize],
+    /// One more than the last number.
+    end: AtomicU64,
+}
+
+impl Lent {
+    fn policy(&self) -> std::sync::MutexGuard<'_, weft_run::lend::Policy> {
+        self.policy
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn note(&self, number: u64, len: u64) {
+        self.lens[(number % SOURCES) as usize].store(len, Relaxed);
+        self.end.store(number + 1, Relaxed);
+    }
+
+    fn bytes_under_way(&self, completed: u64) -> u64 {
+        let end = self.end.load(Relaxed);
+        let first = completed.max(end.saturating_sub(SOURCES));
+        (first..end)
+            .map(|number| self.lens[(number % SOURCES) as usize].load(Relaxed))
+            .sum()
+    }
+}
+
+/// The socket is about to be closed for good.
+pub(crate) fn closing(chan: &Chan) {
+    if chan.process == lock::own() {
+        loans::close(&chan.stream, bell::is_cut(chan.bell()));
+    }
+}
+
+/// Before memory of ours is given away with the process: see [`loans::finish`].
+pub(crate) fn finish() {
+    loans::finish();
+}
+
+/// The reason in the ledger when a source cannot be read.
+pub(crate) const LOST: Why = Why::SourceLost;

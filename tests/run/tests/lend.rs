@@ -1,0 +1,464 @@
+//! Sends from the program's own memory: `--mode zsdp` and `--mode azsdp`.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use weft_ring::Role;
+use weft_ring::source::Terms;
+use weft_ring::stream::{Published, Stream};
+use weft_run::meet::{self, Ends};
+use weft_run_tests::{Done, Weft, free_port, have, library, plain, say, weft};
+
+/// Each mode: its name here, and the two variables.
+const MODES: [(&str, &str, &str); 3] = [
+    ("zsdp", "zsdp", "block"),
+    ("azsdp, block on write", "azsdp", "block"),
+    ("azsdp, copy on write", "azsdp", "copy"),
+];
+
+fn lending((_, mode, on_write): (&str, &str, &str)) -> Weft {
+    weft().env("WEFT_RUN", mode).env("WEFT_RUN_AZSDP", on_write)
+}
+
+/// The traps, compiled once; `None` without a compiler.
+fn traps() -> Option<&'static Path> {
+    static FILE: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FILE.get_or_init(|| {
+        if !have(&[("cc", "gcc")]) {
+            return None;
+        }
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("c/lend.c");
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lend");
+        let made = Command::new("cc")
+            .args(["-O1", "-g", "-Wall", "-Werror", "-pthread", "-o"])
+            .arg(&program)
+            .arg(&source)
+            .output()
+            .expect("cc runs");
+        let said = String::from_utf8_lossy(&made.stderr);
+        assert!(made.status.success(), "{said}");
+        Some(program)
+    })
+    .as_deref()
+}
+
+/// A number before a text, summed over all lines.
+fn sum(text: &str, after: &str) -> u64 {
+    let counts = text.match_indices(after).filter_map(|(at, _)| {
+        let before = text[..at].trim_end();
+        before.rsplit([' ', '\n']).next()?.parse::<u64>().ok()
+    });
+    counts.sum()
+}
+
+fn lent(text: &str) -> u64 {
+    sum(text, "B sent from the program's memory")
+}
+
+fn fetched(text: &str) -> u64 {
+    sum(text, "B fetched from the peer's memory")
+}
+
+const SCENARIOS: [&str; 26] = [
+    "stream",
+    "again",
+    "overwrite",
+    "both",
+    "alarm",
+    "killed",
+    "unmap",
+    "advise",
+    "free",
+    "fork",
+    "exec",
+    "spawn",
+    "exit",
+    "_exit",
+    "close",
+    "slowclose",
+    "shutdown",
+    "segv",
+    "threads",
+    "calls",
+    "kinds",
+    "nonblock",
+    "epoll",
+    "vector",
+    "stopped",
+    "splice",
+];
+
+fn run_traps(side: &Weft, program: &Path) -> Vec<Done> {
+    let run = |name: &&str| {
+        let done = side.run(&format!("{} {name}", program.display()));
+        done.good().says(&format!("ok {name}"));
+        done
+    };
+    SCENARIOS.iter().map(run).collect()
+}
+
+#[test]
+fn the_traps_are_passed_on_plain_tcp() {
+    if let Some(program) = traps() {
+        run_traps(&plain(), program);
+        // And through the rings, which copy.
+        let done = run_traps(&weft(), program);
+        assert!(done.iter().all(|done| lent(&done.text) == 0));
+    }
+}
+
+fn traps_in(mode: (&str, &str, &str)) {
+    let Some(program) = traps() else { return };
+    for (done, name) in run_traps(&lending(mode), program).iter().zip(SCENARIOS) {
+        let n = lent(&done.text) + fetched(&done.text);
+        assert!(n > 1 << 20, "{}, {name}: {}", mode.0, done.show());
+    }
+}
+
+#[test]
+fn every_byte_is_that_of_the_send_when_it_waits() {
+    traps_in(MODES[0]);
+}
+
+#[test]
+fn every_byte_is_that_of_the_send_when_a_write_waits() {
+    traps_in(MODES[1]);
+}
+
+#[test]
+fn every_byte_is_that_of_the_send_when_a_write_copies() {
+    traps_in(MODES[2]);
+}
+
+#[test]
+fn memory_under_way_is_protected_and_says_so() {
+    let Some(program) = traps() else { return };
+    let line = format!("{} overwrite", program.display());
+    let block = lending(MODES[1]).run(&line);
+    assert!(sum(&block.good().text, " faults") > 0, "{}", block.show());
+    let copy = lending(MODES[2]).run(&line);
+    let moved = sum(&copy.good().text, "B moved while under way");
+    assert!(moved > 1 << 20, "{}", copy.show());
+}
+
+#[test]
+fn a_program_that_writes_too_soon_is_copied_for_a_while() {
+    let Some(program) = traps() else { return };
+    let line = format!("{} faulty", program.display());
+    let done = lending(MODES[2]).run(&line);
+    let often = "the program wrote to memory under way too often";
+    assert!(done.good().text.contains(often), "{}", done.show());
+}
+
+#[test]
+fn random_calls_are_as_on_tcp() {
+    const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/lend_stress.py");
+    for seed in 1..=2 {
+        let line = format!("{} {} {seed} =25", PYTHON.0, script.display());
+        let lines = |done: &Done| {
+            let ours = |line: &&str| line.starts_with("> ");
+            let text = done.good().text.lines().filter(ours);
+            text.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let expected = lines(&plain().run(&line));
+        assert!(expected.len() > 200);
+        for mode in MODES {
+            let done = lending(mode).run(&line);
+            assert!(fetched(&done.text) > 1 << 20, "{}", done.show());
+            for (at, (got, one)) in lines(&done).iter().zip(&expected).enumerate() {
+                let before = expected[at.saturating_sub(30)..at].join("\n");
+                assert_eq!(
+                    got, one,
+                    "{}, seed {seed}, line {at}, after\n{before}",
+                    mode.0
+                );
+            }
+            assert_eq!(lines(&done).len(), expected.len());
+        }
+    }
+}
+
+#[test]
+fn iperf3_and_redis_and_nginx_move_large_data() {
+    let dir = tempfile::tempdir().unwrap();
+    for mode in MODES {
+        let mut n = 0;
+        if have(&[("iperf3", "iperf3")]) {
+            let port = free_port();
+            let server = lending(mode)
+                .start(&format!("iperf3 -s -1 -p {port}"))
+                .listens(port);
+            let client = format!("iperf3 -c 127.0.0.1 -p {port} -n 100M -l 1M --forceflush");
+            let done = lending(mode).run(&client);
+            done.good().says("iperf Done.");
+            n += lent(&done.text);
+            server.end().good();
+        }
+        if have(&[
+            ("redis-server", "redis-server"),
+            ("redis-cli", "redis-tools"),
+        ]) {
+            let port = free_port();
+            let server = format!(
+                "redis-server --port {port} --dir {} --save ",
+                dir.path().display()
+            );
+            let running = lending(mode).start(&(server + "900 1")).listens(port);
+            let script = dir.path().join("commands.sh");
+            let commands = format!(
+                "set -e; cd {}; head -c 5000000 /dev/urandom | base64 -w0 > big
+                 for n in 1 2 3; do redis-cli -p {port} -x SET big$n < big; redis-cli -p {port} BGSAVE || true; done
+                 for n in 1 2 3; do redis-cli -p {port} GET big$n | tr -d '\\n' | cmp - big && echo same; done",
+                dir.path().display()
+            );
+            fs::write(&script, commands).unwrap();
+            let done = lending(mode).run(&format!("sh {}", script.display()));
+            done.good();
+            assert_eq!(done.text.matches("same").count(), 3, "{}", done.show());
+            let served = running.interrupt();
+            n += lent(&done.text) + lent(&served.text);
+        }
+        if have(&[("/usr/sbin/nginx", "nginx"), ("curl", "curl")]) {
+            nginx(mode, dir.path());
+        }
+        say(&format!("{}: {n} B sent from memory", mode.0));
+        assert!(n > 0 || mode.1 == "zsdp", "{}", mode.0);
+    }
+}
+
+/// Proxied and buffered answers, so that nginx sends from its own memory and not from a file.
+fn nginx(mode: (&str, &str, &str), dir: &Path) {
+    let port = free_port();
+    let body: Vec<u8> = (0..3_000_000_u32)
+        .map(|i| (i * 7 + (i >> 9)) as u8)
+        .collect();
+    fs::write(dir.join("body"), &body).unwrap();
+    let conf = format!(
+        "daemon off; master_process off; pid {0}/nginx.pid; error_log stderr;
+         events {{ }}
+         http {{ access_log off; sendfile off; output_buffers 2 1m; client_body_temp_path {0}/a; proxy_temp_path {0}/b;
+           fastcgi_temp_path {0}/c; uwsgi_temp_path {0}/d; scgi_temp_path {0}/e;
+           server {{ listen 127.0.0.1:{port}; root {0}; }} }}",
+        dir.display()
+    );
+    let file = dir.join("nginx.conf");
+    fs::write(&file, conf).unwrap();
+    let running = lending(mode)
+        .start(&format!("/usr/sbin/nginx -c {}", file.display()))
+        .listens(port);
+    let url = format!("http://127.0.0.1:{port}/body");
+    let out = dir.join("out");
+    let urls = [url.as_str(); 4].join(" ");
+    let outs: String = ["-o ", out.to_str().unwrap(), " "].concat().repeat(4);
+    let done = lending(mode).run(&format!("curl -s -S -f {outs} {urls}"));
+    done.good();
+    assert!(fs::read(&out).unwrap() == body, "{}", mode.0);
+    running.interrupt();
+}
+
+/// A peer that knows the formats and lies.
+struct Liar {
+    tcp: TcpStream,
+    stream: Stream,
+    role: Role,
+    bell: UnixStream,
+}
+
+impl Liar {
+    /// Meets a victim, and goes over to the ring for what it sends.
+    fn meet(port: u16) -> Liar {
+        let mut tcp = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        tcp.set_nodelay(true).unwrap();
+        let ends = Ends::of(&tcp).unwrap();
+        let role = ends.role();
+        let listener = (role == Role::Responder).then(|| meet::listen(&ends).unwrap());
+        let mut pending = None;
+        let mut met = None;
+        let mut count = 0;
+        while met.is_none() {
+            assert!(count < 30, "the victim did not come");
+            tcp.write_all(b"x").unwrap();
+            count += 1;
+            tcp.read_exact(&mut [0]).unwrap();
+            for _ in 0..20 {
+                if met.is_some() {
+                    break;
+                }
+                met = match &listener {
+                    Some(listener) => meet::take(listener, &mut pending, &tcp)
+                        .unwrap()
+                        .map(|offer| (Stream::open(offer.segment).unwrap(), offer.bell.into())),
+                    None => meet::dial(&ends).unwrap().map(|wire| {
+                        let cookie = meet::peer_cookie(&tcp).unwrap().unwrap();
+                        let (stream, segment) = Stream::create(1 << 18).unwrap();
+                        let (bell, theirs) = UnixStream::pair().unwrap();
+                        meet::offer(&wire, &tcp, cookie, segment.as_fd(), theirs.as_fd()).unwrap();
+                        (stream, bell)
+                    }),
+                };
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let (stream, bell) = met.unwrap();
+        stream.join(role, count);
+        // By TCP, counted, until the victim switches.
+        while !stream.has_switched(role) {
+            assert!(count < 60, "the victim does not switch");
+            if stream.begin_tcp(role) {
+                tcp.write_all(b"y").unwrap();
+                stream.end_tcp(role, 1);
+                count += 1;
+                tcp.read_exact(&mut [0]).unwrap();
+                // It looks when it comes for the next.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        Liar {
+            tcp,
+            stream,
+            role,
+            bell,
+        }
+    }
+
+    fn until(what: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !what() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "the victim does not go on"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn publish(&self, from: u64, to: u64) {
+        if self.stream.publish(self.role, from, to) == Ok(Published::Ring) {
+            (&self.bell).write_all(b"!").unwrap();
+        }
+    }
+}
+
+/// Its name, what it does, and what the victim says.
+type Lie<'a> = (&'a str, &'a dyn Fn(&Liar), &'a str);
+
+#[test]
+fn a_peer_that_lies_gets_a_reset_and_nothing_else() {
+    const PYTHON: (&str, &str) = ("/usr/bin/python3", "python3");
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/victim.py");
+    let mut victim = Command::new(PYTHON.0)
+        .arg(script)
+        .env("LD_PRELOAD", library())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(victim.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let port = line.trim().strip_prefix("port ").unwrap().parse().unwrap();
+
+    static PROOF: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0x1234_5678);
+    let truth = vec![7_u8; 100_000];
+    let here = truth.as_ptr().expose_provenance() as u64;
+    let proof = (&raw const PROOF).expose_provenance() as u64;
+    let lies: [Lie<'_>; 8] = [
+        (
+            "none",
+            &|l| l.stream.offer_source(l.role, 0, 1, here, 100_000),
+            "end after 100000",
+        ),
+        (
+            "no such memory",
+            &|l| l.stream.offer_source(l.role, 0, 1, 4096, 100_000),
+            "ECONNRESET after 0",
+        ),
+        (
+            "the kernel's memory",
+            &|l| {
+                l.stream
+                    .offer_source(l.role, 0, 1, u64::MAX - 200_000, 100_000);
+            },
+            "ECONNRESET after 0",
+        ),
+        (
+            "an end before the beginning",
+            &|l| l.stream.offer_source(l.role, 0, 1, u64::MAX - 10, 100_000),
+            "ECONNRESET after 0",
+        ),
+        (
+            "too long",
+            &|l| l.stream.offer_source(l.role, 0, 1, here, 1 << 40),
+            "ECONNRESET after 0",
+        ),
+        (
+            "too many",
+            &|l| l.stream.offer_source(l.role, 900, 1, here, 100),
+            "ECONNRESET after 0",
+        ),
+        (
+            "another proof",
+            &|l| {
+                l.stream.prove(l.role, here, 99);
+                l.stream.offer_source(l.role, 0, 1, here, 100);
+            },
+            "ECONNRESET after 0",
+        ),
+        (
+            "a lock that is never given back",
+            &|l| {
+                l.stream.offer_source(l.role, 0, 1, here, 100);
+                assert_eq!(
+                    l.stream.move_source(l.role, 0),
+                    weft_ring::source::Move::Mine(0)
+                );
+            },
+            "ECONNRESET after 0",
+        ),
+    ];
+    for (name, lie, end) in lies {
+        let liar = Liar::meet(port);
+        liar.stream.prove(liar.role, proof, 0x1234_5678);
+        liar.stream.put_slice(liar.role, 0, b"G");
+        liar.publish(0, 1);
+        Liar::until(|| liar.stream.terms(liar.role) == Terms::Ready);
+        lie(&liar);
+        liar.publish(1, 2);
+        if name == "none" {
+            Liar::until(|| liar.stream.completed_sources(liar.role) == 1);
+        }
+        if name.starts_with("a lock") {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        if name == "none" || name.starts_with("a lock") {
+            let Liar {
+                tcp, stream, bell, ..
+            } = liar;
+            drop(tcp);
+            drop(bell);
+            drop(stream);
+        }
+        line.clear();
+        said.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), end, "{name}");
+    }
+    // It is still there.
+    let mut last = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    last.write_all(b"Gbye").unwrap();
+    assert!(victim.wait().unwrap().success());
+
+    assert_eq!(truth.len(), 100_000);
+}
