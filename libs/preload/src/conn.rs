@@ -21,6 +21,7 @@ use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{Ends, Why};
 
 use crate::lock::SharedLock;
+use crate::spin::Spun;
 use crate::{hidden, ledger};
 
 /// Not connected, as far as we know.
@@ -67,6 +68,8 @@ pub(crate) struct Side {
     /// Sends over TCP in a row, and pauses made for the receiver to catch up.
     pub(crate) run: AtomicU32,
     pub(crate) pauses: AtomicU32,
+    /// What looking at an empty ring before sleeping has brought.
+    pub(crate) spun: Spun,
 }
 
 /// A channel.

@@ -35,6 +35,7 @@ mod process;
 mod ready;
 mod rx;
 mod sock;
+mod spin;
 mod table;
 mod tx;
 

@@ -62,6 +62,14 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     }
 }
 
+/// What was counted was no send or receive after all.
+pub(crate) fn untick(conn: &Conn) {
+    let phase = conn.phase.load(Relaxed);
+    if phase == PROBING && crate::errno() == libc::EAGAIN && conn.ops.load(Relaxed) > 0 {
+        conn.ops.fetch_sub(1, Relaxed);
+    }
+}
+
 #[cold]
 fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     let big = big();
