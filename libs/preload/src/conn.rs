@@ -152,6 +152,8 @@ pub(crate) struct Reg {
     pub(crate) own_bell: c_int,
     /// It is among those that stand for two descriptors.
     pub(crate) mixed: bool,
+    /// It was to fire once, and has: nothing of it is in the set.
+    pub(crate) fired: bool,
 }
 
 /// Reached under [`big`] only.

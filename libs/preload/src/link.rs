@@ -231,7 +231,7 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
         conn.note(Why::Forked);
         return false;
     }
-    if !ready::can_move(conn, &big) {
+    if !ready::can_move(conn, chan, &big) {
         conn.note(Why::Epoll);
         return false;
     }
@@ -267,6 +267,10 @@ pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
     {
         if side.rx_state.load(SeqCst) != RING {
             ledger::switched();
+        }
+        if ready::once_keeps_tcp(conn, chan, &big) {
+            drop(big);
+            return stop_sending(conn, Why::Epoll);
         }
         moved(conn, chan, &big);
     }
