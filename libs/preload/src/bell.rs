@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::conn::{Chan, Side};
-use crate::next;
+use crate::{next, signal};
 
 /// Two connected ends with the smallest buffers.
 pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
@@ -146,7 +146,9 @@ pub(crate) fn ring(bell: c_int) -> Heard {
 pub(crate) fn wait_in(bell: c_int) -> Heard {
     let mut byte = 0_u8;
     // SAFETY: one byte.
-    result(unsafe { next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_PEEK) })
+    result(signal::outside(|| unsafe {
+        next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_PEEK)
+    }))
 }
 
 /// Whether the peer's end is still there.
@@ -357,7 +359,9 @@ pub(crate) fn wait_out(chan: &Chan) -> Heard {
         return Heard::Alive;
     }
     // SAFETY: one byte.
-    let n = unsafe { next::send(chan.bell(), b"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    let n = signal::outside(|| unsafe {
+        next::send(chan.bell(), b"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL)
+    });
     let heard = result(n);
     chan.stream.end_fill(chan.role, (n == 1).into());
     match heard {

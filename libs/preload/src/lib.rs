@@ -34,6 +34,7 @@ mod poll;
 mod process;
 mod ready;
 mod rx;
+mod signal;
 mod sock;
 mod spin;
 mod table;

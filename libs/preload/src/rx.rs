@@ -12,7 +12,7 @@ use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
 use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING};
-use crate::{hosts, ledger, link, next, ready, set_errno, table};
+use crate::{hosts, ledger, link, next, ready, set_errno, signal, table};
 
 /// Bytes of the vector.
 pub(crate) fn total(iov: &[iovec]) -> usize {
@@ -52,8 +52,11 @@ pub(crate) unsafe fn receive(
     if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
         return real();
     }
+    let Some(_busy) = signal::enter(conn) else {
+        return -1;
+    };
     // SAFETY: the caller's promise.
-    unsafe { receive_looking(fd, iov, flags, &real) }
+    unsafe { receive_looking(fd, iov, flags, &|| signal::outside(&real)) }
 }
 
 unsafe fn receive_looking(

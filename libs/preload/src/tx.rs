@@ -14,7 +14,7 @@ use weft_run::meet::Why;
 use crate::bell::{self, Heard};
 use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
 use crate::rx::{broken, cut, each_piece, lost, spins, total};
-use crate::{full, hosts, ledger, link, next, ready, set_errno, table};
+use crate::{full, hosts, ledger, link, next, ready, set_errno, signal, table};
 
 /// As much is made visible at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
@@ -66,8 +66,11 @@ pub(crate) unsafe fn transmit(
     if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
         return real();
     }
+    let Some(_busy) = signal::enter(conn) else {
+        return -1;
+    };
     // SAFETY: the caller's promise.
-    unsafe { transmit_looking(fd, source, flags, &real) }
+    unsafe { transmit_looking(fd, source, flags, &|| signal::outside(&real)) }
 }
 
 unsafe fn transmit_looking(

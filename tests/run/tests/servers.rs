@@ -457,3 +457,31 @@ fn threads_share_a_set_whose_registrations_fire_once_or_exclusively() {
         assert!(switched(&served.text) >= 4, "{how}: {}", served.show());
     }
 }
+
+#[test]
+fn a_signal_handler_uses_the_connection_that_it_interrupts() {
+    if !have(&[("cc", "gcc")]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("handler");
+    let program = program.display();
+    plain()
+        .run(&format!(
+            "cc -O2 -pthread -o {program} {}",
+            helper("handler.c")
+        ))
+        .good();
+    for how in ["stream", "datagram"] {
+        let done = weft()
+            .limit(Duration::from_secs(120))
+            .run(&format!("{program} {how}"));
+        done.good()
+            .says("handler: 40000 rounds, interrupted, 0 other errors");
+        assert!(
+            switched(&done.text) + weft_run_tests::paths(&done.text) >= 2,
+            "{}",
+            done.show()
+        );
+    }
+}

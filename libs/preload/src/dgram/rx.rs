@@ -19,7 +19,7 @@ use weft_run::meet::Why;
 
 use super::{Dgram, Own, addr, borrowed, now_ms, ready};
 use crate::rx::{each_piece, spins, total};
-use crate::{hidden, ledger, link, next, set_errno};
+use crate::{hidden, ledger, link, next, set_errno, signal};
 
 /// Senders of one socket that can have a ring; others use the kernel.
 const MAX_LINKS: usize = 64;
@@ -469,6 +469,9 @@ pub(crate) unsafe fn receive(
         drop(waiting);
         return from_kernel(fd, d, n, flags);
     }
+    let Some(_busy) = signal::enter(d) else {
+        return -1;
+    };
     // SAFETY: the caller's promise.
     unsafe { receive_any(fd, d, out, flags, kernel) }
 }
@@ -569,7 +572,7 @@ fn sleep(
 ) -> Option<ssize_t> {
     let mut list = [entry(fd), entry(bell)];
     let left = deadline.map_or(-1, |at| at.saturating_sub(precise_ms()).max(0));
-    let n = wait(&mut list, left);
+    let n = signal::outside(|| wait(&mut list, left));
     if n < 0 {
         // With a time limit the kernel does not begin anew by itself.
         if crate::errno() == libc::EINTR && deadline.is_none() && !crate::bell::signals_interrupt()
