@@ -1,4 +1,4 @@
-//! CPython's own tests of its socket modules: none fails under `weft run` that passes without.
+//! `CPython`'s own tests of its socket modules: none fails under `weft run` that passes without.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn python() -> Option<&'static str> {
 fn run(weft: Weft, python: &str, module: &str) -> (u64, BTreeSet<String>) {
     let dir = tempfile::tempdir().unwrap();
     let words = [python, "-m", "unittest", "-v", module];
-    let weft = weft.dir(dir.path()).limit(Duration::from_secs(900));
+    let weft = weft.dir(dir.path()).limit(Duration::from_mins(15));
     let done = weft.start_words(&words).end();
     let ran = done.text.lines().find_map(|line| {
         let rest = line.strip_prefix("Ran ")?;
@@ -40,7 +40,7 @@ fn run(weft: Weft, python: &str, module: &str) -> (u64, BTreeSet<String>) {
     (ran, failed)
 }
 
-/// None fails that passes without. One that fails gets a second chance, as in each run of CPython's tests: some depend on time.
+/// None fails that passes without. One that fails gets a second chance, as in each run of `CPython`'s tests: some depend on time.
 fn compare(modules: &[&str]) {
     let Some(python) = python() else { return };
     for module in modules {

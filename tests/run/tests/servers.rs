@@ -92,6 +92,7 @@ fn postgres_forks_for_each_client_with_and_without_tls() {
         ),
     );
     done.good();
+    let mut went_over = 0;
     for (tls, over) in [
         ("disable", weft()),
         ("require", weft()),
@@ -198,7 +199,7 @@ fn three_redis_servers_are_a_cluster() {
     let all = ports.map(|port| format!("127.0.0.1:{port}")).join(" ");
     let first = ports[0];
     let done = sh(
-        &weft().limit(Duration::from_secs(180)),
+        &weft().limit(Duration::from_mins(3)),
         &format!(
             "set -e; redis-cli --cluster create {all} --cluster-yes
              for n in $(seq 300); do ok=0; for p in {}; do redis-cli -p $p cluster info | grep -q cluster_state:ok && ok=$((ok+1)); done; test $ok = 3 && break; sleep 0.1; done
@@ -240,7 +241,7 @@ fn server_and_client(command: &[&str], says: &str, both: bool) {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         weft.start_words(&words)
     };
-    let limit = Duration::from_secs(180);
+    let limit = Duration::from_mins(3);
     let server = start(&weft().limit(limit), &with("server")).listens(port.parse().unwrap());
     let mut over = 0;
     for client in [weft().limit(limit), plain().limit(limit)] {
@@ -416,7 +417,7 @@ fn nginx_reloads_under_load() {
            for o in 1 2 3 4; do cmp {shown}/o$o {shown}/www/file || exit 2; done; done; echo all files came"
     );
     let load = look(weft())
-        .limit(Duration::from_secs(120))
+        .limit(Duration::from_mins(2))
         .start_words(&["sh", "-c", &script]);
     for _ in 0..4 {
         plain().run(&format!("{nginx} -s reload")).good();
@@ -474,7 +475,7 @@ fn a_signal_handler_uses_the_connection_that_it_interrupts() {
         .good();
     for how in ["stream", "datagram"] {
         let done = weft()
-            .limit(Duration::from_secs(120))
+            .limit(Duration::from_mins(2))
             .run(&format!("{program} {how}"));
         done.good()
             .says("handler: 40000 rounds, interrupted, 0 other errors");
