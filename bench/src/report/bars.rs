@@ -55,7 +55,7 @@ impl Bars {
         let (low, high) = all.fold((1.0_f64, 1.0_f64), |(low, high), value| {
             (low.min(value), high.max(value))
         });
-        let low = low.log2().floor().max(-6.0).min(-1.0);
+        let low = low.log2().floor().clamp(-6.0, -1.0);
         (low, high.log2().ceil().clamp(low + 1.0, 8.0).max(1.0))
     }
 

@@ -64,7 +64,7 @@ pub struct RunArgs {
 /// The values of one stack, one for each run.
 struct Values {
     stack: Stack,
-    values: Vec<f64>,
+    each: Vec<f64>,
     /// Connections that went over in the last run.
     over: u32,
 }
@@ -156,7 +156,7 @@ fn measure(
     for mut case in cases {
         let values = case.stacks.iter().map(|&stack| Values {
             stack,
-            values: Vec::new(),
+            each: Vec::new(),
             over: 0,
         });
         let outcome = Outcome {
@@ -183,7 +183,7 @@ fn measure(
                     Ok(done) => {
                         of.over = done.over;
                         if run > 0 {
-                            of.values.push(done.value);
+                            of.each.push(done.value);
                         }
                     }
                     Err(error) => {
@@ -211,12 +211,8 @@ impl Outcome {
     /// The two summaries and the ratio of a goal.
     fn compare(&self, goal: &Goal) -> Option<(Summary, Summary, Option<Summary>)> {
         let (ours, beside) = (self.of(goal.stack)?, self.of(goal.beside)?);
-        let ratio = paired_ratio(&ours.values, &beside.values);
-        Some((
-            Summary::of(&ours.values)?,
-            Summary::of(&beside.values)?,
-            ratio,
-        ))
+        let ratio = paired_ratio(&ours.each, &beside.each);
+        Some((Summary::of(&ours.each)?, Summary::of(&beside.each)?, ratio))
     }
 }
 
@@ -253,8 +249,8 @@ fn lines(outcomes: &[Outcome], load: &str) -> Vec<String> {
     for outcome in outcomes {
         for of in &outcome.stacks {
             let object = serde_json::json!({
-                "bench": "run", "case": outcome.name, "unit": outcome.unit, "stack": of.stack.name(), "values": of.values,
-                "median": Summary::of(&of.values).map(|s| s.median), "went_over": of.over, "load": load,
+                "bench": "run", "case": outcome.name, "unit": outcome.unit, "stack": of.stack.name(), "values": of.each,
+                "median": Summary::of(&of.each).map(|s| s.median), "went_over": of.over, "load": load,
             });
             lines.push(object.to_string());
         }
@@ -371,7 +367,7 @@ mod tests {
     fn outcome(plain: &[f64], weft: &[f64], bar: Bar) -> Outcome {
         let values = |stack, values: &[f64]| Values {
             stack,
-            values: values.to_vec(),
+            each: values.to_vec(),
             over: 1,
         };
         Outcome {

@@ -218,7 +218,7 @@ fn iperf3(world: &World) -> Vec<Case<'_>> {
             drop(server);
             let json = said.text.get(..said.text.rfind('}').map_or(0, |at| at + 1));
             let json: serde_json::Value = serde_json::from_str(json.unwrap_or_default())
-                .map_err(|e| failed("read iperf3's result", e))?;
+                .map_err(|e| failed("read iperf3's result", e.to_string()))?;
             let rate = json.pointer("/end/sum_received/bits_per_second");
             let rate = rate.and_then(serde_json::Value::as_f64);
             let rate = rate.ok_or_else(|| failed("read iperf3's result", "no rate"))?;

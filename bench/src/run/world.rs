@@ -69,10 +69,10 @@ pub(crate) struct Said {
     pub(crate) over: u32,
 }
 
-pub(crate) fn failed(what: &'static str, why: impl ToString) -> BenchError {
+pub(crate) fn failed(what: &'static str, why: impl Into<String>) -> BenchError {
     BenchError::Stack {
         what,
-        why: why.to_string(),
+        why: why.into(),
     }
 }
 
