@@ -23,6 +23,11 @@ pub enum Suite {
     Exs(Box<ExsArgs>),
     /// Datagrams beside reliable connections and bare UDP: the datagram paper's figures 5, 6, 8 and 9, and what they are to reach
     Dgram(Box<DgramArgs>),
+    /// Programs from Debian under `weft run` beside plain TCP: iperf3, redis, nginx, memcached, postgres and more, and what they are to reach
+    Run(crate::run::RunArgs),
+    /// The peers of our own in that comparison; started by the benchmark itself
+    #[command(hide = true)]
+    RunPart(crate::run::PartArgs),
     /// BSDP, ZSDP and AZ-SDP beside plain TCP: the experiments of the AZ-SDP paper
     Sdp(Box<SdpArgs>),
     /// Chapter 4 of the thesis on this machine: set-up, registration, copies, pins, overlap, and whether its conclusions hold

@@ -24,6 +24,7 @@ mod process;
 mod progress;
 pub mod record;
 pub mod report;
+mod run;
 mod scenario;
 pub mod sdp;
 pub mod size;
@@ -42,6 +43,7 @@ pub use join::JoinArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
 pub use mpi::MpiArgs;
 pub use process::PEER_ARGS;
+pub use run::{PartArgs, Program, RunArgs};
 
 use std::process::ExitCode;
 
@@ -62,6 +64,8 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
         Suite::Mpi(args) => mpi::run(&args),
         Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
+        Suite::Run(args) => run::run_suite(&args),
+        Suite::RunPart(args) => run::part(&args).map(|()| ExitCode::SUCCESS),
         Suite::Sdp(args) => sdp::run_suite(&args),
         Suite::Advise(args) => advise::run_suite(&args),
         Suite::Link(args) => link::run(&args),

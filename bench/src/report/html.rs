@@ -34,6 +34,9 @@ pub(super) fn page(report: &Report) -> String {
                 Block::Plot(plot) => {
                     let _ = writeln!(out, "<figure>{}</figure>", plot.to_inline_svg());
                 }
+                Block::Bars(bars) => {
+                    let _ = writeln!(out, "<figure>{}</figure>", bars.to_inline_svg());
+                }
             }
         }
     }

@@ -2,10 +2,12 @@
 //!
 //! The page needs no network and no JavaScript, and follows the reader's light or dark background.
 
+mod bars;
 mod html;
 mod plot;
 mod table;
 
+pub use bars::{Bars, Mark};
 pub use plot::{Axis, Plot, Series, Stroke};
 pub use table::Table;
 
@@ -18,6 +20,8 @@ pub enum Block {
     Table(Table),
     /// A plot; terminals do not show it.
     Plot(Plot),
+    /// Ratios beside each other; terminals do not show them.
+    Bars(Bars),
 }
 
 /// A titled part of a [`Report`].
@@ -120,7 +124,7 @@ impl Report {
                 match block {
                     Block::Text(text) => line(text),
                     Block::Table(table) => line(&table.to_text(width)),
-                    Block::Plot(_) => {}
+                    Block::Plot(_) | Block::Bars(_) => {}
                 }
             }
         }

@@ -468,8 +468,16 @@ impl Pump {
             ) {
                 break;
             }
-            match rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT) {
-                Ok(_) => self.rings.note_fill(OURS, 1),
+            // First the mark, then the look: the program does it the other way round.
+            self.rings.begin_fill(OURS);
+            if !is_full(self) {
+                self.rings.end_fill(OURS, 0);
+                return true;
+            }
+            let sent = rustix::net::send(&self.bell, b"!", Send::NOSIGNAL | Send::DONTWAIT);
+            self.rings.end_fill(OURS, sent.is_ok().into());
+            match sent {
+                Ok(_) => {}
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Err(_) => {
                     // What is under way is of no use to anybody.

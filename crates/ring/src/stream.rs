@@ -45,7 +45,7 @@ enum Lane {
     WantData,
     /// 1: the sender wants the bell's bytes taken when there is room.
     WantRoom,
-    /// How many bytes the sender has put into the bell to make it unwritable.
+    /// How many bytes the sender has put into the bell to make it unwritable, and in the upper bits how often it is at it: see [`FILLING`].
     Fill,
     /// Bytes sent over TCP, sends under way, and whether the direction has switched.
     Tcp,
@@ -54,6 +54,9 @@ enum Lane {
     /// Where the other end is on another host: what the receiver has taken from TCP, and what it wants. See [`Stream::consent`].
     Seen,
 }
+
+/// In the fill word: a sender is between the bell and the count of its bytes.
+const FILLING: u64 = 1 << 48;
 
 /// In the seen word: the receiver looks at the ring too, so the sender may switch.
 const CONSENT: u64 = 1;
@@ -225,9 +228,15 @@ impl Stream {
         fence(SeqCst);
     }
 
-    /// Notes `n` bytes that are about to be put into the bell to make it unwritable.
-    pub fn note_fill(&self, sender: Role, n: u64) {
-        self.word(sender, Lane::Fill).fetch_add(n, SeqCst);
+    /// The sender is about to put bytes into the bell to make it unwritable; [`Stream::end_fill`] follows.
+    pub fn begin_fill(&self, sender: Role) {
+        self.word(sender, Lane::Fill).fetch_add(FILLING, SeqCst);
+    }
+
+    /// It has put `n` bytes into it.
+    pub fn end_fill(&self, sender: Role, n: u64) {
+        let add = n.wrapping_sub(FILLING);
+        self.word(sender, Lane::Fill).fetch_add(add, SeqCst);
     }
 
     // ---- the receiver's part ----
@@ -276,9 +285,13 @@ impl Stream {
         self.word(sender, Lane::WantRoom).store(0, SeqCst);
     }
 
-    /// What [`Stream::note_fill`] has summed up to.
-    pub fn filled(&self, sender: Role) -> u64 {
-        self.word(sender, Lane::Fill).load(SeqCst)
+    /// How many bytes [`Stream::end_fill`] has told of since it was at `seen`; what `seen` is from now on; and whether a sender is between
+    /// [`Stream::begin_fill`] and there.
+    pub fn filled(&self, sender: Role, seen: u64) -> (u64, u64, bool) {
+        let word = self.word(sender, Lane::Fill).load(SeqCst);
+        let count = word & (FILLING - 1);
+        let new = count.wrapping_sub(seen) & (FILLING - 1);
+        (new, count, word >= FILLING)
     }
 
     /// Whether the receiver's wish for a bell stands.

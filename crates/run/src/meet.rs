@@ -50,7 +50,7 @@ pub enum Why {
     Option = 12,
     /// Several processes have used the socket since a fork.
     Forked = 13,
-    /// An epoll set that cannot be moved: one-shot, exclusive, inherited or duplicated.
+    /// An epoll set that cannot be moved: one-shot for both directions, inherited or duplicated.
     Epoll = 14,
     /// The peer went back to TCP.
     Peer = 15,
@@ -132,7 +132,7 @@ impl Why {
             Why::Option => "a socket option was set that only the kernel's TCP has",
             Why::Forked => "several processes share the socket since a fork",
             Why::Epoll => {
-                "the socket is in an epoll set that cannot be moved (one-shot, exclusive, inherited or duplicated)"
+                "the socket is in an epoll set that cannot be moved (one-shot for both directions, inherited or duplicated)"
             }
             Why::Peer => "the peer went back to TCP",
             Why::SlowReader => "the peer did not read for a while",

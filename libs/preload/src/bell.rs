@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::conn::{Chan, Side};
-use crate::next;
+use crate::{next, signal};
 
 /// Two connected ends with the smallest buffers.
 pub(crate) fn pair() -> Option<(OwnedFd, OwnedFd)> {
@@ -146,7 +146,9 @@ pub(crate) fn ring(bell: c_int) -> Heard {
 pub(crate) fn wait_in(bell: c_int) -> Heard {
     let mut byte = 0_u8;
     // SAFETY: one byte.
-    result(unsafe { next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_PEEK) })
+    result(signal::outside(|| unsafe {
+        next::recv(bell, (&raw mut byte).cast(), 1, libc::MSG_PEEK)
+    }))
 }
 
 /// Whether the peer's end is still there.
@@ -187,23 +189,76 @@ fn take(bell: c_int, n: u64) -> u64 {
     got.max(0) as u64
 }
 
-/// What has been put into our bell since the last look.
-fn absorb(chan: &Chan, side: &Side) {
-    let filled = chan.stream.filled(chan.peer());
-    let new = filled.wrapping_sub(side.fill_seen.swap(filled, Relaxed));
+/// How long a sender may take from its ring to its bell.
+const BETWEEN_MS: c_int = 50;
+
+/// How often a sender is looked at that is between its bell and the count of what it has put there, and what passes between later looks, in nanoseconds.
+const LOOKS: u32 = 600;
+const NAP: i64 = 50_000;
+
+/// Waits for such a sender, for the same reason. Its byte has woken this thread, which may have taken its processor: so this sleeps soon. The sender may
+/// also be blocked before the bell: then this gives up.
+fn await_count(chan: &Chan, side: &Side) {
+    for look in 0..LOOKS {
+        if !chan.stream.filled(chan.peer(), 0).2 {
+            break;
+        }
+        if look < LOOKS / 6 {
+            std::hint::spin_loop();
+            continue;
+        }
+        let nap = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: NAP,
+        };
+        // SAFETY: a time.
+        unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
+    }
+    absorb(chan, side);
+}
+
+/// Takes what is owed. `fresh`: the last byte may not be there yet, for its sender is between the ring and the bell. It is waited for, because
+/// a byte that comes later makes the socket readable with nothing to be read.
+fn collect(chan: &Chan, side: &Side, fresh: bool) {
+    let owed = side.owed.load(Relaxed);
+    if owed == 0 {
+        return;
+    }
+    let mut taken = take(chan.bell(), owed);
+    if fresh && taken < owed {
+        let mut poll = libc::pollfd {
+            fd: chan.bell(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry.
+        unsafe { next::poll(&raw mut poll, 1, BETWEEN_MS) };
+        taken += take(chan.bell(), owed - taken);
+    }
+    side.owed.store(owed - taken.min(owed), Relaxed);
+}
+
+/// What has been put into our bell since the last look. Returns whether the sender has rung since, or is about to.
+fn absorb(chan: &Chan, side: &Side) -> bool {
+    let (new, seen, _) = chan
+        .stream
+        .filled(chan.peer(), side.fill_seen.load(Relaxed));
+    side.fill_seen.store(seen, Relaxed);
     // A peer that lies about it has us look for bytes that are not there; no more than 64 at a time.
     let mut owed = side.owed.load(Relaxed).saturating_add(new.min(64));
-    if side.armed.load(Relaxed) != 0 && !chan.stream.is_armed(chan.peer()) {
+    let rung = side.armed.load(Relaxed) != 0 && !chan.stream.is_armed(chan.peer());
+    if rung {
         owed += 1;
         side.armed.store(0, Relaxed);
     }
     side.owed.store(owed, Relaxed);
+    rung
 }
 
 /// The ring was found empty (under `rx_lock`): asks for a bell and takes the bytes of the last. `true`: there is data after all.
 pub(crate) fn settle(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    absorb(chan, side);
+    let fresh = absorb(chan, side);
     if side.armed.load(Relaxed) == 0 {
         stream.arm(peer);
         side.armed.store(1, Relaxed);
@@ -222,11 +277,10 @@ pub(crate) fn settle(chan: &Chan) -> bool {
             return true;
         }
     }
-    let owed = side.owed.load(Relaxed);
-    if owed > 0 {
-        let taken = take(chan.bell(), owed);
-        side.owed.store(owed - taken.min(owed), Relaxed);
+    if chan.stream.filled(chan.peer(), 0).2 {
+        await_count(chan, side);
     }
+    collect(chan, side, fresh);
     false
 }
 
@@ -255,11 +309,26 @@ fn is_writable(bell: c_int) -> bool {
     poll.revents != 0
 }
 
+/// Tells the receiver that a byte follows. First the mark, then the look: who empties the ring does it the other way round, and waits for the byte to be
+/// counted. `false`: there is room by now.
+fn begin_fill(chan: &Chan) -> bool {
+    chan.stream.begin_fill(chan.role);
+    let room = chan.stream.room(chan.role, chan.side().tail.load(Relaxed));
+    let is_full = room.is_ok_and(|room| room == 0);
+    if !is_full {
+        chan.stream.end_fill(chan.role, 0);
+    }
+    is_full
+}
+
 /// The ring is full: our end becomes unwritable (under `tx_lock`).
 pub(crate) fn fill(chan: &Chan) -> Heard {
     let bell = chan.bell();
     for _ in 0..8 {
         if !is_writable(bell) {
+            break;
+        }
+        if !begin_fill(chan) {
             break;
         }
         // SAFETY: one byte.
@@ -271,8 +340,10 @@ pub(crate) fn fill(chan: &Chan) -> Heard {
                 libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
             )
         };
-        match result(n) {
-            Heard::Alive => chan.stream.note_fill(chan.role, 1),
+        let heard = result(n);
+        chan.stream.end_fill(chan.role, (n == 1).into());
+        match heard {
+            Heard::Alive => {}
             Heard::End => return Heard::End,
             _ => break,
         }
@@ -296,11 +367,16 @@ pub(crate) fn signals_interrupt() -> bool {
 
 /// Waits until our end is writable, [`PATIENCE_MS`] at most.
 pub(crate) fn wait_out(chan: &Chan) -> Heard {
+    if !begin_fill(chan) {
+        return Heard::Alive;
+    }
     // SAFETY: one byte.
-    let n = unsafe { next::send(chan.bell(), b"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    let n = signal::outside(|| unsafe {
+        next::send(chan.bell(), b"!".as_ptr().cast(), 1, libc::MSG_NOSIGNAL)
+    });
     let heard = result(n);
+    chan.stream.end_fill(chan.role, (n == 1).into());
     match heard {
-        Heard::Alive => chan.stream.note_fill(chan.role, 1),
         // With a time limit the kernel does not begin anew by itself.
         Heard::Interrupted if !signals_interrupt() => return Heard::Alive,
         _ => {}

@@ -22,6 +22,7 @@ use weft_run::meet::{Ends, Why};
 
 use crate::lend::Lent;
 use crate::lock::{self, SharedLock};
+use crate::spin::Spun;
 use crate::{hidden, ledger};
 
 /// Not connected, as far as we know.
@@ -71,6 +72,8 @@ pub(crate) struct Side {
     /// Sources that have been offered to the peer, and that have been taken from it.
     pub(crate) offered: AtomicU64,
     pub(crate) sources: AtomicU64,
+    /// What looking at an empty ring before sleeping has brought.
+    pub(crate) spun: Spun,
 }
 
 /// A channel.
@@ -165,6 +168,8 @@ pub(crate) struct Reg {
     pub(crate) own_bell: c_int,
     /// It is among those that stand for two descriptors.
     pub(crate) mixed: bool,
+    /// It was to fire once, and has: nothing of it is in the set.
+    pub(crate) fired: bool,
 }
 
 /// Reached under [`big`] only.

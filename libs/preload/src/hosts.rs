@@ -205,7 +205,7 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
     if link::is_off() || conn.holders(inside) != 1 {
         return;
     }
-    if !ready::can_move(conn, &big) {
+    if !ready::can_move(conn, chan, &big) {
         conn.note(Why::Epoll);
         return;
     }

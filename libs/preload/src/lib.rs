@@ -36,7 +36,9 @@ mod poll;
 mod process;
 mod ready;
 mod rx;
+mod signal;
 mod sock;
+mod spin;
 mod table;
 mod tx;
 

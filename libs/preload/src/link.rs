@@ -62,6 +62,14 @@ pub(crate) fn tick(conn: &'static Conn, fd: c_int, inside: &Inside) {
     }
 }
 
+/// What was counted was no send or receive after all.
+pub(crate) fn untick(conn: &Conn) {
+    let phase = conn.phase.load(Relaxed);
+    if phase == PROBING && crate::errno() == libc::EAGAIN && conn.ops.load(Relaxed) > 0 {
+        conn.ops.fetch_sub(1, Relaxed);
+    }
+}
+
 #[cold]
 fn look(conn: &'static Conn, fd: c_int, n: u64, inside: &Inside) {
     let big = big();
@@ -227,7 +235,7 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
         conn.note(Why::Forked);
         return false;
     }
-    if !ready::can_move(conn, &big) {
+    if !ready::can_move(conn, chan, &big) {
         conn.note(Why::Epoll);
         return false;
     }
@@ -263,6 +271,10 @@ pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
     {
         if side.rx_state.load(SeqCst) != RING {
             ledger::switched();
+        }
+        if ready::once_keeps_tcp(conn, chan, &big) {
+            drop(big);
+            return stop_sending(conn, Why::Epoll);
         }
         moved(conn, chan, &big);
     }

@@ -13,10 +13,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use weft_run::ledger::RING;
+use weft_run::meet::Why;
 
 use crate::conn::{BOTH, Chan, Conn, Reg, big};
 use crate::table::{self, Entry};
-use crate::{bell, hidden, next};
+use crate::{bell, hidden, link, next};
 
 pub(crate) const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLWRBAND) as u32;
 pub(crate) const IN: u32 = (libc::EPOLLIN
@@ -25,7 +26,10 @@ pub(crate) const IN: u32 = (libc::EPOLLIN
     | libc::EPOLLPRI
     | libc::EPOLLRDHUP
     | libc::EPOLLMSG) as u32;
-const FIXED: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// What is left of the events of a registration that has fired.
+const PRIVATE: u32 = ONESHOT | EXCLUSIVE | (libc::EPOLLET | libc::EPOLLWAKEUP) as u32;
 
 /// Numbers of epoll sets.
 static NEXT_SET: AtomicUsize = AtomicUsize::new(1);
@@ -67,20 +71,59 @@ pub(crate) fn number(set: c_int) -> usize {
     }
 }
 
-/// Whether all sets that the socket is in can be told to look elsewhere.
-pub(crate) fn can_move(conn: &Conn, big: &MutexGuard<'_, ()>) -> bool {
+/// Whether all sets that the socket is in can be told to look elsewhere for what comes in.
+pub(crate) fn can_move(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bool {
     conn.slow(big)
         .regs
         .iter()
         .all(|reg| match table::get(reg.set) {
             Entry::Set(number) if number == reg.number => {
-                reg.events & FIXED == 0 && number >= FOREIGN.load(Relaxed).max(1)
+                number >= FOREIGN.load(Relaxed).max(1)
+                    && (reg.events & ONESHOT == 0 || once_can_move(reg, chan))
             }
             // One that has two names, or none that we know.
             Entry::Set(0) => false,
             // A set that is closed by now does not matter.
             _ => reg.number != 0,
         })
+}
+
+/// One that fires once cannot stand for two descriptors, and whether it has fired has to be known.
+fn once_can_move(reg: &Reg, chan: &Chan) -> bool {
+    let is_out = reg.events & OUT != 0;
+    let is_here = chan.carrier == weft_run::ledger::Carrier::Here;
+    is_here && (!is_out || Conn::mode(chan).0 == RING) && has_fired(reg, chan).is_some()
+}
+
+/// Whether a registration that fires once has: its events are gone, as `/proc` shows. `None`: it does not say.
+fn has_fired(reg: &Reg, chan: &Chan) -> Option<bool> {
+    if reg.fired {
+        return Some(true);
+    }
+    let own = |own: c_int| if own >= 0 { own } else { chan.bell() };
+    let fd = if reg.tcp.is_some() {
+        reg.fd
+    } else {
+        own(reg.own_bell)
+    };
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", reg.set)).ok()?;
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let is_it = words.next() == Some("tfd:") && words.next()?.parse() == Ok(fd);
+        let events = words.nth(1).filter(|_| is_it)?;
+        let events = u32::from_str_radix(events, 16).ok()?;
+        Some(events & !PRIVATE == 0)
+    })
+}
+
+/// Whether a registration that fires once would have to stand for two descriptors, were our sends on the ring and receives not.
+pub(crate) fn once_keeps_tcp(conn: &Conn, chan: &Chan, big: &MutexGuard<'_, ()>) -> bool {
+    let keeps = |reg: &Reg| reg.events & ONESHOT != 0 && is_both(reg.events);
+    Conn::mode(chan).1 != RING && conn.slow(big).regs.iter().any(keeps)
+}
+
+fn is_both(events: u32) -> bool {
+    events & IN != 0 && events & OUT != 0
 }
 
 pub(crate) fn control(set: c_int, op: c_int, fd: c_int, events: u32, data: u64) -> c_int {
@@ -143,6 +186,11 @@ fn change(
     let rc = match (now, then) {
         (None, None) => 0,
         (Some(now), Some(then)) if now == then && !again => 0,
+        (Some(_), Some(then)) if then & EXCLUSIVE != 0 => {
+            // The kernel changes none of these.
+            control(set, libc::EPOLL_CTL_DEL, fd, 0, 0);
+            control(set, libc::EPOLL_CTL_ADD, fd, then, data)
+        }
         (Some(_), Some(then)) => {
             let rc = control(set, libc::EPOLL_CTL_MOD, fd, then, data);
             if rc != 0 && crate::errno() == libc::ENOENT {
@@ -179,6 +227,22 @@ fn bell_of(reg: &mut Reg, chan: &Chan) -> c_int {
 /// Brings a registration to what the directions are now. `again`: also where nothing changes, for a `MOD` tells of readiness anew. `taken`:
 /// another registration of the set has the bell.
 fn apply(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(), c_int> {
+    if again {
+        reg.fired = false;
+    } else if reg.events & ONESHOT != 0
+        && (reg.tcp.is_some() || reg.bell.is_some())
+        && has_fired(reg, chan) == Some(true)
+    {
+        // It fires no more until the program says so: nothing stands for it meanwhile.
+        let fd = bell_of(reg, chan);
+        let _ = change(reg.set, fd, reg.bell.take(), None, 0, false);
+        let _ = change(reg.set, reg.fd, reg.tcp.take(), None, 0, false);
+        reg.fired = true;
+    }
+    if reg.fired {
+        keep_mixed(reg);
+        return Ok(());
+    }
     let done = change_both(reg, chan, again, taken);
     keep_mixed(reg);
     done
@@ -254,6 +318,17 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
         // SAFETY: the caller's promise.
         return unsafe { crate::dgram::ready::epoll_ctl(set, op, fd, event) };
     };
+    if op != libc::EPOLL_CTL_DEL
+        // SAFETY: the caller's promise.
+        && let (events, _) = unsafe { parts(event) }
+        && events & ONESHOT != 0
+        && is_both(events)
+        && let Some(chan) = conn.chan(&inside)
+        && let (RING, rx) = Conn::mode(chan)
+        && rx != RING
+    {
+        link::stop_sending(conn, Why::Epoll);
+    }
     let big = big();
     let number = number(set);
     let slow = conn.slow(&big);
@@ -267,8 +342,17 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
         || (op != libc::EPOLL_CTL_ADD && at.is_none())
         || event.is_null() && op != libc::EPOLL_CTL_DEL
     {
-        // SAFETY: the caller's promise.
-        let rc = unsafe { next::epoll_ctl(set, op, fd, event) };
+        // What has fired is not in the set.
+        let is_gone = at.is_some_and(|at| slow.regs[at].fired);
+        let rc = match op {
+            libc::EPOLL_CTL_DEL if is_gone => 0,
+            // SAFETY: the caller's promise.
+            libc::EPOLL_CTL_MOD if is_gone => unsafe {
+                next::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, event)
+            },
+            // SAFETY: the caller's promise.
+            _ => unsafe { next::epoll_ctl(set, op, fd, event) },
+        };
         if rc == 0 {
             // SAFETY: the kernel has read it.
             let (events, data) = unsafe { parts(event) };
@@ -277,6 +361,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 (libc::EPOLL_CTL_MOD, Some(at)) => {
                     let reg = &mut slow.regs[at];
                     (reg.events, reg.data, reg.tcp) = (events, data, Some(events));
+                    reg.fired = false;
                 }
                 (libc::EPOLL_CTL_ADD, _) => {
                     slow.regs
@@ -294,6 +379,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                         bell: None,
                         own_bell: -1,
                         mixed: false,
+                        fired: false,
                     });
                 }
                 _ => {}
@@ -320,6 +406,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 bell: None,
                 own_bell: -1,
                 mixed: false,
+                fired: false,
             };
             let done = apply(&mut reg, chan, false, is_taken(&slow.regs, set, fd));
             if done.is_ok() {

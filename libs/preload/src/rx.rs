@@ -14,7 +14,7 @@ use crate::bell::{self, Heard};
 use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING};
 use crate::fetch::{self, Took};
 use crate::lend::{self, memory};
-use crate::{hosts, ledger, link, next, ready, set_errno, table};
+use crate::{hosts, ledger, link, next, ready, set_errno, signal, table};
 
 /// Bytes of the vector.
 pub(crate) fn total(iov: &[iovec]) -> usize {
@@ -54,8 +54,11 @@ pub(crate) unsafe fn receive(
     if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
         return real();
     }
+    let Some(_busy) = signal::enter(conn) else {
+        return -1;
+    };
     // SAFETY: the caller's promise.
-    unsafe { receive_looking(fd, iov, flags, &real) }
+    unsafe { receive_looking(fd, iov, flags, &|| signal::outside(&real)) }
 }
 
 unsafe fn receive_looking(
@@ -170,6 +173,9 @@ fn over_tcp(
         }
         conn.rx_count.fetch_add(n as u64, SeqCst);
         ledger::tcp(conn);
+    } else if n < 0 {
+        // A program that looks again and again receives nothing by that: the peer has not done its part yet.
+        link::untick(conn);
     }
     conn.in_rx.fetch_sub(1, SeqCst);
     Some(n)
@@ -230,9 +236,6 @@ pub(crate) fn each_piece(
         done += now;
     }
 }
-
-/// How often an empty ring is looked at before the thread sleeps.
-const SPINS: u32 = 200;
 
 unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_int) -> Step {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
@@ -360,20 +363,11 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
 fn spin(chan: &Chan) {
     let (stream, peer) = (&chan.stream, chan.peer());
     let head = chan.side().head.load(Relaxed);
-    for _ in 0..spins() {
-        if !matches!(stream.ready(peer, head), Ok((0, false))) {
-            return;
-        }
-        std::hint::spin_loop();
-    }
+    let spun = &chan.side().spun;
+    spun.wait(|| !matches!(stream.ready(peer, head), Ok((0, false))));
 }
 
-/// None where there is one processor.
-pub(crate) fn spins() -> u32 {
-    static ONE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    let one = *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|n| n.get() < 2));
-    if one { 0 } else { SPINS }
-}
+pub(crate) use crate::spin::spins;
 
 /// The peer has closed its bell: its FIN or RST is there, or comes at once.
 fn await_end(conn: &Conn) {

@@ -16,7 +16,7 @@ use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
 use crate::rx::{broken, cut, each_piece, lost, spins, total};
-use crate::{full, hosts, ledger, link, next, ready, set_errno, table};
+use crate::{full, hosts, ledger, link, next, ready, set_errno, signal, table};
 
 /// As much is made visible at once, so that the receiver begins while the rest is copied.
 const CHUNK: usize = 64 << 10;
@@ -68,8 +68,11 @@ pub(crate) unsafe fn transmit(
     if !matches!(conn.phase.load(Relaxed), PROBING | LINKED) {
         return real();
     }
+    let Some(_busy) = signal::enter(conn) else {
+        return -1;
+    };
     // SAFETY: the caller's promise.
-    unsafe { transmit_looking(fd, source, flags, &real) }
+    unsafe { transmit_looking(fd, source, flags, &|| signal::outside(&real)) }
 }
 
 unsafe fn transmit_looking(

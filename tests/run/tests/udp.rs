@@ -193,3 +193,17 @@ fn time_limits_and_signals_are_those_of_udp() {
     done.good().says("udp calls: good");
     assert!(paths(&done.text) > 3, "{}", done.show());
 }
+
+#[test]
+fn what_is_told_of_a_datagram_is_true_of_the_next_one() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    for seed in 1..=3 {
+        let line = format!("{} {seed}", python("udp_named.py"));
+        plain().run(&line).good().says("named: thousands taken");
+        let done = weft().run(&line);
+        done.good().says("named: thousands taken");
+        assert!(paths(&done.text) >= 5, "{}", done.show());
+    }
+}

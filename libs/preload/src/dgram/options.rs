@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::meet::Why;
 
-use super::{Dgram, of, rx, tx};
+use super::{Dgram, of, tx};
 
 /// The time limits with 64-bit times.
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -139,11 +139,8 @@ pub(crate) unsafe fn ioctl(
 ) -> c_int {
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
     if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() {
-        let next = d.rx().next_len().filter(|_| d.is(fd));
-        if let Some((len, after)) = next {
-            if after && rx::is_readable(fd) {
-                return call();
-            }
+        let next = if d.is(fd) { d.rx().next_len(fd) } else { None };
+        if let Some(len) = next {
             // SAFETY: the caller's promise.
             unsafe { out.write_unaligned(len as c_int) };
             return 0;

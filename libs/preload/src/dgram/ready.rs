@@ -26,6 +26,7 @@ pub(crate) struct Reg {
 }
 
 const FIXED: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const EDGE: u32 = libc::EPOLLET as u32;
 
@@ -38,7 +39,7 @@ fn wanted(events: u32) -> Option<u32> {
 /// Whether all sets that the socket is in can have the bell too.
 pub(crate) fn can_ring(slow: &Slow) -> bool {
     slow.regs.iter().all(|reg| match table::get(reg.set) {
-        Entry::Set(number) if number == reg.number => reg.events & FIXED == 0 && number != 0,
+        Entry::Set(number) if number == reg.number => reg.events & ONESHOT == 0 && number != 0,
         // One that has two names, or none that we know.
         Entry::Set(0) => false,
         // A set that is closed by now does not matter.
@@ -193,7 +194,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     }
     keep_eager(d, &slow);
     drop(slow);
-    if events & FIXED != 0 && op != libc::EPOLL_CTL_DEL && d.inbound.load(SeqCst) {
+    if events & ONESHOT != 0 && op != libc::EPOLL_CTL_DEL && d.inbound.load(SeqCst) {
         // Two descriptors cannot fire once together: senders go back to the kernel.
         d.rx().close_all();
     }

@@ -19,7 +19,7 @@ use weft_run::meet::Why;
 
 use super::{Dgram, Own, addr, borrowed, now_ms, ready};
 use crate::rx::{each_piece, spins, total};
-use crate::{hidden, ledger, link, next, set_errno};
+use crate::{hidden, ledger, link, next, set_errno, signal};
 
 /// Senders of one socket that can have a ring; others use the kernel.
 const MAX_LINKS: usize = 64;
@@ -74,6 +74,26 @@ pub(crate) struct Rx {
     asking: Option<(usize, u64)>,
     /// Writes to the bell that are known of and not taken.
     owed: u64,
+    /// What the program was told of by `MSG_PEEK` or `FIONREAD`: the next receive takes it.
+    named: Option<Named>,
+}
+
+/// A datagram that waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    /// The first of the kernel.
+    Kernel,
+    /// Of a ring, at this position.
+    Ring(usize, u64),
+}
+
+/// What comes next.
+enum Choice {
+    Kernel,
+    /// The ring, and the length of its datagram.
+    Ring(usize, usize),
+    /// No ring has one; whether one is at its end.
+    Empty(bool),
 }
 
 /// Where a datagram goes.
@@ -108,20 +128,22 @@ impl Rx {
         self.links.iter().any(In::has_data)
     }
 
-    /// The length of the next datagram, and whether those of the kernel come first.
-    pub(crate) fn next_len(&self) -> Option<(usize, bool)> {
-        self.links
-            .iter()
-            .filter(|link| !link.is_broken)
-            .find_map(|link| {
-                let (ready, _) = link.stream.ready(SENDER, link.head).ok()?;
-                if ready == 0 {
+    /// The length of the next datagram when it is in a ring. Otherwise it is the kernel's, or there is none. The next receive takes what this tells of.
+    pub(crate) fn next_len(&mut self, fd: c_int) -> Option<usize> {
+        loop {
+            match self.choose() {
+                Choice::Ring(at, len) => {
+                    self.named = Some(Named::Ring(at, self.links[at].head));
+                    return Some(len);
+                }
+                Choice::Kernel if !is_readable(fd) => self.kernel_empty(),
+                Choice::Empty(_) if !is_readable(fd) => return None,
+                Choice::Kernel | Choice::Empty(_) => {
+                    self.named = Some(Named::Kernel);
                     return None;
                 }
-                let (len, marks) = header(link, ready)?;
-                let after = marks & AFTER_KERNEL != 0 && link.passes != Some(link.head);
-                Some((len, after))
-            })
+            }
+        }
     }
 
     /// Whether the bell is or becomes readable without our doing.
@@ -198,11 +220,23 @@ impl Rx {
         self.owed = 0;
     }
 
-    /// Takes the next datagram, if it is not the kernel's turn.
-    ///
-    /// # Safety
-    /// As `recvmsg(2)`.
-    unsafe fn step(&mut self, fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> Step {
+    /// Which datagram is next.
+    fn choose(&mut self) -> Choice {
+        match self.named {
+            Some(Named::Kernel) => return Choice::Kernel,
+            Some(Named::Ring(at, head)) => {
+                if let Some(link) = self.links.get(at)
+                    && link.head == head
+                    && !link.is_broken
+                    && let Ok((ready @ 1.., _)) = link.stream.ready(SENDER, head)
+                    && let Some((len, _)) = header(link, ready)
+                {
+                    return Choice::Ring(at, len);
+                }
+                self.named = None;
+            }
+            None => {}
+        }
         if self.turn
             && self
                 .links
@@ -210,7 +244,7 @@ impl Rx {
                 .all(|l| l.head.wrapping_sub(l.until) as i64 >= 0)
         {
             self.turn = false;
-            return Step::Kernel;
+            return Choice::Kernel;
         }
         let mut ended = false;
         let mut at = self.next;
@@ -242,28 +276,46 @@ impl Rx {
             if marks & AFTER_KERNEL != 0 && !first {
                 link.drained += 1;
                 self.asking = Some((at, link.head));
+                return Choice::Kernel;
+            }
+            return Choice::Ring(at, len);
+        }
+        Choice::Empty(ended)
+    }
+
+    /// Takes the next datagram, if it is not the kernel's turn.
+    ///
+    /// # Safety
+    /// As `recvmsg(2)`.
+    unsafe fn step(&mut self, fd: c_int, d: &Dgram, out: &Out<'_>, flags: c_int) -> Step {
+        let is_peek = flags & libc::MSG_PEEK != 0;
+        let ended = match self.choose() {
+            Choice::Kernel => {
+                if !is_peek {
+                    self.named = None;
+                }
                 return Step::Kernel;
             }
-            // SAFETY: the caller's promise.
-            let n = unsafe { deliver(d, link, len, out, flags) };
-            if flags & libc::MSG_PEEK == 0 {
-                link.head += rules::footprint(len) as u64;
-                link.stream.consumed(SENDER, link.head);
-                link.drained = 0;
-                link.empty = 0;
-                link.row.received(len as u64);
-                self.next = at;
-                self.took(fd);
-            } else {
-                // The same one again.
-                self.next = if at == 0 {
-                    self.links.len() - 1
+            Choice::Empty(ended) => ended,
+            Choice::Ring(at, len) => {
+                let link = &mut self.links[at];
+                // SAFETY: the caller's promise.
+                let n = unsafe { deliver(d, link, len, out, flags) };
+                if is_peek {
+                    self.named = Some(Named::Ring(at, link.head));
                 } else {
-                    at - 1
-                };
+                    link.head += rules::footprint(len) as u64;
+                    link.stream.consumed(SENDER, link.head);
+                    link.drained = 0;
+                    link.empty = 0;
+                    link.row.received(len as u64);
+                    self.next = at;
+                    self.named = None;
+                    self.took(fd);
+                }
+                return Step::Got(n);
             }
-            return Step::Got(n);
-        }
+        };
         if ended {
             // A sender that leaves may have rung.
             self.is_lit();
@@ -275,6 +327,7 @@ impl Rx {
                     Err(_) => false,
                 });
             self.next = 0;
+            self.named = None;
         }
         Step::Empty
     }
@@ -307,6 +360,7 @@ impl Rx {
 
     /// The kernel has nothing: what was to come after it can come.
     fn kernel_empty(&mut self) {
+        self.named = None;
         if let Some((at, head)) = self.asking.take()
             && let Some(link) = self.links.get_mut(at)
             && link.head == head
@@ -469,6 +523,9 @@ pub(crate) unsafe fn receive(
         drop(waiting);
         return from_kernel(fd, d, n, flags);
     }
+    let Some(_busy) = signal::enter(d) else {
+        return -1;
+    };
     // SAFETY: the caller's promise.
     unsafe { receive_any(fd, d, out, flags, kernel) }
 }
@@ -569,7 +626,7 @@ fn sleep(
 ) -> Option<ssize_t> {
     let mut list = [entry(fd), entry(bell)];
     let left = deadline.map_or(-1, |at| at.saturating_sub(precise_ms()).max(0));
-    let n = wait(&mut list, left);
+    let n = signal::outside(|| wait(&mut list, left));
     if n < 0 {
         // With a time limit the kernel does not begin anew by itself.
         if crate::errno() == libc::EINTR && deadline.is_none() && !crate::bell::signals_interrupt()
@@ -599,6 +656,8 @@ fn sleep(
 fn from_kernel(fd: c_int, d: &'static Dgram, n: ssize_t, flags: c_int) -> ssize_t {
     if n >= 0 && flags & libc::MSG_PEEK == 0 {
         received(fd, d);
+    } else if n >= 0 && d.inbound.load(SeqCst) {
+        d.rx().named = Some(Named::Kernel);
     }
     n
 }
@@ -750,6 +809,7 @@ fn accept(
         rx.is_lit();
         rx.links.retain(|link| !link.is_dead());
         rx.next = 0;
+        rx.named = None;
     }
     if rx.links.len() >= MAX_LINKS {
         return Err(Why::Descriptors);

@@ -208,6 +208,9 @@ pub(crate) unsafe fn transmit(
         d.plain(Why::Option);
         return None;
     }
+    let Some(_busy) = crate::signal::enter(d) else {
+        return Some(-1);
+    };
     let mut tx = d.tx();
     if !d.is(fd) {
         return None;

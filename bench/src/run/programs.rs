@@ -1,0 +1,609 @@
+//! The programs: how each is started, asked and understood.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::path::Path;
+
+use super::world::{Said, Server, Stack, User, World, failed, free_port, is_root, program};
+use crate::error::{BenchError, Result};
+
+/// What a ratio is to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Bar {
+    AtLeast(f64),
+    AtMost(f64),
+    /// The difference in the unit of the case, not the ratio, is at most this.
+    NoMore(f64),
+    /// It stands there to be compared with.
+    None,
+}
+
+/// One stack beside another.
+pub(crate) struct Goal {
+    pub(crate) name: &'static str,
+    pub(crate) stack: Stack,
+    pub(crate) beside: Stack,
+    pub(crate) bar: Bar,
+}
+
+/// One value of a run.
+pub(crate) struct Measured {
+    pub(crate) value: f64,
+    /// Connections of the client that went over to shared memory.
+    pub(crate) over: u32,
+}
+
+type Measure<'a> = Box<dyn FnMut(Stack) -> Result<Measured> + 'a>;
+
+/// Something that is measured on several stacks, in turn.
+pub(crate) struct Case<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) stacks: Vec<Stack>,
+    pub(crate) goals: Vec<Goal>,
+    pub(crate) measure: Measure<'a>,
+}
+
+/// Programs that belong together, as `--program` names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Program {
+    /// Throughput of iperf3 with 1 MiB and 128 KiB messages
+    Iperf3,
+    /// redis-benchmark with 50 clients and with one, over TCP and over the server's Unix socket
+    Redis,
+    /// 1 KiB request and response, both sides sleeping or spinning
+    Echo,
+    /// Ping-pong of 14 B with sockperf
+    Sockperf,
+    /// nginx with wrk: a small file and 1 MiB
+    Nginx,
+    /// memcached with a client of weft's own
+    Memcached,
+    /// Postgres with pgbench: -S and TPC-B with 8 clients, over TCP and over the server's Unix socket
+    Postgres,
+    /// Connect, one request, close
+    Connect,
+    /// CPU time of 1,000 idle connections to nginx
+    Idle,
+}
+
+impl Program {
+    /// What has to be installed, and Debian's package.
+    fn needs(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Iperf3 => &[("iperf3", "iperf3")],
+            Self::Redis => &[
+                ("redis-server", "redis-server"),
+                ("redis-benchmark", "redis-tools"),
+            ],
+            Self::Sockperf => &[("sockperf", "sockperf")],
+            Self::Nginx => &[("nginx", "nginx-light"), ("wrk", "wrk")],
+            Self::Idle => &[("nginx", "nginx-light")],
+            Self::Memcached => &[("memcached", "memcached")],
+            Self::Postgres => &[("pgbench", "postgresql")],
+            Self::Echo | Self::Connect => &[],
+        }
+    }
+
+    /// Why it cannot be measured here.
+    pub(crate) fn missing(self) -> Option<String> {
+        let mut needs = self.needs().iter();
+        let lacks = needs.find(|(name, _)| program(name).is_none());
+        if let Some((name, package)) = lacks {
+            return Some(format!("{name} is not installed (Debian: {package})"));
+        }
+        match self {
+            Self::Postgres if postgres_tool("initdb").is_none() => {
+                Some("the server's programs are not installed (Debian: postgresql)".to_owned())
+            }
+            Self::Postgres if is_root() && postgres_user().is_none() => Some(
+                "postgres does not run as root, and there is no user postgres (Debian: postgresql)"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn name(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self);
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Starts what it needs.
+    pub(crate) fn cases(self, world: &World) -> Result<Vec<Case<'_>>> {
+        match self {
+            Self::Iperf3 => Ok(iperf3(world)),
+            Self::Redis => redis(world),
+            Self::Echo => echo(world),
+            Self::Sockperf => sockperf(world),
+            Self::Nginx => nginx(world),
+            Self::Memcached => memcached(world),
+            Self::Postgres => postgres(world),
+            Self::Connect => connect(world),
+            Self::Idle => idle(world),
+        }
+    }
+}
+
+/// Plain TCP and weft.
+const BOTH: [Stack; 2] = [Stack::Plain, Stack::Weft];
+const WITH_UNIX: [Stack; 3] = [Stack::Plain, Stack::Weft, Stack::Unix];
+
+fn goal(name: &'static str, bar: Bar) -> Goal {
+    Goal {
+        name,
+        stack: Stack::Weft,
+        beside: Stack::Plain,
+        bar,
+    }
+}
+
+/// The number behind a mark.
+fn number(text: &str, mark: &str) -> Result<f64> {
+    let behind = text.split_once(mark).map(|(_, rest)| rest.trim_start());
+    let digits = behind.map(|rest| {
+        let end = rest.find(|c: char| !(c.is_ascii_digit() || "+-.e".contains(c)));
+        rest.get(..end.unwrap_or(rest.len())).unwrap_or_default()
+    });
+    let value = digits.and_then(|digits| digits.parse::<f64>().ok());
+    value.ok_or_else(|| {
+        failed(
+            "read a client's result",
+            format!("no number after '{mark}'"),
+        )
+    })
+}
+
+fn measured(said: &Said, mark: &str) -> Result<Measured> {
+    Ok(Measured {
+        value: number(&said.text, mark)?,
+        over: said.over,
+    })
+}
+
+/// One server without weft and one under it; each is asked at its own port.
+struct Servers {
+    at: BTreeMap<Stack, (u16, Server)>,
+}
+
+impl Servers {
+    /// `start`: the server's words for a port.
+    fn start(
+        world: &World,
+        user: Option<User>,
+        words: impl Fn(Stack, u16) -> Result<String>,
+    ) -> Result<Self> {
+        let mut at = BTreeMap::new();
+        for stack in BOTH {
+            let port = free_port()?;
+            let server = world.server(stack, &words(stack, port)?, port, user)?;
+            at.insert(stack, (port, server));
+        }
+        Ok(Self { at })
+    }
+
+    /// The server that a stack's client talks to.
+    fn of(&self, stack: Stack) -> Result<&(u16, Server)> {
+        let whose = if stack == Stack::Weft {
+            Stack::Weft
+        } else {
+            Stack::Plain
+        };
+        self.at
+            .get(&whose)
+            .ok_or_else(|| failed("find a server", "none"))
+    }
+
+    fn port(&self, stack: Stack) -> Result<u16> {
+        self.of(stack).map(|(port, _)| *port)
+    }
+}
+
+fn iperf3(world: &World) -> Vec<Case<'_>> {
+    let case = |name, length: &'static str| Case {
+        name,
+        unit: "Gb/s",
+        stacks: BOTH.to_vec(),
+        goals: vec![goal(name, Bar::AtLeast(2.5))],
+        measure: Box::new(move |stack| {
+            let port = free_port()?;
+            // It serves one client: the connection that is accepted is the measured one.
+            let line = format!("iperf3 -s -1 -B 127.0.0.1 -p {port}");
+            let server = world.server(stack, &line, port, None)?;
+            let seconds = world.seconds;
+            let line = format!("iperf3 -J -c 127.0.0.1 -p {port} -l {length} -t {seconds}");
+            let said = world.client(stack, &line, None)?;
+            drop(server);
+            let json = said.text.get(..said.text.rfind('}').map_or(0, |at| at + 1));
+            let json: serde_json::Value = serde_json::from_str(json.unwrap_or_default())
+                .map_err(|e| failed("read iperf3's result", e.to_string()))?;
+            let rate = json.pointer("/end/sum_received/bits_per_second");
+            let rate = rate.and_then(serde_json::Value::as_f64);
+            let rate = rate.ok_or_else(|| failed("read iperf3's result", "no rate"))?;
+            Ok(Measured {
+                value: rate / 1e9,
+                over: said.over,
+            })
+        }),
+    };
+    vec![case("iperf3, 1 MiB", "1M"), case("iperf3, 128 KiB", "128K")]
+}
+
+fn redis(world: &World) -> Result<Vec<Case<'_>>> {
+    let dir = world.folder("redis")?;
+    let socket = dir.join("socket");
+    let servers = Servers::start(world, None, |stack, port| {
+        let mut text = format!(
+            "bind 127.0.0.1\nport {port}\nsave \"\"\nappendonly no\ndir {}\n",
+            dir.display()
+        );
+        if stack == Stack::Plain {
+            let _ = writeln!(text, "unixsocket {}", socket.display());
+        }
+        let conf = dir.join(format!("conf-{port}"));
+        fs::write(&conf, text).map_err(BenchError::system("write a file"))?;
+        Ok(format!("redis-server {}", conf.display()))
+    })?;
+    let servers = std::rc::Rc::new(servers);
+    let case = |name, over_unix, clients: u32, bar: f64| {
+        let servers = servers.clone();
+        let socket = socket.clone();
+        let mut requests = 4000_u32;
+        let goals = vec![
+            goal(name, Bar::AtLeast(bar)),
+            Goal {
+                name: over_unix,
+                stack: Stack::Unix,
+                beside: Stack::Plain,
+                bar: Bar::None,
+            },
+        ];
+        Case {
+            name,
+            unit: "requests/s",
+            stacks: WITH_UNIX.to_vec(),
+            goals,
+            measure: Box::new(move |stack| {
+                let place = match stack {
+                    Stack::Unix => format!("-s {}", socket.display()),
+                    _ => format!("-h 127.0.0.1 -p {}", servers.port(stack)?),
+                };
+                let line =
+                    format!("redis-benchmark {place} -c {clients} -n {requests} -P 1 -t get --csv");
+                let said = world.client(stack, &line, None)?;
+                let done = measured(&said, "\"GET\",\"")?;
+                if requests == 4000 {
+                    // From the first, which is not counted, on: as many as take the time that was asked for.
+                    let wanted = done.value * f64::from(world.seconds);
+                    requests = wanted.clamp(4001.0, 4e7) as u32;
+                }
+                Ok(done)
+            }),
+        }
+    };
+    Ok(vec![
+        case(
+            "redis-benchmark -P 1, 50 clients",
+            "redis, Unix socket, 50 clients",
+            50,
+            2.0,
+        ),
+        case(
+            "redis-benchmark -P 1, 1 client",
+            "redis, Unix socket, 1 client",
+            1,
+            1.5,
+        ),
+    ])
+}
+
+fn echo(world: &World) -> Result<Vec<Case<'_>>> {
+    let case = |name, spin: &'static str, bar| -> Result<Case<'_>> {
+        let servers = Servers::start(world, None, |_, port| {
+            Ok(world.part(&format!("echo --port {port}{spin}")))
+        })?;
+        Ok(Case {
+            name,
+            unit: "round trips/s",
+            stacks: BOTH.to_vec(),
+            goals: vec![goal(name, Bar::AtLeast(bar))],
+            measure: Box::new(move |stack| {
+                let (port, seconds) = (servers.port(stack)?, world.seconds);
+                let line = world.part(&format!("ping --port {port} --seconds {seconds}{spin}"));
+                measured(&world.client(stack, &line, None)?, "rate ")
+            }),
+        })
+    };
+    // A server that spins does so only while it has a client.
+    Ok(vec![
+        case("1 KiB request/response, sleeping", "", 2.4)?,
+        case("1 KiB request/response, spinning", " --spin", 7.0)?,
+    ])
+}
+
+fn sockperf(world: &World) -> Result<Vec<Case<'_>>> {
+    let servers = Servers::start(world, None, |_, port| {
+        Ok(format!("sockperf server --tcp -i 127.0.0.1 -p {port}"))
+    })?;
+    let name = "sockperf ping-pong, 14 B";
+    Ok(vec![Case {
+        name,
+        unit: "µs one way",
+        stacks: BOTH.to_vec(),
+        goals: vec![goal(name, Bar::AtMost(0.5))],
+        measure: Box::new(move |stack| {
+            let (port, seconds) = (servers.port(stack)?, world.seconds);
+            let line =
+                format!("sockperf ping-pong --tcp -i 127.0.0.1 -p {port} -m 14 -t {seconds}");
+            measured(&world.client(stack, &line, None)?, "Latency is ")
+        }),
+    }])
+}
+
+const NGINX: &str = "daemon off; worker_processes 1; worker_rlimit_nofile 16384; pid DIR/pid; error_log DIR/error;
+events { worker_connections 4096; }
+http { access_log off; client_body_temp_path DIR/b; proxy_temp_path DIR/p; fastcgi_temp_path DIR/f; uwsgi_temp_path DIR/u; scgi_temp_path DIR/s;
+  sendfile on; keepalive_requests 1000000000; keepalive_timeout 600s;
+  server { listen 127.0.0.1:PORT; root DIR/www; } }";
+
+/// nginx without weft and under it, with three files.
+fn nginx_servers(world: &World, name: &str) -> Result<Servers> {
+    let nginx = program("nginx").unwrap_or_default();
+    Servers::start(world, None, |_, port| {
+        let dir = world.folder(&format!("{name}-{port}"))?;
+        let www = dir.join("www");
+        let write = |path: &Path, bytes: &[u8]| {
+            fs::write(path, bytes).map_err(BenchError::system("write a file"))
+        };
+        fs::create_dir_all(&www).map_err(BenchError::system("make a folder"))?;
+        write(&www.join("small"), &[b's'; 612])?;
+        write(&www.join("big"), &vec![b'b'; 1 << 20])?;
+        write(&www.join("tiny"), b"\nthe-end\n")?;
+        let shown = dir.display().to_string();
+        let mut text = NGINX
+            .replace("DIR", &shown)
+            .replace("PORT", &port.to_string());
+        if is_root() {
+            // Workers of another user would not meet this user's clients.
+            text = format!("user root; {text}");
+        }
+        write(&dir.join("conf"), text.as_bytes())?;
+        let nginx = nginx.display();
+        Ok(format!(
+            "{nginx} -c {shown}/conf -p {shown} -e {shown}/error"
+        ))
+    })
+}
+
+fn nginx(world: &World) -> Result<Vec<Case<'_>>> {
+    let servers = std::rc::Rc::new(nginx_servers(world, "nginx")?);
+    let case = |name, file: &'static str, bar| {
+        let servers = servers.clone();
+        Case {
+            name,
+            unit: "requests/s",
+            stacks: BOTH.to_vec(),
+            goals: vec![goal(name, Bar::AtLeast(bar))],
+            measure: Box::new(move |stack| {
+                let (port, seconds) = (servers.port(stack)?, world.seconds);
+                let line = format!("wrk -t 1 -c 16 -d {seconds} http://127.0.0.1:{port}/{file}");
+                let said = world.client(stack, &line, None)?;
+                if said.text.contains("Non-2xx") || said.text.contains("Socket errors") {
+                    return Err(failed("run wrk", "it got errors"));
+                }
+                measured(&said, "Requests/sec:")
+            }),
+        }
+    };
+    Ok(vec![
+        case("nginx + wrk, 612 B", "small", 1.4),
+        case("nginx + wrk, 1 MiB", "big", 1.8),
+    ])
+}
+
+fn memcached(world: &World) -> Result<Vec<Case<'_>>> {
+    let user = if is_root() { " -u root" } else { "" };
+    let servers = Servers::start(world, None, |_, port| {
+        Ok(format!("memcached{user} -l 127.0.0.1 -p {port} -U 0 -t 2"))
+    })?;
+    let name = "memcached, 4 connections";
+    Ok(vec![Case {
+        name,
+        unit: "operations/s",
+        stacks: BOTH.to_vec(),
+        goals: vec![goal(name, Bar::AtLeast(1.7))],
+        measure: Box::new(move |stack| {
+            let (port, seconds) = (servers.port(stack)?, world.seconds);
+            let line = world.part(&format!("memcached --port {port} --seconds {seconds}"));
+            measured(&world.client(stack, &line, None)?, "rate ")
+        }),
+    }])
+}
+
+/// A program of the newest server that Debian has installed.
+fn postgres_tool(name: &str) -> Option<std::path::PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
+    let files = versions
+        .flatten()
+        .map(|version| version.path().join("bin").join(name));
+    let found = files.filter(|file| file.is_file()).max();
+    found.or_else(|| program(name))
+}
+
+/// The user postgres, by the owner of Debian's folder for its data.
+fn postgres_user() -> Option<User> {
+    let about = fs::metadata("/var/lib/postgresql").ok()?;
+    (about.uid() != 0).then(|| User {
+        uid: about.uid(),
+        gid: about.gid(),
+    })
+}
+
+fn postgres(world: &World) -> Result<Vec<Case<'_>>> {
+    let user = if is_root() { postgres_user() } else { None };
+    let tool = |name| {
+        let file = postgres_tool(name);
+        file.ok_or_else(|| failed("find postgres", format!("there is no {name}")))
+    };
+    let (initdb, server) = (tool("initdb")?, tool("postgres")?);
+    let home = world.folder("postgres")?;
+    if let Some(user) = user {
+        chown(&home, Some(user.uid), Some(user.gid))
+            .map_err(BenchError::system("give postgres its folder"))?;
+    }
+    let servers = Servers::start(world, user, |_, port| {
+        let data = home.join(port.to_string());
+        let line = format!(
+            "{} -A trust -U bench --no-sync -D {}",
+            initdb.display(),
+            data.display()
+        );
+        world.plainly(&line, user)?;
+        // The disk is not what is measured.
+        let settings = format!(
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = '{}'\nfsync = off\nsynchronous_commit = off\n\
+             autovacuum = off\nmax_connections = 50\nmax_wal_size = '4GB'\ncheckpoint_timeout = '1h'\n",
+            home.display()
+        );
+        fs::write(data.join("postgresql.auto.conf"), settings)
+            .map_err(BenchError::system("write a file"))?;
+        Ok(format!("{} -D {}", server.display(), data.display()))
+    })?;
+    for stack in BOTH {
+        let port = servers.port(stack)?;
+        let line = format!("pgbench -i -q -s 5 -U bench -h 127.0.0.1 -p {port} postgres");
+        // A server that listens may still refuse for a moment.
+        let mut done = world.plainly(&line, user);
+        for _ in 0..50 {
+            if done.is_ok() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            done = world.plainly(&line, user);
+        }
+        done?;
+    }
+    let servers = std::rc::Rc::new(servers);
+    let case = |name, beside_unix, options: &'static str, bar| {
+        let (servers, home) = (servers.clone(), home.clone());
+        let goals = vec![
+            goal(name, Bar::AtLeast(bar)),
+            Goal {
+                name: beside_unix,
+                stack: Stack::Weft,
+                beside: Stack::Unix,
+                bar: Bar::AtLeast(1.0),
+            },
+        ];
+        Case {
+            name,
+            unit: "transactions/s",
+            stacks: WITH_UNIX.to_vec(),
+            goals,
+            measure: Box::new(move |stack| {
+                let (port, seconds) = (servers.port(stack)?, world.seconds);
+                let host = match stack {
+                    Stack::Unix => home.display().to_string(),
+                    _ => "127.0.0.1".to_owned(),
+                };
+                let line = format!(
+                    "pgbench -n{options} -c 8 -j 2 -T {seconds} -U bench -h {host} -p {port} postgres"
+                );
+                measured(&world.client(stack, &line, user)?, "\ntps = ")
+            }),
+        }
+    };
+    Ok(vec![
+        case(
+            "pgbench -S, 8 clients",
+            "pgbench -S, beside its Unix socket",
+            " -S",
+            1.2,
+        ),
+        case(
+            "pgbench TPC-B, 8 clients",
+            "pgbench TPC-B, beside its Unix socket",
+            "",
+            0.98,
+        ),
+    ])
+}
+
+fn connect(world: &World) -> Result<Vec<Case<'_>>> {
+    let servers = Servers::start(world, None, |_, port| {
+        Ok(world.part(&format!("echo --port {port} --size 64")))
+    })?;
+    let goals = vec![
+        Goal {
+            name: "connect, one request, close; the peer without weft",
+            stack: Stack::OneSide,
+            beside: Stack::Plain,
+            bar: Bar::AtLeast(0.97),
+        },
+        goal(
+            "connect, one request, close; both with weft",
+            Bar::AtLeast(0.9),
+        ),
+    ];
+    Ok(vec![Case {
+        name: "connect, one request, close",
+        unit: "connections/s",
+        stacks: vec![Stack::Plain, Stack::OneSide, Stack::Weft],
+        goals,
+        measure: Box::new(move |stack| {
+            let (port, seconds) = (servers.port(stack)?, world.seconds);
+            let line = world.part(&format!("once --port {port} --seconds {seconds}"));
+            measured(&world.client(stack, &line, None)?, "rate ")
+        }),
+    }])
+}
+
+fn idle(world: &World) -> Result<Vec<Case<'_>>> {
+    let servers = nginx_servers(world, "idle")?;
+    let name = "CPU of 1,000 idle connections";
+    Ok(vec![Case {
+        name,
+        unit: "ms/s",
+        stacks: BOTH.to_vec(),
+        // What /proc tells is exact to some microseconds; a process that wakes up now and then uses more.
+        goals: vec![goal(name, Bar::NoMore(0.5))],
+        measure: Box::new(move |stack| {
+            let (port, server) = servers.of(stack)?;
+            let (id, seconds) = (server.id(), world.seconds);
+            let line = world.part(&format!(
+                "hold --port {port} --seconds {seconds} --server {id}"
+            ));
+            let said = world.client(stack, &line, None)?;
+            let cpu = number(&said.text, "cpu ")?;
+            Ok(Measured {
+                value: cpu * 1e3 / f64::from(seconds),
+                over: said.over,
+            })
+        }),
+    }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_behind_their_mark() {
+        let close = |text: &str, mark: &str, value: f64| {
+            assert!((number(text, mark).unwrap() - value).abs() < 1e-9, "{text}");
+        };
+        close("Requests/sec:  12345.67\nx", "Requests/sec:", 12345.67);
+        close("\"GET\",\"99800.40\",\"0.25\"", "\"GET\",\"", 99800.40);
+        close("x\ntps = 345.6 (without initial)", "\ntps = ", 345.6);
+        close(
+            "sockperf: Summary: Latency is 7.431 usec",
+            "Latency is ",
+            7.431,
+        );
+        close("rate 1e3", "rate ", 1000.0);
+        assert!(number("rate", "rate ").is_err());
+        assert!(number("rate x", "rate ").is_err());
+    }
+}

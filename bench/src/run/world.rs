@@ -1,0 +1,352 @@
+//! What the programs run in: a folder, ports, servers that end with their guard, and clients under a time limit.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+use crate::error::{BenchError, Result};
+
+/// Seconds that a client may take beyond its own measurement.
+const LIMIT: u32 = 60;
+/// How long a server may take to listen.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How a connection of a measurement is carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stack {
+    /// Both sides without weft.
+    Plain,
+    /// Both sides under `weft run`.
+    Weft,
+    /// The client under `weft run`, the server without it.
+    OneSide,
+    /// Both sides without weft, over the program's own Unix socket.
+    Unix,
+}
+
+impl Stack {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain TCP",
+            Self::Weft => "weft run",
+            Self::OneSide => "weft run, one side",
+            Self::Unix => "Unix socket",
+        }
+    }
+
+    fn client_has_weft(self) -> bool {
+        matches!(self, Self::Weft | Self::OneSide)
+    }
+
+    fn server_has_weft(self) -> bool {
+        self == Self::Weft
+    }
+}
+
+/// Another user than root, for servers that refuse to be root's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// The folder and this program.
+pub(crate) struct World {
+    dir: tempfile::TempDir,
+    weft: PathBuf,
+    lib: Option<PathBuf>,
+    pub(crate) seconds: u32,
+}
+
+/// What a client printed, and how many of its connections went over to shared memory.
+pub(crate) struct Said {
+    pub(crate) text: String,
+    pub(crate) over: u32,
+}
+
+pub(crate) fn failed(what: &'static str, why: impl Into<String>) -> BenchError {
+    BenchError::Stack {
+        what,
+        why: why.into(),
+    }
+}
+
+/// The file of a program: on the path, or where Debian keeps servers.
+pub(crate) fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path);
+    let more = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    let mut files = places.chain(more).map(|dir| dir.join(name));
+    files.find(|file| file.is_file())
+}
+
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A port that nobody listens on at the moment.
+pub(crate) fn free_port() -> Result<u16> {
+    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|socket| socket.local_addr());
+    port.map(|addr| addr.port())
+        .map_err(BenchError::system("find a free port"))
+}
+
+/// Whether something listens on the port. It is not connected to: some servers serve one client and end.
+fn listening(port: u16) -> bool {
+    let local = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        text.lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            // 0A: the state LISTEN.
+            words.next().is_some_and(|addr| addr.ends_with(&local)) && words.nth(1) == Some("0A")
+        })
+    })
+}
+
+/// How many connections programs say went over; their children count too.
+fn switched(text: &str) -> u32 {
+    let counts = text.lines().filter_map(|line| {
+        let (before, _) = line.split_once(" went over to shared memory")?;
+        before.rsplit(' ').next()?.parse::<u32>().ok()
+    });
+    counts.sum()
+}
+
+impl World {
+    pub(crate) fn new(lib: Option<&Path>, seconds: u32) -> Result<Self> {
+        let dir = tempfile::tempdir().map_err(BenchError::system("make a folder"))?;
+        // Servers that run as another user go through it.
+        rustix::fs::chmod(dir.path(), rustix::fs::Mode::from_raw_mode(0o755))
+            .map_err(|e| BenchError::system("open the folder to other users")(e.into()))?;
+        let weft = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+        let world = Self {
+            dir,
+            weft,
+            lib: lib.map(Path::to_owned),
+            seconds,
+        };
+        // Tells now what every measurement would fail of.
+        world.finish(world.command(true, &["true"]), None)?;
+        Ok(world)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A new folder inside.
+    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.dir.path().join(name);
+        fs::create_dir_all(&dir).map_err(BenchError::system("make a folder"))?;
+        Ok(dir)
+    }
+
+    /// The words of a peer of our own: `weft bench run-part WORDS`.
+    pub(crate) fn part(&self, words: &str) -> String {
+        format!("{} bench run-part {words}", self.weft.display())
+    }
+
+    fn command(&self, has_weft: bool, words: &[&str]) -> Vec<std::ffi::OsString> {
+        let mut line = Vec::new();
+        if has_weft {
+            line.push(self.weft.clone().into_os_string());
+            line.extend(["run", "--explain"].map(Into::into));
+            if let Some(lib) = &self.lib {
+                line.extend(["--lib".into(), lib.clone().into_os_string()]);
+            }
+            line.push("--".into());
+        }
+        line.extend(words.iter().map(Into::into));
+        line
+    }
+
+    fn spawn(
+        line: &[std::ffi::OsString],
+        user: Option<User>,
+        log: Option<&Path>,
+    ) -> Result<Command> {
+        let (first, rest) = line
+            .split_first()
+            .ok_or_else(|| failed("start", "nothing"))?;
+        let mut command = Command::new(first);
+        command.args(rest).stdin(Stdio::null());
+        // The parts that the user's environment would change.
+        command.env_remove("LD_PRELOAD").env("LC_ALL", "C.UTF-8");
+        for name in ["PGHOST", "PGPORT", "PGUSER", "PGDATABASE", "PGSSLMODE"] {
+            command.env_remove(name);
+        }
+        if let Some(user) = user {
+            command.uid(user.uid).gid(user.gid);
+        }
+        if let Some(log) = log {
+            let file = fs::File::create(log).map_err(BenchError::system("make a log"))?;
+            let again = file.try_clone().map_err(BenchError::system("make a log"))?;
+            command.stdout(file).stderr(again);
+        }
+        Ok(command)
+    }
+
+    /// Runs a client to its end. Words are separated by spaces.
+    pub(crate) fn client(&self, stack: Stack, words: &str, user: Option<User>) -> Result<Said> {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        self.finish(self.command(stack.client_has_weft(), &words), user)
+    }
+
+    /// Runs a helper without weft to its end.
+    pub(crate) fn plainly(&self, words: &str, user: Option<User>) -> Result<Said> {
+        self.client(Stack::Plain, words, user)
+    }
+
+    fn finish(&self, line: Vec<std::ffi::OsString>, user: Option<User>) -> Result<Said> {
+        let limit = (LIMIT + self.seconds).to_string();
+        let mut limited: Vec<std::ffi::OsString> =
+            ["timeout", "-k", "5", &limit].map(Into::into).to_vec();
+        limited.extend(line);
+        let output = Self::spawn(&limited, user, None)?
+            .current_dir(self.dir())
+            .output()
+            .map_err(BenchError::system("start timeout(1)"))?;
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            let all = format!("{text}\n{errors}");
+            // What `--explain` prints stands behind the program's own words.
+            let ours = |line: &&str| line.starts_with("weft run:") || line.starts_with("  ");
+            let last = all
+                .lines()
+                .rfind(|line| !line.trim().is_empty() && !ours(line));
+            let why = format!("{}: {}", output.status, last.unwrap_or("it says nothing"));
+            return Err(failed("run a client", why));
+        }
+        let over = switched(&errors);
+        text.push_str(&errors);
+        Ok(Said { text, over })
+    }
+
+    /// Starts a server, and waits until it listens.
+    pub(crate) fn server(
+        &self,
+        stack: Stack,
+        words: &str,
+        port: u16,
+        user: Option<User>,
+    ) -> Result<Server> {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let line = self.command(stack.server_has_weft(), &words);
+        let log = self.dir().join(format!("log-{port}"));
+        let child = Self::spawn(&line, user, Some(&log))?
+            .current_dir(self.dir())
+            .process_group(0)
+            .spawn()
+            .map_err(BenchError::system("start a server"))?;
+        let mut server = Server { child };
+        let began = Instant::now();
+        while !listening(port) {
+            let ended = server.child.try_wait().ok().flatten();
+            if ended.is_some() || began.elapsed() > PATIENCE {
+                let said = fs::read_to_string(&log).unwrap_or_default();
+                let last = said.lines().rfind(|line| !line.trim().is_empty());
+                return Err(failed("start a server", last.unwrap_or("it says nothing")));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+}
+
+/// A server; it ends with this.
+pub(crate) struct Server {
+    child: Child,
+}
+
+impl Server {
+    fn pid(&self) -> Option<Pid> {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw)
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+/// Nanoseconds of CPU that a process and its children have used so far, those that have ended not counted.
+pub(crate) fn tree_cpu_ns(pid: u32) -> u64 {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let all = children.split_whitespace().map(str::to_owned);
+    all.chain([pid.to_string()])
+        .map(|pid| process_cpu_ns(&pid))
+        .sum()
+}
+
+/// Nanoseconds of CPU of all threads of a process.
+fn process_cpu_ns(pid: &str) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = threads.into_iter().flatten().flatten();
+    let each = threads.filter_map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    each.sum()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(pid) = self.pid() else { return };
+        // Postgres takes INT for "now, and tidily"; the others end by it too.
+        let _ = kill_process(pid, Signal::INT);
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(5) {
+            if self.child.try_wait().ok().flatten().is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Whatever is left of it.
+        let _ = kill_process_group(pid, Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_seen_without_being_connected_to() {
+        let socket = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert!(listening(port));
+        drop(socket);
+        assert!(!listening(port));
+    }
+
+    #[test]
+    fn connections_that_went_over_are_counted() {
+        let text = "weft run: process 7: 3 TCP connections seen, 2 went over to shared memory, 0 came back\n  127.0.0.1\n\
+                    weft run: process 8: 1 TCP connections seen, 1 went over to shared memory, 0 came back";
+        assert_eq!(switched(text), 3);
+        assert_eq!(switched("nothing"), 0);
+    }
+
+    #[test]
+    fn the_cpu_time_of_this_process_is_found() {
+        let pid = std::process::id().to_string();
+        let before = process_cpu_ns(&pid);
+        let mut sum = 0_u64;
+        let began = crate::usage::cpu_seconds();
+        while crate::usage::cpu_seconds() - began < 0.02 {
+            sum = std::hint::black_box(sum.wrapping_add(1));
+        }
+        // A kernel without CONFIG_SCHED_INFO has no such file.
+        if before > 0 {
+            assert!(process_cpu_ns(&pid) > before, "{sum}");
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Signal handlers that use the socket on which they have interrupted their thread.
+//!
+//! The thread may hold a lock of that socket. A handler that waited for it would wait for ever, so such a call fails with `EAGAIN`. While the thread is in the
+//! kernel it holds none, and the handler's call is carried out.
+
+use std::cell::Cell;
+use std::ptr::null;
+
+thread_local! {
+    /// The socket that this thread works on, outside of the kernel.
+    static BUSY: Cell<*const ()> = const { Cell::new(null()) };
+}
+
+/// This thread works on a socket as long as this lives.
+pub(crate) struct Busy(*const ());
+
+impl Drop for Busy {
+    #[inline]
+    fn drop(&mut self) {
+        BUSY.set(self.0);
+    }
+}
+
+/// `None`, with `errno` set: it does so already, and was interrupted.
+#[inline]
+pub(crate) fn enter<T>(socket: &'static T) -> Option<Busy> {
+    let socket = std::ptr::from_ref(socket).cast();
+    if BUSY.get() == socket {
+        crate::set_errno(libc::EAGAIN);
+        return None;
+    }
+    Some(Busy(BUSY.replace(socket)))
+}
+
+/// A call of the kernel, which may wait.
+#[inline]
+pub(crate) fn outside<T>(call: impl FnOnce() -> T) -> T {
+    let _inside = Busy(BUSY.replace(null()));
+    call()
+}
