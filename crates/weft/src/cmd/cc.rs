@@ -44,6 +44,7 @@ Examples:
   weft cc check                                        shows the workers, and asks for their keys
   make -j32 CC='weft cc gcc' CXX='weft cc g++'
   weft cc status                                       who compiles what, and what stayed here
+  WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'            workers preprocess too, with headers that they read from here
   CCACHE_PREFIX='weft cc' make -j32 CC='ccache gcc'
   ln -s $(which weft) ~/bin/gcc                        then gcc is `weft cc gcc`";
 
@@ -61,7 +62,7 @@ pub struct Args {
     #[arg(long, value_name = "PERCENT", env = "WEFT_CC_VERIFY", default_value = "0", value_parser = percent)]
     verify: u8,
     /// Workers preprocess too: they read headers by RDMA Read and keep them
-    #[arg(long, env = "WEFT_CC_PULL", action = clap::ArgAction::SetTrue, value_parser = clap::builder::BoolishValueParser::new())]
+    #[arg(long, env = "WEFT_CC_PULL", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
     pull: bool,
     #[command(subcommand)]
     command: Command,
