@@ -328,11 +328,13 @@ fn workers_that_preprocess_make_the_same_objects() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
     };
-    let build = || {
-        for i in 0..4 {
-            let _ = std::fs::remove_file(bed.path(&format!("f{i}.o")));
-            let _ = std::fs::remove_file(bed.path(&format!("f{i}.d")));
+    let clean = || {
+        for i in 0..8 {
+            let _ = std::fs::remove_file(bed.path(&format!("f{}.{}", i / 2, ["o", "d"][i % 2])));
         }
+    };
+    let build = || {
+        clean();
         let mut make = bed.project(4, &[&a], 0);
         make.env(PULL, "1");
         write("second/deep/x.h", "#pragma once\n#include \"../y.h\"\n");
@@ -390,10 +392,7 @@ fn workers_that_preprocess_make_the_same_objects() {
         "#include <sys/stat.h>\n#if !__has_include(\"/etc/passwd\")\n#error no\n#endif\nint x;\n",
     );
     make.env(PULL, "1");
-    for i in 0..4 {
-        let _ = std::fs::remove_file(bed.path(&format!("f{i}.o")));
-        let _ = std::fs::remove_file(bed.path(&format!("f{i}.d")));
-    }
+    clean();
     bed.compare(4, make);
     let status = bed.status();
     let here: u64 = status

@@ -176,11 +176,14 @@ fn look(path: &Path, roots: Option<&Roots>) -> (Node, i64, Option<Stamp>, Vec<u8
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
     // As a worker walks: each link is asked for by itself.
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let Ok(real) = parent.canonicalize() else {
-        return is(Node::Absent);
-    };
-    if !plain || real != parent || roots.is_some_and(|roots| !roots.lists(parent)) {
+    // Whether there is something beyond the roots is not told either.
+    if !plain || roots.is_some_and(|roots| !roots.lists(parent)) {
         return is(Node::Refused);
+    }
+    match parent.canonicalize() {
+        Ok(real) if real == parent => {}
+        Ok(_) => return is(Node::Refused),
+        Err(_) => return is(Node::Absent),
     }
     let Ok(about) = path.symlink_metadata() else {
         return is(Node::Absent);
@@ -363,6 +366,7 @@ mod tests {
             "/etc",
             "/proc/self/environ",
             "/dev/zero",
+            "/no/such/directory",
             "x",
         ] {
             assert_eq!(get(bad).0, Node::Refused, "{bad}");

@@ -684,9 +684,6 @@ mod tests {
             of(false),
             format!("a.o: a.c /{name} /usr/include/stdc-predef.h \\\n a\\ b.h /{name}\n")
         );
-        assert_eq!(
-            of(true),
-            format!("a.o: a.c /{name} a\\ b.h \\\n /{name}\n").replace(" a\\ b.h \\\n", " a\\ b.h")
-        );
+        assert_eq!(of(true), format!("a.o: a.c /{name} a\\ b.h \\\n /{name}\n"));
     }
 }
