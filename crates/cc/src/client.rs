@@ -251,18 +251,17 @@ fn remote(
                 .map_err(lost)?,
         }
     }
-    let answer = match answer {
-        Some(answer) => answer,
-        None => {
-            line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
-            let (text, stderr) = preprocess(driver, plan).map_err(back)?;
-            said = stderr;
-            let (file, len) =
-                memory(&text).map_err(|e| back(format!("no memory for the source: {e}")))?;
-            job.len = len;
-            line.ask(&Ask::Job(Box::new(job)), &[file.as_fd()])
-                .map_err(lost)?
-        }
+    let answer = if let Some(answer) = answer {
+        answer
+    } else {
+        line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
+        let (text, stderr) = preprocess(driver, plan).map_err(back)?;
+        said = stderr;
+        let (file, len) =
+            memory(&text).map_err(|e| back(format!("no memory for the source: {e}")))?;
+        job.len = len;
+        line.ask(&Ask::Job(Box::new(job)), &[file.as_fd()])
+            .map_err(lost)?
     };
     let (outputs, worker, room) = match answer {
         (Answer::Done { outputs, worker }, Some(room)) => (outputs, worker, room),

@@ -126,6 +126,8 @@ pub struct Region {
 }
 
 /// What a master asks.
+// There is one at a time, and it is taken apart at once.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Compile.

@@ -177,7 +177,8 @@ fn look(path: &Path, roots: Option<&Roots>) -> (Node, i64, Option<Stamp>, Vec<u8
     // As a worker walks: each link is asked for by itself.
     let parent = path.parent().unwrap_or(Path::new("/"));
     // Whether there is something beyond the roots is not told either.
-    if !plain || roots.is_some_and(|roots| !roots.lists(parent)) {
+    let known = |roots: &Roots| roots.reads(parent) || roots.lists(path);
+    if !plain || !roots.is_none_or(known) {
         return is(Node::Refused);
     }
     match parent.canonicalize() {

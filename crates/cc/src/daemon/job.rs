@@ -111,7 +111,7 @@ fn plain(reason: &str) -> String {
 }
 
 impl Shared {
-    pub(super) fn job(&self, ask: &JobAsk, source: Option<OwnedFd>, line: &Line) -> Outcome {
+    pub(super) fn job(&self, ask: &JobAsk, source: Option<&OwnedFd>, line: &Line) -> Outcome {
         if source.is_none() && ask.pull.is_none() {
             return Outcome::Here("the source did not come".into());
         }
@@ -189,7 +189,7 @@ impl Shared {
                 conn,
                 ask,
                 &digest,
-                source.as_ref(),
+                source,
                 pull.as_ref(),
                 number as u32,
                 line,

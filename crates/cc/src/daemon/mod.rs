@@ -233,7 +233,7 @@ impl Shared {
                     leave = self.leave(line);
                     line.send(&Answer::Go, &[])?;
                 }
-                Ask::Job(job) => match self.job(&job, fd, line) {
+                Ask::Job(job) => match self.job(&job, fd.as_ref(), line) {
                     job::Outcome::Done {
                         outputs,
                         room,

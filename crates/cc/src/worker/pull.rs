@@ -201,7 +201,7 @@ impl Session<'_> {
                 }
                 // It may have failed for what has changed since.
                 let all = view.to_check(&HashSet::new());
-                if self.refresh(task, view, all)? {
+                if self.refresh(task, view, &all)? {
                     continue;
                 }
                 if absolute {
@@ -230,7 +230,7 @@ impl Session<'_> {
                 }
             }
             let numbers = view.to_check(&used);
-            if self.refresh(task, view, numbers)? {
+            if self.refresh(task, view, &numbers)? {
                 continue;
             }
             if used
@@ -242,36 +242,9 @@ impl Session<'_> {
             if let Some(why) = stays(&text) {
                 return stop(job, Verdict::Refused, why);
             }
-            return self.finish(task, view, shop, &text, &stderr);
+            return finish(task, view, shop, &text, &stderr);
         }
         stop(job, Verdict::Trouble, "its headers change all the time")
-    }
-
-    fn finish(
-        &mut self,
-        task: &Task<'_>,
-        view: &View,
-        shop: &Workshop,
-        text: &[u8],
-        stderr: &[u8],
-    ) -> Result<Preprocessed, Stop> {
-        let job = task.job;
-        let cut = built_in(text);
-        let whole = [&text[..cut.start], &text[cut.end..]].concat();
-        std::fs::write(&shop.source, whole).map_err(|e| trouble(job, &e))?;
-        let root = view.root().to_str().unwrap_or_default();
-        let dependencies = match task.cpp.dependencies {
-            None => Vec::new(),
-            Some(without_system) => {
-                let bytes = std::fs::read(shop.dependencies()).map_err(|e| trouble(job, &e))?;
-                dependencies(&String::from_utf8_lossy(&bytes), root, without_system)
-            }
-        };
-        let stderr = String::from_utf8_lossy(stderr);
-        Ok(Preprocessed {
-            dependencies,
-            diagnostics: stderr.replace(&format!("{root}/"), "/").into_bytes(),
-        })
     }
 
     /// Runs the preprocessor; whether it did it, and what it said.
@@ -410,7 +383,7 @@ impl Session<'_> {
     }
 
     /// Asks whether these nodes are what they were, and fetches those that are not. Whether there were any.
-    fn refresh(&mut self, task: &Task<'_>, view: &mut View, nodes: Vec<u32>) -> Result<bool, Stop> {
+    fn refresh(&mut self, task: &Task<'_>, view: &mut View, nodes: &[u32]) -> Result<bool, Stop> {
         let id = task.job.id;
         let mut stale = Vec::new();
         for nodes in nodes.chunks(MAX_CHECK) {
@@ -550,6 +523,33 @@ impl Session<'_> {
         }
         Err(gone("the master does not answer").into())
     }
+}
+
+/// The source as the compiler takes it, and what comes beside it.
+fn finish(
+    task: &Task<'_>,
+    view: &View,
+    shop: &Workshop,
+    text: &[u8],
+    stderr: &[u8],
+) -> Result<Preprocessed, Stop> {
+    let job = task.job;
+    let cut = built_in(text);
+    let whole = [&text[..cut.start], &text[cut.end..]].concat();
+    std::fs::write(&shop.source, whole).map_err(|e| trouble(job, &e))?;
+    let root = view.root().to_str().unwrap_or_default();
+    let dependencies = match task.cpp.dependencies {
+        None => Vec::new(),
+        Some(without_system) => {
+            let bytes = std::fs::read(shop.dependencies()).map_err(|e| trouble(job, &e))?;
+            dependencies(&String::from_utf8_lossy(&bytes), root, without_system)
+        }
+    };
+    let stderr = String::from_utf8_lossy(stderr);
+    Ok(Preprocessed {
+        dependencies,
+        diagnostics: stderr.replace(&format!("{root}/"), "/").into_bytes(),
+    })
 }
 
 /// The paths in diagnostics that were not fetched: the compiler ended there.

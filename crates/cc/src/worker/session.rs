@@ -177,12 +177,11 @@ impl<'a> Session<'a> {
         };
         let mut end = End::new(job.id, Verdict::Done, "");
         let began = Instant::now();
-        let preprocessed = match &job.pull {
-            Some(pull) => Some(self.preprocess(job, pull, &shop, &driver)?),
-            None => {
-                self.read_source(job, &shop)?;
-                None
-            }
+        let preprocessed = if let Some(pull) = &job.pull {
+            Some(self.preprocess(job, pull, &shop, &driver)?)
+        } else {
+            self.read_source(job, &shop)?;
+            None
         };
         end.times[0] = micros(began.elapsed());
         let config = &self.shared.config;
