@@ -13,7 +13,7 @@ use std::time::SystemTime;
 
 use weft_sys::memfd;
 
-use crate::ipc::{Answer, Ask, JobAsk, Line};
+use crate::ipc::{Answer, Ask, JobAsk, Line, PullAsk};
 use crate::link::Endpoint;
 use crate::options::{self, Plan};
 use crate::wire::Output;
@@ -24,6 +24,8 @@ pub struct Settings {
     pub workers: Vec<Endpoint>,
     /// Percent of the objects that are compiled here too, and compared.
     pub verify: u8,
+    /// Workers preprocess too, where they can.
+    pub pull: bool,
     /// Connects to the daemon, which is started if it is not there.
     pub line: Box<dyn Fn() -> io::Result<Line>>,
 }
@@ -36,6 +38,14 @@ pub enum Compiled {
     Here(ExitStatus),
 }
 
+/// Environment variables that change what a preprocessor reads or writes.
+const SEARCH_ENVIRONMENT: &[&str] = &[
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "DEPENDENCIES_OUTPUT",
+    "SUNPRO_DEPENDENCIES",
+];
 /// Environment variables that change what a compiler is.
 const ENVIRONMENT: &[&str] = &["GCC_EXEC_PREFIX", "COMPILER_PATH", "GCC_COMPARE_DEBUG"];
 
@@ -198,24 +208,7 @@ fn remote(
         ..back(format!("no daemon: {e}"))
     })?;
     let lost = |e: io::Error| back(format!("the daemon: {e}"));
-    line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
     let began = SystemTime::now();
-    let preprocessed = Command::new(driver)
-        .args(&plan.preprocess)
-        .env(ACTIVE, "1")
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()
-        .map_err(|e| back(format!("cannot preprocess: {e}")))?;
-    if !preprocessed.status.success() {
-        // It says what is wrong better when it compiles.
-        return Err(back("preprocessing failed".into()));
-    }
-    if let Some(why) = options::stays(&preprocessed.stdout) {
-        return Err(back(why.into()));
-    }
-    let (file, len) =
-        memory(&preprocessed.stdout).map_err(|e| back(format!("no memory for the source: {e}")))?;
     let mut args = plan.job.clone();
     let colours = std::io::IsTerminal::is_terminal(&io::stderr())
         && !args
@@ -224,7 +217,7 @@ fn remote(
     if colours {
         args.push("-fdiagnostics-color=always".into());
     }
-    let job = JobAsk {
+    let mut job = JobAsk {
         workers: settings.workers.clone(),
         driver: driver.into(),
         name: name.into(),
@@ -234,12 +227,42 @@ fn remote(
         source,
         locale: locale(),
         args,
-        len,
+        len: 0,
+        pull: None,
     };
-    let answer = line
-        .ask(&Ask::Job(Box::new(job)), &[file.as_fd()])
-        .map_err(lost)?;
-    drop(file);
+    let mut said = Vec::new();
+    let mut answer = None;
+    if settings.pull {
+        match pulled(plan, &job.cwd) {
+            Ok(pull) => {
+                job.pull = Some(pull);
+                let ask = Ask::Job(Box::new(job.clone()));
+                answer = match line.ask(&ask, &[]).map_err(lost)? {
+                    (Answer::Preprocess(reason), _) => {
+                        tracing::info!("preprocessed here: {reason}");
+                        None
+                    }
+                    other => Some(other),
+                };
+                job.pull = None;
+            }
+            Err(why) => line
+                .send(&Ask::Note(format!("preprocessed here: {why}")), &[])
+                .map_err(lost)?,
+        }
+    }
+    let answer = if let Some(answer) = answer {
+        answer
+    } else {
+        line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
+        let (text, stderr) = preprocess(driver, plan).map_err(back)?;
+        said = stderr;
+        let (file, len) =
+            memory(&text).map_err(|e| back(format!("no memory for the source: {e}")))?;
+        job.len = len;
+        line.ask(&Ask::Job(Box::new(job)), &[file.as_fd()])
+            .map_err(lost)?
+    };
     let (outputs, worker, room) = match answer {
         (Answer::Done { outputs, worker }, Some(room)) => (outputs, worker, room),
         (Answer::Here(reason), _) => {
@@ -253,18 +276,54 @@ fn remote(
     };
     let take = |what| output(&room, &outputs, what);
     let object = take(Output::Object).map_err(|e| back(format!("the object: {e}")))?;
+    let told = dependencies(&plan.preprocess);
+    if let (Some(path), Ok(bytes)) = (&told, take(Output::Dependencies)) {
+        // Before the object: a make that sees the one sees the other.
+        write_whole(path, &bytes, began).map_err(|e| back(format!("{}: {e}", path.display())))?;
+    }
     // Nothing is said that a compilation here would say again.
     write_whole(&plan.output, &object, began)
         .map_err(|e| back(format!("{}: {e}", plan.output.display())))?;
-    if let Some(path) = dependencies(&plan.preprocess)
+    if let Some(path) = told
         && let Err(e) = set_time(&path, began)
     {
         tracing::info!("the time of {}: {e}", path.display());
     }
     let diagnostics = take(Output::Diagnostics).unwrap_or_default();
-    let _ = io::stderr().write_all(&preprocessed.stderr);
+    let _ = io::stderr().write_all(&said);
     let _ = io::stderr().write_all(&printable(&diagnostics));
     Ok((worker, line, object))
+}
+
+/// What a worker needs to preprocess this.
+fn pulled(plan: &Plan, cwd: &str) -> Result<PullAsk, String> {
+    if let Some(name) = SEARCH_ENVIRONMENT
+        .iter()
+        .find(|name| std::env::var_os(name).is_some())
+    {
+        return Err(format!("{name} is set"));
+    }
+    let crate::pull::Asked { cpp, search, roots } = crate::pull::ask(plan, Path::new(cwd))?;
+    Ok(PullAsk { cpp, search, roots })
+}
+
+/// The text, and what the preprocessor said.
+fn preprocess(driver: &Path, plan: &Plan) -> Result<(Vec<u8>, Vec<u8>), String> {
+    let preprocessed = Command::new(driver)
+        .args(&plan.preprocess)
+        .env(ACTIVE, "1")
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|e| format!("cannot preprocess: {e}"))?;
+    if !preprocessed.status.success() {
+        // It says what is wrong better when it compiles.
+        return Err("preprocessing failed".into());
+    }
+    match options::stays(&preprocessed.stdout) {
+        Some(why) => Err(why.into()),
+        None => Ok((preprocessed.stdout, preprocessed.stderr)),
+    }
 }
 
 /// A memory file with the text, less what the worker's compiler has built in.

@@ -67,6 +67,19 @@ pub struct JobAsk {
     pub args: Vec<String>,
     /// Bytes of the source.
     pub len: u64,
+    /// The worker preprocesses too, and no source comes beside this.
+    pub pull: Option<PullAsk>,
+}
+
+/// What a job needs whose source the worker preprocesses.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PullAsk {
+    /// Options of the preprocessor.
+    pub cpp: Vec<String>,
+    /// Options that decide which directories the compiler searches by itself.
+    pub search: Vec<String>,
+    /// Files and directories that the worker may read, absolute.
+    pub roots: Vec<String>,
 }
 
 /// What the daemon answers.
@@ -83,6 +96,8 @@ pub enum Answer {
     },
     /// Compile here (there is leave to do so); why.
     Here(String),
+    /// The worker cannot preprocess it (there is leave to do so here); why.
+    Preprocess(String),
     /// What there is to know.
     Status(Box<Status>),
 }

@@ -13,6 +13,7 @@ pub mod fuzzing;
 pub mod ipc;
 mod link;
 pub mod options;
+mod pull;
 pub mod wire;
 pub mod worker;
 

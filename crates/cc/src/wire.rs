@@ -5,7 +5,7 @@
 use std::fmt;
 
 /// The protocol version that this crate speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// What the private data of both MPA start-up frames begins with.
 pub const MAGIC: [u8; 8] = *b"weft-cc\0";
 /// Length of a [`Hello`] in bytes.
@@ -126,6 +126,8 @@ pub struct Region {
 }
 
 /// What a master asks.
+// There is one at a time, and it is taken apart at once.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// Compile.
@@ -137,6 +139,71 @@ pub enum Request {
         /// Takes the place of the job's room.
         room: Region,
     },
+    /// What the paths of a [`Report::Need`] are, in their order.
+    Files {
+        /// Of the job.
+        id: u32,
+        /// Where contents are: to be read.
+        region: Region,
+        /// One for each path.
+        entries: Vec<Entry>,
+    },
+    /// The nodes of a [`Report::Check`] that are not any more what they were.
+    Stale {
+        /// Of the job.
+        id: u32,
+        /// Their numbers.
+        nodes: Vec<u32>,
+    },
+}
+
+/// Paths in one [`Report::Need`].
+pub const MAX_NEED: usize = 256;
+/// Nodes in one [`Report::Check`].
+pub const MAX_CHECK: usize = 4096;
+
+/// What is at a path of the master.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Node {
+    /// Nothing.
+    Absent = 0,
+    /// A file; its contents.
+    File = 1,
+    /// A directory; its names, each ended by a zero byte.
+    Directory = 2,
+    /// A symbolic link; the absolute path that it leads to in the end.
+    Link = 3,
+    /// Workers are not given it.
+    Refused = 4,
+    /// A directory above those that may be read; the names that lead to them.
+    Way = 5,
+}
+
+/// One path's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// What it is.
+    pub node: Node,
+    /// The number by which it is checked.
+    pub number: u32,
+    /// Time of the last change, in nanoseconds since 1970.
+    pub mtime: i64,
+    /// Where in the region the contents begin.
+    pub at: u64,
+    /// Their length in bytes.
+    pub len: u64,
+    /// BLAKE3 of the contents.
+    pub digest: [u8; DIGEST_LEN],
+}
+
+/// What a worker needs to preprocess.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pull {
+    /// Options of the preprocessor, paths as the master has them.
+    pub cpp: Vec<String>,
+    /// The directories that the master's compiler searches by itself, in order.
+    pub system: Vec<String>,
 }
 
 /// One job.
@@ -162,6 +229,8 @@ pub struct Job {
     pub name: String,
     /// Options.
     pub args: Vec<String>,
+    /// The worker preprocesses too; then there is no source to be read.
+    pub pull: Option<Pull>,
 }
 
 /// How a job ended.
@@ -206,6 +275,18 @@ pub enum Output {
     Object,
     /// Standard error.
     Diagnostics,
+    /// What `-MD` writes, where the worker preprocesses.
+    Dependencies,
+}
+
+impl Output {
+    fn number(self) -> u64 {
+        match self {
+            Self::Object => 1,
+            Self::Diagnostics => 2,
+            Self::Dependencies => 3,
+        }
+    }
 }
 
 /// What a worker reports.
@@ -217,6 +298,20 @@ pub enum Report {
         id: u32,
         /// In bytes.
         need: u64,
+    },
+    /// The worker lacks these paths of the master's: absolute, without `.` and `..`.
+    Need {
+        /// Of the job.
+        id: u32,
+        /// At most [`MAX_NEED`].
+        paths: Vec<String>,
+    },
+    /// Are these nodes still what they were?
+    Check {
+        /// Of the job.
+        id: u32,
+        /// At most [`MAX_CHECK`].
+        nodes: Vec<u32>,
     },
     /// The job has ended.
     End(End),
@@ -286,6 +381,49 @@ impl<'a> Reader<'a> {
         }
         Ok(text.into())
     }
+    fn texts(&mut self, most: usize) -> Result<Vec<String>, Malformed> {
+        let count = usize::from(self.u16()?);
+        if count > most {
+            return Err(Malformed("too many"));
+        }
+        (0..count).map(|_| self.text()).collect()
+    }
+    fn numbers(&mut self) -> Result<Vec<u32>, Malformed> {
+        let count = usize::from(self.u16()?);
+        if count > MAX_CHECK {
+            return Err(Malformed("too many"));
+        }
+        (0..count).map(|_| self.u32()).collect()
+    }
+    fn entry(&mut self, within: u64) -> Result<Entry, Malformed> {
+        let node = match self.u8()? {
+            0 => Node::Absent,
+            1 => Node::File,
+            2 => Node::Directory,
+            3 => Node::Link,
+            4 => Node::Refused,
+            5 => Node::Way,
+            _ => return Err(Malformed("kind of node")),
+        };
+        if (self.u8()?, self.u16()?) != (0, 0) {
+            return Err(Malformed("reserved"));
+        }
+        let (number, mtime) = (self.u32()?, self.u64()?.cast_signed());
+        let (at, len) = (self.u64()?, self.u64()?);
+        if at.checked_add(len).is_none_or(|end| end > within) {
+            return Err(Malformed("contents beyond their region"));
+        }
+        let mut digest = [0; DIGEST_LEN];
+        digest.copy_from_slice(self.bytes(DIGEST_LEN)?);
+        Ok(Entry {
+            node,
+            number,
+            mtime,
+            at,
+            len,
+            digest,
+        })
+    }
     fn region(&mut self) -> Result<Region, Malformed> {
         let region = Region {
             rkey: self.u32()?,
@@ -311,6 +449,20 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
+fn put_texts(out: &mut Vec<u8>, texts: &[String]) {
+    out.extend((texts.len() as u16).to_be_bytes());
+    for text in texts {
+        put_text(out, text);
+    }
+}
+
+fn put_numbers(out: &mut Vec<u8>, numbers: &[u32]) {
+    out.extend((numbers.len() as u16).to_be_bytes());
+    for number in numbers {
+        out.extend(number.to_be_bytes());
+    }
+}
+
 fn put_region(out: &mut Vec<u8>, region: &Region) {
     out.extend(region.rkey.to_be_bytes());
     out.extend(region.addr.to_be_bytes());
@@ -323,7 +475,8 @@ impl Request {
         let mut out = Vec::with_capacity(256);
         match self {
             Self::Job(job) => {
-                out.extend([1, u8::from(job.cxx), 0, 0]);
+                let flags = u8::from(job.cxx) | u8::from(job.pull.is_some()) << 1;
+                out.extend([1, flags, 0, 0]);
                 out.extend(job.id.to_be_bytes());
                 put_region(&mut out, &job.source);
                 put_region(&mut out, &job.room);
@@ -331,8 +484,10 @@ impl Request {
                 let texts = [&job.driver, &job.locale, &job.cwd, &job.name]
                     .into_iter()
                     .chain(&job.args);
+                let pull = job.pull.iter().flat_map(|pull| [&pull.cpp, &pull.system]);
+                let all = texts.clone().chain(pull.clone().flatten());
                 if job.args.len() > u16::MAX.into()
-                    || texts.clone().map(|t| t.len() + 2).sum::<usize>() > MAX_MESSAGE - 128
+                    || all.map(|t| t.len() + 2).sum::<usize>() > MAX_MESSAGE - 128
                 {
                     return None;
                 }
@@ -340,6 +495,32 @@ impl Request {
                 for text in texts {
                     put_text(&mut out, text);
                 }
+                for texts in pull {
+                    put_texts(&mut out, texts);
+                }
+            }
+            Self::Files {
+                id,
+                region,
+                entries,
+            } => {
+                out.extend([3, 0, 0, 0]);
+                out.extend(id.to_be_bytes());
+                put_region(&mut out, region);
+                out.extend((entries.len() as u16).to_be_bytes());
+                for entry in entries {
+                    out.extend([entry.node as u8, 0, 0, 0]);
+                    out.extend(entry.number.to_be_bytes());
+                    out.extend(entry.mtime.to_be_bytes());
+                    out.extend(entry.at.to_be_bytes());
+                    out.extend(entry.len.to_be_bytes());
+                    out.extend(entry.digest);
+                }
+            }
+            Self::Stale { id, nodes } => {
+                out.extend([4, 0, 0, 0]);
+                out.extend(id.to_be_bytes());
+                put_numbers(&mut out, nodes);
             }
             Self::Room { id, room } => {
                 out.extend([2, 0, 0, 0]);
@@ -358,7 +539,7 @@ impl Request {
         let mut r = Reader(bytes);
         let kind = r.u8()?;
         let flags = r.u8()?;
-        if r.u16()? != 0 || flags > u8::from(kind == 1) {
+        if r.u16()? != 0 || flags > if kind == 1 { 3 } else { 0 } {
             return Err(Malformed("reserved"));
         }
         let id = r.u32()?;
@@ -370,9 +551,17 @@ impl Request {
                 let count = r.u16()?;
                 let (driver, locale, cwd, name) = (r.text()?, r.text()?, r.text()?, r.text()?);
                 let args = (0..count).map(|_| r.text()).collect::<Result<_, _>>()?;
+                let pull = if flags & 2 == 0 {
+                    None
+                } else {
+                    Some(Pull {
+                        cpp: r.texts(usize::MAX)?,
+                        system: r.texts(usize::MAX)?,
+                    })
+                };
                 Self::Job(Job {
                     id,
-                    cxx: flags == 1,
+                    cxx: flags & 1 == 1,
                     source,
                     room,
                     digest,
@@ -381,8 +570,28 @@ impl Request {
                     cwd,
                     name,
                     args,
+                    pull,
                 })
             }
+            3 => {
+                let region = r.region()?;
+                let count = usize::from(r.u16()?);
+                if count > MAX_NEED {
+                    return Err(Malformed("too many"));
+                }
+                let entries = (0..count)
+                    .map(|_| r.entry(region.len))
+                    .collect::<Result<_, _>>()?;
+                Self::Files {
+                    id,
+                    region,
+                    entries,
+                }
+            }
+            4 => Self::Stale {
+                id,
+                nodes: r.numbers()?,
+            },
             2 => Self::Room {
                 id,
                 room: r.region()?,
@@ -404,6 +613,16 @@ impl Report {
                 out.extend(id.to_be_bytes());
                 out.extend(need.to_be_bytes());
             }
+            Self::Need { id, paths } => {
+                out.extend([0x83, 0, 0, 0]);
+                out.extend(id.to_be_bytes());
+                put_texts(&mut out, paths);
+            }
+            Self::Check { id, nodes } => {
+                out.extend([0x84, 0, 0, 0]);
+                out.extend(id.to_be_bytes());
+                put_numbers(&mut out, nodes);
+            }
             Self::End(end) => {
                 out.extend([0x82, end.verdict as u8, 0, end.outputs.len() as u8]);
                 out.extend(end.id.to_be_bytes());
@@ -413,11 +632,7 @@ impl Report {
                     out.extend(time.to_be_bytes());
                 }
                 for (what, at, len) in &end.outputs {
-                    let what: u64 = match what {
-                        Output::Object => 1,
-                        Output::Diagnostics => 2,
-                    };
-                    out.extend(what.to_be_bytes());
+                    out.extend(what.number().to_be_bytes());
                     out.extend(at.to_be_bytes());
                     out.extend(len.to_be_bytes());
                 }
@@ -441,6 +656,14 @@ impl Report {
         let id = r.u32()?;
         let report = match kind {
             0x81 if (verdict, zero, count) == (0, 0, 0) => Self::More { id, need: r.u64()? },
+            0x83 if (verdict, zero, count) == (0, 0, 0) => Self::Need {
+                id,
+                paths: r.texts(MAX_NEED)?,
+            },
+            0x84 if (verdict, zero, count) == (0, 0, 0) => Self::Check {
+                id,
+                nodes: r.numbers()?,
+            },
             0x82 if zero == 0 => {
                 let verdict = Verdict::from_u8(verdict).ok_or(Malformed("verdict"))?;
                 let (pressure, free) = (r.u16()?, r.u16()?);
@@ -450,6 +673,7 @@ impl Report {
                     let what = match r.u64()? {
                         1 => Output::Object,
                         2 => Output::Diagnostics,
+                        3 => Output::Dependencies,
                         _ => return Err(Malformed("kind of output")),
                     };
                     let (at, len) = (r.u64()?, r.u64()?);
@@ -524,7 +748,37 @@ mod tests {
             cwd: "/home/u".into(),
             name: "a.cc".into(),
             args: vec!["-O2".into(), String::new(), "-c".into()],
+            pull: Some(Pull {
+                cpp: vec!["-I".into(), "/x".into()],
+                system: vec!["/usr/include".into()],
+            }),
         })
+    }
+
+    fn files() -> Request {
+        let entry = |node, at, len| Entry {
+            node,
+            number: 5,
+            mtime: -1,
+            at,
+            len,
+            digest: [3; DIGEST_LEN],
+        };
+        Request::Files {
+            id: 8,
+            region: Region {
+                rkey: 1,
+                addr: 2,
+                len: 100,
+            },
+            entries: vec![
+                entry(Node::File, 0, 60),
+                entry(Node::Directory, 60, 40),
+                entry(Node::Link, 100, 0),
+                entry(Node::Absent, 0, 0),
+                entry(Node::Refused, 0, 0),
+            ],
+        }
     }
 
     fn end() -> Report {
@@ -543,6 +797,11 @@ mod tests {
                 id: 1,
                 room: Region::default(),
             },
+            Request::Stale {
+                id: 1,
+                nodes: vec![3, 4],
+            },
+            files(),
         ] {
             assert_eq!(
                 Request::decode(&request.encode().unwrap()).unwrap(),
@@ -556,11 +815,40 @@ mod tests {
                 need: u64::MAX,
             },
             Report::End(End::new(1, Verdict::Limit, "out of memory")),
+            Report::Need {
+                id: 2,
+                paths: vec!["/".into(), "/a/b".into()],
+            },
+            Report::Check {
+                id: 2,
+                nodes: vec![1, u32::MAX],
+            },
         ] {
             assert_eq!(Report::decode(&report.encode()).unwrap(), report);
         }
         let hello = Hello::new(Status::Stranger, 14);
         assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
+    }
+
+    #[test]
+    fn contents_lie_in_their_region() {
+        let Request::Files {
+            id,
+            region,
+            mut entries,
+        } = files()
+        else {
+            unreachable!()
+        };
+        entries[1].len = 41;
+        let bytes = Request::Files {
+            id,
+            region,
+            entries,
+        }
+        .encode()
+        .unwrap();
+        Request::decode(&bytes).unwrap_err();
     }
 
     #[test]
@@ -583,7 +871,7 @@ mod tests {
 
         #[test]
         fn damaged_messages_are_refused_or_read_as_what_they_say(at in 0_usize..200, to in any::<u8>()) {
-            for mut bytes in [job().encode().unwrap(), end().encode()] {
+            for mut bytes in [job().encode().unwrap(), files().encode().unwrap(), end().encode()] {
                 if let Some(byte) = bytes.get_mut(at) {
                     *byte = to;
                 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use weft_sys::memfd;
 use weft_verbs::{Access, Mr};
 
+use super::files::Roots;
 use super::pool::{Conn, Pick, dial};
 use super::{LOOK, Running, Shared};
 use crate::digest::Digest;
@@ -14,7 +15,7 @@ use crate::ipc::{JobAsk, Line};
 use crate::link::{Endpoint, Event, Gone};
 use crate::lock;
 use crate::options::Language;
-use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
+use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Pull, Region, Report, Request, Verdict};
 
 /// How often, and how long, one worker may answer that it is busy before the job goes elsewhere.
 const MAX_BUSY: u32 = 25;
@@ -34,6 +35,8 @@ pub(super) enum Outcome {
     },
     /// It has to be done here, because.
     Here(String),
+    /// It has to be preprocessed here, because.
+    Preprocess(String),
     /// The compilation is gone.
     Cancelled,
 }
@@ -59,6 +62,25 @@ fn region(mr: &Mr, len: u64) -> Region {
         addr: remote.addr,
         len,
     }
+}
+
+/// What a job needs whose source its worker preprocesses.
+pub(super) struct Pulling {
+    pull: Pull,
+    roots: Roots,
+}
+
+/// A region that the worker can read, with a copy: the files may change, and become shorter, at any time.
+fn export(conn: &Conn, contents: &[u8]) -> Result<Mr, Lost> {
+    let local =
+        |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
+    let mr = conn
+        .link
+        .pd
+        .alloc_mr(contents.len(), Access::REMOTE_READ | Access::LOCAL_WRITE)
+        .map_err(|e| local(&e))?;
+    mr.write(0, contents).map_err(|e| local(&e))?;
+    Ok(mr)
 }
 
 /// The number of a job, listed while this is there.
@@ -89,16 +111,34 @@ fn plain(reason: &str) -> String {
 }
 
 impl Shared {
-    pub(super) fn job(&self, ask: &JobAsk, source: Option<OwnedFd>, line: &Line) -> Outcome {
-        let Some(source) = source else {
+    pub(super) fn job(&self, ask: &JobAsk, source: Option<&OwnedFd>, line: &Line) -> Outcome {
+        if source.is_none() && ask.pull.is_none() {
             return Outcome::Here("the source did not come".into());
-        };
+        }
         let digest = match self.digests.of(&ask.driver, ask.language, &ask.path) {
             Ok(digest) => digest,
             Err(why) => {
                 return Outcome::Here(format!(
                     "the compiler here is not one that workers can have: {why}"
                 ));
+            }
+        };
+        let pull = match &ask.pull {
+            None => None,
+            Some(pull) => {
+                match self
+                    .system
+                    .of(&ask.driver, ask.language, &pull.search, &ask.path)
+                {
+                    Ok(system) => Some(Pulling {
+                        roots: Roots::new(pull, &system),
+                        pull: Pull {
+                            cpp: pull.cpp.clone(),
+                            system,
+                        },
+                    }),
+                    Err(why) => return Outcome::Preprocess(why),
+                }
             }
         };
         let number = {
@@ -149,7 +189,8 @@ impl Shared {
                 conn,
                 ask,
                 &digest,
-                &source,
+                source,
+                pull.as_ref(),
                 number as u32,
                 line,
                 end,
@@ -186,6 +227,9 @@ impl Shared {
                         lock(&self.state).pool.unfit(&worker, digest, &end.reason);
                         why = format!("{worker}: {}", end.reason);
                     }
+                    Verdict::Refused if pull.is_some() => {
+                        return Outcome::Preprocess(end.reason);
+                    }
                     Verdict::Refused | Verdict::Limit | Verdict::Trouble => {
                         why = format!("{worker}: {}", end.reason);
                     }
@@ -212,7 +256,8 @@ impl Shared {
         conn: Option<Conn>,
         ask: &JobAsk,
         digest: &Digest,
-        source: &OwnedFd,
+        source: Option<&OwnedFd>,
+        pull: Option<&Pulling>,
         id: u32,
         line: &Line,
         end: Instant,
@@ -235,7 +280,7 @@ impl Shared {
         };
         lock(&self.state).pool.connected(worker, &conn);
         self.changed.notify_all();
-        let done = self.drive(&mut conn, ask, digest, source, id, line, end);
+        let done = self.drive(&mut conn, ask, digest, source, pull, id, line, end);
         let mut state = lock(&self.state);
         match &done {
             Ok((end, _)) => state.pool.give_back(worker, conn, end, ask.len),
@@ -252,7 +297,8 @@ impl Shared {
         conn: &mut Conn,
         ask: &JobAsk,
         digest: &Digest,
-        source: &OwnedFd,
+        source: Option<&OwnedFd>,
+        pull: Option<&Pulling>,
         id: u32,
         line: &Line,
         end: Instant,
@@ -260,11 +306,15 @@ impl Shared {
         let local =
             |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
         let len = usize::try_from(ask.len).map_err(|e| local(&e))?;
-        let source = conn
-            .link
-            .pd
-            .reg_memfd(source, len, Access::REMOTE_READ)
-            .map_err(|e| local(&e))?;
+        let source = match source {
+            Some(source) => Some(
+                conn.link
+                    .pd
+                    .reg_memfd(source, len, Access::REMOTE_READ)
+                    .map_err(|e| local(&e))?,
+            ),
+            None => None,
+        };
         let room_file = memfd::create_growing("weft-cc-room").map_err(|e| local(&e))?;
         let access = Access::REMOTE_WRITE | Access::LOCAL_WRITE;
         let make_room = |conn: &Conn, len: u64| {
@@ -278,7 +328,9 @@ impl Shared {
         let request = Request::Job(Job {
             id,
             cxx: ask.language == Language::Cxx,
-            source: region(&source, ask.len),
+            source: source
+                .as_ref()
+                .map_or_else(Region::default, |mr| region(mr, ask.len)),
             room: region(&room, self.config.room),
             digest: *digest,
             driver: ask.name.clone(),
@@ -286,6 +338,7 @@ impl Shared {
             cwd: ask.cwd.clone(),
             name: ask.source.clone(),
             args: ask.args.clone(),
+            pull: pull.map(|pulling| pulling.pull.clone()),
         });
         let Some(bytes) = request.encode() else {
             // The connection is as good as before.
@@ -294,7 +347,7 @@ impl Shared {
                 room_file,
             ));
         };
-        let outcome = self.converse(conn, &bytes, id, line, end, &mut room, &make_room);
+        let outcome = self.converse(conn, &bytes, pull, id, line, end, &mut room, &make_room);
         if outcome.is_err() {
             // No memory goes away under a connection; and a worker learns that it need not go on.
             conn.link.qp.disconnect();
@@ -328,6 +381,7 @@ impl Shared {
         &self,
         conn: &mut Conn,
         request: &[u8],
+        pull: Option<&Pulling>,
         id: u32,
         line: &Line,
         end: Instant,
@@ -336,6 +390,8 @@ impl Shared {
     ) -> Result<End, Lost> {
         let gone = |why: &str| Lost::Gone(why.into());
         conn.link.send(request)?;
+        // What the worker reads, until it says something more.
+        let mut _read = None;
         loop {
             let event = conn.link.next(None, LOOK)?;
             if line.stirs() {
@@ -366,6 +422,30 @@ impl Shared {
                         .encode()
                         .unwrap_or_default();
                     conn.link.send(&answer)?;
+                }
+                Report::Need { id: of, paths } if of == id => {
+                    let Some(pulling) = pull else {
+                        return Err(gone("it asks for files of a job that needs none"));
+                    };
+                    let (entries, contents) = conn.served.answer(&paths, &pulling.roots);
+                    _read = None;
+                    let mut from = Region::default();
+                    if !contents.is_empty() {
+                        let mr = export(conn, &contents)?;
+                        from = region(&mr, contents.len() as u64);
+                        _read = Some(mr);
+                    }
+                    let answer = Request::Files {
+                        id,
+                        region: from,
+                        entries,
+                    };
+                    conn.link.send(&answer.encode().unwrap_or_default())?;
+                }
+                Report::Check { id: of, nodes } if of == id && pull.is_some() => {
+                    let nodes = conn.served.stale(nodes);
+                    let answer = Request::Stale { id, nodes };
+                    conn.link.send(&answer.encode().unwrap_or_default())?;
                 }
                 _ => return Err(gone("a report of another job")),
             }

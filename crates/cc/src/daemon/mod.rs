@@ -3,6 +3,7 @@
 //!
 //! Each connection of a compilation has a thread, and one cycle of it is one job.
 
+mod files;
 mod job;
 mod pool;
 
@@ -107,6 +108,7 @@ struct Shared {
     config: Config,
     device: Device,
     digests: Digests,
+    system: files::System,
     state: Mutex<State>,
     changed: Condvar,
     clients: AtomicUsize,
@@ -125,6 +127,7 @@ pub fn run(config: Config) -> io::Result<()> {
         config,
         device,
         digests: Digests::default(),
+        system: files::System::default(),
         state: Mutex::default(),
         changed: Condvar::new(),
         clients: AtomicUsize::new(0),
@@ -230,7 +233,7 @@ impl Shared {
                     leave = self.leave(line);
                     line.send(&Answer::Go, &[])?;
                 }
-                Ask::Job(job) => match self.job(&job, fd, line) {
+                Ask::Job(job) => match self.job(&job, fd.as_ref(), line) {
                     job::Outcome::Done {
                         outputs,
                         room,
@@ -245,6 +248,11 @@ impl Shared {
                         self.note(&reason);
                         leave = self.leave(line);
                         line.send(&Answer::Here(reason), &[])?;
+                    }
+                    job::Outcome::Preprocess(reason) => {
+                        self.note(&format!("preprocessed here: {reason}"));
+                        leave = self.leave(line);
+                        line.send(&Answer::Preprocess(reason), &[])?;
                     }
                     job::Outcome::Cancelled => return Ok(()),
                 },

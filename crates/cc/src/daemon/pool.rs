@@ -27,6 +27,7 @@ const MAX_WORKERS: usize = 1024;
 /// A connection, and what the worker said at its start.
 pub(super) struct Conn {
     pub(super) link: Link,
+    pub(super) served: super::files::Served,
     pub(super) slots: u16,
     pub(super) transport: &'static str,
 }
@@ -268,6 +269,7 @@ pub(super) fn dial(device: &Device, keys: &dyn Keys, endpoint: &Endpoint) -> Res
         let transport = link.qp.path().map_or("tcp", |path| path.transport);
         return Ok(Conn {
             link,
+            served: super::files::Served::default(),
             slots: theirs.slots,
             transport,
         });

@@ -1,5 +1,6 @@
 //! One compilation: a directory in memory, a compiler in the sandbox, and its end.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -13,9 +14,10 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use tempfile::TempDir;
 
 use super::sandbox;
+use super::view::View;
 use crate::lock;
 use crate::options::{Language, is_source_name, map_path};
-use crate::wire::Job;
+use crate::wire::{Job, Pull};
 
 /// Components that a source's name may have, and bytes.
 const MAX_COMPONENTS: usize = 64;
@@ -120,8 +122,111 @@ impl Workshop {
         self.dir.path().join("err")
     }
 
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// What a preprocessor here writes.
+    pub(super) fn text(&self) -> PathBuf {
+        self.dir.path().join("text")
+    }
+
+    pub(super) fn dependencies(&self) -> PathBuf {
+        self.dir.path().join("deps")
+    }
+
+    /// A preprocessor that finds the master's files in `view`; `predefined` is the header that compilers include by themselves.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn preprocess(
+        &self,
+        driver: &Path,
+        job: &Job,
+        pull: &Pull,
+        view: &View,
+        predefined: Option<&Path>,
+        memory: u64,
+        size: u64,
+    ) -> io::Result<Command> {
+        let name = |name: &str| -> OsString {
+            if name.starts_with('/') {
+                view.at(Path::new(name)).into()
+            } else {
+                name.into()
+            }
+        };
+        let mut command = limited(driver, memory, size);
+        command.args(job.args.iter().filter(|arg| *arg != "-c" && *arg != "-S"));
+        command.arg("-nostdinc");
+        if job.cxx {
+            command.arg("-nostdinc++");
+        }
+        if let Some(path) = predefined {
+            command.arg("-include").arg(view.at(path));
+        }
+        let mut made = false;
+        let mut cpp = pull.cpp.iter();
+        while let Some(option) = cpp.next() {
+            match option.as_str() {
+                "-MD" | "-MMD" => {
+                    made = true;
+                    command.arg(option);
+                }
+                "-MP" | "-trigraphs" => drop(command.arg(option)),
+                "-Wp,-MD," | "-Wp,-MMD," => {
+                    let mut joined = OsString::from(option);
+                    joined.push(self.dependencies());
+                    command.arg(joined);
+                }
+                option => {
+                    let value = cpp.next().ok_or(io::ErrorKind::InvalidInput)?;
+                    let path = matches!(
+                        option,
+                        "-I" | "-iquote" | "-isystem" | "-idirafter" | "-include"
+                    );
+                    command.arg(option);
+                    command.arg(if path { name(value) } else { value.into() });
+                }
+            }
+        }
+        for dir in &pull.system {
+            command.arg("-isystem").arg(name(dir));
+        }
+        if made {
+            command.arg("-MF").arg(self.dependencies());
+        }
+        let language = if job.cxx { Language::Cxx } else { Language::C };
+        command
+            .args(["-E", "-fdirectives-only", "-x", language.name(), "-o"])
+            .arg(self.text())
+            .arg(name(&job.name));
+        let cwd = view.at(Path::new(&job.cwd));
+        self.surround(&mut command, job)?;
+        command.current_dir(&cwd).env("PWD", cwd);
+        Ok(command)
+    }
+
+    /// Environment and standard streams.
+    fn surround(&self, command: &mut Command, job: &Job) -> io::Result<()> {
+        let locale = if job.locale.is_empty() {
+            "C"
+        } else {
+            &job.locale
+        };
+        command
+            .env_clear()
+            .env("PATH", crate::PATH)
+            .env("LC_ALL", locale)
+            .env("TMPDIR", self.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(self.diagnostics())?)
+            .process_group(0);
+        Ok(())
+    }
+
     /// `memory`, `size`: bytes that each process may allocate, and that a file may have.
-    fn command(
+    pub(super) fn command(
         &self,
         driver: &Path,
         job: &Job,
@@ -130,10 +235,8 @@ impl Workshop {
         size: u64,
     ) -> Result<Command, Unfit> {
         let text = |path: &Path| path.to_str().map(str::to_owned).ok_or(Unfit::Name);
-        // The limits stand before the driver begins, and it hands them on.
-        let mut command = Command::new("prlimit");
-        command.args([format!("--data={memory}"), format!("--fsize={size}")]);
-        command.arg(driver).args(&job.args);
+        let mut command = limited(driver, memory, size);
+        command.args(&job.args);
         // The text has no more headers to read; its markers are an extension of which it would be warned; and the lines that it came from are not here.
         command.args(["-nostdinc", "-Wno-pedantic", "-fno-diagnostics-show-caret"]);
         command.arg(format!(
@@ -152,25 +255,18 @@ impl Workshop {
             .args(["-x", language.name(), "-o"])
             .arg(self.output())
             .arg(&self.name);
-        command
-            .current_dir(&self.cwd)
-            .env_clear()
-            .env("PATH", crate::PATH)
-            .env(
-                "LC_ALL",
-                if job.locale.is_empty() {
-                    "C"
-                } else {
-                    &job.locale
-                },
-            )
-            .env("TMPDIR", self.dir.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(self.diagnostics())?)
-            .process_group(0);
+        command.current_dir(&self.cwd);
+        self.surround(&mut command, job)?;
         Ok(command)
     }
+}
+
+/// A driver whose processes, and their files, have these limits. They stand before it begins, and it hands them on.
+fn limited(driver: &Path, memory: u64, size: u64) -> Command {
+    let mut command = Command::new("prlimit");
+    command.args([format!("--data={memory}"), format!("--fsize={size}")]);
+    command.arg(driver);
+    command
 }
 
 /// How a compiler ended.
@@ -191,25 +287,21 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts it on a thread of its own, restricted as far as `needed` or not at all; no file of it gets longer than `size` bytes, no process larger than `memory`; `ended` is called at its end.
-    #[allow(clippy::too_many_arguments)]
+    /// Starts it on a thread of its own, restricted as far as `needed` or not at all, so that it writes in `dir` and reads `view`; `ended` is called at its end.
     pub(crate) fn start(
-        shop: &Workshop,
-        driver: &Path,
-        job: &Job,
-        size: u64,
-        memory: u64,
+        dir: &Path,
+        mut command: Command,
+        view: Option<&Path>,
         needed: sandbox::Level,
         ended: impl FnOnce() + Send + 'static,
-    ) -> Result<Self, Unfit> {
-        let language = if job.cxx { Language::Cxx } else { Language::C };
-        let mut command = shop.command(driver, job, language, memory, size)?;
+    ) -> io::Result<Self> {
         let group = Arc::new(Mutex::new(None));
         let over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&over);
-        let (seen, dir) = (Arc::clone(&group), shop.dir.path().to_owned());
+        let (seen, dir) = (Arc::clone(&group), dir.to_owned());
+        let view = view.map(Path::to_owned);
         let mut run = move || {
-            let level = sandbox::enter(&dir);
+            let level = sandbox::enter(&dir, view.as_deref());
             if !level.holds(needed) {
                 return Ended::NotStarted(io::Error::other(format!(
                     "the sandbox is incomplete: {level}, not {needed}"

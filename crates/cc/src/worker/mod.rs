@@ -1,8 +1,10 @@
 //! The worker: takes jobs of masters, one at a time on each connection, and drives them (fig. 5.9 of the thesis).
 
 mod compile;
+mod pull;
 pub mod sandbox;
 mod session;
+mod view;
 
 use std::collections::HashMap;
 use std::io;
@@ -108,6 +110,7 @@ struct Shared {
     device: Device,
     events: Arc<dyn Events>,
     digests: Digests,
+    store: Mutex<pull::Store>,
     /// What the kernel gave at the start. A job that gets less does not run.
     level: sandbox::Level,
     drivers: Mutex<HashMap<String, Option<PathBuf>>>,
@@ -144,6 +147,7 @@ impl Worker {
             device,
             events,
             digests: Digests::default(),
+            store: Mutex::default(),
             level: sandbox::level(),
             drivers: Mutex::default(),
             stop: AtomicBool::new(false),

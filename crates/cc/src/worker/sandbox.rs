@@ -24,6 +24,23 @@ const READ: &[&str] = &[
     "/etc/ld.so.preload",
 ];
 
+/// The same where the compiler is to find a master's headers, and not those of this machine.
+const PROGRAMS: &[&str] = &[
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/libexec",
+    "/lib",
+    "/lib64",
+    "/lib32",
+    "/bin",
+    "/opt",
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+];
+
 /// What is not for compilers.
 #[allow(clippy::cast_lossless)]
 const FORBIDDEN: &[libc::c_long] = &[
@@ -100,7 +117,7 @@ fn filter() -> Option<BpfProgram> {
     filter.try_into().ok()
 }
 
-fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
+fn files(dir: &Path, view: Option<&Path>) -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
     let write = AccessFs::from_file(abi) & !AccessFs::Execute;
     // A compiler makes files and directories, and nothing that leads elsewhere.
@@ -117,16 +134,23 @@ fn files(dir: &Path) -> Result<bool, landlock::RulesetError> {
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
         .create()?
-        .add_rules(path_beneath_rules(READ, AccessFs::from_read(abi)))?
+        .add_rules(path_beneath_rules(
+            if view.is_some() { PROGRAMS } else { READ },
+            AccessFs::from_read(abi),
+        ))?
+        .add_rules(path_beneath_rules(
+            view,
+            AccessFs::ReadFile | AccessFs::ReadDir,
+        ))?
         .add_rules(path_beneath_rules([dir], own))?
         .add_rules(path_beneath_rules(["/dev/null"], write))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Restricts this thread, and what it starts, for good.
-pub(crate) fn enter(dir: &Path) -> Level {
-    let files = files(dir).unwrap_or_else(|e| {
+/// Restricts this thread, and what it starts, for good. Of `view` it can read.
+pub(crate) fn enter(dir: &Path, view: Option<&Path>) -> Level {
+    let files = files(dir, view).unwrap_or_else(|e| {
         tracing::warn!("no Landlock: {e}");
         false
     });
@@ -137,7 +161,7 @@ pub(crate) fn enter(dir: &Path) -> Level {
 /// What `enter` would come to, tried on a thread that ends at once.
 pub fn level() -> Level {
     let dir = std::env::temp_dir();
-    std::thread::spawn(move || enter(&dir))
+    std::thread::spawn(move || enter(&dir, None))
         .join()
         .unwrap_or(Level {
             files: false,

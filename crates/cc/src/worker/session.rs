@@ -1,6 +1,7 @@
 //! One connection of a worker: its jobs, one after the other.
 
 use std::fs::File;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
 
 use super::compile::{Compiler, Ended, Unfit, Workshop};
+use super::pull::Preprocessed;
+use super::view::View;
 use super::{LOOK, Place, Shared, pressure};
 use crate::link::{DEPTH, Event, Gone, Link};
 use crate::options::{Language, check_job, is_source_name};
@@ -19,22 +22,24 @@ use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Ve
 /// Bytes that one RDMA operation moves at most.
 const CHUNK: u64 = 1 << 20;
 /// How long a master may take to answer, or to let us reach its memory.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// A connection without a job for so long ends.
 const IDLE: Duration = Duration::from_mins(10);
 /// What a region that is kept has at least.
 const KEPT: usize = 4 << 20;
 
 pub(super) struct Session<'a> {
-    shared: &'a Shared,
-    link: Link,
+    pub(super) shared: &'a Shared,
+    pub(super) link: Link,
     peer: SocketAddr,
     /// `SRC RX` of the thesis: registered once, and again only for a longer source.
     source: Option<Mr>,
+    /// The master's tree, for jobs that are to be preprocessed here.
+    pub(super) view: Option<View>,
 }
 
 /// How a step of a job goes wrong.
-enum Stop {
+pub(super) enum Stop {
     /// The job ends, the connection goes on.
     End(Box<End>),
     /// The connection is over.
@@ -47,11 +52,15 @@ impl From<Gone> for Stop {
     }
 }
 
-fn stop<T>(job: &Job, verdict: Verdict, reason: impl Into<String>) -> Result<T, Stop> {
+pub(super) fn stop<T>(job: &Job, verdict: Verdict, reason: impl Into<String>) -> Result<T, Stop> {
     Err(Stop::End(Box::new(End::new(job.id, verdict, reason))))
 }
 
-fn gone(why: &str) -> Gone {
+pub(super) fn trouble(job: &Job, e: &dyn std::fmt::Display) -> Stop {
+    Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
+}
+
+pub(super) fn gone(why: &str) -> Gone {
     Gone(why.into())
 }
 
@@ -62,6 +71,7 @@ impl<'a> Session<'a> {
             link,
             peer,
             source: None,
+            view: None,
         }
     }
 
@@ -132,7 +142,9 @@ impl<'a> Session<'a> {
                 "a locale or working directory that cannot be",
             );
         }
-        if job.source.len == 0 || job.source.len > self.shared.config.size_limit {
+        if (job.source.len == 0) != job.pull.is_some()
+            || job.source.len > self.shared.config.size_limit
+        {
             return stop(
                 job,
                 Verdict::Limit,
@@ -155,9 +167,7 @@ impl<'a> Session<'a> {
                 format!("its {} is another one", job.driver),
             );
         }
-        let trouble = |e: &dyn std::fmt::Display| {
-            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
-        };
+        let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
         let shop = match Workshop::new(&self.shared.config.place, &job.name) {
             Ok(shop) => shop,
             Err(Unfit::Name) => {
@@ -167,19 +177,16 @@ impl<'a> Session<'a> {
         };
         let mut end = End::new(job.id, Verdict::Done, "");
         let began = Instant::now();
-        self.read_source(job, &shop)?;
+        let preprocessed = if let Some(pull) = &job.pull {
+            Some(self.preprocess(job, pull, &shop, &driver)?)
+        } else {
+            self.read_source(job, &shop)?;
+            None
+        };
         end.times[0] = micros(began.elapsed());
-        let cq = self.link.cq.clone();
-        let compiler = match Compiler::start(
-            &shop,
-            &driver,
-            job,
-            self.shared.config.size_limit,
-            self.shared.config.memory,
-            self.shared.level,
-            move || cq.interrupt(),
-        ) {
-            Ok(compiler) => compiler,
+        let config = &self.shared.config;
+        let command = match shop.command(&driver, job, language, config.memory, config.size_limit) {
+            Ok(command) => command,
             Err(Unfit::Name) => {
                 return stop(
                     job,
@@ -189,6 +196,10 @@ impl<'a> Session<'a> {
             }
             Err(Unfit::Io(e)) => return Err(trouble(&e)),
         };
+        let cq = self.link.cq.clone();
+        let level = self.shared.level;
+        let compiler = Compiler::start(shop.path(), command, None, level, move || cq.interrupt())
+            .map_err(|e| trouble(&e))?;
         let (how, took, killed) = self.wait_for(compiler)?;
         end.times[1] = micros(took);
         match how {
@@ -217,15 +228,13 @@ impl<'a> Session<'a> {
             }
             Ended::Status(_) => {}
         }
-        self.deliver(job, &shop, &mut end)?;
+        self.deliver(job, &shop, preprocessed, &mut end)?;
         Ok(end)
     }
 
     /// RDMA Reads, as many at once as the connection allows; then the compiler's file.
     fn read_source(&mut self, job: &Job, shop: &Workshop) -> Result<(), Stop> {
-        let trouble = |e: &dyn std::fmt::Display| {
-            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
-        };
+        let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
         let Ok(len) = usize::try_from(job.source.len) else {
             return stop(job, Verdict::Limit, "a source that is too long");
         };
@@ -262,7 +271,10 @@ impl<'a> Session<'a> {
     }
 
     /// Waits for the compiler's end; the end of the connection, or of its time, is the compiler's too.
-    fn wait_for(&mut self, mut compiler: Compiler) -> Result<(Ended, Duration, bool), Gone> {
+    pub(super) fn wait_for(
+        &mut self,
+        mut compiler: Compiler,
+    ) -> Result<(Ended, Duration, bool), Gone> {
         loop {
             let epoch = self.link.cq.epoch();
             if compiler.is_over() {
@@ -281,15 +293,26 @@ impl<'a> Session<'a> {
     }
 
     /// Agrees on room if there is too little, and writes the outputs.
-    fn deliver(&mut self, job: &Job, shop: &Workshop, end: &mut End) -> Result<(), Stop> {
-        let trouble = |e: &dyn std::fmt::Display| {
-            Stop::End(Box::new(End::new(job.id, Verdict::Trouble, e.to_string())))
-        };
+    fn deliver(
+        &mut self,
+        job: &Job,
+        shop: &Workshop,
+        preprocessed: Option<Preprocessed>,
+        end: &mut End,
+    ) -> Result<(), Stop> {
+        let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
         let (object, object_len) = open_output(&shop.output())
             .map_err(|e| trouble(&format!("the compiler left no output: {e}")))?;
         let (text, text_len) = open_output(&shop.diagnostics()).map_err(|e| trouble(&e))?;
-        let text_len = text_len.min(MAX_DIAGNOSTICS);
-        let need = object_len.saturating_add(text_len);
+        // What the preprocessor said comes first.
+        let (mut said, dependencies) = preprocessed
+            .map(|p| (p.diagnostics, p.dependencies))
+            .unwrap_or_default();
+        text.take(MAX_DIAGNOSTICS.min(text_len))
+            .read_to_end(&mut said)
+            .map_err(|e| trouble(&e))?;
+        said.truncate(MAX_DIAGNOSTICS as usize);
+        let need = object_len.saturating_add((said.len() + dependencies.len()) as u64);
         if need > self.shared.config.size_limit {
             return stop(job, Verdict::Limit, format!("outputs of {need} bytes"));
         }
@@ -305,22 +328,24 @@ impl<'a> Session<'a> {
             .pd
             .alloc_mr(total.max(1), Access::LOCAL_WRITE)
             .map_err(|e| trouble(&e))?;
-        let mut at = 0;
-        for (file, len, what) in [
-            (&object, object_len, Output::Object),
-            (&text, text_len, Output::Diagnostics),
-        ] {
-            let (first, len) = (at, len as usize);
-            while at < first + len {
-                match mr.read_from_file(file, None, at, first + len - at) {
-                    Ok(0) => return stop(job, Verdict::Trouble, "an output became shorter"),
-                    Ok(n) => at += n,
-                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(e) => return Err(trouble(&e)),
-                }
+        let (mut at, len) = (0, object_len as usize);
+        while at < len {
+            match mr.read_from_file(&object, None, at, len - at) {
+                Ok(0) => return stop(job, Verdict::Trouble, "an output became shorter"),
+                Ok(n) => at += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(trouble(&e)),
             }
-            if len > 0 || what == Output::Object {
-                end.outputs.push((what, first as u64, len as u64));
+        }
+        end.outputs.push((Output::Object, 0, object_len));
+        for (bytes, what) in [
+            (said, Output::Diagnostics),
+            (dependencies, Output::Dependencies),
+        ] {
+            if !bytes.is_empty() {
+                mr.write(at, &bytes).map_err(|e| trouble(&e))?;
+                end.outputs.push((what, at as u64, bytes.len() as u64));
+                at += bytes.len();
             }
         }
         transfer(&mut self.link, &mr, &room, need, |_, sge, remote| {
@@ -372,7 +397,7 @@ fn micros(time: Duration) -> u32 {
 }
 
 /// Moves `len` bytes between the beginning of a region of ours and one of the master's.
-fn transfer(
+pub(super) fn transfer(
     link: &mut Link,
     mr: &Mr,
     remote: &Region,

@@ -44,6 +44,7 @@ Examples:
   weft cc check                                        shows the workers, and asks for their keys
   make -j32 CC='weft cc gcc' CXX='weft cc g++'
   weft cc status                                       who compiles what, and what stayed here
+  WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'            workers preprocess too, with headers that they read from here
   CCACHE_PREFIX='weft cc' make -j32 CC='ccache gcc'
   ln -s $(which weft) ~/bin/gcc                        then gcc is `weft cc gcc`";
 
@@ -60,6 +61,9 @@ pub struct Args {
     /// Compile so many percent of the objects here too, and compare
     #[arg(long, value_name = "PERCENT", env = "WEFT_CC_VERIFY", default_value = "0", value_parser = percent)]
     verify: u8,
+    /// Workers preprocess too: they read headers by RDMA Read and keep them
+    #[arg(long, env = "WEFT_CC_PULL", action = clap::ArgAction::SetTrue, value_parser = clap::builder::FalseyValueParser::new())]
+    pull: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -171,7 +175,12 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
         Command::Status(args) => status(args).map(Into::into),
         Command::Check(check) => check_workers(args, check).map(Into::into),
         Command::Stop => stop().map(Into::into),
-        Command::Compile(command) => Ok(wrapped(command, args.hosts.as_deref(), args.verify)),
+        Command::Compile(command) => Ok(wrapped(
+            command,
+            args.hosts.as_deref(),
+            args.verify,
+            args.pull,
+        )),
     }
 }
 
@@ -187,15 +196,19 @@ pub fn masquerade() -> Option<ExitCode> {
         .ok()
         .and_then(|text| percent(&text).ok())
         .unwrap_or(0);
+    let pull = std::env::var("WEFT_CC_PULL").is_ok_and(|text| {
+        !["", "0", "n", "no", "f", "false", "off"].contains(&text.to_ascii_lowercase().as_str())
+    });
     Some(wrapped(
         &args,
         std::env::var("WEFT_CC_HOSTS").ok().as_deref(),
         verify,
+        pull,
     ))
 }
 
 /// Compiles, as the compiler would; its own failures are told as such.
-fn wrapped(command: &[OsString], hosts: Option<&str>, verify: u8) -> ExitCode {
+fn wrapped(command: &[OsString], hosts: Option<&str>, verify: u8, pull: bool) -> ExitCode {
     let fail = |what: &dyn std::fmt::Display| {
         eprintln!("weft cc: {what}");
         ExitCode::from(127)
@@ -223,6 +236,7 @@ fn wrapped(command: &[OsString], hosts: Option<&str>, verify: u8) -> ExitCode {
     let settings = Settings {
         workers,
         verify,
+        pull,
         line: Box::new(line),
     };
     match compile(&driver, args, &settings) {

@@ -1,0 +1,689 @@
+//! Preprocessing for a master (`--pull`): headers come by RDMA Read into a view of its tree, and stay there for the next job.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use weft_verbs::{Access, SendWr};
+
+use super::LOOK;
+use super::compile::{Compiler, Ended, Workshop};
+use super::session::{PATIENCE, Session, Stop, gone, stop, transfer, trouble};
+use super::view::{State, View};
+use crate::link::{Event, Gone};
+use crate::options::{built_in, stays};
+use crate::pull::{Cpp, read};
+use crate::wire::{Entry, Job, MAX_CHECK, MAX_NEED, Node, Pull, Region, Report, Request, Verdict};
+
+/// How often a compilation may want something more, or find something changed.
+const ROUNDS: usize = 200;
+/// Contents that one answer may have, in bytes.
+const MAX_CONTENTS: u64 = 128 << 20;
+/// Contents that all connections keep together, in bytes.
+const MAX_STORE: usize = 256 << 20;
+/// Columns of a line of dependencies, as gcc has them.
+const COLUMNS: usize = 72;
+
+/// Contents by their BLAKE3 digests, which were computed here: what one connection has read another one need not.
+#[derive(Default)]
+pub(super) struct Store {
+    all: HashMap<[u8; 32], Arc<[u8]>>,
+    bytes: usize,
+}
+
+impl Store {
+    fn put(&mut self, digest: [u8; 32], bytes: &Arc<[u8]>) {
+        if self.bytes + bytes.len() > MAX_STORE {
+            *self = Self::default();
+        }
+        if self.all.insert(digest, Arc::clone(bytes)).is_none() {
+            self.bytes += bytes.len();
+        }
+    }
+}
+
+/// What preprocessing gives beside the text.
+pub(super) struct Preprocessed {
+    /// What `-MD` writes; its length is 0 where it was not asked for.
+    pub(super) dependencies: Vec<u8>,
+    /// The preprocessor's warnings.
+    pub(super) diagnostics: Vec<u8>,
+}
+
+/// One job's view of things.
+struct Task<'a> {
+    job: &'a Job,
+    pull: &'a Pull,
+    cpp: Cpp,
+    source: PathBuf,
+}
+
+impl Task<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        Path::new(&self.job.cwd).join(name)
+    }
+
+    /// What the compiler opens before it reads a line.
+    fn first(&self) -> Vec<PathBuf> {
+        let cpp = &self.cpp;
+        let named = [
+            &cpp.quote,
+            &cpp.dirs,
+            &cpp.after,
+            &cpp.includes,
+            &self.pull.system,
+        ];
+        let mut all = vec![PathBuf::from(&self.job.cwd), self.source.clone()];
+        all.extend(named.into_iter().flatten().map(|name| self.path(name)));
+        all.extend(
+            self.pull
+                .system
+                .iter()
+                .map(|dir| Path::new(dir).join(PREDEFINED)),
+        );
+        all
+    }
+
+    /// Where the compiler may find a header that this file names.
+    fn candidates<'b>(
+        &'b self,
+        includer: &'b Path,
+        angle: bool,
+        name: &'b str,
+    ) -> impl Iterator<Item = PathBuf> + 'b {
+        let own = includer.parent().filter(|_| !angle).map(Path::to_owned);
+        let quote = if angle { &[][..] } else { &self.cpp.quote };
+        let dirs = quote
+            .iter()
+            .chain(&self.cpp.dirs)
+            .chain(&self.pull.system)
+            .chain(&self.cpp.after);
+        own.into_iter()
+            .chain(dirs.map(|dir| self.path(dir)))
+            .map(move |dir| dir.join(name))
+    }
+}
+
+/// Why a source stays that may name a header of this machine.
+const ABSOLUTE: &str = "a header may be included by its absolute name";
+/// The header that gcc includes by itself, from the first directory that has it.
+const PREDEFINED: &str = "stdc-predef.h";
+
+impl Session<'_> {
+    /// Preprocesses into the workshop's source.
+    pub(super) fn preprocess(
+        &mut self,
+        job: &Job,
+        pull: &Pull,
+        shop: &Workshop,
+        driver: &Path,
+    ) -> Result<Preprocessed, Stop> {
+        if !self.shared.level.files {
+            return stop(
+                job,
+                Verdict::Refused,
+                "it preprocesses for nobody without Landlock",
+            );
+        }
+        let cpp = match read(&pull.cpp) {
+            Ok(cpp) if pull.system.iter().all(|dir| dir.starts_with('/')) => cpp,
+            Ok(_) => {
+                return stop(
+                    job,
+                    Verdict::Refused,
+                    "a directory of the system that cannot be",
+                );
+            }
+            Err(why) => return stop(job, Verdict::Refused, why),
+        };
+        let source = Path::new(&job.cwd).join(&job.name);
+        let task = Task {
+            job,
+            pull,
+            cpp,
+            source,
+        };
+        let mut view = match self.view.take() {
+            Some(view) if !view.is_full() => view,
+            _ => View::new(&self.shared.config.place).map_err(|e| trouble(job, &e))?,
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+        if !view
+            .root()
+            .to_str()
+            .is_some_and(|root| root.chars().all(plain))
+        {
+            return stop(
+                job,
+                Verdict::Refused,
+                "the directory for jobs has a name that cannot be in a view",
+            );
+        }
+        view.begin();
+        let done = self.rounds(&task, &mut view, shop, driver);
+        // After a failure it is as good as before: each node is checked before an object is delivered.
+        self.view = Some(view);
+        done
+    }
+
+    fn rounds(
+        &mut self,
+        task: &Task<'_>,
+        view: &mut View,
+        shop: &Workshop,
+        driver: &Path,
+    ) -> Result<Preprocessed, Stop> {
+        let job = task.job;
+        for _ in 0..ROUNDS {
+            if view.is_full() {
+                return stop(job, Verdict::Limit, "too many headers");
+            }
+            self.ensure(task, view, task.first())?;
+            let absolute = self.ahead(task, view)?;
+            let (how, stderr) = self.run_preprocessor(task, view, shop, driver)?;
+            if !how {
+                let missing = missing(task, view, &stderr);
+                if let Some(State::Refused(path)) = missing
+                    .iter()
+                    .map(|path| view.state(path))
+                    .find(|state| matches!(state, State::Refused(_)))
+                {
+                    return stop(
+                        job,
+                        Verdict::Refused,
+                        format!("{} is not for workers to read", path.display()),
+                    );
+                }
+                if !missing.is_empty() {
+                    self.ensure(task, view, missing)?;
+                    continue;
+                }
+                // It may have failed for what has changed since.
+                let all = view.to_check(&HashSet::new());
+                if self.refresh(task, view, &all)? {
+                    continue;
+                }
+                if absolute {
+                    return stop(job, Verdict::Refused, ABSOLUTE);
+                }
+                return stop(job, Verdict::Failed, "preprocessing failed");
+            }
+            let text = std::fs::read(shop.text()).map_err(|e| trouble(job, &e))?;
+            if text.len() as u64 > self.shared.config.size_limit {
+                return stop(job, Verdict::Limit, "a text that is too long");
+            }
+            let (text, names) = rewrite(&text, view.root().to_str().unwrap_or_default(), job.cxx);
+            let mut used = HashSet::new();
+            for name in &names {
+                match view.state(&task.path(name)) {
+                    State::File(path) => drop(used.insert(path)),
+                    // With `-g`: the working directory.
+                    State::Directory(_) if name.ends_with("//") => {}
+                    _ => {
+                        return stop(
+                            job,
+                            Verdict::Refused,
+                            format!("a text from {name}, which is not of the master's view"),
+                        );
+                    }
+                }
+            }
+            let numbers = view.to_check(&used);
+            if self.refresh(task, view, &numbers)? {
+                continue;
+            }
+            if used
+                .iter()
+                .any(|path| view.facts(path).is_some_and(|facts| facts.absolute))
+            {
+                return stop(job, Verdict::Refused, ABSOLUTE);
+            }
+            if let Some(why) = stays(&text) {
+                return stop(job, Verdict::Refused, why);
+            }
+            return finish(task, view, shop, &text, &stderr);
+        }
+        stop(job, Verdict::Trouble, "its headers change all the time")
+    }
+
+    /// Runs the preprocessor; whether it did it, and what it said.
+    fn run_preprocessor(
+        &mut self,
+        task: &Task<'_>,
+        view: &View,
+        shop: &Workshop,
+        driver: &Path,
+    ) -> Result<(bool, Vec<u8>), Stop> {
+        let (job, config) = (task.job, &self.shared.config);
+        let predefined = task
+            .pull
+            .system
+            .iter()
+            .map(|dir| Path::new(dir).join(PREDEFINED))
+            .find(|path| matches!(view.state(path), State::File(_)));
+        let predefined = predefined.filter(|_| {
+            !job.args
+                .iter()
+                .any(|arg| ["-ffreestanding", "-fno-hosted"].contains(&arg.as_str()))
+        });
+        let command = shop
+            .preprocess(
+                driver,
+                job,
+                task.pull,
+                view,
+                predefined.as_deref(),
+                config.memory,
+                config.size_limit,
+            )
+            .map_err(|e| trouble(job, &e))?;
+        let cq = self.link.cq.clone();
+        let compiler = Compiler::start(
+            shop.path(),
+            command,
+            Some(view.dir()),
+            self.shared.level,
+            move || cq.interrupt(),
+        )
+        .map_err(|e| trouble(job, &e))?;
+        let (how, _, killed) = self.wait_for(compiler)?;
+        let stderr = std::fs::read(shop.diagnostics()).map_err(|e| trouble(job, &e))?;
+        match how {
+            Ended::NotStarted(e) => Err(trouble(
+                job,
+                &format!("cannot start {}: {e}", driver.display()),
+            )),
+            Ended::Status(_) if killed => {
+                stop(job, Verdict::Limit, "the preprocessor took too long")
+            }
+            Ended::Status(status) => Ok((status.success(), stderr)),
+        }
+    }
+
+    /// Until something is known of each of these.
+    fn ensure(
+        &mut self,
+        task: &Task<'_>,
+        view: &mut View,
+        mut paths: Vec<PathBuf>,
+    ) -> Result<(), Stop> {
+        for _ in 0..ROUNDS {
+            let mut need = Vec::new();
+            paths.retain(|path| match view.state(path) {
+                State::Unknown(path) => {
+                    need.push(path);
+                    true
+                }
+                _ => false,
+            });
+            if need.is_empty() {
+                return view.settle().map_err(|e| trouble(task.job, &e));
+            }
+            self.fetch(task, view, need)?;
+        }
+        stop(task.job, Verdict::Trouble, "a path without an end")
+    }
+
+    /// Fetches what the source will include, as far as that can be seen without preprocessing. Whether something may be included by an absolute name.
+    fn ahead(&mut self, task: &Task<'_>, view: &mut View) -> Result<bool, Stop> {
+        let mut absolute = false;
+        for _ in 0..ROUNDS {
+            let mut need = Vec::new();
+            let mut seen = HashSet::new();
+            let mut todo: Vec<PathBuf> = [task.source.clone()]
+                .into_iter()
+                .chain(task.cpp.includes.iter().map(|name| task.path(name)))
+                .collect();
+            while let Some(named) = todo.pop() {
+                let State::File(real) = view.state(&named) else {
+                    continue;
+                };
+                // By its name: that decides which directory is its own.
+                if !seen.insert(named.clone()) {
+                    continue;
+                }
+                let Some(facts) = view.facts(&real) else {
+                    continue;
+                };
+                absolute |= facts.absolute;
+                let names = &facts.names;
+                for (angle, name) in names {
+                    for candidate in task.candidates(&named, *angle, name) {
+                        match view.state(&candidate) {
+                            State::File(_) => {
+                                todo.push(candidate);
+                                break;
+                            }
+                            State::Unknown(path) => {
+                                need.push(path);
+                                break;
+                            }
+                            // The compiler would find nothing there, which may not be so.
+                            State::Refused(path) if name.contains("../") => {
+                                return stop(
+                                    task.job,
+                                    Verdict::Refused,
+                                    format!("{} is not for workers to read", path.display()),
+                                );
+                            }
+                            State::Refused(_) => break,
+                            State::Absent | State::Directory(_) => {}
+                        }
+                    }
+                }
+            }
+            if need.is_empty() {
+                break;
+            }
+            self.fetch(task, view, need)?;
+        }
+        view.settle().map_err(|e| trouble(task.job, &e))?;
+        Ok(absolute)
+    }
+
+    /// Asks whether these nodes are what they were, and fetches those that are not. Whether there were any.
+    fn refresh(&mut self, task: &Task<'_>, view: &mut View, nodes: &[u32]) -> Result<bool, Stop> {
+        let id = task.job.id;
+        let mut stale = Vec::new();
+        for nodes in nodes.chunks(MAX_CHECK) {
+            let nodes = nodes.to_vec();
+            match self.ask(&Report::Check { id, nodes })? {
+                Request::Stale { id: of, nodes } if of == id => stale.extend(nodes),
+                _ => return Err(gone("another message than what is stale").into()),
+            }
+        }
+        let mut paths = view.paths_of(&stale);
+        // Directories first: what is gone with them need not be asked for.
+        paths.sort();
+        for path in &paths {
+            // It may be gone with a directory before it.
+            if path.parent().is_none_or(|parent| {
+                parent == path || matches!(view.state(parent), State::Directory(_))
+            }) && view.has(path)
+            {
+                self.fetch(task, view, vec![path.clone()])?;
+            }
+        }
+        Ok(!paths.is_empty())
+    }
+
+    /// Asks for paths, and takes what comes into the view.
+    fn fetch(
+        &mut self,
+        task: &Task<'_>,
+        view: &mut View,
+        mut paths: Vec<PathBuf>,
+    ) -> Result<(), Stop> {
+        let job = task.job;
+        paths.sort();
+        paths.dedup();
+        let mut texts = Vec::with_capacity(paths.len());
+        for path in &paths {
+            match path.to_str() {
+                Some(text) if text.len() < 4096 => texts.push(text.to_owned()),
+                _ => return stop(job, Verdict::Refused, "a path that is too long"),
+            }
+        }
+        // A message has room for so many.
+        let most = (24 << 10) / texts.iter().map(|text| text.len() + 2).max().unwrap_or(1);
+        for texts in texts.chunks(most.clamp(1, MAX_NEED)) {
+            let need = Report::Need {
+                id: job.id,
+                paths: texts.to_vec(),
+            };
+            let (region, entries) = match self.ask(&need)? {
+                Request::Files {
+                    id,
+                    region,
+                    entries,
+                } if id == job.id && entries.len() == texts.len() => (region, entries),
+                _ => return Err(gone("another message than files").into()),
+            };
+            let contents = self.contents(job, &region, &entries)?;
+            for ((path, entry), bytes) in texts.iter().zip(&entries).zip(contents) {
+                let path = Path::new(path);
+                // Beside a directory that has changed meanwhile.
+                if path
+                    .parent()
+                    .is_some_and(|parent| !matches!(view.state(parent), State::Directory(_)))
+                {
+                    continue;
+                }
+                view.install(path, entry, &bytes)
+                    .map_err(|e| trouble(job, &format!("{}: {e}", path.display())))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The contents of an answer, which are read unless all of them are here already.
+    fn contents(
+        &mut self,
+        job: &Job,
+        region: &Region,
+        entries: &[Entry],
+    ) -> Result<Vec<Arc<[u8]>>, Stop> {
+        if region.len > MAX_CONTENTS {
+            return stop(job, Verdict::Limit, "contents that are too long");
+        }
+        let has = |entry: &Entry| !matches!(entry.node, Node::Absent | Node::Refused);
+        let empty: Arc<[u8]> = Arc::from([]);
+        let known: Option<Vec<_>> = {
+            let store = crate::lock(&self.shared.store);
+            let one = |entry: &Entry| {
+                if has(entry) {
+                    store.all.get(&entry.digest).cloned()
+                } else {
+                    Some(Arc::clone(&empty))
+                }
+            };
+            entries.iter().map(one).collect()
+        };
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let len = region.len as usize;
+        let mr = self
+            .link
+            .pd
+            .alloc_mr(len.max(1), Access::LOCAL_WRITE)
+            .map_err(|e| trouble(job, &e))?;
+        transfer(&mut self.link, &mr, region, region.len, |_, sge, remote| {
+            SendWr::read(0, remote).sge(sge)
+        })?;
+        let mut all = Vec::with_capacity(entries.len());
+        for entry in entries {
+            if !has(entry) {
+                all.push(Arc::clone(&empty));
+                continue;
+            }
+            let bytes: Arc<[u8]> = mr
+                .to_vec(entry.at as usize, entry.len as usize)
+                .map_err(Gone::from)?
+                .into();
+            if *blake3::hash(&bytes).as_bytes() != entry.digest {
+                return Err(gone("contents that are not what they are said to be").into());
+            }
+            crate::lock(&self.shared.store).put(entry.digest, &bytes);
+            all.push(bytes);
+        }
+        Ok(all)
+    }
+
+    fn ask(&mut self, report: &Report) -> Result<Request, Stop> {
+        self.link.send(&report.encode())?;
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end && !self.shared.over() {
+            if let Some(Event::Message(bytes)) =
+                self.link.next(None, LOOK.min(Duration::from_secs(1)))?
+            {
+                return Request::decode(&bytes).map_err(|e| Gone(e.to_string()).into());
+            }
+        }
+        Err(gone("the master does not answer").into())
+    }
+}
+
+/// The source as the compiler takes it, and what comes beside it.
+fn finish(
+    task: &Task<'_>,
+    view: &View,
+    shop: &Workshop,
+    text: &[u8],
+    stderr: &[u8],
+) -> Result<Preprocessed, Stop> {
+    let job = task.job;
+    let cut = built_in(text);
+    let whole = [&text[..cut.start], &text[cut.end..]].concat();
+    std::fs::write(&shop.source, whole).map_err(|e| trouble(job, &e))?;
+    let root = view.root().to_str().unwrap_or_default();
+    let dependencies = match task.cpp.dependencies {
+        None => Vec::new(),
+        Some(without_system) => {
+            let bytes = std::fs::read(shop.dependencies()).map_err(|e| trouble(job, &e))?;
+            dependencies(&String::from_utf8_lossy(&bytes), root, without_system)
+        }
+    };
+    let stderr = String::from_utf8_lossy(stderr);
+    Ok(Preprocessed {
+        dependencies,
+        diagnostics: stderr.replace(&format!("{root}/"), "/").into_bytes(),
+    })
+}
+
+/// The paths in diagnostics that were not fetched: the compiler ended there.
+fn missing(task: &Task<'_>, view: &View, stderr: &[u8]) -> Vec<PathBuf> {
+    let root = view.root().to_str().unwrap_or_default();
+    let text = String::from_utf8_lossy(stderr);
+    let words = text.lines().flat_map(|line| line.split(": "));
+    words
+        .map(|word| task.path(word.strip_prefix(root).unwrap_or(word)))
+        .filter(|path| {
+            let at = view.at(path);
+            // `..` and links are the file system's business.
+            matches!(view.state(path), State::Unknown(_) | State::Refused(_))
+                && std::fs::metadata(at).is_err_and(|e| e.raw_os_error() == Some(libc::ELOOP))
+        })
+        .collect()
+}
+
+/// The text as the master's preprocessor would have written it, and the names of the files that it is from.
+fn rewrite(text: &[u8], root: &str, cxx: bool) -> (Vec<u8>, HashSet<String>) {
+    let (mut out, mut names) = (Vec::with_capacity(text.len()), HashSet::new());
+    let prefix = format!("\"{root}/");
+    for line in text.split_inclusive(|&b| b == b'\n') {
+        let marker = line
+            .strip_prefix(b"# ")
+            .filter(|rest| rest.first().is_some_and(u8::is_ascii_digit));
+        let Some(text) = marker.and_then(|_| std::str::from_utf8(line).ok()) else {
+            out.extend(line);
+            continue;
+        };
+        let mut text = text.replacen(&prefix, "\"/", 1);
+        let name = text
+            .split_once('"')
+            .and_then(|(_, rest)| rest.rsplit_once('"'))
+            .map(|(name, _)| name.to_owned())
+            .unwrap_or_default();
+        let bare = text.trim_end_matches('\n');
+        // Directories of C++ are not taken for C's, and gcc's own header is the system's; options cannot say either.
+        if cxx
+            && name.contains("/c++/")
+            && bare.ends_with("\" 3 4") | bare.ends_with(" 1 3 4") | bare.ends_with(" 2 3 4")
+        {
+            text = format!("{}\n", &bare[..bare.len() - 2]);
+        } else if name.ends_with("/stdc-predef.h") && !bare.ends_with(" 3 4") {
+            text = format!("{bare} 3 4\n");
+        }
+        out.extend(text.as_bytes());
+        if !(name.starts_with('<') && name.ends_with('>')) {
+            names.insert(name.replace("\\\"", "\"").replace("\\\\", "\\"));
+        }
+    }
+    (out, names)
+}
+
+/// Dependencies as the master's compiler would have written them: its paths, its lines.
+fn dependencies(text: &str, root: &str, without_system: bool) -> Vec<u8> {
+    let joined = text.replace("\\\n", " ");
+    let mut out = String::with_capacity(text.len());
+    for line in joined.split_inclusive('\n') {
+        let (mut column, mut predefined) = (0, false);
+        let line = line.trim_end_matches('\n');
+        // A blank after a backslash is part of a name.
+        let mut words: Vec<String> = Vec::new();
+        for piece in line.split(' ') {
+            match words.last_mut() {
+                Some(last) if last.ends_with('\\') => {
+                    last.push(' ');
+                    last.push_str(piece);
+                }
+                _ => words.push(piece.into()),
+            }
+        }
+        for word in words.iter().filter(|word| !word.is_empty()) {
+            let word = match word.strip_prefix(root) {
+                Some(rest) if rest.starts_with('/') => rest,
+                _ => word,
+            };
+            if word.trim_end_matches(':').ends_with("/stdc-predef.h") {
+                // Here it was included by its name, and so is not the one that another header includes.
+                if without_system || predefined {
+                    continue;
+                }
+                predefined = true;
+            }
+            if column > 0 {
+                if column + word.len() > COLUMNS {
+                    out.push_str(" \\\n");
+                    column = 0;
+                }
+                out.push(' ');
+                column += 1;
+            }
+            out.push_str(word);
+            column += word.len();
+        }
+        out.push('\n');
+    }
+    out.into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_have_the_masters_names() {
+        let text = b"# 0 \"a.c\"\n# 1 \"/v/r/usr/include/stdc-predef.h\" 1\n# 9 \"/v/r/usr/include/c++/12/x\" 1 3 4\n\"/v/r/x\"\n# 2 \"<built-in>\"\n# 3 \"a\\\"b.h\" 2\n";
+        let (out, names) = rewrite(text, "/v/r", true);
+        let want = "# 0 \"a.c\"\n# 1 \"/usr/include/stdc-predef.h\" 1 3 4\n# 9 \"/usr/include/c++/12/x\" 1 3\n\"/v/r/x\"\n# 2 \"<built-in>\"\n# 3 \"a\\\"b.h\" 2\n";
+        assert_eq!(String::from_utf8(out).unwrap(), want);
+        let mut names: Vec<_> = names.into_iter().collect();
+        names.sort();
+        assert_eq!(
+            names,
+            [
+                "/usr/include/c++/12/x",
+                "/usr/include/stdc-predef.h",
+                "a\"b.h",
+                "a.c"
+            ]
+        );
+    }
+
+    #[test]
+    fn dependencies_have_the_masters_lines() {
+        let name = "x".repeat(30);
+        let text = format!(
+            "a.o: a.c \\\n /v/r/{name} \\\n /v/r/usr/include/stdc-predef.h \\\n a\\ b.h /v/r/{name}\n"
+        );
+        let of = |system| String::from_utf8(dependencies(&text, "/v/r", system)).unwrap();
+        assert_eq!(
+            of(false),
+            format!("a.o: a.c /{name} /usr/include/stdc-predef.h \\\n a\\ b.h /{name}\n")
+        );
+        assert_eq!(of(true), format!("a.o: a.c /{name} a\\ b.h \\\n /{name}\n"));
+    }
+}

@@ -1,0 +1,479 @@
+//! What a worker has of a master's tree: a directory in which each name that the master has stands for itself, or leads in a circle.
+//!
+//! A compiler that looks for headers must not take a name for absent that was only not fetched: it would go on in the next directory, and take another header.
+//! So what is there and not fetched is a symbolic link to itself. The compiler that opens it gets ELOOP, ends, and names it; then it is fetched.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use tempfile::TempDir;
+
+use crate::pull::scan;
+use crate::wire::{Entry, Node};
+
+/// Symbolic links on one way.
+const MAX_LINKS: usize = 40;
+/// Names, and bytes of files, that one view may have.
+const MAX_NAMES: usize = 400_000;
+const MAX_BYTES: u64 = 512 << 20;
+
+/// What a source or header names.
+#[derive(Debug, Default)]
+pub(super) struct Facts {
+    /// In angle brackets?, the name.
+    pub(super) names: Vec<(bool, String)>,
+    /// It may name a file by its absolute name.
+    pub(super) absolute: bool,
+}
+
+enum Kind {
+    File(Facts),
+    Directory(BTreeSet<String>),
+    Way(BTreeSet<String>),
+    Link(PathBuf),
+    Refused,
+}
+
+struct Held {
+    kind: Kind,
+    number: u32,
+    len: u64,
+}
+
+/// What is known of a path.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// A file; where it is without links.
+    File(PathBuf),
+    /// A directory.
+    Directory(PathBuf),
+    /// There is nothing.
+    Absent,
+    /// The master is to be asked for this path.
+    Unknown(PathBuf),
+    /// The master does not give this path.
+    Refused(PathBuf),
+}
+
+/// A master's tree, as far as it was fetched.
+pub(super) struct View {
+    dir: TempDir,
+    root: PathBuf,
+    held: HashMap<PathBuf, Held>,
+    /// Links that lead to what was not known when they came.
+    links: HashSet<PathBuf>,
+    /// Ways that were asked for in this job.
+    asked: HashSet<PathBuf>,
+    names: usize,
+    bytes: u64,
+}
+
+impl View {
+    /// In a directory of its own below `place`.
+    pub(super) fn new(place: &Path) -> io::Result<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix("weft-cc-view-")
+            .tempdir_in(place)?;
+        let root = dir.path().canonicalize()?.join("r");
+        std::fs::create_dir(&root)?;
+        Ok(Self {
+            dir,
+            root,
+            held: HashMap::new(),
+            links: HashSet::new(),
+            asked: HashSet::new(),
+            names: 0,
+            bytes: 0,
+        })
+    }
+
+    /// What the compiler takes for `/`.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What the compiler may read.
+    pub(super) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.names > MAX_NAMES || self.bytes > MAX_BYTES
+    }
+
+    /// A new job may read other directories.
+    pub(super) fn begin(&mut self) {
+        self.asked.clear();
+        self.held
+            .retain(|_, held| !matches!(held.kind, Kind::Refused));
+    }
+
+    /// Where a path of the master's is here.
+    pub(super) fn at(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// What is known of a path, which may have `..` and links as the compiler's may.
+    pub(super) fn state(&self, path: &Path) -> State {
+        let parts = |path: &Path| -> Vec<String> {
+            path.to_string_lossy()
+                .rsplit('/')
+                .filter(|part| !part.is_empty() && *part != ".")
+                .map(str::to_owned)
+                .collect()
+        };
+        let (mut at, mut todo, mut links) = (PathBuf::from("/"), parts(path), 0);
+        loop {
+            let Some(held) = self.held.get(&at) else {
+                return State::Unknown(at);
+            };
+            let (names, way) = match &held.kind {
+                Kind::Refused => return State::Refused(at),
+                Kind::File(_) if todo.is_empty() => return State::File(at),
+                Kind::File(_) => return State::Absent,
+                Kind::Link(to) => {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return State::Absent;
+                    }
+                    todo.extend(parts(to));
+                    at = "/".into();
+                    continue;
+                }
+                Kind::Directory(names) => (names, false),
+                Kind::Way(names) => (names, true),
+            };
+            let Some(next) = todo.pop() else {
+                return State::Directory(at);
+            };
+            if next == ".." {
+                at.pop();
+                if at.as_os_str().is_empty() {
+                    at = "/".into();
+                }
+            } else if names.contains(&next) {
+                at.push(next);
+            } else if !way {
+                return State::Absent;
+            } else if self.asked.contains(&at) {
+                at.push(next);
+                return State::Refused(at);
+            } else {
+                return State::Unknown(at);
+            }
+        }
+    }
+
+    /// Whether something is known of this very path.
+    pub(super) fn has(&self, path: &Path) -> bool {
+        self.held.contains_key(path)
+    }
+
+    /// What the file at a path without links names.
+    pub(super) fn facts(&self, path: &Path) -> Option<&Facts> {
+        match &self.held.get(path)?.kind {
+            Kind::File(facts) => Some(facts),
+            _ => None,
+        }
+    }
+
+    /// The nodes whose change would change what a compiler finds that has read these files, which are without links.
+    pub(super) fn to_check(&self, used: &HashSet<PathBuf>) -> Vec<u32> {
+        let counts = |(path, held): &(&PathBuf, &Held)| match held.kind {
+            Kind::File(_) => used.contains(*path),
+            Kind::Directory(_) | Kind::Link(_) => true,
+            Kind::Way(_) | Kind::Refused => false,
+        };
+        let all = self.held.iter().filter(counts);
+        all.map(|(_, held)| held.number).collect()
+    }
+
+    /// The paths of these nodes.
+    pub(super) fn paths_of(&self, numbers: &[u32]) -> Vec<PathBuf> {
+        let numbers: HashSet<_> = numbers.iter().collect();
+        let of = self.held.iter().filter(|(_, held)| {
+            numbers.contains(&held.number) && !matches!(held.kind, Kind::Refused)
+        });
+        of.map(|(path, _)| path.clone()).collect()
+    }
+
+    /// Removes what is held at and below a path, and leaves nothing there.
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        let (names, bytes) = (&mut self.names, &mut self.bytes);
+        let mut gone = |held: &Held| {
+            *bytes -= held.len;
+            if let Kind::Directory(all) | Kind::Way(all) = &held.kind {
+                *names -= all.len();
+            }
+        };
+        if let Some(held) = self.held.remove(path) {
+            gone(&held);
+            if matches!(held.kind, Kind::Directory(_) | Kind::Way(_)) {
+                self.held.retain(|other, held| {
+                    let below = other.starts_with(path);
+                    if below {
+                        gone(held);
+                    }
+                    !below
+                });
+            }
+        }
+        self.links.remove(path);
+        let at = self.at(path);
+        match at.symlink_metadata() {
+            Ok(about) if about.is_dir() => std::fs::remove_dir_all(at),
+            Ok(_) => std::fs::remove_file(at),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Something is there that was not fetched.
+    fn placeholder(&self, path: &Path) -> io::Result<()> {
+        let name = path.file_name().unwrap_or_default();
+        symlink(name, self.at(path))
+    }
+
+    fn hold(&mut self, path: &Path, kind: Kind, entry: &Entry) {
+        let len = if matches!(kind, Kind::File(_)) {
+            entry.len
+        } else {
+            0
+        };
+        self.bytes += len;
+        self.held.insert(
+            path.into(),
+            Held {
+                kind,
+                number: entry.number,
+                len,
+            },
+        );
+    }
+
+    /// Takes what the master says of a path. What stood there goes.
+    ///
+    /// # Errors
+    /// Those of the file system; `InvalidData` for what no tree has.
+    pub(super) fn install(&mut self, path: &Path, entry: &Entry, bytes: &[u8]) -> io::Result<()> {
+        let bad = || io::Error::from(io::ErrorKind::InvalidData);
+        // Only names that a directory here has been said to have come here.
+        let known = path == Path::new("/")
+            || path.parent().and_then(|parent| self.held.get(parent)).is_some_and(|held| {
+                let name = path.file_name().unwrap_or_default();
+                matches!(&held.kind, Kind::Directory(names) | Kind::Way(names) if name.to_str().is_some_and(|name| names.contains(name)))
+            });
+        if !known {
+            return Err(bad());
+        }
+        match entry.node {
+            Node::Absent => {
+                self.remove(path)?;
+                let name = path
+                    .file_name()
+                    .and_then(|name| name.to_str())
+                    .unwrap_or_default();
+                if let Some(Held {
+                    kind: Kind::Directory(names) | Kind::Way(names),
+                    ..
+                }) = path.parent().and_then(|parent| self.held.get_mut(parent))
+                    && names.remove(name)
+                {
+                    self.names -= 1;
+                }
+            }
+            Node::Refused => {
+                self.remove(path)?;
+                if path != Path::new("/") {
+                    self.placeholder(path)?;
+                }
+                self.hold(path, Kind::Refused, entry);
+            }
+            Node::Link => {
+                self.remove(path)?;
+                self.placeholder(path)?;
+                let to = std::str::from_utf8(bytes).map_err(|_| bad())?;
+                if !to.starts_with('/') || to.contains('\0') {
+                    return Err(bad());
+                }
+                self.hold(path, Kind::Link(to.into()), entry);
+                self.links.insert(path.into());
+            }
+            Node::File => {
+                self.remove(path)?;
+                let mut file = File::create_new(self.at(path))?;
+                file.write_all(bytes)?;
+                // `#pragma once` compares times.
+                let time = u64::try_from(entry.mtime).unwrap_or(0);
+                file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_nanos(time))?;
+                let (names, absolute) = scan(bytes);
+                self.hold(path, Kind::File(Facts { names, absolute }), entry);
+            }
+            Node::Directory | Node::Way => self.directory(path, entry, bytes)?,
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, path: &Path, entry: &Entry, bytes: &[u8]) -> io::Result<()> {
+        let bad = || io::Error::from(io::ErrorKind::InvalidData);
+        let text = std::str::from_utf8(bytes).map_err(|_| bad())?;
+        let names: BTreeSet<String> = text.split_terminator('\0').map(str::to_owned).collect();
+        let good = |name: &String| {
+            !name.is_empty()
+                && name.len() < 256
+                && name != "."
+                && name != ".."
+                && !name.contains('/')
+        };
+        if !names.iter().all(good) {
+            return Err(bad());
+        }
+        let before = match self.held.remove(path) {
+            Some(Held {
+                kind: Kind::Directory(names) | Kind::Way(names),
+                ..
+            }) => names,
+            other => {
+                if let Some(held) = other {
+                    self.held.insert(path.into(), held);
+                }
+                self.remove(path)?;
+                if path != Path::new("/") || !self.root.is_dir() {
+                    std::fs::create_dir(self.at(path))?;
+                }
+                BTreeSet::new()
+            }
+        };
+        self.names = self.names - before.len() + names.len();
+        for gone in before.difference(&names) {
+            self.remove(&path.join(gone))?;
+        }
+        for new in names.difference(&before) {
+            self.placeholder(&path.join(new))?;
+        }
+        let kind = if entry.node == Node::Way {
+            self.asked.insert(path.into());
+            Kind::Way(names)
+        } else {
+            Kind::Directory(names)
+        };
+        self.hold(path, kind, entry);
+        Ok(())
+    }
+
+    /// Links lead where they are to lead, as soon as that is there.
+    pub(super) fn settle(&mut self) -> io::Result<()> {
+        let pending: Vec<_> = self.links.iter().cloned().collect();
+        for link in pending {
+            let Some(Kind::Link(to)) = self.held.get(&link).map(|held| &held.kind) else {
+                self.links.remove(&link);
+                continue;
+            };
+            if matches!(self.state(to), State::File(_) | State::Directory(_)) {
+                let (at, to) = (self.at(&link), self.at(to));
+                std::fs::remove_file(&at)?;
+                symlink(to, at)?;
+                self.links.remove(&link);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(node: Node) -> Entry {
+        Entry {
+            node,
+            number: 0,
+            mtime: 1_000_000_000,
+            at: 0,
+            len: 0,
+            digest: [0; 32],
+        }
+    }
+
+    #[test]
+    fn what_was_not_fetched_is_not_absent() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut view = View::new(dir.path()).unwrap();
+        let path = Path::new;
+        assert_eq!(view.state(path("/p/a.h")), State::Unknown("/".into()));
+        view.install(path("/"), &entry(Node::Way), b"p\0").unwrap();
+        view.install(path("/p"), &entry(Node::Directory), b"a.h\0l\0sub\0")
+            .unwrap();
+        assert_eq!(view.state(path("/p/a.h")), State::Unknown("/p/a.h".into()));
+        let open = |view: &View, name: &str| {
+            File::open(view.at(path(name)))
+                .map(drop)
+                .map_err(|e| e.raw_os_error())
+        };
+        assert_eq!(open(&view, "/p/a.h"), Err(Some(libc::ELOOP)));
+        assert_eq!(open(&view, "/p/sub/x.h"), Err(Some(libc::ELOOP)));
+        assert_eq!(open(&view, "/p/no.h"), Err(Some(libc::ENOENT)));
+        assert_eq!(view.state(path("/p/no.h")), State::Absent);
+        // What lies beyond the roots is not absent either.
+        assert_eq!(view.state(path("/p/../q/x.h")), State::Refused("/q".into()));
+        view.install(path("/p/l"), &entry(Node::Link), b"/p/sub")
+            .unwrap();
+        view.settle().unwrap();
+        assert_eq!(open(&view, "/p/l/x.h"), Err(Some(libc::ELOOP)));
+        view.install(path("/p/sub"), &entry(Node::Directory), b"x.h\0")
+            .unwrap();
+        view.install(path("/p/sub/x.h"), &entry(Node::File), b"int x;")
+            .unwrap();
+        view.settle().unwrap();
+        assert_eq!(
+            view.state(path("/p/l/x.h")),
+            State::File("/p/sub/x.h".into())
+        );
+        assert_eq!(
+            view.state(path("/p/l/../a.h")),
+            State::Unknown("/p/a.h".into())
+        );
+        assert_eq!(open(&view, "/p/l/x.h"), Ok(()));
+        // A directory that is read again keeps what stays.
+        view.install(path("/p"), &entry(Node::Directory), b"l\0new.h\0sub\0")
+            .unwrap();
+        assert_eq!(
+            (open(&view, "/p/a.h"), open(&view, "/p/new.h")),
+            (Err(Some(libc::ENOENT)), Err(Some(libc::ELOOP)))
+        );
+        assert_eq!(open(&view, "/p/sub/x.h"), Ok(()));
+        view.install(path("/p/sub/x.h"), &entry(Node::Absent), b"")
+            .unwrap();
+        assert_eq!(view.state(path("/p/sub/x.h")), State::Absent);
+        assert_eq!(view.bytes, 0);
+    }
+
+    #[test]
+    fn a_hostile_master_stays_in_the_view() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut view = View::new(dir.path()).unwrap();
+        let path = Path::new;
+        for bad in [&b"..\0"[..], b"a/b\0", b".\0", b"\0", b"\xff\0"] {
+            view.install(path("/"), &entry(Node::Directory), bad)
+                .unwrap_err();
+        }
+        view.install(path("/"), &entry(Node::Directory), b"p\0")
+            .unwrap();
+        for bad in ["/q", "/p/x", "/../x", "/p/.."] {
+            view.install(path(bad), &entry(Node::File), b"x")
+                .expect_err(bad);
+        }
+        view.install(path("/p"), &entry(Node::Link), b"etc/passwd")
+            .unwrap_err();
+        view.install(path("/p"), &entry(Node::Link), b"/etc/passwd")
+            .unwrap();
+        view.settle().unwrap();
+        File::open(view.at(path("/p"))).unwrap_err();
+        // A circle ends.
+        view.install(path("/p"), &entry(Node::Link), b"/p").unwrap();
+        assert_eq!(view.state(path("/p/x")), State::Absent);
+    }
+}
