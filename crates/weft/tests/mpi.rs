@@ -89,6 +89,11 @@ fn open_mpi_gets_what_each_transport_needs() {
     has(&out, "OMPI_MCA_mtl_ofi_provider_include=weft");
     has(&out, &format!("FI_PROVIDER_PATH={path}"));
     assert!(!out.stdout.contains("LD_LIBRARY_PATH"), "{}", out.stdout);
+    assert!(!out.stdout.contains("WEFT_LOCAL"), "{}", out.stdout);
+    let mut command = weft();
+    command.args(["mpi", "--transport", "weft", "--local", "off", "--lib"]);
+    let out = Output::of(command.arg(place.path()).arg("--").arg(place.mpirun()));
+    has(&out, "WEFT_LOCAL=off");
 
     let out = Output::of(&mut place.command("tcp"));
     has(&out, "OMPI_MCA_btl=tcp,self");

@@ -19,7 +19,7 @@ Transports:
   rc     connections (RC): Open MPI on libfabric's verbs;ofi_rxm, MPICH on UCX's rc_verbs
   ud     datagrams alone (UD), which the MPI's library makes reliable: verbs;ofi_rxd, ud_verbs
   weft   weft's own provider of libfabric: small messages by datagrams, large ones by RDMA
-         Write-Record. Not with an MPICH that is built on UCX alone, as Debian's is
+         Write-Record, and connections to busy peers of this host (or WEFT_FI_RC=N of any). Not with an MPICH that is built on UCX alone, as Debian's is
   tcp    the MPI's own TCP, without weft, to compare with
   auto   rc (the default)
 
@@ -49,7 +49,7 @@ pub struct Args {
     /// What the libraries log to stderr
     #[arg(long, value_name = "LEVEL", value_parser = ["off", "error", "warn", "info", "debug", "trace"])]
     log: Option<String>,
-    /// Whether connections (rc) meet processes of this host and user in shared memory
+    /// Whether connections (rc, weft) meet processes of this host and user in shared memory
     #[arg(long, value_name = "WHEN", value_parser = ["off", "auto", "require"])]
     local: Option<String>,
     /// mpirun or mpiexec, and its arguments
@@ -257,6 +257,9 @@ fn settings(args: &Args, mpi: Mpi) -> Result<Vec<(&'static str, OsString)>, Fail
             settings.push(("FI_PROVIDER_PATH", lib.into_os_string()));
             if let Some(level) = &args.log {
                 settings.push(("WEFT_LOG", level.into()));
+            }
+            if let Some(when) = &args.local {
+                settings.push(("WEFT_LOCAL", when.into()));
             }
         }
         Transport::Auto | Transport::Rc | Transport::Ud => {
