@@ -36,7 +36,8 @@ impl Holder {
         self.tags[place].store(tag, Ordering::Relaxed);
     }
 
-    fn remembers(&self, tag: u32) -> bool {
+    /// Whether this object is remembered.
+    pub fn remembers(&self, tag: u32) -> bool {
         self.tags.iter().any(|t| t.load(Ordering::Relaxed) == tag)
     }
 }

@@ -93,14 +93,17 @@ impl Keys {
             || known.generation != self.table.generation().now()
             || hold.is_multiple_of(2)
         {
-            let in_use = known.hold == hold;
-            known = match self.remember(place, pd, stag, hold).filter(|_| !in_use) {
-                Some(known) => known,
-                None => {
-                    let span = self.table.local(pd, stag, addr, len, need)?;
-                    return Ok(KeySpan::counted(span));
-                }
+            // What was used in this hold stays, so that whoever takes it away waits.
+            let remembered = if known.hold == hold {
+                None
+            } else {
+                self.remember(place, pd, stag, hold)
             };
+            let Some(remembered) = remembered else {
+                let span = self.table.local(pd, stag, addr, len, need)?;
+                return Ok(KeySpan::counted(span));
+            };
+            known = remembered;
         }
         if known.hold != hold {
             known.hold = hold;
@@ -378,6 +381,10 @@ mod tests {
         let spans: Vec<_> = regions.iter().map(|r| read(r).ok().unwrap()).collect();
         let counted = spans.iter().filter(|span| span._counted.is_some()).count();
         assert!(counted >= regions.len() - TAGS, "{counted}");
+        for (span, region) in spans.iter().zip(&regions) {
+            // Deregistration waits for those that count no reference.
+            assert!(span._counted.is_some() || held.keys.holder.remembers(region.stag()));
+        }
         for (i, span) in spans.iter().enumerate() {
             span.copy_in(&[100 + i as u8]);
             assert_eq!(bytes(span)[..2], [100 + i as u8, i as u8]);

@@ -20,7 +20,7 @@ const CONTROL: usize = 4096;
 const LINE: usize = 128;
 const LINES: usize = 8;
 const MAGIC: u64 = u64::from_ne_bytes(*b"weftrun\0");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const MIN_RING: u32 = 16 << 10;
 const MAX_RING: u32 = 16 << 20;
 

@@ -116,7 +116,7 @@ fn mpich_gets_what_it_can_use() {
     assert!(out.stderr.contains("--transport ud"), "{}", out.stderr);
 }
 
-/// The wheel of PyPI is built on both.
+/// The wheel of `PyPI` is built on both.
 #[test]
 fn an_mpich_on_both_is_told_which() {
     let place = Place::new("HYDRA build details: --with-device=ch4:ucx,ofi");
