@@ -37,7 +37,7 @@ pub enum Status {
     Failed,
     /// The program took it back.
     Canceled,
-    /// There is no such message ([`Endpoint::peek`]).
+    /// There is no such message (`Endpoint::peek`).
     NoMessage,
 }
 

@@ -18,7 +18,7 @@ pub trait Host {
     /// Closes it.
     fn close(&mut self, recv: u64);
     /// Writes a range of a send's memory to a peer's, whose first byte is at `target`, with `id` as immediate data. `whole`: that is the message, of which
-    /// nothing was written before. True: it is written reliably, and the peer is told at its end ([`Machine::placed`]), unless [`Machine::unsure`] says that
+    /// nothing was written before. True: it is written reliably, and the peer is told at its end (`Machine::placed`), unless `Machine::unsure` says that
     /// it was not.
     fn write(
         &mut self,

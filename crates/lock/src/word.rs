@@ -11,7 +11,7 @@ const YIELDS: u32 = 32;
 /// A sleep: the holder is in a long system call, or has lost the processor to another program.
 const NAP: Duration = Duration::from_micros(50);
 
-/// See the [module](self).
+/// A lock by itself: how many holds have begun and ended; odd: it is held.
 #[derive(Debug)]
 pub struct Word(AtomicU64);
 

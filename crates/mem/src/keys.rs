@@ -101,7 +101,7 @@ impl Keys {
             };
             let Some(remembered) = remembered else {
                 let span = self.table.local(pd, stag, addr, len, need)?;
-                return Ok(KeySpan::counted(span));
+                return Ok(KeySpan::counting(span));
             };
             known = remembered;
         }
@@ -120,7 +120,7 @@ impl Keys {
             // SAFETY: inside the region.
             ptr: unsafe { known.ptr.add(start) },
             len: len as usize,
-            _counted: None,
+            counted: None,
             _keys: PhantomData,
         })
     }
@@ -159,16 +159,17 @@ pub struct KeySpan<'a> {
     ptr: NonNull<u8>,
     len: usize,
     /// Where the region could not be remembered.
-    _counted: Option<Span>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "it keeps the region"))]
+    counted: Option<Span>,
     _keys: PhantomData<&'a Keys>,
 }
 
 impl KeySpan<'_> {
-    fn counted(span: Span) -> Self {
+    fn counting(span: Span) -> Self {
         KeySpan {
             ptr: NonNull::new(span.range(0, span.len())).unwrap_or(NonNull::dangling()),
             len: span.len(),
-            _counted: Some(span),
+            counted: Some(span),
             _keys: PhantomData,
         }
     }
@@ -379,11 +380,11 @@ mod tests {
                 .local(PD, r.stag(), 0x1000, 8, Access::LOCAL_WRITE)
         };
         let spans: Vec<_> = regions.iter().map(|r| read(r).ok().unwrap()).collect();
-        let counted = spans.iter().filter(|span| span._counted.is_some()).count();
+        let counted = spans.iter().filter(|span| span.counted.is_some()).count();
         assert!(counted >= regions.len() - TAGS, "{counted}");
         for (span, region) in spans.iter().zip(&regions) {
             // Deregistration waits for those that count no reference.
-            assert!(span._counted.is_some() || held.keys.holder.remembers(region.stag()));
+            assert!(span.counted.is_some() || held.keys.holder.remembers(region.stag()));
         }
         for (i, span) in spans.iter().enumerate() {
             span.copy_in(&[100 + i as u8]);
@@ -456,7 +457,7 @@ mod tests {
         let one = region(&table, &[1; 8]);
         for _ in 0..2 {
             let span = keys.local(PD, one.stag(), 0x1000, 8, Access::empty());
-            assert!(span.ok().unwrap()._counted.is_some());
+            assert!(span.ok().unwrap().counted.is_some());
         }
     }
 }

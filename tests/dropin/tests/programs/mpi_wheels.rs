@@ -1,4 +1,4 @@
-//! The MPIs of PyPI, which bring their own libfabric (2.x), on weft's provider: MPICH (`ch4:ofi`) and Open MPI 5, each in a virtual environment that `./x`
+//! The MPIs of `PyPI`, which bring their own libfabric (2.x), on weft's provider: MPICH (`ch4:ofi`) and Open MPI 5, each in a virtual environment that `./x`
 //! makes in `target/mpi`.
 
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ fn mpich_of_pypi_on_the_provider() {
         .env("FI_PROVIDER", "weft")
         .env("MPIR_CVAR_CH4_NETMOD", "ofi")
         .env("MPIR_CVAR_NOLOCAL", "1")
-        .limit(Duration::from_secs(120));
+        .limit(Duration::from_mins(2));
     all(&bin, &weft, "mpiexec");
 }
 
@@ -63,6 +63,6 @@ fn open_mpi_of_pypi_on_the_provider() {
         .env("PRTE_MCA_plm", "ssh")
         .env("PRTE_MCA_plm_ssh_agent", "false")
         .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
-        .limit(Duration::from_secs(120));
+        .limit(Duration::from_mins(2));
     all(&bin, &weft, "mpirun");
 }
