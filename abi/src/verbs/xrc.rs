@@ -1,11 +1,11 @@
 //! XRC domains. A domain belongs to this process: programs that name one by the same file share it here, and not with other processes.
 
 use std::ffi::c_int;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use weft_verbs::XrcDomain;
 
 use super::context::{Context, Ctx, Users};
@@ -25,8 +25,8 @@ pub(crate) struct Xrcd {
 /// A domain, for all who have opened it.
 struct Shared {
     native: XrcDomain,
-    /// The file that names it: device and inode.
-    file: Option<(u64, u64)>,
+    /// The file that names it: device and inode, and a descriptor that keeps the inode from another file.
+    file: Option<((u64, u64), OwnedFd)>,
 }
 
 /// Domains that have a name.
@@ -67,17 +67,21 @@ fn shared(fd: c_int, flags: OFlags) -> Result<Arc<Shared>, Errno> {
         return Err(Errno::BADF);
     }
     // SAFETY: it is used for this call only, which says so if it is none.
-    let stat = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(fd) })?;
-    let file = Some((stat.st_dev, stat.st_ino));
+    let given = unsafe { BorrowedFd::borrow_raw(fd) };
+    let stat = rustix::fs::fstat(given)?;
+    let name = (stat.st_dev, stat.st_ino);
     let mut named = lock(&NAMED.get().0);
     named.retain(|one| one.strong_count() > 0);
     let there = named.iter().filter_map(Weak::upgrade);
-    match there.into_iter().find(|one| one.file == file) {
+    match there
+        .into_iter()
+        .find(|one| one.file.as_ref().is_some_and(|file| file.0 == name))
+    {
         Some(_) if flags.contains(OFlags::EXCL) => Err(Errno::INVAL),
         Some(one) => Ok(one),
         None if !flags.contains(OFlags::CREATE) => Err(Errno::AGAIN),
         None => {
-            let made = make(file)?;
+            let made = make(Some((name, fcntl_dupfd_cloexec(given, 0)?)))?;
             named.push(Arc::downgrade(&made));
             Ok(made)
         }

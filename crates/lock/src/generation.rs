@@ -20,6 +20,8 @@ use crate::word::Word;
 pub const TAGS: usize = 4;
 /// Holders that can be waited for. Further ones remember nothing, so that taking an object away stays cheap.
 const MAX_HOLDERS: usize = 256;
+/// Looks at a hold that is going on before the thread does something else.
+const MOMENT: u32 = 256;
 
 /// A lock's word, and the objects that its holders remember, by name. 0 is no name.
 #[derive(Debug, Default)]
@@ -33,12 +35,13 @@ impl Holder {
     /// This object is remembered in this place, in the place of another one that is not in use in this hold. To be called in a hold, and
     /// while the object cannot be removed from the table.
     pub fn remember(&self, place: usize, tag: u32) {
-        self.tags[place].store(tag, Ordering::Relaxed);
+        // What was done with the object before in this place is seen by whoever sees this.
+        self.tags[place].store(tag, Ordering::Release);
     }
 
     /// Whether this object is remembered.
     pub fn remembers(&self, tag: u32) -> bool {
-        self.tags.iter().any(|t| t.load(Ordering::Relaxed) == tag)
+        self.tags.iter().any(|t| t.load(Ordering::Acquire) == tag)
     }
 }
 
@@ -47,7 +50,6 @@ pub struct Generation {
     /// On a cache line of its own: every operation reads it.
     now: Line,
     holders: Mutex<Vec<Arc<Holder>>>,
-    /// A child of `fork` has none of its parent's threads.
     process: u32,
 }
 
@@ -86,19 +88,57 @@ impl Generation {
         self.now.0.load(Ordering::SeqCst)
     }
 
-    /// An object was removed from the table: waits for the holds in which it may be in use. Not to be called in such a hold.
-    pub fn end(&self, tag: u32) {
+    /// An object was removed from the table: the holds in which it may be in use. It is its owner's again when all of them are over.
+    #[must_use = "the object may be in use until the holds are over"]
+    pub fn end(&self, tag: u32) -> Holds {
         self.now.0.fetch_add(1, Ordering::SeqCst);
         in_order();
         let Ok(holders) = self.holders.lock() else {
-            return;
+            return Holds::default();
         };
-        for holder in holders.iter().filter(|holder| holder.remembers(tag)) {
-            if let Some(hold) = holder.word.held()
-                && self.process == std::process::id()
-            {
-                holder.word.wait_past(hold);
+        let in_use = holders.iter().filter(|holder| holder.remembers(tag));
+        let holds = in_use.filter_map(|holder| Some((Arc::clone(holder), holder.word.held()?)));
+        let holds: Vec<_> = holds.collect();
+        drop(holders);
+        // A child of `fork` has none of its parent's threads.
+        if !holds.is_empty() && self.process != std::process::id() {
+            return Holds::default();
+        }
+        Holds(holds)
+    }
+}
+
+/// Holds that are to be waited for.
+#[derive(Debug, Default)]
+pub struct Holds(Vec<(Arc<Holder>, u64)>);
+
+impl Holds {
+    /// These too.
+    pub fn add(&mut self, others: Holds) {
+        self.0.extend(others.0);
+    }
+
+    /// Whether all of them are over. What their holders did is seen after that.
+    pub fn are_over(&mut self) -> bool {
+        self.0.retain(|(holder, hold)| !holder.word.is_past(*hold));
+        self.0.is_empty()
+    }
+
+    /// As [`Holds::are_over`], after a moment in which short holds end.
+    pub fn are_over_soon(&mut self) -> bool {
+        for _ in 0..MOMENT {
+            if self.are_over() {
+                return true;
             }
+            std::hint::spin_loop();
+        }
+        self.are_over()
+    }
+
+    /// Waits until all of them are over. To be called in none of them.
+    pub fn wait(&mut self) {
+        for (holder, hold) in self.0.drain(..) {
+            holder.word.wait_past(hold);
         }
     }
 }

@@ -16,7 +16,7 @@ mod generation;
 mod word;
 
 pub use brief::{Brief, BriefGuard};
-pub use generation::{Generation, Holder, TAGS};
+pub use generation::{Generation, Holder, Holds, TAGS};
 pub use word::Word;
 
 #[cfg(not(loom))]

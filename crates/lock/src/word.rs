@@ -72,10 +72,16 @@ impl Word {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Whether this hold is over. What its holder did is seen after that.
+    #[inline]
+    pub fn is_past(&self, hold: u64) -> bool {
+        self.0.load(Ordering::Acquire) != hold
+    }
+
     /// Waits until this hold is over. What its holder did is seen after that.
     pub fn wait_past(&self, hold: u64) {
         let mut waits = Waits::default();
-        while self.0.load(Ordering::Acquire) == hold {
+        while !self.is_past(hold) {
             waits.wait();
         }
     }

@@ -47,7 +47,7 @@ fn nobody_uses_what_was_taken_away() {
         let owner = {
             let (generation, memory) = (Arc::clone(&generation), Arc::clone(&memory));
             thread::spawn(move || {
-                generation.end(TAG);
+                generation.end(TAG).wait();
                 memory.store(2, Relaxed);
             })
         };
@@ -55,6 +55,40 @@ fn nobody_uses_what_was_taken_away() {
             if generation.now() == known {
                 assert_eq!(memory.load(Relaxed), 1, "the owner has it again");
             }
+            holder.word.end();
+        }
+        owner.join().unwrap();
+    });
+}
+
+/// The same where the holder has used the object once, and remembers another one in its place since.
+#[test]
+fn what_was_done_before_is_seen() {
+    model(|| {
+        const TAG: u32 = 7;
+        let holder = Arc::new(Holder::default());
+        let generation = Arc::new(Generation::default());
+        assert!(generation.add(&holder));
+        let memory = Arc::new(loom::cell::UnsafeCell::new(1));
+        holder.word.begin();
+        holder.remember(0, TAG);
+        holder.word.end();
+        let owner = {
+            let (generation, memory) = (Arc::clone(&generation), Arc::clone(&memory));
+            thread::spawn(move || {
+                generation.end(TAG).wait();
+                // loom fails where this is not ordered after the holder's use.
+                memory.with_mut(|_| ());
+            })
+        };
+        if holder.word.try_begin() {
+            if generation.now() == 1 {
+                memory.with_mut(|_| ());
+            }
+            holder.word.end();
+        }
+        if holder.word.try_begin() {
+            holder.remember(0, TAG + 1);
             holder.word.end();
         }
         owner.join().unwrap();

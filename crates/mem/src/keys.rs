@@ -450,6 +450,32 @@ mod tests {
         });
     }
 
+    /// A hold that does not end stops nobody but who wants this memory.
+    #[test]
+    fn a_long_hold_is_told_of() {
+        let table = Table::new(4);
+        let (lock, other) = (lock(&table), self::lock(&table));
+        let (one, two) = (region(&table, &[1; 8]), region(&table, &[2; 8]));
+        let held = lock.lock();
+        let span = held.keys.local(PD, one.stag(), 0x1000, 8, Access::empty());
+        assert!(span.is_ok());
+        let leaving = one.retire().expect_err("it is in use");
+        let leaving = leaving.finish().expect_err("still");
+        // Others come and go meanwhile.
+        let near = other.lock();
+        assert!(
+            near.keys
+                .local(PD, two.stag(), 0x1000, 8, Access::empty())
+                .is_ok()
+        );
+        drop(near);
+        assert_eq!(two.retire().ok().flatten(), Some(vec![2; 8]));
+        let _third = Keys::new(&table);
+        drop(span);
+        drop(held);
+        assert_eq!(leaving.finish().ok().flatten(), Some(vec![1; 8]));
+    }
+
     #[test]
     fn without_a_hold_nothing_is_remembered() {
         let table = Table::new(4);

@@ -17,6 +17,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use weft_lock::Holds;
 use weft_sys::memfd::Mapping;
 
 /// How long threads of ours that are still in a region are waited for after peers have been.
@@ -318,6 +319,8 @@ pub struct Region {
     table: Table,
     /// `None` only after `deregister`.
     inner: Option<Arc<Registered>>,
+    /// Once it is out of the table: threads that may be in it without a span ([`crate::Keys`]).
+    holds: Holds,
 }
 
 impl Region {
@@ -325,6 +328,7 @@ impl Region {
         Region {
             table,
             inner: Some(inner),
+            holds: Holds::default(),
         }
     }
 
@@ -417,9 +421,10 @@ impl Region {
     }
 
     /// Makes its `STag`, and windows bound to it, invalid. Tells where peers of this host are to be asked, if any can have been let in.
-    fn withdraw(&self) -> Option<Arc<Domain>> {
+    fn withdraw(&mut self) -> Option<Arc<Domain>> {
+        let (domain, holds) = self.table.remove_region(self.inner());
+        self.holds.add(holds);
         let inner = self.inner();
-        let domain = self.table.remove_region(inner);
         // No bind can pass this, so the windows found next are all there will ever be.
         if inner.windows.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED != 0 {
             self.table.unbind_all(inner);
@@ -431,6 +436,9 @@ impl Region {
     fn take_back(&mut self, domain: Option<&Domain>) -> Result<Option<Vec<u8>>, MemError> {
         let stag = self.stag();
         if domain.is_some_and(|domain| domain.is_used(stag, 0)) {
+            return Err(MemError::InUse);
+        }
+        if !self.holds.are_over_soon() {
             return Err(MemError::InUse);
         }
         let Some(inner) = self.inner.take() else {
@@ -679,6 +687,9 @@ impl Drop for Region {
         }
         let domain = self.withdraw();
         let promised = self.inner().is_promised();
+        if !promised && !self.holds.are_over_soon() {
+            self.holds.wait();
+        }
         let taken = if promised {
             self.wait(domain.as_deref(), None)
         } else {

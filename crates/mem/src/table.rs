@@ -10,7 +10,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::Duration;
-use weft_lock::Generation;
+use weft_lock::{Generation, Holds};
 
 /// One for each value of an `STag`'s top 4 bits.
 const SHARDS: usize = 16;
@@ -441,18 +441,17 @@ impl Table {
         Ok(Region::new(self.clone(), inner))
     }
 
-    /// Takes a region out; again is fine. Tells whose peers are to be waited for.
-    pub(crate) fn remove_region(&self, region: &Arc<Registered>) -> Option<Arc<Domain>> {
+    /// Takes a region out; again is fine. Tells whose peers are to be waited for, and which threads of ours.
+    pub(crate) fn remove_region(&self, region: &Arc<Registered>) -> (Option<Arc<Domain>>, Holds) {
         let here = match self.0.read(region.stag).get(&index(region.stag)) {
             Some(Entry::Region(r)) => Arc::ptr_eq(r, region),
             _ => false,
         };
         if here {
-            let domain = self.0.remove(region.stag)?.1;
-            self.0.generation.end(region.stag);
-            domain
+            let domain = self.0.remove(region.stag).and_then(|removed| removed.1);
+            (domain, self.0.generation.end(region.stag))
         } else {
-            self.0.shown(region.pd)
+            (self.0.shown(region.pd), Holds::default())
         }
     }
 

@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use weft_lock::Brief;
 
 use crate::cq::CqInner;
 use crate::device::{Counted, Pd, PdInner};
 use crate::lock::lock;
+use crate::timer;
 use crate::types::{AsyncEvent, Error, PostError, PostReason, RecvWr, sg_len};
 
 /// Posted receives, oldest first.
@@ -119,9 +121,9 @@ impl SrqInner {
         self.num
     }
 
+    /// This one was taken, and not used; [`SrqInner::feed`] is to be called with no lock held.
     pub(crate) fn put_back(&self, wr: RecvWr) {
         self.queue.put_back(wr);
-        self.feed();
     }
 
     /// This queue pair is to be told when there is a receive. It looks once more after this.
@@ -141,7 +143,7 @@ impl SrqInner {
     }
 
     /// There are receives: tell those who wait for one, as long as any are left.
-    fn feed(&self) {
+    pub(crate) fn feed(&self) {
         while self.has_hungry.load(Ordering::SeqCst) && !self.queue.is_empty() {
             let first = {
                 let mut hungry = lock(&self.hungry);
@@ -169,6 +171,22 @@ impl SrqInner {
                 .raise(AsyncEvent::SrqLimitReached { srq_num: self.num });
         }
         Ok(wr)
+    }
+}
+
+impl Drop for SrqInner {
+    /// Target queue pairs of an XRC domain, which do not keep the queue, may wait for a receive of it. They are told on the engine's thread, because
+    /// this can be in a connection's lock.
+    fn drop(&mut self) {
+        let mut hungry = std::mem::take(&mut *lock(&self.hungry));
+        if !hungry.is_empty() {
+            timer::after(&self.pd.device.engine, Duration::ZERO, move || {
+                for qp in hungry.drain(..).filter_map(|qp| qp.upgrade()) {
+                    qp.feed();
+                }
+                None
+            });
+        }
     }
 }
 

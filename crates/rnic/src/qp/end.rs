@@ -155,10 +155,7 @@ impl QpInner {
         let qp = Arc::clone(self);
         timer::after(self.engine(), LOOK, move || {
             qp.drive(false);
-            let told = qp
-                .core
-                .try_lock()
-                .is_some_and(|core| core.withheld.is_none());
+            let told = qp.peek(|core| core.withheld.is_none()).unwrap_or(false);
             (!told).then_some(LOOK)
         });
     }
@@ -230,6 +227,7 @@ impl QpInner {
             && let Some(wr) = core.rx.take_recv()
         {
             self.put_back_recv(wr);
+            core.gave_back = true;
         }
     }
 

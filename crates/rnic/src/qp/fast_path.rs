@@ -13,6 +13,7 @@ use weft_proto::rdmap::{Fault, MAX_HEADER};
 
 use super::direct::Outcome;
 use super::frame::Frame;
+use super::tx::DIRECT_BYTES;
 use super::{Core, QpInner, Stream};
 use crate::transport::local::{LocalLink, REF_MAPPED};
 use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
@@ -71,7 +72,8 @@ impl QpInner {
                 break;
             };
             let one_sided = |tx: &mut super::Tx| {
-                if len == 0 || !tx.may_overtake(local) {
+                // The lock is not held for long.
+                if len == 0 || u64::from(len) > DIRECT_BYTES || !tx.may_overtake(local) {
                     return Outcome::NotDirect;
                 }
                 self.one_sided(wr, local, keys, &mut tx.window)

@@ -206,6 +206,7 @@ impl Qp {
                 stream: None,
                 confirming: None,
                 named_srq: None,
+                gave_back: false,
                 silent: 0,
                 tx: Tx::default(),
                 rx: Rx::default(),

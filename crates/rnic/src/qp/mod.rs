@@ -107,6 +107,8 @@ struct Core {
     confirming: Option<Confirming>,
     /// The shared receive queue of an XRC domain that the peer was told of last.
     named_srq: Option<u32>,
+    /// A receive was put back in this hold.
+    gave_back: bool,
     /// Requests done without a completion, since the last one that made one.
     silent: u32,
     tx: Tx,
@@ -292,7 +294,8 @@ impl QpInner {
             (Frame::Mpa, mpa)
         };
         let mpa = |on: bool| on && !shared;
-        {
+        // What others left to us meanwhile is done below, or, after an error, here.
+        let enter = || -> io::Result<()> {
             let mut core = self.core.lock();
             if self.state() != QpState::Init || core.stream.is_some() {
                 return Err(io::Error::new(
@@ -359,6 +362,14 @@ impl QpInner {
                     local.set_dead();
                 }
             }
+            Ok(())
+        };
+        if let Err(error) = enter() {
+            fence(Ordering::SeqCst);
+            if self.pending.load(Ordering::SeqCst) {
+                self.drive(true);
+            }
+            return Err(error);
         }
         if self.depths.get().is_some_and(|(_, ord)| *ord == 0)
             && self.expected.load(Ordering::Relaxed)
@@ -532,6 +543,7 @@ impl QpInner {
             self.rx_stopped.store(stopped, Ordering::SeqCst);
         }
         self.note_still(&core);
+        let gave_back = std::mem::take(&mut core.gave_back);
         drop(core);
         // Who does not get the lock says that work is pending, and tries once more: either that succeeds, or we see `pending` from here on.
         fence(Ordering::SeqCst);
@@ -540,6 +552,9 @@ impl QpInner {
         }
         if was_stopped && !stopped {
             self.watch_for_data();
+        }
+        if gave_back {
+            self.recv_was_put_back();
         }
         if let Some(reason) = ended {
             self.announce_end(reason);
@@ -554,6 +569,16 @@ impl QpInner {
             }
         }
         out
+    }
+
+    /// Look at something, unless somebody holds the lock.
+    fn peek<R>(self: &Arc<Self>, f: impl FnOnce(&Core) -> R) -> Option<R> {
+        let seen = f(&*self.core.try_lock()?);
+        fence(Ordering::SeqCst);
+        if self.pending.load(Ordering::SeqCst) {
+            self.drive(true);
+        }
+        Some(seen)
     }
 
     /// Hold the lock for something else than progress, and then make the progress that others left to the holder.
@@ -761,7 +786,7 @@ impl QpInner {
         if core.withheld.is_none() && !self.orphan.load(Ordering::Relaxed) {
             let done = &mut core.done;
             poller.take(&self.send_cq, &mut done.send);
-            self.with_recv_cq(|cq| poller.take(cq, &mut done.recv));
+            let _ = self.with_recv_cq(|cq| poller.take(cq, &mut done.recv));
         }
     }
 
@@ -781,7 +806,10 @@ impl QpInner {
             done.send_urgent = false;
         }
         if !done.recv.is_empty() {
-            fits &= self.with_recv_cq(|cq| cq.push(&done.recv, done.recv_urgent));
+            // Those of an XRC domain's queue that is gone are of no interest to anybody.
+            fits &= self
+                .with_recv_cq(|cq| cq.push(&done.recv, done.recv_urgent))
+                .unwrap_or(true);
             done.recv.clear();
             done.recv_urgent = false;
         }
@@ -799,7 +827,7 @@ impl QpInner {
         }
     }
 
-    /// This one was taken, and not used.
+    /// This one was taken, and not used. Those who wait for it are told once the lock is let go: [`QpInner::recv_was_put_back`].
     fn put_back_recv(&self, wr: RecvWr) {
         match &self.recv {
             RecvSource::Own(queue) => queue.put_back(wr),
@@ -812,13 +840,31 @@ impl QpInner {
             RecvSource::Twin(first) => {
                 if let Some(first) = first.upgrade() {
                     first.put_back_recv(wr);
-                    // It may have been flushed without this one.
-                    if first.state() == QpState::Error {
-                        first.with_core(|core| {
-                            first.flush_recvs(core);
-                            first.deliver(core);
-                        });
-                    }
+                }
+            }
+        }
+    }
+
+    /// A receive was put back under the lock, which nobody holds any more: other queue pairs may go on with it.
+    #[cold]
+    fn recv_was_put_back(&self) {
+        match &self.recv {
+            RecvSource::Own(_) => {}
+            RecvSource::Shared(srq) => srq.feed(),
+            RecvSource::Xrc(target) => {
+                if let Some(srq) = target.current() {
+                    srq.feed();
+                }
+            }
+            RecvSource::Twin(first) => {
+                // It may have been flushed without this one.
+                if let Some(first) = first.upgrade()
+                    && first.state() == QpState::Error
+                {
+                    first.with_core(|core| {
+                        first.flush_recvs(core);
+                        first.deliver(core);
+                    });
                 }
             }
         }

@@ -621,10 +621,7 @@ impl QpInner {
         timer::after(self.engine(), LOOK, move || {
             let qp = qp.upgrade()?;
             qp.drive(false);
-            let waits = qp
-                .core
-                .try_lock()
-                .is_none_or(|core| core.tx.settling.is_some());
+            let waits = qp.peek(|core| core.tx.settling.is_some()).unwrap_or(true);
             waits.then_some(LOOK)
         });
     }

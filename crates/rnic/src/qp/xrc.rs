@@ -101,13 +101,12 @@ impl QpInner {
         Ok(())
     }
 
-    /// The queue that received messages complete in.
-    pub(super) fn with_recv_cq<R>(&self, f: impl FnOnce(&CqInner) -> R) -> R {
-        let srq = self.xrc().and_then(XrcTarget::current);
-        match srq.as_ref().and_then(|srq| srq.cq.as_ref()) {
-            Some(cq) => f(cq),
-            None => f(&self.recv_cq),
-        }
+    /// The queue that received messages complete in; `None`: it went with the shared receive queue that was named last.
+    pub(super) fn with_recv_cq<R>(&self, f: impl FnOnce(&CqInner) -> R) -> Option<R> {
+        let Some(target) = self.xrc() else {
+            return Some(f(&self.recv_cq));
+        };
+        Some(f(target.current()?.cq.as_deref()?))
     }
 
     /// Completion queues beside its own that it may have completions in.

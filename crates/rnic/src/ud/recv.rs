@@ -433,7 +433,10 @@ impl UdInner {
     fn put_back(&self, wr: RecvWr) {
         match &self.recv {
             RecvSource::Own(queue) => queue.put_back(wr),
-            RecvSource::Shared(srq) => srq.put_back(wr),
+            RecvSource::Shared(srq) => {
+                srq.put_back(wr);
+                srq.feed();
+            }
             RecvSource::Twin(_) | RecvSource::Xrc(_) => {}
         }
     }
