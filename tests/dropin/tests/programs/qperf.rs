@@ -18,13 +18,18 @@ const TESTS: &[(&str, &str)] = &[
     ("ver_rc_fetch_add", "msg_rate"),
 ];
 
-/// On iWARP over TCP the server of this test stays in it: it waits for messages that its client has not sent when its time was up.
+/// Sends both ways.
 const BOTH_WAYS: (&str, &str) = ("rc_bi_bw", "bw");
 
-fn qperf(weft: &Weft, more: Option<&(&str, &str)>) {
+/// On iWARP over TCP the server of these stays in `rdma_get_cm_event` now and then. Its client has closed behind messages that no receive is posted
+/// for: what comes after them, the end among it, is not read (docs/verbs.md).
+const MESSAGES: &[&str] = &["rc_bw", "rc_bi_bw"];
+
+fn qperf(weft: &Weft, leave_out: &[&str]) {
     let port = free_port();
     let _server = weft.start(&format!("qperf -lp {port}")).listens(port);
-    for (test, measured) in TESTS.iter().chain(more) {
+    let tests = TESTS.iter().chain([&BOTH_WAYS]);
+    for (test, measured) in tests.filter(|(test, _)| !leave_out.contains(test)) {
         let done = weft.run(&format!("qperf 127.0.0.1 -lp {port} -t 1 -cm 1 {test}"));
         done.good();
         done.says(&format!("{measured} "))
@@ -36,9 +41,9 @@ fn qperf(weft: &Weft, more: Option<&(&str, &str)>) {
 #[test]
 fn qperf_on_weft0() {
     if have(&[("qperf", "qperf")]) {
-        for weft in &carriers("weft0") {
-            qperf(weft, None);
-        }
+        let [local, tcp] = carriers("weft0");
+        qperf(&local, &[]);
+        qperf(&tcp, MESSAGES);
     }
 }
 
@@ -46,7 +51,7 @@ fn qperf_on_weft0() {
 fn qperf_on_weft_ib0() {
     if have(&[("qperf", "qperf")]) {
         for weft in &carriers("weft_ib0") {
-            qperf(weft, Some(&BOTH_WAYS));
+            qperf(weft, &[]);
         }
     }
 }
