@@ -109,7 +109,7 @@ pub(crate) fn ask(plan: &Plan, cwd: &Path) -> Result<Asked, String> {
 fn is_known_missing(plan: &Plan, cwd: &Path, option: &str, value: &str) -> bool {
     let path = cwd.join(value);
     let warns = |arg: &String| arg.ends_with("missing-include-dirs");
-    option.starts_with("-i") | (option == "-I")
+    PATHS.contains(&option)
         && option != "-include"
         && !value.is_empty()
         && !clean(&path).starts_with(cwd)

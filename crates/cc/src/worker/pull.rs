@@ -199,7 +199,7 @@ impl Session<'_> {
                 return stop(job, Verdict::Limit, "too many headers");
             }
             self.ensure(task, view, task.first())?;
-            self.whole(task, view, task.searched())?;
+            self.whole(task, view, &task.searched())?;
             let absolute = self.ahead(task, view)?;
             let (how, stderr) = self.run_preprocessor(task, view, shop, driver)?;
             if !how {
@@ -250,7 +250,7 @@ impl Session<'_> {
                     }
                 }
             }
-            if self.whole(task, view, own)? {
+            if self.whole(task, view, &own)? {
                 continue;
             }
             let numbers = view.to_check(&used);
@@ -353,16 +353,11 @@ impl Session<'_> {
     ///
     /// # Errors
     /// One of them may not be read.
-    fn whole(
-        &mut self,
-        task: &Task<'_>,
-        view: &mut View,
-        dirs: Vec<PathBuf>,
-    ) -> Result<bool, Stop> {
+    fn whole(&mut self, task: &Task<'_>, view: &mut View, dirs: &[PathBuf]) -> Result<bool, Stop> {
         let mut changed = false;
         for _ in 0..ROUNDS {
             let mut old = Vec::new();
-            for dir in &dirs {
+            for dir in dirs {
                 match view.state(dir) {
                     State::Refused(path) => return task.refuse(&path),
                     State::Directory(path) => match view.way(&path) {
@@ -379,7 +374,7 @@ impl Session<'_> {
             }
             changed = true;
             self.fetch(task, view, old)?;
-            self.ensure(task, view, dirs.clone())?;
+            self.ensure(task, view, dirs.to_vec())?;
         }
         stop(
             task.job,
@@ -526,13 +521,7 @@ impl Session<'_> {
         if region.len > MAX_CONTENTS {
             return stop(job, Verdict::Limit, "contents that are too long");
         }
-        let has = |entry: &Entry| !matches!(entry.node, Node::Absent | Node::Refused);
-        // They do not overlap: otherwise a short region would be many long files.
-        let sum = entries
-            .iter()
-            .filter(|entry| has(entry))
-            .try_fold(0, |sum: u64, entry| sum.checked_add(entry.len));
-        if sum.is_none_or(|sum| sum > region.len) {
+        if !fit(entries, region.len) {
             return Err(gone("more contents than their region has").into());
         }
         let empty: Arc<[u8]> = Arc::from([]);
@@ -596,6 +585,18 @@ impl Session<'_> {
         }
         Err(gone("the master does not answer").into())
     }
+}
+
+/// Whether an answer has contents for this entry.
+fn has(entry: &Entry) -> bool {
+    !matches!(entry.node, Node::Absent | Node::Refused)
+}
+
+/// Whether contents can lie side by side in a region of `len` bytes. If they overlapped, a short region would be many long files.
+fn fit(entries: &[Entry], len: u64) -> bool {
+    let mut all = entries.iter().filter(|entry| has(entry));
+    all.try_fold(0, |sum: u64, entry| sum.checked_add(entry.len))
+        .is_some_and(|sum| sum <= len)
 }
 
 /// The source as the compiler takes it, and what comes beside it.
@@ -726,6 +727,23 @@ fn dependencies(text: &str, root: &str, without_system: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contents_do_not_overlap() {
+        let entry = |node, len| Entry {
+            node,
+            number: 0,
+            mtime: 0,
+            at: 0,
+            len,
+            digest: [0; 32],
+        };
+        let file = |len| entry(Node::File, len);
+        assert!(fit(&[], 0) && fit(&[file(3), file(0), file(7)], 10));
+        assert!(fit(&[entry(Node::Absent, 9), entry(Node::Refused, 9)], 0));
+        assert!(!fit(&[file(10), file(1)], 10));
+        assert!(!fit(&[file(u64::MAX), file(1)], 10));
+    }
 
     #[test]
     fn markers_have_the_masters_names() {
