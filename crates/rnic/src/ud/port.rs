@@ -616,10 +616,10 @@ impl UdPort {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
-    use super::super::{UdInit, UdQp};
+    use super::super::{UdInit, UdQp, UdReliable};
     use super::*;
-    use crate::Cq;
-    use crate::types::SendWr;
+    use crate::types::{QpState, SendWr};
+    use crate::{Cq, Wc, WcStatus};
 
     const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
@@ -635,7 +635,7 @@ mod tests {
         fn new() -> Bed {
             let device = Device::open().unwrap();
             let port = device.bind_ud(HERE).unwrap();
-            let cq = device.create_cq(64, None).unwrap();
+            let cq = device.create_cq(256, None).unwrap();
             let silent = std::net::UdpSocket::bind(HERE).unwrap();
             Bed {
                 device,
@@ -645,23 +645,29 @@ mod tests {
             }
         }
 
-        fn qp(&self) -> UdQp {
+        fn qp(&self, reliable: Option<UdReliable>) -> UdQp {
             let init = UdInit {
                 max_send_wr: 1024,
+                max_inline: 4096,
+                reliable,
                 ..UdInit::new(&self.port, 1, &self.cq, &self.cq)
             };
             self.device.alloc_pd().unwrap().create_ud_qp(&init).unwrap()
         }
 
-        /// More than goes to a destination that reports nothing.
-        fn stall(&self, qp: &UdQp) {
-            let dest = UdDest {
+        fn silent(&self) -> UdDest {
+            UdDest {
                 addr: self.silent.local_addr().unwrap(),
                 qp_num: 1,
                 qkey: 1,
                 from: None,
                 traffic_class: 0,
-            };
+            }
+        }
+
+        /// More than goes to a destination that reports nothing.
+        fn stall(&self, qp: &UdQp) {
+            let dest = self.silent();
             for _ in 0..1000 {
                 let wr = SendWr::send(1).inline(&[0; 256]);
                 qp.post_send(&wr, &dest).unwrap();
@@ -673,7 +679,7 @@ mod tests {
     #[test]
     fn one_wait_for_each_destination() {
         let bed = Bed::new();
-        let qp = bed.qp();
+        let qp = bed.qp(None);
         let port = bed.port.inner();
         bed.stall(&qp);
         for _ in 0..20 {
@@ -684,11 +690,71 @@ mod tests {
         }
     }
 
+    /// A hostile receiver that lets a flow begin, says that it has no room, and then nothing any more: the engine serves others meanwhile, what waits does
+    /// not grow, and the pair ends.
+    #[test]
+    fn a_receiver_that_takes_nothing_does_not_keep_the_engine() {
+        let bed = Bed::new();
+        let give_up = Duration::from_secs(1);
+        let not_ready = None;
+        let qp = bed.qp(Some(UdReliable { give_up, not_ready }));
+        let other = bed.device.bind_ud(HERE).unwrap();
+        let port = bed.port.inner();
+        let dest = bed.silent();
+        let many = 200;
+        for id in 0..many {
+            let wr = SendWr::send(id).inline(&[0; 4096]).signaled();
+            qp.post_send(&wr, &dest).unwrap();
+        }
+        let mut answers = 0;
+        let mut bytes = [0; 8192];
+        while answers < 2 {
+            let (len, from) = bed.silent.recv_from(&mut bytes).unwrap();
+            let answer = match dgram::read(&bytes[..len]) {
+                Ok(Datagram::Control(Control::Hello { flow, .. })) => {
+                    let (dst_qp, src_qp) = (flow.src_qp, flow.dst_qp);
+                    let flow = dgram::Flow {
+                        dst_qp,
+                        src_qp,
+                        ..flow
+                    };
+                    Control::Welcome { flow, cookie: 7 }
+                }
+                Ok(Datagram::Control(Control::Probe { cookie, sent })) => {
+                    let room = 0;
+                    Control::Report { cookie, sent, room }
+                }
+                _ => continue,
+            };
+            let mut raw = Vec::new();
+            answer.emit(&mut raw);
+            bed.silent.send_to(&raw, from).unwrap();
+            answers += 1;
+        }
+        let end = Instant::now() + Duration::from_secs(60);
+        while qp.pair_state(&dest) != QpState::Error {
+            assert!(Instant::now() < end, "it is not given up");
+            // The engine takes another port's datagrams, though nobody polls.
+            let before = other.counters().malformed;
+            bed.silent.send_to(b"?", other.local_addr()).unwrap();
+            while other.counters().malformed == before {
+                assert!(Instant::now() < end, "the engine does nothing else");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let waits = (lock(&port.paced).len(), lock(&port.alarms).len());
+            assert!(waits.0 <= 1 && waits.1 <= 16, "{waits:?}");
+        }
+        let mut wcs = vec![Wc::default(); 2 * many as usize];
+        let count = bed.cq.poll(&mut wcs).unwrap();
+        assert_eq!(count, many as usize);
+        assert_eq!(wcs[0].status, WcStatus::RetryExcErr);
+    }
+
     /// One that waits for its destination is not in the way of those that wait for the socket.
     #[test]
     fn room_in_the_socket_is_for_all_that_wait_for_it() {
         let bed = Bed::new();
-        let (a, b) = (bed.qp(), bed.qp());
+        let (a, b) = (bed.qp(None), bed.qp(None));
         let port = bed.port.inner();
         // A poller has the port, not the engine.
         port.timed.store(true, Ordering::SeqCst);
