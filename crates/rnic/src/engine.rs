@@ -648,6 +648,7 @@ mod tests {
     /// Its time is always up.
     struct Restless {
         registration: Registration,
+        due: Instant,
         calls: AtomicU32,
     }
 
@@ -659,7 +660,7 @@ mod tests {
         fn expired(self: Arc<Self>, _: &Arc<Engine>) {
             // Without end, the engine would be in here for good, and the test has to end.
             assert!(self.calls.fetch_add(1, Ordering::SeqCst) < 1000);
-            self.registration.set_timer(Instant::now());
+            self.registration.set_timer(self.due);
         }
     }
 
@@ -676,10 +677,11 @@ mod tests {
         *lock(&engine.slots) = Slots::default();
         let source = Arc::new(Restless {
             registration: Registration::new(&engine),
+            due: Instant::now(),
             calls: AtomicU32::new(0),
         });
         source.registration.enter(Arc::clone(&source) as _);
-        source.registration.set_timer(Instant::now());
+        source.registration.set_timer(source.due);
         engine.run_timers();
         assert_eq!(source.calls.load(Ordering::SeqCst), 1);
     }

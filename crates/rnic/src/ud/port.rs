@@ -695,7 +695,7 @@ mod tests {
     #[test]
     fn a_receiver_that_takes_nothing_does_not_keep_the_engine() {
         let bed = Bed::new();
-        let give_up = Duration::from_secs(1);
+        let give_up = Duration::from_secs(3);
         let not_ready = None;
         let qp = bed.qp(Some(UdReliable { give_up, not_ready }));
         let other = bed.device.bind_ud(HERE).unwrap();
