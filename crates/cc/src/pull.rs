@@ -92,8 +92,10 @@ pub(crate) fn ask(plan: &Plan, cwd: &Path) -> Result<Asked, String> {
             // `-includes.h` is one, `-include-pch` another option.
             joined => joined,
         };
-        cpp.push((*option).into());
-        cpp.push(value.into());
+        if !is_known_missing(plan, cwd, option, value) {
+            cpp.push((*option).into());
+            cpp.push(value.into());
+        }
     }
     read(&cpp)?;
     Ok(Asked {
@@ -101,6 +103,20 @@ pub(crate) fn ask(plan: &Plan, cwd: &Path) -> Result<Asked, String> {
         cpp,
         search,
     })
+}
+
+/// Whether the compiler would pass over this directory because there is none, and a worker could not see that.
+fn is_known_missing(plan: &Plan, cwd: &Path, option: &str, value: &str) -> bool {
+    let path = cwd.join(value);
+    let warns = |arg: &String| arg.ends_with("missing-include-dirs");
+    PATHS.contains(&option)
+        && option != "-include"
+        && !value.is_empty()
+        && !clean(&path).starts_with(cwd)
+        && !plan.job.iter().any(warns)
+        && path
+            .metadata()
+            .is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
 }
 
 fn roots(plan: &Plan, cpp: &[String], cwd: &Path) -> Vec<String> {
@@ -114,22 +130,28 @@ fn roots(plan: &Plan, cpp: &[String], cwd: &Path) -> Vec<String> {
     }
     let more = std::env::var_os(ROOTS).unwrap_or_default();
     all.extend(std::env::split_paths(&more).filter(|path| path.is_absolute()));
-    let home = std::env::var_os("HOME").and_then(|home| PathBuf::from(home).canonicalize().ok());
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let real_home = home.as_ref().and_then(|home| home.canonicalize().ok());
+    let wide = |path: &PathBuf| {
+        WIDE.iter().any(|wide| path == Path::new(wide))
+            || ["/proc", "/sys", "/dev", "/etc"]
+                .iter()
+                .any(|no| path.starts_with(no) && !path.starts_with("/dev/shm"))
+            || [&home, &real_home].contains(&&Some(path.clone()))
+    };
     let mut good = Vec::new();
     for path in all {
         let Ok(real) = path.canonicalize() else {
             continue;
         };
-        let wide = WIDE.iter().any(|wide| real == Path::new(wide))
-            || ["/proc", "/sys", "/dev", "/etc"]
-                .iter()
-                .any(|no| real.starts_with(no) && !real.starts_with("/dev/shm"))
-            || home.as_ref() == Some(&real);
-        if wide {
+        if wide(&real) {
             continue;
         }
-        // The way there, and where it leads.
+        // The way there, and where it leads. As text, `..` after a link leads elsewhere.
         for path in [real, clean(&path)] {
+            if wide(&path) {
+                continue;
+            }
             let path = path.to_string_lossy().into_owned();
             if !good.contains(&path) {
                 good.push(path);
@@ -269,11 +291,10 @@ pub(crate) fn is_of_no_interest(name: &str) -> bool {
     const ENDS: &[&str] = &[
         "o", "d", "a", "lo", "la", "so", "ko", "cmd", "part", "tmp", "gcno", "gcda", "mod",
     ];
-    name.starts_with('.')
-        || Path::new(name)
-            .extension()
-            .and_then(OsStr::to_str)
-            .is_some_and(|end| ENDS.contains(&end))
+    Path::new(name)
+        .extension()
+        .and_then(OsStr::to_str)
+        .is_some_and(|end| ENDS.contains(&end))
 }
 
 #[cfg(test)]
@@ -358,5 +379,38 @@ mod tests {
     fn a_whole_machine_is_no_root() {
         let asked = ask_line("-I/ -I/etc -I/usr/include -c a.c").unwrap();
         assert_eq!(asked.roots, ["/usr/include"]);
+        // Nor where it is only the text of a path.
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        let base = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(base.join("a/b/c")).unwrap();
+        std::os::unix::fs::symlink("a/b/c", base.join("link")).unwrap();
+        let args = ["-Ilink/../..", "-c", "a.c"].map(OsString::from);
+        let asked = ask(&crate::options::parse(&args).unwrap(), &base).unwrap();
+        let real = ["", "a"].map(|name| {
+            base.join(name)
+                .components()
+                .as_path()
+                .to_str()
+                .unwrap()
+                .to_owned()
+        });
+        assert_eq!(asked.roots, real);
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_is_not_asked_for_beyond_the_working_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = |line: &str| {
+            let args: Vec<_> = line.split(' ').map(OsString::from).collect();
+            let plan = crate::options::parse(&args).unwrap();
+            ask(&plan, dir.path()).unwrap().cpp.join(" ")
+        };
+        let missing = "-I/no/such/dir -isystem ../no-such-dir -Igen -I/usr/include";
+        assert_eq!(of(&format!("{missing} -c a.c")), "-I gen -I /usr/include");
+        // It is to be warned of.
+        assert_eq!(
+            of(&format!("{missing} -Wmissing-include-dirs -c a.c")),
+            "-I /no/such/dir -isystem ../no-such-dir -I gen -I /usr/include"
+        );
     }
 }

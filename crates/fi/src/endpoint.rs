@@ -524,10 +524,14 @@ impl Inner {
         packet.resize(len, 0);
         if len >= HEADER
             && self.come.read(at, &mut packet).is_ok()
-            && let Some((header, _)) = wire::decode(&packet)
+            && let Some((header, body)) = wire::decode(&packet)
             && u32::from(addr.port()) == qp_num
             && let key = header.key
-            && let Ok(peer) = state.peer(&Address { addr, key }, Machine::add_stranger)
+            && let numbered = body.is_numbered()
+            && let Ok(peer) = state.peer(&Address { addr, key }, |machine| {
+                let peer = numbered.then(|| machine.add_stranger());
+                peer.unwrap_or(Err(Refused::Gone))
+            })
         {
             let memory = &mut state.memory;
             state.machine.packet(memory, now, peer, &packet);
@@ -723,15 +727,23 @@ impl State {
         if let Some(&peer) = self.known.get(&(addr, key)) {
             return Ok(peer);
         }
+        // The new one may get the number of one that has gone, which what happened so far still names.
+        self.settle();
         let peer = add(&mut self.machine)?;
         self.known.insert((addr, key), peer);
-        self.peers.push(UdDest {
+        let dest = UdDest {
             addr,
             qp_num: addr.port().into(),
             qkey: key,
             from: None,
             traffic_class: 0,
-        });
+        };
+        if let Some(place) = self.peers.get_mut(peer) {
+            let gone = std::mem::replace(place, dest);
+            self.known.remove(&(gone.addr, gone.qkey));
+        } else {
+            self.peers.push(dest);
+        }
         Ok(peer)
     }
 

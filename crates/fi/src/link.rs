@@ -19,6 +19,9 @@ const ACK_DELAY: Duration = Duration::from_millis(1);
 /// A peer that acknowledges nothing for so long is given up: a program may not have called for longer than that.
 const PATIENCE: Duration = Duration::from_mins(2);
 
+/// What an early packet takes beside its bytes.
+const EARLY: usize = 64;
+
 /// One peer's packets.
 pub struct Link {
     key: u32,
@@ -27,7 +30,7 @@ pub struct Link {
     pushed: u64,
     outgoing: Outgoing<Vec<u8>>,
     incoming: Incoming<Vec<u8>>,
-    /// Bytes of early packets.
+    /// Bytes of early packets, and of what each takes beside them.
     early_bytes: usize,
     unsaid: u32,
     say_at: Option<Now>,
@@ -78,10 +81,12 @@ impl Link {
         self.pending.is_empty() && self.outgoing.is_empty()
     }
 
-    /// Forgets all that was to be sent, acknowledgements too.
+    /// Forgets all that was to be sent, acknowledgements too, and what came early.
     pub fn clear(&mut self) {
         self.pending.clear();
         self.outgoing.clear();
+        self.incoming.clear().for_each(drop);
+        self.early_bytes = 0;
         self.unsaid = 0;
         self.say_at = None;
     }
@@ -145,6 +150,11 @@ impl Link {
             .min()
     }
 
+    /// Whether this is the number of the next packet.
+    pub fn expects(&self, seq: u32) -> bool {
+        self.incoming.expected() == seq
+    }
+
     /// Says what is to become of a packet with this number.
     pub fn arrived(&mut self, now: Now, seq: u32) -> Arrival {
         self.unsaid += 1;
@@ -167,14 +177,14 @@ impl Link {
     /// Keeps an early packet, from its header on.
     pub fn keep(&mut self, seq: u32, packet: &[u8]) {
         debug_assert!(packet.len() >= HEADER, "a whole packet");
-        self.early_bytes += packet.len();
+        self.early_bytes += packet.len() + EARLY;
         self.incoming.keep(seq, packet.to_vec());
     }
 
     /// The next packet, if it was kept.
     pub fn kept(&mut self) -> Option<Vec<u8>> {
         let packet = self.incoming.kept()?;
-        self.early_bytes -= packet.len();
+        self.early_bytes -= packet.len() + EARLY;
         self.incoming.advance();
         Some(packet)
     }

@@ -8,6 +8,8 @@
 //! opens the memory of the receive that matches, the sender writes to it by RDMA Write-Record and says when it has written all. What the records
 //! lack then is asked for again, and only that. The message is complete at both ends when all of it is there.
 
+mod strangers;
+
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
@@ -22,11 +24,8 @@ const MAX_PENDING: usize = 128;
 /// Messages, and bytes of them, from one peer for which no receive was posted.
 const MAX_STORED: usize = 1 << 16;
 const MAX_STORED_BYTES: usize = 1 << 28;
-/// Peers in all, and those of them that the program has not named.
+/// Peers in all.
 const MAX_PEERS: usize = 1 << 14;
-const MAX_STRANGERS: usize = 1 << 10;
-/// Bytes of all peers that the program has not named: messages without a receive, and packets that came early.
-const MAX_STRANGE_BYTES: usize = 1 << 26;
 /// What does not come for so long after the sender has written all is asked for again. Longer than a datagram queue pair takes to give up a message.
 const GRACE: Duration = Duration::from_millis(150);
 
@@ -53,17 +52,8 @@ struct Unexpected {
 }
 
 enum Sink {
-    Recv {
-        recv: u64,
-        room: u64,
-    },
+    Recv { recv: u64, room: u64 },
     Store(Vec<u8>),
-    /// A receive was posted when some had come already.
-    Late {
-        bytes: Vec<u8>,
-        recv: u64,
-        room: u64,
-    },
 }
 
 /// A small message that is coming.
@@ -84,6 +74,21 @@ struct Peer {
     named: bool,
     /// Nothing with a number goes to it now.
     held: bool,
+}
+
+impl Peer {
+    fn new(key: u32) -> Peer {
+        Peer {
+            link: Link::new(key),
+            coming: None,
+            stored: 0,
+            stored_bytes: 0,
+            queued: false,
+            gone: false,
+            named: true,
+            held: false,
+        }
+    }
 }
 
 struct Outgoing {
@@ -126,7 +131,9 @@ pub struct Machine {
     scratch: Vec<u8>,
     /// Bytes asked for again, for statistics.
     asked_again: u64,
+    /// Peers that the program has not named, and those of them that are gone, in the order in which they went.
     strangers: usize,
+    gone_strangers: VecDeque<PeerId>,
 }
 
 impl Machine {
@@ -147,6 +154,7 @@ impl Machine {
             scratch: Vec::new(),
             asked_again: 0,
             strangers: 0,
+            gone_strangers: VecDeque::new(),
         }
     }
 
@@ -163,51 +171,8 @@ impl Machine {
         if self.peers.len() >= MAX_PEERS {
             return Err(Refused::TooMany);
         }
-        self.peers.push(Peer {
-            link: Link::new(self.key),
-            coming: None,
-            stored: 0,
-            stored_bytes: 0,
-            queued: false,
-            gone: false,
-            named: true,
-            held: false,
-        });
+        self.peers.push(Peer::new(self.key));
         Ok(self.peers.len() - 1)
-    }
-
-    /// One more peer, which is known by a packet alone. Such peers have little room, all together: whoever knows the endpoint's key can invent them.
-    ///
-    /// # Errors
-    /// [`Refused::TooMany`].
-    pub fn add_stranger(&mut self) -> Result<PeerId, Refused> {
-        if self.strangers >= MAX_STRANGERS {
-            return Err(Refused::TooMany);
-        }
-        let peer = self.add_peer()?;
-        self.peers[peer].named = false;
-        self.strangers += 1;
-        Ok(peer)
-    }
-
-    /// The program has named a peer.
-    pub fn name(&mut self, peer: PeerId) {
-        if !self.peers[peer].named {
-            self.peers[peer].named = true;
-            self.strangers -= 1;
-        }
-    }
-
-    /// Bytes of packets of all peers that came early and are kept.
-    pub fn kept_bytes(&self) -> usize {
-        self.peers.iter().map(|p| p.link.kept_bytes()).sum()
-    }
-
-    /// Whether strangers keep more than they may, all together.
-    fn is_crowded(&self, peer: PeerId) -> bool {
-        let strangers = || self.peers.iter().filter(|p| !p.named);
-        let bytes = |p: &Peer| p.stored_bytes + p.link.kept_bytes();
-        !self.peers[peer].named && strangers().map(bytes).sum::<usize>() > MAX_STRANGE_BYTES
     }
 
     /// Nothing with a number goes to a peer until it is let go.
@@ -411,12 +376,14 @@ impl Machine {
                 host.event(Event::Received { recv, peer, meta });
             }
             Stored::Coming => {
-                if let Some(coming) = &mut self.peers[peer].coming {
-                    let bytes = match &mut coming.sink {
-                        Sink::Store(bytes) => std::mem::take(bytes),
-                        _ => Vec::new(),
-                    };
-                    coming.sink = Sink::Late { bytes, recv, room };
+                let state = &mut self.peers[peer];
+                if let Some(coming) = &mut state.coming {
+                    let sink = std::mem::replace(&mut coming.sink, Sink::Recv { recv, room });
+                    if let Sink::Store(bytes) = sink {
+                        state.stored_bytes -= bytes.len();
+                        let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+                        host.place(recv, 0, &bytes[..fits]);
+                    }
                 }
             }
             Stored::Request(id) => self.fetch(host, peer, meta, id, recv, room),
@@ -479,8 +446,7 @@ impl Machine {
         self.stir(peer);
         if matches!(body, Body::Bye) {
             // It has closed. What came of it in whole stays for receives to come, and requests, so that their receives fail.
-            self.peers[peer].gone = true;
-            self.peers[peer].link.clear();
+            self.has_gone(peer);
             self.fail_recvs(host, peer);
             self.fail_sends(host, peer);
             return;
@@ -488,9 +454,12 @@ impl Machine {
         if !body.is_numbered() {
             return;
         }
+        if self.has_no_room(peer, header.seq, &body) {
+            // As if lost: it comes again.
+            return;
+        }
         match self.peers[peer].link.arrived(now, header.seq) {
             Arrival::Refused => return,
-            Arrival::Early if self.is_crowded(peer) => return,
             Arrival::Early => {
                 self.peers[peer].link.keep(header.seq, packet);
                 return;
@@ -661,19 +630,14 @@ impl Machine {
                     host.place(*recv, coming.got, &bytes[..fits as usize]);
                 }
             }
-            Sink::Store(stored) | Sink::Late { bytes: stored, .. } => {
+            Sink::Store(stored) => {
                 stored.extend_from_slice(bytes);
                 state.stored_bytes += bytes.len();
-                let too_much = state.stored_bytes > MAX_STORED_BYTES;
-                if too_much || self.is_crowded(peer) {
+                if state.stored_bytes > MAX_STORED_BYTES {
                     return false;
                 }
             }
         }
-        let state = &mut self.peers[peer];
-        let Some(coming) = &mut state.coming else {
-            return false;
-        };
         coming.got += bytes.len() as u64;
         if coming.got < coming.meta.len {
             return true;
@@ -683,14 +647,10 @@ impl Machine {
         };
         match sink {
             Sink::Recv { recv, .. } => host.event(Event::Received { recv, peer, meta }),
-            Sink::Late { bytes, recv, room } => {
-                state.stored_bytes -= bytes.len();
-                let fits = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
-                host.place(recv, 0, &bytes[..fits]);
-                host.event(Event::Received { recv, peer, meta });
-            }
             Sink::Store(bytes) => {
-                let mut waiting = self.unexpected.iter_mut().chain(self.claimed.values_mut());
+                // It is the last that its peer has stored: mostly one of the last of all.
+                let stored = self.unexpected.iter_mut().rev();
+                let mut waiting = stored.chain(self.claimed.values_mut());
                 let coming =
                     |u: &&mut Unexpected| u.peer == peer && matches!(u.stored, Stored::Coming);
                 if let Some(message) = waiting.find(coming) {
@@ -826,22 +786,31 @@ impl Machine {
     }
 
     fn give_up(&mut self, host: &mut impl Host, peer: PeerId) {
-        let state = &mut self.peers[peer];
-        state.gone = true;
-        state.link.clear();
-        self.forget(peer, |stored| matches!(stored, Stored::Request(_)));
+        self.has_gone(peer);
+        // What whoever has no name leaves behind is of no use to anybody.
+        let named = self.peers[peer].named;
+        self.forget(peer, |stored| {
+            !named || matches!(stored, Stored::Request(_))
+        });
         self.fail_recvs(host, peer);
         self.fail_sends(host, peer);
     }
 
     /// Forgets messages of a peer that no receive has.
     fn forget(&mut self, peer: PeerId, which: impl Fn(&Stored) -> bool) {
-        let kept = |u: &Unexpected| u.peer != peer || !which(&u.stored);
-        let before = self.unexpected.len() + self.claimed.len();
-        self.unexpected.retain(kept);
+        let state = &mut self.peers[peer];
+        let mut kept = |u: &Unexpected| {
+            let forgotten = u.peer == peer && which(&u.stored);
+            if forgotten {
+                state.stored -= 1;
+                if let Stored::Whole(bytes) = &u.stored {
+                    state.stored_bytes -= bytes.len();
+                }
+            }
+            !forgotten
+        };
+        self.unexpected.retain(&mut kept);
         self.claimed.retain(|_, u| kept(u));
-        let after = self.unexpected.len() + self.claimed.len();
-        self.peers[peer].stored -= before - after;
     }
 
     /// Fails the receives that wait for a peer that has gone.
@@ -850,10 +819,6 @@ impl Machine {
         if let Some(Coming { meta, sink, .. }) = coming {
             match sink {
                 Sink::Recv { recv, .. } => host.event(Event::RecvFailed { recv, peer, meta }),
-                Sink::Late { bytes, recv, .. } => {
-                    self.peers[peer].stored_bytes -= bytes.len();
-                    host.event(Event::RecvFailed { recv, peer, meta });
-                }
                 Sink::Store(bytes) => self.peers[peer].stored_bytes -= bytes.len(),
             }
         }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use weft_fi::link::Link;
-use weft_fi::machine::{Event, Host, Machine, Part, PeerId, Want};
+use weft_fi::machine::{Event, Host, Machine, Part, PeerId, Refused, Want};
 use weft_fi::wire::{self, Body, Header, Meta, Target};
 
 #[derive(Default)]
@@ -408,4 +408,107 @@ fn a_peer_that_is_held_gets_acknowledgements_only() {
     machine.hold(peer, false);
     let sent = machine.transmit(NOW, true, &mut out).unwrap();
     assert!(!sent.again && matches!(wire::decode(&out).unwrap().1, Body::Message(..)));
+}
+
+/// Messages without bytes take room, too; and who finds none waits, and is not ended for what others took.
+#[test]
+fn strangers_are_not_ended_for_what_others_took() {
+    let mut machine = Machine::new(1, 1 << 20);
+    let mut memory = Memory::default();
+    let honest = machine.add_stranger().unwrap();
+    // Requests come without bytes, and find no receive.
+    let stored = |machine: &mut Machine, memory: &mut Memory, peer, count: u32| {
+        for seq in 1..=count {
+            comes(machine, memory, peer, seq, &Body::Request(meta(9), seq));
+        }
+    };
+    for _ in 0..20 {
+        let peer = machine.add_stranger().unwrap();
+        stored(&mut machine, &mut memory, peer, 60_000);
+    }
+    let mut waiting = 0;
+    while machine.peek(&want(None), Some(waiting)).is_some() {
+        waiting += 1;
+    }
+    assert!((100_000..800_000).contains(&waiting), "{waiting}");
+    comes(
+        &mut machine,
+        &mut memory,
+        honest,
+        1,
+        &Body::Message(meta(2), b"hi"),
+    );
+    assert_eq!(machine.peek(&want(Some(honest)), None), None);
+    // It is not acknowledged, so it comes again; and with a receive there is room for it.
+    machine.recv(&mut memory, 5, want(Some(honest)), 10);
+    comes(
+        &mut machine,
+        &mut memory,
+        honest,
+        1,
+        &Body::Message(meta(2), b"hi"),
+    );
+    let received = Event::Received {
+        recv: 5,
+        peer: honest,
+        meta: meta(2),
+    };
+    assert_eq!(memory.events, [received]);
+}
+
+/// Those who have gone make room for others, once nothing of theirs is left.
+#[test]
+fn strangers_that_have_gone_make_room() {
+    let mut machine = Machine::new(1, 1 << 20);
+    let mut memory = Memory::default();
+    let strangers: Vec<PeerId> = (0..1024).map(|_| machine.add_stranger().unwrap()).collect();
+    let bytes = vec![0; 8000];
+    // The first leaves a message, the second a packet that came early, the third contradicts itself.
+    comes(
+        &mut machine,
+        &mut memory,
+        strangers[0],
+        1,
+        &Body::Message(meta(2), b"hi"),
+    );
+    comes(&mut machine, &mut memory, strangers[0], 0, &Body::Bye);
+    comes(
+        &mut machine,
+        &mut memory,
+        strangers[1],
+        2,
+        &Body::More(&bytes),
+    );
+    assert!(machine.kept_bytes() >= 8000);
+    comes(&mut machine, &mut memory, strangers[1], 0, &Body::Bye);
+    assert_eq!(machine.kept_bytes(), 0);
+    comes(
+        &mut machine,
+        &mut memory,
+        strangers[2],
+        1,
+        &Body::Message(meta(2), b"hi"),
+    );
+    comes(
+        &mut machine,
+        &mut memory,
+        strangers[2],
+        2,
+        &Body::Done { id: 7 },
+    );
+    assert_eq!(machine.peek(&want(Some(strangers[2])), None), None);
+    assert_eq!(machine.add_stranger(), Ok(strangers[1]));
+    assert_eq!(machine.add_stranger(), Ok(strangers[2]));
+    assert_eq!(machine.add_stranger(), Err(Refused::TooMany));
+    // It is a new peer, whose packets count from 1.
+    comes(
+        &mut machine,
+        &mut memory,
+        strangers[1],
+        1,
+        &Body::Message(meta(2), b"hi"),
+    );
+    assert!(machine.peek(&want(Some(strangers[1])), None).is_some());
+    machine.recv(&mut memory, 5, want(Some(strangers[0])), 10);
+    assert_eq!(machine.add_stranger(), Ok(strangers[0]));
 }

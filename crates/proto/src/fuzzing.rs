@@ -544,7 +544,9 @@ pub fn flows(data: &[u8]) {
         }
         if fate & 16 != 0 {
             // What was kept is dropped here: it comes again, or not.
-            drop(machine.resume());
+            if let dgram::Resumed::Segment(spot, _) = machine.resume(false) {
+                machine.resumed(false, &spot);
+            }
         }
         if fate & 32 != 0 {
             assert!(machine.answers().len() <= 3 + 64);

@@ -7,7 +7,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use weft_proto::dgram::{
-    Admit, Failure, Flows, FlowsConfig, Now, Pair, PairConfig, Spot, Transmit, WindowConfig,
+    Admit, Failure, Flows, FlowsConfig, Now, Pair, PairConfig, Resumed, Spot, Transmit,
+    WindowConfig,
 };
 use weft_wire::dgram::{Control, FaultCode, Flow, Packet, Segment, Target};
 
@@ -235,8 +236,17 @@ fn run(seed: u64) {
             receiver.receives += rng.below(12) as usize;
             // Of a shared queue nobody tells the machine: the senders' next tries count.
             if !seed.is_multiple_of(3) {
-                for (spot, bytes) in machine.resume() {
-                    receiver.take(&mut machine, spot, bytes);
+                loop {
+                    match machine.resume(false) {
+                        Resumed::Nobody => break,
+                        Resumed::Told => {}
+                        Resumed::Segment(spot, bytes) => {
+                            receiver.take(&mut machine, spot.clone(), bytes);
+                            if !machine.resumed(false, &spot) {
+                                break;
+                            }
+                        }
+                    }
                 }
             }
         }
@@ -452,9 +462,12 @@ fn a_peer_that_does_not_answer_is_given_up_and_one_without_receives_is_not() {
         assert_eq!(two.pair.failure(), None);
     }
     assert!((30_000..40_000).contains(&asked), "{asked}");
-    let segments = two.machine.resume();
-    assert_eq!(segments.len(), 1);
-    assert!(two.machine.placed(&segments[0].0, Some(1)).is_some());
+    let Resumed::Segment(spot, _) = two.machine.resume(false) else {
+        panic!("it was kept");
+    };
+    assert!(two.machine.placed(&spot, Some(1)).is_some());
+    assert!(two.machine.resumed(false, &spot));
+    assert_eq!(two.machine.resume(false), Resumed::Nobody);
     two.answer();
     assert_eq!(two.done, [0]);
     // Now it is gone.
@@ -566,6 +579,9 @@ fn a_receive_that_stands_still_goes_to_another() {
         "it has just come"
     );
     two.now += Duration::from_secs(6);
+    // What has come before does not keep it.
+    two.machine
+        .admit(two.now, addr(7), VIA, &segments[0].0, 10, take);
     assert_eq!(two.machine.evict(two.now, |buffer| *buffer != 4), None);
     assert_eq!(two.machine.evict(two.now, |_| true), None, "not so soon");
     two.now += Duration::from_secs(1);
@@ -627,4 +643,80 @@ fn contradictions_end_a_flow() {
         let released = two.machine.released();
         assert_eq!((released[0].buffer, released[0].is_whole()), (4, false));
     }
+}
+
+/// Many senders, and receives that are posted one at a time: a receive costs one answer, not one for each sender.
+#[test]
+fn a_receive_is_for_one_sender() {
+    const SENDERS: u16 = 50;
+    let mut machine: Machine = Flows::new(FlowsConfig::default(), RandomState::new());
+    let flow = Flow {
+        dst_qp: RECEIVER,
+        src_qp: 7,
+        incarnation: 3,
+    };
+    for port in 1..=SENDERS {
+        let from = SocketAddr::from(([10, 9, 9, 9], port));
+        let Control::Welcome { cookie, .. } = machine.welcome(MS, from, &flow) else {
+            panic!("a cookie");
+        };
+        for psn in 1..=2 {
+            let segment = Segment {
+                msn: psn,
+                ..Two::segment(3, 1, 10, 0, Packet { psn, cookie })
+            };
+            let keep = || (vec![7; 10], 10);
+            if let Admit::Next(spot) = machine.admit(MS, from, VIA, &segment, 10, keep) {
+                machine.starve(&spot, keep);
+            }
+        }
+    }
+    assert_eq!(machine.answers().len(), usize::from(SENDERS));
+    // Two messages of each: each sender has its turn before the first has another one.
+    for round in 0..2 * SENDERS {
+        let mut taken = None;
+        let mut tried = 0;
+        while let Resumed::Segment(first, bytes) = machine.resume(false) {
+            tried += 1;
+            let mut next = Some((first.clone(), bytes));
+            while let Some((spot, bytes)) = next.take() {
+                if taken.is_some() {
+                    machine.starve(&spot, || (bytes, 10));
+                    break;
+                }
+                taken = Some(spot.from().port());
+                assert!(machine.placed(&spot, Some(1)).is_some());
+                next = machine.next_kept(&spot);
+            }
+            if !machine.resumed(false, &first) {
+                break;
+            }
+        }
+        assert_eq!(taken, Some(1 + round % SENDERS), "round {round}");
+        assert!(tried <= 2);
+        assert_eq!(machine.answers().len(), 1);
+    }
+    assert!(!machine.is_starving());
+}
+
+/// A receiver that has heard a sender for weeks hears it when it begins anew.
+#[test]
+fn a_flow_of_many_weeks_is_replaced() {
+    let mut machine: Machine = Flows::new(FlowsConfig::default(), RandomState::new());
+    let none = || -> (Vec<u8>, usize) { panic!("nothing is kept") };
+    let begin = |machine: &mut Machine, now: Now, incarnation: u32| {
+        let flow = Flow {
+            dst_qp: RECEIVER,
+            src_qp: 7,
+            incarnation,
+        };
+        let Control::Welcome { cookie, .. } = machine.welcome(now, addr(7), &flow) else {
+            panic!("a cookie");
+        };
+        let segment = Two::segment(incarnation, 1, 10, 0, Packet { psn: 1, cookie });
+        machine.admit(now, addr(7), VIA, &segment, 10, none)
+    };
+    assert!(matches!(begin(&mut machine, MS, 1), Admit::Next(_)));
+    let later = Duration::from_hours(30 * 24);
+    assert!(matches!(begin(&mut machine, later, 2), Admit::Next(_)));
 }

@@ -498,17 +498,16 @@ impl Engine {
 
     fn run_timers(self: &Arc<Self>) {
         let now = Instant::now();
-        loop {
-            let token = {
-                let mut timers = lock(&self.timers);
-                match timers.first() {
-                    Some(&(at, token)) if at <= now => {
-                        timers.remove(&(at, token));
-                        token
-                    }
-                    _ => return,
-                }
-            };
+        // Those that are due now: one that is set meanwhile, however early, waits until the descriptors had their turn.
+        let due: Vec<_> = {
+            let timers = lock(&self.timers);
+            let due = timers.iter().take_while(|(at, _)| *at <= now);
+            due.copied().collect()
+        };
+        for (at, token) in due {
+            if !lock(&self.timers).remove(&(at, token)) {
+                continue;
+            }
             let source = || lock(&self.slots).get(token);
             if let Some(it) = source() {
                 serve(source, || it.expired(self));
@@ -644,6 +643,47 @@ mod tests {
         }
         fn enter(&self, _: &span::Id) {}
         fn exit(&self, _: &span::Id) {}
+    }
+
+    /// Its time is always up.
+    struct Restless {
+        registration: Registration,
+        due: Instant,
+        calls: AtomicU32,
+    }
+
+    impl Source for Restless {
+        fn ready(self: Arc<Self>, _: &Arc<Engine>, _: Event) -> Next {
+            Next::Done
+        }
+
+        fn expired(self: Arc<Self>, _: &Arc<Engine>) {
+            // Without end, the engine would be in here for good, and the test has to end.
+            assert!(self.calls.fetch_add(1, Ordering::SeqCst) < 1000);
+            self.registration.set_timer(self.due);
+        }
+    }
+
+    /// A timer that is set to what has passed already leaves the others their turn.
+    #[test]
+    fn a_timer_is_run_once_in_a_turn() {
+        let device = Device::builder().local(LocalMode::Off).open().unwrap();
+        let engine = Arc::clone(&device.0.engine);
+        engine.shut_down();
+        // From here on this thread is the engine's.
+        while !lock(&engine.slots).over {
+            std::thread::yield_now();
+        }
+        *lock(&engine.slots) = Slots::default();
+        let source = Arc::new(Restless {
+            registration: Registration::new(&engine),
+            due: Instant::now(),
+            calls: AtomicU32::new(0),
+        });
+        source.registration.enter(Arc::clone(&source) as _);
+        source.registration.set_timer(source.due);
+        engine.run_timers();
+        assert_eq!(source.calls.load(Ordering::SeqCst), 1);
     }
 
     /// Whatever of a queue pair panics, that one ends, and the engine goes on.

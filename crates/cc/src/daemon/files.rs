@@ -209,8 +209,13 @@ fn look(path: &Path, roots: Option<&Roots>) -> (Node, i64, Option<Stamp>, Vec<u8
             return is(Node::Refused);
         };
         let names: Vec<String> = entries
-            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-            .filter(|name| !is_of_no_interest(name))
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                let name = entry.file_name().into_string().ok()?;
+                // A compiler may look for headers in a directory of any name.
+                let plain = entry.file_type().is_ok_and(|kind| kind.is_file());
+                (!plain || !is_of_no_interest(&name)).then_some(name)
+            })
             .collect();
         if names.len() > MAX_NAMES {
             return is(Node::Refused);
@@ -324,8 +329,19 @@ mod tests {
     fn workers_read_what_a_compilation_may_read_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().canonicalize().unwrap();
-        std::fs::create_dir_all(base.join("p/inc")).unwrap();
-        for name in ["p/a.h", "p/inc/b.h", "p/.env", "p/x.o", "secret"] {
+        for name in ["p/inc", "p/.moc", "p/.git", "p/conf.d"] {
+            std::fs::create_dir_all(base.join(name)).unwrap();
+        }
+        for name in [
+            "p/a.h",
+            "p/inc/b.h",
+            "p/.env",
+            "p/.moc/m.h",
+            "p/.git/x",
+            "p/x.o",
+            "p/.x.d",
+            "secret",
+        ] {
             std::fs::write(base.join(name), name).unwrap();
         }
         symlink("/etc/passwd", base.join("p/inc/passwd.h")).unwrap();
@@ -334,7 +350,9 @@ mod tests {
         let pull = PullAsk {
             cpp: Vec::new(),
             search: Vec::new(),
-            roots: vec![base.join("p").to_str().unwrap().into()],
+            roots: ["p", "p/.moc"]
+                .map(|root| base.join(root).to_str().unwrap().into())
+                .to_vec(),
         };
         let (roots, mut served) = (Roots::new(&pull, &[]), Served::default());
         let mut get = |path: &str| ask(&mut served, &roots, &base.join(path));
@@ -342,9 +360,13 @@ mod tests {
             (get("p/a.h").0, get("p/a.h").1),
             (Node::File, b"p/a.h".to_vec())
         );
-        // Names alone on the way there; neither hidden files nor objects.
+        // Names alone on the way there; no objects, and of what is hidden the name alone.
         assert_eq!((get("").0, get("").1), (Node::Way, b"p\0".to_vec()));
-        assert_eq!(get("p").1, b"a.h\0inc\0out\0");
+        assert_eq!(get("p").1, b".env\0.git\0.moc\0a.h\0conf.d\0inc\0out\0");
+        // A hidden directory can be a root.
+        assert_eq!(get("p/.moc").1, b"m.h\0");
+        assert_eq!(get("p/.moc/m.h").0, Node::File);
+        assert_eq!(get("p/conf.d").0, Node::Directory);
         assert_eq!(
             get("p/inc/up.h").1,
             base.join("p/a.h").to_str().unwrap().as_bytes()
@@ -354,6 +376,8 @@ mod tests {
         for bad in [
             "secret",
             "p/.env",
+            "p/.git",
+            "p/.git/x",
             "p/../secret",
             "p/out/secret",
             "p/out/p/a.h",

@@ -85,6 +85,25 @@ impl Task<'_> {
         all
     }
 
+    /// The directories in which the compiler looks for headers before it has found one.
+    fn searched(&self) -> Vec<PathBuf> {
+        let cpp = &self.cpp;
+        let dirs = [&cpp.quote, &cpp.dirs, &cpp.after, &self.pull.system];
+        let files = cpp.includes.iter().map(|name| self.path(name));
+        files
+            .chain([self.source.clone()])
+            .filter_map(|file| file.parent().map(Path::to_owned))
+            .chain([PathBuf::from(&self.job.cwd)])
+            .chain(dirs.into_iter().flatten().map(|name| self.path(name)))
+            .collect()
+    }
+
+    /// Ends the job here: the master preprocesses.
+    fn refuse<T>(&self, path: &Path) -> Result<T, Stop> {
+        let why = format!("{} is not for workers to read", path.display());
+        stop(self.job, Verdict::Refused, why)
+    }
+
     /// Where the compiler may find a header that this file names.
     fn candidates<'b>(
         &'b self,
@@ -180,22 +199,16 @@ impl Session<'_> {
                 return stop(job, Verdict::Limit, "too many headers");
             }
             self.ensure(task, view, task.first())?;
+            self.whole(task, view, &task.searched())?;
             let absolute = self.ahead(task, view)?;
             let (how, stderr) = self.run_preprocessor(task, view, shop, driver)?;
             if !how {
                 let missing = missing(task, view, &stderr);
-                if let Some(State::Refused(path)) = missing
-                    .iter()
-                    .map(|path| view.state(path))
-                    .find(|state| matches!(state, State::Refused(_)))
-                {
-                    return stop(
-                        job,
-                        Verdict::Refused,
-                        format!("{} is not for workers to read", path.display()),
-                    );
-                }
-                if !missing.is_empty() {
+                let refused = missing.iter().find_map(|path| match view.state(path) {
+                    State::Refused(path) => Some(path),
+                    _ => None,
+                });
+                if refused.is_none() && !missing.is_empty() {
                     self.ensure(task, view, missing)?;
                     continue;
                 }
@@ -203,6 +216,9 @@ impl Session<'_> {
                 let all = view.to_check(&HashSet::new());
                 if self.refresh(task, view, &all)? {
                     continue;
+                }
+                if let Some(path) = refused {
+                    return task.refuse(&path);
                 }
                 if absolute {
                     return stop(job, Verdict::Refused, ABSOLUTE);
@@ -214,10 +230,15 @@ impl Session<'_> {
                 return stop(job, Verdict::Limit, "a text that is too long");
             }
             let (text, names) = rewrite(&text, view.root().to_str().unwrap_or_default(), job.cxx);
-            let mut used = HashSet::new();
+            let (mut used, mut own) = (HashSet::new(), Vec::new());
             for name in &names {
-                match view.state(&task.path(name)) {
-                    State::File(path) => drop(used.insert(path)),
+                let named = task.path(name);
+                match view.state(&named) {
+                    State::File(path) => {
+                        used.insert(path);
+                        // What it includes is looked for beside it first.
+                        own.extend(named.parent().map(Path::to_owned));
+                    }
                     // With `-g`: the working directory.
                     State::Directory(_) if name.ends_with("//") => {}
                     _ => {
@@ -228,6 +249,9 @@ impl Session<'_> {
                         );
                     }
                 }
+            }
+            if self.whole(task, view, &own)? {
+                continue;
             }
             let numbers = view.to_check(&used);
             if self.refresh(task, view, &numbers)? {
@@ -325,6 +349,40 @@ impl Session<'_> {
         stop(task.job, Verdict::Trouble, "a path without an end")
     }
 
+    /// Sees to it that all names of these directories are in the view: the compiler takes those that are not for absent. Whether that changed the view.
+    ///
+    /// # Errors
+    /// One of them may not be read.
+    fn whole(&mut self, task: &Task<'_>, view: &mut View, dirs: &[PathBuf]) -> Result<bool, Stop> {
+        let mut changed = false;
+        for _ in 0..ROUNDS {
+            let mut old = Vec::new();
+            for dir in dirs {
+                match view.state(dir) {
+                    State::Refused(path) => return task.refuse(&path),
+                    State::Directory(path) => match view.way(&path) {
+                        Some(true) => return task.refuse(&path),
+                        // An earlier job had other roots.
+                        Some(false) => old.push(path),
+                        None => {}
+                    },
+                    State::File(_) | State::Absent | State::Unknown(_) => {}
+                }
+            }
+            if old.is_empty() {
+                return Ok(changed);
+            }
+            changed = true;
+            self.fetch(task, view, old)?;
+            self.ensure(task, view, dirs.to_vec())?;
+        }
+        stop(
+            task.job,
+            Verdict::Trouble,
+            "its directories change all the time",
+        )
+    }
+
     /// Fetches what the source will include, as far as that can be seen without preprocessing. Whether something may be included by an absolute name.
     fn ahead(&mut self, task: &Task<'_>, view: &mut View) -> Result<bool, Stop> {
         let mut absolute = false;
@@ -360,12 +418,8 @@ impl Session<'_> {
                                 break;
                             }
                             // The compiler would find nothing there, which may not be so.
-                            State::Refused(path) if name.contains("../") => {
-                                return stop(
-                                    task.job,
-                                    Verdict::Refused,
-                                    format!("{} is not for workers to read", path.display()),
-                                );
+                            State::Refused(path) if name.contains("../") || !view.has(&path) => {
+                                return task.refuse(&path);
                             }
                             State::Refused(_) => break,
                             State::Absent | State::Directory(_) => {}
@@ -467,7 +521,9 @@ impl Session<'_> {
         if region.len > MAX_CONTENTS {
             return stop(job, Verdict::Limit, "contents that are too long");
         }
-        let has = |entry: &Entry| !matches!(entry.node, Node::Absent | Node::Refused);
+        if !fit(entries, region.len) {
+            return Err(gone("more contents than their region has").into());
+        }
         let empty: Arc<[u8]> = Arc::from([]);
         let known: Option<Vec<_>> = {
             let store = crate::lock(&self.shared.store);
@@ -481,6 +537,12 @@ impl Session<'_> {
             entries.iter().map(one).collect()
         };
         if let Some(known) = known {
+            let same = |(entry, bytes): (&Entry, &Arc<[u8]>)| {
+                !has(entry) || bytes.len() as u64 == entry.len
+            };
+            if !entries.iter().zip(&known).all(same) {
+                return Err(gone("contents of another length than they are said to have").into());
+            }
             return Ok(known);
         }
         let len = region.len as usize;
@@ -523,6 +585,18 @@ impl Session<'_> {
         }
         Err(gone("the master does not answer").into())
     }
+}
+
+/// Whether an answer has contents for this entry.
+fn has(entry: &Entry) -> bool {
+    !matches!(entry.node, Node::Absent | Node::Refused)
+}
+
+/// Whether contents can lie side by side in a region of `len` bytes. If they overlapped, a short region would be many long files.
+fn fit(entries: &[Entry], len: u64) -> bool {
+    let mut all = entries.iter().filter(|entry| has(entry));
+    all.try_fold(0, |sum: u64, entry| sum.checked_add(entry.len))
+        .is_some_and(|sum| sum <= len)
 }
 
 /// The source as the compiler takes it, and what comes beside it.
@@ -653,6 +727,23 @@ fn dependencies(text: &str, root: &str, without_system: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contents_do_not_overlap() {
+        let entry = |node, len| Entry {
+            node,
+            number: 0,
+            mtime: 0,
+            at: 0,
+            len,
+            digest: [0; 32],
+        };
+        let file = |len| entry(Node::File, len);
+        assert!(fit(&[], 0) && fit(&[file(3), file(0), file(7)], 10));
+        assert!(fit(&[entry(Node::Absent, 9), entry(Node::Refused, 9)], 0));
+        assert!(!fit(&[file(10), file(1)], 10));
+        assert!(!fit(&[file(u64::MAX), file(1)], 10));
+    }
 
     #[test]
     fn markers_have_the_masters_names() {

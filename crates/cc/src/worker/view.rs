@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
@@ -17,6 +17,8 @@ use crate::wire::{Entry, Node};
 
 /// Symbolic links on one way.
 const MAX_LINKS: usize = 40;
+/// The longest target of a link, in bytes.
+const MAX_TARGET: usize = 4096;
 /// Names, and bytes of files, that one view may have.
 const MAX_NAMES: usize = 400_000;
 const MAX_BYTES: u64 = 512 << 20;
@@ -70,6 +72,8 @@ pub(super) struct View {
     asked: HashSet<PathBuf>,
     names: usize,
     bytes: u64,
+    /// There was more to hold than may be.
+    full: bool,
 }
 
 impl View {
@@ -88,6 +92,7 @@ impl View {
             asked: HashSet::new(),
             names: 0,
             bytes: 0,
+            full: false,
         })
     }
 
@@ -102,7 +107,7 @@ impl View {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.names > MAX_NAMES || self.bytes > MAX_BYTES
+        self.full
     }
 
     /// A new job may read other directories.
@@ -165,6 +170,16 @@ impl View {
             } else {
                 return State::Unknown(at);
             }
+        }
+    }
+
+    /// For a directory above those that may be read, at a path without links: whether it was asked for in this job.
+    ///
+    /// Names are missing in it that the master has, so no compiler may look for a header there.
+    pub(super) fn way(&self, path: &Path) -> Option<bool> {
+        match &self.held.get(path)?.kind {
+            Kind::Way(_) => Some(self.asked.contains(path)),
+            _ => None,
         }
     }
 
@@ -237,12 +252,8 @@ impl View {
         symlink(name, self.at(path))
     }
 
-    fn hold(&mut self, path: &Path, kind: Kind, entry: &Entry) {
-        let len = if matches!(kind, Kind::File(_)) {
-            entry.len
-        } else {
-            0
-        };
+    /// `len`: bytes of a file.
+    fn hold(&mut self, path: &Path, kind: Kind, entry: &Entry, len: u64) {
         self.bytes += len;
         self.held.insert(
             path.into(),
@@ -257,7 +268,7 @@ impl View {
     /// Takes what the master says of a path. What stood there goes.
     ///
     /// # Errors
-    /// Those of the file system; `InvalidData` for what no tree has.
+    /// Those of the file system; `InvalidData` for what no tree has; `StorageFull`, and then the view is full.
     pub(super) fn install(&mut self, path: &Path, entry: &Entry, bytes: &[u8]) -> io::Result<()> {
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
         // Only names that a directory here has been said to have come here.
@@ -270,51 +281,51 @@ impl View {
             return Err(bad());
         }
         match entry.node {
-            Node::Absent => {
-                self.remove(path)?;
-                let name = path
-                    .file_name()
-                    .and_then(|name| name.to_str())
-                    .unwrap_or_default();
-                if let Some(Held {
-                    kind: Kind::Directory(names) | Kind::Way(names),
-                    ..
-                }) = path.parent().and_then(|parent| self.held.get_mut(parent))
-                    && names.remove(name)
-                {
-                    self.names -= 1;
-                }
-            }
-            Node::Refused => {
+            // A listed name can lead nowhere, or be replaced at this moment. Its directory need not change when it leads somewhere, so the next job asks again.
+            Node::Absent | Node::Refused => {
                 self.remove(path)?;
                 if path != Path::new("/") {
                     self.placeholder(path)?;
                 }
-                self.hold(path, Kind::Refused, entry);
+                self.hold(path, Kind::Refused, entry, 0);
             }
             Node::Link => {
                 self.remove(path)?;
                 self.placeholder(path)?;
                 let to = std::str::from_utf8(bytes).map_err(|_| bad())?;
-                if !to.starts_with('/') || to.contains('\0') {
+                let up = |part: Component<'_>| part == Component::ParentDir;
+                if !to.starts_with('/')
+                    || to.contains('\0')
+                    || to.len() > MAX_TARGET
+                    || Path::new(to).components().any(up)
+                {
                     return Err(bad());
                 }
-                self.hold(path, Kind::Link(to.into()), entry);
+                self.hold(path, Kind::Link(to.into()), entry, 0);
                 self.links.insert(path.into());
             }
             Node::File => {
                 self.remove(path)?;
+                let len = bytes.len() as u64;
+                if self.bytes + len > MAX_BYTES {
+                    return Err(self.overflow());
+                }
                 let mut file = File::create_new(self.at(path))?;
                 file.write_all(bytes)?;
                 // `#pragma once` compares times.
                 let time = u64::try_from(entry.mtime).unwrap_or(0);
                 file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_nanos(time))?;
                 let (names, absolute) = scan(bytes);
-                self.hold(path, Kind::File(Facts { names, absolute }), entry);
+                self.hold(path, Kind::File(Facts { names, absolute }), entry, len);
             }
             Node::Directory | Node::Way => self.directory(path, entry, bytes)?,
         }
         Ok(())
+    }
+
+    fn overflow(&mut self) -> io::Error {
+        self.full = true;
+        io::ErrorKind::StorageFull.into()
     }
 
     fn directory(&mut self, path: &Path, entry: &Entry, bytes: &[u8]) -> io::Result<()> {
@@ -330,6 +341,9 @@ impl View {
         };
         if !names.iter().all(good) {
             return Err(bad());
+        }
+        if self.names + names.len() > MAX_NAMES {
+            return Err(self.overflow());
         }
         let before = match self.held.remove(path) {
             Some(Held {
@@ -354,13 +368,21 @@ impl View {
         for new in names.difference(&before) {
             self.placeholder(&path.join(new))?;
         }
+        // A directory of an earlier job, which had fewer names to read, is not taken for a whole one.
+        for old in names.intersection(&before) {
+            let old = path.join(old);
+            if entry.node == Node::Directory && self.way(&old) == Some(false) {
+                self.remove(&old)?;
+                self.placeholder(&old)?;
+            }
+        }
         let kind = if entry.node == Node::Way {
             self.asked.insert(path.into());
             Kind::Way(names)
         } else {
             Kind::Directory(names)
         };
-        self.hold(path, kind, entry);
+        self.hold(path, kind, entry, 0);
         Ok(())
     }
 
@@ -447,8 +469,56 @@ mod tests {
         assert_eq!(open(&view, "/p/sub/x.h"), Ok(()));
         view.install(path("/p/sub/x.h"), &entry(Node::Absent), b"")
             .unwrap();
-        assert_eq!(view.state(path("/p/sub/x.h")), State::Absent);
+        // What is listed and leads nowhere may lead somewhere soon.
+        let x = path("/p/sub/x.h");
+        assert_eq!(view.state(x), State::Refused(x.into()));
+        assert_eq!(open(&view, "/p/sub/x.h"), Err(Some(libc::ELOOP)));
+        view.begin();
+        assert_eq!(view.state(x), State::Unknown(x.into()));
         assert_eq!(view.bytes, 0);
+    }
+
+    #[test]
+    fn what_an_earlier_job_saw_in_part_is_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut view = View::new(dir.path()).unwrap();
+        let path = Path::new;
+        for (at, names) in [("/", &b"p\0"[..]), ("/p", b"a\0"), ("/p/a", b"b\0")] {
+            view.install(path(at), &entry(Node::Way), names).unwrap();
+        }
+        assert_eq!(view.way(path("/p/a")), Some(true));
+        view.begin();
+        assert_eq!(view.way(path("/p/a")), Some(false));
+        view.install(path("/p"), &entry(Node::Directory), b"a\0x.h\0")
+            .unwrap();
+        assert_eq!(view.way(path("/p")), None);
+        assert_eq!(view.state(path("/p/a")), State::Unknown("/p/a".into()));
+        // `__has_include` must not find that there is nothing.
+        let e = File::open(view.at(path("/p/a/y.h"))).unwrap_err();
+        assert_eq!(e.raw_os_error(), Some(libc::ELOOP));
+    }
+
+    #[test]
+    fn a_view_has_limits() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut view = View::new(dir.path()).unwrap();
+        let path = Path::new;
+        view.install(path("/"), &entry(Node::Directory), b"f\0")
+            .unwrap();
+        // Counted is what comes, not what the master says of its length.
+        view.install(path("/f"), &entry(Node::File), b"int x;")
+            .unwrap();
+        assert_eq!(view.bytes, 6);
+        view.bytes = MAX_BYTES;
+        view.install(path("/f"), &entry(Node::File), b"int x;")
+            .unwrap();
+        assert!(!view.is_full());
+        let e = view.install(path("/f"), &entry(Node::File), b"int long_x;");
+        assert_eq!(e.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(view.is_full());
+        view.names = MAX_NAMES;
+        view.install(path("/"), &entry(Node::Directory), b"f\0g\0")
+            .unwrap_err();
     }
 
     #[test]
@@ -466,8 +536,10 @@ mod tests {
             view.install(path(bad), &entry(Node::File), b"x")
                 .expect_err(bad);
         }
-        view.install(path("/p"), &entry(Node::Link), b"etc/passwd")
-            .unwrap_err();
+        for bad in ["etc/passwd", "/p/../../x", "/.."] {
+            view.install(path("/p"), &entry(Node::Link), bad.as_bytes())
+                .unwrap_err();
+        }
         view.install(path("/p"), &entry(Node::Link), b"/etc/passwd")
             .unwrap();
         view.settle().unwrap();

@@ -30,7 +30,7 @@ pub struct FlowsConfig {
     pub max_kept_per_flow: usize,
     /// A flow that is not heard for so long is forgotten.
     pub idle: Duration,
-    /// A message of which nothing came for so long gives its receive to another flow that needs one.
+    /// A message that has not grown for so long gives its receive to another flow that needs one.
     pub stall: Duration,
 }
 
@@ -75,13 +75,17 @@ struct Known<B, K> {
     /// The number of the last message that has begun.
     msn: u32,
     heard: Now,
+    /// When the last segment came that was placed, or that brought those behind it to their places.
+    progressed: Now,
     /// Where it was heard.
     via: IpAddr,
     /// It is over: why, and which packet and message was refused.
     dead: Option<(FaultCode, u32, u32)>,
     /// The expected packet found no receive: it, and its message.
     starved: Option<(u32, u32)>,
-    /// It stands in the list of those who starve.
+    /// In which list it belongs then.
+    lacks: usize,
+    /// It stands in a list of those who starve.
     listed: bool,
     /// It gets an answer.
     due: bool,
@@ -94,6 +98,17 @@ pub enum Admit {
     Next(Spot),
     /// It was dropped, or kept.
     Done,
+}
+
+/// What becomes of a flow that stood still.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Resumed<K> {
+    /// No flow stands still for this.
+    Nobody,
+    /// It goes on with this segment: what [`Admit::Next`] says is to be done, and then [`Flows::resumed`].
+    Segment(Spot, K),
+    /// Its segment was not kept: its sender is told to send it again.
+    Told,
 }
 
 /// An admitted segment.
@@ -167,8 +182,8 @@ pub struct Flows<B, K> {
     order: VecDeque<(Now, Key)>,
     /// Those who get an answer.
     due: Vec<Key>,
-    /// Those whose next message found no receive.
-    starved: Vec<Key>,
+    /// Those whose next message found no receive, and those who found no room for its record, the next to go on first.
+    starved: [VecDeque<Key>; 2],
     /// For flows that are not there.
     strays: Vec<Answer>,
     /// Messages of flows that are over.
@@ -198,7 +213,7 @@ impl<B, K> Flows<B, K> {
             held: 0,
             order: VecDeque::new(),
             due: Vec::new(),
-            starved: Vec::new(),
+            starved: Default::default(),
             strays: Vec::new(),
             released: Vec::new(),
             open: 0,
@@ -226,7 +241,7 @@ impl<B, K> Flows<B, K> {
         let mut issued = millis(now);
         if let Some(known) = self.known.get(&(from, flow.src_qp))
             && known.incarnation != flow.incarnation
-            && !is_after(issued, issue_of(known.cookie))
+            && !self.is_younger(now, issued, known.cookie)
         {
             issued = issue_of(known.cookie).wrapping_add(1);
         }
@@ -277,13 +292,10 @@ impl<B, K> Flows<B, K> {
         };
         known.heard = now;
         known.via = via;
-        if !known.due {
-            known.due = true;
-            self.due.push(key);
-        }
-        if known.dead.is_some() {
+        self.answer(key);
+        let Some(known) = self.known.get_mut(&key).filter(|k| k.dead.is_none()) else {
             return Admit::Done;
-        }
+        };
         match known.incoming.arrived(packet.psn) {
             Arrival::Next => {
                 // Kept when there was no receive: now there may be one.
@@ -322,12 +334,9 @@ impl<B, K> Flows<B, K> {
             return true;
         }
         let issued = issue_of(cookie);
-        let age = i64::from(millis(now).wrapping_sub(issued).cast_signed());
-        let most = (self.config.idle / 2).as_millis() as i64;
-        // The time in a cookie may be a little ahead: two flows never have the same.
-        let fresh = (-1000..=most).contains(&age)
+        let fresh = self.is_fresh(now, issued)
             && self.cookie(from, src_qp, dst_qp, incarnation, issued) == cookie
-            && older.is_none_or(|older| is_after(issued, issue_of(older)));
+            && older.is_none_or(|older| self.is_younger(now, issued, older));
         if !fresh {
             self.stray(from, via, segment);
             return false;
@@ -350,6 +359,21 @@ impl<B, K> Flows<B, K> {
         self.known.insert(key, known);
         self.order.push_back((now, key));
         true
+    }
+
+    /// Whether a flow may begin with a cookie that was made then.
+    fn is_fresh(&self, now: Now, issued: u32) -> bool {
+        let age = i64::from(millis(now).wrapping_sub(issued).cast_signed());
+        let most = (self.config.idle / 2).as_millis() as i64;
+        // The time in a cookie may be a little ahead: two flows never have the same.
+        (-1000..=most).contains(&age)
+    }
+
+    /// Whether a cookie that was made at a fresh time is younger than that of a flow that is known. The times alone do not tell: they wrap, and a flow
+    /// may be weeks old.
+    fn is_younger(&self, now: Now, issued: u32, older: u64) -> bool {
+        let older = issue_of(older);
+        !self.is_fresh(now, older) || is_after(issued, older)
     }
 
     fn stray(&mut self, from: SocketAddr, via: IpAddr, segment: &Segment) {
@@ -450,6 +474,7 @@ impl<B, K> Flows<B, K> {
         let known = self.known.get_mut(&spot.key)?;
         known.incoming.advance();
         known.starved = None;
+        known.progressed = known.heard;
         if let Some(buffer) = buffer {
             let header = Segment {
                 offset: 0,
@@ -482,8 +507,9 @@ impl<B, K> Flows<B, K> {
         if let (Some(known), Some(packet)) = (self.known.get_mut(&spot.key), spot.segment.reliable)
         {
             known.starved = Some((packet.psn, spot.segment.msn));
+            known.lacks = usize::from(spot.segment.target.is_some());
             if !std::mem::replace(&mut known.listed, true) {
-                self.starved.push(spot.key);
+                self.starved[known.lacks].push_back(spot.key);
             }
         }
     }
@@ -524,26 +550,63 @@ impl<B, K> Flows<B, K> {
 
     /// Whether a flow stands still because there was no receive.
     pub fn is_starving(&self) -> bool {
-        !self.starved.is_empty()
+        self.starved.iter().any(|list| !list.is_empty())
     }
 
-    /// There may be a receive now. Each flow that stands still is to be told so ([`Flows::answers`]); the segments that they could not go on with are
-    /// given out, as far as they were kept.
-    pub fn resume(&mut self) -> Vec<(Spot, K)> {
-        let mut segments = Vec::new();
-        for key in std::mem::take(&mut self.starved) {
-            let Some(known) = self.known.get_mut(&key) else {
-                continue;
-            };
-            known.listed = false;
-            known.starved = None;
-            if !known.due {
-                known.due = true;
-                self.due.push(key);
+    /// There may be a receive now, or, with `records`, room for a record. One flow goes on that stands still for want of it, the one that waits for the longest
+    /// first; the others stand still until the next call.
+    pub fn resume(&mut self, records: bool) -> Resumed<K> {
+        let list = usize::from(records);
+        while let Some(&key) = self.starved[list].front() {
+            let stands_still = self.known.get(&key).is_some_and(Known::stands_still);
+            if stands_still && let Some((spot, what)) = self.kept_of(key) {
+                return Resumed::Segment(spot, what);
             }
-            segments.extend(self.kept_of(key));
+            self.starved[list].pop_front();
+            if let Some(known) = self.known.get_mut(&key) {
+                known.listed = false;
+                if stands_still {
+                    known.starved = None;
+                    self.answer(key);
+                    return Resumed::Told;
+                }
+            }
         }
-        segments
+        Resumed::Nobody
+    }
+
+    /// A segment that [`Flows::resume`] has given out was taken as far as it could be, with those behind it. `false`: its flow stands still for want of the same,
+    /// and so would the others. If it has not gone on at all, it is still the next, and its sender, who knows, is not told.
+    pub fn resumed(&mut self, records: bool, spot: &Spot) -> bool {
+        let Some(known) = self.known.get_mut(&spot.key) else {
+            return false;
+        };
+        let list = usize::from(records);
+        let stands_still = known.stands_still();
+        let same = stands_still && known.lacks == list;
+        let packet = spot.segment.reliable.map(|packet| packet.psn);
+        let went_on = !stands_still || known.starved.map(|(psn, _)| psn) != packet;
+        if same && !went_on {
+            return false;
+        }
+        self.starved[list].pop_front_if(|key| *key == spot.key);
+        known.listed = stands_still;
+        if stands_still {
+            self.starved[known.lacks].push_back(spot.key);
+        }
+        if went_on {
+            self.answer(spot.key);
+        }
+        !same
+    }
+
+    /// A flow gets an answer.
+    fn answer(&mut self, key: Key) {
+        if let Some(known) = self.known.get_mut(&key)
+            && !std::mem::replace(&mut known.due, true)
+        {
+            self.due.push(key);
+        }
     }
 
     /// Acknowledgements and faults that are to be sent now: at most one for a flow, whatever came of it.
@@ -599,7 +662,7 @@ impl<B, K> Flows<B, K> {
         let mut found = None;
         for (key, known) in &self.known {
             if let Some(open) = &known.open
-                && known.heard + stall <= now
+                && known.progressed + stall <= now
                 && suits(&open.buffer)
             {
                 found = Some((*key, known.incoming.expected(), open.header.msn));
@@ -632,7 +695,9 @@ impl<B, K> Flows<B, K> {
             }
             if let Some(known) = self.known.remove(&key) {
                 if known.listed {
-                    self.starved.retain(|starved| *starved != key);
+                    for list in &mut self.starved {
+                        list.retain(|starved| *starved != key);
+                    }
                 }
                 self.over(key.0, known);
             }
@@ -660,7 +725,7 @@ impl<B, K> Flows<B, K> {
         self.hosts.clear();
         self.order.clear();
         self.due.clear();
-        self.starved.clear();
+        self.starved = Default::default();
         self.strays.clear();
         (self.held, self.open) = (0, 0);
         messages
@@ -678,12 +743,18 @@ impl<B, K> Known<B, K> {
             open: None,
             msn: 0,
             heard: Duration::ZERO,
+            progressed: Duration::ZERO,
             via,
             dead: None,
             starved: None,
+            lacks: 0,
             listed: false,
             due: false,
         }
+    }
+
+    fn stands_still(&self) -> bool {
+        self.starved.is_some() && self.dead.is_none()
     }
 }
 

@@ -20,7 +20,7 @@ mod pair;
 mod reassembly;
 mod window;
 
-pub use flows::{Admit, Answer, Carried, Flows, FlowsConfig, Spot};
+pub use flows::{Admit, Answer, Carried, Flows, FlowsConfig, Resumed, Spot};
 pub use pace::{Pacer, PacerConfig, Wait};
 pub use pair::{Failure, Pair, PairConfig, Transmit};
 pub use reassembly::{Config, Finished, Ranges, Reassembler, Refusal, Source, Ticket};

@@ -74,6 +74,8 @@ pub struct Outgoing<P> {
     /// Mean and mean deviation.
     rtt: Option<(Duration, Duration)>,
     backoff: u32,
+    /// When the oldest packet timed out last.
+    timed_out: Now,
     /// Since when nothing was acknowledged.
     waiting_since: Now,
     resent: u64,
@@ -91,6 +93,7 @@ impl<P> Outgoing<P> {
             recover: 0,
             rtt: None,
             backoff: 0,
+            timed_out: Duration::ZERO,
             waiting_since: Duration::ZERO,
             resent: 0,
         }
@@ -290,20 +293,35 @@ impl<P> Outgoing<P> {
         if waited >= self.config.patience && self.backoff >= self.config.timeouts {
             return false;
         }
-        if !oldest.lost && now.saturating_sub(oldest.sent) >= rto {
+        if now.saturating_sub(self.timing_since(oldest)) >= rto {
+            let anew = !oldest.lost;
             for entry in self.unacked.iter_mut().filter(|u| !u.here) {
                 // What went out lately may still be on its way.
                 entry.lost |= now.saturating_sub(entry.sent) >= rto;
             }
-            self.backoff += 1;
-            self.shrink();
+            self.backoff = self.backoff.saturating_add(1);
+            self.timed_out = now;
+            if anew {
+                self.shrink();
+            }
         }
         true
     }
 
+    /// Since when the oldest packet is waited for. What the caller cannot send again times out all the same, so that a peer which takes
+    /// nothing is given up.
+    fn timing_since(&self, oldest: &Unacked<P>) -> Now {
+        if oldest.lost {
+            oldest.sent.max(self.timed_out).max(self.waiting_since)
+        } else {
+            oldest.sent
+        }
+    }
+
     /// When [`Outgoing::tick`] has something to do.
     pub fn next_time(&self) -> Option<Now> {
-        self.unacked.front().map(|u| u.sent + self.rto())
+        let oldest = self.unacked.front()?;
+        Some(self.timing_since(oldest) + self.rto())
     }
 }
 
@@ -439,5 +457,24 @@ mod tests {
         }
         assert!(now >= config.patience && sent >= config.timeouts, "{sent}");
         assert!(now < config.patience + 8 * config.most_rto, "{now:?}");
+    }
+
+    /// The caller has no way to send it again: its connection stands still, or pacing holds it back.
+    #[test]
+    fn a_silent_peer_to_which_nothing_can_be_sent_is_given_up() {
+        let config = WindowConfig {
+            patience: Duration::from_secs(3),
+            ..WindowConfig::default()
+        };
+        let mut out = Outgoing::new(config);
+        out.send(MS, ());
+        let mut now = MS;
+        while out.tick(now) {
+            let next = out.next_time().expect("something waits");
+            assert!(next > now, "each time-out is looked for once");
+            assert!(next < config.patience + 8 * config.most_rto, "{next:?}");
+            now = next;
+        }
+        assert!(now >= config.patience && out.resent() == 0);
     }
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use weft_proto::dgram::{Admit, Carried, Finished, Flows, FlowsConfig, Ranges, Source, Spot};
+use weft_proto::dgram::{
+    Admit, Carried, Finished, Flows, FlowsConfig, Ranges, Resumed, Source, Spot,
+};
 use weft_wire::dgram::{Control, FaultCode, Flow, Grh, Segment, Target};
 
 use weft_mem::Access;
@@ -43,6 +45,9 @@ pub(super) type Heard = Flows<Buffer, Early>;
 pub(super) fn heard() -> Heard {
     Flows::new(FlowsConfig::default(), RandomState::new())
 }
+
+/// Senders whose segments were not kept and who are told at once, for a receive, to send them again. The others try again by themselves.
+const TOLD: usize = 16;
 
 /// Why a segment goes no further.
 enum Stop {
@@ -291,22 +296,42 @@ impl UdInner {
         if !taking.live || self.state() == QpState::Error {
             return;
         }
-        let now = Instant::now();
-        for (spot, mut early) in taking.flows.resume() {
-            let mut arrived = Arrived {
-                bytes: &mut early.bytes,
-                from: spot.from(),
-                to: early.to,
-                traffic_class: early.traffic_class,
-                now,
-            };
-            self.take_spot(&mut taking, &spot, &mut arrived);
+        for records in [false, true] {
+            self.feed_one_kind(&mut taking, records);
+        }
+        if taking.flows.is_starving() {
+            self.starving.store(true, Ordering::SeqCst);
         }
         self.give_back(&mut taking);
         self.set_flow_alarm(reliable, &mut taking);
         drop(taking);
         self.answer();
         self.call_hooks();
+    }
+
+    /// Flows that want receives, or room for records, go on one after the other until one finds none.
+    fn feed_one_kind(&self, taking: &mut Taking, records: bool) {
+        let now = Instant::now();
+        let mut told = 0;
+        while told < TOLD {
+            match taking.flows.resume(records) {
+                Resumed::Nobody => return,
+                Resumed::Told => told += 1,
+                Resumed::Segment(spot, mut early) => {
+                    let mut arrived = Arrived {
+                        bytes: &mut early.bytes,
+                        from: spot.from(),
+                        to: early.to,
+                        traffic_class: early.traffic_class,
+                        now,
+                    };
+                    self.take_spot(taking, &spot, &mut arrived);
+                    if !taking.flows.resumed(records, &spot) {
+                        return;
+                    }
+                }
+            }
+        }
     }
 
     /// A queue pair asks for a cookie.

@@ -71,6 +71,18 @@ impl Paths {
     }
 }
 
+/// A queue pair's address in memory, which is its own for as long as a [`Weak`] of it is kept.
+type MemberId = usize;
+
+fn member_id(member: &Weak<UdInner>) -> MemberId {
+    member.as_ptr().addr()
+}
+
+struct Paced {
+    until: Instant,
+    member: Weak<UdInner>,
+}
+
 pub(crate) struct PortInner {
     pub(crate) device: Arc<DeviceInner>,
     socket: UdpSocket,
@@ -83,8 +95,8 @@ pub(crate) struct PortInner {
     receive_room: u32,
     /// How fast each destination takes what is sent to it.
     paths: Mutex<Paths>,
-    /// Queue pairs that wait for a report of a destination.
-    paced: Mutex<Vec<(SocketAddr, Weak<UdInner>)>>,
+    /// Queue pairs that wait for a report of a destination, each once for each, and when they try again without one.
+    paced: Mutex<HashMap<(SocketAddr, MemberId), Paced>>,
     /// When to look at queue pairs again.
     alarms: Mutex<Vec<(Instant, Weak<UdInner>)>>,
     /// The engine's epoll can fire.
@@ -275,7 +287,7 @@ impl PortInner {
                     path.is_some_and(|(_, p)| p.report(Instant::now(), cookie, sent, room))
                 };
                 if news {
-                    self.resume(|to| to == arrived.from);
+                    self.resume(|to, _| to == arrived.from);
                 }
             }
             // To a group, nobody answers for all.
@@ -295,17 +307,16 @@ impl PortInner {
         }
     }
 
-    /// Queue pairs that wait for a report of such a destination try again.
-    fn resume(&self, of: impl Fn(SocketAddr) -> bool) {
-        let mut waiting = Vec::new();
-        lock(&self.paced).retain(|(to, member)| {
-            let resumed = of(*to);
-            if resumed {
-                waiting.push(member.clone());
-            }
-            !resumed
-        });
-        for member in waiting.iter().filter_map(Weak::upgrade) {
+    /// Queue pairs that wait for a report of such a destination, until such a time, try again.
+    fn resume(&self, of: impl Fn(SocketAddr, Instant) -> bool) {
+        let resumed = |&(to, _): &(SocketAddr, MemberId), paced: &mut Paced| of(to, paced.until);
+        // One that waits for several destinations tries them all at once.
+        let waiting: HashMap<_, _> = {
+            let mut paced = lock(&self.paced);
+            let resumed = paced.extract_if(resumed);
+            resumed.map(|((_, id), p)| (id, p.member)).collect()
+        };
+        for member in waiting.values().filter_map(Weak::upgrade) {
             member.send_on();
         }
     }
@@ -376,13 +387,18 @@ impl PortInner {
 
     /// This queue pair has something to send to there, and too much is on its way.
     pub(crate) fn wait_for_report(&self, until: Instant, to: SocketAddr, member: Weak<UdInner>) {
-        lock(&self.paced).push((to, member.clone()));
+        let key = (to, member_id(&member));
+        lock(&self.paced).insert(key, Paced { until, member });
         // The report may have come before anybody waited for it.
         let open = lock(&self.paths)
             .of
             .get(&to)
             .is_none_or(|(_, p)| p.is_open());
-        self.set_alarm(if open { Instant::now() } else { until }, member);
+        let until = if open { Instant::now() } else { until };
+        if let Some(paced) = lock(&self.paced).get_mut(&key) {
+            paced.until = until;
+        }
+        self.registration.set_timer(until);
     }
 
     /// Look at this queue pair again at that time.
@@ -393,26 +409,28 @@ impl PortInner {
 
     fn ring_alarms(&self) {
         let now = Instant::now();
-        let mut due = Vec::new();
+        // For these no report has come.
+        self.resume(|_, until| until <= now);
+        let mut due = HashMap::new();
         lock(&self.alarms).retain(|(at, member)| {
             if *at <= now {
-                due.push(member.clone());
+                due.insert(member_id(member), member.clone());
             }
             *at > now
         });
-        if due.is_empty() {
-            return;
-        }
-        // Who waits for a report that does not come is one of them.
-        self.resume(|_| true);
-        for member in due.iter().filter_map(Weak::upgrade) {
+        for member in due.values().filter_map(Weak::upgrade) {
             member.alarm(now);
         }
     }
 
     /// This queue pair has something to send, and the socket takes nothing now.
     pub(crate) fn wait_for_room(&self, member: Weak<UdInner>) {
-        lock(&self.waiting).push_back(member);
+        {
+            let mut waiting = lock(&self.waiting);
+            if !waiting.iter().any(|other| other.ptr_eq(&member)) {
+                waiting.push_back(member);
+            }
+        }
         self.blocked.store(true, Ordering::SeqCst);
         // A poller tries by itself, and gives the port back when it ceases to poll.
         if self.armed.load(Ordering::SeqCst) {
@@ -591,5 +609,158 @@ impl UdPort {
             .registration
             .start(source, inner.fd(), Interest::READ)?;
         Ok(UdPort(Arc::new(Owner(inner))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::super::{UdInit, UdQp, UdReliable};
+    use super::*;
+    use crate::Cq;
+    use crate::types::SendWr;
+
+    const HERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+    struct Bed {
+        device: Device,
+        port: UdPort,
+        cq: Cq,
+        /// It takes nothing, and answers nothing.
+        silent: std::net::UdpSocket,
+    }
+
+    impl Bed {
+        fn new() -> Bed {
+            let device = Device::open().unwrap();
+            let port = device.bind_ud(HERE).unwrap();
+            let cq = device.create_cq(256, None).unwrap();
+            let silent = std::net::UdpSocket::bind(HERE).unwrap();
+            Bed {
+                device,
+                port,
+                cq,
+                silent,
+            }
+        }
+
+        fn qp(&self, reliable: Option<UdReliable>) -> UdQp {
+            let init = UdInit {
+                max_send_wr: 1024,
+                max_inline: 4096,
+                reliable,
+                ..UdInit::new(&self.port, 1, &self.cq, &self.cq)
+            };
+            self.device.alloc_pd().unwrap().create_ud_qp(&init).unwrap()
+        }
+
+        fn silent(&self) -> UdDest {
+            UdDest {
+                addr: self.silent.local_addr().unwrap(),
+                qp_num: 1,
+                qkey: 1,
+                from: None,
+                traffic_class: 0,
+            }
+        }
+
+        /// More than goes to a destination that reports nothing.
+        fn stall(&self, qp: &UdQp) {
+            let dest = self.silent();
+            for _ in 0..1000 {
+                let wr = SendWr::send(1).inline(&[0; 256]);
+                qp.post_send(&wr, &dest).unwrap();
+            }
+        }
+    }
+
+    /// Who waits for a report of its destination, however often it has tried, waits for it once.
+    #[test]
+    fn one_wait_for_each_destination() {
+        let bed = Bed::new();
+        let qp = bed.qp(None);
+        let port = bed.port.inner();
+        bed.stall(&qp);
+        for _ in 0..20 {
+            port.resume(|_, _| true);
+            let waits = lock(&port.paced).len();
+            assert!(waits <= 1, "{waits}");
+            assert!(lock(&port.alarms).is_empty());
+        }
+    }
+
+    /// A hostile receiver that lets a flow begin, says that it has no room, and then nothing any more: the engine serves others meanwhile, and what
+    /// waits does not grow.
+    #[test]
+    fn a_receiver_that_takes_nothing_does_not_keep_the_engine() {
+        let bed = Bed::new();
+        let give_up = Duration::from_hours(1);
+        let not_ready = None;
+        let qp = bed.qp(Some(UdReliable { give_up, not_ready }));
+        let other = bed.device.bind_ud(HERE).unwrap();
+        let port = bed.port.inner();
+        let dest = bed.silent();
+        for id in 0..200 {
+            let wr = SendWr::send(id).inline(&[0; 4096]).signaled();
+            qp.post_send(&wr, &dest).unwrap();
+        }
+        let mut answers = 0;
+        let mut bytes = [0; 8192];
+        while answers < 2 {
+            let (len, from) = bed.silent.recv_from(&mut bytes).unwrap();
+            let answer = match dgram::read(&bytes[..len]) {
+                Ok(Datagram::Control(Control::Hello { flow, .. })) => {
+                    let (dst_qp, src_qp) = (flow.src_qp, flow.dst_qp);
+                    let flow = dgram::Flow {
+                        dst_qp,
+                        src_qp,
+                        ..flow
+                    };
+                    Control::Welcome { flow, cookie: 7 }
+                }
+                Ok(Datagram::Control(Control::Probe { cookie, sent })) => {
+                    let room = 0;
+                    Control::Report { cookie, sent, room }
+                }
+                _ => continue,
+            };
+            let mut raw = Vec::new();
+            answer.emit(&mut raw);
+            bed.silent.send_to(&raw, from).unwrap();
+            answers += 1;
+        }
+        // Long enough for some time-outs, each twice as long as the one before.
+        let start = Instant::now();
+        let end = start + Duration::from_mins(1);
+        while start.elapsed() < Duration::from_secs(3) {
+            // The engine takes another port's datagrams, though nobody polls.
+            let before = other.counters().malformed;
+            bed.silent.send_to(b"?", other.local_addr()).unwrap();
+            while other.counters().malformed == before {
+                assert!(Instant::now() < end, "the engine does nothing else");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let waits = (lock(&port.paced).len(), lock(&port.alarms).len());
+            assert!(waits.0 <= 1 && waits.1 <= 16, "{waits:?}");
+        }
+    }
+
+    /// One that waits for its destination is not in the way of those that wait for the socket.
+    #[test]
+    fn room_in_the_socket_is_for_all_that_wait_for_it() {
+        let bed = Bed::new();
+        let (a, b) = (bed.qp(None), bed.qp(None));
+        let port = bed.port.inner();
+        // A poller has the port, not the engine.
+        port.timed.store(true, Ordering::SeqCst);
+        port.armed.store(false, Ordering::SeqCst);
+        bed.stall(&a);
+        for qp in [&a, &b] {
+            let members = port.members.read().unwrap();
+            port.wait_for_room(Weak::clone(&members[&qp.num()]));
+        }
+        port.flush();
+        assert!(lock(&port.waiting).is_empty());
     }
 }

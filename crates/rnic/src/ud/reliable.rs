@@ -229,7 +229,15 @@ impl UdInner {
             path.queued = false;
             let stall = self.send_path(reliable, paths, &mut path);
             match stall {
-                Ok(()) => {}
+                Ok(()) => {
+                    if let Some(at) = path.pair.next_time()
+                        && path.timer.is_none_or(|timer| at < timer)
+                    {
+                        path.timer = Some(at);
+                        paths.timers.push(Reverse((at, key)));
+                    }
+                }
+                // Stalled, its own time may have passed already. What it waits for looks at the clock, too.
                 Err(Stall::Pace(until)) => {
                     path.queued = true;
                     paths.parked.push(key);
@@ -241,12 +249,6 @@ impl UdInner {
                     paths.ready.push_front(key);
                     room = false;
                 }
-            }
-            if let Some(at) = path.pair.next_time()
-                && path.timer.is_none_or(|timer| at < timer)
-            {
-                path.timer = Some(at);
-                paths.timers.push(Reverse((at, key)));
             }
             paths.of.insert(key, path);
             if !room {

@@ -466,7 +466,7 @@ impl UdInner {
         }
     }
 
-    /// The kernel, or a receiver, may have room again: `false` when there is too little.
+    /// The kernel, or a receiver, may have room again: `false` when the kernel has too little.
     pub(crate) fn send_on(self: &Arc<Self>) -> bool {
         let all = match &self.reliable {
             Some(reliable) => self.reliable_on(reliable),
@@ -496,7 +496,7 @@ impl UdInner {
         if let Some(stall) = &stall {
             self.await_end(stall);
         }
-        stall.is_none()
+        !matches!(stall, Some(Stall::Socket))
     }
 
     /// Everything posted is over.
