@@ -66,7 +66,7 @@ fn fetched(text: &str) -> u64 {
     sum(text, "B fetched from the peer's memory")
 }
 
-const SCENARIOS: [&str; 26] = [
+const SCENARIOS: [&str; 28] = [
     "stream",
     "again",
     "overwrite",
@@ -93,6 +93,8 @@ const SCENARIOS: [&str; 26] = [
     "vector",
     "stopped",
     "splice",
+    "command",
+    "busy",
 ];
 
 fn run_traps(side: &Weft, program: &Path) -> Vec<Done> {

@@ -41,6 +41,8 @@ pub(crate) struct Loan {
     stream: AtomicPtr<Stream>,
     role: AtomicU32,
     number: AtomicU64,
+    /// Its place among all loans of the process.
+    serial: AtomicU64,
     start: AtomicUsize,
     len: AtomicUsize,
     /// The hold of the pages, a number of [`Hold::into_raw`]; 0: they are not protected for it.
@@ -64,6 +66,7 @@ static TABLE: [Loan; LOANS] = [const {
         stream: AtomicPtr::new(null_mut()),
         role: AtomicU32::new(0),
         number: AtomicU64::new(0),
+        serial: AtomicU64::new(0),
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         hold: AtomicUsize::new(0),
@@ -78,11 +81,21 @@ static TABLE: [Loan; LOANS] = [const {
 static HIGH: AtomicUsize = AtomicUsize::new(0);
 /// Loans that are LIVE.
 static COUNT: AtomicU32 = AtomicU32::new(0);
+/// The serial of the next loan.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+/// Threads that wait for all loans, because memory is about to go: nothing more is lent.
+static FINISHING: AtomicU32 = AtomicU32::new(0);
 /// A write to memory under way copies at once.
 static COPY_ON_WRITE: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn copy_on_write() {
     COPY_ON_WRITE.store(true, Relaxed);
+}
+
+/// Whether nothing may be lent any more. To be asked once more after a loan was entered: [`finish`] does not wait for loans that are entered after its
+/// beginning.
+pub(crate) fn is_finishing() -> bool {
+    FINISHING.load(SeqCst) != 0
 }
 
 fn used() -> &'static [Loan] {
@@ -294,6 +307,7 @@ pub(crate) unsafe fn begin(
     };
     loan.role.store(origin.role as u32, Relaxed);
     loan.number.store(number, Relaxed);
+    loan.serial.store(SERIAL.fetch_add(1, SeqCst), Relaxed);
     loan.start.store(start.expose_provenance(), Relaxed);
     loan.len.store(len, Relaxed);
     loan.hold.store(hold, Relaxed);
@@ -446,34 +460,51 @@ pub(crate) fn close(stream: &Stream, lost: bool) {
     }
 }
 
-/// The process is about to end, or to become another program: waits until everything is fetched, or nobody takes anything for ten seconds.
-pub(crate) fn finish() {
-    if COUNT.load(Relaxed) != 0 {
+/// Our memory cannot be read any more soon: waits until everything that is lent now is fetched, or nobody takes anything for ten seconds. Nothing more is
+/// lent as long as what it returns lives.
+#[must_use]
+pub(crate) fn finish() -> Finishing {
+    FINISHING.fetch_add(1, SeqCst);
+    if COUNT.load(SeqCst) != 0 {
         wait(10_000, |loan| {
             !crate::lock::is_dead(loan.peer.load(Relaxed))
         });
     }
+    Finishing(())
 }
 
-/// Waits for the loans that `which` names, until they are complete or nothing of them is fetched for so long.
+/// Nothing is lent as long as this lives.
+pub(crate) struct Finishing(());
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        FINISHING.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Waits for the loans of now that `which` names, until they are complete or nothing of them is fetched for so long.
 fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
+    let end = SERIAL.load(SeqCst);
     let mut last = (now_ms(), 0);
     loop {
         reap();
         let (mut progress, mut sleep) = (0_u64, None);
-        for loan in used() {
-            let Some(pinned) = loan.pin() else { continue };
-            if !which(loan) || pinned.is_done() {
-                continue;
-            }
-            let Pinned(_, stream, role) = pinned;
-            let completed = stream.completed_sources(role);
-            progress = progress
-                .wrapping_add(completed)
-                .wrapping_add(stream.source_progress(role, loan.number.load(Relaxed)));
-            stream.wait_for_source(role);
-            if !pinned.is_done() {
-                sleep = Some((stream.completion_word(role), completed as u32));
+        {
+            let _quiet = Quiet::new();
+            for loan in used() {
+                let Some(pinned) = loan.pin() else { continue };
+                if loan.serial.load(Relaxed) >= end || !which(loan) || pinned.is_done() {
+                    continue;
+                }
+                let Pinned(_, stream, role) = pinned;
+                let completed = stream.completed_sources(role);
+                progress = progress
+                    .wrapping_add(completed)
+                    .wrapping_add(stream.source_progress(role, loan.number.load(Relaxed)));
+                stream.wait_for_source(role);
+                if !pinned.is_done() {
+                    sleep = Some((stream.completion_word(role), completed as u32));
+                }
             }
         }
         let Some((word, seen)) = sleep else {
@@ -494,6 +525,7 @@ fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
 pub(crate) fn after_fork() {
     protect::in_child();
     COUNT.store(0, SeqCst);
+    FINISHING.store(0, SeqCst);
     for loan in used() {
         // What they kept is the parent's; a copy of ours in the child is left where it is.
         loan.hold.store(0, SeqCst);

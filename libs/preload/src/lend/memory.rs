@@ -186,7 +186,7 @@ doors! {
     }
 
     fn _exit(status: c_int) -> ! {
-        super::finish();
+        super::finish_for_good();
         next::_exit(status);
         libc::abort()
     }

@@ -263,7 +263,7 @@ impl Call {
         if chan.process != lock::own() || chan.side().holders.load(SeqCst) != 1 {
             return Err(Copied::Shared);
         }
-        if chan.peer_process == 0 || !is_readable() {
+        if chan.peer_process == 0 || loans::is_finishing() || !is_readable() {
             return Err(Copied::NotAllowed);
         }
         match chan.stream.terms(chan.role) {
@@ -305,7 +305,14 @@ impl Call {
                 let address = start.expose_provenance() as u64;
                 chan.stream
                     .offer_source(chan.role, number, position, address, len as u64);
-                Some(Offer { loan, number, len })
+                let offer = Offer { loan, number, len };
+                if loans::is_finishing() {
+                    offer.withdrawn(chan);
+                    note(conn, Copied::NotAllowed, len);
+                    self.no_more = true;
+                    return None;
+                }
+                Some(offer)
             }
             Err(refused) => {
                 let why = match refused {
@@ -473,9 +480,11 @@ pub(crate) fn closing(chan: &Chan) {
     }
 }
 
-/// Before memory of ours is given away with the process: see [`loans::finish`].
-pub(crate) fn finish() {
-    loans::finish();
+pub(crate) use loans::{Finishing, finish};
+
+/// The process ends: what it lends is waited for, and nothing more is lent.
+pub(crate) fn finish_for_good() {
+    std::mem::forget(finish());
 }
 
 /// The reason in the ledger when a source cannot be read.
