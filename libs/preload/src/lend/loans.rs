@@ -269,13 +269,15 @@ impl Pinned<'_> {
     }
 }
 
-/// Enters a loan; with its pages protected where `protect` says so. The mark is published after this. All signals are blocked meanwhile.
+/// Enters a loan, the source of this number, whose mark is about to be published at `position`; with its pages protected where `protect` says so.
+///
+/// The slot is written before the loan is LIVE, and without signals: a thread that writes to the memory from then on looks at the slot.
 ///
 /// # Safety
 /// The memory is readable, and stays as it is until the source is complete or moved, unless it is protected; then its owner settles it.
 pub(crate) unsafe fn begin(
     origin: &Origin<'_>,
-    number: u64,
+    (number, position): (u64, u64),
     start: *mut u8,
     len: usize,
     protect: bool,
@@ -319,6 +321,13 @@ pub(crate) unsafe fn begin(
     let stream = Arc::into_raw(Arc::clone(origin.stream)).cast_mut();
     loan.stream.store(stream, SeqCst);
     COUNT.fetch_add(1, SeqCst);
+    origin.stream.offer_source(
+        origin.role,
+        number,
+        position,
+        start.expose_provenance() as u64,
+        len as u64,
+    );
     loan.state.store(LIVE, SeqCst);
     Ok(loan)
 }

@@ -300,11 +300,8 @@ impl Call {
             peer: chan.peer_process,
         };
         // SAFETY: the caller's promise; what is not protected is waited for before the send returns.
-        match unsafe { loans::begin(&origin, number, start, len, protect) } {
+        match unsafe { loans::begin(&origin, (number, position), start, len, protect) } {
             Ok(loan) => {
-                let address = start.expose_provenance() as u64;
-                chan.stream
-                    .offer_source(chan.role, number, position, address, len as u64);
                 let offer = Offer { loan, number, len };
                 if loans::is_finishing() {
                     offer.withdrawn(chan);
