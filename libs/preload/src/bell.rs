@@ -197,8 +197,8 @@ const LOOKS: u32 = 600;
 const NAP: i64 = 50_000;
 
 /// Waits for such a sender, for the same reason. Its byte has woken this thread, which may have taken its processor: so this sleeps soon. The sender may
-/// also be blocked before the bell: then this gives up.
-fn await_count(chan: &Chan, side: &Side) {
+/// also be blocked before the bell: then this gives up. Returns whether it has rung, or is about to: for data, or because it has closed its direction.
+fn await_count(chan: &Chan, side: &Side) -> bool {
     for look in 0..LOOKS {
         if !chan.stream.filled(chan.peer(), 0).2 {
             break;
@@ -214,7 +214,7 @@ fn await_count(chan: &Chan, side: &Side) {
         // SAFETY: a time.
         unsafe { libc::nanosleep(&raw const nap, std::ptr::null_mut()) };
     }
-    absorb(chan, side);
+    absorb(chan, side)
 }
 
 /// Takes what is owed. `fresh`: the last byte may not be there yet, for its sender is between the ring and the bell. It is waited for, because
@@ -262,7 +262,10 @@ pub(crate) fn settle(chan: &Chan) -> bool {
     if side.armed.load(Relaxed) == 0 {
         stream.arm(peer);
         side.armed.store(1, Relaxed);
-        if !matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, _))) {
+        if !matches!(
+            stream.ready(peer, side.head.load(Relaxed)),
+            Ok((0, false))
+        ) {
             if side.owed.load(Relaxed) > 0 {
                 // The old byte stays and stands for the data; only one may.
                 if stream.disarm(peer) {
@@ -277,8 +280,12 @@ pub(crate) fn settle(chan: &Chan) -> bool {
             return true;
         }
     }
-    if chan.stream.filled(chan.peer(), 0).2 {
-        await_count(chan, side);
+    if stream.filled(peer, 0).2 && await_count(chan, side) {
+        // The last byte stays, and stands for what has come.
+        let owed = side.owed.load(Relaxed);
+        let taken = take(chan.bell(), owed.saturating_sub(1));
+        side.owed.store(owed - taken.min(owed), Relaxed);
+        return true;
     }
     collect(chan, side, fresh);
     false
