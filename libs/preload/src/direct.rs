@@ -6,6 +6,7 @@
 
 use libc::{c_int, c_long};
 
+use crate::lend::privileges;
 use crate::{io, link, next, sock};
 
 fn pointer<T>(word: c_long) -> *mut T {
@@ -17,6 +18,7 @@ fn pointer<T>(word: c_long) -> *mut T {
 pub(crate) unsafe fn syscall(number: c_long, args: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = args;
     let fd = a as c_int;
+    let _nothing_lent = privileges::before_call(number, a);
     // SAFETY: the caller's promise; the arguments are those of the call of that number.
     unsafe {
         match number {

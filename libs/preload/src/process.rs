@@ -56,7 +56,7 @@ fn counter() -> *mut AtomicU32 {
 }
 
 /// Calls `f` once for each connection of the table.
-fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
+pub(crate) fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
     let mut seen: Vec<*const Conn> = Vec::new();
     table::each(0, usize::MAX, |fd, entry| {
         if let Entry::Conn(conn) = entry

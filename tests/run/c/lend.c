@@ -422,6 +422,10 @@ static void busy_tx(int fd) {
     nap(100);
     exit(0);
 }
+/* One side gives up its rights, if it has any, with bytes under way. */
+static void drop_rights(void) { if (getuid() == 0) CHECK(setgid(65534) == 0 && setuid(65534) == 0); }
+static void drop_rx(int fd) { nap(20); get(fd, 5000); nap(100); drop_rights(); late_rx(fd); }
+static void drop_tx(int fd) { char *b = pages(BIG); fill_put(fd, b, BIG); drop_rights(); for (int i = 0; i < 3; i++) { fill_put(fd, b, BIG); memset(b, 0xee, BIG); } }
 static void splice_rx(int fd) {
     int p[2];
     static uint8_t b[BIG];
@@ -457,7 +461,8 @@ static const struct { const char *name; void (*tx)(int), (*rx)(int); } all[] = {
     {"_exit", qexit_tx, wait_rx}, {"close", close_tx, late_rx}, {"slowclose", close_tx, slow_close_rx}, {"shutdown", shut_tx, shut_rx},
     {"segv", segv_tx, late_rx}, {"threads", threads_tx, late_rx}, {"calls", calls_tx, calls_rx}, {"kinds", kinds_tx, kinds_rx},
     {"nonblock", nonblock_tx, epoll_rx}, {"epoll", plain_tx, epoll_rx}, {"vector", vector_tx, late_rx}, {"stopped", stopped_tx, late_rx},
-    {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx}, {"badbuf", plain_tx, badbuf_rx},
+    {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx},
+    {"droprx", plain_tx, drop_rx}, {"droptx", drop_tx, wait_rx}, {"badbuf", plain_tx, badbuf_rx},
 };
 
 static void one(unsigned which) {

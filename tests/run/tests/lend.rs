@@ -66,7 +66,7 @@ fn fetched(text: &str) -> u64 {
     sum(text, "B fetched from the peer's memory")
 }
 
-const SCENARIOS: [&str; 28] = [
+const SCENARIOS: [&str; 30] = [
     "stream",
     "again",
     "overwrite",
@@ -95,6 +95,8 @@ const SCENARIOS: [&str; 28] = [
     "splice",
     "command",
     "busy",
+    "droprx",
+    "droptx",
 ];
 
 fn run_traps(side: &Weft, program: &Path) -> Vec<Done> {

@@ -9,6 +9,7 @@
 pub(crate) mod loans;
 mod measure;
 pub(crate) mod memory;
+pub(crate) mod privileges;
 mod signals;
 
 use libc::c_int;
@@ -30,7 +31,7 @@ use loans::Origin;
 
 /// Bytes of one loan, and of all that are under way in a direction, at most: as much as TCP's buffers hold.
 const LARGEST: usize = 4 << 20;
-const UNDER_WAY: u64 = 4 << 20;
+pub(crate) const UNDER_WAY: u64 = 4 << 20;
 const _: () = assert!(LARGEST as u64 <= MAX_SOURCE);
 
 /// What the user has asked for, and from how many bytes on.
@@ -303,7 +304,9 @@ impl Call {
         match unsafe { loans::begin(&origin, (number, position), start, len, protect) } {
             Ok(loan) => {
                 let offer = Offer { loan, number, len };
-                if loans::is_finishing() {
+                // After the offer: a receiver that gives up its rights says so before it looks for the last offer.
+                let refused = chan.stream.terms(chan.role) != Terms::Ready;
+                if refused || loans::is_finishing() {
                     offer.withdrawn(chan);
                     note(conn, Copied::NotAllowed, len);
                     self.no_more = true;
