@@ -102,7 +102,8 @@ fn used() -> &'static [Loan] {
     &TABLE[..HIGH.load(SeqCst).min(LOANS)]
 }
 
-/// All signals are blocked in this thread while it lives: a handler that wrote to protected memory would wait for its own thread.
+/// Signals are blocked in this thread while it lives: a handler that sent, or wrote to protected memory, would wait for its own thread. Not that of a fault:
+/// the allocator, or what it calls, may write to memory that is protected for another loan.
 pub(crate) struct Quiet(libc::sigset_t);
 
 impl Quiet {
@@ -111,6 +112,7 @@ impl Quiet {
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
+            libc::sigdelset(&raw mut all, libc::SIGSEGV);
             next::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
             Quiet(before)
         }
