@@ -86,9 +86,7 @@ impl Kept {
         }
         let mut sources = self.sources();
         sources.retain(|(number, _)| *number >= fetch.number);
-        let (_, bytes) = sources
-            .iter()
-            .find(|(number, _)| *number == fetch.number)?;
+        let (_, bytes) = sources.iter().find(|(number, _)| *number == fetch.number)?;
         let first = bytes.len().checked_sub(fetch.left as usize)?;
         let bytes = bytes[first..].get(..n)?;
         each_piece(iov, skip, n, |to, len, done| {
@@ -161,25 +159,28 @@ unsafe fn read(
     let Some((at, value)) = chan.stream.proof(chan.peer()) else {
         return Err(Bad::Remote);
     };
-    let mut local = Vec::with_capacity(8);
-    let mut total = 0;
+    // No allocation: the source is locked, and the allocator could wait for memory that this peer has to fetch.
+    let mut local = [remote(0, 0); PIECES + 1];
+    let (mut pieces, mut total) = (0, 0);
     each_piece(iov, skip, n, |to, len, _| {
-        if local.len() < PIECES {
-            local.push(iovec {
+        if pieces < PIECES {
+            local[pieces] = iovec {
                 iov_base: to.cast::<c_void>(),
                 iov_len: len,
-            });
+            };
+            pieces += 1;
             total += len;
         }
     });
     let mut proof = [0_u8; 8];
-    local.push(iovec {
+    local[pieces] = iovec {
         iov_base: proof.as_mut_ptr().cast(),
         iov_len: proof.len(),
-    });
+    };
+    let local = &local[..=pieces];
     let from = [remote(fetch.address, total), remote(at, proof.len())];
     // SAFETY: the caller's buffers, and ours.
-    let got = unsafe { vm_readv(chan.peer_process, &local, &from) };
+    let got = unsafe { vm_readv(chan.peer_process, local, &from) };
     if got.as_ref().is_ok_and(|&got| got == total + proof.len()) {
         return if u64::from_ne_bytes(proof) == value {
             Ok(total)
