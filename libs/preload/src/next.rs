@@ -5,8 +5,8 @@
 //! Each is found by its name with `dlsym(RTLD_NEXT)`, once, and called with the signature that its manual page gives.
 
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, gid_t, iovec, mmsghdr, msghdr,
-    nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, gid_t, iovec, mmsghdr,
+    msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
     timeval, uid_t,
 };
 use std::ffi::CStr;
@@ -114,6 +114,7 @@ functions! {
     pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
     sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
     madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int;
+    malloc_trim(pad: size_t) -> c_int;
     pread64(fd: c_int, to: *mut c_void, n: size_t, offset: off_t) -> ssize_t;
     preadv64(fd: c_int, iov: *const iovec, n: c_int, offset: off_t) -> ssize_t;
     _exit(status: c_int) -> c_int;

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -212,6 +213,15 @@ static void free_tx(int fd) {
         free(b);
         b = malloc(n); memset(b, 0xee, n); free(b);
         b = calloc(1, n); for (size_t k = 0; k < n; k += 4096) CHECK(b[k] == 0); free(b);
+    }
+}
+static void trim_tx(int fd) {
+    for (int i = 0; i < 20; i++) {
+        char *b = malloc(2 * BIG), *top = malloc(100);
+        fill_put(fd, b, 2 * BIG);
+        free(b);
+        malloc_trim(0);
+        free(top);
     }
 }
 static void fork_tx(int fd) {
@@ -461,7 +471,7 @@ static const struct { const char *name; void (*tx)(int), (*rx)(int); } all[] = {
     {"_exit", qexit_tx, wait_rx}, {"close", close_tx, late_rx}, {"slowclose", close_tx, slow_close_rx}, {"shutdown", shut_tx, shut_rx},
     {"segv", segv_tx, late_rx}, {"threads", threads_tx, late_rx}, {"calls", calls_tx, calls_rx}, {"kinds", kinds_tx, kinds_rx},
     {"nonblock", nonblock_tx, epoll_rx}, {"epoll", plain_tx, epoll_rx}, {"vector", vector_tx, late_rx}, {"stopped", stopped_tx, late_rx},
-    {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx},
+    {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx}, {"trim", trim_tx, late_rx},
     {"droprx", plain_tx, drop_rx}, {"droptx", drop_tx, wait_rx}, {"badbuf", plain_tx, badbuf_rx},
 };
 

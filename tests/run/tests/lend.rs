@@ -66,7 +66,7 @@ fn fetched(text: &str) -> u64 {
     sum(text, "B fetched from the peer's memory")
 }
 
-const SCENARIOS: [&str; 30] = [
+const SCENARIOS: [&str; 31] = [
     "stream",
     "again",
     "overwrite",
@@ -97,6 +97,7 @@ const SCENARIOS: [&str; 30] = [
     "busy",
     "droprx",
     "droptx",
+    "trim",
 ];
 
 fn run_traps(side: &Weft, program: &Path) -> Vec<Done> {
