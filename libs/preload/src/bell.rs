@@ -262,10 +262,7 @@ pub(crate) fn settle(chan: &Chan) -> bool {
     if side.armed.load(Relaxed) == 0 {
         stream.arm(peer);
         side.armed.store(1, Relaxed);
-        if !matches!(
-            stream.ready(peer, side.head.load(Relaxed)),
-            Ok((0, false))
-        ) {
+        if !matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, false))) {
             if side.owed.load(Relaxed) > 0 {
                 // The old byte stays and stands for the data; only one may.
                 if stream.disarm(peer) {

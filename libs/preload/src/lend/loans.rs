@@ -132,13 +132,7 @@ pub(crate) fn now_ms() -> u64 {
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// Whether there is no such process any more. Async-signal-safe.
-fn is_gone(pid: u32) -> bool {
-    // SAFETY: asks, and sends nothing.
-    pid == 0 || (unsafe { libc::kill(pid as libc::pid_t, 0) } != 0 && crate::errno() == libc::ESRCH)
-}
-
-/// A look at a loan that keeps its stream.
+/// A look at a loan that keeps its stream. Outside of the handler of faults only under [`Quiet`].
 struct Pinned<'a>(&'a Loan, &'a Stream, Role);
 
 impl Drop for Pinned<'_> {
@@ -367,6 +361,7 @@ impl Loan {
 
     /// Whether the receiver has all of it. One that was reaped is.
     pub(crate) fn is_done(&self, stream: &Stream, number: u64) -> bool {
+        let _quiet = Quiet::new();
         match self.pin() {
             Some(pinned) => {
                 !self.is_of(stream) || self.number.load(Relaxed) != number || pinned.is_done()
@@ -377,6 +372,7 @@ impl Loan {
 
     /// The program gets its memory back: see [`Pinned::free_memory`].
     pub(crate) fn give_back(&self) -> bool {
+        let _quiet = Quiet::new();
         self.pin().is_none_or(|pinned| pinned.free_memory())
     }
 }
@@ -386,6 +382,7 @@ pub(crate) fn reap() {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
+    let _quiet = Quiet::new();
     for loan in used() {
         if loan.pin().is_some_and(|pinned| pinned.is_done()) {
             loan.end();
@@ -428,7 +425,7 @@ fn help(start: usize, end: usize) {
             continue;
         }
         let Pinned(_, stream, role) = pinned;
-        if waited >= GONE_MS && is_gone(loan.peer.load(Relaxed)) {
+        if waited >= GONE_MS && weft_sys::process::is_gone(loan.peer.load(Relaxed)) {
             stream.spoil_source(role, loan.number.load(Relaxed));
             loan.release_hold();
             continue;
@@ -455,6 +452,7 @@ pub(crate) fn close(stream: &Stream, lost: bool) {
     if !lost {
         wait(500, |loan| loan.is_of(stream) && !is_copied(loan));
     }
+    let _quiet = Quiet::new();
     for loan in used() {
         let Some(pinned) = loan.pin() else { continue };
         if !loan.is_of(stream) {
@@ -465,7 +463,6 @@ pub(crate) fn close(stream: &Stream, lost: bool) {
             drop(pinned);
             loan.end();
         } else if !pinned.is_done() && pinned.free_memory() {
-            let _quiet = Quiet::new();
             loan.release_hold();
         }
     }
@@ -478,7 +475,7 @@ pub(crate) fn finish() -> Finishing {
     FINISHING.fetch_add(1, SeqCst);
     if COUNT.load(SeqCst) != 0 {
         wait(10_000, |loan| {
-            !crate::lock::is_dead(loan.peer.load(Relaxed))
+            !weft_sys::process::is_gone(loan.peer.load(Relaxed))
         });
     }
     Finishing(())
