@@ -199,10 +199,15 @@ impl Stream {
         (value != 0).then_some((address, value))
     }
 
-    /// Answers the proof.
+    /// Answers the proof, or takes the answer back: a receiver that has said no, or that it cannot any more, does not say yes again.
     pub fn set_terms(&self, sender: Role, ready: bool) {
-        self.source_word(sender, Word::Terms)
-            .store(if ready { 1 } else { 2 }, SeqCst);
+        let word = self.source_word(sender, Word::Terms);
+        if ready {
+            // Fails when it has said no meanwhile.
+            let _ = word.compare_exchange(0, 1, SeqCst, SeqCst);
+        } else {
+            word.store(2, SeqCst);
+        }
     }
 
     /// How far behind `head` the mark of source `number` is; `None` when it is not offered. To be asked after [`Stream::ready`], and
@@ -326,6 +331,16 @@ mod tests {
         a.spoil_source(A, 0);
         assert_eq!(b.end_fetch(A, &fetch, 4000), Err(Broken));
         assert_eq!(b.begin_fetch(A, 0), Err(Broken));
+    }
+
+    #[test]
+    fn a_receiver_that_cannot_read_any_more_does_not_say_yes_again() {
+        let (a, b) = pair();
+        b.set_terms(A, true);
+        b.set_terms(A, false);
+        assert_eq!(a.terms(A), Terms::Refused);
+        b.set_terms(A, true);
+        assert_eq!(a.terms(A), Terms::Refused);
     }
 
     #[test]

@@ -9,10 +9,12 @@
 use crate::map::{map_anonymous, unmap};
 use crate::raw::{MAX_IOV, retry};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::mm::{Advice, madvise};
 use rustix::process::{Pid, PidfdFlags};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ffi::CStr;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::ptr::NonNull;
@@ -191,6 +193,42 @@ unsafe fn vm(
     })
 }
 
+/// Whether there is no such process any more, or only what is left of it until its parent asks. Async-signal-safe; allocates nothing.
+pub fn is_gone(pid: u32) -> bool {
+    let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return true;
+    };
+    if rustix::process::test_kill_process(number) == Err(rustix::io::Errno::SRCH) {
+        return true;
+    }
+    let mut path = [0; 32];
+    let written = write!(&mut path[..], "/proc/{pid}/stat");
+    let Ok(path) = CStr::from_bytes_until_nul(&path) else {
+        return false;
+    };
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(path, flags, Mode::empty()) else {
+        return false;
+    };
+    let mut text = [0; 1024];
+    let n = rustix::io::read(&file, &mut text).unwrap_or(0);
+    // SAFETY: opened above. `OwnedFd` would close it by the C library's function, which a preload library replaces.
+    unsafe { rustix::io::close(file.into_raw_fd()) };
+    written.is_ok() && is_left_over(&text[..n])
+}
+
+/// Whether a text of `/proc/PID/stat` is of a process without threads that run: its first thread can end before the others.
+fn is_left_over(stat: &[u8]) -> bool {
+    let Some(end) = stat.iter().rposition(|&byte| byte == b')') else {
+        return false;
+    };
+    // The third field is the state, the twentieth the number of threads.
+    let mut fields = stat[end + 1..].split(|&byte| byte == b' ').skip(1);
+    let state = fields.next();
+    let threads = fields.nth(16);
+    matches!(state, Some(b"Z" | b"X")) && matches!(threads, Some(b"0" | b"1"))
+}
+
 /// Tells the process that made it from its children by `fork`, without a system call.
 #[derive(Debug)]
 pub struct Birthmark(NonNull<u8>);
@@ -236,6 +274,30 @@ impl Drop for Birthmark {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_gone_when_it_has_ended_and_nobody_has_asked_for_it() {
+        assert!(!is_gone(std::process::id()) && is_gone(0) && is_gone(u32::MAX));
+        let mut child = Command::new("true").spawn().unwrap();
+        let begun = std::time::Instant::now();
+        while !is_gone(child.id()) {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(60));
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_first_thread_that_has_ended_is_not_the_process() {
+        let stat = |state, threads| {
+            let before = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16";
+            format!("7 (a ) Z b) {state} {before} {threads} 0 1 2")
+        };
+        assert!(is_left_over(stat("Z", 1).as_bytes()));
+        assert!(!is_left_over(stat("Z", 3).as_bytes()));
+        assert!(!is_left_over(stat("S", 1).as_bytes()));
+        assert!(!is_left_over(b"") && !is_left_over(b"7 (a) Z 1"));
+    }
 
     #[test]
     fn a_namespace_is_the_same_by_descriptor_and_by_number() {

@@ -50,7 +50,7 @@ const RING_AGAIN: Duration = Duration::from_millis(10);
 // A zone's state: its age, its phase, and the number of its holds.
 const PHASE: u64 = 3 << 30;
 const FREE: u64 = 0;
-/// Somebody changes the protection, with all signals blocked.
+/// Somebody changes the protection, with signals blocked.
 const CHANGING: u64 = 1 << 30;
 /// Protected.
 const OPEN: u64 = 2 << 30;
@@ -167,7 +167,7 @@ impl Zone {
         let _ = futex::wait(&self.word, futex::Flags::PRIVATE, seen, Some(&limit));
     }
 
-    /// Take the protection away from a zone without holds whose state is `state`: false when somebody was faster. All signals must
+    /// Take the protection away from a zone without holds whose state is `state`: false when somebody was faster. Signals must
     /// be blocked: a handler of the program that faults here would wait for its own thread. Async-signal-safe.
     fn lift(&self, state: u64) -> Lifted {
         let changing = state & !PHASE | CHANGING;
@@ -195,7 +195,7 @@ impl Zone {
         self.wake();
     }
 
-    /// Wait until nothing of it is on its way, and take the protection away. Async-signal-safe with all signals blocked.
+    /// Wait until nothing of it is on its way, and take the protection away. Async-signal-safe with signals blocked.
     /// False: the system refused.
     fn resolve(&self, mut state: u64) -> bool {
         let age = state & !(PHASE | HOLDS);
@@ -439,7 +439,7 @@ fn add_bell(zone: &Zone, bell: RawFd) -> Result<(), Refused> {
     Ok(())
 }
 
-/// All signals are blocked in this thread while it lives.
+/// Signals are blocked in this thread while it lives. Not that of a fault, which would end the process.
 struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
@@ -448,6 +448,7 @@ impl SignalsBlocked {
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
+            libc::sigdelset(&raw mut all, libc::SIGSEGV);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
             SignalsBlocked(before)
         }
@@ -591,5 +592,26 @@ pub fn forget_bell(bell: BorrowedFd<'_>) {
         for slot in &zone.bells {
             let _ = slot.compare_exchange(bell.as_raw_fd(), -1, Ordering::SeqCst, Ordering::SeqCst);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_never_among_the_blocked_signals() {
+        let is_blocked = |signal| {
+            // SAFETY: asks for the thread's mask, into a set of ours.
+            unsafe {
+                let mut now: libc::sigset_t = std::mem::zeroed();
+                libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut now);
+                libc::sigismember(&raw const now, signal) == 1
+            }
+        };
+        let blocked = SignalsBlocked::new();
+        assert!(is_blocked(libc::SIGALRM) && !is_blocked(libc::SIGSEGV));
+        drop(blocked);
+        assert!(!is_blocked(libc::SIGALRM));
     }
 }

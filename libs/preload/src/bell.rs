@@ -197,7 +197,7 @@ const LOOKS: u32 = 600;
 const NAP: i64 = 50_000;
 
 /// Waits for such a sender, for the same reason. Its byte has woken this thread, which may have taken its processor: so this sleeps soon. The sender may
-/// also be blocked before the bell: then this gives up. Returns whether the sender has rung meanwhile.
+/// also be blocked before the bell: then this gives up. Returns whether it has rung, or is about to: for data, or because it has closed its direction.
 fn await_count(chan: &Chan, side: &Side) -> bool {
     for look in 0..LOOKS {
         if !chan.stream.filled(chan.peer(), 0).2 {
@@ -277,8 +277,8 @@ pub(crate) fn settle(chan: &Chan) -> bool {
             return true;
         }
     }
-    if chan.stream.filled(chan.peer(), 0).2 && await_count(chan, side) {
-        // Its byte stands for what came meanwhile, and stays.
+    if stream.filled(peer, 0).2 && await_count(chan, side) {
+        // The last byte stays, and stands for what has come.
         let owed = side.owed.load(Relaxed);
         let taken = take(chan.bell(), owed.saturating_sub(1));
         side.owed.store(owed - taken.min(owed), Relaxed);

@@ -20,6 +20,7 @@ use weft_run::hosts::Beginning;
 use weft_run::ledger::{AFTER, Carrier, RING, TCP};
 use weft_run::meet::{Ends, Why};
 
+use crate::fetch::Kept;
 use crate::lend::Lent;
 use crate::lock::{self, SharedLock};
 use crate::spin::Spun;
@@ -91,6 +92,7 @@ pub(crate) struct Chan {
     pub(crate) introduced: AtomicBool,
     pub(crate) answered: AtomicBool,
     pub(crate) lent: Lent,
+    pub(crate) kept: Kept,
     side: *mut Side,
 }
 
@@ -120,6 +122,7 @@ impl Chan {
             introduced: AtomicBool::new(false),
             answered: AtomicBool::new(false),
             lent: Lent::default(),
+            kept: Kept::default(),
             side: side.cast(),
         };
         chan.side().holders.store(1, Relaxed);

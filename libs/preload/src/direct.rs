@@ -6,6 +6,7 @@
 
 use libc::{c_int, c_long};
 
+use crate::lend::privileges;
 use crate::{io, link, next, sock};
 
 fn pointer<T>(word: c_long) -> *mut T {
@@ -17,6 +18,7 @@ fn pointer<T>(word: c_long) -> *mut T {
 pub(crate) unsafe fn syscall(number: c_long, args: [c_long; 6]) -> c_long {
     let [a, b, c, d, e, f] = args;
     let fd = a as c_int;
+    let _nothing_lent = privileges::before_call(number, a);
     // SAFETY: the caller's promise; the arguments are those of the call of that number.
     unsafe {
         match number {
@@ -48,7 +50,7 @@ pub(crate) unsafe fn syscall(number: c_long, args: [c_long; 6]) -> c_long {
             libc::SYS_epoll_create1 => sock::epoll_create1(fd).into(),
             libc::SYS_epoll_ctl => sock::epoll_ctl(fd, b as c_int, c as c_int, pointer(d)).into(),
             libc::SYS_exit_group => {
-                crate::lend::finish();
+                crate::lend::finish_for_good();
                 next::syscall(number, a, b, c, d, e, f)
             }
             libc::SYS_io_uring_setup => {

@@ -12,7 +12,7 @@ use crate::process::before_exec;
 macro_rules! variadic {
     ($($name:ident, $prepare:ident, $text:literal;)*) => {$(
         extern "C" fn $prepare() -> *mut c_void {
-            before_exec();
+            drop(before_exec());
             next::find($text)
         }
 

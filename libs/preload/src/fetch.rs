@@ -7,16 +7,18 @@
 //! met us; each fetch reads the proof of that process too, so a process that has taken its number, or another program in it, is found out.
 
 use libc::{c_int, c_void, iovec};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use weft_ring::source::Fetch;
+use weft_ring::source::{Fetch, SOURCES, Terms};
 use weft_run::ledger::{Carrier, Word};
 use weft_sys::process::vm_readv;
 
 use crate::bell;
 use crate::conn::{Chan, Conn};
 use crate::ledger;
-use crate::lend::{loans, memory};
+use crate::lend::{UNDER_WAY, loans, memory};
 use crate::rx::each_piece;
 
 /// What there was.
@@ -65,6 +67,82 @@ fn remote(at: u64, len: usize) -> iovec {
     }
 }
 
+/// Sources of the peer that were read before this process lost the right to: their numbers, and their last bytes.
+#[derive(Default)]
+pub(crate) struct Kept {
+    any: AtomicBool,
+    sources: Mutex<Vec<(u64, Vec<u8>)>>,
+}
+
+impl Kept {
+    fn sources(&self) -> MutexGuard<'_, Vec<(u64, Vec<u8>)>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Copies what is kept of a source into the vector, as [`read`] does. `None`: nothing is.
+    unsafe fn get(&self, fetch: &Fetch, iov: &[iovec], skip: usize, n: usize) -> Option<usize> {
+        if !self.any.load(Relaxed) {
+            return None;
+        }
+        let mut sources = self.sources();
+        sources.retain(|(number, _)| *number >= fetch.number);
+        let (_, bytes) = sources.iter().find(|(number, _)| *number == fetch.number)?;
+        let first = bytes.len().checked_sub(fetch.left as usize)?;
+        let bytes = bytes[first..].get(..n)?;
+        each_piece(iov, skip, n, |to, len, done| {
+            // SAFETY: the caller's buffers; `each_piece` gives pieces of `n` bytes in all, which are there.
+            unsafe { std::ptr::copy_nonoverlapping(bytes[done..].as_ptr(), to, len) };
+        });
+        Some(n)
+    }
+}
+
+/// This process is about to lose the right to read the peer's memory: has the peer lend no more, and reads what it lends now.
+pub(crate) fn keep(chan: &Chan) {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    if stream.terms(peer) != Terms::Ready {
+        return;
+    }
+    let _rx = side.rx_lock.lock();
+    stream.set_terms(peer, false);
+    let mut left = UNDER_WAY;
+    let (first, head) = (side.sources.load(Relaxed), side.head.load(Relaxed));
+    for number in first..first + SOURCES {
+        if !matches!(stream.next_source(peer, number, head), Ok(Some(_))) {
+            return;
+        }
+        let mut patience = PATIENCE;
+        let fetch = loop {
+            match stream.begin_fetch(peer, number) {
+                Ok(Some(fetch)) => break fetch,
+                Ok(None) if patience > 0 => {
+                    patience -= 1;
+                    pause();
+                }
+                _ => return,
+            }
+        };
+        let mut bytes = Vec::new();
+        // No honest peer lends more.
+        let is_bounded = fetch.left <= left && bytes.try_reserve(fetch.left as usize).is_ok();
+        let is_read = is_bounded && {
+            bytes.resize(fetch.left as usize, 0);
+            let to = [iovec {
+                iov_base: bytes.as_mut_ptr().cast(),
+                iov_len: bytes.len(),
+            }];
+            // SAFETY: our buffer.
+            unsafe { read(chan, &fetch, &to, 0, bytes.len()) }.is_ok()
+        };
+        if stream.end_fetch(peer, &fetch, 0).is_err() || !is_read {
+            return;
+        }
+        left -= fetch.left;
+        chan.kept.sources().push((number, bytes));
+        chan.kept.any.store(true, Relaxed);
+    }
+}
+
 enum Bad {
     Local,
     Remote,
@@ -81,25 +159,28 @@ unsafe fn read(
     let Some((at, value)) = chan.stream.proof(chan.peer()) else {
         return Err(Bad::Remote);
     };
-    let mut local = Vec::with_capacity(8);
-    let mut total = 0;
+    // No allocation: the source is locked, and the allocator could wait for memory that this peer has to fetch.
+    let mut local = [remote(0, 0); PIECES + 1];
+    let (mut pieces, mut total) = (0, 0);
     each_piece(iov, skip, n, |to, len, _| {
-        if local.len() < PIECES {
-            local.push(iovec {
+        if pieces < PIECES {
+            local[pieces] = iovec {
                 iov_base: to.cast::<c_void>(),
                 iov_len: len,
-            });
+            };
+            pieces += 1;
             total += len;
         }
     });
     let mut proof = [0_u8; 8];
-    local.push(iovec {
+    local[pieces] = iovec {
         iov_base: proof.as_mut_ptr().cast(),
         iov_len: proof.len(),
-    });
+    };
+    let local = &local[..=pieces];
     let from = [remote(fetch.address, total), remote(at, proof.len())];
     // SAFETY: the caller's buffers, and ours.
-    let got = unsafe { vm_readv(chan.peer_process, &local, &from) };
+    let got = unsafe { vm_readv(chan.peer_process, local, &from) };
     if got.as_ref().is_ok_and(|&got| got == total + proof.len()) {
         return if u64::from_ne_bytes(proof) == value {
             Ok(total)
@@ -190,7 +271,12 @@ pub(crate) unsafe fn take(
             Ok(n)
         } else {
             // SAFETY: the caller's buffers.
-            unsafe { read(chan, &fetch, iov, skip, n) }
+            unsafe {
+                match chan.kept.get(&fetch, iov, skip, n) {
+                    Some(n) => Ok(n),
+                    None => read(chan, &fetch, iov, skip, n),
+                }
+            }
         };
         let n = *read.as_ref().unwrap_or(&0);
         let kept = if is_peek { 0 } else { n as u64 };

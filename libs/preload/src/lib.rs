@@ -67,7 +67,7 @@ extern "C" fn at_start() {
 }
 
 extern "C" fn at_end() {
-    lend::finish();
+    lend::finish_for_good();
     if std::env::var_os("WEFT_RUN_EXPLAIN").is_some_and(|value| value == "1") {
         ledger::explain();
         ledger::explain_datagrams();

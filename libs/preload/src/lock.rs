@@ -27,17 +27,6 @@ pub(crate) fn after_fork() {
     OWN.store(0, Relaxed);
 }
 
-/// Whether there is no such process, or only what is left of it.
-pub(crate) fn is_dead(pid: u32) -> bool {
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => stat
-            .rsplit(')')
-            .next()
-            .is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
-        Err(e) => e.kind() == std::io::ErrorKind::NotFound,
-    }
-}
-
 impl SharedLock {
     #[inline]
     pub(crate) fn lock(&self) -> Held<'_> {
@@ -95,7 +84,11 @@ impl SharedLock {
                 )
             };
             let holder = waited & !WAITED;
-            if rc != 0 && crate::errno() == libc::ETIMEDOUT && holder != own && is_dead(holder) {
+            if rc != 0
+                && crate::errno() == libc::ETIMEDOUT
+                && holder != own
+                && weft_sys::process::is_gone(holder)
+            {
                 let _ = self
                     .0
                     .compare_exchange(waited, 0, Ordering::AcqRel, Relaxed);

@@ -5,9 +5,9 @@
 //! Each is found by its name with `dlsym(RTLD_NEXT)`, once, and called with the signature that its manual page gives.
 
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, iovec, mmsghdr, msghdr,
-    nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
-    timeval,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, epoll_event, fd_set, gid_t, iovec, mmsghdr,
+    msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec,
+    timeval, uid_t,
 };
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -114,9 +114,25 @@ functions! {
     pthread_sigmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
     sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int;
     madvise(at: *mut c_void, len: size_t, advice: c_int) -> c_int;
+    malloc_trim(pad: size_t) -> c_int;
     pread64(fd: c_int, to: *mut c_void, n: size_t, offset: off_t) -> ssize_t;
     preadv64(fd: c_int, iov: *const iovec, n: c_int, offset: off_t) -> ssize_t;
     _exit(status: c_int) -> c_int;
+
+    setuid(user: uid_t) -> c_int;
+    setgid(group: gid_t) -> c_int;
+    seteuid(user: uid_t) -> c_int;
+    setegid(group: gid_t) -> c_int;
+    setreuid(real: uid_t, effective: uid_t) -> c_int;
+    setregid(real: gid_t, effective: gid_t) -> c_int;
+    setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int;
+    setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int;
+    setfsuid(user: uid_t) -> c_int;
+    setfsgid(group: gid_t) -> c_int;
+    capset(head: *mut c_void, data: *const c_void) -> c_int;
+    unshare(flags: c_int) -> c_int;
+    setns(fd: c_int, kind: c_int) -> c_int;
+    prctl(op: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
 }
 
 /// # Safety

@@ -56,7 +56,7 @@ fn counter() -> *mut AtomicU32 {
 }
 
 /// Calls `f` once for each connection of the table.
-fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
+pub(crate) fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
     let mut seen: Vec<*const Conn> = Vec::new();
     table::each(0, usize::MAX, |fd, entry| {
         if let Entry::Conn(conn) = entry
@@ -135,10 +135,16 @@ pub(crate) fn watch_forks() {
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 
-/// Another program may get our sockets: those that it would inherit go back to TCP.
-pub(crate) fn before_exec() {
+/// This process is about to become another program.
+pub(crate) fn before_exec() -> lend::Finishing {
+    let finishing = lend::finish();
+    before_spawn();
+    finishing
+}
+
+/// Another program may get our sockets: those that it would inherit go back to TCP. What we lend stays where it is.
+fn before_spawn() {
     dgram::fork::before_exec();
-    lend::finish();
     let mut inherited = Vec::new();
     table::each(0, usize::MAX, |number, entry| {
         if let Entry::Conn(conn) = entry
@@ -170,37 +176,37 @@ doors! {
     }
 
     fn execve(path: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        before_exec();
+        let _nothing_lent = before_exec();
         next::execve(path, argv, envp)
     }
 
     fn execv(path: *const c_char, argv: *const *const c_char) -> c_int {
-        before_exec();
+        let _nothing_lent = before_exec();
         next::execv(path, argv)
     }
 
     fn execvp(file: *const c_char, argv: *const *const c_char) -> c_int {
-        before_exec();
+        let _nothing_lent = before_exec();
         next::execvp(file, argv)
     }
 
     fn execvpe(file: *const c_char, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        before_exec();
+        let _nothing_lent = before_exec();
         next::execvpe(file, argv, envp)
     }
 
     fn fexecve(file: c_int, argv: *const *const c_char, envp: *const *const c_char) -> c_int {
-        before_exec();
+        let _nothing_lent = before_exec();
         next::fexecve(file, argv, envp)
     }
 
     fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
-        before_exec();
+        before_spawn();
         next::posix_spawn(pid, path, actions, attr, argv, envp)
     }
 
     fn posix_spawnp(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attr: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int {
-        before_exec();
+        before_spawn();
         next::posix_spawnp(pid, path, actions, attr, argv, envp)
     }
 
@@ -211,12 +217,12 @@ doors! {
     }
 
     fn system(command: *const c_char) -> c_int {
-        before_exec();
+        before_spawn();
         next::system(command)
     }
 
     fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-        before_exec();
+        before_spawn();
         next::popen(command, mode)
     }
 

@@ -309,9 +309,171 @@ fn lent(
     }
 }
 
-unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags: c_int) -> Step {
+/// How a send goes on.
+enum Next {
+    Over(Step),
+    /// There is more, and nothing to wait for: with so many bytes sent.
+    More(usize),
+    /// There is no room.
+    Full(Heard),
+}
+
+/// The peer's end is closed.
+fn at_end(conn: &'static Conn, chan: &Chan, sent: usize) -> Step {
+    if hosts::is_lost(chan, chan.role) {
+        return Step::Done(lost(conn, chan));
+    }
+    link::tx_after(conn, chan, Why::None);
+    if sent > 0 {
+        Step::Done(sent as ssize_t)
+    } else {
+        Step::Tcp(0)
+    }
+}
+
+/// Copies up to `n` bytes to the position, publishes them and rings.
+unsafe fn publish(
+    conn: &'static Conn,
+    chan: &Chan,
+    source: &Source<'_>,
+    held: Held<'_>,
+    (tail, sent, n): (u64, usize, usize),
+) -> Next {
     let (stream, role, side) = (&chan.stream, chan.role, chan.side());
     let want = source.len();
+    // SAFETY: the caller's promise.
+    let n = match unsafe { copy_in(chan, source, sent, tail, n) } {
+        Ok(0) if want > 0 => return Next::Over(Step::Done(sent as ssize_t)),
+        Ok(n) => n,
+        Err(errno) => return Next::Over(partial(sent, errno)),
+    };
+    let how = match stream.publish(role, tail, tail + n as u64) {
+        Err(_) => return Next::Over(Step::Done(broken(conn, chan))),
+        Ok(Published::Closed) => {
+            drop(held);
+            if let Source::File {
+                fd, offset: None, ..
+            } = *source
+            {
+                // SAFETY: puts the file's position back to where it was.
+                unsafe { libc::lseek64(fd, -(n as i64), libc::SEEK_CUR) };
+            }
+            link::tx_after(conn, chan, Why::Peer);
+            return Next::Over(Step::Tcp(sent));
+        }
+        Ok(how) => how,
+    };
+    full::has_room(chan);
+    side.tail.store(tail + n as u64, Relaxed);
+    let sent = sent + n;
+    ledger::count(conn, Word::TxRing, n as u64);
+    drop(held);
+    if how == Published::Ring {
+        ledger::count(conn, Word::Bells, 1);
+        if bell::ring(chan.bell()) == Heard::End {
+            if hosts::is_lost(chan, role) {
+                return Next::Over(Step::Done(lost(conn, chan)));
+            }
+            link::tx_after(conn, chan, Why::None);
+            return Next::Over(Step::Done(sent as ssize_t));
+        }
+    }
+    if sent == want {
+        return Next::Over(Step::Done(sent as ssize_t));
+    }
+    Next::More(sent)
+}
+
+/// Sends what there is room for at once, by a copy or a loan. `must_ring`: where there is no room, the bell is filled.
+unsafe fn step(
+    conn: &'static Conn,
+    chan: &Chan,
+    source: &Source<'_>,
+    call: &mut lend::Call,
+    (sent, must_ring): (usize, bool),
+) -> Next {
+    let (stream, role, side) = (&chan.stream, chan.role, chan.side());
+    let want = source.len();
+    let held = side.tx_lock.lock();
+    if side.tx_state.load(SeqCst) != RING {
+        return Next::Over(Step::Tcp(sent));
+    }
+    let tail = side.tail.load(Relaxed);
+    let Ok(room) = stream.room(role, tail) else {
+        return Next::Over(Step::Done(broken(conn, chan)));
+    };
+    if room > 0 || want == 0 {
+        return match call.plan(conn, chan, source, sent) {
+            Plan::Copy(most) => {
+                let n = room.min(want - sent).min(CHUNK).min(most);
+                // SAFETY: the caller's promise.
+                unsafe { publish(conn, chan, source, held, (tail, sent, n)) }
+            }
+            Plan::Wait(completed) => {
+                drop(held);
+                match call.wait_for_room(conn, chan, completed) {
+                    Heard::Interrupted => Next::Over(partial(sent, libc::EINTR)),
+                    Heard::End => {
+                        link::tx_after(conn, chan, Why::None);
+                        Next::Over(Step::Tcp(sent))
+                    }
+                    Heard::Alive | Heard::Late => Next::More(sent),
+                }
+            }
+            Plan::Lend {
+                start,
+                len,
+                protect,
+            } => {
+                // SAFETY: the caller's promise.
+                let offer = unsafe { call.offer(conn, chan, tail, (start, len, protect)) };
+                let Some(offer) = offer else {
+                    return Next::More(sent);
+                };
+                match lent(conn, chan, call, &offer, held, (tail, protect)) {
+                    Lent::Sent if sent + len < want => Next::More(sent + len),
+                    Lent::Closed => Next::Over(Step::Tcp(sent)),
+                    Lent::Broken => Next::Over(Step::Done(broken(conn, chan))),
+                    Lent::Sent | Lent::Last => Next::Over(Step::Done((sent + len) as ssize_t)),
+                }
+            }
+        };
+    }
+    if stream.is_closed(role) {
+        drop(held);
+        link::tx_after(conn, chan, Why::Peer);
+        return Next::Over(Step::Tcp(sent));
+    }
+    if !must_ring {
+        return Next::Full(Heard::Alive);
+    }
+    let has_room = || stream.room(role, tail).is_ok_and(|room| room > 0);
+    stream.want_room(role);
+    if has_room() {
+        return Next::More(sent);
+    }
+    let heard = bell::fill(chan);
+    if has_room() {
+        return Next::More(sent);
+    }
+    Next::Full(heard)
+}
+
+/// A short look at a full ring before sleeping.
+fn spin(chan: &Chan) {
+    let (stream, role) = (&chan.stream, chan.role);
+    let tail = chan.side().tail.load(Relaxed);
+    for _ in 0..spins() {
+        let room = stream.room(role, tail);
+        if room.is_ok_and(|room| room >= stream.capacity() / 4) {
+            break;
+        }
+        std::hint::spin_loop();
+    }
+}
+
+unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags: c_int) -> Step {
+    let (stream, role, side) = (&chan.stream, chan.role, chan.side());
     let mut sent = 0;
     let mut spun = false;
     let mut call = lend::Call::new(chan, flags);
@@ -319,157 +481,34 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
         link::tx_after(conn, chan, Why::None);
         return Step::Tcp(0);
     }
+    let must_not_wait = || flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0;
     loop {
-        let mut heard = Heard::Alive;
-        {
-            let held = side.tx_lock.lock();
-            if side.tx_state.load(SeqCst) != RING {
-                return Step::Tcp(sent);
+        let must_ring = spun || must_not_wait();
+        // SAFETY: the caller's promise.
+        match unsafe { step(conn, chan, source, &mut call, (sent, must_ring)) } {
+            Next::Over(step) => return step,
+            Next::More(now) => {
+                spun = spun && now == sent;
+                sent = now;
+                continue;
             }
-            let tail = side.tail.load(Relaxed);
-            let Ok(room) = stream.room(role, tail) else {
-                return Step::Done(broken(conn, chan));
-            };
-            if room > 0 || want == 0 {
-                let n = match call.plan(conn, chan, source, sent) {
-                    Plan::Copy(most) => room.min(want - sent).min(CHUNK).min(most),
-                    Plan::Wait(completed) => {
-                        drop(held);
-                        match call.wait_for_room(conn, chan, completed) {
-                            Heard::Interrupted => return partial(sent, libc::EINTR),
-                            Heard::End => {
-                                link::tx_after(conn, chan, Why::None);
-                                return Step::Tcp(sent);
-                            }
-                            Heard::Alive | Heard::Late => continue,
-                        }
-                    }
-                    Plan::Lend {
-                        start,
-                        len,
-                        protect,
-                    } => {
-                        // SAFETY: the caller's promise.
-                        let offer = unsafe { call.offer(conn, chan, tail, (start, len, protect)) };
-                        let Some(offer) = offer else { continue };
-                        match lent(conn, chan, &mut call, &offer, held, (tail, protect)) {
-                            Lent::Sent => {}
-                            Lent::Closed => return Step::Tcp(sent),
-                            Lent::Broken => return Step::Done(broken(conn, chan)),
-                            Lent::Last => return Step::Done((sent + len) as ssize_t),
-                        }
-                        sent += len;
-                        if sent == want {
-                            return Step::Done(sent as ssize_t);
-                        }
-                        spun = false;
-                        continue;
-                    }
-                };
-                // SAFETY: the caller's promise.
-                let n = match unsafe { copy_in(chan, source, sent, tail, n) } {
-                    Ok(0) if want > 0 => return Step::Done(sent as ssize_t),
-                    Ok(n) => n,
-                    Err(errno) => return partial(sent, errno),
-                };
-                match stream.publish(role, tail, tail + n as u64) {
-                    Err(_) => return Step::Done(broken(conn, chan)),
-                    Ok(Published::Closed) => {
-                        drop(held);
-                        if let Source::File {
-                            fd, offset: None, ..
-                        } = *source
-                        {
-                            // SAFETY: puts the file's position back to where it was.
-                            unsafe { libc::lseek64(fd, -(n as i64), libc::SEEK_CUR) };
-                        }
-                        link::tx_after(conn, chan, Why::Peer);
-                        return Step::Tcp(sent);
-                    }
-                    Ok(how) => {
-                        full::has_room(chan);
-                        side.tail.store(tail + n as u64, Relaxed);
-                        sent += n;
-                        ledger::count(conn, Word::TxRing, n as u64);
-                        drop(held);
-                        if how == Published::Ring {
-                            ledger::count(conn, Word::Bells, 1);
-                            if bell::ring(chan.bell()) == Heard::End {
-                                if hosts::is_lost(chan, role) {
-                                    return Step::Done(lost(conn, chan));
-                                }
-                                link::tx_after(conn, chan, Why::None);
-                                return Step::Done(sent as ssize_t);
-                            }
-                        }
-                        if sent == want {
-                            return Step::Done(sent as ssize_t);
-                        }
-                        spun = false;
-                        continue;
-                    }
-                }
-            }
-            if stream.is_closed(role) {
-                drop(held);
-                link::tx_after(conn, chan, Why::Peer);
-                return Step::Tcp(sent);
-            }
-            if spun || flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0 {
-                stream.want_room(role);
-                if stream.room(role, tail).is_ok_and(|room| room > 0) {
-                    continue;
-                }
-                heard = bell::fill(chan);
-                if stream.room(role, tail).is_ok_and(|room| room > 0) {
-                    continue;
-                }
-            }
+            Next::Full(Heard::End) => return at_end(conn, chan, sent),
+            Next::Full(_) => {}
         }
-        if heard == Heard::End {
-            if hosts::is_lost(chan, role) {
-                return Step::Done(lost(conn, chan));
-            }
-            link::tx_after(conn, chan, Why::None);
-            return if sent > 0 {
-                Step::Done(sent as ssize_t)
-            } else {
-                Step::Tcp(0)
-            };
-        }
-        if flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0 {
+        if must_not_wait() {
             full::found_full(chan);
             return partial(sent, libc::EAGAIN);
         }
         if !spun {
             spun = true;
-            let tail = side.tail.load(Relaxed);
-            for _ in 0..spins() {
-                if stream
-                    .room(role, tail)
-                    .is_ok_and(|room| room >= stream.capacity() / 4)
-                {
-                    break;
-                }
-                std::hint::spin_loop();
-            }
+            spin(chan);
             continue;
         }
         spun = false;
         ledger::count(conn, Word::Sleeps, 1);
         let progress = stream.progress(role);
         match bell::wait_out(chan) {
-            Heard::End => {
-                if hosts::is_lost(chan, role) {
-                    return Step::Done(lost(conn, chan));
-                }
-                link::tx_after(conn, chan, Why::None);
-                return if sent > 0 {
-                    Step::Done(sent as ssize_t)
-                } else {
-                    Step::Tcp(0)
-                };
-            }
+            Heard::End => return at_end(conn, chan, sent),
             Heard::Late if stream.progress(role) == progress => {
                 link::stop_sending(conn, Why::SlowReader);
             }

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -214,6 +215,15 @@ static void free_tx(int fd) {
         b = calloc(1, n); for (size_t k = 0; k < n; k += 4096) CHECK(b[k] == 0); free(b);
     }
 }
+static void trim_tx(int fd) {
+    for (int i = 0; i < 20; i++) {
+        char *b = malloc(2 * BIG), *top = malloc(100);
+        fill_put(fd, b, 2 * BIG);
+        free(b);
+        malloc_trim(0);
+        free(top);
+    }
+}
 static void fork_tx(int fd) {
     char *b = pages(BIG);
     for (int i = 0; i < 10; i++) {
@@ -397,6 +407,35 @@ static void stopped_tx(int fd) {
     kill(receiver, SIGCONT);
     for (int i = 0; i < 3; i++) { fill_put(fd, b, BIG); memset(b, 0xee, BIG); }
 }
+/* A command is run while the peer takes nothing: it does not wait for it. */
+static void command_tx(int fd) {
+    char *b = pages(BIG);
+    nap(50);
+    kill(receiver, SIGSTOP);
+    fill_put(fd, b, BIG / 2);
+    struct timespec a, z;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    CHECK(system("true") == 0);
+    FILE *f = popen("true", "r");
+    CHECK(f && pclose(f) == 0);
+    clock_gettime(CLOCK_MONOTONIC, &z);
+    kill(receiver, SIGCONT);
+    CHECK(z.tv_sec - a.tv_sec < 7);
+}
+/* The process ends while another thread of it sends on and on. */
+static void *send_on(void *fd) { char *b = pages(BIG); for (;;) fill_put((int)(long)fd, b, BIG); return 0; }
+static void busy_tx(int fd) {
+    pthread_t t;
+    alarm(30);
+    fill_put(fd, pages(BIG), BIG);
+    CHECK(pthread_create(&t, 0, send_on, (void *)(long)fd) == 0);
+    nap(100);
+    exit(0);
+}
+/* One side gives up its rights, if it has any, with bytes under way. */
+static void drop_rights(void) { if (getuid() == 0) CHECK(setgid(65534) == 0 && setuid(65534) == 0); }
+static void drop_rx(int fd) { nap(20); get(fd, 5000); nap(100); drop_rights(); late_rx(fd); }
+static void drop_tx(int fd) { char *b = pages(BIG); fill_put(fd, b, BIG); drop_rights(); for (int i = 0; i < 3; i++) { fill_put(fd, b, BIG); memset(b, 0xee, BIG); } }
 static void splice_rx(int fd) {
     int p[2];
     static uint8_t b[BIG];
@@ -432,7 +471,8 @@ static const struct { const char *name; void (*tx)(int), (*rx)(int); } all[] = {
     {"_exit", qexit_tx, wait_rx}, {"close", close_tx, late_rx}, {"slowclose", close_tx, slow_close_rx}, {"shutdown", shut_tx, shut_rx},
     {"segv", segv_tx, late_rx}, {"threads", threads_tx, late_rx}, {"calls", calls_tx, calls_rx}, {"kinds", kinds_tx, kinds_rx},
     {"nonblock", nonblock_tx, epoll_rx}, {"epoll", plain_tx, epoll_rx}, {"vector", vector_tx, late_rx}, {"stopped", stopped_tx, late_rx},
-    {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"badbuf", plain_tx, badbuf_rx},
+    {"faulty", faulty_tx, crawl_rx}, {"splice", plain_tx, splice_rx}, {"command", command_tx, late_rx}, {"busy", busy_tx, late_rx}, {"trim", trim_tx, late_rx},
+    {"droprx", plain_tx, drop_rx}, {"droptx", drop_tx, wait_rx}, {"badbuf", plain_tx, badbuf_rx},
 };
 
 static void one(unsigned which) {

@@ -66,7 +66,7 @@ fn fetched(text: &str) -> u64 {
     sum(text, "B fetched from the peer's memory")
 }
 
-const SCENARIOS: [&str; 26] = [
+const SCENARIOS: [&str; 31] = [
     "stream",
     "again",
     "overwrite",
@@ -93,6 +93,11 @@ const SCENARIOS: [&str; 26] = [
     "vector",
     "stopped",
     "splice",
+    "command",
+    "busy",
+    "droprx",
+    "droptx",
+    "trim",
 ];
 
 fn run_traps(side: &Weft, program: &Path) -> Vec<Done> {

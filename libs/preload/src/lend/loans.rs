@@ -41,6 +41,8 @@ pub(crate) struct Loan {
     stream: AtomicPtr<Stream>,
     role: AtomicU32,
     number: AtomicU64,
+    /// Its place among all loans of the process.
+    serial: AtomicU64,
     start: AtomicUsize,
     len: AtomicUsize,
     /// The hold of the pages, a number of [`Hold::into_raw`]; 0: they are not protected for it.
@@ -64,6 +66,7 @@ static TABLE: [Loan; LOANS] = [const {
         stream: AtomicPtr::new(null_mut()),
         role: AtomicU32::new(0),
         number: AtomicU64::new(0),
+        serial: AtomicU64::new(0),
         start: AtomicUsize::new(0),
         len: AtomicUsize::new(0),
         hold: AtomicUsize::new(0),
@@ -78,6 +81,10 @@ static TABLE: [Loan; LOANS] = [const {
 static HIGH: AtomicUsize = AtomicUsize::new(0);
 /// Loans that are LIVE.
 static COUNT: AtomicU32 = AtomicU32::new(0);
+/// The serial of the next loan.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+/// Threads that wait for all loans, because memory is about to go: nothing more is lent.
+static FINISHING: AtomicU32 = AtomicU32::new(0);
 /// A write to memory under way copies at once.
 static COPY_ON_WRITE: AtomicBool = AtomicBool::new(false);
 
@@ -85,11 +92,18 @@ pub(crate) fn copy_on_write() {
     COPY_ON_WRITE.store(true, Relaxed);
 }
 
+/// Whether nothing may be lent any more. To be asked once more after a loan was entered: [`finish`] does not wait for loans that are entered after its
+/// beginning.
+pub(crate) fn is_finishing() -> bool {
+    FINISHING.load(SeqCst) != 0
+}
+
 fn used() -> &'static [Loan] {
     &TABLE[..HIGH.load(SeqCst).min(LOANS)]
 }
 
-/// All signals are blocked in this thread while it lives: a handler that wrote to protected memory would wait for its own thread.
+/// Signals are blocked in this thread while it lives: a handler that sent, or wrote to protected memory, would wait for its own thread. Not that of a fault:
+/// the allocator, or what it calls, may write to memory that is protected for another loan.
 pub(crate) struct Quiet(libc::sigset_t);
 
 impl Quiet {
@@ -98,6 +112,7 @@ impl Quiet {
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
+            libc::sigdelset(&raw mut all, libc::SIGSEGV);
             next::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
             Quiet(before)
         }
@@ -117,13 +132,7 @@ pub(crate) fn now_ms() -> u64 {
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// Whether there is no such process any more. Async-signal-safe.
-fn is_gone(pid: u32) -> bool {
-    // SAFETY: asks, and sends nothing.
-    pid == 0 || (unsafe { libc::kill(pid as libc::pid_t, 0) } != 0 && crate::errno() == libc::ESRCH)
-}
-
-/// A look at a loan that keeps its stream.
+/// A look at a loan that keeps its stream. Outside of the handler of faults only under [`Quiet`].
 struct Pinned<'a>(&'a Loan, &'a Stream, Role);
 
 impl Drop for Pinned<'_> {
@@ -256,13 +265,15 @@ impl Pinned<'_> {
     }
 }
 
-/// Enters a loan; with its pages protected where `protect` says so. The mark is published after this. All signals are blocked meanwhile.
+/// Enters a loan, the source of this number, whose mark is about to be published at `position`; with its pages protected where `protect` says so.
+///
+/// The slot is written before the loan is LIVE, and without signals: a thread that writes to the memory from then on looks at the slot.
 ///
 /// # Safety
 /// The memory is readable, and stays as it is until the source is complete or moved, unless it is protected; then its owner settles it.
 pub(crate) unsafe fn begin(
     origin: &Origin<'_>,
-    number: u64,
+    (number, position): (u64, u64),
     start: *mut u8,
     len: usize,
     protect: bool,
@@ -294,6 +305,7 @@ pub(crate) unsafe fn begin(
     };
     loan.role.store(origin.role as u32, Relaxed);
     loan.number.store(number, Relaxed);
+    loan.serial.store(SERIAL.fetch_add(1, SeqCst), Relaxed);
     loan.start.store(start.expose_provenance(), Relaxed);
     loan.len.store(len, Relaxed);
     loan.hold.store(hold, Relaxed);
@@ -305,6 +317,13 @@ pub(crate) unsafe fn begin(
     let stream = Arc::into_raw(Arc::clone(origin.stream)).cast_mut();
     loan.stream.store(stream, SeqCst);
     COUNT.fetch_add(1, SeqCst);
+    origin.stream.offer_source(
+        origin.role,
+        number,
+        position,
+        start.expose_provenance() as u64,
+        len as u64,
+    );
     loan.state.store(LIVE, SeqCst);
     Ok(loan)
 }
@@ -342,6 +361,7 @@ impl Loan {
 
     /// Whether the receiver has all of it. One that was reaped is.
     pub(crate) fn is_done(&self, stream: &Stream, number: u64) -> bool {
+        let _quiet = Quiet::new();
         match self.pin() {
             Some(pinned) => {
                 !self.is_of(stream) || self.number.load(Relaxed) != number || pinned.is_done()
@@ -352,6 +372,7 @@ impl Loan {
 
     /// The program gets its memory back: see [`Pinned::free_memory`].
     pub(crate) fn give_back(&self) -> bool {
+        let _quiet = Quiet::new();
         self.pin().is_none_or(|pinned| pinned.free_memory())
     }
 }
@@ -361,6 +382,7 @@ pub(crate) fn reap() {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
+    let _quiet = Quiet::new();
     for loan in used() {
         if loan.pin().is_some_and(|pinned| pinned.is_done()) {
             loan.end();
@@ -403,7 +425,7 @@ fn help(start: usize, end: usize) {
             continue;
         }
         let Pinned(_, stream, role) = pinned;
-        if waited >= GONE_MS && is_gone(loan.peer.load(Relaxed)) {
+        if waited >= GONE_MS && weft_sys::process::is_gone(loan.peer.load(Relaxed)) {
             stream.spoil_source(role, loan.number.load(Relaxed));
             loan.release_hold();
             continue;
@@ -430,6 +452,7 @@ pub(crate) fn close(stream: &Stream, lost: bool) {
     if !lost {
         wait(500, |loan| loan.is_of(stream) && !is_copied(loan));
     }
+    let _quiet = Quiet::new();
     for loan in used() {
         let Some(pinned) = loan.pin() else { continue };
         if !loan.is_of(stream) {
@@ -440,40 +463,56 @@ pub(crate) fn close(stream: &Stream, lost: bool) {
             drop(pinned);
             loan.end();
         } else if !pinned.is_done() && pinned.free_memory() {
-            let _quiet = Quiet::new();
             loan.release_hold();
         }
     }
 }
 
-/// The process is about to end, or to become another program: waits until everything is fetched, or nobody takes anything for ten seconds.
-pub(crate) fn finish() {
-    if COUNT.load(Relaxed) != 0 {
+/// Our memory cannot be read any more soon: waits until everything that is lent now is fetched, or nobody takes anything for ten seconds. Nothing more is
+/// lent as long as what it returns lives.
+#[must_use]
+pub(crate) fn finish() -> Finishing {
+    FINISHING.fetch_add(1, SeqCst);
+    if COUNT.load(SeqCst) != 0 {
         wait(10_000, |loan| {
-            !crate::lock::is_dead(loan.peer.load(Relaxed))
+            !weft_sys::process::is_gone(loan.peer.load(Relaxed))
         });
+    }
+    Finishing(())
+}
+
+/// Nothing is lent as long as this lives.
+pub(crate) struct Finishing(());
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        FINISHING.fetch_sub(1, SeqCst);
     }
 }
 
-/// Waits for the loans that `which` names, until they are complete or nothing of them is fetched for so long.
+/// Waits for the loans of now that `which` names, until they are complete or nothing of them is fetched for so long.
 fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
+    let end = SERIAL.load(SeqCst);
     let mut last = (now_ms(), 0);
     loop {
         reap();
         let (mut progress, mut sleep) = (0_u64, None);
-        for loan in used() {
-            let Some(pinned) = loan.pin() else { continue };
-            if !which(loan) || pinned.is_done() {
-                continue;
-            }
-            let Pinned(_, stream, role) = pinned;
-            let completed = stream.completed_sources(role);
-            progress = progress
-                .wrapping_add(completed)
-                .wrapping_add(stream.source_progress(role, loan.number.load(Relaxed)));
-            stream.wait_for_source(role);
-            if !pinned.is_done() {
-                sleep = Some((stream.completion_word(role), completed as u32));
+        {
+            let _quiet = Quiet::new();
+            for loan in used() {
+                let Some(pinned) = loan.pin() else { continue };
+                if loan.serial.load(Relaxed) >= end || !which(loan) || pinned.is_done() {
+                    continue;
+                }
+                let Pinned(_, stream, role) = pinned;
+                let completed = stream.completed_sources(role);
+                progress = progress
+                    .wrapping_add(completed)
+                    .wrapping_add(stream.source_progress(role, loan.number.load(Relaxed)));
+                stream.wait_for_source(role);
+                if !pinned.is_done() {
+                    sleep = Some((stream.completion_word(role), completed as u32));
+                }
             }
         }
         let Some((word, seen)) = sleep else {
@@ -494,6 +533,7 @@ fn wait(patience_ms: u64, which: impl Fn(&Loan) -> bool) {
 pub(crate) fn after_fork() {
     protect::in_child();
     COUNT.store(0, SeqCst);
+    FINISHING.store(0, SeqCst);
     for loan in used() {
         // What they kept is the parent's; a copy of ours in the child is left where it is.
         loan.hold.store(0, SeqCst);

@@ -22,7 +22,7 @@ pub(super) fn start() {
     // SAFETY: takes numbers.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, c_int::MAX);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, -1);
         libc::mallopt(libc::M_TOP_PAD, 64 << 20);
     }
     ACTIVE.store(true, Relaxed);
@@ -140,6 +140,12 @@ doors! {
         }
     }
 
+    fn malloc_trim(pad: size_t) -> c_int {
+        // It discards freed pages by calls of its own, also protected ones that a peer has still to fetch.
+        if is_active() { return 0; }
+        next::malloc_trim(pad)
+    }
+
     fn fread(to: *mut c_void, size: size_t, n: size_t, file: *mut libc::FILE) -> size_t {
         settle(to, size.saturating_mul(n));
         next::fread(to, size, n, file)
@@ -186,7 +192,7 @@ doors! {
     }
 
     fn _exit(status: c_int) -> ! {
-        super::finish();
+        super::finish_for_good();
         next::_exit(status);
         libc::abort()
     }

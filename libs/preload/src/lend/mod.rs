@@ -9,6 +9,7 @@
 pub(crate) mod loans;
 mod measure;
 pub(crate) mod memory;
+pub(crate) mod privileges;
 mod signals;
 
 use libc::c_int;
@@ -30,7 +31,7 @@ use loans::Origin;
 
 /// Bytes of one loan, and of all that are under way in a direction, at most: as much as TCP's buffers hold.
 const LARGEST: usize = 4 << 20;
-const UNDER_WAY: u64 = 4 << 20;
+pub(crate) const UNDER_WAY: u64 = 4 << 20;
 const _: () = assert!(LARGEST as u64 <= MAX_SOURCE);
 
 /// What the user has asked for, and from how many bytes on.
@@ -263,7 +264,7 @@ impl Call {
         if chan.process != lock::own() || chan.side().holders.load(SeqCst) != 1 {
             return Err(Copied::Shared);
         }
-        if chan.peer_process == 0 || !is_readable() {
+        if chan.peer_process == 0 || loans::is_finishing() || !is_readable() {
             return Err(Copied::NotAllowed);
         }
         match chan.stream.terms(chan.role) {
@@ -300,12 +301,18 @@ impl Call {
             peer: chan.peer_process,
         };
         // SAFETY: the caller's promise; what is not protected is waited for before the send returns.
-        match unsafe { loans::begin(&origin, number, start, len, protect) } {
+        match unsafe { loans::begin(&origin, (number, position), start, len, protect) } {
             Ok(loan) => {
-                let address = start.expose_provenance() as u64;
-                chan.stream
-                    .offer_source(chan.role, number, position, address, len as u64);
-                Some(Offer { loan, number, len })
+                let offer = Offer { loan, number, len };
+                // After the offer: a receiver that gives up its rights says so before it looks for the last offer.
+                let refused = chan.stream.terms(chan.role) != Terms::Ready;
+                if refused || loans::is_finishing() {
+                    offer.withdrawn(chan);
+                    note(conn, Copied::NotAllowed, len);
+                    self.no_more = true;
+                    return None;
+                }
+                Some(offer)
             }
             Err(refused) => {
                 let why = match refused {
@@ -473,9 +480,11 @@ pub(crate) fn closing(chan: &Chan) {
     }
 }
 
-/// Before memory of ours is given away with the process: see [`loans::finish`].
-pub(crate) fn finish() {
-    loans::finish();
+pub(crate) use loans::{Finishing, finish};
+
+/// The process ends: what it lends is waited for, and nothing more is lent.
+pub(crate) fn finish_for_good() {
+    std::mem::forget(finish());
 }
 
 /// The reason in the ledger when a source cannot be read.
