@@ -181,6 +181,11 @@ pub(crate) fn is_cut(bell: c_int) -> bool {
     n > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
 }
 
+/// Whether the peer has ended between its bell and the count of what it has put there: bytes that nobody counts hide the bell's end.
+pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
+    chan.stream.filled(chan.peer(), 0).2 && is_cut(chan.bell())
+}
+
 fn take(bell: c_int, n: u64) -> u64 {
     let mut bytes = [0_u8; 64];
     let want = bytes.len().min(n as usize);

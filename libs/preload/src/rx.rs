@@ -320,7 +320,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
         }
         let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
         if !may_block {
-            if bell::probe(chan.bell()) == Heard::End {
+            if bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan) {
                 // What was published before the end is looked at once more.
                 ended = true;
                 continue;
@@ -339,7 +339,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
         spun = false;
         ledger::count(conn, Word::Sleeps, 1);
         match bell::wait_in(chan.bell()) {
-            Heard::Alive => {}
+            Heard::Alive => ended = bell::is_cut_in_fill(chan),
             Heard::End => ended = true,
             Heard::Late => {
                 return Step::Done(if got > 0 {
