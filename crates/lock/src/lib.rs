@@ -19,10 +19,14 @@ pub use brief::{Brief, BriefGuard};
 pub use generation::{Generation, Holder, Holds, TAGS};
 pub use word::Word;
 
+/// What a [`Holder`] is shared by: loom's own under loom.
+pub use sync::Arc;
+
 #[cfg(not(loom))]
 mod sync {
+    pub use std::sync::Arc;
+    pub(crate) use std::sync::Mutex;
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-    pub(crate) use std::sync::{Arc, Mutex};
 
     /// What stands before this and after it is `SeqCst` itself.
     #[inline]
@@ -31,8 +35,9 @@ mod sync {
 
 #[cfg(loom)]
 mod sync {
+    pub use loom::sync::Arc;
+    pub(crate) use loom::sync::Mutex;
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-    pub(crate) use loom::sync::{Arc, Mutex};
 
     /// Loom takes `SeqCst` accesses as `AcqRel`, and fences as what they are.
     pub(crate) fn in_order() {

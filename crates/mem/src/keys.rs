@@ -18,8 +18,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::sync::Arc;
-use weft_lock::{Holder, TAGS};
+use weft_lock::{Arc, Holder, TAGS};
 
 /// What is remembered of a region.
 #[derive(Clone, Copy)]
