@@ -188,9 +188,8 @@ fn transmit(machine: &mut Machine) {
 }
 
 /// A machine with a large message to a peer that has said where to write it.
-fn writing() -> (Machine, Memory, PeerId) {
+fn writing(mut memory: Memory) -> (Machine, Memory, PeerId) {
     let mut machine = Machine::new(1, 1000);
-    let mut memory = Memory::default();
     let peer = machine.add_peer().unwrap();
     let all = meta(100_000);
     machine
@@ -214,7 +213,7 @@ fn ranges_are_not_written_twice() {
         (vec![0..5, 4..9], false),
         (vec![6..9, 0..5], false),
     ] {
-        let (mut machine, mut memory, peer) = writing();
+        let (mut machine, mut memory, peer) = writing(Memory::default());
         let lacks = Body::Lacks { id: 1, ranges };
         transmit(&mut machine);
         comes(&mut machine, &mut memory, peer, 2, &lacks);
@@ -230,7 +229,7 @@ fn ranges_are_not_written_twice() {
 
 #[test]
 fn a_peer_that_only_asks_is_given_up() {
-    let (mut machine, mut memory, peer) = writing();
+    let (mut machine, mut memory, peer) = writing(Memory::default());
     transmit(&mut machine);
     // Nothing is acknowledged: the answers fill the window and wait.
     for seq in 2..18 {
@@ -290,23 +289,10 @@ fn a_receive_takes_many_messages_until_its_memory_is_used_up() {
 /// A reliable write is not followed by "written", until it is not so reliable any more.
 #[test]
 fn what_a_broken_connection_did_not_write_is_asked_for() {
-    let mut machine = Machine::new(1, 1000);
-    let mut memory = Memory {
+    let (mut machine, mut memory, peer) = writing(Memory {
         reliable: true,
         ..Memory::default()
-    };
-    let peer = machine.add_peer().unwrap();
-    let all = meta(100_000);
-    machine
-        .send(&mut memory, 5, peer, all, false, |_, _| {})
-        .unwrap();
-    let ready = Body::Ready {
-        id: 1,
-        target_id: 9,
-        target: Target { rkey: 1, addr: 0 },
-        len: all.len,
-    };
-    comes(&mut machine, &mut memory, peer, 1, &ready);
+    });
     let written = |machine: &mut Machine| {
         let (mut out, mut count) = (Vec::new(), 0);
         while machine.transmit(NOW, true, &mut out).is_some() {

@@ -1,4 +1,9 @@
 //! A value behind a lock.
+//!
+//! # Safety
+//!
+//! A guard is made when the lock's word has begun a hold, and ends it when it is dropped. So there is one guard at a time, and what one
+//! holder did happens before what the next one does.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};

@@ -248,14 +248,6 @@ impl Registered {
         }
     }
 
-    /// Copies `bytes` to `offset`; panics when they do not fit there.
-    #[inline]
-    pub(crate) fn store(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset <= self.len && bytes.len() <= self.len - offset);
-        // SAFETY: as in `append_to`.
-        unsafe { copy::store(self.at(offset).as_ptr(), bytes.as_ptr(), bytes.len()) }
-    }
-
     /// Counts one more window, unless the region is going away.
     pub(crate) fn add_window(&self) -> Result<(), MemError> {
         self.windows

@@ -545,28 +545,6 @@ impl Table {
         Ok(())
     }
 
-    /// As [`Self::local`] to write, with the copy of `bytes`: see [`Self::copy_local_out`].
-    ///
-    /// # Errors
-    /// As [`Self::local`].
-    #[inline]
-    pub fn copy_local_in(
-        &self,
-        pd: PdId,
-        stag: u32,
-        addr: u64,
-        bytes: &[u8],
-    ) -> Result<(), MemError> {
-        let shard = self.0.read(stag);
-        let Some(Entry::Region(r)) = shard.get(&index(stag)) else {
-            return Err(MemError::InvalidStag);
-        };
-        let len = u32::try_from(bytes.len()).map_err(|_| MemError::Bounds)?;
-        let at = region_range(r, pd, stag, addr, len, Access::LOCAL_WRITE)?;
-        r.store(at, bytes);
-        Ok(())
-    }
-
     /// Checks what a peer names (RFC 5040 section 7.2, RFC 5041 section 7.1): `STag`, protection domain and
     /// queue pair, rights, bounds, in this order. A window of type 2 answers only to the queue pair it was
     /// bound on.

@@ -218,9 +218,6 @@ fn random_band_joins_are_as_nested_loops_say() {
 #[test]
 fn random_band_joins_are_as_duckdb_says() {
     let Some(python) = duckdb() else {
-        println!(
-            "skipped: no Python with DuckDB (pip install duckdb; WEFT_DUCKDB_PYTHON names the interpreter)"
-        );
         return;
     };
     let folder = tempfile::tempdir().unwrap();

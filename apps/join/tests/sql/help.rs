@@ -155,5 +155,10 @@ pub fn duckdb() -> Option<String> {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success());
+    if !found {
+        println!(
+            "skipped: no Python with DuckDB (pip install duckdb; WEFT_DUCKDB_PYTHON names the interpreter)"
+        );
+    }
     found.then_some(python)
 }

@@ -133,9 +133,6 @@ fn rings_read_parquet_beside_csv() {
 #[test]
 fn rings_give_the_rows_of_duckdb() {
     let Some(python) = duckdb() else {
-        println!(
-            "skipped: no Python with DuckDB (pip install duckdb; WEFT_DUCKDB_PYTHON names the interpreter)"
-        );
         return;
     };
     let folder = tempfile::tempdir().unwrap();

