@@ -154,7 +154,29 @@ impl<'a> Words<'a> {
         }
         self.bucket(stag)
             .filter(|e| e[1].load(Ordering::Relaxed) as u32 == stag)
-            .find_map(|e| read(e).filter(|e| e.stag == stag))
+            .find_map(|e| read(e).map(|(_, e)| e).filter(|e| e.stag == stag))
+    }
+
+    /// As [`Self::look`], with the entry's place among the words and its generation.
+    pub(crate) fn look_at(self, stag: u32) -> Option<(usize, u64, Entry)> {
+        if stag == 0 || load(&self.0[1]) != 1 {
+            return None;
+        }
+        self.bucket(stag).find_map(|slot| {
+            let (generation, entry) = read(slot).filter(|(_, e)| e.stag == stag)?;
+            let place = std::ptr::from_ref(slot).addr() - self.0.as_ptr().addr();
+            Some((place / size_of::<AtomicU64>(), generation, entry))
+        })
+    }
+
+    /// Whether the entry that [`Self::look_at`] found has not changed since.
+    #[inline]
+    pub(crate) fn is_still(self, entry: usize, generation: u64) -> bool {
+        load(&self.0[1]) == 1
+            && self
+                .0
+                .get(entry)
+                .is_some_and(|word| load(word) == generation)
     }
 }
 
@@ -178,14 +200,14 @@ fn load(word: &AtomicU64) -> u64 {
 }
 
 #[inline]
-fn read(slot: &[AtomicU64; ENTRY]) -> Option<Entry> {
+fn read(slot: &[AtomicU64; ENTRY]) -> Option<(u64, Entry)> {
     for _ in 0..TRIES {
         let before = load(&slot[0]);
         let [name, base, len, kind, addr] =
             std::array::from_fn(|i| slot[1 + i].load(Ordering::Relaxed));
         fence(Ordering::Acquire);
         if before.is_multiple_of(2) && slot[0].load(Ordering::Relaxed) == before {
-            return Some(Entry {
+            let entry = Entry {
                 stag: name as u32,
                 qp: (name >> 32) as u32,
                 base,
@@ -195,7 +217,8 @@ fn read(slot: &[AtomicU64; ENTRY]) -> Option<Entry> {
                     space: (kind >> 32) as u32,
                     addr,
                 },
-            });
+            };
+            return Some((before, entry));
         }
         std::hint::spin_loop();
     }

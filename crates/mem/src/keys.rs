@@ -124,6 +124,43 @@ impl Keys {
         })
     }
 
+    /// As [`Self::local`], of a region that an earlier use has left remembered; `None` also where [`Self::local`] would say why not. What it gives
+    /// stays in registers.
+    #[allow(clippy::inline_always)] // else what it gives goes through memory: docs/adr/0033
+    #[inline(always)]
+    pub fn known(
+        &self,
+        pd: PdId,
+        stag: u32,
+        addr: u64,
+        len: u32,
+        need: Access,
+    ) -> Option<KeySpan<'_>> {
+        let cell = &self.known[(stag >> 8) as usize % TAGS];
+        let known = cell.get();
+        let hold = self.holder.word.mine();
+        if known.stag != stag
+            || stag == 0
+            || known.pd != pd
+            || !known.access.contains(need)
+            || known.generation != self.table.generation().now()
+            || hold.is_multiple_of(2)
+        {
+            return None;
+        }
+        if known.hold != hold {
+            cell.set(Known { hold, ..known });
+        }
+        let start = locate(known.iova, known.len as u64, addr, len.into()).ok()? as usize;
+        Some(KeySpan {
+            // SAFETY: inside the region.
+            ptr: unsafe { known.ptr.add(start) },
+            len: len as usize,
+            counted: None,
+            _keys: PhantomData,
+        })
+    }
+
     /// Looks a region up; `None` without a hold, and where it is not to be had.
     #[cold]
     fn remember(&self, place: usize, pd: PdId, stag: u32, hold: u64) -> Option<Known> {

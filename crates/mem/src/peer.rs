@@ -7,11 +7,11 @@
 //! a copy holds them, and are never behind a reference. The peer's own address space is reached through the kernel,
 //! which checks the addresses.
 
-use crate::Access;
 use crate::domain::{Place, RW};
 use crate::export::{self, Words};
 use crate::list::{RecvList, SendList};
 use crate::table::{IndexHasher, locate};
+use crate::{Access, KeySpan, copy};
 use libc::iovec;
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -90,9 +90,42 @@ struct Arena {
     len: u64,
 }
 
-/// The part of a peer's arenas that its owner used last, mapped: who uses it again need not look it up.
+/// The part of a peer's arenas that its owner used last, mapped, and the `STag` that it was used by: who uses it again need not look
+/// either up. It belongs to one queue pair of the peer.
 #[derive(Default)]
-pub struct LastWindow(Option<(u64, Arc<Window>)>);
+pub struct LastWindow {
+    window: Option<(u64, Arc<Window>)>,
+    known: Known,
+}
+
+/// What an `STag` means, as far as it is in the window beside this.
+#[derive(Clone, Copy)]
+struct Known {
+    /// 0: nothing.
+    stag: u32,
+    rights: Access,
+    /// Where its entry is in the table, and the entry's generation.
+    entry: usize,
+    generation: u64,
+    /// The addresses of the peer that are in the window, and where the first of them is there.
+    base: u64,
+    len: u64,
+    offset: usize,
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Known {
+            stag: 0,
+            rights: Access::empty(),
+            entry: 0,
+            generation: 0,
+            base: 0,
+            len: 0,
+            offset: 0,
+        }
+    }
+}
 
 struct Slot {
     window: Arc<Window>,
@@ -128,6 +161,10 @@ impl Window {
             self.mapping.populate(start, end - start);
         }
     }
+}
+
+fn window_key(space: u32, addr: u64) -> u64 {
+    (u64::from(space) << 56) | (addr / WINDOW)
 }
 
 /// Good enough for advice on ranges.
@@ -250,12 +287,82 @@ impl Peer {
         addr: u64,
         last: &'a mut LastWindow,
     ) -> io::Result<&'a Window> {
-        let key = (u64::from(space) << 56) | (addr / WINDOW);
-        let window = match last.0.take() {
-            Some((known, window)) if known == key => window,
-            _ => self.find_window(key, space, addr)?,
+        let key = window_key(space, addr);
+        if last.window.as_ref().is_none_or(|(known, _)| *known != key) {
+            last.known.stag = 0;
+            last.window = Some((key, self.find_window(key, space, addr)?));
+        }
+        match &last.window {
+            Some((_, window)) => Ok(window),
+            None => Err(unsupported()),
+        }
+    }
+
+    /// Remember what `stag` means to the peer's queue pair `qp`, as far as it is in the last window.
+    fn remember(&self, qp: u32, stag: u32, last: &mut LastWindow) {
+        let LastWindow {
+            window: Some((key, window)),
+            known,
+        } = last
+        else {
+            return;
         };
-        Ok(&last.0.insert((key, window)).1)
+        known.stag = 0;
+        let Some((entry, generation, e)) = self.words().look_at(stag) else {
+            return;
+        };
+        let Place { space, addr } = e.place;
+        if (e.qp != 0 && e.qp != qp) || space != RW {
+            return;
+        }
+        // The part of the region that is in the window, in addresses of the arena.
+        let start = (*key & (u64::MAX >> 8)) * WINDOW;
+        let (from, to) = (
+            addr.max(start),
+            addr.saturating_add(e.len)
+                .min(start.saturating_add(window.mapping.len() as u64)),
+        );
+        let base = e.base.checked_add(from.saturating_sub(addr));
+        let (Some(base), true, true) = (base, from < to, *key == window_key(space, from)) else {
+            return;
+        };
+        *known = Known {
+            stag,
+            rights: e.rights,
+            entry,
+            generation,
+            base,
+            len: to - from,
+            offset: (from - start) as usize,
+        };
+    }
+
+    /// Copies to the peer's memory what is still known of it from the last time; false: nothing was done. As for [`Self::find`], the caller
+    /// has said before which `STag` it uses.
+    #[inline]
+    pub fn write_known(&self, last: &LastWindow, stag: u32, to: u64, from: &KeySpan<'_>) -> bool {
+        let known = &last.known;
+        let Some((_, window)) = &last.window else {
+            return false;
+        };
+        let start = to.wrapping_sub(known.base);
+        let len = from.len();
+        if known.stag != stag
+            || !known.rights.contains(Access::REMOTE_WRITE)
+            || len >= POPULATE
+            || start > known.len
+            || len as u64 > known.len - start
+            || !self.words().is_still(known.entry, known.generation)
+        {
+            return false;
+        }
+        // SAFETY: `offset..offset + len` is inside the window since it was remembered, and the bytes are inside that; the span is of
+        // a hold. Both are reached by racing copies only.
+        unsafe {
+            let to = window.mapping.as_ptr().add(known.offset + start as usize);
+            copy::relay(to, from.start(), len);
+        }
+        true
     }
 
     fn find_window(&self, key: u64, space: u32, addr: u64) -> io::Result<Arc<Window>> {
@@ -398,6 +505,25 @@ impl Peer {
             from.len_bytes(),
             &mut LastWindow::default(),
         )
+    }
+
+    /// As [`Self::write_part`], by an `STag` of the peer's queue pair `qp`, which is remembered for [`Self::write_known`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_by(
+        &self,
+        (qp, stag): (u32, u32),
+        target: &Target,
+        from: &SendList<'_>,
+        (skip, n): (usize, usize),
+        last: &mut LastWindow,
+    ) -> io::Result<()> {
+        self.write_part(target, from, skip, n, last)?;
+        if target.place.space == RW && n < POPULATE {
+            self.remember(qp, stag, last);
+        }
+        Ok(())
     }
 
     /// As [`Self::write`], of `n` bytes of the list from its byte `skip` on. `last` is kept by the caller, for this peer only.

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 use weft_mem::{
-    Access, Backing, Domain, Leaving, MemError, PEER_LIMIT, PdId, Peer, Piece, Place, Reader,
-    RecvList, Region, SendList, Table, WindowType,
+    Access, Backing, Domain, KeyLock, Keys, LastWindow, Leaving, MemError, PEER_LIMIT, PdId, Peer,
+    Piece, Place, Reader, RecvList, Region, SendList, Table, WindowType,
 };
 use weft_sys::memfd::{self, Mapping};
 
@@ -166,6 +166,135 @@ fn a_peer_finds_what_the_table_would_allow() {
     let stag = r.stag();
     r.deregister().unwrap();
     assert!(!find(QP, stag, 1000, 1, w));
+}
+
+struct Holding(Keys);
+
+impl AsMut<Keys> for Holding {
+    fn as_mut(&mut self) -> &mut Keys {
+        &mut self.0
+    }
+}
+
+/// What is remembered of a write is used where the table would allow it now, and nowhere else.
+#[test]
+fn what_is_remembered_is_what_the_table_says() {
+    let (table, _domain, peer) = shown(false);
+    let own = Table::new(10);
+    let source = own
+        .register(PD, Backing::Owned((0..200).collect()), 0, Access::empty())
+        .unwrap();
+    let lock = KeyLock::new(Holding(Keys::new(&own)));
+    let mut last = LastWindow::default();
+    // Whether nothing was looked up; the same bytes are there either way.
+    let mut write = |stag: u32, to: u64, len: u32| -> Option<bool> {
+        let held = lock.lock();
+        let span = |keys: &Keys| {
+            let known = keys.known(PD, source.stag(), 3, len, Access::empty());
+            known.map_or_else(
+                || {
+                    keys.local(PD, source.stag(), 3, len, Access::empty())
+                        .map(|_| false)
+                },
+                |span| Ok(peer.write_known(&last, stag, to, &span)),
+            )
+        };
+        let target = peer.find(QP, stag, to, len, Access::REMOTE_WRITE);
+        if span(&held.0).unwrap() {
+            assert!(target.is_some(), "{stag:x} is not to be written at {to}");
+            return Some(true);
+        }
+        let span = held
+            .0
+            .local(PD, source.stag(), 3, len, Access::empty())
+            .unwrap();
+        let mut list = SendList::new();
+        list.push_key(&span);
+        let all = (0, len as usize);
+        peer.write_by((QP, stag), &target?, &list, all, &mut last)
+            .unwrap();
+        Some(false)
+    };
+    let check = |region: &Region, at: usize, len: usize| {
+        let mut here = vec![0; len];
+        region.read(at, &mut here).unwrap();
+        let want: Vec<u8> = (3..3 + len as u8).collect();
+        assert_eq!(here, want);
+        region.fill(at, len, 0).unwrap();
+    };
+
+    let r = table
+        .register(PD, Backing::Shared(100), 1000, WRITE)
+        .unwrap();
+    assert_eq!(write(r.stag(), 1010, 20), Some(false));
+    check(&r, 10, 20);
+    for (to, len) in [(1000, 100), (1010, 20), (1099, 1), (1001, 65)] {
+        assert_eq!(write(r.stag(), to, len), Some(true));
+        check(&r, (to - 1000) as usize, len as usize);
+    }
+    for (to, len) in [
+        (999, 1),
+        (999, 2),
+        (1000, 101),
+        (1099, 2),
+        (1101, 1),
+        (u64::MAX, 2),
+        (0, 1),
+    ] {
+        assert_eq!(write(r.stag(), to, len), None);
+    }
+    // Another region takes its place, and it takes it back.
+    let other = table
+        .register(PD, Backing::Shared(100), 1000, WRITE)
+        .unwrap();
+    let reader = table
+        .register(PD, Backing::Shared(100), 0, Access::REMOTE_READ)
+        .unwrap();
+    for region in [&other, &r] {
+        assert_eq!(write(region.stag(), 1000, 8), Some(false));
+        assert_eq!(write(region.stag(), 1000, 8), Some(true));
+        assert_eq!(write(reader.stag(), 0, 8), None);
+        check(region, 0, 8);
+    }
+    // A window over it: bound, used, invalid, and bound to less.
+    let window = table.alloc_window(PD, WindowType::Type2).unwrap();
+    let bind = |key, len| {
+        let way = Access::REMOTE_WRITE | Access::ZERO_BASED;
+        table
+            .bind(PD, window.stag(), key, QP, r.stag(), 1010, len, way)
+            .unwrap()
+    };
+    let stag = bind(5, 20);
+    assert_eq!(write(stag, 0, 20), Some(false));
+    assert_eq!(write(stag, 4, 16), Some(true));
+    check(&r, 14, 16);
+    table.invalidate(PD, QP, stag).unwrap();
+    assert_eq!(write(stag, 0, 8), None);
+    assert_eq!(write(bind(5, 10), 0, 10), Some(false));
+    assert_eq!(write(stag, 0, 11), None);
+    // One that does not lie in one window of the mappings.
+    let long = table
+        .register(PD, Backing::Shared(130 << 20), 0, WRITE)
+        .unwrap();
+    for at in [0, 63 << 20, 65 << 20, (130 << 20) - 100, 5] {
+        write(long.stag(), at, 100).unwrap();
+        check(&long, at as usize, 100);
+        if write(long.stag(), at, 100).unwrap() {
+            check(&long, at as usize, 100);
+        }
+    }
+    let mut looked_up = 0;
+    for at in (0..130 << 20).step_by(1 << 20) {
+        looked_up += u32::from(!write(long.stag(), at, 100).unwrap());
+        check(&long, at as usize, 100);
+    }
+    assert!(looked_up <= 4, "{looked_up} of 130");
+    drop(window);
+    let stag = r.stag();
+    assert_eq!(write(stag, 1000, 8), Some(false));
+    assert_eq!(write(stag, 1000, 8), Some(true));
+    r.deregister().unwrap();
+    assert_eq!(write(stag, 1000, 8), None);
 }
 
 #[test]

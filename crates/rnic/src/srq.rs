@@ -54,11 +54,11 @@ impl RecvQueue {
     }
 
     /// The oldest receive and how many are left after it.
-    pub(crate) fn take(&self) -> Option<(RecvWr, usize)> {
-        self.take_if(|_| true).ok()
+    pub(crate) fn take(&self) -> Option<RecvWr> {
+        self.posted.lock().queue.pop_front()
     }
 
-    /// As [`RecvQueue::take`], of one that is found to suit; another one stays the oldest.
+    /// As [`RecvQueue::take`], of one that is found to suit, and how many are left; another one stays the oldest.
     pub(crate) fn take_if(
         &self,
         suits: impl FnOnce(&RecvWr) -> bool,

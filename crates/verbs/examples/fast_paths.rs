@@ -1,7 +1,7 @@
 //! One operation of shared memory, again and again, both ends in this thread: for counting what it costs in instructions, which does not
 //! depend on what else the machine does (docs/figures/floor.md says how).
 //!
-//! `fast_paths write|send|receive|empty COUNT`: the operations are between two calls of `getppid`.
+//! `fast_paths write|one|list|send|empty COUNT [REPEAT]` (`one`: an unsignaled Write; `list`: 16 Writes posted at once): the operations are between two calls of `getppid`.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_else(|| "write".to_owned());
     let count: u32 = args.next().map_or(Ok(100), |count| count.parse())?;
+    let repeat: u32 = args.next().map_or(Ok(20_000), |count| count.parse())?;
     let device = Device::builder().local(LocalMode::Require).open()?;
     let pd = device.alloc_pd()?;
     let mut param = cm::ConnParam::default();
@@ -33,6 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let (from, to) = (pd.alloc_mr(4096, access)?, pd.alloc_mr(4096, access)?);
 
+    let mut list = vec![SendWr::write(1, to.remote(0)).sge(from.sge(0, 8)); 16];
     let mut wc = [Wc::default(); 4];
     let done = |cq: &weft_verbs::Cq, wc: &mut [Wc]| -> Result<(), Box<dyn std::error::Error>> {
         let begun = Instant::now();
@@ -43,12 +45,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         Ok(())
     };
-    let run = |times: u32, wc: &mut [Wc]| -> Result<(), Box<dyn std::error::Error>> {
+    let mut run = |times: u32, wc: &mut [Wc]| -> Result<(), Box<dyn std::error::Error>> {
         for _ in 0..times {
             match what.as_str() {
                 "write" => {
                     let wr = SendWr::write(1, to.remote(0)).sge(from.sge(0, 64));
                     near.qp.post_send_one(wr.signaled())?;
+                    done(&near_cq, wc)?;
+                }
+                "one" => {
+                    let wr = SendWr::write(1, to.remote(0)).sge(from.sge(0, 64));
+                    near.qp.post_send_one(wr)?;
+                }
+                "list" => {
+                    list[15].signaled = true;
+                    near.qp.post_send(&list)?;
                     done(&near_cq, wc)?;
                 }
                 "send" => {
@@ -61,7 +72,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 "empty" => {
                     far_cq.poll(wc)?;
                 }
-                _ => return Err("write, send or empty".into()),
+                _ => return Err("write, one, list, send or empty".into()),
             }
         }
         Ok(())
@@ -72,7 +83,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let end = std::os::unix::process::parent_id();
     assert_eq!(begin, end);
     let begun = Instant::now();
-    run(20_000, &mut wc)?;
-    println!("{what}: {:?} each", begun.elapsed() / 20_000);
+    run(repeat, &mut wc)?;
+    println!("{what}: {:?} each", begun.elapsed() / repeat);
     Ok(())
 }

@@ -18,7 +18,7 @@ use weft_proto::rdmap::WRITTEN;
 use super::confirm::Confirming;
 use super::{Core, EndReason, QpInner, Slot};
 use crate::transport::Link;
-use crate::transport::local::{LocalLink, PROCESS_MIN, TOUCH_MAX};
+use crate::transport::local::{LocalLink, Marked, PROCESS_MIN, TOUCH_MAX};
 use crate::types::{RemoteAddr, SendOp, SendWr};
 
 /// Earlier work of ours, in the ring, that direct work must not overtake: Writes, Reads and atomics that went that way,
@@ -115,6 +115,26 @@ impl QpInner {
         }
     }
 
+    /// A Write from one range to memory that both sides have used before: as [`QpInner::one_sided`], with nothing looked up. False: nothing was
+    /// done.
+    #[inline]
+    pub(super) fn write_known(
+        &self,
+        wr: &SendWr,
+        remote: RemoteAddr,
+        marked: &mut Marked<'_>,
+        keys: &Keys,
+        window: &LastWindow,
+    ) -> bool {
+        let [sge] = wr.sges.as_slice() else {
+            return false;
+        };
+        match keys.known(self.pd.id, sge.lkey, sge.addr, sge.len, Access::empty()) {
+            Some(from) if sge.len > 0 => marked.write(window, remote.rkey, remote.addr, &from),
+            _ => false,
+        }
+    }
+
     pub(super) fn spans_of<'a>(
         &self,
         keys: &'a Keys,
@@ -164,7 +184,8 @@ impl QpInner {
             {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            peer.write_part(target, &list, at, now, window)
+            let by = (local.peer_qp(), remote.rkey);
+            peer.write_by(by, target, &list, (at, now), window)
         });
         outcome(copied, done)
     }

@@ -12,14 +12,11 @@ use weft_mem::{Access, Keys, SendList};
 use weft_proto::rdmap::{Fault, MAX_HEADER};
 
 use super::direct::Outcome;
-use super::frame::Frame;
+use super::frame::{Frame, LOCAL_HEADER_LEN};
 use super::tx::DIRECT_BYTES;
 use super::{Core, QpInner, Stream};
 use crate::transport::local::{LocalLink, REF_MAPPED};
 use crate::types::{QpState, SendOp, SendWr, Wc, WcStatus};
-
-/// Payloads up to this are gathered with their header: cheaper than keeping the region while the ring is written.
-const GATHER_MAX: u32 = 512;
 
 impl QpInner {
     /// Carry out as many of the requests as can be on the spot; says how many.
@@ -67,10 +64,22 @@ impl QpInner {
         }
         let mut wcs: SmallVec<[Wc; 16]> = SmallVec::new();
         let mut done = 0;
+        let mut marked = local.marked();
         for wr in wrs {
             let Ok(len) = self.check_post(wr) else {
                 break;
             };
+            if let SendOp::Write { remote } = wr.op
+                && tx.may_overtake(local)
+                && self.write_known(wr, remote, &mut marked, keys, &tx.window)
+            {
+                ledger.one_sided += 1;
+                ledger.one_sided_bytes += u64::from(len);
+                done += 1;
+                self.note_done(wr, len, silent, &mut wcs);
+                continue;
+            }
+            marked.leave();
             let one_sided = |tx: &mut super::Tx| {
                 // The lock is not held for long.
                 if len == 0 || u64::from(len) > DIRECT_BYTES || !tx.may_overtake(local) {
@@ -119,26 +128,32 @@ impl QpInner {
                 _ => {}
             }
             done += 1;
-            if wr.signaled || self.sq_sig_all {
-                wcs.push(Wc {
-                    wr_id: wr.id,
-                    status: WcStatus::Success,
-                    opcode: wr.op.opcode(),
-                    byte_len: len,
-                    qp_num: self.num,
-                    places: 1 + std::mem::take(silent),
-                    ..Wc::default()
-                });
-            } else {
-                *silent += 1;
-            }
+            self.note_done(wr, len, silent, &mut wcs);
         }
+        drop(marked);
         local.flush();
         let wanted = !wcs.is_empty() && !self.orphan.load(Ordering::Relaxed);
         if wanted && !self.send_cq.push(&wcs, false) {
             self.fault(core, Fault::LocalCatastrophic);
         }
         done
+    }
+
+    #[inline]
+    fn note_done(&self, wr: &SendWr, len: u32, silent: &mut u32, wcs: &mut SmallVec<[Wc; 16]>) {
+        if !wr.signaled && !self.sq_sig_all {
+            *silent += 1;
+            return;
+        }
+        wcs.push(Wc {
+            wr_id: wr.id,
+            status: WcStatus::Success,
+            opcode: wr.op.opcode(),
+            byte_len: len,
+            qp_num: self.num,
+            places: 1 + std::mem::take(silent),
+            ..Wc::default()
+        });
     }
 
     fn send_frame(
@@ -153,42 +168,28 @@ impl QpInner {
         if !local.has_room(MAX_HEADER + len as usize) {
             return false;
         }
-        let small = tx.small();
-        small.clear();
-        let gather = len <= GATHER_MAX;
+        let known = match wr.sges.as_slice() {
+            [sge] => keys.known(self.pd.id, sge.lkey, sge.addr, sge.len, Access::empty()),
+            _ => None,
+        };
         let spans = match &wr.inline {
-            Some(_) => SmallVec::new(),
-            None if gather => {
-                // The payload behind room for the header, which is known only once it is certain that there is one.
-                small.resize(MAX_HEADER + 4, 0);
-                for sge in wr.sges.iter().filter(|sge| sge.len > 0) {
-                    match keys.local(self.pd.id, sge.lkey, sge.addr, sge.len, Access::empty()) {
-                        Ok(span) => span.append_to(small),
-                        Err(_) => return false,
-                    }
-                }
-                SmallVec::new()
-            }
-            None => match self.spans_of(keys, wr, Access::empty()) {
+            None if known.is_none() => match self.spans_of(keys, wr, Access::empty()) {
                 Some(spans) => spans,
                 None => return false,
             },
+            _ => SmallVec::new(),
         };
-        let mut hdr = [0; MAX_HEADER];
-        let n = stream.send_at_once(wr.solicited, &mut hdr);
-        let mut frame = [0; MAX_HEADER + 4];
-        frame[..4].copy_from_slice(&Frame::local_header(n + len as usize));
-        frame[4..4 + n].copy_from_slice(&hdr[..n]);
+        let mut frame = [0; _];
+        let n = header_of(&mut frame, len as usize, |header| {
+            stream.send_at_once(wr.solicited, header)
+        });
         let mut list = SendList::new();
-        let room = MAX_HEADER + 4;
+        list.push_bytes(&frame[..n]);
         if let Some(data) = &wr.inline {
-            list.push_bytes(&frame[..4 + n]);
             list.push_bytes(data);
-        } else if gather {
-            small[room - n - 4..room].copy_from_slice(&frame[..4 + n]);
-            list.push_bytes(&small[room - n - 4..]);
+        } else if let Some(span) = &known {
+            list.push_key(span);
         } else {
-            list.push_bytes(&frame[..4 + n]);
             for span in &spans {
                 list.push_key(span);
             }
@@ -200,6 +201,19 @@ impl QpInner {
     }
 }
 
+/// Lets `write` make the header of a frame with `payload` bytes; how long it is with the frame's own.
+fn header_of(
+    frame: &mut [u8; LOCAL_HEADER_LEN + MAX_HEADER],
+    payload: usize,
+    write: impl FnOnce(&mut [u8; MAX_HEADER]) -> usize,
+) -> usize {
+    // In its place at once: what was just written in small pieces is slow to read in large ones.
+    let [_, _, _, _, header @ ..] = frame;
+    let n = write(header);
+    frame[..LOCAL_HEADER_LEN].copy_from_slice(&Frame::local_header(n + payload));
+    LOCAL_HEADER_LEN + n
+}
+
 fn immediate_frame(
     stream: &mut Stream,
     tx: &mut super::Tx,
@@ -208,13 +222,12 @@ fn immediate_frame(
     solicited: bool,
     written: u32,
 ) -> bool {
-    let mut hdr = [0; MAX_HEADER];
-    let n = stream.immediate_at_once(imm, solicited, written, &mut hdr);
-    let mut frame = [0; MAX_HEADER + 4];
-    frame[..4].copy_from_slice(&Frame::local_header(n));
-    frame[4..4 + n].copy_from_slice(&hdr[..n]);
+    let mut frame = [0; _];
+    let n = header_of(&mut frame, 0, |header| {
+        stream.immediate_at_once(imm, solicited, written, header)
+    });
     let mut list = SendList::new();
-    list.push_bytes(&frame[..4 + n]);
+    list.push_bytes(&frame[..n]);
     let sent = local.push_frame(&list);
     tx.sent_fast(sent);
     sent > 0

@@ -13,7 +13,7 @@ pub(super) enum Frame {
     Local,
 }
 
-const LOCAL_HEADER_LEN: usize = 4;
+pub(super) const LOCAL_HEADER_LEN: usize = 4;
 
 impl Frame {
     /// Bytes before the ULPDU.

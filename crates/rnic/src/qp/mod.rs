@@ -820,7 +820,7 @@ impl QpInner {
 
     fn take_recv(&self) -> Option<RecvWr> {
         match &self.recv {
-            RecvSource::Own(queue) => queue.take().map(|(wr, _)| wr),
+            RecvSource::Own(queue) => queue.take(),
             RecvSource::Shared(srq) => srq.take(),
             RecvSource::Twin(first) => first.upgrade()?.take_recv(),
             RecvSource::Xrc(target) => target.current()?.take(),

@@ -571,10 +571,15 @@ impl QpInner {
         ) {
             // The common case, without keeping the region: one piece into one buffer.
             let need = Access::LOCAL_WRITE;
-            core.keys
-                .local(self.recv_pd(), sge.lkey, sge.addr, here as u32, need)
-                .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?
-                .copy_in(&payload[..here]);
+            let (pd, here_len) = (self.recv_pd(), here as u32);
+            if let Some(span) = core.keys.known(pd, sge.lkey, sge.addr, here_len, need) {
+                span.copy_in(&payload[..here]);
+            } else {
+                core.keys
+                    .local(pd, sge.lkey, sge.addr, here_len, need)
+                    .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?
+                    .copy_in(&payload[..here]);
+            }
             core.ledger.rx_copied += here as u64;
         } else if len > 0 {
             let spans = self.spans(core, target, len)?;

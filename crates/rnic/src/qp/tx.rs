@@ -117,8 +117,6 @@ pub(super) struct Tx {
     direct_stopped: bool,
     /// The request that nothing is started before.
     settling: Option<Settling>,
-    /// For frames that are sent while they are posted.
-    small: Vec<u8>,
     /// Of the peer's arenas, for direct work.
     pub(super) window: LastWindow,
     /// Memory that the transport still reads, by the position in the stream up to which it does.
@@ -179,11 +177,6 @@ impl Tx {
     /// Nothing more is started.
     pub(super) fn give_up_settling(&mut self) {
         self.settling = None;
-    }
-
-    /// A buffer for one small frame.
-    pub(super) fn small(&mut self) -> &mut Vec<u8> {
-        &mut self.small
     }
 
     /// So many bytes went out beside the flights.

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use weft_mem::{Access, PEER_LIMIT, Place, Reader, RecvList, SendList, Target};
+use weft_mem::{
+    Access, KeySpan, LastWindow, PEER_LIMIT, Place, Reader, RecvList, SendList, Target,
+};
 use weft_ring::{Broken, End, Front, Ref};
 use weft_sys::{Interest, wake};
 use weft_tls::TlsInfo;
@@ -32,6 +34,8 @@ const PULL_MAX: u64 = 4 << 20;
 pub(crate) const PROCESS_MIN: u32 = 1024;
 /// Bytes of the peer's memory that are touched under one mark at most: a peer that takes it back waits for no more.
 pub(crate) const TOUCH_MAX: u32 = 16 << 20;
+/// Bytes that are written under one mark, in several Writes, before it is set anew.
+const MARK_MAX: usize = 256 << 10;
 /// Looks at the peer's mark, one after the other, before it counts as more than passing.
 const MOMENT: u32 = 64;
 
@@ -275,6 +279,11 @@ impl LocalLink {
         })
     }
 
+    /// The peer's queue pair.
+    pub(crate) fn peer_qp(&self) -> u32 {
+        self.joint.peer_qp
+    }
+
     /// Do something with `len` bytes of the peer's memory, if its table allows that (`None` if not).
     pub(crate) fn touch<R>(
         &self,
@@ -294,6 +303,15 @@ impl LocalLink {
             .map(|target| f(peer, &target));
         end.leave();
         out
+    }
+
+    /// Begin to use memory of the peer's that is remembered; see [`Marked`].
+    pub(crate) fn marked(&self) -> Marked<'_> {
+        Marked {
+            link: self,
+            stag: 0,
+            bytes: 0,
+        }
     }
 
     fn wake(&self) {
@@ -412,6 +430,58 @@ impl LocalLink {
             }
         }
         Ok((n, false, false))
+    }
+}
+
+/// Writes to memory of the peer's that is remembered from an earlier one. The mark stays from one Write to the next of the same region, for
+/// as long as this is there: a peer that takes its memory back waits for it.
+pub(crate) struct Marked<'a> {
+    link: &'a LocalLink,
+    /// 0: no mark.
+    stag: u32,
+    /// Bytes written under this mark.
+    bytes: usize,
+}
+
+impl Marked<'_> {
+    /// False: nothing was done, and there is no mark.
+    #[inline]
+    pub(crate) fn write(
+        &mut self,
+        last: &LastWindow,
+        stag: u32,
+        to: u64,
+        from: &KeySpan<'_>,
+    ) -> bool {
+        let Joint { end, peer, .. } = &self.link.joint;
+        if self.stag != stag || self.bytes > MARK_MAX {
+            end.enter(stag);
+            (self.stag, self.bytes) = (stag, 0);
+        }
+        self.bytes += from.len();
+        let written = end.peer_doors_open()
+            && self.link.allowed(Access::REMOTE_WRITE)
+            && !self.link.is_dead()
+            && peer.write_known(last, stag, to, from);
+        if !written {
+            self.leave();
+        }
+        written
+    }
+
+    /// Take the mark away: other ways of using the peer's memory have marks of their own.
+    #[inline]
+    pub(crate) fn leave(&mut self) {
+        if self.stag != 0 {
+            self.stag = 0;
+            self.link.joint.end.leave();
+        }
+    }
+}
+
+impl Drop for Marked<'_> {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
