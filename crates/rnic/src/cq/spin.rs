@@ -20,6 +20,10 @@ impl SpinBudget {
     const PATIENCE: u32 = 4;
     const STEADY: u32 = 32;
     const FIRST_PAUSE: u32 = 64;
+    /// A spin that finds nothing costs 20 µs: beside so many sleeps that is little, and where both sides sleep because the other one does, it
+    /// ends that.
+    const LONG_PAUSE: u32 = 256;
+    /// One in which somebody else had the core costs milliseconds.
     const LONGEST_PAUSE: u32 = 8192;
 
     pub(super) fn new() -> Self {
@@ -48,8 +52,10 @@ impl SpinBudget {
             }
             if found && !crowded {
                 self.won();
-            } else if found || spent > SPIN {
-                self.lost();
+            } else if crowded {
+                self.lost(Self::LONGEST_PAUSE);
+            } else if spent > SPIN {
+                self.lost(Self::LONG_PAUSE);
             }
             if found || spent > SPIN {
                 return found;
@@ -73,15 +79,15 @@ impl SpinBudget {
             self.next_pause.store(Self::FIRST_PAUSE, Ordering::Relaxed);
         }
     }
-    fn lost(&self) {
+    fn lost(&self, longest: u32) {
         self.wins.store(0, Ordering::Relaxed);
         let losses = self.losses.load(Ordering::Relaxed) + 1;
         self.losses.store(losses, Ordering::Relaxed);
         if losses >= Self::PATIENCE {
-            let pause = self.next_pause.load(Ordering::Relaxed);
+            let pause = self.next_pause.load(Ordering::Relaxed).min(longest);
             self.pause.store(pause, Ordering::Relaxed);
             self.next_pause
-                .store((pause * 2).min(Self::LONGEST_PAUSE), Ordering::Relaxed);
+                .store((pause * 2).min(longest), Ordering::Relaxed);
             // One try is enough to find out whether anything has changed.
             self.losses.store(Self::PATIENCE - 1, Ordering::Relaxed);
         }
