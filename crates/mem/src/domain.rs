@@ -7,6 +7,7 @@
 
 use crate::Access;
 use crate::export::{self, Entry, Words};
+use crate::place::{Place, RW};
 use crate::region::Registered;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,21 +28,10 @@ const ALIGN: u64 = 1 << 16;
 /// keep to the rules.
 pub const PEER_LIMIT: Duration = Duration::from_secs(3);
 
-/// The arena of regions that peers may change.
-pub(crate) const RW: u32 = 1;
 /// The arena of regions that peers may read.
 const RO: u32 = 2;
 /// The arena of regions that peers may not reach by themselves.
 const PRIVATE: u32 = 3;
-
-/// Where a byte is, for a peer of this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// 0: the process's address space; 1, 2, 3: the domain's arenas of memory that peers may write, may read, may not reach.
-    pub space: u32,
-    /// An address of the process, or an offset in the arena.
-    pub addr: u64,
-}
 
 /// A peer that may reach a domain's memory by itself.
 pub trait Reader: Send + Sync {

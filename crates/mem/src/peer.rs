@@ -7,9 +7,9 @@
 //! a copy holds them, and are never behind a reference. The peer's own address space is reached through the kernel,
 //! which checks the addresses.
 
-use crate::domain::{Place, RW};
 use crate::export::{self, Words};
 use crate::list::{RecvList, SendList};
+use crate::place::{Place, RW};
 use crate::table::{IndexHasher, locate};
 use crate::{Access, KeySpan, copy};
 use libc::iovec;

@@ -21,6 +21,7 @@ mod handle;
 mod lease;
 mod pause;
 mod post;
+mod receives;
 mod rnr;
 mod roles;
 mod rx;
@@ -46,17 +47,16 @@ use crate::device::{DeviceInner, PdInner};
 use crate::engine::{Drive, Engine, Lease, Next, Registration, Source, guarded, on_engine};
 use crate::lock::lock;
 use crate::report::Connection;
-use crate::srq::{RecvQueue, SrqInner};
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
-use crate::types::{Ledger, LinkOptions, QpState, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
-use crate::xrc::XrcTarget;
+use crate::types::{Ledger, LinkOptions, QpState, SendWr, Wc, WcStatus};
 use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
 use end::Withheld;
 use frame::Frame;
 pub use handle::{Ender, Qp, QpInit};
+pub(crate) use receives::RecvSource;
 use rnr::RNR_FOR_EVER;
 use rx::Rx;
 pub(crate) use rx::scatter;
@@ -87,15 +87,6 @@ struct Slot {
     internal: bool,
     /// What went wrong with it on our side, if something did.
     fault: Option<WcStatus>,
-}
-
-pub(crate) enum RecvSource {
-    Own(RecvQueue),
-    Shared(Arc<SrqInner>),
-    /// Of the queue pair whose other end this is, see [`Qp::twin`].
-    Twin(Weak<QpInner>),
-    /// Those that messages name.
-    Xrc(XrcTarget),
 }
 
 /// What a lock holder may touch.
@@ -815,70 +806,6 @@ impl QpInner {
         }
         if !fits && core.ended.is_none() {
             self.fault(core, Fault::LocalCatastrophic);
-        }
-    }
-
-    fn take_recv(&self) -> Option<RecvWr> {
-        match &self.recv {
-            RecvSource::Own(queue) => queue.take(),
-            RecvSource::Shared(srq) => srq.take(),
-            RecvSource::Twin(first) => first.upgrade()?.take_recv(),
-            RecvSource::Xrc(target) => target.current()?.take(),
-        }
-    }
-
-    /// This one was taken, and not used. Those who wait for it are told once the lock is let go: [`QpInner::recv_was_put_back`].
-    fn put_back_recv(&self, wr: RecvWr) {
-        match &self.recv {
-            RecvSource::Own(queue) => queue.put_back(wr),
-            RecvSource::Shared(srq) => srq.put_back(wr),
-            RecvSource::Xrc(target) => {
-                if let Some(srq) = target.current() {
-                    srq.put_back(wr);
-                }
-            }
-            RecvSource::Twin(first) => {
-                if let Some(first) = first.upgrade() {
-                    first.put_back_recv(wr);
-                }
-            }
-        }
-    }
-
-    /// A receive was put back under the lock, which nobody holds any more: other queue pairs may go on with it.
-    #[cold]
-    fn recv_was_put_back(&self) {
-        match &self.recv {
-            RecvSource::Own(_) => {}
-            RecvSource::Shared(srq) => srq.feed(),
-            RecvSource::Xrc(target) => {
-                if let Some(srq) = target.current() {
-                    srq.feed();
-                }
-            }
-            RecvSource::Twin(first) => {
-                // It may have been flushed without this one.
-                if let Some(first) = first.upgrade()
-                    && first.state() == QpState::Error
-                {
-                    first.with_core(|core| {
-                        first.flush_recvs(core);
-                        first.deliver(core);
-                    });
-                }
-            }
-        }
-    }
-
-    fn recv_wc(&self, wr_id: u64, status: WcStatus, vendor_err: u32) -> Wc {
-        Wc {
-            wr_id,
-            status,
-            opcode: WcOpcode::Recv,
-            qp_num: self.num,
-            vendor_err,
-            places: 1,
-            ..Wc::default()
         }
     }
 }
