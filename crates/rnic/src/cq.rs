@@ -41,6 +41,12 @@ pub(crate) const DIRECT_MEMBERS: usize = 8;
 /// Of empty polls in a row, one in so many drives the members in any case.
 const LOOK_EVERY: u32 = 16;
 
+/// Empty polls between two yields of the core.
+const YIELD_EVERY: u32 = 16;
+/// Empty polls before the first yield, where the peer wants this core, and where it has one of its own: some microseconds.
+const LEAST_PATIENCE: u32 = 32;
+const MOST_PATIENCE: u32 = 512;
+
 /// How long a sleep lasts at most for want of a descriptor to be woken by.
 const NAP: Duration = Duration::from_millis(1);
 
@@ -95,6 +101,8 @@ pub(crate) struct CqInner {
     awaited: AtomicU8,
     /// Polls that found nothing, since one found something.
     empty_polls: AtomicU32,
+    /// So many of them before the first yield: see [`CqInner::end_empty_polls`].
+    patience: AtomicU32,
     /// Counts the calls of [`Cq::interrupt`].
     epoch: AtomicU32,
     hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -186,6 +194,7 @@ impl Cq {
             spin: SpinBudget::new(),
             awaited: AtomicU8::new(0),
             empty_polls: AtomicU32::new(0),
+            patience: AtomicU32::new(LEAST_PATIENCE),
             epoch: AtomicU32::new(0),
             hook: OnceLock::new(),
             _count: count,
@@ -233,7 +242,7 @@ impl Cq {
             if cq.deferred.load(Ordering::Relaxed) && cq.deferred.swap(false, Ordering::Relaxed) {
                 cq.for_members(Member::flush_deferred);
             }
-            cq.empty_polls.store(0, Ordering::Relaxed);
+            cq.end_empty_polls();
             return Ok(n);
         }
         let empty_polls = cq.empty_polls.load(Ordering::Relaxed);
@@ -250,7 +259,7 @@ impl Cq {
         if n == 0 {
             cq.make_way();
         } else {
-            cq.empty_polls.store(0, Ordering::Relaxed);
+            cq.end_empty_polls();
         }
         Ok(n)
     }
@@ -434,12 +443,30 @@ impl CqInner {
     /// A program that polls in a loop keeps a core busy. Where cores are scarce, the peer it waits for may be the one who wants this core:
     /// past the first empty polls, it gets a turn now and then. Where nobody wants it, that is a quarter of a microsecond in sixteen polls.
     fn make_way(&self) {
-        const AT_ONCE: u32 = 32;
-        const EVERY: u32 = 16;
         let polls = self.empty_polls.load(Ordering::Relaxed).wrapping_add(1);
         self.empty_polls.store(polls, Ordering::Relaxed);
-        if polls >= AT_ONCE && polls.is_multiple_of(EVERY) {
+        if polls >= self.patience.load(Ordering::Relaxed) && polls.is_multiple_of(YIELD_EVERY) {
             weft_sys::thread::sched_yield();
+        }
+    }
+
+    /// A poll found something. What is there at once after the core was yielded was made on this core: yield early. What comes otherwise
+    /// is made on another core, and a yield would only delay its being seen.
+    fn end_empty_polls(&self) {
+        let polls = self.empty_polls.load(Ordering::Relaxed);
+        if polls == 0 {
+            return;
+        }
+        self.empty_polls.store(0, Ordering::Relaxed);
+        let patience = self.patience.load(Ordering::Relaxed);
+        let yielded = polls >= patience;
+        let next = if yielded && polls.is_multiple_of(YIELD_EVERY) {
+            (patience / 2).max(LEAST_PATIENCE)
+        } else {
+            (patience + YIELD_EVERY).min(MOST_PATIENCE)
+        };
+        if next != patience {
+            self.patience.store(next, Ordering::Relaxed);
         }
     }
 
