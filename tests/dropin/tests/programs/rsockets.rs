@@ -118,3 +118,34 @@ fn riostream() {
         stream("riostream", &weft, "127.0.0.1", "-S 64 -I 20 -C 1");
     }
 }
+
+/// Each way of waiting, with a server that answers every message, and one that only counts them.
+#[test]
+fn udpong() {
+    if !have(&[("udpong", PACKAGE)]) {
+        return;
+    }
+    for weft in carriers("weft0") {
+        for way in ["b", "n", "a"] {
+            for (address, options) in [
+                ("127.0.0.1", "-S 1000 -C 2000 -T e"),
+                ("127.0.0.1", "-S 64 -C 2000"),
+                ("::1", "-S 1500 -C 500 -T e"),
+            ] {
+                let port = free_port();
+                let common = format!("-p {port} -T {way} {options}");
+                let server = weft.start(&format!("udpong -b {address} {common}"));
+                let server = server.hears(port, 1);
+                let client = weft.run(&format!("udpong -s {address} {common}"));
+                client.good();
+                // name bytes xfers total time Gb/sec usec/xfer
+                let results = client.text.lines().filter(|line| {
+                    let words: Vec<_> = line.split_whitespace().collect();
+                    words.len() == 7 && words[6].parse::<f64>().is_ok_and(|time| time > 0.0)
+                });
+                assert_eq!(results.count(), 1, "{}", client.show());
+                drop(server);
+            }
+        }
+    }
+}
