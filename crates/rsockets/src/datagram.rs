@@ -109,14 +109,12 @@ impl Made {
         options: Options,
         bell: &Arc<Bell>,
     ) -> Result<Made, Errno> {
-        match Made::on(device, addr, options, bell)? {
-            Some(made) => Ok(made),
-            // A socket of this process has the same port at another address, and the number on this device.
-            None => {
-                let device = Device::open().map_err(|error| errno(&error))?;
-                Made::on(&device, addr, options, bell)?.ok_or(Errno::ADDRINUSE)
-            }
+        if let Some(made) = Made::on(device, addr, options, bell)? {
+            return Ok(made);
         }
+        // A socket of this process has the same port at another address, and the number on this device.
+        let device = Device::open().map_err(|error| errno(&error))?;
+        Made::on(&device, addr, options, bell)?.ok_or(Errno::ADDRINUSE)
     }
 
     /// Nothing if the device has a queue pair with the number.
