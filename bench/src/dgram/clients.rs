@@ -230,9 +230,11 @@ fn measure(count: u32, datagrams: bool) -> Result<(f64, f64)> {
     server.send(&request(None))?;
     let to = Some(server.listening()?);
     client.send(&request(to))?;
-    let mut held = |peer: &mut Peer| match peer.receive()? {
-        Reply::Held { bytes } => Ok(bytes as f64),
-        other => Err(unexpected(&other)),
+    let held = |peer: &mut Peer| -> Result<f64> {
+        match peer.receive()? {
+            Reply::Held { bytes } => Ok(bytes as f64),
+            other => Err(unexpected(&other)),
+        }
     };
     held(&mut client)?;
     let bytes = held(&mut server)?;

@@ -54,7 +54,7 @@ pub fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         let socket = if usual == libc::IPPROTO_TCP {
             Kind::Stream(Socket::new(&device, ipv6)?)
         } else {
-            Kind::Datagram(DatagramSocket::new(&device, ipv6)?)
+            Kind::Datagram(Box::new(DatagramSocket::new(&device, ipv6)?))
         };
         socket.set_options(option::defaults);
         let entry = Entry::new(socket)?;

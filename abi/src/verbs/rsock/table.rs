@@ -17,7 +17,7 @@ use crate::verbs::object::{Inherited, PerFork};
 /// A socket of either type.
 pub(super) enum Kind {
     Stream(Socket),
-    Datagram(DatagramSocket),
+    Datagram(Box<DatagramSocket>),
 }
 
 impl Deref for Kind {
@@ -92,7 +92,7 @@ impl Kind {
     pub(super) fn pollable(&self) -> &dyn Pollable {
         match self {
             Kind::Stream(socket) => socket,
-            Kind::Datagram(socket) => socket,
+            Kind::Datagram(socket) => socket.as_ref(),
         }
     }
 
