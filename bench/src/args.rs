@@ -129,7 +129,7 @@ pub enum DgramFigure {
     /// One sender and one to three receivers: a group beside a message to each
     #[value(name = "7")]
     Seven,
-    /// SIPp over UDP and TCP, plain and under weft run (needs sipp)
+    /// Calls of sipp over UDP and TCP, plain and under weft run (needs sip-tester)
     #[value(name = "11")]
     Eleven,
     /// Memory of a server of 10,000 clients: datagrams beside connections

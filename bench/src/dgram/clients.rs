@@ -29,7 +29,7 @@ const SENDS: u32 = 256;
 const BYTES: usize = 256;
 /// A client that was not answered asks again.
 const AGAIN: Duration = Duration::from_millis(300);
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Which end of how many clients to be.
 #[derive(Debug, Serialize, Deserialize)]
