@@ -125,10 +125,13 @@ pub(crate) enum Side {
     Listener = 1,
 }
 
+/// What went over a connection, in order.
+pub(crate) type Heard = Vec<(Side, Vec<u8>)>;
+
 /// Stands between two ends of one connection, and keeps what it carries.
 pub(crate) struct Relay {
     pub addr: SocketAddr,
-    heard: Arc<Mutex<Vec<(Side, Vec<u8>)>>>,
+    heard: Arc<Mutex<Heard>>,
     carrying: thread::JoinHandle<()>,
 }
 
@@ -157,13 +160,13 @@ impl Relay {
     }
 
     /// What went through, in the order in which it came, when both ends have closed.
-    pub(crate) fn finish(self) -> Vec<(Side, Vec<u8>)> {
+    pub(crate) fn finish(self) -> Heard {
         self.carrying.join().expect("it carried");
         std::mem::take(&mut *self.heard.lock().expect("nobody panicked"))
     }
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream, side: Side, heard: &Mutex<Vec<(Side, Vec<u8>)>>) {
+fn carry(mut from: TcpStream, mut to: TcpStream, side: Side, heard: &Mutex<Heard>) {
     let mut buffer = vec![0; 1 << 16];
     while let Ok(n @ 1..) = from.read(&mut buffer) {
         // Kept before the other end can answer it.

@@ -7,7 +7,7 @@ use weft_sdp::{Listener, Options, RecvFlags as SdpFlags, Sink, Source, Stream};
 use weft_verbs::{Device, LocalMode, RawMemory};
 
 use super::LONG;
-use super::capture::{Capture, Relay, Side, have_tshark};
+use super::capture::{Capture, Heard, Relay, Side, have_tshark};
 
 /// What is captured is what goes over TCP.
 fn over_tcp() -> Device {
@@ -40,7 +40,7 @@ fn exs(
     kind: Kind,
     options: impl Fn(&mut weft_exs::Options),
     talk: impl FnOnce(&Socket, &Socket, &Context),
-) -> Vec<(Side, Vec<u8>)> {
+) -> Heard {
     let context = Context::new(over_tcp()).expect("a context");
     let socket = || {
         let socket = Socket::new(&context, false, kind).expect("a socket");
