@@ -41,6 +41,20 @@ pub unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr, 
     }
 }
 
+/// Whether it is `AF_UNSPEC`: no address, by which a datagram socket is told that it has no peer any more.
+///
+/// # Safety
+/// As [`read`].
+#[cfg(feature = "verbs")]
+pub unsafe fn is_unspecified(addr: *const sockaddr, len: socklen_t) -> bool {
+    if addr.is_null() || (len as usize) < size_of::<libc::sa_family_t>() {
+        return false;
+    }
+    // SAFETY: the family stands at the beginning, within `len`.
+    let family = unsafe { addr.cast::<libc::sa_family_t>().read_unaligned() };
+    i32::from(family) == libc::AF_UNSPEC
+}
+
 /// Puts the address into `room` bytes at `to`, cut off where they end, and returns its full length.
 ///
 /// # Safety

@@ -126,6 +126,15 @@ pub enum DgramFigure {
     /// What arrives of messages over a link that loses packets, with Send and Write-Record (also 8; needs root)
     #[value(name = "9", alias = "8")]
     Nine,
+    /// One sender and one to three receivers: a group beside a message to each
+    #[value(name = "7")]
+    Seven,
+    /// Calls of sipp over UDP and TCP, plain and under weft run (needs sip-tester)
+    #[value(name = "11")]
+    Eleven,
+    /// Memory of a server of 10,000 clients: datagrams beside connections
+    #[value(name = "12")]
+    Twelve,
 }
 
 const EXS_EXAMPLES: &str = "\

@@ -17,7 +17,6 @@ pub mod exs;
 mod fs;
 mod join;
 mod link;
-mod lossy;
 pub mod media;
 mod mpi;
 mod process;

@@ -53,7 +53,11 @@ pub(crate) enum Request {
     /// Close session `id`.
     SdpClose { id: u32 },
     /// Receive over a link that loses packets; see [`crate::lossy`].
-    Lossy(crate::lossy::Plan),
+    Lossy(crate::dgram::lossy::Plan),
+    /// Receive beside others; see [`crate::dgram::group`].
+    Group(crate::dgram::group::Plan),
+    /// Be a server of many clients, or these; see [`crate::dgram::clients`].
+    Clients(crate::dgram::clients::Plan),
 }
 
 /// What the peer answers.
@@ -281,6 +285,8 @@ impl Served {
             Request::Setup(plan) => plan.serve(&mut self.context, reply),
             Request::Hold(plan) => plan.serve(&mut self.context, reply),
             Request::Lossy(plan) => plan.serve(reply),
+            Request::Group(plan) => plan.serve(reply),
+            Request::Clients(plan) => plan.serve(reply),
             Request::BlastServe { ip } => {
                 let mut server = crate::exs::Server::listen(SocketAddr::new(ip, 0))?;
                 reply(Reply::Listening {

@@ -19,6 +19,7 @@ pub enum Metric {
     bytes_per_qp,
     time_us,
     valid_share,
+    memory_bytes,
 }
 
 impl Metric {
@@ -36,6 +37,7 @@ impl Metric {
             Self::bytes_per_qp => "bytes_per_qp",
             Self::time_us => "time_us",
             Self::valid_share => "valid_share",
+            Self::memory_bytes => "memory_bytes",
         }
     }
 }

@@ -1,5 +1,5 @@
 /*
- * RDMA Write-Record and long messages on the datagram queue pairs (IBV_QPT_UD) of weft's libibverbs: docs/spec/dgram.md.
+ * RDMA Write-Record, long messages and the reliable mode on the datagram queue pairs (IBV_QPT_UD) of weft's libibverbs: docs/spec/dgram.md.
  *
  * The calls have the version WEFT_DGRAM_1 in libibverbs.so.1. Other libraries lack them: a program that is to run there too looks
  * for them with dlvsym(RTLD_DEFAULT, "weft_dgram_setup", "WEFT_DGRAM_1").
@@ -75,6 +75,22 @@ int weft_dgram_take_record(struct ibv_qp *qp, uint64_t wr_id, struct weft_dgram_
 /* The validity map: which bytes of the region with this key Write-Records have filled. Writes up to `count` ranges in order, and returns how
  * many there are. With `clear` nothing is valid from now on that is not written again. */
 int weft_dgram_validity_map(struct ibv_qp *qp, uint32_t rkey, struct weft_dgram_range *ranges, int count, int clear);
+
+struct weft_dgram_reliable {
+	uint32_t give_up_ms;	/* how long a receiver that does not answer is tried; 0: 10000 */
+	uint32_t not_ready_ms;	/* how long one is tried that answers, and has no receive; 0: as long as it answers */
+};
+
+/* Makes a queue pair reliable: each message is delivered once, and in the order of its pair of queue pairs; a send is complete when its receiver has
+ * it. Both ends have to be so. With NULL it is unreliable again. In the state RESET only (EINVAL). */
+int weft_dgram_set_reliable(struct ibv_qp *qp, const struct weft_dgram_reliable *attr);
+
+/* Whether a message to that queue pair could not be delivered: 1 or 0. The first one has completed with an error; what was behind it, and what is posted for
+ * there from then on, is flushed. Other destinations have nothing to do with it. */
+int weft_dgram_pair_failed(struct ibv_qp *qp, struct ibv_ah *ah, uint32_t remote_qpn);
+
+/* Ends that. ENOENT: there was nothing to end. */
+int weft_dgram_reset_pair(struct ibv_qp *qp, struct ibv_ah *ah, uint32_t remote_qpn);
 
 #ifdef __cplusplus
 }

@@ -1,10 +1,12 @@
-//! The calls of `<infiniband/weft_dgram.h>`: RDMA Write-Record and long messages on datagram queue pairs.
+//! The calls of `<infiniband/weft_dgram.h>`: RDMA Write-Record, long messages and the reliable mode on datagram queue pairs.
 
 use std::ffi::c_int;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use weft_verbs::{RemoteAddr, SendOp, SendWr, Sge, UD_MAX_SEGMENT, UD_MTU, UdInit};
+use weft_verbs::{
+    QpState, RemoteAddr, SendOp, SendWr, Sge, UD_MAX_SEGMENT, UD_MTU, UdInit, UdReliable,
+};
 
 use super::null;
 use super::object::{Turn, enter, turn};
@@ -68,6 +70,15 @@ pub struct weft_dgram_record {
     pub reserved: u32,
 }
 
+/// `struct weft_dgram_reliable`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)] // the header has it
+pub struct weft_dgram_reliable {
+    pub give_up_ms: u32,
+    pub not_ready_ms: u32,
+}
+
 /// `weft_dgram_setup`
 ///
 /// # Safety
@@ -91,6 +102,49 @@ pub unsafe fn weft_dgram_setup(qp: *mut ibv_qp, attr: *const weft_dgram_attr) ->
             init.record_depth = attr.records;
             init.partial_records = attr.whole_only == 0;
         })
+    })
+}
+
+/// `weft_dgram_set_reliable`
+///
+/// # Safety
+/// As the header says.
+pub unsafe fn weft_dgram_set_reliable(qp: *mut ibv_qp, attr: *const weft_dgram_reliable) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise: null, or one of these.
+        let attr = (!attr.is_null()).then(|| unsafe { attr.read_unaligned() });
+        let millis = |ms: u32| (ms > 0).then(|| Duration::from_millis(ms.into()));
+        let reliable = attr.map(|attr| UdReliable {
+            give_up: millis(attr.give_up_ms).unwrap_or(UdReliable::default().give_up),
+            not_ready: millis(attr.not_ready_ms),
+        });
+        renew(&mut turn::<QpObj>(qp)?, |init| init.reliable = reliable)
+    })
+}
+
+/// `weft_dgram_pair_failed`
+///
+/// # Safety
+/// As the header says.
+pub unsafe fn weft_dgram_pair_failed(qp: *mut ibv_qp, ah: *mut ibv_ah, remote_qpn: u32) -> c_int {
+    run(|| {
+        // SAFETY: the caller's promise.
+        let (qp, to) = unsafe { (enter::<QpObj>(qp)?, ud::dest(ah, remote_qpn, 0)?) };
+        let state = qp.datagrams()?.with(|native| native.pair_state(&to))?;
+        Ok((state == QpState::Error).into())
+    })
+}
+
+/// `weft_dgram_reset_pair`
+///
+/// # Safety
+/// As the header says.
+pub unsafe fn weft_dgram_reset_pair(qp: *mut ibv_qp, ah: *mut ibv_ah, remote_qpn: u32) -> c_int {
+    status(|| {
+        // SAFETY: the caller's promise.
+        let (qp, to) = unsafe { (enter::<QpObj>(qp)?, ud::dest(ah, remote_qpn, 0)?) };
+        let was = qp.datagrams()?.with(|native| native.reset_pair(&to))?;
+        was.then_some(()).ok_or(Errno::NOENT)
     })
 }
 

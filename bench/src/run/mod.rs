@@ -5,7 +5,7 @@
 
 mod parts;
 mod programs;
-mod world;
+pub(crate) mod world;
 
 use std::io::Write;
 use std::path::PathBuf;

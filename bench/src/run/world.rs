@@ -99,12 +99,14 @@ pub(crate) fn free_port() -> Result<u16> {
 /// Whether something listens on the port. It is not connected to: some servers serve one client and end.
 fn listening(port: u16) -> bool {
     let local = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+    // 0A: the state LISTEN; 07: that of a UDP socket that is not connected.
+    let tables = [("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")];
+    tables.iter().any(|(table, state)| {
+        let table = Path::new("/proc/net").join(table);
         let text = fs::read_to_string(table).unwrap_or_default();
         text.lines().any(|line| {
             let mut words = line.split_whitespace().skip(1);
-            // 0A: the state LISTEN.
-            words.next().is_some_and(|addr| addr.ends_with(&local)) && words.nth(1) == Some("0A")
+            words.next().is_some_and(|addr| addr.ends_with(&local)) && words.nth(1) == Some(*state)
         })
     })
 }

@@ -25,9 +25,9 @@ const OTHER_DESCRIPTORS: u64 = 64;
 /// Which end of how many connections to hold.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    count: u32,
+    pub(crate) count: u32,
     /// Where to connect to; accepts when there is none.
-    to: Option<SocketAddr>,
+    pub(crate) to: Option<SocketAddr>,
 }
 
 pub(crate) fn measure(common: &CommonArgs) -> Result<Vec<Record>> {

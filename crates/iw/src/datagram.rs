@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use weft_verbs::{
-    Cq, Device, Pd, RecvWr, SendWr, UdDest, UdInit, UdPort, UdQp, UdSource, ValidityMap, Wc,
-    WcOpcode, WcStatus, WriteRecord,
+    Cq, Device, Pd, QpState, RecvWr, SendWr, UdDest, UdInit, UdPort, UdQp, UdReliable, UdSource,
+    ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord,
 };
 
 use crate::{Access, CqType, Error, Flags, Lmr, Rmr};
@@ -52,6 +52,8 @@ pub struct DatagramOptions {
     pub segment: u32,
     /// How long a message may go without a segment; see [`UdInit::message_timeout`].
     pub message_timeout: Duration,
+    /// The reliable mode, which both ends need; see [`UdInit::reliable`].
+    pub reliable: Option<UdReliable>,
 }
 
 impl DatagramOptions {
@@ -68,12 +70,13 @@ impl DatagramOptions {
             max_records: 128,
             segment: weft_verbs::UD_MAX_SEGMENT,
             message_timeout: Duration::from_millis(100),
+            reliable: None,
         })
     }
 }
 
-/// A datagram queue pair and everything that belongs to it. Messages may be lost, doubled and overtaken; none is damaged, and no error of a
-/// peer ends the context.
+/// A datagram queue pair and everything that belongs to it. Messages may be lost, doubled and overtaken, but in the reliable mode
+/// ([`DatagramOptions::reliable`]); none is damaged, and no error of a peer ends the context.
 ///
 /// ```
 /// use weft_iw::{Access, CqType, DatagramContext, Flags, Rmr, Wc};
@@ -154,6 +157,7 @@ impl DatagramContext {
             record_depth: options.max_records,
             segment: options.segment,
             message_timeout: options.message_timeout,
+            reliable: options.reliable,
             ..UdInit::new(&port, options.qkey, &send_cq, &recv_cq)
         };
         Ok(Self {
@@ -317,6 +321,17 @@ impl DatagramContext {
         (wc.opcode == WcOpcode::WriteRecord)
             .then(|| self.qp.take_record(wc.wr_id))
             .flatten()
+    }
+
+    /// Reliable mode: whether a message to there could not be delivered. Its completion has said why; those behind it, and what is posted for there from then
+    /// on, are flushed, until [`Self::reset_peer`]. Other peers have nothing to do with it.
+    pub fn has_failed(&self, peer: &DatagramAddr) -> bool {
+        self.qp.pair_state(&peer.dest()) == QpState::Error
+    }
+
+    /// Ends that: `false` if there was nothing to end.
+    pub fn reset_peer(&self, peer: &DatagramAddr) -> bool {
+        self.qp.reset_pair(&peer.dest())
     }
 
     /// Which bytes of a region Write-Records have filled, as its addresses, since [`Self::take_validity_map`].

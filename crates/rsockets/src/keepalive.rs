@@ -7,10 +7,13 @@ use rustix::io::Errno;
 use weft_sockets::lock::lock;
 use weft_verbs::PerProcess;
 
-use crate::socket::Inner;
+/// What can show its peer that it is there.
+pub(crate) trait Alive: Send + Sync {
+    fn keep_alive(&self);
+}
 
 struct Client {
-    socket: Weak<Inner>,
+    socket: Weak<dyn Alive>,
     every: Duration,
     next: Instant,
 }
@@ -22,7 +25,7 @@ struct Pulse {
 }
 
 /// Send a sign of life so far apart, or no more.
-pub(crate) fn set(socket: &Arc<Inner>, every: Option<Duration>) -> Result<(), Errno> {
+pub(crate) fn set(socket: &Arc<dyn Alive>, every: Option<Duration>) -> Result<(), Errno> {
     static PULSE: PerProcess<Pulse> = PerProcess::new();
     let pulse = PULSE.get(|| {
         let pulse = Arc::new(Pulse::default());
@@ -34,7 +37,7 @@ pub(crate) fn set(socket: &Arc<Inner>, every: Option<Duration>) -> Result<(), Er
         Ok::<_, Errno>(pulse)
     })?;
     let mut clients = lock(&pulse.clients);
-    clients.retain(|client| client.socket.as_ptr() != Arc::as_ptr(socket));
+    clients.retain(|client| !std::ptr::addr_eq(client.socket.as_ptr(), Arc::as_ptr(socket)));
     if let Some(every) = every {
         clients.push(Client {
             socket: Arc::downgrade(socket),

@@ -1,9 +1,9 @@
 //! Stream sockets over RDMA with the wire protocol of rsockets: they talk to the `r*` calls of librdmacm on any iWARP peer, and, through
-//! the C library, are those calls.
+//! the C library, are those calls. And datagram sockets over datagram queue pairs, between peers that are weft.
 //!
 //! * [`wire`]: the bytes, as docs/spec/rsockets.md has them.
 //! * [`machine`]: the protocol's state, without sockets, clock or memory.
-//! * [`Socket`]: sockets over verbs; [`poll`] waits for several.
+//! * [`Socket`]: sockets over verbs; [`DatagramSocket`]: those for messages; [`poll`] waits for several.
 //!
 //! ```
 //! use weft_rsockets::{RecvFlags, Sink, Socket, Source};
@@ -29,6 +29,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod common;
+mod datagram;
 mod driver;
 mod keepalive;
 mod listener;
@@ -38,6 +40,8 @@ pub mod poll;
 mod socket;
 pub mod wire;
 
+pub use common::Common;
+pub use datagram::{DatagramSocket, MAX_DATAGRAM, Received};
 pub use options::Options;
 pub use socket::{Shutdown, Socket};
 pub use weft_sockets::memory::{Sink, Source};

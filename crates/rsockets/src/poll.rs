@@ -5,16 +5,33 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use weft_sockets::bell::Heard;
+use weft_sockets::bell::{Bell, Heard};
 use weft_sockets::wait::timespec;
 
-use crate::Socket;
+/// A socket of ours, of either type.
+pub trait Pollable {
+    /// What it is ready for now.
+    fn ready(&self) -> PollFlags;
+    /// A thread is about to sleep at its bell: from now on the engine drives the socket.
+    fn arm(&self) -> Heard;
+    /// What rings when something has changed.
+    fn bell(&self) -> &Bell;
+    /// Wait for this one alone: then this thread drives it. Nothing when there is nothing to drive.
+    ///
+    /// # Errors
+    /// `EINTR`, inside.
+    fn wait_ready(
+        &self,
+        wanted: PollFlags,
+        deadline: Option<Instant>,
+    ) -> Option<Result<PollFlags, Errno>>;
+}
 
 /// What is waited for.
 #[derive(Clone, Copy)]
 pub enum What<'a> {
     /// A socket of ours.
-    Socket(&'a Socket),
+    Socket(&'a dyn Pollable),
     /// A descriptor of the system.
     Fd(BorrowedFd<'a>),
     /// A place that is left out.
@@ -87,7 +104,7 @@ fn look(entries: &mut [Entry<'_>]) -> Result<usize, Errno> {
 
 fn sleep(
     entries: &mut [Entry<'_>],
-    bells: &mut [(&Socket, Heard)],
+    bells: &mut [(&dyn Pollable, Heard)],
     deadline: Option<Instant>,
 ) -> Result<usize, Errno> {
     loop {
@@ -115,7 +132,7 @@ fn system(
         match entry.what {
             What::Fd(fd) => fds.push(PollFd::from_borrowed_fd(fd, entry.wanted)),
             What::Socket(socket) if bells => {
-                fds.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+                fds.push(PollFd::new(socket.bell(), PollFlags::IN));
             }
             _ => continue,
         }

@@ -1,8 +1,7 @@
 //! Sockets: what a program calls. Each is idle, a listener, or a connection, made or being made.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -15,8 +14,11 @@ use weft_sockets::wait::Wait;
 use weft_verbs::cm::{Bound, ConnParam, ConnectError};
 use weft_verbs::{Device, Path, RawMemory};
 
+use crate::common::Common;
 use crate::driver::Conn;
+use crate::keepalive::Alive;
 use crate::listener::Listener;
+use crate::poll::Pollable;
 use crate::{Options, RecvFlags, Sink, Source};
 
 /// How long a close waits for what has not been sent yet, unless the program has said.
@@ -26,35 +28,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 pub struct Socket(Arc<Inner>);
 
-pub(crate) struct Inner {
-    device: Device,
-    ipv6: bool,
-    bell: Arc<Bell>,
-    options: Arc<Mutex<Options>>,
+struct Inner {
+    common: Common,
     state: Mutex<State>,
     conn: OnceLock<Arc<Conn>>,
-    nonblocking: AtomicBool,
-    send_timeout: Limit,
-    recv_timeout: Limit,
     /// How long a close waits.
     linger: Mutex<Option<Duration>>,
-}
-
-/// A limit of time in nanoseconds; 0: none.
-#[derive(Default)]
-struct Limit(AtomicU64);
-
-impl Limit {
-    fn set(&self, limit: Option<Duration>) {
-        let nanos = limit.map_or(0, |limit| limit.as_nanos().max(1));
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        self.0.store(nanos, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> Option<Duration> {
-        let nanos = self.0.load(Ordering::Relaxed);
-        (nanos > 0).then(|| Duration::from_nanos(nanos))
-    }
 }
 
 enum State {
@@ -84,17 +63,27 @@ impl Drop for Inner {
     }
 }
 
-impl Inner {
-    pub(crate) fn keep_alive(&self) {
+impl Alive for Inner {
+    fn keep_alive(&self) {
         if let Some(conn) = self.conn.get() {
             conn.keep_alive();
         }
     }
+}
 
+impl Deref for Socket {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.0.common
+    }
+}
+
+impl Inner {
     fn close(&self) {
         let before = std::mem::replace(&mut *lock(&self.state), State::Closed);
         // Those who wait for a connection hear of it before the wait that follows.
-        self.bell.ring();
+        self.common.bell.ring();
         if let State::Listening(listener) = &before {
             listener.close();
         }
@@ -104,22 +93,16 @@ impl Inner {
             let linger = *lock(&self.linger);
             conn.close(linger.unwrap_or(PATIENCE));
         }
-        self.bell.ring();
+        self.common.bell.ring();
     }
 }
 
 impl Socket {
-    fn with(device: &Device, ipv6: bool, bell: Arc<Bell>, state: State) -> Inner {
+    fn with(common: Common, state: State) -> Inner {
         Inner {
-            device: device.clone(),
-            ipv6,
-            bell,
-            options: Arc::default(),
+            common,
             state: Mutex::new(state),
             conn: OnceLock::new(),
-            nonblocking: AtomicBool::new(false),
-            send_timeout: Limit::default(),
-            recv_timeout: Limit::default(),
             linger: Mutex::default(),
         }
     }
@@ -129,54 +112,8 @@ impl Socket {
     /// # Errors
     /// `EMFILE`.
     pub fn new(device: &Device, ipv6: bool) -> Result<Socket, Errno> {
-        let bell = Bell::new().map_err(|error| io_errno(&error))?;
-        let inner = Self::with(device, ipv6, Arc::new(bell), State::Idle(None));
-        Ok(Socket(Arc::new(inner)))
-    }
-
-    /// A descriptor of the socket's own. It says nothing to `poll(2)`; see [`crate::poll`].
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.bell.as_fd()
-    }
-
-    /// Whether it is one for IPv6.
-    pub fn is_ipv6(&self) -> bool {
-        self.0.ipv6
-    }
-
-    /// Whether calls return `EAGAIN` rather than wait.
-    pub fn set_nonblocking(&self, on: bool) {
-        self.0.nonblocking.store(on, Ordering::Relaxed);
-    }
-
-    /// How long sends and connecting wait: then they return `EAGAIN`, or what was sent, and `EINPROGRESS`. `None`, as at first: for ever.
-    pub fn set_send_timeout(&self, limit: Option<Duration>) {
-        self.0.send_timeout.set(limit);
-    }
-
-    /// See [`Socket::set_send_timeout`].
-    pub fn send_timeout(&self) -> Option<Duration> {
-        self.0.send_timeout.get()
-    }
-
-    /// How long receives and accepting wait: then they return `EAGAIN`, or what was received. `None`, as at first: for ever. Accepted sockets have
-    /// both limits of their listener.
-    pub fn set_recv_timeout(&self, limit: Option<Duration>) {
-        self.0.recv_timeout.set(limit);
-    }
-
-    /// See [`Socket::set_recv_timeout`].
-    pub fn recv_timeout(&self) -> Option<Duration> {
-        self.0.recv_timeout.get()
-    }
-
-    /// How long a call waits, which is told not to or is not.
-    fn wait(&self, dont_wait: bool, limit: &Limit) -> Wait {
-        if dont_wait || self.0.nonblocking.load(Ordering::Relaxed) {
-            Wait::Not
-        } else {
-            Wait::up_to(limit.get())
-        }
+        let common = Common::new(device, ipv6)?;
+        Ok(Socket(Arc::new(Self::with(common, State::Idle(None)))))
     }
 
     /// How long a close waits until everything is sent: `None` as it sees fit; zero: not at all, and the peer sees a reset.
@@ -188,15 +125,8 @@ impl Socket {
     pub fn options(&self) -> Options {
         match self.0.conn.get() {
             Some(conn) => conn.options(),
-            None => *lock(&self.0.options),
+            None => *lock(&self.0.common.options),
         }
-    }
-
-    /// Change sizes; of what a connection has already, nothing changes any more.
-    pub fn set_options(&self, change: impl FnOnce(&mut Options)) {
-        let mut options = lock(&self.0.options);
-        change(&mut options);
-        *options = options.clamped();
     }
 
     /// Whether it is connected, or about to be.
@@ -209,22 +139,6 @@ impl Socket {
         matches!(*lock(&self.0.state), State::Listening(_))
     }
 
-    fn check_family(&self, addr: SocketAddr) -> Result<(), Errno> {
-        if addr.is_ipv6() == self.0.ipv6 {
-            Ok(())
-        } else {
-            Err(Errno::AFNOSUPPORT)
-        }
-    }
-
-    fn any_addr(&self) -> SocketAddr {
-        if self.0.ipv6 {
-            (Ipv6Addr::UNSPECIFIED, 0).into()
-        } else {
-            (Ipv4Addr::UNSPECIFIED, 0).into()
-        }
-    }
-
     /// Take an address; port 0: any free one.
     ///
     /// # Errors
@@ -235,7 +149,7 @@ impl Socket {
         let State::Idle(bound @ None) = &mut *state else {
             return Err(Errno::INVAL);
         };
-        *bound = Some(self.0.device.bind(addr).map_err(|e| io_errno(&e))?);
+        *bound = Some(self.device.bind(addr).map_err(|e| io_errno(&e))?);
         Ok(())
     }
 
@@ -254,11 +168,11 @@ impl Socket {
         let bound = if let Some(bound) = bound {
             bound
         } else {
-            let any = self.0.device.bind(self.any_addr());
+            let any = self.device.bind(self.any_addr());
             any.map_err(|e| io_errno(&e))?
         };
-        let (options, bell) = (Arc::clone(&self.0.options), Arc::clone(&self.0.bell));
-        let listener = Listener::new(&self.0.device, bound, backlog, options, bell)?;
+        let (options, bell) = (Arc::clone(&self.options), Arc::clone(&self.bell));
+        let listener = Listener::new(&self.device, bound, backlog, options, bell)?;
         *state = State::Listening(listener);
         Ok(())
     }
@@ -273,14 +187,15 @@ impl Socket {
             State::Closed => return Err(Errno::BADF),
             _ => return Err(Errno::INVAL),
         };
-        let (conn, bell) = listener.accept(self.wait(false, &self.0.recv_timeout))?;
+        let (conn, bell) = listener.accept(self.recv_wait(false))?;
         let peer = conn.peer_addr().unwrap_or_else(|| self.any_addr());
-        let mut inner = Self::with(&self.0.device, self.0.ipv6, bell, State::Connected);
-        inner.options = Arc::new(Mutex::new(conn.options()));
+        let common = Common::with(&self.device, self.is_ipv6(), bell);
+        common.set_options(|options| *options = conn.options());
+        common.set_send_timeout(self.send_timeout());
+        common.set_recv_timeout(self.recv_timeout());
+        let mut inner = Self::with(common, State::Connected);
         inner.conn = OnceLock::from(conn);
         inner.linger = Mutex::new(*lock(&self.0.linger));
-        inner.send_timeout.set(self.send_timeout());
-        inner.recv_timeout.set(self.recv_timeout());
         Ok((Socket(Arc::new(inner)), peer))
     }
 
@@ -300,8 +215,8 @@ impl Socket {
             State::Listening(_) => return Err(Errno::INVAL),
             State::Closed => return Err(Errno::BADF),
         };
-        let bell = Arc::clone(&inner.bell);
-        let conn = Conn::prepare(&inner.device, *lock(&inner.options), bell)?;
+        let bell = Arc::clone(&self.bell);
+        let conn = Conn::prepare(&self.device, *lock(&self.options), bell)?;
         let param = ConnParam {
             private_data: conn.greeting().emit().to_vec(),
             options: conn.options().link,
@@ -332,13 +247,13 @@ impl Socket {
                 Err(errno) => State::Failed(errno),
             };
             drop(state);
-            inner.bell.ring();
+            inner.common.bell.ring();
         };
         match bound {
             Some(bound) => bound.dial(addr, conn.qp(), &param, done),
-            None => inner.device.dial(addr, None, conn.qp(), &param, done),
+            None => self.device.dial(addr, None, conn.qp(), &param, done),
         }
-        let wait = self.wait(false, &inner.send_timeout);
+        let wait = self.send_wait(false);
         if wait.waits() {
             self.connected(wait)
         } else {
@@ -353,7 +268,7 @@ impl Socket {
     /// Wait until the connection is made: `EINPROGRESS` when it is not in time, `EINTR` when a signal's handler ran; it goes on being made.
     /// A failure is told once.
     fn connected(&self, wait: Wait) -> Result<(), Errno> {
-        let made = wait.until(&self.0.bell, || {
+        let made = wait.until(&self.bell, || {
             let mut state = lock(&self.0.state);
             Some(match &*state {
                 State::Connecting => return None,
@@ -391,7 +306,7 @@ impl Socket {
     /// # Errors
     /// `EAGAIN`, `EINTR`, `ENOTCONN`, `EPIPE`, `ECONNRESET`.
     pub fn send(&self, from: &[Source<'_>], dont_wait: bool) -> Result<usize, Errno> {
-        let wait = self.wait(dont_wait, &self.0.send_timeout);
+        let wait = self.send_wait(dont_wait);
         self.conn(wait)?.send(from, wait)
     }
 
@@ -401,7 +316,7 @@ impl Socket {
     /// `EAGAIN`, `EINTR`, `ENOTCONN`, `ECONNRESET`.
     pub fn recv(&self, to: &mut [Sink<'_>], flags: RecvFlags) -> Result<usize, Errno> {
         let dont_wait = flags.contains(RecvFlags::DONTWAIT);
-        let wait = self.wait(dont_wait, &self.0.recv_timeout);
+        let wait = self.recv_wait(dont_wait);
         self.conn(wait)?.recv(to, flags, wait)
     }
 
@@ -415,7 +330,7 @@ impl Socket {
         writable: bool,
         offset: Option<u64>,
     ) -> Result<u64, Errno> {
-        self.conn(self.wait(false, &self.0.send_timeout))?
+        self.conn(self.send_wait(false))?
             .map(memory, writable, offset)
     }
 
@@ -437,7 +352,7 @@ impl Socket {
         offset: u64,
         dont_wait: bool,
     ) -> Result<usize, Errno> {
-        let wait = self.wait(dont_wait, &self.0.send_timeout);
+        let wait = self.send_wait(dont_wait);
         self.conn(wait)?.write_at(from, offset, wait)
     }
 
@@ -506,7 +421,7 @@ impl Socket {
 
     /// Send something that the peer's program does not notice, to find out whether its host is still there.
     pub fn keep_alive(&self) {
-        self.0.keep_alive();
+        Alive::keep_alive(&*self.0);
     }
 
     /// Do that again and again, so far apart; `None`: no more.
@@ -514,13 +429,13 @@ impl Socket {
     /// # Errors
     /// `EAGAIN` when there can be no thread for it.
     pub fn set_keep_alive(&self, every: Option<Duration>) -> Result<(), Errno> {
-        crate::keepalive::set(&self.0, every)
+        let alive: Arc<dyn Alive> = Arc::clone(&self.0) as _;
+        crate::keepalive::set(&alive, every)
     }
+}
 
-    // ---- for poll --------------------------------------------------------------------------------------------------
-
-    /// What it is ready for now.
-    pub fn ready(&self) -> PollFlags {
+impl Pollable for Socket {
+    fn ready(&self) -> PollFlags {
         if let Some(conn) = self.0.conn.get() {
             return conn.ready();
         }
@@ -534,20 +449,19 @@ impl Socket {
         }
     }
 
-    pub(crate) fn arm(&self) -> Heard {
-        let heard = self.0.bell.arm();
+    fn arm(&self) -> Heard {
+        let heard = self.bell.arm();
         if let Some(conn) = self.0.conn.get() {
             conn.leave_it();
         }
         heard
     }
 
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.0.bell
+    fn bell(&self) -> &Bell {
+        &self.0.common.bell
     }
 
-    /// Wait for this one alone: then this thread drives it. Nothing when it is not a connection.
-    pub(crate) fn wait_ready(
+    fn wait_ready(
         &self,
         wanted: PollFlags,
         deadline: Option<Instant>,

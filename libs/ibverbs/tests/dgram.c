@@ -1,4 +1,4 @@
-/* A C program with <infiniband/weft_dgram.h>: long messages and RDMA Write-Record between two datagram queue pairs. */
+/* A C program with <infiniband/weft_dgram.h>: long messages, RDMA Write-Record and the reliable mode between two datagram queue pairs. */
 #include <errno.h>
 #include <infiniband/weft_dgram.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ static void to(struct ibv_qp *qp, enum ibv_qp_state state)
 	MUST(ibv_modify_qp(qp, &attr, mask) == 0);
 }
 
-static struct end make(struct ibv_context *context, struct ibv_pd *pd)
+static struct end make(struct ibv_context *context, struct ibv_pd *pd, const struct weft_dgram_reliable *reliable)
 {
 	struct end end;
 	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_UD,
@@ -54,14 +54,24 @@ static struct end make(struct ibv_context *context, struct ibv_pd *pd)
 	MUST(weft_dgram_setup(end.qp, &attr) == EINVAL); /* no room in the completion queue */
 	attr.records = 8;
 	MUST(weft_dgram_setup(end.qp, &attr) == 0);
+	MUST(weft_dgram_set_reliable(end.qp, reliable) == 0);
 	to(end.qp, IBV_QPS_INIT);
 	MUST(weft_dgram_setup(end.qp, &attr) == EINVAL);
+	MUST(weft_dgram_set_reliable(end.qp, reliable) == EINVAL);
 	to(end.qp, IBV_QPS_RTR);
 	to(end.qp, IBV_QPS_RTS);
 	return end;
 }
 
-static struct ibv_wc next(struct end *end)
+static void unmake(struct end *end)
+{
+	MUST(ibv_destroy_qp(end->qp) == 0);
+	MUST(ibv_destroy_cq(end->cq) == 0);
+	MUST(ibv_dereg_mr(end->mr) == 0);
+	free(end->buf);
+}
+
+static struct ibv_wc any(struct end *end)
 {
 	struct ibv_wc wc;
 	time_t start = time(NULL);
@@ -70,8 +80,56 @@ static struct ibv_wc next(struct end *end)
 	while ((n = ibv_poll_cq(end->cq, 1, &wc)) == 0)
 		MUST(time(NULL) - start < 30);
 	MUST(n == 1);
+	return wc;
+}
+
+static struct ibv_wc next(struct end *end)
+{
+	struct ibv_wc wc = any(end);
+
 	MUST(wc.status == IBV_WC_SUCCESS);
 	return wc;
+}
+
+/* What cannot be delivered ends what goes to there, and nothing else. */
+static void reliable_mode(struct ibv_context *context, struct ibv_pd *pd, struct ibv_ah *ah)
+{
+	struct weft_dgram_reliable attr = {.give_up_ms = 5000};
+	struct end a = make(context, pd, &attr), b = make(context, pd, &attr);
+	struct ibv_sge sink = {.addr = (uintptr_t)b.buf, .length = 140, .lkey = b.mr->lkey};
+	struct ibv_recv_wr recv = {.wr_id = 1, .sg_list = &sink, .num_sge = 1}, *bad_recv;
+	struct ibv_sge from = {.addr = (uintptr_t)a.buf, .length = 100, .lkey = a.mr->lkey};
+	struct ibv_send_wr send = {.wr_id = 2, .sg_list = &from, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+	struct ibv_send_wr *bad_send;
+	struct ibv_wc wc;
+
+	memset(a.buf, 5, 1000);
+	send.wr.ud.ah = ah;
+	send.wr.ud.remote_qpn = b.qp->qp_num;
+	send.wr.ud.remote_qkey = QKEY;
+	/* No receive yet: it waits for one. */
+	MUST(ibv_post_send(a.qp, &send, &bad_send) == 0);
+	MUST(ibv_post_recv(b.qp, &recv, &bad_recv) == 0);
+	MUST(next(&a).wr_id == 2);
+	MUST(next(&b).byte_len == 140 && b.buf[40] == 5 && b.buf[139] == 5);
+	MUST(weft_dgram_pair_failed(a.qp, ah, b.qp->qp_num) == 0);
+	MUST(weft_dgram_reset_pair(a.qp, ah, b.qp->qp_num) == ENOENT);
+	/* Longer than the receive. */
+	MUST(ibv_post_recv(b.qp, &recv, &bad_recv) == 0);
+	from.length = 1000;
+	MUST(ibv_post_send(a.qp, &send, &bad_send) == 0);
+	wc = any(&a);
+	MUST(wc.wr_id == 2 && wc.status == IBV_WC_REM_INV_REQ_ERR);
+	MUST(weft_dgram_pair_failed(a.qp, ah, b.qp->qp_num) == 1);
+	from.length = 100;
+	MUST(ibv_post_send(a.qp, &send, &bad_send) == 0);
+	MUST(any(&a).status == IBV_WC_WR_FLUSH_ERR);
+	MUST(weft_dgram_reset_pair(a.qp, ah, b.qp->qp_num) == 0);
+	MUST(ibv_post_send(a.qp, &send, &bad_send) == 0);
+	MUST(next(&a).wr_id == 2);
+	MUST(next(&b).byte_len == 140);
+	unmake(&a);
+	unmake(&b);
 }
 
 int main(void)
@@ -87,7 +145,7 @@ int main(void)
 	MUST(context);
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	MUST(pd);
-	struct end a = make(context, pd), b = make(context, pd);
+	struct end a = make(context, pd, NULL), b = make(context, pd, NULL);
 	struct ibv_ah_attr way = {.is_global = 1, .port_num = 1};
 
 	MUST(ibv_query_gid(context, 1, 0, &way.grh.dgid) == 0);
@@ -154,14 +212,11 @@ int main(void)
 	MUST(weft_dgram_setup(a.qp, NULL) == EINVAL);
 	MUST(weft_dgram_post_write_record(a.qp, NULL) == EINVAL);
 
+	MUST(weft_dgram_pair_failed(a.qp, ah, b.qp->qp_num) == 0);
+	unmake(&a);
+	unmake(&b);
+	reliable_mode(context, pd, ah);
 	MUST(ibv_destroy_ah(ah) == 0);
-	struct end *ends[] = {&a, &b};
-	for (int i = 0; i < 2; i++) {
-		MUST(ibv_destroy_qp(ends[i]->qp) == 0);
-		MUST(ibv_destroy_cq(ends[i]->cq) == 0);
-		MUST(ibv_dereg_mr(ends[i]->mr) == 0);
-		free(ends[i]->buf);
-	}
 	MUST(ibv_dealloc_pd(pd) == 0);
 	MUST(ibv_close_device(context) == 0);
 	ibv_free_device_list(list);

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::{exported, good, root};
 use weft_abi::verbs::dgram::{
-    weft_dgram_attr, weft_dgram_range, weft_dgram_record, weft_dgram_write,
+    weft_dgram_attr, weft_dgram_range, weft_dgram_record, weft_dgram_reliable, weft_dgram_write,
 };
 
 #[test]
@@ -24,7 +24,15 @@ fn a_c_program_writes_records() {
         .into_iter()
         .filter(|name| name.ends_with("@@WEFT_DGRAM_1"))
         .collect();
-    let names = ["post_write_record", "setup", "take_record", "validity_map"];
+    let names = [
+        "pair_failed",
+        "post_write_record",
+        "reset_pair",
+        "set_reliable",
+        "setup",
+        "take_record",
+        "validity_map",
+    ];
     let names = names.map(|name| format!("weft_dgram_{name}@@WEFT_DGRAM_1"));
     assert_eq!(own, BTreeSet::from(names));
 
@@ -34,6 +42,7 @@ fn a_c_program_writes_records() {
         ("weft_dgram_write", size_of::<weft_dgram_write>()),
         ("weft_dgram_range", size_of::<weft_dgram_range>()),
         ("weft_dgram_record", size_of::<weft_dgram_record>()),
+        ("weft_dgram_reliable", size_of::<weft_dgram_reliable>()),
     ];
     let checks: Vec<_> = sizes
         .iter()

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use libc::{linger, socklen_t, timeval};
 use rustix::io::Errno;
-use weft_rsockets::Options;
+use weft_rsockets::{Options, Socket};
 
-use super::table::{Entry, find};
+use super::table::{Entry, Kind, find};
 use super::usual_pulse;
 use crate::call::{run, system};
 use crate::made::Made;
@@ -91,7 +91,10 @@ impl Entry {
             Duration::from_secs(s.unsigned_abs().into())
         });
         let every = settings.keep_alive.then_some(idle);
-        self.socket.set_keep_alive(every)
+        match &self.socket {
+            Kind::Stream(socket) => socket.set_keep_alive(every),
+            Kind::Datagram(_) => Ok(()),
+        }
     }
 }
 
@@ -134,7 +137,9 @@ pub unsafe fn rsetsockopt(
             let wish: linger = unsafe { taken(optval, optlen) }?;
             let seconds = u64::from(wish.l_linger.max(0).unsigned_abs());
             let on = wish.l_onoff != 0;
-            socket.set_linger(on.then(|| Duration::from_secs(seconds)));
+            if let Kind::Stream(socket) = socket {
+                socket.set_linger(on.then(|| Duration::from_secs(seconds)));
+            }
             entry.settings().linger = Some(wish);
             return Ok(0);
         }
@@ -157,6 +162,9 @@ pub unsafe fn rsetsockopt(
             let route = (0..len).map(|i| unsafe { optval.cast::<u8>().add(i).read() });
             entry.settings().route = route.collect();
             return Ok(0);
+        }
+        if level == libc::IPPROTO_TCP {
+            socket.stream()?;
         }
         // SAFETY: the caller's promise.
         let value: c_int = unsafe { taken(optval, optlen) }?;
@@ -219,8 +227,12 @@ pub unsafe fn rgetsockopt(
     run(|| {
         let entry = find(socket)?;
         let socket = &entry.socket;
+        if level == libc::IPPROTO_TCP {
+            socket.stream()?;
+        }
         let options = socket.options();
         let settings = entry.settings();
+        let datagrams = matches!(socket, Kind::Datagram(_));
         let value = match (level, optname) {
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let none = linger {
@@ -250,9 +262,13 @@ pub unsafe fn rgetsockopt(
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
                 socket.take_error().map_or(0, Errno::raw_os_error)
             }
+            (libc::SOL_SOCKET, libc::SO_TYPE) if datagrams => libc::SOCK_DGRAM,
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) if datagrams => libc::IPPROTO_UDP,
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => libc::IPPROTO_TCP,
-            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => socket.is_listening().into(),
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+                socket.stream().is_ok_and(Socket::is_listening).into()
+            }
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => {
                 if socket.is_ipv6() {
                     libc::AF_INET6

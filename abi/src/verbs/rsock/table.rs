@@ -1,19 +1,114 @@
 //! Sockets by number.
 
+use std::net::SocketAddr;
+use std::ops::Deref;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use libc::c_int;
 use rustix::io::Errno;
-use weft_rsockets::Socket;
+use weft_rsockets::poll::Pollable;
+use weft_rsockets::{Common, DatagramSocket, Options, Shutdown, Socket};
 
 use super::option::Settings;
 use crate::verbs::object::{Inherited, PerFork};
 
+/// A socket of either type.
+pub(super) enum Kind {
+    Stream(Socket),
+    Datagram(Box<DatagramSocket>),
+}
+
+impl Deref for Kind {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        match self {
+            Kind::Stream(socket) => socket,
+            Kind::Datagram(socket) => socket,
+        }
+    }
+}
+
+/// What both types have, each in its own way.
+impl Kind {
+    pub(super) fn bind(&self, addr: SocketAddr) -> Result<(), Errno> {
+        match self {
+            Kind::Stream(socket) => socket.bind(addr),
+            Kind::Datagram(socket) => socket.bind(addr),
+        }
+    }
+
+    pub(super) fn local_addr(&self) -> Result<SocketAddr, Errno> {
+        match self {
+            Kind::Stream(socket) => socket.local_addr(),
+            Kind::Datagram(socket) => socket.local_addr(),
+        }
+    }
+
+    pub(super) fn peer_addr(&self) -> Result<SocketAddr, Errno> {
+        match self {
+            Kind::Stream(socket) => socket.peer_addr(),
+            Kind::Datagram(socket) => socket.peer_addr(),
+        }
+    }
+
+    pub(super) fn options(&self) -> Options {
+        match self {
+            Kind::Stream(socket) => socket.options(),
+            Kind::Datagram(socket) => socket.options(),
+        }
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        match self {
+            Kind::Stream(socket) => socket.has_begun(),
+            Kind::Datagram(socket) => socket.has_begun(),
+        }
+    }
+
+    pub(super) fn take_error(&self) -> Option<Errno> {
+        match self {
+            Kind::Stream(socket) => socket.take_error(),
+            Kind::Datagram(socket) => socket.take_error(),
+        }
+    }
+
+    pub(super) fn shutdown(&self, how: Shutdown) -> Result<(), Errno> {
+        match self {
+            Kind::Stream(socket) => socket.shutdown(how),
+            Kind::Datagram(socket) => socket.shutdown(how),
+        }
+    }
+
+    fn close(&self) {
+        match self {
+            Kind::Stream(socket) => socket.close(),
+            Kind::Datagram(socket) => socket.close(),
+        }
+    }
+
+    pub(super) fn pollable(&self) -> &dyn Pollable {
+        match self {
+            Kind::Stream(socket) => socket,
+            Kind::Datagram(socket) => socket.as_ref(),
+        }
+    }
+
+    /// # Errors
+    /// `EOPNOTSUPP` for a datagram socket.
+    pub(super) fn stream(&self) -> Result<&Socket, Errno> {
+        match self {
+            Kind::Stream(socket) => Ok(socket),
+            Kind::Datagram(_) => Err(Errno::OPNOTSUPP),
+        }
+    }
+}
+
 /// A socket, and what C programs know of it beyond the crate.
 pub(super) struct Entry {
-    pub(super) socket: Socket,
+    pub(super) socket: Kind,
     /// The number that the program knows. The program may close it, so nothing here does but [`close`].
     pub(super) fd: RawFd,
     /// What `F_GETFL` tells.
@@ -24,7 +119,7 @@ pub(super) struct Entry {
 impl Entry {
     /// # Errors
     /// `EMFILE`.
-    pub(super) fn new(socket: Socket) -> Result<Entry, Errno> {
+    pub(super) fn new(socket: Kind) -> Result<Entry, Errno> {
         let fd = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0)?;
         Ok(Entry {
             socket,

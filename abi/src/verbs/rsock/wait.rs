@@ -33,7 +33,7 @@ pub(super) fn wait(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<c_in
         .zip(&ours)
         .map(|(fd, ours)| Place {
             what: match ours {
-                Some(entry) => What::Socket(&entry.socket),
+                Some(entry) => What::Socket(entry.socket.pollable()),
                 // SAFETY: kept for the call only; a number that is no descriptor is told as such.
                 None if fd.fd >= 0 => What::Fd(unsafe { BorrowedFd::borrow_raw(fd.fd) }),
                 None => What::Nothing,

@@ -5,6 +5,10 @@
 --
 -- It knows: datagrams of versions 1 and 2 with RDMA Write-Record and control datagrams, and the requests and replies for a
 -- datagram queue pair (docs/spec/dgram.md). Any UDP port: it looks at the bytes.
+--
+-- Inside iWARP over TCP, which Wireshark's own dissectors take apart (tshark -o tcp.try_heuristic_first:TRUE), it knows the greetings and
+-- messages of EXS (docs/spec/exs.md) and SDP (docs/spec/sdp.md). The capture has to have the connection's start-up: the greetings say
+-- which of the two it is.
 
 local bxor, band, rshift
 local library = bit or bit32
@@ -288,3 +292,236 @@ weft:register_heuristic("udp", function(tvb, pinfo, root)
   weft.dissector(tvb, pinfo, root)
   return true
 end)
+
+-- What the greetings of a TCP stream have said: "exs" or "sdp".
+local spoken = {}
+
+local stream_field = Field.new("tcp.stream")
+local private_field = Field.new("iwarp_mpa.privatedata")
+local fpdu_field = Field.new("iwarp_mpa.ulpdulength")
+
+local exs = Proto("weft_exs", "weft EXS")
+local exs_kinds = {
+  "Advert", "Ack", "Small", "Wrote", "Retract", "Retracted", "Fin", "Credit", "PktAdvert", "Source", "SourceDone",
+}
+local transfers = { [1] = "direct", [2] = "indirect", [3] = "packet", [7] = "packet, cut off" }
+local e = {
+  version = ProtoField.uint8("weft_exs.version", "Version", base.DEC),
+  type = ProtoField.uint8("weft_exs.type", "Type", base.DEC, { [1] = "SOCK_STREAM", [2] = "SOCK_SEQPACKET" }),
+  design = ProtoField.uint8("weft_exs.design", "Design", base.DEC, { [0] = "stream", [1] = "the receiver adverts", [2] = "the sender adverts" }),
+  direct = ProtoField.bool("weft_exs.direct", "Direct transfers", 8, nil, 0x01),
+  indirect = ProtoField.bool("weft_exs.indirect", "Indirect transfers", 8, nil, 0x02),
+  immediate = ProtoField.bool("weft_exs.immediate", "Immediate data", 8, nil, 0x04),
+  receives = ProtoField.uint32("weft_exs.receives", "Control receives", base.DEC),
+  fits = ProtoField.uint32("weft_exs.fits", "Payload that fits one", base.DEC),
+  buffer_addr = ProtoField.uint64("weft_exs.buffer.addr", "Intermediate buffer", base.HEX),
+  buffer_stag = ProtoField.uint32("weft_exs.buffer.stag", "Its STag", base.HEX),
+  buffer_len = ProtoField.uint32("weft_exs.buffer.len", "Its length", base.DEC),
+  kind = ProtoField.uint8("weft_exs.kind", "Message", base.DEC, exs_kinds),
+  waitall = ProtoField.bool("weft_exs.waitall", "WAITALL", 8, nil, 0x01),
+  transfer = ProtoField.uint8("weft_exs.transfer", "Transfer", base.DEC, transfers),
+  credits = ProtoField.uint16("weft_exs.credits", "Credits", base.DEC),
+  len = ProtoField.uint32("weft_exs.len", "Length", base.DEC),
+  seq = ProtoField.uint64("weft_exs.seq", "Sequence number", base.DEC),
+  phase = ProtoField.uint64("weft_exs.phase", "Phase", base.DEC),
+  index = ProtoField.uint64("weft_exs.index", "Index", base.DEC),
+  addr = ProtoField.uint64("weft_exs.addr", "Address", base.HEX),
+  stag = ProtoField.uint32("weft_exs.stag", "STag", base.HEX),
+  sent = ProtoField.uint64("weft_exs.sent", "Sent so far", base.DEC),
+  payload = ProtoField.bytes("weft_exs.payload", "Payload"),
+}
+exs.fields = e
+
+local sdp = Proto("weft_sdp", "weft SDP")
+local mids = {
+  [0xff] = "Data", [0xfe] = "SrcAvail", [0x80] = "SrcUpdate", [0x06] = "RdmaRdCompl", [0xfd] = "SinkAvail",
+  [0x05] = "RdmaWrCompl", [0x09] = "SinkAvailCancel", [0x0a] = "SinkCancelAck", [0x02] = "DisConn",
+}
+local s = {
+  version = ProtoField.uint8("weft_sdp.version", "Version", base.DEC),
+  atomics = ProtoField.bool("weft_sdp.atomics", "Locks by atomics", 8, nil, 0x01),
+  receives = ProtoField.uint16("weft_sdp.receives", "Receives", base.DEC),
+  fits = ProtoField.uint32("weft_sdp.fits", "Payload that fits one", base.DEC),
+  locks = ProtoField.uint16("weft_sdp.locks", "Locks", base.DEC),
+  locks_addr = ProtoField.uint64("weft_sdp.locks.addr", "First lock", base.HEX),
+  locks_stag = ProtoField.uint32("weft_sdp.locks.stag", "STag of the locks", base.HEX),
+  mid = ProtoField.uint8("weft_sdp.mid", "Message", base.HEX, mids),
+  oob_pres = ProtoField.bool("weft_sdp.oob_pres", "The last byte is urgent", 8, nil, 0x01),
+  oob_pend = ProtoField.bool("weft_sdp.oob_pend", "An urgent byte waits", 8, nil, 0x02),
+  bufs = ProtoField.uint16("weft_sdp.bufs", "Receives posted", base.DEC),
+  len = ProtoField.uint32("weft_sdp.len", "Length of the message", base.DEC),
+  mseq = ProtoField.uint32("weft_sdp.mseq", "Message number", base.DEC),
+  mseq_ack = ProtoField.uint32("weft_sdp.mseq_ack", "Last message received", base.DEC),
+  bytes = ProtoField.uint32("weft_sdp.bytes", "Bytes of the stream", base.DEC),
+  stag = ProtoField.uint32("weft_sdp.stag", "STag", base.HEX),
+  addr = ProtoField.uint64("weft_sdp.addr", "Address", base.HEX),
+  index = ProtoField.uint32("weft_sdp.index", "Index of the source", base.DEC),
+  position = ProtoField.uint64("weft_sdp.position", "Position in the stream", base.DEC),
+  payload = ProtoField.bytes("weft_sdp.payload", "Payload"),
+}
+sdp.fields = s
+
+local exs_malformed = ProtoExpert.new("weft_exs.malformed", "Not a message of EXS", expert.group.MALFORMED, expert.severity.ERROR)
+local sdp_malformed = ProtoExpert.new("weft_sdp.malformed", "Not a message of SDP", expert.group.MALFORMED, expert.severity.ERROR)
+exs.experts = { exs_malformed }
+sdp.experts = { sdp_malformed }
+
+-- Adds fields that follow each other: pairs of a field and its number of bytes (negative: left out). Returns where they end; nothing if
+-- the bytes do.
+local function add_fields(tvb, tree, at, layout)
+  for i = 1, #layout, 2 do
+    local field, len = layout[i], layout[i + 1]
+    if tvb:len() < at + math.abs(len) then
+      return nil
+    end
+    if len > 0 then
+      tree:add(field, tvb(at, len))
+    end
+    at = at + math.abs(len)
+  end
+  return at
+end
+
+local exs_head = { e.kind, 1, e.kind, -1, e.credits, 2, e.len, 4 }
+local packet = { e.index, 8, e.addr, 8, e.stag, 4, e.stag, -4 }
+local exs_layouts = {
+  [1] = { e.seq, 8, e.phase, 8, e.addr, 8, e.stag, 4, e.stag, -4 },
+  [6] = { e.sent, 8 },
+  [9] = packet,
+  [10] = packet,
+  [11] = { e.index, 8 },
+}
+
+-- These return what the column of information says.
+local function exs_message(tvb, root)
+  local tree = root:add(exs, tvb())
+  local at = add_fields(tvb, tree, 0, exs_head)
+  local kind = tvb(0, 1):uint()
+  if at and kind == 1 then
+    tree:add(e.waitall, tvb(1, 1))
+  elseif at and kind == 4 then
+    tree:add(e.transfer, tvb(1, 1))
+  end
+  at = at and add_fields(tvb, tree, at, exs_layouts[kind] or {})
+  if at == nil or exs_kinds[kind] == nil then
+    tree:add_proto_expert_info(exs_malformed)
+    return "malformed"
+  end
+  if at < tvb:len() then
+    tree:add(e.payload, tvb(at))
+  end
+  return string.format("%s, %d bytes", exs_kinds[kind], tvb(4, 4):uint())
+end
+
+-- What the immediate data of an RDMA Write says.
+local function exs_notification(tvb, root)
+  local tree = root:add(exs, tvb())
+  add_fields(tvb, tree, 0, { e.transfer, 1, e.transfer, -1, e.credits, 2, e.len, 4 })
+  local transfer = tvb(0, 1):uint()
+  return string.format("Written, %s, %d bytes", transfers[transfer] or transfer, tvb(4, 4):uint())
+end
+
+local source = { s.bytes, 4, s.stag, 4, s.addr, 8, s.index, 4 }
+local sdp_layouts = {
+  [0xfe] = source,
+  [0x80] = source,
+  [0x06] = { s.bytes, 4, s.index, 4 },
+  [0xfd] = { s.bytes, 4, s.stag, 4, s.addr, 8, s.position, 8 },
+  [0x05] = { s.bytes, 4 },
+}
+
+local function sdp_message(tvb, root)
+  local tree = root:add(sdp, tvb())
+  local at = add_fields(tvb, tree, 0, { s.mid, 1, s.mid, -1, s.bufs, 2, s.len, 4, s.mseq, 4, s.mseq_ack, 4 })
+  local mid = tvb(0, 1):uint()
+  if at then
+    tree:add(s.oob_pres, tvb(1, 1))
+    tree:add(s.oob_pend, tvb(1, 1))
+    at = add_fields(tvb, tree, at, sdp_layouts[mid] or {})
+  end
+  if at == nil or mids[mid] == nil then
+    tree:add_proto_expert_info(sdp_malformed)
+    return "malformed"
+  end
+  if at < tvb:len() then
+    tree:add(s.payload, tvb(at))
+  end
+  return string.format("%s, mseq %d", mids[mid], tvb(8, 4):uint())
+end
+
+-- The greetings are private data of the start-up, which is a field of Wireshark's dissector. Revision 2 has four bytes in front (RFC 6581).
+local function greeting(range, pinfo, root)
+  if range:len() >= 36 and range(0, 1):uint() ~= 0x77 then
+    range = range(4)
+  end
+  if range:len() < 32 then
+    return nil
+  end
+  local magic = range(0, 4):string()
+  if magic == "wexs" then
+    local tree = root:add(exs, range, "weft EXS greeting")
+    local bits = range(7, 1)
+    add_fields(range, tree, 4, { e.version, 1, e.type, 1, e.design, 1, e.design, -1, e.receives, 4, e.fits, 4,
+      e.buffer_addr, 8, e.buffer_stag, 4, e.buffer_len, 4 })
+    tree:add(e.direct, bits)
+    tree:add(e.indirect, bits)
+    tree:add(e.immediate, bits)
+    pinfo.cols.protocol = "weft EXS"
+    pinfo.cols.info = "greeting"
+    return "exs"
+  elseif magic == "wSDP" then
+    local tree = root:add(sdp, range, "weft SDP greeting")
+    add_fields(range, tree, 4, { s.version, 1, s.version, -1, s.receives, 2, s.fits, 4, s.locks, 2, s.locks, -2,
+      s.locks_addr, 8, s.locks_stag, 4 })
+    tree:add(s.atomics, range(5, 1))
+    pinfo.cols.protocol = "weft SDP"
+    pinfo.cols.info = "greeting"
+    return "sdp"
+  end
+end
+
+-- What one DDP segment is of, if it is the first one of an untagged message (RFC 5041 4.3, RFC 5040 4.1). Wireshark's dissector hands on neither
+-- Immediate Data nor the second Send of a packet, so this looks at the FPDUs itself.
+local function ulpdu(range, what, root)
+  if range:len() < 18 + 8 or band(range(0, 1):uint(), 0x80) ~= 0 or range(6, 4):uint() ~= 0 or range(14, 4):uint() ~= 0 then
+    return nil
+  end
+  local opcode = band(range(1, 1):uint(), 0x0f)
+  local payload = range(18)
+  if what == "exs" and (opcode == 8 or opcode == 9) then
+    return exs_notification(payload, root)
+  elseif opcode >= 3 and opcode <= 6 then
+    return what == "exs" and exs_message(payload, root) or sdp_message(payload, root)
+  end
+end
+
+local names = { exs = "weft EXS", sdp = "weft SDP" }
+local streams = Proto("weft_streams", "weft streams")
+function streams.dissector(_, pinfo, root)
+  local stream = stream_field()
+  if stream == nil then
+    return
+  end
+  for _, private in ipairs({ private_field() }) do
+    spoken[stream.value] = greeting(private.range, pinfo, root) or spoken[stream.value]
+  end
+  local what = spoken[stream.value]
+  if what == nil then
+    return
+  end
+  local said = {}
+  for _, fpdu in ipairs({ fpdu_field() }) do
+    local bytes, at, len = fpdu.source, fpdu.offset + 2, fpdu.value
+    if bytes:len() >= at + len then
+      said[#said + 1] = ulpdu(bytes:range(at, len), what, root)
+    end
+  end
+  if #said > 0 then
+    pinfo.cols.protocol = names[what]
+    pinfo.cols.info = table.concat(said, "; ")
+  end
+end
+function streams.init()
+  spoken = {}
+end
+register_postdissector(streams)

@@ -1,5 +1,7 @@
 //! rdmacm-utils: programs on rsockets.
 
+use std::time::Duration;
+
 use weft_dropin::{Weft, free_port, have};
 
 use super::carriers;
@@ -116,5 +118,44 @@ fn riostream() {
         stream("riostream", &weft, "127.0.0.1", "-T v -S 100000 -C 50");
         // There and back, each side spinning on its own memory.
         stream("riostream", &weft, "127.0.0.1", "-S 64 -I 20 -C 1");
+    }
+}
+
+/// Each way of waiting, with a server that answers every message, and one that only counts them.
+#[test]
+fn udpong() {
+    if !have(&[("udpong", PACKAGE)]) {
+        return;
+    }
+    for weft in carriers("weft0") {
+        for way in ["b", "n", "a"] {
+            ping_pong(&weft, "127.0.0.1", &format!("-T {way} -S 1000 -C 200 -T e"));
+            ping_pong(&weft, "127.0.0.1", &format!("-T {way} -S 64 -C 2000"));
+        }
+        ping_pong(&weft, "::1", "-T b -S 1500 -C 200 -T e");
+    }
+}
+
+/// udpong takes the number of the message that it waits for from the last answer that came. So once an answer took longer than its millisecond and another one
+/// was lost, it waits for ever, over plain UDP too: then it is started anew.
+fn ping_pong(weft: &Weft, address: &str, options: &str) {
+    const TRIES: u32 = 5;
+    for left in (0..TRIES).rev() {
+        let port = free_port();
+        let common = format!("-p {port} {options}");
+        let server = weft.start(&format!("udpong -b {address} {common}"));
+        let server = server.hears(port, 1);
+        let limited = weft.clone().limit(Duration::from_secs(10));
+        let client = limited.run(&format!("udpong -s {address} {common}"));
+        drop(server);
+        // name bytes xfers total time Gb/sec usec/xfer
+        let results = client.text.lines().filter(|line| {
+            let words: Vec<_> = line.split_whitespace().collect();
+            words.len() == 7 && words[6].parse::<f64>().is_ok_and(|time| time > 0.0)
+        });
+        if client.is_good() && results.count() == 1 {
+            return;
+        }
+        assert!(left > 0, "{}", client.show());
     }
 }

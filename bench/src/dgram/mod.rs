@@ -1,4 +1,9 @@
-//! The suite `weft bench dgram`: the datagram paper's figs. 5, 6, 8 and 9, and what they are to reach.
+//! The suite `weft bench dgram`: the datagram paper's figs. 5 to 9, 11 and 12, and what they are to reach.
+
+pub(crate) mod clients;
+pub(crate) mod group;
+pub(crate) mod lossy;
+mod sipp;
 
 use crate::args::{DgramArgs, DgramFigure};
 use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
@@ -76,20 +81,27 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
     }
     drop(progress);
     let mut sections = Vec::new();
-    if args.figures().contains(&DgramFigure::Nine) {
+    for figure in args.figures() {
         let mut failed = |what: &str, error: &crate::error::BenchError| {
             failures += 1;
             eprintln!("{what}: {error}");
         };
-        let (mut lossy, tables) = crate::lossy::run(args, effort.runs, &mut failed);
-        for record in &mut lossy {
+        let one = |(records, section)| (records, vec![section]);
+        let (mut new, tables) = match figure {
+            DgramFigure::Five | DgramFigure::Six => continue,
+            DgramFigure::Seven => one(group::run(args.quick, effort.runs, &mut failed)),
+            DgramFigure::Nine => lossy::run(args, effort.runs, &mut failed),
+            DgramFigure::Eleven => one(sipp::run(args.quick, effort.runs, &mut failed)),
+            DgramFigure::Twelve => one(clients::run(args.quick, effort.runs, &mut failed)),
+        };
+        for record in &mut new {
             "dgram".clone_into(&mut record.bench);
         }
         if let Some((path, file)) = &mut json {
-            write_lines(file, &lossy).map_err(|source| output(path, source))?;
+            write_lines(file, &new).map_err(|source| output(path, source))?;
         }
-        records.extend(lossy);
-        sections = tables;
+        records.extend(new);
+        sections.extend(tables);
     }
     let report = report(args, &records, sections, &effort, &load);
     print(&report)?;
@@ -119,7 +131,7 @@ fn groups(args: &DgramArgs) -> Vec<Group> {
                 let kind = match figure {
                     DgramFigure::Five => Kind::PingPong,
                     DgramFigure::Six => Kind::Stream,
-                    DgramFigure::Nine => continue,
+                    _ => continue,
                 };
                 // The targets of RDMA Write-Record are learnt of by completions; those of an RDMA Write by looking at memory, as in `weft bench verbs`.
                 let spec = Spec {
@@ -214,7 +226,7 @@ fn report(
                 Metric::bandwidth_GBps,
                 "GB/s, one direction",
             ),
-            DgramFigure::Nine => continue,
+            _ => continue,
         };
         let mut header = vec!["size"];
         header.extend(LINES.iter().map(|(.., name)| *name));
@@ -271,10 +283,13 @@ fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
         let bare = sizes.iter().filter_map(bare);
         bare.reduce(f64::max)
     };
-    let lossy = |op, segment: u32| {
+    let valid = |op, segment: u32| {
         let case = format!("loss 1 %, segments of {segment}");
-        crate::lossy::share(records, op, 256 << 10, &case)
+        lossy::share(records, op, 256 << 10, &case)
     };
+    let [of_one, of_each] = group::gains(records);
+    let [response, calls, of_tcp] = sipp::ratios(records);
+    let [saved, saved_in_all] = clients::saved(records);
     let rows = [
         (
             "UD send/recv latency below RC over TCP, up to 2 KiB (paper: 18.1 %)",
@@ -308,13 +323,13 @@ fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
         ),
         (
             "Write-Record, valid bytes of 256 KiB messages, 1 % loss, segments of 1,400",
-            lossy("write_record", 1400),
+            valid("write_record", 1400),
             0.9,
             true,
         ),
         (
             "the same of send/recv (no target)",
-            lossy("send", 1400),
+            valid("send", 1400),
             0.0,
             true,
         ),
@@ -341,6 +356,48 @@ fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
             most(1),
             1.1,
             false,
+        ),
+        (
+            "bandwidth of a group of three receivers over that of one (no target)",
+            of_one,
+            0.0,
+            true,
+        ),
+        (
+            "bandwidth of a group of three receivers over that to each in turn (no target)",
+            of_each,
+            0.0,
+            true,
+        ),
+        (
+            "SIPp's mean response time under weft run over plain UDP's",
+            response,
+            1.0,
+            false,
+        ),
+        (
+            "SIPp's calls a second under weft run over plain UDP's",
+            calls,
+            1.2,
+            true,
+        ),
+        (
+            "SIPp's mean response time, UDP over TCP, both under weft run (paper: 0.57)",
+            of_tcp,
+            1.0,
+            false,
+        ),
+        (
+            "memory of a server of many clients, less with datagrams (paper: 0.241)",
+            saved,
+            0.24,
+            true,
+        ),
+        (
+            "the same with the kernel's caches of both ends",
+            saved_in_all,
+            0.24,
+            true,
         ),
     ];
     let mut table = Table::new(&["what", "here", "to reach", "holds"]);

@@ -1,0 +1,321 @@
+//! Memory of a server of many clients: the datagram paper's fig. 12.
+//!
+//! Datagrams: one queue pair hears and answers a message of each client, which are so many addresses of 127.0.0.0/8. Connections: as many, idle, which is less than
+//! they take in use.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use weft_verbs::{
+    Access, Cq, Device, Mr, RecvWr, SendWr, UdDest, UdInit, UdQp, UdSource, Wc, WcOpcode,
+};
+
+use crate::driver::stack;
+use crate::error::{BenchError, Result};
+use crate::process::{Peer, Reply, Request, unexpected};
+use crate::record::{Metric, Record};
+use crate::report::{Section, Table};
+use crate::stats::Summary;
+use crate::usage;
+use crate::verbs::memory;
+
+const CLIENTS: u32 = 10_000;
+const QUICK_CLIENTS: u32 = 1_000;
+const QKEY: u32 = 0x0c11_e575;
+const RECVS: u32 = 1024;
+const SENDS: u32 = 256;
+/// Bytes of a message; the first four are the client's number.
+const BYTES: usize = 256;
+/// A client that was not answered asks again.
+const AGAIN: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Which end of how many clients to be.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    count: u32,
+    /// The server, for the clients.
+    to: Option<SocketAddr>,
+}
+
+struct End {
+    cq: Cq,
+    qp: UdQp,
+    inbox: Mr,
+    outbox: Mr,
+    sent: u32,
+}
+
+impl End {
+    fn open(addr: SocketAddr) -> Result<End> {
+        let device = Device::open().map_err(stack("open the device"))?;
+        let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
+        let cq = device.create_cq(2 * RECVS, None);
+        let cq = cq.map_err(stack("create a CQ"))?;
+        let port = device.bind_ud(addr);
+        let port = port.map_err(BenchError::system("bind a UDP port"))?;
+        let init = UdInit {
+            num: Some(port.local_addr().port().into()),
+            max_send_wr: SENDS,
+            max_recv_wr: RECVS,
+            sq_sig_all: true,
+            ..UdInit::new(&port, QKEY, &cq, &cq)
+        };
+        let qp = pd
+            .create_ud_qp(&init)
+            .map_err(stack("create a queue pair"))?;
+        let region = |count: u32| pd.alloc_mr(count as usize * BYTES, Access::LOCAL_WRITE);
+        let inbox = region(RECVS).map_err(stack("allocate a region"))?;
+        let outbox = region(SENDS).map_err(stack("allocate a region"))?;
+        let end = End {
+            cq,
+            qp,
+            inbox,
+            outbox,
+            sent: 0,
+        };
+        for place in 0..RECVS {
+            end.receive(u64::from(place))?;
+        }
+        Ok(end)
+    }
+
+    fn receive(&self, place: u64) -> Result<()> {
+        let wr = RecvWr::new(place).sge(self.inbox.sge(place as usize * BYTES, BYTES));
+        self.qp.post_recv(&[wr]).map_err(stack("post a receive"))
+    }
+
+    /// Takes in what has come: who, and its number.
+    fn take(&self, wait: Duration) -> Result<Vec<(UdSource, u32)>> {
+        let mut wcs = [Wc::default(); 64];
+        let n = self.cq.wait(&mut wcs, Some(wait));
+        let n = n.map_err(stack("wait for a CQ"))?;
+        let mut came = Vec::new();
+        for wc in wcs[..n].iter().filter(|wc| wc.opcode == WcOpcode::Recv) {
+            let mut number = [0; 4];
+            let at = wc.wr_id as usize * BYTES;
+            self.inbox
+                .read(at, &mut number)
+                .map_err(stack("read a region"))?;
+            came.extend(wc.source.map(|from| (from, u32::from_be_bytes(number))));
+            self.receive(wc.wr_id)?;
+        }
+        Ok(came)
+    }
+
+    /// One that finds no room is lost.
+    fn send(&mut self, number: u32, to: &UdDest) -> Result<()> {
+        let at = (self.sent % SENDS) as usize * BYTES;
+        let begun = Instant::now();
+        while self.qp.outstanding() >= SENDS - 1 && begun.elapsed() < AGAIN {
+            let mut none = [];
+            self.cq.look();
+            self.cq
+                .wait(&mut none, Some(Duration::ZERO))
+                .map_err(stack("wait for a CQ"))?;
+        }
+        self.outbox
+            .write(at, &number.to_be_bytes())
+            .map_err(stack("write a region"))?;
+        self.sent += 1;
+        let wr = SendWr::send(0).sge(self.outbox.sge(at, BYTES));
+        self.qp.post_send(&wr, to).map_err(stack("post a send"))
+    }
+}
+
+/// Addresses of this host, none of them 127.0.0.1.
+fn address(number: u32) -> IpAddr {
+    Ipv4Addr::from(0x7f01_0001 + number).into()
+}
+
+impl Plan {
+    pub(crate) fn serve(&self, reply: &mut dyn FnMut(Reply) -> Result<()>) -> Result<()> {
+        let bytes = match self.to {
+            None => self.server(reply)?,
+            Some(to) => self.clients(to)?,
+        };
+        reply(Reply::Held { bytes })
+    }
+
+    fn server(&self, reply: &mut dyn FnMut(Reply) -> Result<()>) -> Result<u64> {
+        let private = || usage::private_bytes().map_err(BenchError::system("read smaps_rollup"));
+        let before = private()?;
+        let mut end = End::open((Ipv4Addr::LOCALHOST, 0).into())?;
+        reply(Reply::Listening {
+            addr: end.qp.port().local_addr(),
+        })?;
+        let mut heard = vec![false; self.count as usize];
+        let (mut left, mut last) = (self.count, Instant::now());
+        // Until all were heard, and the last one's answer is not asked for any more.
+        while left > 0 || last.elapsed() < 3 * AGAIN {
+            if last.elapsed() > PATIENCE {
+                return Err(BenchError::Stuck(PATIENCE.as_secs(), "clients"));
+            }
+            for (from, number) in end.take(AGAIN)? {
+                last = Instant::now();
+                let known = heard.get_mut(number as usize);
+                let Some(known) = known.filter(|_| from.addr.ip() == address(number)) else {
+                    continue;
+                };
+                left -= u32::from(!std::mem::replace(known, true));
+                let to = UdDest {
+                    addr: from.addr,
+                    qp_num: from.qp_num,
+                    qkey: QKEY,
+                    from: None,
+                    traffic_class: 0,
+                };
+                end.send(number, &to)?;
+            }
+        }
+        Ok(private()?.saturating_sub(before))
+    }
+
+    fn clients(&self, to: SocketAddr) -> Result<u64> {
+        let mut end = End::open((Ipv4Addr::UNSPECIFIED, 0).into())?;
+        let mut waiting: Vec<bool> = vec![true; self.count as usize];
+        let begun = Instant::now();
+        while waiting.contains(&true) {
+            if begun.elapsed() > PATIENCE {
+                return Err(BenchError::Stuck(PATIENCE.as_secs(), "answers"));
+            }
+            let ask: Vec<u32> = (0..self.count).filter(|n| waiting[*n as usize]).collect();
+            for some in ask.chunks(SENDS as usize / 2) {
+                for number in some {
+                    let dest = UdDest {
+                        addr: to,
+                        qp_num: to.port().into(),
+                        qkey: QKEY,
+                        from: Some(address(*number)),
+                        traffic_class: 0,
+                    };
+                    end.send(*number, &dest)?;
+                }
+                let sent = Instant::now();
+                let open = |waiting: &[bool]| some.iter().any(|n| waiting[*n as usize]);
+                while open(&waiting) && sent.elapsed() < AGAIN {
+                    for (_, number) in end.take(AGAIN)? {
+                        if let Some(waiting) = waiting.get_mut(number as usize) {
+                            *waiting = false;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// What the kernel has in its own caches, in bytes: of the whole system.
+fn slab() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Slab:"))?;
+    let kib: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024.0)
+}
+
+/// Bytes at the server for all clients, and in the kernel's caches for both ends.
+fn measure(count: u32, datagrams: bool) -> Result<(f64, f64)> {
+    let mut server = Peer::spawn(&[])?;
+    let mut client = Peer::spawn(&[])?;
+    let request = |to| {
+        if datagrams {
+            Request::Clients(Plan { count, to })
+        } else {
+            Request::Hold(memory::Plan { count, to })
+        }
+    };
+    let before = slab().unwrap_or(0.0);
+    server.send(&request(None))?;
+    let to = Some(server.listening()?);
+    client.send(&request(to))?;
+    let held = |peer: &mut Peer| -> Result<f64> {
+        match peer.receive()? {
+            Reply::Held { bytes } => Ok(bytes as f64),
+            other => Err(unexpected(&other)),
+        }
+    };
+    held(&mut client)?;
+    let bytes = held(&mut server)?;
+    Ok((bytes, slab().unwrap_or(0.0) - before))
+}
+
+/// The figure.
+pub(super) fn run(
+    quick: bool,
+    runs: u32,
+    failed: &mut dyn FnMut(&str, &BenchError),
+) -> (Vec<Record>, Section) {
+    let count = if quick { QUICK_CLIENTS } else { CLIENTS };
+    let mut table = Table::new(&[
+        "clients",
+        "over",
+        "server, MB",
+        "kernel's caches, both ends, MB",
+    ]);
+    let mut records = Vec::new();
+    for (transport, datagrams) in [("udp", true), ("tcp", false)] {
+        let measured: Result<Vec<_>> = (0..runs.min(3))
+            .map(|_| measure(count, datagrams))
+            .collect();
+        let measured = match measured {
+            Ok(measured) => measured,
+            Err(error) => {
+                failed(&format!("{count} clients over {transport}"), &error);
+                continue;
+            }
+        };
+        let mut row = vec![count.to_string(), transport.to_owned()];
+        for (op, samples) in [
+            (
+                "clients",
+                measured.iter().map(|(user, _)| *user).collect::<Vec<_>>(),
+            ),
+            (
+                "clients_slab",
+                measured.iter().map(|(_, kernel)| *kernel).collect(),
+            ),
+        ] {
+            let Some(summary) = Summary::of(&samples) else {
+                continue;
+            };
+            row.push(format!("{:.2}", summary.median / 1e6));
+            let stack = if datagrams { "weft-ud" } else { "weft" };
+            let count = u64::from(count);
+            records.push(Record::new(
+                op,
+                transport,
+                stack,
+                count,
+                Metric::memory_bytes,
+                summary,
+            ));
+        }
+        table.push(row);
+    }
+    let section = Section::new("A server of many clients (fig. 12)")
+        .text(
+            "Private memory of the server: one datagram queue pair that has answered each client once, and as many connections that are idle. What the kernel's caches \
+             (Slab in /proc/meminfo) grew by is of the whole system, and of both ends.",
+        )
+        .table(table);
+    (records, section)
+}
+
+/// How much less the server takes with datagrams: of its own memory, and with the kernel's.
+pub(super) fn saved(records: &[Record]) -> [Option<f64>; 2] {
+    let of = |op: &str, transport: &str| {
+        let mut found = records.iter().filter(|record| record.op == op);
+        let found = found.find(|record| record.transport == transport)?;
+        Some(found.summary.median.max(0.0))
+    };
+    let user = of("clients", "udp").zip(of("clients", "tcp"));
+    let kernel = of("clients_slab", "udp").zip(of("clients_slab", "tcp"));
+    let less = |(udp, tcp): (f64, f64)| 1.0 - udp / tcp;
+    let both = user.zip(kernel);
+    [
+        user.map(less),
+        both.map(|(user, kernel)| less((user.0 + kernel.0, user.1 + kernel.1))),
+    ]
+}

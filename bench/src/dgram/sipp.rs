@@ -1,0 +1,190 @@
+//! `SIPp` over UDP and TCP, plain and under `weft run`: response time and calls a second (the datagram paper's fig. 11).
+
+use std::path::Path;
+
+use crate::error::{BenchError, Result};
+use crate::record::{Metric, Record};
+use crate::report::{Section, Table};
+use crate::run::world::{Stack, World, failed as error, free_port, program};
+use crate::stats::Summary;
+
+/// Transport of `SIPp`, and its option: over TCP each call has a connection.
+const TRANSPORTS: [(&str, &str); 2] = [("udp", "u1"), ("tcp", "tn")];
+const STACKS: [Stack; 2] = [Stack::Plain, Stack::Weft];
+/// Calls at once: few enough that a socket's buffer has room for all of their messages.
+const AT_ONCE: u32 = 50;
+/// Offered: more than there can be.
+const RATE: u32 = 50_000;
+
+/// What one run gave.
+struct Run {
+    /// Milliseconds.
+    response: f64,
+    /// Calls a second.
+    calls: f64,
+}
+
+/// The value in the last line of a column; times are HH:MM:SS:ms or HH:MM:SS:µs.
+fn column(csv: &str, name: &str) -> Option<String> {
+    let mut lines = csv.lines();
+    let at = lines.next()?.split(';').position(|column| column == name)?;
+    Some(lines.next_back()?.split(';').nth(at)?.to_owned())
+}
+
+/// The mean of a file of response times.
+fn mean(csv: &str) -> Option<f64> {
+    let times = csv
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split(';').nth(1)?.parse::<f64>().ok());
+    let times: Vec<f64> = times.collect();
+    (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64)
+}
+
+fn read(world: &World, file: &Path) -> Result<String> {
+    std::fs::read_to_string(world.dir().join(file)).map_err(BenchError::system("read SIPp's files"))
+}
+
+fn measure(world: &World, stack: Stack, option: &str, calls: u32) -> Result<Run> {
+    let port = free_port()?;
+    // The server has one kind of socket for TCP.
+    let server_option = if option == "u1" { "u1" } else { "t1" };
+    let server = format!("sipp -sn uas -t {server_option} -i 127.0.0.1 -p {port} -nostdin");
+    let server = world.server(stack, &server, port, None)?;
+    let line = format!(
+        "sipp -sn uac -t {option} -max_socket 2000 -i 127.0.0.1 127.0.0.1:{port} -r {RATE} -l {AT_ONCE} -m {calls} -d 0 -nostdin \
+         -timeout 50 -trace_stat -stf calls.csv -fd 1 -trace_rtt -rtt_freq 1"
+    );
+    let begun = std::time::SystemTime::now();
+    world.client(stack, &line, None)?;
+    drop(server);
+    let stat = read(world, Path::new("calls.csv"))?;
+    let rate = column(&stat, "CallRate(C)").and_then(|rate| rate.parse().ok());
+    // Its name has the number of the process.
+    let files = std::fs::read_dir(world.dir()).map_err(BenchError::system("read SIPp's files"))?;
+    let newest = files.flatten().find(|file| {
+        let name = file.file_name();
+        let newer = file
+            .metadata()
+            .and_then(|m| m.modified())
+            .is_ok_and(|time| time >= begun);
+        newer && name.to_string_lossy().ends_with("_rtt.csv")
+    });
+    let newest = newest.ok_or_else(|| error("read SIPp's files", "no response times"))?;
+    let times = read(world, &newest.path())?;
+    let _ = std::fs::remove_file(newest.path());
+    let response = mean(&times).ok_or_else(|| error("read SIPp's files", "no response times"))?;
+    let calls = rate.ok_or_else(|| error("read SIPp's files", "no rate of calls"))?;
+    Ok(Run { response, calls })
+}
+
+fn stack_name(stack: Stack) -> &'static str {
+    if stack == Stack::Plain {
+        "plain"
+    } else {
+        "weft-run"
+    }
+}
+
+/// The figure.
+pub(super) fn run(
+    quick: bool,
+    runs: u32,
+    failed: &mut dyn FnMut(&str, &BenchError),
+) -> (Vec<Record>, Section) {
+    let mut table = Table::new(&["over", "", "mean response, ms", "calls a second"]);
+    let title = "SIPp (fig. 11)";
+    let mut records = Vec::new();
+    let world = if program("sipp").is_none() {
+        Err(error(
+            "start SIPp",
+            "sipp is not installed (Debian: sip-tester)",
+        ))
+    } else {
+        World::new(None, 0)
+    };
+    let world = match world {
+        Ok(world) => world,
+        Err(error) => {
+            failed("SIPp", &error);
+            return (records, Section::new(title));
+        }
+    };
+    let calls = if quick { 1000 } else { 10_000 };
+    let mut samples = vec![(Vec::new(), Vec::new()); TRANSPORTS.len() * STACKS.len()];
+    // All take turns, so that a disturbance of the machine meets all of them.
+    for _ in 0..runs {
+        for (i, ((transport, option), stack)) in every().enumerate() {
+            match measure(&world, stack, option, calls) {
+                Ok(run) => {
+                    samples[i].0.push(run.response);
+                    samples[i].1.push(run.calls);
+                }
+                Err(error) => failed(&format!("SIPp, {transport}, {}", stack_name(stack)), &error),
+            }
+        }
+    }
+    for (((transport, _), stack), (responses, rates)) in every().zip(&samples) {
+        let mut row = vec![transport.to_owned(), stack_name(stack).to_owned()];
+        for (metric, samples) in [
+            (
+                Metric::latency_us_mean,
+                &responses.iter().map(|ms| ms * 1e3).collect::<Vec<_>>(),
+            ),
+            (Metric::messages_per_s, rates),
+        ] {
+            let Some(summary) = Summary::of(samples) else {
+                continue;
+            };
+            row.push(if metric == Metric::messages_per_s {
+                format!("{:.0}", summary.median)
+            } else {
+                format!("{:.2}", summary.median / 1e3)
+            });
+            records.push(Record::new(
+                "sipp",
+                transport,
+                stack_name(stack),
+                0,
+                metric,
+                summary,
+            ));
+        }
+        table.push(row);
+    }
+    let section = Section::new(title)
+        .text(format!(
+            "{calls} calls, {AT_ONCE} at once, as fast as they go; response times are counted by SIPp in milliseconds. Over TCP each call has a connection of its own."
+        ))
+        .table(table);
+    (records, section)
+}
+
+fn every() -> impl Iterator<Item = ((&'static str, &'static str), Stack)> {
+    TRANSPORTS
+        .into_iter()
+        .flat_map(|transport| STACKS.map(|stack| (transport, stack)))
+}
+
+/// Response time and calls a second of `weft run` over those of plain UDP; response time of its UDP over that of its TCP.
+pub(super) fn ratios(records: &[Record]) -> [Option<f64>; 3] {
+    let of = |transport: &str, stack: &str, metric| {
+        let mut found = records.iter().filter(|record| record.op == "sipp");
+        let found =
+            found.find(|r| r.transport == transport && r.stack == stack && r.metric == metric)?;
+        Some(found.summary.median)
+    };
+    let ratio = |(a, b): (f64, f64)| a / b;
+    let (response, calls) = (Metric::latency_us_mean, Metric::messages_per_s);
+    [
+        of("udp", "weft-run", response)
+            .zip(of("udp", "plain", response))
+            .map(ratio),
+        of("udp", "weft-run", calls)
+            .zip(of("udp", "plain", calls))
+            .map(ratio),
+        of("udp", "weft-run", response)
+            .zip(of("tcp", "weft-run", response))
+            .map(ratio),
+    ]
+}

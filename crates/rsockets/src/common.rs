@@ -1,0 +1,139 @@
+//! What stream and datagram sockets have in common: their device, the bell of those who wait, and what can be set on them.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use weft_sockets::bell::Bell;
+use weft_sockets::error::io_errno;
+use weft_sockets::lock::lock;
+use weft_sockets::wait::Wait;
+use weft_verbs::Device;
+
+use crate::options::Options;
+
+/// A limit of time in nanoseconds; 0: none.
+#[derive(Default)]
+struct Limit(AtomicU64);
+
+impl Limit {
+    fn set(&self, limit: Option<Duration>) {
+        let nanos = limit.map_or(0, |limit| limit.as_nanos().max(1));
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        self.0.store(nanos, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> Option<Duration> {
+        let nanos = self.0.load(Ordering::Relaxed);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
+    }
+}
+
+/// What every socket has; sockets of both types lead here.
+pub struct Common {
+    pub(crate) device: Device,
+    ipv6: bool,
+    pub(crate) bell: Arc<Bell>,
+    pub(crate) options: Arc<Mutex<Options>>,
+    nonblocking: AtomicBool,
+    send_timeout: Limit,
+    recv_timeout: Limit,
+}
+
+impl Common {
+    pub(crate) fn new(device: &Device, ipv6: bool) -> Result<Common, Errno> {
+        let bell = Bell::new().map_err(|error| io_errno(&error))?;
+        Ok(Common::with(device, ipv6, Arc::new(bell)))
+    }
+
+    pub(crate) fn with(device: &Device, ipv6: bool, bell: Arc<Bell>) -> Common {
+        Common {
+            device: device.clone(),
+            ipv6,
+            bell,
+            options: Arc::default(),
+            nonblocking: AtomicBool::new(false),
+            send_timeout: Limit::default(),
+            recv_timeout: Limit::default(),
+        }
+    }
+
+    /// A descriptor of the socket's own. It says nothing to `poll(2)`; see [`crate::poll`].
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Whether it is one for IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        self.ipv6
+    }
+
+    /// Whether calls return `EAGAIN` rather than wait.
+    pub fn set_nonblocking(&self, on: bool) {
+        self.nonblocking.store(on, Ordering::Relaxed);
+    }
+
+    /// How long sends and connecting wait: then they return `EAGAIN`, or what was sent, and `EINPROGRESS`. `None`, as at first: for ever.
+    pub fn set_send_timeout(&self, limit: Option<Duration>) {
+        self.send_timeout.set(limit);
+    }
+
+    /// See [`Common::set_send_timeout`].
+    pub fn send_timeout(&self) -> Option<Duration> {
+        self.send_timeout.get()
+    }
+
+    /// How long receives and accepting wait: then they return `EAGAIN`, or what was received. `None`, as at first: for ever. Accepted sockets have
+    /// both limits of their listener.
+    pub fn set_recv_timeout(&self, limit: Option<Duration>) {
+        self.recv_timeout.set(limit);
+    }
+
+    /// See [`Common::set_recv_timeout`].
+    pub fn recv_timeout(&self) -> Option<Duration> {
+        self.recv_timeout.get()
+    }
+
+    /// How long a call waits, which is told not to or is not.
+    fn wait(&self, dont_wait: bool, limit: &Limit) -> Wait {
+        if dont_wait || self.nonblocking.load(Ordering::Relaxed) {
+            Wait::Not
+        } else {
+            Wait::up_to(limit.get())
+        }
+    }
+
+    pub(crate) fn send_wait(&self, dont_wait: bool) -> Wait {
+        self.wait(dont_wait, &self.send_timeout)
+    }
+
+    pub(crate) fn recv_wait(&self, dont_wait: bool) -> Wait {
+        self.wait(dont_wait, &self.recv_timeout)
+    }
+
+    /// Change sizes; of what a socket has already, nothing changes any more.
+    pub fn set_options(&self, change: impl FnOnce(&mut Options)) {
+        let mut options = lock(&self.options);
+        change(&mut options);
+        *options = options.clamped();
+    }
+
+    pub(crate) fn check_family(&self, addr: SocketAddr) -> Result<(), Errno> {
+        if addr.is_ipv6() == self.ipv6 {
+            Ok(())
+        } else {
+            Err(Errno::AFNOSUPPORT)
+        }
+    }
+
+    pub(crate) fn any_addr(&self) -> SocketAddr {
+        if self.ipv6 {
+            (Ipv6Addr::UNSPECIFIED, 0).into()
+        } else {
+            (Ipv4Addr::UNSPECIFIED, 0).into()
+        }
+    }
+}
