@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -17,12 +18,14 @@ use weft_sys::udp::{RecvBatch, TRAIN, UdpSocket};
 use weft_sys::{Event, Interest};
 use weft_wire::dgram::{self, Control, Datagram, Grh};
 
-use super::local::{Locals, Looks, Pipe, Taken, UdLocalPeer};
+use super::local::{Locals, Pipe, UdLocalPeer};
 use super::{Arrived, UdDest, UdInner};
 use crate::cq::Port;
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::{lock, try_lock};
+
+mod pipes;
 
 /// How long a poller that does not poll any more keeps the lease.
 const LEASE: Duration = Duration::from_millis(1);
@@ -38,12 +41,8 @@ const ENOUGH: usize = 1 << 20;
 const HEADROOM: usize = Grh::LEN - dgram::HEADER_LEN;
 /// The longest datagram, or train of them, that there is.
 const ROOM: usize = 1 << 16;
-/// Datagrams of one pipe before the others get their turn.
-const TURN: usize = 64;
 /// A poller of a port with pipes looks at the kernel's socket once in so many polls.
 const SOCKET_EVERY: u32 = 16;
-/// When a knock that could not be sent is sent again.
-const KNOCK_AGAIN: Duration = Duration::from_millis(1);
 /// Destinations whose pace is known; one that was not sent to for the longest is forgotten.
 const MAX_PATHS: usize = 4096;
 
@@ -104,6 +103,9 @@ struct Rx {
 
 /// Queue pairs that have answers for their senders.
 type Answering = SmallVec<[Arc<UdInner>; 4]>;
+
+/// The queue pair of the last datagram: mostly it is the next one's, too.
+type Known = Option<Arc<UdInner>>;
 
 fn note(answering: &mut Answering, member: Arc<UdInner>) {
     if !answering.iter().any(|other| Arc::ptr_eq(other, &member)) {
@@ -226,96 +228,6 @@ impl PortInner {
         }
     }
 
-    fn refresh(&self, rx: &mut Rx) {
-        let changes = self.locals.changes();
-        if rx.changes != changes {
-            rx.changes = changes;
-            rx.pipes = self.locals.pipes();
-            rx.datagram.resize(HEADROOM + ROOM, 0);
-        }
-    }
-
-    /// Takes in what is in the pipes.
-    fn receive_local(&self, rx: &mut Rx) {
-        self.refresh(rx);
-        let Rx {
-            batch,
-            datagram,
-            pipes,
-            turn,
-            ..
-        } = rx;
-        *turn += 1;
-        let mut answering = Answering::new();
-        for at in 0..pipes.len() {
-            let pipe = &pipes[(*turn + at) % pipes.len()];
-            if pipe.begins() {
-                self.receive_some(batch);
-            }
-            let over = self.receive_pipe(pipe, datagram, &mut answering);
-            if over {
-                self.locals.remove(pipe);
-            } else if pipe.has_room() {
-                self.resume(|to, _| to == pipe.peer);
-            }
-        }
-        for member in answering {
-            member.answer();
-        }
-    }
-
-    /// Whether the pipe is over.
-    fn receive_pipe(&self, pipe: &Pipe, buffer: &mut [u8], answering: &mut Answering) -> bool {
-        let (mut count, mut bytes, mut over) = (0, 0, false);
-        let mut now = None;
-        while count < TURN {
-            match pipe.take(&mut buffer[HEADROOM..]) {
-                Taken::Datagram(len) => {
-                    count += 1;
-                    bytes += len;
-                    let mut arrived = Arrived {
-                        bytes: &mut buffer[..HEADROOM + len],
-                        from: pipe.peer,
-                        to: pipe.ours.ip(),
-                        traffic_class: 0,
-                        now: *now.get_or_insert_with(Instant::now),
-                    };
-                    if let Some(member) = self.deliver(&mut arrived) {
-                        note(answering, member);
-                    }
-                }
-                Taken::Nothing => break,
-                Taken::Over => {
-                    over = true;
-                    break;
-                }
-            }
-        }
-        if pipe.release(count, bytes) {
-            self.locals.knock(pipe);
-        }
-        over
-    }
-
-    /// Nobody polls from here on: whoever puts something into a pipe has to knock.
-    fn doze(&self) {
-        self.dozing.store(true, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        let Some(mut rx) = try_lock(&self.rx) else {
-            return;
-        };
-        self.dozing.store(false, Ordering::SeqCst);
-        self.refresh(&mut rx);
-        let mut asleep = true;
-        for pipe in &rx.pipes {
-            asleep &= pipe.sleep();
-        }
-        drop(rx);
-        if !asleep {
-            self.registration.poke();
-        }
-    }
-
     /// Takes in what is there: whether there may be more.
     fn receive(&self, batch: &mut RecvBatch) -> bool {
         match self.socket.recv_batch(batch) {
@@ -328,7 +240,7 @@ impl PortInner {
             }
         }
         let now = Instant::now();
-        let mut answering = Answering::new();
+        let (mut answering, mut known) = (Answering::new(), None);
         for at in 0..batch.len() {
             let Some((train, buffer)) = batch.get(at) else {
                 continue;
@@ -346,7 +258,7 @@ impl PortInner {
                     traffic_class: arrival.traffic_class,
                     now,
                 };
-                if let Some(member) = self.deliver(&mut arrived) {
+                if let Some(member) = self.deliver(&mut arrived, &mut known) {
                     note(&mut answering, member);
                 }
                 start = end;
@@ -363,7 +275,7 @@ impl PortInner {
     }
 
     /// One datagram, with what is free in front of it. A queue pair that has answers to it.
-    fn deliver(&self, arrived: &mut Arrived<'_>) -> Option<Arc<UdInner>> {
+    fn deliver(&self, arrived: &mut Arrived<'_>, known: &mut Known) -> Option<Arc<UdInner>> {
         let from = arrived.from;
         let datagram = match dgram::read(&arrived.bytes[HEADROOM..]) {
             Ok(datagram) => datagram,
@@ -381,17 +293,36 @@ impl PortInner {
                 return None;
             }
         };
-        let member = self.member(dst_qp)?;
+        if known.as_ref().is_none_or(|member| member.num != dst_qp) {
+            *known = None;
+            // A group's members have numbers of their own.
+            let member = self.member(dst_qp)?;
+            if member.num != dst_qp {
+                return self.hand_over(&member, &datagram, payload, arrived);
+            }
+            *known = Some(member);
+        }
+        let member = known.as_ref()?;
+        self.hand_over(member, &datagram, payload, arrived)
+    }
+
+    fn hand_over(
+        &self,
+        member: &Arc<UdInner>,
+        datagram: &Datagram,
+        payload: Range<usize>,
+        arrived: &mut Arrived<'_>,
+    ) -> Option<Arc<UdInner>> {
         let start = HEADROOM + payload.start;
         let mut arrived = Arrived {
             bytes: &mut arrived.bytes[start - Grh::LEN..HEADROOM + payload.end],
             ..*arrived
         };
-        match &datagram {
+        match datagram {
             Datagram::Message(header, _) => member.arrived(header, &mut arrived),
             Datagram::Segment(segment, _) => {
                 let answers = member.segment_arrived(segment, &mut arrived);
-                return answers.then_some(member);
+                return answers.then(|| Arc::clone(member));
             }
             Datagram::Control(_) => {}
         }
@@ -498,24 +429,6 @@ impl PortInner {
         }
         let class = dest.traffic_class;
         let _ = self.socket.send_marked(&raw, dest.addr, dest.from, class);
-    }
-
-    /// Put datagrams of one size into the pipe to their destination, if there is one.
-    fn send_local(&self, bytes: &[u8], each: usize, dest: &UdDest) -> bool {
-        let Some(pipe) = self.locals.pipe(dest) else {
-            return false;
-        };
-        match pipe.push(bytes, each) {
-            Some(false) => true,
-            Some(true) => {
-                self.locals.knock(&pipe);
-                true
-            }
-            None => {
-                self.locals.remove(&pipe);
-                false
-            }
-        }
     }
 
     /// Hand datagrams of one size to the kernel: how many bytes it has taken, 0 when it has no room now.
@@ -637,15 +550,6 @@ impl Port for PortInner {
     }
     fn release_lease(&self) {
         PortInner::release_lease(self);
-    }
-}
-
-impl Looks for PortInner {
-    fn look_again(&self) {
-        self.registration.poke();
-    }
-    fn knock_later(&self) {
-        self.registration.set_timer(Instant::now() + KNOCK_AGAIN);
     }
 }
 

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
+use weft_lock::Brief;
 use weft_sys::udp::UdpSocket;
 use weft_wire::dgram::Control;
 use weft_wire::dgram::segment::PROBE_LEN;
@@ -75,6 +76,8 @@ pub(super) struct Locals {
     changes: AtomicU32,
     has_pipes: AtomicBool,
     routes: Mutex<HashMap<Key, Route>>,
+    /// The destination that was looked for last: mostly it is the next one, too.
+    recent: Brief<Option<(Key, Arc<Pipe>)>>,
     wanted: Mutex<Vec<Key>>,
 }
 
@@ -98,6 +101,7 @@ impl Locals {
             changes: AtomicU32::new(0),
             has_pipes: AtomicBool::new(false),
             routes: Mutex::default(),
+            recent: Brief::new(None),
             wanted: Mutex::default(),
         });
         if wants && cookie.is_ok() {
@@ -156,9 +160,28 @@ impl Locals {
     }
 
     /// The pipe to a destination. Those that are sent to more than a few times are asked for one.
+    #[inline]
     pub(super) fn pipe(&self, dest: &UdDest) -> Option<Arc<Pipe>> {
         // Rings know of no traffic class.
-        if dest.traffic_class != 0 || !door::is_candidate(self.addr.ip(), dest.addr.ip()) {
+        if dest.traffic_class != 0 {
+            return None;
+        }
+        if self.any()
+            && let Some((key, pipe)) = &*self.recent.lock()
+            && *key == (dest.addr, dest.from)
+            && pipe.is_open()
+        {
+            return Some(Arc::clone(pipe));
+        }
+        let found = self.find(dest);
+        if let Some(pipe) = &found {
+            *self.recent.lock() = Some(((dest.addr, dest.from), Arc::clone(pipe)));
+        }
+        found
+    }
+
+    fn find(&self, dest: &UdDest) -> Option<Arc<Pipe>> {
+        if !door::is_candidate(self.addr.ip(), dest.addr.ip()) {
             return None;
         }
         let door = self.door.get()?;
@@ -244,6 +267,7 @@ impl Locals {
         self.change(|pipes| pipes.retain(|other| !Arc::ptr_eq(other, pipe)));
         let this = |p: &Arc<Pipe>| Arc::ptr_eq(p, pipe);
         lock(&self.routes).retain(|_, route| !route.pipe.as_ref().is_some_and(this));
+        self.recent.lock().take_if(|(_, p)| this(p));
         if let Some(visit) = pipe.visit.get().and_then(Weak::upgrade) {
             visit.end();
         }
