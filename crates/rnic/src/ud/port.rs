@@ -298,16 +298,15 @@ impl PortInner {
             // A group's members have numbers of their own.
             let member = self.member(dst_qp)?;
             if member.num != dst_qp {
-                return self.hand_over(&member, &datagram, payload, arrived);
+                return Self::hand_over(&member, &datagram, payload, arrived);
             }
             *known = Some(member);
         }
         let member = known.as_ref()?;
-        self.hand_over(member, &datagram, payload, arrived)
+        Self::hand_over(member, &datagram, payload, arrived)
     }
 
     fn hand_over(
-        &self,
         member: &Arc<UdInner>,
         datagram: &Datagram,
         payload: Range<usize>,
