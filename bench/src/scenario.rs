@@ -102,6 +102,7 @@ impl Session {
             | Stack::WeftUd
             | Stack::WeftRd
             | Stack::Udp
+            | Stack::UdpSingle
             | Stack::Exs
             | Stack::ExsSync
             | Stack::Tcp
@@ -377,7 +378,8 @@ fn records(group: &Group, sessions: &[Session]) -> Vec<Record> {
             let Some(summary) = Summary::of(&ours) else {
                 continue;
             };
-            let transport = if spec.stack.is_weft() {
+            let in_memory = spec.stack.has_local() && spec.transport == Transport::Local;
+            let transport = if spec.stack.is_weft() || in_memory {
                 spec.transport.name()
             } else {
                 spec.stack.carrier()

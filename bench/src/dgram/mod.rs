@@ -159,6 +159,9 @@ fn groups(args: &DgramArgs) -> Vec<Group> {
                         contender(Stack::Weft, Transport::Tcp),
                         contender(Stack::Weft, Transport::Local),
                         contender(Stack::Udp, Transport::Tcp),
+                        contender(Stack::WeftUd, Transport::Local),
+                        contender(Stack::WeftRd, Transport::Local),
+                        contender(Stack::UdpSingle, Transport::Tcp),
                     ],
                 });
             }
@@ -168,7 +171,7 @@ fn groups(args: &DgramArgs) -> Vec<Group> {
 }
 
 /// The lines of a figure: stack, transport, operation, name.
-const LINES: [(&str, &str, &str, &str); 10] = [
+const LINES: [(&str, &str, &str, &str); 16] = [
     ("weft-ud", "udp", "send", "UD send/recv"),
     ("weft-ud", "udp", "write_record", "UD Write-Record"),
     ("weft", "tcp", "send", "RC send/recv"),
@@ -183,6 +186,32 @@ const LINES: [(&str, &str, &str, &str); 10] = [
         "udp",
         "write_record",
         "reliable datagrams, Write-Record",
+    ),
+    ("weft-ud", "local", "send", "UD send/recv, shared memory"),
+    (
+        "weft-ud",
+        "local",
+        "write_record",
+        "UD Write-Record, shared memory",
+    ),
+    (
+        "weft-rd",
+        "local",
+        "send",
+        "reliable datagrams, send/recv, shared memory",
+    ),
+    (
+        "weft-rd",
+        "local",
+        "write_record",
+        "reliable datagrams, Write-Record, shared memory",
+    ),
+    ("udp-single", "udp", "send", "bare UDP, a datagram a call"),
+    (
+        "udp-single",
+        "udp",
+        "write",
+        "bare UDP, a datagram a call, beside writes",
     ),
 ];
 
@@ -342,6 +371,36 @@ fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
         (
             "reliable datagrams' bandwidth over UD's, 512 KiB (no target)",
             ratio(8, 0, 512 << 10),
+            0.0,
+            true,
+        ),
+        (
+            "shared memory: UD send/recv latency over RC's, 64 B",
+            latency(10, 64).zip(latency(4, 64)).map(|(ud, rc)| ud / rc),
+            1.5,
+            false,
+        ),
+        (
+            "shared memory: Write-Record latency over RC Write's, 64 B (no target)",
+            latency(11, 64).zip(latency(5, 64)).map(|(ud, rc)| ud / rc),
+            0.0,
+            true,
+        ),
+        (
+            "UD send/recv messages a second, shared memory over UDP, 64 B (no target)",
+            ratio(10, 0, 64),
+            0.0,
+            true,
+        ),
+        (
+            "UD send/recv messages a second, shared memory over bare UDP, a datagram a call, 64 B",
+            ratio(10, 14, 64),
+            10.0,
+            true,
+        ),
+        (
+            "UD send/recv bandwidth, shared memory over UDP, 512 KiB (no target)",
+            ratio(10, 0, 512 << 10),
             0.0,
             true,
         ),

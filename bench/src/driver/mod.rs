@@ -44,6 +44,8 @@ pub enum Stack {
     TcpTls,
     /// Plain UDP sockets: sendmmsg and recvmmsg, cut and joined by the kernel.
     Udp,
+    /// Plain UDP sockets: one datagram a system call.
+    UdpSingle,
     /// `memcpy` in one process.
     Memcpy,
     /// Bare `process_vm_writev` from one process into the other.
@@ -78,6 +80,7 @@ impl Stack {
             Self::Tcp => "tcp",
             Self::TcpTls => "tcp-tls",
             Self::Udp => "udp",
+            Self::UdpSingle => "udp-single",
             Self::Memcpy => "memcpy",
             Self::Vm => "vm",
             Self::UcxPosix => "ucx-posix",
@@ -88,6 +91,11 @@ impl Stack {
             Self::PerftestLocal => "perftest-local",
             Self::PerftestTcp => "perftest-tcp",
         }
+    }
+
+    /// Whether it carries messages through shared memory, given the choice of that.
+    pub(crate) fn has_local(self) -> bool {
+        self.is_weft() || matches!(self, Self::WeftUd | Self::WeftRd)
     }
 
     /// Whether the transport, the CRC and the kind of memory are the benchmark's choice.
@@ -108,7 +116,7 @@ impl Stack {
             | Self::UcxTcp
             | Self::FiTcp
             | Self::PerftestTcp => "tcp",
-            Self::WeftUd | Self::WeftRd | Self::Udp => "udp",
+            Self::WeftUd | Self::WeftRd | Self::Udp | Self::UdpSingle => "udp",
             Self::Memcpy
             | Self::Vm
             | Self::UcxPosix
@@ -287,7 +295,7 @@ impl Spec {
         match self.stack {
             Stack::Weft | Stack::WeftTls | Stack::WeftIw | Stack::Tcp | Stack::TcpTls => true,
             Stack::Exs | Stack::ExsSync => self.op == Op::Send,
-            Stack::WeftUd | Stack::WeftRd | Stack::Udp => {
+            Stack::WeftUd | Stack::WeftRd | Stack::Udp | Stack::UdpSingle => {
                 matches!(self.op, Op::Send | Op::Write)
             }
             Stack::Memcpy | Stack::Vm => self.op == Op::Write && self.kind == Kind::Stream,
@@ -352,7 +360,7 @@ pub(crate) fn connect(
         Stack::TcpTls => tls::connect(context.tls()?, spec, addr),
         Stack::Weft | Stack::WeftTls => weft::connect(context, spec, addr),
         Stack::WeftUd | Stack::WeftRd => ud::connect(spec, addr),
-        Stack::Udp => udp::connect(spec, addr),
+        Stack::Udp | Stack::UdpSingle => udp::connect(spec, addr),
         Stack::WeftIw => iw::connect(context, spec, addr),
         Stack::Exs | Stack::ExsSync => exs::connect(&mut context.exs, spec, addr),
         Stack::Vm => memory::connect(spec, addr),
@@ -382,7 +390,7 @@ impl Acceptor {
             }
             Stack::Exs | Stack::ExsSync => Ok(Self::Exs(exs::listen(&mut context.exs, spec)?)),
             Stack::WeftUd | Stack::WeftRd => Ok(Self::Ud(Box::new(ud::listen(spec)?))),
-            Stack::Udp => Ok(Self::Udp(Box::new(udp::listen(spec)?))),
+            Stack::Udp | Stack::UdpSingle => Ok(Self::Udp(Box::new(udp::listen(spec)?))),
             _ => Err(unconnected(spec.stack)),
         }
     }

@@ -49,6 +49,7 @@ impl Program {
             | Stack::WeftUd
             | Stack::WeftRd
             | Stack::Udp
+            | Stack::UdpSingle
             | Stack::Exs
             | Stack::ExsSync
             | Stack::Tcp

@@ -4,14 +4,14 @@
 //! not: what is measured is what arrived.
 
 use super::weft::stack;
-use super::{Initiator, Kind, Op, Patience, Remote, Responder, Spec, Stack, lap};
+use super::{Initiator, Kind, Op, Patience, Remote, Responder, Spec, Stack, Transport, lap};
 use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use weft_verbs::{
-    Access, Cq, Device, Mr, Pd, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdPort, UdQp,
-    UdReliable, UdSource, Wc, WcOpcode, WcStatus,
+    Access, Cq, Device, LocalMode, Mr, Pd, RecvWr, RemoteAddr, SendWr, UdDest, UdInit, UdPort,
+    UdQp, UdReliable, UdSource, Wc, WcOpcode, WcStatus,
 };
 
 const QKEY: u32 = 0x00be_0c4e;
@@ -54,7 +54,7 @@ struct End {
     /// Of the last question.
     question: u32,
     wcs: Vec<Wc>,
-    _port: UdPort,
+    port: UdPort,
     _pd: Pd,
     _device: Device,
 }
@@ -75,7 +75,12 @@ struct Note {
 }
 
 pub(super) fn listen(spec: &Spec) -> Result<Listening> {
-    let device = Device::open().map_err(stack("open the device"))?;
+    let mode = match spec.transport {
+        Transport::Local => LocalMode::Auto,
+        Transport::Tcp => LocalMode::Off,
+    };
+    let device = Device::builder().local(mode).open();
+    let device = device.map_err(stack("open the device"))?;
     let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
     let depth = 2 * RECVS + SENDS + RECORDS;
     let cq = device
@@ -133,7 +138,7 @@ impl Listening {
             remote: None,
             question: 0,
             wcs: vec![Wc::default(); BATCH],
-            _port: self.port,
+            port: self.port,
             _pd: self.pd,
             _device: self.device,
         };
@@ -162,10 +167,14 @@ impl Listening {
 
 pub(super) fn connect(spec: &Spec, addr: SocketAddr) -> Result<Box<dyn Initiator>> {
     let mut end = listen(spec)?.end(addr)?;
-    let start = Instant::now();
+    let (start, mut heard) = (Instant::now(), false);
     while start.elapsed() < PATIENCE {
         end.note(HELLO, 0, 0)?;
         if let Some(Note { what: HELLO, .. }) = end.news(AGAIN)?.note {
+            heard = true;
+        }
+        let waits = spec.transport == Transport::Local && end.port.local_peers().is_empty();
+        if heard && !waits {
             return Ok(Box::new(end));
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The receiver acknowledges bytes, so that the sender does not overrun it; messages that did not come are sent again, as with weft's.
 
-use super::{Initiator, Kind, Responder, Spec, lap};
+use super::{Initiator, Kind, Responder, Spec, Stack, lap};
 use crate::error::{BenchError, Result};
 use crate::process::PATIENCE;
 use std::io::ErrorKind;
@@ -60,7 +60,9 @@ type Note = (u8, u64, SocketAddr);
 pub(super) fn listen(spec: &Spec) -> Result<Listening> {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let socket = UdpSocket::bind(addr, ROOM).map_err(BenchError::system("bind a UDP port"))?;
-    socket.receive_trains();
+    if spec.stack == Stack::Udp {
+        socket.receive_trains();
+    }
     Ok(Listening {
         socket,
         spec: *spec,
@@ -75,7 +77,8 @@ impl Listening {
 
     fn end(self, peer: SocketAddr) -> Result<End> {
         let len = self.spec.len()?.max(1);
-        let copies = if len > TRAIN_BYTES {
+        let single = self.spec.stack == Stack::UdpSingle;
+        let copies = if len > TRAIN_BYTES || single {
             1
         } else {
             (TRAIN_BYTES / len).min(TRAIN)
@@ -90,7 +93,7 @@ impl Listening {
             peer,
             source: vec![0x5a; len * copies],
             target: vec![0; len],
-            batch: RecvBatch::new(PLACES, 0, 1 << 16),
+            batch: RecvBatch::new(if single { 1 } else { PLACES }, 0, 1 << 16),
             sent: 0,
             taken: 0,
             lost: 0,

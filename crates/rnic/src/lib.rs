@@ -55,7 +55,8 @@ pub use transport::sim::{SimFaults, SimNet};
 pub use types::*;
 pub use ud::{
     UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU, UdCounters, UdDest, UdError, UdErrorKind,
-    UdFault, UdInit, UdPort, UdPortCounters, UdQp, UdReliable, ValidityMap, WriteRecord,
+    UdFault, UdInit, UdLocalPeer, UdPort, UdPortCounters, UdQp, UdReliable, ValidityMap,
+    WriteRecord,
 };
 pub use weft_mem::{MemError, RawMemory, protect};
 pub use weft_sys::PerProcess;

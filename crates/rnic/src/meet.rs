@@ -149,7 +149,11 @@ fn send(
     say_signed(wire, message, &fds)
 }
 
-fn say_signed(wire: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Why> {
+pub(crate) fn say_signed(
+    wire: BorrowedFd<'_>,
+    message: &Message,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Why> {
     unix::send_signed(wire, &bytes(message), fds).map_err(why("the peer does not listen"))
 }
 
@@ -159,10 +163,10 @@ fn say(wire: BorrowedFd<'_>, message: &Message) {
 }
 
 /// A message, its descriptors, and who sent it.
-type Heard = (Message, Vec<OwnedFd>, Option<Sender>);
+pub(crate) type Heard = (Message, Vec<OwnedFd>, Option<Sender>);
 
 /// `Ok(None)`: nothing has come yet.
-fn receive(wire: &OwnedFd) -> Result<Option<Heard>, Why> {
+pub(crate) fn receive(wire: &OwnedFd) -> Result<Option<Heard>, Why> {
     let mut buf = [0; MAX_LEN];
     let packet = match unix::recv(wire, &mut buf, PARTY_FDS + 1) {
         // The peer has closed with something unread, and the kernel says so before it gives us what the peer has said.

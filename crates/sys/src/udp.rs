@@ -110,6 +110,21 @@ impl RecvBatch {
     }
 }
 
+/// The address of ours from which the kernel would send there.
+///
+/// # Errors
+/// What it knows of the way.
+pub fn source_of(to: SocketAddr) -> io::Result<IpAddr> {
+    let family = if to.is_ipv6() {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
+    };
+    let fd = net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    net::connect(&fd, &to)?;
+    Ok(crate::tcp::local_addr(&fd)?.ip())
+}
+
 impl UdpSocket {
     /// Takes an address (port 0: one that the kernel picks), alone; `[::]` stands for IPv4 as well. `buffer`: bytes that may wait to be received, as
     /// far as the system lets us have that much.
@@ -217,6 +232,14 @@ impl UdpSocket {
     /// What the kernel knows of the way there.
     pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
         Ok(net::connect(&self.fd, &to)?)
+    }
+
+    /// The socket's number, which no other socket of this boot has or will have (`SO_COOKIE`).
+    ///
+    /// # Errors
+    /// Those of a kernel before 4.12.
+    pub fn cookie(&self) -> io::Result<u64> {
+        Ok(sockopt::socket_cookie(&self.fd)?)
     }
 
     /// The socket's own address.

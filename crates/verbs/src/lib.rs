@@ -52,7 +52,7 @@ pub use weft_rnic::{
     LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PerProcess, PostError, PostReason, Qp,
     QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal,
     SimFaults, SimNet, Srq, Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU,
-    UdCounters, UdDest, UdError, UdErrorKind, UdFault, UdInit, UdPort, UdPortCounters, UdQp,
-    UdReliable, UdSource, ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, XrcDomain, protect,
-    stat, tcp_peer_uid, tls,
+    UdCounters, UdDest, UdError, UdErrorKind, UdFault, UdInit, UdLocalPeer, UdPort, UdPortCounters,
+    UdQp, UdReliable, UdSource, ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, XrcDomain,
+    protect, stat, tcp_peer_uid, tls,
 };

@@ -28,6 +28,7 @@ const ADDR: usize = 18;
 const HELLO: usize = CELL + 4 + ADDR;
 const WELCOME: usize = CELL + SECRET;
 const JOIN: usize = PARTY + SECRET;
+const OFFER: usize = 8 + 8 + 2 * ADDR;
 const SECRET: usize = 16;
 
 /// Random bytes.
@@ -84,6 +85,35 @@ pub enum Message {
     Attach(Party),
     /// The connection stays on TCP.
     Decline(String),
+    /// Of a UDP port that sends to another one: let us share a segment for that.
+    Offer {
+        /// The sender's socket, as the kernel numbers sockets.
+        own: u64,
+        /// The receiver's.
+        peer: u64,
+        /// The address that the receiver sees as the source.
+        from: SocketAddr,
+        /// The receiver's address.
+        to: SocketAddr,
+    },
+    /// The answer of the other port: here is the segment.
+    Accept,
+}
+
+fn emit_addr(addr: SocketAddr, out: &mut Vec<u8>) {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    out.extend_from_slice(&ip.octets());
+    out.extend_from_slice(&addr.port().to_le_bytes());
+}
+
+fn parse_addr(bytes: &[u8; ADDR]) -> Option<SocketAddr> {
+    let (ip, port) = bytes.split_first_chunk()?;
+    let ip = Ipv6Addr::from(*ip as [u8; 16]).to_canonical();
+    let port = u16::from_le_bytes(*port.first_chunk()?);
+    Some(SocketAddr::new(ip, port))
 }
 
 impl Cell {
@@ -128,6 +158,8 @@ impl Message {
             Message::Attach(_) => 3,
             Message::Decline(_) => 4,
             Message::Join { .. } => 5,
+            Message::Offer { .. } => 6,
+            Message::Accept => 7,
         }
     }
 
@@ -140,12 +172,7 @@ impl Message {
             Message::Hello { cell, seal, from } => {
                 cell.emit(out);
                 out.extend_from_slice(&seal.to_le_bytes());
-                let ip = match from.ip() {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                    IpAddr::V6(ip) => ip,
-                };
-                out.extend_from_slice(&ip.octets());
-                out.extend_from_slice(&from.port().to_le_bytes());
+                emit_addr(*from, out);
             }
             Message::Welcome { cell, proof } => {
                 cell.emit(out);
@@ -156,6 +183,18 @@ impl Message {
                 out.extend_from_slice(proof);
             }
             Message::Attach(party) => party.emit(out),
+            Message::Offer {
+                own,
+                peer,
+                from,
+                to,
+            } => {
+                out.extend_from_slice(&own.to_le_bytes());
+                out.extend_from_slice(&peer.to_le_bytes());
+                emit_addr(*from, out);
+                emit_addr(*to, out);
+            }
+            Message::Accept => {}
             Message::Decline(reason) => {
                 let end = reason.floor_char_boundary(MAX_REASON);
                 out.extend_from_slice(&reason.as_bytes()[..end]);
@@ -175,13 +214,10 @@ impl Message {
             (1, HELLO) => {
                 let (cell, rest) = body.split_first_chunk()?;
                 let (seal, rest) = rest.split_first_chunk()?;
-                let (ip, port) = rest.split_first_chunk()?;
-                let ip = Ipv6Addr::from(*ip as [u8; 16]).to_canonical();
-                let port = u16::from_le_bytes(*port.first_chunk()?);
                 Some(Message::Hello {
                     cell: Cell::parse(cell)?,
                     seal: u32::from_le_bytes(*seal),
-                    from: SocketAddr::new(ip, port),
+                    from: parse_addr(rest.first_chunk()?)?,
                 })
             }
             (2, WELCOME) => {
@@ -202,6 +238,18 @@ impl Message {
                     proof: *proof.first_chunk()?,
                 })
             }
+            (6, OFFER) => {
+                let (own, rest) = body.split_first_chunk()?;
+                let (peer, rest) = rest.split_first_chunk()?;
+                let (from, to) = rest.split_first_chunk()?;
+                Some(Message::Offer {
+                    own: u64::from_le_bytes(*own),
+                    peer: u64::from_le_bytes(*peer),
+                    from: parse_addr(from)?,
+                    to: parse_addr(to.first_chunk()?)?,
+                })
+            }
+            (7, 0) => Some(Message::Accept),
             _ => None,
         }
     }
@@ -223,6 +271,15 @@ mod tests {
         Cell {
             addr: 0x7f00_1234_5678,
             challenge: *b"0123456789abcdef",
+        }
+    }
+
+    fn offer() -> Message {
+        Message::Offer {
+            own: 0x0102,
+            peer: 0x0304_0506_0708_090a,
+            from: "127.0.0.1:513".parse().unwrap(),
+            to: "[::1]:2".parse().unwrap(),
         }
     }
 
@@ -257,6 +314,8 @@ mod tests {
             },
             Message::Attach(party()),
             Message::Decline("no".into()),
+            offer(),
+            Message::Accept,
         ] {
             let bytes = bytes(&message);
             assert!(bytes.len() <= MAX_LEN);
@@ -289,6 +348,11 @@ mod tests {
         let mut expected = b"weft\x02\x00\x05\x00\x04\x03\x02\x01\x01\0\0\0".to_vec();
         expected.extend_from_slice(b"ABCDEFGHIJKLMNOPread it yourself");
         assert_eq!(join, expected);
+        let mut expected =
+            b"weft\x02\x00\x06\x00\x02\x01\0\0\0\0\0\0\x0a\x09\x08\x07\x06\x05\x04\x03".to_vec();
+        expected.extend_from_slice(b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x7f\0\0\x01\x01\x02");
+        expected.extend_from_slice(b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\x02\0");
+        assert_eq!(bytes(&offer()), expected);
     }
 
     #[test]

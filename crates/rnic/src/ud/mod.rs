@@ -20,12 +20,14 @@ use weft_proto::dgram::Config;
 use weft_wire::dgram;
 
 mod flow;
+mod local;
 mod port;
 mod record;
 mod recv;
 mod reliable;
 mod send;
 
+pub use local::UdLocalPeer;
 use port::PortInner;
 pub use port::{UdPort, UdPortCounters};
 pub use record::{ValidityMap, WriteRecord};
@@ -153,7 +155,7 @@ pub struct UdDest {
 /// What has gone through a datagram queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdCounters {
-    /// Datagrams handed to the kernel.
+    /// Datagrams handed to the kernel, or put into shared memory.
     pub sent: u64,
     /// Messages received.
     pub received: u64,

@@ -6,8 +6,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,14 @@ use weft_sys::udp::{RecvBatch, TRAIN, UdpSocket};
 use weft_sys::{Event, Interest};
 use weft_wire::dgram::{self, Control, Datagram, Grh};
 
+use super::local::{Locals, Pipe, UdLocalPeer};
 use super::{Arrived, UdDest, UdInner};
 use crate::cq::Port;
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
 use crate::lock::{lock, try_lock};
+
+mod pipes;
 
 /// How long a poller that does not poll any more keeps the lease.
 const LEASE: Duration = Duration::from_millis(1);
@@ -37,6 +41,8 @@ const ENOUGH: usize = 1 << 20;
 const HEADROOM: usize = Grh::LEN - dgram::HEADER_LEN;
 /// The longest datagram, or train of them, that there is.
 const ROOM: usize = 1 << 16;
+/// A poller of a port with pipes looks at the kernel's socket once in so many polls.
+const SOCKET_EVERY: u32 = 16;
 /// Destinations whose pace is known; one that was not sent to for the longest is forgotten.
 const MAX_PATHS: usize = 4096;
 
@@ -83,14 +89,41 @@ struct Paced {
     member: Weak<UdInner>,
 }
 
+/// What is at hand while datagrams are received.
+struct Rx {
+    batch: RecvBatch,
+    /// One datagram of a pipe, with room in front.
+    datagram: Vec<u8>,
+    /// The port's pipes, when there were so many changes.
+    pipes: Vec<Arc<Pipe>>,
+    changes: u32,
+    /// Who is first.
+    turn: usize,
+}
+
+/// Queue pairs that have answers for their senders.
+type Answering = SmallVec<[Arc<UdInner>; 4]>;
+
+/// The queue pair of the last datagram: mostly it is the next one's, too.
+type Known = Option<Arc<UdInner>>;
+
+fn note(answering: &mut Answering, member: Arc<UdInner>) {
+    if !answering.iter().any(|other| Arc::ptr_eq(other, &member)) {
+        answering.push(member);
+    }
+}
+
 pub(crate) struct PortInner {
     pub(crate) device: Arc<DeviceInner>,
-    socket: UdpSocket,
+    socket: Arc<UdpSocket>,
     addr: SocketAddr,
     registration: Registration,
+    locals: Arc<Locals>,
     members: RwLock<HashMap<u32, Weak<UdInner>>>,
     /// Receiving is one thread's at a time; with the buffer for it.
-    rx: Mutex<RecvBatch>,
+    rx: Mutex<Rx>,
+    /// Pipes are to knock from now on, which whoever receives sees to.
+    dozing: AtomicBool,
     /// What the kernel gives us of [`RECEIVE_BUFFER`].
     receive_room: u32,
     /// How fast each destination takes what is sent to it.
@@ -125,6 +158,9 @@ impl PortInner {
 
     fn rearm(&self) {
         self.armed.store(true, Ordering::SeqCst);
+        if self.locals.any() {
+            self.doze();
+        }
         loop {
             let interest = self.interest();
             self.registration.arm(self.fd(), interest);
@@ -137,11 +173,11 @@ impl PortInner {
 
     /// A poll that found nothing: the poller receives from now on.
     pub(crate) fn drive_leased(&self) {
-        self.drive_seq.fetch_add(1, Ordering::Relaxed);
+        let seq = self.drive_seq.fetch_add(1, Ordering::Relaxed);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::SeqCst) {
             self.watch_lease();
         }
-        self.drive();
+        self.drive_some(!self.locals.any() || seq.is_multiple_of(SOCKET_EVERY));
     }
 
     fn watch_lease(&self) {
@@ -159,14 +195,34 @@ impl PortInner {
 
     /// Send what waits, and receive what is there, unless another thread is at it.
     pub(crate) fn drive(&self) {
+        self.drive_some(true);
+    }
+
+    /// As [`PortInner::drive`], with the kernel's socket or without.
+    fn drive_some(&self, socket: bool) {
         if self.blocked.load(Ordering::Relaxed) {
             self.flush();
         }
-        let Some(mut buffer) = try_lock(&self.rx) else {
+        let Some(mut rx) = try_lock(&self.rx) else {
             return;
         };
+        if socket {
+            self.receive_some(&mut rx.batch);
+        }
+        if self.locals.any() || !rx.pipes.is_empty() {
+            self.receive_local(&mut rx);
+            drop(rx);
+            // Whoever came meanwhile to put the pipes to sleep has left that to us.
+            fence(Ordering::SeqCst);
+            if self.dozing.load(Ordering::SeqCst) {
+                self.doze();
+            }
+        }
+    }
+
+    fn receive_some(&self, batch: &mut RecvBatch) {
         for _ in 0..BATCH {
-            if !self.receive(&mut buffer) {
+            if !self.receive(batch) {
                 break;
             }
         }
@@ -184,7 +240,7 @@ impl PortInner {
             }
         }
         let now = Instant::now();
-        let mut answering: SmallVec<[Arc<UdInner>; 4]> = SmallVec::new();
+        let (mut answering, mut known) = (Answering::new(), None);
         for at in 0..batch.len() {
             let Some((train, buffer)) = batch.get(at) else {
                 continue;
@@ -202,10 +258,8 @@ impl PortInner {
                     traffic_class: arrival.traffic_class,
                     now,
                 };
-                if let Some(member) = self.deliver(&mut arrived)
-                    && !answering.iter().any(|other| Arc::ptr_eq(other, &member))
-                {
-                    answering.push(member);
+                if let Some(member) = self.deliver(&mut arrived, &mut known) {
+                    note(&mut answering, member);
                 }
                 start = end;
                 if start >= buffer.len() {
@@ -221,7 +275,7 @@ impl PortInner {
     }
 
     /// One datagram, with what is free in front of it. A queue pair that has answers to it.
-    fn deliver(&self, arrived: &mut Arrived<'_>) -> Option<Arc<UdInner>> {
+    fn deliver(&self, arrived: &mut Arrived<'_>, known: &mut Known) -> Option<Arc<UdInner>> {
         let from = arrived.from;
         let datagram = match dgram::read(&arrived.bytes[HEADROOM..]) {
             Ok(datagram) => datagram,
@@ -239,17 +293,35 @@ impl PortInner {
                 return None;
             }
         };
-        let member = self.member(dst_qp)?;
+        if known.as_ref().is_none_or(|member| member.num != dst_qp) {
+            *known = None;
+            // A group's members have numbers of their own.
+            let member = self.member(dst_qp)?;
+            if member.num != dst_qp {
+                return Self::hand_over(&member, &datagram, payload, arrived);
+            }
+            *known = Some(member);
+        }
+        let member = known.as_ref()?;
+        Self::hand_over(member, &datagram, payload, arrived)
+    }
+
+    fn hand_over(
+        member: &Arc<UdInner>,
+        datagram: &Datagram,
+        payload: Range<usize>,
+        arrived: &mut Arrived<'_>,
+    ) -> Option<Arc<UdInner>> {
         let start = HEADROOM + payload.start;
         let mut arrived = Arrived {
             bytes: &mut arrived.bytes[start - Grh::LEN..HEADROOM + payload.end],
             ..*arrived
         };
-        match &datagram {
+        match datagram {
             Datagram::Message(header, _) => member.arrived(header, &mut arrived),
             Datagram::Segment(segment, _) => {
                 let answers = member.segment_arrived(segment, &mut arrived);
-                return answers.then_some(member);
+                return answers.then(|| Arc::clone(member));
             }
             Datagram::Control(_) => {}
         }
@@ -290,6 +362,8 @@ impl PortInner {
                     self.resume(|to, _| to == arrived.from);
                 }
             }
+            // It has woken us. There may be room in the pipe, too.
+            Control::Knock => self.resume(|to, _| to == arrived.from),
             // To a group, nobody answers for all.
             Control::Hello { flow, qkey } if flow.dst_qp != dgram::GROUP_QP => {
                 if let Some(member) = self.member(flow.dst_qp) {
@@ -329,6 +403,9 @@ impl PortInner {
         if dest.addr.ip().is_multicast() {
             return Ok(());
         }
+        if let Some(pipe) = self.locals.pipe(dest) {
+            return pipe.may_send();
+        }
         let cookie = || self.device.random_u32();
         let may = {
             let mut paths = lock(&self.paths);
@@ -346,6 +423,9 @@ impl PortInner {
     pub(super) fn send_control(&self, control: Control, dest: &UdDest) {
         let mut raw = Vec::with_capacity(dgram::segment::PROBE_LEN);
         control.emit(&mut raw);
+        if self.send_local(&raw, raw.len(), dest) {
+            return;
+        }
         let class = dest.traffic_class;
         let _ = self.socket.send_marked(&raw, dest.addr, dest.from, class);
     }
@@ -355,6 +435,9 @@ impl PortInner {
     /// # Errors
     /// What the kernel says of a datagram that cannot go out.
     pub(crate) fn send_train(&self, bytes: &[u8], each: usize, dest: &UdDest) -> io::Result<usize> {
+        if self.send_local(bytes, each, dest) {
+            return Ok(bytes.len());
+        }
         let to = dest.addr;
         let class = dest.traffic_class;
         let sent = if bytes.len() <= each {
@@ -386,14 +469,17 @@ impl PortInner {
     }
 
     /// This queue pair has something to send to there, and too much is on its way.
-    pub(crate) fn wait_for_report(&self, until: Instant, to: SocketAddr, member: Weak<UdInner>) {
+    pub(crate) fn wait_for_report(&self, until: Instant, dest: &UdDest, member: Weak<UdInner>) {
+        let to = dest.addr;
         let key = (to, member_id(&member));
         lock(&self.paced).insert(key, Paced { until, member });
         // The report may have come before anybody waited for it.
-        let open = lock(&self.paths)
-            .of
-            .get(&to)
-            .is_none_or(|(_, p)| p.is_open());
+        let open = if let Some(pipe) = self.locals.pipe(dest) {
+            pipe.may_send().is_ok()
+        } else {
+            let paths = lock(&self.paths);
+            paths.of.get(&to).is_none_or(|(_, p)| p.is_open())
+        };
         let until = if open { Instant::now() } else { until };
         if let Some(paced) = lock(&self.paced).get_mut(&key) {
             paced.until = until;
@@ -477,6 +563,9 @@ impl Source for PortInner {
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
         self.ring_alarms();
+        if self.locals.any() {
+            self.locals.knock_again();
+        }
         self.timed.store(false, Ordering::SeqCst);
         if self.armed.load(Ordering::SeqCst) {
             return;
@@ -495,6 +584,7 @@ struct Owner(Arc<PortInner>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        self.0.locals.close();
         self.0.registration.release(self.0.fd());
     }
 }
@@ -520,6 +610,11 @@ impl UdPort {
     /// Bytes that may wait in its socket to be received, as the kernel counts them.
     pub fn receive_room(&self) -> u32 {
         self.inner().receive_room
+    }
+
+    /// Ports of this host that it shares memory with: their datagrams do not go through the kernel.
+    pub fn local_peers(&self) -> Vec<UdLocalPeer> {
+        self.inner().locals.peers()
     }
 
     pub(crate) fn inner(&self) -> &Arc<PortInner> {
@@ -584,13 +679,22 @@ impl UdPort {
         }
         // Groups are many, and their messages short.
         let places = if addr.ip().is_multicast() { 1 } else { PLACES };
+        let socket = Arc::new(socket);
         let inner = Arc::new(PortInner {
             device: Arc::clone(device),
             addr,
+            locals: Locals::open(device, &socket, addr),
             socket,
             registration: Registration::new(&device.engine),
             members: RwLock::default(),
-            rx: Mutex::new(RecvBatch::new(places, HEADROOM, ROOM)),
+            rx: Mutex::new(Rx {
+                batch: RecvBatch::new(places, HEADROOM, ROOM),
+                datagram: Vec::new(),
+                pipes: Vec::new(),
+                changes: 0,
+                turn: 0,
+            }),
+            dozing: AtomicBool::new(false),
             receive_room: u32::try_from(room).unwrap_or(u32::MAX),
             paths: Mutex::default(),
             paced: Mutex::default(),
@@ -604,11 +708,15 @@ impl UdPort {
             malformed: AtomicU64::new(0),
             unknown: AtomicU64::new(0),
         });
+        let looks = Arc::downgrade(&inner);
+        inner.locals.set_port(looks);
         let source = Arc::clone(&inner) as Arc<dyn Source>;
-        inner
+        let owner = Owner(inner);
+        owner
+            .0
             .registration
-            .start(source, inner.fd(), Interest::READ)?;
-        Ok(UdPort(Arc::new(Owner(inner))))
+            .start(source, owner.0.fd(), Interest::READ)?;
+        Ok(UdPort(Arc::new(owner)))
     }
 }
 

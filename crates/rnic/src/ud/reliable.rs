@@ -242,7 +242,7 @@ impl UdInner {
                     path.queued = true;
                     paths.parked.push(key);
                     let this = Arc::downgrade(self);
-                    self.port.wait_for_report(until, path.dest.addr, this);
+                    self.port.wait_for_report(until, &path.dest, this);
                 }
                 Err(Stall::Socket) => {
                     path.queued = true;

@@ -258,8 +258,7 @@ impl UdInner {
         match stall {
             Stall::Socket => self.port.wait_for_room(Arc::downgrade(self)),
             Stall::Pace(until, to) => {
-                self.port
-                    .wait_for_report(*until, to.addr, Arc::downgrade(self));
+                self.port.wait_for_report(*until, to, Arc::downgrade(self));
             }
         }
     }

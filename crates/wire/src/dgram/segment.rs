@@ -45,6 +45,7 @@ const ACK: u8 = CONTROL | 2;
 const FAULT: u8 = CONTROL | 3;
 const HELLO: u8 = CONTROL | 4;
 const WELCOME: u8 = CONTROL | 5;
+const KNOCK: u8 = CONTROL | 6;
 
 /// Where the bytes of an RDMA Write-Record message go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -350,6 +351,8 @@ pub enum Control {
         /// The cookie.
         cookie: u64,
     },
+    /// "Look into the memory that we share": for a port of the same host that sleeps. It says nothing else, and whoever forges one wakes somebody up.
+    Knock,
 }
 
 /// Which flow of the reliable mode a control datagram is about.
@@ -367,7 +370,7 @@ impl Control {
     /// The flow of the reliable mode that it is about.
     pub fn flow(&self) -> Option<Flow> {
         match *self {
-            Control::Probe { .. } | Control::Report { .. } => None,
+            Control::Probe { .. } | Control::Report { .. } | Control::Knock => None,
             Control::Ack { flow, .. }
             | Control::Fault { flow, .. }
             | Control::Hello { flow, .. }
@@ -388,12 +391,15 @@ impl Control {
             }
             Control::Hello { qkey, .. } => (HELLO, 0, qkey, 0),
             Control::Welcome { cookie, .. } => (WELCOME, 0, 0, cookie),
+            Control::Knock => (KNOCK, 0, 0, 0),
         };
         out.extend_from_slice(&[MAGIC, VERSION | kind, code, 0]);
         if let Control::Probe { cookie, .. } | Control::Report { cookie, .. } = self {
             out.extend_from_slice(&cookie.to_be_bytes());
             out.extend_from_slice(&last.to_be_bytes());
             out.extend_from_slice(&first.to_be_bytes());
+        } else if let Control::Knock = self {
+            out.extend_from_slice(&[0; PROBE_LEN - 4 - CRC_LEN]);
         } else if let Some(flow) = self.flow() {
             for word in [flow.dst_qp, flow.src_qp, flow.incarnation, first] {
                 out.extend_from_slice(&word.to_be_bytes());
@@ -408,13 +414,13 @@ impl Control {
         let mut rest = Reader(covered);
         let [_, kind, code, _] = rest.take()?;
         let control = match kind & !VERSION_MASK {
-            kind @ (PROBE | REPORT) => {
+            kind @ (PROBE | REPORT | KNOCK) => {
                 let (cookie, sent) = (rest.u32()?, u64::from_be_bytes(rest.take()?));
                 let room = rest.u32()?;
-                if kind == PROBE {
-                    Control::Probe { cookie, sent }
-                } else {
-                    Control::Report { cookie, sent, room }
+                match kind {
+                    PROBE => Control::Probe { cookie, sent },
+                    REPORT => Control::Report { cookie, sent, room },
+                    _ => Control::Knock,
                 }
             }
             kind @ ACK..=WELCOME => {
@@ -459,6 +465,7 @@ impl fmt::Display for Control {
             Control::Report { cookie, sent, room } => {
                 return write!(f, "Report {cookie:#010x}, sent {sent}, room {room}");
             }
+            Control::Knock => return f.write_str("Knock"),
             Control::Ack { flow, .. } => ("Ack", flow),
             Control::Fault { flow, .. } => ("Fault", flow),
             Control::Hello { flow, .. } => ("Hello", flow),

@@ -1,0 +1,239 @@
+//! Two rings between two UDP ports of one host, one for each way: a record is a datagram.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use weft_lock::Brief;
+use weft_mem::{RecvList, SendList};
+use weft_ring::{End, Front, Role, Segment};
+use weft_wire::dgram::segment;
+
+use super::door::Visit;
+use crate::types::Ledger;
+
+/// Bytes of each ring.
+pub(super) const RING_BYTES: u32 = 256 << 10;
+/// Room that a sender asks for: a train of datagrams with their headers, or one of the longest, and as much again for another queue pair
+/// that has asked at the same time.
+const ROOM: usize = 132 << 10;
+/// How long a sender waits for a receiver that takes nothing. From then on what finds no room is lost, until the receiver goes on.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// What a sender knows of a ring without room.
+#[derive(Default)]
+struct Tx {
+    /// Since when, and where the receiver stood then.
+    full: Option<(Instant, u64)>,
+    /// The receiver has stood here for too long.
+    stuck: Option<u64>,
+}
+
+/// One end of them. What the peer does to its memory ends the pipe, and nothing else.
+pub(in crate::ud) struct Pipe {
+    end: End,
+    /// The peer's address, and ours as the peer knows it. The kernel has said that the peer's socket has it.
+    pub(in crate::ud) peer: SocketAddr,
+    pub(in crate::ud) ours: SocketAddr,
+    /// The peer's socket.
+    pub(super) cookie: u64,
+    open: AtomicBool,
+    /// Nothing has come through it yet.
+    fresh: AtomicBool,
+    tx: Brief<Tx>,
+    /// A sender waits for room.
+    waited: AtomicBool,
+    /// A knock could not be sent.
+    pub(super) owes_knock: AtomicBool,
+    pub(super) visit: OnceLock<Weak<Visit>>,
+    pub(super) since: Instant,
+    sent: [AtomicU64; 2],
+    received: [AtomicU64; 2],
+    lost: AtomicU64,
+    pub(super) knocks: AtomicU64,
+}
+
+/// What the front of a ring is.
+pub(in crate::ud) enum Taken {
+    Nothing,
+    /// A datagram of so many bytes, which is in the buffer now.
+    Datagram(usize),
+    /// The peer has gone, or broken the rules.
+    Over,
+}
+
+fn add(counts: &[AtomicU64; 2], datagrams: usize, bytes: usize) {
+    for (count, n) in counts.iter().zip([datagrams, bytes]) {
+        count.fetch_add(n as u64, Ordering::Relaxed);
+    }
+}
+
+impl Pipe {
+    pub(super) fn new(
+        segment: Segment,
+        role: Role,
+        [ours, peer]: [SocketAddr; 2],
+        cookie: u64,
+    ) -> Pipe {
+        Pipe {
+            end: End::new(segment.into(), role),
+            peer,
+            ours,
+            cookie,
+            open: AtomicBool::new(true),
+            fresh: AtomicBool::new(true),
+            tx: Brief::new(Tx::default()),
+            waited: AtomicBool::new(false),
+            owes_knock: AtomicBool::new(false),
+            visit: OnceLock::new(),
+            since: Instant::now(),
+            sent: Default::default(),
+            received: Default::default(),
+            lost: AtomicU64::new(0),
+            knocks: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    pub(in crate::ud) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// It is used no more. Whether the peer is to be knocked up.
+    pub(super) fn close(&self) -> bool {
+        self.open.swap(false, Ordering::SeqCst) && self.end.abort()
+    }
+
+    /// Datagrams in shared memory so far.
+    pub(super) fn ledger(&self) -> Ledger {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Ledger {
+            tx_fpdus: of(&self.sent[0]),
+            tx_copied: of(&self.sent[1]),
+            rx_fpdus: of(&self.received[0]),
+            rx_copied: of(&self.received[1]),
+            tx_syscalls: of(&self.knocks),
+            ..Ledger::default()
+        }
+    }
+
+    /// Datagrams sent, received, and lost for want of room.
+    pub(super) fn counts(&self) -> [u64; 3] {
+        [&self.sent[0], &self.received[0], &self.lost].map(|count| count.load(Ordering::Relaxed))
+    }
+
+    // ---- sending
+
+    /// Whether a train more has room, or is to be lost.
+    ///
+    /// # Errors
+    /// When to try again, if [`Pipe::has_room`] is not true before.
+    pub(in crate::ud) fn may_send(&self) -> Result<(), Instant> {
+        let mut tx = self.tx.lock();
+        // Nonsense ends the pipe when something is pushed.
+        if self.end.fits(ROOM).unwrap_or(true) {
+            return Ok(());
+        }
+        let Ok(taken) = self.end.consumed() else {
+            return Ok(());
+        };
+        if tx.stuck == Some(taken) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let since = match tx.full {
+            Some((since, before)) if before == taken => since,
+            _ => now,
+        };
+        if now >= since + PATIENCE {
+            (tx.full, tx.stuck) = (None, Some(taken));
+            return Ok(());
+        }
+        tx.full = Some((since, taken));
+        self.waited.store(true, Ordering::SeqCst);
+        let half = self.end.pushed().saturating_sub(u64::from(RING_BYTES) / 2);
+        if self.end.sleep_on_room(half) {
+            return Err(since + PATIENCE);
+        }
+        Ok(())
+    }
+
+    /// Whether somebody waits for room, and there is some: told once.
+    #[inline]
+    pub(in crate::ud) fn has_room(&self) -> bool {
+        if !self.waited.load(Ordering::Relaxed) {
+            return false;
+        }
+        let _tx = self.tx.lock();
+        self.end.fits(ROOM).unwrap_or(true) && self.waited.swap(false, Ordering::SeqCst)
+    }
+
+    /// Appends datagrams that lie one behind the other, each of `each` bytes but for the last; what finds no room is lost. `None`: the pipe is over, and nothing
+    /// was sent. Else whether the peer is to be knocked up.
+    pub(in crate::ud) fn push(&self, bytes: &[u8], each: usize) -> Option<bool> {
+        let mut list = SendList::with_capacity(1);
+        list.push_bytes(bytes);
+        let _tx = self.tx.lock();
+        if !self.is_open() {
+            return None;
+        }
+        let (mut at, mut count) = (0, 0);
+        while at < bytes.len() {
+            let n = each.min(bytes.len() - at);
+            if !self.end.fits(n).ok()? {
+                let rest = (bytes.len() - at).div_ceil(each);
+                self.lost.fetch_add(rest as u64, Ordering::Relaxed);
+                break;
+            }
+            if self.end.push(&list, at, n) != Ok(n) {
+                return None;
+            }
+            at += n;
+            count += 1;
+        }
+        add(&self.sent, count, at);
+        Some(self.end.publish())
+    }
+
+    // ---- receiving: one thread at a time
+
+    /// Moves the front datagram to the beginning of the buffer, and out of the ring: what is looked at from then on is ours alone.
+    #[inline]
+    pub(in crate::ud) fn take(&self, into: &mut [u8]) -> Taken {
+        match self.end.front() {
+            Ok(Front::Empty) if self.is_open() => Taken::Nothing,
+            Ok(Front::Bytes(n)) if n <= segment::MAX_LEN.min(into.len()) => {
+                let mut list = RecvList::new();
+                list.push_buf(&mut into[..n]);
+                if self.end.take(&mut list, 0, n) != Ok(n) {
+                    return Taken::Over;
+                }
+                Taken::Datagram(n)
+            }
+            _ => Taken::Over,
+        }
+    }
+
+    /// Whether its first datagram is here, and what the peer sent before that is to be taken from the kernel: told once.
+    #[inline]
+    pub(in crate::ud) fn begins(&self) -> bool {
+        self.fresh.load(Ordering::Relaxed)
+            && !matches!(self.end.front(), Ok(Front::Empty))
+            && self.fresh.swap(false, Ordering::Relaxed)
+    }
+
+    /// After [`Pipe::take`] has been called for a while, or has found nothing: gives the room of so many datagrams back. Whether the peer is to be knocked up.
+    #[inline]
+    pub(in crate::ud) fn release(&self, datagrams: usize, bytes: usize) -> bool {
+        if datagrams > 0 {
+            add(&self.received, datagrams, bytes);
+        }
+        self.end.release(false)
+    }
+
+    /// From now on the peer knocks when it sends something. `false`: there is something already.
+    pub(in crate::ud) fn sleep(&self) -> bool {
+        self.end.sleep_on_data()
+    }
+}

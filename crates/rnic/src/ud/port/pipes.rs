@@ -1,0 +1,133 @@
+//! What a port does with its pipes: see [`crate::ud::local`].
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use super::{Answering, HEADROOM, PortInner, ROOM, Rx, note};
+use crate::lock::try_lock;
+use crate::ud::local::{Looks, Pipe, Taken};
+use crate::ud::{Arrived, UdDest};
+
+/// Datagrams of one pipe before the others get their turn.
+const TURN: usize = 64;
+/// When a knock that could not be sent is sent again.
+const KNOCK_AGAIN: Duration = Duration::from_millis(1);
+
+impl PortInner {
+    fn refresh(&self, rx: &mut Rx) {
+        let changes = self.locals.changes();
+        if rx.changes != changes {
+            rx.changes = changes;
+            rx.pipes = self.locals.pipes();
+            rx.datagram.resize(HEADROOM + ROOM, 0);
+        }
+    }
+
+    /// Takes in what is in the pipes.
+    pub(super) fn receive_local(&self, rx: &mut Rx) {
+        self.refresh(rx);
+        let Rx {
+            batch,
+            datagram,
+            pipes,
+            turn,
+            ..
+        } = rx;
+        *turn += 1;
+        let mut answering = Answering::new();
+        for at in 0..pipes.len() {
+            let pipe = &pipes[(*turn + at) % pipes.len()];
+            if pipe.begins() {
+                self.receive_some(batch);
+            }
+            let over = self.receive_pipe(pipe, datagram, &mut answering);
+            if over {
+                self.locals.remove(pipe);
+            } else if pipe.has_room() {
+                self.resume(|to, _| to == pipe.peer);
+            }
+        }
+        for member in answering {
+            member.answer();
+        }
+    }
+
+    /// Whether the pipe is over.
+    fn receive_pipe(&self, pipe: &Pipe, buffer: &mut [u8], answering: &mut Answering) -> bool {
+        let (mut count, mut bytes, mut over) = (0, 0, false);
+        let (mut now, mut known) = (None, None);
+        while count < TURN {
+            match pipe.take(&mut buffer[HEADROOM..]) {
+                Taken::Datagram(len) => {
+                    count += 1;
+                    bytes += len;
+                    let mut arrived = Arrived {
+                        bytes: &mut buffer[..HEADROOM + len],
+                        from: pipe.peer,
+                        to: pipe.ours.ip(),
+                        traffic_class: 0,
+                        now: *now.get_or_insert_with(Instant::now),
+                    };
+                    if let Some(member) = self.deliver(&mut arrived, &mut known) {
+                        note(answering, member);
+                    }
+                }
+                Taken::Nothing => break,
+                Taken::Over => {
+                    over = true;
+                    break;
+                }
+            }
+        }
+        if pipe.release(count, bytes) {
+            self.locals.knock(pipe);
+        }
+        over
+    }
+
+    /// Nobody polls from here on: whoever puts something into a pipe has to knock.
+    pub(super) fn doze(&self) {
+        self.dozing.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let Some(mut rx) = try_lock(&self.rx) else {
+            return;
+        };
+        self.dozing.store(false, Ordering::SeqCst);
+        self.refresh(&mut rx);
+        let mut asleep = true;
+        for pipe in &rx.pipes {
+            asleep &= pipe.sleep();
+        }
+        drop(rx);
+        if !asleep {
+            self.registration.poke();
+        }
+    }
+
+    /// Put datagrams of one size into the pipe to their destination, if there is one.
+    pub(super) fn send_local(&self, bytes: &[u8], each: usize, dest: &UdDest) -> bool {
+        let Some(pipe) = self.locals.pipe(dest) else {
+            return false;
+        };
+        match pipe.push(bytes, each) {
+            Some(false) => true,
+            Some(true) => {
+                self.locals.knock(&pipe);
+                true
+            }
+            None => {
+                self.locals.remove(&pipe);
+                false
+            }
+        }
+    }
+}
+
+impl Looks for PortInner {
+    fn look_again(&self) {
+        self.registration.poke();
+    }
+    fn knock_later(&self) {
+        self.registration.set_timer(Instant::now() + KNOCK_AGAIN);
+    }
+}
