@@ -184,14 +184,19 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Where this program was started by a link with a compiler's name: compiles.
+/// Where this program was started by a link with a compiler's name, or as `weft cc COMPILER`: compiles. To build the whole command line's parser would take a fifth of
+/// the time that a compilation has here.
 pub fn masquerade() -> Option<ExitCode> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
+    let is_driver = |name: &OsString| name.to_str().is_some_and(options::is_driver);
     let name = Path::new(args.first()?).file_name()?.to_owned();
-    if !name.to_str().is_some_and(options::is_driver) {
+    if is_driver(&name) {
+        args[0] = name;
+    } else if args.get(1)? == "cc" && args.get(2).is_some_and(is_driver) {
+        args.drain(..2);
+    } else {
         return None;
     }
-    args[0] = name;
     let verify = std::env::var("WEFT_CC_VERIFY")
         .ok()
         .and_then(|text| percent(&text).ok())
