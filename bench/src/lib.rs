@@ -29,6 +29,7 @@ mod run;
 mod scenario;
 pub mod sdp;
 pub mod size;
+mod sshfs;
 pub mod stats;
 mod usage;
 mod verbs;

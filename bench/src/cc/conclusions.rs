@@ -148,7 +148,10 @@ pub(super) fn of_builds(times: &[(System, Vec<f64>)]) -> Vec<Verdict> {
     let verdict = |system, what| Some(Verdict::at_most(what, 1.0, of(system)? / distcc));
     [
         verdict(System::Rdma, "aim: time of a build, weft cc over distcc"),
-        verdict(System::Pull, "aim: time of a build, weft cc --pull over distcc"),
+        verdict(
+            System::Pull,
+            "aim: time of a build, weft cc --pull over distcc",
+        ),
     ]
     .into_iter()
     .flatten()

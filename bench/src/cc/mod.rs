@@ -17,15 +17,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::error::{BenchError, Result};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine};
 use crate::usage::load_average;
 use crate::verbs::{create, output, print};
 
-pub(crate) use part::part;
 pub use part::CcPartArgs;
+pub(crate) use part::part;
 use scaling::Point;
 use systems::{Processors, System};
 
@@ -33,7 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   apt-get source redis
   weft bench cc --source redis-7.0.15 --make '-C src MALLOC=libc redis-server' --html cc.html
-  weft bench cc --source redis-7.0.15 --make '-C src MALLOC=libc redis-server' --build 3 --workers ''";
+  weft bench cc --source redis-7.0.15 --make '-C src MALLOC=libc redis-server' --build 3 --only-build";
 
 /// Options of `weft bench cc`.
 #[derive(Args, Clone, Debug)]
@@ -43,7 +43,12 @@ pub struct CcArgs {
     #[arg(long, value_name = "DIR")]
     source: PathBuf,
     /// Arguments of make, with blanks between
-    #[arg(long, value_name = "ARGS", default_value = "", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "ARGS",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
     make: String,
     /// Virtual workers
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4, 7, 10, 14], value_parser = clap::value_parser!(u16).range(1..=64))]
@@ -64,7 +69,7 @@ pub struct CcArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     build: u32,
     /// Leave the virtual workers out
-    #[arg(long, requires = "build")]
+    #[arg(long)]
     only_build: bool,
     /// Writes the results as JSON, one object a line
     #[arg(long, value_name = "FILE")]
@@ -105,9 +110,20 @@ fn make(
     })
 }
 
+/// A folder that is removed at the end. distccd changes its user: others must be able to read what is here.
+fn folder(place: &Path) -> Result<tempfile::TempDir> {
+    let made = tempfile::Builder::new()
+        .prefix("weft-bench-cc-")
+        .tempdir_in(place)
+        .map_err(BenchError::system("make a folder"))?;
+    fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755))
+        .map_err(BenchError::system("make a folder"))?;
+    Ok(made)
+}
+
 /// Runs the suite.
 pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
-    if !(args.seconds > 0.0 && args.pace > 0.0) || args.jobs == 0 {
+    if args.seconds.min(args.pace) <= 0.0 || args.jobs == 0 {
         return Err(BenchError::Usage(
             "seconds, pace and jobs are greater than 0".into(),
         ));
@@ -120,18 +136,8 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
         args.system.clone()
     };
     let words: Vec<String> = args.make.split_whitespace().map(str::to_owned).collect();
-    // distccd changes its user: others must be able to read what is here.
-    let folders = ["/dev/shm".into(), std::env::temp_dir()].map(|place: PathBuf| {
-        let made = tempfile::Builder::new()
-            .prefix("weft-bench-cc-")
-            .tempdir_in(place)?;
-        fs::set_permissions(made.path(), fs::Permissions::from_mode(0o755))?;
-        Ok(made)
-    });
-    let [memory, disk] = folders.map(|made: std::io::Result<_>| {
-        made.map_err(BenchError::system("make a folder"))
-    });
-    let (memory, disk) = (memory?, disk?);
+    let memory = folder(Path::new("/dev/shm"))?;
+    let disk = folder(&std::env::temp_dir())?;
     let mut lines = Vec::new();
     let mut report = Report::new("weft bench cc: a distributed compiler (chapter 5 of the thesis)");
     report.intro = vec![
@@ -140,17 +146,32 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     ];
     let mut verdicts = Vec::new();
     if !args.only_build {
-        let points = scale(args, &words, &systems, memory.path(), disk.path(), &mut report)?;
+        let points = scale(
+            args,
+            &words,
+            &systems,
+            memory.path(),
+            disk.path(),
+            &mut report,
+        )?;
         lines.extend(points.iter().map(Point::json));
         verdicts.extend(conclusions::of_points(&points));
     }
     if args.build > 0 {
         let times = build(args, &words, &systems, memory.path())?;
-        let mut table = Table::new(&["make with two workers of this machine", "s, median", "s, all"]);
+        let mut table = Table::new(&[
+            "make with two workers of this machine",
+            "s, median",
+            "s, all",
+        ]);
         for (system, seconds) in &times {
             let all: Vec<_> = seconds.iter().map(|s| format!("{s:.1}")).collect();
             let median = conclusions::median(seconds);
-            table.push([system.name().to_owned(), format!("{median:.1}"), all.join(", ")]);
+            table.push([
+                system.name().to_owned(),
+                format!("{median:.1}"),
+                all.join(", "),
+            ]);
             lines.push(json!({"bench": "cc", "figure": "build", "system": system.name(), "seconds": seconds, "load": load_average()}));
         }
         report.sections.push(Section::new("A build").table(table));
@@ -160,10 +181,11 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     report.sections.push(conclusions::section(&verdicts));
     print(&report)?;
     if let Some((path, file)) = &mut json {
-        let text: String = lines.iter().map(|line: &Value| format!("{line}\n")).collect();
-        file.write_all(text.as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(path, source))?;
+        let mut written = lines.iter().try_for_each(|line| writeln!(file, "{line}"));
+        if written.is_ok() {
+            written = file.flush();
+        }
+        written.map_err(|source| output(path, source))?;
     }
     if let Some((path, mut file)) = html {
         file.write_all(report.to_html().as_bytes())
@@ -203,7 +225,11 @@ fn scale(
     for &workers in &args.workers {
         for &system in systems {
             eprintln!("{workers} workers, {}", system.name());
-            let tree = if system == System::TcpDisk { &on_disk } else { &tree };
+            let tree = if system == System::TcpDisk {
+                &on_disk
+            } else {
+                &tree
+            };
             points.push(scaling::measure(
                 system,
                 workers,
@@ -215,7 +241,9 @@ fn scale(
             )?);
         }
     }
-    report.sections.extend(sections(&points, systems, 1.0 / mean));
+    report
+        .sections
+        .extend(sections(&points, systems, 1.0 / mean));
     Ok(points)
 }
 
@@ -239,9 +267,17 @@ fn sections(points: &[Point], systems: &[System], one: f64) -> [Section; 2] {
     counts.dedup();
     for &count in &counts {
         let at = points.iter().filter(|p| p.workers == count);
-        rates.push([count.to_string()].into_iter().chain(at.map(|p| format!("{:.1}", p.rate))));
+        rates.push(
+            [count.to_string()]
+                .into_iter()
+                .chain(at.map(|p| format!("{:.1}", p.rate))),
+        );
     }
-    let mut plot = Plot::new("Jobs a second over virtual workers", Axis::linear("workers"), Axis::linear("jobs/s"));
+    let mut plot = Plot::new(
+        "Jobs a second over virtual workers",
+        Axis::linear("workers"),
+        Axis::linear("jobs/s"),
+    );
     for &system in systems {
         let line: Vec<_> = points
             .iter()
@@ -253,7 +289,16 @@ fn sections(points: &[Point], systems: &[System], one: f64) -> [Section; 2] {
         plot = plot.series(if dashed { series.dashed() } else { series });
     }
     let mut load = Table::new(&[
-        "system", "workers", "preprocessor, ms", "commands, ms", "daemon, ms", "without preprocessor, ms", "all, ms", "master idle", "workers compile", "other way",
+        "system",
+        "workers",
+        "preprocessor, ms",
+        "commands, ms",
+        "daemon, ms",
+        "without preprocessor, ms",
+        "all, ms",
+        "master idle",
+        "workers compile",
+        "other way",
     ]);
     let most = counts.iter().copied().max();
     for p in points.iter().filter(|p| Some(p.workers) == most) {
@@ -291,7 +336,12 @@ fn build(
 ) -> Result<Vec<(System, Vec<f64>)>> {
     // The others differ only in what is not limited here.
     let wanted = |s: &System| !matches!(s, System::TcpDisk | System::RdmaCore);
-    let mut all: Vec<(System, Vec<f64>)> = systems.iter().copied().filter(wanted).map(|s| (s, Vec::new())).collect();
+    let mut all: Vec<(System, Vec<f64>)> = systems
+        .iter()
+        .copied()
+        .filter(wanted)
+        .map(|s| (s, Vec::new()))
+        .collect();
     for turn in 0..args.build {
         for (system, seconds) in &mut all {
             eprintln!("make {}, {}", turn + 1, system.name());

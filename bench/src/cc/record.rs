@@ -1,6 +1,6 @@
 //! What a real build asks of its compiler, how long that takes and what it makes; and a program that replays it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -117,16 +117,11 @@ pub(super) fn record(
     }
     all.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut jobs = Vec::new();
-    let mut names = HashMap::new();
     for (_, took, dir, args) in all {
         if jobs.len() == most {
             break;
         }
-        if let Some((name, job)) = one(tree, &place, &dir, &args, took, pace)?
-            && names.insert(name, ()).is_none()
-        {
-            jobs.push(job);
-        }
+        jobs.extend(one(tree, &place, &dir, &args, took, pace)?);
     }
     if jobs.is_empty() {
         return Err(BenchError::Usage(
@@ -151,7 +146,7 @@ fn without_products(args: &[OsString]) -> Vec<OsString> {
     kept
 }
 
-/// One compilation, by the name of its source; `None` if no worker could do it.
+/// One compilation; `None` if no worker could do it, or there was a source of its name.
 fn one(
     tree: &Path,
     place: &Path,
@@ -159,7 +154,7 @@ fn one(
     args: &[OsString],
     took: f64,
     pace: f64,
-) -> Result<Option<(String, Job)>> {
+) -> Result<Option<Job>> {
     let system = BenchError::system;
     let args = without_products(args);
     let Ok(plan) = options::parse(&args) else {
@@ -213,13 +208,12 @@ fn one(
     fs::write(place.join(format!("{name}.job")), job)
         .and_then(|()| fs::write(place.join(format!("{name}.text")), &preprocessed.stdout))
         .map_err(system("write the record"))?;
-    let job = Job {
+    Ok(Some(Job {
         dir: below.to_owned(),
         args,
         object,
         compile,
-    };
-    Ok(Some((name.to_owned(), job)))
+    }))
 }
 
 /// The files that a preprocessed text is from, by the markers in it.

@@ -70,7 +70,8 @@ impl Point {
 fn waited_for() -> Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN)
         .map_err(|e| BenchError::system("ask for CPU time")(e.into()))?;
-    let seconds = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    let seconds =
+        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
     Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
@@ -78,7 +79,9 @@ fn waited_for() -> Result<f64> {
 fn cpu_of(pid: Option<i32>) -> f64 {
     pid.and_then(|pid| ClockId::pid_cpu_clock_id(Pid::from_raw(pid)).ok())
         .and_then(|clock| clock.now().ok())
-        .map_or(0.0, |time| time.tv_sec() as f64 + time.tv_nsec() as f64 / 1e9)
+        .map_or(0.0, |time| {
+            time.tv_sec() as f64 + time.tv_nsec() as f64 / 1e9
+        })
 }
 
 /// Runs a command; the CPU time of its first thread, without its children's.
@@ -96,7 +99,10 @@ fn run(mut command: Command) -> Result<f64> {
     {}
     // A zombie still has it: nanoseconds on a processor come first.
     let told = fs::read_to_string(format!("/proc/{}/schedstat", child.id())).unwrap_or_default();
-    let own = told.split(' ').next().and_then(|word| word.parse::<f64>().ok());
+    let own = told
+        .split(' ')
+        .next()
+        .and_then(|word| word.parse::<f64>().ok());
     let status = child
         .wait()
         .map_err(BenchError::system("wait for a compilation"))?;
@@ -154,7 +160,12 @@ impl World<'_> {
     }
 
     /// Runs jobs, so many at once, until `enough` says so of the number that was begun; compares their objects if `check`.
-    fn batch(&self, at_once: usize, check: bool, enough: impl Fn(usize) -> bool + Sync) -> Result<Batch> {
+    fn batch(
+        &self,
+        at_once: usize,
+        check: bool,
+        enough: impl Fn(usize) -> bool + Sync,
+    ) -> Result<Batch> {
         let (batch, begun) = (Mutex::new(Batch::default()), AtomicUsize::new(0));
         let work = |thread: usize| -> Result<()> {
             let output = self.tree.join(format!(".weft-bench-{thread}.o"));
@@ -169,7 +180,9 @@ impl World<'_> {
                 {
                     return Err(BenchError::Contents(0));
                 }
-                let mut batch = batch.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut batch = batch
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner);
                 batch.client += own;
                 batch.compile += job.compile;
                 batch.ended.push(Instant::now());
@@ -184,13 +197,17 @@ impl World<'_> {
                 let (work, batch) = (&work, &batch);
                 scope.spawn(move || {
                     if let Err(e) = work(thread) {
-                        let mut batch = batch.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                        let mut batch = batch
+                            .lock()
+                            .unwrap_or_else(std::sync::PoisonError::into_inner);
                         batch.failed.get_or_insert(e);
                     }
                 });
             }
         });
-        let batch = batch.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let batch = batch
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         match batch.failed {
             Some(e) => Err(e),
             None => Ok(batch),
@@ -233,7 +250,9 @@ pub(super) fn measure(
     let before = (waited_for()?, cpu_of(running.daemon));
     let others = |running: &Running| {
         let status = running.status();
-        status.map_or(0, |status| status.reasons.iter().map(|(_, n)| n).sum())
+        status.map_or(0, |status| {
+            status.reasons.iter().map(|(_, n)| n).sum::<u64>()
+        })
     };
     let had: u64 = others(&running);
     let began = Instant::now();
@@ -260,12 +279,7 @@ pub(super) fn measure(
 }
 
 /// Seconds that a make takes with this system and two workers of this machine that compile.
-pub(super) fn build(
-    system: System,
-    tree: &Path,
-    make: &[String],
-    folder: &Path,
-) -> Result<f64> {
+pub(super) fn build(system: System, tree: &Path, make: &[String], folder: &Path) -> Result<f64> {
     let plan = Plan {
         folder,
         stand_in: None,
@@ -273,7 +287,11 @@ pub(super) fn build(
         processors: None,
     };
     let running = Running::start(system, &plan)?;
-    let command: Vec<_> = running.command.iter().map(|word| word.to_string_lossy()).collect();
+    let command: Vec<_> = running
+        .command
+        .iter()
+        .map(|word| word.to_string_lossy())
+        .collect();
     let env: Vec<(OsString, OsString)> = running.env.clone();
     let began = Instant::now();
     super::make(tree, make, &command.join(" "), 4, &env)?;

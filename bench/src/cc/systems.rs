@@ -229,7 +229,11 @@ impl Running {
         until("the daemon", || Line::connect(&socket).is_ok())?;
         self.set("WEFT_CC_HOSTS", hosts.join(","));
         self.set("WEFT_CC_SOCKET", &socket);
-        let pull = if self.system == System::Pull { "1" } else { "0" };
+        let pull = if self.system == System::Pull {
+            "1"
+        } else {
+            "0"
+        };
         self.set("WEFT_CC_PULL", pull);
         self.socket = Some(socket);
         self.command = vec![program.into(), "cc".into(), "gcc".into()];
@@ -260,7 +264,14 @@ impl Running {
                 .port();
             let worker = Command::new("distccd")
                 .args(["--no-detach", "--daemon", "--listen", "127.0.0.1"])
-                .args(["--allow", "127.0.0.1", "--jobs", "1", "--log-level", "error"])
+                .args([
+                    "--allow",
+                    "127.0.0.1",
+                    "--jobs",
+                    "1",
+                    "--log-level",
+                    "error",
+                ])
                 .args(["--log-stderr", "--port", &port.to_string()])
                 .env("PATH", &path)
                 .env("TMPDIR", "/dev/shm")
@@ -322,9 +333,7 @@ impl Running {
             }
         }
         if set == 0 {
-            return Err(BenchError::PeerGone(format!(
-                "pump --startup said: {told}"
-            )));
+            return Err(BenchError::PeerGone(format!("pump --startup said: {told}")));
         }
         Ok(())
     }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::{Access, SendWr};
 
-use super::sandbox::Place;
-use super::{Environment, LOOK};
 use super::compile::{Compiler, Ended, Workshop};
+use super::sandbox::Place;
 use super::session::{PATIENCE, Session, Stop, gone, stop, transfer, trouble};
 use super::view::{State, View};
+use super::{Environment, LOOK};
 use crate::link::{Event, Gone};
 use crate::options::{built_in, stays};
 use crate::pull::{Cpp, read};
@@ -315,10 +315,7 @@ impl Session<'_> {
         let (how, _, killed) = self.wait_for(compiler)?;
         let stderr = std::fs::read(shop.diagnostics()).map_err(|e| trouble(job, &e))?;
         match how {
-            Ended::NotStarted(e) => Err(trouble(
-                job,
-                &format!("cannot start {}: {e}", job.driver),
-            )),
+            Ended::NotStarted(e) => Err(trouble(job, &format!("cannot start {}: {e}", job.driver))),
             Ended::Status(_) if killed => {
                 stop(job, Verdict::Limit, "the preprocessor took too long")
             }

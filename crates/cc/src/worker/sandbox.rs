@@ -113,19 +113,12 @@ fn filter(group: Option<Pid>) -> Option<BpfProgram> {
     let mut rules: BTreeMap<i64, Vec<_>> =
         FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
     let not = |argument, value| {
-        let other = SeccompCondition::new(
-            argument,
-            SeccompCmpArgLen::Dword,
-            SeccompCmpOp::Ne,
-            value,
-        );
+        let other =
+            SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value);
         SeccompRule::new(vec![other.ok()?]).ok()
     };
     let group = group.map_or(0, |group| group.as_raw_nonzero().get().unsigned_abs());
-    rules.insert(
-        libc::SYS_setpgid,
-        vec![not(0, 0)?, not(1, group.into())?],
-    );
+    rules.insert(libc::SYS_setpgid, vec![not(0, 0)?, not(1, group.into())?]);
     let arch = std::env::consts::ARCH.try_into().ok()?;
     let filter = SeccompFilter::new(
         rules,
@@ -201,12 +194,10 @@ pub fn level() -> Level {
         };
         enter(&place, None)
     };
-    std::thread::spawn(enter)
-        .join()
-        .unwrap_or(Level {
-            files: false,
-            calls: false,
-        })
+    std::thread::spawn(enter).join().unwrap_or(Level {
+        files: false,
+        calls: false,
+    })
 }
 
 #[cfg(test)]
