@@ -20,7 +20,7 @@ const START: Duration = Duration::from_secs(30);
 
 /// A distributed compiler, and where its files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum System {
+pub(super) enum System {
     /// distcc, sources and objects on disk
     TcpDisk,
     /// distcc, sources and objects in memory
