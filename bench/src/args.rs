@@ -40,6 +40,11 @@ pub enum Suite {
         /// What it serves
         file: PathBuf,
     },
+    /// A distributed compiler: the thesis's chapter 5, weft cc beside distcc and distcc-pump, with virtual workers and a real build
+    Cc(Box<crate::cc::CcArgs>),
+    /// Workers and daemon of that comparison; started by the benchmark itself
+    #[command(hide = true)]
+    CcPart(crate::cc::CcPartArgs),
     /// Remote memory as files: beside tmpfs, raw RDMA and itself through FUSE
     Fs(crate::fs::FsArgs),
     /// Data Roundabout: the figures of the thesis's chapter 7, on rings of processes, and its TCP twin

@@ -99,6 +99,7 @@ pub(crate) fn run(args: &FsArgs) -> Result<ExitCode> {
     remote(args, &world, &mut rows)?;
     for (what, done) in [
         ("FUSE", mounted(args, &world, &mut rows)),
+        ("sshfs", beside_sshfs(args, &world, &mut rows)),
         ("ordinary files", ordinary(args, &world, &mut rows)),
     ] {
         if let Err(e) = done {
@@ -504,6 +505,41 @@ fn mounted(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
         target: ">= 0.5",
     });
     drop(guard);
+    Ok(())
+}
+
+/// Reads of the preload library's kind, and of a file of the same length through sshfs.
+fn beside_sshfs(args: &FsArgs, world: &World, rows: &mut Vec<Row>) -> Result<()> {
+    let mounted = crate::sshfs::Mounted::new(&world.scratch.join("sshfs"), LEN)?;
+    let client = world.client()?;
+    let file = ok!("opening", client.open(&name("there"), OpenOptions::read()));
+    let memory = RawMemory::leak(vec![0; MIB]);
+    let mut part = vec![0; MIB];
+    let turns = pair(
+        args.repetitions,
+        || {
+            for at in (0..LEN).step_by(MIB) {
+                ok!("reading", file.pread_raw(&memory, at as u64));
+            }
+            Ok(())
+        },
+        || {
+            let file = mounted.open()?;
+            for at in (0..LEN).step_by(MIB) {
+                file.read_exact_at(&mut part, at as u64)
+                    .map_err(BenchError::system("reading"))?;
+            }
+            Ok(())
+        },
+    )?;
+    let (a, b) = rates(turns, LEN);
+    rows.push(Row {
+        name: "remote, read 1 MiB (sshfs)",
+        ours: a,
+        yardstick: b,
+        unit: "GB/s",
+        target: ">= 2",
+    });
     Ok(())
 }
 

@@ -10,6 +10,7 @@
 
 pub mod advise;
 mod args;
+mod cc;
 mod dgram;
 mod driver;
 mod error;
@@ -27,6 +28,7 @@ mod run;
 mod scenario;
 pub mod sdp;
 pub mod size;
+mod sshfs;
 pub mod stats;
 mod usage;
 mod verbs;
@@ -35,6 +37,7 @@ pub use args::{
     AdviseArgs, BenchArgs, CommonArgs, DgramArgs, DgramFigure, ExsArgs, Figure, Poll, SdpArgs,
     Suite, Switch, VerbsArgs, VerbsOp,
 };
+pub use cc::{CcArgs, CcPartArgs};
 pub use driver::{Memory, Stack, Transport};
 pub use error::BenchError;
 pub use fs::FsArgs;
@@ -58,6 +61,8 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::Verbs(args) => verbs::run(&args),
         Suite::Dgram(args) => dgram::run(&args),
         Suite::Exs(args) => exs::run_suite(&args),
+        Suite::Cc(args) => cc::run(&args),
+        Suite::CcPart(args) => cc::part(&args).map(|()| ExitCode::SUCCESS),
         Suite::Fs(args) => fs::run(&args),
         Suite::Join(args) => join::run(&args),
         Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),

@@ -40,6 +40,8 @@ pub enum Ask {
     },
     /// Everything that there is to know.
     Status,
+    /// What is over, from this number on.
+    Past(u64),
     /// End when nobody needs it any more.
     Stop,
 }
@@ -100,7 +102,40 @@ pub enum Answer {
     Preprocess(String),
     /// What there is to know.
     Status(Box<Status>),
+    /// The first ones of those that were asked for; none: there are no more.
+    Past {
+        /// The number of the first.
+        from: u64,
+        /// In the order of their ends.
+        past: Vec<Past>,
+    },
 }
+
+/// A compilation that is over. Times are seconds since the daemon was started.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Past {
+    /// Its source; empty where it ran here without the daemon knowing it.
+    pub source: String,
+    /// Who did it; `None`: this machine.
+    pub worker: Option<Endpoint>,
+    /// When its preprocessor ran here, if it did.
+    pub preprocessed: Option<(f64, f64)>,
+    /// When it was handed over, or asked for leave to run here.
+    pub asked: f64,
+    /// When the worker, or leave, was there.
+    pub began: f64,
+    /// When it was over.
+    pub ended: f64,
+    /// Seconds until the worker had the source, and of its compiler.
+    pub worker_times: (f64, f64),
+    /// Bytes of the source, and of the outputs.
+    pub bytes: (u64, u64),
+    /// Why it ran here.
+    pub reason: String,
+}
+
+/// Those that fit into a message.
+pub(crate) const MAX_PAST: usize = 60;
 
 /// What the daemon knows.
 #[derive(Debug, Default, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use weft_sys::memfd;
 use weft_verbs::{Access, Mr};
 
 use super::files::Roots;
+use super::past::Trail;
 use super::pool::{Conn, Pick, dial};
 use super::{LOOK, Running, Shared};
 use crate::digest::Digest;
@@ -111,7 +112,14 @@ fn plain(reason: &str) -> String {
 }
 
 impl Shared {
-    pub(super) fn job(&self, ask: &JobAsk, source: Option<&OwnedFd>, line: &Line) -> Outcome {
+    pub(super) fn job(
+        &self,
+        ask: &JobAsk,
+        source: Option<&OwnedFd>,
+        line: &Line,
+        trail: &mut Trail<'_>,
+    ) -> Outcome {
+        let asked = self.now();
         if source.is_none() && ask.pull.is_none() {
             return Outcome::Here("the source did not come".into());
         }
@@ -184,6 +192,7 @@ impl Shared {
                 }
             };
             listed.at(Some(worker.clone()));
+            let began = self.now();
             let attempt = self.attempt(
                 &worker,
                 conn,
@@ -201,6 +210,7 @@ impl Shared {
                 Ok((end, room)) => match end.verdict {
                     Verdict::Done => {
                         lock(&self.state).done += 1;
+                        trail.done(&ask.source, &worker, (asked, began), &end, ask.len);
                         return Outcome::Done {
                             outputs: end.outputs,
                             room,

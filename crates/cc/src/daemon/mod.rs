@@ -5,6 +5,7 @@
 
 mod files;
 mod job;
+mod past;
 mod pool;
 
 use std::collections::BTreeMap;
@@ -102,6 +103,7 @@ struct State {
     again: u64,
     verified: (u64, u64),
     reasons: BTreeMap<String, u64>,
+    past: past::List,
 }
 
 struct Shared {
@@ -224,16 +226,30 @@ impl Shared {
             .or_default() += 1;
     }
 
+    /// Seconds since the start.
+    fn now(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
     fn serve(&self, line: &Line) -> io::Result<()> {
+        let mut trail = past::Trail::new(self);
+        let done = self.answer(line, &mut trail);
+        trail.left();
+        done
+    }
+
+    fn answer<'a>(&'a self, line: &Line, trail: &mut past::Trail<'a>) -> io::Result<()> {
         let mut leave = None;
         while let Some((ask, fd)) = line.receive::<Ask>()? {
             drop(leave.take());
+            trail.left();
             match ask {
                 Ask::Preprocess => {
                     leave = self.leave(line);
+                    trail.preprocesses();
                     line.send(&Answer::Go, &[])?;
                 }
-                Ask::Job(job) => match self.job(&job, fd.as_ref(), line) {
+                Ask::Job(job) => match self.job(&job, fd.as_ref(), line, trail) {
                     job::Outcome::Done {
                         outputs,
                         room,
@@ -246,19 +262,24 @@ impl Shared {
                     }
                     job::Outcome::Here(reason) => {
                         self.note(&reason);
+                        let asked = self.now();
                         leave = self.leave(line);
+                        trail.runs_here(&job.source, &reason, asked);
                         line.send(&Answer::Here(reason), &[])?;
                     }
                     job::Outcome::Preprocess(reason) => {
                         self.note(&format!("preprocessed here: {reason}"));
                         leave = self.leave(line);
+                        trail.preprocesses();
                         line.send(&Answer::Preprocess(reason), &[])?;
                     }
                     job::Outcome::Cancelled => return Ok(()),
                 },
                 Ask::Here(reason) => {
                     self.note(&reason);
+                    let asked = self.now();
                     leave = self.leave(line);
+                    trail.runs_here("", &reason, asked);
                     line.send(&Answer::Go, &[])?;
                 }
                 Ask::Note(reason) => self.note(&reason),
@@ -271,6 +292,10 @@ impl Shared {
                     }
                 }
                 Ask::Status => line.send(&Answer::Status(Box::new(self.status())), &[])?,
+                Ask::Past(from) => {
+                    let (from, past) = lock(&self.state).past.page(from);
+                    line.send(&Answer::Past { from, past }, &[])?;
+                }
                 Ask::Stop => {
                     // At once, so that another one can take its place.
                     let _ = std::fs::remove_file(&self.config.socket);

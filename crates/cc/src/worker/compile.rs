@@ -5,12 +5,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
 
 use super::sandbox;
@@ -220,8 +220,7 @@ impl Workshop {
             .env("TMPDIR", self.dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::create(self.diagnostics())?)
-            .process_group(0);
+            .stderr(File::create(self.diagnostics())?);
         Ok(())
     }
 
@@ -269,6 +268,22 @@ fn limited(driver: &Path, memory: u64, size: u64) -> Command {
     command
 }
 
+/// A process that ends at once, and is there as the leader of its group until somebody waits for it.
+fn leader() -> io::Result<Child> {
+    Command::new("true")
+        .process_group(0)
+        .stdin(Stdio::null())
+        .spawn()
+        .map_err(|e| named("true", e))
+}
+
+fn named(program: &str, e: io::Error) -> io::Error {
+    if e.kind() == io::ErrorKind::NotFound {
+        return io::Error::other(format!("{program} is not in /usr/bin"));
+    }
+    e
+}
+
 /// How a compiler ended.
 pub(crate) enum Ended {
     /// With this status.
@@ -287,54 +302,54 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Starts it on a thread of its own, restricted as far as `needed` or not at all, so that it writes in `dir` and reads `view`; `ended` is called at its end.
+    /// Starts it on a thread of its own, restricted as far as `needed` or not at all, so that it reaches `place`; `ended` is called at its end.
     pub(crate) fn start(
-        dir: &Path,
+        place: &sandbox::Place<'_>,
         mut command: Command,
-        view: Option<&Path>,
         needed: sandbox::Level,
         ended: impl FnOnce() + Send + 'static,
     ) -> io::Result<Self> {
         let group = Arc::new(Mutex::new(None));
         let over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&over);
-        let (seen, dir) = (Arc::clone(&group), dir.to_owned());
-        let view = view.map(Path::to_owned);
+        let seen = Arc::clone(&group);
+        let [view, tools] = [place.view, place.tools].map(|path| path.map(Path::to_owned));
+        let dir = place.dir.to_owned();
         let mut run = move || {
-            let level = sandbox::enter(&dir, view.as_deref());
-            if !level.holds(needed) {
-                return Ended::NotStarted(io::Error::other(format!(
-                    "the sandbox is incomplete: {level}, not {needed}"
-                )));
-            }
-            // Held until the group is known: a kill comes before the start, or after it.
-            let mut held = lock(&seen);
-            let mut child = match command.spawn() {
-                Ok(child) => child,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    return Ended::NotStarted(io::Error::other(
-                        "prlimit, a program of util-linux, is not in /usr/bin",
-                    ));
-                }
-                Err(e) => return Ended::NotStarted(e),
+            let mut leader = leader()?;
+            let pid = Pid::from_child(&leader);
+            let place = sandbox::Place {
+                dir: &dir,
+                view: view.as_deref(),
+                tools: tools.as_deref(),
             };
-            let pid = Some(Pid::from_child(&child));
-            *held = pid;
-            drop(held);
-            if let Some(pid) = pid {
-                // It stays a zombie until nobody can kill another process of its number.
-                while waitid(
-                    WaitId::Pid(pid),
-                    WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
-                )
-                .is_err_and(|e| e == rustix::io::Errno::INTR)
-                {}
+            let level = sandbox::enter(&place, Some(pid));
+            let mut run = || {
+                if !level.holds(needed) {
+                    return Err(io::Error::other(format!(
+                        "the sandbox is incomplete: {level}, not {needed}"
+                    )));
+                }
+                // Held until the group is known: a kill comes before the start, or after it.
+                let mut held = lock(&seen);
+                let mut child = command
+                    .process_group(pid.as_raw_nonzero().get())
+                    .spawn()
+                    .map_err(|e| named("prlimit", e))?;
+                *held = Some(pid);
+                drop(held);
+                let status = child.wait();
                 // Whatever it has left behind goes too.
                 let _ = kill_process_group(pid, Signal::KILL);
                 *lock(&seen) = None;
-            }
-            child.wait().map_or_else(Ended::NotStarted, Ended::Status)
+                status
+            };
+            let status = run();
+            // Until here nobody else can have a group of this number.
+            leader.wait()?;
+            status
         };
+        let mut run = move || run().map_or_else(Ended::NotStarted, Ended::Status);
         let thread = std::thread::Builder::new()
             .name("weft-cc-compile".into())
             .spawn(move || {
@@ -380,6 +395,50 @@ impl Drop for Compiler {
             // The compiler may not have been started yet when it was to be killed.
             std::thread::sleep(Duration::from_millis(5));
             self.thread = Some(thread);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A parent that ends when its child has written, and a child that goes on and tries to be the leader of a group of its own.
+    const STRAY: &str = "if (fork) { select(undef, undef, undef, 0.01) until -e 'told'; exit }
+        my $left = setpgrp(0, 0) ? 1 : 0;
+        open my $f, '>', 'pid'; print $f \"$$ $left\\n\"; close $f; rename 'pid', 'told';
+        sleep 600";
+
+    #[test]
+    fn nothing_that_a_compiler_started_outlives_it() {
+        let level = sandbox::level();
+        if !level.calls || !Path::new("/usr/bin/perl").exists() {
+            eprintln!("skipped: no seccomp, or no perl (Debian's package perl-base)");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let place = sandbox::Place {
+            dir: dir.path(),
+            view: None,
+            tools: None,
+        };
+        let mut command = Command::new("perl");
+        command.args(["-e", STRAY]).current_dir(dir.path());
+        let compiler = Compiler::start(&place, command, level, || ()).unwrap();
+        let (how, ..) = compiler.end();
+        assert!(matches!(how, Ended::Status(status) if status.success()));
+        let told = std::fs::read_to_string(dir.path().join("told")).unwrap();
+        let (pid, left) = told.trim().split_once(' ').unwrap();
+        assert_eq!(left, "0", "it has left its process group");
+        // Dead, or a zombie that nobody waits for here.
+        let end = Instant::now() + Duration::from_mins(1);
+        let dead = || {
+            std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .map_or(true, |text| text.contains(") Z "))
+        };
+        while !dead() {
+            assert!(Instant::now() < end, "process {pid} outlives its job");
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

@@ -56,6 +56,8 @@ pub struct Config {
     pub admit: Admit,
     /// Everybody is let in.
     pub open: bool,
+    /// For measurements: a program that is run in place of each compiler, and can read what is beside it.
+    pub stand_in: Option<PathBuf>,
 }
 
 impl Config {
@@ -74,6 +76,7 @@ impl Config {
             tls,
             admit: Arc::new(|_| false),
             open: false,
+            stand_in: None,
         }
     }
 }
@@ -104,6 +107,14 @@ pub trait Events: Send + Sync {
 
 /// Reports nothing.
 impl Events for () {}
+
+/// A compiler that jobs can have.
+struct Environment {
+    driver: PathBuf,
+    digest: Digest,
+    /// Where it is, if it is not one of the system's.
+    tools: Option<PathBuf>,
+}
 
 struct Shared {
     config: Config,
@@ -346,7 +357,7 @@ impl Shared {
     }
 
     /// Our own compiler of this name, and its digest.
-    fn environment(&self, driver: &str, language: Language) -> Result<(PathBuf, Digest), String> {
+    fn environment(&self, driver: &str, language: Language) -> Result<Environment, String> {
         if !crate::options::is_driver(driver) {
             return Err(format!("`{driver}` is no compiler that workers start"));
         }
@@ -369,6 +380,11 @@ impl Shared {
             return Err(format!("there is no `{driver}` here"));
         };
         let digest = self.digests.of(&path, language, crate::PATH)?;
-        Ok((path, digest))
+        let stand_in = self.config.stand_in.as_ref();
+        Ok(Environment {
+            driver: stand_in.unwrap_or(&path).clone(),
+            digest,
+            tools: stand_in.and_then(|path| path.parent().map(Path::to_owned)),
+        })
     }
 }

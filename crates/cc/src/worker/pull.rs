@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use weft_verbs::{Access, SendWr};
 
-use super::LOOK;
 use super::compile::{Compiler, Ended, Workshop};
+use super::sandbox::Place;
 use super::session::{PATIENCE, Session, Stop, gone, stop, transfer, trouble};
 use super::view::{State, View};
+use super::{Environment, LOOK};
 use crate::link::{Event, Gone};
 use crate::options::{built_in, stays};
 use crate::pull::{Cpp, read};
@@ -136,7 +137,7 @@ impl Session<'_> {
         job: &Job,
         pull: &Pull,
         shop: &Workshop,
-        driver: &Path,
+        compiler: &Environment,
     ) -> Result<Preprocessed, Stop> {
         if !self.shared.level.files {
             return stop(
@@ -180,7 +181,7 @@ impl Session<'_> {
             );
         }
         view.begin();
-        let done = self.rounds(&task, &mut view, shop, driver);
+        let done = self.rounds(&task, &mut view, shop, compiler);
         // After a failure it is as good as before: each node is checked before an object is delivered.
         self.view = Some(view);
         done
@@ -191,7 +192,7 @@ impl Session<'_> {
         task: &Task<'_>,
         view: &mut View,
         shop: &Workshop,
-        driver: &Path,
+        compiler: &Environment,
     ) -> Result<Preprocessed, Stop> {
         let job = task.job;
         for _ in 0..ROUNDS {
@@ -201,7 +202,7 @@ impl Session<'_> {
             self.ensure(task, view, task.first())?;
             self.whole(task, view, &task.searched())?;
             let absolute = self.ahead(task, view)?;
-            let (how, stderr) = self.run_preprocessor(task, view, shop, driver)?;
+            let (how, stderr) = self.run_preprocessor(task, view, shop, compiler)?;
             if !how {
                 let missing = missing(task, view, &stderr);
                 let refused = missing.iter().find_map(|path| match view.state(path) {
@@ -277,7 +278,7 @@ impl Session<'_> {
         task: &Task<'_>,
         view: &View,
         shop: &Workshop,
-        driver: &Path,
+        compiler: &Environment,
     ) -> Result<(bool, Vec<u8>), Stop> {
         let (job, config) = (task.job, &self.shared.config);
         let predefined = task
@@ -293,7 +294,7 @@ impl Session<'_> {
         });
         let command = shop
             .preprocess(
-                driver,
+                &compiler.driver,
                 job,
                 task.pull,
                 view,
@@ -303,21 +304,18 @@ impl Session<'_> {
             )
             .map_err(|e| trouble(job, &e))?;
         let cq = self.link.cq.clone();
-        let compiler = Compiler::start(
-            shop.path(),
-            command,
-            Some(view.dir()),
-            self.shared.level,
-            move || cq.interrupt(),
-        )
-        .map_err(|e| trouble(job, &e))?;
+        let place = Place {
+            dir: shop.path(),
+            view: Some(view.dir()),
+            tools: compiler.tools.as_deref(),
+        };
+        let level = self.shared.level;
+        let compiler = Compiler::start(&place, command, level, move || cq.interrupt())
+            .map_err(|e| trouble(job, &e))?;
         let (how, _, killed) = self.wait_for(compiler)?;
         let stderr = std::fs::read(shop.diagnostics()).map_err(|e| trouble(job, &e))?;
         match how {
-            Ended::NotStarted(e) => Err(trouble(
-                job,
-                &format!("cannot start {}: {e}", driver.display()),
-            )),
+            Ended::NotStarted(e) => Err(trouble(job, &format!("cannot start {}: {e}", job.driver))),
             Ended::Status(_) if killed => {
                 stop(job, Verdict::Limit, "the preprocessor took too long")
             }

@@ -9,7 +9,11 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use rustix::process::Pid;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
 
 /// What compilers may read and run.
 const READ: &[&str] = &[
@@ -104,8 +108,17 @@ impl std::fmt::Display for Level {
     }
 }
 
-fn filter() -> Option<BpfProgram> {
-    let rules: BTreeMap<i64, Vec<_>> = FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
+/// Every process stays in the group `group`, so that one signal ends all of them.
+fn filter(group: Option<Pid>) -> Option<BpfProgram> {
+    let mut rules: BTreeMap<i64, Vec<_>> =
+        FORBIDDEN.iter().map(|&call| (call, Vec::new())).collect();
+    let not = |argument, value| {
+        let other =
+            SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value);
+        SeccompRule::new(vec![other.ok()?]).ok()
+    };
+    let group = group.map_or(0, |group| group.as_raw_nonzero().get().unsigned_abs());
+    rules.insert(libc::SYS_setpgid, vec![not(0, 0)?, not(1, group.into())?]);
     let arch = std::env::consts::ARCH.try_into().ok()?;
     let filter = SeccompFilter::new(
         rules,
@@ -117,7 +130,7 @@ fn filter() -> Option<BpfProgram> {
     filter.try_into().ok()
 }
 
-fn files(dir: &Path, view: Option<&Path>) -> Result<bool, landlock::RulesetError> {
+fn files(place: &Place<'_>) -> Result<bool, landlock::RulesetError> {
     let abi = ABI::V6;
     let write = AccessFs::from_file(abi) & !AccessFs::Execute;
     // A compiler makes files and directories, and nothing that leads elsewhere.
@@ -135,38 +148,56 @@ fn files(dir: &Path, view: Option<&Path>) -> Result<bool, landlock::RulesetError
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(
-            if view.is_some() { PROGRAMS } else { READ },
+            if place.view.is_some() { PROGRAMS } else { READ },
             AccessFs::from_read(abi),
         ))?
+        .add_rules(path_beneath_rules(place.tools, AccessFs::from_read(abi)))?
         .add_rules(path_beneath_rules(
-            view,
+            place.view,
             AccessFs::ReadFile | AccessFs::ReadDir,
         ))?
-        .add_rules(path_beneath_rules([dir], own))?
+        .add_rules(path_beneath_rules([place.dir], own))?
         .add_rules(path_beneath_rules(["/dev/null"], write))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Restricts this thread, and what it starts, for good. Of `view` it can read.
-pub(crate) fn enter(dir: &Path, view: Option<&Path>) -> Level {
-    let files = files(dir, view).unwrap_or_else(|e| {
+/// What a compiler may reach beside the system's programs.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    /// It writes here.
+    pub(crate) dir: &'a Path,
+    /// It reads here: a master's headers.
+    pub(crate) view: Option<&'a Path>,
+    /// It reads and runs what is here: a compiler that is not the system's.
+    pub(crate) tools: Option<&'a Path>,
+}
+
+/// Restricts this thread, and what it starts, for good. Its children may join the process group `group` and no other.
+pub(crate) fn enter(place: &Place<'_>, group: Option<Pid>) -> Level {
+    let files = files(place).unwrap_or_else(|e| {
         tracing::warn!("no Landlock: {e}");
         false
     });
-    let calls = filter().is_some_and(|filter| seccompiler::apply_filter(&filter).is_ok());
+    let calls = filter(group).is_some_and(|filter| seccompiler::apply_filter(&filter).is_ok());
     Level { files, calls }
 }
 
 /// What `enter` would come to, tried on a thread that ends at once.
 pub fn level() -> Level {
     let dir = std::env::temp_dir();
-    std::thread::spawn(move || enter(&dir, None))
-        .join()
-        .unwrap_or(Level {
-            files: false,
-            calls: false,
-        })
+    let enter = move || {
+        let place = Place {
+            dir: &dir,
+            view: None,
+            tools: None,
+        };
+        enter(&place, None)
+    };
+    std::thread::spawn(enter).join().unwrap_or(Level {
+        files: false,
+        calls: false,
+    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
 use super::compile::{Compiler, Ended, Unfit, Workshop};
 use super::pull::Preprocessed;
 use super::view::View;
-use super::{LOOK, Place, Shared, pressure};
+use super::{LOOK, Place, Shared, pressure, sandbox};
 use crate::link::{DEPTH, Event, Gone, Link};
 use crate::options::{Language, check_job, is_source_name};
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
@@ -156,11 +156,11 @@ impl<'a> Session<'a> {
             return stop(job, Verdict::Busy, "all slots are taken");
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };
-        let (driver, digest) = match self.shared.environment(&job.driver, language) {
+        let compiler = match self.shared.environment(&job.driver, language) {
             Ok(environment) => environment,
             Err(why) => return stop(job, Verdict::Environment, why),
         };
-        if digest != job.digest {
+        if compiler.digest != job.digest {
             return stop(
                 job,
                 Verdict::Environment,
@@ -178,14 +178,20 @@ impl<'a> Session<'a> {
         let mut end = End::new(job.id, Verdict::Done, "");
         let began = Instant::now();
         let preprocessed = if let Some(pull) = &job.pull {
-            Some(self.preprocess(job, pull, &shop, &driver)?)
+            Some(self.preprocess(job, pull, &shop, &compiler)?)
         } else {
             self.read_source(job, &shop)?;
             None
         };
         end.times[0] = micros(began.elapsed());
         let config = &self.shared.config;
-        let command = match shop.command(&driver, job, language, config.memory, config.size_limit) {
+        let command = match shop.command(
+            &compiler.driver,
+            job,
+            language,
+            config.memory,
+            config.size_limit,
+        ) {
             Ok(command) => command,
             Err(Unfit::Name) => {
                 return stop(
@@ -198,13 +204,18 @@ impl<'a> Session<'a> {
         };
         let cq = self.link.cq.clone();
         let level = self.shared.level;
-        let compiler = Compiler::start(shop.path(), command, None, level, move || cq.interrupt())
+        let place = sandbox::Place {
+            dir: shop.path(),
+            view: None,
+            tools: compiler.tools.as_deref(),
+        };
+        let running = Compiler::start(&place, command, level, move || cq.interrupt())
             .map_err(|e| trouble(&e))?;
-        let (how, took, killed) = self.wait_for(compiler)?;
+        let (how, took, killed) = self.wait_for(running)?;
         end.times[1] = micros(took);
         match how {
             Ended::NotStarted(e) => {
-                return Err(trouble(&format!("cannot start {}: {e}", driver.display())));
+                return Err(trouble(&format!("cannot start {}: {e}", job.driver)));
             }
             Ended::Status(_) if killed => {
                 return stop(

@@ -20,6 +20,7 @@ use weft_cc::{DEFAULT_PORT, Endpoint, find_program, options};
 use weft_fs::name::parse_size;
 use weft_verbs::tls::{Fingerprint, Identity, Tls};
 
+use super::cc_summary::SummaryArgs;
 use super::say;
 use crate::address::parse_bind;
 use crate::cli::Global;
@@ -44,6 +45,7 @@ Examples:
   weft cc check                                        shows the workers, and asks for their keys
   make -j32 CC='weft cc gcc' CXX='weft cc g++'
   weft cc status                                       who compiles what, and what stayed here
+  weft cc summary --html build.html                    a picture of the last build
   WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'            workers preprocess too, with headers that they read from here
   CCACHE_PREFIX='weft cc' make -j32 CC='ccache gcc'
   ln -s $(which weft) ~/bin/gcc                        then gcc is `weft cc gcc`";
@@ -74,6 +76,8 @@ enum Command {
     Worker(WorkerArgs),
     /// Show workers, jobs, and why commands ran here
     Status(StatusArgs),
+    /// Say what the last build did, and draw it: who compiled what, when, and what waited
+    Summary(SummaryArgs),
     /// Connect to each worker, and ask whether unknown keys are theirs
     Check(CheckArgs),
     /// End the daemon
@@ -173,6 +177,7 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     match &args.command {
         Command::Worker(args) => work(args, global).map(Into::into),
         Command::Status(args) => status(args).map(Into::into),
+        Command::Summary(args) => super::cc_summary::run(args, &running()?).map(Into::into),
         Command::Check(check) => check_workers(args, check).map(Into::into),
         Command::Stop => stop().map(Into::into),
         Command::Compile(command) => Ok(wrapped(
@@ -184,14 +189,25 @@ pub fn run(args: &Args, global: Global) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Where this program was started by a link with a compiler's name: compiles.
+/// Where this program was started by a link with a compiler's name, or as `weft cc COMPILER`: compiles. To build the whole command line's parser would take a fifth of
+/// the time that a compilation has here.
 pub fn masquerade() -> Option<ExitCode> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
+    let is_driver = |name: &OsString| name.to_str().is_some_and(options::is_driver);
     let name = Path::new(args.first()?).file_name()?.to_owned();
-    if !name.to_str().is_some_and(options::is_driver) {
+    if is_driver(&name) {
+        args[0] = name;
+    } else if args.get(1)? == "cc"
+        && args.get(2).is_some_and(is_driver)
+        // Which the parser judges, or which need what comes after it.
+        && ["WEFT_CC_VERIFY", "WEFT_LOG"]
+            .iter()
+            .all(|name| std::env::var_os(name).is_none())
+    {
+        args.drain(..2);
+    } else {
         return None;
     }
-    args[0] = name;
     let verify = std::env::var("WEFT_CC_VERIFY")
         .ok()
         .and_then(|text| percent(&text).ok())

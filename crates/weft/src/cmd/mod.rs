@@ -5,6 +5,7 @@ pub mod bench;
 pub mod blast;
 pub mod broker;
 pub mod cc;
+mod cc_summary;
 pub mod completion;
 pub mod cp;
 pub mod demo;

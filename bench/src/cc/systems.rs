@@ -1,0 +1,360 @@
+//! The distributed compilers that are compared: their workers, and how a master calls them.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+use weft_cc::find_program;
+use weft_cc::ipc::{Answer, Ask, Line, Status};
+
+use crate::error::{BenchError, Result};
+
+const START: Duration = Duration::from_secs(30);
+
+/// A distributed compiler, and where its files are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum System {
+    /// distcc, sources and objects on disk
+    TcpDisk,
+    /// distcc, sources and objects in memory
+    TcpMemory,
+    /// distcc-pump, in memory: workers preprocess, with headers that are sent along
+    Pump,
+    /// weft cc over TCP with TLS, in memory
+    Rdma,
+    /// The same with the daemon, which does the RDMA, on the workers' processors
+    RdmaCore,
+    /// weft cc --pull: workers preprocess, with headers that they read
+    Pull,
+}
+
+impl System {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::TcpDisk => "distcc, disk",
+            Self::TcpMemory => "distcc, memory",
+            Self::Pump => "distcc-pump",
+            Self::Rdma => "weft cc",
+            Self::RdmaCore => "weft cc, RDMA elsewhere",
+            Self::Pull => "weft cc --pull",
+        }
+    }
+
+    pub(super) fn is_weft(self) -> bool {
+        matches!(self, Self::Rdma | Self::RdmaCore | Self::Pull)
+    }
+
+    /// Those whose programs are installed.
+    pub(super) fn installed() -> Vec<Self> {
+        let there = |name: &str| {
+            let found = find_program(name, None).is_some();
+            if !found {
+                eprintln!("{name} is not installed here: its columns will be missing");
+            }
+            found
+        };
+        let distcc = there("distcc") && there("distccd");
+        let pump = distcc && there("pump");
+        let all = Self::value_variants().iter().copied();
+        all.filter(|system| match system {
+            Self::TcpDisk | Self::TcpMemory => distcc,
+            Self::Pump => pump,
+            _ => true,
+        })
+        .collect()
+    }
+}
+
+/// The processors of the master, and of all others.
+#[derive(Clone, Copy)]
+pub(super) struct Processors {
+    master: CpuSet,
+    others: CpuSet,
+}
+
+impl Processors {
+    /// The first that this process may use, and the rest; one for both where there is only one.
+    pub(super) fn find() -> Result<Self> {
+        let failed = |e: nix::Error| BenchError::system("ask for processors")(e.into());
+        let all = nix::sched::sched_getaffinity(Pid::from_raw(0)).map_err(failed)?;
+        let mut numbers = (0..CpuSet::count()).filter(|&n| all.is_set(n).unwrap_or(false));
+        let (mut master, mut others) = (CpuSet::new(), CpuSet::new());
+        let first = numbers.next().unwrap_or(0);
+        master.set(first).map_err(failed)?;
+        others.set(first).map_err(failed)?;
+        for (count, n) in numbers.enumerate() {
+            others.set(n).map_err(failed)?;
+            if count == 0 {
+                others.unset(first).map_err(failed)?;
+            }
+        }
+        Ok(Self { master, others })
+    }
+
+    /// From here on this thread and what it starts runs there.
+    pub(super) fn as_master(&self) -> Result<()> {
+        pin(&self.master)
+    }
+
+    fn as_others(&self) -> Result<()> {
+        pin(&self.others)
+    }
+}
+
+fn pin(set: &CpuSet) -> Result<()> {
+    sched_setaffinity(Pid::from_raw(0), set)
+        .map_err(|e| BenchError::system("choose a processor")(e.into()))
+}
+
+/// What a system is started with.
+pub(super) struct Plan<'a> {
+    /// A folder that everybody can read.
+    pub(super) folder: &'a Path,
+    /// What the workers run in place of compilers.
+    pub(super) stand_in: Option<&'a Path>,
+    /// Workers.
+    pub(super) count: u16,
+    /// Where things run; `None`: anywhere.
+    pub(super) processors: Option<Processors>,
+}
+
+/// Workers and what else a system has running. It ends with this.
+pub(super) struct Running {
+    pub(super) system: System,
+    /// What stands before `gcc`.
+    pub(super) command: Vec<OsString>,
+    /// For the command.
+    pub(super) env: Vec<(OsString, OsString)>,
+    /// The process beside the master's commands.
+    pub(super) daemon: Option<i32>,
+    socket: Option<PathBuf>,
+    children: Vec<Child>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.system == System::Pump {
+            let envs = self.env.iter().map(|(name, value)| (name, value));
+            let _ = Command::new("pump").arg("--shutdown").envs(envs).output();
+        }
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn this_program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(BenchError::system("find this program's file"))
+}
+
+impl Running {
+    /// Starts everything, and waits until it answers.
+    pub(super) fn start(system: System, plan: &Plan<'_>) -> Result<Self> {
+        let mut running = Self {
+            system,
+            command: Vec::new(),
+            env: Vec::new(),
+            daemon: None,
+            socket: None,
+            children: Vec::new(),
+        };
+        if let Some(processors) = &plan.processors {
+            processors.as_others()?;
+        }
+        if system.is_weft() {
+            running.start_weft(plan)?;
+        } else {
+            running.start_distcc(plan)?;
+        }
+        Ok(running)
+    }
+
+    fn set(&mut self, name: &str, value: impl Into<OsString>) {
+        self.env.push((name.into(), value.into()));
+    }
+
+    fn start_weft(&mut self, plan: &Plan<'_>) -> Result<()> {
+        let program = this_program()?;
+        let mut workers = Command::new(&program);
+        workers
+            .args(["bench", "cc-part", "workers", "--count"])
+            .arg(plan.count.to_string())
+            .env("WEFT_LOCAL", "off")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if let Some(path) = plan.stand_in {
+            workers.arg("--stand-in").arg(path);
+        }
+        let mut workers = workers
+            .spawn()
+            .map_err(BenchError::system("start workers"))?;
+        let mut ports = String::new();
+        if let Some(out) = workers.stdout.take() {
+            let _ = BufReader::new(out).read_line(&mut ports);
+        }
+        self.children.push(workers);
+        let hosts: Vec<_> = ports
+            .split_whitespace()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
+        if hosts.len() != usize::from(plan.count) {
+            return Err(BenchError::PeerGone("the workers did not start".into()));
+        }
+        if let Some(processors) = plan
+            .processors
+            .as_ref()
+            .filter(|_| self.system != System::RdmaCore)
+        {
+            processors.as_master()?;
+        }
+        let socket = plan.folder.join("socket");
+        let _ = fs::remove_file(&socket);
+        let daemon = Command::new(&program)
+            .args(["bench", "cc-part", "daemon", "--socket"])
+            .arg(&socket)
+            .env("WEFT_LOCAL", "off")
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(BenchError::system("start the daemon"))?;
+        self.daemon = i32::try_from(daemon.id()).ok();
+        self.children.push(daemon);
+        until("the daemon", || Line::connect(&socket).is_ok())?;
+        self.set("WEFT_CC_HOSTS", hosts.join(","));
+        self.set("WEFT_CC_SOCKET", &socket);
+        let pull = if self.system == System::Pull {
+            "1"
+        } else {
+            "0"
+        };
+        self.set("WEFT_CC_PULL", pull);
+        self.socket = Some(socket);
+        self.command = vec![program.into(), "cc".into(), "gcc".into()];
+        Ok(())
+    }
+
+    fn start_distcc(&mut self, plan: &Plan<'_>) -> Result<()> {
+        let state = plan.folder.join("distcc");
+        let temporary = if self.system == System::TcpDisk {
+            std::env::temp_dir()
+        } else {
+            PathBuf::from("/dev/shm")
+        };
+        let _ = fs::remove_dir_all(&state);
+        fs::create_dir(&state).map_err(BenchError::system("make a folder"))?;
+        let mut path = OsString::new();
+        if let Some(dir) = plan.stand_in.and_then(Path::parent) {
+            path.push(dir);
+            path.push(":");
+        }
+        path.push("/usr/local/bin:/usr/bin:/bin");
+        let mut hosts = Vec::new();
+        for _ in 0..plan.count {
+            // Free now; nobody else here takes it before distccd does, most likely.
+            let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+                .and_then(|listener| listener.local_addr())
+                .map_err(BenchError::system("find a free port"))?
+                .port();
+            let worker = Command::new("distccd")
+                .args(["--no-detach", "--daemon", "--listen", "127.0.0.1"])
+                .args([
+                    "--allow",
+                    "127.0.0.1",
+                    "--jobs",
+                    "1",
+                    "--log-level",
+                    "error",
+                ])
+                .args(["--log-stderr", "--port", &port.to_string()])
+                .env("PATH", &path)
+                .env("TMPDIR", "/dev/shm")
+                .stdin(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .map_err(BenchError::system("start distccd"))?;
+            self.children.push(worker);
+            until("distccd", || {
+                TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok()
+            })?;
+            // Two for each, so that one waits at the worker while it compiles the other.
+            let more = if self.system == System::Pump {
+                ",cpp,lzo"
+            } else {
+                ""
+            };
+            hosts.push(format!("127.0.0.1:{port}/2{more}"));
+        }
+        self.set("DISTCC_HOSTS", hosts.join(" "));
+        self.set("DISTCC_DIR", &state);
+        self.set("DISTCC_LOG", state.join("log"));
+        self.set("TMPDIR", temporary);
+        // What does not go out is an error, so that nothing is compiled here unseen.
+        self.set("DISTCC_FALLBACK", "0");
+        if self.system == System::Pump {
+            self.start_pump(plan)?;
+        }
+        self.command = vec!["distcc".into(), "gcc".into()];
+        Ok(())
+    }
+
+    /// The include server is one of the master's processes.
+    fn start_pump(&mut self, plan: &Plan<'_>) -> Result<()> {
+        if let Some(processors) = &plan.processors {
+            processors.as_master()?;
+        }
+        let envs = self.env.iter().map(|(name, value)| (name, value));
+        let told = Command::new("pump")
+            .arg("--startup")
+            .envs(envs)
+            .stderr(Stdio::null())
+            .output()
+            .map_err(BenchError::system("start distcc-pump"))?;
+        let told = String::from_utf8_lossy(&told.stdout).into_owned();
+        let mut set = 0;
+        for (name, value) in told
+            .lines()
+            .filter_map(|line| line.strip_prefix("export "))
+            .filter_map(|line| line.split_once('='))
+        {
+            let value = value.trim_matches(['\'', '"']);
+            if name == "INCLUDE_SERVER_PID" {
+                self.daemon = value.parse().ok();
+            }
+            set += usize::from(name.starts_with("INCLUDE_SERVER"));
+            if name != "PATH" {
+                self.set(name, value);
+            }
+        }
+        if set == 0 {
+            return Err(BenchError::PeerGone(format!("pump --startup said: {told}")));
+        }
+        Ok(())
+    }
+
+    /// What the daemon of `weft cc` knows.
+    pub(super) fn status(&self) -> Option<Status> {
+        let line = Line::connect(self.socket.as_deref()?).ok()?;
+        match line.ask(&Ask::Status, &[]).ok()?.0 {
+            Answer::Status(status) => Some(*status),
+            _ => None,
+        }
+    }
+}
+
+fn until(what: &'static str, mut holds: impl FnMut() -> bool) -> Result<()> {
+    let end = Instant::now() + START;
+    while !holds() {
+        if Instant::now() > end {
+            return Err(BenchError::PeerGone(format!("{what} does not answer")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
