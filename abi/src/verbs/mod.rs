@@ -73,8 +73,7 @@ pub use mr::{
 pub use open::{ibv_close_device, ibv_open_device};
 pub use pd::{ibv_alloc_pd, ibv_dealloc_pd};
 pub use qp::{
-    ibv_qp_to_qp_ex, ibv_query_ece, ibv_query_qp,
-    ibv_query_qp_data_in_order, ibv_set_ece,
+    ibv_qp_to_qp_ex, ibv_query_ece, ibv_query_qp, ibv_query_qp_data_in_order, ibv_set_ece,
 };
 pub use srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
 

@@ -239,7 +239,10 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 /// `ENOENT` when the domain has no such region.
 pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
     let there = Mr::pool().all().any(|mr| {
-        let own = mr.native.as_ref().or(mr.null.as_ref().map(|null| &null.drain));
+        let own = mr
+            .native
+            .as_ref()
+            .or(mr.null.as_ref().map(|null| &null.drain));
         mr.domain == pd.num && own.is_some_and(|own| own.lkey() == key)
     });
     if !there {

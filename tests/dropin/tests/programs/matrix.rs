@@ -1,28 +1,23 @@
-//! perftest's programs times its options, on both devices, in shared memory and over TCP: the table in docs/verbs.md.
+//! perftest's programs times its options, on both devices, in shared memory and over TCP.
 //!
-//! It takes minutes, so it runs when it is asked for: `cargo test -p weft-dropin --test programs matrix -- --ignored`. With `WEFT_BLESS=1` it writes the
-//! table anew. What fails is in the table, and fails the test unless the table says so already.
+//! It takes minutes, and a machine without much other work: `cargo test -p weft-dropin --test programs perftest_matrix -- --ignored` runs it and prints a
+//! table. What fails is said with what both sides said.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use weft_dropin::{Weft, free_port, have, say};
 
 use super::carriers;
 
-const BEGIN: &str = "<!-- perftest: begin -->\n";
-const END: &str = "<!-- perftest: end -->";
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(30);
 
 const SEND: &str = "ib_send_bw ib_send_lat";
 const BANDWIDTH: &str = "ib_send_bw ib_write_bw ib_read_bw ib_atomic_bw";
-const EVENTS: &str = "ib_send_bw ib_send_lat ib_write_bw ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat";
+const EVENTS: &str = "ib_send_bw ib_send_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat";
 const INLINE: &str = "ib_send_bw ib_send_lat ib_write_bw ib_write_lat";
 const SIZES: &str = "ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat";
-const ALL: &str =
-    "ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat";
+const ALL: &str = "ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat";
 
 /// A column: options, and the programs that have them. perftest itself refuses them for the others.
 const COLUMNS: [(&str, &str); 8] = [
@@ -36,13 +31,16 @@ const COLUMNS: [(&str, &str); 8] = [
     ("--use-srq", SEND),
 ];
 
-/// What the numbers of iterations and bytes are to be, where the option does not say.
+/// What the numbers of iterations and bytes are to be, where the option does not say. Hundreds: with `-b` on an iWARP device perftest 4.5
+/// does not end with 128 or 320 iterations, unless `-Q 1` has it ask for each completion.
 fn sizes(program: &str, options: &str) -> &'static str {
     match options {
-        "-a" => "-n 16",
-        "-I 220" => "-n 320 -s 220",
-        _ if program.contains("atomic") => "-n 320",
-        _ => "-n 320 -s 4096",
+        "-a" => "-n 6",
+        "-I 220" => "-n 300 -s 220",
+        // A multiple of the list.
+        "-l 16" => "-n 320 -s 4096",
+        _ if program.contains("atomic") => "-n 300",
+        _ => "-n 300 -s 4096",
     }
 }
 
@@ -55,7 +53,11 @@ fn run(weft: &Weft, line: &str, rows: usize) -> Result<(), String> {
         let server = weft.start(&format!("{line} -p {port}")).listens(port);
         let client = weft.run(&format!("{line} -p {port} 127.0.0.1"));
         if !client.is_good() {
-            outcome = Err(format!("{}\nserver: {}", client.show(), server.kill().show()));
+            outcome = Err(format!(
+                "{}\nserver: {}",
+                client.show(),
+                server.kill().show()
+            ));
             if client.text.contains("RDMA_CM_EVENT_REJECTED") {
                 continue;
             }
@@ -77,10 +79,6 @@ fn perftest_matrix() {
     if !have(&[("ib_send_bw", "perftest")]) {
         return;
     }
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs.md");
-    let text = fs::read_to_string(&document).unwrap();
-    let (head, rest) = text.split_once(BEGIN).expect("a table");
-    let (old, tail) = rest.split_once(END).expect("its end");
     let mut table = "| program | device |".to_owned();
     for (options, _) in COLUMNS {
         let _ = match options {
@@ -114,16 +112,14 @@ fn perftest_matrix() {
                     [shared, tcp] => write!(row, " {shared} / {tcp} |"),
                 };
             }
+            say(&row);
             row.push('\n');
-            if row.contains("**no**") && !old.contains(&row) {
+            if row.contains("**no**") {
                 problems += &row;
             }
             table += &row;
         }
     }
     say(&format!("perftest\n{table}"));
-    if std::env::var_os("WEFT_BLESS").is_some() {
-        fs::write(&document, format!("{head}{BEGIN}{table}{END}{tail}")).unwrap();
-    }
     assert!(problems.is_empty(), "{problems}");
 }
