@@ -10,7 +10,7 @@ use weft_dropin::{Weft, free_port, have, say};
 
 use super::carriers;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_mins(2);
 
 const SEND: &str = "ib_send_bw ib_send_lat";
 const BANDWIDTH: &str = "ib_send_bw ib_write_bw ib_read_bw ib_atomic_bw";
