@@ -40,7 +40,7 @@ pub(crate) enum Which {
 }
 
 impl Which {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Which::Iwarp => "weft0",
             Which::Persona => "weft_ib0",
@@ -358,7 +358,10 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             | IBV_ODP_SUPPORT_ATOMIC
             | IBV_ODP_SUPPORT_SRQ_RECV;
         if kind == Which::Persona {
-            filled.xrc_odp_caps = filled.odp_caps.per_transport_caps.rc_odp_caps;
+            let all = &mut filled.odp_caps.per_transport_caps;
+            all.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV;
+            all.uc_odp_caps = all.ud_odp_caps | IBV_ODP_SUPPORT_WRITE;
+            filled.xrc_odp_caps = all.rc_odp_caps;
         }
         filled.max_dm_size = MAX_DM as u64;
         filled.completion_timestamp_mask = u64::MAX;
@@ -430,7 +433,7 @@ fn port(which: Which) -> ibv_port_attr {
     };
     attr.max_mtu = IBV_MTU_4096;
     attr.active_mtu = IBV_MTU_4096;
-    attr.gid_tbl_len = gids(which).map_or(0, |gids| gids.len() as c_int);
+    attr.gid_tbl_len = gids(which).map_or(0, |gids| gid_room(which, gids.len()) as c_int);
     attr.max_msg_sz = 1 << 31;
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
@@ -534,6 +537,15 @@ fn gids(which: Which) -> Result<Vec<ibv_gid_entry>, Errno> {
     Ok(gids)
 }
 
+/// Entries of the GID table: on the persona there is always one that is empty, as on adapters.
+fn gid_room(which: Which, used: usize) -> usize {
+    const LEAST: usize = 16;
+    match which {
+        Which::Iwarp => used,
+        Which::Persona => LEAST.max(used + 1),
+    }
+}
+
 fn is_empty(gid: &ibv_gid) -> bool {
     // SAFETY: any sixteen bytes.
     unsafe { gid.raw == [0; 16] }
@@ -565,8 +577,15 @@ fn gid_entry(context: *mut ibv_context, port_num: u32, index: u32) -> Result<ibv
     if port_num != 1 {
         return Err(Errno::INVAL);
     }
-    let gids = gids(context.ctx.which)?;
-    gids.get(index as usize).copied().ok_or(Errno::INVAL)
+    let (gids, index) = (gids(context.ctx.which)?, index as usize);
+    if let Some(entry) = gids.get(index) {
+        return Ok(*entry);
+    }
+    if index >= gid_room(context.ctx.which, gids.len()) {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: all zeros is a value of the type.
+    Ok(unsafe { std::mem::zeroed() })
 }
 
 /// `_ibv_query_gid_ex`
@@ -592,6 +611,9 @@ pub unsafe fn _ibv_query_gid_ex(
                 errno
             }
         })?;
+        if is_empty(&found.gid) {
+            return Err(Errno::NODATA);
+        }
         // SAFETY: the caller says how much room there is.
         unsafe { write_prefix(entry, &found, entry_size) };
         Ok(())

@@ -1,15 +1,16 @@
 //! Device memory. A soft device has none of its own: it is ordinary memory of the process, which programs reach by offsets only.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use weft_verbs::RawMemory;
 
-use super::context::Users;
+use super::context::{Context, Users};
 use super::mr;
-use super::object::{Inherited, Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Inherited, Kind, PerFork, Pool, find, turn};
 use super::pd::Pd;
 use super::types::*;
 use crate::call::{pointer, status};
@@ -30,7 +31,10 @@ static USED: PerFork<Used> = PerFork::new();
 /// What an `ibv_dm` stands for.
 pub(crate) struct Dm {
     pub(crate) memory: RawMemory,
-    _pages: Pages,
+    pages: Arc<Pages>,
+    /// The handle that it can be imported by, and the file of the context that it was made in.
+    num: u32,
+    file: (u64, u64),
     /// Regions of it.
     pub(crate) users: Users,
 }
@@ -101,18 +105,46 @@ pub(crate) unsafe extern "C" fn alloc_dm(
         let pages = Pages::new(attr.length)?;
         // SAFETY: the pages are there as long as the object.
         let memory = unsafe { RawMemory::new(pages.at.cast(), pages.len) }.ok_or(Errno::NOMEM)?;
+        static NEXT: AtomicU32 = AtomicU32::new(1);
         let body = Dm {
             memory,
-            _pages: pages,
+            pages: Arc::new(pages),
+            num: NEXT.fetch_add(1, Ordering::Relaxed),
+            file: find::<Context>(context).map_or((0, 0), |context| context.ctx.file),
             users: Users::default(),
         };
-        let made = Dm::pool().make(body, |c, _| {
-            c.context = context;
-            c.memcpy_to_dm = Some(memcpy_to_dm);
-            c.memcpy_from_dm = Some(memcpy_from_dm);
-        })?;
-        Ok(made.handle())
+        made(body, context)
     })
+}
+
+fn made(body: Dm, context: *mut ibv_context) -> Result<*mut ibv_dm, Errno> {
+    let num = body.num;
+    let made = Dm::pool().make(body, |c, _| {
+        c.context = context;
+        c.memcpy_to_dm = Some(memcpy_to_dm);
+        c.memcpy_from_dm = Some(memcpy_from_dm);
+        c.handle = num;
+    })?;
+    Ok(made.handle())
+}
+
+/// Another handle of device memory, in a context that was imported.
+///
+/// # Errors
+/// `ENOENT` when there is none.
+pub(super) fn import(context: &Guard<Context>, num: u32) -> Result<*mut ibv_dm, Errno> {
+    let own = Dm::pool()
+        .all()
+        .find(|dm| dm.num == num && dm.file == context.ctx.file)
+        .ok_or(Errno::NOENT)?;
+    let body = Dm {
+        memory: own.memory.clone(),
+        pages: Arc::clone(&own.pages),
+        num,
+        file: own.file,
+        users: Users::default(),
+    };
+    made(body, context.handle())
 }
 
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {

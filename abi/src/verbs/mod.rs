@@ -15,18 +15,22 @@ mod buf;
 mod channel;
 mod context;
 mod cq;
+mod create;
 mod device;
 mod dm;
 mod events;
 mod ex;
 mod faults;
 mod gid;
+mod import;
 mod limit;
 mod mcast;
+mod modify;
 mod mr;
 mod mw;
 mod null;
 pub(crate) mod object;
+mod open;
 mod pd;
 mod persona;
 mod places;
@@ -48,11 +52,8 @@ pub use buf::{
     ibv_alloc_buf, ibv_buf, ibv_free_buf, ibv_mr_init_attr, ibv_reg_buf_mr, ibv_reg_mr_ex,
 };
 pub use channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
-pub use context::{
-    ibv_close_device, ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd,
-    ibv_open_device, ibv_unimport_dm, ibv_unimport_mr, ibv_unimport_pd,
-};
 pub use cq::{ibv_create_cq, ibv_destroy_cq, ibv_resize_cq};
+pub use create::ibv_create_qp;
 pub use device::{
     _ibv_query_gid_ex, _ibv_query_gid_table, ibv_dofork_range, ibv_dontfork_range, ibv_fork_init,
     ibv_free_device_list, ibv_get_device_guid, ibv_get_device_index, ibv_get_device_list,
@@ -60,14 +61,19 @@ pub use device::{
     ibv_query_gid, ibv_query_gid_type, ibv_query_pkey, ibv_query_port, ibv_query_port_speed,
 };
 pub use events::{ibv_ack_async_event, ibv_ack_cq_events, ibv_get_async_event, ibv_get_cq_event};
+pub use import::{
+    ibv_import_device, ibv_import_dm, ibv_import_mr, ibv_import_pd, ibv_unimport_dm,
+    ibv_unimport_mr, ibv_unimport_pd,
+};
 pub use mcast::{ibv_attach_mcast, ibv_detach_mcast};
+pub use modify::{ibv_destroy_qp, ibv_modify_qp};
 pub use mr::{
     ibv_dereg_mr, ibv_reg_dmabuf_mr, ibv_reg_mr, ibv_reg_mr_iova, ibv_reg_mr_iova2, ibv_rereg_mr,
 };
+pub use open::{ibv_close_device, ibv_open_device};
 pub use pd::{ibv_alloc_pd, ibv_dealloc_pd};
 pub use qp::{
-    ibv_create_qp, ibv_destroy_qp, ibv_modify_qp, ibv_qp_to_qp_ex, ibv_query_ece, ibv_query_qp,
-    ibv_query_qp_data_in_order, ibv_set_ece,
+    ibv_qp_to_qp_ex, ibv_query_ece, ibv_query_qp, ibv_query_qp_data_in_order, ibv_set_ece,
 };
 pub use srq::{ibv_create_srq, ibv_destroy_srq, ibv_modify_srq, ibv_query_srq};
 

@@ -20,6 +20,8 @@ pub(crate) struct Mr {
     /// It is a null region.
     null: Option<Null>,
     pd: weft_verbs::Pd,
+    /// The handle of its domain.
+    domain: u32,
     #[allow(dead_code)] // until it is dropped
     held: Held,
     /// The device memory that it is a region of.
@@ -118,6 +120,7 @@ pub unsafe fn ibv_reg_mr_iova2(
             native: Some(native),
             null: None,
             pd: pd.native.clone(),
+            domain: pd.num,
             held: pd.users.hold(),
             dm: None,
             access,
@@ -184,6 +187,7 @@ pub(crate) fn of_device_memory(
         native: Some(native),
         null: None,
         pd: pd.native.clone(),
+        domain: pd.num,
         held: pd.users.hold(),
         dm: Some(dm),
         access,
@@ -210,6 +214,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
             native: None,
             null: Some(null),
             pd: pd.native.clone(),
+            domain: pd.num,
             held: pd.users.hold(),
             dm: None,
             access: IBV_ACCESS_LOCAL_WRITE,
@@ -226,6 +231,49 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
         })?;
         Ok(made.handle())
     })
+}
+
+/// Another handle of the region with this key: its keys, and nothing that could change or end it.
+///
+/// # Errors
+/// `ENOENT` when the domain has no such region.
+pub(super) fn import(pd: &Guard<Pd>, key: u32) -> Result<*mut ibv_mr, Errno> {
+    let there = Mr::pool().all().any(|mr| {
+        let own = mr
+            .native
+            .as_ref()
+            .or(mr.null.as_ref().map(|null| &null.drain));
+        mr.domain == pd.num && own.is_some_and(|own| own.lkey() == key)
+    });
+    if !there {
+        return Err(Errno::NOENT);
+    }
+    let body = Mr {
+        native: None,
+        null: None,
+        pd: pd.native.clone(),
+        domain: pd.num,
+        held: pd.users.hold(),
+        dm: None,
+        access: 0,
+        iova: 0,
+    };
+    // SAFETY: a live object.
+    let context = unsafe { (*pd.c()).context };
+    let made = Mr::pool().make(body, |c, _| {
+        c.context = context;
+        c.pd = pd.handle();
+        c.handle = key;
+        (c.lkey, c.rkey) = (key, key);
+    })?;
+    Ok(made.handle())
+}
+
+impl Mr {
+    /// It is another's, and has the keys alone.
+    pub(super) fn is_imported(&self) -> bool {
+        self.native.is_none() && self.null.is_none()
+    }
 }
 
 /// `ibv_reg_dmabuf_mr`: there is no bus to map such buffers into.
@@ -324,7 +372,7 @@ pub unsafe fn ibv_rereg_mr(
         let native = domain.as_ref().map_or(&mr.pd, |pd| &pd.native).clone();
         // SAFETY: the caller's promise: the old memory or the new.
         let memory = unsafe { memory(at, bytes, iova, access) }?;
-        let held = domain.as_ref().map(|pd| pd.users.hold());
+        let held = domain.as_ref().map(|pd| (pd.users.hold(), pd.num));
         let key = mr.alone(|mr| {
             let key = mr.key()?;
             revoke(mr)?;
@@ -335,8 +383,8 @@ pub unsafe fn ibv_rereg_mr(
             mr.pd = native;
             mr.access = access;
             mr.iova = iova;
-            if let Some(held) = held {
-                mr.held = held;
+            if let Some((held, domain)) = held {
+                (mr.held, mr.domain) = (held, domain);
             }
             Ok::<u32, Errno>(key)
         })?;

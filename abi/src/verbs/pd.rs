@@ -2,13 +2,14 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::io::Errno;
 
 use super::context::{Context, Ctx, Held, Users};
 use super::device::native;
 use super::limit::{Count, Counted};
-use super::object::{Kind, PerFork, Pool, find, turn};
+use super::object::{Guard, Kind, PerFork, Pool, find, turn};
 use super::types::*;
 use crate::call::{pointer, status};
 
@@ -21,6 +22,8 @@ static COUNT: PerFork<Count> = PerFork::new();
 pub(crate) struct Pd {
     pub(crate) native: weft_verbs::Pd,
     pub(crate) ctx: Arc<Ctx>,
+    /// The handle that it can be imported by.
+    pub(crate) num: u32,
     /// What was made in it.
     pub(crate) users: Users,
     /// A parent domain: the domain, and perhaps the thread domain, that it stands on.
@@ -37,6 +40,12 @@ impl Kind for Pd {
         static POOL: PerFork<Pool<Pd>> = PerFork::new();
         POOL.get()
     }
+}
+
+/// The handle of the next domain.
+fn next() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// What an `ibv_td` stands for: a promise of the program that one thread at a time uses what is made with it. Nothing here is faster
@@ -65,13 +74,35 @@ pub unsafe fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         let body = Pd {
             native: native()?.alloc_pd().map_err(super::errno)?,
             ctx: Arc::clone(&context.ctx),
+            num: next(),
             users: Users::default(),
             on: None,
             _counted: Some(COUNT.take(MAX_PDS)?),
         };
-        let made = Pd::pool().make(body, |c, _| c.context = context.handle())?;
-        Ok(made.handle())
+        made(body, context.handle())
     })
+}
+
+fn made(body: Pd, context: *mut ibv_context) -> Result<*mut ibv_pd, Errno> {
+    let num = body.num;
+    let made = Pd::pool().make(body, |c, _| (c.context, c.handle) = (context, num))?;
+    Ok(made.handle())
+}
+
+/// Another handle of a domain, for a context that was imported.
+///
+/// # Errors
+/// As [`Pool::make`].
+pub(super) fn import(pd: &Pd, context: &Guard<Context>) -> Result<*mut ibv_pd, Errno> {
+    let body = Pd {
+        native: pd.native.clone(),
+        ctx: Arc::clone(&context.ctx),
+        num: pd.num,
+        users: Users::default(),
+        on: None,
+        _counted: None,
+    };
+    made(body, context.handle())
 }
 
 /// `ibv_dealloc_pd`; parent domains too.
@@ -151,11 +182,11 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let body = Pd {
             native: pd.native.clone(),
             ctx: Arc::clone(&pd.ctx),
+            num: next(),
             users: Users::default(),
             on: Some((pd.users.hold(), td)),
             _counted: None,
         };
-        let made = Pd::pool().make(body, |c, _| c.context = context.handle())?;
-        Ok(made.handle())
+        made(body, context.handle())
     })
 }

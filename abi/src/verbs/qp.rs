@@ -1,4 +1,4 @@
-//! Queue pairs.
+//! Queue pairs: what they are, and how work is posted to them. `create` makes them, `modify` moves them from state to state and ends them.
 //!
 //! What the connection manager and the persona may call:
 //!
@@ -10,61 +10,52 @@
 //!   needs no call: it follows from the queue pair below.
 
 use std::ffi::c_int;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Qp, QpInit, QpState, RecvWr, Rnr, SendWr, UdDest, XrcDomain};
+use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, UdDest};
 
-use super::context::{Context, Ctx, Held};
+use super::context::{Ctx, Held};
 use super::cq::{self, Cq};
-use super::device::Which;
-use super::events::{Audience, Fate, Listener, Of, Subject};
-use super::ex::{Building, RC_OPS, UC_OPS, UD_OPS, builders};
-use super::faults::{self, QpFaults};
-use super::mr::rights;
-use super::object::{Guard, Kind, Name, PerFork, Pool, Turn, find, lock, turn};
-use super::pd::Pd;
+use super::events::Subject;
+use super::ex::Building;
+use super::faults::QpFaults;
+use super::object::{Kind, Name, PerFork, Pool, find, lock, turn};
 use super::persona;
-use super::places::{self, Both};
-use super::port;
+use super::places::Both;
 use super::post::refused;
-use super::settings;
-use super::srq::Srq;
-use super::transitions::{allowed, remember, sound};
 use super::types::*;
 use super::ud::Datagrams;
-use super::xrc::Xrcd;
-use crate::call::{pointer, status, unsupported};
+use crate::call::{status, unsupported};
 
 /// What an `ibv_qp` stands for.
 pub(crate) struct QpObj {
     pub(crate) ctx: Arc<Ctx>,
-    num: u32,
-    init: QpInit,
-    pd: weft_verbs::Pd,
+    pub(super) num: u32,
+    pub(super) init: QpInit,
+    pub(super) pd: weft_verbs::Pd,
     /// `None` only for the moment in which another one is made, and for datagrams.
-    native: Option<Arc<Qp>>,
+    pub(super) native: Option<Arc<Qp>>,
     /// In its place, for datagrams.
     pub(super) ud: Option<Box<Datagrams>>,
-    state: AtomicU32,
-    kind: ibv_qp_type,
-    cap: ibv_qp_cap,
-    attr: Mutex<ibv_qp_attr>,
-    places: &'static Both,
+    pub(super) state: AtomicU32,
+    pub(super) kind: ibv_qp_type,
+    pub(super) cap: ibv_qp_cap,
+    pub(super) attr: Mutex<ibv_qp_attr>,
+    pub(super) places: &'static Both,
     /// For sends and for receives.
-    queues: [Option<Name<Cq>>; 2],
+    pub(super) queues: [Option<Name<Cq>>; 2],
     pub(crate) subject: Arc<Subject>,
     /// Sends posted while the send queue was to rest (SQD). Those of datagrams are kept elsewhere, under this lock.
-    resting: Mutex<Vec<SendWr>>,
+    pub(super) resting: Mutex<Vec<SendWr>>,
     pub(crate) building: Building,
-    extended: bool,
+    pub(super) extended: bool,
     /// What `WEFT_FAULTS` has in store for it.
-    faults: Option<Arc<QpFaults>>,
+    pub(super) faults: Option<Arc<QpFaults>>,
     /// The persona's claim on the number. It goes after the queue pair below, which has the number too.
-    _number: Option<persona::Number>,
-    _held: [Option<Held>; 4],
+    pub(super) _number: Option<persona::Number>,
+    pub(super) _held: [Option<Held>; 4],
 }
 
 impl Kind for QpObj {
@@ -183,7 +174,7 @@ impl QpObj {
         self.places.send.has_room(count, self.cap.max_send_wr)
     }
 
-    fn outstanding(&self) -> u32 {
+    pub(super) fn outstanding(&self) -> u32 {
         match (&self.native, &self.ud) {
             (Some(qp), _) => qp.outstanding(),
             (None, Some(ud)) => ud.outstanding(),
@@ -289,7 +280,7 @@ impl QpObj {
     }
 
     /// There is no queue pair below any more that makes completions: those not polled go.
-    fn forget_posted(&self) {
+    pub(super) fn forget_posted(&self) {
         cq::clean(self.queues, self.num);
         self.places.clear();
     }
@@ -304,7 +295,7 @@ impl QpObj {
     }
 
     /// The send queue goes on.
-    fn resume(&self, native: &Qp) {
+    pub(super) fn resume(&self, native: &Qp) {
         let mut resting = lock(&self.resting);
         for wr in resting.drain(..) {
             // It has room: what rests was counted. A queue pair that has failed meanwhile flushes it.
@@ -316,366 +307,6 @@ impl QpObj {
     }
 }
 
-/// What a queue pair is to be: what both ways of making one have.
-struct Wanted {
-    common: ibv_qp_init_attr,
-    pd: *mut ibv_pd,
-    /// For targets of XRC, in place of that.
-    xrcd: *mut ibv_xrcd,
-    /// Operations that it gets calls for, when it is extended.
-    ops: Option<u64>,
-}
-
-/// Of targets of XRC, which nobody posts to.
-const NO_CAP: ibv_qp_cap = ibv_qp_cap {
-    max_send_wr: 0,
-    max_recv_wr: 0,
-    max_send_sge: 0,
-    max_recv_sge: 0,
-    max_inline_data: 0,
-};
-
-/// Inline bytes that every queue pair has.
-const LEAST_INLINE: u32 = 256;
-
-fn check_cap(cap: &ibv_qp_cap, limits: &weft_verbs::Limits) -> Result<(), Errno> {
-    let over = cap.max_send_wr > limits.max_wr
-        || cap.max_recv_wr > limits.max_wr
-        || cap.max_send_sge > limits.max_sge
-        || cap.max_recv_sge > limits.max_sge
-        || cap.max_inline_data > limits.max_inline;
-    if over { Err(Errno::INVAL) } else { Ok(()) }
-}
-
-/// What a queue pair stands on.
-struct Base {
-    ctx: Arc<Ctx>,
-    native: weft_verbs::Pd,
-    context: *mut ibv_context,
-    pd: *mut ibv_pd,
-    /// For sends and for receives; targets of XRC have none.
-    cqs: Option<[Guard<Cq>; 2]>,
-    srq: Option<Guard<Srq>>,
-    xrc: Option<XrcDomain>,
-    held: [Option<Held>; 4],
-}
-
-impl Base {
-    fn of(wanted: &Wanted) -> Result<Base, Errno> {
-        let common = &wanted.common;
-        if common.qp_type == IBV_QPT_XRC_RECV && !wanted.xrcd.is_null() {
-            return Self::of_target(wanted);
-        }
-        let pd = find::<Pd>(wanted.pd)?;
-        let persona = pd.ctx.which == Which::Persona;
-        match common.qp_type {
-            IBV_QPT_RC => {}
-            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_XRC_SEND if persona => {}
-            // `ibv_create_qp` has no place for its domain.
-            IBV_QPT_XRC_RECV if persona => return Err(Errno::INVAL),
-            IBV_QPT_UC | IBV_QPT_UD | IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV
-            | IBV_QPT_DRIVER => return Err(Errno::OPNOTSUPP),
-            _ => return Err(Errno::INVAL),
-        }
-        let send_cq = find::<Cq>(common.send_cq)?;
-        let recv_cq = if common.qp_type == IBV_QPT_XRC_SEND {
-            // It receives nothing.
-            find::<Cq>(common.send_cq)?
-        } else {
-            find::<Cq>(common.recv_cq)?
-        };
-        let srq = if common.srq.is_null() {
-            None
-        } else {
-            Some(find::<Srq>(common.srq)?)
-        };
-        Ok(Base {
-            ctx: Arc::clone(&pd.ctx),
-            native: pd.native.clone(),
-            // SAFETY: a live object.
-            context: unsafe { (*pd.c()).context },
-            pd: pd.handle(),
-            held: [
-                Some(pd.users.hold()),
-                Some(send_cq.users.hold()),
-                Some(recv_cq.users.hold()),
-                srq.as_ref().map(|srq| srq.users.hold()),
-            ],
-            cqs: Some([send_cq, recv_cq]),
-            srq,
-            xrc: None,
-        })
-    }
-
-    fn of_target(wanted: &Wanted) -> Result<Base, Errno> {
-        let xrcd = find::<Xrcd>(wanted.xrcd)?;
-        Ok(Base {
-            ctx: Arc::clone(&xrcd.ctx),
-            native: xrcd.native().pd(),
-            // SAFETY: a live object.
-            context: unsafe { (*xrcd.c()).context },
-            pd: std::ptr::null_mut(),
-            cqs: None,
-            srq: None,
-            xrc: Some(xrcd.native().clone()),
-            held: [Some(xrcd.users.hold()), None, None, None],
-        })
-    }
-
-    /// How the queue pair below is to be.
-    fn init(&self, wanted: &Wanted, cap: &ibv_qp_cap) -> QpInit {
-        let mut init = match (&self.cqs, &self.xrc) {
-            (Some([send, recv]), _) => QpInit::new(&send.native, &recv.native),
-            (None, Some(domain)) => QpInit::new(&domain.cq(), &domain.cq()),
-            (None, None) => unreachable!("a queue pair has completion queues, or a domain"),
-        };
-        init.srq = self.srq.as_ref().map(|srq| srq.native.clone());
-        init.xrc.clone_from(&self.xrc);
-        init.max_send_wr = cap.max_send_wr;
-        init.max_recv_wr = cap.max_recv_wr;
-        init.max_sge = cap.max_send_sge.max(cap.max_recv_sge);
-        init.max_inline = cap.max_inline_data;
-        init.sq_sig_all = wanted.common.sq_sig_all != 0;
-        if self.ctx.which == Which::Persona {
-            init.rnr = Rnr::Wait;
-            init.quiet_end = !settings::peer_death_flushes();
-            let kind = wanted.common.qp_type;
-            init.remote_completion = !matches!(kind, IBV_QPT_UC | IBV_QPT_UD);
-        }
-        init
-    }
-}
-
-fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
-    let base = Base::of(wanted)?;
-    let persona = base.ctx.which == Which::Persona;
-    let common = &wanted.common;
-    let mut cap = common.cap;
-    match common.qp_type {
-        // They have no receives of their own.
-        _ if base.srq.is_some() => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
-        IBV_QPT_XRC_SEND => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
-        IBV_QPT_XRC_RECV => cap = NO_CAP,
-        _ => {}
-    }
-    // Programs count on a little that they have not asked for.
-    cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
-    let device = base.native.device();
-    check_cap(&cap, &device.attr().limits)?;
-    let datagrams = common.qp_type == IBV_QPT_UD;
-    let (number, port) = if datagrams {
-        let (number, port) = persona::reserve_datagram(&device)?;
-        (Some(number), Some(port))
-    } else if persona {
-        (Some(persona::reserve(&device)?), None)
-    } else {
-        (None, None)
-    };
-    let mut init = base.init(wanted, &cap);
-    init.num = number.as_ref().map(persona::Number::get);
-    let (native, ud) = match (init.num, port) {
-        (_, Some(port)) => (
-            None,
-            Some(Datagrams::new(
-                &base.native,
-                &port,
-                &init,
-                port::of(base.ctx.which).down(),
-            )?),
-        ),
-        (Some(_), None) => {
-            let native = base.native.create_qp(&init).map_err(super::errno)?;
-            (Some(native), None)
-        }
-        (None, None) => (Some(create_numbered(&base.native, &mut init)?), None),
-    };
-    let num = init.num.ok_or(Errno::INVAL)?;
-    places::of(num).clear();
-    let native = native.map(Arc::new);
-    // SAFETY: all zeros is a value of the type.
-    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
-    attr.path_mtu = IBV_MTU_1024;
-    attr.port_num = 1;
-    let faults = native.as_ref().and_then(|native| {
-        let faults = faults::of_queue_pair(num)?;
-        port::of(base.ctx.which).add(native);
-        Some(faults)
-    });
-    let (names, handles) = match &base.cqs {
-        Some([send, recv]) => {
-            // As the program has said it.
-            let handles = [send.handle(), common.recv_cq];
-            ([Some(send.name()), Some(recv.name())], handles)
-        }
-        None => ([None, None], [std::ptr::null_mut(); 2]),
-    };
-    let (context, domain) = (base.context, base.pd);
-    let made = QpObj::pool().make_at(
-        |handle| {
-            Ok(QpObj {
-                ctx: Arc::clone(&base.ctx),
-                num,
-                _number: number,
-                init,
-                pd: base.native.clone(),
-                native,
-                ud: ud.map(Box::new),
-                state: AtomicU32::new(IBV_QPS_RESET),
-                kind: common.qp_type,
-                cap,
-                attr: Mutex::new(attr),
-                places: places::of(num),
-                queues: names,
-                subject: Subject::new(handle),
-                resting: Mutex::default(),
-                building: Building::default(),
-                extended: wanted.ops.is_some(),
-                faults,
-                _held: base.held,
-            })
-        },
-        |c, _| {
-            let qp = &mut c.qp_base;
-            qp.context = context;
-            qp.qp_context = common.qp_context;
-            qp.pd = domain;
-            [qp.send_cq, qp.recv_cq] = handles;
-            qp.srq = common.srq;
-            qp.handle = num;
-            qp.qp_num = num;
-            qp.state = IBV_QPS_RESET;
-            qp.qp_type = common.qp_type;
-            if let Some(ops) = wanted.ops {
-                builders(c, ops, common.qp_type);
-            }
-        },
-    )?;
-    let listener = Listener {
-        ctx: Arc::clone(&made.ctx),
-        subject: Arc::clone(&made.subject),
-        shared: made.is_srq(),
-        fate: Fate::default(),
-    };
-    Audience::get().add(Of::Qp, num, listener);
-    Ok(made)
-}
-
-/// Numbers of `weft0` count up from a place that a peer cannot foresee.
-fn create_numbered(pd: &weft_verbs::Pd, init: &mut QpInit) -> Result<Qp, Errno> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    const NUMBERS: u32 = 1 << 24;
-    if NEXT.load(Ordering::Relaxed) == 0 {
-        // Seeded by the system for each process.
-        let random = RandomState::new().hash_one(());
-        let first = (random as u32 % NUMBERS) | 1;
-        let _ = NEXT.compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed);
-    }
-    loop {
-        let num = NEXT.fetch_add(1, Ordering::Relaxed) % NUMBERS;
-        // 0 and 1 are InfiniBand's own.
-        if num < 2 {
-            continue;
-        }
-        init.num = Some(num);
-        match pd.create_qp(init) {
-            // Another queue pair has this number: there are fewer of them than numbers.
-            Err(weft_verbs::Error::Invalid(_)) => {}
-            made => return made.map_err(super::errno),
-        }
-    }
-}
-
-/// `ibv_create_qp`
-///
-/// # Safety
-/// As its manual page says.
-pub unsafe fn ibv_create_qp(pd: *mut ibv_pd, init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    pointer(|| {
-        if init_attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let wanted = Wanted {
-            // SAFETY: the caller's promise.
-            common: unsafe { *init_attr },
-            pd,
-            xrcd: std::ptr::null_mut(),
-            ops: None,
-        };
-        let made = create(&wanted)?;
-        // SAFETY: as above.
-        unsafe { (*init_attr).cap = made.cap };
-        Ok(made.handle())
-    })
-}
-
-pub(crate) unsafe extern "C" fn create_qp_ex(
-    context: *mut ibv_context,
-    attr: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
-    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
-        | IBV_QP_INIT_ATTR_XRCD
-        | IBV_QP_INIT_ATTR_CREATE_FLAGS
-        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-    pointer(|| {
-        find::<Context>(context)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's promise.
-        let asked = unsafe { *attr };
-        if asked.comp_mask & !KNOWN != 0
-            || (asked.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && asked.create_flags != 0)
-        {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let target = asked.qp_type == IBV_QPT_XRC_RECV;
-        let needed = if target {
-            IBV_QP_INIT_ATTR_XRCD
-        } else {
-            IBV_QP_INIT_ATTR_PD
-        };
-        if asked.comp_mask & needed == 0 {
-            return Err(Errno::INVAL);
-        }
-        let ops = if asked.comp_mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0 {
-            let able = match asked.qp_type {
-                IBV_QPT_UC => UC_OPS,
-                IBV_QPT_UD => UD_OPS,
-                IBV_QPT_XRC_RECV => 0,
-                _ => RC_OPS,
-            };
-            if asked.send_ops_flags & !able != 0 {
-                return Err(Errno::OPNOTSUPP);
-            }
-            Some(asked.send_ops_flags)
-        } else {
-            None
-        };
-        let wanted = Wanted {
-            common: ibv_qp_init_attr {
-                qp_context: asked.qp_context,
-                send_cq: asked.send_cq,
-                recv_cq: asked.recv_cq,
-                srq: asked.srq,
-                cap: asked.cap,
-                qp_type: asked.qp_type,
-                sq_sig_all: asked.sq_sig_all,
-            },
-            pd: asked.pd,
-            xrcd: if target {
-                asked.xrcd
-            } else {
-                std::ptr::null_mut()
-            },
-            ops,
-        };
-        let made = create(&wanted)?;
-        // SAFETY: as above.
-        unsafe { (*attr).cap = made.cap };
-        Ok(made.handle())
-    })
-}
-
 /// `ibv_qp_to_qp_ex`
 ///
 /// # Safety
@@ -685,243 +316,6 @@ pub unsafe fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
         Ok(qp) if qp.extended => qp.c(),
         _ => std::ptr::null_mut(),
     }
-}
-
-/// `ibv_modify_qp`
-///
-/// # Safety
-/// As its manual page says.
-pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
-    status(|| {
-        let mut qp = turn::<QpObj>(qp)?;
-        if attr.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's promise.
-        let attr = unsafe { *attr };
-        let mask = attr_mask as u32;
-        let now = qp.state();
-        if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != now {
-            return Err(Errno::INVAL);
-        }
-        let to = if mask & IBV_QP_STATE != 0 {
-            attr.qp_state
-        } else {
-            now
-        };
-        if qp.is_persona() {
-            modify_persona(&mut qp, &attr, mask, now, to)?;
-        } else {
-            modify_iwarp(&mut qp, &attr, mask, now, to)?;
-        }
-        remember(&mut lock(&qp.attr), &attr, mask);
-        // SAFETY: a live object.
-        unsafe { (*qp.c()).qp_base.state = qp.state() };
-        Ok(())
-    })
-}
-
-fn modify_persona(
-    qp: &mut Turn<QpObj>,
-    attr: &ibv_qp_attr,
-    mask: u32,
-    now: ibv_qp_state,
-    to: ibv_qp_state,
-) -> Result<(), Errno> {
-    let limits = qp.pd.device().attr().limits;
-    if !allowed(qp.kind, now, to, mask) || !sound(attr, mask, limits.max_rd_atomic) {
-        return Err(Errno::INVAL);
-    }
-    if mask & IBV_QP_ACCESS_FLAGS != 0 {
-        qp.native()?.set_access(rights(attr.qp_access_flags));
-    }
-    if mask & IBV_QP_MIN_RNR_TIMER != 0 {
-        let timer = persona::rnr_timer(attr.min_rnr_timer);
-        qp.native()?.set_min_rnr_timer(timer);
-    }
-    if mask & IBV_QP_RNR_RETRY != 0 {
-        qp.native()?.set_rnr_retry(attr.rnr_retry);
-    }
-    match (now, to) {
-        (_, IBV_QPS_RESET) => return reset(qp),
-        (_, IBV_QPS_ERR) => return fail(qp),
-        _ if qp.is_datagram() => return modify_datagram(qp, attr, mask, to),
-        (IBV_QPS_INIT, IBV_QPS_RTR) => {
-            remember(&mut lock(&qp.attr), attr, mask);
-            persona::rtr(&qp.native()?, attr)?;
-        }
-        (IBV_QPS_RTR, IBV_QPS_RTS) => {
-            let patience = persona::patience(attr.timeout, attr.retry_cnt);
-            persona::rts(qp.num, patience);
-            port::of(qp.ctx.which).set_patience(qp.num, patience);
-        }
-        (IBV_QPS_SQD, IBV_QPS_RTS) => {
-            qp.resume(&*qp.native()?);
-            return Ok(());
-        }
-        (IBV_QPS_RTS, IBV_QPS_SQD) => {
-            qp.set_state(to);
-            if mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
-                && attr.en_sqd_async_notify != 0
-                && qp.native()?.outstanding() == 0
-            {
-                qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
-            }
-            return Ok(());
-        }
-        _ => {}
-    }
-    qp.set_state(to);
-    Ok(())
-}
-
-fn modify_datagram(
-    qp: &Turn<QpObj>,
-    attr: &ibv_qp_attr,
-    mask: u32,
-    to: ibv_qp_state,
-) -> Result<(), Errno> {
-    let ud = qp.ud.as_ref().ok_or(Errno::INVAL)?;
-    if to != IBV_QPS_INIT {
-        let set = mask & IBV_QP_QKEY != 0;
-        ud.listen(if set { attr.qkey } else { qp.attr().qkey })?;
-    }
-    if to == IBV_QPS_RTS {
-        let _resting = lock(&qp.resting);
-        qp.places.send.give_back(ud.resume());
-        qp.set_state(to);
-    } else {
-        qp.set_state(to);
-    }
-    let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
-    if to == IBV_QPS_SQD && notify && ud.outstanding() == 0 {
-        qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
-    }
-    Ok(())
-}
-
-/// What providers of iWARP let a program do itself. The connection manager does the rest.
-fn modify_iwarp(
-    qp: &mut Turn<QpObj>,
-    attr: &ibv_qp_attr,
-    mask: u32,
-    now: ibv_qp_state,
-    to: ibv_qp_state,
-) -> Result<(), Errno> {
-    const IGNORED: u32 = IBV_QP_ALT_PATH | IBV_QP_AV | IBV_QP_PATH_MIG_STATE;
-    let limits = qp.pd.device().attr().limits;
-    if !sound(attr, mask & !IGNORED, limits.max_rd_atomic) {
-        return Err(Errno::INVAL);
-    }
-    match (now, to) {
-        (_, IBV_QPS_RESET) => reset(qp),
-        (_, IBV_QPS_ERR) => fail(qp),
-        (IBV_QPS_RESET, IBV_QPS_INIT) => {
-            qp.set_state(IBV_QPS_INIT);
-            Ok(())
-        }
-        // The connection ends in order.
-        (IBV_QPS_RTS, IBV_QPS_SQD) => {
-            qp.native()?.disconnect();
-            Ok(())
-        }
-        (now, to) if now == to => Ok(()),
-        (_, IBV_QPS_RTR | IBV_QPS_RTS) => {
-            tracing::warn!(
-                qp_num = qp.num,
-                "ibv_modify_qp cannot connect a queue pair of weft0, which is iWARP: connect it with rdma_cm (rdma_connect, rdma_accept), or use the \
-                 device weft_ib0 (weft verbs --devices weft_ib0)"
-            );
-            Err(Errno::INVAL)
-        }
-        _ => Err(Errno::INVAL),
-    }
-}
-
-/// To the error state: everything posted is flushed.
-fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
-    let before = qp.state();
-    if let Some(ud) = &qp.ud {
-        {
-            let _resting = lock(&qp.resting);
-            qp.set_state(IBV_QPS_ERR);
-            qp.places.send.give_back(ud.fail());
-        }
-        if before != IBV_QPS_ERR {
-            Audience::get().last(qp.num);
-        }
-        return Ok(());
-    }
-    let native = qp.native()?;
-    if qp.is_persona() {
-        persona::reset(qp.num);
-    }
-    qp.set_state(IBV_QPS_ERR);
-    Audience::get().asked(qp.num);
-    native.to_error();
-    for wr in lock(&qp.resting).drain(..) {
-        // It is flushed.
-        if native.post_send_one(wr).is_err() {
-            qp.places.send.give_back(1);
-        }
-    }
-    if before != IBV_QPS_ERR {
-        Audience::get().last(qp.num);
-    }
-    Ok(())
-}
-
-/// End a queue pair below: its number is free, and it makes no completions any more, when those who are just joining it have let go of it too.
-fn end(mut native: Option<Arc<Qp>>) {
-    while let Some(held) = native {
-        native = match Arc::try_unwrap(held) {
-            Ok(last) => {
-                last.destroy();
-                None
-            }
-            Err(held) => {
-                std::thread::yield_now();
-                Some(held)
-            }
-        };
-    }
-}
-
-/// To the first state: with a new queue pair below, of the same number.
-fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
-    if qp.is_datagram() {
-        let before = qp.alone(|qp| {
-            qp.set_state(IBV_QPS_RESET);
-            qp.ud.take()
-        });
-        let mut ud = before.ok_or(Errno::INVAL)?;
-        ud.end();
-        qp.forget_posted();
-        let renewed = ud.renew();
-        qp.alone(|qp| qp.ud = Some(ud));
-        return renewed;
-    }
-    if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET && qp.native.is_some() {
-        return Ok(());
-    }
-    if qp.is_persona() {
-        persona::reset(qp.num);
-    }
-    let before = qp.alone(|qp| {
-        qp.set_state(IBV_QPS_RESET);
-        lock(&qp.resting).clear();
-        qp.native.take()
-    });
-    // Not while others wait: it takes locks of the device, whose hooks must not wait for us.
-    end(before);
-    qp.forget_posted();
-    Audience::get().anew(qp.num);
-    let native = Arc::new(qp.pd.create_qp(&qp.init).map_err(super::errno)?);
-    if qp.faults.is_some() {
-        port::of(qp.ctx.which).add(&native);
-    }
-    qp.alone(|qp| qp.native = Some(native));
-    Ok(())
 }
 
 /// `ibv_query_qp`
@@ -985,30 +379,6 @@ pub unsafe fn ibv_query_qp_data_in_order(
     _flags: u32,
 ) -> c_int {
     0
-}
-
-/// `ibv_destroy_qp`
-///
-/// # Safety
-/// As its manual page says.
-pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    status(|| {
-        let qp = turn::<QpObj>(qp)?;
-        if qp.ud.as_ref().is_some_and(|ud| ud.is_attached()) {
-            return Err(Errno::BUSY);
-        }
-        Audience::get().remove(Of::Qp, qp.num);
-        if qp.is_persona() {
-            persona::reset(qp.num);
-        }
-        QpFaults::forget(qp.num());
-        port::of(qp.ctx.which).remove(qp.num);
-        let mut gone = qp.retire();
-        end(gone.native.take());
-        gone.ud = None;
-        gone.forget_posted();
-        Ok(())
-    })
 }
 
 /// `ibv_set_ece`

@@ -25,6 +25,8 @@ bitflags::bitflags! {
         const ONESHOT = 4;
         /// Report changes, not levels.
         const EDGE = 8;
+        /// The peer has stopped sending, also if data of before waits.
+        const PEER_CLOSED = 16;
     }
 }
 
@@ -53,9 +55,10 @@ static NO_PWAIT2: AtomicBool = AtomicBool::new(false);
 
 fn flags(i: Interest) -> ep::EventFlags {
     let mut f = ep::EventFlags::empty();
+    f.set(ep::EventFlags::IN, i.contains(Interest::READ));
     f.set(
-        ep::EventFlags::IN | ep::EventFlags::RDHUP,
-        i.contains(Interest::READ),
+        ep::EventFlags::RDHUP,
+        i.intersects(Interest::READ | Interest::PEER_CLOSED),
     );
     f.set(ep::EventFlags::OUT, i.contains(Interest::WRITE));
     f.set(ep::EventFlags::ONESHOT, i.contains(Interest::ONESHOT));

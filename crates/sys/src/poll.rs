@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Waits until one of up to 64 descriptors is ready, has an error or is closed, at most for
 /// `timeout` (`None`: for ever). Bit *i* of the answer stands for `fds[i]`; 0 means time-out.
-/// Only `READ` and `WRITE` count.
+/// Only `READ`, `WRITE` and `PEER_CLOSED` count.
 ///
 /// # Errors
 /// `Interrupted` when a signal's handler ran, also under `SA_RESTART`; `InvalidInput` for more than
@@ -39,5 +39,6 @@ fn entry<'fd>(&(fd, interest): &(BorrowedFd<'fd>, Interest)) -> PollFd<'fd> {
     let mut flags = PollFlags::empty();
     flags.set(PollFlags::IN, interest.contains(Interest::READ));
     flags.set(PollFlags::OUT, interest.contains(Interest::WRITE));
+    flags.set(PollFlags::RDHUP, interest.contains(Interest::PEER_CLOSED));
     PollFd::from_borrowed_fd(fd, flags)
 }

@@ -261,7 +261,54 @@ static void devices(void) {
     ibv_free_device_list(NULL);
     CHECK(ibv_fork_init() == 0);
     CHECK(ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
-    NO(ibv_import_device(3), EOPNOTSUPP);
+    NO(ibv_import_device(-1), EBADF);
+    int other[2];
+    MUST(pipe(other) == 0);
+    NO(ibv_import_device(other[0]), EOPNOTSUPP);
+    close(other[0]);
+    close(other[1]);
+}
+
+/* A context that was imported has further handles of what the other has made, and of nothing else. */
+static void imports(void) {
+    struct ibv_context *own = open_named("weft_ib0"), *foreign = open_named("weft_ib0");
+    struct ibv_pd *pd = ibv_alloc_pd(own);
+    static char memory[4096];
+    struct ibv_mr *mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
+    struct ibv_alloc_dm_attr wanted = {.length = 64};
+    struct ibv_dm *dm = ibv_alloc_dm(own, &wanted);
+    MUST(pd && mr && dm);
+    struct ibv_context *context = ibv_import_device(dup(own->cmd_fd));
+    MUST(context && context != own && context->device == own->device);
+    NO(ibv_import_pd(foreign, pd->handle), ENOENT);
+    NO(ibv_import_pd(context, pd->handle + 1000), ENOENT);
+    NO(ibv_import_dm(foreign, dm->handle), ENOENT);
+    struct ibv_pd *second = ibv_import_pd(context, pd->handle);
+    MUST(second && second != pd && second->handle == pd->handle && second->context == context);
+    struct ibv_pd *other = ibv_alloc_pd(context);
+    NO(ibv_import_mr(other, mr->handle), ENOENT);
+    struct ibv_mr *keys = ibv_import_mr(second, mr->handle);
+    MUST(keys && keys != mr);
+    CHECK(keys->lkey == mr->lkey && keys->rkey == mr->rkey && !keys->addr && !keys->length);
+    /* It is not this handle's to end. */
+    CHECK(ibv_dereg_mr(keys) == EINVAL);
+    struct ibv_dm *same = ibv_import_dm(context, dm->handle);
+    MUST(same && same != dm);
+    char there[8] = "written", back[8] = "";
+    CHECK(ibv_memcpy_to_dm(dm, 8, there, sizeof there) == 0);
+    CHECK(ibv_memcpy_from_dm(back, same, 8, sizeof back) == 0 && !strcmp(there, back));
+    ibv_unimport_dm(same);
+    ibv_unimport_mr(mr); /* not imported: it stays */
+    ibv_unimport_mr(keys);
+    ibv_unimport_pd(second);
+    CHECK(ibv_dereg_mr(mr) == 0 && ibv_free_dm(dm) == 0);
+    CHECK(ibv_dealloc_pd(pd) == 0 && ibv_dealloc_pd(other) == 0);
+    CHECK(ibv_close_device(context) == 0 && ibv_close_device(foreign) == 0);
+    /* What is gone cannot be imported, nor by a descriptor alone. */
+    int fd = dup(own->cmd_fd);
+    CHECK(ibv_close_device(own) == 0);
+    NO(ibv_import_device(fd), EOPNOTSUPP);
+    close(fd);
 }
 
 static void attrs(void) {
@@ -306,8 +353,16 @@ static void attrs(void) {
         CHECK(if_indextoname(entry.ndev_ifindex, name) != NULL);
         CHECK(ibv_query_gid_ex(context, 1, 10000, &entry, 0) == ENODATA);
         CHECK(ibv_query_gid_ex(context, 1, 0, &entry, 1) == EINVAL);
-        CHECK(ibv_query_gid_table(context, table, port.gid_tbl_len, 0) == port.gid_tbl_len);
-        CHECK(table[port.gid_tbl_len - 1].gid_index == (uint32_t)port.gid_tbl_len - 1);
+        int used = ibv_query_gid_table(context, table, port.gid_tbl_len, 0);
+        MUST(used >= 1 && used <= port.gid_tbl_len);
+        CHECK(table[used - 1].gid_index == (uint32_t)used - 1);
+        if (which) {
+            /* There is room, and nothing there. */
+            static const union ibv_gid none;
+            CHECK(used < port.gid_tbl_len);
+            CHECK(ibv_query_gid(context, 1, used, &gid) == 0 && !memcmp(&gid, &none, sizeof gid));
+            CHECK(ibv_query_gid_ex(context, 1, used, &entry, 0) == ENODATA);
+        }
         CHECK(ibv_query_gid_table(context, table, 0, 0) == -EINVAL);
         free(table);
         __be16 pkey = 0;
@@ -853,6 +908,7 @@ static void traffic_classes(void) {
         union ibv_gid gid;
         struct ibv_ah_attr way = {.is_global = 1, .port_num = 1}, back;
         MUST(ibv_query_gid(h.context, 1, i, &gid) == 0);
+        if (!gid.global.interface_id) continue;
         int v4 = gid.raw[10] == 0xff && gid.raw[11] == 0xff && !gid.raw[0];
         if (families & (1 << v4)) continue;
         families |= 1 << v4;
@@ -2597,6 +2653,7 @@ static const struct {
              {"cancelled", cancelled},
              {"domains_by_file", domains_by_file},
              {"xrc", xrc},
+             {"imports", imports},
              {"device_memory", device_memory},
              {"overrun", overrun},
              {"places", places},

@@ -9,9 +9,10 @@ use weft_verbs::Device;
 use super::resolve::datagrams;
 use super::types::rdma_port_space;
 use crate::call::pointer;
-use crate::verbs::context::{cm_contexts, is_persona};
+use crate::verbs::context::is_persona;
 use crate::verbs::device::{last_errno, native};
 use crate::verbs::object::{Inherited, PerFork, lock};
+use crate::verbs::open::cm_contexts;
 use crate::verbs::pd::ibv_alloc_pd;
 use crate::verbs::types::{ibv_context, ibv_pd};
 

@@ -12,9 +12,11 @@ use super::types::{RDMA_UDP_QKEY, rdma_cm_id};
 use crate::call::run;
 use crate::verbs::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
 use crate::verbs::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::verbs::create::create_qp_ex;
 use crate::verbs::device::{ibv_query_gid, last_errno};
+use crate::verbs::modify::{ibv_destroy_qp, ibv_modify_qp};
 use crate::verbs::object::{Kind as _, Name, find};
-use crate::verbs::qp::{QpObj, create_qp_ex, ibv_destroy_qp, ibv_modify_qp};
+use crate::verbs::qp::QpObj;
 use crate::verbs::srq::{create_srq_ex, ibv_destroy_srq};
 #[allow(clippy::wildcard_imports)] // C's vocabulary
 use crate::verbs::types::*;

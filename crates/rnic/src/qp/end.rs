@@ -517,9 +517,12 @@ impl Core {
         self.posted().next()
     }
 
-    /// Why it ended, once that may be told.
+    /// Why it ended, once that may be told. A peer that has closed behind messages that wait for their receives has ended it, too.
     pub(super) fn told_end(&self) -> Option<EndReason> {
-        self.ended.filter(|_| self.withheld.is_none())
+        match self.ended {
+            None if self.rx.held.is_closed() => Some(EndReason::Disconnected),
+            ended => ended.filter(|_| self.withheld.is_none()),
+        }
     }
 
     /// Bytes that have moved so far, either way.

@@ -197,6 +197,7 @@ impl Qp {
             in_lent: AtomicBool::new(false),
             tx_blocked: AtomicBool::new(false),
             rx_stopped: AtomicBool::new(false),
+            rx_closed: AtomicBool::new(false),
             starved: AtomicBool::new(false),
             drive_seq: AtomicU32::new(0),
             seen_seq: AtomicU32::new(0),
@@ -434,7 +435,8 @@ impl Qp {
     }
 
     /// Call this once when the connection ends, from whichever thread notices; at once if it has ended already. Only one
-    /// hook: the last one set.
+    /// hook: the last one set. With [`Rnr::Wait`] it is called for a peer that has closed behind messages without receives too; the state
+    /// changes when these are received, or given up.
     pub fn on_end(&self, hook: impl FnOnce(EndReason) + Send + 'static) {
         self.0.set_end_hook(Box::new(hook));
     }

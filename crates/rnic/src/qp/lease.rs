@@ -128,7 +128,10 @@ impl QpInner {
             return interest;
         }
         interest.set(Interest::WRITE, self.tx_blocked.load(Ordering::SeqCst));
-        interest.set(Interest::READ, !self.rx_stopped.load(Ordering::SeqCst));
+        let stopped = self.rx_stopped.load(Ordering::SeqCst);
+        interest.set(Interest::READ, !stopped);
+        let open = !self.rx_closed.load(Ordering::SeqCst);
+        interest.set(Interest::PEER_CLOSED, stopped && open);
         interest
     }
 

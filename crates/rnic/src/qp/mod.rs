@@ -206,6 +206,8 @@ pub(crate) struct QpInner {
     tx_blocked: AtomicBool,
     /// A message waits in the transport: nothing is received for now.
     rx_stopped: AtomicBool,
+    /// The peer's end has been seen behind that.
+    rx_closed: AtomicBool,
     /// A message waits: whoever posts a receive is to clear this, and to drive.
     starved: AtomicBool,
     drive_seq: AtomicU32,
@@ -532,6 +534,10 @@ impl QpInner {
         let was_stopped = self.rx_stopped.load(Ordering::SeqCst);
         if stopped != was_stopped {
             self.rx_stopped.store(stopped, Ordering::SeqCst);
+        }
+        let closed = core.rx.held.is_closed();
+        if closed != self.rx_closed.load(Ordering::SeqCst) {
+            self.rx_closed.store(closed, Ordering::SeqCst);
         }
         self.note_still(&core);
         let gave_back = std::mem::take(&mut core.gave_back);

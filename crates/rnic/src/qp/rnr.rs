@@ -5,6 +5,9 @@
 //! order of its arrival: copied, up to a bound, and in the transport beyond that. On shared memory the peer is not told meanwhile of what is
 //! out of the ring, because it takes that for done.
 //!
+//! A peer's close behind such messages is told of at once ([`Qp::on_end`](super::Qp::on_end)): a program that waits for that alone posts no receive any
+//! more. What has come before is still there for one that does.
+//!
 //! It waits for ever, unless somebody has said how often to wait: the peer, by a notice (docs/spec/rdmap-extensions.md), or our own
 //! program's connection manager. When that time is over a Terminate names the message, and the sender learns what became of it.
 
@@ -103,6 +106,8 @@ pub(super) struct Held {
     waits: bool,
     /// What the staging buffer begins with has to wait there.
     stopped: bool,
+    /// The peer has closed, behind what waits.
+    closed: bool,
     /// A Read Response has begun and not ended: nothing may come in between.
     response_open: bool,
     ulpdus: VecDeque<Box<[u8]>>,
@@ -160,9 +165,13 @@ impl Held {
         self.stopped
     }
 
-    /// Nothing follows what waits.
-    pub(super) fn stop(&mut self) {
-        self.stopped = true;
+    /// The peer has closed: nothing follows what waits. The program is told now, and the queue pair ends when the last of it has its receive.
+    pub(super) fn close(&mut self) {
+        (self.stopped, self.closed) = (true, true);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed
     }
 }
 

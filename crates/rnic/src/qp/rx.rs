@@ -247,7 +247,12 @@ impl QpInner {
             let outcome = match self.parse(core) {
                 // What waits is not done: the peer is not told.
                 Ok(()) if core.rx.held.stopped() => match (link.pause(), self.state()) {
-                    (false, _) => break,
+                    (false, _) => {
+                        if !core.rx.held.is_closed() && link.is_closed_behind() {
+                            core.rx.held.close();
+                        }
+                        break;
+                    }
                     (true, QpState::Closing) => Err(Stop::Eof),
                     (true, _) => Err(Stop::Lost),
                 },
@@ -270,7 +275,7 @@ impl QpInner {
                 }
                 Ok(None) => break,
                 Err(Stop::Eof) if core.rx.held.waits() && self.state() != QpState::Closing => {
-                    core.rx.held.stop();
+                    core.rx.held.close();
                     break;
                 }
                 Err(stop) => {

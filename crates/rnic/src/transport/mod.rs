@@ -24,6 +24,10 @@ pub(crate) trait ByteStream: Send + Sync {
     fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Received>;
     /// Nothing is received for now, and nobody watches for data. Says whether the connection is lost.
     fn pause(&self) -> bool;
+    /// While it is paused: the peer's end waits behind what was not received.
+    fn is_closed_behind(&self) -> bool {
+        false
+    }
     /// What to sleep on, see [`ByteStream::watch`].
     fn fd(&self) -> BorrowedFd<'_>;
     /// Somebody is about to sleep until `recv`, or with [`Interest::WRITE`] `send` as well, would do something: what to
@@ -113,6 +117,15 @@ impl Link {
     /// As [`ByteStream::pause`].
     pub(crate) fn pause(&self) -> bool {
         either!(self, link => link.pause())
+    }
+
+    /// As [`ByteStream::is_closed_behind`].
+    pub(crate) fn is_closed_behind(&self) -> bool {
+        match self {
+            Link::Stream(link) => link.is_closed_behind(),
+            // It tells of its end beside the ring.
+            Link::Local(_) => false,
+        }
     }
 
     /// As [`ByteStream::fd`].

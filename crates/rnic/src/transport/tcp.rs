@@ -46,6 +46,11 @@ impl TcpLink {
     fn on_this_host(&self) -> bool {
         self.peer.ip().to_canonical().is_loopback() || self.local.ip() == self.peer.ip()
     }
+
+    /// Whether the socket is ready in this way, or lost.
+    fn is_now(&self, interest: Interest) -> bool {
+        poll_fds(&[(self.fd.as_fd(), interest)], Some(Duration::ZERO)).is_ok_and(|n| n > 0)
+    }
 }
 
 impl ByteStream for TcpLink {
@@ -59,11 +64,10 @@ impl ByteStream for TcpLink {
     }
     fn pause(&self) -> bool {
         // Without an interest, an event says that both directions are closed or that there was an error.
-        poll_fds(
-            &[(self.fd.as_fd(), Interest::empty())],
-            Some(Duration::ZERO),
-        )
-        .is_ok_and(|n| n > 0)
+        self.is_now(Interest::empty())
+    }
+    fn is_closed_behind(&self) -> bool {
+        self.is_now(Interest::PEER_CLOSED)
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

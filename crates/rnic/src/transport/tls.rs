@@ -304,6 +304,10 @@ impl ByteStream for TlsLink {
         self.tcp.pause()
     }
 
+    fn is_closed_behind(&self) -> bool {
+        self.tcp.is_closed_behind()
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         self.tcp.fd()
     }

@@ -3,6 +3,7 @@
 mod devices;
 mod fabric;
 mod faults;
+mod matrix;
 mod mpi;
 mod mpi_wheels;
 mod perftest;
@@ -11,6 +12,7 @@ mod pyverbs;
 mod qperf;
 mod rdmacm;
 mod rsockets;
+mod storage;
 mod sysfs;
 mod tls;
 mod ucx;

@@ -1,0 +1,280 @@
+//! Queue pairs from state to state, and to their end.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use weft_verbs::Qp;
+
+use super::events::{Audience, Of};
+use super::faults::QpFaults;
+use super::mr::rights;
+use super::object::{Turn, lock, turn};
+use super::persona;
+use super::port;
+use super::qp::QpObj;
+use super::transitions::{allowed, remember, sound};
+use super::types::*;
+use crate::call::status;
+
+/// `ibv_modify_qp`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
+    status(|| {
+        let mut qp = turn::<QpObj>(qp)?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let attr = unsafe { *attr };
+        let mask = attr_mask as u32;
+        let now = qp.state();
+        if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != now {
+            return Err(Errno::INVAL);
+        }
+        let to = if mask & IBV_QP_STATE != 0 {
+            attr.qp_state
+        } else {
+            now
+        };
+        if qp.is_persona() {
+            modify_persona(&mut qp, &attr, mask, now, to)?;
+        } else {
+            modify_iwarp(&mut qp, &attr, mask, now, to)?;
+        }
+        remember(&mut lock(&qp.attr), &attr, mask);
+        // SAFETY: a live object.
+        unsafe { (*qp.c()).qp_base.state = qp.state() };
+        Ok(())
+    })
+}
+
+fn modify_persona(
+    qp: &mut Turn<QpObj>,
+    attr: &ibv_qp_attr,
+    mask: u32,
+    now: ibv_qp_state,
+    to: ibv_qp_state,
+) -> Result<(), Errno> {
+    let limits = qp.pd.device().attr().limits;
+    if !allowed(qp.kind, now, to, mask) || !sound(attr, mask, limits.max_rd_atomic) {
+        return Err(Errno::INVAL);
+    }
+    if mask & IBV_QP_ACCESS_FLAGS != 0 {
+        qp.native()?.set_access(rights(attr.qp_access_flags));
+    }
+    if mask & IBV_QP_MIN_RNR_TIMER != 0 {
+        let timer = persona::rnr_timer(attr.min_rnr_timer);
+        qp.native()?.set_min_rnr_timer(timer);
+    }
+    if mask & IBV_QP_RNR_RETRY != 0 {
+        qp.native()?.set_rnr_retry(attr.rnr_retry);
+    }
+    match (now, to) {
+        (_, IBV_QPS_RESET) => return reset(qp),
+        (_, IBV_QPS_ERR) => return fail(qp),
+        _ if qp.is_datagram() => return modify_datagram(qp, attr, mask, to),
+        (IBV_QPS_INIT, IBV_QPS_RTR) => {
+            remember(&mut lock(&qp.attr), attr, mask);
+            persona::rtr(&qp.native()?, attr)?;
+        }
+        (IBV_QPS_RTR, IBV_QPS_RTS) => {
+            let patience = persona::patience(attr.timeout, attr.retry_cnt);
+            persona::rts(qp.num, patience);
+            port::of(qp.ctx.which).set_patience(qp.num, patience);
+        }
+        (IBV_QPS_SQD, IBV_QPS_RTS) => {
+            qp.resume(&*qp.native()?);
+            return Ok(());
+        }
+        (IBV_QPS_RTS, IBV_QPS_SQD) => {
+            qp.set_state(to);
+            if mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0
+                && attr.en_sqd_async_notify != 0
+                && qp.native()?.outstanding() == 0
+            {
+                qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
+    qp.set_state(to);
+    Ok(())
+}
+
+fn modify_datagram(
+    qp: &Turn<QpObj>,
+    attr: &ibv_qp_attr,
+    mask: u32,
+    to: ibv_qp_state,
+) -> Result<(), Errno> {
+    let ud = qp.ud.as_ref().ok_or(Errno::INVAL)?;
+    if to != IBV_QPS_INIT {
+        let set = mask & IBV_QP_QKEY != 0;
+        ud.listen(if set { attr.qkey } else { qp.attr().qkey })?;
+    }
+    if to == IBV_QPS_RTS {
+        let _resting = lock(&qp.resting);
+        qp.places.send.give_back(ud.resume());
+        qp.set_state(to);
+    } else {
+        qp.set_state(to);
+    }
+    let notify = mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attr.en_sqd_async_notify != 0;
+    if to == IBV_QPS_SQD && notify && ud.outstanding() == 0 {
+        qp.ctx.events.push(&qp.subject, IBV_EVENT_SQ_DRAINED);
+    }
+    Ok(())
+}
+
+/// What providers of iWARP let a program do itself. The connection manager does the rest.
+fn modify_iwarp(
+    qp: &mut Turn<QpObj>,
+    attr: &ibv_qp_attr,
+    mask: u32,
+    now: ibv_qp_state,
+    to: ibv_qp_state,
+) -> Result<(), Errno> {
+    const IGNORED: u32 = IBV_QP_ALT_PATH | IBV_QP_AV | IBV_QP_PATH_MIG_STATE;
+    let limits = qp.pd.device().attr().limits;
+    if !sound(attr, mask & !IGNORED, limits.max_rd_atomic) {
+        return Err(Errno::INVAL);
+    }
+    match (now, to) {
+        (_, IBV_QPS_RESET) => reset(qp),
+        (_, IBV_QPS_ERR) => fail(qp),
+        (IBV_QPS_RESET, IBV_QPS_INIT) => {
+            qp.set_state(IBV_QPS_INIT);
+            Ok(())
+        }
+        // The connection ends in order.
+        (IBV_QPS_RTS, IBV_QPS_SQD) => {
+            qp.native()?.disconnect();
+            Ok(())
+        }
+        (now, to) if now == to => Ok(()),
+        (_, IBV_QPS_RTR | IBV_QPS_RTS) => {
+            tracing::warn!(
+                qp_num = qp.num,
+                "ibv_modify_qp cannot connect a queue pair of weft0, which is iWARP: connect it with rdma_cm (rdma_connect, rdma_accept), or use the \
+                 device weft_ib0 (weft verbs --devices weft_ib0)"
+            );
+            Err(Errno::INVAL)
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// To the error state: everything posted is flushed.
+fn fail(qp: &Turn<QpObj>) -> Result<(), Errno> {
+    let before = qp.state();
+    if let Some(ud) = &qp.ud {
+        {
+            let _resting = lock(&qp.resting);
+            qp.set_state(IBV_QPS_ERR);
+            qp.places.send.give_back(ud.fail());
+        }
+        if before != IBV_QPS_ERR {
+            Audience::get().last(qp.num);
+        }
+        return Ok(());
+    }
+    let native = qp.native()?;
+    if qp.is_persona() {
+        persona::reset(qp.num);
+    }
+    qp.set_state(IBV_QPS_ERR);
+    Audience::get().asked(qp.num);
+    native.to_error();
+    for wr in lock(&qp.resting).drain(..) {
+        // It is flushed.
+        if native.post_send_one(wr).is_err() {
+            qp.places.send.give_back(1);
+        }
+    }
+    if before != IBV_QPS_ERR {
+        Audience::get().last(qp.num);
+    }
+    Ok(())
+}
+
+/// End a queue pair below: its number is free, and it makes no completions any more, when those who are just joining it have let go of it too.
+fn end(mut native: Option<Arc<Qp>>) {
+    while let Some(held) = native {
+        native = match Arc::try_unwrap(held) {
+            Ok(last) => {
+                last.destroy();
+                None
+            }
+            Err(held) => {
+                std::thread::yield_now();
+                Some(held)
+            }
+        };
+    }
+}
+
+/// To the first state: with a new queue pair below, of the same number.
+fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
+    if qp.is_datagram() {
+        let before = qp.alone(|qp| {
+            qp.set_state(IBV_QPS_RESET);
+            qp.ud.take()
+        });
+        let mut ud = before.ok_or(Errno::INVAL)?;
+        ud.end();
+        qp.forget_posted();
+        let renewed = ud.renew();
+        qp.alone(|qp| qp.ud = Some(ud));
+        return renewed;
+    }
+    if qp.state.load(Ordering::Relaxed) == IBV_QPS_RESET && qp.native.is_some() {
+        return Ok(());
+    }
+    if qp.is_persona() {
+        persona::reset(qp.num);
+    }
+    let before = qp.alone(|qp| {
+        qp.set_state(IBV_QPS_RESET);
+        lock(&qp.resting).clear();
+        qp.native.take()
+    });
+    // Not while others wait: it takes locks of the device, whose hooks must not wait for us.
+    end(before);
+    qp.forget_posted();
+    Audience::get().anew(qp.num);
+    let native = Arc::new(qp.pd.create_qp(&qp.init).map_err(super::errno)?);
+    if qp.faults.is_some() {
+        port::of(qp.ctx.which).add(&native);
+    }
+    qp.alone(|qp| qp.native = Some(native));
+    Ok(())
+}
+
+/// `ibv_destroy_qp`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    status(|| {
+        let qp = turn::<QpObj>(qp)?;
+        if qp.ud.as_ref().is_some_and(|ud| ud.is_attached()) {
+            return Err(Errno::BUSY);
+        }
+        Audience::get().remove(Of::Qp, qp.num);
+        if qp.is_persona() {
+            persona::reset(qp.num);
+        }
+        QpFaults::forget(qp.num());
+        port::of(qp.ctx.which).remove(qp.num);
+        let mut gone = qp.retire();
+        end(gone.native.take());
+        gone.ud = None;
+        gone.forget_posted();
+        Ok(())
+    })
+}

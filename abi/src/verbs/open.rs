@@ -1,0 +1,133 @@
+//! Opening devices, and the tables of calls that the inline functions of `<infiniband/verbs.h>` go through.
+
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{MemfdFlags, fstat, memfd_create};
+use rustix::io::Errno;
+
+use super::context::{Context, Ctx};
+use super::device::which;
+use super::events::EventQueue;
+use super::object::{Kind, PerFork, find, lock, turn};
+use super::types::*;
+use super::{cq, create, device, dm, ex, mr, mw, pd, post, qp, settings, srq, xrc};
+use crate::call::{pointer, status};
+
+/// `ibv_open_device`
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    pointer(|| {
+        settings::check()?;
+        // Its name is for who finds it in /proc.
+        let cmd = memfd_create(which(device)?.name(), MemfdFlags::CLOEXEC)?;
+        open(device, cmd)
+    })
+}
+
+/// A context whose objects can be imported by the descriptor `cmd`.
+///
+/// # Errors
+/// `EINVAL` when it is no device; what the system says when it lacks something.
+pub(super) fn open(device: *mut ibv_device, cmd: OwnedFd) -> Result<*mut ibv_context, Errno> {
+    let which = which(device)?;
+    // Here, so that a machine that cannot do it says so here.
+    device::native()?;
+    let events = EventQueue::new()?;
+    let (async_fd, cmd_fd) = (events.fd(), cmd.as_raw_fd());
+    let stat = fstat(&cmd)?;
+    let file = (stat.st_dev, stat.st_ino);
+    let body = Context {
+        ctx: Arc::new(Ctx {
+            which,
+            events,
+            file,
+        }),
+        _cmd: cmd,
+    };
+    let made = Context::pool().make(body, |c, _| {
+        extended(c);
+        c.sz = size_of::<verbs_context>();
+        c.context.device = device;
+        c.context.async_fd = async_fd;
+        c.context.cmd_fd = cmd_fd;
+        c.context.num_comp_vectors = device::COMP_VECTORS;
+        c.context.abi_compat = std::ptr::without_provenance_mut(__VERBS_ABI_IS_EXTENDED);
+        basic(&mut c.context.ops);
+    })?;
+    Ok(made.handle())
+}
+
+/// What goes through `ibv_context.ops`.
+fn basic(ops: &mut ibv_context_ops) {
+    ops.alloc_mw = Some(mw::alloc_mw);
+    ops.bind_mw = Some(mw::bind_mw);
+    ops.dealloc_mw = Some(mw::dealloc_mw);
+    ops.poll_cq = Some(post::poll_cq);
+    ops.req_notify_cq = Some(cq::req_notify_cq);
+    ops.post_srq_recv = Some(post::post_srq_recv);
+    ops.post_send = Some(post::post_send);
+    ops.post_recv = Some(post::post_recv);
+}
+
+/// What goes through `verbs_context`. What is not there makes `EOPNOTSUPP` in the header's functions.
+fn extended(c: &mut verbs_context) {
+    c.query_port = Some(device::query_port);
+    c.query_device_ex = Some(device::query_device_ex);
+    c.query_rt_values = Some(device::query_rt_values);
+    c.advise_mr = Some(mr::advise_mr);
+    c.alloc_null_mr = Some(mr::alloc_null_mr);
+    c.alloc_td = Some(pd::alloc_td);
+    c.dealloc_td = Some(pd::dealloc_td);
+    c.alloc_parent_domain = Some(pd::alloc_parent_domain);
+    c.create_cq_ex = Some(ex::create_cq_ex);
+    c.modify_cq = Some(cq::modify_cq);
+    c.create_qp_ex = Some(create::create_qp_ex);
+    c.create_srq_ex = Some(srq::create_srq_ex);
+    c.get_srq_num = Some(srq::get_srq_num);
+    c.open_xrcd = Some(xrc::open_xrcd);
+    c.close_xrcd = Some(xrc::close_xrcd);
+    c.alloc_dm = Some(dm::alloc_dm);
+    c.free_dm = Some(dm::free_dm);
+    c.reg_dm_mr = Some(dm::reg_dm_mr);
+}
+
+/// `ibv_close_device`. The context's queue pairs come to their end; other objects that are left stay usable.
+///
+/// # Safety
+/// As its manual page says.
+pub unsafe fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    status(|| {
+        let ctx = Arc::clone(&find::<Context>(context)?.ctx);
+        drop(turn::<Context>(context)?.retire());
+        for qp in qp::QpObj::pool().all() {
+            if Arc::ptr_eq(&qp.ctx, &ctx)
+                && let Ok(native) = qp.native()
+            {
+                native.disconnect();
+            }
+        }
+        Ok(())
+    })
+}
+
+/// An open context of each device, in their order; opened once for the process and never closed.
+pub(crate) fn cm_contexts() -> Result<Vec<*mut ibv_context>, Errno> {
+    /// The contexts that the connection manager works with, one for each device of `WEFT_DEVICES`.
+    static SHARED: PerFork<Mutex<Vec<usize>>> = PerFork::new();
+    let mut contexts = lock(SHARED.get());
+    if contexts.is_empty() {
+        for device in device::devices() {
+            // SAFETY: a device of ours.
+            let context = unsafe { ibv_open_device(device) };
+            if context.is_null() {
+                return Err(device::last_errno());
+            }
+            contexts.push(context as usize);
+        }
+    }
+    Ok(contexts.iter().map(|c| *c as *mut ibv_context).collect())
+}

@@ -1,0 +1,252 @@
+//! Addresses, ports and names of librdmacm, and peers that are not there or not sound. Both sides are in this process.
+#![cfg(feature = "verbs")]
+#![allow(clippy::undocumented_unsafe_blocks)] // every call here is as its manual page says, or checked for refusing what is not
+#![allow(clippy::cast_possible_wrap)]
+
+mod cm;
+
+use std::ffi::c_int;
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::ptr::{null, null_mut};
+
+use cm::{Channel, Param, errno, failed, loopback, sockaddr};
+use weft_abi::verbs::cm::types::*;
+use weft_abi::verbs::cm::*;
+use weft_abi::verbs::types::*;
+
+/// What an initiator hears of a peer on this port.
+fn outcome(port: u16) -> (rdma_cm_event_type, c_int) {
+    let client = Channel::new();
+    let id = client.routed(port);
+    id.create_qp();
+    id.connect(&Param::new(b"hello")).unwrap();
+    let event = client.get();
+    let outcome = (event.kind(), event.status());
+    event.ack();
+    id.destroy_qp();
+    id.destroy();
+    outcome
+}
+
+#[test]
+fn peers_that_are_not_there_or_not_sound() {
+    let free = TcpListener::bind(loopback(0)).unwrap();
+    let port = free.local_addr().unwrap().port();
+    // One that says nothing: the kernel takes the connection, nobody answers.
+    let silent = std::thread::spawn(move || outcome(port));
+
+    let gone = TcpListener::bind(loopback(0)).unwrap();
+    let port = gone.local_addr().unwrap().port();
+    drop(gone);
+    assert_eq!(outcome(port), (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED));
+
+    let rude = TcpListener::bind(loopback(0)).unwrap();
+    let port = rude.local_addr().unwrap().port();
+    let closing = std::thread::spawn(move || {
+        let (mut peer, _) = rude.accept().unwrap();
+        let _ = peer.read(&mut [0; 256]);
+        drop(peer);
+        let (mut peer, _) = rude.accept().unwrap();
+        let _ = peer.read(&mut [0; 256]);
+        let _ = peer.write_all(&[0x5a; 512]);
+        let _ = peer.read(&mut [0; 256]);
+    });
+    assert_eq!(outcome(port), (RDMA_CM_EVENT_REJECTED, -libc::ECONNRESET));
+    assert_eq!(outcome(port), (RDMA_CM_EVENT_CONNECT_ERROR, -libc::EPROTO));
+    closing.join().unwrap();
+
+    let late = silent.join().unwrap();
+    assert_eq!(late, (RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT));
+}
+
+#[test]
+fn a_listener_outlives_hostile_initiators() {
+    let server = Channel::new();
+    let listener = server.listen("127.0.0.1:0");
+    for bytes in [
+        &b"GET / HTTP/1.0\r\n\r\n"[..],
+        &[0; 600],
+        &[0xff; 3],
+        b"MPA ID Req Frame",
+    ] {
+        let mut peer = std::net::TcpStream::connect(loopback(listener.port())).unwrap();
+        peer.write_all(bytes).unwrap();
+    }
+    let client = Channel::new();
+    let pair = cm::connected(&server, &listener, &client);
+    pair.destroy();
+    listener.destroy();
+}
+
+#[test]
+fn addresses_that_cannot_be_had() {
+    let client = Channel::new();
+    let id = client.create_id();
+    // Documentation's addresses are nobody's here (RFC 5737).
+    let mut elsewhere = sockaddr("198.51.100.7:0");
+    failed(
+        unsafe { rdma_bind_addr(id.0, elsewhere.ptr()) },
+        libc::EADDRNOTAVAIL,
+    );
+    let mut link_local = sockaddr("[fe80::1]:0");
+    failed(
+        unsafe { rdma_bind_addr(id.0, link_local.ptr()) },
+        libc::EINVAL,
+    );
+    let mut v6 = sockaddr("[::1]:0");
+    let mut v4 = sockaddr("127.0.0.1:7471");
+    failed(
+        unsafe { rdma_resolve_addr(id.0, v6.ptr(), v4.ptr(), 1000) },
+        libc::EINVAL,
+    );
+    failed(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), null_mut(), 1000) },
+        libc::EINVAL,
+    );
+    // The next hop cannot be an address that routes nowhere; the event says which errno.
+    let mut nowhere = sockaddr("[ff0f::1]:7471");
+    assert_eq!(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), nowhere.ptr(), 1000) },
+        0
+    );
+    let event = client.get();
+    if event.kind() == RDMA_CM_EVENT_ADDR_ERROR {
+        assert!(event.status() < 0);
+    }
+    event.ack();
+    id.destroy();
+    // Nowhere in particular is here.
+    let id = client.create_id();
+    let mut any = sockaddr("0.0.0.0:7471");
+    assert_eq!(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), any.ptr(), 1000) },
+        0
+    );
+    client.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    assert_eq!(id.peer().unwrap(), "127.0.0.1:7471".parse().unwrap());
+    id.destroy();
+}
+
+#[test]
+fn ports_are_taken_at_once() {
+    let channel = Channel::new();
+    let (first, second) = (channel.create_id(), channel.create_id());
+    first.bind("127.0.0.1:0").unwrap();
+    let taken = format!("127.0.0.1:{}", first.src_port());
+    assert_eq!(second.bind(&taken), Err(libc::EADDRINUSE));
+    assert_eq!(first.bind("127.0.0.1:0"), Err(libc::EINVAL));
+    // Two that want to share may, until one listens.
+    let (third, fourth) = (channel.create_id(), channel.create_id());
+    for id in [&third, &fourth] {
+        id.set_int(RDMA_OPTION_ID_REUSEADDR, 1).unwrap();
+    }
+    third.bind("127.0.0.1:0").unwrap();
+    let shared = format!("127.0.0.1:{}", third.src_port());
+    fourth.bind(&shared).unwrap();
+    assert_eq!(unsafe { rdma_listen(third.0, 0) }, 0);
+    failed(unsafe { rdma_listen(fourth.0, 0) }, libc::EADDRINUSE);
+    assert_eq!(
+        third.set_int(RDMA_OPTION_ID_REUSEADDR, 0),
+        Err(libc::EINVAL)
+    );
+    // Without an address to listen on, it is any.
+    let fifth = channel.create_id();
+    assert_eq!(unsafe { rdma_listen(fifth.0, 3) }, 0);
+    assert_ne!(fifth.src_port(), 0);
+    // The port is free again.
+    let port = first.src_port();
+    for id in [first, second, third, fourth, fifth] {
+        id.destroy();
+    }
+    let again = channel.listen(&format!("127.0.0.1:{port}"));
+    again.destroy();
+}
+
+#[test]
+fn wildcards_take_both_families_unless_told() {
+    let server = Channel::new();
+    let listener = server.listen("[::]:0");
+    let client = Channel::new();
+    for to in ["127.0.0.1", "::1"] {
+        let ip: std::net::IpAddr = to.parse().unwrap();
+        let pair = cm::connected_to(&server, (ip, listener.port()).into(), &client);
+        assert_eq!(pair.accepted.local().unwrap().ip(), ip);
+        assert_eq!(pair.accepted.peer().unwrap().ip(), ip);
+        pair.destroy();
+    }
+    listener.destroy();
+    let only = server.create_id();
+    only.set_int(RDMA_OPTION_ID_AFONLY, 1).unwrap();
+    only.bind("[::]:0").unwrap();
+    assert_eq!(unsafe { rdma_listen(only.0, 0) }, 0);
+    assert_eq!(
+        outcome(only.src_port()),
+        (RDMA_CM_EVENT_REJECTED, -libc::ECONNREFUSED)
+    );
+    only.destroy();
+}
+
+#[test]
+fn names_are_looked_up_as_asked() {
+    let mut found = null_mut();
+    unsafe {
+        failed(
+            rdma_getaddrinfo(null(), null(), null(), &raw mut found),
+            libc::EINVAL,
+        );
+        let mut hints = cm::hints(RAI_NUMERICHOST);
+        let name = c"localhost";
+        assert_eq!(
+            rdma_getaddrinfo(name.as_ptr(), null(), &raw const hints, &raw mut found),
+            libc::EAI_NONAME
+        );
+        hints = cm::hints(RAI_PASSIVE);
+        let port = c"7174";
+        assert_eq!(
+            rdma_getaddrinfo(null(), port.as_ptr(), &raw const hints, &raw mut found),
+            0
+        );
+        assert_eq!((*found).ai_dst_len, 0);
+        assert_eq!((*found).ai_qp_type, IBV_QPT_RC as c_int);
+        assert_eq!((*found).ai_port_space, RDMA_PS_TCP as c_int);
+        assert!((*found).ai_src_len > 0 && (*found).ai_next.is_null());
+        rdma_freeaddrinfo(found);
+        rdma_freeaddrinfo(found);
+        hints.ai_qp_type = IBV_QPT_UD as c_int;
+        hints.ai_port_space = RDMA_PS_TCP as c_int;
+        assert_eq!(
+            rdma_getaddrinfo(null(), port.as_ptr(), &raw const hints, &raw mut found),
+            libc::EAI_SOCKTYPE
+        );
+    }
+}
+
+#[test]
+fn an_address_without_a_way_out_is_an_event() {
+    let channel = Channel::new();
+    let id = channel.create_id();
+    id.bind("127.0.0.1:0").unwrap();
+    // Documentation's addresses are nobody's (RFC 5737), and this host's own are no way there.
+    let mut to = sockaddr("198.51.100.7:7471");
+    assert_eq!(
+        unsafe { rdma_resolve_addr(id.0, null_mut(), to.ptr(), 1000) },
+        0
+    );
+    let event = channel.get();
+    assert_eq!(event.kind(), RDMA_CM_EVENT_ADDR_ERROR);
+    assert!([-libc::EHOSTUNREACH, -libc::ENETUNREACH].contains(&event.status()));
+    event.ack();
+    // It is where it was, and can try another.
+    id.resolve("127.0.0.1:7471");
+    channel.expect(RDMA_CM_EVENT_ADDR_RESOLVED).ack();
+    id.destroy();
+    let sync = cm::sync_id();
+    sync.bind("127.0.0.1:0").unwrap();
+    assert_eq!(
+        unsafe { rdma_resolve_addr(sync.0, null_mut(), to.ptr(), 1000) },
+        -1
+    );
+    assert!([libc::EHOSTUNREACH, libc::ENETUNREACH].contains(&errno()));
+    sync.destroy();
+}
