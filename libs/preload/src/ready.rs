@@ -17,7 +17,7 @@ use weft_run::meet::Why;
 
 use crate::conn::{BOTH, Chan, Conn, Reg, big};
 use crate::table::{self, Entry};
-use crate::{bell, hidden, link, next};
+use crate::{bell, hidden, late, link, next};
 
 pub(crate) const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLWRBAND) as u32;
 pub(crate) const IN: u32 = (libc::EPOLLIN
@@ -62,6 +62,11 @@ pub(crate) fn new_set(fd: c_int) {
 
 pub(crate) fn after_fork() {
     FOREIGN.store(NEXT_SET.load(Relaxed), Relaxed);
+}
+
+/// Whether a set was made before a fork, in a parent that has it too.
+pub(crate) fn is_foreign(number: usize) -> bool {
+    number < FOREIGN.load(Relaxed)
 }
 
 pub(crate) fn number(set: c_int) -> usize {
@@ -286,6 +291,7 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>)
     let (tx, rx) = Conn::mode(chan);
     conn.followed.store(tx << 8 | rx, SeqCst);
     slow.regs.retain(|reg| number(reg.set) == reg.number);
+    late::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, !slow.regs.is_empty());
 }
 
@@ -315,6 +321,7 @@ pub(crate) unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
 /// As `epoll_ctl(2)`.
 pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let Some((conn, inside)) = table::enter(fd) else {
+        late::be_exact(fd);
         // SAFETY: the caller's promise.
         return unsafe { crate::dgram::ready::epoll_ctl(set, op, fd, event) };
     };
@@ -385,12 +392,14 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 _ => {}
             }
             if let Some(chan) = chan {
+                late::follow(conn, Some(chan), &slow.regs);
                 set_eager(chan, !slow.regs.is_empty());
             }
         }
         return rc;
     }
     let Some(chan) = chan else { return -1 };
+    late::leave(conn, Some(chan));
     // SAFETY: the caller's promise.
     let (events, data) = unsafe { parts(event) };
     let done = match (op, at) {
@@ -433,6 +442,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
         }
         _ => Err(libc::EINVAL),
     };
+    late::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, !slow.regs.is_empty());
     match done {
         Ok(()) => 0,
@@ -460,12 +470,13 @@ fn remove(reg: &mut Reg, chan: &Chan) {
 /// A descriptor of the socket is closed: its registrations go when the kernel would have them go, with the last of the process that has
 /// the socket to itself; else those by this descriptor stay.
 pub(crate) fn closing(
-    conn: &Conn,
+    conn: &'static Conn,
     fd: c_int,
     last: bool,
     chan: Option<&Chan>,
     big: &MutexGuard<'_, ()>,
 ) {
+    late::leave(conn, chan);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if number(reg.set) == reg.number
@@ -477,6 +488,7 @@ pub(crate) fn closing(
         forget(reg);
     }
     slow.regs.retain(|reg| !last && reg.fd != fd);
+    late::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 
 /// Two descriptors may stand for one registration at the moment: their events are put together.
@@ -508,7 +520,8 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
 }
 
 /// The bell gets another number (under the lock): its registrations are made anew.
-pub(crate) fn bell_moves(conn: &Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
+pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
+    late::leave(conn, Some(chan));
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| reg.own_bell < 0) {
         if let Some(events) = reg.bell {

@@ -14,7 +14,7 @@ use crate::bell::{self, Heard};
 use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING};
 use crate::fetch::{self, Took};
 use crate::lend::{self, memory};
-use crate::{hosts, ledger, link, next, ready, set_errno, signal, table};
+use crate::{hosts, late, ledger, link, next, ready, set_errno, signal, table};
 
 /// Bytes of the vector.
 pub(crate) fn total(iov: &[iovec]) -> usize {
@@ -266,7 +266,8 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                     Took::Bytes(n) => {
                         got += n;
                         let is_empty = side.head.load(Relaxed) == head.wrapping_add(ready as u64);
-                        if is_empty && side.eager.load(Relaxed) != 0 && !is_closed {
+                        let is_eager = is_empty && side.eager.load(Relaxed) != 0 && !is_closed;
+                        if is_eager && !late::put_off(conn, chan) {
                             bell::settle(chan);
                         }
                         if got == want || flags & libc::MSG_WAITALL == 0 {
@@ -286,6 +287,12 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                 let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
                 if may_block && !spun && !ended {
                     // Below.
+                } else if !may_block && !ended && late::is_put_off(conn, chan) {
+                    return Step::Done(if got > 0 {
+                        got as ssize_t
+                    } else {
+                        failed(libc::EAGAIN)
+                    });
                 } else if bell::settle(chan) {
                     continue;
                 }

@@ -1,9 +1,19 @@
 //! Looking at an empty ring for a moment before sleeping: waking a thread costs more, where the peer runs on another processor.
 
+use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How often an empty ring is looked at.
+fn env(name: &str, or: u64) -> u64 {
+    std::env::var(name)
+        .ok()
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(or)
+}
+static LOOK: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| env("S_NS", 20_000));
+static YIELD: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| env("S_YIELD", 16));
+
+/// How often a full ring is looked at.
 const SPINS: u32 = 200;
 /// So many looks in a row that brought nothing end them,
 const LOST: u32 = 8;
@@ -17,29 +27,90 @@ pub(crate) fn spins() -> u32 {
     if one { 0 } else { SPINS }
 }
 
+/// Nanoseconds of the machine's clock.
+pub(crate) fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Looks until there is something, for a moment at most. Returns whether there is.
+fn look(mut is_there: impl FnMut() -> bool) -> bool {
+    if spins() == 0 {
+        return false;
+    }
+    let began = now();
+    let mut n = 0;
+    loop {
+        for _ in 0..8 {
+            if is_there() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        n += 1;
+        let at = now();
+        if at - began > *LOOK {
+            return false;
+        }
+        if *YIELD > 0 && n % *YIELD == 0 {
+            // SAFETY: no arguments.
+            unsafe { libc::sched_yield() };
+            let after = now();
+            if after - at > *LOOK {
+                return is_there();
+            }
+        }
+    }
+}
+
 /// Learns whether looking pays. It does not where both ends share a processor, or the peer takes its time. Zeros are a valid value: it is in memory that
 /// processes share.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Spun(AtomicU32);
 
+/// After so many looks without success, whether to look; and the count from then on.
+fn next(lost: u32) -> Option<u32> {
+    (lost >= LOST && !lost.is_multiple_of(AGAIN))
+        .then(|| if lost == u32::MAX { LOST } else { lost + 1 })
+}
+
 impl Spun {
     /// Looks until there is something, for a moment at most.
     #[inline]
-    pub(crate) fn wait(&self, is_there: impl Fn() -> bool) {
+    pub(crate) fn wait(&self, is_there: impl FnMut() -> bool) {
         let lost = self.0.load(Relaxed);
-        if lost >= LOST && !lost.is_multiple_of(AGAIN) {
-            self.0
-                .store(if lost == u32::MAX { LOST } else { lost + 1 }, Relaxed);
-            return;
+        if let Some(lost) = next(lost) {
+            return self.0.store(lost, Relaxed);
         }
-        for _ in 0..spins() {
-            if is_there() {
-                self.0.store(0, Relaxed);
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        self.0.store(lost.wrapping_add(1).max(1), Relaxed);
+        let found = look(is_there);
+        self.0.store(
+            if found {
+                0
+            } else {
+                lost.wrapping_add(1).max(1)
+            },
+            Relaxed,
+        );
     }
+}
+
+thread_local! {
+    static MINE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The same for a thread that waits for several connections.
+pub(crate) fn wait_for_any(is_there: impl FnMut() -> bool) -> bool {
+    let lost = MINE.get();
+    if let Some(lost) = next(lost) {
+        MINE.set(lost);
+        return false;
+    }
+    let found = look(is_there);
+    MINE.set(if found {
+        0
+    } else {
+        lost.wrapping_add(1).max(1)
+    });
+    found
 }
