@@ -173,6 +173,10 @@ pub(crate) struct Reg {
     pub(crate) mixed: bool,
     /// It was to fire once, and has: nothing of it is in the set.
     pub(crate) fired: bool,
+    /// The program has taken it out, and the kernel has it still: see late.rs.
+    pub(crate) is_gone: bool,
+    /// The `data` that the kernel has.
+    pub(crate) told: u64,
 }
 
 /// Reached under [`big`] only.
@@ -220,6 +224,8 @@ pub(crate) struct Conn {
     pub(crate) late_data: AtomicU64,
     /// It does, and our bell is not settled (under `rx_lock`).
     pub(crate) is_late: AtomicBool,
+    /// The kernel does not have our registration as it is (under [`big`]).
+    pub(crate) is_behind: AtomicBool,
     /// Closed: the last to leave frees it.
     dead: AtomicBool,
     pub(crate) why: AtomicU32,
@@ -273,6 +279,7 @@ impl Conn {
                 late_events: AtomicU32::new(0),
                 late_data: AtomicU64::new(0),
                 is_late: AtomicBool::new(false),
+                is_behind: AtomicBool::new(false),
                 dead: AtomicBool::new(false),
                 why: AtomicU32::new(0),
                 faults: AtomicU32::new(0),

@@ -4,6 +4,8 @@
 //! stands in the list of its set. `epoll_wait` finds what has come in these rings by itself, so neither side makes a system call for it. Before a thread waits in
 //! the kernel, and at least each [`TURNS`] answers or [`BOUND`], all late bells are settled, and the kernel is asked, for the other descriptors of the set too.
 //!
+//! Changes of a late connection's level-triggered registration are put off too: programs that ask for readability and writability in turn do so at each message.
+//!
 //! The kernel may say too early that a late connection is readable, never too late: its bell has a byte, or is asked for. So nothing is lost where
 //! somebody else asks it meanwhile.
 //!
@@ -19,12 +21,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use weft_run::ledger::{Carrier, RING};
 
-use crate::conn::{Chan, Conn, Reg};
+use crate::conn::{self, Chan, Conn, Reg};
 use crate::table::{self, Entry};
-use crate::{bell, ready, spin};
+use crate::{bell, ready, spin, tx};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
 /// Registrations of such kinds are left to the kernel.
 const NEVER: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
 
@@ -38,12 +41,9 @@ const SETS: usize = 64;
 /// In a mark: the direction ends there.
 const CLOSED: u64 = 1 << 63;
 
-/// A late connection.
+/// A late connection; what it is registered for stands in the connection.
 pub(crate) struct Late {
     conn: &'static Conn,
-    set: c_int,
-    events: u32,
-    data: u64,
     /// Edge-triggered: the end of the stream that the program has been told of.
     told: u64,
 }
@@ -124,8 +124,8 @@ fn claim(number: usize) -> Option<&'static Slot> {
 /// What a ring has to say.
 enum Says {
     Nothing,
-    /// Up to there, as [`mark`] counts.
-    Readable(u64),
+    /// These events, up to there as [`mark`] counts.
+    Ready(u32, u64),
     /// The kernel knows more.
     Ask,
 }
@@ -139,23 +139,42 @@ fn mark(chan: &Chan) -> Option<(u64, usize)> {
 }
 
 fn ask(one: &Late, chan: &Chan) -> Says {
-    if chan.side().rx_state.load(SeqCst) != RING {
-        return Says::Ask;
+    let events = one.conn.late_events.load(Relaxed);
+    if events == 0 {
+        // It is in the set no more.
+        return Says::Nothing;
     }
-    let Some((end, ready)) = mark(chan) else {
+    let (tx, rx) = Conn::mode(chan);
+    let Some((end, ready)) = mark(chan).filter(|_| rx == RING) else {
         return Says::Ask;
     };
-    let is_edge = one.events & EDGE != 0;
-    if is_edge && end != one.told {
-        return Says::Readable(end);
+    let is_finished = chan.stream.has_finished(chan.peer());
+    if events & EDGE != 0 {
+        return match end != one.told {
+            true => Says::Ready(events & READABLE, end),
+            false if is_finished => Says::Ask,
+            false => Says::Nothing,
+        };
     }
-    if chan.stream.has_finished(chan.peer()) || !is_edge && end & CLOSED != 0 {
+    if is_finished || end & CLOSED != 0 {
         return Says::Ask;
     }
-    if !is_edge && ready > 0 {
-        return Says::Readable(end);
+    let mut bits = 0;
+    if ready > 0 {
+        bits |= events & READABLE;
     }
-    Says::Nothing
+    if events & WRITABLE != 0 {
+        match tx::is_writable(chan).filter(|_| tx == RING) {
+            Some(true) => bits |= events & WRITABLE,
+            Some(false) => {}
+            None => return Says::Ask,
+        }
+    }
+    if bits == 0 {
+        Says::Nothing
+    } else {
+        Says::Ready(bits, end)
+    }
 }
 
 /// What looking at a set has brought.
@@ -183,20 +202,20 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
         let one = &mut list[at];
         // A connection leaves the list before its channel goes.
         let says = one.conn.chan_of_late().map_or(Says::Ask, |c| ask(one, c));
-        let end = match says {
+        let (bits, end) = match says {
             Says::Nothing => continue,
             Says::Ask => {
                 seen.must_ask = true;
                 continue;
             }
-            Says::Readable(end) => end,
+            Says::Ready(bits, end) => (bits, end),
         };
         let Some(event) = events.get_mut(seen.events) else {
             // The others are first the next time.
             list.rotate_left(at);
             break;
         };
-        (event.events, event.u64) = (one.events & READABLE, one.data);
+        (event.events, event.u64) = (bits, one.conn.late_data.load(Relaxed));
         one.told = end;
         seen.events += 1;
     }
@@ -205,14 +224,20 @@ fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
 
 /// Settles the bell of a connection that was late, and is it no more. `false`: it stays in the list, for there is something that the program has not been
 /// told of, and the kernel does not know.
-fn settle(one: &Late) -> bool {
+fn settle(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
     let inside = one.conn.enter();
     let Some(chan) = one.conn.chan(&inside) else {
         one.conn.is_late.store(false, SeqCst);
         return true;
     };
+    if one.conn.is_behind.load(SeqCst) {
+        match big {
+            Some(big) => ready::catch_up(one.conn, chan, big),
+            None => ready::catch_up(one.conn, chan, &conn::big()),
+        }
+    }
     let side = chan.side();
-    let is_edge = one.events & EDGE != 0;
+    let is_edge = one.conn.late_events.load(Relaxed) & EDGE != 0;
     let _rx = side.rx_lock.lock();
     if side.rx_state.load(SeqCst) == RING
         && let Some((end, ready)) = mark(chan)
@@ -230,7 +255,7 @@ fn settle(one: &Late) -> bool {
 }
 
 /// Settles all late bells of a set. Returns whether there is something to be told of first.
-fn settle_all(slot: &'static Slot) -> bool {
+fn settle_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
     let Some(mut held) = lock(slot) else {
         return false;
     };
@@ -239,15 +264,14 @@ fn settle_all(slot: &'static Slot) -> bool {
     }
     let mut all = std::mem::take(held.list());
     drop(held);
-    all.retain(|one| !settle(one));
+    all.retain(|one| !settle(one, big));
     let Some(mut held) = lock(slot) else {
         return false;
     };
     for one in all {
         // It may have left meanwhile, and be late anew.
         let is_it = one.conn.is_late.load(SeqCst)
-            && one.conn.late_set.load(SeqCst) == slot.number.load(SeqCst)
-            && one.conn.late_data.load(Relaxed) == one.data;
+            && one.conn.late_set.load(SeqCst) == slot.number.load(SeqCst);
         let list = held.list();
         if is_it && !list.iter().any(|it| std::ptr::eq(it.conn, one.conn)) {
             list.push(one);
@@ -305,7 +329,7 @@ pub(crate) unsafe fn wait(
             return known as c_int;
         }
         slot.asleep.fetch_add(1, SeqCst);
-        let is_more = settle_all(slot);
+        let is_more = settle_all(slot, None);
         let left = &mut room[known..];
         let n = if left.is_empty() {
             0
@@ -343,32 +367,68 @@ pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
 }
 
 fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
-    let Some(slot) = slot_of(number) else {
+    let Some((told, _)) = mark(chan) else {
         return false;
     };
-    let side = chan.side();
-    if side.holders.load(SeqCst) != 1 || slot.asleep.load(SeqCst) != 0 || slot.is_exact.load(SeqCst)
-    {
+    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
         return false;
-    }
+    };
     let Some(mut held) = lock(slot) else {
         return false;
     };
     let list = held.list();
-    let Some((told, 0)) = mark(chan) else {
-        return false;
-    };
     if list.len() >= MOST || slot.asleep.load(SeqCst) != 0 || slot_of(number).is_none() {
         return false;
     }
-    list.push(Late {
-        conn,
-        set: conn.late_fd.load(Relaxed),
-        events: conn.late_events.load(Relaxed),
-        data: conn.late_data.load(Relaxed),
-        told,
-    });
+    list.push(Late { conn, told });
     conn.is_late.store(true, SeqCst);
+    true
+}
+
+/// Whether nobody but `epoll_wait` waits for the set and the connection.
+fn is_free(slot: &Slot, chan: &Chan) -> bool {
+    chan.side().holders.load(SeqCst) == 1
+        && slot.asleep.load(SeqCst) == 0
+        && !slot.is_exact.load(SeqCst)
+}
+
+/// A change of a registration (under the big lock) that the kernel does not have to know before it is asked. `false`: it has to.
+pub(crate) fn put_off_change(
+    conn: &'static Conn,
+    chan: &Chan,
+    (reg, op): (&mut Reg, c_int),
+    (events, data): (u32, u64),
+    big: &MutexGuard<'_, ()>,
+) -> bool {
+    let is_gone = op == libc::EPOLL_CTL_DEL;
+    let events = if is_gone { 0 } else { events };
+    let number = conn.late_set.load(Relaxed);
+    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
+        return false;
+    };
+    let fits = number == reg.number
+        && Conn::mode(chan) == (RING, RING)
+        && reg.is_gone == (op == libc::EPOLL_CTL_ADD)
+        && (reg.events | events) & (NEVER | EDGE) == 0
+        && (is_gone || events & (READABLE | WRITABLE) != 0);
+    if !fits {
+        return false;
+    }
+    {
+        let _rx = chan.side().rx_lock.lock();
+        if !conn.is_late.load(Relaxed) && !begin(conn, chan, number) {
+            return false;
+        }
+        reg.is_gone = is_gone;
+        (reg.events, reg.data) = (events, data);
+        conn.late_events.store(events, Relaxed);
+        conn.late_data.store(data, Relaxed);
+        conn.is_behind.store(true, SeqCst);
+    }
+    if slot.asleep.load(SeqCst) != 0 {
+        // Who is about to sleep may have looked before.
+        ready::catch_up(conn, chan, big);
+    }
     true
 }
 
@@ -384,18 +444,18 @@ pub(crate) fn is_put_off(conn: &Conn, chan: &Chan) -> bool {
 pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
     let may = chan.and_then(|chan| {
         let [reg] = regs else { return None };
-        let is_plain = reg.events & ready::OUT == 0 || reg.events & EDGE != 0;
+        let (tx, rx) = Conn::mode(chan);
         let fits = chan.carrier == Carrier::Here
-            && Conn::mode(chan).1 == RING
+            && rx == RING
             && reg.events & NEVER == 0
-            && reg.events & READABLE != 0
+            && reg.events & (READABLE | WRITABLE) != 0
             && reg.bell.is_some()
-            && is_plain
+            && (tx == RING || reg.events & EDGE != 0 || reg.events & ready::OUT == 0)
             && !ready::is_foreign(reg.number);
         (fits && claim(reg.number).is_some()).then_some((reg, chan))
     });
     let Some((reg, _)) = may else {
-        leave(conn, chan);
+        forget(conn, chan);
         return;
     };
     let is_same = conn.late_set.load(Relaxed) == reg.number
@@ -405,15 +465,25 @@ pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
     if is_same {
         return;
     }
-    leave(conn, chan);
+    forget(conn, chan);
     conn.late_fd.store(reg.set, Relaxed);
     conn.late_events.store(reg.events, Relaxed);
     conn.late_data.store(reg.data, Relaxed);
     conn.late_set.store(reg.number, SeqCst);
 }
 
-/// The connection is late no more, and stays so (under the big lock).
-pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>) {
+/// The connection is late no more, and stays so; the kernel has its registrations (under the big lock).
+pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'_, ()>) {
+    if let Some(chan) = chan
+        && conn.is_behind.load(SeqCst)
+    {
+        ready::catch_up(conn, chan, big);
+    }
+    forget(conn, chan);
+}
+
+/// The same where the kernel has its registrations.
+fn forget(conn: &'static Conn, chan: Option<&Chan>) {
     let number = conn.late_set.swap(0, SeqCst);
     // Who empties the ring at this moment still puts off; after this nobody does.
     let rx = chan.map(|chan| chan.side().rx_lock.lock());
@@ -432,19 +502,16 @@ pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>) {
         gone = Some(held.list().swap_remove(at));
     }
     if let Some(one) = gone
-        && !settle(&one)
+        && !settle(&one, None)
         && let Some(chan) = chan
     {
         // The kernel looks once more, and tells of what the program has not been told of.
         conn.is_late.store(false, SeqCst);
-        if ready::number(one.set) == number {
-            ready::control(
-                one.set,
-                libc::EPOLL_CTL_MOD,
-                chan.bell(),
-                one.events,
-                one.data,
-            );
+        let set = conn.late_fd.load(Relaxed);
+        let events = conn.late_events.load(Relaxed);
+        let data = conn.late_data.load(Relaxed);
+        if ready::number(set) == number {
+            ready::control(set, libc::EPOLL_CTL_MOD, chan.bell(), events, data);
         }
     }
 }
@@ -455,7 +522,7 @@ pub(crate) fn be_exact(fd: c_int) {
         && let Some(slot) = claim(number)
         && !slot.is_exact.swap(true, SeqCst)
     {
-        settle_all(slot);
+        settle_all(slot, None);
     }
 }
 
@@ -463,7 +530,7 @@ pub(crate) fn be_exact(fd: c_int) {
 pub(crate) fn close(number: usize) {
     if let Some(slot) = slot_of(number) {
         slot.is_exact.store(true, SeqCst);
-        settle_all(slot);
+        settle_all(slot, None);
         if let Some(mut held) = lock(slot) {
             for one in held.list().drain(..) {
                 one.conn.is_late.store(false, SeqCst);
@@ -477,10 +544,10 @@ pub(crate) fn close(number: usize) {
 pub(crate) type Lists = Vec<MutexGuard<'static, Vec<Late>>>;
 
 /// Before a fork: the bells are as the kernel has to have them, and no list is half done.
-pub(crate) fn before_fork() -> Lists {
+pub(crate) fn before_fork(big: &MutexGuard<'_, ()>) -> Lists {
     for slot in &SLOTS {
         if slot.number.load(SeqCst) != 0 {
-            settle_all(slot);
+            settle_all(slot, Some(big));
         }
     }
     SLOTS

@@ -12,7 +12,7 @@ use weft_run::ledger::RING;
 use crate::conn::{BOTH, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
-use crate::{dgram, hosts, late, next, rx, spin, table};
+use crate::{dgram, hosts, late, next, rx, spin, table, tx};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
@@ -169,12 +169,12 @@ fn by_ring(one: &pollfd) -> Option<c_short> {
     let (conn, inside) = table::enter(one.fd)?;
     let chan = conn.chan(&inside)?;
     let (stream, side) = (&chan.stream, chan.side());
-    let (tx, rx) = Conn::mode(chan);
+    let (tx_mode, rx_mode) = Conn::mode(chan);
     let (wants_in, wants_out) = (one.events & !OUT != 0, one.events & OUT != 0);
-    if rx != RING || wants_out && tx != RING || one.events & libc::POLLPRI != 0 {
+    if rx_mode != RING || wants_out && tx_mode != RING || one.events & libc::POLLPRI != 0 {
         return None;
     }
-    if stream.has_left(chan.peer()) {
+    if stream.has_finished(chan.peer()) {
         return None;
     }
     let mut answer = 0;
@@ -186,17 +186,7 @@ fn by_ring(one: &pollfd) -> Option<c_short> {
         }
     }
     if wants_out {
-        let room = stream.room(chan.role, side.tail.load(Relaxed)).ok()?;
-        // A ring that was full is so until half of it is free, as its bell tells the kernel.
-        let least = if side.full.load(Relaxed) == 0 {
-            1
-        } else {
-            stream.capacity() / 2
-        };
-        if stream.is_closed(chan.role) {
-            return None;
-        }
-        if room >= least {
+        if tx::is_writable(chan)? {
             answer |= one.events & (libc::POLLOUT | libc::POLLWRNORM);
         }
     }

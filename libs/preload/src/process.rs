@@ -76,7 +76,7 @@ thread_local! {
 extern "C" fn before_fork() {
     dgram::fork::before();
     let guard = big();
-    let lists = late::before_fork();
+    let lists = late::before_fork(&guard);
     each_conn(|_, conn| {
         if let Some(chan) = conn.chan_slow(&guard) {
             chan.side().holders.fetch_add(1, SeqCst);

@@ -272,11 +272,35 @@ fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(
     reg.bell = bell;
     change(reg.set, reg.fd, reg.tcp, tcp, reg.data, again)?;
     reg.tcp = tcp;
+    reg.told = reg.data;
     Ok(())
+}
+
+/// The kernel learns of changes that were put off.
+#[cold]
+pub(crate) fn catch_up(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+    conn.is_behind.store(false, SeqCst);
+    let slow = conn.slow(big);
+    for reg in &mut slow.regs {
+        if number(reg.set) != reg.number {
+            forget(reg);
+        } else if reg.is_gone {
+            remove(reg, chan);
+        } else {
+            let again = reg.data != reg.told;
+            let _ = change_both(reg, chan, again, false);
+            keep_mixed(reg);
+        }
+    }
+    slow.regs
+        .retain(|reg| !reg.is_gone && number(reg.set) == reg.number);
 }
 
 /// After a direction has changed: all registrations follow.
 pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+    if conn.is_behind.load(SeqCst) {
+        catch_up(conn, chan, big);
+    }
     let slow = conn.slow(big);
     for at in 0..slow.regs.len() {
         let (set, fd) = (slow.regs[at].set, slow.regs[at].fd);
@@ -338,12 +362,27 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     }
     let big = big();
     let number = number(set);
+    let chan = conn.chan(&inside);
+    if let Some(chan) = chan
+        && conn.late_set.load(Relaxed) != 0
+    {
+        let is_known = op == libc::EPOLL_CTL_DEL || !event.is_null();
+        // SAFETY: the caller's promise.
+        let asked = unsafe { parts(event) };
+        if let [reg] = &mut conn.slow(&big).regs[..]
+            && (reg.set, reg.fd, reg.number) == (set, fd, number)
+            && is_known
+            && late::put_off_change(conn, chan, (reg, op), asked, &big)
+        {
+            return 0;
+        }
+        late::leave(conn, Some(chan), &big);
+    }
     let slow = conn.slow(&big);
     let at = slow
         .regs
         .iter()
         .position(|reg| reg.set == set && reg.fd == fd && reg.number == number);
-    let chan = conn.chan(&inside);
     let moves = chan.is_some_and(Conn::is_on_ring);
     if !moves
         || (op != libc::EPOLL_CTL_ADD && at.is_none())
@@ -368,6 +407,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 (libc::EPOLL_CTL_MOD, Some(at)) => {
                     let reg = &mut slow.regs[at];
                     (reg.events, reg.data, reg.tcp) = (events, data, Some(events));
+                    reg.told = data;
                     reg.fired = false;
                 }
                 (libc::EPOLL_CTL_ADD, _) => {
@@ -387,6 +427,8 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                         own_bell: -1,
                         mixed: false,
                         fired: false,
+                        is_gone: false,
+                        told: data,
                     });
                 }
                 _ => {}
@@ -399,7 +441,6 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
         return rc;
     }
     let Some(chan) = chan else { return -1 };
-    late::leave(conn, Some(chan));
     // SAFETY: the caller's promise.
     let (events, data) = unsafe { parts(event) };
     let done = match (op, at) {
@@ -416,6 +457,8 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 own_bell: -1,
                 mixed: false,
                 fired: false,
+                is_gone: false,
+                told: data,
             };
             let done = apply(&mut reg, chan, false, is_taken(&slow.regs, set, fd));
             if done.is_ok() {
@@ -476,7 +519,7 @@ pub(crate) fn closing(
     chan: Option<&Chan>,
     big: &MutexGuard<'_, ()>,
 ) {
-    late::leave(conn, chan);
+    late::leave(conn, chan, big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if number(reg.set) == reg.number
@@ -521,7 +564,7 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
 
 /// The bell gets another number (under the lock): its registrations are made anew.
 pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
-    late::leave(conn, Some(chan));
+    late::leave(conn, Some(chan), big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| reg.own_bell < 0) {
         if let Some(events) = reg.bell {

@@ -4,14 +4,10 @@ use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-fn env(name: &str, or: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(or)
-}
-static LOOK: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| env("S_NS", 20_000));
-static YIELD: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| env("S_YIELD", 16));
+/// For how long an empty ring is looked at, in nanoseconds: as long as it takes to put a thread to sleep and to wake it.
+const LOOK: u64 = 20_000;
+/// After so many looks others that want this processor get it: the peer may be one of them.
+const YIELD: u32 = 128;
 
 /// How often a full ring is looked at.
 const SPINS: u32 = 200;
@@ -34,33 +30,32 @@ pub(crate) fn now() -> u64 {
 }
 
 /// Looks until there is something, for a moment at most. Returns whether there is.
-fn look(mut is_there: impl FnMut() -> bool) -> bool {
+fn look(is_there: impl FnMut() -> bool) -> bool {
     if spins() == 0 {
         return false;
     }
     let began = now();
-    let mut n = 0;
-    loop {
-        for _ in 0..8 {
-            if is_there() {
-                return true;
-            }
-            std::hint::spin_loop();
+    for n in 1_u32.. {
+        if is_there() {
+            return true;
         }
-        n += 1;
+        std::hint::spin_loop();
+        if !n.is_multiple_of(8) {
+            continue;
+        }
         let at = now();
-        if at - began > *LOOK {
-            return false;
+        if at - began > LOOK {
+            break;
         }
-        if *YIELD > 0 && n % *YIELD == 0 {
-            // SAFETY: no arguments.
-            unsafe { libc::sched_yield() };
-            let after = now();
-            if after - at > *LOOK {
-                return is_there();
+        if n.is_multiple_of(YIELD) {
+            std::thread::yield_now();
+            // Somebody else had it for long: so it is wanted.
+            if now() - at > LOOK {
+                break;
             }
         }
     }
+    is_there()
 }
 
 /// Learns whether looking pays. It does not where both ends share a processor, or the peer takes its time. Zeros are a valid value: it is in memory that

@@ -459,6 +459,18 @@ unsafe fn step(
     Next::Full(heard)
 }
 
+/// Whether a send would find room, as the bell tells the kernel: a ring that was full is so until half of it is free. `None`: the kernel knows.
+#[inline]
+pub(crate) fn is_writable(chan: &Chan) -> Option<bool> {
+    let (stream, side) = (&chan.stream, chan.side());
+    if stream.is_closed(chan.role) {
+        return None;
+    }
+    let room = stream.room(chan.role, side.tail.load(Relaxed)).ok()?;
+    let was_full = side.full.load(Relaxed) != 0;
+    Some(room >= if was_full { stream.capacity() / 2 } else { 1 })
+}
+
 /// A short look at a full ring before sleeping.
 fn spin(chan: &Chan) {
     let (stream, role) = (&chan.stream, chan.role);
