@@ -30,7 +30,7 @@ pub(crate) fn now() -> u64 {
 }
 
 /// Looks until there is something, for a moment at most. Returns whether there is.
-fn look(is_there: impl FnMut() -> bool) -> bool {
+fn look(mut is_there: impl FnMut() -> bool) -> bool {
     if spins() == 0 {
         return false;
     }
