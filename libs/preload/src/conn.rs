@@ -73,8 +73,11 @@ pub(crate) struct Side {
     /// Sources that have been offered to the peer, and that have been taken from it.
     pub(crate) offered: AtomicU64,
     pub(crate) sources: AtomicU64,
-    /// What looking at an empty ring before sleeping has brought.
+    /// What looking at an empty ring before sleeping has brought, and at a full one.
     pub(crate) spun: Spun,
+    pub(crate) spun_full: Spun,
+    /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
+    pub(crate) probed: AtomicU64,
 }
 
 /// A channel.

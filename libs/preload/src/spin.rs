@@ -6,21 +6,20 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// For how long an empty ring is looked at, in nanoseconds: as long as it takes to put a thread to sleep and to wake it.
 const LOOK: u64 = 20_000;
-/// After so many looks others that want this processor get it: the peer may be one of them.
+/// Others that want this processor get it after so many looks, twice as many, and so on, and each time after so many at last: the peer may be one of them.
+const YIELD_FIRST: u32 = 16;
 const YIELD: u32 = 128;
 
-/// How often a full ring is looked at.
-const SPINS: u32 = 200;
 /// So many looks in a row that brought nothing end them,
 const LOST: u32 = 8;
 /// but for one of so many.
 const AGAIN: u32 = 32;
 
-/// None where there is one processor.
+/// How often a ring of datagrams, or a loan, is looked at. None where there is one processor.
 pub(crate) fn spins() -> u32 {
     static ONE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     let one = *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|n| n.get() < 2));
-    if one { 0 } else { SPINS }
+    if one { 0 } else { 200 }
 }
 
 /// Nanoseconds of the machine's clock.
@@ -47,7 +46,8 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
         if at - began > LOOK {
             break;
         }
-        if n.is_multiple_of(YIELD) {
+        let is_early = n >= YIELD_FIRST && n.is_power_of_two();
+        if is_early || n.is_multiple_of(YIELD) {
             std::thread::yield_now();
             // Somebody else had it for long: so it is wanted.
             if now() - at > LOOK {
