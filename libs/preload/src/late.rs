@@ -325,7 +325,8 @@ pub(crate) unsafe fn wait(
             });
         }
         let known = seen.events;
-        if known > 0 && !is_due(slot) {
+        // Who does not wait wants to know of everything that is ready now.
+        if known > 0 && may_wait && !is_due(slot) {
             return known as c_int;
         }
         slot.asleep.fetch_add(1, SeqCst);
