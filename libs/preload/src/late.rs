@@ -286,12 +286,12 @@ fn join(events: &mut [epoll_event], from: usize) -> usize {
     for at in from..events.len() {
         let event = events[at];
         let of = |event: &epoll_event| event.u64;
-        match events[..from].iter().position(|it| of(it) == of(&event)) {
-            Some(same) => events[same].events |= event.events,
-            None => {
-                events[kept] = event;
-                kept += 1;
-            }
+        let same = events[..from].iter().position(|it| of(it) == of(&event));
+        if let Some(same) = same {
+            events[same].events |= event.events;
+        } else {
+            events[kept] = event;
+            kept += 1;
         }
     }
     kept
@@ -368,9 +368,8 @@ pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
 }
 
 fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
-    let Some((told, _)) = mark(chan) else {
-        return false;
-    };
+    // What has come since the ring was found empty is to be told of.
+    let told = chan.side().head.load(Relaxed) & !CLOSED;
     let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
         return false;
     };

@@ -165,7 +165,7 @@ struct Seen {
 }
 
 /// What the rings say of one entry: its answer. `None`: the kernel has to be asked.
-fn by_ring(one: &pollfd) -> Option<c_short> {
+fn by_ring(one: pollfd) -> Option<c_short> {
     let (conn, inside) = table::enter(one.fd)?;
     let chan = conn.chan(&inside)?;
     let (stream, side) = (&chan.stream, chan.side());
@@ -185,10 +185,8 @@ fn by_ring(one: &pollfd) -> Option<c_short> {
             _ => return None,
         }
     }
-    if wants_out {
-        if tx::is_writable(chan)? {
-            answer |= one.events & (libc::POLLOUT | libc::POLLWRNORM);
-        }
+    if wants_out && tx::is_writable(chan)? {
+        answer |= one.events & (libc::POLLOUT | libc::POLLWRNORM);
     }
     Some(answer)
 }
@@ -201,7 +199,7 @@ fn look(list: &mut [pollfd]) -> Seen {
             one.revents = 0;
             continue;
         }
-        match by_ring(one) {
+        match by_ring(*one) {
             Some(answer) => {
                 seen.has_rings = true;
                 one.revents = answer;
