@@ -49,7 +49,7 @@ enum Lane {
     Fill,
     /// Bytes sent over TCP, sends under way, and whether the direction has switched.
     Tcp,
-    /// 1: the sender has closed its socket.
+    /// [`CLOSED_SOCKET`], [`SHUT`].
     Left,
     /// Where the other end is on another host: what the receiver has taken from TCP, and what it wants. See [`Stream::consent`].
     Seen,
@@ -57,6 +57,11 @@ enum Lane {
 
 /// In the fill word: a sender is between the bell and the count of its bytes.
 const FILLING: u64 = 1 << 48;
+
+/// In the left word: the sender has closed its socket.
+const CLOSED_SOCKET: u64 = 1;
+/// In the left word: it has shut it down for sending.
+const SHUT: u64 = 2;
 
 /// In the seen word: the receiver looks at the ring too, so the sender may switch.
 const CONSENT: u64 = 1;
@@ -451,12 +456,23 @@ impl Stream {
 
     /// This side has closed its socket.
     pub fn leave(&self, side: Role) {
-        self.word(side, Lane::Left).store(1, Release);
+        self.word(side, Lane::Left).fetch_or(CLOSED_SOCKET, Release);
+    }
+
+    /// This side has shut its socket down for sending.
+    pub fn shut(&self, side: Role) {
+        self.word(side, Lane::Left).fetch_or(SHUT, Release);
     }
 
     /// Whether that side has closed its socket.
     #[inline]
     pub fn has_left(&self, side: Role) -> bool {
+        self.word(side, Lane::Left).load(Acquire) & CLOSED_SOCKET != 0
+    }
+
+    /// Whether that side has closed its socket, or shut it down for sending.
+    #[inline]
+    pub fn has_finished(&self, side: Role) -> bool {
         self.word(side, Lane::Left).load(Acquire) != 0
     }
 }

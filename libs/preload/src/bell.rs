@@ -181,6 +181,17 @@ pub(crate) fn is_cut(bell: c_int) -> bool {
     n > 0 && poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0
 }
 
+/// Whether the peer sends no more, whatever bytes are in the bell.
+pub(crate) fn is_ended(bell: c_int) -> bool {
+    let mut poll = libc::pollfd {
+        fd: bell,
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    unsafe { next::poll(&raw mut poll, 1, 0) != 0 }
+}
+
 /// Whether the peer has ended between its bell and the count of what it has put there: bytes that nobody counts hide the bell's end.
 pub(crate) fn is_cut_in_fill(chan: &Chan) -> bool {
     chan.stream.filled(chan.peer(), 0).2 && is_cut(chan.bell())

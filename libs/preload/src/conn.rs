@@ -11,7 +11,7 @@ use std::cell::UnsafeCell;
 use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weft_ring::Role;
@@ -73,8 +73,11 @@ pub(crate) struct Side {
     /// Sources that have been offered to the peer, and that have been taken from it.
     pub(crate) offered: AtomicU64,
     pub(crate) sources: AtomicU64,
-    /// What looking at an empty ring before sleeping has brought.
+    /// What looking at an empty ring before sleeping has brought, and at a full one.
     pub(crate) spun: Spun,
+    pub(crate) spun_full: Spun,
+    /// When a receive that must not wait last asked the kernel whether the peer is there (under `rx_lock`), by the machine's clock.
+    pub(crate) probed: AtomicU64,
 }
 
 /// A channel.
@@ -173,6 +176,10 @@ pub(crate) struct Reg {
     pub(crate) mixed: bool,
     /// It was to fire once, and has: nothing of it is in the set.
     pub(crate) fired: bool,
+    /// The program has taken it out, and the kernel has it still: see late.rs.
+    pub(crate) is_gone: bool,
+    /// The `data` that the kernel has.
+    pub(crate) told: u64,
 }
 
 /// Reached under [`big`] only.
@@ -213,6 +220,15 @@ pub(crate) struct Conn {
     /// The directions' states that our registrations in epoll sets follow: sent << 8 | received. Another process that shares the socket
     /// may have changed them.
     pub(crate) followed: AtomicU32,
+    /// The set whose `epoll_wait` may look at our ring, by its number (0: none), and our registration there: see late.rs.
+    pub(crate) late_set: AtomicUsize,
+    pub(crate) late_fd: AtomicI32,
+    pub(crate) late_events: AtomicU32,
+    pub(crate) late_data: AtomicU64,
+    /// It does, and our bell is not settled (under `rx_lock`).
+    pub(crate) is_late: AtomicBool,
+    /// The kernel does not have our registration as it is (under [`big`]).
+    pub(crate) is_behind: AtomicBool,
     /// Closed: the last to leave frees it.
     dead: AtomicBool,
     pub(crate) why: AtomicU32,
@@ -261,6 +277,12 @@ impl Conn {
                 dialled: AtomicBool::new(false),
                 asked: AtomicBool::new(false),
                 followed: AtomicU32::new(0),
+                late_set: AtomicUsize::new(0),
+                late_fd: AtomicI32::new(-1),
+                late_events: AtomicU32::new(0),
+                late_data: AtomicU64::new(0),
+                is_late: AtomicBool::new(false),
+                is_behind: AtomicBool::new(false),
                 dead: AtomicBool::new(false),
                 why: AtomicU32::new(0),
                 faults: AtomicU32::new(0),
@@ -285,6 +307,13 @@ impl Conn {
     #[inline]
     pub(crate) fn chan(&self, _inside: &Inside) -> Option<&Chan> {
         // SAFETY: it is freed only when nobody is inside.
+        unsafe { self.chan.load(SeqCst).as_ref() }
+    }
+
+    /// The same for a connection that stands in the list of late ones, under that list's lock.
+    #[inline]
+    pub(crate) fn chan_of_late(&self) -> Option<&Chan> {
+        // SAFETY: it leaves the list, under its lock, before its channel goes.
         unsafe { self.chan.load(SeqCst).as_ref() }
     }
 

@@ -13,7 +13,7 @@ use weft_run::meet::Why;
 
 use crate::conn::{Conn, LINKED, PROBING, big};
 use crate::table::{self, Entry};
-use crate::{dgram, hidden, next, ready, rx};
+use crate::{dgram, hidden, late, next, ready, rx};
 
 /// A descriptor of the connection; -1 when there is none.
 pub(crate) fn any(conn: &Conn) -> c_int {
@@ -58,7 +58,8 @@ pub(crate) fn forget(fd: c_int) {
         conn.recycle(&big);
     } else if let Entry::Dgram(d) = table::get(fd) {
         dgram::forget(fd, d);
-    } else if let Entry::Set(_) = table::get(fd) {
+    } else if let Entry::Set(number) = table::get(fd) {
+        late::close(number);
         table::put(fd, Entry::None);
     }
 }
@@ -182,7 +183,8 @@ pub(crate) fn copied(old: c_int, new: c_int) {
         }
         Entry::Dgram(d) => dgram::copied(d, new),
         // A set with two names cannot be followed when one is closed: what is in it stays where it is.
-        Entry::Set(_) => {
+        Entry::Set(number) => {
+            late::close(number);
             table::put(old, Entry::Set(0));
             table::put(new, Entry::Set(0));
         }

@@ -27,6 +27,7 @@ mod full;
 mod hidden;
 mod hosts;
 mod io;
+mod late;
 mod ledger;
 mod lend;
 mod link;

@@ -5,16 +5,17 @@
 //! As `poll(2)` and `select(2)`.
 
 use libc::{c_int, c_short, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use weft_run::ledger::RING;
 
 use crate::conn::{BOTH, Conn, Inside};
 use crate::dgram::ready::Asked;
 use crate::full::{patient, patient_until};
-use crate::{dgram, hosts, next, rx, table};
+use crate::{dgram, hosts, late, next, rx, spin, table, tx};
 
 const OUT: c_short = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
+const IN: c_short = libc::POLLIN | libc::POLLRDNORM;
 
 /// Threads that wait in the kernel for the TCP socket keep its direction from switching under them.
 struct Waiting(&'static Conn, #[allow(dead_code)] Inside);
@@ -152,16 +153,97 @@ fn answer(list: &mut [pollfd], asked: &Translated) -> c_int {
     list.iter().filter(|one| one.revents != 0).count() as c_int
 }
 
+/// What the rings say of a list, without asking the kernel.
+#[derive(Default)]
+struct Seen {
+    /// Entries that have an answer.
+    ready: c_int,
+    /// Some can be answered by the kernel only.
+    is_partial: bool,
+    /// Some are rings.
+    has_rings: bool,
+}
+
+/// What the rings say of one entry: its answer. `None`: the kernel has to be asked.
+fn by_ring(one: pollfd) -> Option<c_short> {
+    let (conn, inside) = table::enter(one.fd)?;
+    let chan = conn.chan(&inside)?;
+    let (stream, side) = (&chan.stream, chan.side());
+    let (tx_mode, rx_mode) = Conn::mode(chan);
+    let (wants_in, wants_out) = (one.events & !OUT != 0, one.events & OUT != 0);
+    if rx_mode != RING || wants_out && tx_mode != RING || one.events & libc::POLLPRI != 0 {
+        return None;
+    }
+    if stream.has_finished(chan.peer()) {
+        return None;
+    }
+    let mut answer = 0;
+    if wants_in {
+        match stream.ready(chan.peer(), side.head.load(Relaxed)) {
+            Ok((n, false)) if n > 0 => answer |= one.events & IN,
+            Ok((_, false)) => {}
+            _ => return None,
+        }
+    }
+    if wants_out && tx::is_writable(chan)? {
+        answer |= one.events & (libc::POLLOUT | libc::POLLWRNORM);
+    }
+    Some(answer)
+}
+
+/// Looks at the rings of a list. The answers are in it when they are all there.
+fn look(list: &mut [pollfd]) -> Seen {
+    let mut seen = Seen::default();
+    for one in list {
+        if one.fd < 0 {
+            one.revents = 0;
+            continue;
+        }
+        match by_ring(*one) {
+            Some(answer) => {
+                seen.has_rings = true;
+                one.revents = answer;
+                seen.ready += c_int::from(answer != 0);
+            }
+            None => seen.is_partial = true,
+        }
+    }
+    seen
+}
+
+/// Looks at the rings of a list first, for a moment where the program would wait. `Some`: that is the answer.
+fn look_first(list: &mut [pollfd], may_wait: bool) -> Option<c_int> {
+    let mut seen = look(list);
+    if seen.has_rings && seen.ready == 0 && may_wait {
+        spin::wait_for_any(|| {
+            seen = look(list);
+            seen.ready > 0 || !seen.has_rings
+        });
+    }
+    (seen.ready > 0 && !seen.is_partial).then_some(seen.ready)
+}
+
 /// Asks by `call`, with the program's list or what stands for it.
 ///
 /// # Safety
 /// `fds` are `n` entries.
-unsafe fn ask(fds: *mut pollfd, n: nfds_t, call: impl Fn(*mut pollfd, nfds_t) -> c_int) -> c_int {
+unsafe fn ask(
+    fds: *mut pollfd,
+    n: nfds_t,
+    may_wait: bool,
+    call: impl Fn(*mut pollfd, nfds_t) -> c_int,
+) -> c_int {
     if fds.is_null() || n == 0 || n > 1 << 20 {
         return call(fds, n);
     }
     // SAFETY: the caller's promise.
     let list = unsafe { std::slice::from_raw_parts_mut(fds, n as usize) };
+    for one in &*list {
+        late::be_exact(one.fd);
+    }
+    if let Some(ready) = look_first(list, may_wait) {
+        return ready;
+    }
     let Some(mut asked) = translate(list) else {
         return call(fds, n);
     };
@@ -184,7 +266,7 @@ pub(crate) unsafe fn poll(fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int 
     // SAFETY: the caller's promise.
     unsafe {
         patient(timeout, |timeout| {
-            ask(fds, n, |fds, n| next::poll(fds, n, timeout))
+            ask(fds, n, timeout != 0, |fds, n| next::poll(fds, n, timeout))
         })
     }
 }
@@ -200,7 +282,12 @@ pub(crate) unsafe fn ppoll(
     // SAFETY: the caller's promise.
     unsafe {
         patient_until(timeout, |timeout| {
-            ask(fds, n, |fds, n| next::ppoll(fds, n, timeout, mask))
+            let may_wait = timeout
+                .as_ref()
+                .is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
+            ask(fds, n, may_wait, |fds, n| {
+                next::ppoll(fds, n, timeout, mask)
+            })
         })
     }
 }

@@ -15,7 +15,7 @@ use weft_run::meet::Why;
 use crate::conn::{Conn, FRESH, LINKED, Locks, PROBING, big, with_free};
 use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{dgram, fd, ledger, lend, link, lock, next, ready};
+use crate::{dgram, fd, late, ledger, lend, link, lock, next, ready};
 
 /// Counters of processes that have a socket, for sockets without a channel: a mapping that all children share.
 static COUNTERS: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
@@ -70,12 +70,13 @@ pub(crate) fn each_conn(mut f: impl FnMut(c_int, &'static Conn)) {
 
 thread_local! {
     /// Held from before a fork until after it, so that the child finds nothing half done.
-    static HELD: Cell<Option<Locks>> = const { Cell::new(None) };
+    static HELD: Cell<Option<(Locks, late::Lists)>> = const { Cell::new(None) };
 }
 
 extern "C" fn before_fork() {
     dgram::fork::before();
     let guard = big();
+    let lists = late::before_fork(&guard);
     each_conn(|_, conn| {
         if let Some(chan) = conn.chan_slow(&guard) {
             chan.side().holders.fetch_add(1, SeqCst);
@@ -94,7 +95,7 @@ extern "C" fn before_fork() {
         }
     });
     let locks = with_free(guard);
-    let _ = HELD.try_with(|held| held.set(Some(locks)));
+    let _ = HELD.try_with(|held| held.set(Some((locks, lists))));
 }
 
 extern "C" fn in_parent() {
@@ -103,7 +104,9 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    let _ = HELD.try_with(Cell::take);
+    if let Ok(Some((_, lists))) = HELD.try_with(Cell::take) {
+        late::in_child(lists);
+    }
     lock::after_fork();
     lend::after_fork();
     ledger::after_fork();

@@ -17,7 +17,7 @@ use weft_run::meet::Why;
 
 use crate::conn::{BOTH, Chan, Conn, Reg, big};
 use crate::table::{self, Entry};
-use crate::{bell, hidden, link, next};
+use crate::{bell, hidden, late, link, next};
 
 pub(crate) const OUT: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM | libc::EPOLLWRBAND) as u32;
 pub(crate) const IN: u32 = (libc::EPOLLIN
@@ -62,6 +62,11 @@ pub(crate) fn new_set(fd: c_int) {
 
 pub(crate) fn after_fork() {
     FOREIGN.store(NEXT_SET.load(Relaxed), Relaxed);
+}
+
+/// Whether a set was made before a fork, in a parent that has it too.
+pub(crate) fn is_foreign(number: usize) -> bool {
+    number < FOREIGN.load(Relaxed)
 }
 
 pub(crate) fn number(set: c_int) -> usize {
@@ -267,11 +272,35 @@ fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(
     reg.bell = bell;
     change(reg.set, reg.fd, reg.tcp, tcp, reg.data, again)?;
     reg.tcp = tcp;
+    reg.told = reg.data;
     Ok(())
+}
+
+/// The kernel learns of changes that were put off.
+#[cold]
+pub(crate) fn catch_up(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+    conn.is_behind.store(false, SeqCst);
+    let slow = conn.slow(big);
+    for reg in &mut slow.regs {
+        if number(reg.set) != reg.number {
+            forget(reg);
+        } else if reg.is_gone {
+            remove(reg, chan);
+        } else {
+            let again = reg.data != reg.told;
+            let _ = change_both(reg, chan, again, false);
+            keep_mixed(reg);
+        }
+    }
+    slow.regs
+        .retain(|reg| !reg.is_gone && number(reg.set) == reg.number);
 }
 
 /// After a direction has changed: all registrations follow.
 pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>) {
+    if conn.is_behind.load(SeqCst) {
+        catch_up(conn, chan, big);
+    }
     let slow = conn.slow(big);
     for at in 0..slow.regs.len() {
         let (set, fd) = (slow.regs[at].set, slow.regs[at].fd);
@@ -286,6 +315,7 @@ pub(crate) fn follow(conn: &'static Conn, chan: &Chan, big: &MutexGuard<'_, ()>)
     let (tx, rx) = Conn::mode(chan);
     conn.followed.store(tx << 8 | rx, SeqCst);
     slow.regs.retain(|reg| number(reg.set) == reg.number);
+    late::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, !slow.regs.is_empty());
 }
 
@@ -315,6 +345,7 @@ pub(crate) unsafe fn parts(event: *const epoll_event) -> (u32, u64) {
 /// As `epoll_ctl(2)`.
 pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let Some((conn, inside)) = table::enter(fd) else {
+        late::be_exact(fd);
         // SAFETY: the caller's promise.
         return unsafe { crate::dgram::ready::epoll_ctl(set, op, fd, event) };
     };
@@ -331,12 +362,27 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     }
     let big = big();
     let number = number(set);
+    let chan = conn.chan(&inside);
+    if let Some(chan) = chan
+        && conn.late_set.load(Relaxed) != 0
+    {
+        let is_known = op == libc::EPOLL_CTL_DEL || !event.is_null();
+        // SAFETY: the caller's promise.
+        let asked = unsafe { parts(event) };
+        if let [reg] = &mut conn.slow(&big).regs[..]
+            && (reg.set, reg.fd, reg.number) == (set, fd, number)
+            && is_known
+            && late::put_off_change(conn, chan, (reg, op), asked, &big)
+        {
+            return 0;
+        }
+        late::leave(conn, Some(chan), &big);
+    }
     let slow = conn.slow(&big);
     let at = slow
         .regs
         .iter()
         .position(|reg| reg.set == set && reg.fd == fd && reg.number == number);
-    let chan = conn.chan(&inside);
     let moves = chan.is_some_and(Conn::is_on_ring);
     if !moves
         || (op != libc::EPOLL_CTL_ADD && at.is_none())
@@ -361,6 +407,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 (libc::EPOLL_CTL_MOD, Some(at)) => {
                     let reg = &mut slow.regs[at];
                     (reg.events, reg.data, reg.tcp) = (events, data, Some(events));
+                    reg.told = data;
                     reg.fired = false;
                 }
                 (libc::EPOLL_CTL_ADD, _) => {
@@ -380,11 +427,14 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                         own_bell: -1,
                         mixed: false,
                         fired: false,
+                        is_gone: false,
+                        told: data,
                     });
                 }
                 _ => {}
             }
             if let Some(chan) = chan {
+                late::follow(conn, Some(chan), &slow.regs);
                 set_eager(chan, !slow.regs.is_empty());
             }
         }
@@ -407,6 +457,8 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
                 own_bell: -1,
                 mixed: false,
                 fired: false,
+                is_gone: false,
+                told: data,
             };
             let done = apply(&mut reg, chan, false, is_taken(&slow.regs, set, fd));
             if done.is_ok() {
@@ -433,6 +485,7 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
         }
         _ => Err(libc::EINVAL),
     };
+    late::follow(conn, Some(chan), &slow.regs);
     set_eager(chan, !slow.regs.is_empty());
     match done {
         Ok(()) => 0,
@@ -460,12 +513,13 @@ fn remove(reg: &mut Reg, chan: &Chan) {
 /// A descriptor of the socket is closed: its registrations go when the kernel would have them go, with the last of the process that has
 /// the socket to itself; else those by this descriptor stay.
 pub(crate) fn closing(
-    conn: &Conn,
+    conn: &'static Conn,
     fd: c_int,
     last: bool,
     chan: Option<&Chan>,
     big: &MutexGuard<'_, ()>,
 ) {
+    late::leave(conn, chan, big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| last || reg.fd == fd) {
         if number(reg.set) == reg.number
@@ -477,6 +531,7 @@ pub(crate) fn closing(
         forget(reg);
     }
     slow.regs.retain(|reg| !last && reg.fd != fd);
+    late::follow(conn, chan.filter(|_| !last), &slow.regs);
 }
 
 /// Two descriptors may stand for one registration at the moment: their events are put together.
@@ -508,7 +563,8 @@ pub(crate) unsafe fn merge(events: *mut epoll_event, n: c_int) -> c_int {
 }
 
 /// The bell gets another number (under the lock): its registrations are made anew.
-pub(crate) fn bell_moves(conn: &Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
+pub(crate) fn bell_moves(conn: &'static Conn, chan: &Chan, to: c_int, big: &MutexGuard<'_, ()>) {
+    late::leave(conn, Some(chan), big);
     let slow = conn.slow(big);
     for reg in slow.regs.iter_mut().filter(|reg| reg.own_bell < 0) {
         if let Some(events) = reg.bell {

@@ -14,7 +14,7 @@ use crate::bell::{self, Heard};
 use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING};
 use crate::fetch::{self, Took};
 use crate::lend::{self, memory};
-use crate::{hosts, ledger, link, next, ready, set_errno, signal, table};
+use crate::{hosts, late, ledger, link, next, ready, set_errno, signal, spin, table};
 
 /// Bytes of the vector.
 pub(crate) fn total(iov: &[iovec]) -> usize {
@@ -266,7 +266,8 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                     Took::Bytes(n) => {
                         got += n;
                         let is_empty = side.head.load(Relaxed) == head.wrapping_add(ready as u64);
-                        if is_empty && side.eager.load(Relaxed) != 0 && !is_closed {
+                        let is_eager = is_empty && side.eager.load(Relaxed) != 0 && !is_closed;
+                        if is_eager && !late::put_off(conn, chan) {
                             bell::settle(chan);
                         }
                         if got == want || flags & libc::MSG_WAITALL == 0 {
@@ -286,6 +287,15 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
                 let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
                 if may_block && !spun && !ended {
                     // Below.
+                } else if !may_block
+                    && !ended
+                    && (late::is_put_off(conn, chan) || was_just_probed(chan))
+                {
+                    return Step::Done(if got > 0 {
+                        got as ssize_t
+                    } else {
+                        failed(libc::EAGAIN)
+                    });
                 } else if bell::settle(chan) {
                     continue;
                 }
@@ -359,6 +369,24 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
     }
 }
 
+/// How long a peer that was there is taken to be, in nanoseconds.
+const THERE: u64 = 1_000_000;
+
+/// A program that looks again and again at a socket which is in no epoll set: the bell can wait, for who waits for it settles it first. The kernel is asked from time to
+/// time whether the peer has been killed (under `rx_lock`).
+fn was_just_probed(chan: &Chan) -> bool {
+    let side = chan.side();
+    if side.eager.load(Relaxed) != 0 || chan.stream.has_finished(chan.peer()) {
+        return false;
+    }
+    let now = spin::now();
+    if now.wrapping_sub(side.probed.load(Relaxed)) < THERE {
+        return true;
+    }
+    side.probed.store(now, Relaxed);
+    false
+}
+
 /// A short look before sleeping: waking costs more.
 fn spin(chan: &Chan) {
     let (stream, peer) = (&chan.stream, chan.peer());
@@ -366,8 +394,6 @@ fn spin(chan: &Chan) {
     let spun = &chan.side().spun;
     spun.wait(|| !matches!(stream.ready(peer, head), Ok((0, false))));
 }
-
-pub(crate) use crate::spin::spins;
 
 /// The peer has closed its bell: its FIN or RST is there, or comes at once.
 fn await_end(conn: &Conn) {

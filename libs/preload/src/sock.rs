@@ -17,7 +17,7 @@ use crate::conn::{Conn, FRESH, PROBING};
 use crate::full::{patient, patient_until};
 use crate::io::doors;
 use crate::table::{self, Entry};
-use crate::{dgram, fd as descriptor, hosts, ledger, link, next, poll as readiness, ready};
+use crate::{dgram, fd as descriptor, hosts, late, ledger, link, next, poll as readiness, ready};
 
 /// A descriptor is new: whatever was known of its number is of the past.
 fn fresh(fd: c_int) {
@@ -154,7 +154,7 @@ doors! {
         if rc == 0 && how != libc::SHUT_RD && let Some(chan) = conn.chan(&inside) {
             // After this, sends are TCP's to refuse; the peer reads the ring to its end and finds the FIN.
             link::tx_after(conn, chan, Why::None);
-            if chan.carrier == Carrier::Here { next::shutdown(chan.bell(), how); } else { hosts::shut_write(chan); }
+            if chan.carrier == Carrier::Here { chan.stream.shut(chan.role); next::shutdown(chan.bell(), how); } else { hosts::shut_write(chan); }
         }
         rc
     }
@@ -224,17 +224,31 @@ doors! {
     }
 
     fn epoll_wait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int) -> c_int {
-        let n = patient(timeout, |timeout| next::epoll_wait(set, events, n, timeout));
+        let n = patient(timeout, |timeout| {
+            late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
+                next::epoll_wait(set, events, n, if must_not_wait { 0 } else { timeout })
+            })
+        });
         ready::merge(events, n)
     }
 
     fn epoll_pwait(set: c_int, events: *mut epoll_event, n: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-        let n = patient(timeout, |timeout| next::epoll_pwait(set, events, n, timeout, mask));
+        let n = patient(timeout, |timeout| {
+            late::wait(set, events, n, timeout != 0, |events, n, must_not_wait| {
+                next::epoll_pwait(set, events, n, if must_not_wait { 0 } else { timeout }, mask)
+            })
+        });
         ready::merge(events, n)
     }
 
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, n: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        let n = patient_until(timeout, |timeout| next::epoll_pwait2(set, events, n, timeout, mask));
+        let n = patient_until(timeout, |timeout| {
+            let at_once = timespec { tv_sec: 0, tv_nsec: 0 };
+            let may_wait = timeout.as_ref().is_none_or(|t| (t.tv_sec, t.tv_nsec) != (0, 0));
+            late::wait(set, events, n, may_wait, |events, n, must_not_wait| {
+                next::epoll_pwait2(set, events, n, if must_not_wait { &raw const at_once } else { timeout }, mask)
+            })
+        });
         ready::merge(events, n)
     }
 

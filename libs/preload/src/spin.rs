@@ -1,20 +1,61 @@
 //! Looking at an empty ring for a moment before sleeping: waking a thread costs more, where the peer runs on another processor.
 
+use std::cell::Cell;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How often an empty ring is looked at.
-const SPINS: u32 = 200;
+/// For how long an empty ring is looked at, in nanoseconds: as long as it takes to put a thread to sleep and to wake it.
+const LOOK: u64 = 20_000;
+/// Others that want this processor get it after so many looks, twice as many, and so on, and each time after so many at last: the peer may be one of them.
+const YIELD_FIRST: u32 = 16;
+const YIELD: u32 = 128;
+
 /// So many looks in a row that brought nothing end them,
 const LOST: u32 = 8;
 /// but for one of so many.
 const AGAIN: u32 = 32;
 
-/// None where there is one processor.
+/// How often a ring of datagrams, or a loan, is looked at. None where there is one processor.
 pub(crate) fn spins() -> u32 {
     static ONE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     let one = *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|n| n.get() < 2));
-    if one { 0 } else { SPINS }
+    if one { 0 } else { 200 }
+}
+
+/// Nanoseconds of the machine's clock.
+pub(crate) fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Looks until there is something, for a moment at most. Returns whether there is.
+fn look(mut is_there: impl FnMut() -> bool) -> bool {
+    if spins() == 0 {
+        return false;
+    }
+    let began = now();
+    for n in 1_u32.. {
+        if is_there() {
+            return true;
+        }
+        std::hint::spin_loop();
+        if !n.is_multiple_of(8) {
+            continue;
+        }
+        let at = now();
+        if at - began > LOOK {
+            break;
+        }
+        let is_early = n >= YIELD_FIRST && n.is_power_of_two();
+        if is_early || n.is_multiple_of(YIELD) {
+            std::thread::yield_now();
+            // Somebody else had it for long: so it is wanted.
+            if now() - at > LOOK {
+                break;
+            }
+        }
+    }
+    is_there()
 }
 
 /// Learns whether looking pays. It does not where both ends share a processor, or the peer takes its time. Zeros are a valid value: it is in memory that
@@ -23,23 +64,48 @@ pub(crate) fn spins() -> u32 {
 #[derive(Debug)]
 pub(crate) struct Spun(AtomicU32);
 
+/// After so many looks without success, whether to look; and the count from then on.
+fn next(lost: u32) -> Option<u32> {
+    (lost >= LOST && !lost.is_multiple_of(AGAIN))
+        .then(|| if lost == u32::MAX { LOST } else { lost + 1 })
+}
+
 impl Spun {
     /// Looks until there is something, for a moment at most.
     #[inline]
-    pub(crate) fn wait(&self, is_there: impl Fn() -> bool) {
+    pub(crate) fn wait(&self, is_there: impl FnMut() -> bool) {
         let lost = self.0.load(Relaxed);
-        if lost >= LOST && !lost.is_multiple_of(AGAIN) {
-            self.0
-                .store(if lost == u32::MAX { LOST } else { lost + 1 }, Relaxed);
-            return;
+        if let Some(lost) = next(lost) {
+            return self.0.store(lost, Relaxed);
         }
-        for _ in 0..spins() {
-            if is_there() {
-                self.0.store(0, Relaxed);
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        self.0.store(lost.wrapping_add(1).max(1), Relaxed);
+        let found = look(is_there);
+        self.0.store(
+            if found {
+                0
+            } else {
+                lost.wrapping_add(1).max(1)
+            },
+            Relaxed,
+        );
     }
+}
+
+thread_local! {
+    static MINE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The same for a thread that waits for several connections.
+pub(crate) fn wait_for_any(is_there: impl FnMut() -> bool) -> bool {
+    let lost = MINE.get();
+    if let Some(lost) = next(lost) {
+        MINE.set(lost);
+        return false;
+    }
+    let found = look(is_there);
+    MINE.set(if found {
+        0
+    } else {
+        lost.wrapping_add(1).max(1)
+    });
+    found
 }

@@ -15,7 +15,7 @@ use crate::bell::{self, Heard};
 use crate::conn::{Chan, Conn, Inside, LINKED, PROBING};
 use crate::lend::{self, Plan};
 use crate::lock::Held;
-use crate::rx::{broken, cut, each_piece, lost, spins, total};
+use crate::rx::{broken, cut, each_piece, lost, total};
 use crate::{full, hosts, ledger, link, next, ready, set_errno, signal, table};
 
 /// As much is made visible at once, so that the receiver begins while the rest is copied.
@@ -459,17 +459,26 @@ unsafe fn step(
     Next::Full(heard)
 }
 
-/// A short look at a full ring before sleeping.
+/// Whether a send would find room, as the bell tells the kernel: a ring that was full is so until half of it is free. `None`: the kernel knows.
+#[inline]
+pub(crate) fn is_writable(chan: &Chan) -> Option<bool> {
+    let (stream, side) = (&chan.stream, chan.side());
+    if stream.is_closed(chan.role) {
+        return None;
+    }
+    let room = stream.room(chan.role, side.tail.load(Relaxed)).ok()?;
+    let was_full = side.full.load(Relaxed) != 0;
+    Some(room >= if was_full { stream.capacity() / 2 } else { 1 })
+}
+
+/// A look at a full ring for a moment, before the caller sleeps or is told that there is no room.
 fn spin(chan: &Chan) {
     let (stream, role) = (&chan.stream, chan.role);
     let tail = chan.side().tail.load(Relaxed);
-    for _ in 0..spins() {
+    chan.side().spun_full.wait(|| {
         let room = stream.room(role, tail);
-        if room.is_ok_and(|room| room >= stream.capacity() / 4) {
-            break;
-        }
-        std::hint::spin_loop();
-    }
+        room.is_ok_and(|room| room >= stream.capacity() / 4)
+    });
 }
 
 unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags: c_int) -> Step {
@@ -483,9 +492,8 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
     }
     let must_not_wait = || flags & libc::MSG_DONTWAIT != 0 || side.nonblock.load(Relaxed) != 0;
     loop {
-        let must_ring = spun || must_not_wait();
         // SAFETY: the caller's promise.
-        match unsafe { step(conn, chan, source, &mut call, (sent, must_ring)) } {
+        match unsafe { step(conn, chan, source, &mut call, (sent, spun)) } {
             Next::Over(step) => return step,
             Next::More(now) => {
                 spun = spun && now == sent;
@@ -495,14 +503,14 @@ unsafe fn into_ring(conn: &'static Conn, chan: &Chan, source: &Source<'_>, flags
             Next::Full(Heard::End) => return at_end(conn, chan, sent),
             Next::Full(_) => {}
         }
-        if must_not_wait() {
-            full::found_full(chan);
-            return partial(sent, libc::EAGAIN);
-        }
         if !spun {
             spun = true;
             spin(chan);
             continue;
+        }
+        if must_not_wait() {
+            full::found_full(chan);
+            return partial(sent, libc::EAGAIN);
         }
         spun = false;
         ledger::count(conn, Word::Sleeps, 1);

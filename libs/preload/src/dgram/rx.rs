@@ -18,7 +18,8 @@ use weft_run::dgram::{self as rules, AFTER_KERNEL, HEADER};
 use weft_run::meet::Why;
 
 use super::{Dgram, Own, addr, borrowed, now_ms, ready};
-use crate::rx::{each_piece, spins, total};
+use crate::rx::{each_piece, total};
+use crate::spin::spins;
 use crate::{hidden, ledger, link, next, set_errno, signal};
 
 /// Senders of one socket that can have a ring; others use the kernel.

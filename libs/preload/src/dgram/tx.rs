@@ -15,7 +15,8 @@ use weft_run::pace;
 
 use super::rx::{SENDER, ring};
 use super::{Dgram, Own, borrowed, now_ms};
-use crate::rx::{each_piece, spins, total};
+use crate::rx::{each_piece, total};
+use crate::spin::spins;
 use crate::{ledger, link, set_errno};
 
 /// Destinations of one socket that are counted.

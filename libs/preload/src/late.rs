@@ -1,0 +1,577 @@
+//! `epoll_wait` looks at rings before it asks the kernel.
+//!
+//! A receive that empties a ring does not settle its bell at once: the byte of the last bell stays, and no new one is asked for. The connection is *late*, and
+//! stands in the list of its set. `epoll_wait` finds what has come in these rings by itself, so neither side makes a system call for it. Before a thread waits in
+//! the kernel, and at least each [`TURNS`] answers or [`BOUND`], all late bells are settled, and the kernel is asked, for the other descriptors of the set too.
+//!
+//! Changes of a late connection's level-triggered registration are put off too: programs that ask for readability and writability in turn do so at each message.
+//!
+//! The kernel may say too early that a late connection is readable, never too late: its bell has a byte, or is asked for. So nothing is lost where
+//! somebody else asks it meanwhile.
+//!
+//! # Safety
+//!
+//! As `epoll_wait(2)`.
+
+use libc::{c_int, epoll_event};
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use weft_run::ledger::{Carrier, RING};
+
+use crate::conn::{self, Chan, Conn, Reg};
+use crate::table::{self, Entry};
+use crate::{bell, ready, spin, tx};
+
+const EDGE: u32 = libc::EPOLLET as u32;
+const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLWRNORM) as u32;
+/// Registrations of such kinds are left to the kernel.
+const NEVER: u32 = (libc::EPOLLONESHOT | libc::EPOLLEXCLUSIVE) as u32;
+
+/// The kernel is asked at least after so many answers without it, or so many nanoseconds.
+const TURNS: u32 = 64;
+const BOUND: u64 = 1_000_000;
+/// Late connections of a set.
+const MOST: usize = 256;
+/// Sets that can have late connections at a time.
+const SETS: usize = 64;
+/// In a mark: the direction ends there.
+const CLOSED: u64 = 1 << 63;
+
+/// A late connection; what it is registered for stands in the connection.
+pub(crate) struct Late {
+    conn: &'static Conn,
+    /// Edge-triggered: the end of the stream that the program has been told of.
+    told: u64,
+}
+
+/// What a set knows of its late connections.
+struct Slot {
+    /// The set's number; 0: free.
+    number: AtomicUsize,
+    /// Threads that are about to wait in the kernel, or do.
+    asleep: AtomicU32,
+    /// Somebody waits for the set itself: it has to be as the kernel has it.
+    is_exact: AtomicBool,
+    turns: AtomicU32,
+    asked: AtomicU64,
+    late: Mutex<Vec<Late>>,
+}
+
+static SLOTS: [Slot; SETS] = [const {
+    Slot {
+        number: AtomicUsize::new(0),
+        asleep: AtomicU32::new(0),
+        is_exact: AtomicBool::new(false),
+        turns: AtomicU32::new(0),
+        asked: AtomicU64::new(0),
+        late: Mutex::new(Vec::new()),
+    }
+}; SETS];
+
+thread_local! {
+    /// This thread holds the lock of a list: a signal handler that interrupts it must not wait for one.
+    static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The lock of a list.
+struct Held(Option<MutexGuard<'static, Vec<Late>>>);
+
+impl Held {
+    fn list(&mut self) -> &mut Vec<Late> {
+        self.0.as_mut().expect("held until it is dropped")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0 = None;
+        HOLDS.set(false);
+    }
+}
+
+fn lock(slot: &'static Slot) -> Option<Held> {
+    if HOLDS.replace(true) {
+        return None;
+    }
+    let list = slot.late.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(Held(Some(list)))
+}
+
+/// The slot of a set, which has it.
+fn slot_of(number: usize) -> Option<&'static Slot> {
+    let slot = &SLOTS[number % SETS];
+    (number != 0 && slot.number.load(SeqCst) == number).then_some(slot)
+}
+
+/// The same; takes it where it is free.
+fn claim(number: usize) -> Option<&'static Slot> {
+    let slot = &SLOTS[number % SETS];
+    if number != 0
+        && slot
+            .number
+            .compare_exchange(0, number, SeqCst, SeqCst)
+            .is_ok()
+    {
+        slot.is_exact.store(false, SeqCst);
+    }
+    slot_of(number)
+}
+
+/// What a ring has to say.
+enum Says {
+    Nothing,
+    /// These events, up to there as [`mark`] counts.
+    Ready(u32, u64),
+    /// The kernel knows more.
+    Ask,
+}
+
+/// Up to where the stream goes, with a bit for its end there, and the bytes to be read.
+fn mark(chan: &Chan) -> Option<(u64, usize)> {
+    let head = chan.side().head.load(Relaxed);
+    let (ready, is_closed) = chan.stream.ready(chan.peer(), head).ok()?;
+    let end = head.wrapping_add(ready as u64) & !CLOSED;
+    Some((if is_closed { end | CLOSED } else { end }, ready))
+}
+
+fn ask(one: &Late, chan: &Chan) -> Says {
+    let events = one.conn.late_events.load(Relaxed);
+    if events == 0 {
+        // It is in the set no more.
+        return Says::Nothing;
+    }
+    let (tx, rx) = Conn::mode(chan);
+    let Some((end, ready)) = mark(chan).filter(|_| rx == RING) else {
+        return Says::Ask;
+    };
+    let is_finished = chan.stream.has_finished(chan.peer());
+    if events & EDGE != 0 {
+        return match end != one.told {
+            true => Says::Ready(events & READABLE, end),
+            false if is_finished => Says::Ask,
+            false => Says::Nothing,
+        };
+    }
+    if is_finished || end & CLOSED != 0 {
+        return Says::Ask;
+    }
+    let mut bits = 0;
+    if ready > 0 {
+        bits |= events & READABLE;
+    }
+    if events & WRITABLE != 0 {
+        match tx::is_writable(chan).filter(|_| tx == RING) {
+            Some(true) => bits |= events & WRITABLE,
+            Some(false) => {}
+            None => return Says::Ask,
+        }
+    }
+    if bits == 0 {
+        Says::Nothing
+    } else {
+        Says::Ready(bits, end)
+    }
+}
+
+/// What looking at a set has brought.
+#[derive(Clone, Copy)]
+struct Seen {
+    events: usize,
+    late: usize,
+    must_ask: bool,
+}
+
+/// Looks at the late rings of a set.
+fn look(slot: &'static Slot, events: &mut [epoll_event]) -> Seen {
+    let mut seen = Seen {
+        events: 0,
+        late: 0,
+        must_ask: false,
+    };
+    let Some(mut held) = lock(slot) else {
+        seen.must_ask = true;
+        return seen;
+    };
+    let list = held.list();
+    seen.late = list.len();
+    for at in 0..list.len() {
+        let one = &mut list[at];
+        // A connection leaves the list before its channel goes.
+        let says = one.conn.chan_of_late().map_or(Says::Ask, |c| ask(one, c));
+        let (bits, end) = match says {
+            Says::Nothing => continue,
+            Says::Ask => {
+                seen.must_ask = true;
+                continue;
+            }
+            Says::Ready(bits, end) => (bits, end),
+        };
+        let Some(event) = events.get_mut(seen.events) else {
+            // The others are first the next time.
+            list.rotate_left(at);
+            break;
+        };
+        (event.events, event.u64) = (bits, one.conn.late_data.load(Relaxed));
+        one.told = end;
+        seen.events += 1;
+    }
+    seen
+}
+
+/// Settles the bell of a connection that was late, and is it no more. `false`: it stays in the list, for there is something that the program has not been
+/// told of, and the kernel does not know.
+fn settle(one: &Late, big: Option<&MutexGuard<'_, ()>>) -> bool {
+    let inside = one.conn.enter();
+    let Some(chan) = one.conn.chan(&inside) else {
+        one.conn.is_late.store(false, SeqCst);
+        return true;
+    };
+    if one.conn.is_behind.load(SeqCst) {
+        match big {
+            Some(big) => ready::catch_up(one.conn, chan, big),
+            None => ready::catch_up(one.conn, chan, &conn::big()),
+        }
+    }
+    let side = chan.side();
+    let is_edge = one.conn.late_events.load(Relaxed) & EDGE != 0;
+    let _rx = side.rx_lock.lock();
+    if side.rx_state.load(SeqCst) == RING
+        && let Some((end, ready)) = mark(chan)
+    {
+        if is_edge && end != one.told {
+            return false;
+        }
+        let is_empty = ready == 0 && end & CLOSED == 0;
+        if is_empty && bell::settle(chan) && is_edge {
+            return false;
+        }
+    }
+    one.conn.is_late.store(false, SeqCst);
+    true
+}
+
+/// Settles all late bells of a set. Returns whether there is something to be told of first.
+fn settle_all(slot: &'static Slot, big: Option<&MutexGuard<'_, ()>>) -> bool {
+    let Some(mut held) = lock(slot) else {
+        return false;
+    };
+    if held.list().is_empty() {
+        return false;
+    }
+    let mut all = std::mem::take(held.list());
+    drop(held);
+    all.retain(|one| !settle(one, big));
+    let Some(mut held) = lock(slot) else {
+        return false;
+    };
+    for one in all {
+        // It may have left meanwhile, and be late anew.
+        let is_it = one.conn.is_late.load(SeqCst)
+            && one.conn.late_set.load(SeqCst) == slot.number.load(SeqCst);
+        let list = held.list();
+        if is_it && !list.iter().any(|it| std::ptr::eq(it.conn, one.conn)) {
+            list.push(one);
+        }
+    }
+    !held.list().is_empty()
+}
+
+/// Puts the kernel's events, from `from` on, together with those before that are of the same registration. Returns how many there are then.
+fn join(events: &mut [epoll_event], from: usize) -> usize {
+    let mut kept = from;
+    for at in from..events.len() {
+        let event = events[at];
+        let of = |event: &epoll_event| event.u64;
+        let same = events[..from].iter().position(|it| of(it) == of(&event));
+        if let Some(same) = same {
+            events[same].events |= event.events;
+        } else {
+            events[kept] = event;
+            kept += 1;
+        }
+    }
+    kept
+}
+
+/// Waits for a set by `call`, with a look at the rings of its late connections first. `call` gets room for events, and whether it is not to wait.
+///
+/// # Safety
+/// As `epoll_wait(2)`.
+pub(crate) unsafe fn wait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    may_wait: bool,
+    mut call: impl FnMut(*mut epoll_event, c_int, bool) -> c_int,
+) -> c_int {
+    let Some(slot) = slot_of(ready::number(set)) else {
+        return call(events, most, false);
+    };
+    if most <= 0 || events.is_null() || HOLDS.get() {
+        return call(events, most, false);
+    }
+    // SAFETY: the caller's promise. Any bytes are events.
+    let room = unsafe { std::slice::from_raw_parts_mut(events, most as usize) };
+    for _ in 0..4 {
+        let mut seen = look(slot, room);
+        if seen.events == 0 && seen.late > 0 && may_wait && !seen.must_ask {
+            spin::wait_for_any(|| {
+                seen = look(slot, room);
+                seen.events > 0 || seen.must_ask
+            });
+        }
+        let known = seen.events;
+        // Who does not wait wants to know of everything that is ready now.
+        if known > 0 && may_wait && !is_due(slot) {
+            return known as c_int;
+        }
+        slot.asleep.fetch_add(1, SeqCst);
+        let is_more = settle_all(slot, None);
+        let left = &mut room[known..];
+        let n = if left.is_empty() {
+            0
+        } else {
+            call(left.as_mut_ptr(), left.len() as c_int, known > 0 || is_more)
+        };
+        slot.asleep.fetch_sub(1, SeqCst);
+        slot.turns.store(0, Relaxed);
+        slot.asked.store(spin::now(), Relaxed);
+        if known == 0 && (n != 0 || !is_more) {
+            return n;
+        }
+        let all = join(&mut room[..known + n.max(0) as usize], known);
+        if all > 0 {
+            return all as c_int;
+        }
+    }
+    call(events, most, false)
+}
+
+/// Whether the kernel has to be asked, though there are events without it.
+fn is_due(slot: &Slot) -> bool {
+    slot.turns.fetch_add(1, Relaxed) >= TURNS
+        || spin::now().wrapping_sub(slot.asked.load(Relaxed)) > BOUND
+}
+
+/// A ring was emptied (under `rx_lock`). Returns whether its bell is left as it is: the connection is late.
+#[inline]
+pub(crate) fn put_off(conn: &'static Conn, chan: &Chan) -> bool {
+    let number = conn.late_set.load(Relaxed);
+    if number == 0 {
+        return false;
+    }
+    conn.is_late.load(Relaxed) || begin(conn, chan, number)
+}
+
+fn begin(conn: &'static Conn, chan: &Chan, number: usize) -> bool {
+    // What has come since the ring was found empty is to be told of.
+    let told = chan.side().head.load(Relaxed) & !CLOSED;
+    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
+        return false;
+    };
+    let Some(mut held) = lock(slot) else {
+        return false;
+    };
+    let list = held.list();
+    if list.len() >= MOST || slot.asleep.load(SeqCst) != 0 || slot_of(number).is_none() {
+        return false;
+    }
+    list.push(Late { conn, told });
+    conn.is_late.store(true, SeqCst);
+    true
+}
+
+/// Whether nobody but `epoll_wait` waits for the set and the connection.
+fn is_free(slot: &Slot, chan: &Chan) -> bool {
+    chan.side().holders.load(SeqCst) == 1
+        && slot.asleep.load(SeqCst) == 0
+        && !slot.is_exact.load(SeqCst)
+}
+
+/// A change of a registration (under the big lock) that the kernel does not have to know before it is asked. `false`: it has to.
+pub(crate) fn put_off_change(
+    conn: &'static Conn,
+    chan: &Chan,
+    (reg, op): (&mut Reg, c_int),
+    (events, data): (u32, u64),
+    big: &MutexGuard<'_, ()>,
+) -> bool {
+    let is_gone = op == libc::EPOLL_CTL_DEL;
+    let events = if is_gone { 0 } else { events };
+    let number = conn.late_set.load(Relaxed);
+    let Some(slot) = slot_of(number).filter(|slot| is_free(slot, chan)) else {
+        return false;
+    };
+    let fits = number == reg.number
+        && Conn::mode(chan) == (RING, RING)
+        && reg.is_gone == (op == libc::EPOLL_CTL_ADD)
+        && (reg.events | events) & (NEVER | EDGE) == 0
+        && (is_gone || events & (READABLE | WRITABLE) != 0);
+    if !fits {
+        return false;
+    }
+    {
+        let _rx = chan.side().rx_lock.lock();
+        if !conn.is_late.load(Relaxed) && !begin(conn, chan, number) {
+            return false;
+        }
+        reg.is_gone = is_gone;
+        (reg.events, reg.data) = (events, data);
+        conn.late_events.store(events, Relaxed);
+        conn.late_data.store(data, Relaxed);
+        conn.is_behind.store(true, SeqCst);
+    }
+    if slot.asleep.load(SeqCst) != 0 {
+        // Who is about to sleep may have looked before.
+        ready::catch_up(conn, chan, big);
+    }
+    true
+}
+
+/// A receive that must not wait found nothing (under `rx_lock`). Returns whether that is all there is to say, and the bell is left as it is.
+#[inline]
+pub(crate) fn is_put_off(conn: &Conn, chan: &Chan) -> bool {
+    conn.is_late.load(Relaxed)
+        && !chan.stream.has_finished(chan.peer())
+        && (conn.late_events.load(Relaxed) & EDGE == 0 || !bell::is_ended(chan.bell()))
+}
+
+/// The registrations of a connection have changed, or its directions have (under the big lock): settles what was put off, and learns which set may look at its ring.
+pub(crate) fn follow(conn: &'static Conn, chan: Option<&Chan>, regs: &[Reg]) {
+    let may = chan.and_then(|chan| {
+        let [reg] = regs else { return None };
+        let (tx, rx) = Conn::mode(chan);
+        let fits = chan.carrier == Carrier::Here
+            && rx == RING
+            && reg.events & NEVER == 0
+            && reg.events & (READABLE | WRITABLE) != 0
+            && reg.bell.is_some()
+            && (tx == RING || reg.events & EDGE != 0 || reg.events & ready::OUT == 0)
+            && !ready::is_foreign(reg.number);
+        (fits && claim(reg.number).is_some()).then_some((reg, chan))
+    });
+    let Some((reg, _)) = may else {
+        forget(conn, chan);
+        return;
+    };
+    let is_same = conn.late_set.load(Relaxed) == reg.number
+        && conn.late_fd.load(Relaxed) == reg.set
+        && conn.late_events.load(Relaxed) == reg.events
+        && conn.late_data.load(Relaxed) == reg.data;
+    if is_same {
+        return;
+    }
+    forget(conn, chan);
+    conn.late_fd.store(reg.set, Relaxed);
+    conn.late_events.store(reg.events, Relaxed);
+    conn.late_data.store(reg.data, Relaxed);
+    conn.late_set.store(reg.number, SeqCst);
+}
+
+/// The connection is late no more, and stays so; the kernel has its registrations (under the big lock).
+pub(crate) fn leave(conn: &'static Conn, chan: Option<&Chan>, big: &MutexGuard<'_, ()>) {
+    if let Some(chan) = chan
+        && conn.is_behind.load(SeqCst)
+    {
+        ready::catch_up(conn, chan, big);
+    }
+    forget(conn, chan);
+}
+
+/// The same where the kernel has its registrations.
+fn forget(conn: &'static Conn, chan: Option<&Chan>) {
+    let number = conn.late_set.swap(0, SeqCst);
+    // Who empties the ring at this moment still puts off; after this nobody does.
+    let rx = chan.map(|chan| chan.side().rx_lock.lock());
+    if !conn.is_late.swap(false, SeqCst) {
+        return;
+    }
+    drop(rx);
+    let Some(slot) = slot_of(number) else { return };
+    let mut gone = None;
+    if let Some(mut held) = lock(slot)
+        && let Some(at) = held
+            .list()
+            .iter()
+            .position(|one| std::ptr::eq(one.conn, conn))
+    {
+        gone = Some(held.list().swap_remove(at));
+    }
+    if let Some(one) = gone
+        && !settle(&one, None)
+        && let Some(chan) = chan
+    {
+        // The kernel looks once more, and tells of what the program has not been told of.
+        conn.is_late.store(false, SeqCst);
+        let set = conn.late_fd.load(Relaxed);
+        let events = conn.late_events.load(Relaxed);
+        let data = conn.late_data.load(Relaxed);
+        if ready::number(set) == number {
+            ready::control(set, libc::EPOLL_CTL_MOD, chan.bell(), events, data);
+        }
+    }
+}
+
+/// The set itself is waited for, or has another name: from now on it is as the kernel has it.
+pub(crate) fn be_exact(fd: c_int) {
+    if let Entry::Set(number) = table::get(fd)
+        && let Some(slot) = claim(number)
+        && !slot.is_exact.swap(true, SeqCst)
+    {
+        settle_all(slot, None);
+    }
+}
+
+/// The set is closed.
+pub(crate) fn close(number: usize) {
+    if let Some(slot) = slot_of(number) {
+        slot.is_exact.store(true, SeqCst);
+        settle_all(slot, None);
+        if let Some(mut held) = lock(slot) {
+            for one in held.list().drain(..) {
+                one.conn.is_late.store(false, SeqCst);
+            }
+        }
+        slot.number.store(0, SeqCst);
+    }
+}
+
+/// Held over a fork.
+pub(crate) type Lists = Vec<MutexGuard<'static, Vec<Late>>>;
+
+/// Before a fork: the bells are as the kernel has to have them, and no list is half done.
+pub(crate) fn before_fork(big: &MutexGuard<'_, ()>) -> Lists {
+    for slot in &SLOTS {
+        if slot.number.load(SeqCst) != 0 {
+            settle_all(slot, Some(big));
+        }
+    }
+    SLOTS
+        .iter()
+        .filter_map(|slot| slot.late.try_lock().ok())
+        .collect()
+}
+
+/// In the child: the sets are the parent's too, and the kernel's alone.
+pub(crate) fn in_child(lists: Lists) {
+    for mut list in lists {
+        for one in list.drain(..) {
+            one.conn.is_late.store(false, SeqCst);
+        }
+    }
+    for slot in &SLOTS {
+        slot.asleep.store(0, SeqCst);
+        // One whose lock a thread of the parent has is lost for this process.
+        let number = if slot.late.try_lock().is_ok() {
+            0
+        } else {
+            usize::MAX
+        };
+        slot.number.store(number, SeqCst);
+    }
+    HOLDS.set(false);
+}
