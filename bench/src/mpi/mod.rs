@@ -31,7 +31,13 @@ pub struct MpiArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u32).range(0..=128))]
     ranks: Vec<u32>,
     /// Which kernels run, on numbers of ranks that are powers of two
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "is,cg,mg,lu,radix,smg")]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "is,cg,mg,lu,radix,smg"
+    )]
     kernel: Vec<Kernel>,
     /// The size of the kernels' problems, as the NAS Parallel Benchmarks name it
     #[arg(long, value_name = "CLASS", default_value = "S", value_parser = ["S", "W", "A"])]
@@ -129,7 +135,9 @@ fn jobs<'a>(args: &MpiArgs, mpi: &Mpi, programs: &'a Programs) -> Vec<Job<'a>> {
     for kernel in args.kernel.iter().filter(|k| **k != Kernel::None) {
         if *kernel == Kernel::Smg && !programs.smg {
             let name = &mpi.name;
-            eprintln!("weft: {name}: no smg: no hypre for this MPI (Debian's Open MPI: libhypre-dev)");
+            eprintln!(
+                "weft: {name}: no smg: no hypre for this MPI (Debian's Open MPI: libhypre-dev)"
+            );
             continue;
         }
         jobs.extend(ranks().filter(|r| r.is_power_of_two()).map(|ranks| Job {
@@ -155,7 +163,10 @@ fn measure(args: &MpiArgs, mpi: &Mpi, programs: &Programs, results: &mut Results
             for transport in &transports {
                 let what = job.arguments.join(" ");
                 let name = &mpi.name;
-                progress.at(&format!("{name} on {transport}, {} ranks, {what}", job.ranks));
+                progress.at(&format!(
+                    "{name} on {transport}, {} ranks, {what}",
+                    job.ranks
+                ));
                 match one(args, mpi, transport, job) {
                     Ok(text) => take(&text, |what, at, value| {
                         let key = Key {
@@ -210,7 +221,9 @@ fn take(text: &str, mut add: impl FnMut(String, u64, f64)) {
             ["pair", bytes, time, rate] => {
                 let Some(bytes) = number(bytes) else { continue };
                 for (what, value) in [(LATENCY, time), (BANDWIDTH, rate)] {
-                    number(value).into_iter().for_each(|v| add(what.to_owned(), bytes as u64, v));
+                    number(value)
+                        .into_iter()
+                        .for_each(|v| add(what.to_owned(), bytes as u64, v));
                 }
             }
             ["memory", ranks, kib] => {
@@ -222,7 +235,9 @@ fn take(text: &str, mut add: impl FnMut(String, u64, f64)) {
                 let Some(ranks) = number(ranks) else { continue };
                 for (what, value) in [("s", time), ("s in MPI", inside), ("KiB", kib)] {
                     let what = format!("{name} {class}, {what}");
-                    number(value).into_iter().for_each(|v| add(what.clone(), ranks as u64, v));
+                    number(value)
+                        .into_iter()
+                        .for_each(|v| add(what.clone(), ranks as u64, v));
                 }
             }
             _ => {}

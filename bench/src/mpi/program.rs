@@ -13,7 +13,16 @@ macro_rules! sources {
 }
 
 const SOURCES: &[(&str, &str)] = sources![
-    "job.c", "memory.h", "kernels.h", "main.c", "ep.c", "is.c", "cg.c", "mg.c", "lu.c", "radix.c",
+    "job.c",
+    "memory.h",
+    "kernels.h",
+    "main.c",
+    "ep.c",
+    "is.c",
+    "cg.c",
+    "mg.c",
+    "lu.c",
+    "radix.c",
     "smg.c"
 ];
 /// Where Debian has hypre's headers. Its library is built for Open MPI.
@@ -150,7 +159,10 @@ pub(super) fn compile(mpi: &Mpi, dir: &Path) -> Result<Programs> {
         .filter(|name| name.ends_with(".c") && *name != "job.c")
         .collect();
     let hypre = ["-DWITH_HYPRE", "-I", HYPRE, "-lHYPRE", "-lm"];
-    programs.smg = programs.smg && mpi.compile(&programs.kernels, dir, &kernels, &hypre).is_ok();
+    programs.smg = programs.smg
+        && mpi
+            .compile(&programs.kernels, dir, &kernels, &hypre)
+            .is_ok();
     if !programs.smg {
         mpi.compile(&programs.kernels, dir, &kernels, &["-lm"])?;
     }

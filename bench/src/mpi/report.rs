@@ -43,7 +43,9 @@ impl Results {
             ..key.clone()
         };
         let (ours, theirs) = (self.0.get(key)?, self.0.get(&other)?);
-        let both = ours.iter().filter_map(|(turn, v)| Some((*v, *theirs.get(turn)?)));
+        let both = ours
+            .iter()
+            .filter_map(|(turn, v)| Some((*v, *theirs.get(turn)?)));
         let (ours, theirs): (Vec<f64>, Vec<f64>) = both.unzip();
         paired_ratio(&ours, &theirs).filter(|_| key.transport != to)
     }
@@ -134,13 +136,23 @@ const CLAIMS: &[Claim] = &[
 
 /// The claims that were measured, one for each MPI and transport: how many of the medians of their ratios keep the bar, and the range of these.
 fn conclusions(results: &Results) -> Table {
-    let mut table = Table::new(&["source", "claim", "MPI", "transport", "bar", "medians", "holds"]);
+    let mut table = Table::new(&[
+        "source",
+        "claim",
+        "MPI",
+        "transport",
+        "bar",
+        "medians",
+        "holds",
+    ]);
     let mpis: BTreeSet<&str> = results.0.keys().map(|key| key.mpi.as_str()).collect();
     for claim in CLAIMS {
         for mpi in &mpis {
             for transport in claim.transports {
                 let keys = results.0.keys().filter(|key| {
-                    key.mpi == *mpi && key.transport == *transport && (claim.what)(&key.what, key.at)
+                    key.mpi == *mpi
+                        && key.transport == *transport
+                        && (claim.what)(&key.what, key.at)
                 });
                 let medians: Vec<f64> = keys
                     .filter_map(|key| results.ratio(key, claim.to))
@@ -177,7 +189,15 @@ fn conclusions(results: &Results) -> Table {
 }
 
 pub(super) fn report(results: &Results, json: Option<&Path>) -> Result<()> {
-    let mut table = Table::new(&["MPI", "what", "at", "transport", "median", "to tcp", "to rc"]);
+    let mut table = Table::new(&[
+        "MPI",
+        "what",
+        "at",
+        "transport",
+        "median",
+        "to tcp",
+        "to rc",
+    ]);
     let mut lines = String::new();
     for (key, values) in &results.0 {
         let values: Vec<f64> = values.values().copied().collect();

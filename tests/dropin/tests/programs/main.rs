@@ -4,6 +4,7 @@ mod devices;
 mod fabric;
 mod faults;
 mod mpi;
+mod mpi_trouble;
 mod mpi_wheels;
 mod perftest;
 mod pingpong;
