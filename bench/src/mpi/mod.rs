@@ -221,9 +221,9 @@ fn take(text: &str, mut add: impl FnMut(String, u64, f64)) {
             ["pair", bytes, time, rate] => {
                 let Some(bytes) = number(bytes) else { continue };
                 for (what, value) in [(LATENCY, time), (BANDWIDTH, rate)] {
-                    number(value)
-                        .into_iter()
-                        .for_each(|v| add(what.to_owned(), bytes as u64, v));
+                    if let Some(value) = number(value) {
+                        add(what.to_owned(), bytes as u64, value);
+                    }
                 }
             }
             ["memory", ranks, kib] => {
@@ -235,9 +235,9 @@ fn take(text: &str, mut add: impl FnMut(String, u64, f64)) {
                 let Some(ranks) = number(ranks) else { continue };
                 for (what, value) in [("s", time), ("s in MPI", inside), ("KiB", kib)] {
                     let what = format!("{name} {class}, {what}");
-                    number(value)
-                        .into_iter()
-                        .for_each(|v| add(what.clone(), ranks as u64, v));
+                    if let Some(value) = number(value) {
+                        add(what.clone(), ranks as u64, value);
+                    }
                 }
             }
             _ => {}

@@ -12,19 +12,10 @@ macro_rules! sources {
     ($($name:literal),*) => { &[$(($name, include_str!(concat!("programs/", $name)))),*] };
 }
 
-const SOURCES: &[(&str, &str)] = sources![
-    "job.c",
-    "memory.h",
-    "kernels.h",
-    "main.c",
-    "ep.c",
-    "is.c",
-    "cg.c",
-    "mg.c",
-    "lu.c",
-    "radix.c",
-    "smg.c"
+const KERNELS: &[(&str, &str)] = sources![
+    "main.c", "ep.c", "is.c", "cg.c", "mg.c", "lu.c", "radix.c", "smg.c"
 ];
+const OTHERS: &[(&str, &str)] = sources!["job.c", "memory.h", "kernels.h"];
 /// Where Debian has hypre's headers. Its library is built for Open MPI.
 const HYPRE: &str = "/usr/include/hypre";
 
@@ -144,7 +135,7 @@ impl Mpi {
 
 /// Compiles the programs into a folder.
 pub(super) fn compile(mpi: &Mpi, dir: &Path) -> Result<Programs> {
-    for (name, text) in SOURCES {
+    for (name, text) in KERNELS.iter().chain(OTHERS) {
         fs::write(dir.join(name), text).map_err(BenchError::system("write a file"))?;
     }
     let place = |what: &str| dir.join(format!("{what}.{}", mpi.name.replace('/', "-")));
@@ -154,10 +145,7 @@ pub(super) fn compile(mpi: &Mpi, dir: &Path) -> Result<Programs> {
         smg: mpi.name == "openmpi" && Path::new(HYPRE).is_dir(),
     };
     mpi.compile(&programs.exchange, dir, &["job.c"], &[])?;
-    let kernels = SOURCES.iter().map(|(name, _)| *name);
-    let kernels: Vec<&str> = kernels
-        .filter(|name| name.ends_with(".c") && *name != "job.c")
-        .collect();
+    let kernels: Vec<&str> = KERNELS.iter().map(|(name, _)| *name).collect();
     let hypre = ["-DWITH_HYPRE", "-I", HYPRE, "-lHYPRE", "-lm"];
     programs.smg = programs.smg
         && mpi
