@@ -314,8 +314,8 @@ fn forwarding(mpi: Mpi, arguments: &[OsString], set: &[Setting], listed: bool) -
         .map(|pair| pair[1].to_string_lossy())
         .collect();
     let is_theirs = |name: &str| {
-        let names = theirs.iter().filter_map(|given| given.split('=').next());
-        names.into_iter().any(|given| given == name)
+        let mut names = theirs.iter().filter_map(|given| given.split('=').next());
+        names.any(|given| given == name)
     };
     let names = set.iter().map(|(name, _)| *name);
     let others = names.filter(|name| !name.starts_with("OMPI_") && !is_theirs(name));
