@@ -18,7 +18,6 @@ const EXEMPT: [&str; 14] = [
     "weft-fs",
     "weft-hostile",
     "weft-hosts",
-    "weft-libfi",
     "weft-libfs",
     "weft-media",
     "weft-mem",

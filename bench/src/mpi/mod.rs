@@ -1,135 +1,106 @@
-//! `weft bench mpi`: the figures 13 to 15 of the datagram-iWARP paper. A small program of ours runs under each MPI that is installed, over each transport of
+//! `weft bench mpi`: the figures 13 to 19 of the datagram-iWARP paper. Small programs of ours run under each MPI that is installed, over each transport of
 //! `weft mpi`; the transports take turns, the MPI's own TCP among them.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
+mod program;
+mod report;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::{Args, ValueEnum};
 
+use self::program::{Mpi, Programs};
+use self::report::{BANDWIDTH, Key, LATENCY, MEMORY, Results};
 use crate::error::{BenchError, Result};
 use crate::progress::Progress;
-use crate::report::Table;
-use crate::size::{Sizes, human};
-use crate::stats::{Summary, paired_ratio};
-
-const SOURCE: &str = include_str!("job.c");
-/// What is compared with.
-const YARDSTICK: &str = "tcp";
-/// Seconds that one job may take.
-const LIMIT: &str = "120";
+use crate::size::Sizes;
 
 /// Options of `weft bench mpi`.
 #[derive(Args, Clone, Debug)]
 pub struct MpiArgs {
-    /// Which MPIs [default: those that are installed]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
-    mpi: Vec<Kind>,
+    /// Which MPIs: openmpi, mpich (Debian's), or a folder with another's mpirun and mpicc [default: Debian's, if installed]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    mpi: Vec<String>,
     /// Which transports of `weft mpi`; tcp is the MPI's own
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "rc,ud,weft,tcp", value_parser = ["rc", "ud", "weft", "tcp"])]
     transport: Vec<String>,
     /// Sizes of messages: a list, or ranges by powers: 64,4K or 1..1M or 1..1M*4
     #[arg(long, value_name = "LIST", default_value = "8,2K,64K,1M")]
     size: Sizes,
-    /// Numbers of ranks at which memory is measured; 0: not at all
+    /// Numbers of ranks at which memory and kernels are measured; 0: not at all
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u32).range(0..=128))]
     ranks: Vec<u32>,
-    /// Messages each way of a measurement
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Which kernels run, on numbers of ranks that are powers of two
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        value_enum,
+        default_value = "is,cg,mg,lu,radix,smg"
+    )]
+    kernel: Vec<Kernel>,
+    /// The size of the kernels' problems, as the NAS Parallel Benchmarks name it
+    #[arg(long, value_name = "CLASS", default_value = "S", value_parser = ["S", "W", "A"])]
+    class: String,
+    /// Whether weft uses shared memory between ranks of this host
+    #[arg(long, value_name = "WHEN", default_value = "off", value_parser = ["off", "auto"])]
+    local: String,
+    /// Messages each way of a measurement; 0: only memory and kernels
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     rounds: u32,
     /// Turns of each measurement
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
+    /// Seconds that one job may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    limit: u32,
     /// Writes the results as JSON, one object a line
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    Openmpi,
-    Mpich,
+enum Kernel {
+    /// No kernel
+    None,
+    Ep,
+    Is,
+    Cg,
+    Mg,
+    Lu,
+    Radix,
+    /// hypre's multigrid, where hypre and its headers are installed
+    Smg,
 }
 
-impl Kind {
+impl Kernel {
     fn name(self) -> &'static str {
         match self {
-            Kind::Openmpi => "openmpi",
-            Kind::Mpich => "mpich",
+            Kernel::None => "none",
+            Kernel::Ep => "ep",
+            Kernel::Is => "is",
+            Kernel::Cg => "cg",
+            Kernel::Mg => "mg",
+            Kernel::Lu => "lu",
+            Kernel::Radix => "radix",
+            Kernel::Smg => "smg",
         }
     }
-
-    /// Debian has several MPIs side by side under these names.
-    fn tool(self, tool: &str) -> String {
-        format!("{tool}.{}", self.name())
-    }
-
-    /// Debian's MPICH is built on UCX.
-    fn has(self, transport: &str) -> bool {
-        self == Kind::Openmpi || transport != "weft"
-    }
 }
-
-/// What was measured: MPI, transport, quantity, and bytes or ranks; a value for each turn.
-type Results = BTreeMap<(&'static str, &'static str, u64, String), Vec<f64>>;
-
-const LATENCY: &str = "time one way, µs";
-const BANDWIDTH: &str = "bidirectional bandwidth, MB/s";
-const MEMORY: &str = "memory of a rank, KiB";
 
 fn trouble(what: &'static str) -> impl Fn(String) -> BenchError {
     move |why| BenchError::Stack { what, why }
 }
 
-fn installed(tool: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(tool).is_file())
-}
-
 pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode> {
-    let asked = if args.mpi.is_empty() {
-        &[Kind::Openmpi, Kind::Mpich][..]
-    } else {
-        &args.mpi
-    };
-    let mut kinds = Vec::new();
-    for &kind in asked {
-        match ["mpirun", "mpicc"].map(|tool| kind.tool(tool)) {
-            tools if tools.iter().all(|tool| installed(tool)) => kinds.push(kind),
-            [mpirun, mpicc] => eprintln!(
-                "weft: {}: not measured: {mpirun} or {mpicc} is not installed (Debian: {})",
-                kind.name(),
-                if kind == Kind::Openmpi {
-                    "openmpi-bin, libopenmpi-dev"
-                } else {
-                    "mpich, libmpich-dev"
-                }
-            ),
-        }
-    }
-    if kinds.is_empty() {
-        return Err(trouble("find an MPI")("none is installed".into()));
-    }
+    let mpis = program::find(&args.mpi)?;
     let dir = tempfile::tempdir().map_err(BenchError::system("make a folder"))?;
-    let source = dir.path().join("job.c");
-    fs::write(&source, SOURCE).map_err(BenchError::system("write a file"))?;
-    let (mut results, mut failures) = (Results::new(), 0);
-    for kind in kinds {
-        let job = dir.path().join(kind.name());
-        let output = Command::new(kind.tool("mpicc"))
-            .args(["-O2", "-o"])
-            .args([&job, &source])
-            .output()
-            .map_err(BenchError::system("start mpicc"))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(trouble("compile the program")(said));
-        }
-        failures += measure(args, kind, &job, &mut results);
+    let (mut results, mut failures) = (Results::default(), 0);
+    for mpi in &mpis {
+        let programs = program::compile(mpi, dir.path())?;
+        failures += measure(args, mpi, &programs, &mut results);
     }
-    report(args, &results)?;
+    report::report(&results, args.json.as_deref())?;
     Ok(if failures == 0 {
         ExitCode::SUCCESS
     } else {
@@ -137,31 +108,79 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode> {
     })
 }
 
+/// A program with its arguments, on so many ranks.
+struct Job<'a> {
+    ranks: u32,
+    program: &'a Path,
+    arguments: Vec<String>,
+    /// What a line of its output says when the data was right.
+    right: &'static str,
+}
+
+fn jobs<'a>(args: &MpiArgs, mpi: &Mpi, programs: &'a Programs) -> Vec<Job<'a>> {
+    let job = |ranks, arguments| Job {
+        ranks,
+        program: &programs.exchange,
+        arguments,
+        right: "all data as sent",
+    };
+    let mut jobs = Vec::new();
+    if args.rounds > 0 {
+        let mut pair = vec!["pair".to_owned(), args.rounds.to_string()];
+        pair.extend(args.size.0.iter().map(u64::to_string));
+        jobs.push(job(2, pair));
+    }
+    let ranks = || args.ranks.iter().copied().filter(|ranks| *ranks > 0);
+    jobs.extend(ranks().map(|ranks| job(ranks, vec!["memory".to_owned()])));
+    for kernel in args.kernel.iter().filter(|k| **k != Kernel::None) {
+        if *kernel == Kernel::Smg && !programs.smg {
+            let name = &mpi.name;
+            eprintln!(
+                "weft: {name}: no smg: no hypre for this MPI (Debian's Open MPI: libhypre-dev)"
+            );
+            continue;
+        }
+        jobs.extend(ranks().filter(|r| r.is_power_of_two()).map(|ranks| Job {
+            ranks,
+            program: &programs.kernels,
+            arguments: vec![kernel.name().to_owned(), args.class.clone()],
+            right: " verified",
+        }));
+    }
+    jobs
+}
+
 /// All of one MPI. Returns how many jobs failed.
-fn measure(args: &MpiArgs, kind: Kind, job: &Path, results: &mut Results) -> u32 {
-    let mut pair = vec!["pair".to_owned(), args.rounds.to_string()];
-    pair.extend(args.size.0.iter().map(u64::to_string));
-    let memory = vec!["memory".to_owned()];
-    let mut jobs = vec![(2, &pair)];
-    let ranks = args.ranks.iter().filter(|ranks| **ranks > 0);
-    jobs.extend(ranks.map(|&ranks| (ranks, &memory)));
-    let transports: Vec<&String> = args
-        .transport
-        .iter()
-        .filter(|transport| kind.has(transport))
-        .collect();
+fn measure(args: &MpiArgs, mpi: &Mpi, programs: &Programs, results: &mut Results) -> u32 {
+    let jobs = jobs(args, mpi, programs);
+    let has = |transport: &&String| mpi.has(transport);
+    let transports: Vec<&String> = args.transport.iter().filter(has).collect();
     let steps = args.runs as usize * jobs.len() * transports.len();
     let mut progress = Progress::new(steps as u64);
     let mut failures = 0;
-    for _ in 0..args.runs {
-        for (ranks, arguments) in &jobs {
+    for turn in 0..args.runs {
+        for job in &jobs {
             for transport in &transports {
-                progress.at(&format!("{} on {transport}, {ranks} ranks", kind.name()));
-                match one(kind, transport, *ranks, job, arguments) {
-                    Ok(text) => take(kind, transport, &text, results),
+                let what = job.arguments.join(" ");
+                let name = &mpi.name;
+                progress.at(&format!(
+                    "{name} on {transport}, {} ranks, {what}",
+                    job.ranks
+                ));
+                match one(args, mpi, transport, job) {
+                    Ok(text) => take(&text, |what, at, value| {
+                        let key = Key {
+                            mpi: mpi.name.clone(),
+                            what,
+                            at,
+                            transport: (*transport).clone(),
+                        };
+                        results.add(key, turn, value);
+                    }),
                     Err(error) => {
                         failures += 1;
-                        eprintln!("weft: {} on {transport}: {error}", kind.name());
+                        let ranks = job.ranks;
+                        eprintln!("weft: {name} on {transport}, {ranks} ranks, {what}: {error}");
                     }
                 }
                 progress.step();
@@ -172,37 +191,19 @@ fn measure(args: &MpiArgs, kind: Kind, job: &Path, results: &mut Results) -> u32
 }
 
 /// One job; what it says.
-fn one(
-    kind: Kind,
-    transport: &str,
-    ranks: u32,
-    job: &Path,
-    arguments: &[String],
-) -> Result<String> {
-    let weft = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+fn one(args: &MpiArgs, mpi: &Mpi, transport: &str, job: &Job<'_>) -> Result<String> {
     let mut command = Command::new("timeout");
-    command.args(["-k", "5", LIMIT]).arg(weft);
-    command.args(["mpi", "--local", "off", "--transport", transport, "--"]);
-    command.arg(kind.tool("mpirun"));
-    command.args(["-np", &ranks.to_string()]);
-    if kind == Kind::Openmpi {
-        command.arg("--oversubscribe");
-        // On one host, as whoever runs the benchmark.
-        command
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            .env("OMPI_MCA_plm", "isolated");
-    }
-    command
-        .env("WEFT_FI_ADDR", "127.0.0.1")
-        .arg(job)
-        .args(arguments)
-        .stdin(Stdio::null());
+    command.args(["-k", "5", &args.limit.to_string()]);
+    mpi.command(&mut command, &args.local, transport);
     let output = command
+        .args(["-np", &job.ranks.to_string()])
+        .arg(job.program)
+        .args(&job.arguments)
+        .stdin(Stdio::null())
         .output()
         .map_err(BenchError::system("start timeout(1)"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.status.success() && text.contains("all data as sent") {
+    if output.status.success() && text.lines().any(|line| line.ends_with(job.right)) {
         return Ok(text);
     }
     let said = String::from_utf8_lossy(&output.stderr);
@@ -211,61 +212,35 @@ fn one(
     Err(trouble("run a job")(why))
 }
 
-fn take(kind: Kind, transport: &str, text: &str, results: &mut Results) {
-    let mut add = |what, at, value| {
-        let key = (kind.name(), what, at, transport.to_owned());
-        results.entry(key).or_default().push(value);
-    };
+/// The values of a program's output.
+fn take(text: &str, mut add: impl FnMut(String, u64, f64)) {
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let number = |i: usize| words.get(i).and_then(|word| word.parse::<f64>().ok());
-        match (words.first(), number(1), number(2), number(3)) {
-            (Some(&"pair"), Some(bytes), Some(time), Some(rate)) => {
-                add(LATENCY, bytes as u64, time);
-                add(BANDWIDTH, bytes as u64, rate);
+        let number = |word: &str| word.parse::<f64>().ok();
+        match words[..] {
+            ["pair", bytes, time, rate] => {
+                let Some(bytes) = number(bytes) else { continue };
+                for (what, value) in [(LATENCY, time), (BANDWIDTH, rate)] {
+                    if let Some(value) = number(value) {
+                        add(what.to_owned(), bytes as u64, value);
+                    }
+                }
             }
-            (Some(&"memory"), Some(ranks), Some(kib), _) => add(MEMORY, ranks as u64, kib),
+            ["memory", ranks, kib] => {
+                if let (Some(ranks), Some(kib)) = (number(ranks), number(kib)) {
+                    add(MEMORY.to_owned(), ranks as u64, kib);
+                }
+            }
+            ["kernel", name, class, ranks, time, inside, kib, _] => {
+                let Some(ranks) = number(ranks) else { continue };
+                for (what, value) in [("s", time), ("s in MPI", inside), ("KiB", kib)] {
+                    let what = format!("{name} {class}, {what}");
+                    if let Some(value) = number(value) {
+                        add(what.clone(), ranks as u64, value);
+                    }
+                }
+            }
             _ => {}
         }
     }
-}
-
-fn report(args: &MpiArgs, results: &Results) -> Result<()> {
-    let mut table = Table::new(&["MPI", "what", "at", "transport", "median", "to tcp"]);
-    let mut lines = String::new();
-    for ((mpi, what, at, transport), values) in results {
-        let Some(median) = Summary::of(values).map(|s| s.median) else {
-            continue;
-        };
-        let yardstick = results.get(&(*mpi, *what, *at, YARDSTICK.to_owned()));
-        let same = yardstick.filter(|y| y.len() == values.len() && transport != YARDSTICK);
-        let ratio = same.and_then(|y| paired_ratio(values, y)).map(|s| s.median);
-        let place = if *what == MEMORY {
-            format!("{at} ranks")
-        } else {
-            human(*at)
-        };
-        table.push([
-            (*mpi).to_owned(),
-            (*what).to_owned(),
-            place,
-            transport.clone(),
-            format!("{median:.2}"),
-            ratio.map_or(String::new(), |ratio| format!("{ratio:.2}")),
-        ]);
-        let object = serde_json::json!({
-            "mpi": mpi, "what": what, "at": at, "transport": transport, "values": values, "median": median, "to_tcp": ratio,
-        });
-        lines.push_str(&object.to_string());
-        lines.push('\n');
-    }
-    let mut out = std::io::stdout();
-    let _ = writeln!(out, "{}", table.to_text(None));
-    if let Some(file) = &args.json {
-        fs::write(file, lines).map_err(|source| BenchError::Output {
-            path: file.display().to_string(),
-            source,
-        })?;
-    }
-    Ok(())
 }

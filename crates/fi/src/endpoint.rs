@@ -24,6 +24,8 @@ pub use crate::completion::{Completion, Counter, Queue, Status};
 use crate::machine::{Event, Machine, Outbound, PeerId, Refused, Want};
 use crate::memory::{Many, Memory, Recv, Send, Way, Write, read_ranges};
 use crate::rc::{self, Connections, Inbox, RC};
+use crate::weather::Sky;
+pub use crate::weather::Weather;
 use crate::wire::{self, HEADER, MAX_PACKET, Meta};
 
 /// Messages that are longer go by RDMA Write-Record, unless asked otherwise.
@@ -59,29 +61,11 @@ struct State {
     packet: Vec<u8>,
     wcs: Vec<Wc>,
     batch: Vec<(SendWr, UdDest)>,
-    drop: Dropper,
+    sky: Sky,
     sent_to: Queue,
     received_to: Queue,
     sends_counted: Vec<Arc<Counter>>,
     recvs_counted: Vec<Arc<Counter>>,
-}
-
-/// Loses one in so many packets and pieces on purpose, for tests.
-struct Dropper {
-    per_million: u64,
-    state: u64,
-}
-
-impl Dropper {
-    fn drops(&mut self) -> bool {
-        if self.per_million == 0 {
-            return false;
-        }
-        self.state ^= self.state << 13;
-        self.state ^= self.state >> 7;
-        self.state ^= self.state << 17;
-        (self.state >> 11) % 1_000_000 < self.per_million
-    }
 }
 
 struct Inner {
@@ -107,8 +91,8 @@ pub struct Setup {
     pub addr: SocketAddr,
     /// Messages that are longer go by RDMA Write-Record.
     pub threshold: u64,
-    /// Of each million packets and pieces, so many are lost on purpose.
-    pub drop_per_million: u64,
+    /// What goes wrong on purpose.
+    pub weather: Weather,
     /// Connections to the busiest peers there may be.
     pub connections: usize,
     /// Only to peers of this host.
@@ -144,7 +128,7 @@ impl Endpoint {
         let (key, seed) = random.split_at(4);
         // A key with the highest bit would stand for the sender's own one.
         let key = u32::from_be_bytes(key.try_into().unwrap_or_default()) >> 1 | 1;
-        let seed = u64::from_be_bytes(seed.try_into().unwrap_or_default()) | 1;
+        let seed = u64::from_be_bytes(seed.try_into().unwrap_or_default());
         let init = UdInit {
             num: Some(addr.port().into()),
             max_send_wr: SLOTS + WRITES,
@@ -183,10 +167,7 @@ impl Endpoint {
             packet: Vec::with_capacity(MAX_PACKET),
             wcs: vec![Wc::default(); BATCH],
             batch: Vec::with_capacity(BATCH),
-            drop: Dropper {
-                per_million: setup.drop_per_million,
-                state: seed,
-            },
+            sky: Sky::new(setup.weather, seed),
             sent_to: Queue::default(),
             received_to: Queue::default(),
             sends_counted: Vec::new(),
@@ -522,9 +503,20 @@ impl Inner {
         let len = (wc.byte_len as usize).min(MAX_PACKET);
         let mut packet = std::mem::take(&mut state.packet);
         packet.resize(len, 0);
-        if len >= HEADER
-            && self.come.read(at, &mut packet).is_ok()
-            && let Some((header, body)) = wire::decode(&packet)
+        if len >= HEADER && self.come.read(at, &mut packet).is_ok() {
+            let (times, late) = state.sky.came(addr, qp_num, &packet);
+            for _ in 0..times {
+                Self::arrived(state, now, addr, qp_num, &packet);
+            }
+            if let Some((addr, qp_num, packet)) = late {
+                Self::arrived(state, now, addr, qp_num, &packet);
+            }
+        }
+        state.packet = packet;
+    }
+
+    fn arrived(state: &mut State, now: Duration, addr: SocketAddr, qp_num: u32, packet: &[u8]) {
+        if let Some((header, body)) = wire::decode(packet)
             && u32::from(addr.port()) == qp_num
             && let key = header.key
             && let numbered = body.is_numbered()
@@ -534,9 +526,8 @@ impl Inner {
             })
         {
             let memory = &mut state.memory;
-            state.machine.packet(memory, now, peer, &packet);
+            state.machine.packet(memory, now, peer, packet);
         }
-        state.packet = packet;
     }
 
     fn recorded(&self, state: &mut State, now: Duration, wc: &Wc) {
@@ -581,7 +572,7 @@ impl Inner {
                 continue;
             }
             let at = slot as usize * MAX_PACKET;
-            if state.drop.drops() || self.go.write(at, &packet).is_err() {
+            if state.sky.loses() || self.go.write(at, &packet).is_err() {
                 state.free.push(slot);
                 continue;
             }
@@ -625,7 +616,7 @@ impl Inner {
             let mr = mr.inspect_err(|e| tracing::warn!("memory to send from: {e}"));
             send.mr = mr.ok();
         }
-        let lost = write.way == Way::Datagrams && state.drop.drops();
+        let lost = write.way == Way::Datagrams && state.sky.loses();
         let connections = &mut state.connections;
         let posted = send.mr.as_ref().filter(|_| !lost).is_some_and(|mr| {
             let remote = RemoteAddr {
@@ -880,7 +871,7 @@ mod tests {
         let setup = Setup {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: THRESHOLD,
-            drop_per_million: 0,
+            weather: Weather::default(),
             connections: 0,
             near: false,
         };

@@ -18,4 +18,5 @@ pub mod machine;
 mod memory;
 pub mod ranges;
 mod rc;
+mod weather;
 pub mod wire;

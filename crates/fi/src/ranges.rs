@@ -1,14 +1,15 @@
 //! Which bytes of a message have come.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ranges that are kept apart. What a peer sends in more pieces than that counts as not come, and is asked for again: each costs a search and a move of those
-/// behind it, and memory.
+/// Ranges that are kept apart. What a peer sends in more pieces than that counts as not come, and is asked for again: each costs memory.
 const MOST: usize = 1 << 14;
 
-/// Disjoint ranges in order, none empty, with a gap between any two.
+/// Ends of disjoint ranges by their starts, none empty, with a gap between any two. A piece anywhere costs the logarithm of their number, whatever the order
+/// in which a peer sends them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranges(Vec<Range<u64>>);
+pub struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
     /// Adds the bytes of a range, which may overlap others.
@@ -16,33 +17,35 @@ impl Ranges {
         if range.is_empty() {
             return;
         }
-        let first = self.0.partition_point(|r| r.end < range.start);
-        let last = self.0.partition_point(|r| r.start <= range.end);
-        if first == last && self.0.len() >= MOST {
-            return;
+        let Range { mut start, mut end } = range;
+        // From behind: those that overlap or touch it.
+        let mut merged = false;
+        while let Some((&first, &last)) = self.0.range(..=end).next_back()
+            && last >= start
+        {
+            self.0.remove(&first);
+            (start, end) = (start.min(first), end.max(last));
+            merged = true;
         }
-        let mut merged = range;
-        if first < last {
-            merged.start = merged.start.min(self.0[first].start);
-            merged.end = merged.end.max(self.0[last - 1].end);
+        if merged || self.0.len() < MOST {
+            self.0.insert(start, end);
         }
-        self.0.splice(first..last, [merged]);
     }
 
     /// Whether all bytes below `len` are there.
     pub fn covers(&self, len: u64) -> bool {
-        len == 0 || self.0.first().is_some_and(|r| r.start == 0 && r.end >= len)
+        len == 0 || self.0.get(&0).is_some_and(|&end| end >= len)
     }
 
     /// At most `most` ranges below `len` that are not there, in order.
     pub fn missing(&self, len: u64, most: usize) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut at = 0;
-        for range in self.0.iter().chain([&(len..len)]) {
-            if at < range.start.min(len) {
-                gaps.push(at..range.start.min(len));
+        for (&start, &end) in self.0.iter().chain([(&len, &len)]) {
+            if at < start.min(len) {
+                gaps.push(at..start.min(len));
             }
-            at = at.max(range.end);
+            at = at.max(end);
             if gaps.len() == most {
                 break;
             }

@@ -6,10 +6,8 @@ use std::time::{Duration, Instant};
 
 use weft_fi::endpoint::{Counter, Endpoint};
 
-use crate::MISSING;
 use crate::abi::{CntrFid, CntrOps, DomainFid, FI_CLASS_CNTR, FI_EAVAIL, Fid, Ops};
-use crate::domain::close;
-use crate::{no_bind, no_control};
+use crate::object::{MISSING, close, no_bind, no_control};
 
 #[repr(C)]
 pub(crate) struct Cntr {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
-use weft_fi::endpoint::{Endpoint, Setup};
+use weft_fi::endpoint::{Endpoint, Setup, Weather};
 use weft_fi::machine::{PeerId, Refused, Want};
 use weft_fi::wire::Meta;
 use weft_verbs::{LocalMode, RawMemory};
@@ -18,10 +18,12 @@ use crate::abi::{
     FI_SELECTIVE_COMPLETION, FI_SEND, FI_SETOPSFLAG, Fid, Info, Msg, MsgOps, MsgTagged, NoOps, Ops,
     TaggedOps,
 };
+use crate::av::{Addresses, Av, put};
 use crate::counter::Cntr;
-use crate::domain::{Addresses, Av, Domain, close, put};
+use crate::domain::Domain;
+use crate::info::{self, RANGES};
+use crate::object::{MISSING, close};
 use crate::queue::Cq;
-use crate::{MISSING, info};
 
 #[repr(C)]
 struct Ep {
@@ -98,14 +100,19 @@ const fn none<const N: usize>() -> NoOps<N> {
 
 /// Bytes that a receive of many messages has left at least while it takes more, unless the program says otherwise.
 const LEAST: usize = 64;
-/// Ranges of memory of one send.
-pub(crate) const RANGES: usize = 8;
 
-/// Of each million packets so many are lost on purpose: `WEFT_FI_DROP`, in percent.
-fn drop_per_million() -> u64 {
-    let set = std::env::var("WEFT_FI_DROP").ok();
-    let percent = set.and_then(|text| text.parse::<f64>().ok());
-    (percent.unwrap_or(0.0).clamp(0.0, 50.0) * 10_000.0) as u64
+/// What is to go wrong on purpose, for tests, in percent.
+fn weather() -> Weather {
+    let of = |name| {
+        let set = std::env::var(name).ok();
+        let percent = set.and_then(|text| text.parse::<f64>().ok());
+        (percent.unwrap_or(0.0).clamp(0.0, 50.0) * 10_000.0) as u64
+    };
+    Weather {
+        lost: of("WEFT_FI_DROP"),
+        twice: of("WEFT_FI_TWICE"),
+        late: of("WEFT_FI_LATE"),
+    }
 }
 
 /// Connections to peers on this host, unless the environment says how many there may be.
@@ -139,7 +146,7 @@ pub(crate) unsafe extern "C" fn open(
             .and_then(info::source)
             .unwrap_or_else(info::usual_address),
         threshold: info::threshold(),
-        drop_per_million: drop_per_million(),
+        weather: weather(),
         connections,
         near,
     };

@@ -13,7 +13,8 @@ use crate::abi::{
     FI_TRANSMIT_COMPLETE, FORMAT, FabricAttr, Info, RxAttr, TxAttr,
 };
 
-use crate::ep::RANGES;
+/// Ranges of memory of one send.
+pub(crate) const RANGES: usize = 8;
 
 /// The name of provider, fabric and domain.
 pub(crate) const NAME: &CStr = c"weft";

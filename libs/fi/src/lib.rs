@@ -10,31 +10,19 @@
 //! reference counts, so that an order of closing that is not the right one is harmless.
 
 pub mod abi;
+mod av;
 mod counter;
 mod domain;
 mod ep;
+mod fabric;
 mod info;
+mod object;
 mod queue;
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 
-use abi::{Fid, Missing, Provider};
-
-/// Stands in every place of a table whose call is not there.
-pub(crate) unsafe extern "C" fn nosys() -> isize {
-    -(libc::ENOSYS as isize)
-}
-
-pub(crate) const MISSING: Missing = nosys;
-
-pub(crate) unsafe extern "C" fn no_bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
-    -libc::ENOSYS
-}
-
-pub(crate) unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int {
-    -libc::ENOSYS
-}
+use abi::Provider;
 
 unsafe extern "C" fn cleanup() {}
 
@@ -51,7 +39,7 @@ static PROVIDER: Shared = Shared(UnsafeCell::new(Provider {
     context: [std::ptr::null_mut(); 4],
     name: info::NAME.as_ptr(),
     getinfo: info::getinfo,
-    fabric: domain::fabric,
+    fabric: fabric::fabric,
     cleanup,
 }));
 

@@ -14,8 +14,8 @@ use crate::abi::{
     FI_RECV, FI_REMOTE_CQ_DATA, FI_SEND, FI_TAGGED, FI_WAIT_FD, FI_WAIT_UNSPEC, FabricFid, Fid,
     Ops,
 };
-use crate::domain::{Addresses, close};
-use crate::{MISSING, no_bind};
+use crate::av::Addresses;
+use crate::object::{MISSING, close, no_bind};
 
 #[repr(C)]
 pub(crate) struct Cq {

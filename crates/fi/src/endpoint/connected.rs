@@ -176,7 +176,7 @@ mod tests {
         let setup = Setup {
             addr: SocketAddr::from(([127, 0, 0, 1], 0)),
             threshold: 16 << 10,
-            drop_per_million: 0,
+            weather: crate::weather::Weather::default(),
             connections,
             near: false,
         };

@@ -298,15 +298,27 @@ const ENV_LIST: &str = "OMPI_MCA_mca_base_env_list";
 
 /// Open MPI hands the variables of its own to ranks on other hosts, and others only if it is told: options for mpirun, before the user's own.
 fn forwarding(mpi: Mpi, arguments: &[OsString], set: &[Setting], listed: bool) -> Vec<OsString> {
+    // The program's arguments may have the word too, but not behind this option.
+    let options = ["--mca", "-mca", "--gmca", "-gmca"];
     let listed = listed
-        || arguments
-            .iter()
-            .any(|argument| argument == "mca_base_env_list");
+        || arguments.windows(2).any(|pair| {
+            options.iter().any(|option| pair[0] == *option) && pair[1] == "mca_base_env_list"
+        });
     if mpi != Mpi::Open || listed {
         return Vec::new();
     }
+    // Version 4 takes the last `-x` of a name, version 5 the first: only the user's own.
+    let theirs: Vec<_> = arguments
+        .windows(2)
+        .filter(|pair| pair[0] == "-x")
+        .map(|pair| pair[1].to_string_lossy())
+        .collect();
+    let is_theirs = |name: &str| {
+        let mut names = theirs.iter().filter_map(|given| given.split('=').next());
+        names.any(|given| given == name)
+    };
     let names = set.iter().map(|(name, _)| *name);
-    let others = names.filter(|name| !name.starts_with("OMPI_"));
+    let others = names.filter(|name| !name.starts_with("OMPI_") && !is_theirs(name));
     others.flat_map(|name| ["-x".into(), name.into()]).collect()
 }
 
@@ -354,8 +366,14 @@ mod tests {
         assert_eq!(of(Mpi::Open, &["-np", "2", "a.out"], false), ours);
         // The user's own -x, and one that is the program's.
         assert_eq!(of(Mpi::Open, &["-x", "HOME", "a.out", "-x"], false), ours);
+        // One of ours, with a value of the user's.
+        let own = ["-x", "FI_PROVIDER_PATH=/mine", "a.out"];
+        assert!(of(Mpi::Open, &own, false).is_empty());
         let list = ["--mca", "mca_base_env_list", "HOME", "a.out"];
         assert!(of(Mpi::Open, &list, false).is_empty());
+        // The program's own words.
+        let words = ["a.out", "mca_base_env_list", "x"];
+        assert_eq!(of(Mpi::Open, &words, false), ours);
         assert!(of(Mpi::Open, &["a.out"], true).is_empty());
         assert!(of(Mpi::MpichBoth, &["a.out"], false).is_empty());
     }

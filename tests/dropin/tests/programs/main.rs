@@ -5,6 +5,7 @@ mod fabric;
 mod faults;
 mod matrix;
 mod mpi;
+mod mpi_trouble;
 mod mpi_wheels;
 mod perftest;
 mod pingpong;

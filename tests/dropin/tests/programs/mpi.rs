@@ -7,7 +7,7 @@ use weft_dropin::{Done, Weft, have};
 
 use super::carriers;
 
-const OPEN_MPI: &[(&str, &str)] = &[
+pub(super) const OPEN_MPI: &[(&str, &str)] = &[
     ("mpirun.openmpi", "openmpi-bin"),
     ("mpicc.openmpi", "libopenmpi-dev"),
 ];

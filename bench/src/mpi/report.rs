@@ -1,0 +1,273 @@
+//! What was measured, as a table, and whether the conclusions of the paper hold in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use crate::error::{BenchError, Result};
+use crate::report::Table;
+use crate::size::human;
+use crate::stats::{Summary, paired_ratio};
+
+pub(super) const LATENCY: &str = "time one way, µs";
+pub(super) const BANDWIDTH: &str = "bidirectional bandwidth, MB/s";
+pub(super) const MEMORY: &str = "memory of a rank, KiB";
+/// What is compared with: the MPI's own TCP, and connections.
+const YARDSTICKS: [&str; 2] = ["tcp", "rc"];
+/// Messages of more bytes go by RDMA Write-Record.
+const LARGE: u64 = 64 << 10;
+
+/// A quantity, at so many bytes or ranks.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) mpi: String,
+    pub(super) what: String,
+    pub(super) at: u64,
+    pub(super) transport: String,
+}
+
+/// Values by the turn in which they were measured.
+#[derive(Default)]
+pub(super) struct Results(BTreeMap<Key, BTreeMap<u32, f64>>);
+
+impl Results {
+    pub(super) fn add(&mut self, key: Key, turn: u32, value: f64) {
+        self.0.entry(key).or_default().insert(turn, value);
+    }
+
+    /// A transport's values over another's, of the turns that both have.
+    fn ratio(&self, key: &Key, to: &str) -> Option<Summary> {
+        let other = Key {
+            transport: to.to_owned(),
+            ..key.clone()
+        };
+        let (ours, theirs) = (self.0.get(key)?, self.0.get(&other)?);
+        let both = ours
+            .iter()
+            .filter_map(|(turn, v)| Some((*v, *theirs.get(turn)?)));
+        let (ours, theirs): (Vec<f64>, Vec<f64>) = both.unzip();
+        paired_ratio(&ours, &theirs).filter(|_| key.transport != to)
+    }
+}
+
+/// Something that a ratio is to be.
+struct Claim {
+    source: &'static str,
+    text: &'static str,
+    what: fn(&str, u64) -> bool,
+    transports: &'static [&'static str],
+    to: &'static str,
+    /// At most, or else at least.
+    at_most: bool,
+    bar: f64,
+}
+
+fn is_time_of_kernel(what: &str, _: u64) -> bool {
+    what.ends_with(", s")
+}
+
+const DATAGRAMS: &[&str] = &["ud", "weft"];
+const CLAIMS: &[Claim] = &[
+    Claim {
+        source: "fig. 13",
+        text: "time one way of messages up to 2 KiB, to RC",
+        what: |what, at| what == LATENCY && at <= 2048,
+        transports: DATAGRAMS,
+        to: "rc",
+        at_most: true,
+        bar: 0.86,
+    },
+    Claim {
+        source: "fig. 14",
+        text: "bidirectional bandwidth, to RC",
+        what: |what, _| what == BANDWIDTH,
+        transports: DATAGRAMS,
+        to: "rc",
+        at_most: false,
+        bar: 1.0,
+    },
+    Claim {
+        source: "fig. 14",
+        text: "bandwidth of large messages by RDMA Write-Record, to UD",
+        what: |what, at| what == BANDWIDTH && at > LARGE,
+        transports: &["weft"],
+        to: "ud",
+        at_most: false,
+        bar: 1.1,
+    },
+    Claim {
+        source: "fig. 15",
+        text: "memory of a rank after all to all, to RC",
+        what: |what, _| what == MEMORY,
+        transports: DATAGRAMS,
+        to: "rc",
+        at_most: true,
+        bar: 0.7,
+    },
+    Claim {
+        source: "fig. 17, 19",
+        text: "run time of kernels, to RC",
+        what: is_time_of_kernel,
+        transports: DATAGRAMS,
+        to: "rc",
+        at_most: true,
+        bar: 1.0,
+    },
+    Claim {
+        source: "fig. 16, 18",
+        text: "time of kernels in MPI, to RC",
+        what: |what, _| what.ends_with(", s in MPI"),
+        transports: DATAGRAMS,
+        to: "rc",
+        at_most: true,
+        bar: 1.0,
+    },
+    Claim {
+        source: "bar",
+        text: "run time of kernels, to the MPI's own TCP",
+        what: is_time_of_kernel,
+        transports: DATAGRAMS,
+        to: "tcp",
+        at_most: true,
+        bar: 1.05,
+    },
+];
+
+/// The claims that were measured, one for each MPI and transport: how many of the medians of their ratios keep the bar, and the range of these.
+fn conclusions(results: &Results) -> Table {
+    let mut table = Table::new(&[
+        "source",
+        "claim",
+        "MPI",
+        "transport",
+        "bar",
+        "medians",
+        "holds",
+    ]);
+    let mpis: BTreeSet<&str> = results.0.keys().map(|key| key.mpi.as_str()).collect();
+    for claim in CLAIMS {
+        for mpi in &mpis {
+            for transport in claim.transports {
+                let keys = results.0.keys().filter(|key| {
+                    key.mpi == *mpi
+                        && key.transport == *transport
+                        && (claim.what)(&key.what, key.at)
+                });
+                let medians: Vec<f64> = keys
+                    .filter_map(|key| results.ratio(key, claim.to))
+                    .map(|ratio| ratio.median)
+                    .collect();
+                let keeps = |median: &&f64| {
+                    if claim.at_most {
+                        **median <= claim.bar
+                    } else {
+                        **median >= claim.bar
+                    }
+                };
+                let Some(range) = Summary::of(&medians) else {
+                    continue;
+                };
+                let kept = medians.iter().filter(keeps).count();
+                table.push([
+                    claim.source.to_owned(),
+                    claim.text.to_owned(),
+                    (*mpi).to_owned(),
+                    (*transport).to_owned(),
+                    format!("{} {}", if claim.at_most { "≤" } else { "≥" }, claim.bar),
+                    format!("{:.2} to {:.2}", range.min, range.max),
+                    match kept {
+                        0 => "no".to_owned(),
+                        all if all == medians.len() => "yes".to_owned(),
+                        some => format!("{some} of {}", medians.len()),
+                    },
+                ]);
+            }
+        }
+    }
+    table
+}
+
+pub(super) fn report(results: &Results, json: Option<&Path>) -> Result<()> {
+    let mut table = Table::new(&[
+        "MPI",
+        "what",
+        "at",
+        "transport",
+        "median",
+        "to tcp",
+        "to rc",
+    ]);
+    let mut lines = String::new();
+    for (key, values) in &results.0 {
+        let values: Vec<f64> = values.values().copied().collect();
+        let Some(median) = Summary::of(&values).map(|s| s.median) else {
+            continue;
+        };
+        let place = if [LATENCY, BANDWIDTH].contains(&key.what.as_str()) {
+            human(key.at)
+        } else {
+            format!("{} ranks", key.at)
+        };
+        let ratios = YARDSTICKS.map(|to| results.ratio(key, to).map(|s| s.median));
+        let mut row = vec![
+            key.mpi.clone(),
+            key.what.clone(),
+            place,
+            key.transport.clone(),
+            format!("{median:.3}"),
+        ];
+        row.extend(ratios.map(|ratio| ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"))));
+        table.push(row);
+        let object = serde_json::json!({
+            "mpi": key.mpi, "what": key.what, "at": key.at, "transport": key.transport, "values": values, "median": median,
+            "to_tcp": ratios[0], "to_rc": ratios[1],
+        });
+        lines.push_str(&object.to_string());
+        lines.push('\n');
+    }
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{}", table.to_text(None));
+    let conclusions = conclusions(results);
+    if !conclusions.is_empty() {
+        let _ = writeln!(out, "\n{}", conclusions.to_text(None));
+    }
+    if let Some(file) = json {
+        fs::write(file, lines).map_err(|source| BenchError::Output {
+            path: file.display().to_string(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A turn that one of two transports lost does not shift the others.
+    #[test]
+    fn ratios_are_of_the_same_turn() {
+        let mut results = Results::default();
+        let key = |transport: &str| Key {
+            mpi: "openmpi".into(),
+            what: MEMORY.into(),
+            at: 4,
+            transport: transport.into(),
+        };
+        for (turn, value) in [(0, 10.0), (1, 20.0), (2, 40.0)] {
+            results.add(key("rc"), turn, value);
+        }
+        for (turn, value) in [(0, 5.0), (2, 20.0)] {
+            results.add(key("weft"), turn, value);
+        }
+        let ratio = results.ratio(&key("weft"), "rc").unwrap();
+        assert_eq!((ratio.min, ratio.max, ratio.runs), (0.5, 0.5, 2));
+        assert!(results.ratio(&key("rc"), "rc").is_none());
+        let text = conclusions(&results).to_text(None);
+        assert!(text.contains("fig. 15") && text.contains("yes"), "{text}");
+        results.add(key("weft"), 2, 40.0);
+        let text = conclusions(&results).to_text(None);
+        assert!(text.contains("no") && !text.contains("yes"), "{text}");
+    }
+}

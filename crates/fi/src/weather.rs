@@ -1,0 +1,96 @@
+//! What networks do to packets, on purpose, for tests: some are lost, some come twice, some come after those behind them.
+
+use std::mem::take;
+use std::net::SocketAddr;
+
+/// Of each million packets so many.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weather {
+    /// Are lost; pieces of large messages too.
+    pub lost: u64,
+    /// Come twice.
+    pub twice: u64,
+    /// Come after the next one.
+    pub late: u64,
+}
+
+/// A packet, and who sent it.
+pub(crate) type Packet = (SocketAddr, u32, Vec<u8>);
+
+/// The weather, and what it keeps back.
+pub(crate) struct Sky {
+    weather: Weather,
+    random: u64,
+    late: Option<Packet>,
+}
+
+impl Sky {
+    pub(crate) fn new(weather: Weather, seed: u64) -> Sky {
+        Sky {
+            weather,
+            random: seed | 1,
+            late: None,
+        }
+    }
+
+    fn happens(&mut self, per_million: u64) -> bool {
+        if per_million == 0 {
+            return false;
+        }
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) % 1_000_000 < per_million
+    }
+
+    /// Whether what is to be sent is lost.
+    pub(crate) fn loses(&mut self) -> bool {
+        self.happens(self.weather.lost)
+    }
+
+    /// How often a packet that came is to be taken now, and one that is to be taken after it. One that nothing follows is lost.
+    pub(crate) fn came(
+        &mut self,
+        from: SocketAddr,
+        num: u32,
+        packet: &[u8],
+    ) -> (u32, Option<Packet>) {
+        let before = take(&mut self.late);
+        if before.is_none() && self.happens(self.weather.late) {
+            self.late = Some((from, num, packet.to_vec()));
+            return (0, None);
+        }
+        (1 + u32::from(self.happens(self.weather.twice)), before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_come_late_and_twice() {
+        let all = |weather: Weather| {
+            let mut sky = Sky::new(weather, 7);
+            let (from, mut seen) = ("127.0.0.1:9".parse().unwrap(), Vec::new());
+            for number in 0..100u8 {
+                let (times, late) = sky.came(from, 9, &[number]);
+                seen.extend((0..times).map(|_| number));
+                seen.extend(late.map(|(_, _, packet)| packet[0]));
+            }
+            seen
+        };
+        let fair = all(Weather::default());
+        assert!(fair.iter().copied().eq(0..100));
+        let late = all(Weather {
+            late: 300_000,
+            ..Weather::default()
+        });
+        assert!(late.len() >= 99 && !late.is_sorted());
+        let twice = all(Weather {
+            twice: 300_000,
+            ..Weather::default()
+        });
+        assert!(twice.len() > 110 && twice.is_sorted());
+    }
+}

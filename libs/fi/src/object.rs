@@ -1,0 +1,48 @@
+//! What all objects of libfabric begin with, and the calls that are not there.
+
+use std::ffi::{c_int, c_void};
+
+use crate::abi::{Fid, Missing, Ops};
+
+/// Stands in every place of a table whose call is not there.
+pub(crate) unsafe extern "C" fn nosys() -> isize {
+    -(libc::ENOSYS as isize)
+}
+
+pub(crate) const MISSING: Missing = nosys;
+
+pub(crate) unsafe extern "C" fn no_bind(_: *mut Fid, _: *mut Fid, _: u64) -> c_int {
+    -libc::ENOSYS
+}
+
+pub(crate) unsafe extern "C" fn no_control(_: *mut Fid, _: c_int, _: *mut c_void) -> c_int {
+    -libc::ENOSYS
+}
+
+/// What `close` does for most: the box goes.
+///
+/// # Safety
+/// `T` is the type of the box that the pointer was made of, and begins with a [`Fid`].
+pub(crate) unsafe extern "C" fn close<T>(fid: *mut Fid) -> c_int {
+    // SAFETY: as said, and libfabric's user gives it up.
+    drop(unsafe { Box::from_raw(fid.cast::<T>()) });
+    0
+}
+
+pub(crate) const fn plain<T>() -> Ops {
+    Ops {
+        size: size_of::<Ops>(),
+        close: close::<T>,
+        bind: no_bind,
+        control: no_control,
+        missing: [MISSING; 3],
+    }
+}
+
+pub(crate) fn fid(fclass: usize, context: *mut c_void, ops: &'static Ops) -> Fid {
+    Fid {
+        fclass,
+        context,
+        ops,
+    }
+}
