@@ -236,12 +236,9 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     let bars = conclusions::bars(&measured);
     measured.lines.extend(bars.iter().map(Bar::json));
     if let Some((path, mut file)) = json {
-        let text: String = measured
-            .lines
-            .iter()
-            .map(|line| format!("{line}\n"))
-            .collect();
-        file.write_all(text.as_bytes())
+        let mut lines = measured.lines.iter();
+        lines
+            .try_for_each(|line| writeln!(file, "{line}"))
             .and_then(|()| file.flush())
             .map_err(|source| output(&path, source))?;
     }
@@ -264,7 +261,7 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
 fn grow(args: &MediaArgs, folder: &Folder, rate: f64, jump: Option<f64>, measured: &mut Measured) {
     let mut exhausted: Vec<Kind> = Vec::new();
     for &viewers in &args.viewers {
-        for &kind in args.server.iter() {
+        for &kind in &args.server {
             if exhausted.contains(&kind) {
                 continue;
             }

@@ -102,9 +102,8 @@ fn single_section(
         .iter()
         .filter(|s| s.experiment == experiment)
     {
-        let cells = [number(single.value), number(single.beside.1)];
-        let [one, other] = cells;
-        table.push([single.server.name().to_owned(), one, other]);
+        let name = single.server.name().to_owned();
+        table.push([name, number(single.value), number(single.beside.1)]);
     }
     (!table.is_empty()).then(|| Section::new(title).table(table))
 }

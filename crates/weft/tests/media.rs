@@ -54,6 +54,16 @@ fn movies_come_whole_by_shared_memory_and_by_tls() {
         );
         assert!(part == noise(9_000_001, 9_000_001)[12_345..][..777_777]);
     }
+    // In the clear over TCP the socket takes the pages of the movie, in FPDUs that begin anywhere.
+    let plain = Server::start(dir.path(), &["--plain"]);
+    for (from, read) in [(0, 128 << 10), (12_345, 8192), (4_093, 4 << 20)] {
+        let (from, read) = (from.to_string(), read.to_string());
+        let args = ["--plain", "--from", &from, "--read", &read];
+        let (out, bytes) = play(&plain.url("series/long.mkv"), &args, "off");
+        assert!(out.code == 0 && out.stderr.contains("over TCP"), "{out:?}");
+        let from = from.parse().unwrap();
+        assert!(bytes == noise(9_000_001, 9_000_001)[from..], "{args:?}");
+    }
     let list = Output::of(weft().args(["media", "list", &server.url(""), "--json"]));
     list.ok();
     let titles: serde_json::Value = serde_json::from_str(&list.stdout).unwrap();

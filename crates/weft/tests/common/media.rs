@@ -39,7 +39,9 @@ impl Server {
             .expect(&line)
             .parse()
             .expect(&line);
-        let fingerprint = if line.starts_with("listening") || line.starts_with("serving") {
+        let has_key = command.get_args().all(|arg| arg != "--plain")
+            && (line.starts_with("listening") || line.starts_with("serving"));
+        let fingerprint = if has_key {
             let found = lines.by_ref().map_while(Result::ok).find_map(|line| {
                 let rest = line.strip_prefix("the key of this ")?;
                 let (_, key) = rest.split_once(" is ")?;
