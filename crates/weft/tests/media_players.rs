@@ -77,7 +77,11 @@ fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
                 "--start=50%",
                 "--term-status-msg=at ${=time-pos} of ${width}",
             ];
-            let (well, said) = player(dir.path(), &[&mpv[..], &seek, &[&url]].concat(), false);
+            let (well, said) = player(
+                dir.path(),
+                &[&mpv[..], &seek[..], &[url.as_str()]].concat(),
+                false,
+            );
             assert!(well && said.contains(codec), "{said}");
             assert!(
                 said.contains("of 1920") && !said.contains("at 0.0"),
@@ -86,7 +90,7 @@ fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
         }
         if have("ffplay") {
             let ffplay = ["ffplay", "-hide_banner", "-autoexit", "-loglevel", "info"];
-            let (well, said) = player(dir.path(), &[&ffplay[..], &[&url]].concat(), false);
+            let (well, said) = player(dir.path(), &[&ffplay[..], &[url.as_str()]].concat(), false);
             assert!(
                 well && said.contains(codec) && said.contains("1920x1080"),
                 "{said}"
@@ -94,7 +98,7 @@ fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
         }
         if have("cvlc") {
             let before = fetched();
-            let vlc: Vec<&str> = VLC.split(' ').chain(["-vv", &url]).collect();
+            let vlc: Vec<&str> = VLC.split(' ').chain(["-vv", url.as_str()]).collect();
             let (well, said) = player(dir.path(), &vlc, true);
             assert!(well && fetched() - before >= len, "{said}");
             assert!(said.contains("vsz 1920x1080"), "{said}");
@@ -106,10 +110,11 @@ fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
     } else {
         String::new()
     };
+    let vlc = format!("{nobody} {VLC} -");
     for (program, command) in [
         ("mpv", "mpv --no-config --vo=null --ao=null --untimed -"),
         ("ffplay", "ffplay -autoexit -loglevel error -"),
-        ("cvlc", &format!("{nobody} {VLC} -")),
+        ("cvlc", vlc.as_str()),
     ] {
         if !have(program) {
             continue;
