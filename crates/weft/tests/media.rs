@@ -54,16 +54,6 @@ fn movies_come_whole_by_shared_memory_and_by_tls() {
         );
         assert!(part == noise(9_000_001, 9_000_001)[12_345..][..777_777]);
     }
-    // In the clear over TCP the socket takes the pages of the movie, in FPDUs that begin anywhere.
-    let plain = Server::start(dir.path(), &["--plain"]);
-    for (from, read) in [(0, 128 << 10), (12_345, 8192), (4_093, 4 << 20)] {
-        let (from, read) = (from.to_string(), read.to_string());
-        let args = ["--plain", "--from", &from, "--read", &read];
-        let (out, bytes) = play(&plain.url("series/long.mkv"), &args, "off");
-        assert!(out.code == 0 && out.stderr.contains("over TCP"), "{out:?}");
-        let from = from.parse().unwrap();
-        assert!(bytes == noise(9_000_001, 9_000_001)[from..], "{args:?}");
-    }
     let list = Output::of(weft().args(["media", "list", &server.url(""), "--json"]));
     list.ok();
     let titles: serde_json::Value = serde_json::from_str(&list.stdout).unwrap();
@@ -323,10 +313,10 @@ fn an_initiator_reads_its_own_movie_and_nothing_else() {
 
 #[test]
 fn many_viewers_come_at_once_and_vanish() {
-    const VIEWERS: usize = 1000;
+    const VIEWERS: usize = 200;
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a.mp4"), noise(300_000, 5)).unwrap();
-    let server = Server::start(dir.path(), &["--max-viewers", "1010"]);
+    let server = Server::start(dir.path(), &["--max-viewers", "210"]);
     let device = Device::open().unwrap();
     let dial = Dial {
         read: 8192,
@@ -371,12 +361,12 @@ fn many_viewers_come_at_once_and_vanish() {
     }
     let device = Device::open().unwrap();
     let again = until("all places", || {
-        let all: Result<Vec<_>, _> = (0..1010)
+        let all: Result<Vec<_>, _> = (0..210)
             .map(|_| Viewer::open(&device, &dial, &title("a.mp4")))
             .collect();
         all.ok()
     });
-    assert_eq!(again.len(), 1010);
+    assert_eq!(again.len(), 210);
 }
 
 #[test]

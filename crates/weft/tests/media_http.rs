@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use common::http::{Browser, get, request};
-use common::media::{Server, framemd5, have, make_film, make_movie};
+use common::media::{Server, framemd5, have, make_movie};
 use common::{Output, noise, until, weft};
 use serde_json::Value;
 
@@ -325,13 +325,9 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    // Few pictures a second: the machine has to decode them.
-    let h264 = "-r 5 -c:v libx264 -preset ultrafast -g 5 -c:a aac -movflags +faststart";
-    let Some(_) = make_film(dir.path(), "movie.mp4", h264, 30) else {
+    let Some(_) = make_movie(dir.path(), "movie.mp4", &["-movflags", "+faststart"], 30) else {
         return;
     };
-    let vp9 = "-r 5 -c:v libvpx-vp9 -deadline realtime -cpu-used 8 -row-mt 1 -g 5 -c:a libopus";
-    make_film(dir.path(), "film.webm", vp9, 10).unwrap();
     make_movie(dir.path(), "frag.mp4", FRAGMENTED, 10).unwrap();
     let aside = tempfile::tempdir().unwrap();
     let endless = make_movie(aside.path(), "live.mp4", FRAGMENTED, 10).unwrap();
@@ -364,11 +360,11 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
     let proxy = proxy(&[&server, &camera]);
     let browser = Browser::start();
     browser.open(&format!("http://{}/", proxy.addr()));
-    browser.until("document.querySelectorAll('.title').length === 4");
+    browser.until("document.querySelectorAll('.title').length === 3");
     let names = browser.eval("[...document.querySelectorAll('.title')].map(t => t.dataset.name)");
     assert_eq!(
         names,
-        serde_json::json!(["film.webm", "frag.mp4", "movie.mp4", "<b>cam</b>"])
+        serde_json::json!(["frag.mp4", "movie.mp4", "<b>cam</b>"])
     );
     assert_eq!(
         browser.eval("document.querySelectorAll('.title b').length"),
@@ -379,7 +375,7 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
 
     browser.click("[data-name='movie.mp4']");
     browser.until(&format!(
-        "{player}.currentTime > 0.3 && {player}.videoWidth === 1920"
+        "{player}.currentTime > 0.3 && {player}.videoWidth === 640"
     ));
     assert_eq!(browser.eval(&format!("Math.round({player}.duration)")), 30);
     browser.click("#play");
@@ -404,20 +400,6 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
     browser.until("/[KM]iB/.test(document.querySelector('#bytes').textContent)");
     browser.until("document.querySelector('#rate').textContent.endsWith('bit/s')");
 
-    // VP9, whose index is at the end.
-    browser.click("[data-name='film.webm']");
-    browser.until(&format!(
-        "{player}.currentTime > 0.3 && {player}.videoWidth === 1920 && Math.round({player}.duration) === 10"
-    ));
-    browser.click("#play");
-    browser.until(&format!("{player}.paused"));
-    browser.click("#bar");
-    browser.until(&format!(
-        "Math.abs({player}.currentTime - 5) < 1 && !{player}.seeking"
-    ));
-    browser.click("#play");
-    browser.until(&format!("!{player}.paused && {player}.currentTime > 5.3"));
-
     // A fragmented file has a playlist, and with it a length.
     browser.click("[data-name='frag.mp4']");
     browser.until(&format!(
@@ -433,20 +415,6 @@ fn chromium_plays_pauses_and_seeks_by_clicks() {
         "{player}.readyState > 2 && {player}.videoWidth === 640"
     ));
     browser.until("document.querySelector('#delay').textContent.endsWith(' ms')");
-    browser.click("#play");
-    browser.until(&format!("{player}.paused"));
-    browser.click("#play");
-    let at = browser.eval(&format!("{player}.currentTime"));
-    browser.until(&format!(
-        "!{player}.paused && {player}.currentTime > {at} + 0.3"
-    ));
-    // Back to what is still there, by the player as by a script.
-    browser.eval(&format!(
-        "(p => {{ p.currentTime = p.seekable.start(0) + 0.1; return true; }})({player})"
-    ));
-    browser.until(&format!(
-        "!{player}.seeking && {player}.readyState > 2 && {player}.currentTime < {player}.seekable.end(0)"
-    ));
     assert_eq!(
         browser.eval("document.querySelector('#notice').textContent"),
         ""

@@ -51,6 +51,7 @@ fn films(dir: &Path) -> Option<[(&'static str, &'static str); 2]> {
 }
 
 #[test]
+#[ignore = "takes minutes on a loaded machine; run it with --ignored"]
 fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
     let dir = tempfile::tempdir().unwrap();
     let Some(films) = films(dir.path()) else {
@@ -134,6 +135,7 @@ fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
 }
 
 #[test]
+#[ignore = "takes minutes on a loaded machine; run it with --ignored"]
 fn ffmpeg_sees_the_same_through_files_of_weft_fs() {
     let dir = tempfile::tempdir().unwrap();
     let Some(library) = common::fs_library() else {
