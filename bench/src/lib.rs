@@ -65,7 +65,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode, BenchError> {
         Suite::CcPart(args) => cc::part(&args).map(|()| ExitCode::SUCCESS),
         Suite::Fs(args) => fs::run(&args),
         Suite::Join(args) => join::run(&args),
-        Suite::Media(args) => media::run(&args).map(|()| ExitCode::SUCCESS),
+        Suite::Media(args) => media::run(&args),
         Suite::Mpi(args) => mpi::run(&args),
         Suite::MediaHttp { file } => media::serve_plain_http(&file).map(|()| ExitCode::SUCCESS),
         Suite::Run(args) => run::run_suite(&args),

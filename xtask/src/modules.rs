@@ -19,7 +19,6 @@ const EXEMPT: [&str; 14] = [
     "weft-hostile",
     "weft-hosts",
     "weft-libfs",
-    "weft-media",
     "weft-mem",
     "weft-preload",
     "weft-roundabout",

@@ -1,21 +1,26 @@
-//! The experiments of thesis chapter 6 on this machine: what a server of movies pays for its viewers, `weft media serve` beside nginx and a
-//! plain HTTP server, all in one run.
+//! The experiments of thesis chapter 6 on this machine: what a server of movies pays for its viewers, `weft media serve` beside nginx, a
+//! plain HTTP server and VLC's RTP, all in one run.
 
+mod conclusions;
 mod live;
+mod rtp;
 mod server;
+mod show;
 mod viewer;
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::error::{BenchError, Result};
-use crate::report::Table;
 use crate::usage::load_average;
+use crate::verbs::{create, output, print};
 
+use conclusions::Bar;
 use server::{Kind, Served};
 use viewer::{Crowd, Plan};
 
@@ -23,14 +28,20 @@ pub use server::serve_plain_http;
 
 /// Length of the movie that is watched.
 const MOVIE: u64 = 128 << 20;
+/// How often it is taken for a gigabyte.
+const GIGABYTE: u64 = 8;
+/// Until start-up and the first buffers are over.
+const WARM: Duration = Duration::from_millis(1200);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Experiment {
-    /// Figs. 6.10 and 6.12: CPU and context switches of the server while so many viewers watch
+    /// Figs. 6.3, 6.4, 6.7, 6.10 and 6.12: CPU and context switches of the server while so many viewers watch, and who of them is served in time
     Load,
-    /// Figs. 6.8 and 6.11: the same, with jumps
+    /// Figs. 6.8 and 6.11: the same with jumps, at the largest rate
     Jumps,
+    /// A gigabyte as fast as it goes
+    Gigabyte,
     /// Time from a jump to its first byte
     Seek,
     /// From a live server's notice to a reader's data
@@ -48,33 +59,64 @@ pub struct MediaArgs {
     /// Servers to compare [default: all that are installed]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub server: Vec<Kind>,
-    /// Viewers at the same time
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 50, 200])]
+    /// Viewers at the same time [default: 1,50,200,500,1000, quick: 1,50]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub viewers: Vec<usize>,
-    /// What each watches, in Mb/s
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [5.3])]
+    /// What each watches, in Mb/s [default: 1,2.5,5.3,8.7, quick: 5.3]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub rate: Vec<f64>,
-    /// Seconds between the jumps of each viewer
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [30.0])]
+    /// Seconds between the jumps of each viewer [default: 60,30, quick: 30]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub jump: Vec<f64>,
-    /// Seconds of each point
-    #[arg(long, value_name = "SECONDS", default_value_t = 6.0)]
-    pub seconds: f64,
+    /// Seconds of each point [default: 4, quick: 2]
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds: Option<f64>,
     /// Readers of the live stream
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub readers: usize,
-    /// Viewers that watch nothing
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    pub idle: usize,
+    /// Viewers that watch nothing [default: 1000, quick: 200]
+    #[arg(long, value_name = "N")]
+    pub idle: Option<usize>,
+    /// Fewer points, shorter
+    #[arg(long)]
+    pub quick: bool,
     /// Writes the results as JSON, one object a line
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Writes tables and plots as one page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+impl MediaArgs {
+    /// With its defaults put in.
+    fn complete(mut self) -> Self {
+        fn fill<T: Clone>(list: &mut Vec<T>, all: &[T], quick: Option<&[T]>) {
+            if list.is_empty() {
+                *list = quick.unwrap_or(all).to_vec();
+            }
+        }
+        let quick = self.quick;
+        fill(&mut self.server, &Kind::installed(), None);
+        let viewers = [1, 50, 200, 500, 1000];
+        fill(&mut self.viewers, &viewers, quick.then_some(&[1, 50]));
+        let rates = [1.0, 2.5, 5.3, 8.7];
+        fill(&mut self.rate, &rates, quick.then_some(&[5.3]));
+        fill(&mut self.jump, &[60.0, 30.0], quick.then_some(&[30.0]));
+        self.seconds.get_or_insert(if quick { 2.0 } else { 4.0 });
+        self.idle.get_or_insert(if quick { 200 } else { 1000 });
+        self
+    }
+
+    fn seconds(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds.unwrap_or(4.0).clamp(0.1, 30.0))
+    }
 }
 
 /// One point, as measured.
+#[derive(Clone, Debug)]
 struct Point {
-    experiment: &'static str,
-    server: &'static str,
+    server: Kind,
     viewers: usize,
     rate: f64,
     jump: Option<f64>,
@@ -83,6 +125,7 @@ struct Point {
     cpu: f64,
     switches: u64,
     late: u64,
+    starved: u64,
 }
 
 impl Point {
@@ -90,90 +133,162 @@ impl Point {
         self.cpu * 1e9 / self.bytes.max(1) as f64
     }
 
+    /// Percent of one core.
+    fn cpu_percent(&self) -> f64 {
+        100.0 * self.cpu / self.seconds
+    }
+
+    fn switches_per_s(&self) -> f64 {
+        self.switches as f64 / self.seconds
+    }
+
+    /// What has come of what was wanted.
+    fn delivered(&self) -> f64 {
+        let wanted = self.viewers as f64 * self.rate * 1e6 / 8.0 * self.seconds;
+        self.bytes as f64 / wanted
+    }
+
+    /// Viewers whose picture has not stopped, in percent.
+    fn in_time(&self) -> f64 {
+        let served = self.viewers as u64 - self.starved.min(self.viewers as u64);
+        100.0 * served as f64 / self.viewers.max(1) as f64
+    }
+
     fn json(&self) -> Value {
         json!({
-            "bench": "media", "experiment": self.experiment, "server": self.server, "viewers": self.viewers, "rate_Mbps": self.rate,
-            "jump_s": self.jump, "bytes": self.bytes, "seconds": self.seconds, "cpu_s": self.cpu, "cpu_s_per_GB": self.cpu_per_gb(),
-            "switches_per_s": self.switches as f64 / self.seconds, "late_fetches": self.late, "load": load_average(),
+            "bench": "media", "experiment": if self.jump.is_some() { "jumps" } else { "load" }, "server": self.server.name(),
+            "viewers": self.viewers, "rate_Mbps": self.rate, "jump_s": self.jump, "bytes": self.bytes, "seconds": self.seconds,
+            "cpu_s": self.cpu, "cpu_s_per_GB": self.cpu_per_gb(), "switches_per_s": self.switches_per_s(), "late_fetches": self.late,
+            "viewers_in_time_percent": self.in_time(), "load": load_average(),
         })
     }
 }
 
-/// A conclusion: what was asked, what was measured.
-struct Verdict {
-    what: String,
-    target: f64,
-    measured: f64,
+/// A number for one server, of an experiment that is no load.
+#[derive(Clone, Debug)]
+struct Single {
+    experiment: &'static str,
+    server: Kind,
+    metric: &'static str,
+    value: f64,
+    /// Another one beside it: its name and value.
+    beside: (&'static str, f64),
+}
+
+impl Single {
+    fn json(&self) -> Value {
+        json!({"bench": "media", "experiment": self.experiment, "server": self.server.name(), self.metric: self.value,
+            self.beside.0: self.beside.1, "load": load_average()})
+    }
+}
+
+/// All that was measured.
+#[derive(Default)]
+struct Measured {
+    points: Vec<Point>,
+    singles: Vec<Single>,
+    /// Readers, milliseconds from notice to data at the median and the 99th percentile, fetches.
+    live: Option<(usize, f64, f64, usize)>,
+    lines: Vec<Value>,
+    /// What could not be measured, and why.
+    failed: Vec<String>,
 }
 
 /// Runs the experiments.
-pub(crate) fn run(args: &MediaArgs) -> Result<()> {
+pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
+    let args = &args.clone().complete();
     let wanted = |e| args.experiment.is_empty() || args.experiment.contains(&e);
+    let json = args.json.as_deref().map(create).transpose()?;
+    let html = args.html.as_deref().map(create).transpose()?;
     let folder = Folder::make()?;
-    let mut lines = Vec::new();
-    let mut verdicts = Vec::new();
-    let kinds: Vec<Kind> = if args.server.is_empty() {
-        Kind::installed()
-    } else {
-        args.server.clone()
-    };
-    eprintln!(
-        "load of the machine before the run: {}; servers in turn at each point",
-        load_average()
-    );
-    let mut points = Vec::new();
-    if wanted(Experiment::Load) || wanted(Experiment::Jumps) {
+    let load = load_average();
+    let mut measured = Measured::default();
+    if wanted(Experiment::Load) {
         for &rate in &args.rate {
-            for &viewers in &args.viewers {
-                let mut jumps = vec![None];
-                if wanted(Experiment::Jumps) {
-                    jumps.extend(args.jump.iter().copied().map(Some));
-                }
-                for jump in jumps {
-                    for &kind in &kinds {
-                        let point = measure(args, &folder, kind, viewers, rate, jump)?;
-                        lines.push(point.json());
-                        points.push(point);
+            grow(args, &folder, rate, None, &mut measured);
+        }
+    }
+    if wanted(Experiment::Jumps) {
+        let rate = args.rate.iter().copied().fold(0.0, f64::max);
+        let mut jumps: Vec<_> = args.jump.iter().copied().map(Some).collect();
+        if !wanted(Experiment::Load) {
+            jumps.insert(0, None);
+        }
+        for jump in jumps {
+            grow(args, &folder, rate, jump, &mut measured);
+        }
+    }
+    if wanted(Experiment::Gigabyte) {
+        gigabyte(args, &folder, &mut measured)?;
+    }
+    if wanted(Experiment::Seek) {
+        seek(args, &folder, &mut measured)?;
+    }
+    if wanted(Experiment::Idle) {
+        idle(args, &folder, &mut measured)?;
+    }
+    if wanted(Experiment::Live) {
+        let (p50, p99, fetches) = live::measure(args.readers, args.seconds().as_secs_f64())?;
+        measured.live = Some((args.readers, p50, p99, fetches));
+        measured.lines.push(json!({"bench": "media", "experiment": "live", "readers": args.readers, "fragments": fetches,
+            "notice_to_data_ms_p50": p50, "notice_to_data_ms_p99": p99, "load": load_average()}));
+    }
+    let bars = conclusions::bars(&measured);
+    measured.lines.extend(bars.iter().map(Bar::json));
+    if let Some((path, mut file)) = json {
+        let mut lines = measured.lines.iter();
+        lines
+            .try_for_each(|line| writeln!(file, "{line}"))
+            .and_then(|()| file.flush())
+            .map_err(|source| output(&path, source))?;
+    }
+    let report = show::report(&measured, &bars, args, &load);
+    print(&report)?;
+    if let Some((path, mut file)) = html {
+        file.write_all(report.to_html().as_bytes())
+            .and_then(|()| file.flush())
+            .map_err(|source| output(&path, source))?;
+    }
+    Ok(if measured.failed.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// One rate and kind of jumps, with more and more viewers; servers in turn at each number. A server that has delivered less than half of
+/// what was wanted is not asked for more.
+fn grow(args: &MediaArgs, folder: &Folder, rate: f64, jump: Option<f64>, measured: &mut Measured) {
+    let mut exhausted: Vec<Kind> = Vec::new();
+    for &viewers in &args.viewers {
+        for &kind in &args.server {
+            if exhausted.contains(&kind) {
+                continue;
+            }
+            match measure(args, folder, kind, viewers, rate, jump) {
+                Ok(point) => {
+                    eprintln!(
+                        "{} {viewers} x {rate} Mb/s{}: {:.1} % CPU, {:.0} % delivered",
+                        kind.name(),
+                        jump.map_or(String::new(), |j| format!(", jumps each {j} s")),
+                        point.cpu_percent(),
+                        100.0 * point.delivered(),
+                    );
+                    if point.delivered() < 0.5 {
+                        exhausted.push(kind);
                     }
+                    measured.lines.push(point.json());
+                    measured.points.push(point);
+                }
+                Err(e) => {
+                    let text = format!("{}, {viewers} viewers at {rate} Mb/s: {e}", kind.name());
+                    eprintln!("{text}");
+                    measured.failed.push(text);
+                    exhausted.push(kind);
                 }
             }
         }
-        show_points(&points);
-        judge(&points, &mut verdicts);
     }
-    if wanted(Experiment::Seek) {
-        seek(&folder, &kinds, &mut lines, &mut verdicts)?;
-    }
-    if wanted(Experiment::Live) {
-        let (p50, p99, fragments) = live::measure(args.readers, args.seconds)?;
-        lines.push(json!({"bench": "media", "experiment": "live", "readers": args.readers, "fragments": fragments,
-            "notice_to_data_ms_p50": p50, "notice_to_data_ms_p99": p99, "load": load_average()}));
-        println!(
-            "live, {} readers, {fragments} fetches: notice to data {p50:.2} ms median, {p99:.2} ms at the 99th percentile",
-            args.readers
-        );
-        verdicts.push(Verdict {
-            what: format!("live, {} readers: p99 of notice to data, ms", args.readers),
-            target: 5.0,
-            measured: p99,
-        });
-    }
-    if wanted(Experiment::Idle) {
-        idle(args, &folder, &mut lines, &mut verdicts)?;
-    }
-    show_verdicts(&verdicts, &mut lines);
-    if let Some(path) = &args.json {
-        let mut text = String::new();
-        for line in &lines {
-            text.push_str(&line.to_string());
-            text.push('\n');
-        }
-        std::fs::write(path, text).map_err(|source| BenchError::Output {
-            path: path.display().to_string(),
-            source,
-        })?;
-    }
-    Ok(())
 }
 
 fn measure(
@@ -184,146 +299,65 @@ fn measure(
     rate: f64,
     jump: Option<f64>,
 ) -> Result<Point> {
-    let served = Served::start(kind, folder.path())?;
+    let served = Served::start(kind, folder.path(), rate)?;
     let plan = Plan {
         viewers,
         rate,
         jump: jump.map(Duration::from_secs_f64),
     };
     let crowd = Crowd::start(&served, &plan)?;
-    // Start-up and the first buffers are not what is measured.
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(WARM);
     crowd.check()?;
-    let (before, had, began) = (served.usage()?, crowd.counted(), Instant::now());
-    std::thread::sleep(Duration::from_secs_f64(args.seconds));
-    let (after, have, seconds) = (
-        served.usage()?,
-        crowd.counted(),
-        began.elapsed().as_secs_f64(),
-    );
+    let (before, had, began) = (served.usage()?, crowd.begin(), Instant::now());
+    std::thread::sleep(args.seconds());
+    let (after, (have, late, starved)) = (served.usage()?, crowd.counted());
+    let seconds = began.elapsed().as_secs_f64();
     crowd.check()?;
     drop(crowd);
     Ok(Point {
-        experiment: if jump.is_some() { "jumps" } else { "load" },
-        server: kind.name(),
+        server: kind,
         viewers,
         rate,
         jump,
-        bytes: have.0 - had.0,
+        bytes: have - had,
         seconds,
         cpu: after.cpu - before.cpu,
         switches: after.switches.saturating_sub(before.switches),
-        late: have.1 - had.1,
+        late,
+        starved,
     })
 }
 
-fn show_points(points: &[Point]) {
-    let mut table = Table::new(&[
-        "server",
-        "viewers",
-        "Mb/s",
-        "jump each",
-        "delivered",
-        "server CPU",
-        "CPU s/GB",
-        "switches/s",
-        "late",
-    ]);
-    for p in points {
-        let wanted = p.viewers as f64 * p.rate * 1e6 / 8.0 * p.seconds;
-        table.push([
-            p.server.to_owned(),
-            p.viewers.to_string(),
-            format!("{:.1}", p.rate),
-            p.jump.map_or("-".to_owned(), |j| format!("{j:.0} s")),
-            format!("{:.0} %", 100.0 * p.bytes as f64 / wanted),
-            format!("{:.2} %", 100.0 * p.cpu / p.seconds),
-            format!("{:.3}", p.cpu_per_gb()),
-            format!("{:.0}", p.switches as f64 / p.seconds),
-            p.late.to_string(),
-        ]);
-    }
-    println!("{}", table.to_text(None));
-}
-
-fn same(one: f64, other: f64) -> bool {
-    (one - other).abs() < f64::EPSILON
-}
-
-/// Nothing over nothing is nothing.
-fn ratio(ours: f64, theirs: f64) -> f64 {
-    if ours == 0.0 { 0.0 } else { ours / theirs }
-}
-
-/// Compares points of the same number of viewers, rate and jumps.
-fn judge(points: &[Point], verdicts: &mut Vec<Verdict>) {
-    let find = |p: &Point, server: &str, jump: Option<f64>| {
-        points.iter().find(|q| {
-            q.server == server
-                && q.viewers == p.viewers
-                && same(q.rate, p.rate)
-                && q.jump.is_some() == jump.is_some()
-                && jump.is_none_or(|j| q.jump.is_some_and(|k| same(j, k)))
-        })
-    };
-    let most = points.iter().map(|p| p.viewers).max().unwrap_or(0);
-    for p in points.iter().filter(|p| p.viewers == most) {
-        let at = format!("{} viewers at {} Mb/s", p.viewers, p.rate);
-        let mut add = |what: String, target, measured| {
-            verdicts.push(Verdict {
-                what,
-                target,
-                measured,
-            });
-        };
-        if p.jump.is_none()
-            && p.server == Kind::Local.name()
-            && let Some(q) = find(p, Kind::Sendfile.name(), None)
-        {
-            let cpu = ratio(p.cpu, q.cpu);
-            add(
-                format!("{at}: CPU, same host over nginx sendfile"),
-                0.1,
-                cpu,
-            );
-            let switches = p.switches as f64 / q.switches.max(1) as f64;
-            add(
-                format!("{at}: switches, same host over nginx sendfile"),
-                0.1,
-                switches,
-            );
-        }
-        if p.jump.is_none() && p.server == Kind::Tcp.name() {
-            for (other, target) in [(Kind::Sendfile, 1.25), (Kind::ReadWrite, 0.7)] {
-                if let Some(q) = find(p, other.name(), None) {
-                    let what = format!("{at}: CPU per GB, TCP over {}", other.name());
-                    add(what, target, ratio(p.cpu_per_gb(), q.cpu_per_gb()));
-                }
-            }
-        }
-        if let Some(jump) = p.jump
-            && [Kind::Local.name(), Kind::Tcp.name()].contains(&p.server)
-            && let Some(q) = find(p, p.server, None)
-        {
-            let what = format!(
-                "{at}: CPU per GB of {} with jumps each {jump} s over without",
-                p.server
-            );
-            add(what, 1.1, ratio(p.cpu_per_gb(), q.cpu_per_gb()));
-        }
+impl Measured {
+    fn add(&mut self, single: Single) {
+        self.lines.push(single.json());
+        self.singles.push(single);
     }
 }
 
-fn seek(
-    folder: &Folder,
-    kinds: &[Kind],
-    lines: &mut Vec<Value>,
-    verdicts: &mut Vec<Verdict>,
-) -> Result<()> {
+fn gigabyte(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()> {
+    for &kind in args.server.iter().filter(|kind| **kind != Kind::Vlc) {
+        let served = Served::start(kind, folder.path(), 0.0)?;
+        viewer::gulp(&served, 1)?;
+        let (before, began) = (served.usage()?, Instant::now());
+        let bytes = viewer::gulp(&served, GIGABYTE)?;
+        let (after, seconds) = (served.usage()?, began.elapsed().as_secs_f64());
+        measured.add(Single {
+            experiment: "gigabyte",
+            server: kind,
+            metric: "cpu_s_per_GB",
+            value: (after.cpu - before.cpu) * 1e9 / bytes as f64,
+            beside: ("seconds_per_GB", seconds * 1e9 / bytes as f64),
+        });
+    }
+    Ok(())
+}
+
+fn seek(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()> {
     const SEEKS: usize = 300;
     let mut seekers = Vec::new();
-    for &kind in kinds {
-        let served = Served::start(kind, folder.path())?;
+    for &kind in args.server.iter().filter(|kind| **kind != Kind::Vlc) {
+        let served = Served::start(kind, folder.path(), 0.0)?;
         seekers.push((kind, viewer::Seeker::open(&served)?, served, Vec::new()));
     }
     // In turn, so that a disturbance meets all.
@@ -333,85 +367,38 @@ fn seek(
             times.push(seeker.seek(at)?.as_secs_f64() * 1e6);
         }
     }
-    let mut medians = Vec::new();
-    for (kind, _, _, mut times) in seekers {
+    for (server, _, _, mut times) in seekers {
         times.sort_by(f64::total_cmp);
-        let (p50, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
-        println!(
-            "seek to first byte, {}: {p50:.0} us median, {p99:.0} us at the 99th percentile",
-            kind.name()
-        );
-        lines.push(json!({"bench": "media", "experiment": "seek", "server": kind.name(), "us_p50": p50, "us_p99": p99, "load": load_average()}));
-        medians.push((kind, p50));
-    }
-    let of = |kind| medians.iter().find(|m| m.0 == kind).map(|m| m.1);
-    for kind in [Kind::Local, Kind::Tcp, Kind::Tls] {
-        if let (Some(ours), Some(theirs)) = (of(kind), of(Kind::Sendfile)) {
-            verdicts.push(Verdict {
-                what: format!(
-                    "seek to first byte, {} over an HTTP range of nginx",
-                    kind.name()
-                ),
-                target: 0.7,
-                measured: ratio(ours, theirs),
-            });
-        }
-    }
-    Ok(())
-}
-
-fn idle(
-    args: &MediaArgs,
-    folder: &Folder,
-    lines: &mut Vec<Value>,
-    verdicts: &mut Vec<Verdict>,
-) -> Result<()> {
-    for kind in [Kind::Local, Kind::Tcp] {
-        let served = Served::start(kind, folder.path())?;
-        let viewers = viewer::idle(&served, args.idle)?;
-        std::thread::sleep(Duration::from_millis(500));
-        let (before, began) = (served.usage()?, Instant::now());
-        std::thread::sleep(Duration::from_secs_f64(args.seconds));
-        let (after, seconds) = (served.usage()?, began.elapsed().as_secs_f64());
-        drop(viewers);
-        let percent = 100.0 * (after.cpu - before.cpu) / seconds;
-        let switches = after.switches.saturating_sub(before.switches) as f64 / seconds;
-        println!(
-            "{} idle viewers, {}: server CPU {percent:.3} %, {switches:.1} switches/s",
-            args.idle,
-            kind.name()
-        );
-        lines.push(json!({"bench": "media", "experiment": "idle", "server": kind.name(), "viewers": args.idle, "cpu_percent": percent,
-            "switches_per_s": switches, "load": load_average()}));
-        verdicts.push(Verdict {
-            what: format!(
-                "{} idle viewers, {}: percent of a core",
-                args.idle,
-                kind.name()
-            ),
-            target: 0.1,
-            measured: percent,
+        measured.add(Single {
+            experiment: "seek",
+            server,
+            metric: "us_p50",
+            value: times[times.len() / 2],
+            beside: ("us_p99", times[times.len() * 99 / 100]),
         });
     }
     Ok(())
 }
 
-fn show_verdicts(verdicts: &[Verdict], lines: &mut Vec<Value>) {
-    if verdicts.is_empty() {
-        return;
+fn idle(args: &MediaArgs, folder: &Folder, measured: &mut Measured) -> Result<()> {
+    for server in [Kind::Local, Kind::Tcp] {
+        let served = Served::start(server, folder.path(), 0.0)?;
+        let viewers = viewer::idle(&served, args.idle.unwrap_or(1000))?;
+        std::thread::sleep(WARM);
+        let (before, began) = (served.usage()?, Instant::now());
+        std::thread::sleep(args.seconds());
+        let (after, seconds) = (served.usage()?, began.elapsed().as_secs_f64());
+        drop(viewers);
+        let switches = after.switches.saturating_sub(before.switches);
+        measured.add(Single {
+            experiment: "idle",
+            server,
+            metric: "cpu_percent",
+            value: 100.0 * (after.cpu - before.cpu) / seconds,
+            beside: ("switches_per_s", switches as f64 / seconds),
+        });
     }
-    let mut table = Table::new(&["what", "at most", "measured", "holds"]);
-    for v in verdicts {
-        let holds = v.measured <= v.target;
-        table.push([
-            v.what.clone(),
-            format!("{:.2}", v.target),
-            format!("{:.3}", v.measured),
-            if holds { "yes" } else { "no" }.to_owned(),
-        ]);
-        lines.push(json!({"bench": "media", "verdict": v.what, "target": v.target, "measured": v.measured, "holds": holds}));
-    }
-    println!("{}", table.to_text(None));
+    Ok(())
 }
 
 /// A folder with the movie in it, removed on drop.

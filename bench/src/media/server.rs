@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
+use super::rtp;
 use crate::error::{BenchError, Result};
 
 /// The movie's name.
@@ -36,6 +37,9 @@ pub enum Kind {
     /// A plain HTTP server in Rust: a thread for each connection, read and write
     #[value(name = "http-rust")]
     Plain,
+    /// VLC's video on demand: RTP over UDP
+    #[value(name = "vlc-rtp")]
+    Vlc,
 }
 
 impl Kind {
@@ -48,6 +52,7 @@ impl Kind {
             Self::Sendfile => "nginx-sendfile",
             Self::ReadWrite => "nginx-rw",
             Self::Plain => "http-rust",
+            Self::Vlc => "vlc-rtp",
         }
     }
 
@@ -55,15 +60,22 @@ impl Kind {
         matches!(self, Self::Local | Self::Tcp | Self::Tls)
     }
 
-    /// All of them; those of nginx only where that is installed.
+    /// All of them; those of nginx and VLC only where these are installed.
     pub(super) fn installed() -> Vec<Self> {
-        let nginx = nginx().is_some();
+        let (nginx, vlc) = (nginx().is_some(), rtp::is_installed());
         if !nginx {
-            eprintln!("nginx is not installed here: its columns will be missing");
+            eprintln!("nginx is not installed here: its lines will be missing");
+        }
+        if !vlc {
+            eprintln!("VLC and ffmpeg are not both installed here: RTP's line will be missing");
         }
         let all = Self::value_variants().iter().copied();
-        all.filter(|kind| nginx || !matches!(kind, Self::Sendfile | Self::ReadWrite))
-            .collect()
+        all.filter(|kind| match kind {
+            Self::Sendfile | Self::ReadWrite => nginx,
+            Self::Vlc => vlc,
+            _ => true,
+        })
+        .collect()
     }
 }
 
@@ -106,8 +118,19 @@ fn this_program() -> Result<Command> {
 }
 
 impl Served {
-    /// Starts it before the files of `dir`, and waits until it answers.
-    pub(super) fn start(kind: Kind, dir: &Path) -> Result<Self> {
+    /// Starts it before the files of `dir`, and waits until it answers. VLC's rate is that of its movie.
+    pub(super) fn start(kind: Kind, dir: &Path, rate: f64) -> Result<Self> {
+        if kind == Kind::Vlc {
+            let (child, addr) = rtp::start(dir, rate)?;
+            let served = Self {
+                kind,
+                addr,
+                child,
+                _config: None,
+            };
+            served.wait(|| rtp::answers(addr), || "VLC has no movie".into())?;
+            return Ok(served);
+        }
         if !kind.is_weft() && kind != Kind::Plain {
             return Self::start_nginx(kind, dir);
         }
@@ -119,12 +142,8 @@ impl Served {
             if kind != Kind::Tls {
                 command.arg("--plain");
             }
-            let local = if kind == Kind::Local {
-                "require"
-            } else {
-                "off"
-            };
-            command.env("WEFT_LOCAL", local).arg(dir);
+            // Its viewers say whether they go by shared memory.
+            command.arg(dir);
         }
         let mut child = command
             .stdin(Stdio::null())
@@ -194,26 +213,33 @@ impl Served {
             child,
             _config: Some(config),
         };
-        let began = Instant::now();
-        while TcpStream::connect(served.addr).is_err() {
-            if began.elapsed() > START {
-                let said = fs::read_to_string(folder.join("error")).unwrap_or_default();
-                return Err(BenchError::PeerGone(format!(
-                    "nginx does not answer: {said}"
-                )));
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let said = || fs::read_to_string(folder.join("error")).unwrap_or_default();
+        served.wait(|| TcpStream::connect(served.addr).is_ok(), said)?;
         Ok(served)
     }
 
-    /// What all its threads have used so far; the kernel forgets those that have ended.
+    /// Waits until it answers; otherwise fails with what it has said.
+    fn wait(&self, answers: impl Fn() -> bool, said: impl Fn() -> String) -> Result<()> {
+        let began = Instant::now();
+        while !answers() {
+            if began.elapsed() > START {
+                let name = self.kind.name();
+                let text = format!("{name} does not answer: {}", said());
+                return Err(BenchError::PeerGone(text));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// What it has used so far. The kernel forgets the switches of threads that have ended, and tells the CPU time of those in
+    /// hundredths of a second only: so that of servers whose threads come and go.
     pub(super) fn usage(&self) -> Result<Usage> {
-        let pid = self.child.id();
+        let process = format!("/proc/{}", self.child.id());
         let read = || -> std::io::Result<Usage> {
             let mut usage = Usage::default();
             let mut nanoseconds = 0;
-            for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+            for task in fs::read_dir(format!("{process}/task"))? {
                 let task = task?.path();
                 // A thread may end meanwhile.
                 let text = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
@@ -227,6 +253,13 @@ impl Served {
                     .sum::<u64>();
             }
             usage.cpu = nanoseconds as f64 / 1e9;
+            if matches!(self.kind, Kind::Plain | Kind::Vlc) {
+                let text = fs::read_to_string(format!("{process}/stat"))?;
+                let fields = text.rsplit(')').next().unwrap_or_default();
+                // utime and stime: the 14th and 15th of all.
+                let ticks = fields.split_whitespace().skip(11).take(2);
+                usage.cpu = ticks.filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0;
+            }
             Ok(usage)
         };
         read().map_err(BenchError::system("read what a server has used"))

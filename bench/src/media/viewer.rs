@@ -7,21 +7,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use weft_media::client::{Dial, Viewer};
+use weft_media::client::{self, Dial, Viewer};
 use weft_media::wire::Request;
 use weft_verbs::tls::{Identity, Tls};
 use weft_verbs::{Device, LocalMode};
 
 use super::MOVIE;
+use super::rtp::{self, Rtp};
 use super::server::{Kind, NAME, Served};
 use crate::error::{BenchError, Result};
 
 /// Threads that the viewers share.
 const THREADS: usize = 4;
-/// How often a viewer fetches.
+/// How often a viewer of HTTP takes what its socket holds for it, which is some seconds of film.
 const TICK: Duration = Duration::from_millis(250);
+/// How often a viewer of weft fetches: so much it buffers itself.
+const AHEAD: Duration = Duration::from_secs(1);
 /// A fetch that is done so much after its time would have stopped the picture.
 const LATE: Duration = Duration::from_secs(1);
+/// How often a viewer of datagrams looks at its socket, which does not hold many.
+const LOOK: Duration = Duration::from_millis(40);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Who watches what.
@@ -61,9 +66,9 @@ impl Way {
             _ => None,
         };
         let dial = Dial {
-            // What a viewer takes at a time at 8.7 Mb/s is one Read.
+            // What a viewer takes at a time at 8.7 Mb/s is four Reads, posted together.
             read: 288 << 10,
-            depth: 1,
+            depth: 4,
             ..Dial::new(served.addr, tls)
         };
         Ok(Self { device, dial })
@@ -117,11 +122,14 @@ impl Http {
 enum Player {
     Weft(Box<Viewer>),
     Http(Http),
+    Rtp(Rtp),
 }
 
 impl Player {
-    fn take(&mut self, at: u64, len: usize, block: &mut Vec<u8>) -> Result<()> {
+    /// Takes what stands at a place, or what has come; the bytes.
+    fn take(&mut self, at: u64, len: usize, block: &mut Vec<u8>) -> Result<u64> {
         match self {
+            Self::Rtp(rtp) => return rtp.take().map_err(BenchError::system("take datagrams")),
             Self::Weft(viewer) => {
                 let mut range = viewer.range(at, at + len as u64);
                 while let Some(piece) = range.next().map_err(|e| stack("read")(e.to_string()))? {
@@ -130,31 +138,49 @@ impl Player {
                         .append(&piece, block)
                         .map_err(|e| stack("read")(e.to_string()))?;
                 }
-                Ok(())
             }
             Self::Http(http) => {
                 block.resize(len, 0);
-                http.stream
-                    .read_exact(block)
-                    .map_err(BenchError::system("read an answer"))
+                let read = http.stream.read_exact(block);
+                read.map_err(BenchError::system("read an answer"))?;
             }
         }
+        Ok(len as u64)
     }
 
     fn jump(&mut self, at: u64) -> Result<()> {
-        if let Self::Http(http) = self {
+        let jumped = match self {
+            Self::Weft(_) => Ok(()),
             // The rest of the long answer is on its way: only another connection has what is wanted now.
-            *http = Http::open(http.served, at, MOVIE).map_err(BenchError::system("jump"))?;
-        }
-        Ok(())
+            Self::Http(http) => Http::open(http.served, at, MOVIE).map(|new| *http = new),
+            Self::Rtp(rtp) => rtp.play(seconds(at)),
+        };
+        jumped.map_err(BenchError::system("jump"))
     }
+
+    /// Datagrams that have been lost.
+    fn lost(&self) -> u64 {
+        if let Self::Rtp(rtp) = self {
+            rtp.lost
+        } else {
+            0
+        }
+    }
+}
+
+/// The second of VLC's movie that stands for a place; the half behind it is left to be watched.
+fn seconds(at: u64) -> f64 {
+    at as f64 / MOVIE as f64 * f64::from(rtp::SECONDS) / 2.0
 }
 
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    /// What was late before does not count.
+    counts: AtomicBool,
     bytes: AtomicU64,
     late: AtomicU64,
+    starved: AtomicU64,
     trouble: Mutex<Option<String>>,
 }
 
@@ -170,6 +196,9 @@ struct Seat {
     due: Instant,
     jump: Option<Instant>,
     random: u64,
+    /// Its picture has stopped.
+    starved: bool,
+    lost: u64,
 }
 
 impl Crowd {
@@ -180,20 +209,26 @@ impl Crowd {
         } else {
             None
         };
-        let part = (plan.rate * 1e6 / 8.0 * TICK.as_secs_f64()) as u64;
+        let tick = match served.kind {
+            Kind::Vlc => LOOK,
+            kind if kind.is_weft() => AHEAD,
+            _ => TICK,
+        };
+        let part = (plan.rate * 1e6 / 8.0 * tick.as_secs_f64()) as u64;
         let mut rows: Vec<Vec<Seat>> = (0..THREADS).map(|_| Vec::new()).collect();
         let begin = Instant::now();
         for index in 0..plan.viewers {
             let mut random = (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let at = next(&mut random) % (MOVIE / 2);
+            let connect = BenchError::system("connect a viewer");
             let player = match &way {
                 Some(way) => Player::Weft(Box::new(way.open()?)),
-                None => Player::Http(
-                    Http::open(served.addr, at, MOVIE)
-                        .map_err(BenchError::system("connect a viewer"))?,
-                ),
+                None if served.kind == Kind::Vlc => {
+                    Player::Rtp(Rtp::open(served.addr, seconds(at)).map_err(connect)?)
+                }
+                None => Player::Http(Http::open(served.addr, at, MOVIE).map_err(connect)?),
             };
-            let offset = TICK * (index as u32 % 64) / 64;
+            let offset = tick * (index as u32 % 64) / 64;
             rows[index % THREADS].push(Seat {
                 player,
                 at,
@@ -202,6 +237,8 @@ impl Crowd {
                     .jump
                     .map(|each| begin + each.mul_f64((next(&mut random) % 1000) as f64 / 1000.0)),
                 random,
+                starved: false,
+                lost: 0,
             });
         }
         let shared = Arc::new(Shared::default());
@@ -211,7 +248,7 @@ impl Crowd {
             .map(|row| {
                 let shared = Arc::clone(&shared);
                 std::thread::spawn(move || {
-                    if let Err(e) = watch(row, part, each, &shared) {
+                    if let Err(e) = watch(row, part, tick, each, &shared) {
                         let mut trouble = shared
                             .trouble
                             .lock()
@@ -224,10 +261,17 @@ impl Crowd {
         Ok(Self { shared, threads })
     }
 
-    /// Bytes taken, and fetches that were late.
-    pub(super) fn counted(&self) -> (u64, u64) {
+    /// Counts from now on what comes late; bytes taken so far.
+    pub(super) fn begin(&self) -> u64 {
+        self.shared.counts.store(true, Ordering::Relaxed);
+        self.shared.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes taken so far, fetches that were late (of datagrams: that are lost), and viewers whose picture has stopped.
+    pub(super) fn counted(&self) -> (u64, u64, u64) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        (get(&self.shared.bytes), get(&self.shared.late))
+        let shared = &self.shared;
+        (get(&shared.bytes), get(&shared.late), get(&shared.starved))
     }
 
     /// Whether all still watch.
@@ -259,12 +303,18 @@ fn next(random: &mut u64) -> u64 {
     *random
 }
 
-fn watch(mut row: Vec<Seat>, part: u64, each: Option<Duration>, shared: &Shared) -> Result<()> {
+fn watch(
+    mut row: Vec<Seat>,
+    part: u64,
+    tick: Duration,
+    each: Option<Duration>,
+    shared: &Shared,
+) -> Result<()> {
     let mut block = Vec::new();
     // Those behind schedule from the connecting begin now.
     let now = Instant::now();
     for (index, seat) in row.iter_mut().enumerate() {
-        seat.due = now + TICK * (index as u32 % 64) / 64;
+        seat.due = now + tick * (index as u32 % 64) / 64;
     }
     row.sort_by_key(|seat| seat.due);
     while !shared.stop.load(Ordering::Relaxed) {
@@ -282,19 +332,33 @@ fn watch(mut row: Vec<Seat>, part: u64, each: Option<Duration>, shared: &Shared)
                 seat.at = 0;
                 seat.player.jump(0)?;
             }
-            seat.player.take(seat.at, part as usize, &mut block)?;
+            let got = seat.player.take(seat.at, part as usize, &mut block)?;
             seat.at += part;
-            shared.bytes.fetch_add(part, Ordering::Relaxed);
-            if seat.due.elapsed() > LATE {
-                shared.late.fetch_add(1, Ordering::Relaxed);
-            }
-            seat.due += TICK;
+            shared.bytes.fetch_add(got, Ordering::Relaxed);
+            seat.judge(shared);
+            seat.due += tick;
         }
         if row.is_empty() {
             std::thread::sleep(TICK);
         }
     }
     Ok(())
+}
+
+impl Seat {
+    /// Counts whether what it has now has come in time.
+    fn judge(&mut self, shared: &Shared) {
+        let lost = self.player.lost();
+        let late = lost - self.lost + u64::from(self.due.elapsed() > LATE);
+        self.lost = lost;
+        if late > 0 && shared.counts.load(Ordering::Relaxed) {
+            shared.late.fetch_add(late, Ordering::Relaxed);
+            shared
+                .starved
+                .fetch_add(u64::from(!self.starved), Ordering::Relaxed);
+            self.starved = true;
+        }
+    }
 }
 
 /// A viewer that only jumps.
@@ -347,6 +411,39 @@ impl Seeker {
         }
         Ok(began.elapsed())
     }
+}
+
+/// Takes the movie so many times, as fast as it comes; the bytes.
+pub(super) fn gulp(served: &Served, times: u64) -> Result<u64> {
+    if served.kind.is_weft() {
+        let mut way = Way::new(served)?;
+        (way.dial.read, way.dial.depth) = (client::READ, client::DEPTH);
+        let mut viewer = way.open()?;
+        for _ in 0..times {
+            let mut range = viewer.range(0, MOVIE);
+            while range
+                .next()
+                .map_err(|e| stack("read")(e.to_string()))?
+                .is_some()
+            {}
+        }
+    } else {
+        let mut block = vec![0; 1 << 20];
+        for _ in 0..times {
+            let mut talk = || {
+                let mut http = Http::open(served.addr, 0, MOVIE)?;
+                let mut left = MOVIE as usize;
+                while left > 0 {
+                    let now = left.min(block.len());
+                    http.stream.read_exact(&mut block[..now])?;
+                    left -= now;
+                }
+                Ok(())
+            };
+            talk().map_err(BenchError::system("read an answer"))?;
+        }
+    }
+    Ok(times * MOVIE)
 }
 
 /// Viewers that are connected, and watch nothing.

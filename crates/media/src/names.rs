@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::wire::MAX_NAME;
-
+/// Longest name of a title, in bytes.
+pub const MAX_NAME: usize = 400;
 /// Deepest directory below the one that is served.
 const DEPTH: usize = 8;
 /// Most titles of a catalogue.

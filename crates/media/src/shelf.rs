@@ -214,6 +214,8 @@ impl Shelf {
             })?;
             // Otherwise somebody has changed it meanwhile.
             if whole && Stamp::of(&file).is_ok_and(|now| now == stamp) {
+                // Viewers by TCP in the clear then get the pages themselves.
+                mr.freeze().map_err(|_| Refusal::NoRoom)?;
                 let movie = Arc::new(Movie {
                     mr,
                     pd,

@@ -7,8 +7,6 @@ use weft_verbs::RemoteAddr;
 
 /// Begins every request and reply; its last byte is the version.
 pub const MAGIC: [u8; 8] = *b"weftmed\x01";
-/// Longest name of a title, in bytes.
-pub const MAX_NAME: usize = 400;
 /// Length of a [`Notice`] in bytes.
 pub const NOTICE_LEN: usize = 24;
 /// Length of a slot of a live index in bytes.
@@ -464,7 +462,7 @@ mod tests {
             assert_eq!(title(name), Err(WireError::Field("name")), "{name:?}");
         }
         assert_eq!(
-            title(&"x".repeat(MAX_NAME + 1)),
+            title(&"x".repeat(crate::names::MAX_NAME + 1)),
             Err(WireError::Field("name"))
         );
         assert_eq!(Request::decode(b"GET / HTTP/1.1"), Err(WireError::Magic));

@@ -327,6 +327,11 @@ impl Lent {
         let mapping = self.mapping.as_ref();
         mapping.map_or(std::ptr::null_mut(), Mapping::as_ptr)
     }
+
+    /// The arena, in which its bytes are from `place.addr` on.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.domain.arena(self.place.space).fd.as_fd()
+    }
 }
 
 impl Drop for Lent {

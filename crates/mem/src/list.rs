@@ -17,6 +17,9 @@ use std::os::fd::BorrowedFd;
 /// Entries kept without allocating.
 const INLINE: usize = 64;
 
+/// From so many bytes on a socket gets the pages of memory that does not change. A copy of less costs less than a system call more.
+const BY_PAGES: usize = 16 << 10;
+
 /// What one system call sends: plain bytes and spans, in order.
 #[derive(Default)]
 pub struct SendList<'a> {
@@ -24,6 +27,8 @@ pub struct SendList<'a> {
     /// Whose bytes each entry has.
     origins: SmallVec<[Origin<'a>; INLINE]>,
     bytes: usize,
+    /// There are entries that go by pages.
+    by_pages: bool,
     _borrow: PhantomData<&'a [u8]>,
 }
 
@@ -52,6 +57,7 @@ impl<'a> SendList<'a> {
             iov: SmallVec::new(),
             origins: SmallVec::new(),
             bytes: 0,
+            by_pages: false,
             _borrow: PhantomData,
         }
     }
@@ -62,6 +68,7 @@ impl<'a> SendList<'a> {
             iov: SmallVec::with_capacity(n),
             origins: SmallVec::with_capacity(n),
             bytes: 0,
+            by_pages: false,
             _borrow: PhantomData,
         }
     }
@@ -87,6 +94,7 @@ impl<'a> SendList<'a> {
     /// Appends `len` bytes of a span from `off`; panics when they are not inside it.
     #[inline]
     pub fn push_span(&mut self, span: &'a Span, off: usize, len: usize) {
+        self.by_pages |= len >= BY_PAGES && span.frozen_file().is_some();
         self.push(span.range(off, len), len, Origin::Span(span));
     }
 
@@ -135,8 +143,52 @@ impl<'a> SendList<'a> {
     /// Those of [`weft_sys::send_raw`]: `WouldBlock`, `BrokenPipe`, `ConnectionReset`...
     #[inline]
     pub fn send(&self, fd: BorrowedFd<'_>, more: bool) -> io::Result<usize> {
+        if self.by_pages {
+            return self.send_by_pages(fd, more);
+        }
         // SAFETY: every entry's borrow is held by `'a`.
         unsafe { weft_sys::send_raw(fd, &self.iov, more) }
+    }
+
+    /// The same: what does not change goes from its file, without a copy, and what is between by one call each.
+    fn send_by_pages(&self, fd: BorrowedFd<'_>, more: bool) -> io::Result<usize> {
+        let (mut sent, mut from) = (0, 0);
+        // What has been sent counts; an error comes again.
+        let took = |sent: usize, now: io::Result<usize>| match now {
+            Ok(n) => Ok(n),
+            Err(_) if sent > 0 => Ok(0),
+            Err(e) => Err(e),
+        };
+        for (at, v) in self.iov.iter().enumerate() {
+            let Origin::Span(span) = self.origins[at] else {
+                continue;
+            };
+            let Some(file) = span.frozen_file().filter(|_| v.iov_len >= BY_PAGES) else {
+                continue;
+            };
+            let before = &self.iov[from..at];
+            if !before.is_empty() {
+                // SAFETY: every entry's borrow is held by `'a`.
+                let now = took(sent, unsafe { weft_sys::send_raw(fd, before, true) })?;
+                sent += now;
+                if now < before.iter().map(|v| v.iov_len).sum() {
+                    return Ok(sent);
+                }
+            }
+            let place = span.place_of(v.iov_base.cast());
+            let now = took(sent, weft_sys::send_file(fd, file, place.addr, v.iov_len))?;
+            sent += now;
+            if now < v.iov_len {
+                return Ok(sent);
+            }
+            from = at + 1;
+        }
+        let rest = &self.iov[from..];
+        if !rest.is_empty() {
+            // SAFETY: as above.
+            sent += took(sent, unsafe { weft_sys::send_raw(fd, rest, more) })?;
+        }
+        Ok(sent)
     }
 
     /// Appends the first `max` bytes of the list to `out`; returns how many there were.

@@ -74,6 +74,8 @@ pub(crate) struct Registered {
     /// Windows bound, and `CLOSED`.
     windows: AtomicU32,
     locked: AtomicBool,
+    /// Its bytes do not change any more.
+    frozen: AtomicBool,
     storage: Storage,
 }
 
@@ -190,6 +192,14 @@ impl Registered {
         }
     }
 
+    /// The file that its bytes are in, if they do not change any more.
+    pub(crate) fn frozen_file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.storage {
+            Storage::Lent(lent) if self.frozen.load(Ordering::Acquire) => Some(lent.file()),
+            _ => None,
+        }
+    }
+
     fn build(
         pd: PdId,
         ptr: NonNull<u8>,
@@ -207,6 +217,7 @@ impl Registered {
             access,
             windows: AtomicU32::new(0),
             locked: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
             storage,
         };
         // Judged after the storage has its owner, so that a refusal frees it.
@@ -497,12 +508,36 @@ impl Region {
         Ok(r.at(off))
     }
 
+    /// The same for whoever writes there.
+    #[inline]
+    fn range_mut(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
+        if self.inner().frozen.load(Ordering::Acquire) {
+            return Err(MemError::Access);
+        }
+        self.range(off, len)
+    }
+
+    /// From now on its bytes do not change: whoever writes to it by this is refused, and nobody may write to it by [`Self::as_ptr`] or a part of
+    /// it. What is sent of it on a stream socket need not be copied then: the socket takes the pages themselves (`sendfile(2)`).
+    ///
+    /// A process that does not ignore `SIGPIPE` (Rust's do) is ended by it when it sends to a peer that is gone: that call cannot be told not to.
+    ///
+    /// # Errors
+    /// [`MemError::Access`] for a region that is written to by receives or by peers.
+    pub fn freeze(&self) -> Result<(), MemError> {
+        if self.access().contains(Access::LOCAL_WRITE) {
+            return Err(MemError::Access);
+        }
+        self.inner().frozen.store(true, Ordering::Release);
+        Ok(())
+    }
+
     /// Copies `src` into the region at `off`.
     ///
     /// # Errors
-    /// [`MemError::Bounds`], for this and the other accessors.
+    /// [`MemError::Bounds`], for this and the other accessors; [`MemError::Access`] for those that write, after [`Self::freeze`].
     pub fn write(&self, off: usize, src: &[u8]) -> Result<(), MemError> {
-        let p = self.range(off, src.len())?;
+        let p = self.range_mut(off, src.len())?;
         // SAFETY: a checked range of memory that lives as long as `self`.
         unsafe { copy::store(p.as_ptr(), src.as_ptr(), src.len()) };
         Ok(())
@@ -518,7 +553,7 @@ impl Region {
 
     /// Copies `len` bytes from `off` to `to` in another region. The two may overlap.
     pub fn copy_to(&self, off: usize, dst: &Region, to: usize, len: usize) -> Result<(), MemError> {
-        let (from, into) = (self.range(off, len)?, dst.range(to, len)?);
+        let (from, into) = (self.range(off, len)?, dst.range_mut(to, len)?);
         // SAFETY: two checked ranges of memory that lives as long as the regions.
         unsafe { copy::relay(into.as_ptr(), from.as_ptr(), len) };
         Ok(())
@@ -534,7 +569,7 @@ impl Region {
 
     /// Copies promised memory to `off`: all of it.
     pub fn copy_from_raw(&self, off: usize, src: &RawMemory) -> Result<(), MemError> {
-        let to = self.range(off, src.len())?;
+        let to = self.range_mut(off, src.len())?;
         // SAFETY: as in `copy_to_raw`.
         unsafe { copy::relay(to.as_ptr(), src.as_ptr(), src.len()) };
         Ok(())
@@ -542,7 +577,7 @@ impl Region {
 
     /// Sets `len` bytes at `off`.
     pub fn fill(&self, off: usize, len: usize, byte: u8) -> Result<(), MemError> {
-        let p = self.range(off, len)?;
+        let p = self.range_mut(off, len)?;
         // SAFETY: as in `write`.
         unsafe { copy::fill(p.as_ptr(), byte, len) };
         Ok(())
@@ -570,6 +605,7 @@ impl Region {
     /// # Errors
     /// As [`Self::load_u64`].
     pub fn store_u64(&self, off: usize, v: u64) -> Result<(), MemError> {
+        self.range_mut(off, 8)?;
         self.word(off)?.store(v, Ordering::Release);
         Ok(())
     }
@@ -579,6 +615,7 @@ impl Region {
     /// # Errors
     /// As [`Self::load_u64`].
     pub fn compare_swap(&self, off: usize, compare: u64, swap: u64) -> Result<u64, MemError> {
+        self.range_mut(off, 8)?;
         let word = self.word(off)?;
         let (Ok(old) | Err(old)) =
             word.compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst);
@@ -605,7 +642,7 @@ impl Region {
         off: usize,
         len: usize,
     ) -> io::Result<usize> {
-        let p = self.range(off, len).map_err(invalid)?;
+        let p = self.range_mut(off, len).map_err(invalid)?;
         // SAFETY: a checked range that lives as long as `self`, with no reference to it.
         unsafe { weft_sys::read_raw(fd, p.as_ptr(), len, file_off) }
     }
@@ -655,7 +692,7 @@ impl Region {
         off: usize,
         len: usize,
     ) -> io::Result<usize> {
-        let p = self.range(off, len).map_err(invalid)?;
+        let p = self.range_mut(off, len).map_err(invalid)?;
         // SAFETY: as in `read_from_file`.
         unsafe { weft_sys::recv_raw(fd, &[iovec(p, len)]) }
     }

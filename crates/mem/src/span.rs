@@ -7,6 +7,7 @@
 
 use crate::region::Registered;
 use crate::{MemError, Place, copy};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +59,12 @@ impl Span {
     pub(crate) fn place_of(&self, p: *const u8) -> Place {
         self.region
             .place(p.addr() - self.region.at(0).as_ptr().addr())
+    }
+
+    /// The file that its bytes are in, if they do not change any more ([`crate::Region::freeze`]).
+    #[inline]
+    pub(crate) fn frozen_file(&self) -> Option<BorrowedFd<'_>> {
+        self.region.frozen_file()
     }
 
     /// The address of `len` bytes at `off`.

@@ -2,6 +2,8 @@
 
 #![cfg(not(miri))] // memory files
 
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Weak};
@@ -721,5 +723,120 @@ fn read_only_files_cannot_be_mapped_for_writing() {
         let fd = fds[i].as_fd();
         assert_eq!(Mapping::new(fd, 0, 4096, true).is_ok(), writable, "{i}");
         assert!(Mapping::new(fd, 0, 4096, false).is_ok(), "{i}");
+    }
+}
+
+/// A connected pair of TCP sockets; the first does not block.
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    sender.set_nonblocking(true).unwrap();
+    (sender, listener.accept().unwrap().0)
+}
+
+#[test]
+fn frozen_memory_is_sent_whole_in_order_and_cannot_be_written() {
+    const LEN: usize = 3 << 20;
+    let (table, ..) = shown(false);
+    let region = shared(&table, LEN, Access::REMOTE_READ);
+    let bytes: Vec<u8> = (0..LEN).map(|i| (i % 251) as u8).collect();
+    region.write(0, &bytes).unwrap();
+    region.freeze().unwrap();
+    assert_eq!(region.write(0, b"x"), Err(MemError::Access));
+    assert_eq!(region.fill(0, 1, 0), Err(MemError::Access));
+    assert_eq!(region.store_u64(0, 0), Err(MemError::Access));
+    assert!(region.compare_swap(0, 0, 0).is_err());
+    let open = shared(&table, 8, Access::LOCAL_WRITE);
+    assert_eq!(open.freeze(), Err(MemError::Access));
+
+    // Large and small pieces at odd places, through a socket that takes parts of them.
+    let (sender, mut receiver) = sockets();
+    let reader = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        receiver.read_to_end(&mut all).unwrap();
+        all
+    });
+    let mut expected = Vec::new();
+    let mut pieces = Vec::new();
+    for (at, len) in [
+        (1, 2_000_001),
+        (5, 70_000),
+        (4096, 16 << 10),
+        (9, 100),
+        (LEN - 65_519, 65_519),
+    ] {
+        expected.extend(b"head");
+        expected.extend(&bytes[at..][..len]);
+        pieces.extend([(None, 4), (Some(at), len)]);
+    }
+    while !pieces.is_empty() {
+        let spans: Vec<_> = pieces
+            .iter()
+            .map(|&(at, len): &(Option<usize>, usize)| {
+                let span =
+                    |at| table.local(PD, region.stag(), at as u64, len as u32, Access::empty());
+                at.map(|at| span(at).unwrap())
+            })
+            .collect();
+        let mut list = SendList::new();
+        for (span, (_, len)) in spans.iter().zip(&pieces) {
+            match span {
+                Some(span) => list.push_span(span, 0, *len),
+                None => list.push_bytes(&b"head"[4 - len..]),
+            }
+        }
+        let mut n = match list.send(sender.as_fd(), false) {
+            Ok(n) => n,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                std::thread::yield_now();
+                continue;
+            }
+            Err(e) => panic!("{e}"),
+        };
+        pieces.retain_mut(|(at, len)| {
+            let taken = n.min(*len);
+            n -= taken;
+            *len -= taken;
+            *at = at.map(|at| at + taken);
+            *len > 0
+        });
+    }
+    drop(sender);
+    assert!(reader.join().unwrap() == expected);
+}
+
+#[test]
+fn frozen_memory_is_not_copied_and_outlives_its_region_in_a_socket() {
+    const LEN: usize = 64 << 10;
+    let (table, ..) = shown(false);
+    let (sender, mut receiver) = sockets();
+    let send = |fill: u8, freeze: bool| {
+        let region = shared(&table, LEN, Access::REMOTE_READ);
+        region.fill(0, LEN, fill).unwrap();
+        if freeze {
+            region.freeze().unwrap();
+        }
+        let rights = Access::empty();
+        let span = table
+            .local(PD, region.stag(), 0, LEN as u32, rights)
+            .unwrap();
+        let mut list = SendList::new();
+        list.push_span(&span, 0, LEN);
+        assert_eq!(list.send(sender.as_fd(), false).unwrap(), LEN);
+        region
+    };
+    let mut got = vec![0; LEN];
+    for (freeze, seen) in [(false, 1), (true, 2)] {
+        let region = send(1, freeze);
+        // SAFETY: inside the region, to which nobody else writes. The promise is broken to see who copies.
+        unsafe { region.as_ptr().write_bytes(2, LEN) };
+        receiver.read_exact(&mut got).unwrap();
+        assert!(got.iter().all(|b| *b == seen), "frozen: {freeze}");
+    }
+    drop(send(3, true));
+    drop(send(4, false));
+    for seen in [3, 4] {
+        receiver.read_exact(&mut got).unwrap();
+        assert!(got.iter().all(|b| *b == seen));
     }
 }

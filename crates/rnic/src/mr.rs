@@ -323,6 +323,14 @@ impl Mr {
     pub fn recv_from_socket(&self, fd: impl AsFd, off: usize, len: usize) -> io::Result<usize> {
         self.region.recv_from_socket(fd.as_fd(), off, len)
     }
+    /// From now on its bytes do not change; writes to it fail. What peers read of it over TCP, without a CRC and TLS, is not copied then, where it is memory
+    /// that peers of this host may read ([`Pd::alloc_mr`](crate::Pd::alloc_mr)). A process that does not ignore `SIGPIPE` is ended by a peer that goes.
+    ///
+    /// # Errors
+    /// [`MemError::Access`] for a region that is written to by receives or by peers ([`Access::LOCAL_WRITE`]).
+    pub fn freeze(&self) -> Result<(), MemError> {
+        self.region.freeze()
+    }
     /// Keep the region's pages in memory. Never needed for correctness: no device reads physical pages.
     ///
     /// # Errors

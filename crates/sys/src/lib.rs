@@ -39,7 +39,7 @@ pub use epoll::{Epoll, Event, Interest};
 pub use eventfd::EventFd;
 pub use fork::PerProcess;
 pub use poll::poll_fds;
-pub use raw::{preadv_raw, pwritev_raw, read_raw, recv_raw, send_raw, write_raw};
+pub use raw::{preadv_raw, pwritev_raw, read_raw, recv_raw, send_file, send_raw, write_raw};
 
 pub use cpu::{cpu_count, rusage_self, rusage_thread};
 

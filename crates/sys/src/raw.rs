@@ -70,6 +70,22 @@ pub unsafe fn send_raw(fd: BorrowedFd<'_>, iov: &[libc::iovec], more: bool) -> i
     retry(|| unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const m, flags) })
 }
 
+/// Sends `len` bytes of a file from `offset` on a socket, which takes its pages without a copy (`sendfile(2)`). Returns the bytes taken. A non-blocking
+/// socket does not make it wait.
+///
+/// # Errors
+/// As [`send_raw`], but a peer that is gone is a `SIGPIPE` for a process that does not ignore it.
+pub fn send_file(
+    fd: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+) -> io::Result<usize> {
+    let mut offset = offset;
+    let call = || rustix::fs::sendfile(fd, file, Some(&mut offset), len);
+    Ok(rustix::io::retry_on_intr(call)?)
+}
+
 /// Receives into the ranges in order, without blocking. Returns the bytes received; 0 means that
 /// the peer will send no more (or that `iov` has no room).
 ///

@@ -412,25 +412,12 @@ fn a_killed_server_is_an_error_and_not_a_wait() {
     assert_eq!(mounted.end(), Some(0));
 }
 
-/// The preload library, if it has been built: it is another package's.
-fn library() -> Option<PathBuf> {
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_weft"));
-    let beside = program.parent().unwrap();
-    let file = "libweft_fs_preload.so";
-    let places = [beside.join("deps").join(file), beside.join(file)];
-    let age = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
-    places
-        .into_iter()
-        .filter(|path| path.exists())
-        .max_by_key(age)
-}
-
 #[test]
 fn three_hosts_share_a_buffer() {
     if !["ip", "unshare", "nsenter"].into_iter().all(has) {
         return;
     }
-    let Some(library) = library() else {
+    let Some(library) = common::fs_library() else {
         println!("skipped: libweft-fs.so is not built (cargo build -p weft-libfs)");
         return;
     };

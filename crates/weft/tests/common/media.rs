@@ -39,10 +39,13 @@ impl Server {
             .expect(&line)
             .parse()
             .expect(&line);
-        let fingerprint = if line.starts_with("listening") {
+        let has_key = command.get_args().all(|arg| arg != "--plain")
+            && (line.starts_with("listening") || line.starts_with("serving"));
+        let fingerprint = if has_key {
             let found = lines.by_ref().map_while(Result::ok).find_map(|line| {
-                let rest = line.strip_prefix("the key of this listener is ")?;
-                rest.split(';').next().map(str::to_owned)
+                let rest = line.strip_prefix("the key of this ")?;
+                let (_, key) = rest.split_once(" is ")?;
+                key.split(';').next().map(str::to_owned)
             });
             found.expect("its fingerprint")
         } else {
@@ -127,27 +130,29 @@ pub fn have(program: &str) -> bool {
 
 /// A movie of so many seconds, 25 frames each, H.264 and AAC, made by ffmpeg.
 pub fn make_movie(dir: &Path, name: &str, args: &[&str], seconds: u32) -> Option<PathBuf> {
+    let coders = "-c:v libx264 -preset ultrafast -g 10 -c:a aac";
+    let args: Vec<&str> = coders.split(' ').chain(args.iter().copied()).collect();
+    make(dir, name, "640x360", &args, seconds)
+}
+
+/// The same of 1,080 lines, and encoded as these arguments say.
+pub fn make_film(dir: &Path, name: &str, args: &str, seconds: u32) -> Option<PathBuf> {
+    let args: Vec<&str> = args.split(' ').collect();
+    make(dir, name, "1920x1080", &args, seconds)
+}
+
+fn make(dir: &Path, name: &str, size: &str, args: &[&str], seconds: u32) -> Option<PathBuf> {
     if !have("ffmpeg") {
         return None;
     }
     let path = dir.join(name);
-    let video = format!("testsrc2=size=640x360:rate=25:duration={seconds}");
+    let video = format!("testsrc2=size={size}:rate=25:duration={seconds}");
     let audio = format!("sine=frequency=440:duration={seconds}");
     let status = Command::new("ffmpeg")
         .args([
             "-v", "error", "-f", "lavfi", "-i", &video, "-f", "lavfi", "-i", &audio,
         ])
-        .args([
-            "-c:v",
-            "libx264",
-            "-preset",
-            "ultrafast",
-            "-pix_fmt",
-            "yuv420p",
-            "-g",
-            "10",
-        ])
-        .args(["-c:a", "aac", "-shortest"])
+        .args(["-pix_fmt", "yuv420p", "-shortest"])
         .args(args)
         .arg(&path)
         .stdin(Stdio::null())

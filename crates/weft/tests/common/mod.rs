@@ -37,6 +37,19 @@ fn config() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("config-{user}"))
 }
 
+/// The preload library of `weft fs run`, if it has been built: it is another package's.
+pub fn fs_library() -> Option<PathBuf> {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_weft"));
+    let beside = program.parent().unwrap();
+    let file = "libweft_fs_preload.so";
+    let places = [beside.join("deps").join(file), beside.join(file)];
+    let age = |path: &PathBuf| path.metadata().unwrap().modified().unwrap();
+    places
+        .into_iter()
+        .filter(|path| path.exists())
+        .max_by_key(age)
+}
+
 /// The program as user 1234, if this is root; else there is nothing that root could do and we cannot.
 pub fn unprivileged(dir: &Path) -> Option<Command> {
     as_user(dir, 1234)

@@ -32,7 +32,7 @@ const MAX_CATALOGUE: u64 = 64 << 20;
 pub(super) struct Args {
     /// What to fetch: HOST[:PORT]/NAME, also with weft:// before it
     url: String,
-    /// Start this program by the shell, with the title on its standard input
+    /// Start this program by the shell, with the title on its standard input; a name alone, such as mpv, vlc or ffplay, gets `-`, by which players mean that
     #[arg(long, value_name = "COMMAND")]
     player: Option<String>,
     /// Begin with this byte
@@ -115,6 +115,15 @@ enum Sink {
     Rtp(Box<RefCell<rtp::Sender>>),
 }
 
+/// What the shell is given. A player that is only named would open its window and wait.
+fn player_command(command: &str) -> String {
+    let name = command.trim();
+    if name.contains(|c: char| !c.is_ascii_alphanumeric() && !"/._-+".contains(c)) {
+        return command.to_owned();
+    }
+    format!("{name} -")
+}
+
 impl Sink {
     fn open(args: &Args) -> Result<Self, Failure> {
         if let Some(to) = args.rtp {
@@ -132,7 +141,7 @@ impl Sink {
             return Ok(Self::Stdout(stdout));
         };
         let mut child = Command::new("/bin/sh")
-            .args(["-c", command])
+            .args(["-c", &player_command(command)])
             .stdin(Stdio::piped())
             .spawn()
             .map_err(|e| {
@@ -398,5 +407,24 @@ impl Tries {
             std::thread::sleep(Duration::from_millis(200));
         }
         more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::player_command;
+
+    #[test]
+    fn a_player_that_is_only_named_reads_its_input() {
+        for (command, shell) in [
+            ("vlc", "vlc -"),
+            (" /usr/bin/mpv ", "/usr/bin/mpv -"),
+            ("mpv -", "mpv -"),
+            ("exit 7", "exit 7"),
+            ("ffplay -i - | cat", "ffplay -i - | cat"),
+            ("\"my player\"", "\"my player\""),
+        ] {
+            assert_eq!(player_command(command), shell, "{command}");
+        }
     }
 }

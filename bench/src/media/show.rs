@@ -1,0 +1,196 @@
+//! Tables and plots.
+
+use super::conclusions::{Bar, NOT_REMADE, conclusions};
+use super::server::Kind;
+use super::{Measured, MediaArgs, Point};
+use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
+
+/// What a plot shows of a point.
+type Value = fn(&Point) -> f64;
+
+fn series(kind: Kind, points: Vec<(f64, f64)>) -> Series {
+    let stroke = match kind {
+        Kind::Local => Stroke::Weft,
+        Kind::Tcp => Stroke::WeftCrc,
+        Kind::Tls => Stroke::WeftOther,
+        Kind::Sendfile | Kind::Plain => Stroke::Tcp,
+        Kind::ReadWrite | Kind::Vlc => Stroke::Other,
+    };
+    let series = Series::new(kind.name(), stroke, points);
+    match kind {
+        Kind::Plain | Kind::Vlc => series.dashed(),
+        _ => series,
+    }
+}
+
+fn plot(measured: &Measured, title: String, unit: &str, at: (f64, Option<f64>), of: Value) -> Plot {
+    let mut plot = Plot::new(title, Axis::linear("viewers"), Axis::linear(unit));
+    let mut kinds: Vec<Kind> = Vec::new();
+    for point in &measured.points {
+        if !kinds.contains(&point.server) {
+            kinds.push(point.server);
+        }
+    }
+    let key = |at: (f64, Option<f64>)| (at.0.to_bits(), at.1.map(f64::to_bits));
+    for kind in kinds {
+        let points = measured.points.iter();
+        let line = points.filter(|p| p.server == kind && key((p.rate, p.jump)) == key(at));
+        plot = plot.series(series(
+            kind,
+            line.map(|p| (p.viewers as f64, of(p))).collect(),
+        ));
+    }
+    plot
+}
+
+fn load_section(measured: &Measured, rate: f64, jump: Option<f64>) -> Section {
+    let name = match jump {
+        None => format!("{rate} Mb/s each, figs. 6.3, 6.4, 6.7, 6.10, 6.12"),
+        Some(jump) => format!("{rate} Mb/s each, a jump each {jump} s, figs. 6.8, 6.11"),
+    };
+    let mut table = Table::new(&[
+        "viewers",
+        "server",
+        "delivered %",
+        "viewers in time %",
+        "CPU %",
+        "CPU s/GB",
+        "switches/s",
+        "late fetches",
+    ]);
+    let same = |p: &&Point| {
+        p.rate.to_bits() == rate.to_bits() && p.jump.map(f64::to_bits) == jump.map(f64::to_bits)
+    };
+    for p in measured.points.iter().filter(same) {
+        table.push([
+            p.viewers.to_string(),
+            p.server.name().to_owned(),
+            format!("{:.0}", 100.0 * p.delivered()),
+            format!("{:.0}", p.in_time()),
+            format!("{:.2}", p.cpu_percent()),
+            format!("{:.3}", p.cpu_per_gb()),
+            format!("{:.0}", p.switches_per_s()),
+            p.late.to_string(),
+        ]);
+    }
+    let mut section = Section::new(name.clone()).table(table);
+    let values: [(&str, &str, Value); 3] = [
+        ("CPU of the server", "% of a core", Point::cpu_percent),
+        (
+            "context switches of the server",
+            "a second",
+            Point::switches_per_s,
+        ),
+        ("viewers that are served in time", "%", Point::in_time),
+    ];
+    for (what, unit, of) in values {
+        let title = format!("{what}, {}", name.split(", fig").next().unwrap_or_default());
+        section = section.plot(plot(measured, title, unit, (rate, jump), of));
+    }
+    section
+}
+
+fn single_section(
+    measured: &Measured,
+    experiment: &str,
+    title: &str,
+    columns: [&str; 2],
+) -> Option<Section> {
+    let mut table = Table::new(&["server", columns[0], columns[1]]);
+    for single in measured
+        .singles
+        .iter()
+        .filter(|s| s.experiment == experiment)
+    {
+        let name = single.server.name().to_owned();
+        table.push([name, number(single.value), number(single.beside.1)]);
+    }
+    (!table.is_empty()).then(|| Section::new(title).table(table))
+}
+
+pub(super) fn report(measured: &Measured, bars: &[Bar], args: &MediaArgs, load: &str) -> Report {
+    let mut report = Report::new("weft bench media: what a server of movies pays for its viewers");
+    report.intro = vec![
+        format!("{}; load before the run: {load}.", machine()),
+        format!(
+            "The experiments of thesis chapter 6, {} s a point, servers in turn at each number of viewers. All viewers are in one process beside the server. Those of HTTP \
+             take what they need four times a second of what their sockets hold, some seconds of film; those of weft have no such buffer in the kernel and fetch a second at a time. A fetch is late, and its viewer not in time, when it is done a second after it was due; of RTP, when a \
+             datagram is lost. weft-local: viewers of the same host; weft-tcp: over TCP in the clear, without CRC, as HTTP is; nginx has one worker. CPU and switches \
+             are those of the server's process, as the kernel counts them.",
+            args.seconds().as_secs_f64()
+        ),
+        NOT_REMADE.to_owned(),
+    ];
+    if !measured.failed.is_empty() {
+        let mut table = Table::new(&["could not be measured"]);
+        for text in &measured.failed {
+            table.push([text.as_str()]);
+        }
+        report.sections.push(Section::new("Failures").table(table));
+    }
+    if !bars.is_empty() {
+        let mut table = Table::new(&["what", "at most", "measured", "holds"]);
+        for bar in bars {
+            table.push([
+                bar.what.clone(),
+                format!("{:.2}", bar.target),
+                format!("{:.3}", bar.measured),
+                if bar.holds() { "yes" } else { "no" }.to_owned(),
+            ]);
+        }
+        report
+            .sections
+            .push(Section::new("What is asked of weft").table(table));
+    }
+    let found = conclusions(measured);
+    if !found.is_empty() {
+        let mut table = Table::new(&["from", "conclusion of the thesis", "", "number"]);
+        for each in found {
+            let holds = if each.holds { "holds" } else { "does not hold" };
+            table.push([each.source, each.claim, holds, &each.number]);
+        }
+        report
+            .sections
+            .push(Section::new("The thesis's conclusions").table(table));
+    }
+    let mut shown: Vec<(u64, Option<u64>)> = Vec::new();
+    for point in &measured.points {
+        let key = (point.rate.to_bits(), point.jump.map(f64::to_bits));
+        if !shown.contains(&key) {
+            shown.push(key);
+            report
+                .sections
+                .push(load_section(measured, point.rate, point.jump));
+        }
+    }
+    let singles = [
+        ("gigabyte", "A gigabyte at once", ["CPU s/GB", "s/GB"]),
+        (
+            "seek",
+            "From a jump to its first 8 KiB",
+            ["µs, median", "µs, 99th percentile"],
+        ),
+        (
+            "idle",
+            "Viewers that watch nothing",
+            ["CPU %", "switches/s"],
+        ),
+    ];
+    for (experiment, title, columns) in singles {
+        report
+            .sections
+            .extend(single_section(measured, experiment, title, columns));
+    }
+    if let Some((readers, p50, p99, fetches)) = measured.live {
+        let mut table = Table::new(&["readers", "fetches", "ms, median", "ms, 99th percentile"]);
+        table.push([
+            readers.to_string(),
+            fetches.to_string(),
+            format!("{p50:.2}"),
+            format!("{p99:.2}"),
+        ]);
+        let section = Section::new("Live: from the server's notice to a reader's data, 6.4.4");
+        report.sections.push(section.table(table));
+    }
+    report
+}
