@@ -17,12 +17,70 @@ fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusion
     DataFusionError::External(Box::new(error))
 }
 
+/// Bytes of any length, cut where an element ends.
+pub struct Cut {
+    bytes: Vec<u8>,
+    at: usize,
+    user: [u64; 4],
+}
+
+impl Cut {
+    /// With these words in each element.
+    pub fn new(bytes: Vec<u8>, user: [u64; 4]) -> Self {
+        Self { bytes, at: 0, user }
+    }
+
+    /// Fills an element; true when there is more.
+    pub fn fill(&mut self, mut room: Room) -> Result<bool, weft_roundabout::Error> {
+        let len = (self.bytes.len() - self.at).min(room.capacity());
+        room.write(0, &self.bytes[self.at..self.at + len])?;
+        self.at += len;
+        let more = self.at < self.bytes.len();
+        drop(room.commit(len, u8::from(more), self.user)?);
+        Ok(more)
+    }
+}
+
+/// Elements of one origin that are put together again.
+pub struct Whole {
+    bytes: Vec<u8>,
+    limit: usize,
+}
+
+impl Default for Whole {
+    fn default() -> Self {
+        Self::up_to(LONGEST)
+    }
+}
+
+impl Whole {
+    /// Of so many bytes.
+    pub fn up_to(limit: usize) -> Self {
+        let bytes = Vec::new();
+        Self { bytes, limit }
+    }
+
+    /// The bytes that an element completes.
+    pub fn take(&mut self, element: &Element) -> Result<Option<Vec<u8>>> {
+        let had = self.bytes.len();
+        if had + element.len() > self.limit {
+            let limit = self.limit >> 20;
+            return Err(DataFusionError::ResourcesExhausted(format!(
+                "a row of more than {limit} MiB on the ring"
+            )));
+        }
+        self.bytes.resize(had + element.len(), 0);
+        element.read(0, &mut self.bytes[had..]).map_err(external)?;
+        let more = element.flags() & MORE != 0;
+        Ok((!more).then(|| std::mem::take(&mut self.bytes)))
+    }
+}
+
 /// Batches that travel together, and their bytes.
 pub struct Part {
     /// The batches themselves, for the node's own use.
     pub batches: Vec<RecordBatch>,
-    bytes: Vec<u8>,
-    at: usize,
+    bytes: Cut,
 }
 
 impl Part {
@@ -33,27 +91,21 @@ impl Part {
             writer.write(batch)?;
         }
         Ok(Self {
-            bytes: writer.into_inner()?,
+            bytes: Cut::new(writer.into_inner()?, [0; 4]),
             batches,
-            at: 0,
         })
     }
 
     /// Fills an element; true when there is more.
-    pub fn fill(&mut self, mut room: Room) -> Result<bool, weft_roundabout::Error> {
-        let len = (self.bytes.len() - self.at).min(room.capacity());
-        room.write(0, &self.bytes[self.at..self.at + len])?;
-        self.at += len;
-        let more = self.at < self.bytes.len();
-        drop(room.commit(len, u8::from(more), [0; 4])?);
-        Ok(more)
+    pub fn fill(&mut self, room: Room) -> Result<bool, weft_roundabout::Error> {
+        self.bytes.fill(room)
     }
 }
 
 /// Puts streams together again, for each origin.
 pub struct Assembly {
     schema: SchemaRef,
-    partial: Vec<Vec<u8>>,
+    partial: Vec<Whole>,
 }
 
 impl Assembly {
@@ -61,25 +113,16 @@ impl Assembly {
     pub fn new(schema: SchemaRef, nodes: usize) -> Self {
         Self {
             schema,
-            partial: vec![Vec::new(); nodes],
+            partial: (0..nodes).map(|_| Whole::default()).collect(),
         }
     }
 
     /// The batches that an element completes. Their arrays lie in the one copy that is made of it.
     pub fn take(&mut self, element: &Element) -> Result<Vec<RecordBatch>> {
-        let partial = &mut self.partial[element.origin()];
-        let had = partial.len();
-        if had + element.len() > LONGEST {
-            return Err(DataFusionError::ResourcesExhausted(
-                "a row of more than 1 GiB on the ring".into(),
-            ));
+        match self.partial[element.origin()].take(element)? {
+            Some(bytes) => decode(&self.schema, bytes),
+            None => Ok(Vec::new()),
         }
-        partial.resize(had + element.len(), 0);
-        element.read(0, &mut partial[had..]).map_err(external)?;
-        if element.flags() & MORE != 0 {
-            return Ok(Vec::new());
-        }
-        decode(&self.schema, std::mem::take(partial))
     }
 }
 

@@ -1,4 +1,5 @@
-//! Operators of distributed plans: [`RoundaboutExec`] lets the rows of all nodes come by, [`OnlyFirstExec`] keeps those of node 0.
+//! Operators of distributed plans: [`RoundaboutExec`] lets the rows of all nodes come by, [`SomeRowsExec`] keeps those of
+//! node 0, or those that come before the query ends.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -427,99 +428,39 @@ pub(crate) async fn pull(
     waker.wake();
 }
 
-/// Rows of node 0 alone: of an operator that gives rows without any input, on every node.
+/// What becomes of an operator's rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// Those of node 0 alone go on: of an operator that gives rows without any input, on every node.
+    OfFirst,
+    /// They go on until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
+    UntilEnded,
+}
+
+/// The rows of its input, or some of them.
 #[derive(Debug)]
-pub struct OnlyFirstExec {
+pub struct SomeRowsExec {
     input: Arc<dyn ExecutionPlan>,
-    query: Arc<Query>,
-    properties: Arc<PlanProperties>,
-}
-
-impl OnlyFirstExec {
-    /// Of this input.
-    pub fn new(input: Arc<dyn ExecutionPlan>, query: Arc<Query>) -> Self {
-        let properties = Arc::clone(input.properties());
-        Self {
-            input,
-            query,
-            properties,
-        }
-    }
-}
-
-impl DisplayAs for OnlyFirstExec {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("OnlyFirstExec")
-    }
-}
-
-impl ExecutionPlan for OnlyFirstExec {
-    fn name(&self) -> &'static str {
-        "OnlyFirstExec"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let query = Arc::clone(&self.query);
-        Ok(Arc::new(Self::new(only(children)?, query)))
-    }
-
-    fn execute(
-        &self,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableRecordBatchStream> {
-        // The input runs on every node: it can take part in exchanges.
-        let input = self.input.execute(partition, context)?;
-        if self.query.ring.me == 0 {
-            return Ok(input);
-        }
-        let schema = input.schema();
-        let none = input.filter_map(|batch| async { batch.err().map(Err) });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, none)))
-    }
-}
-
-/// The rows of a join until the query has ended. A join can make rows from one batch of R for minutes, and nothing else stops it.
-#[derive(Debug)]
-pub struct UntilEndedExec {
-    input: Arc<dyn ExecutionPlan>,
+    rows: Rows,
     query: Arc<Query>,
 }
 
-impl UntilEndedExec {
+impl SomeRowsExec {
     /// Of this input.
-    pub fn new(input: Arc<dyn ExecutionPlan>, query: Arc<Query>) -> Self {
-        Self { input, query }
+    pub fn new(input: Arc<dyn ExecutionPlan>, rows: Rows, query: Arc<Query>) -> Self {
+        Self { input, rows, query }
     }
 }
 
-impl DisplayAs for UntilEndedExec {
+impl DisplayAs for SomeRowsExec {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("UntilEndedExec")
+        write!(f, "SomeRowsExec: {:?}", self.rows)
     }
 }
 
-impl ExecutionPlan for UntilEndedExec {
+impl ExecutionPlan for SomeRowsExec {
     fn name(&self) -> &'static str {
-        "UntilEndedExec"
+        "SomeRowsExec"
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
@@ -546,7 +487,7 @@ impl ExecutionPlan for UntilEndedExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let query = Arc::clone(&self.query);
-        Ok(Arc::new(Self::new(only(children)?, query)))
+        Ok(Arc::new(Self::new(only(children)?, self.rows, query)))
     }
 
     fn execute(
@@ -554,11 +495,18 @@ impl ExecutionPlan for UntilEndedExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        let query = Arc::clone(&self.query);
-        let rows = self.input.execute(partition, context)?.map(move |batch| {
-            query.goes_on()?;
-            batch
+        // The input runs on every node: it can take part in exchanges.
+        let input = self.input.execute(partition, context)?;
+        let (rows, query) = (self.rows, Arc::clone(&self.query));
+        let some = input.filter_map(move |batch| {
+            let goes_on = match rows {
+                Rows::UntilEnded => query.goes_on(),
+                Rows::OfFirst => Ok(()),
+            };
+            let left_out = rows == Rows::OfFirst && query.ring.me != 0 && batch.is_ok();
+            let batch = goes_on.and(batch);
+            std::future::ready((!left_out).then_some(batch))
         });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), rows)))
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.schema(), some)))
     }
 }

@@ -9,5 +9,6 @@ pub mod keys;
 pub mod print;
 pub mod rule;
 pub mod shell;
+pub mod sql;
 pub mod talk;
 pub mod worker;

@@ -25,7 +25,7 @@ use datafusion::physical_plan::{
 };
 
 use crate::band::{BandJoinExec, stays};
-use crate::exec::{Kind, OnlyFirstExec, Query, RoundaboutExec, UntilEndedExec};
+use crate::exec::{Kind, Query, RoundaboutExec, Rows, SomeRowsExec};
 
 type Plan = Arc<dyn ExecutionPlan>;
 
@@ -80,7 +80,11 @@ impl Distribute {
             if !plan.name().ends_with("JoinExec") {
                 return Ok(Transformed::no(plan));
             }
-            let watched: Plan = Arc::new(UntilEndedExec::new(plan, Arc::clone(&self.0)));
+            let watched: Plan = Arc::new(SomeRowsExec::new(
+                plan,
+                Rows::UntilEnded,
+                Arc::clone(&self.0),
+            ));
             Ok(Transformed::yes(watched))
         })
         .data()
@@ -125,7 +129,11 @@ impl Work<'_> {
 
     fn only_first(&self, plan: Plan) -> Spread {
         Spread {
-            plan: Arc::new(OnlyFirstExec::new(plan, Arc::clone(self.query))),
+            plan: Arc::new(SomeRowsExec::new(
+                plan,
+                Rows::OfFirst,
+                Arc::clone(self.query),
+            )),
             first: true,
         }
     }

@@ -2,18 +2,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Barrier, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::buffer::Buffer;
 use datafusion::arrow::ipc::reader::StreamDecoder;
+use datafusion::error::DataFusionError;
 use weft_roundabout::{Door, Error, Next, Ring, Security, VISIT};
 
+use crate::batches::Whole;
 use crate::talk::{Ask, ELEMENT, OUTCOME, Outcome, PROGRESS, Table, VERSION};
-
-/// Bytes of rows that are put together, at most.
-const LONGEST: usize = 1 << 30;
 
 /// A query for a number of workers.
 pub struct Question {
@@ -88,7 +87,7 @@ pub fn stream(
     if question.workers.is_empty() {
         return Err(Trouble::Query("no workers".into()));
     }
-    let doors = Doors::open(&question.workers).map_err(|e| Trouble::Query(e.to_string()))?;
+    let doors = doors(&question.workers).map_err(|e| Trouble::Query(e.to_string()))?;
     let id = random()?;
     let (told, events) = mpsc::sync_channel(16);
     let met = Met {
@@ -98,7 +97,7 @@ pub fn stream(
     std::thread::scope(|scope| {
         for me in 0..question.workers.len() {
             let (told, met) = (told.clone(), &met);
-            let door = doors.of(question.workers[me]);
+            let door = door_for(&doors, question.workers[me]);
             scope.spawn(move || {
                 let tell = |event| told.send(Told::Event(event)).is_ok();
                 let Some(door) = door else { return };
@@ -142,43 +141,37 @@ pub fn stream(
 }
 
 /// Where workers connect back to us: an address of each family that they have.
-struct Doors {
-    v4: Option<Door>,
-    v6: Option<Door>,
+pub fn doors(workers: &[SocketAddr]) -> Result<Vec<Arc<Door>>, Error> {
+    let beyond = workers
+        .iter()
+        .any(|addr| !addr.ip().to_canonical().is_loopback());
+    let families: [(fn(&SocketAddr) -> bool, IpAddr, IpAddr); 2] = [
+        (
+            SocketAddr::is_ipv4,
+            Ipv4Addr::UNSPECIFIED.into(),
+            Ipv4Addr::LOCALHOST.into(),
+        ),
+        (
+            SocketAddr::is_ipv6,
+            Ipv6Addr::UNSPECIFIED.into(),
+            Ipv6Addr::LOCALHOST.into(),
+        ),
+    ];
+    families
+        .into_iter()
+        .filter(|(is, ..)| workers.iter().any(is))
+        .map(|(_, any, own)| {
+            let ip = if beyond { any } else { own };
+            Door::open(SocketAddr::new(ip, 0), Security::Environment, None).map(Arc::new)
+        })
+        .collect()
 }
 
-impl Doors {
-    fn open(workers: &[SocketAddr]) -> Result<Self, Error> {
-        let beyond = workers
-            .iter()
-            .any(|addr| !addr.ip().to_canonical().is_loopback());
-        let open = |wanted: bool, any: IpAddr, own: IpAddr| {
-            let ip = if beyond { any } else { own };
-            let door = || Door::open(SocketAddr::new(ip, 0), Security::Environment, None);
-            wanted.then(door).transpose()
-        };
-        Ok(Self {
-            v4: open(
-                workers.iter().any(SocketAddr::is_ipv4),
-                Ipv4Addr::UNSPECIFIED.into(),
-                Ipv4Addr::LOCALHOST.into(),
-            )?,
-            v6: open(
-                workers.iter().any(SocketAddr::is_ipv6),
-                Ipv6Addr::UNSPECIFIED.into(),
-                Ipv6Addr::LOCALHOST.into(),
-            )?,
-        })
-    }
-
-    /// The door for a worker.
-    fn of(&self, worker: SocketAddr) -> Option<&Door> {
-        if worker.is_ipv4() {
-            self.v4.as_ref()
-        } else {
-            self.v6.as_ref()
-        }
-    }
+/// The door for a worker: that of its family.
+pub fn door_for(doors: &[Arc<Door>], worker: SocketAddr) -> Option<&Arc<Door>> {
+    doors
+        .iter()
+        .find(|door| door.local_addr().is_ipv4() == worker.is_ipv4())
 }
 
 /// No worker is asked before all of them have been reached: they would wait for the one that is missing.
@@ -235,7 +228,7 @@ fn one(
     };
     let unheard = || Trouble::Query("nobody wants the rows any more".into());
     let (mut asked, mut outcome) = (false, None);
-    let mut partial = Vec::new();
+    let mut partial = Whole::default();
     loop {
         match node.next(!asked).map_err(peer)? {
             Next::Room(mut room) => {
@@ -256,16 +249,10 @@ fn one(
                 }
             }
             Next::Element(element) if element.origin() == 1 => {
-                let had = partial.len();
-                if had + element.len() > LONGEST {
-                    return Err(Trouble::Query("a row of more than 1 GiB".into()));
-                }
-                partial.resize(had + element.len(), 0);
-                element.read(0, &mut partial[had..]).map_err(peer)?;
-                if element.flags() & 1 != 0 {
+                let too_long = |e: DataFusionError| Trouble::Query(e.to_string());
+                let Some(bytes) = partial.take(&element).map_err(too_long)? else {
                     continue;
-                }
-                let bytes = std::mem::take(&mut partial);
+                };
                 if element.user()[0] == OUTCOME {
                     outcome = Some(serde_json::from_slice(&bytes).map_err(|e| foreign(&e))?);
                     continue;

@@ -1,11 +1,14 @@
 //! What the shell and a worker say to each other: a ring of the two, in which the shell gives one element with a question, and the worker elements with
-//! rows one with the outcome, and a few with its
-//! progress before.
+//! rows, one with the outcome, and a few with its progress before.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use datafusion::error::{DataFusionError, Result};
 use serde::{Deserialize, Serialize};
+use weft_roundabout::{Next, Node, Own};
+
+use crate::batches::Cut;
 
 /// The default port of a worker.
 pub const PORT: u16 = 7478;
@@ -61,4 +64,27 @@ pub struct Outcome {
     pub sent: u64,
     /// Seconds that the exchanges waited for the ring, added up.
     pub waited: f64,
+}
+
+impl Outcome {
+    /// Gives it as the last element of a turn.
+    pub fn give(&self, node: &mut Node) -> Result<()> {
+        let external = |e| DataFusionError::External(Box::new(e));
+        let text = serde_json::to_vec(self).map_err(|e| DataFusionError::External(Box::new(e)))?;
+        let mut text = Some(Cut::new(text, [OUTCOME, 0, 0, 0]));
+        loop {
+            let own = if text.is_some() { Own::Now } else { Own::Never };
+            match node.next_with(own).map_err(external)? {
+                Next::Room(room) => {
+                    if let Some(cut) = &mut text
+                        && !cut.fill(room).map_err(external)?
+                    {
+                        text = None;
+                    }
+                }
+                Next::End => return Ok(()),
+                _ => {}
+            }
+        }
+    }
 }

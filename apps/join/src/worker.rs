@@ -1,36 +1,34 @@
 //! `weft join worker`: a node that runs its part of queries.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionStateBuilder;
-use datafusion::execution::context::SQLOptions;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
-use datafusion::prelude::{CsvReadOptions, ParquetReadOptions, SessionConfig, SessionContext};
-use datafusion::sql::sqlparser::dialect::GenericDialect;
-use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
+use datafusion::prelude::{SessionConfig, SessionContext};
 use tokio::sync::mpsc;
 use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
 
-use crate::batches::Part;
+use crate::batches::{Part, Whole};
 use crate::bounds::Bands;
 use crate::exec::{Query, pull};
 use crate::rule::Distribute;
-use crate::talk::{Ask, OUTCOME, Outcome, PROGRESS, REPORT, Table, VERSION};
+use crate::sql::{STACK, query, register};
+use crate::talk::{Ask, Outcome, PROGRESS, REPORT, VERSION};
 
 /// Queries at once.
 const QUERIES: usize = 32;
+/// Visits at once: queries, and those that have not asked yet.
+const VISITS: usize = 128;
+/// Bytes of a question, at most.
+const LONGEST: usize = 16 << 20;
 /// Bytes of an element, at most.
 const LARGEST: usize = 256 << 20;
-/// Names, words and operators of a query.
-const WORDS: usize = 4000;
-/// Bytes of the stack of a thread that plans or runs queries, for the deepest of them.
-const STACK: usize = 256 << 20;
 /// How long a shell has for its question.
 const QUESTION: Duration = Duration::from_secs(30);
 
@@ -47,10 +45,32 @@ pub struct Settings {
 
 /// A worker that listens.
 pub struct Worker {
+    host: Arc<Host>,
+    runtime: tokio::runtime::Runtime,
+}
+
+/// What the threads of a worker share.
+struct Host {
     door: Arc<Door>,
     settings: Settings,
-    runtime: tokio::runtime::Runtime,
-    queries: Arc<AtomicUsize>,
+    visits: AtomicUsize,
+    queries: AtomicUsize,
+}
+
+/// One of so many at once.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicUsize, limit: usize) -> Option<Self> {
+        let counted = Self(count);
+        (count.fetch_add(1, Ordering::SeqCst) < limit).then_some(counted)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
@@ -66,60 +86,57 @@ impl Worker {
                 .map_err(|e| DataFusionError::Execution(format!("{}: {e}", dir.display())))?;
         }
         let door = Door::open(settings.bind, Security::Environment, None).map_err(external)?;
+        let door = Arc::new(door);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .thread_stack_size(STACK)
             .build()?;
-        Ok(Self {
-            door: Arc::new(door),
+        let host = Host {
+            door,
             settings,
+            visits: AtomicUsize::new(0),
+            queries: AtomicUsize::new(0),
+        };
+        Ok(Self {
+            host: Arc::new(host),
             runtime,
-            queries: Arc::default(),
         })
     }
 
     /// The address, with the port that was chosen.
     pub fn local_addr(&self) -> SocketAddr {
-        self.door.local_addr()
+        self.host.door.local_addr()
     }
 
     /// Serves until `stop` says so.
     pub fn serve(&self, stop: impl Fn() -> bool) {
         while !stop() {
-            let Some(ring) = self.door.visit(Duration::from_millis(200)) else {
+            let Some(ring) = self.host.door.visit(Duration::from_millis(200)) else {
                 continue;
             };
-            if self.queries.fetch_add(1, Ordering::SeqCst) >= QUERIES {
-                self.queries.fetch_sub(1, Ordering::SeqCst);
-                tracing::warn!("{}: too many queries", ring.nodes[0]);
-                continue;
-            }
-            let (door, settings) = (Arc::clone(&self.door), self.settings.clone());
-            let (runtime, queries) = (self.runtime.handle().clone(), Arc::clone(&self.queries));
+            let (host, runtime) = (Arc::clone(&self.host), self.runtime.handle().clone());
             let spawned = std::thread::Builder::new()
                 .name("weft-join-query".into())
                 .stack_size(STACK)
                 .spawn(move || {
-                    let shell = ring.nodes[0];
-                    if let Err(error) = answer(&door, &ring, &settings, &runtime) {
-                        tracing::warn!("{shell}: {error}");
+                    let asking = ring.nodes[0];
+                    let Some(_visit) = Counted::new(&host.visits, VISITS) else {
+                        tracing::warn!("{asking}: too many visits");
+                        return;
+                    };
+                    if let Err(error) = answer(&host, &ring, &runtime) {
+                        tracing::warn!("{asking}: {error}");
                     }
-                    queries.fetch_sub(1, Ordering::SeqCst);
                 });
             if let Err(error) = spawned {
-                self.queries.fetch_sub(1, Ordering::SeqCst);
                 tracing::warn!("no thread for a query: {error}");
             }
         }
     }
 }
 
-fn answer(
-    door: &Arc<Door>,
-    ring: &Ring,
-    settings: &Settings,
-    runtime: &tokio::runtime::Handle,
-) -> Result<()> {
+fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<()> {
+    let (door, settings) = (&host.door, &host.settings);
     let mut node = door.join(ring).map_err(external)?;
     let canceller = node.canceller();
     // A shell that says nothing holds no place.
@@ -127,18 +144,24 @@ fn answer(
         tokio::time::sleep(QUESTION).await;
         canceller.cancel("no question came in time");
     });
-    let ask = loop {
+    let mut whole = Whole::up_to(LONGEST);
+    let bytes = loop {
         match node.next_with(Own::Later).map_err(external)? {
             Next::Element(element) => {
-                let mut bytes = vec![0; element.len()];
-                element.read(0, &mut bytes).map_err(external)?;
-                break serde_json::from_slice::<Ask>(&bytes).map_err(external)?;
+                if let Some(bytes) = whole.take(&element)? {
+                    break bytes;
+                }
             }
             Next::End => return Err(DataFusionError::Execution("no question came".into())),
             _ => {}
         }
     };
     limit.abort();
+    let Some(_query) = Counted::new(&host.queries, QUERIES) else {
+        node.give_up("too many queries");
+        return Err(DataFusionError::Execution("too many queries".into()));
+    };
+    let ask = serde_json::from_slice::<Ask>(&bytes).map_err(external)?;
     if ask.version != VERSION {
         let why = format!(
             "the shell speaks version {}, this worker {VERSION}",
@@ -174,7 +197,7 @@ fn answer(
         // The rings of the others end too.
         query.cancel(&error.to_string());
     }
-    outcome(&mut node, &query, done)?;
+    outcome(&query, done).give(&mut node)?;
     node.finish().map_err(external)?;
     Ok(())
 }
@@ -200,52 +223,14 @@ fn check(ring: &Ring) -> Result<()> {
     Ok(())
 }
 
-/// Whether a query is too deep to be planned. Expressions are as deep as they have operators, and each level takes some of the stack.
-fn check_depth(sql: &str) -> Result<()> {
-    let tokens = Tokenizer::new(&GenericDialect {}, sql)
-        .tokenize()
-        .map_err(external)?;
-    let flat = |token: &&Token| {
-        matches!(
-            token,
-            Token::Whitespace(_)
-                | Token::Comma
-                | Token::Period
-                | Token::Number(..)
-                | Token::SingleQuotedString(_)
-        )
-    };
-    let count = tokens.iter().filter(|token| !flat(token)).count();
-    if count > WORDS {
-        return Err(DataFusionError::Plan(format!(
-            "a query has {WORDS} names, words and operators at most, and this one {count}"
-        )));
-    }
-    Ok(())
-}
-
-/// Gives the outcome as the last element.
-fn outcome(node: &mut Node, query: &Query, done: Result<()>) -> Result<()> {
+/// How it went.
+fn outcome(query: &Query, done: Result<()>) -> Outcome {
     let mut outcome = so_far(query);
     if let Err(error) = done {
         outcome.here = !is_elsewhere(&error);
         outcome.error = Some(error.to_string());
     }
-    let text = serde_json::to_vec(&outcome).map_err(external)?;
-    let mut given = false;
-    loop {
-        let own = if given { Own::Never } else { Own::Now };
-        match node.next_with(own).map_err(external)? {
-            Next::Room(mut room) => {
-                let len = text.len().min(room.capacity());
-                room.write(0, &text[..len]).map_err(external)?;
-                drop(room.commit(len, 0, [OUTCOME, 0, 0, 0]).map_err(external)?);
-                given = true;
-            }
-            Next::End => return Ok(()),
-            _ => {}
-        }
-    }
+    outcome
 }
 
 fn is_elsewhere(error: &DataFusionError) -> bool {
@@ -335,13 +320,7 @@ impl Run {
         for table in &self.ask.tables {
             register(&context, table, self.settings.dir.as_deref()).await?;
         }
-        // Queries read: nothing that a peer says writes files or changes settings.
-        check_depth(&self.ask.sql)?;
-        let reading = SQLOptions::new()
-            .with_allow_ddl(false)
-            .with_allow_dml(false)
-            .with_allow_statements(false);
-        let frame = context.sql_with_options(&self.ask.sql, reading).await?;
+        let frame = query(&context, &self.ask.sql).await?;
         let plan = frame.create_physical_plan().await?;
         Ok((plan, context))
     }
@@ -369,30 +348,4 @@ pub fn context(query: &Arc<Query>, memory: Option<usize>) -> Result<SessionConte
         .with_physical_optimizer_rule(Arc::new(Distribute(Arc::clone(query))))
         .build();
     Ok(SessionContext::new_with_state(state))
-}
-
-async fn register(context: &SessionContext, table: &Table, dir: Option<&Path>) -> Result<()> {
-    let said = |e: &dyn std::fmt::Display| {
-        DataFusionError::Execution(format!("table {}: {}: {e}", table.name, table.file))
-    };
-    let path = Path::new(&table.file)
-        .canonicalize()
-        .map_err(|e| said(&e))?;
-    if dir.is_some_and(|dir| !path.starts_with(dir)) {
-        return Err(said(&"not below the folder of this worker (--dir)"));
-    }
-    let is_csv = path
-        .extension()
-        .is_some_and(|e| e.eq_ignore_ascii_case("csv"));
-    let file = path.to_str().ok_or_else(|| said(&"not in UTF-8"))?;
-    let registered = if is_csv {
-        context
-            .register_csv(&table.name, file, CsvReadOptions::new())
-            .await
-    } else {
-        context
-            .register_parquet(&table.name, file, ParquetReadOptions::new())
-            .await
-    };
-    registered.map_err(|e| said(&e))
 }

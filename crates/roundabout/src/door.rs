@@ -14,7 +14,8 @@ use weft_verbs::cm::{self, ConnParam, ConnectError, LinkOptions};
 use weft_verbs::tls::{PublicKey, Tls};
 use weft_verbs::{Device, LocalMode};
 
-use crate::node::{Node, Ring};
+use crate::link::Ring;
+use crate::node::Node;
 use crate::rdma::{Memory, Prepared, RdmaIn, RdmaOut};
 use crate::tcp::TcpLink;
 use crate::wire::{HELLO, Hello, VERSION};

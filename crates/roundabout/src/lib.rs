@@ -12,13 +12,15 @@
 
 mod door;
 pub mod joins;
+mod link;
 mod node;
 mod rdma;
 mod tcp;
 pub mod wire;
 
 pub use door::{Admit, Door, Security};
-pub use node::{Canceller, Element, Load, Next, Node, Own, Ring, Room, Waker, Watch};
+pub use link::Ring;
+pub use node::{Canceller, Element, Load, Next, Node, Own, Room, Waker, Watch};
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -7,7 +7,7 @@ use weft_verbs::{
     Access, Cq, Device, Mr, Pd, Qp, QpInit, QpState, RecvWr, Rnr, SendWr, Wc, WcOpcode, WcStatus,
 };
 
-use crate::node::{Failure, In, LOOK, Out, Ring, Slot, Trouble};
+use crate::link::{Failure, In, LOOK, Out, Ring, Slot, Trouble};
 use crate::wire::{self, HEADER, Header, Kind, SMALL};
 
 /// Receives for small messages that each side has posted.

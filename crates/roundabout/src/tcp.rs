@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::IntoBytes;
 
-use crate::node::{Failure, In, LOOK, Out, Slot, Trouble};
+use crate::link::{Failure, In, LOOK, Out, Slot, Trouble};
 use crate::wire::{self, HEADER, Header, Kind, SMALL};
 
 /// How long a node that tells of a failure waits for the neighbour to close.

@@ -256,6 +256,24 @@ fn a_hash_join_beyond_its_memory_says_so_and_the_next_query_works() {
 }
 
 #[test]
+fn a_sort_beyond_its_memory_spills_and_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let tables = big(folder.path());
+    // 10 MB of rows, and DataFusion sets 10 MiB aside for merging what has been spilled.
+    let workers = Workers::with_memory(2, Some(14 << 20));
+    let sql = "SELECT a.id x, b.id y FROM (SELECT id FROM big WHERE id < 400) a CROSS JOIN (SELECT id FROM big WHERE id < 1000) b ORDER BY y % 7, x, y";
+    let answer = ask(&workers.question(&tables, sql), |_| ()).unwrap();
+    let mut expected = Vec::new();
+    for rest in 0..7 {
+        for x in 0..400 {
+            let ys = (rest..1000).step_by(7);
+            expected.extend(ys.map(|y: u32| format!("{x}|{y}")));
+        }
+    }
+    assert_eq!(crate::help::rows_in_order(&answer.batches), expected);
+}
+
+#[test]
 fn a_reader_that_has_enough_ends_the_query() {
     let folder = tempfile::tempdir().unwrap();
     let tables = big(folder.path());

@@ -1,5 +1,6 @@
 //! Workers in threads, and what their rows are compared with.
 
+use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +19,7 @@ use weft_join::worker::{Settings, Worker};
 pub struct Workers {
     stop: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<()>>,
-    pub addresses: Vec<std::net::SocketAddr>,
+    pub addresses: Vec<SocketAddr>,
 }
 
 impl Workers {
@@ -38,14 +39,15 @@ impl Workers {
     }
 
     fn open(binds: &[&str], memory: Option<usize>) -> Result<Self> {
-        let mut open = Vec::new();
-        for bind in binds {
-            open.push(Worker::open(Settings {
-                bind: bind.parse().unwrap(),
-                dir: None,
-                memory,
-            })?);
-        }
+        Self::serving(binds.iter().map(|bind| Settings {
+            bind: bind.parse().unwrap(),
+            dir: None,
+            memory,
+        }))
+    }
+
+    fn serving(settings: impl Iterator<Item = Settings>) -> Result<Self> {
+        let open = settings.map(Worker::open).collect::<Result<Vec<_>>>()?;
         let stop = Arc::new(AtomicBool::new(false));
         let addresses = open.iter().map(Worker::local_addr).collect();
         let serve = |worker: Worker| {
