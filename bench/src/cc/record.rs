@@ -164,8 +164,9 @@ fn one(
         text.chars()
             .all(|c| c.is_ascii_alphanumeric() || "/-_.+".contains(c))
     };
+    let is_c = plan.source.extension() == Some(OsStr::new("c"));
     let name = plan.source.file_name().and_then(OsStr::to_str);
-    let Some(name) = name.filter(|name| name.ends_with(".c") && plain(name)) else {
+    let Some(name) = name.filter(|name| is_c && plain(name)) else {
         return Ok(None);
     };
     let object = place.join(format!("{name}.object"));
