@@ -464,7 +464,7 @@ fn the_benchmark_measures_servers_beside_each_other() {
         weft()
             .args(["bench", "media", "--experiment", "load"])
             .args(["--server", "weft-local,weft-tcp", "--viewers", "3"])
-            .args(["--seconds", "0.6", "--json"])
+            .args(["--rate", "5.3", "--seconds", "1.5", "--json"])
             .arg(&json),
     );
     out.ok();
