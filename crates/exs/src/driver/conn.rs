@@ -156,8 +156,7 @@ impl Conn {
             sends: Vec::new(),
             recvs: Vec::new(),
             late: Vec::new(),
-            parked: Vec::new(),
-            untold: 0,
+            ends: Default::default(),
             wcs: vec![Wc::default(); BATCH],
             over: None,
             pollers: Vec::new(),
@@ -760,8 +759,43 @@ impl Conn {
         }
     }
 
+    /// Tell the ends of operations, in order. One whose memory somebody is in keeps those behind it waiting. Says whether any was told.
+    fn tell_ends(&self, core: &mut Core) -> bool {
+        let mut told = false;
+        for lane in 0..core.io.ends.len() {
+            while let Some(parked) = core.io.ends[lane].next() {
+                let parked = match parked.try_tell() {
+                    Ok((late, is_slot)) => {
+                        told = true;
+                        core.io.woken |= is_slot;
+                        core.io.late.extend(late);
+                        continue;
+                    }
+                    Err(parked) => parked,
+                };
+                core.io.ends[lane].waiting = true;
+                let me = self.me.clone();
+                parked.wait(move |late, is_slot| match me.upgrade() {
+                    Some(conn) => conn.with(|core| {
+                        core.io.ends[lane].waiting = false;
+                        core.io.woken |= is_slot;
+                        core.io.late.extend(late);
+                    }),
+                    None => late.into_iter().for_each(Late::run),
+                });
+            }
+        }
+        told
+    }
+
     fn release_core(&self, mut core: MutexGuard<'_, Core>) {
-        if core.look_around() {
+        self.tell_ends(&mut core);
+        let mut close = core.look_around();
+        // What has been told may be what a close waits for.
+        while self.tell_ends(&mut core) {
+            close |= core.look_around();
+        }
+        if close {
             // In order: what is posted still goes out.
             self.qp.disconnect();
             let me = self.me.clone();
@@ -783,18 +817,6 @@ impl Conn {
         }
         if std::mem::take(&mut core.io.woken) {
             self.cq.interrupt();
-        }
-        core.io.untold += core.io.parked.len();
-        for parked in core.io.parked.drain(..) {
-            let me = self.me.clone();
-            parked.wait(move |late, waiting| match me.upgrade() {
-                Some(conn) => conn.with(|core| {
-                    core.io.untold -= 1;
-                    core.io.woken |= waiting;
-                    core.io.late.extend(late);
-                }),
-                None => late.into_iter().for_each(Late::run),
-            });
         }
         if core.io.late.is_empty() {
             return;
@@ -901,8 +923,12 @@ impl Drop for Conn {
         std::mem::take(&mut core.io.late)
             .into_iter()
             .for_each(Late::run);
-        for parked in std::mem::take(&mut core.io.parked) {
-            parked.wait(|late, _| late.into_iter().for_each(Late::run));
+        for ends in &mut core.io.ends {
+            // What was waited for is told by itself.
+            ends.waiting = false;
+            while let Some(parked) = ends.next() {
+                parked.wait(|late, _| late.into_iter().for_each(Late::run));
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One operation: its memory, its registrations, and where its end is told.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -237,6 +238,33 @@ impl More {
     }
 }
 
+/// Ends of operations of one direction that are to be told: in order, so behind one whose memory somebody is still in.
+#[derive(Default)]
+pub(super) struct Ends {
+    queue: VecDeque<Box<Parked>>,
+    /// The first of them waits for its memory.
+    pub(super) waiting: bool,
+}
+
+impl Ends {
+    /// Ends that have not been told.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len() + usize::from(self.waiting)
+    }
+
+    pub(super) fn push(&mut self, parked: Box<Parked>) {
+        self.queue.push_back(parked);
+    }
+
+    /// The next one, if none is waited for.
+    pub(super) fn next(&mut self) -> Option<Box<Parked>> {
+        if self.waiting {
+            return None;
+        }
+        self.queue.pop_front()
+    }
+}
+
 /// The end of an operation, told when its memory has been left. A peer that does not leave it loses its connection.
 pub(super) struct Parked {
     op: Op,
@@ -248,8 +276,30 @@ pub(super) struct Parked {
 }
 
 impl Parked {
+    /// Tell it now, if nobody is in its memory: what is owed to the program, and whether a blocking call waits for it.
+    pub(super) fn try_tell(self: Box<Self>) -> Result<(Option<Late>, bool), Box<Parked>> {
+        if self.op.more.as_ref().is_some_and(|m| !m.leaving.is_empty()) {
+            return Err(self);
+        }
+        let waiting = self.op.target.is_slot();
+        let Parked {
+            mut op,
+            fd,
+            result,
+            bytes,
+            truncated,
+            in_place,
+        } = *self;
+        // Nothing is open, so that it ends here.
+        let late = op.finish(fd, result, bytes, truncated, in_place).ok();
+        Ok((late.flatten(), waiting))
+    }
+
     /// Have `told` hear of it in time, on the engine's thread, with what is owed to the program.
-    pub(super) fn wait(mut self, told: impl FnOnce(Option<Late>, bool) + Send + 'static) {
+    pub(super) fn wait(
+        mut self: Box<Self>,
+        told: impl FnOnce(Option<Late>, bool) + Send + 'static,
+    ) {
         // In their order: a part keeps the whole that it is of.
         let more = self.op.more.as_mut().filter(|m| !m.leaving.is_empty());
         if let Some((leaving, piece)) = more.map(|more| more.leaving.remove(0)) {
@@ -261,18 +311,9 @@ impl Parked {
             });
             return;
         }
-        let waiting = self.op.target.is_slot();
-        let Parked {
-            mut op,
-            fd,
-            result,
-            bytes,
-            truncated,
-            in_place,
-        } = self;
-        // Nothing is open, so that it ends here.
-        let late = op.finish(fd, result, bytes, truncated, in_place).ok();
-        told(late.flatten(), waiting);
+        if let Ok((late, waiting)) = self.try_tell() {
+            told(late, waiting);
+        }
     }
 }
 
@@ -513,27 +554,10 @@ impl Op {
         truncated: bool,
         in_place: Option<InPlace>,
     ) -> Result<Option<Late>, Box<Parked>> {
+        if self.more.as_mut().is_some_and(|more| !more.end()) {
+            return Err(self.park(fd, result, bytes, truncated, in_place));
+        }
         if let Some(mut more) = self.more.take() {
-            if !more.end() {
-                let op = Op {
-                    kind: self.kind,
-                    token: self.token,
-                    target: std::mem::replace(&mut self.target, Target::Nobody),
-                    memory: std::mem::replace(&mut self.memory, Memory::Owned(Vec::new())),
-                    deadline: None,
-                    grace: None,
-                    filled: self.filled,
-                    more: Some(more),
-                };
-                return Err(Box::new(Parked {
-                    op,
-                    fd,
-                    result,
-                    bytes,
-                    truncated,
-                    in_place,
-                }));
-            }
             self.take_memory_back(&mut more, bytes);
         }
         let memory = std::mem::replace(&mut self.memory, Memory::Owned(Vec::new()));
@@ -545,6 +569,39 @@ impl Op {
             in_place,
             ..Event::new(self.kind, self.token, fd, result)
         }))
+    }
+
+    /// Its end, to be told later.
+    pub(super) fn park(
+        &mut self,
+        fd: i32,
+        result: Result<usize, Errno>,
+        bytes: usize,
+        truncated: bool,
+        in_place: Option<InPlace>,
+    ) -> Box<Parked> {
+        let mut more = self.more.take();
+        if let Some(more) = &mut more {
+            more.end();
+        }
+        let op = Op {
+            kind: self.kind,
+            token: self.token,
+            target: std::mem::replace(&mut self.target, Target::Nobody),
+            memory: std::mem::replace(&mut self.memory, Memory::Owned(Vec::new())),
+            deadline: None,
+            grace: None,
+            filled: self.filled,
+            more,
+        };
+        Box::new(Parked {
+            op,
+            fd,
+            result,
+            bytes,
+            truncated,
+            in_place,
+        })
     }
 
     /// Its memory as it was, with what came in it.

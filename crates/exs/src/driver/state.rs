@@ -10,7 +10,7 @@ use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message};
 
 use super::conn::{Started, TAG_HEADER, TAG_RECV};
 use super::limit::Alarms;
-use super::op::{Late, Op, Parked, Target};
+use super::op::{Ends, Late, Op, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
 use crate::machine::policy::Policy;
@@ -122,9 +122,8 @@ pub(super) struct Io {
     pub(super) sends: Vec<SendWr>,
     pub(super) recvs: Vec<RecvWr>,
     pub(super) late: Vec<Late>,
-    /// Operations that are over and whose memory the peer is in, and how many of them have not been told.
-    pub(super) parked: Vec<Parked>,
-    pub(super) untold: usize,
+    /// Operations that are over and have not been told, because somebody is in the memory of the first: receives and sends.
+    pub(super) ends: [Ends; 2],
     /// Room for completions, kept from one look to the next.
     pub(super) wcs: Vec<Wc>,
     /// The connection is over, with this number; operations of the program get it.
@@ -290,15 +289,25 @@ impl Io {
     ) {
         let fd = self.fd;
         let finished = self.ops.remove_with(id, |op| {
-            self.woken |= op.target.is_slot();
             self.sending -= usize::from(op.is_send());
-            op.finish(fd, result, bytes, truncated, in_place)
+            let ends = &mut self.ends[usize::from(op.is_send())];
+            if ends.len() > 0 {
+                ends.push(op.park(fd, result, bytes, truncated, in_place));
+                return None;
+            }
+            let is_slot = op.target.is_slot();
+            match op.finish(fd, result, bytes, truncated, in_place) {
+                Ok(late) => {
+                    self.woken |= is_slot;
+                    late
+                }
+                Err(parked) => {
+                    ends.push(parked);
+                    None
+                }
+            }
         });
-        match finished {
-            Some(Ok(late)) => self.late.extend(late),
-            Some(Err(parked)) => self.parked.push(*parked),
-            None => {}
-        }
+        self.late.extend(finished.flatten());
     }
 
     pub(super) fn tell(
@@ -377,7 +386,7 @@ impl Core {
         }
         let out = io.over.is_some() || self.machine.as_ref().is_none_or(Endpoint::is_shut);
         // A close also waits for the memory of sends, and for that which the peer has yet to leave.
-        let untold = io.parked.len() + io.untold;
+        let untold: usize = io.ends.iter().map(Ends::len).sum();
         let done = out && untold == 0 && (io.sending == 0 || io.over.is_some());
         if out && !io.shutting.is_empty() {
             let failed = io.over.filter(|errno| *errno != Errno::PIPE);
