@@ -1,7 +1,7 @@
 //! A victim, honest witnesses beside it, the attackers, and the judge.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -36,9 +36,19 @@ impl Actor {
     /// Starts it. Of what it prints, the lines that begin with `mark` are kept.
     pub(crate) fn start(name: &str, mut command: Command, mark: &'static str) -> Actor {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        // A program that was copied a moment ago is busy while a child that another test forked then has its descriptor.
+        let begun = Instant::now();
+        let mut child = loop {
+            match command.spawn() {
+                Err(e)
+                    if e.kind() == ErrorKind::ExecutableFileBusy
+                        && begun.elapsed() < Duration::from_secs(10) =>
+                {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                child => break child.unwrap_or_else(|e| panic!("{command:?}: {e}")),
+            }
+        };
         let stdout = child.stdout.take().expect("a pipe");
         let (send, lines) = channel();
         std::thread::spawn(move || {

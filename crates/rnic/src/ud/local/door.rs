@@ -278,7 +278,7 @@ impl Source for Visit {
         if let Stage::Linked(pipe) = &*stage {
             let pipe = Arc::clone(pipe);
             drop(stage);
-            locals.remove(&pipe);
+            locals.peer_left(&pipe);
             return Next::Done;
         }
         match self.hear(&locals, &stage) {

@@ -259,6 +259,14 @@ impl Locals {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
+    /// The peer has gone. What it has left in the ring is still received; then the pipe is over.
+    fn peer_left(&self, pipe: &Pipe) {
+        pipe.send_no_more();
+        if let Some(port) = self.port.get().and_then(Weak::upgrade) {
+            port.look_again();
+        }
+    }
+
     /// It is over: what goes to its peer is the kernel's again.
     pub(super) fn remove(&self, pipe: &Arc<Pipe>) {
         if pipe.close() {

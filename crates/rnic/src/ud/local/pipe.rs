@@ -39,6 +39,7 @@ pub(in crate::ud) struct Pipe {
     /// The peer's socket.
     pub(super) cookie: u64,
     open: AtomicBool,
+    closed: AtomicBool,
     /// Nothing has come through it yet.
     fresh: AtomicBool,
     tx: Brief<Tx>,
@@ -82,6 +83,7 @@ impl Pipe {
             ours,
             cookie,
             open: AtomicBool::new(true),
+            closed: AtomicBool::new(false),
             fresh: AtomicBool::new(true),
             tx: Brief::new(Tx::default()),
             waited: AtomicBool::new(false),
@@ -100,9 +102,15 @@ impl Pipe {
         self.open.load(Ordering::Relaxed)
     }
 
+    /// Nothing is sent through it any more.
+    pub(super) fn send_no_more(&self) {
+        self.open.store(false, Ordering::SeqCst);
+    }
+
     /// It is used no more. Whether the peer is to be knocked up.
     pub(super) fn close(&self) -> bool {
-        self.open.swap(false, Ordering::SeqCst) && self.end.abort()
+        self.send_no_more();
+        !self.closed.swap(true, Ordering::SeqCst) && self.end.abort()
     }
 
     /// Datagrams in shared memory so far.

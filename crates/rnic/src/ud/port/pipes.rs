@@ -116,7 +116,10 @@ impl PortInner {
                 true
             }
             None => {
-                self.locals.remove(&pipe);
+                // One whose peer has gone is emptied first.
+                if pipe.is_open() {
+                    self.locals.remove(&pipe);
+                }
                 false
             }
         }
