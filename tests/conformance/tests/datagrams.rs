@@ -472,8 +472,9 @@ fn a_flood_is_survived() {
             }
             // For the end there are receives again.
             loop {
-                let wr = SendWr::send(0).inline(b"the end");
+                let wr = SendWr::send(0).inline(b"the end").signaled();
                 qa.post_send(&wr, &dest).expect("posted");
+                assert_eq!(a.poll().status, WcStatus::Success);
                 let sent = COUNT + 1;
                 if qb.state() == QpState::Error || qa.counters().sent > 4 * sent {
                     break;
@@ -481,7 +482,8 @@ fn a_flood_is_survived() {
                 std::thread::yield_now();
             }
         });
-        let mut last = None;
+        // Not in order: those that go through shared memory pass those that the kernel still has.
+        let mut seen = std::collections::HashSet::new();
         let mut came = 0;
         loop {
             let wc = b.poll();
@@ -494,8 +496,7 @@ fn a_flood_is_survived() {
             }
             let n = u64::from_be_bytes(*got.first_chunk().expect("eight bytes"));
             assert_eq!(got, [n.to_be_bytes(); 32].concat());
-            assert!(last < Some(n), "{last:?} before {n}");
-            last = Some(n);
+            assert!(seen.insert(n), "{n} came twice");
             came += 1;
         }
         qb.to_error();
