@@ -47,6 +47,12 @@ const NOTHING: Known = Known {
     ptr: NonNull::dangling(),
 };
 
+/// Where a region is remembered: by its index without the key, for indices are random.
+#[inline]
+fn place_of(stag: u32) -> usize {
+    (stag >> 8) as usize % TAGS
+}
+
 /// The regions that the holders of one [`KeyLock`] remember.
 pub struct Keys {
     table: Table,
@@ -83,45 +89,20 @@ impl Keys {
         len: u32,
         need: Access,
     ) -> Result<KeySpan<'_>, MemError> {
-        // The index without the key: indices are random.
-        let place = (stag >> 8) as usize % TAGS;
-        let cell = &self.known[place];
-        let mut known = cell.get();
-        let hold = self.holder.word.mine();
-        if known.stag != stag
-            || known.generation != self.table.generation().now()
-            || hold.is_multiple_of(2)
+        if let Some(span) = self.known(pd, stag, addr, len, need) {
+            return Ok(span);
+        }
+        let place = place_of(stag);
+        let (known, hold) = (self.known[place].get(), self.holder.word.mine());
+        // What was used in this hold stays, so that whoever takes it away waits.
+        if known.hold != hold
+            && self.remember(place, pd, stag, hold)
+            && let Some(span) = self.known(pd, stag, addr, len, need)
         {
-            // What was used in this hold stays, so that whoever takes it away waits.
-            let remembered = if known.hold == hold {
-                None
-            } else {
-                self.remember(place, pd, stag, hold)
-            };
-            let Some(remembered) = remembered else {
-                let span = self.table.local(pd, stag, addr, len, need)?;
-                return Ok(KeySpan::counting(span));
-            };
-            known = remembered;
+            return Ok(span);
         }
-        if known.hold != hold {
-            known.hold = hold;
-            cell.set(known);
-        }
-        if known.pd != pd {
-            return Err(MemError::Pd);
-        }
-        if !known.access.contains(need) {
-            return Err(MemError::Access);
-        }
-        let start = locate(known.iova, known.len as u64, addr, len.into())? as usize;
-        Ok(KeySpan {
-            // SAFETY: inside the region.
-            ptr: unsafe { known.ptr.add(start) },
-            len: len as usize,
-            counted: None,
-            _keys: PhantomData,
-        })
+        let span = self.table.local(pd, stag, addr, len, need)?;
+        Ok(KeySpan::counting(span))
     }
 
     /// As [`Self::local`], of a region that an earlier use has left remembered; `None` also where [`Self::local`] would say why not. What it gives
@@ -136,7 +117,7 @@ impl Keys {
         len: u32,
         need: Access,
     ) -> Option<KeySpan<'_>> {
-        let cell = &self.known[(stag >> 8) as usize % TAGS];
+        let cell = &self.known[place_of(stag)];
         let known = cell.get();
         let hold = self.holder.word.mine();
         if known.stag != stag
@@ -161,20 +142,20 @@ impl Keys {
         })
     }
 
-    /// Looks a region up; `None` without a hold, and where it is not to be had.
+    /// Looks a region up and remembers it; false without a hold, and where it is not to be had.
     #[cold]
-    fn remember(&self, place: usize, pd: PdId, stag: u32, hold: u64) -> Option<Known> {
+    fn remember(&self, place: usize, pd: PdId, stag: u32, hold: u64) -> bool {
         if !self.remembers || hold.is_multiple_of(2) {
-            return None;
+            return false;
         }
         let generation = self.table.generation().now();
-        self.table.with_region(stag, |region: &Registered| {
+        let remembered = self.table.with_region(stag, |region: &Registered| {
             if region.pd != pd {
-                return None;
+                return false;
             }
             // The region cannot leave the table here, so whoever takes it away later sees this.
             self.holder.remember(place, stag);
-            let known = Known {
+            self.known[place].set(Known {
                 stag,
                 pd,
                 access: region.access,
@@ -183,10 +164,10 @@ impl Keys {
                 iova: region.iova,
                 len: region.len(),
                 ptr: region.at(0),
-            };
-            self.known[place].set(known);
-            Some(known)
-        })?
+            });
+            true
+        });
+        remembered == Some(true)
     }
 }
 

@@ -507,7 +507,8 @@ impl Peer {
         )
     }
 
-    /// As [`Self::write_part`], by an `STag` of the peer's queue pair `qp`, which is remembered for [`Self::write_known`].
+    /// As [`Self::write`], of `n` bytes of the list from its byte `skip` on, by an `STag` of the peer's queue pair `qp`, which is remembered for
+    /// [`Self::write_known`]. `last` is kept by the caller, for this peer only.
     ///
     /// # Errors
     /// As there.
@@ -526,11 +527,7 @@ impl Peer {
         Ok(())
     }
 
-    /// As [`Self::write`], of `n` bytes of the list from its byte `skip` on. `last` is kept by the caller, for this peer only.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn write_part(
+    fn write_part(
         &self,
         target: &Target,
         from: &SendList<'_>,

@@ -53,7 +53,7 @@ impl RecvQueue {
         Ok(())
     }
 
-    /// The oldest receive and how many are left after it.
+    /// The oldest receive.
     pub(crate) fn take(&self) -> Option<RecvWr> {
         self.posted.lock().queue.pop_front()
     }

@@ -10,7 +10,7 @@ use crate::xrc::XrcTarget;
 pub(crate) enum RecvSource {
     Own(RecvQueue),
     Shared(Arc<SrqInner>),
-    /// Of the queue pair whose other end this is, see [`Qp::twin`].
+    /// Of the queue pair whose other end this is, see [`Qp::twin`](super::Qp::twin).
     Twin(Weak<QpInner>),
     /// Those that messages name.
     Xrc(XrcTarget),

@@ -576,14 +576,14 @@ impl QpInner {
         ) {
             // The common case, without keeping the region: one piece into one buffer.
             let need = Access::LOCAL_WRITE;
-            let (pd, here_len) = (self.recv_pd(), here as u32);
-            if let Some(span) = core.keys.known(pd, sge.lkey, sge.addr, here_len, need) {
-                span.copy_in(&payload[..here]);
+            let (pd, payload) = (self.recv_pd(), &payload[..here]);
+            if let Some(span) = core.keys.known(pd, sge.lkey, sge.addr, here as u32, need) {
+                span.copy_in(payload);
             } else {
                 core.keys
-                    .local(pd, sge.lkey, sge.addr, here_len, need)
+                    .local(pd, sge.lkey, sge.addr, here as u32, need)
                     .map_err(|_| Stop::Recv(Fault::BadReceive, WcStatus::LocProtErr))?
-                    .copy_in(&payload[..here]);
+                    .copy_in(payload);
             }
             core.ledger.rx_copied += here as u64;
         } else if len > 0 {
