@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,27 +10,10 @@ use rustix::io::Errno;
 use weft_sockets::bell::Bell;
 use weft_sockets::error::io_errno;
 use weft_sockets::lock::lock;
-use weft_sockets::wait::Wait;
+use weft_sockets::wait::{Wait, Waits};
 use weft_verbs::Device;
 
 use crate::options::Options;
-
-/// A limit of time in nanoseconds; 0: none.
-#[derive(Default)]
-struct Limit(AtomicU64);
-
-impl Limit {
-    fn set(&self, limit: Option<Duration>) {
-        let nanos = limit.map_or(0, |limit| limit.as_nanos().max(1));
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        self.0.store(nanos, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> Option<Duration> {
-        let nanos = self.0.load(Ordering::Relaxed);
-        (nanos > 0).then(|| Duration::from_nanos(nanos))
-    }
-}
 
 /// What every socket has; sockets of both types lead here.
 pub struct Common {
@@ -38,9 +21,7 @@ pub struct Common {
     ipv6: bool,
     pub(crate) bell: Arc<Bell>,
     pub(crate) options: Arc<Mutex<Options>>,
-    nonblocking: AtomicBool,
-    send_timeout: Limit,
-    recv_timeout: Limit,
+    waits: Waits,
 }
 
 impl Common {
@@ -55,9 +36,7 @@ impl Common {
             ipv6,
             bell,
             options: Arc::default(),
-            nonblocking: AtomicBool::new(false),
-            send_timeout: Limit::default(),
-            recv_timeout: Limit::default(),
+            waits: Waits::default(),
         }
     }
 
@@ -73,45 +52,36 @@ impl Common {
 
     /// Whether calls return `EAGAIN` rather than wait.
     pub fn set_nonblocking(&self, on: bool) {
-        self.nonblocking.store(on, Ordering::Relaxed);
+        self.waits.nonblocking.store(on, Ordering::Relaxed);
     }
 
     /// How long sends and connecting wait: then they return `EAGAIN`, or what was sent, and `EINPROGRESS`. `None`, as at first: for ever.
     pub fn set_send_timeout(&self, limit: Option<Duration>) {
-        self.send_timeout.set(limit);
+        self.waits.send.set(limit);
     }
 
     /// See [`Common::set_send_timeout`].
     pub fn send_timeout(&self) -> Option<Duration> {
-        self.send_timeout.get()
+        self.waits.send.get()
     }
 
     /// How long receives and accepting wait: then they return `EAGAIN`, or what was received. `None`, as at first: for ever. Accepted sockets have
     /// both limits of their listener.
     pub fn set_recv_timeout(&self, limit: Option<Duration>) {
-        self.recv_timeout.set(limit);
+        self.waits.recv.set(limit);
     }
 
     /// See [`Common::set_recv_timeout`].
     pub fn recv_timeout(&self) -> Option<Duration> {
-        self.recv_timeout.get()
-    }
-
-    /// How long a call waits, which is told not to or is not.
-    fn wait(&self, dont_wait: bool, limit: &Limit) -> Wait {
-        if dont_wait || self.nonblocking.load(Ordering::Relaxed) {
-            Wait::Not
-        } else {
-            Wait::up_to(limit.get())
-        }
+        self.waits.recv.get()
     }
 
     pub(crate) fn send_wait(&self, dont_wait: bool) -> Wait {
-        self.wait(dont_wait, &self.send_timeout)
+        self.waits.send_wait(dont_wait)
     }
 
     pub(crate) fn recv_wait(&self, dont_wait: bool) -> Wait {
-        self.wait(dont_wait, &self.recv_timeout)
+        self.waits.recv_wait(dont_wait)
     }
 
     /// Change sizes; of what a socket has already, nothing changes any more.

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use weft_sockets::bell::{Bell, Heard};
 use weft_sockets::error::io_errno;
 use weft_sockets::lock::lock;
-use weft_sockets::wait::Wait;
+use weft_sockets::wait::Waits;
 use weft_verbs::cm::{ConnParam, ConnectError};
 use weft_verbs::{Device, Path};
 
@@ -29,28 +29,9 @@ pub struct Stream(Arc<Inner>);
 struct Inner {
     conn: Arc<Conn>,
     bell: Arc<Bell>,
-    nonblocking: AtomicBool,
-    send_timeout: Limit,
-    recv_timeout: Limit,
+    waits: Waits,
     linger: Mutex<Option<Duration>>,
     closed: AtomicBool,
-}
-
-/// A limit of time in nanoseconds; 0: none.
-#[derive(Default)]
-struct Limit(AtomicU64);
-
-impl Limit {
-    fn set(&self, limit: Option<Duration>) {
-        let nanos = limit.map_or(0, |limit| limit.as_nanos().max(1));
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        self.0.store(nanos, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> Option<Duration> {
-        let nanos = self.0.load(Ordering::Relaxed);
-        (nanos > 0).then(|| Duration::from_nanos(nanos))
-    }
 }
 
 /// Which direction [`Stream::shutdown`] ends.
@@ -85,9 +66,7 @@ impl Stream {
         Stream(Arc::new(Inner {
             conn,
             bell,
-            nonblocking: AtomicBool::new(false),
-            send_timeout: Limit::default(),
-            recv_timeout: Limit::default(),
+            waits: Waits::default(),
             linger: Mutex::default(),
             closed: AtomicBool::new(false),
         }))
@@ -145,14 +124,6 @@ impl Stream {
         }
     }
 
-    fn wait(&self, dont_wait: bool, limit: &Limit) -> Wait {
-        if dont_wait || self.0.nonblocking.load(Ordering::Relaxed) {
-            Wait::Not
-        } else {
-            Wait::up_to(limit.get())
-        }
-    }
-
     fn open(&self) -> Result<&Conn, Errno> {
         if self.0.closed.load(Ordering::SeqCst) {
             Err(Errno::BADF)
@@ -168,7 +139,7 @@ impl Stream {
     /// # Errors
     /// `EAGAIN`, `EINTR`, `EPIPE`, `ECONNRESET`, `EBADF` after the close.
     pub fn send(&self, from: &[Source<'_>], dont_wait: bool) -> Result<usize, Errno> {
-        let wait = self.wait(dont_wait, &self.0.send_timeout);
+        let wait = self.0.waits.send_wait(dont_wait);
         self.open()?.send(from, wait)
     }
 
@@ -177,7 +148,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::send`].
     pub fn send_urgent(&self, byte: u8, dont_wait: bool) -> Result<(), Errno> {
-        let wait = self.wait(dont_wait, &self.0.send_timeout);
+        let wait = self.0.waits.send_wait(dont_wait);
         self.open()?.send_urgent(byte, wait)
     }
 
@@ -188,7 +159,7 @@ impl Stream {
     /// `EAGAIN`, `EINTR`, `ECONNRESET`, `EBADF` after the close.
     pub fn recv(&self, to: &mut [Sink<'_>], flags: RecvFlags) -> Result<usize, Errno> {
         let dont_wait = flags.contains(RecvFlags::DONTWAIT);
-        let wait = self.wait(dont_wait, &self.0.recv_timeout);
+        let wait = self.0.waits.recv_wait(dont_wait);
         self.open()?.recv(to, flags, wait)
     }
 
@@ -242,17 +213,17 @@ impl Stream {
 
     /// Whether calls return `EAGAIN` rather than wait.
     pub fn set_nonblocking(&self, on: bool) {
-        self.0.nonblocking.store(on, Ordering::Relaxed);
+        self.0.waits.nonblocking.store(on, Ordering::Relaxed);
     }
 
     /// How long sends wait: then they return `EAGAIN`, or what was sent. `None`, as at first: for ever.
     pub fn set_send_timeout(&self, limit: Option<Duration>) {
-        self.0.send_timeout.set(limit);
+        self.0.waits.send.set(limit);
     }
 
     /// How long receives wait: then they return `EAGAIN`, or what was received. `None`, as at first: for ever.
     pub fn set_recv_timeout(&self, limit: Option<Duration>) {
-        self.0.recv_timeout.set(limit);
+        self.0.waits.recv.set(limit);
     }
 
     /// How long a close waits until everything has arrived: `None` 10 s; zero: not at all, and the peer sees a reset.

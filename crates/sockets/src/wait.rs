@@ -1,5 +1,6 @@
 //! How long a call waits.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -78,5 +79,55 @@ pub fn timespec(time: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(time.subsec_nanos()),
+    }
+}
+
+/// A limit of time in nanoseconds; 0: none.
+#[derive(Debug, Default)]
+pub struct Limit(AtomicU64);
+
+impl Limit {
+    /// `None`: none.
+    pub fn set(&self, limit: Option<Duration>) {
+        let nanos = limit.map_or(0, |limit| limit.as_nanos().max(1));
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        self.0.store(nanos, Ordering::Relaxed);
+    }
+
+    /// As it was set.
+    pub fn get(&self) -> Option<Duration> {
+        let nanos = self.0.load(Ordering::Relaxed);
+        (nanos > 0).then(|| Duration::from_nanos(nanos))
+    }
+}
+
+/// How the calls on a socket wait, as its program has set it; at first for ever.
+#[derive(Debug, Default)]
+pub struct Waits {
+    /// They return `EAGAIN` rather than wait.
+    pub nonblocking: AtomicBool,
+    /// Of sends.
+    pub send: Limit,
+    /// Of receives.
+    pub recv: Limit,
+}
+
+impl Waits {
+    fn of(&self, dont_wait: bool, limit: &Limit) -> Wait {
+        if dont_wait || self.nonblocking.load(Ordering::Relaxed) {
+            Wait::Not
+        } else {
+            Wait::up_to(limit.get())
+        }
+    }
+
+    /// How long a send waits, which is told not to or is not.
+    pub fn send_wait(&self, dont_wait: bool) -> Wait {
+        self.of(dont_wait, &self.send)
+    }
+
+    /// The same of a receive.
+    pub fn recv_wait(&self, dont_wait: bool) -> Wait {
+        self.of(dont_wait, &self.recv)
     }
 }

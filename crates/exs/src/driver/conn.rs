@@ -12,6 +12,7 @@ use weft_verbs::{Access, Cq, EndReason, Path, Qp, QpInit, QpState, RecvWr, SendW
 use weft_wire::exs::{Agreed, HEADER_LEN, HELLO_LEN, Hello, MAX_LEN, Remote};
 
 use super::Timers;
+use super::ends::Ends;
 use super::hold::{Held, Queue as Files};
 use super::limit::Alarms;
 use super::op::{Late, Op, Slot, Target};
@@ -759,43 +760,8 @@ impl Conn {
         }
     }
 
-    /// Tell the ends of operations, in order. One whose memory somebody is in keeps those behind it waiting. Says whether any was told.
-    fn tell_ends(&self, core: &mut Core) -> bool {
-        let mut told = false;
-        for lane in 0..core.io.ends.len() {
-            while let Some(parked) = core.io.ends[lane].next() {
-                let parked = match parked.try_tell() {
-                    Ok((late, is_slot)) => {
-                        told = true;
-                        core.io.woken |= is_slot;
-                        core.io.late.extend(late);
-                        continue;
-                    }
-                    Err(parked) => parked,
-                };
-                core.io.ends[lane].waiting = true;
-                let me = self.me.clone();
-                parked.wait(move |late, is_slot| match me.upgrade() {
-                    Some(conn) => conn.with(|core| {
-                        core.io.ends[lane].waiting = false;
-                        core.io.woken |= is_slot;
-                        core.io.late.extend(late);
-                    }),
-                    None => late.into_iter().for_each(Late::run),
-                });
-            }
-        }
-        told
-    }
-
     fn release_core(&self, mut core: MutexGuard<'_, Core>) {
-        self.tell_ends(&mut core);
-        let mut close = core.look_around();
-        // What has been told may be what a close waits for.
-        while self.tell_ends(&mut core) {
-            close |= core.look_around();
-        }
-        if close {
+        if self.settle_ends(&mut core) {
             // In order: what is posted still goes out.
             self.qp.disconnect();
             let me = self.me.clone();
@@ -923,12 +889,6 @@ impl Drop for Conn {
         std::mem::take(&mut core.io.late)
             .into_iter()
             .for_each(Late::run);
-        for ends in &mut core.io.ends {
-            // What was waited for is told by itself.
-            ends.waiting = false;
-            while let Some(parked) = ends.next() {
-                parked.wait(|late, _| late.into_iter().for_each(Late::run));
-            }
-        }
+        core.io.ends.iter_mut().for_each(Ends::abandon);
     }
 }

@@ -14,6 +14,7 @@
 
 mod carry;
 mod conn;
+mod ends;
 mod hold;
 mod limit;
 mod op;

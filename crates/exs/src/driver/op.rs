@@ -1,6 +1,5 @@
 //! One operation: its memory, its registrations, and where its end is told.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -10,6 +9,7 @@ use smallvec::SmallVec;
 use weft_sockets::lock::lock;
 use weft_verbs::{Access, Leaving, Mr, Sge};
 
+use super::ends::Parked;
 use super::limit::Grace;
 use crate::bell::Bell;
 use crate::event::{Event, EventKind, InPlace, Sink};
@@ -235,85 +235,6 @@ impl More {
     /// The buffer of a piece, if it was registered.
     fn buffer(&mut self, piece: usize) -> Option<Vec<u8>> {
         self.buffers.get_mut(piece)?.take()
-    }
-}
-
-/// Ends of operations of one direction that are to be told: in order, so behind one whose memory somebody is still in.
-#[derive(Default)]
-pub(super) struct Ends {
-    queue: VecDeque<Box<Parked>>,
-    /// The first of them waits for its memory.
-    pub(super) waiting: bool,
-}
-
-impl Ends {
-    /// Ends that have not been told.
-    pub(super) fn len(&self) -> usize {
-        self.queue.len() + usize::from(self.waiting)
-    }
-
-    pub(super) fn push(&mut self, parked: Box<Parked>) {
-        self.queue.push_back(parked);
-    }
-
-    /// The next one, if none is waited for.
-    pub(super) fn next(&mut self) -> Option<Box<Parked>> {
-        if self.waiting {
-            return None;
-        }
-        self.queue.pop_front()
-    }
-}
-
-/// The end of an operation, told when its memory has been left. A peer that does not leave it loses its connection.
-pub(super) struct Parked {
-    op: Op,
-    fd: i32,
-    result: Result<usize, Errno>,
-    bytes: usize,
-    truncated: bool,
-    in_place: Option<InPlace>,
-}
-
-impl Parked {
-    /// Tell it now, if nobody is in its memory: what is owed to the program, and whether a blocking call waits for it.
-    pub(super) fn try_tell(self: Box<Self>) -> Result<(Option<Late>, bool), Box<Parked>> {
-        if self.op.more.as_ref().is_some_and(|m| !m.leaving.is_empty()) {
-            return Err(self);
-        }
-        let waiting = self.op.target.is_slot();
-        let Parked {
-            mut op,
-            fd,
-            result,
-            bytes,
-            truncated,
-            in_place,
-        } = *self;
-        // Nothing is open, so that it ends here.
-        let late = op.finish(fd, result, bytes, truncated, in_place).ok();
-        Ok((late.flatten(), waiting))
-    }
-
-    /// Have `told` hear of it in time, on the engine's thread, with what is owed to the program.
-    pub(super) fn wait(
-        mut self: Box<Self>,
-        told: impl FnOnce(Option<Late>, bool) + Send + 'static,
-    ) {
-        // In their order: a part keeps the whole that it is of.
-        let more = self.op.more.as_mut().filter(|m| !m.leaving.is_empty());
-        if let Some((leaving, piece)) = more.map(|more| more.leaving.remove(0)) {
-            leaving.then(move |buffer| {
-                if let (Some(more), Some(piece)) = (&mut self.op.more, piece) {
-                    more.buffers[piece] = buffer;
-                }
-                self.wait(told);
-            });
-            return;
-        }
-        if let Ok((late, waiting)) = self.try_tell() {
-            told(late, waiting);
-        }
     }
 }
 
@@ -569,6 +490,24 @@ impl Op {
             in_place,
             ..Event::new(self.kind, self.token, fd, result)
         }))
+    }
+
+    /// A registration that has ended and that somebody is still in, if there is one: the oldest, and the piece that it was for.
+    pub(super) fn next_leaving(&mut self) -> Option<(Leaving, Option<usize>)> {
+        let more = self.more.as_mut().filter(|m| !m.leaving.is_empty())?;
+        Some(more.leaving.remove(0))
+    }
+
+    /// Whether somebody is in its memory.
+    pub(super) fn is_used(&self) -> bool {
+        self.more.as_ref().is_some_and(|m| !m.leaving.is_empty())
+    }
+
+    /// What came back of a piece.
+    pub(super) fn came_back(&mut self, piece: Option<usize>, buffer: Option<Vec<u8>>) {
+        if let (Some(more), Some(piece)) = (&mut self.more, piece) {
+            more.buffers[piece] = buffer;
+        }
     }
 
     /// Its end, to be told later.

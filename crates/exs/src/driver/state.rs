@@ -9,8 +9,9 @@ use weft_verbs::{Access, Mr, RecvWr, SendWr, Wc, WcOpcode, WcStatus};
 use weft_wire::exs::{Body, HEADER_LEN, Imm, MAX_LEN, Message};
 
 use super::conn::{Started, TAG_HEADER, TAG_RECV};
+use super::ends::Ends;
 use super::limit::Alarms;
-use super::op::{Ends, Late, Op, Target};
+use super::op::{Late, Op, Target};
 use super::slab::Slab;
 use crate::event::{Event, EventKind, InPlace, Ready};
 use crate::machine::policy::Policy;
