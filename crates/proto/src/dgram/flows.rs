@@ -613,7 +613,8 @@ impl<B, K> Flows<B, K> {
     pub fn answers(&mut self) -> Vec<Answer> {
         let mut answers = std::mem::take(&mut self.strays);
         for key in std::mem::take(&mut self.due) {
-            let Some(known) = self.known.get_mut(&key) else {
+            // One that was forgotten and has begun anew stands in the list twice.
+            let Some(known) = self.known.get_mut(&key).filter(|known| known.due) else {
                 continue;
             };
             known.due = false;
