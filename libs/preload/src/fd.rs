@@ -326,8 +326,11 @@ pub(crate) unsafe fn ioctl(
     if let Some(chan) = conn.chan(&inside) {
         if op == libc::FIONREAD && chan.side().rx_state.load(SeqCst) == RING {
             let n = rx::ring_bytes(chan).unwrap_or(0);
-            // SAFETY: the kernel has just written there.
-            unsafe { out.write_unaligned(out.read_unaligned() + n as c_int) };
+            if n > 0 {
+                // The kernel's are behind those of the ring: they are told of when the ring is empty, as a receive takes them.
+                // SAFETY: the kernel has just written there.
+                unsafe { out.write_unaligned(n as c_int) };
+            }
         } else if op == libc::FIONBIO {
             // SAFETY: the kernel has just read it.
             chan.side()

@@ -111,7 +111,9 @@ static void stream_rx(int fd) {
             CHECK(ioctl(fd, FIONREAD, &there) == 0 && there >= 0);
             if (there > 0) {
                 if (there > BIG) there = BIG;
-                CHECK(recv(fd, b + off, there, MSG_DONTWAIT) == there);
+                ssize_t k = recv(fd, b + off, there, MSG_DONTWAIT);
+                if (k != there) fprintf(stderr, "received %zd of %d bytes\n", k, there);
+                CHECK(k == there);
                 check(b + off, there);
             }
             continue;
