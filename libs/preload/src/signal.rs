@@ -24,12 +24,29 @@ impl Drop for Busy {
 /// `None`, with `errno` set: it does so already, and was interrupted.
 #[inline]
 pub(crate) fn enter<T>(socket: &'static T) -> Option<Busy> {
-    let socket = std::ptr::from_ref(socket).cast();
-    if BUSY.get() == socket {
+    if is_inside(socket) {
         crate::set_errno(libc::EAGAIN);
         return None;
     }
-    Some(Busy(BUSY.replace(socket)))
+    Some(again(socket))
+}
+
+/// Whether this thread works on the socket.
+#[inline]
+pub(crate) fn is_inside<T>(socket: &T) -> bool {
+    BUSY.get() == std::ptr::from_ref(socket).cast()
+}
+
+/// Whether this thread works on any socket.
+#[inline]
+pub(crate) fn is_inside_any() -> bool {
+    !BUSY.get().is_null()
+}
+
+/// This thread works on the socket, as it may do already.
+#[inline]
+pub(crate) fn again<T>(socket: &T) -> Busy {
+    Busy(BUSY.replace(std::ptr::from_ref(socket).cast()))
 }
 
 /// A call of the kernel, which may wait.

@@ -8,7 +8,7 @@
 //! # Safety
 //!
 //! A [`Dgram`] is never freed: it is used again for another socket. What it holds is behind locks; who has taken one looks whether the
-//! descriptor still is that socket.
+//! descriptor still is that socket. A lock marks the thread that holds it ([`Held`]): a signal handler of that thread takes none of the same socket.
 
 pub(crate) mod addr;
 pub(crate) mod fork;
@@ -19,6 +19,7 @@ pub(crate) mod rx;
 pub(crate) mod tx;
 
 use libc::c_int;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, AtomicU64};
@@ -27,7 +28,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use weft_run::meet::Why;
 
 use crate::table::{self, Entry};
-use crate::{hidden, ledger};
+use crate::{hidden, ledger, signal};
 
 /// A descriptor of the library's own, closed when it is dropped.
 #[derive(Debug)]
@@ -99,8 +100,28 @@ pub(crate) struct Dgram {
     tx: Mutex<tx::Tx>,
 }
 
-pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A lock of a socket. A signal handler of the thread sees that it is held; guards are dropped in the opposite order of their making.
+pub(crate) struct Held<'a, T> {
+    guard: MutexGuard<'a, T>,
+    _busy: signal::Busy,
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
 }
 
 type Pool = Vec<&'static Dgram>;
@@ -136,16 +157,25 @@ impl Dgram {
         d
     }
 
-    pub(crate) fn slow(&self) -> MutexGuard<'_, Slow> {
-        locked(&self.slow)
+    pub(crate) fn slow(&self) -> Held<'_, Slow> {
+        self.hold(&self.slow)
     }
 
-    pub(crate) fn rx(&self) -> MutexGuard<'_, rx::Rx> {
-        locked(&self.rx)
+    pub(crate) fn rx(&self) -> Held<'_, rx::Rx> {
+        self.hold(&self.rx)
     }
 
-    pub(crate) fn tx(&self) -> MutexGuard<'_, tx::Tx> {
-        locked(&self.tx)
+    pub(crate) fn tx(&self) -> Held<'_, tx::Tx> {
+        self.hold(&self.tx)
+    }
+
+    fn hold<'a, T>(&self, mutex: &'a Mutex<T>) -> Held<'a, T> {
+        // First the mark: a signal may come as soon as the lock is held.
+        let busy = signal::again(self);
+        Held {
+            guard: locked(mutex),
+            _busy: busy,
+        }
     }
 
     /// Whether the descriptor still is this socket.

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use weft_run::meet::Why;
 
 use super::{Dgram, of, tx};
+use crate::signal;
 
 /// The time limits with 64-bit times.
 const SO_RCVTIMEO_NEW: c_int = 66;
@@ -138,7 +139,7 @@ pub(crate) unsafe fn ioctl(
     call: impl Fn() -> c_int,
 ) -> c_int {
     let out: *mut c_int = std::ptr::with_exposed_provenance_mut(arg as usize);
-    if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() {
+    if op == libc::FIONREAD && d.inbound.load(SeqCst) && !out.is_null() && !signal::is_inside(d) {
         let next = if d.is(fd) { d.rx().next_len(fd) } else { None };
         if let Some(len) = next {
             // SAFETY: the caller's promise.

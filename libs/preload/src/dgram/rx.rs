@@ -522,7 +522,12 @@ pub(crate) unsafe fn receive(
     if let Some(waiting) = ready::kernel_alone(d) {
         let n = kernel(0);
         drop(waiting);
-        return from_kernel(fd, d, n, flags);
+        // A handler that interrupts its thread's work leaves what is around the datagram to the next receive.
+        if !signal::is_inside_any() {
+            let _busy = signal::again(d);
+            return from_kernel(fd, d, n, flags);
+        }
+        return n;
     }
     let Some(_busy) = signal::enter(d) else {
         return -1;
@@ -686,7 +691,8 @@ fn precise_ms() -> i64 {
 /// Before the program waits by `poll` or `select`: the bell is as readable as the rings.
 pub(crate) fn settle_for_poll(d: &Dgram) {
     let bell = d.bell.load(SeqCst);
-    if bell >= 0 {
+    // A handler finds the bell as the receive that it interrupts has it.
+    if bell >= 0 && !signal::is_inside(d) {
         d.rx().settle(bell);
     }
 }
@@ -700,8 +706,11 @@ pub(crate) fn receive_many(
     let waiting = ready::kernel_alone(d)?;
     let n = call();
     drop(waiting);
-    for _ in 0..n.max(0) {
-        received(fd, d);
+    if !signal::is_inside_any() {
+        let _busy = signal::again(d);
+        for _ in 0..n.max(0) {
+            received(fd, d);
+        }
     }
     Some(n)
 }

@@ -17,7 +17,7 @@ use super::rx::{SENDER, ring};
 use super::{Dgram, Own, borrowed, now_ms};
 use crate::rx::{each_piece, total};
 use crate::spin::spins;
-use crate::{ledger, link, set_errno};
+use crate::{ledger, link, set_errno, signal};
 
 /// Destinations of one socket that are counted.
 const MAX_DESTS: usize = 32;
@@ -209,7 +209,7 @@ pub(crate) unsafe fn transmit(
         d.plain(Why::Option);
         return None;
     }
-    let Some(_busy) = crate::signal::enter(d) else {
+    let Some(_busy) = signal::enter(d) else {
         return Some(-1);
     };
     let mut tx = d.tx();
@@ -276,6 +276,10 @@ fn detour(dest: &mut Dest) {
 
 /// Something was sent by a call that is not followed further.
 pub(crate) fn went_by_kernel(d: &Dgram) {
+    // A handler's datagram has no place among those of the send that it interrupts.
+    if signal::is_inside(d) {
+        return;
+    }
     d.tx().dests.iter_mut().for_each(detour);
 }
 
