@@ -34,14 +34,14 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     for name in ["exs.h", "sys/exs.h"] {
         let to = dir.join("include").join(name);
         fs::create_dir_all(dir.join("include/sys")).map_err(at(&to))?;
-        fs::copy(root.join("include").join(name), &to).map_err(at(&to))?;
+        library::copy(&root.join("include").join(name), &to)?;
     }
     let examples = dir.join("share/doc/exs/examples");
     fs::create_dir_all(&examples).map_err(at(&examples))?;
     for entry in fs::read_dir(root.join("examples/exs")).map_err(at(&examples))? {
         let from = entry.map_err(at(&examples))?.path();
         if let Some(name) = from.file_name() {
-            fs::copy(&from, examples.join(name)).map_err(at(&from))?;
+            library::copy(&from, &examples.join(name))?;
         }
     }
     write(&lib.join("pkgconfig/exs.pc"), &pkg_config(&version))?;

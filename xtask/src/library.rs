@@ -58,15 +58,16 @@ pub(crate) struct Library<'a> {
 impl Library<'_> {
     /// Links it. Names that nothing defines, and others that come out, are an error that says which.
     pub(crate) fn link(&self) -> Result<(), String> {
-        let script = self.path.with_extension("map");
-        let jumps = self.path.with_extension("s");
+        let built = beside(self.path);
+        let script = built.with_added_extension("map");
+        let jumps = built.with_added_extension("s");
         write(&script, &version_script(self.symbols))?;
         write(
             &jumps,
             &assembly(self.symbols, self.forwards, std::env::consts::ARCH)?,
         )?;
         let mut cc = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-        cc.arg("-shared").arg("-o").arg(self.path);
+        cc.arg("-shared").arg("-o").arg(&built);
         cc.arg(format!("-Wl,-soname,{}", self.soname));
         cc.arg(format!("-Wl,--version-script={}", script.display()));
         cc.args([
@@ -89,14 +90,18 @@ impl Library<'_> {
         for file in [&script, &jumps] {
             fs::remove_file(file).map_err(at(file))?;
         }
-        linked.and_then(|()| self.check())
+        let good = linked.and_then(|()| self.check(&built));
+        if good.is_err() {
+            let _ = fs::remove_file(&built);
+        }
+        good.and_then(|()| take_place(&built, self.path))
     }
 
     /// What the library exports is what it should.
-    fn check(&self) -> Result<(), String> {
+    fn check(&self, built: &Path) -> Result<(), String> {
         let mut nm = Command::new("nm");
         nm.args(["-D", "--defined-only", "--with-symbol-versions"])
-            .arg(self.path);
+            .arg(built);
         let exported = output(&mut nm)?;
         let exported: BTreeSet<&str> = exported
             .lines()
@@ -127,7 +132,6 @@ impl Library<'_> {
         if problems.is_empty() {
             return Ok(());
         }
-        fs::remove_file(self.path).map_err(at(self.path))?;
         Err(format!("{}: {}", self.soname, problems.join("; ")))
     }
 }
@@ -259,15 +263,32 @@ pub(crate) fn read(path: &Path) -> Result<String, String> {
 }
 
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), String> {
-    fs::write(path, text).map_err(at(path))
+    let file = beside(path);
+    fs::write(&file, text).map_err(at(&file))?;
+    take_place(&file, path)
+}
+
+/// Copies a file to where programs may be using an older one.
+pub(crate) fn copy(from: &Path, path: &Path) -> Result<(), String> {
+    let file = beside(path);
+    fs::copy(from, &file).map_err(at(from))?;
+    take_place(&file, path)
 }
 
 pub(crate) fn symlink(to: &str, path: &Path) -> Result<(), String> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(at(path)(error)),
-        _ => {}
-    }
-    std::os::unix::fs::symlink(to, path).map_err(at(path))
+    let link = beside(path);
+    std::os::unix::fs::symlink(to, &link).map_err(at(&link))?;
+    take_place(&link, path)
+}
+
+/// Where a file is made that takes the place of another when it is whole: programs have the old one mapped, and others may make it too.
+fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{}", std::process::id()))
+}
+
+fn take_place(file: &Path, path: &Path) -> Result<(), String> {
+    fs::rename(file, path).map_err(at(path))
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
@@ -397,6 +418,7 @@ mod tests {
         link("V_1 b@ = old\nV_2 b\n").unwrap();
         let problem = link("V_1 b\nV_1 c\nV_1 d\n").unwrap_err();
         assert_eq!(problem, "liba.so.1: nothing defines c@@V_1, d@@V_1");
-        assert!(!path.exists());
+        // The one that was there is whole, and nothing else is left.
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 }

@@ -51,6 +51,6 @@ fn put(
     let lib = dir.join("lib");
     fs::create_dir_all(&lib).map_err(at(&lib))?;
     let file = lib.join(name);
-    fs::copy(&built, &file).map_err(at(&built))?;
+    library::copy(&built, &file)?;
     Ok(file.display().to_string())
 }

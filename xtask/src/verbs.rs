@@ -74,12 +74,12 @@ pub(crate) fn lay_out(dir: &Path, release: bool) -> Result<String, String> {
     ] {
         let (archive, _) = library::build(root, package, library, release)?;
         let built = archive.with_extension("so");
-        fs::copy(&built, lib.join(name)).map_err(at(&built))?;
+        library::copy(&built, &lib.join(name))?;
     }
     let include = dir.join("include/infiniband");
     fs::create_dir_all(&include).map_err(at(&include))?;
     let header = root.join("include/infiniband/weft_dgram.h");
-    fs::copy(&header, include.join("weft_dgram.h")).map_err(at(&header))?;
+    library::copy(&header, &include.join("weft_dgram.h"))?;
     for (soname, (name, version, description)) in [VERBS, RDMACM].into_iter().zip(STANDS_FOR) {
         symlink(&full(soname), &lib.join(soname))?;
         symlink(soname, &lib.join(format!("lib{name}.so")))?;
