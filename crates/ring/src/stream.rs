@@ -41,7 +41,7 @@ enum Lane {
     Tail,
     /// Up to where they have been consumed. Written by the receiver.
     Head,
-    /// 1: the receiver wants its bell rung at the next byte.
+    /// Not 0: the receiver, which has consumed up to a position, wants its bell rung for what is behind it; see [`wish`].
     WantData,
     /// 1: the sender wants the bell's bytes taken when there is room.
     WantRoom,
@@ -53,6 +53,12 @@ enum Lane {
     Left,
     /// Where the other end is on another host: what the receiver has taken from TCP, and what it wants. See [`Stream::consent`].
     Seen,
+}
+
+/// What a receiver says that has consumed up to there and wants a bell. Its lowest bit alone, which earlier receivers say, is behind no byte.
+#[inline]
+fn wish(head: u64) -> u64 {
+    head << 1 | 1
 }
 
 /// In the fill word: a sender is between the bell and the count of its bytes.
@@ -216,10 +222,19 @@ impl Stream {
             Err(_) => return Err(Broken),
         }
         let want = self.word(sender, Lane::WantData);
-        if want.load(SeqCst) != 0 && want.swap(0, SeqCst) != 0 {
-            return Ok(Published::Ring);
+        let mut now = want.load(SeqCst);
+        // The receiver may move its wish meanwhile; not for ever.
+        for _ in 0..4 {
+            if now == 0 || now == wish(to) {
+                return Ok(Published::Quietly);
+            }
+            match want.compare_exchange(now, 0, SeqCst, SeqCst) {
+                Ok(_) => return Ok(Published::Ring),
+                Err(moved) => now = moved,
+            }
         }
-        Ok(Published::Quietly)
+        want.store(0, SeqCst);
+        Ok(Published::Ring)
     }
 
     /// How far the receiver is, to see whether it goes on.
@@ -305,11 +320,24 @@ impl Stream {
         self.word(sender, Lane::WantData).load(SeqCst) != 0
     }
 
-    /// Wants a bell at the next byte. The caller looks at [`Stream::ready`] once more after this.
+    /// Wants a bell for bytes behind `head`, up to where all is consumed. The caller looks at [`Stream::ready`] once more after this. A sender whose bytes are
+    /// consumed before it looks for the wish does not ring.
     #[inline]
-    pub fn arm(&self, sender: Role) {
-        self.word(sender, Lane::WantData).store(1, SeqCst);
+    pub fn arm(&self, sender: Role, head: u64) {
+        self.word(sender, Lane::WantData).store(wish(head), SeqCst);
         fence(SeqCst);
+    }
+
+    /// The same where a wish may stand, for bytes behind an earlier position. Returns whether it did; if not, the sender has rung or will at once.
+    #[inline]
+    pub fn rearm(&self, sender: Role, head: u64) -> bool {
+        let word = self.word(sender, Lane::WantData);
+        let now = word.load(SeqCst);
+        now == wish(head)
+            || now != 0
+                && word
+                    .compare_exchange(now, wish(head), SeqCst, SeqCst)
+                    .is_ok()
     }
 
     /// Takes the wish back. Returns whether it stood; if not, the sender has rung or will at once.
@@ -520,12 +548,28 @@ mod tests {
     #[test]
     fn an_armed_receiver_is_rung_once() {
         let (a, b) = pair();
-        b.arm(A);
+        b.arm(A, 0);
         assert_eq!(put(&a, 0, b"x"), Published::Ring);
         assert_eq!(put(&a, 1, b"y"), Published::Quietly);
-        b.arm(A);
+        b.arm(A, 2);
         assert!(b.disarm(A));
         assert!(!b.disarm(A));
+    }
+
+    #[test]
+    fn a_receiver_that_has_consumed_the_bytes_is_not_rung_for_them() {
+        let (a, b) = pair();
+        // As if it did so between the sender's two steps.
+        b.arm(A, 1);
+        assert_eq!(put(&a, 0, b"x"), Published::Quietly);
+        assert!(b.is_armed(A));
+        assert!(b.rearm(A, 2));
+        assert_eq!(put(&a, 1, b"y"), Published::Quietly);
+        assert_eq!(put(&a, 2, b"z"), Published::Ring);
+        assert!(!b.rearm(A, 3), "it was rung");
+        // One that does not say up to where it has consumed is rung for every byte.
+        b.word(A, Lane::WantData).store(1, SeqCst);
+        assert_eq!(put(&a, 3, b"!"), Published::Ring);
     }
 
     #[test]

@@ -233,15 +233,16 @@ fn await_count(chan: &Chan, side: &Side) -> bool {
     absorb(chan, side)
 }
 
-/// Takes what is owed. `fresh`: the last byte may not be there yet, for its sender is between the ring and the bell. It is waited for, because
-/// a byte that comes later makes the socket readable with nothing to be read.
-fn collect(chan: &Chan, side: &Side, fresh: bool) {
+/// Takes what is owed. The last byte may not be there yet, for its sender is between the ring and the bell. It is waited for, because a byte that comes
+/// later makes the socket readable with nothing to be read; but once only, for the sender may have been stopped there.
+fn collect(chan: &Chan, side: &Side) {
     let owed = side.owed.load(Relaxed);
     if owed == 0 {
         return;
     }
     let mut taken = take(chan.bell(), owed);
-    if fresh && taken < owed {
+    let is_fresh = side.fresh.swap(0, Relaxed) != 0;
+    if is_fresh && taken < owed {
         let mut poll = libc::pollfd {
             fd: chan.bell(),
             events: libc::POLLIN,
@@ -266,6 +267,7 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
     if rung {
         owed += 1;
         side.armed.store(0, Relaxed);
+        side.fresh.store(1, Relaxed);
     }
     side.owed.store(owed, Relaxed);
     rung
@@ -274,11 +276,15 @@ fn absorb(chan: &Chan, side: &Side) -> bool {
 /// The ring was found empty (under `rx_lock`): asks for a bell and takes the bytes of the last. `true`: there is data after all.
 pub(crate) fn settle(chan: &Chan) -> bool {
     let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
-    let fresh = absorb(chan, side);
+    absorb(chan, side);
+    let head = side.head.load(Relaxed);
+    if side.armed.load(Relaxed) != 0 && !stream.rearm(peer, head) {
+        absorb(chan, side);
+    }
     if side.armed.load(Relaxed) == 0 {
-        stream.arm(peer);
+        stream.arm(peer, head);
         side.armed.store(1, Relaxed);
-        if !matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, false))) {
+        if !matches!(stream.ready(peer, head), Ok((0, false))) {
             if side.owed.load(Relaxed) > 0 {
                 // The old byte stays and stands for the data; only one may.
                 if stream.disarm(peer) {
@@ -300,7 +306,7 @@ pub(crate) fn settle(chan: &Chan) -> bool {
         side.owed.store(owed - taken.min(owed), Relaxed);
         return true;
     }
-    collect(chan, side, fresh);
+    collect(chan, side);
     false
 }
 

@@ -62,6 +62,8 @@ pub(crate) struct Side {
     pub(crate) armed: AtomicU32,
     /// Bytes in our bell that are known of, and to be taken (under `rx_lock`).
     pub(crate) owed: AtomicU64,
+    /// The last of them has not been looked for.
+    pub(crate) fresh: AtomicU32,
     pub(crate) fill_seen: AtomicU64,
     pub(crate) head: AtomicU64,
     pub(crate) tail: AtomicU64,

@@ -232,7 +232,7 @@ pub(crate) fn try_consent(fd: c_int, conn: &'static Conn, chan: &Chan, inside: &
             return;
         }
         stream.consent(peer, count);
-        stream.arm(peer);
+        stream.arm(peer, side.head.load(Relaxed));
         side.armed.store(1, Relaxed);
     }
     if conn.why.load(Relaxed) == Why::Epoll as u32 {

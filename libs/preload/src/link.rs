@@ -250,7 +250,7 @@ fn switch_rx(conn: &'static Conn, chan: &Chan, inside: &Inside) -> bool {
             side.rx_state.store(TCP, SeqCst);
             return false;
         }
-        stream.arm(peer);
+        stream.arm(peer, side.head.load(Relaxed));
         side.armed.store(1, Relaxed);
     }
     if side.tx_state.load(SeqCst) != RING {

@@ -43,7 +43,10 @@ def serve(port, how):
     def work():
         while True:
             for fd, _ in ep.poll():
-                conn = known[fd]
+                # An exclusive registration may tell several threads, and one of them has closed it by now.
+                conn = known.get(fd)
+                if conn is None:
+                    continue
                 if not conn.busy.acquire(blocking=False):
                     if once:
                         print("two threads have one connection", flush=True)

@@ -350,7 +350,7 @@ fn nginx_serves_files_with_keep_alive_and_survives_a_reload() {
             .good();
         assert!(fs::read(&out).unwrap() == big);
     }
-    let wrk = weft().run(&format!("wrk -t 1 -c 8 -d 1 {url}/small"));
+    let wrk = weft().run(&format!("wrk -t 1 -c 16 -d 3 {url}/small"));
     wrk.good()
         .says("requests in")
         .never_says("Socket errors")

@@ -180,7 +180,7 @@ impl Rx {
         self.is_lit();
         let unarmed = |link: &&mut In| !link.armed && !link.is_broken;
         for link in self.links.iter_mut().filter(unarmed) {
-            link.stream.arm(SENDER);
+            link.stream.arm(SENDER, link.head);
             link.armed = true;
         }
         if self.has_data() {
@@ -831,7 +831,7 @@ fn accept(
         return Err(Why::None);
     }
     // Before the answer: a sender that has it may publish at once, and rings only where it is asked to.
-    stream.arm(SENDER);
+    stream.arm(SENDER, 0);
     rules::answer(&wire, bound(fd), borrowed(button))?;
     let row = ledger::RowOf::begin(fd, offer.route.to, offer.route.from, false);
     rx.links.push(In {
