@@ -1,5 +1,6 @@
 //! Debian's programs, one test each.
 
+mod container;
 mod devices;
 mod fabric;
 mod faults;
