@@ -5,6 +5,7 @@ mod devices;
 mod fabric;
 mod faults;
 mod matrix;
+mod mooncake;
 mod mpi;
 mod mpi_trouble;
 mod mpi_wheels;
