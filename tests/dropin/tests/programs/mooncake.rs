@@ -1,4 +1,4 @@
-//! Mooncake's transfer engine, from PyPI.
+//! Mooncake's transfer engine, from `PyPI`.
 
 use weft_dropin::{Weft, say};
 
