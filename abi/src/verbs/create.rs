@@ -34,6 +34,8 @@ struct Wanted {
     xrcd: *mut ibv_xrcd,
     /// Operations that it gets calls for, when it is extended.
     ops: Option<u64>,
+    /// It does not hear what it sends to multicast groups.
+    deaf_to_itself: bool,
 }
 
 /// Of targets of XRC, which nobody posts to.
@@ -191,6 +193,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 &port,
                 &init,
                 port::of(base.ctx.which).down(),
+                wanted.deaf_to_itself,
             )?),
         ),
         (Some(_), None) => {
@@ -310,6 +313,7 @@ pub unsafe fn ibv_create_qp(pd: *mut ibv_pd, init_attr: *mut ibv_qp_init_attr) -
             pd,
             xrcd: std::ptr::null_mut(),
             ops: None,
+            deaf_to_itself: false,
         };
         let made = create(&wanted)?;
         // SAFETY: as above.
@@ -333,9 +337,16 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         }
         // SAFETY: the caller's promise.
         let asked = unsafe { *attr };
-        if asked.comp_mask & !KNOWN != 0
-            || (asked.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && asked.create_flags != 0)
-        {
+        let flags = if asked.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 {
+            asked.create_flags
+        } else {
+            0
+        };
+        let able = match asked.qp_type {
+            IBV_QPT_UD => IBV_QP_CREATE_BLOCK_SELF_MCAST_LB,
+            _ => 0,
+        };
+        if asked.comp_mask & !KNOWN != 0 || flags & !able != 0 {
             return Err(Errno::OPNOTSUPP);
         }
         let target = asked.qp_type == IBV_QPT_XRC_RECV;
@@ -378,6 +389,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
                 std::ptr::null_mut()
             },
             ops,
+            deaf_to_itself: flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0,
         };
         let made = create(&wanted)?;
         // SAFETY: as above.

@@ -46,6 +46,7 @@ impl Datagrams {
         port: &UdPort,
         init: &QpInit,
         down: &'static AtomicBool,
+        deaf_to_itself: bool,
     ) -> Result<Datagrams, Errno> {
         let init = UdInit {
             srq: init.srq.clone(),
@@ -58,6 +59,7 @@ impl Datagrams {
             qkey: None,
             grh: true,
             down: Some(down),
+            deaf_to_itself,
             // What the port's active_mtu says; programs may count on longer ones being refused.
             max_message: UD_MTU,
             ..UdInit::new(port, 0, &init.send_cq, &init.recv_cq)

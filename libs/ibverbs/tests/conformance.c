@@ -832,6 +832,63 @@ static void member(void) {
     half_close(&h);
 }
 
+/* A datagram queue pair that does not hear itself, and one that does, in one group. */
+static void deaf(void) {
+    struct half h;
+    half_open(&h, "weft_ib0", 0);
+    MUST(ibv_destroy_qp(h.qp) == 0);
+    union ibv_gid gid = {.raw = {[10] = 0xff, [11] = 0xff, [12] = 239, [13] = 87, [14] = 4, [15] = 2}};
+    struct ibv_qp_init_attr_ex ex = {.send_cq = h.scq, .recv_cq = h.rcq, .qp_type = IBV_QPT_RC, .pd = h.pd};
+    ex.cap = attributes(&h).cap;
+    ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+    ex.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+    NO(ibv_create_qp_ex(h.context, &ex), EOPNOTSUPP);
+    ex.qp_type = IBV_QPT_UD;
+    ex.create_flags |= IBV_QP_CREATE_CVLAN_STRIPPING;
+    NO(ibv_create_qp_ex(h.context, &ex), EOPNOTSUPP);
+    struct ibv_qp *of[2];
+    for (int i = 0; i < 2; i++) {
+        ex.create_flags = i ? 0 : IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+        MUST(h.qp = of[i] = ibv_create_qp_ex(h.context, &ex));
+        struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY};
+        MUST(ibv_modify_qp(h.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+        MUST(to_state(h.qp, IBV_QPS_RTR) == 0);
+        struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS};
+        MUST(ibv_modify_qp(h.qp, &rts, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0 && ibv_attach_mcast(h.qp, &gid, 0) == 0);
+        for (int n = 0; n < 4; n++) receive(&h, i, 4096, 140);
+    }
+    struct ibv_ah_attr way = rtr_attr(h.context, 1).ah_attr;
+    struct ibv_ah *to_group, *to_self;
+    MUST(to_self = ibv_create_ah(h.pd, &way));
+    way.grh.dgid = gid;
+    MUST(to_group = ibv_create_ah(h.pd, &way));
+    struct ibv_sge sge = part(&h, 0, 100);
+    struct ibv_send_wr wr = request(1, IBV_WR_SEND, &sge, 1);
+    wr.wr.ud.remote_qkey = QKEY;
+    /* Sent by the deaf one twice: the other one hears both. Then what it sends to itself alone, which it does hear. */
+    int heard[2] = {0, 0};
+    h.qp = of[0];
+    for (int n = 0; n < 3; n++) {
+        wr.wr.ud.ah = n < 2 ? to_group : to_self;
+        wr.wr.ud.remote_qpn = n < 2 ? 0xffffff : of[0]->qp_num;
+        CHECK(post(&h, &wr) == 0);
+        struct ibv_wc wc = completion(h.rcq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.src_qp == of[0]->qp_num);
+        heard[wc.qp_num == of[1]->qp_num]++;
+    }
+    CHECK(heard[0] == 1 && heard[1] == 2);
+    /* Sent by the other one: both hear it. */
+    h.qp = of[1];
+    wr.wr.ud.ah = to_group;
+    wr.wr.ud.remote_qpn = 0xffffff;
+    CHECK(post(&h, &wr) == 0);
+    for (int n = 0; n < 2; n++) heard[completion(h.rcq).qp_num == of[1]->qp_num]++;
+    CHECK(heard[0] == 2 && heard[1] == 3);
+    for (int i = 0; i < 2; i++) CHECK(ibv_detach_mcast(of[i], &gid, 0) == 0);
+    CHECK(ibv_destroy_ah(to_group) == 0 && ibv_destroy_ah(to_self) == 0 && ibv_destroy_qp(of[0]) == 0);
+    half_close(&h);
+}
+
 /* In a network of its own. */
 static void elsewhere(void (*body)(void)) {
     enum { ELSEWHERE = 77 };
@@ -851,7 +908,10 @@ static void elsewhere(void (*body)(void)) {
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-static void groups(void) { elsewhere(member); }
+static void groups(void) {
+    elsewhere(member);
+    elsewhere(deaf);
+}
 
 static void new_addresses(void) {
     if (system("ip -V >/dev/null 2>&1"))

@@ -2,7 +2,7 @@
 //! program fetches the event.
 
 use std::ffi::{c_int, c_void};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use libc::sockaddr;
@@ -34,6 +34,29 @@ impl Membership {
     fn gid(self) -> [u8; 16] {
         gid_of(self.group)
     }
+}
+
+/// Linux's family of InfiniBand's addresses, and where its `sockaddr_ib` has the GID: behind the family, the partition and the flow label.
+const AF_IB: libc::sa_family_t = 27;
+const SIB_ADDR: usize = 8;
+
+/// The program's address of a group: of a family that [`resolve::read`] knows, or the GID itself.
+///
+/// # Safety
+/// Null, or an address as long as its family says.
+unsafe fn read(addr: *const sockaddr) -> Result<SocketAddr, Errno> {
+    if addr.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: every address begins with its family.
+    let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
+    if family != AF_IB {
+        // SAFETY: the caller's promise.
+        return unsafe { resolve::read(addr) };
+    }
+    // SAFETY: as above: a `sockaddr_ib`.
+    let gid = unsafe { addr.byte_add(SIB_ADDR).cast::<[u8; 16]>().read_unaligned() };
+    Ok((Ipv6Addr::from(gid), 0).into())
 }
 
 /// The group at an address.
@@ -146,7 +169,7 @@ pub unsafe fn rdma_join_multicast(
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    run(|| join(id, unsafe { resolve::read(addr) }, false, context))
+    run(|| join(id, unsafe { read(addr) }, false, context))
 }
 
 /// `rdma_join_multicast_ex(3)`.
@@ -181,7 +204,7 @@ pub unsafe fn rdma_join_multicast_ex(
         }
         let silent = flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
         // SAFETY: as above.
-        join(id, unsafe { resolve::read(attr.addr) }, silent, context)
+        join(id, unsafe { read(attr.addr) }, silent, context)
     })
 }
 
@@ -193,6 +216,6 @@ pub unsafe fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> 
     run(|| {
         let core = core(id)?;
         // SAFETY: the caller's promise.
-        core.leave(unsafe { resolve::read(addr) }?).map(|()| 0)
+        core.leave(unsafe { read(addr) }?).map(|()| 0)
     })
 }

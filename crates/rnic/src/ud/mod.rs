@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use weft_proto::dgram::Config;
 use weft_wire::dgram;
 
+mod echo;
 mod flow;
 mod local;
 mod port;
@@ -27,6 +28,7 @@ mod recv;
 mod reliable;
 mod send;
 
+use echo::Echo;
 pub use local::UdLocalPeer;
 use port::PortInner;
 pub use port::{UdPort, UdPortCounters};
@@ -89,6 +91,8 @@ pub struct UdInit {
     pub grh: bool,
     /// While this is set, what it sends and what comes for it is lost: a port that is down, for tests.
     pub down: Option<&'static AtomicBool>,
+    /// It does not hear what it sends to multicast groups itself; others on this host do. Default off.
+    pub deaf_to_itself: bool,
     /// The longest message that may be posted, in bytes. Default [`UD_MAX_MESSAGE`].
     pub max_message: u32,
     /// The longest payload of a segment, in bytes; messages that are longer are cut. Default [`UD_MAX_SEGMENT`]. On a network that loses datagrams what
@@ -126,6 +130,7 @@ impl UdInit {
             qkey: Some(qkey),
             grh: false,
             down: None,
+            deaf_to_itself: false,
             max_message: UD_MAX_MESSAGE,
             segment: UD_MAX_SEGMENT,
             message_timeout: Config::default().timeout,
@@ -236,6 +241,8 @@ pub(crate) struct UdInner {
     max_inline: u32,
     sq_sig_all: bool,
     grh: bool,
+    /// What it sends to groups itself is not for it.
+    echo: Option<Echo>,
     down: Option<&'static AtomicBool>,
     qkey: AtomicU64,
     state: AtomicU8,
@@ -551,6 +558,7 @@ impl Pd {
             sq_sig_all: init.sq_sig_all,
             grh: init.grh,
             down: init.down,
+            echo: init.deaf_to_itself.then(Echo::default),
             qkey: AtomicU64::new(init.qkey.map_or(NO_QKEY, u64::from)),
             state: AtomicU8::new(QpState::Rts as u8),
             sq_used: AtomicU32::new(0),

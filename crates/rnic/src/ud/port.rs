@@ -146,6 +146,11 @@ pub(crate) struct PortInner {
 }
 
 impl PortInner {
+    /// The UDP port's number.
+    pub(super) fn number(&self) -> u16 {
+        self.addr.port()
+    }
+
     fn interest(&self) -> Interest {
         let mut interest = Interest::READ;
         interest.set(Interest::WRITE, self.blocked.load(Ordering::SeqCst));
@@ -312,6 +317,14 @@ impl PortInner {
         payload: Range<usize>,
         arrived: &mut Arrived<'_>,
     ) -> Option<Arc<UdInner>> {
+        let (to, of) = match datagram {
+            Datagram::Message(header, _) => (header.dst_qp, header.src_qp),
+            Datagram::Segment(segment, _) => (segment.dst_qp, segment.src_qp),
+            Datagram::Control(_) => return None,
+        };
+        if member.is_echo(to, of, arrived.from) {
+            return None;
+        }
         let start = HEADROOM + payload.start;
         let mut arrived = Arrived {
             bytes: &mut arrived.bytes[start - Grh::LEN..HEADROOM + payload.end],

@@ -1,9 +1,11 @@
 //! Debian's programs, one test each.
 
+mod container;
 mod devices;
 mod fabric;
 mod faults;
 mod matrix;
+mod mooncake;
 mod mpi;
 mod mpi_trouble;
 mod mpi_wheels;

@@ -173,6 +173,14 @@ fn mckey() {
         }
     }
     let weft = Weft::on("weft_ib0");
+    // Without the loopback of what a member sends itself: others on this host hear it all the same. And the GID itself in place of an address, as RoCE's
+    // first version has it for a group of IPv4.
+    let deaf = format!("mckey -b 127.0.0.1 -M ff0e::ffff:{} -l", group(5));
+    let receiver = weft.start(&deaf).hears(port, 1);
+    weft.run(&format!("{deaf} -s")).good();
+    receiver.end().good().says("data transfers complete");
+    let done = weft.run("mckey -b 127.0.0.1 -M ::ffff:127.0.0.1");
+    assert!(!done.is_good(), "{}", done.show());
     let group = group(4);
     let done = weft.run(&format!("mckey -b 127.0.0.1 -m {group} -C 0 -o"));
     done.good().says(&format!("joined dgid: ::ffff:{group}"));
