@@ -12,6 +12,7 @@ use rustix::process::{Resource, getrlimit};
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, LocalMode, QpInit, SendWr, Wc, WcStatus};
 
+use crate::cp;
 use crate::terminal;
 
 /// How a check came out.
