@@ -121,3 +121,19 @@ pub(crate) fn flushed(seq: u64) -> Option<Done> {
         status: DoneStatus::Flushed,
     })
 }
+
+/// The smallest ULPDUs.
+pub const SMALL: Config = Config {
+    max_ulpdu: MIN_MAX_ULPDU,
+    ..CONFIG
+};
+
+/// What comes of a Send without anything besides.
+pub fn received(len: u32) -> Option<Event> {
+    Some(Event::Received {
+        len,
+        solicited: false,
+        invalidate: None,
+        immediate: None,
+    })
+}
