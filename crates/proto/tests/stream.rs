@@ -6,7 +6,7 @@ use common::{
     CONFIG, FETCH_ADD, READ, SEND, SMALL, announce, carry, hex, must_tx, ok, receive, received,
     stream, tx, wr,
 };
-use weft_proto::rdmap::{Config, Event, MIN_MAX_ULPDU, Op, Payload, Rx, Stream};
+use weft_proto::rdmap::{Config, Event, Op, Payload, Rx, Stream};
 use weft_wire::rdmap::{AtomicOp, AtomicRequest};
 
 #[test]

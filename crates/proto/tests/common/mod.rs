@@ -2,8 +2,8 @@
 #![allow(dead_code, clippy::unnecessary_wraps)]
 
 use weft_proto::rdmap::{
-    Config, DEFAULT_MAX_ULPDU, Done, DoneStatus, Event, Fault, MAX_HEADER, Op, Payload, Rx, SendWr,
-    Stream, Tx,
+    Config, DEFAULT_MAX_ULPDU, Done, DoneStatus, Event, Fault, MAX_HEADER, MIN_MAX_ULPDU, Op,
+    Payload, Rx, SendWr, Stream, Tx,
 };
 use weft_wire::ddp::Header;
 
