@@ -8,9 +8,7 @@ use common::{
 };
 use weft_proto::rdmap::{Config, Done, DoneStatus, Event, Fault, Op, Payload, Rx, State, Stream};
 use weft_wire::ddp::{Header, Tagged};
-use weft_wire::rdmap::{
-    AtomicRequest, Opcode, ProtectionError, TermError, Terminate, UntaggedError,
-};
+use weft_wire::rdmap::{Opcode, ProtectionError, TermError, Terminate, UntaggedError};
 
 #[test]
 fn completions_wait_for_earlier_ones() {

@@ -123,13 +123,13 @@ pub(crate) fn flushed(seq: u64) -> Option<Done> {
 }
 
 /// The smallest ULPDUs.
-pub const SMALL: Config = Config {
+pub(crate) const SMALL: Config = Config {
     max_ulpdu: MIN_MAX_ULPDU,
     ..CONFIG
 };
 
 /// What comes of a Send without anything besides.
-pub fn received(len: u32) -> Option<Event> {
+pub(crate) fn received(len: u32) -> Option<Event> {
     Some(Event::Received {
         len,
         solicited: false,
