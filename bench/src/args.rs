@@ -2,6 +2,7 @@
 
 use crate::driver::{Memory, Stack, Transport};
 use crate::link::{LinkArgs, ShapeArgs};
+use crate::output::OutputArgs;
 use crate::size::Sizes;
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -111,12 +112,9 @@ pub struct DgramArgs {
     /// Few sizes and short runs
     #[arg(long)]
     pub quick: bool,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Writes tables and plots as one self-contained page
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// The figures of `weft bench dgram`.
@@ -177,12 +175,9 @@ pub struct ExsArgs {
     /// Fewer places on the axes and short runs
     #[arg(long)]
     pub quick: bool,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Writes tables and plots as one self-contained page
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// The link of figure 13; 4 Gb/s unless told otherwise.
     #[command(
         flatten,
@@ -229,12 +224,9 @@ pub struct SdpArgs {
     /// Fewer places on the axes and short runs
     #[arg(long)]
     pub quick: bool,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Writes tables and plots as one self-contained page
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 impl SdpArgs {
@@ -271,12 +263,9 @@ pub struct AdviseArgs {
     /// Fewer sizes and short runs
     #[arg(long)]
     pub quick: bool,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Writes tables and plots as one self-contained page
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 fn buffer(text: &str) -> Result<u32, String> {
@@ -326,12 +315,9 @@ pub struct CommonArgs {
     /// Few sizes and short runs: a minute instead of a quarter of an hour
     #[arg(long)]
     pub quick: bool,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Writes tables and plots as one self-contained page
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// Writes each plot as an SVG file into this directory
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,

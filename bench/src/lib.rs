@@ -11,6 +11,7 @@
 pub mod advise;
 mod args;
 mod cc;
+mod conclusions;
 mod dgram;
 mod driver;
 mod error;
@@ -20,6 +21,7 @@ mod join;
 mod link;
 pub mod media;
 mod mpi;
+mod output;
 mod process;
 mod progress;
 pub mod record;
@@ -44,6 +46,7 @@ pub use fs::FsArgs;
 pub use join::JoinArgs;
 pub use link::{LinkArgs, ShapeArgs, parse_time};
 pub use mpi::MpiArgs;
+pub use output::OutputArgs;
 pub use process::PEER_ARGS;
 pub use run::{PartArgs, Program, RunArgs};
 

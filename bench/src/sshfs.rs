@@ -4,13 +4,12 @@ use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, fadvise};
 
 use crate::error::{BenchError, Result};
+use crate::process::until;
 
-const START: Duration = Duration::from_secs(20);
 const SSHD: &str = "/usr/sbin/sshd";
 /// The file's name.
 const NAME: &str = "file";
@@ -46,17 +45,6 @@ fn key(path: &Path) -> Result<()> {
     } else {
         Err(BenchError::PeerGone(format!("ssh-keygen: {done}")))
     }
-}
-
-fn until(what: &'static str, mut holds: impl FnMut() -> bool) -> Result<()> {
-    let end = Instant::now() + START;
-    while !holds() {
-        if Instant::now() > end {
-            return Err(BenchError::PeerGone(format!("{what} does not answer")));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }
 
 impl Mounted {

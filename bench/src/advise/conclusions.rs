@@ -1,18 +1,11 @@
 //! What the thesis's chapter 4 concludes: whether it holds here, with the number.
 
 use super::show::words;
+use crate::conclusions::Conclusions;
 use crate::record::{Metric, Record, Side};
 use crate::report::number;
 use crate::size::human;
 use weft_advise::machine::{Case, Critical, Machine};
-
-pub(super) struct Conclusion {
-    /// Where it comes from.
-    pub(super) source: &'static str,
-    pub(super) claim: &'static str,
-    pub(super) holds: bool,
-    pub(super) number: String,
-}
 
 /// What of the chapter this suite does not remake.
 pub(super) const NOT_REMADE: [&str; 3] = [
@@ -89,33 +82,21 @@ fn size_of(critical: Critical) -> Option<u64> {
     }
 }
 
-type Add<'a> = &'a mut dyn FnMut(&'static str, &'static str, Option<(bool, String)>);
-
 /// Everything that can be said of what was measured.
-pub(super) fn conclusions(machine: &Machine, records: &[Record]) -> Vec<Conclusion> {
-    let mut found = Vec::new();
-    let mut add = |source, claim, verdict: Option<(bool, String)>| {
-        if let Some((holds, number)) = verdict {
-            found.push(Conclusion {
-                source,
-                claim,
-                holds,
-                number,
-            });
-        }
-    };
+pub(super) fn conclusions(machine: &Machine, records: &[Record]) -> Conclusions {
+    let mut found = Conclusions::default();
     let data = Data(machine, records);
-    set_up(&data, &mut add);
-    registration(&data, &mut add);
-    strategies(&data, &mut add);
-    overlaps(&data, &mut add);
-    schemes(&data, &mut add);
+    set_up(&data, &mut found);
+    registration(&data, &mut found);
+    strategies(&data, &mut found);
+    overlaps(&data, &mut found);
+    schemes(&data, &mut found);
     found
 }
 
-fn set_up(data: &Data<'_>, add: Add<'_>) {
+fn set_up(data: &Data<'_>, found: &mut Conclusions) {
     let first = |stack| data.step(stack, 1, "total");
-    add(
+    found.add(
         "table 4.1",
         "the time to the first byte is two thousand times TCP's",
         first("weft").zip(first("tcp")).map(|(ours, tcp)| {
@@ -134,7 +115,7 @@ fn set_up(data: &Data<'_>, add: Add<'_>) {
     let part = data
         .step("weft", LARGE, "connect")
         .zip(data.step("weft", LARGE, "total"));
-    add(
+    found.add(
         "table 4.1",
         "up to 1 MB connecting is the dominant cost",
         part.map(|(connect, total)| {
@@ -147,7 +128,7 @@ fn set_up(data: &Data<'_>, add: Add<'_>) {
     );
 }
 
-fn registration(data: &Data<'_>, add: Add<'_>) {
+fn registration(data: &Data<'_>, found: &mut Conclusions) {
     use Case::{CopyAbsent, CopyWarm, Deregister, Pin, PinAbsent, PinHuge, Register, Unpin};
     let growth = |case| {
         let line = data.0.line(case);
@@ -162,23 +143,23 @@ fn registration(data: &Data<'_>, add: Add<'_>) {
             human(high)
         )
     };
-    add(
+    found.add(
         "fig. 4.3",
         "registration grows with the number of pages: pins",
         growth(Pin).map(|g| (g.0 > 10.0, words_of(g))),
     );
-    add(
+    found.add(
         "fig. 4.4",
         "the same in software: weft",
         growth(Register).map(|g| (g.0 > 10.0, words_of(g))),
     );
-    add(
+    found.add(
         "fig. 4.3",
         "at about 2 MB pages that are not resident cost almost an order of magnitude more (5 times and more): pins",
         data.largest(PinAbsent, Pin, LARGE)
             .map(|(bytes, r)| (r >= 5.0, format!("{} times at {}", number(r), human(bytes)))),
     );
-    add(
+    found.add(
         "4.3.2",
         "huge pages save up to 40 % of the registration: pins",
         data.largest(Pin, PinHuge, 0).map(|(bytes, r)| {
@@ -201,7 +182,7 @@ fn registration(data: &Data<'_>, add: Add<'_>) {
             "deregistration is cheaper than registration: weft",
         ),
     ] {
-        add(
+        found.add(
             "fig. 4.3",
             claim,
             data.largest(end, both, 0).map(|(bytes, r)| {
@@ -216,7 +197,7 @@ fn registration(data: &Data<'_>, add: Add<'_>) {
             }),
         );
     }
-    add(
+    found.add(
         "fig. 4.5",
         "registration in software is cheaper than with a device: weft beside pins",
         data.largest(Register, Pin, 0).map(|(bytes, r)| {
@@ -226,7 +207,7 @@ fn registration(data: &Data<'_>, add: Add<'_>) {
             )
         }),
     );
-    add(
+    found.add(
         "fig. 4.6",
         "up to 2 KB are copied in less than 1 µs",
         data.0
@@ -235,7 +216,7 @@ fn registration(data: &Data<'_>, add: Add<'_>) {
     );
     let copies = data.largest(CopyAbsent, CopyWarm, LARGE);
     let pins = data.largest(PinAbsent, Pin, LARGE);
-    add(
+    found.add(
         "fig. 4.6",
         "residency matters to copies, less than to registration (pins)",
         copies.zip(pins).map(|(copies, pins)| {
@@ -247,18 +228,18 @@ fn registration(data: &Data<'_>, add: Add<'_>) {
     );
 }
 
-fn strategies(data: &Data<'_>, add: Add<'_>) {
+fn strategies(data: &Data<'_>, found: &mut Conclusions) {
     use Case::{CopyAbsent, CopyHuge, CopyWarm, Pin, PinAbsent, PinHuge, Register, RegisterAbsent};
     let machine = data.0;
     let resident = machine.critical(Pin, CopyWarm);
     let absent = machine.critical(PinAbsent, CopyAbsent);
-    add(
+    found.add(
         "fig. 4.8",
         "there is a critical size (256 KB there): copy below, register above: pins",
         size_of(resident).map(|bytes| (bytes > 0 && bytes < u64::MAX, words(resident))),
     );
     let own = machine.critical(Register, CopyWarm);
-    add(
+    found.add(
         "4.4.1",
         "in software the critical size is smaller (16 KB): weft beside pins",
         size_of(own).zip(size_of(resident)).map(|(own_size, pins)| {
@@ -268,19 +249,19 @@ fn strategies(data: &Data<'_>, add: Add<'_>) {
             )
         }),
     );
-    add(
+    found.add(
         "fig. 4.8",
         "at 4 MB copying takes almost an order of magnitude longer (5 times and more): pins",
         data.largest(CopyWarm, Pin, 4 << 20)
             .map(|(bytes, r)| (r >= 5.0, format!("{} times at {}", number(r), human(bytes)))),
     );
-    add(
+    found.add(
         "fig. 4.8",
         "the same: weft",
         data.largest(CopyWarm, Register, 4 << 20)
             .map(|(bytes, r)| (r >= 5.0, format!("{} times at {}", number(r), human(bytes)))),
     );
-    add(
+    found.add(
         "fig. 4.9",
         "when pages are not resident the critical size is smaller (32 KB): pins",
         size_of(absent).zip(size_of(resident)).map(|(a, r)| {
@@ -291,7 +272,7 @@ fn strategies(data: &Data<'_>, add: Add<'_>) {
         }),
     );
     let touched = machine.critical(RegisterAbsent, CopyAbsent);
-    add(
+    found.add(
         "fig. 4.9",
         "the same: weft, with the touch of each page",
         size_of(touched).zip(size_of(own)).map(|(a, r)| {
@@ -302,7 +283,7 @@ fn strategies(data: &Data<'_>, add: Add<'_>) {
         }),
     );
     let huge = machine.critical(PinHuge, CopyHuge);
-    add(
+    found.add(
         "4.4.1",
         "huge pages do not move the critical size: pins",
         size_of(huge).zip(size_of(resident)).map(|(h, r)| {
@@ -319,7 +300,7 @@ fn strategies(data: &Data<'_>, add: Add<'_>) {
 }
 
 /// What a round trip, computation and several threads hide.
-fn overlaps(data: &Data<'_>, add: Add<'_>) {
+fn overlaps(data: &Data<'_>, found: &mut Conclusions) {
     use Case::{
         Pin, PinAbsent, PinAbsentInTurn, PinAbsentTogether, PinInTurn, PinTogether, Register, Unpin,
     };
@@ -343,7 +324,7 @@ fn overlaps(data: &Data<'_>, add: Add<'_>) {
         ),
     ] {
         let trip = machine.at(Case::RoundTrip, 1);
-        add(
+        found.add(
             "4.4.2",
             claim,
             trip.filter(|_| !machine.line(case).is_empty()).map(|trip| {
@@ -360,7 +341,7 @@ fn overlaps(data: &Data<'_>, add: Add<'_>) {
     let best = overlap
         .filter_map(|(bytes, _)| Some((bytes, machine.overlap(bytes)?)))
         .max_by(|a, b| a.1.total_cmp(&b.1));
-    add(
+    found.add(
         "4.2.1",
         "communication overlaps with computation (more than half of it is hidden)",
         best.map(|(bytes, part)| {
@@ -386,7 +367,7 @@ fn overlaps(data: &Data<'_>, add: Add<'_>) {
     ] {
         let ratios = data.ratios(together, in_turn).into_iter();
         let best = ratios.min_by(|a, b| a.1.total_cmp(&b.1));
-        add(
+        found.add(
             "fig. 4.10",
             claim,
             best.map(|(bytes, r)| {
@@ -404,7 +385,7 @@ fn overlaps(data: &Data<'_>, add: Add<'_>) {
     }
 }
 
-fn schemes(data: &Data<'_>, add: Add<'_>) {
+fn schemes(data: &Data<'_>, found: &mut Conclusions) {
     let range = |(low, high): (f64, f64)| format!("{} to {}", number(low), number(high));
     for (scheme, metric, claim, limits) in [
         (
@@ -432,7 +413,7 @@ fn schemes(data: &Data<'_>, add: Add<'_>) {
             3.0..=f64::MAX,
         ),
     ] {
-        add(
+        found.add(
             "fig. 4.11",
             claim,
             data.schemes(metric, scheme, "reuse").map(|r| {
@@ -468,7 +449,7 @@ mod tests {
         };
         let found = conclusions(&machine, &[]);
         let of = |claim: &str| {
-            let mut found = found.iter().filter(|each| each.claim.contains(claim));
+            let mut found = found.list.iter().filter(|each| each.claim.contains(claim));
             found.next().map(|each| (each.holds, each.number.as_str()))
         };
         assert_eq!(
@@ -485,6 +466,6 @@ mod tests {
             Some((false, "3.00 times at 4 MiB"))
         );
         assert_eq!(of("in software the critical size"), None, "not measured");
-        assert!(conclusions(&Machine::default(), &[]).is_empty());
+        assert!(conclusions(&Machine::default(), &[]).list.is_empty());
     }
 }

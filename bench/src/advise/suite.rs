@@ -6,13 +6,12 @@ use super::show::{advice, sections};
 use crate::args::{AdviseArgs, VerbsArgs};
 use crate::error::{BenchError, Result};
 use crate::progress::Progress;
-use crate::record::{Metric, Record, write_lines};
-use crate::report::{Report, Section, Table, machine as about_machine};
+use crate::record::{Metric, Record};
+use crate::report::{Report, Section, machine as about_machine};
 use crate::stats::Summary;
 use crate::usage;
-use crate::verbs::{create, measured, output, print};
+use crate::verbs::measured;
 use clap::Parser;
-use std::io::Write;
 use std::process::ExitCode;
 use weft_advise::machine::Machine;
 
@@ -44,8 +43,7 @@ fn verbs(args: &AdviseArgs) -> Result<(Vec<Record>, Vec<Section>)> {
 
 /// Runs the suite: prints tables, and writes what the options ask for.
 pub(crate) fn run(args: &AdviseArgs) -> Result<ExitCode> {
-    let mut json = args.json.as_deref().map(create).transpose()?;
-    let html = args.html.as_deref().map(create).transpose()?;
+    let mut output = args.output.open()?;
     let brief = Effort::brief();
     let sizes = match &args.size {
         Some(sizes) => sizes.0.clone(),
@@ -69,9 +67,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<ExitCode> {
     let (mut records, more) = verbs(args)?;
     drop(progress);
     records.extend(points(&machine));
-    if let Some((path, file)) = &mut json {
-        write_lines(file, &records).map_err(|source| output(path, source))?;
-    }
+    output.lines(&records)?;
     let mut report = Report::new("weft bench advise: hidden costs (chapter 4 of the thesis)");
     report.intro = vec![
         format!("{}; load before the run: {load}.", about_machine()),
@@ -83,23 +79,11 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<ExitCode> {
     report.intro.extend(advice(&machine));
     report.sections = sections(&machine);
     report.sections.extend(more);
-    let mut table = Table::new(&["from", "conclusion of the thesis", "", "number"]);
-    for each in conclusions(&machine, &records) {
-        let holds = if each.holds { "holds" } else { "does not hold" };
-        table.push([each.source, each.claim, holds, &each.number]);
-    }
-    let mut section = Section::new("The chapter's conclusions").table(table);
-    for line in NOT_REMADE {
-        section = section.text(line);
-    }
-    report.sections.push(section);
-    print(&report)?;
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    let found = conclusions(&machine, &records).section("The chapter's conclusions", "thesis");
+    report
+        .sections
+        .extend(found.map(|section| NOT_REMADE.into_iter().fold(section, Section::text)));
+    output.finish(&report)
 }
 
 /// The machine's points as records.

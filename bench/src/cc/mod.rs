@@ -11,7 +11,6 @@ mod systems;
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -20,9 +19,9 @@ use clap::Args;
 use serde_json::json;
 
 use crate::error::{BenchError, Result};
+use crate::output::OutputArgs;
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine};
 use crate::usage::load_average;
-use crate::verbs::{create, output, print};
 
 pub use part::CcPartArgs;
 pub(crate) use part::part;
@@ -71,12 +70,9 @@ pub struct CcArgs {
     /// Leave the virtual workers out
     #[arg(long)]
     only_build: bool,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Writes tables and plots as one page
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Runs make with this compiler.
@@ -128,8 +124,7 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
             "seconds, pace and jobs are greater than 0".into(),
         ));
     }
-    let mut json = args.json.as_deref().map(create).transpose()?;
-    let html = args.html.as_deref().map(create).transpose()?;
+    let mut output = args.output.open()?;
     let systems = if args.system.is_empty() {
         System::installed()
     } else {
@@ -179,20 +174,8 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     }
     lines.extend(verdicts.iter().map(conclusions::Verdict::json));
     report.sections.push(conclusions::section(&verdicts));
-    print(&report)?;
-    if let Some((path, file)) = &mut json {
-        let mut written = lines.iter().try_for_each(|line| writeln!(file, "{line}"));
-        if written.is_ok() {
-            written = file.flush();
-        }
-        written.map_err(|source| output(path, source))?;
-    }
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
-    Ok(ExitCode::SUCCESS)
+    output.lines(&lines)?;
+    output.finish(&report)
 }
 
 /// Records, and measures every system with every number of workers, in turn.

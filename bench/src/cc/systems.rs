@@ -6,7 +6,6 @@ use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -15,8 +14,7 @@ use weft_cc::find_program;
 use weft_cc::ipc::{Answer, Ask, Line, Status};
 
 use crate::error::{BenchError, Result};
-
-const START: Duration = Duration::from_secs(30);
+use crate::process::until;
 
 /// A distributed compiler, and where its files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -346,15 +344,4 @@ impl Running {
             _ => None,
         }
     }
-}
-
-fn until(what: &'static str, mut holds: impl FnMut() -> bool) -> Result<()> {
-    let end = Instant::now() + START;
-    while !holds() {
-        if Instant::now() > end {
-            return Err(BenchError::PeerGone(format!("{what} does not answer")));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
 }

@@ -10,12 +10,10 @@ use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
 use crate::error::Result;
 use crate::process::Peer;
 use crate::progress::Progress;
-use crate::record::{Metric, Record, write_lines};
+use crate::record::{Metric, Record, of_suite};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table};
 use crate::scenario::{Contender, Effort, Group, run_group, window};
 use crate::usage;
-use crate::verbs::{create, output, print};
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -39,8 +37,7 @@ const QUICK: [u64; 4] = [64, 1 << 10, 64 << 10, 512 << 10];
 
 /// Runs the suite: prints tables and conclusions, and writes what the options ask for.
 pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
-    let mut json = args.json.as_deref().map(create).transpose()?;
-    let html = args.html.as_deref().map(create).transpose()?;
+    let mut output = args.output.open()?;
     let effort = Effort {
         runs: args.runs.unwrap_or(if args.quick { 3 } else { 10 }),
         target: Duration::from_secs_f64(args.seconds.unwrap_or(if args.quick {
@@ -54,68 +51,35 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
     let load = usage::load_average();
     let mut context = Context::default();
     let mut progress = Progress::new(groups.len() as u64);
-    let (mut records, mut failures) = (Vec::new(), 0);
+    let mut records = Vec::new();
     for group in &groups {
         let what = group.describe();
         progress.at(&what);
         // Of its own for each point: a failure is one point's.
         let outcome = Peer::spawn(&[])
             .and_then(|mut peer| run_group(&mut context, &mut peer, group, &effort));
-        match outcome {
-            Ok(outcome) => {
-                let mut new = outcome.records;
-                for record in &mut new {
-                    "dgram".clone_into(&mut record.bench);
-                }
-                if let Some((path, file)) = &mut json {
-                    write_lines(file, &new).map_err(|source| output(path, source))?;
-                }
-                records.extend(new);
-            }
-            Err(error) => {
-                failures += 1;
-                eprintln!("{what}: {error}");
-            }
-        }
+        let new = outcome.map(|outcome| of_suite("dgram", outcome.records));
+        records.extend(output.keep(&what, new)?);
         progress.step();
     }
     drop(progress);
     let mut sections = Vec::new();
     for figure in args.figures() {
-        let mut failed = |what: &str, error: &crate::error::BenchError| {
-            failures += 1;
-            eprintln!("{what}: {error}");
-        };
+        let mut failed = |what: &str, error: &crate::error::BenchError| output.failed(what, error);
         let one = |(records, section)| (records, vec![section]);
-        let (mut new, tables) = match figure {
+        let (new, tables) = match figure {
             DgramFigure::Five | DgramFigure::Six => continue,
             DgramFigure::Seven => one(group::run(args.quick, effort.runs, &mut failed)),
             DgramFigure::Nine => lossy::run(args, effort.runs, &mut failed),
             DgramFigure::Eleven => one(sipp::run(args.quick, effort.runs, &mut failed)),
             DgramFigure::Twelve => one(clients::run(args.quick, effort.runs, &mut failed)),
         };
-        for record in &mut new {
-            "dgram".clone_into(&mut record.bench);
-        }
-        if let Some((path, file)) = &mut json {
-            write_lines(file, &new).map_err(|source| output(path, source))?;
-        }
+        let new = of_suite("dgram", new);
+        output.lines(&new)?;
         records.extend(new);
         sections.extend(tables);
     }
-    let report = report(args, &records, sections, &effort, &load);
-    print(&report)?;
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        eprintln!("{failures} of the points failed");
-        ExitCode::FAILURE
-    })
+    output.finish(&report(args, &records, sections, &effort, &load))
 }
 
 fn groups(args: &DgramArgs) -> Vec<Group> {

@@ -4,6 +4,7 @@ use super::experiment::Experiment;
 use super::figures::Data;
 use super::suite::{PING_PONG, STREAM, SYNC_PING_PONG, SYNC_STREAM};
 use super::summary::{DIRECT_RATIO, Figure, GIGABITS, SERVER_CPU};
+use crate::conclusions::Conclusions;
 use crate::driver::Transport;
 use crate::record::{Metric, Record};
 use crate::report::number;
@@ -13,15 +14,6 @@ use crate::size::human;
 const SETTLED: u64 = 6;
 /// The size from which on all transfers were direct in fig. 12b.
 const ALL_DIRECT: u64 = 512 << 10;
-
-pub(super) struct Conclusion {
-    /// Where it comes from.
-    pub(super) source: &'static str,
-    pub(super) claim: &'static str,
-    pub(super) transport: Transport,
-    pub(super) holds: bool,
-    pub(super) number: String,
-}
 
 /// The smallest and the largest value, with where they are.
 struct Range {
@@ -53,40 +45,23 @@ impl Range {
 }
 
 /// Everything that can be said of the figures that were measured.
-pub(super) fn conclusions(data: &Data<'_>, transports: &[Transport]) -> Vec<Conclusion> {
-    let mut found = Vec::new();
+pub(super) fn conclusions(data: &Data<'_>, transports: &[Transport]) -> Conclusions {
+    let mut found = Conclusions::default();
     for transport in transports {
+        found.over(*transport);
         paper(data, *transport, &mut found);
     }
+    found.over(Transport::Tcp);
     distance(data, &mut found);
     for transport in transports {
+        found.over(*transport);
         targets(data, *transport, &mut found);
     }
     found
 }
 
-/// Adds what can be said, if it can.
-fn add(
-    found: &mut Vec<Conclusion>,
-    transport: Transport,
-    source: &'static str,
-    claim: &'static str,
-    verdict: Option<(bool, String)>,
-) {
-    if let Some((holds, number)) = verdict {
-        found.push(Conclusion {
-            source,
-            claim,
-            transport,
-            holds,
-            number,
-        });
-    }
-}
-
-fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
+fn paper(data: &Data<'_>, transport: Transport, found: &mut Conclusions) {
     use Experiment::{Equal, Half, Sends, Sizes, Small};
-    let mut add = |source, claim, verdict| add(found, transport, source, claim, verdict);
     let ratio = |experiment, figure: &Figure, over: &str, under: &str| {
         Range::of(data.ratios(experiment, transport, figure, over, under))
     };
@@ -94,7 +69,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
         let equal = data.ratios(Equal, transport, figure, over, under);
         Range::of(equal.chain(data.ratios(Half, transport, figure, over, under)))
     };
-    add(
+    found.add(
         "fig. 9",
         "indirect-only is always slower than direct-only",
         both(&GIGABITS, "indirect", "direct").map(|range| {
@@ -104,7 +79,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
+    found.add(
         "fig. 9a",
         "as many sends as receives: dynamic falls to the level of indirect-only",
         ratio(Equal, &GIGABITS, "dynamic", "indirect").map(|range| {
@@ -114,7 +89,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
+    found.add(
         "fig. 9b",
         "twice as many receives: dynamic is as fast as direct-only",
         ratio(Half, &GIGABITS, "dynamic", "direct").map(|range| {
@@ -126,12 +101,12 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
     );
     let direct =
         |experiment| Range::of(data.medians(experiment, transport, "dynamic", &DIRECT_RATIO));
-    add(
+    found.add(
         "table III",
         "as many sends as receives: hardly any direct transfers (< 0.1)",
         direct(Equal).map(|range| (range.high.0 < 0.1, range.words())),
     );
-    add(
+    found.add(
         "table III",
         "twice as many receives, 8 sends and more: all transfers direct",
         Range::of(
@@ -140,13 +115,13 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
         )
         .map(|range| (range.low.0 >= 0.99, range.words())),
     );
-    add(
+    found.add(
         "fig. 10",
         "indirect-only: the receiver's CPU approaches 100 %",
         Range::of(data.medians(Equal, transport, "indirect", &SERVER_CPU))
             .map(|range| (range.high.0 >= 90.0, format!("{} %", range.words()))),
     );
-    add(
+    found.add(
         "fig. 10",
         "direct-only: the receiver's CPU is always lower",
         both(&SERVER_CPU, "direct", "indirect").map(|range| {
@@ -156,7 +131,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
+    found.add(
         "fig. 10b",
         "where dynamic is direct, it adds little CPU at the receiver",
         ratio(Half, &SERVER_CPU, "dynamic", "direct").map(|range| {
@@ -166,7 +141,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
+    found.add(
         "fig. 11a",
         "throughput rises with the message size (128 KiB, 512 KiB, 2 MiB)",
         rising(data, transport),
@@ -178,7 +153,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
         )
         .map(|range| range.high.0 / range.low.0)
     };
-    add(
+    found.add(
         "fig. 11a",
         "more than 5 sends: throughput varies little (512 KiB, 2 MiB)",
         settled(512 << 10)
@@ -190,7 +165,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
                 )
             }),
     );
-    add(
+    found.add(
         "fig. 12a",
         "throughput rises with the message size up to about 2 MiB",
         Range::of(data.medians(Sizes, transport, "dynamic", &GIGABITS)).map(|range| {
@@ -201,7 +176,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
+    found.add(
         "fig. 12b",
         "from 512 KiB on all transfers are direct",
         Range::of(
@@ -210,7 +185,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
         )
         .map(|range| (range.low.0 >= 0.99, range.words())),
     );
-    add(
+    found.add(
         "fig. 12b",
         "the share of direct transfers is least at about 32 KiB",
         Range::of(data.medians(Sizes, transport, "dynamic", &DIRECT_RATIO)).map(|range| {
@@ -222,12 +197,12 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
+    found.add(
         "IV.C",
         "throughput is much higher with more receives than sends",
         more_receives(data, transport),
     );
-    add(
+    found.add(
         "interface fig. 2",
         "small packets are faster, up to where they end",
         ratio(Small, &GIGABITS, "small", "not small").map(|range| {
@@ -237,7 +212,7 @@ fn paper(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
+    found.add(
         "interface fig. 3",
         "small packets take more CPU at the receiver",
         ratio(Small, &SERVER_CPU, "small", "not small").map(|range| {
@@ -286,7 +261,7 @@ fn more_receives(data: &Data<'_>, transport: Transport) -> Option<(bool, String)
     ))
 }
 
-fn distance(data: &Data<'_>, found: &mut Vec<Conclusion>) {
+fn distance(data: &Data<'_>, found: &mut Conclusions) {
     let transport = Transport::Tcp;
     let ratio = |over: &str, under: &str| {
         data.ratios(Experiment::Distance, transport, &GIGABITS, over, under)
@@ -296,9 +271,7 @@ fn distance(data: &Data<'_>, found: &mut Vec<Conclusion>) {
     let all = ratio("indirect", "direct")
         .into_iter()
         .chain(ratio("dynamic", "direct"));
-    add(
-        found,
-        transport,
+    found.add(
         "fig. 13",
         "4 operations and more: all three are similar (within a quarter)",
         Range::of(all).map(|range| {
@@ -308,9 +281,7 @@ fn distance(data: &Data<'_>, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
-        found,
-        transport,
+    found.add(
         "fig. 13",
         "4 operations and more: indirect-only is faster than direct-only",
         Range::of(ratio("indirect", "direct")).map(|range| {
@@ -320,9 +291,7 @@ fn distance(data: &Data<'_>, found: &mut Vec<Conclusion>) {
             )
         }),
     );
-    add(
-        found,
-        transport,
+    found.add(
         "fig. 13",
         "dynamic adapts: at least as fast as direct-only",
         Range::of(ratio("dynamic", "direct")).map(|range| {
@@ -334,14 +303,13 @@ fn distance(data: &Data<'_>, found: &mut Vec<Conclusion>) {
     );
 }
 
-fn targets(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
-    let mut add = |source, claim, verdict| add(found, transport, source, claim, verdict);
+fn targets(data: &Data<'_>, transport: Transport, found: &mut Conclusions) {
     for (source, experiment) in [
         ("target, fig. 9a", Experiment::Equal),
         ("target, fig. 9b", Experiment::Half),
         ("target, fig. 12", Experiment::Sizes),
     ] {
-        add(
+        found.add(
             source,
             "dynamic: at least 0.95 of the better other mode at every point",
             Range::of(data.of_the_best(experiment, transport)).map(|range| {
@@ -357,7 +325,7 @@ fn targets(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             }),
         );
     }
-    add(
+    found.add(
         "target",
         "twice as many receives as sends: at least 99 % direct",
         Range::of(data.medians(Experiment::Half, transport, "dynamic", &DIRECT_RATIO)).map(
@@ -381,7 +349,7 @@ fn targets(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
         Transport::Tcp => (0.95, "1 MiB stream: at least 0.95 of loopback TCP"),
     };
     let of_tcp = |op: &str, stack: &str, metric: Metric| record(op, stack, metric)?.ratio_tcp;
-    add(
+    found.add(
         "target",
         claim,
         of_tcp(STREAM, "exs", Metric::bandwidth_GBps)
@@ -390,7 +358,7 @@ fn targets(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
     let latency = |stack: &str| {
         record(PING_PONG, stack, Metric::latency_us_p50).map(|record| record.summary.median)
     };
-    add(
+    found.add(
         "target",
         "64 B ping-pong: at most 1.2 times raw verbs",
         latency("exs").zip(latency("weft")).map(|(exs, verbs)| {
@@ -403,13 +371,13 @@ fn targets(data: &Data<'_>, transport: Transport, found: &mut Vec<Conclusion>) {
             (exs / verbs <= 1.2, words)
         }),
     );
-    add(
+    found.add(
         "target",
         "blocking calls, 1 MiB stream: at least 0.9 of plain sockets",
         of_tcp(SYNC_STREAM, "exs-sync", Metric::bandwidth_GBps)
             .map(|ratio| (ratio >= 0.9, format!("{} of it", number(ratio)))),
     );
-    add(
+    found.add(
         "target",
         "blocking calls, 64 B ping-pong: at least 0.9 of plain sockets' speed",
         of_tcp(SYNC_PING_PONG, "exs-sync", Metric::latency_us_p50)

@@ -195,22 +195,9 @@ pub(super) fn report(results: &Results, args: &ExsArgs) -> Report {
 }
 
 fn verdicts(data: &Data<'_>, transports: &[Transport]) -> Option<Section> {
-    let mut table = Table::new(&["from", "claim", "transport", "here", "number"]);
-    for each in conclusions(data, transports) {
-        let verdict = if each.holds { "holds" } else { "does not hold" };
-        table.push([
-            each.source,
-            each.claim,
-            each.transport.name(),
-            verdict,
-            &each.number,
-        ]);
-    }
-    (!table.is_empty()).then(|| {
-        Section::new("The papers' conclusions, and the targets")
-            .text("Each with its least and most over the figure's places.")
-            .table(table)
-    })
+    let title = "The papers' conclusions, and the targets";
+    let section = conclusions(data, transports).section(title, "papers, or target")?;
+    Some(section.text("Each with its least and most over the figure's places."))
 }
 
 /// The table and the plots of an experiment on a transport.

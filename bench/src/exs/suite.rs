@@ -9,13 +9,11 @@ use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
 use crate::error::{BenchError, Result};
 use crate::process::{Peer, Reply, Request, unexpected};
 use crate::progress::Progress;
-use crate::record::{Record, write_lines};
+use crate::record::{Record, of_suite};
 use crate::scenario::{Contender, Effort, Group, run_group, window};
 use crate::stats::{Mean, Summary};
 use crate::usage;
-use crate::verbs::{create, output, print};
 use serde::Serialize;
-use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -107,30 +105,23 @@ impl Cell {
         self.runs.iter().map(figure.read).collect()
     }
 
-    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
-        for figure in &summary::FIGURES {
+    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
+        summary::FIGURES.iter().filter_map(|figure| {
             let samples = self.read(figure);
-            let (Some(summary), Some(Mean { mean, ci95, .. })) =
-                (Summary::of(&samples), Mean::of(&samples))
-            else {
-                continue;
-            };
-            let line = Line {
+            let Mean { mean, ci95, .. } = Mean::of(&samples)?;
+            Some(Line {
                 bench: "exs",
                 experiment: self.experiment,
                 transport: self.transport,
                 variant: &self.variant,
                 x: self.x,
                 metric: figure.name,
-                summary,
+                summary: Summary::of(&samples)?,
                 mean,
                 ci95,
                 plan: &self.plan,
-            };
-            serde_json::to_writer(&mut *out, &line)?;
-            out.write_all(b"\n")?;
-        }
-        out.flush()
+            })
+        })
     }
 }
 
@@ -180,8 +171,7 @@ pub(super) struct Results {
 
 /// Runs the suite: prints tables, and writes what the options ask for.
 pub(crate) fn run(args: &ExsArgs) -> Result<ExitCode> {
-    let mut json = args.json.as_deref().map(create).transpose()?;
-    let html = args.html.as_deref().map(create).transpose()?;
+    let mut output = args.output.open()?;
     let wants = |figure: Figure| args.figure.is_empty() || args.figure.contains(&figure);
     let experiments = Experiment::ALL.into_iter();
     let experiments: Vec<Experiment> = experiments
@@ -194,7 +184,6 @@ pub(crate) fn run(args: &ExsArgs) -> Result<ExitCode> {
         notes: Vec::new(),
         load: usage::load_average(),
     };
-    let mut failures = 0;
     // The link first: without it the rest need not wait for the news.
     let mut link = None;
     if experiments.contains(&Experiment::Distance) {
@@ -259,17 +248,10 @@ pub(crate) fn run(args: &ExsArgs) -> Result<ExitCode> {
         };
         match measure(pair, link, point, repetitions) {
             Ok(cells) => {
-                if let Some((path, file)) = &mut json {
-                    for cell in &cells {
-                        cell.write(file).map_err(|source| output(path, source))?;
-                    }
-                }
+                output.lines(cells.iter().flat_map(Cell::lines))?;
                 results.cells.extend(cells);
             }
-            Err(error) => {
-                failures += 1;
-                eprintln!("{what}: {error}");
-            }
+            Err(error) => output.failed(&what, &error),
         }
         progress.step();
     }
@@ -290,41 +272,16 @@ pub(crate) fn run(args: &ExsArgs) -> Result<ExitCode> {
         bytes: None,
     };
     for group in &groups {
-        progress.at(&group.describe());
+        let what = group.describe();
+        progress.at(&what);
         let measured = Peer::spawn(&[])
             .and_then(|mut peer| run_group(&mut context, &mut peer, group, &effort));
-        match measured {
-            Ok(outcome) => {
-                let mut records = outcome.records;
-                for record in &mut records {
-                    "exs".clone_into(&mut record.bench);
-                }
-                if let Some((path, file)) = &mut json {
-                    write_lines(file, &records).map_err(|source| output(path, source))?;
-                }
-                results.targets.extend(records);
-            }
-            Err(error) => {
-                failures += 1;
-                eprintln!("{}: {error}", group.describe());
-            }
-        }
+        let records = measured.map(|outcome| of_suite("exs", outcome.records));
+        results.targets.extend(output.keep(&what, records)?);
         progress.step();
     }
     drop(progress);
-    let report = figures::report(&results, args);
-    print(&report)?;
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        eprintln!("{failures} of the points failed");
-        ExitCode::FAILURE
-    })
+    output.finish(&figures::report(&results, args))
 }
 
 fn base(args: &ExsArgs, distant: bool) -> Base {

@@ -2,33 +2,21 @@
 
 use super::node::{Carrier, How, Work};
 use super::{Bench, MIB, Point, Sum};
+use crate::conclusions::Conclusions;
 use crate::error::Result;
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
 use crate::size::human;
 use crate::usage;
 
-/// What the chapter says, whether it holds here, and the number.
-struct Conclusion {
-    source: &'static str,
-    claim: &'static str,
-    holds: bool,
-    here: String,
-}
-
 /// What has been measured so far.
 struct Chapter {
     sections: Vec<Section>,
-    conclusions: Vec<Conclusion>,
+    conclusions: Conclusions,
 }
 
 impl Chapter {
     fn says(&mut self, source: &'static str, claim: &'static str, holds: bool, here: String) {
-        self.conclusions.push(Conclusion {
-            source,
-            claim,
-            holds,
-            here,
-        });
+        self.conclusions.add(source, claim, Some((holds, here)));
     }
 }
 
@@ -59,7 +47,7 @@ impl Bench<'_> {
     pub(super) fn chapter(&mut self) -> Result<Report> {
         let mut chapter = Chapter {
             sections: Vec::new(),
-            conclusions: Vec::new(),
+            conclusions: Conclusions::default(),
         };
         let began = usage::load_average();
         self.link(&mut chapter)?;
@@ -70,11 +58,6 @@ impl Bench<'_> {
         self.merge_over_nodes(&mut chapter, &hash)?;
         self.volume(&mut chapter)?;
         self.threads(&mut chapter)?;
-        let mut table = Table::new(&["thesis", "conclusion", "holds", "here"]);
-        for said in &chapter.conclusions {
-            let holds = if said.holds { "yes" } else { "no" };
-            table.push([said.source, said.claim, holds, &said.here]);
-        }
         let mut report = Report::new("weft bench join: chapter 7 of the thesis");
         report.intro = vec![
             machine(),
@@ -86,7 +69,10 @@ impl Bench<'_> {
                 usage::load_average()
             ),
         ];
-        report.sections = vec![Section::new("What the chapter concludes").table(table)];
+        let found = chapter
+            .conclusions
+            .section("What the chapter concludes", "thesis");
+        report.sections.extend(found);
         report.sections.append(&mut chapter.sections);
         Ok(report)
     }

@@ -7,13 +7,13 @@ mod chapter;
 mod node;
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 
 use clap::Args;
 use serde::Deserialize;
 
 use crate::error::{BenchError, Result};
+use crate::output::OutputArgs;
 use node::{Carrier, Doors, How, Outcome, Plan, Work, failed};
 
 const MIB: usize = 1 << 20;
@@ -33,12 +33,9 @@ pub struct JoinArgs {
     /// Runs of each point; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     repetitions: u32,
-    /// Write the points as JSON, one a line
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Write a page with tables and plots
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
     /// Be a node; started by the benchmark itself
     #[arg(long, hide = true)]
     node: bool,
@@ -48,23 +45,11 @@ pub(crate) fn run(args: &JoinArgs) -> Result<ExitCode> {
     if args.node {
         return node::serve().map(|()| ExitCode::SUCCESS);
     }
+    let mut output = args.output.open()?;
     let mut bench = Bench::start(args)?;
     let report = bench.chapter()?;
-    print!("{}", report.to_text(None));
-    if let Some(path) = &args.json {
-        write(path, &bench.json)?;
-    }
-    if let Some(path) = &args.html {
-        write(path, &report.to_html())?;
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|source| BenchError::Output {
-        path: path.display().to_string(),
-        source,
-    })
+    output.lines(&bench.lines)?;
+    output.finish(&report)
 }
 
 struct Process {
@@ -117,7 +102,7 @@ struct Bench<'a> {
     args: &'a JoinArgs,
     processes: Vec<Process>,
     turns: u64,
-    json: String,
+    lines: Vec<serde_json::Value>,
 }
 
 /// The nodes of one turn together.
@@ -171,7 +156,7 @@ impl<'a> Bench<'a> {
             args,
             processes: processes.collect::<Result<_>>()?,
             turns: 0,
-            json: String::new(),
+            lines: Vec::new(),
         })
     }
 
@@ -197,12 +182,10 @@ impl<'a> Bench<'a> {
         }
         let medians: Vec<Sum> = sums.iter().map(|sums| Sum::median(sums)).collect();
         for (point, sum) in points.iter().zip(&medians) {
-            let line = serde_json::json!({
+            self.lines.push(serde_json::json!({
                 "carrier": point.carrier, "nodes": point.nodes, "element": point.element, "work": point.work, "wall": sum.wall, "setup": sum.setup,
                 "setup_cpu": sum.setup_cpu, "turn_cpu": sum.turn_cpu, "waited": sum.waited, "matches": sum.matches,
-            });
-            self.json.push_str(&line.to_string());
-            self.json.push('\n');
+            }));
         }
         Ok(medians)
     }

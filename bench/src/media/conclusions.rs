@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::server::Kind;
 use super::{Measured, Point};
+use crate::conclusions::Conclusions;
 use crate::report::number;
 
 /// Something that is asked: at most so much.
@@ -22,14 +23,6 @@ impl Bar {
     pub(super) fn json(&self) -> Value {
         json!({"bench": "media", "verdict": self.what, "target": self.target, "measured": self.measured, "holds": self.holds()})
     }
-}
-
-/// A conclusion of the thesis.
-pub(super) struct Conclusion {
-    pub(super) source: &'static str,
-    pub(super) claim: &'static str,
-    pub(super) holds: bool,
-    pub(super) number: String,
 }
 
 /// What of the chapter this suite does not remake.
@@ -176,24 +169,12 @@ pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
     bars
 }
 
-type Add<'a> = &'a mut dyn FnMut(&'static str, &'static str, Option<(bool, String)>);
-
 /// What can be said of the chapter's conclusions.
-pub(super) fn conclusions(measured: &Measured) -> Vec<Conclusion> {
-    let mut found = Vec::new();
-    let mut add = |source, claim, verdict: Option<(bool, String)>| {
-        if let Some((holds, number)) = verdict {
-            found.push(Conclusion {
-                source,
-                claim,
-                holds,
-                number,
-            });
-        }
-    };
-    servers(measured, &mut add);
-    loads(measured, &mut add);
-    jumps(measured, &mut add);
+pub(super) fn conclusions(measured: &Measured) -> Conclusions {
+    let mut found = Conclusions::default();
+    servers(measured, &mut found);
+    loads(measured, &mut found);
+    jumps(measured, &mut found);
     found
 }
 
@@ -202,7 +183,7 @@ fn times(ratio: f64) -> String {
 }
 
 /// Servers beside each other at one number of viewers and rate.
-fn servers(measured: &Measured, add: Add<'_>) {
+fn servers(measured: &Measured, found: &mut Conclusions) {
     let Some((viewers, rate)) = measured.compared(false) else {
         return;
     };
@@ -214,37 +195,37 @@ fn servers(measured: &Measured, add: Add<'_>) {
     let cpu = |one, other| two(one, other).map(|(p, q)| ratio(p.cpu_per_gb(), q.cpu_per_gb()));
     let switches =
         |one, other| two(one, other).map(|(p, q)| p.switches_per_s() / q.switches_per_s().max(0.1));
-    add(
+    found.add(
         "figs. 6.4, 6.12",
         "HTTP with read and write serves over 5 times as many as RTP: a GB costs RTP over 5 times the CPU",
         cpu(Kind::Vlc, Kind::ReadWrite).map(|r| (r > 5.0, at(times(r)))),
     );
-    add(
+    found.add(
         "figs. 6.3c, 6.12",
         "RTP has more context switches than HTTP",
         switches(Kind::Vlc, Kind::ReadWrite).map(|r| (r > 1.0, at(times(r)))),
     );
-    add(
+    found.add(
         "fig. 6.7",
         "sendfile takes far less CPU than read and write (half and less)",
         cpu(Kind::Sendfile, Kind::ReadWrite).map(|r| (r <= 0.5, at(times(r)))),
     );
-    add(
+    found.add(
         "fig. 6.10c",
         "sendfile does not reduce the context switches (less than by half)",
         switches(Kind::Sendfile, Kind::ReadWrite).map(|r| (r > 0.5, at(times(r)))),
     );
-    add(
+    found.add(
         "figs. 6.10b, 6.12",
         "RDMA brings the server's CPU down to almost nothing (a tenth of sendfile's): same host",
         cpu(Kind::Local, Kind::Sendfile).map(|r| (r <= 0.1, at(times(r)))),
     );
-    add(
+    found.add(
         "figs. 6.10c, 6.12",
         "... and the context switches by an order of magnitude: same host",
         switches(Kind::Local, Kind::Sendfile).map(|r| (r <= 0.1, at(times(r)))),
     );
-    add(
+    found.add(
         "6.4.2",
         "RDMA in software at the server suffers as HTTP does: over TCP its CPU is between that of sendfile and of read and write",
         cpu(Kind::Tcp, Kind::Sendfile)
@@ -261,7 +242,7 @@ fn servers(measured: &Measured, add: Add<'_>) {
 }
 
 /// Growth with the number of viewers and the rate.
-fn loads(measured: &Measured, add: Add<'_>) {
+fn loads(measured: &Measured, found: &mut Conclusions) {
     let rate = measured.top_rate();
     // CPU for each viewer at the most of them that are served, over that at the fewest from 50 on.
     let growth = |kind| {
@@ -277,19 +258,19 @@ fn loads(measured: &Measured, add: Add<'_>) {
             times(r)
         )
     };
-    add(
+    found.add(
         "fig. 6.10b",
         "HTTP with sendfile costs CPU in proportion to the viewers (within 2 times)",
         growth(Kind::Sendfile).map(|g| (g.0 > 0.5 && g.0 < 2.0, words(g))),
     );
-    add(
+    found.add(
         "fig. 6.10b",
         "HTTP with read and write costs more than that (more for each viewer the more there are)",
         growth(Kind::ReadWrite).map(|g| (g.0 > 1.1, words(g))),
     );
     let line = measured.line(Kind::Local, rate);
     let most = line.iter().map(|p| p.cpu_percent()).fold(0.0, f64::max);
-    add(
+    found.add(
         "fig. 6.10b",
         "RDMA's CPU is a small constant, however many watch (under 1 % of a core): same host",
         line.last().map(|p| {
@@ -309,7 +290,7 @@ fn loads(measured: &Measured, add: Add<'_>) {
     let rates = || measured.points.iter().map(|p| p.rate);
     let least = rates().fold(f64::MAX, f64::min);
     let has = |kind| measured.points.iter().any(|p| p.server == kind);
-    add(
+    found.add(
         "fig. 6.3a",
         "the higher the rate, the fewer viewers RTP serves",
         (has(Kind::Vlc) && least < rate).then(|| {
@@ -320,7 +301,7 @@ fn loads(measured: &Measured, add: Add<'_>) {
             )
         }),
     );
-    add(
+    found.add(
         "figs. 6.7a, 6.10a",
         "RDMA serves as many as sendfile does: same host",
         (has(Kind::Local) && has(Kind::Sendfile)).then(|| {
@@ -333,7 +314,7 @@ fn loads(measured: &Measured, add: Add<'_>) {
     );
 }
 
-fn jumps(measured: &Measured, add: Add<'_>) {
+fn jumps(measured: &Measured, found: &mut Conclusions) {
     let Some((viewers, rate)) = measured.compared(true) else {
         return;
     };
@@ -349,17 +330,17 @@ fn jumps(measured: &Measured, add: Add<'_>) {
         )
     };
     let both = |kind| cost(kind, 60.0).zip(cost(kind, 30.0));
-    add(
+    found.add(
         "fig. 6.8a",
         "jumps cost HTTP with read and write much CPU (half as much again at 30 s)",
         both(Kind::ReadWrite).map(|r| (r.1 > 1.5, words(r))),
     );
-    add(
+    found.add(
         "fig. 6.8b",
         "... and HTTP with sendfile (2.4 and 3.3 times there)",
         both(Kind::Sendfile).map(|r| (r.1 > 1.5, words(r))),
     );
-    add(
+    found.add(
         "6.3.2",
         "jumps cost RTP nothing (within 1.1 times)",
         both(Kind::Vlc).map(|r| (r.1 <= 1.1, words(r))),
@@ -372,7 +353,7 @@ fn jumps(measured: &Measured, add: Add<'_>) {
                 .cpu_percent(),
         )
     };
-    add(
+    found.add(
         "fig. 6.11",
         "jumps cost the server nothing with RDMA (0.1 % of a core more at most): same host",
         local(Some(30.0)).zip(local(None)).map(|(with, without)| {
@@ -380,7 +361,7 @@ fn jumps(measured: &Measured, add: Add<'_>) {
             (with - without <= 0.1, text)
         }),
     );
-    add(
+    found.add(
         "fig. 6.11",
         "... and over TCP in software (within 1.1 times)",
         both(Kind::Tcp).map(|r| (r.1 <= 1.1, words(r))),
@@ -435,7 +416,7 @@ mod tests {
         assert_eq!(of("p99 of notice"), Some((false, "7.00".into())));
         let found = conclusions(&measured);
         let of = |claim: &str| {
-            let found = found.iter().find(|c| c.claim.contains(claim));
+            let found = found.list.iter().find(|c| c.claim.contains(claim));
             found.map(|c| c.holds)
         };
         assert_eq!(of("sendfile takes far less CPU"), Some(true));
@@ -444,6 +425,6 @@ mod tests {
         assert_eq!(of("over TCP in software"), Some(false));
         assert_eq!(of("RTP"), None);
         assert!(super::bars(&Measured::default()).is_empty());
-        assert!(conclusions(&Measured::default()).is_empty());
+        assert!(conclusions(&Measured::default()).list.is_empty());
     }
 }

@@ -17,8 +17,8 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use crate::error::{BenchError, Result};
+use crate::output::OutputArgs;
 use crate::usage::load_average;
-use crate::verbs::{create, output, print};
 
 use conclusions::Bar;
 use server::{Kind, Served};
@@ -80,12 +80,9 @@ pub struct MediaArgs {
     /// Fewer points, shorter
     #[arg(long)]
     pub quick: bool,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Writes tables and plots as one page
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 impl MediaArgs {
@@ -198,8 +195,7 @@ struct Measured {
 pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     let args = &args.clone().complete();
     let wanted = |e| args.experiment.is_empty() || args.experiment.contains(&e);
-    let json = args.json.as_deref().map(create).transpose()?;
-    let html = args.html.as_deref().map(create).transpose()?;
+    let mut output = args.output.open()?;
     let folder = Folder::make()?;
     let load = load_average();
     let mut measured = Measured::default();
@@ -235,22 +231,10 @@ pub(crate) fn run(args: &MediaArgs) -> Result<ExitCode> {
     }
     let bars = conclusions::bars(&measured);
     measured.lines.extend(bars.iter().map(Bar::json));
-    if let Some((path, mut file)) = json {
-        let mut lines = measured.lines.iter();
-        lines
-            .try_for_each(|line| writeln!(file, "{line}"))
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
-    let report = show::report(&measured, &bars, args, &load);
-    print(&report)?;
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
+    output.lines(&measured.lines)?;
+    let exit = output.finish(&show::report(&measured, &bars, args, &load))?;
     Ok(if measured.failed.is_empty() {
-        ExitCode::SUCCESS
+        exit
     } else {
         ExitCode::FAILURE
     })

@@ -142,17 +142,9 @@ pub(super) fn report(measured: &Measured, bars: &[Bar], args: &MediaArgs, load: 
             .sections
             .push(Section::new("What is asked of weft").table(table));
     }
-    let found = conclusions(measured);
-    if !found.is_empty() {
-        let mut table = Table::new(&["from", "conclusion of the thesis", "", "number"]);
-        for each in found {
-            let holds = if each.holds { "holds" } else { "does not hold" };
-            table.push([each.source, each.claim, holds, &each.number]);
-        }
-        report
-            .sections
-            .push(Section::new("The thesis's conclusions").table(table));
-    }
+    report
+        .sections
+        .extend(conclusions(measured).section("The thesis's conclusions", "thesis"));
     let mut shown: Vec<(u64, Option<u64>)> = Vec::new();
     for point in &measured.points {
         let key = (point.rate.to_bits(), point.jump.map(f64::to_bits));

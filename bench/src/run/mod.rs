@@ -7,7 +7,6 @@ mod parts;
 mod programs;
 pub(crate) mod world;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -17,11 +16,11 @@ pub use parts::PartArgs;
 pub use programs::Program;
 
 use crate::error::{BenchError, Result};
+use crate::output::OutputArgs;
 use crate::progress::Progress;
 use crate::report::{Bars, Mark, Report, Section, Table, machine, number};
 use crate::stats::{Summary, paired_ratio};
 use crate::usage;
-use crate::verbs::{create, output, print};
 use programs::{Bar, Case, Goal};
 use world::{Stack, World};
 
@@ -53,12 +52,9 @@ pub struct RunArgs {
     /// The folder of the preload library [default: as `weft run` finds it]
     #[arg(long, value_name = "DIR", env = "WEFT_RUN_LIB")]
     pub lib: Option<PathBuf>,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-    /// Writes a table and a picture as one self-contained page
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// The values of one stack, one for each run.
@@ -84,8 +80,7 @@ pub(crate) fn part(args: &PartArgs) -> Result<()> {
 
 /// Runs the suite: prints a table, and writes what the options ask for.
 pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
-    let mut json = args.json.as_deref().map(create).transpose()?;
-    let html = args.html.as_deref().map(create).transpose()?;
+    let mut output = args.output.open()?;
     let world = World::new(args.lib.as_deref(), args.seconds)?;
     let runs = args.runs.unwrap_or(if args.quick { 3 } else { 10 });
     let all = <Program as clap::ValueEnum>::value_variants();
@@ -93,7 +88,7 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
         .iter()
         .filter(|one| args.program.is_empty() || args.program.contains(one));
     let load = usage::load_average();
-    let (mut left_out, mut outcomes, mut failures) = (Vec::new(), Vec::new(), 0);
+    let (mut left_out, mut outcomes) = (Vec::new(), Vec::new());
     let mut programs = Vec::new();
     for &program in chosen {
         match program.missing() {
@@ -108,10 +103,9 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
     let mut progress = Progress::new(programs.len() as u64 * u64::from(runs));
     for program in programs {
         let mut fail = |error: BenchError| {
-            failures += 1;
-            let line = format!("{}: {error}", program.name());
-            eprintln!("weft: {line}");
-            left_out.push(line);
+            let name = program.name();
+            output.failed(&name, &error);
+            left_out.push(format!("{name}: {error}"));
         };
         match program.cases(&world) {
             Ok(cases) => {
@@ -123,24 +117,12 @@ pub(crate) fn run_suite(args: &RunArgs) -> Result<ExitCode> {
         }
     }
     drop(progress);
-    if let Some((path, file)) = &mut json {
-        lines(&outcomes, &load)
-            .iter()
-            .try_for_each(|line| writeln!(file, "{line}"))
-            .and_then(|()| file.flush())
-            .map_err(|source| output(path, source))?;
-    }
-    let report = report(&outcomes, &left_out, runs, args.seconds, &load);
-    print(&report)?;
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
-    Ok(if failures == 0 && !outcomes.is_empty() {
-        ExitCode::SUCCESS
-    } else {
+    output.lines(lines(&outcomes, &load))?;
+    let exit = output.finish(&report(&outcomes, &left_out, runs, args.seconds, &load))?;
+    Ok(if outcomes.is_empty() {
         ExitCode::FAILURE
+    } else {
+        exit
     })
 }
 
@@ -244,7 +226,7 @@ fn spread(summary: &Summary) -> String {
     )
 }
 
-fn lines(outcomes: &[Outcome], load: &str) -> Vec<String> {
+fn lines(outcomes: &[Outcome], load: &str) -> Vec<serde_json::Value> {
     let mut lines = Vec::new();
     for outcome in outcomes {
         for of in &outcome.stacks {
@@ -252,7 +234,7 @@ fn lines(outcomes: &[Outcome], load: &str) -> Vec<String> {
                 "bench": "run", "case": outcome.name, "unit": outcome.unit, "stack": of.stack.name(), "values": of.each,
                 "median": Summary::of(&of.each).map(|s| s.median), "went_over": of.over, "load": load,
             });
-            lines.push(object.to_string());
+            lines.push(object);
         }
         for goal in &outcome.goals {
             let Some((ours, beside, ratio)) = outcome.compare(goal) else {
@@ -262,7 +244,7 @@ fn lines(outcomes: &[Outcome], load: &str) -> Vec<String> {
                 "bench": "run", "goal": goal.name, "stack": goal.stack.name(), "beside": goal.beside.name(), "ratio": ratio,
                 "bar": bar_text(goal.bar, outcome.unit), "reached": is_reached(goal.bar, &ours, &beside, ratio.as_ref()),
             });
-            lines.push(object.to_string());
+            lines.push(object);
         }
     }
     lines
@@ -426,8 +408,7 @@ mod tests {
         let page = report(&outcomes, &[], 1, 1, "0").to_html();
         assert!(page.contains("<rect") && page.contains("reached"), "{page}");
         for line in lines(&outcomes, "0") {
-            let value: serde_json::Value = serde_json::from_str(&line).unwrap();
-            assert_eq!(value["bench"], "run");
+            assert_eq!(line["bench"], "run");
         }
     }
 }

@@ -9,13 +9,11 @@ use crate::driver::Transport;
 use crate::error::{BenchError, Result};
 use crate::process::Peer;
 use crate::progress::Progress;
-use crate::record::{Metric, Record, write_lines};
+use crate::record::{Metric, Record};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table, machine, number};
 use crate::size::human;
 use crate::stats::{Summary, paired_ratio};
 use crate::usage;
-use crate::verbs::{create, output, print};
-use std::io::Write;
 use std::process::ExitCode;
 
 /// The suite's name in its records.
@@ -25,8 +23,7 @@ const MOST: u64 = 1 << 20;
 
 /// Runs the suite: prints tables, and writes what the options ask for.
 pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
-    let mut json = args.json.as_deref().map(create).transpose()?;
-    let html = args.html.as_deref().map(create).transpose()?;
+    let mut output = args.output.open()?;
     let wants = |figure| args.figure.is_empty() || args.figure.contains(&figure);
     let mut points = Vec::new();
     for &transport in &args.transport {
@@ -40,42 +37,21 @@ pub(crate) fn run(args: &SdpArgs) -> Result<ExitCode> {
     let mut records = Vec::new();
     if wants(SdpFigure::Table1) {
         records.extend(costs::measure(args.runs())?);
+        output.lines(&records)?;
     }
     let mut progress = Progress::new(points.len() as u64);
     let mut devices = Devices::default();
-    let mut failures = 0;
     for (figure, x, plan) in points {
         let what = format!("{} {} {x}", figure.op(), plan.transport.name());
         progress.at(&what);
         // A peer of its own: what a failure leaves behind goes with it.
         let measured = Peer::spawn(&[])
             .and_then(|mut peer| measure(&mut devices, &mut peer, figure, x, &plan, args));
-        match measured {
-            Ok(more) => records.extend(more),
-            Err(error) => {
-                failures += 1;
-                eprintln!("{what}: {error}");
-            }
-        }
+        records.extend(output.keep(&what, measured)?);
         progress.step();
     }
     drop(progress);
-    if let Some((path, file)) = &mut json {
-        write_lines(file, &records).map_err(|source| output(path, source))?;
-    }
-    let report = report(&records, args, &load);
-    print(&report)?;
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        eprintln!("{failures} of the points failed");
-        ExitCode::FAILURE
-    })
+    output.finish(&report(&records, args, &load))
 }
 
 /// One point: all rows are connected and warmed up, then run after run, each run turning through all of them.
@@ -198,21 +174,9 @@ fn report(records: &[Record], args: &SdpArgs, load: &str) -> Report {
         }
     }
     let found = conclusions(records, &args.transport);
-    if !found.is_empty() {
-        let mut table = Table::new(&["from", "conclusion of the paper", "over", "", "number"]);
-        for each in found {
-            table.push([
-                each.source,
-                each.claim,
-                each.transport.name(),
-                if each.holds { "holds" } else { "does not hold" },
-                &each.number,
-            ]);
-        }
-        report
-            .sections
-            .push(Section::new("The paper's conclusions").table(table));
-    }
+    report
+        .sections
+        .extend(found.section("The paper's conclusions", "paper"));
     report
 }
 

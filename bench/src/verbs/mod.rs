@@ -1,24 +1,24 @@
 //! The suite `weft bench verbs`: thesis figs. 3.19-3.22 and 4.3-4.11, table 4.1.
 
 mod figures;
+mod goals;
 pub(crate) mod memory;
 mod peers;
 pub(crate) mod register;
 pub(crate) mod setup;
+mod view;
 
 use crate::args::{CommonArgs, Figure, Poll, Switch, VerbsArgs, VerbsOp};
 use crate::driver::{Context, Kind, Memory, Op, Scheme, Spec, Stack, Transport, outside};
 use crate::error::{BenchError, Result};
+use crate::output::cannot_write;
 use crate::process::Peer;
 use crate::progress::Progress;
-use crate::record::{Record, write_lines};
-use crate::report::{Report, Section};
+use crate::record::Record;
+use crate::report::Section;
 use crate::scenario::{Contender, Effort, Group, run_group, window};
 use crate::size::Sizes;
 use crate::usage;
-use std::fs::File;
-use std::io::{BufWriter, IsTerminal, Write};
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -79,11 +79,9 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     let args = &args;
     let common = &args.common;
     let ops = chosen(&args.op);
-    // Files that cannot be written are better known before the measurements than after.
-    let mut json = common.json.as_deref().map(create).transpose()?;
-    let html = common.html.as_deref().map(create).transpose()?;
+    let mut output = common.output.open()?;
     if let Some(directory) = &common.svg {
-        std::fs::create_dir_all(directory).map_err(|source| output(directory, source))?;
+        std::fs::create_dir_all(directory).map_err(|source| cannot_write(directory, source))?;
     }
     let effort = Effort {
         runs: common.runs(),
@@ -103,22 +101,6 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
     }
     let load = usage::load_average();
     let mut records = Vec::new();
-    let mut failures = 0;
-    let mut keep = |what: &str, result: Result<Vec<Record>>| -> Result<()> {
-        match result {
-            Ok(new) => {
-                if let Some((path, file)) = &mut json {
-                    write_lines(file, &new).map_err(|source| output(path, source))?;
-                }
-                records.extend(new);
-            }
-            Err(error) => {
-                failures += 1;
-                eprintln!("{what}: {error}");
-            }
-        }
-        Ok(())
-    };
     let mut progress = Progress::new((groups.len() + extras.len()) as u64);
     let mut context = Context::default();
     let mut peer = None;
@@ -138,7 +120,7 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
             notes.extend(outcome.notes);
             outcome.records
         });
-        keep(&what, result)?;
+        records.extend(output.keep(&what, result)?);
         progress.step();
     }
     drop(peer);
@@ -157,29 +139,18 @@ pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
                 ("memory", memory::measure(common))
             }
         };
-        keep(what, result)?;
+        records.extend(output.keep(what, result)?);
         progress.step();
     }
     drop(progress);
     let report = figures::report(&records, common, &notes, &load);
-    print(&report)?;
-    if let Some((path, mut file)) = html {
-        file.write_all(report.to_html().as_bytes())
-            .and_then(|()| file.flush())
-            .map_err(|source| output(&path, source))?;
-    }
     if let Some(directory) = &common.svg {
         for (name, plot) in report.plots() {
             let path = directory.join(format!("{name}.svg"));
-            std::fs::write(&path, plot.to_svg()).map_err(|source| output(&path, source))?;
+            std::fs::write(&path, plot.to_svg()).map_err(|source| cannot_write(&path, source))?;
         }
     }
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
-    } else {
-        eprintln!("{failures} of the points failed");
-        ExitCode::FAILURE
-    })
+    output.finish(&report)
 }
 
 /// Measures transfers and set-up for another suite; prints nothing.
@@ -203,31 +174,6 @@ pub(crate) fn measured(args: &VerbsArgs) -> Result<(Vec<Record>, Vec<Section>)> 
     }
     let report = figures::report(&records, common, &notes, &usage::load_average());
     Ok((records, report.sections))
-}
-
-/// Prints on standard output; a reader that has gone away is not an error.
-pub(crate) fn print(report: &Report) -> Result<()> {
-    let width = std::io::stdout()
-        .is_terminal()
-        .then(|| rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| size.ws_col));
-    match writeln!(std::io::stdout(), "{}", report.to_text(width)) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(BenchError::system("print")(error))
-        }
-        _ => Ok(()),
-    }
-}
-
-pub(crate) fn create(path: &Path) -> Result<(std::path::PathBuf, BufWriter<File>)> {
-    let file = File::create(path).map_err(|source| output(path, source))?;
-    Ok((path.to_owned(), BufWriter::new(file)))
-}
-
-pub(crate) fn output(path: &Path, source: std::io::Error) -> BenchError {
-    BenchError::Output {
-        path: path.display().to_string(),
-        source,
-    }
 }
 
 fn chosen(ops: &[VerbsOp]) -> Vec<VerbsOp> {

@@ -1,6 +1,6 @@
 //! weft beside other libraries, `memcpy` and `process_vm_writev`: a table for each measure.
 
-use super::figures::{Line, View};
+use super::view::{Line, View};
 use crate::record::{Metric, Record};
 use crate::report::{Axis, Plot, Section, Series, Stroke, Table, number};
 use crate::size::human;

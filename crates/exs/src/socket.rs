@@ -12,12 +12,14 @@ use weft_verbs::cm::{ConnParam, ConnectError};
 use weft_verbs::{Path, Signal};
 use weft_wire::exs::Hello;
 
-use crate::driver::{Conn, Setup, Slot, Target, agree, deadline, file_end};
+use crate::driver::{Conn, Setup, Target, agree, deadline, file_end};
 use crate::event::{Event, EventKind};
 use crate::listener::Listener;
 use crate::machine::Stats;
 use crate::plain::{EndDone, Outcome, Plain, PlainOp};
 use crate::{Context, Error, Kind, Memory, Options, Piece, Ready, RecvFlags, Sink};
+
+mod wait;
 
 /// A socket. Clones are handles of the same one; when the last one is dropped, it is closed as by [`Socket::close`].
 #[derive(Clone)]
@@ -694,181 +696,6 @@ impl Socket {
         Ok(())
     }
 
-    // ---- blocking calls --------------------------------------------------------------------------------------------
-
-    /// Connect, and wait for it.
-    ///
-    /// # Errors
-    /// As `connect(2)`: `ECONNREFUSED`, `ETIMEDOUT`, `EHOSTUNREACH`, …; `EPROTO` when the peer is no EXS socket, `EPROTOTYPE` when it is one of
-    /// another type; `EINTR` when a signal's handler ran: the connection goes on being made.
-    pub fn connect_wait(&self, addr: SocketAddr) -> Result<(), Errno> {
-        let slot = Arc::new(Slot::default());
-        self.connect_to(addr, Target::Slot(Arc::clone(&slot)), 0)?;
-        slot.sleep(None)?;
-        slot.take()
-            .map_or(Err(Errno::IO), |event| event.result.map(drop))
-    }
-
-    /// Take the next connection, and wait for it.
-    ///
-    /// # Errors
-    /// `EAGAIN` when the time is up; `EINTR` when a signal's handler ran; `EINVAL` when it does not listen, `EBADF` when it is or gets closed.
-    pub fn accept_wait(&self, timeout: Option<Duration>) -> Result<Socket, Errno> {
-        let listener = self.listener()?;
-        let slot = Arc::new(Slot::default());
-        let token = Arc::as_ptr(&slot).addr() as u64;
-        listener.accept(Target::Slot(Arc::clone(&slot)), token);
-        let waited = slot.sleep(deadline(timeout));
-        if waited.is_err() && !listener.withdraw(&slot) {
-            // A connection is being handed to it just now.
-            while slot.sleep(None).is_err() {}
-        }
-        match slot.take() {
-            Some(Event {
-                accepted: Some(socket),
-                ..
-            }) => Ok(socket),
-            Some(event) => Err(event.result.err().unwrap_or(Errno::IO)),
-            None => Err(waited.err().unwrap_or(Errno::IO)),
-        }
-    }
-
-    /// Send, and wait until the memory is the program's again.
-    ///
-    /// # Errors
-    /// As [`Socket::send`]; `EAGAIN` when the time limit of sends ran out before anything was sent, `EINTR` when a signal's handler ran before.
-    pub fn send_wait(&self, memory: Memory) -> Result<usize, Errno> {
-        let plain = self.plain()?;
-        if plain.is_none()
-            && let Some(sent) = self.conn()?.send_and_done(&memory)
-        {
-            return sent.map(|()| memory.len());
-        }
-        let slot = Arc::new(Slot::default());
-        let target = Target::Slot(Arc::clone(&slot));
-        if let Some(plain) = plain {
-            let token = Arc::as_ptr(&slot).addr() as u64;
-            let limit = self.limits().0;
-            plain.send(self.plain_op(
-                EventKind::Send,
-                memory,
-                RecvFlags::empty(),
-                limit,
-                (target, token),
-            ));
-            return plain_result(plain, &slot, token);
-        }
-        let conn = self.conn()?;
-        let id = conn.send(memory, target, 0, None).map_err(refused)?;
-        finish_wait(conn, &slot, id, self.limits().0).map(|end| end.0)
-    }
-
-    /// Receive, and wait for it. 0 at the end of the stream. The memory has to be a region's or promised ([`Memory::Raw`]), or a list of such.
-    ///
-    /// # Errors
-    /// As [`Socket::recv`]; `EAGAIN` when the time limit of receives ran out before anything came, `EINTR` when a signal's handler ran before; `EINVAL` for owned memory, which would not come back.
-    pub fn recv_wait(&self, memory: &Memory, flags: RecvFlags) -> Result<usize, Errno> {
-        if memory.owns() {
-            return Err(Errno::INVAL);
-        }
-        let slot = Arc::new(Slot::default());
-        let target = Target::Slot(Arc::clone(&slot));
-        let flags = flags - RecvFlags::IN_PLACE;
-        if let Some(plain) = self.plain()? {
-            let token = Arc::as_ptr(&slot).addr() as u64;
-            if flags.contains(RecvFlags::DONTWAIT) {
-                self.plain_recv_now(plain, EventKind::Recv, memory.clone(), (target, token))?;
-                return plain_result(plain, &slot, token);
-            }
-            let limit = self.limits().1;
-            plain.recv(self.plain_op(
-                EventKind::Recv,
-                memory.clone(),
-                flags,
-                limit,
-                (target, token),
-            ));
-            return plain_result(plain, &slot, token);
-        }
-        let conn = self.conn()?;
-        conn.settle();
-        let started = conn.recv(memory.clone(), flags, target, 0, None);
-        let id = started.map_err(refused)?;
-        finish_wait(conn, &slot, id, self.limits().1).map(|end| end.0)
-    }
-
-    /// As [`Socket::recv_wait`], of a message: also whether it was longer than the memory.
-    ///
-    /// # Errors
-    /// As [`Socket::recv_wait`]; `EOPNOTSUPP` on a socket of bytes.
-    pub fn recv_message_wait(
-        &self,
-        memory: &Memory,
-        flags: RecvFlags,
-    ) -> Result<(usize, bool), Errno> {
-        if self.0.kind == Kind::Stream {
-            return Err(Errno::OPNOTSUPP);
-        }
-        if memory.owns() {
-            return Err(Errno::INVAL);
-        }
-        let slot = Arc::new(Slot::default());
-        let target = Target::Slot(Arc::clone(&slot));
-        let limit = if flags.contains(RecvFlags::DONTWAIT) {
-            Some(Duration::ZERO)
-        } else {
-            self.limits().1
-        };
-        let conn = self.conn()?;
-        conn.settle();
-        let flags = flags - RecvFlags::IN_PLACE;
-        let started = conn.recv(memory.clone(), flags, target, 0, None);
-        finish_wait(conn, &slot, started.map_err(refused)?, limit)
-    }
-
-    /// Wait until the socket is ready for something of `wanted`, or has failed. Empty when the time is up.
-    ///
-    /// # Errors
-    /// `ENOTCONN`, `EBADF`; `EINTR` when a signal's handler ran before that.
-    pub fn poll_wait(&self, wanted: Ready, timeout: Option<Duration>) -> Result<Ready, Errno> {
-        let slot = Arc::new(Slot::default());
-        let target = Target::Slot(Arc::clone(&slot));
-        let deadline = deadline(timeout);
-        let waited;
-        if let Ok(listener) = self.listener() {
-            listener.poll(wanted, target, 0);
-            waited = slot.sleep(deadline);
-            if waited.is_err() {
-                listener.withdraw(&slot);
-            }
-        } else if let Some(plain) = self.plain()? {
-            let later = Arc::clone(&slot);
-            let token = Arc::as_ptr(&slot).addr() as u64;
-            let done = move |ready: Result<Ready, Errno>| {
-                let mut event = Event::new(EventKind::Poll, 0, -1, ready.map(|_| 0));
-                event.ready = ready.unwrap_or_default();
-                later.fill(event);
-            };
-            plain.poll(wanted, token, Box::new(done));
-            waited = slot.sleep(deadline);
-            if waited.is_err() {
-                plain.cancel(Some(token));
-            }
-        } else {
-            let conn = self.conn()?;
-            conn.poll(wanted, target, 0);
-            waited = conn.wait_for(&slot, deadline);
-            if waited.is_err() {
-                conn.withdraw(&slot);
-            }
-        }
-        let ready = slot.take().map_or(Ready::empty(), |event| event.ready);
-        match waited {
-            Err(Errno::INTR) if ready.is_empty() => Err(Errno::INTR),
-            _ => Ok(ready),
-        }
-    }
-
     /// What it is ready for.
     pub fn ready(&self) -> Ready {
         if let Ok(listener) = self.listener() {
@@ -907,47 +734,10 @@ fn told_plain(target: Target, (kind, token, fd): (EventKind, u64, i32), outcome:
     target.tell_now(event);
 }
 
-/// The end of a blocking call on an ordinary connection.
-fn plain_result(plain: &Plain, slot: &Slot, token: u64) -> Result<usize, Errno> {
-    let waited = slot.sleep(None);
-    if waited.is_err() {
-        plain.cancel(Some(token));
-        while slot.sleep(None).is_err() {}
-    }
-    let event = slot.take().ok_or(Errno::IO)?;
-    match event.result {
-        Err(Errno::TIMEDOUT | Errno::CANCELED) if event.bytes > 0 => Ok(event.bytes),
-        Err(Errno::TIMEDOUT) => Err(Errno::AGAIN),
-        Err(Errno::CANCELED) => Err(waited.err().unwrap_or(Errno::CANCELED)),
-        result => result,
-    }
-}
-
 /// Give back what a refused operation had.
 fn refused((errno, target): (Errno, Target)) -> Errno {
     target.forget();
     errno
-}
-
-/// The end of a blocking call: bytes, and whether a message was longer.
-fn finish_wait(
-    conn: &Conn,
-    slot: &Arc<Slot>,
-    id: crate::machine::OpId,
-    limit: Option<Duration>,
-) -> Result<(usize, bool), Errno> {
-    let waited = conn.wait_for(slot, deadline(limit));
-    if let Err(why) = waited {
-        // The memory is not the program's before the end is told.
-        conn.give_up(slot, id, why);
-    }
-    let event = slot.take().ok_or(Errno::IO)?;
-    let bytes = match event.result {
-        Err(Errno::CANCELED | Errno::TIMEDOUT) if event.bytes > 0 => Ok(event.bytes),
-        Err(errno @ (Errno::CANCELED | Errno::TIMEDOUT)) => Err(waited.err().unwrap_or(errno)),
-        result => result,
-    };
-    Ok((bytes?, event.truncated))
 }
 
 /// Have the kernel keep an address for us.

@@ -11,7 +11,6 @@ use weft_verbs::tls::Tls;
 use weft_verbs::{Access, Device, Mr, RemoteAddr, SendWr};
 
 use crate::error::Error;
-use crate::file::{File, OpenOptions};
 use crate::link::{Event, Link, Prepared, param};
 use crate::lock;
 use crate::name::{Endpoint, Name};
@@ -124,14 +123,6 @@ impl Client {
     /// As [`Client::connect`].
     pub fn transport(&self) -> Result<&'static str, Error> {
         Ok(self.0.connected(&mut lock(&self.0.slot))?.transport)
-    }
-
-    /// Opens a buffer or file.
-    ///
-    /// # Errors
-    /// As `open(2)`; `EROFS` for writing to a file of the server's folder, `ENOSPC` past its quota.
-    pub fn open(&self, name: &Name, options: OpenOptions) -> Result<File, Error> {
-        File::open(self, name, options)
     }
 
     /// What a name stands for.

@@ -164,16 +164,20 @@ impl Source<'_> {
     }
 }
 
-impl File {
-    pub(crate) fn open(client: &Client, name: &Name, options: OpenOptions) -> Result<Self, Error> {
-        let file = Self {
-            client: client.clone(),
+impl Client {
+    /// Opens a buffer or file.
+    ///
+    /// # Errors
+    /// As `open(2)`; `EROFS` for writing to a file of the server's folder, `ENOSPC` past its quota.
+    pub fn open(&self, name: &Name, options: OpenOptions) -> Result<File, Error> {
+        let file = File {
+            client: self.clone(),
             name: Mutex::new(name.clone()),
             flags: options.flags,
             state: Mutex::default(),
         };
-        let mut slot = lock(&client.0.slot);
-        let conn = client.0.connected(&mut slot)?;
+        let mut slot = lock(&self.0.slot);
+        let conn = self.0.connected(&mut slot)?;
         let opened = conn.open(name, options.flags, options.size);
         let epoch = conn.epoch;
         match opened {
@@ -195,7 +199,9 @@ impl File {
         drop(slot);
         Ok(file)
     }
+}
 
+impl File {
     /// Its flags.
     pub fn flags(&self) -> Flags {
         self.flags

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use weft_sdp::{Listener, Options, Stream};
 use weft_sys::{Interest, poll_fds, unix};
 use weft_verbs::Device;
 
-use crate::meet;
+use crate::meet::{self, Waiting};
 use crate::pump::{End, Pump};
 
 /// How long a dial may take.
@@ -47,20 +47,6 @@ pub struct Config {
     pub nat: bool,
     /// It ends when it has had nothing to do for so long; `None`: never.
     pub idle: Option<Duration>,
-}
-
-/// A connection whose peer has called `connect`, and whose broker is to come.
-pub(crate) struct Waiting {
-    pub(crate) id: u64,
-    pub(crate) what: Registration,
-    pub(crate) wire: OwnedFd,
-}
-
-impl Waiting {
-    /// Whether the program has closed the connection, or ended.
-    fn is_gone(&self) -> bool {
-        !matches!(hosts::take_link(&self.wire), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
-    }
 }
 
 #[derive(Default)]
@@ -402,9 +388,4 @@ fn wait_linked(wire: &OwnedFd, stream: &Stream) -> io::Result<(OwnedFd, OwnedFd)
             _ => {}
         }
     }
-}
-
-/// Whether a program's connection may be the one that a broker at `from` means.
-pub(crate) fn may_be(one: &Registration, from: IpAddr) -> bool {
-    one.ends.peer.ip() == from
 }

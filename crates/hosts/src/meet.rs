@@ -5,16 +5,17 @@
 //! whose peer has the address that the side connection comes from, and then only one of them may fit. Each end proves that it knows the first bytes by a digest under a key that is fresh and of both ends' making. Nothing is said of the bytes
 //! themselves.
 
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use hmac::Mac;
 use rustix::io::Errno;
-use weft_run::hosts::Registration;
+use weft_run::hosts::{self, Registration};
 use weft_run::meet::Why;
 use weft_sdp::{RecvFlags, Sink, Source, Stream};
 
-use crate::broker::{Waiting, may_be};
 use crate::wire::{self, CANDIDATES, DIGEST, NONE, OPEN, Open, Prover, WireError};
 
 /// How long the acceptor waits for a program to register.
@@ -23,6 +24,25 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const EXACT: Duration = Duration::from_secs(1);
 /// How long a message may take.
 const MESSAGE: Duration = Duration::from_secs(10);
+
+/// A connection whose peer has called `connect`, and whose broker is to come.
+pub(crate) struct Waiting {
+    pub(crate) id: u64,
+    pub(crate) what: Registration,
+    pub(crate) wire: OwnedFd,
+}
+
+impl Waiting {
+    /// Whether the program has closed the connection, or ended.
+    pub(crate) fn is_gone(&self) -> bool {
+        !matches!(hosts::take_link(&self.wire), Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// Whether a program's connection may be the one that a broker at `from` means.
+pub(crate) fn may_be(one: &Registration, from: IpAddr) -> bool {
+    one.ends.peer.ip() == from
+}
 
 /// Connections that programs have registered.
 pub(crate) trait Candidates {

@@ -8,7 +8,6 @@
 use crate::Access;
 use crate::export::{self, Entry, Words};
 use crate::place::{Place, RW};
-use crate::region::Registered;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,6 +44,12 @@ pub trait Reader: Send + Sync {
     fn cut_off(&self);
 }
 
+/// A region's memory, as long as somebody holds it.
+pub(crate) trait Memory: Send + Sync {
+    /// Whether its bytes are in an arena.
+    fn is_lent(&self) -> bool;
+}
+
 /// The `STag` of a window that a peer went on using when it was taken away.
 struct Overdue {
     stag: u32,
@@ -53,7 +58,7 @@ struct Overdue {
     since: Instant,
     /// Its memory, which stays until the peer is out. Not of an arena: there a late write goes into a hole.
     #[expect(dead_code, reason = "kept")]
-    region: Option<Arc<Registered>>,
+    region: Option<Arc<dyn Memory>>,
 }
 
 /// What a protection domain shows to peers on this host: its `STag`s in a table that they can read, and three
@@ -227,7 +232,7 @@ impl Domain {
     }
 
     /// A window for this queue pair was retracted: says whether it is still used. Then its region is kept, see [`Self::is_overdue`].
-    pub(crate) fn keep_if_used(&self, stag: u32, qp: u32, region: Arc<Registered>) -> bool {
+    pub(crate) fn keep_if_used(&self, stag: u32, qp: u32, region: Arc<dyn Memory>) -> bool {
         let used = self.is_used(stag, qp);
         if used {
             lock(&self.overdue).push(Overdue {

@@ -11,7 +11,7 @@
 //! region was in the table when it was looked up, and the generation was the same in this hold, so whoever takes it away waits for the end of the
 //! hold. A region that is remembered is not replaced by another one in a hold in which it was used.
 
-use crate::region::Registered;
+use crate::registered::Registered;
 use crate::table::{Table, locate};
 use crate::{Access, MemError, PdId, Span, copy};
 use std::cell::{Cell, UnsafeCell};

@@ -50,6 +50,7 @@ mod place;
 pub mod protect;
 mod raw;
 mod region;
+mod registered;
 mod span;
 mod table;
 
@@ -60,7 +61,8 @@ pub use list::{Piece, RecvList, SendList};
 pub use peer::{LastWindow, Peer, Process, Target};
 pub use place::Place;
 pub use raw::RawMemory;
-pub use region::{Backing, Leaving, Region};
+pub use region::{Leaving, Region};
+pub use registered::Backing;
 pub use span::Span;
 pub use table::{Table, Window, WindowType};
 

@@ -5,7 +5,6 @@
 //! [`RawMemory::new`] is where the promise is made ([`RawMemory::leak`] keeps it itself); everything else keeps to the range that was promised, and moves bytes by
 //! the racing copies only.
 
-use crate::region::{invalid, iovec};
 use crate::{MemError, copy};
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -144,5 +143,16 @@ impl RawMemory {
 impl std::fmt::Debug for RawMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "RawMemory({:p}+{})", self.ptr, self.len)
+    }
+}
+
+pub(crate) fn invalid(e: MemError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, e)
+}
+
+pub(crate) fn iovec(ptr: NonNull<u8>, len: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: ptr.as_ptr().cast(),
+        iov_len: len,
     }
 }

@@ -1,319 +1,27 @@
-//! Regions: who owns the memory, and how it comes back.
+//! Regions: the owner's handle on registered memory.
 //!
 //! # Safety
 //!
-//! A `Registered` owns its bytes through a raw pointer. The table and every [`crate::Span`] hold it by `Arc`,
-//! so the bytes live as long as anybody can reach them: the last holder releases them, to the
-//! owner if it waits, else to the system. Only `Storage::Raw`, and parts of such, are not ours to keep, so dropping
-//! such a region waits for the spans.
+//! Ranges are checked against the region's memory, which lives as long as the region (see the module `registered`).
 
-use crate::domain::{Domain, Lent, PEER_LIMIT};
+use crate::domain::{Domain, PEER_LIMIT};
+use crate::raw::{invalid, iovec};
+use crate::registered::Registered;
 use crate::table::Table;
-use crate::{Access, MemError, PdId, Place, RawMemory, copy};
+use crate::{Access, Backing, MemError, PdId, RawMemory, copy};
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use weft_lock::Holds;
-use weft_sys::memfd::Mapping;
 
 /// How long threads of ours that are still in a region are waited for after peers have been.
 const SPAN_WAIT: Duration = Duration::from_secs(1);
 /// Sleep between two looks, at first and later.
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-
-/// Set in `Registered::windows` once no more windows may be bound.
-const CLOSED: u32 = 1 << 31;
-
-/// Where a region's bytes come from.
-#[derive(Debug)]
-pub enum Backing {
-    /// A buffer given up by its owner; [`Region::deregister`] gives it back.
-    Owned(Vec<u8>),
-    /// So many bytes of new zeroed memory, on pages of its own; pages take memory when touched.
-    Anonymous(usize),
-    /// So many bytes of new zeroed memory that peers of this host can map, if their connection is a local one and the
-    /// access rights let them: in the protection domain's arena of memory that peers may write
-    /// (`REMOTE_WRITE`, `REMOTE_ATOMIC`), may read (`REMOTE_READ`), or may not reach. *Every* such peer of the domain can reach
-    /// all regions of its kind there, whatever its windows. The same as `Anonymous` where memory files are not to be had.
-    ///
-    /// A child of `fork` shares these bytes with its parent, rather than getting a copy: both see what either writes.
-    Shared(usize),
-    /// A mapping of a memory file, which must be one that never shrinks ([`weft_sys::memfd::check`]). Peers of this host reach it in this process.
-    File(Mapping),
-}
-
-enum Storage {
-    Heap {
-        capacity: usize,
-    },
-    Map,
-    /// Part of an arena.
-    Lent(Box<Lent>),
-    /// A mapped file, whose mapping goes with it.
-    File(#[allow(dead_code)] Mapping),
-    /// Somebody else's.
-    Raw,
-    /// A range of another registration, from this offset on: it keeps that one's memory.
-    Part(Arc<Registered>, usize),
-    Nothing,
-}
-
-/// A region as the table and the spans see it.
-pub(crate) struct Registered {
-    ptr: NonNull<u8>,
-    len: usize,
-    pub(crate) iova: u64,
-    pub(crate) stag: u32,
-    pub(crate) pd: PdId,
-    pub(crate) access: Access,
-    /// Windows bound, and `CLOSED`.
-    windows: AtomicU32,
-    locked: AtomicBool,
-    /// Its bytes do not change any more.
-    frozen: AtomicBool,
-    storage: Storage,
-}
-
-// SAFETY: the bytes are reached by racing copies, atomics and system calls only, from any thread;
-// everything else in it is Send and Sync.
-unsafe impl Send for Registered {}
-// SAFETY: as above.
-unsafe impl Sync for Registered {}
-
-impl Registered {
-    pub(crate) fn new(
-        pd: PdId,
-        backing: Backing,
-        iova: u64,
-        access: Access,
-    ) -> Result<Registered, MemError> {
-        let (ptr, len, storage) = match backing {
-            Backing::Owned(v) => {
-                let mut v = ManuallyDrop::new(v);
-                let capacity = v.capacity();
-                // SAFETY: a Vec's pointer is never null.
-                let ptr = unsafe { NonNull::new_unchecked(v.as_mut_ptr()) };
-                (ptr, v.len(), Storage::Heap { capacity })
-            }
-            Backing::Anonymous(0) | Backing::Shared(0) => {
-                (NonNull::dangling(), 0, Storage::Nothing)
-            }
-            // Those that could be lent are made by `from_lent`.
-            Backing::Anonymous(len) | Backing::Shared(len) => {
-                let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::Limit)?;
-                (ptr, len, Storage::Map)
-            }
-            Backing::File(mapping) => {
-                let ptr = NonNull::new(mapping.as_ptr()).ok_or(MemError::BadArgument)?;
-                (ptr, mapping.len(), Storage::File(mapping))
-            }
-        };
-        Registered::build(pd, ptr, len, storage, iova, access)
-    }
-
-    pub(crate) fn from_raw(
-        pd: PdId,
-        ptr: *mut u8,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Registered, MemError> {
-        let ptr = match NonNull::new(ptr) {
-            Some(p) => p,
-            None if len == 0 => NonNull::dangling(),
-            None => return Err(MemError::BadArgument),
-        };
-        Registered::build(pd, ptr, len, Storage::Raw, iova, access)
-    }
-
-    /// `len` bytes from `off` of what another one has, under rights of its own.
-    pub(crate) fn from_part(
-        whole: &Arc<Registered>,
-        off: usize,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Registered, MemError> {
-        if off > whole.len || len > whole.len - off {
-            return Err(MemError::Bounds);
-        }
-        let storage = Storage::Part(Arc::clone(whole), off);
-        Registered::build(whole.pd, whole.at(off), len, storage, iova, access)
-    }
-
-    /// `len` bytes of an arena.
-    pub(crate) fn from_lent(
-        pd: PdId,
-        lent: Lent,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Registered, MemError> {
-        let ptr = NonNull::new(lent.as_ptr()).ok_or(MemError::Limit)?;
-        Registered::build(pd, ptr, len, Storage::Lent(Box::new(lent)), iova, access)
-    }
-
-    /// Whether its bytes are in an arena.
-    pub(crate) fn is_lent(&self) -> bool {
-        match &self.storage {
-            Storage::Lent(_) => true,
-            Storage::Part(whole, _) => whole.is_lent(),
-            _ => false,
-        }
-    }
-
-    /// Whether its bytes are somebody's who has them back when the region is gone, and not the library's.
-    fn is_promised(&self) -> bool {
-        matches!(self.storage, Storage::Raw | Storage::Part(..))
-    }
-
-    /// Whether peers of this host can have been let in: by its own `STag`, or by windows.
-    fn is_open(&self) -> bool {
-        self.access.intersects(Access::REMOTE | Access::MW_BIND)
-    }
-
-    /// Where the byte at an offset is, for a peer of this host.
-    pub(crate) fn place(&self, offset: usize) -> Place {
-        match &self.storage {
-            Storage::Lent(lent) => Place {
-                space: lent.place.space,
-                addr: lent.place.addr + offset as u64,
-            },
-            Storage::Part(whole, off) => whole.place(off + offset),
-            _ => Place {
-                space: 0,
-                addr: self.at(offset).as_ptr().addr() as u64,
-            },
-        }
-    }
-
-    /// The file that its bytes are in, if they do not change any more.
-    pub(crate) fn frozen_file(&self) -> Option<BorrowedFd<'_>> {
-        match &self.storage {
-            Storage::Lent(lent) if self.frozen.load(Ordering::Acquire) => Some(lent.file()),
-            _ => None,
-        }
-    }
-
-    fn build(
-        pd: PdId,
-        ptr: NonNull<u8>,
-        len: usize,
-        storage: Storage,
-        iova: u64,
-        access: Access,
-    ) -> Result<Registered, MemError> {
-        let new = Registered {
-            ptr,
-            len,
-            iova,
-            stag: 0,
-            pd,
-            access,
-            windows: AtomicU32::new(0),
-            locked: AtomicBool::new(false),
-            frozen: AtomicBool::new(false),
-            storage,
-        };
-        // Judged after the storage has its owner, so that a refusal frees it.
-        if iova.checked_add(len as u64).is_none()
-            || (access.contains(Access::ZERO_BASED) && iova != 0)
-            || (access.needs_local_write() && !access.contains(Access::LOCAL_WRITE))
-        {
-            return Err(MemError::BadArgument);
-        }
-        Ok(new)
-    }
-
-    #[inline]
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// The address of an offset, which must not pass the end.
-    #[inline]
-    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
-        assert!(offset <= self.len);
-        // SAFETY: inside the allocation, or one past its end.
-        unsafe { self.ptr.add(offset) }
-    }
-
-    /// Appends `len` bytes from `offset` to `out`; panics when they are not inside the region.
-    #[inline]
-    pub(crate) fn append_to(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
-        assert!(offset <= self.len && len <= self.len - offset);
-        out.reserve(len);
-        // SAFETY: a checked range of memory that lives as long as `self`; `reserve` made room, all of which is written.
-        unsafe {
-            copy::load(
-                out.as_mut_ptr().add(out.len()),
-                self.at(offset).as_ptr(),
-                len,
-            );
-            out.set_len(out.len() + len);
-        }
-    }
-
-    /// Counts one more window, unless the region is going away.
-    pub(crate) fn add_window(&self) -> Result<(), MemError> {
-        self.windows
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
-                (n < CLOSED - 1).then_some(n + 1)
-            })
-            .map(drop)
-            .map_err(|_| MemError::InvalidStag)
-    }
-
-    pub(crate) fn drop_window(&self) {
-        self.windows.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Forbids further windows if there are none; again is fine.
-    fn close_if_no_windows(&self) -> bool {
-        self.windows
-            .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
-            || self.windows.load(Ordering::Acquire) == CLOSED
-    }
-
-    /// Takes the storage apart; the buffer comes back if there was one.
-    fn release(&mut self) -> Option<Vec<u8>> {
-        let storage = std::mem::replace(&mut self.storage, Storage::Nothing);
-        if *self.locked.get_mut() && !matches!(storage, Storage::Nothing | Storage::Part(..)) {
-            // SAFETY: the range is still mapped. A failure leaves the lock, which harms nobody.
-            let _ = unsafe { weft_sys::map::unlock(self.ptr, self.len) };
-        }
-        match storage {
-            Storage::Heap { capacity } => {
-                // SAFETY: the parts of a Vec taken apart, and we are the last holder.
-                Some(unsafe { Vec::from_raw_parts(self.ptr.as_ptr(), self.len, capacity) })
-            }
-            Storage::Map => {
-                // SAFETY: our own mapping, and we are the last holder.
-                let unmapped = unsafe { weft_sys::map::unmap(self.ptr, self.len) };
-                debug_assert!(unmapped.is_ok());
-                None
-            }
-            // The mapping goes, and with it the memory.
-            Storage::Lent(_)
-            | Storage::File(_)
-            | Storage::Raw
-            | Storage::Part(..)
-            | Storage::Nothing => None,
-        }
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        drop(self.release());
-    }
-}
 
 /// The owner's handle on registered memory. Dropping it deregisters: windows bound to it become
 /// invalid, and the memory is freed when the last [`crate::Span`] is gone and no peer of this host uses it itself any more. Where the
@@ -326,15 +34,119 @@ pub struct Region {
     holds: Holds,
 }
 
-impl Region {
-    pub(crate) fn new(table: Table, inner: Arc<Registered>) -> Region {
-        Region {
-            table,
-            inner: Some(inner),
-            holds: Holds::default(),
+impl Table {
+    /// Registers memory: peers and scatter/gather elements name its first byte by address `iova`. A length
+    /// of zero is legal.
+    ///
+    /// # Errors
+    /// [`MemError::Limit`] when the table is full or the system has no memory;
+    /// [`MemError::BadArgument`] when `iova` and the length pass the end of the address space, when
+    /// [`Access::ZERO_BASED`] comes with an `iova` other than 0, or when the remote write or atomic right
+    /// comes without [`Access::LOCAL_WRITE`].
+    pub fn register(
+        &self,
+        pd: PdId,
+        backing: Backing,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        if let Backing::Shared(len @ 1..) = backing
+            && let Ok(lent) = self.domain(pd).and_then(|d| d.lend(len, access))
+        {
+            return self.enter(Registered::from_lent(pd, lent, len, iova, access)?);
         }
+        self.enter(Registered::new(pd, backing, iova, access)?)
     }
 
+    /// Registers memory that somebody else owns. Dropping the region waits for its spans without a
+    /// limit (so never drop it on a thread that holds one), and for peers of this host up to [`crate::PEER_LIMIT`].
+    ///
+    /// # Errors
+    /// As [`Self::register`], and [`MemError::BadArgument`] for a null pointer with a length.
+    ///
+    /// # Safety
+    /// Until the region is deregistered or dropped, `ptr..ptr + len` must stay mapped, readable and writable,
+    /// and be touched by nobody through plain Rust references or non-atomic Rust accesses that a
+    /// peer's accesses may race with.
+    pub unsafe fn register_raw(
+        &self,
+        pd: PdId,
+        ptr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
+    }
+
+    /// Registers memory that somebody has promised, see [`RawMemory::new`].
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_promised(
+        &self,
+        pd: PdId,
+        memory: &RawMemory,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        let (ptr, len) = (memory.as_ptr(), memory.len());
+        self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
+    }
+
+    /// As [`Self::register_promised`], in the place of a region that has just been deregistered: with its `STag`, unless that is in use again.
+    ///
+    /// # Errors
+    /// As [`Self::register`].
+    pub fn register_again(
+        &self,
+        pd: PdId,
+        memory: &RawMemory,
+        iova: u64,
+        access: Access,
+        stag: u32,
+    ) -> Result<Region, MemError> {
+        let (ptr, len) = (memory.as_ptr(), memory.len());
+        let new = Registered::from_raw(pd, ptr, len, iova, access)?;
+        self.enter_as(new, Some(stag))
+    }
+
+    /// Registers `len` bytes from `off` of a region once more, under an `STag`, an address and rights of their own: to open them to a
+    /// peer, and nothing beside them, for a while. The memory stays until both are gone.
+    ///
+    /// # Errors
+    /// As [`Self::register`], and [`MemError::Bounds`].
+    pub fn register_part(
+        &self,
+        region: &Region,
+        off: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Region, MemError> {
+        self.enter(Registered::from_part(
+            region.inner(),
+            off,
+            len,
+            iova,
+            access,
+        )?)
+    }
+
+    fn enter(&self, new: Registered) -> Result<Region, MemError> {
+        self.enter_as(new, None)
+    }
+
+    fn enter_as(&self, new: Registered, wish: Option<u32>) -> Result<Region, MemError> {
+        Ok(Region {
+            inner: Some(self.insert(new, wish)?),
+            table: self.clone(),
+            holds: Holds::default(),
+        })
+    }
+}
+
+impl Region {
     #[inline]
     pub(crate) fn inner(&self) -> &Arc<Registered> {
         self.inner.as_ref().expect("a region has its memory")
@@ -352,7 +164,7 @@ impl Region {
 
     /// Bytes.
     pub fn len(&self) -> usize {
-        self.inner().len
+        self.inner().len()
     }
 
     /// Whether it has no bytes.
@@ -372,7 +184,7 @@ impl Region {
 
     /// Where the bytes are in this process.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.inner().ptr.as_ptr()
+        self.inner().at(0).as_ptr()
     }
 
     /// Keeps its pages in memory (`mlock`) until deregistration.
@@ -380,15 +192,7 @@ impl Region {
     /// # Errors
     /// [`MemError::Limit`] when the system's limit on locked memory forbids it.
     pub fn lock_pages(&self) -> Result<(), MemError> {
-        let r = self.inner();
-        if r.len == 0 || r.locked.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        // SAFETY: the range is mapped as long as the region lives.
-        unsafe { weft_sys::map::lock(r.ptr, r.len) }.map_err(|_| {
-            r.locked.store(false, Ordering::Release);
-            MemError::Limit
-        })
+        self.inner().lock_pages()
     }
 
     /// Ends the registration and gives an [`Backing::Owned`] buffer back. From the call on the `STag` is
@@ -429,7 +233,7 @@ impl Region {
         self.holds.add(holds);
         let inner = self.inner();
         // No bind can pass this, so the windows found next are all there will ever be.
-        if inner.windows.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED != 0 {
+        if inner.close_to_windows() {
             self.table.unbind_all(inner);
         }
         domain.filter(|_| inner.is_open())
@@ -502,7 +306,7 @@ impl Region {
     #[inline]
     fn range(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
         let r = self.inner();
-        if off > r.len || len > r.len - off {
+        if off > r.len() || len > r.len() - off {
             return Err(MemError::Bounds);
         }
         Ok(r.at(off))
@@ -511,7 +315,7 @@ impl Region {
     /// The same for whoever writes there.
     #[inline]
     fn range_mut(&self, off: usize, len: usize) -> Result<NonNull<u8>, MemError> {
-        if self.inner().frozen.load(Ordering::Acquire) {
+        if self.inner().is_frozen() {
             return Err(MemError::Access);
         }
         self.range(off, len)
@@ -528,7 +332,7 @@ impl Region {
         if self.access().contains(Access::LOCAL_WRITE) {
             return Err(MemError::Access);
         }
-        self.inner().frozen.store(true, Ordering::Release);
+        self.inner().freeze();
         Ok(())
     }
 
@@ -695,17 +499,6 @@ impl Region {
         let p = self.range_mut(off, len).map_err(invalid)?;
         // SAFETY: as in `read_from_file`.
         unsafe { weft_sys::recv_raw(fd, &[iovec(p, len)]) }
-    }
-}
-
-pub(crate) fn invalid(e: MemError) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, e)
-}
-
-pub(crate) fn iovec(ptr: NonNull<u8>, len: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: ptr.as_ptr().cast(),
-        iov_len: len,
     }
 }
 

@@ -5,7 +5,7 @@
 //! A span's range was checked against its region when it was made and never changes; its `Arc` keeps
 //! the bytes. Every method checks its own range against the span's before a pointer is used.
 
-use crate::region::Registered;
+use crate::registered::Registered;
 use crate::{MemError, Place, copy};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;

@@ -2,8 +2,8 @@
 
 use crate::domain::Domain;
 use crate::export;
-use crate::region::Registered;
-use crate::{Access, Backing, MemError, PdId, RawMemory, Region, Span};
+use crate::registered::Registered;
+use crate::{Access, MemError, PdId, Span};
 use std::collections::{HashMap, VecDeque, hash_map};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
@@ -283,29 +283,6 @@ impl Table {
         }))
     }
 
-    /// Registers memory: peers and scatter/gather elements name its first byte by address `iova`. A length
-    /// of zero is legal.
-    ///
-    /// # Errors
-    /// [`MemError::Limit`] when the table is full or the system has no memory;
-    /// [`MemError::BadArgument`] when `iova` and the length pass the end of the address space, when
-    /// [`Access::ZERO_BASED`] comes with an `iova` other than 0, or when the remote write or atomic right
-    /// comes without [`Access::LOCAL_WRITE`].
-    pub fn register(
-        &self,
-        pd: PdId,
-        backing: Backing,
-        iova: u64,
-        access: Access,
-    ) -> Result<Region, MemError> {
-        if let Backing::Shared(len @ 1..) = backing
-            && let Ok(lent) = self.domain(pd).and_then(|d| d.lend(len, access))
-        {
-            return self.enter(Registered::from_lent(pd, lent, len, iova, access)?);
-        }
-        self.enter(Registered::new(pd, backing, iova, access)?)
-    }
-
     /// What a protection domain shows to peers of this host: made on first need, with all that is registered and bound then.
     ///
     /// # Errors
@@ -349,96 +326,22 @@ impl Table {
         Ok(new)
     }
 
-    /// Registers memory that somebody else owns. Dropping the region waits for its spans without a
-    /// limit (so never drop it on a thread that holds one), and for peers of this host up to [`crate::PEER_LIMIT`].
-    ///
-    /// # Errors
-    /// As [`Self::register`], and [`MemError::BadArgument`] for a null pointer with a length.
-    ///
-    /// # Safety
-    /// Until the region is deregistered or dropped, `ptr..ptr + len` must stay mapped, readable and writable,
-    /// and be touched by nobody through plain Rust references or non-atomic Rust accesses that a
-    /// peer's accesses may race with.
-    pub unsafe fn register_raw(
+    /// Takes a region in, under this `STag` if it is free.
+    pub(crate) fn insert(
         &self,
-        pd: PdId,
-        ptr: *mut u8,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Region, MemError> {
-        self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
-    }
-
-    /// Registers memory that somebody has promised, see [`RawMemory::new`].
-    ///
-    /// # Errors
-    /// As [`Self::register`].
-    pub fn register_promised(
-        &self,
-        pd: PdId,
-        memory: &RawMemory,
-        iova: u64,
-        access: Access,
-    ) -> Result<Region, MemError> {
-        let (ptr, len) = (memory.as_ptr(), memory.len());
-        self.enter(Registered::from_raw(pd, ptr, len, iova, access)?)
-    }
-
-    /// As [`Self::register_promised`], in the place of a region that has just been deregistered: with its `STag`, unless that is in use again.
-    ///
-    /// # Errors
-    /// As [`Self::register`].
-    pub fn register_again(
-        &self,
-        pd: PdId,
-        memory: &RawMemory,
-        iova: u64,
-        access: Access,
-        stag: u32,
-    ) -> Result<Region, MemError> {
-        let (ptr, len) = (memory.as_ptr(), memory.len());
-        let new = Registered::from_raw(pd, ptr, len, iova, access)?;
-        self.enter_as(new, Some(stag).filter(|stag| index(*stag) != 0))
-    }
-
-    /// Registers `len` bytes from `off` of a region once more, under an `STag`, an address and rights of their own: to open them to a
-    /// peer, and nothing beside them, for a while. The memory stays until both are gone.
-    ///
-    /// # Errors
-    /// As [`Self::register`], and [`MemError::Bounds`].
-    pub fn register_part(
-        &self,
-        region: &Region,
-        off: usize,
-        len: usize,
-        iova: u64,
-        access: Access,
-    ) -> Result<Region, MemError> {
-        self.enter(Registered::from_part(
-            region.inner(),
-            off,
-            len,
-            iova,
-            access,
-        )?)
-    }
-
-    fn enter(&self, new: Registered) -> Result<Region, MemError> {
-        self.enter_as(new, None)
-    }
-
-    fn enter_as(&self, mut new: Registered, wish: Option<u32>) -> Result<Region, MemError> {
-        let inner = self.0.insert(wish, |stag| {
-            new.stag = stag;
-            let inner = Arc::new(new);
-            let entry = Entry::Region(inner.clone());
-            if let Some(domain) = self.0.shown(inner.pd) {
-                entry.show(&domain);
-            }
-            (entry, inner)
-        })?;
-        Ok(Region::new(self.clone(), inner))
+        mut new: Registered,
+        wish: Option<u32>,
+    ) -> Result<Arc<Registered>, MemError> {
+        self.0
+            .insert(wish.filter(|stag| index(*stag) != 0), |stag| {
+                new.stag = stag;
+                let inner = Arc::new(new);
+                let entry = Entry::Region(inner.clone());
+                if let Some(domain) = self.0.shown(inner.pd) {
+                    entry.show(&domain);
+                }
+                (entry, inner)
+            })
     }
 
     /// Takes a region out; again is fine. Tells whose peers are to be waited for, and which threads of ours.
@@ -866,7 +769,7 @@ impl Drop for Window {
 #[cfg(test)]
 mod tests {
     use super::{Entry, Inner};
-    use crate::region::Registered;
+    use crate::registered::Registered;
 
     #[test]
     fn bookkeeping_is_small() {

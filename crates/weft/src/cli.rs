@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, Subcommand};
-use tracing::level_filters::LevelFilter;
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::cmd;
 use crate::failure::{EXIT_CODES, Failure};
+use crate::global::Global;
 
 const ENVIRONMENT: &str = "\
 Environment (the first six of every program that uses the weft libraries):
@@ -35,35 +35,6 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-}
-
-/// Options of every subcommand.
-#[derive(Debug, Clone, Copy, clap::Args)]
-pub struct Global {
-    /// Say more on stderr; twice: say everything. `WEFT_LOG=off|error|warn|info|debug|trace` says it exactly
-    #[arg(short, long, global = true, action = ArgAction::Count)]
-    pub verbose: u8,
-    /// Say nothing but errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    pub quiet: bool,
-}
-
-impl Global {
-    /// Sends log lines to stderr: as much as `WEFT_LOG` says, or the options.
-    pub fn start_log(self) {
-        let asked = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
-        let level = asked.unwrap_or(match (self.quiet, self.verbose) {
-            (true, _) => LevelFilter::ERROR,
-            (_, 0) => LevelFilter::WARN,
-            (_, 1) => LevelFilter::INFO,
-            _ => LevelFilter::DEBUG,
-        });
-        tracing_subscriber::fmt()
-            .with_max_level(level)
-            .with_writer(std::io::stderr)
-            .with_target(false)
-            .init();
-    }
 }
 
 /// The subcommands.
@@ -140,7 +111,7 @@ impl Cli {
             Command::Ccd(args) => cmd::cc::daemon(&args).map(Into::into),
             Command::Key(args) => cmd::key::run(&args, self.global).map(Into::into),
             Command::Hello(args) => cmd::hello::run(&args).map(Into::into),
-            Command::Bench(args) => cmd::bench::run(args),
+            Command::Bench(args) => Ok(weft_bench::run(args)?),
             Command::Blast(args) => cmd::blast::run(&args, self.global).map(Into::into),
             Command::Demo(args) => cmd::demo::run(&args).map(Into::into),
             Command::Stat(args) => cmd::stat::run(&args).map(Into::into),
@@ -151,8 +122,10 @@ impl Cli {
             Command::Advise(args) => cmd::advise::run(&args),
             Command::Doctor(args) => cmd::doctor::run(&args).map(Into::into),
             Command::Dissector(args) => cmd::dissector::run(&args).map(Into::into),
-            Command::Man(args) => cmd::man::run(&args).map(Into::into),
-            Command::Completion(args) => cmd::completion::run(&args).map(Into::into),
+            Command::Man(args) => cmd::man::run(&args, Cli::command()).map(Into::into),
+            Command::Completion(args) => {
+                cmd::completion::run(&args, &mut Cli::command()).map(Into::into)
+            }
         }
     }
 }
@@ -160,7 +133,6 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_sound() {

@@ -15,7 +15,6 @@ use weft_bench::report::{Axis, Plot, Report, Section, Series, Stroke, Table, mac
 use weft_bench::size::human;
 use weft_bench::stats::{Summary, paired_ratio};
 
-use crate::cli::{Cli, Command as Sub};
 use crate::cp::auth::hex;
 use crate::failure::Failure;
 
@@ -64,6 +63,13 @@ const WAYS: [Way; 3] = [
     },
 ];
 const TCP: usize = WAYS.len() - 1;
+
+/// The command line of the bench.
+#[derive(Parser)]
+struct Bench {
+    #[command(flatten)]
+    args: weft_bench::BenchArgs,
+}
 
 /// What one way's runs measured.
 #[derive(Default)]
@@ -414,7 +420,6 @@ fn bench(work: &Path) -> Result<Vec<Record>, Failure> {
     let json = work.join("bench.json");
     let file = json.display().to_string();
     let args = [
-        "weft",
         "bench",
         "verbs",
         "--quick",
@@ -433,12 +438,9 @@ fn bench(work: &Path) -> Result<Vec<Record>, Failure> {
         "--json",
         &file,
     ];
-    let cli = Cli::try_parse_from(args)
+    let Bench { args } = Bench::try_parse_from(args)
         .map_err(|e| Failure::failed(format!("the bench does not take its options: {e}")))?;
-    let Sub::Bench(args) = cli.command else {
-        return Ok(Vec::new());
-    };
-    crate::cmd::bench::run(args)?;
+    weft_bench::run(args)?;
     let text = fs::read_to_string(&json).map_err(broken("cannot read the bench's results"))?;
     read_lines(&text).map_err(|e| Failure::failed(format!("cannot read the bench's results: {e}")))
 }

@@ -12,7 +12,6 @@ use rustix::process::{Resource, getrlimit};
 use weft_verbs::cm::{self, ConnParam};
 use weft_verbs::{Access, Device, LocalMode, QpInit, SendWr, Wc, WcStatus};
 
-use crate::cmd::hello;
 use crate::cp;
 use crate::terminal;
 
@@ -106,8 +105,8 @@ impl Check {
 /// Why a check could not be made.
 pub type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs every check; `peer` is who the same-host transport is tried with.
-pub fn all(peer: same_host::Peer<'_>) -> Vec<Check> {
+/// Runs every check; `peer` is who the same-host transport is tried with, `ports` are those of subcommands.
+pub fn all(peer: same_host::Peer<'_>, ports: &[(&'static str, u16)]) -> Vec<Check> {
     let mut checks = vec![
         rdma(),
         cpus(),
@@ -119,13 +118,7 @@ pub fn all(peer: same_host::Peer<'_>) -> Vec<Check> {
         ipv6(),
     ];
     checks.extend(same_host::checks(peer));
-    checks.extend(
-        [
-            ("cp port", cp::DEFAULT_PORT),
-            ("hello port", hello::DEFAULT_PORT),
-        ]
-        .map(|(n, p)| port(n, p)),
-    );
+    checks.extend(ports.iter().map(|(name, number)| port(name, *number)));
     checks.extend(mtus());
     checks.push(user_namespaces());
     checks
@@ -497,7 +490,7 @@ mod tests {
 
     #[test]
     fn every_lack_has_its_cost_and_remedy() {
-        let checks = all(same_host::Peer::Thread);
+        let checks = all(same_host::Peer::Thread, &[]);
         assert!(checks.len() >= 16);
         for check in &checks {
             assert!(!check.finding.is_empty(), "{}", check.name);

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use weft_bench::BenchError;
+
 /// Exit codes of every subcommand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -85,6 +87,19 @@ impl Failure {
     /// What went wrong.
     pub fn what(&self) -> &str {
         &self.what
+    }
+}
+
+impl From<BenchError> for Failure {
+    fn from(e: BenchError) -> Self {
+        match e {
+            BenchError::Usage(_) => {
+                Failure::usage(e.to_string()).hint("`weft bench SUITE --help` lists the options")
+            }
+            BenchError::Output { .. } => Failure::failed(format!("cannot write {e}"))
+                .hint("name a file in a directory that you can write to"),
+            _ => Failure::failed(e.to_string()).hint("`weft doctor` tells what this machine lacks"),
+        }
     }
 }
 

@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod elf;
 pub mod failure;
 pub mod fs;
+pub mod global;
 pub mod identity;
 mod places;
 pub mod stat;

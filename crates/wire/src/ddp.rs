@@ -29,7 +29,7 @@ use thiserror::Error;
 use zerocopy::network_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::rdmap::Opcode;
+use crate::opcode::Opcode;
 
 /// Bytes of a tagged header.
 pub const TAGGED_LEN: usize = 14;

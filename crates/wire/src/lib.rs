@@ -39,5 +39,6 @@ pub mod exs;
 pub mod fuzzing;
 pub mod local;
 pub mod mpa;
+mod opcode;
 pub mod rdmap;
 pub mod sidr;

@@ -5,15 +5,16 @@
 //! See the crate's. Buffers of the program are promised to be its own for the length of the call.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use libc::{iovec, off_t, size_t, ssize_t};
-use weft_fs::wire::Flags;
+use weft_fs::wire::{Flags, Op, Request};
 use weft_fs::{Errno, Error};
 use weft_verbs::RawMemory;
 
 use crate::real::{real, set_errno};
-use crate::table::{Entry, Kind, kind, lock, table};
-use crate::{fail, hooks};
+use crate::table::{Entry, Kind, kind, lock, number, table};
+use crate::{fail, hooks, link};
 
 /// Bytes of one call, as the kernel limits them.
 const MOST: usize = 0x7fff_f000;
@@ -207,12 +208,47 @@ pub(crate) fn truncate_fd(fd: c_int, len: off_t) -> c_int {
         if cut == 0 || kind(fd) != Kind::Local || crate::real::get_errno() != libc::EPERM {
             return cut;
         }
-        crate::open::truncate_local(fd, len as u64)
+        truncate_local(fd, len as u64)
     };
     match done {
         Ok(()) => 0,
         Err(e) => fail(&e),
     }
+}
+
+/// A new generation of a buffer of this host, in the place of the old one under all its descriptors.
+fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
+    let table = table();
+    let path = table.path(fd).ok_or(Errno::PERM)?;
+    let request = Request {
+        size: len,
+        ..Request::named(Op::Truncate, &path.name)
+    };
+    let Some((_, Some(file))) = link::here(&path, &request)? else {
+        return Err(Errno::STALE.into());
+    };
+    let new = number(file);
+    for old in table.locals(&path) {
+        // SAFETY: numbers.
+        unsafe {
+            let how = libc::fcntl(old, libc::F_GETFL);
+            let cloexec = libc::fcntl(old, libc::F_GETFD) & libc::FD_CLOEXEC;
+            let at = libc::lseek(old, 0, libc::SEEK_CUR);
+            let name = format!("/proc/self/fd/{new}\0");
+            let open = real!(open(*const c_char, c_int, c_uint) -> c_int);
+            let kept = how & (libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK);
+            let fresh = open(name.as_ptr().cast(), kept | libc::O_CLOEXEC, 0);
+            if fresh >= 0 {
+                let how = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
+                real!(dup3(c_int, c_int, c_int) -> c_int)(fresh, old, how);
+                libc::lseek(old, at, libc::SEEK_SET);
+                drop(OwnedFd::from_raw_fd(fresh));
+            }
+        }
+    }
+    // SAFETY: it came from the server, and nobody else has it.
+    drop(unsafe { OwnedFd::from_raw_fd(new) });
+    Ok(())
 }
 
 fn sync(fd: c_int) -> c_int {

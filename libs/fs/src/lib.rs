@@ -18,6 +18,7 @@
 )]
 
 mod dir;
+mod dup;
 mod io;
 mod link;
 mod open;

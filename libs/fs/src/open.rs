@@ -1,11 +1,10 @@
-//! Opening, closing, duplicating; names.
+//! Opening, closing; names.
 //!
 //! # Safety
 //!
 //! See the crate's.
 
-use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::{mode_t, off_t};
 use weft_fs::name::RemotePath;
@@ -89,7 +88,7 @@ fn try_open(path: &RemotePath, how: c_int) -> Result<c_int, Error> {
 }
 
 /// A number that the kernel has just given out is nothing of ours.
-fn fresh(fd: c_int) -> c_int {
+pub(crate) fn fresh(fd: c_int) -> c_int {
     if fd >= 0 && kind(fd) != Kind::Plain {
         let _ = table().closed(fd);
     }
@@ -252,34 +251,6 @@ hooks! {
         // SAFETY: numbers.
         unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
     }
-    fn dup(fd: c_int) -> c_int {
-        // SAFETY: a number.
-        let to = fresh(unsafe { real!(dup(c_int) -> c_int)(fd) });
-        if to >= 0 && kind(fd) != Kind::Plain {
-            table().duplicated(fd, to);
-        }
-        to
-    }
-    fn dup2(fd: c_int, to: c_int) -> c_int {
-        duplicate(fd, to, || {
-            // SAFETY: numbers.
-            unsafe { real!(dup2(c_int, c_int) -> c_int)(fd, to) }
-        })
-    }
-    fn dup3(fd: c_int, to: c_int, how: c_int) -> c_int {
-        duplicate(fd, to, || {
-            // SAFETY: numbers.
-            unsafe { real!(dup3(c_int, c_int, c_int) -> c_int)(fd, to, how) }
-        })
-    }
-    fn fcntl(fd: c_int, command: c_int, arg: c_long) -> c_int {
-        // SAFETY: the program's promise: a number or a pointer, as the command wants it.
-        copied(fd, command, unsafe { real!(fcntl(c_int, c_int, c_long) -> c_int)(fd, command, arg) })
-    }
-    fn fcntl64(fd: c_int, command: c_int, arg: c_long) -> c_int {
-        // SAFETY: as above.
-        copied(fd, command, unsafe { real!(fcntl64(c_int, c_int, c_long) -> c_int)(fd, command, arg) })
-    }
     fn unlink(path: *const c_char) -> c_int {
         match remote!(path) {
             Some(path) => change(path, Op::Unlink),
@@ -437,72 +408,4 @@ hooks! {
             None => unsafe { real!(utimensat(c_int, *const c_char, *const libc::timespec, c_int) -> c_int)(dir, path, times, how) },
         }
     }
-}
-
-fn duplicate(fd: c_int, to: c_int, real: impl FnOnce() -> c_int) -> c_int {
-    if kind(fd) == Kind::Plain && kind(to) == Kind::Plain {
-        return real();
-    }
-    if fd == to {
-        return real();
-    }
-    // SAFETY: a number; whether it is open at all.
-    let open = unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
-    if open && kind(to) != Kind::Plain {
-        // As dup2(2): what the closing says is lost.
-        let _ = table().closed(to);
-    }
-    let done = real();
-    if done >= 0 {
-        table().duplicated(fd, to);
-        if !is_guest() {
-            crate::stdio::rebind(to);
-        }
-    }
-    done
-}
-
-fn copied(fd: c_int, command: c_int, done: c_int) -> c_int {
-    if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) && done >= 0 {
-        let _ = fresh(done);
-        if kind(fd) != Kind::Plain {
-            table().duplicated(fd, done);
-        }
-    }
-    done
-}
-
-/// A new generation of a buffer of this host, in the place of the old one under all its descriptors.
-pub(crate) fn truncate_local(fd: c_int, len: u64) -> Result<(), Error> {
-    let table = table();
-    let path = table.path(fd).ok_or(Errno::PERM)?;
-    let request = Request {
-        size: len,
-        ..Request::named(Op::Truncate, &path.name)
-    };
-    let Some((_, Some(file))) = link::here(&path, &request)? else {
-        return Err(Errno::STALE.into());
-    };
-    let new = number(file);
-    for old in table.locals(&path) {
-        // SAFETY: numbers.
-        unsafe {
-            let how = libc::fcntl(old, libc::F_GETFL);
-            let cloexec = libc::fcntl(old, libc::F_GETFD) & libc::FD_CLOEXEC;
-            let at = libc::lseek(old, 0, libc::SEEK_CUR);
-            let name = format!("/proc/self/fd/{new}\0");
-            let open = real!(open(*const c_char, c_int, c_uint) -> c_int);
-            let kept = how & (libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK);
-            let fresh = open(name.as_ptr().cast(), kept | libc::O_CLOEXEC, 0);
-            if fresh >= 0 {
-                let how = if cloexec != 0 { libc::O_CLOEXEC } else { 0 };
-                real!(dup3(c_int, c_int, c_int) -> c_int)(fresh, old, how);
-                libc::lseek(old, at, libc::SEEK_SET);
-                drop(OwnedFd::from_raw_fd(fresh));
-            }
-        }
-    }
-    // SAFETY: it came from the server, and nobody else has it.
-    drop(unsafe { OwnedFd::from_raw_fd(new) });
-    Ok(())
 }

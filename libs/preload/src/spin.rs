@@ -64,29 +64,22 @@ fn look(mut is_there: impl FnMut() -> bool) -> bool {
 #[derive(Debug)]
 pub(crate) struct Spun(AtomicU32);
 
-/// After so many looks without success, whether to look; and the count from then on.
-fn next(lost: u32) -> Option<u32> {
-    (lost >= LOST && !lost.is_multiple_of(AGAIN))
-        .then(|| if lost == u32::MAX { LOST } else { lost + 1 })
+/// Looks after so many looks without success, if that has a chance. Says whether there is something, and the count from then on.
+fn try_look(lost: u32, is_there: impl FnMut() -> bool) -> (bool, u32) {
+    if lost >= LOST && !lost.is_multiple_of(AGAIN) {
+        return (false, if lost == u32::MAX { LOST } else { lost + 1 });
+    }
+    let found = look(is_there);
+    let lost = lost.wrapping_add(1).max(1);
+    (found, if found { 0 } else { lost })
 }
 
 impl Spun {
     /// Looks until there is something, for a moment at most.
     #[inline]
     pub(crate) fn wait(&self, is_there: impl FnMut() -> bool) {
-        let lost = self.0.load(Relaxed);
-        if let Some(lost) = next(lost) {
-            return self.0.store(lost, Relaxed);
-        }
-        let found = look(is_there);
-        self.0.store(
-            if found {
-                0
-            } else {
-                lost.wrapping_add(1).max(1)
-            },
-            Relaxed,
-        );
+        let (_, lost) = try_look(self.0.load(Relaxed), is_there);
+        self.0.store(lost, Relaxed);
     }
 }
 
@@ -96,16 +89,7 @@ thread_local! {
 
 /// The same for a thread that waits for several connections.
 pub(crate) fn wait_for_any(is_there: impl FnMut() -> bool) -> bool {
-    let lost = MINE.get();
-    if let Some(lost) = next(lost) {
-        MINE.set(lost);
-        return false;
-    }
-    let found = look(is_there);
-    MINE.set(if found {
-        0
-    } else {
-        lost.wrapping_add(1).max(1)
-    });
+    let (found, lost) = try_look(MINE.get(), is_there);
+    MINE.set(lost);
     found
 }

@@ -8,8 +8,13 @@ use std::time::Duration;
 use weft_verbs::{Mr, PostReason, RecvWr, RemoteAddr, SendWr, WcStatus};
 
 use crate::bed::{End, Rng, assert_bytes, pattern, until};
-use crate::twin::{RECV, RECVS, REGION};
 
+/// Bytes of each region of a twin.
+pub const REGION: usize = 4 << 20;
+/// Receives that a twin has posted, and bytes of each: they begin at the start of its first region.
+pub const RECVS: u64 = 16;
+/// Bytes of each receive.
+pub const RECV: usize = 64 << 10;
 /// Messages of each poster.
 const COUNT: u64 = 500;
 const POSTERS: u64 = 2;

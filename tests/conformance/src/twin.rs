@@ -14,14 +14,9 @@ use weft_verbs::cm::Listener;
 use weft_verbs::{Device, Mr, RecvWr, RemoteAddr, SendWr, Wc, WcStatus};
 
 use crate::bed::{Bed, End, Half, Memory, PATIENCE, Setup, take, until};
+pub use crate::flood::{RECV, RECVS, REGION};
 use crate::marks;
 
-/// Bytes of each region of a twin.
-pub const REGION: usize = 4 << 20;
-/// Receives that a twin has posted, and bytes of each: they begin at the start of its first region.
-pub const RECVS: u64 = 16;
-/// Bytes of each receive.
-pub const RECV: usize = 64 << 10;
 /// Times that a twin adds one when it is asked to.
 pub const ADDS: u64 = 20_000;
 /// Says that this process is a twin.

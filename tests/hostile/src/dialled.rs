@@ -10,15 +10,15 @@ use std::thread;
 use std::time::Duration;
 
 use crate::frames::{CRC, ENHANCED, MARKERS, REJECT, REPLY, REQUEST, Startup, fpdu};
-use crate::local::door::{Came, Cell, Door, VERSION, kind, message};
-use crate::local::files::Files;
 use crate::local::forged::forged;
-use crate::local::meeting::{DOMAIN, Meeting, RING};
-use crate::local::ring::{Ring, word};
+use crate::meeting::{DOMAIN, Meeting, RING};
 use crate::network::startup::LIMIT;
 use crate::peer::{PATIENCE, Peer};
 use crate::report::Report;
 use crate::rng::Rng;
+use crate::shared::door::{Came, Cell, Door, VERSION, kind, message};
+use crate::shared::files::Files;
+use crate::shared::ring::{Ring, word};
 use crate::target::{Kind, Target};
 
 /// What an initiator waits for a Welcome.

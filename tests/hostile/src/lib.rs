@@ -14,8 +14,10 @@
 pub mod dialled;
 pub mod frames;
 pub mod local;
+pub mod meeting;
 pub mod network;
 pub mod peer;
 pub mod report;
 pub mod rng;
+pub mod shared;
 pub mod target;

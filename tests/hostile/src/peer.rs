@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use crate::frames::{self, Came, Startup, Tagged, Untagged, fpdu, opcode};
-use crate::local::ring::{Ring, word};
+use crate::shared::ring::{Ring, word};
 
 /// A limit that only turns a hang into an error: no victim takes so long over anything that has no limit of its own.
 pub const PATIENCE: Duration = Duration::from_secs(20);

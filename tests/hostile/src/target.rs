@@ -2,13 +2,10 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use crate::frames::{REJECT, Startup};
-use crate::local::files::Files;
-use crate::local::meeting;
-use crate::peer::{PATIENCE, Peer, request};
-use crate::rng::Rng;
+use crate::peer::{PATIENCE, Peer};
+use crate::shared::files::Files;
 
 /// What stands on the verbs of a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,40 +159,6 @@ impl Target {
             Kind::Packets => exs_greeting(true, 64, 256),
             Kind::Rsockets => rsockets_greeting(),
             Kind::Cp => cp_hello(),
-        }
-    }
-
-    /// Connects and does all that an honest peer does before its first message of its own. A victim whose backlog is full of others turns it
-    /// away: then again, for some seconds.
-    pub fn join(&self) -> io::Result<Session> {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let session = if self.shared {
-                self.meet()
-            } else {
-                self.dial()
-            };
-            if session.is_ok() || Instant::now() > deadline {
-                return session;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn dial(&self) -> io::Result<Session> {
-        let mut peer = Peer::connect(self.addr, None)?;
-        let reply = peer.start(&request(&self.hello()))?;
-        self.joined(peer, &reply)
-    }
-
-    fn meet(&self) -> io::Result<Session> {
-        let (met, files) = meeting::meet(*self, &mut Rng::new(u64::from(self.addr.port())))?;
-        match met.stayed {
-            Some(reason) => Err(io::Error::other(format!("stayed on TCP: {reason}"))),
-            None => Ok(Session {
-                files: Some(files),
-                ..met.session
-            }),
         }
     }
 

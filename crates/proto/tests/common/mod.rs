@@ -2,8 +2,8 @@
 #![allow(dead_code, clippy::unnecessary_wraps)]
 
 use weft_proto::rdmap::{
-    Config, DEFAULT_MAX_ULPDU, Done, DoneStatus, Event, Fault, MAX_HEADER, Op, Payload, Rx, SendWr,
-    Stream, Tx,
+    Config, DEFAULT_MAX_ULPDU, Done, DoneStatus, Event, Fault, MAX_HEADER, MIN_MAX_ULPDU, Op,
+    Payload, Rx, SendWr, Stream, Tx,
 };
 use weft_wire::ddp::Header;
 
@@ -119,5 +119,21 @@ pub(crate) fn flushed(seq: u64) -> Option<Done> {
     Some(Done {
         seq,
         status: DoneStatus::Flushed,
+    })
+}
+
+/// The smallest ULPDUs.
+pub(crate) const SMALL: Config = Config {
+    max_ulpdu: MIN_MAX_ULPDU,
+    ..CONFIG
+};
+
+/// What comes of a Send without anything besides.
+pub(crate) fn received(len: u32) -> Option<Event> {
+    Some(Event::Received {
+        len,
+        solicited: false,
+        invalidate: None,
+        immediate: None,
     })
 }

@@ -16,8 +16,8 @@ use weft_bench::{BenchError, Transport};
 
 use super::hello::resolve;
 use super::say;
-use crate::cli::Global;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 
 /// The port that `weft blast` uses unless told.
 pub const DEFAULT_PORT: u16 = 7473;

@@ -1,9 +1,7 @@
 //! `weft completion`.
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::cli::Cli;
 use crate::failure::{Exit, Failure};
 
 /// Options of `weft completion`.
@@ -13,10 +11,10 @@ pub struct Args {
     shell: Shell,
 }
 
-/// Prints a completion script.
-pub fn run(args: &Args) -> Result<Exit, Failure> {
+/// Prints a completion script of this command line.
+pub fn run(args: &Args, command: &mut clap::Command) -> Result<Exit, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "weft", &mut script);
+    clap_complete::generate(args.shell, command, "weft", &mut script);
     let _ = std::io::Write::write_all(&mut std::io::stdout(), &script);
     Ok(Exit::Ok)
 }

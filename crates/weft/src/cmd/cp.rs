@@ -12,7 +12,6 @@ use weft_verbs::tls::{Fingerprint, Identity};
 
 use super::{carrier, say};
 use crate::address::parse_bind;
-use crate::cli::Global;
 use crate::cp::auth::Key;
 use crate::cp::link::LinkError;
 use crate::cp::listener::{Config, Events, Listener};
@@ -25,6 +24,7 @@ use crate::cp::target::Target;
 use crate::cp::walk::Plan;
 use crate::cp::{DEFAULT_PORT, DEFAULT_SLOT_LEN, DEFAULT_SLOTS, cpu_time};
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::identity::authorized::Authorized;
 use crate::identity::known::{Known, name_of};
 use crate::identity::trust::Trust;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use crate::cp;
 use crate::doctor::{self, same_host};
 use crate::failure::{Exit, Failure};
 
@@ -26,7 +27,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let program = std::env::current_exe().map_err(|e| {
         Failure::failed(format!("cannot find this program's file: {e}")).hint("mount /proc")
     })?;
-    let checks = doctor::all(same_host::Peer::Program(&program));
+    let checks = doctor::all(
+        same_host::Peer::Program(&program),
+        &[
+            ("cp port", cp::DEFAULT_PORT),
+            ("hello port", super::hello::DEFAULT_PORT),
+        ],
+    );
     if args.json {
         for check in &checks {
             super::say(check.json());

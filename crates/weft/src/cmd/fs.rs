@@ -18,10 +18,10 @@ use weft_fs::{Client, DEFAULT_PORT, Errno, Error, File, OpenOptions};
 
 use super::{say, verbs};
 use crate::address::parse_bind;
-use crate::cli::Global;
 use crate::elf::{self, Kind};
 use crate::failure::{Exit, Failure};
 use crate::fs::{self, Who, connect, explain};
+use crate::global::Global;
 use crate::places;
 
 pub(crate) const LONG: &str = "\

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use super::say;
-use crate::cli::Global;
 use crate::cp::DEFAULT_PORT;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 use crate::identity::known::{Known, name_of};
 use crate::identity::{Folder, keypair};
 

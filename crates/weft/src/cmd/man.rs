@@ -3,9 +3,6 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::CommandFactory;
-
-use crate::cli::Cli;
 use crate::failure::{Exit, Failure};
 
 /// Options of `weft man`.
@@ -16,9 +13,8 @@ pub struct Args {
     dir: Option<PathBuf>,
 }
 
-/// Prints or writes manual pages.
-pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let command = Cli::command();
+/// Prints or writes manual pages of this command line.
+pub fn run(args: &Args, command: clap::Command) -> Result<Exit, Failure> {
     if let Some(dir) = &args.dir {
         clap_mangen::generate_to(command, dir).map_err(|e| {
             Failure::failed(format!(

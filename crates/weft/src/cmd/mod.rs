@@ -1,7 +1,6 @@
 //! One module for each subcommand: its options, and how they become calls of the library.
 
 pub mod advise;
-pub mod bench;
 pub mod blast;
 pub mod broker;
 pub mod cc;

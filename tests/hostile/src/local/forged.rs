@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, memfd_create};
 
-use crate::local::door::{Cell, Door, VERSION, kind, message};
-use crate::local::files::{
-    ARENA, Files, SEALS, TABLE, memory, read_only, segment_head, table_head,
-};
-use crate::local::meeting::{DOMAIN, Meeting, RING};
+use crate::meeting::{DOMAIN, Meeting, RING};
 use crate::network::startup::LIMIT;
 use crate::network::{SLACK, is_cut};
 use crate::peer::request;
 use crate::report::Report;
 use crate::rng::Rng;
+use crate::shared::door::{Cell, Door, VERSION, kind, message};
+use crate::shared::files::{
+    ARENA, Files, SEALS, TABLE, memory, read_only, segment_head, table_head,
+};
 use crate::target::Target;
 
 type Outcome = Result<(), String>;

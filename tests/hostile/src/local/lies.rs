@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::frames::{Tagged, opcode};
-use crate::local::files::{ARENA, Entry};
-use crate::local::ring::{BYTES, REFERENCE, Ring, header, word};
 use crate::network::Case;
 use crate::network::headers;
 use crate::rng::Rng;
+use crate::shared::files::{ARENA, Entry};
+use crate::shared::ring::{BYTES, REFERENCE, Ring, header, word};
 use crate::target::{Kind, Session};
 
 /// All of them, and those of the headers, which shared memory can bring as TCP can.
@@ -46,8 +46,8 @@ fn records() -> Vec<Case> {
             move |s| ring(s).record(header(kind, 8), &[0; 8]),
         ));
     }
-    let most = super::meeting::RING - 16;
-    for len in [0, most + 1, super::meeting::RING, 1 << 24, 0x8000_0000, !0] {
+    let most = crate::meeting::RING - 16;
+    for len in [0, most + 1, crate::meeting::RING, 1 << 24, 0x8000_0000, !0] {
         cases.push(Case::ends(format!("a record of {len} bytes"), move |s| {
             ring(s).record(header(BYTES, len), &[0; 64])
         }));
@@ -258,7 +258,8 @@ fn sockets() -> Vec<Case> {
     cases.push(Case::any("messages of a meeting when it is over", |s| {
         let ring = ring(s);
         for kind in 0..8 {
-            let message = super::door::message(super::door::VERSION, kind, &[0; 64]);
+            let message =
+                crate::shared::door::message(crate::shared::door::VERSION, kind, &[0; 64]);
             let _ = ring.door.send(&message, &[]);
         }
         Ok(())

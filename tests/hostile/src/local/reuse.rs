@@ -14,13 +14,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::frames::Untagged;
 use crate::frames::opcode;
-use crate::local::door::{Door, remember};
-use crate::local::files::Entry;
-use crate::local::meeting::{self, RING};
-use crate::local::ring::{Ring, word};
+use crate::meeting::{self, RING};
 use crate::peer::PATIENCE;
 use crate::report::Report;
 use crate::rng::Rng;
+use crate::shared::door::{Door, remember};
+use crate::shared::files::Entry;
+use crate::shared::ring::{Ring, word};
 use crate::target::Target;
 
 /// Bytes of memory that is looked at.

@@ -7,11 +7,11 @@ use std::time::Duration;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::frames::{Startup, opcode};
-use crate::local::files::Files;
-use crate::local::meeting::{DOMAIN, Meeting, RING};
-use crate::local::ring::{Ring, word};
+use crate::meeting::{DOMAIN, Meeting, RING};
 use crate::peer::{PATIENCE, request};
 use crate::rng::Rng;
+use crate::shared::files::Files;
+use crate::shared::ring::{Ring, word};
 use crate::target::{Kind, Session, Target};
 
 /// The steps, in their order.

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::local::door::{Door, kind};
-use crate::local::files::Files;
-use crate::local::meeting::{DOMAIN, Meeting, RING};
+use crate::meeting::{DOMAIN, Meeting, RING};
 use crate::network::{SLACK, is_cut};
 use crate::peer::request;
 use crate::report::Report;
 use crate::rng::Rng;
+use crate::shared::door::{Door, kind};
+use crate::shared::files::Files;
 use crate::target::Target;
 
 type Outcome = Result<(), String>;
@@ -99,7 +99,8 @@ fn in_the_place_of(target: &Target, rng: &mut Rng) -> Outcome {
         let mut from = target.addr;
         from.set_port(theirs);
         let hello = meeting.cell.hello(from);
-        let message = super::door::message(super::door::VERSION, kind::HELLO, &hello);
+        let message =
+            crate::shared::door::message(crate::shared::door::VERSION, kind::HELLO, &hello);
         let _ = meeting.door.send(&message, &[]);
         nothing_more(&meeting.door)?;
     }

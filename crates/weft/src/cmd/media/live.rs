@@ -11,9 +11,9 @@ use weft_media::live::Live;
 
 use super::{DoorArgs, open_device, parse_size};
 use crate::address::parse_bind;
-use crate::cli::Global;
 use crate::cmd::say;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 
 /// Bytes that are read from the pipe at a time.
 const PIECE: usize = 256 << 10;

@@ -14,8 +14,8 @@ use weft_verbs::Device;
 
 use super::say;
 use crate::address::parse_bind;
-use crate::cli::Global;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 
 mod keys;
 mod live;

@@ -20,9 +20,9 @@ use weft_verbs::Device;
 use super::keys::{Caller, DialArgs};
 use super::open_device;
 use super::url::Url;
-use crate::cli::Global;
 use crate::cmd::{carrier, say};
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 
 /// Longest catalogue in bytes.
 const MAX_CATALOGUE: u64 = 64 << 20;

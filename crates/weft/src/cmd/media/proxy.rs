@@ -13,9 +13,9 @@ use super::keys::{Caller, DialArgs};
 use super::open_device;
 use super::url::Url;
 use crate::address::parse_bind;
-use crate::cli::Global;
 use crate::cmd::say;
 use crate::failure::{Exit, Failure};
+use crate::global::Global;
 
 /// Options of `weft media proxy`.
 #[derive(Debug, clap::Args)]

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use crate::local::door::Door;
+use crate::shared::door::Door;
 
 /// Words of a side's part of the control page, as offsets from its beginning.
 pub mod word {

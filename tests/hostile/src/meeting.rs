@@ -2,14 +2,14 @@
 
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::frames::Startup;
-use crate::local::door::{Cell, Door, VERSION, kind, message};
-use crate::local::files::Files;
-use crate::local::ring::{Ring, word};
 use crate::peer::{PATIENCE, Peer, request};
 use crate::rng::Rng;
+use crate::shared::door::{Cell, Door, VERSION, kind, message};
+use crate::shared::files::Files;
+use crate::shared::ring::{Ring, word};
 use crate::target::{Session, Target};
 
 /// Bytes of a ring where nothing else is wanted.
@@ -138,4 +138,40 @@ pub fn meet(target: Target, rng: &mut Rng) -> io::Result<(Met, Files)> {
     meeting.welcome()?;
     meeting.join(&files.all(), true)?;
     Ok((meeting.finish(&mut files)?, files))
+}
+
+impl Target {
+    /// Connects and does all that an honest peer does before its first message of its own. A victim whose backlog is full of others turns it
+    /// away: then again, for some seconds.
+    pub fn join(&self) -> io::Result<Session> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let session = if self.shared {
+                self.meet()
+            } else {
+                self.dial()
+            };
+            if session.is_ok() || Instant::now() > deadline {
+                return session;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn dial(&self) -> io::Result<Session> {
+        let mut peer = Peer::connect(self.addr, None)?;
+        let reply = peer.start(&request(&self.hello()))?;
+        self.joined(peer, &reply)
+    }
+
+    fn meet(&self) -> io::Result<Session> {
+        let (met, files) = meet(*self, &mut Rng::new(u64::from(self.addr.port())))?;
+        match met.stayed {
+            Some(reason) => Err(io::Error::other(format!("stayed on TCP: {reason}"))),
+            None => Ok(Session {
+                files: Some(files),
+                ..met.session
+            }),
+        }
+    }
 }

@@ -1,0 +1,130 @@
+//! Where a suite's results go: tables on standard output, results as lines of JSON, all of it as a page.
+
+use crate::error::{BenchError, Result};
+use crate::report::Report;
+use clap::Args;
+use serde::Serialize;
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Options of every suite that has both.
+#[derive(Args, Clone, Debug)]
+pub struct OutputArgs {
+    /// Writes the results as JSON, one object a line
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Writes tables and plots as one self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+impl OutputArgs {
+    /// Opens the files: that they cannot be written is better known before the measurements than after.
+    pub(crate) fn open(&self) -> Result<Output> {
+        Ok(Output {
+            json: self.json.as_deref().map(Out::create).transpose()?,
+            html: self.html.as_deref().map(Out::create).transpose()?,
+            failures: 0,
+        })
+    }
+}
+
+/// A file that is written.
+struct Out(PathBuf, BufWriter<File>);
+
+impl Out {
+    fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(|source| cannot_write(path, source))?;
+        Ok(Self(path.to_owned(), BufWriter::new(file)))
+    }
+
+    fn write(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+        write(&mut self.1)
+            .and_then(|()| self.1.flush())
+            .map_err(|source| cannot_write(&self.0, source))
+    }
+}
+
+/// The error of a file that cannot be written.
+pub(crate) fn cannot_write(path: &Path, source: io::Error) -> BenchError {
+    BenchError::Output {
+        path: path.display().to_string(),
+        source,
+    }
+}
+
+/// A suite's results while it runs.
+pub(crate) struct Output {
+    json: Option<Out>,
+    html: Option<Out>,
+    failures: u32,
+}
+
+impl Output {
+    /// Writes results as JSON, one object a line.
+    pub(crate) fn lines<T: Serialize>(&mut self, lines: impl IntoIterator<Item = T>) -> Result<()> {
+        let Some(json) = &mut self.json else {
+            return Ok(());
+        };
+        json.write(|file| {
+            for line in lines {
+                serde_json::to_writer(&mut *file, &line)?;
+                file.write_all(b"\n")?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Says that a point could not be measured: it is left out of the results, and the exit status tells.
+    pub(crate) fn failed(&mut self, what: &str, why: &dyn Display) {
+        self.failures += 1;
+        eprintln!("{what}: {why}");
+    }
+
+    /// The results of a point, written; none where it has failed.
+    pub(crate) fn keep<T: Serialize>(
+        &mut self,
+        what: &str,
+        measured: Result<Vec<T>>,
+    ) -> Result<Vec<T>> {
+        match measured {
+            Ok(results) => {
+                self.lines(&results)?;
+                Ok(results)
+            }
+            Err(error) => {
+                self.failed(what, &error);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// Prints the report and writes the page.
+    pub(crate) fn finish(mut self, report: &Report) -> Result<ExitCode> {
+        print(report)?;
+        if let Some(html) = &mut self.html {
+            html.write(|file| file.write_all(report.to_html().as_bytes()))?;
+        }
+        if self.failures == 0 {
+            return Ok(ExitCode::SUCCESS);
+        }
+        eprintln!("{} of the points failed", self.failures);
+        Ok(ExitCode::FAILURE)
+    }
+}
+
+/// Prints on standard output; a reader that has gone away is not an error.
+fn print(report: &Report) -> Result<()> {
+    let width = io::stdout()
+        .is_terminal()
+        .then(|| rustix::termios::tcgetwinsize(io::stdout()).map_or(80, |size| size.ws_col));
+    match writeln!(io::stdout(), "{}", report.to_text(width)) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(BenchError::system("print")(error))
+        }
+        _ => Ok(()),
+    }
+}

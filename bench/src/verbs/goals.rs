@@ -1,0 +1,240 @@
+//! What the verbs are to reach, and whether they have.
+
+use super::view::{View, median};
+use crate::record::Metric;
+use crate::report::{Section, Table};
+
+/// What an aim's number is held against, in the same run.
+#[derive(Clone, Copy)]
+enum Against {
+    /// The median of the runs' ratios to plain TCP; at least, or at most for latencies.
+    Tcp(f64),
+    /// The median of the runs' ratios to TCP with TLS; at least.
+    TcpTls(f64),
+    /// The ratio of the medians to another stack; at least.
+    Stack(&'static str, f64),
+    /// Nothing: the number itself is the aim.
+    Nothing,
+}
+
+/// One line of the table of aims.
+struct Goal {
+    what: &'static str,
+    stack: &'static str,
+    op: &'static str,
+    transport: &'static str,
+    metric: Metric,
+    bytes: u64,
+    crc: bool,
+    poll: Option<&'static str>,
+    case: Option<&'static str>,
+    against: Against,
+    /// An absolute number that is enough whatever the ratio.
+    enough: Option<f64>,
+}
+
+impl Goal {
+    /// An aim for the throughput of RDMA Writes over TCP, to be changed.
+    const BASE: Self = Self {
+        what: "",
+        stack: "weft",
+        op: "write",
+        transport: "tcp",
+        metric: Metric::bandwidth_GBps,
+        bytes: 1 << 20,
+        crc: false,
+        poll: None,
+        case: None,
+        against: Against::Nothing,
+        enough: None,
+    };
+    const LOCAL: Self = Self {
+        transport: "local",
+        ..Self::BASE
+    };
+}
+
+const GOALS: [Goal; 15] = [
+    Goal {
+        what: "1 MiB RDMA Write without CRC, at least 0.95 of plain TCP",
+        against: Against::Tcp(0.95),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "1 MiB RDMA Write with CRC, at least 0.80 of plain TCP",
+        crc: true,
+        against: Against::Tcp(0.80),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "1 MiB RDMA Write with TLS, at least 0.90 of rustls over TCP",
+        stack: "weft-tls",
+        against: Against::TcpTls(0.90),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "64 B Send ping-pong, spinning, at most 1.3 times plain TCP",
+        op: "send",
+        metric: Metric::latency_us_p50,
+        bytes: 64,
+        poll: Some("busy"),
+        against: Against::Tcp(1.3),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "64 B Send ping-pong, sleeping, at most 1.1 times plain TCP",
+        op: "send",
+        metric: Metric::latency_us_p50,
+        bytes: 64,
+        poll: Some("block"),
+        against: Against::Tcp(1.1),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "64 B sends, 128 in flight: at least 3 times plain TCP, or 1.5 million/s",
+        op: "rate",
+        metric: Metric::messages_per_s,
+        bytes: 64,
+        against: Against::Tcp(3.0),
+        enough: Some(1.5e6),
+        ..Goal::BASE
+    },
+    Goal {
+        what: "same host, 64 KiB RDMA Write, library's memory: at least 0.9 of memcpy",
+        bytes: 64 << 10,
+        against: Against::Stack("memcpy", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 1 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
+        against: Against::Stack("memcpy", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 16 MiB RDMA Write, library's memory: at least 0.9 of memcpy",
+        bytes: 16 << 20,
+        against: Against::Stack("memcpy", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 64 KiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
+        bytes: 64 << 10,
+        case: Some("ordinary"),
+        against: Against::Stack("vm", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 1 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
+        case: Some("ordinary"),
+        against: Against::Stack("vm", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 16 MiB RDMA Write, ordinary memory: at least 0.9 of process_vm_writev",
+        bytes: 16 << 20,
+        case: Some("ordinary"),
+        against: Against::Stack("vm", 0.9),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 1 MiB RDMA Write, ordinary memory: at least 3.5 times plain TCP",
+        case: Some("ordinary"),
+        against: Against::Tcp(3.5),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 64 B write-with-immediate ping-pong, spinning: at most 0.4 µs one way",
+        op: "write_imm",
+        metric: Metric::latency_us_p50,
+        bytes: 64,
+        poll: Some("busy"),
+        enough: Some(0.4),
+        ..Goal::LOCAL
+    },
+    Goal {
+        what: "same host, 64 B sends, 128 in flight: at least 8 million/s",
+        op: "rate",
+        metric: Metric::messages_per_s,
+        bytes: 64,
+        enough: Some(8e6),
+        ..Goal::LOCAL
+    },
+];
+
+/// Bytes that an idle connection may take.
+const QP_BYTES: f64 = 16384.0;
+
+pub(super) fn goals(all: &View<'_>) -> Option<Section> {
+    let mut table = Table::new(&["aim", "unit", "weft", "beside it", "ratio", "met"]);
+    for goal in &GOALS {
+        let points = all
+            .op(goal.op)
+            .metric(goal.metric)
+            .filter(|record| record.bytes == goal.bytes && record.poll.as_deref() == goal.poll);
+        let weft = points.filter(|record| {
+            record.stack == goal.stack
+                && record.transport == goal.transport
+                && record.crc.unwrap_or(false) == goal.crc
+                && record.case.as_deref() == goal.case
+        });
+        let Some(record) = weft.at(goal.bytes) else {
+            continue;
+        };
+        let at_most = goal.metric == Metric::latency_us_p50;
+        let reaches = |value: f64, aim: f64| {
+            if at_most { value <= aim } else { value >= aim }
+        };
+        let (beside, ratio, aim) = match goal.against {
+            Against::Tcp(aim) => (points.stack("tcp").at(goal.bytes), record.ratio_tcp, aim),
+            Against::TcpTls(aim) => {
+                let beside = points.stack("tcp-tls").at(goal.bytes);
+                (beside, record.ratio_tcp_tls, aim)
+            }
+            Against::Stack(stack, aim) => {
+                let beside = points.stack(stack).at(goal.bytes);
+                let ratio = beside.map(|beside| record.summary.median / beside.summary.median);
+                (beside, ratio, aim)
+            }
+            Against::Nothing => (None, None, 0.0),
+        };
+        if ratio.is_none() && !matches!(goal.against, Against::Nothing) {
+            continue;
+        }
+        let enough = goal
+            .enough
+            .is_some_and(|enough| reaches(record.summary.median, enough));
+        let met = enough || ratio.is_some_and(|ratio| reaches(ratio, aim));
+        table.push([
+            goal.what.to_owned(),
+            match goal.metric {
+                Metric::bandwidth_GBps => "GB/s",
+                Metric::messages_per_s => "messages/s",
+                _ => "µs",
+            }
+            .to_owned(),
+            median(Some(record)),
+            median(beside),
+            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}")),
+            if met { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    for record in &all.op("memory").0 {
+        table.push([
+            format!(
+                "under 16 KiB for an idle connection ({})",
+                record.case.as_deref().unwrap_or_default()
+            ),
+            "bytes".to_owned(),
+            median(Some(record)),
+            "-".to_owned(),
+            "-".to_owned(),
+            if record.summary.median < QP_BYTES {
+                "yes"
+            } else {
+                "no"
+            }
+            .to_owned(),
+        ]);
+    }
+    (!table.is_empty()).then(|| Section::new("Aims").table(table))
+}

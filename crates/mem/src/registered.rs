@@ -1,0 +1,334 @@
+//! The memory of regions: whose it is, and how it comes back.
+//!
+//! # Safety
+//!
+//! A `Registered` owns its bytes through a raw pointer. The table and every [`crate::Span`] hold it by `Arc`,
+//! so the bytes live as long as anybody can reach them: the last holder releases them, to the
+//! owner if it waits, else to the system. Only `Storage::Raw`, and parts of such, are not ours to keep, so dropping
+//! such a region waits for the spans.
+
+use crate::domain::{Lent, Memory};
+use crate::{Access, MemError, PdId, Place, copy};
+use std::mem::ManuallyDrop;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use weft_sys::memfd::Mapping;
+
+/// Set in `Registered::windows` once no more windows may be bound.
+const CLOSED: u32 = 1 << 31;
+
+/// Where a region's bytes come from.
+#[derive(Debug)]
+pub enum Backing {
+    /// A buffer given up by its owner; [`crate::Region::deregister`] gives it back.
+    Owned(Vec<u8>),
+    /// So many bytes of new zeroed memory, on pages of its own; pages take memory when touched.
+    Anonymous(usize),
+    /// So many bytes of new zeroed memory that peers of this host can map, if their connection is a local one and the
+    /// access rights let them: in the protection domain's arena of memory that peers may write
+    /// (`REMOTE_WRITE`, `REMOTE_ATOMIC`), may read (`REMOTE_READ`), or may not reach. *Every* such peer of the domain can reach
+    /// all regions of its kind there, whatever its windows. The same as `Anonymous` where memory files are not to be had.
+    ///
+    /// A child of `fork` shares these bytes with its parent, rather than getting a copy: both see what either writes.
+    Shared(usize),
+    /// A mapping of a memory file, which must be one that never shrinks ([`weft_sys::memfd::check`]). Peers of this host reach it in this process.
+    File(Mapping),
+}
+
+enum Storage {
+    Heap {
+        capacity: usize,
+    },
+    Map,
+    /// Part of an arena.
+    Lent(Box<Lent>),
+    /// A mapped file, whose mapping goes with it.
+    File(#[allow(dead_code)] Mapping),
+    /// Somebody else's.
+    Raw,
+    /// A range of another registration, from this offset on: it keeps that one's memory.
+    Part(Arc<Registered>, usize),
+    Nothing,
+}
+
+/// A region as the table and the spans see it.
+pub(crate) struct Registered {
+    ptr: NonNull<u8>,
+    len: usize,
+    pub(crate) iova: u64,
+    pub(crate) stag: u32,
+    pub(crate) pd: PdId,
+    pub(crate) access: Access,
+    /// Windows bound, and `CLOSED`.
+    windows: AtomicU32,
+    locked: AtomicBool,
+    /// Its bytes do not change any more.
+    frozen: AtomicBool,
+    storage: Storage,
+}
+
+// SAFETY: the bytes are reached by racing copies, atomics and system calls only, from any thread;
+// everything else in it is Send and Sync.
+unsafe impl Send for Registered {}
+// SAFETY: as above.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    pub(crate) fn new(
+        pd: PdId,
+        backing: Backing,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let (ptr, len, storage) = match backing {
+            Backing::Owned(v) => {
+                let mut v = ManuallyDrop::new(v);
+                let capacity = v.capacity();
+                // SAFETY: a Vec's pointer is never null.
+                let ptr = unsafe { NonNull::new_unchecked(v.as_mut_ptr()) };
+                (ptr, v.len(), Storage::Heap { capacity })
+            }
+            Backing::Anonymous(0) | Backing::Shared(0) => {
+                (NonNull::dangling(), 0, Storage::Nothing)
+            }
+            // Those that could be lent are made by `from_lent`.
+            Backing::Anonymous(len) | Backing::Shared(len) => {
+                let ptr = weft_sys::map::map_anonymous(len).map_err(|_| MemError::Limit)?;
+                (ptr, len, Storage::Map)
+            }
+            Backing::File(mapping) => {
+                let ptr = NonNull::new(mapping.as_ptr()).ok_or(MemError::BadArgument)?;
+                (ptr, mapping.len(), Storage::File(mapping))
+            }
+        };
+        Registered::build(pd, ptr, len, storage, iova, access)
+    }
+
+    pub(crate) fn from_raw(
+        pd: PdId,
+        ptr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let ptr = match NonNull::new(ptr) {
+            Some(p) => p,
+            None if len == 0 => NonNull::dangling(),
+            None => return Err(MemError::BadArgument),
+        };
+        Registered::build(pd, ptr, len, Storage::Raw, iova, access)
+    }
+
+    /// `len` bytes from `off` of what another one has, under rights of its own.
+    pub(crate) fn from_part(
+        whole: &Arc<Registered>,
+        off: usize,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        if off > whole.len || len > whole.len - off {
+            return Err(MemError::Bounds);
+        }
+        let storage = Storage::Part(Arc::clone(whole), off);
+        Registered::build(whole.pd, whole.at(off), len, storage, iova, access)
+    }
+
+    /// `len` bytes of an arena.
+    pub(crate) fn from_lent(
+        pd: PdId,
+        lent: Lent,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let ptr = NonNull::new(lent.as_ptr()).ok_or(MemError::Limit)?;
+        Registered::build(pd, ptr, len, Storage::Lent(Box::new(lent)), iova, access)
+    }
+
+    /// Whether its bytes are somebody's who has them back when the region is gone, and not the library's.
+    pub(crate) fn is_promised(&self) -> bool {
+        matches!(self.storage, Storage::Raw | Storage::Part(..))
+    }
+
+    /// Whether peers of this host can have been let in: by its own `STag`, or by windows.
+    pub(crate) fn is_open(&self) -> bool {
+        self.access.intersects(Access::REMOTE | Access::MW_BIND)
+    }
+
+    /// Where the byte at an offset is, for a peer of this host.
+    pub(crate) fn place(&self, offset: usize) -> Place {
+        match &self.storage {
+            Storage::Lent(lent) => Place {
+                space: lent.place.space,
+                addr: lent.place.addr + offset as u64,
+            },
+            Storage::Part(whole, off) => whole.place(off + offset),
+            _ => Place {
+                space: 0,
+                addr: self.at(offset).as_ptr().addr() as u64,
+            },
+        }
+    }
+
+    /// The file that its bytes are in, if they do not change any more.
+    pub(crate) fn frozen_file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.storage {
+            Storage::Lent(lent) if self.is_frozen() => Some(lent.file()),
+            _ => None,
+        }
+    }
+
+    fn build(
+        pd: PdId,
+        ptr: NonNull<u8>,
+        len: usize,
+        storage: Storage,
+        iova: u64,
+        access: Access,
+    ) -> Result<Registered, MemError> {
+        let new = Registered {
+            ptr,
+            len,
+            iova,
+            stag: 0,
+            pd,
+            access,
+            windows: AtomicU32::new(0),
+            locked: AtomicBool::new(false),
+            frozen: AtomicBool::new(false),
+            storage,
+        };
+        // Judged after the storage has its owner, so that a refusal frees it.
+        if iova.checked_add(len as u64).is_none()
+            || (access.contains(Access::ZERO_BASED) && iova != 0)
+            || (access.needs_local_write() && !access.contains(Access::LOCAL_WRITE))
+        {
+            return Err(MemError::BadArgument);
+        }
+        Ok(new)
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The address of an offset, which must not pass the end.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset <= self.len);
+        // SAFETY: inside the allocation, or one past its end.
+        unsafe { self.ptr.add(offset) }
+    }
+
+    /// Appends `len` bytes from `offset` to `out`; panics when they are not inside the region.
+    #[inline]
+    pub(crate) fn append_to(&self, offset: usize, len: usize, out: &mut Vec<u8>) {
+        assert!(offset <= self.len && len <= self.len - offset);
+        out.reserve(len);
+        // SAFETY: a checked range of memory that lives as long as `self`; `reserve` made room, all of which is written.
+        unsafe {
+            copy::load(
+                out.as_mut_ptr().add(out.len()),
+                self.at(offset).as_ptr(),
+                len,
+            );
+            out.set_len(out.len() + len);
+        }
+    }
+
+    /// Counts one more window, unless the region is going away.
+    pub(crate) fn add_window(&self) -> Result<(), MemError> {
+        self.windows
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n < CLOSED - 1).then_some(n + 1)
+            })
+            .map(drop)
+            .map_err(|_| MemError::InvalidStag)
+    }
+
+    pub(crate) fn drop_window(&self) {
+        self.windows.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Forbids further windows if there are none; again is fine.
+    pub(crate) fn close_if_no_windows(&self) -> bool {
+        self.windows
+            .compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+            || self.windows.load(Ordering::Acquire) == CLOSED
+    }
+
+    /// Forbids further windows; whether there are any.
+    pub(crate) fn close_to_windows(&self) -> bool {
+        self.windows.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED != 0
+    }
+
+    /// Keeps its pages in memory.
+    pub(crate) fn lock_pages(&self) -> Result<(), MemError> {
+        if self.len == 0 || self.locked.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // SAFETY: the range is mapped as long as the region lives.
+        unsafe { weft_sys::map::lock(self.ptr, self.len) }.map_err(|_| {
+            self.locked.store(false, Ordering::Release);
+            MemError::Limit
+        })
+    }
+
+    /// From now on its bytes do not change.
+    pub(crate) fn freeze(&self) {
+        self.frozen.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
+    }
+
+    /// Takes the storage apart; the buffer comes back if there was one.
+    pub(crate) fn release(&mut self) -> Option<Vec<u8>> {
+        let storage = std::mem::replace(&mut self.storage, Storage::Nothing);
+        if *self.locked.get_mut() && !matches!(storage, Storage::Nothing | Storage::Part(..)) {
+            // SAFETY: the range is still mapped. A failure leaves the lock, which harms nobody.
+            let _ = unsafe { weft_sys::map::unlock(self.ptr, self.len) };
+        }
+        match storage {
+            Storage::Heap { capacity } => {
+                // SAFETY: the parts of a Vec taken apart, and we are the last holder.
+                Some(unsafe { Vec::from_raw_parts(self.ptr.as_ptr(), self.len, capacity) })
+            }
+            Storage::Map => {
+                // SAFETY: our own mapping, and we are the last holder.
+                let unmapped = unsafe { weft_sys::map::unmap(self.ptr, self.len) };
+                debug_assert!(unmapped.is_ok());
+                None
+            }
+            // The mapping goes, and with it the memory.
+            Storage::Lent(_)
+            | Storage::File(_)
+            | Storage::Raw
+            | Storage::Part(..)
+            | Storage::Nothing => None,
+        }
+    }
+}
+
+impl Memory for Registered {
+    fn is_lent(&self) -> bool {
+        match &self.storage {
+            Storage::Lent(_) => true,
+            Storage::Part(whole, _) => whole.is_lent(),
+            _ => false,
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        drop(self.release());
+    }
+}

@@ -1,0 +1,33 @@
+//! What every subcommand takes.
+
+use clap::ArgAction;
+use tracing::level_filters::LevelFilter;
+
+/// Options of every subcommand.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Global {
+    /// Say more on stderr; twice: say everything. `WEFT_LOG=off|error|warn|info|debug|trace` says it exactly
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+    /// Say nothing but errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+}
+
+impl Global {
+    /// Sends log lines to stderr: as much as `WEFT_LOG` says, or the options.
+    pub fn start_log(self) {
+        let asked = std::env::var("WEFT_LOG").ok().and_then(|v| v.parse().ok());
+        let level = asked.unwrap_or(match (self.quiet, self.verbose) {
+            (true, _) => LevelFilter::ERROR,
+            (_, 0) => LevelFilter::WARN,
+            (_, 1) => LevelFilter::INFO,
+            _ => LevelFilter::DEBUG,
+        });
+        tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .init();
+    }
+}
