@@ -98,6 +98,7 @@ impl Store {
     }
 
     /// Another handle of the same directory, for another connection.
+    #[must_use]
     pub fn another(&self) -> Self {
         Self {
             root: Arc::clone(&self.root),
