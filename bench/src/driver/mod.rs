@@ -18,7 +18,7 @@ use std::time::Instant;
 
 pub(crate) use memory::Copy;
 pub(crate) use tcp::transfer_whole as tcp_transfer_whole;
-pub(crate) use weft::{Context, accept_one, deregister, param, stack};
+pub(crate) use weft::{Context, accept_one, deregister, open_device, param, stack};
 
 /// Whose code carries the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, clap::ValueEnum)]

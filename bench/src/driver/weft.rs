@@ -93,7 +93,7 @@ impl Context {
 }
 
 /// A device that uses this transport and no other.
-fn open_device(transport: Transport) -> Result<Device> {
+pub(crate) fn open_device(transport: Transport) -> Result<Device> {
     let mode = match transport {
         Transport::Tcp => LocalMode::Off,
         Transport::Local => LocalMode::Require,

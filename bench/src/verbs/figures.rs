@@ -471,24 +471,30 @@ fn setup(all: &View<'_>) -> Option<Section> {
         return None;
     }
     let sizes = of_op.sizes();
-    let stacks = ["weft", "tcp"];
-    let mut headers = vec!["step, µs".to_owned()];
-    for stack in stacks {
-        headers.extend(
-            sizes
-                .iter()
-                .map(|bytes| format!("{stack} {}", human(*bytes))),
-        );
-    }
-    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+    let columns: Vec<_> = [
+        ("weft", "local", "weft, shared memory"),
+        ("weft", "tcp", "weft, TCP"),
+        ("tcp", "tcp", "tcp"),
+    ]
+    .into_iter()
+    .flat_map(|column| sizes.iter().map(move |&bytes| (column, bytes)))
+    .map(|((stack, transport, title), bytes)| {
+        let of_stack = of_op.stack(stack);
+        let measured = of_stack.filter(|record| record.transport == transport);
+        (measured, bytes, format!("{title} {}", human(bytes)))
+    })
+    .filter(|(measured, ..)| !measured.is_empty())
+    .collect();
+    let mut headers = vec!["step, µs"];
+    headers.extend(columns.iter().map(|(.., title)| title.as_str()));
     let mut table = Table::new(&headers);
     for step in STEPS {
-        let steps = of_op.case(step);
         let mut row = vec![step.to_owned()];
-        for stack in stacks {
-            let ours = steps.stack(stack);
-            row.extend(sizes.iter().map(|bytes| median(ours.at(*bytes))));
-        }
+        row.extend(
+            columns
+                .iter()
+                .map(|(measured, bytes, _)| median(measured.case(step).at(*bytes))),
+        );
         table.push(row);
     }
     Some(

@@ -2,7 +2,8 @@
 
 use crate::args::CommonArgs;
 use crate::driver::{
-    Context, Stack, Transport, accept_one, deregister, param, stack, tcp_transfer_whole,
+    Context, Stack, Transport, accept_one, deregister, open_device, param, stack,
+    tcp_transfer_whole,
 };
 use crate::error::{BenchError, Result};
 use crate::process::{PATIENCE, Peer, Reply, Request};
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Instant;
 use weft_verbs::cm::{self, Listener};
-use weft_verbs::{Access, Cq, Device, QpInit, RecvWr, SendWr, Wc, WcStatus};
+use weft_verbs::{Access, Cq, QpInit, RecvWr, SendWr, Wc, WcStatus};
 
 const SIZES: [u64; 4] = [1, 1 << 10, 1 << 20, 1 << 30];
 const QUICK_SIZES: [u64; 3] = [1, 1 << 10, 1 << 20];
@@ -32,6 +33,7 @@ pub(crate) const STEPS: [&str; 8] = [
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     stack: Stack,
+    transport: Transport,
     bytes: u64,
     connections: u32,
     crc: bool,
@@ -40,7 +42,9 @@ pub(crate) struct Plan {
 pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<Record>> {
     let mut records = Vec::new();
     // The engine's own start is not part of a connection's life.
-    context.device(Transport::Tcp)?;
+    for &transport in &common.transport {
+        context.device(transport)?;
+    }
     for bytes in common.sizes(&SIZES, &QUICK_SIZES) {
         // The two ends of 1 GiB fill memory and seconds: fewer runs say enough.
         let runs = if bytes >= 1 << 28 {
@@ -49,27 +53,33 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
             common.runs()
         };
         let mut ends = Vec::new();
-        for &which in common.stacks() {
-            if !matches!(which, Stack::Weft | Stack::Tcp) {
-                continue;
-            }
+        let contenders = common.stacks().iter().flat_map(|&stack| {
+            let ways = match stack {
+                Stack::Weft => common.transport.clone(),
+                Stack::Tcp => vec![Transport::Tcp],
+                _ => Vec::new(),
+            };
+            ways.into_iter().map(move |way| (stack, way))
+        });
+        for (which, transport) in contenders {
             let mut peer = Peer::spawn(&[])?;
             // The first connection warms up.
             let plan = Plan {
                 stack: which,
+                transport,
                 bytes,
                 connections: runs + 1,
                 crc: common.crc.values().contains(&true),
             };
             peer.send(&Request::Setup(plan))?;
             let addr = peer.listening()?;
-            ends.push((which, peer, addr, Vec::new()));
+            ends.push(((which, transport), peer, addr, Vec::new()));
         }
         for run in 0..=runs {
             for (which, _, addr, samples) in &mut ends {
                 let times = match which {
-                    Stack::Tcp => tcp_life(*addr, bytes)?,
-                    _ => weft_life(*addr, bytes, common.crc.values().contains(&true))?,
+                    (Stack::Tcp, _) => tcp_life(*addr, bytes)?,
+                    (_, way) => weft_life(*addr, *way, bytes, common.crc.values().contains(&true))?,
                 };
                 if run > 0 {
                     samples.push(times);
@@ -79,8 +89,8 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
         let column = |samples: &[[f64; STEPS.len()]], step: usize| -> Vec<f64> {
             samples.iter().map(|times| times[step]).collect()
         };
-        let tcp = ends.iter().find(|end| end.0 == Stack::Tcp);
-        for (which, _, _, samples) in &ends {
+        let tcp = ends.iter().find(|end| end.0.0 == Stack::Tcp);
+        for ((which, transport), _, _, samples) in &ends {
             for (step, name) in STEPS.iter().enumerate() {
                 let ours = column(samples, step);
                 let Some(summary) = Summary::of(&ours) else {
@@ -88,7 +98,7 @@ pub(crate) fn measure(context: &mut Context, common: &CommonArgs) -> Result<Vec<
                 };
                 let mut record = Record::new(
                     "setup",
-                    "tcp",
+                    transport.name(),
                     which.name(),
                     bytes,
                     Metric::time_us,
@@ -147,9 +157,14 @@ fn tcp_life(addr: SocketAddr, bytes: u64) -> Result<[f64; STEPS.len()]> {
     ]))
 }
 
-fn weft_life(addr: SocketAddr, bytes: u64, crc: bool) -> Result<[f64; STEPS.len()]> {
+fn weft_life(
+    addr: SocketAddr,
+    transport: Transport,
+    bytes: u64,
+    crc: bool,
+) -> Result<[f64; STEPS.len()]> {
     let mut watch = Watch(Instant::now());
-    let device = Device::open().map_err(stack("open the device"))?;
+    let device = open_device(transport)?;
     let pd = device.alloc_pd().map_err(stack("allocate a PD"))?;
     let cq = device.create_cq(16, None).map_err(stack("create a CQ"))?;
     let init = QpInit::new(&cq, &cq);
@@ -233,7 +248,7 @@ impl Plan {
             }
             return Ok(());
         }
-        let (device, pd) = context.device(Transport::Tcp)?;
+        let (device, pd) = context.device(self.transport)?;
         let listener =
             Listener::bind(device, addr, 16, &param(self.crc)).map_err(stack("listen"))?;
         let mr = pd

@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use weft_sys::heart::Heart;
@@ -34,6 +34,10 @@ const QUIET_TICKS: u32 = 20;
 const HOT_SPIN: Duration = Duration::from_micros(10);
 /// Ticks between two looks at whether the peers of polled queue pairs are alive.
 const CHECK_TICKS: u32 = 8;
+/// How often to look whether the engine's thread has begun, and from when on that is done [`HEART_LOOK`] apart.
+const HEART_LOOKS: u32 = 10_000;
+const HEART_YIELDS: u32 = 100;
+const HEART_LOOK: Duration = Duration::from_micros(100);
 const WAKE_TOKEN: u64 = u64::MAX;
 
 /// Something with a descriptor that the engine serves.
@@ -201,8 +205,8 @@ pub(crate) struct Engine {
     lent: Mutex<Vec<Weak<dyn Driven>>>,
     /// Sources that are ready without their descriptor saying so.
     poked: Mutex<Vec<Token>>,
-    /// Shows peers of this host that our address space is still the one they met.
-    heart: OnceLock<OwnedFd>,
+    /// Shows peers of this host that our address space is still the one they met. The engine's thread sets it first of all.
+    heart: OnceLock<Option<OwnedFd>>,
     /// The engine looks at `lent` every tick; when false, whoever needs that must wake it.
     ticking: AtomicBool,
     /// It does so at the slow pace; whoever puts work off must wake it.
@@ -234,7 +238,7 @@ impl Engine {
             .epoll
             .add(engine.wake.as_fd(), WAKE_TOKEN, Interest::READ)?;
         let runner = Arc::clone(&engine);
-        let (started, wait) = mpsc::sync_channel(1);
+        // Nobody waits for it: what is to be done reaches it when it comes to look.
         std::thread::Builder::new()
             .name("weft-engine".into())
             .spawn(move || {
@@ -244,24 +248,39 @@ impl Engine {
                 }
                 // It lives as long as the thread.
                 let heart = with_heart.then(Heart::start).transpose();
-                match &heart {
-                    Ok(Some(heart)) => match heart.fd().try_clone_to_owned() {
-                        Ok(fd) => drop(runner.heart.set(fd)),
-                        Err(error) => tracing::warn!(%error, "no same-host connections"),
-                    },
-                    Ok(None) => {}
-                    Err(error) => tracing::warn!(%error, "no same-host connections"),
+                let shown = heart.as_ref().map_err(|error| error.kind().into());
+                let shown = shown.and_then(|heart| {
+                    let fd = heart.as_ref().map(|heart| heart.fd().try_clone_to_owned());
+                    fd.transpose()
+                });
+                if let Err(error) = &shown {
+                    let error: &std::io::Error = heart.as_ref().err().unwrap_or(error);
+                    tracing::warn!(%error, "no same-host connections");
                 }
-                let _ = started.send(());
+                let _ = runner.heart.set(shown.ok().flatten());
                 runner.run();
             })?;
-        let _ = wait.recv();
         Ok(engine)
     }
 
-    /// For peers of this host, if they can be served.
+    /// For peers of this host, if they can be served. Waits for a thread that has only just been started, but not for ever: a child of `fork`
+    /// has none.
     pub(crate) fn heart(&self) -> Option<BorrowedFd<'_>> {
-        self.heart.get().map(AsFd::as_fd)
+        let mut looks = 0;
+        while self.heart.get().is_none() && looks < HEART_LOOKS {
+            if looks < HEART_YIELDS {
+                weft_sys::thread::sched_yield();
+            } else {
+                std::thread::sleep(HEART_LOOK);
+            }
+            looks += 1;
+        }
+        self.heart.get()?.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether there are processors to spare for looking before sleeping.
+    pub(crate) fn spins(&self) -> bool {
+        self.spins
     }
 
     pub(crate) fn shut_down(&self) {
@@ -327,8 +346,20 @@ impl Engine {
             timers.first() == Some(&(at, token))
         };
         if first {
+            self.call();
+        }
+    }
+
+    /// Have the engine's thread look anew at what there is to do. It does so by itself before it sleeps.
+    fn call(&self) {
+        if ON_ENGINE.get() != self.address() {
             self.wake.signal();
         }
+    }
+
+    /// What tells it from other engines.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// A poller drives this queue pair now.
@@ -351,7 +382,7 @@ impl Engine {
     /// Work was put off: make sure that lent queue pairs are looked at within a [`TICK`].
     pub(crate) fn hurry(&self) {
         if self.slow.load(Ordering::SeqCst) && self.slow.swap(false, Ordering::SeqCst) {
-            self.wake.signal();
+            self.call();
         }
         self.keep_ticking();
     }
@@ -359,12 +390,12 @@ impl Engine {
     /// Make sure that lent queue pairs are looked at.
     pub(crate) fn keep_ticking(&self) {
         if !self.ticking.load(Ordering::SeqCst) && !self.ticking.swap(true, Ordering::SeqCst) {
-            self.wake.signal();
+            self.call();
         }
     }
 
     fn run(self: Arc<Self>) {
-        ON_ENGINE.set(true);
+        ON_ENGINE.set(self.address());
         let mut events = Vec::with_capacity(64);
         let mut hot = Vec::new();
         let (mut quiet, mut steady) = (0, 0);
@@ -568,18 +599,19 @@ impl Engine {
 }
 
 thread_local! {
-    static ON_ENGINE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    /// The address of the engine whose thread this is; 0: of none.
+    static ON_ENGINE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Whether this thread is an engine's.
 pub(crate) fn on_engine() -> bool {
-    ON_ENGINE.get()
+    ON_ENGINE.get() != 0
 }
 
 /// Take this thread for an engine's.
 #[cfg(test)]
 pub(crate) fn pretend_engine() {
-    ON_ENGINE.set(true);
+    ON_ENGINE.set(1);
 }
 
 /// Run what may call into the program: its panic ends one connection's callback, not the progress of all the others.

@@ -4,9 +4,13 @@
 //!
 //! One `unsafe` call, `getrusage`, which `rustix` lacks.
 
-/// Processors this process may use: at least 1; affinity and cgroup quotas count.
+use std::sync::OnceLock;
+
+/// Processors this process may use: at least 1; affinity and cgroup quotas count, as they were at the first call (a look takes 20
+/// system calls).
 pub fn cpu_count() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Seconds of processor time of the whole process: (user, system).

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
 use weft_proto::mpa::{InitStep, Initiator};
-use weft_sys::{Event, Interest, tcp};
+use weft_sys::{Event, Interest, poll_fds, tcp, thread};
 use weft_tls::Tls;
 
 use super::{ConnParam, ConnectError, TLS_ALERT, check_connectable, deadline, read_some, send_all};
@@ -25,6 +25,11 @@ use crate::types::{LinkOptions, LocalMode};
 /// The private data that came with an accepted connection, or why there is none.
 pub type Dialed = Result<Vec<u8>, ConnectError>;
 type DialDone = Box<dyn FnOnce(Dialed) + Send>;
+
+/// How long a thread that waits for its own dial looks for an answer before it sleeps: to be woken takes as long.
+const LOOKS: Duration = Duration::from_micros(50);
+/// How long it sleeps at most before it sees whether it is called off.
+const NAP: Duration = Duration::from_millis(20);
 
 enum DialStage {
     /// Waiting for the transport's connection.
@@ -55,6 +60,8 @@ struct Dial {
     stage: Mutex<DialStage>,
     done: Mutex<Option<DialDone>>,
     registration: Registration,
+    /// The engine takes its steps, and not a thread that waits for it.
+    by_engine: bool,
     /// The queue pair does not want it any more.
     called_off: AtomicBool,
 }
@@ -70,11 +77,37 @@ impl Device {
         param: &ConnParam,
         done: impl FnOnce(Dialed) + Send + 'static,
     ) {
-        let connect = || match &self.0.transport {
+        let connect = || self.way_to(addr, source);
+        self.dial_by(connect, qp, param, Box::new(done));
+    }
+
+    /// As [`Device::dial`], and wait for the outcome. This thread takes the steps itself, so that each answer of the peer wakes one thread
+    /// and not two.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn dial_and_wait(
+        &self,
+        addr: SocketAddr,
+        source: Option<SocketAddr>,
+        qp: &Qp,
+        param: &ConnParam,
+    ) -> Dialed {
+        let (tell, told) = mpsc::channel();
+        let done = Box::new(move |dialed| drop(tell.send(dialed)));
+        let connect = || self.way_to(addr, source);
+        match self.start_dial(connect, qp, param, done, false) {
+            Ok(dial) => dial.see_through(),
+            Err((error, _)) => return Err(error),
+        }
+        told.try_recv().unwrap_or(Err(ConnectError::Closed))
+    }
+
+    fn way_to(&self, addr: SocketAddr, source: Option<SocketAddr>) -> io::Result<Way> {
+        match &self.0.transport {
             Transport::Tcp => tcp::connect_start(addr, source).map(Way::Tcp),
             Transport::Sim(net) => net.connect(addr, None).map(Way::Sim),
-        };
-        self.dial_by(connect, qp, param, Box::new(done));
+        }
     }
 
     pub(super) fn dial_by(
@@ -84,7 +117,7 @@ impl Device {
         param: &ConnParam,
         done: DialDone,
     ) {
-        if let Err((error, done)) = self.start_dial(connect, qp, param, done) {
+        if let Err((error, done)) = self.start_dial(connect, qp, param, done, true) {
             done(Err(error));
         }
     }
@@ -95,7 +128,8 @@ impl Device {
         qp: &Qp,
         param: &ConnParam,
         done: DialDone,
-    ) -> Result<(), (ConnectError, DialDone)> {
+        by_engine: bool,
+    ) -> Result<Arc<Dial>, (ConnectError, DialDone)> {
         if let Err(error) = check_connectable(qp) {
             return Err((error, done));
         }
@@ -126,6 +160,7 @@ impl Device {
             stage: Mutex::new(stage),
             done: Mutex::new(Some(done)),
             registration: Registration::new(&self.0.engine),
+            by_engine,
             called_off: AtomicBool::new(false),
         });
         let call_off = Arc::downgrade(&dial);
@@ -134,32 +169,18 @@ impl Device {
             // It has ended since the first look, and did not know of this dial yet.
             dial.called_off.store(true, Ordering::SeqCst);
         }
-        let registration = &dial.registration;
-        let source = Arc::clone(&dial) as Arc<dyn Source>;
         let mut stage = lock(&dial.stage);
-        let started = match &*stage {
-            DialStage::Connecting(fd) => registration.start(source, fd.as_fd(), Interest::WRITE),
-            DialStage::Started(link, ..) => send_all(&**link, &dial.request)
-                .and_then(|()| registration.start(source, link.fd(), Interest::READ)),
-            DialStage::Securing(_) | DialStage::ShmConnecting(..) | DialStage::Over => {
-                return Ok(());
-            }
-        };
-        match started {
+        match dial.begin(&self.0.engine, &mut stage) {
             Ok(()) => {
-                registration.set_timer(deadline);
-                if dial.called_off.load(Ordering::SeqCst) {
-                    registration.poke();
-                }
-                Ok(())
+                drop(stage);
+                Ok(dial)
             }
             Err(error) => {
+                dial.registration.end();
                 *stage = DialStage::Over;
                 drop(stage);
-                match lock(&dial.done).take() {
-                    Some(done) => Err((error.into(), done)),
-                    None => Ok(()),
-                }
+                let done = lock(&dial.done).take();
+                done.map_or(Ok(dial), |done| Err((error, done)))
             }
         }
     }
@@ -183,6 +204,83 @@ impl CallOff for Dial {
 }
 
 impl Dial {
+    /// The first steps. A connection to this host is there at once, and the peer can be told why: it need not wait for the engine.
+    fn begin(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        stage: &mut DialStage,
+    ) -> Result<(), ConnectError> {
+        let registration = &self.registration;
+        let source = || Arc::clone(self) as Arc<dyn Source>;
+        match &*stage {
+            DialStage::Connecting(fd) => {
+                if self.by_engine {
+                    registration.start(source(), fd.as_fd(), Interest::empty())?;
+                }
+                self.step(engine, stage)?;
+            }
+            DialStage::Started(link, ..) => {
+                send_all(&**link, &self.request)?;
+                if self.by_engine {
+                    registration.start(source(), link.fd(), Interest::READ)?;
+                }
+            }
+            DialStage::Securing(_) | DialStage::ShmConnecting(..) | DialStage::Over => {}
+        }
+        if self.by_engine {
+            registration.set_timer(self.deadline);
+            if self.called_off.load(Ordering::SeqCst) {
+                registration.poke();
+            }
+        }
+        Ok(())
+    }
+
+    /// Take all steps, and wait between them.
+    fn see_through(self: &Arc<Self>) {
+        let engine = &self.device.engine;
+        let mut stage = lock(&self.stage);
+        while !matches!(*stage, DialStage::Over) {
+            self.await_answer(engine.spins(), &stage);
+            if let Err(error) = self.step(engine, &mut stage) {
+                self.fail(&mut stage, error);
+            } else if !matches!(*stage, DialStage::Over) && Instant::now() >= self.deadline {
+                self.fail(&mut stage, ConnectError::TimedOut);
+            }
+        }
+    }
+
+    /// Wait for what the next step needs, or for a [`NAP`].
+    fn await_answer(&self, looks: bool, stage: &DialStage) {
+        let (fd, interest) = match stage {
+            DialStage::Connecting(fd) => (fd.as_fd(), Interest::WRITE),
+            DialStage::Securing(link) => {
+                let interest = link.watch(Interest::READ).unwrap_or(Interest::READ);
+                (link.fd(), interest)
+            }
+            DialStage::ShmConnecting(_, shm) => (shm.fd(), Interest::READ),
+            DialStage::Started(link, ..) => (link.fd(), Interest::READ),
+            DialStage::Over => return,
+        };
+        let begun = Instant::now();
+        while looks && begun.elapsed() < LOOKS {
+            if poll_fds(&[(fd, interest)], Some(Duration::ZERO)).is_ok_and(|ready| ready != 0) {
+                return;
+            }
+            // The peer may be waiting for this very processor.
+            thread::sched_yield();
+        }
+        let left = self.deadline.saturating_duration_since(begun);
+        let _ = poll_fds(&[(fd, interest)], Some(left.min(NAP)));
+    }
+
+    /// Have the engine watch for what the next step needs.
+    fn arm(&self, fd: BorrowedFd<'_>, interest: Interest) {
+        if self.by_engine {
+            self.registration.arm(fd, interest);
+        }
+    }
+
     /// It has failed.
     fn fail(&self, stage: &mut DialStage, error: ConnectError) {
         match &*stage {
@@ -207,7 +305,7 @@ impl Dial {
         }
         if let DialStage::Connecting(fd) = stage {
             if !tcp::connect_result(&*fd)? {
-                self.registration.arm(fd.as_fd(), Interest::WRITE);
+                self.arm(fd.as_fd(), Interest::WRITE);
                 return Ok(());
             }
             let DialStage::Connecting(fd) = std::mem::replace(stage, DialStage::Over) else {
@@ -218,17 +316,21 @@ impl Dial {
                 Some(tls) => DialStage::Securing(Arc::new(TlsLink::new(tcp, tls.initiator()?))),
                 None => self.connect_shm(engine, Arc::new(tcp))?,
             };
+            if !matches!(stage, DialStage::Securing(_)) {
+                return Ok(());
+            }
         }
         if let DialStage::Securing(link) = stage {
             if !link.handshake()? {
                 let interest = link.watch(Interest::READ).unwrap_or(Interest::READ);
-                self.registration.arm(link.fd(), interest);
+                self.arm(link.fd(), interest);
                 return Ok(());
             }
             let DialStage::Securing(link) = std::mem::replace(stage, DialStage::Over) else {
                 return Ok(());
             };
             *stage = self.connect_shm(engine, link)?;
+            return Ok(());
         }
         if let DialStage::ShmConnecting(_, shm) = stage {
             let why = match shm.answer(&self.device) {
@@ -262,6 +364,7 @@ impl Dial {
                 }
             };
             *stage = self.request(link, shm)?;
+            return Ok(());
         }
         let DialStage::Started(link, buf, shm) = stage else {
             return Ok(());
@@ -275,7 +378,7 @@ impl Dial {
         match self.machine.on_bytes(buf)? {
             InitStep::NeedMore if ended => Err(ConnectError::Closed),
             InitStep::NeedMore => {
-                self.registration.arm(link.fd(), Interest::READ);
+                self.arm(link.fd(), Interest::READ);
                 Ok(())
             }
             InitStep::Rejected { private_data, .. } => Err(ConnectError::Rejected { private_data }),
@@ -284,7 +387,9 @@ impl Dial {
                 private_data,
                 consumed,
             } => {
-                self.registration.release(link.fd());
+                if self.by_engine {
+                    self.registration.release(link.fd());
+                }
                 let early = buf.split_off(consumed.min(buf.len()));
                 let tcp = Arc::clone(link);
                 let shm = shm.take();
@@ -327,6 +432,9 @@ impl Dial {
         }
         let started = ShmConnecting::start(&self.device, self.qp.pd(), self.qp.num(), &*link)
             .and_then(|mut shm| {
+                if !self.by_engine {
+                    return Ok(shm);
+                }
                 let source = Arc::clone(self) as Arc<dyn Source>;
                 let registration = Registration::new(engine);
                 registration
@@ -361,6 +469,8 @@ impl Dial {
         shm: Option<Box<ShmConnecting>>,
     ) -> Result<DialStage, ConnectError> {
         send_all(&*link, &self.request)?;
+        // The answer takes a while, and a caller of `dial` is not to be answered before that returns.
+        self.arm(link.fd(), Interest::READ);
         Ok(DialStage::Started(link, Vec::new(), shm))
     }
 }

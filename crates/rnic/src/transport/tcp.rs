@@ -24,11 +24,6 @@ impl TcpLink {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         // Every sendmsg of ours is a whole batch: waiting for more would only delay it.
         tcp::set_nodelay(&fd, true)?;
-        // A peer that has vanished without a word is noticed after two minutes, not never.
-        sockopt::set_socket_keepalive(&fd, true)?;
-        sockopt::set_tcp_keepidle(&fd, Duration::from_mins(1))?;
-        sockopt::set_tcp_keepintvl(&fd, Duration::from_secs(10))?;
-        sockopt::set_tcp_keepcnt(&fd, 6)?;
         let local = tcp::local_addr(&fd)?;
         let peer = tcp::peer_addr(&fd)?;
         let link = TcpLink { fd, local, peer };
@@ -36,6 +31,12 @@ impl TcpLink {
             // Where the system's choice is one that paces what it sends by measured bandwidth (BBR): there is no line here to be
             // measured. Every kernel has this one and lets everybody use it.
             let _ = sockopt::set_tcp_congestion(&link.fd, "reno");
+        } else {
+            // A peer that has vanished without a word is noticed after two minutes, not never. On this host the kernel says so at once.
+            sockopt::set_socket_keepalive(&link.fd, true)?;
+            sockopt::set_tcp_keepidle(&link.fd, Duration::from_mins(1))?;
+            sockopt::set_tcp_keepintvl(&link.fd, Duration::from_secs(10))?;
+            sockopt::set_tcp_keepcnt(&link.fd, 6)?;
         }
         Ok(link)
     }

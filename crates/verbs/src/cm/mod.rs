@@ -9,7 +9,6 @@ mod events;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -62,12 +61,7 @@ pub fn connect_qp(
     device: &Device,
     param: &ConnParam,
 ) -> Result<Connection, ConnectError> {
-    let (tx, rx) = mpsc::sync_channel(1);
-    device.dial(addr, None, &qp, param, move |outcome| {
-        // Fails only when the caller is gone.
-        let _ = tx.send(outcome);
-    });
-    let private_data = rx.recv().map_err(|_| ConnectError::Closed)??;
+    let private_data = device.dial_and_wait(addr, None, &qp, param)?;
     Ok(Connection { qp, private_data })
 }
 

@@ -29,6 +29,22 @@ pub enum LinkError {
     Local(String),
 }
 
+/// A control message on its way out, and what goes before it.
+#[derive(Debug)]
+pub enum Parcel {
+    /// A message by itself.
+    Message(Message),
+    /// The first `len` bytes of a slot, and the message that the peer receives after they are in place.
+    Block {
+        /// The slot.
+        slot: u16,
+        /// Bytes.
+        len: u32,
+        /// The announcement.
+        message: Message,
+    },
+}
+
 /// A connection between a sender and a receiver. One thread receives; any thread sends.
 pub trait Link: Send + Sync {
     /// What carries it.
@@ -59,11 +75,24 @@ pub trait Link: Send + Sync {
     /// `message`, which the peer receives after the bytes are in place.
     fn push(&self, slot: u16, len: u32, message: &Message) -> Result<(), LinkError>;
 
+    /// Sends all of these in order. The peer may be woken once for many.
+    fn send_all(&self, parcels: &[Parcel]) -> Result<(), LinkError> {
+        parcels.iter().try_for_each(|parcel| match parcel {
+            Parcel::Message(message) => self.send(message),
+            Parcel::Block { slot, len, message } => self.push(*slot, *len, message),
+        })
+    }
+
     /// Sends a sign of life if that needs no waiting.
     fn keepalive(&self) -> Result<(), LinkError>;
 
     /// The next message, or `None` after `timeout` without one.
     fn recv(&self, timeout: Duration) -> Result<Option<Message>, LinkError>;
+
+    /// A message that has come with an earlier one.
+    fn heard(&self) -> Option<Message> {
+        None
+    }
 
     /// Reads from `file` at `offset` into slot `slot`: as many bytes as one system call gives.
     fn slot_from_file(

@@ -349,10 +349,7 @@ impl Session {
         self.events.connected(self.peer);
         let began = Instant::now();
         let config = &self.inner.config;
-        let store = match self.inner.store.try_clone() {
-            Ok(store) => store,
-            Err(e) => return Some(Err(cannot_listen(&config.dir, &e))),
-        };
+        let store = self.inner.store.another();
         let (totals, end) =
             receiver::serve(&*self.link, &ours, &theirs, store, &config.serve, &self);
         self.events

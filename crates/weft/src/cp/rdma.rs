@@ -18,13 +18,15 @@ use weft_verbs::{
     WcStatus,
 };
 
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, Parcel};
 use super::protocol::{MAX_MESSAGE, Message, RingAdvert};
 
 /// Receives that a side posts.
 const RECEIVES: u16 = 64;
 /// Sends that may be outstanding.
 const SENDS: u32 = 128;
+/// Messages that are posted together, at most.
+const BATCH: usize = 24;
 /// Messages up to this length travel inline; only long paths make longer ones.
 const INLINE: usize = 256;
 
@@ -204,8 +206,8 @@ impl RdmaLink {
         self.cause.get_or_init(|| cause).clone()
     }
 
-    /// Waits until the peer has a receive beyond the one kept for CREDIT; takes it and what we owe.
-    fn take_credit(&self) -> Result<u16, LinkError> {
+    /// Waits until the peer has a receive beyond the one kept for CREDIT; takes as many as there are, up to `most`, and what we owe.
+    fn take_credits(&self, most: usize) -> Result<(usize, u16), LinkError> {
         let deadline = Instant::now() + self.patience;
         let mut credits = lock(&self.credits);
         loop {
@@ -213,8 +215,9 @@ impl RdmaLink {
                 return Err(self.ended(LinkError::Gone("it was closed".into())));
             }
             if credits.ours >= 2 {
-                credits.ours -= 1;
-                return Ok(std::mem::take(&mut credits.owed));
+                let taken = most.min(credits.ours as usize - 1);
+                credits.ours -= taken as u32;
+                return Ok((taken, std::mem::take(&mut credits.owed)));
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -226,6 +229,32 @@ impl RdmaLink {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+    }
+
+    /// The Write that brings a block into the peer's slot.
+    fn write(&self, slot: u16, len: u32) -> SendWr {
+        let ring = self.ring();
+        let at = self.at(slot, 0);
+        let remote = RemoteAddr {
+            addr: ring.remote.addr + at as u64,
+            rkey: ring.remote.rkey,
+        };
+        SendWr::write(0, remote).sge(ring.mr.sge(at, len as usize))
+    }
+
+    /// Posts requests that end in `messages` Sends, and collects what has completed.
+    fn post(&self, requests: &mut Vec<SendWr>, messages: u32) -> Result<(), LinkError> {
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let mut post = lock(&self.post);
+        self.collect(&mut post, SENDS - requests.len() as u32)?;
+        self.qp
+            .post_send(requests)
+            .map_err(|e| LinkError::Gone(format!("cannot send: {e}")))?;
+        requests.clear();
+        post.outstanding += messages;
+        self.collect(&mut post, SENDS / 2)
     }
 
     /// Posts a message, behind `write` if there is one, and collects what has completed.
@@ -393,20 +422,49 @@ impl Link for RdmaLink {
     }
 
     fn send(&self, message: &Message) -> Result<(), LinkError> {
-        let owed = self.take_credit()?;
+        let (_, owed) = self.take_credits(1)?;
         self.transmit(None, owed, message)
     }
 
     fn push(&self, slot: u16, len: u32, message: &Message) -> Result<(), LinkError> {
-        let ring = self.ring();
-        let at = self.at(slot, 0);
-        let remote = RemoteAddr {
-            addr: ring.remote.addr + at as u64,
-            rkey: ring.remote.rkey,
-        };
-        let write = SendWr::write(0, remote).sge(ring.mr.sge(at, len as usize));
-        let owed = self.take_credit()?;
-        self.transmit(Some(write), owed, message)
+        let (_, owed) = self.take_credits(1)?;
+        self.transmit(Some(self.write(slot, len)), owed, message)
+    }
+
+    fn send_all(&self, mut parcels: &[Parcel]) -> Result<(), LinkError> {
+        let mut requests = Vec::with_capacity(2 * BATCH);
+        let mut bytes = Vec::with_capacity(INLINE);
+        while !parcels.is_empty() {
+            let (taken, mut owed) = self.take_credits(parcels.len().min(BATCH))?;
+            let (now, later) = parcels.split_at(taken);
+            parcels = later;
+            let mut messages = 0;
+            for parcel in now {
+                let (write, message) = match parcel {
+                    Parcel::Message(message) => (None, message),
+                    Parcel::Block { slot, len, message } => {
+                        (Some(self.write(*slot, *len)), message)
+                    }
+                };
+                let owed = std::mem::take(&mut owed);
+                bytes.clear();
+                message.encode(owed, &mut bytes);
+                if bytes.len() > INLINE {
+                    self.post(&mut requests, std::mem::take(&mut messages))?;
+                    self.transmit(write, owed, message)?;
+                    continue;
+                }
+                requests.extend(write);
+                requests.push(SendWr::send(0).inline(&bytes).signaled());
+                messages += 1;
+            }
+            self.post(&mut requests, messages)?;
+        }
+        Ok(())
+    }
+
+    fn heard(&self) -> Option<Message> {
+        lock(&self.inbox).messages.pop_front()
     }
 
     fn keepalive(&self) -> Result<(), LinkError> {

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::auth::{Challenge, Key, Role};
-use super::link::{Link, LinkError, write_slot};
+use super::link::{Link, LinkError, Parcel, write_slot};
 use super::protocol::{Code, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
 use super::store::{Incoming, Store, StoreError};
 use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
@@ -73,6 +73,8 @@ pub fn serve(
                 shared: &shared,
                 watch,
                 current: Current::None,
+                answers: Vec::new(),
+                since: Instant::now(),
                 cpu: cpu_time(),
             };
             let worker = scope.spawn(move || worker.run(&queue));
@@ -304,6 +306,11 @@ enum Current {
     Failed(u32),
 }
 
+/// Answers that are sent together, at most.
+const BATCH: usize = 24;
+/// How long an answer may wait for others while there is work.
+const LATE: Duration = Duration::from_micros(300);
+
 struct Worker<'a> {
     link: &'a dyn Link,
     store: Store,
@@ -311,21 +318,57 @@ struct Worker<'a> {
     shared: &'a Shared,
     watch: &'a dyn Watch,
     current: Current,
+    /// Answers that were not sent yet, and since when there are any.
+    answers: Vec<Parcel>,
+    since: Instant,
     /// CPU time of the process when the session began.
     cpu: Duration,
 }
 
 impl Worker<'_> {
     fn run(mut self, queue: &Receiver<Message>) -> Result<(), LinkError> {
-        while let Ok(message) = queue.recv() {
-            let done = self.handle(message);
+        loop {
+            let message = match queue.try_recv() {
+                Ok(message) => message,
+                Err(_) => match self.flush().map(|()| queue.recv()) {
+                    Ok(Ok(message)) => message,
+                    Ok(Err(_)) => return Ok(()),
+                    Err(e) => return self.give_up(e),
+                },
+            };
+            let done = self.handle(message).and_then(|()| self.flush_late());
             self.shared.queued.fetch_sub(1, Ordering::AcqRel);
             if let Err(e) = done {
-                end(self.link, &e);
-                return Err(e);
+                return self.give_up(e);
             }
         }
-        Ok(())
+    }
+
+    fn give_up(&mut self, e: LinkError) -> Result<(), LinkError> {
+        if matches!(e, LinkError::Violation(_)) {
+            let _ = self.flush();
+        }
+        end(self.link, &e);
+        Err(e)
+    }
+
+    /// Has an answer sent with others: no later than when there is nothing else to do.
+    fn answer(&mut self, message: Message) {
+        if self.answers.is_empty() {
+            self.since = Instant::now();
+        }
+        self.answers.push(Parcel::Message(message));
+    }
+
+    fn flush_late(&mut self) -> Result<(), LinkError> {
+        let wait =
+            self.answers.is_empty() || self.answers.len() < BATCH && self.since.elapsed() < LATE;
+        if wait { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> Result<(), LinkError> {
+        let answers = std::mem::take(&mut self.answers);
+        self.link.send_all(&answers)
     }
 
     fn handle(&mut self, message: Message) -> Result<(), LinkError> {
@@ -341,13 +384,13 @@ impl Worker<'_> {
                     Ok(file) if no_wait => self.current = Current::Open(id, file),
                     Ok(mut file) => match file.offer() {
                         Ok((blocks, digest)) => {
-                            self.link.send(&Message::Offer { id, blocks, digest })?;
+                            self.answer(Message::Offer { id, blocks, digest });
                             self.current = Current::Offered(id, file);
                         }
-                        Err(e) => self.failed(id, &path, &e)?,
+                        Err(e) => self.failed(id, &path, &e),
                     },
                     Err(e) => {
-                        self.failed(id, &path, &e)?;
+                        self.failed(id, &path, &e);
                         if no_wait {
                             self.current = Current::Failed(id);
                         }
@@ -358,7 +401,7 @@ impl Worker<'_> {
                 match file.start(block) {
                     None => return violation("FROM is neither the offer nor 0"),
                     Some(Ok(())) => self.current = Current::Open(id, file),
-                    Some(Err(e)) => self.fail_current(id, file, &e)?,
+                    Some(Err(e)) => self.fail_current(id, file, &e),
                 }
             }
             (
@@ -374,19 +417,19 @@ impl Worker<'_> {
                 let wrote = self.write_block(&mut file, slot, index, len, &digest)?;
                 match wrote {
                     Ok(()) => self.current = Current::Open(id, file),
-                    Err(e) => self.fail_current(id, file, &e)?,
+                    Err(e) => self.fail_current(id, file, &e),
                 }
-                self.free(slot)?;
+                self.free(slot);
             }
             (Message::Block { id, slot, .. }, Current::Failed(ours)) if id == ours => {
                 self.current = Current::Failed(id);
-                self.free(slot)?;
+                self.free(slot);
             }
             (Message::End { id, digest }, Current::Open(ours, file)) if id == ours => {
                 let path = file.path();
                 match self.store.commit(file, &digest) {
-                    Ok(()) => self.written(id)?,
-                    Err(e) => self.failed(id, &path, &e)?,
+                    Ok(()) => self.written(id),
+                    Err(e) => self.failed(id, &path, &e),
                 }
             }
             (Message::Abandon { id }, Current::Open(ours, file) | Current::Offered(ours, file))
@@ -396,7 +439,7 @@ impl Worker<'_> {
                     code: Code::Abandoned,
                     text: "the sender gave it up".into(),
                 };
-                self.failed(id, &file.path(), &error)?;
+                self.failed(id, &file.path(), &error);
             }
             (Message::End { id, .. } | Message::Abandon { id }, Current::Failed(ours))
                 if id == ours => {}
@@ -416,8 +459,8 @@ impl Worker<'_> {
                     self.store.enter_directory(&path)
                 };
                 match made {
-                    Ok(()) => self.result(id, Code::Written, String::new())?,
-                    Err(e) => self.failed(id, &path.to_string(), &e)?,
+                    Ok(()) => self.result(id, Code::Written, String::new()),
+                    Err(e) => self.failed(id, &path.to_string(), &e),
                 }
             }
             (
@@ -429,14 +472,14 @@ impl Worker<'_> {
                 },
                 Current::None,
             ) => match self.store.make_link(&path, &target, flags) {
-                Ok(()) => self.written(id)?,
-                Err(e) => self.failed(id, &path.to_string(), &e)?,
+                Ok(()) => self.written(id),
+                Err(e) => self.failed(id, &path.to_string(), &e),
             },
             (Message::Done { .. }, Current::None) => {
                 self.shared.count(|t| t.complete = true);
-                self.link.send(&Message::Done {
+                self.answer(Message::Done {
                     cpu_us: cpu_time().saturating_sub(self.cpu).as_micros() as u64,
-                })?;
+                });
             }
             _ => return violation("a message that does not fit the state of the file"),
         }
@@ -472,37 +515,36 @@ impl Worker<'_> {
         Ok(file.written(digest))
     }
 
-    fn fail_current(&mut self, id: u32, file: Incoming, e: &StoreError) -> Result<(), LinkError> {
-        self.failed(id, &file.path(), e)?;
+    fn fail_current(&mut self, id: u32, file: Incoming, e: &StoreError) {
+        self.failed(id, &file.path(), e);
         // A full disk should not stay full because of a file that cannot be finished.
         if e.code == Code::NoSpace {
             file.discard();
         }
         self.current = Current::Failed(id);
-        Ok(())
     }
 
-    fn free(&self, slot: u16) -> Result<(), LinkError> {
+    fn free(&mut self, slot: u16) {
         // Before the message: the sender may use the slot as soon as it is told.
         self.shared.busy[usize::from(slot)].store(false, Ordering::Release);
-        self.link.send(&Message::Free { slot })
+        self.answer(Message::Free { slot });
     }
 
-    fn written(&self, id: u32) -> Result<(), LinkError> {
+    fn written(&mut self, id: u32) {
         self.shared.count(|t| t.files += 1);
-        self.result(id, Code::Written, String::new())
+        self.result(id, Code::Written, String::new());
     }
 
-    fn failed(&self, id: u32, path: &str, e: &StoreError) -> Result<(), LinkError> {
+    fn failed(&mut self, id: u32, path: &str, e: &StoreError) {
         if e.code != Code::Kept {
             self.shared.count(|t| t.failed += 1);
             self.watch.entry_failed(path, e);
         }
-        self.result(id, e.code, e.text.clone())
+        self.result(id, e.code, e.text.clone());
     }
 
-    fn result(&self, id: u32, code: Code, text: String) -> Result<(), LinkError> {
+    fn result(&mut self, id: u32, code: Code, text: String) {
         self.shared.open.fetch_sub(1, Ordering::AcqRel);
-        self.link.send(&Message::Result { id, code, text })
+        self.answer(Message::Result { id, code, text });
     }
 }

@@ -19,7 +19,7 @@ use weft_verbs::Path;
 use super::auth::{Challenge, Key, Role};
 use super::beneath::{FileId, Opener, id_of};
 use super::digest::{BlockList, digest};
-use super::link::{Link, LinkError, read_slot, slot_digest};
+use super::link::{Link, LinkError, Parcel, read_slot, slot_digest};
 use super::protocol::{
     Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, RingAdvert, WINDOW,
 };
@@ -95,15 +95,10 @@ pub enum SendError {
     Impostor,
 }
 
-/// What the wire thread sends.
-enum Out {
-    Message(Message),
-    Block {
-        slot: u16,
-        len: u32,
-        message: Message,
-    },
-}
+/// Parcels that are handed to the wire thread together, at most.
+const BATCH: usize = 24;
+/// A block from this length on is handed over at once: the wire need not wait for the next.
+const LARGE: u32 = 64 << 10;
 
 /// Proves the key both ways, then sends everything in `plan`.
 pub fn send(
@@ -186,11 +181,10 @@ fn start(
 }
 
 /// The wire thread: sends in order, and a sign of life when there is nothing to send.
-fn drive(link: &dyn Link, queue: &Receiver<Out>) -> Result<(), LinkError> {
+fn drive(link: &dyn Link, queue: &Receiver<Vec<Parcel>>) -> Result<(), LinkError> {
     loop {
         let sent = match queue.recv_timeout(KEEPALIVE) {
-            Ok(Out::Message(message)) => link.send(&message),
-            Ok(Out::Block { slot, len, message }) => link.push(slot, len, &message),
+            Ok(parcels) => link.send_all(&parcels),
             Err(RecvTimeoutError::Timeout) => link.keepalive(),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         };
@@ -220,7 +214,9 @@ impl From<SendError> for FileError {
 
 struct Sending<'a> {
     link: &'a dyn Link,
-    out: Sender<Out>,
+    out: Sender<Vec<Parcel>>,
+    /// What was not handed over yet: see [`Sending::flush`].
+    pending: Vec<Parcel>,
     ring: RingAdvert,
     options: &'a Options,
     progress: &'a mut dyn Progress,
@@ -238,7 +234,7 @@ struct Sending<'a> {
 impl<'a> Sending<'a> {
     fn new(
         link: &'a dyn Link,
-        out: Sender<Out>,
+        out: Sender<Vec<Parcel>>,
         ring: RingAdvert,
         options: &'a Options,
         progress: &'a mut dyn Progress,
@@ -246,6 +242,7 @@ impl<'a> Sending<'a> {
         Self {
             link,
             out,
+            pending: Vec::new(),
             ring,
             options,
             progress,
@@ -348,13 +345,26 @@ impl<'a> Sending<'a> {
         id
     }
 
-    fn post(&self, message: Message) -> Result<(), SendError> {
-        self.queue(Out::Message(message))
+    fn post(&mut self, message: Message) -> Result<(), SendError> {
+        self.queue(Parcel::Message(message))
     }
 
-    fn queue(&self, out: Out) -> Result<(), SendError> {
+    fn queue(&mut self, parcel: Parcel) -> Result<(), SendError> {
+        let large = matches!(parcel, Parcel::Block { len, .. } if len >= LARGE);
+        self.pending.push(parcel);
+        if large || self.pending.len() >= BATCH {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Hands what is pending to the wire thread: before each wait, for its answer may be what is waited for.
+    fn flush(&mut self) -> Result<(), SendError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
         self.out
-            .send(out)
+            .send(std::mem::take(&mut self.pending))
             .map_err(|_| LinkError::Gone("the wire failed".into()).into())
     }
 
@@ -485,7 +495,7 @@ impl<'a> Sending<'a> {
             if let Some(open) = self.open.get_mut(&id) {
                 open.bytes += u64::from(len);
             }
-            self.queue(Out::Block {
+            self.queue(Parcel::Block {
                 slot,
                 len,
                 message: Message::Block {
@@ -521,12 +531,20 @@ impl<'a> Sending<'a> {
         Ok(())
     }
 
-    /// Receives one message and acts on it.
+    /// Waits for a message, and acts on it and on what has come with it.
     fn pump(&mut self) -> Result<(), SendError> {
+        self.flush()?;
         let began = Instant::now();
         loop {
             if let Some(message) = self.link.recv(KEEPALIVE.min(self.options.patience))? {
-                return self.handle(message);
+                self.handle(message)?;
+                // An offer waits to be taken before the next one can come.
+                while self.offer.is_none()
+                    && let Some(message) = self.link.heard()
+                {
+                    self.handle(message)?;
+                }
+                return Ok(());
             }
             if began.elapsed() >= self.options.patience {
                 return Err(LinkError::Gone("the receiver stopped answering".into()).into());
@@ -536,6 +554,7 @@ impl<'a> Sending<'a> {
 
     /// Acts on what has come, without waiting: the receiver may have to wait for us otherwise.
     fn drain(&mut self) -> Result<(), SendError> {
+        self.flush()?;
         while let Some(message) = self.link.recv(Duration::ZERO)? {
             self.handle(message)?;
         }

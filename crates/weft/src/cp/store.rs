@@ -9,6 +9,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
@@ -70,10 +71,10 @@ pub struct Policy {
 
 /// The directory that files are received into.
 pub struct Store {
-    root: OwnedFd,
+    root: Arc<OwnedFd>,
     policy: Policy,
     /// The last parent directory: many small files come from one.
-    last: Option<(Vec<u8>, OwnedFd)>,
+    last: Option<(Vec<u8>, Arc<OwnedFd>)>,
 }
 
 const WALK: OFlags = OFlags::PATH
@@ -90,48 +91,45 @@ impl Store {
             Mode::empty(),
         )?;
         Ok(Self {
-            root,
+            root: Arc::new(root),
             policy,
             last: None,
         })
     }
 
     /// Another handle of the same directory, for another connection.
-    pub fn try_clone(&self) -> io::Result<Self> {
-        Ok(Self {
-            root: self.root.try_clone()?,
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self {
+            root: Arc::clone(&self.root),
             policy: self.policy,
             last: None,
-        })
+        }
     }
 
     /// The directory of the path's last component, made as needed.
-    fn parent(&mut self, path: &RelPath) -> Result<OwnedFd, StoreError> {
+    fn parent(&mut self, path: &RelPath) -> Result<Arc<OwnedFd>, StoreError> {
         let (parent, _) = path.split();
-        let dup = |fd: &OwnedFd| {
-            fd.try_clone()
-                .map_err(|e| StoreError::io("cannot open the directory", &e))
-        };
         if parent.is_empty() {
-            return dup(&self.root);
+            return Ok(Arc::clone(&self.root));
         }
         if let Some((known, fd)) = &self.last
             && known == parent
         {
-            return dup(fd);
+            return Ok(Arc::clone(fd));
         }
-        let mut at = dup(&self.root)?;
+        let mut at = Arc::clone(&self.root);
         for name in parent.split(|&b| b == b'/') {
-            at = match fs::openat(&at, name, WALK, Mode::empty()) {
+            let opened = match fs::openat(&at, name, WALK, Mode::empty()) {
                 Err(Errno::NOENT) => {
                     make_dir(&at, name, Mode::from_raw_mode(0o777))?;
                     fs::openat(&at, name, WALK, Mode::empty())
                 }
                 other => other,
-            }
-            .map_err(|e| walk_error(name, e))?;
+            };
+            at = Arc::new(opened.map_err(|e| walk_error(name, e))?);
         }
-        self.last = Some((parent.to_vec(), dup(&at)?));
+        self.last = Some((parent.to_vec(), Arc::clone(&at)));
         Ok(at)
     }
 
@@ -255,14 +253,17 @@ impl Store {
     pub fn begin(&mut self, spec: FileSpec, block_len: u32) -> Result<Incoming, StoreError> {
         let parent = self.parent(&spec.path)?;
         let (_, name) = spec.path.split();
-        self.check_existing(&parent, name, spec.flags)?;
+        // A short file is there before an answer could stop it: the look before it gets its name will do, unless none is wanted.
+        if !spec.flags.no_wait || self.keeps(spec.flags) {
+            self.check_existing(&parent, name, spec.flags)?;
+        }
         Incoming::open(parent, spec, block_len)
     }
 
     /// Gives a complete file its name if its digest is right.
     pub fn commit(&self, mut file: Incoming, complete: &Digest) -> Result<(), StoreError> {
         file.check_complete(complete)?;
-        let spec = &file.spec;
+        let spec = file.spec.clone();
         fs::futimens(&file.part, &times(spec.mtime)).map_err(errno("cannot set the time"))?;
         fs::fchmod(&file.part, Mode::from_raw_mode(spec.mode & 0o777))
             .map_err(errno("cannot set the mode"))?;
@@ -271,9 +272,21 @@ impl Store {
             fs::fsync(&file.part).map_err(errno("cannot bring the file to the disk"))?;
         }
         let (_, name) = spec.path.split();
-        // Checked again: it may have appeared while the data came.
-        self.check_existing(&file.parent, name, spec.flags)?;
-        self.name(&file.parent, &file.part_name, name, spec.flags)?;
+        if file.has_no_name() {
+            match file.link_as(name) {
+                // Without a name it cannot take the place of what is there.
+                Err(Errno::EXIST) => {
+                    self.check_existing(&file.parent, name, spec.flags)?;
+                    file.link_as_part()?;
+                    self.name(&file.parent, &file.part_name, name, spec.flags)?;
+                }
+                linked => linked.map_err(errno("cannot link the final name"))?,
+            }
+        } else {
+            // Checked again: it may have appeared while the data came.
+            self.check_existing(&file.parent, name, spec.flags)?;
+            self.name(&file.parent, &file.part_name, name, spec.flags)?;
+        }
         if sync {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             fs::openat(&file.parent, ".", flags, Mode::empty())

@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::{self, AtFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -113,12 +114,21 @@ fn open_part(parent: &OwnedFd, name: &[u8]) -> Result<File, StoreError> {
     Err(contended())
 }
 
+/// A file without a name, where the file system has such: nobody else can open it, and it is gone if it is not finished.
+fn open_nameless(parent: &OwnedFd) -> Option<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = fs::openat(parent, ".", flags, Mode::RUSR | Mode::WUSR).ok()?;
+    Some(File::from(fd))
+}
+
 /// An unfinished file. Dropped without commit it stays for a resume if it has a journal with blocks, else
 /// it is removed.
 pub struct Incoming {
-    pub(super) parent: OwnedFd,
+    pub(super) parent: Arc<OwnedFd>,
     pub(super) part: File,
+    /// The temporary name, and whether the file has it.
     pub(super) part_name: Vec<u8>,
+    named: bool,
     journal: Option<File>,
     journal_name: Vec<u8>,
     /// Digests that the journal holds and that have not been verified.
@@ -132,16 +142,21 @@ pub struct Incoming {
 impl Incoming {
     /// Opens the unfinished file of a source in the directory of its name, with whatever an earlier transfer left in it.
     pub(super) fn open(
-        parent: OwnedFd,
+        parent: Arc<OwnedFd>,
         spec: FileSpec,
         block_len: u32,
     ) -> Result<Self, StoreError> {
         let (_, name) = spec.path.split();
         let part_name = temp_name(name, &spec.source, "part");
+        // Only what can be resumed needs a name to be found again.
+        let nameless = spec.flags.no_wait.then(|| open_nameless(&parent)).flatten();
+        let named = nameless.is_none();
+        let part = nameless.map_or_else(|| open_part(&parent, &part_name), Ok)?;
         let mut incoming = Self {
-            part: open_part(&parent, &part_name)?,
+            part,
             parent,
             part_name,
+            named,
             journal: None,
             journal_name: temp_name(name, &spec.source, "journal"),
             held: Vec::new(),
@@ -173,6 +188,10 @@ impl Incoming {
                 Code::Corrupt,
                 "the checksum of the file does not match",
             ));
+        }
+        if !self.named {
+            // It has the blocks and nothing else.
+            return Ok(());
         }
         let stat = fs::fstat(&self.part).map_err(errno("cannot look at the temporary file"))?;
         if !has_name(&stat, &self.parent, &self.part_name) {
@@ -319,6 +338,38 @@ impl Incoming {
         Ok(())
     }
 
+    /// Whether it has no name yet, not even a temporary one.
+    pub(super) fn has_no_name(&self) -> bool {
+        !self.named
+    }
+
+    /// Gives a file without a name this one, if nothing has it.
+    pub(super) fn link_as(&self, name: &[u8]) -> Result<(), Errno> {
+        let parent = &self.parent;
+        match fs::linkat(&self.part, "", parent, name, AtFlags::EMPTY_PATH) {
+            // Linux before 6.10 gives this to privileged processes only.
+            Err(Errno::NOENT | Errno::PERM | Errno::INVAL) => {
+                let path = format!("/proc/self/fd/{}", self.part.as_raw_fd());
+                fs::linkat(fs::CWD, path, parent, name, AtFlags::SYMLINK_FOLLOW)
+            }
+            done => done,
+        }
+    }
+
+    /// Gives a file without a name a temporary one that no other transfer has.
+    pub(super) fn link_as_part(&mut self) -> Result<(), StoreError> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id)
+            .map_err(|_| StoreError::new(Code::Io, "no randomness for a temporary name"))?;
+        let (_, name) = self.spec.path.split();
+        self.part_name = temp_name(name, &id, "part");
+        self.link_as(&self.part_name)
+            .map_err(errno("cannot make a temporary file in the directory"))?;
+        // Removed again if it does not get its own name.
+        self.named = true;
+        Ok(())
+    }
+
     /// Removes the unfinished file rather than keeping it for a resume.
     pub fn discard(mut self) {
         self.keep = false;
@@ -327,7 +378,7 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        if self.keep {
+        if self.keep || !self.named {
             return;
         }
         if self.journal.is_some() {
