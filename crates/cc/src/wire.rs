@@ -5,7 +5,7 @@
 use std::fmt;
 
 /// The protocol version that this crate speaks.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// What the private data of both MPA start-up frames begins with.
 pub const MAGIC: [u8; 8] = *b"weft-cc\0";
 /// Length of a [`Hello`] in bytes.
@@ -147,6 +147,13 @@ pub enum Request {
         region: Region,
         /// One for each path.
         entries: Vec<Entry>,
+    },
+    /// The compiler that was asked for; without bytes, it is not sent.
+    Compiler {
+        /// Of the job.
+        id: u32,
+        /// Where it is, packed: to be read until the worker's next message.
+        region: Region,
     },
     /// The nodes of a [`Report::Check`] that are not any more what they were.
     Stale {
@@ -305,6 +312,11 @@ pub enum Report {
         id: u32,
         /// At most [`MAX_NEED`].
         paths: Vec<String>,
+    },
+    /// The worker lacks the compiler of the job's digest, and would take it.
+    Compiler {
+        /// Of the job.
+        id: u32,
     },
     /// Are these nodes still what they were?
     Check {
@@ -522,10 +534,15 @@ impl Request {
                 out.extend(id.to_be_bytes());
                 put_numbers(&mut out, nodes);
             }
-            Self::Room { id, room } => {
-                out.extend([2, 0, 0, 0]);
+            Self::Room { id, room: region } | Self::Compiler { id, region } => {
+                let kind = if matches!(self, Self::Room { .. }) {
+                    2
+                } else {
+                    5
+                };
+                out.extend([kind, 0, 0, 0]);
                 out.extend(id.to_be_bytes());
-                put_region(&mut out, room);
+                put_region(&mut out, region);
             }
         }
         Some(out)
@@ -596,6 +613,10 @@ impl Request {
                 id,
                 room: r.region()?,
             },
+            5 => Self::Compiler {
+                id,
+                region: r.region()?,
+            },
             _ => return Err(Malformed("kind of request")),
         };
         r.end()?;
@@ -617,6 +638,10 @@ impl Report {
                 out.extend([0x83, 0, 0, 0]);
                 out.extend(id.to_be_bytes());
                 put_texts(&mut out, paths);
+            }
+            Self::Compiler { id } => {
+                out.extend([0x85, 0, 0, 0]);
+                out.extend(id.to_be_bytes());
             }
             Self::Check { id, nodes } => {
                 out.extend([0x84, 0, 0, 0]);
@@ -664,6 +689,7 @@ impl Report {
                 id,
                 nodes: r.numbers()?,
             },
+            0x85 if (verdict, zero, count) == (0, 0, 0) => Self::Compiler { id },
             0x82 if zero == 0 => {
                 let verdict = Verdict::from_u8(verdict).ok_or(Malformed("verdict"))?;
                 let (pressure, free) = (r.u16()?, r.u16()?);
@@ -797,6 +823,14 @@ mod tests {
                 id: 1,
                 room: Region::default(),
             },
+            Request::Compiler {
+                id: 9,
+                region: Region {
+                    rkey: 1,
+                    addr: 2,
+                    len: 3,
+                },
+            },
             Request::Stale {
                 id: 1,
                 nodes: vec![3, 4],
@@ -819,6 +853,7 @@ mod tests {
                 id: 2,
                 paths: vec!["/".into(), "/a/b".into()],
             },
+            Report::Compiler { id: 3 },
             Report::Check {
                 id: 2,
                 nodes: vec![1, u32::MAX],
