@@ -206,10 +206,8 @@ impl Cache {
         fs::create_dir_all(folder)?;
         let folder = folder.canonicalize()?;
         // They separate what the loader and the driver are told.
-        if !folder
-            .to_str()
-            .is_some_and(|name| !name.contains([',', ':', ';', '$', ' ', '\n']))
-        {
+        let separates = |name: &str| name.contains([',', ':', ';', '$', ' ', '\n']);
+        if folder.to_str().is_none_or(separates) {
             return Err(io::Error::other(
                 "its name has a character that compilers take for a separator",
             ));
