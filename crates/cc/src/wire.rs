@@ -74,13 +74,7 @@ impl Hello {
         let mut out = [0; HELLO_LEN];
         out[..8].copy_from_slice(&MAGIC);
         out[8..10].copy_from_slice(&self.version.to_be_bytes());
-        let status: u16 = match self.status {
-            Status::Ok => 0,
-            Status::Version => 1,
-            Status::Busy => 2,
-            Status::Stranger => 3,
-        };
-        out[10..12].copy_from_slice(&status.to_be_bytes());
+        out[10..12].copy_from_slice(&(self.status as u16).to_be_bytes());
         out[12..14].copy_from_slice(&self.slots.to_be_bytes());
         out
     }
@@ -95,13 +89,9 @@ impl Hello {
             return Err(Malformed("another protocol"));
         }
         let version = r.u16()?;
-        let status = match r.u16()? {
-            0 => Status::Ok,
-            1 => Status::Version,
-            2 => Status::Busy,
-            3 => Status::Stranger,
-            _ => return Err(Malformed("status")),
-        };
+        const ALL: [Status; 4] = [Status::Ok, Status::Version, Status::Busy, Status::Stranger];
+        let status = ALL.get(usize::from(r.u16()?)).copied();
+        let status = status.ok_or(Malformed("status"))?;
         let slots = r.u16()?;
         if version == VERSION && r.u16()? != 0 {
             return Err(Malformed("reserved"));
@@ -262,16 +252,9 @@ pub enum Verdict {
 
 impl Verdict {
     fn from_u8(v: u8) -> Option<Self> {
-        Some(match v {
-            0 => Self::Done,
-            1 => Self::Failed,
-            2 => Self::Environment,
-            3 => Self::Busy,
-            4 => Self::Refused,
-            5 => Self::Limit,
-            6 => Self::Trouble,
-            _ => return None,
-        })
+        use Verdict::{Busy, Done, Environment, Failed, Limit, Refused, Trouble};
+        let all = [Done, Failed, Environment, Busy, Refused, Limit, Trouble];
+        all.get(usize::from(v)).copied()
     }
 }
 
@@ -408,15 +391,10 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| self.u32()).collect()
     }
     fn entry(&mut self, within: u64) -> Result<Entry, Malformed> {
-        let node = match self.u8()? {
-            0 => Node::Absent,
-            1 => Node::File,
-            2 => Node::Directory,
-            3 => Node::Link,
-            4 => Node::Refused,
-            5 => Node::Way,
-            _ => return Err(Malformed("kind of node")),
-        };
+        use Node::{Absent, Directory, File, Link, Refused, Way};
+        let all = [Absent, File, Directory, Link, Refused, Way];
+        let node = all.get(usize::from(self.u8()?)).copied();
+        let node = node.ok_or(Malformed("kind of node"))?;
         if (self.u8()?, self.u16()?) != (0, 0) {
             return Err(Malformed("reserved"));
         }
