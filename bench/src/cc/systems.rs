@@ -59,7 +59,7 @@ impl System {
             found
         };
         let distcc = there("distcc") && there("distccd");
-        let pump = distcc && there("pump");
+        let pump = distcc && (pump() == PUMP[0] || there(PUMP[1]));
         let all = Self::value_variants().iter().copied();
         all.filter(|system| match system {
             Self::TcpDisk | Self::TcpMemory => distcc,
@@ -68,6 +68,15 @@ impl System {
         })
         .collect()
     }
+}
+
+/// Debian's name of pump, and its own.
+const PUMP: [&str; 2] = ["distcc-pump", "pump"];
+
+fn pump() -> &'static str {
+    PUMP.into_iter()
+        .find(|name| find_program(name, None).is_some())
+        .unwrap_or(PUMP[1])
 }
 
 /// The processors of the master, and of all others.
@@ -140,7 +149,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if self.system == System::Pump {
             let envs = self.env.iter().map(|(name, value)| (name, value));
-            let _ = Command::new("pump").arg("--shutdown").envs(envs).output();
+            let _ = Command::new(pump()).arg("--shutdown").envs(envs).output();
         }
         for child in &mut self.children {
             let _ = child.kill();
@@ -293,6 +302,8 @@ impl Running {
         self.set("DISTCC_DIR", &state);
         self.set("DISTCC_LOG", state.join("log"));
         self.set("TMPDIR", temporary);
+        // Else distcc asks workers for gcc by its whole name, and their stand-in has the short one.
+        self.set("DISTCC_NO_REWRITE_CROSS", "1");
         // What does not go out is an error, so that nothing is compiled here unseen.
         self.set("DISTCC_FALLBACK", "0");
         if self.system == System::Pump {
@@ -308,7 +319,7 @@ impl Running {
             processors.as_master()?;
         }
         let envs = self.env.iter().map(|(name, value)| (name, value));
-        let told = Command::new("pump")
+        let told = Command::new(pump())
             .arg("--startup")
             .envs(envs)
             .stderr(Stdio::null())

@@ -1,6 +1,6 @@
 //! What a compiler is: the digest of everything that decides which object comes out of a preprocessed source.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -77,60 +77,113 @@ fn output(program: &Path, args: &[&str], path: &str) -> Result<Vec<u8>, String> 
     }
 }
 
-/// Shared libraries of a program, as the loader finds them. None for a static one.
-fn libraries(program: &Path, path: &str) -> Vec<PathBuf> {
+/// What `ldd` lists: shared libraries under the names by which programs ask for them, and the loader as [`LOADER`]. Nothing for a static program.
+fn libraries(program: &Path, path: &str) -> Vec<(String, PathBuf)> {
     let Ok(text) = output(Path::new("ldd"), &[&program.to_string_lossy()], path) else {
         return Vec::new();
     };
+    let library = |line: &str| {
+        let mut words = line.split_whitespace();
+        let first = words.next()?;
+        if first.starts_with('/') {
+            return Some((LOADER.into(), first.into()));
+        }
+        let found = words.find(|word| word.starts_with('/'))?;
+        Some((first.to_owned(), found.into()))
+    };
     String::from_utf8_lossy(&text)
         .lines()
-        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
-        .map(PathBuf::from)
+        .filter_map(library)
         .collect()
 }
 
-fn make(driver: &Path, language: Language, path: &str) -> Result<(Digest, Seen), String> {
-    let mut files = vec![
-        driver
+/// Names under which a compiler's own files count; its compiler proper has its own.
+pub(crate) const DRIVER: &str = "driver";
+pub(crate) const ASSEMBLER: &str = "as";
+pub(crate) const LOADER: &str = "loader";
+pub(crate) const SPECS: &str = "specs";
+
+/// All that a compiler consists of.
+pub(crate) struct Parts {
+    /// Its files, by name: the same ones may be elsewhere on another machine.
+    pub(crate) files: BTreeMap<String, PathBuf>,
+    /// What the driver prints for `-dumpspecs`.
+    pub(crate) specs: Vec<u8>,
+    /// Whether some programs have shared libraries and others have none.
+    pub(crate) mixed: bool,
+}
+
+impl Parts {
+    /// Of this driver for this language, which finds its programs in this `PATH`.
+    pub(crate) fn find(driver: &Path, language: Language, path: &str) -> Result<Self, String> {
+        let driver = driver
             .canonicalize()
-            .map_err(|e| format!("{}: {e}", driver.display()))?,
-    ];
-    for program in [language.program(), "as"] {
-        let told = output(driver, &[&format!("-print-prog-name={program}")], path)?;
-        let name = String::from_utf8_lossy(&told).trim().to_owned();
-        let found = if name.contains('/') {
-            Some(PathBuf::from(&name))
-        } else {
-            crate::find_in(path, &name, None)
-        };
-        let found = found
-            .and_then(|path| path.canonicalize().ok())
-            .ok_or_else(|| format!("{} has no {program}", driver.display()))?;
-        files.extend(libraries(&found, path));
-        files.push(found);
+            .map_err(|e| format!("{}: {e}", driver.display()))?;
+        let mut programs = vec![(DRIVER, driver.clone())];
+        for program in [language.program(), ASSEMBLER] {
+            let told = output(&driver, &[&format!("-print-prog-name={program}")], path)?;
+            let name = String::from_utf8_lossy(&told).trim().to_owned();
+            let found = if name.contains('/') {
+                Some(PathBuf::from(&name))
+            } else {
+                crate::find_in(path, &name, None)
+            };
+            let found = found
+                .and_then(|path| path.canonicalize().ok())
+                .ok_or_else(|| format!("{} has no {program}", driver.display()))?;
+            programs.push((program, found));
+        }
+        let mut files = BTreeMap::new();
+        let mut dynamic = 0;
+        for (name, program) in &programs {
+            let libraries = libraries(program, path);
+            dynamic += usize::from(!libraries.is_empty());
+            files.insert((*name).to_owned(), program.clone());
+            for (name, library) in libraries {
+                match files.get(&name) {
+                    // Two of one name: it counts, and its name is one that is not sent.
+                    Some(other) if *other != library => {
+                        files.insert(library.display().to_string(), library)
+                    }
+                    _ => files.insert(name, library),
+                };
+            }
+        }
+        Ok(Self {
+            files,
+            specs: output(&driver, &["-dumpspecs"], path)?,
+            mixed: dynamic != 0 && dynamic != programs.len(),
+        })
     }
-    files.sort();
-    files.dedup();
+}
+
+/// The digest of a compiler whose files have these names and digests.
+pub(crate) fn of_files(files: &BTreeMap<String, Digest>) -> Digest {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(b"weft cc environment 1\0");
-    hasher.update(language.program().as_bytes());
-    let mut contents = Vec::new();
+    hasher.update(b"weft cc environment 2\0");
+    for (name, digest) in files {
+        hasher.update(name.as_bytes()).update(b"\0").update(digest);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// The digest of a file's contents.
+pub(crate) fn of_file(path: &Path) -> io::Result<Digest> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(*hasher.finalize().as_bytes())
+}
+
+fn make(driver: &Path, language: Language, path: &str) -> Result<(Digest, Seen), String> {
+    let parts = Parts::find(driver, language, path)?;
+    let mut digests = BTreeMap::from([(SPECS.into(), *blake3::hash(&parts.specs).as_bytes())]);
     let mut seen = Vec::new();
-    for path in files {
+    for (name, path) in parts.files {
         let failed = |e: io::Error| format!("{}: {e}", path.display());
         seen.push(look(&path).map_err(failed)?);
-        let mut one = blake3::Hasher::new();
-        one.update_reader(File::open(&path).map_err(failed)?)
-            .map_err(failed)?;
-        contents.push(*one.finalize().as_bytes());
+        digests.insert(name, of_file(&path).map_err(failed)?);
     }
-    // By contents: the same files may have other names elsewhere.
-    contents.sort_unstable();
-    for one in contents {
-        hasher.update(&one);
-    }
-    hasher.update(&output(driver, &["-dumpspecs"], path)?);
-    Ok((*hasher.finalize().as_bytes(), seen))
+    Ok((of_files(&digests), seen))
 }
 
 #[cfg(test)]

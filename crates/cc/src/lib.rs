@@ -14,6 +14,7 @@ pub mod ipc;
 mod link;
 pub mod options;
 mod pull;
+mod travel;
 pub mod wire;
 pub mod worker;
 

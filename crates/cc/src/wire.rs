@@ -5,7 +5,7 @@
 use std::fmt;
 
 /// The protocol version that this crate speaks.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// What the private data of both MPA start-up frames begins with.
 pub const MAGIC: [u8; 8] = *b"weft-cc\0";
 /// Length of a [`Hello`] in bytes.
@@ -74,13 +74,7 @@ impl Hello {
         let mut out = [0; HELLO_LEN];
         out[..8].copy_from_slice(&MAGIC);
         out[8..10].copy_from_slice(&self.version.to_be_bytes());
-        let status: u16 = match self.status {
-            Status::Ok => 0,
-            Status::Version => 1,
-            Status::Busy => 2,
-            Status::Stranger => 3,
-        };
-        out[10..12].copy_from_slice(&status.to_be_bytes());
+        out[10..12].copy_from_slice(&(self.status as u16).to_be_bytes());
         out[12..14].copy_from_slice(&self.slots.to_be_bytes());
         out
     }
@@ -95,13 +89,9 @@ impl Hello {
             return Err(Malformed("another protocol"));
         }
         let version = r.u16()?;
-        let status = match r.u16()? {
-            0 => Status::Ok,
-            1 => Status::Version,
-            2 => Status::Busy,
-            3 => Status::Stranger,
-            _ => return Err(Malformed("status")),
-        };
+        const ALL: [Status; 4] = [Status::Ok, Status::Version, Status::Busy, Status::Stranger];
+        let status = ALL.get(usize::from(r.u16()?)).copied();
+        let status = status.ok_or(Malformed("status"))?;
         let slots = r.u16()?;
         if version == VERSION && r.u16()? != 0 {
             return Err(Malformed("reserved"));
@@ -147,6 +137,13 @@ pub enum Request {
         region: Region,
         /// One for each path.
         entries: Vec<Entry>,
+    },
+    /// The compiler that was asked for; without bytes, it is not sent.
+    Compiler {
+        /// Of the job.
+        id: u32,
+        /// Where it is, packed: to be read until the worker's next message.
+        region: Region,
     },
     /// The nodes of a [`Report::Check`] that are not any more what they were.
     Stale {
@@ -255,16 +252,9 @@ pub enum Verdict {
 
 impl Verdict {
     fn from_u8(v: u8) -> Option<Self> {
-        Some(match v {
-            0 => Self::Done,
-            1 => Self::Failed,
-            2 => Self::Environment,
-            3 => Self::Busy,
-            4 => Self::Refused,
-            5 => Self::Limit,
-            6 => Self::Trouble,
-            _ => return None,
-        })
+        use Verdict::{Busy, Done, Environment, Failed, Limit, Refused, Trouble};
+        let all = [Done, Failed, Environment, Busy, Refused, Limit, Trouble];
+        all.get(usize::from(v)).copied()
     }
 }
 
@@ -305,6 +295,11 @@ pub enum Report {
         id: u32,
         /// At most [`MAX_NEED`].
         paths: Vec<String>,
+    },
+    /// The worker lacks the compiler of the job's digest, and would take it.
+    Compiler {
+        /// Of the job.
+        id: u32,
     },
     /// Are these nodes still what they were?
     Check {
@@ -396,15 +391,10 @@ impl<'a> Reader<'a> {
         (0..count).map(|_| self.u32()).collect()
     }
     fn entry(&mut self, within: u64) -> Result<Entry, Malformed> {
-        let node = match self.u8()? {
-            0 => Node::Absent,
-            1 => Node::File,
-            2 => Node::Directory,
-            3 => Node::Link,
-            4 => Node::Refused,
-            5 => Node::Way,
-            _ => return Err(Malformed("kind of node")),
-        };
+        use Node::{Absent, Directory, File, Link, Refused, Way};
+        let all = [Absent, File, Directory, Link, Refused, Way];
+        let node = all.get(usize::from(self.u8()?)).copied();
+        let node = node.ok_or(Malformed("kind of node"))?;
         if (self.u8()?, self.u16()?) != (0, 0) {
             return Err(Malformed("reserved"));
         }
@@ -522,10 +512,15 @@ impl Request {
                 out.extend(id.to_be_bytes());
                 put_numbers(&mut out, nodes);
             }
-            Self::Room { id, room } => {
-                out.extend([2, 0, 0, 0]);
+            Self::Room { id, room: region } | Self::Compiler { id, region } => {
+                let kind = if matches!(self, Self::Room { .. }) {
+                    2
+                } else {
+                    5
+                };
+                out.extend([kind, 0, 0, 0]);
                 out.extend(id.to_be_bytes());
-                put_region(&mut out, room);
+                put_region(&mut out, region);
             }
         }
         Some(out)
@@ -596,6 +591,10 @@ impl Request {
                 id,
                 room: r.region()?,
             },
+            5 => Self::Compiler {
+                id,
+                region: r.region()?,
+            },
             _ => return Err(Malformed("kind of request")),
         };
         r.end()?;
@@ -617,6 +616,10 @@ impl Report {
                 out.extend([0x83, 0, 0, 0]);
                 out.extend(id.to_be_bytes());
                 put_texts(&mut out, paths);
+            }
+            Self::Compiler { id } => {
+                out.extend([0x85, 0, 0, 0]);
+                out.extend(id.to_be_bytes());
             }
             Self::Check { id, nodes } => {
                 out.extend([0x84, 0, 0, 0]);
@@ -664,6 +667,7 @@ impl Report {
                 id,
                 nodes: r.numbers()?,
             },
+            0x85 if (verdict, zero, count) == (0, 0, 0) => Self::Compiler { id },
             0x82 if zero == 0 => {
                 let verdict = Verdict::from_u8(verdict).ok_or(Malformed("verdict"))?;
                 let (pressure, free) = (r.u16()?, r.u16()?);
@@ -797,6 +801,14 @@ mod tests {
                 id: 1,
                 room: Region::default(),
             },
+            Request::Compiler {
+                id: 9,
+                region: Region {
+                    rkey: 1,
+                    addr: 2,
+                    len: 3,
+                },
+            },
             Request::Stale {
                 id: 1,
                 nodes: vec![3, 4],
@@ -819,6 +831,7 @@ mod tests {
                 id: 2,
                 paths: vec!["/".into(), "/a/b".into()],
             },
+            Report::Compiler { id: 3 },
             Report::Check {
                 id: 2,
                 nodes: vec![1, u32::MAX],

@@ -1,7 +1,10 @@
 //! One job on its way: to a worker, to another one, and then here.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use weft_sys::memfd;
@@ -11,11 +14,12 @@ use super::files::Roots;
 use super::past::Trail;
 use super::pool::{Conn, Pick, dial};
 use super::{LOOK, Running, Shared};
-use crate::digest::Digest;
+use crate::digest::{Digest, Parts};
 use crate::ipc::{JobAsk, Line};
 use crate::link::{Endpoint, Event, Gone};
 use crate::lock;
 use crate::options::Language;
+use crate::travel;
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Pull, Region, Report, Request, Verdict};
 
 /// How often, and how long, one worker may answer that it is busy before the job goes elsewhere.
@@ -25,6 +29,8 @@ const MAX_BUSY_TIME: Duration = Duration::from_secs(10);
 const MAX_REASON: usize = 200;
 /// Workers that a job is tried on.
 const ATTEMPTS: usize = 3;
+/// Packed compilers that are kept.
+const MAX_COMPILERS: usize = 8;
 
 /// What becomes of a job.
 pub(super) enum Outcome {
@@ -71,6 +77,12 @@ pub(super) struct Pulling {
     roots: Roots,
 }
 
+/// Whose compiler a worker may ask for.
+struct Own<'a> {
+    ask: &'a JobAsk,
+    digest: &'a Digest,
+}
+
 /// A region that the worker can read, with a copy: the files may change, and become shorter, at any time.
 fn export(conn: &Conn, contents: &[u8]) -> Result<Mr, Lost> {
     let local =
@@ -82,6 +94,40 @@ fn export(conn: &Conn, contents: &[u8]) -> Result<Mr, Lost> {
         .map_err(|e| local(&e))?;
     mr.write(0, contents).map_err(|e| local(&e))?;
     Ok(mr)
+}
+
+/// Compilers that workers asked for, packed, and of the others why they are not.
+#[derive(Default)]
+pub(super) struct Packed(Mutex<HashMap<Digest, Result<Arc<File>, String>>>);
+
+impl Packed {
+    /// The compiler of a job. It is packed once, and others wait for it.
+    fn of(&self, ask: &JobAsk, digest: &Digest) -> Result<Arc<File>, String> {
+        let mut all = lock(&self.0);
+        if let Some(packed) = all.get(digest) {
+            return packed.clone();
+        }
+        // Those before have changed, mostly.
+        if all.len() >= MAX_COMPILERS {
+            all.clear();
+        }
+        let pack = || {
+            let parts = Parts::find(&ask.driver, ask.language, &ask.path)?;
+            let mut bytes = Vec::new();
+            travel::pack(&parts, digest, &mut bytes)?;
+            let len = bytes.len() as u64;
+            if len > travel::MAX_PACKED {
+                return Err(format!("it has {len} bytes"));
+            }
+            let told = |e: std::io::Error| e.to_string();
+            let file = File::from(memfd::create("weft-cc-compiler", len).map_err(told)?);
+            file.write_all_at(&bytes, 0).map_err(told)?;
+            Ok(Arc::new(file))
+        };
+        let packed = pack();
+        all.insert(*digest, packed.clone());
+        packed
+    }
 }
 
 /// The number of a job, listed while this is there.
@@ -357,7 +403,17 @@ impl Shared {
                 room_file,
             ));
         };
-        let outcome = self.converse(conn, &bytes, pull, id, line, end, &mut room, &make_room);
+        let outcome = self.converse(
+            conn,
+            &bytes,
+            &Own { ask, digest },
+            pull,
+            id,
+            line,
+            end,
+            &mut room,
+            &make_room,
+        );
         if outcome.is_err() {
             // No memory goes away under a connection; and a worker learns that it need not go on.
             conn.link.qp.disconnect();
@@ -391,6 +447,7 @@ impl Shared {
         &self,
         conn: &mut Conn,
         request: &[u8],
+        own: &Own<'_>,
         pull: Option<&Pulling>,
         id: u32,
         line: &Line,
@@ -402,6 +459,7 @@ impl Shared {
         conn.link.send(request)?;
         // What the worker reads, until it says something more.
         let mut _read = None;
+        let mut unsent = None;
         loop {
             let event = conn.link.next(None, LOOK)?;
             if line.stirs() {
@@ -416,6 +474,9 @@ impl Shared {
             match Report::decode(&bytes).map_err(|e| Lost::Gone(e.to_string()))? {
                 Report::End(mut end) if end.id == id => {
                     end.reason = plain(&end.reason);
+                    if let Some(why) = unsent {
+                        end.reason = format!("{}, and ours cannot be sent: {why}", end.reason);
+                    }
                     return Ok(end);
                 }
                 Report::End(end) if end.id == 0 && end.verdict == Verdict::Refused => {
@@ -450,6 +511,26 @@ impl Shared {
                         region: from,
                         entries,
                     };
+                    conn.link.send(&answer.encode().unwrap_or_default())?;
+                }
+                Report::Compiler { id: of } if of == id => {
+                    _read = None;
+                    let mut from = Region::default();
+                    match self.packed.of(own.ask, own.digest) {
+                        Ok(packed) => {
+                            let failed = |e: &dyn std::fmt::Display| gone(&e.to_string());
+                            let len = packed.metadata().map_err(|e| failed(&e))?.len();
+                            let mr = conn
+                                .link
+                                .pd
+                                .reg_memfd(&*packed, len as usize, Access::REMOTE_READ)
+                                .map_err(|e| failed(&e))?;
+                            from = region(&mr, len);
+                            _read = Some(mr);
+                        }
+                        Err(why) => unsent = Some(why),
+                    }
+                    let answer = Request::Compiler { id, region: from };
                     conn.link.send(&answer.encode().unwrap_or_default())?;
                 }
                 Report::Check { id: of, nodes } if of == id && pull.is_some() => {

@@ -140,7 +140,7 @@ impl Workshop {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn preprocess(
         &self,
-        driver: &Path,
+        driver: &[OsString],
         job: &Job,
         pull: &Pull,
         view: &View,
@@ -227,7 +227,7 @@ impl Workshop {
     /// `memory`, `size`: bytes that each process may allocate, and that a file may have.
     pub(super) fn command(
         &self,
-        driver: &Path,
+        driver: &[OsString],
         job: &Job,
         language: Language,
         memory: u64,
@@ -261,10 +261,10 @@ impl Workshop {
 }
 
 /// A driver whose processes, and their files, have these limits. They stand before it begins, and it hands them on.
-fn limited(driver: &Path, memory: u64, size: u64) -> Command {
+fn limited(driver: &[OsString], memory: u64, size: u64) -> Command {
     let mut command = Command::new("prlimit");
     command.args([format!("--data={memory}"), format!("--fsize={size}")]);
-    command.arg(driver);
+    command.args(driver);
     command
 }
 
@@ -314,7 +314,7 @@ impl Compiler {
         let told = Arc::clone(&over);
         let seen = Arc::clone(&group);
         let [view, tools] = [place.view, place.tools].map(|path| path.map(Path::to_owned));
-        let dir = place.dir.to_owned();
+        let (dir, alone) = (place.dir.to_owned(), place.alone);
         let mut run = move || {
             let mut leader = leader()?;
             let pid = Pid::from_child(&leader);
@@ -322,6 +322,7 @@ impl Compiler {
                 dir: &dir,
                 view: view.as_deref(),
                 tools: tools.as_deref(),
+                alone,
             };
             let level = sandbox::enter(&place, Some(pid));
             let mut run = || {
@@ -421,6 +422,7 @@ mod tests {
             dir: dir.path(),
             view: None,
             tools: None,
+            alone: false,
         };
         let mut command = Command::new("perl");
         command.args(["-e", STRAY]).current_dir(dir.path());
@@ -439,6 +441,40 @@ mod tests {
         while !dead() {
             assert!(Instant::now() < end, "process {pid} outlives its job");
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn compilers_get_no_name_space_of_users() {
+        let level = sandbox::level();
+        if !level.calls || !Path::new("/usr/bin/perl").exists() {
+            eprintln!("skipped: no seccomp, or no perl (Debian's package perl-base)");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let place = sandbox::Place {
+            dir: dir.path(),
+            view: None,
+            tools: None,
+            alone: false,
+        };
+        // clone(CLONE_NEWUSER | SIGCHLD), by the number of x32 too, and clone3.
+        let calls = [
+            "56, 0x10000011, 0, 0, 0, 0",
+            "0x40000038, 0x10000011, 0, 0, 0, 0",
+            "435, 0, 0",
+        ];
+        for (call, errno) in calls.into_iter().zip(["EACCES", "EACCES", "ENOSYS"]) {
+            let mut command = Command::new("perl");
+            let script = format!(
+                "use Errno; my $p = syscall({call}); exit($p == -1 && $!{{{errno}}} ? 5 : 6)"
+            );
+            command.args(["-e", &script]);
+            let compiler = Compiler::start(&place, command, level, || ()).unwrap();
+            let (how, ..) = compiler.end();
+            let refused = matches!(how, Ended::Status(status) if status.code() == Some(5));
+            assert!(refused, "{call}");
         }
     }
 }

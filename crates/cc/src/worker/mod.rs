@@ -7,6 +7,7 @@ mod session;
 mod view;
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use crate::digest::{Digest, Digests};
 use crate::link::{Link, param};
 use crate::lock;
 use crate::options::Language;
+use crate::travel::{Cache, Installed};
 use crate::wire::{End, Hello, Report, Status, VERSION, Verdict};
 
 /// How often threads look whether they are to end.
@@ -56,6 +58,8 @@ pub struct Config {
     pub admit: Admit,
     /// Everybody is let in.
     pub open: bool,
+    /// Compilers of masters are run here too. Not with `open`.
+    pub accept: Option<Accept>,
     /// For measurements: a program that is run in place of each compiler, and can read what is beside it.
     pub stand_in: Option<PathBuf>,
 }
@@ -76,6 +80,7 @@ impl Config {
             tls,
             admit: Arc::new(|_| false),
             open: false,
+            accept: None,
             stand_in: None,
         }
     }
@@ -99,6 +104,8 @@ pub trait Events: Send + Sync {
     fn connected(&self, _peer: SocketAddr, _transport: &str) {}
     /// A master was turned away.
     fn refused(&self, _peer: SocketAddr, _why: &str) {}
+    /// A master's compiler came, in so many bytes.
+    fn compiler(&self, _peer: SocketAddr, _len: u64) {}
     /// A job has ended; of which source, how, and after how long.
     fn job(&self, _peer: SocketAddr, _name: &str, _end: &End, _after: Duration) {}
     /// A master is gone.
@@ -110,10 +117,33 @@ impl Events for () {}
 
 /// A compiler that jobs can have.
 struct Environment {
-    driver: PathBuf,
+    /// What begins its command.
+    command: Vec<OsString>,
     digest: Digest,
     /// Where it is, if it is not one of the system's.
     tools: Option<PathBuf>,
+    /// It came from a master, and stays while this is there.
+    sent: Option<Arc<Installed>>,
+}
+
+impl Environment {
+    fn sent(digest: Digest, kept: Arc<Installed>) -> Self {
+        Self {
+            command: kept.command.clone(),
+            digest,
+            tools: Some(kept.dir.clone()),
+            sent: Some(kept),
+        }
+    }
+}
+
+/// Masters may send compilers, which are kept.
+#[derive(Clone, Debug)]
+pub struct Accept {
+    /// Where; each worker makes a folder of its own there.
+    pub folder: PathBuf,
+    /// Bytes of all of them.
+    pub most: u64,
 }
 
 struct Shared {
@@ -121,6 +151,7 @@ struct Shared {
     device: Device,
     events: Arc<dyn Events>,
     digests: Digests,
+    compilers: Option<Cache>,
     store: Mutex<pull::Store>,
     /// What the kernel gave at the start. A job that gets less does not run.
     level: sandbox::Level,
@@ -145,6 +176,20 @@ impl Worker {
     /// # Errors
     /// Those of listening and of starting threads.
     pub fn start(config: Config, events: Arc<dyn Events>) -> io::Result<Self> {
+        let level = sandbox::level();
+        let accept = config.accept.as_ref();
+        if accept.is_some() && (config.open || !level.files || !level.calls) {
+            return Err(io::Error::other(
+                "compilers are taken only of masters that are known, and run only with Landlock and seccomp",
+            ));
+        }
+        let compilers = accept
+            .map(|accept| {
+                Cache::open(&accept.folder, accept.most).map_err(|e| {
+                    io::Error::new(e.kind(), format!("{}: {e}", accept.folder.display()))
+                })
+            })
+            .transpose()?;
         let device = Device::open().map_err(io::Error::other)?;
         let listener = cm::Listener::bind(
             &device,
@@ -158,8 +203,9 @@ impl Worker {
             device,
             events,
             digests: Digests::default(),
+            compilers,
             store: Mutex::default(),
-            level: sandbox::level(),
+            level,
             drivers: Mutex::default(),
             stop: AtomicBool::new(false),
             running: AtomicUsize::new(0),
@@ -382,8 +428,9 @@ impl Shared {
         let digest = self.digests.of(&path, language, crate::PATH)?;
         let stand_in = self.config.stand_in.as_ref();
         Ok(Environment {
-            driver: stand_in.unwrap_or(&path).clone(),
+            command: vec![stand_in.unwrap_or(&path).into()],
             digest,
+            sent: None,
             tools: stand_in.and_then(|path| path.parent().map(Path::to_owned)),
         })
     }

@@ -3,16 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use weft_verbs::{Access, SendWr};
 
+use super::Environment;
 use super::compile::{Compiler, Ended, Workshop};
 use super::sandbox::Place;
-use super::session::{PATIENCE, Session, Stop, gone, stop, transfer, trouble};
+use super::session::{Session, Stop, gone, stop, transfer, trouble};
 use super::view::{State, View};
-use super::{Environment, LOOK};
-use crate::link::{Event, Gone};
+use crate::link::Gone;
 use crate::options::{built_in, stays};
 use crate::pull::{Cpp, read};
 use crate::wire::{Entry, Job, MAX_CHECK, MAX_NEED, Node, Pull, Region, Report, Request, Verdict};
@@ -294,7 +293,7 @@ impl Session<'_> {
         });
         let command = shop
             .preprocess(
-                &compiler.driver,
+                &compiler.command,
                 job,
                 task.pull,
                 view,
@@ -308,6 +307,7 @@ impl Session<'_> {
             dir: shop.path(),
             view: Some(view.dir()),
             tools: compiler.tools.as_deref(),
+            alone: compiler.sent.is_some(),
         };
         let level = self.shared.level;
         let compiler = Compiler::start(&place, command, level, move || cq.interrupt())
@@ -569,19 +569,6 @@ impl Session<'_> {
             all.push(bytes);
         }
         Ok(all)
-    }
-
-    fn ask(&mut self, report: &Report) -> Result<Request, Stop> {
-        self.link.send(&report.encode())?;
-        let end = Instant::now() + PATIENCE;
-        while Instant::now() < end && !self.shared.over() {
-            if let Some(Event::Message(bytes)) =
-                self.link.next(None, LOOK.min(Duration::from_secs(1)))?
-            {
-                return Request::decode(&bytes).map_err(|e| Gone(e.to_string()).into());
-            }
-        }
-        Err(gone("the master does not answer").into())
     }
 }
 

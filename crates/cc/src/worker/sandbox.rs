@@ -45,6 +45,16 @@ const PROGRAMS: &[&str] = &[
     "/etc/ld.so.preload",
 ];
 
+/// The same where the compiler has brought all that it needs: what its limits are set with.
+const LIMITER: &[&str] = &[
+    "/usr/bin",
+    "/bin",
+    "/usr/lib",
+    "/usr/lib64",
+    "/lib",
+    "/lib64",
+];
+
 /// What is not for compilers.
 #[allow(clippy::cast_lossless)]
 const FORBIDDEN: &[libc::c_long] = &[
@@ -56,6 +66,12 @@ const FORBIDDEN: &[libc::c_long] = &[
     libc::SYS_process_vm_writev,
     libc::SYS_mount,
     libc::SYS_umount2,
+    libc::SYS_fsopen,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_mount_setattr,
     libc::SYS_pivot_root,
     libc::SYS_chroot,
     libc::SYS_unshare,
@@ -119,14 +135,29 @@ fn filter(group: Option<Pid>) -> Option<BpfProgram> {
     };
     let group = group.map_or(0, |group| group.as_raw_nonzero().get().unsigned_abs());
     rules.insert(libc::SYS_setpgid, vec![not(0, 0)?, not(1, group.into())?]);
+    // No name spaces: a process that is root in one of its own reaches more of the kernel.
+    let spaces = libc::CLONE_NEWUSER as u64;
+    let make = SeccompCmpOp::MaskedEq(spaces);
+    let user = SeccompCondition::new(0, SeccompCmpArgLen::Dword, make, spaces).ok()?;
+    rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![user]).ok()?]);
+    // The same calls by the numbers of x32, for which the kernel says the same architecture.
+    if cfg!(target_arch = "x86_64") {
+        let x32: Vec<_> = rules
+            .iter()
+            .map(|(call, rule)| (call | 1 << 30, rule.clone()))
+            .collect();
+        rules.extend(x32);
+        // And those that have numbers of their own there: ptrace, process_vm_readv, process_vm_writev, kexec_load.
+        rules.extend([521, 539, 540, 528].map(|call| (call | 1 << 30, Vec::new())));
+    }
+    filter_of(rules, libc::EACCES)
+}
+
+/// What these rules say fails with this error.
+fn filter_of(rules: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Option<BpfProgram> {
     let arch = std::env::consts::ARCH.try_into().ok()?;
-    let filter = SeccompFilter::new(
-        rules,
-        SeccompAction::Allow,
-        SeccompAction::Errno(libc::EACCES as u32),
-        arch,
-    )
-    .ok()?;
+    let refused = SeccompAction::Errno(errno as u32);
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).ok()?;
     filter.try_into().ok()
 }
 
@@ -141,16 +172,18 @@ fn files(place: &Place<'_>) -> Result<bool, landlock::RulesetError> {
             | AccessFs::MakeSock
             | AccessFs::MakeChar
             | AccessFs::MakeBlock);
+    let programs = match place {
+        Place { alone: true, .. } => LIMITER,
+        Place { view: Some(_), .. } => PROGRAMS,
+        _ => READ,
+    };
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(abi))?
         .handle_access(AccessNet::from_all(abi))?
         .scope(Scope::from_all(abi))?
         .create()?
-        .add_rules(path_beneath_rules(
-            if place.view.is_some() { PROGRAMS } else { READ },
-            AccessFs::from_read(abi),
-        ))?
+        .add_rules(path_beneath_rules(programs, AccessFs::from_read(abi)))?
         .add_rules(path_beneath_rules(place.tools, AccessFs::from_read(abi)))?
         .add_rules(path_beneath_rules(
             place.view,
@@ -171,6 +204,8 @@ pub(crate) struct Place<'a> {
     pub(crate) view: Option<&'a Path>,
     /// It reads and runs what is here: a compiler that is not the system's.
     pub(crate) tools: Option<&'a Path>,
+    /// The compiler needs nothing else.
+    pub(crate) alone: bool,
 }
 
 /// Restricts this thread, and what it starts, for good. Its children may join the process group `group` and no other.
@@ -179,7 +214,14 @@ pub(crate) fn enter(place: &Place<'_>, group: Option<Pid>) -> Level {
         tracing::warn!("no Landlock: {e}");
         false
     });
-    let calls = filter(group).is_some_and(|filter| seccompiler::apply_filter(&filter).is_ok());
+    // `clone3` keeps its flags in memory, where no filter looks; who is told that it is not there uses `clone`.
+    let without = filter_of(
+        BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
+        libc::ENOSYS,
+    );
+    let calls = [without, filter(group)]
+        .into_iter()
+        .all(|filter| filter.is_some_and(|filter| seccompiler::apply_filter(&filter).is_ok()));
     Level { files, calls }
 }
 
@@ -191,6 +233,7 @@ pub fn level() -> Level {
             dir: &dir,
             view: None,
             tools: None,
+            alone: false,
         };
         enter(&place, None)
     };

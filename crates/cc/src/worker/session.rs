@@ -14,15 +14,16 @@ use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
 use super::compile::{Compiler, Ended, Unfit, Workshop};
 use super::pull::Preprocessed;
 use super::view::View;
-use super::{LOOK, Place, Shared, pressure, sandbox};
+use super::{Environment, LOOK, Place, Shared, pressure, sandbox};
 use crate::link::{DEPTH, Event, Gone, Link};
 use crate::options::{Language, check_job, is_source_name};
+use crate::travel::{Found, MAX_PACKED};
 use crate::wire::{End, Job, MAX_DIAGNOSTICS, Output, Region, Report, Request, Verdict};
 
 /// Bytes that one RDMA operation moves at most.
 const CHUNK: u64 = 1 << 20;
 /// How long a master may take to answer, or to let us reach its memory.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(30);
 /// A connection without a job for so long ends.
 const IDLE: Duration = Duration::from_mins(10);
 /// What a region that is kept has at least.
@@ -156,17 +157,7 @@ impl<'a> Session<'a> {
             return stop(job, Verdict::Busy, "all slots are taken");
         };
         let language = if job.cxx { Language::Cxx } else { Language::C };
-        let compiler = match self.shared.environment(&job.driver, language) {
-            Ok(environment) => environment,
-            Err(why) => return stop(job, Verdict::Environment, why),
-        };
-        if compiler.digest != job.digest {
-            return stop(
-                job,
-                Verdict::Environment,
-                format!("its {} is another one", job.driver),
-            );
-        }
+        let compiler = self.compiler(job, language)?;
         let trouble = |e: &dyn std::fmt::Display| trouble(job, e);
         let shop = match Workshop::new(&self.shared.config.place, &job.name) {
             Ok(shop) => shop,
@@ -186,7 +177,7 @@ impl<'a> Session<'a> {
         end.times[0] = micros(began.elapsed());
         let config = &self.shared.config;
         let command = match shop.command(
-            &compiler.driver,
+            &compiler.command,
             job,
             language,
             config.memory,
@@ -208,6 +199,7 @@ impl<'a> Session<'a> {
             dir: shop.path(),
             view: None,
             tools: compiler.tools.as_deref(),
+            alone: compiler.sent.is_some(),
         };
         let running = Compiler::start(&place, command, level, move || cq.interrupt())
             .map_err(|e| trouble(&e))?;
@@ -241,6 +233,60 @@ impl<'a> Session<'a> {
         }
         self.deliver(job, &shop, preprocessed, &mut end)?;
         Ok(end)
+    }
+
+    /// Our own compiler if it is the master's, or the master's.
+    fn compiler(&mut self, job: &Job, language: Language) -> Result<Environment, Stop> {
+        let why = match self.shared.environment(&job.driver, language) {
+            Ok(own) if own.digest == job.digest => return Ok(own),
+            Ok(_) => format!("its {} is another one", job.driver),
+            Err(why) => why,
+        };
+        let Some(cache) = &self.shared.compilers else {
+            return stop(job, Verdict::Environment, why);
+        };
+        let claim = match cache.find(&job.digest) {
+            Found::There(kept) => return Ok(Environment::sent(job.digest, kept)),
+            Found::Coming => {
+                let why = "another connection brings the compiler";
+                return stop(job, Verdict::Busy, why);
+            }
+            Found::Missing(claim) => claim,
+        };
+        let region = match self.ask(&Report::Compiler { id: job.id })? {
+            Request::Compiler { id, region } if id == job.id => region,
+            _ => return Err(gone("another message than a compiler").into()),
+        };
+        if region.len == 0 {
+            return stop(job, Verdict::Environment, why);
+        }
+        if region.len > MAX_PACKED {
+            let why = format!("a compiler of {} bytes", region.len);
+            return stop(job, Verdict::Environment, why);
+        }
+        let mr = self
+            .link
+            .pd
+            .alloc_mr(region.len as usize, Access::LOCAL_WRITE)
+            .map_err(|e| trouble(job, &e))?;
+        transfer(
+            &mut self.link,
+            &mr,
+            &region,
+            region.len,
+            |_, sge, remote| SendWr::read(0, remote).sge(sge),
+        )?;
+        match claim.install(Contents { mr: &mr, at: 0 }) {
+            Ok(kept) => {
+                self.shared.events.compiler(self.peer, region.len);
+                Ok(Environment::sent(job.digest, kept))
+            }
+            Err(why) => stop(
+                job,
+                Verdict::Environment,
+                format!("the compiler that came cannot be used: {why}"),
+            ),
+        }
     }
 
     /// RDMA Reads, as many at once as the connection allows; then the compiler's file.
@@ -366,27 +412,46 @@ impl<'a> Session<'a> {
     }
 
     fn ask_for_room(&mut self, job: &Job, need: u64) -> Result<Region, Stop> {
-        self.link
-            .send(&Report::More { id: job.id, need }.encode())?;
+        match self.ask(&Report::More { id: job.id, need })? {
+            Request::Room { id, room } if id == job.id && room.len >= need => Ok(room),
+            Request::Room { id, room } if id == job.id && room.len == 0 => stop(
+                job,
+                Verdict::Limit,
+                format!("the master has no room for {need} bytes"),
+            ),
+            _ => Err(gone("another message than room").into()),
+        }
+    }
+
+    /// Sends a message that the master is to answer.
+    pub(super) fn ask(&mut self, question: &Report) -> Result<Request, Gone> {
+        self.link.send(&question.encode())?;
         let end = Instant::now() + PATIENCE;
         loop {
             if Instant::now() > end || self.shared.over() {
-                return Err(gone("the master does not answer").into());
+                return Err(gone("the master does not answer"));
             }
-            let Some(Event::Message(bytes)) = self.link.next(None, LOOK)? else {
-                continue;
-            };
-            return match Request::decode(&bytes) {
-                Ok(Request::Room { id, room }) if id == job.id && room.len >= need => Ok(room),
-                Ok(Request::Room { id, room }) if id == job.id && room.len == 0 => stop(
-                    job,
-                    Verdict::Limit,
-                    format!("the master has no room for {need} bytes"),
-                ),
-                Ok(_) => Err(gone("another message than room").into()),
-                Err(e) => Err(Gone(e.to_string()).into()),
-            };
+            if let Some(Event::Message(bytes)) = self.link.next(None, LOOK)? {
+                return Request::decode(&bytes).map_err(|e| Gone(e.to_string()));
+            }
         }
+    }
+}
+
+/// The contents of a region, from the beginning.
+struct Contents<'a> {
+    mr: &'a Mr,
+    at: usize,
+}
+
+impl Read for Contents<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let len = into.len().min(self.mr.len() - self.at);
+        self.mr
+            .read(self.at, &mut into[..len])
+            .map_err(std::io::Error::other)?;
+        self.at += len;
+        Ok(len)
     }
 }
 

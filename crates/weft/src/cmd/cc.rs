@@ -107,6 +107,9 @@ struct WorkerArgs {
     /// Let everybody in who can reach the address
     #[arg(long)]
     open: bool,
+    /// Take compilers of masters that have another one than this machine, keep up to SIZE of them in ~/.cache/weft/compilers, and run them in the sandbox [SIZE: 2G]
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "2G", value_parser = memory, conflicts_with = "open")]
+    accept_compilers: Option<u64>,
     /// A key pair of `weft key` [default: ~/.config/weft/key, made if there is none]
     #[arg(long, value_name = "FILE", help_heading = "Keys")]
     identity: Option<PathBuf>,
@@ -558,6 +561,10 @@ impl Events for Lines {
         tracing::warn!("{peer}: turned away: {why}");
     }
 
+    fn compiler(&self, peer: SocketAddr, len: u64) {
+        tracing::info!("{peer}: its compiler came, {} packed", mib(len));
+    }
+
     fn job(&self, peer: SocketAddr, name: &str, end: &End, after: Duration) {
         let name = name.escape_debug();
         if end.verdict == Verdict::Done {
@@ -603,6 +610,19 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
     config.slots = args.slots.unwrap_or(config.slots);
     config.time_limit = Duration::from_secs(args.time);
     config.open = args.open;
+    config.accept = args
+        .accept_compilers
+        .map(|most| {
+            let home = |name: &str| std::env::var_os(name).map(PathBuf::from);
+            let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")?.join(".cache")));
+            let cache =
+                cache.ok_or_else(|| Failure::usage("there is no home directory for compilers"))?;
+            Ok(worker::Accept {
+                folder: cache.join("weft/compilers"),
+                most,
+            })
+        })
+        .transpose()?;
     config.admit = Arc::new(move |key| {
         authorized.as_ref().is_some_and(|authorized| {
             authorized
