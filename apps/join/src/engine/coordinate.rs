@@ -1,6 +1,7 @@
 //! The shell as the engine's coordinator: it plans, sends the parts of the plan out, and runs the last one itself.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use datafusion::arrow::array::RecordBatch;
 use datafusion::error::{DataFusionError, Result};
@@ -15,6 +16,9 @@ use super::call::{Channels, url_of};
 use super::files::runtime;
 use crate::shell::{Question, Trouble, doors};
 use crate::sql::{STACK, query, register};
+
+/// How long the tasks of a query that failed have to end.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// A query for the engine.
 pub struct Asked<'a> {
@@ -93,6 +97,14 @@ pub fn stream(
         }
         Ok(())
     });
+    if done.is_err() {
+        // Those of the engine's tasks that wait for others panic when these are cancelled. They end by themselves, soon.
+        let end = Instant::now() + GRACE;
+        let alive = || runtime.metrics().num_alive_tasks() > 0;
+        while alive() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
     // Calls that nobody wants end beside us.
     runtime.shutdown_timeout(Duration::from_secs(1));
     done
