@@ -3,11 +3,14 @@
 
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
+use datafusion::arrow::array::RecordBatch;
+use weft_join::engine;
 use weft_join::print::{self, Printer};
 use weft_join::shell::{Event, Question, Trouble, stream};
 use weft_join::talk::{Outcome, PORT, Table};
@@ -76,11 +79,23 @@ struct SqlArgs {
     /// Size of the ring's elements in KiB
     #[arg(long, value_name = "KIB", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(4..=262_144))]
     element: u32,
+    /// Who plans and runs the query
+    #[arg(long, value_enum, default_value_t)]
+    engine: Engine,
     /// Say nothing but errors
     #[arg(short, long)]
     quiet: bool,
     /// The query; EXPLAIN shows what each node does
     sql: String,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// Data Roundabout: relations that rotate through the ring of workers
+    #[default]
+    Ring,
+    /// datafusion-distributed: batches go to where the hash of their keys says, and the shell has the last step; it needs the files too
+    Distributed,
 }
 
 #[derive(Clone, Copy, Default, ValueEnum)]
@@ -191,23 +206,32 @@ fn sql(args: &SqlArgs) -> Result<(), Trouble> {
     let out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut printer = Printer::new(format, out);
     let mut unread = false;
-    let asked = stream(&question, |event| {
-        match event {
+    let mut print = |batch: &RecordBatch, line: &mut ProgressLine| {
+        line.rows += batch.num_rows();
+        line.clear();
+        printer.batch(batch).map_err(|e| {
+            unread = e.kind() == std::io::ErrorKind::BrokenPipe;
+            Trouble::Query(e.to_string())
+        })
+    };
+    let asked = match args.engine {
+        Engine::Ring => stream(&question, |event| match event {
             Event::Progress(worker, progress) => {
                 line.received[worker] = progress.received;
                 line.draw();
+                Ok(())
             }
-            Event::Rows(batch) => {
-                line.rows += batch.num_rows();
-                line.clear();
-                printer.batch(&batch).map_err(|e| {
-                    unread = e.kind() == std::io::ErrorKind::BrokenPipe;
-                    Trouble::Query(e.to_string())
-                })?;
-            }
+            Event::Rows(batch) => print(&batch, &mut line),
+        }),
+        Engine::Distributed => {
+            let asked = engine::Asked {
+                question: &question,
+                split: None,
+                partitions: std::thread::available_parallelism().map_or(2, NonZero::get),
+            };
+            engine::stream(&asked, |batch| print(&batch, &mut line)).map(|()| Vec::new())
         }
-        Ok(())
-    });
+    };
     line.clear();
     if unread {
         // Whoever read our rows has enough, as in `| head`.
@@ -218,7 +242,7 @@ fn sql(args: &SqlArgs) -> Result<(), Trouble> {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
         done => done.map_err(|e| Trouble::Query(e.to_string()))?,
     }
-    if !args.quiet {
+    if !args.quiet && args.engine == Engine::Ring {
         load(&outcomes, &question, line.began.elapsed());
     }
     Ok(())

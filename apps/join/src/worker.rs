@@ -16,6 +16,7 @@ use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
 
 use crate::batches::{Part, Whole};
 use crate::bounds::Bands;
+use crate::engine::{Tasks, is_call};
 use crate::exec::{Query, pull};
 use crate::rule::Distribute;
 use crate::sql::{STACK, query, register};
@@ -23,9 +24,9 @@ use crate::talk::{Ask, Outcome, PROGRESS, REPORT, VERSION};
 
 /// Queries at once.
 const QUERIES: usize = 32;
-/// Visits at once: queries, and those that have not asked yet.
-const VISITS: usize = 128;
-/// Bytes of a question, at most.
+/// Visits at once: queries, and calls of the engine, of which a query makes many.
+const VISITS: usize = 1024;
+/// Bytes of a question or a call, at most.
 const LONGEST: usize = 16 << 20;
 /// Bytes of an element, at most.
 const LARGEST: usize = 256 << 20;
@@ -53,6 +54,7 @@ pub struct Worker {
 struct Host {
     door: Arc<Door>,
     settings: Settings,
+    tasks: Tasks,
     visits: AtomicUsize,
     queries: AtomicUsize,
 }
@@ -87,6 +89,7 @@ impl Worker {
         }
         let door = Door::open(settings.bind, Security::Environment, None).map_err(external)?;
         let door = Arc::new(door);
+        let tasks = Tasks::new(&door, settings.dir.clone(), settings.memory)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .thread_stack_size(STACK)
@@ -94,6 +97,7 @@ impl Worker {
         let host = Host {
             door,
             settings,
+            tasks,
             visits: AtomicUsize::new(0),
             queries: AtomicUsize::new(0),
         };
@@ -145,11 +149,11 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
         canceller.cancel("no question came in time");
     });
     let mut whole = Whole::up_to(LONGEST);
-    let bytes = loop {
+    let (is_call, json, bytes) = loop {
         match node.next_with(Own::Later).map_err(external)? {
             Next::Element(element) => {
                 if let Some(bytes) = whole.take(&element)? {
-                    break bytes;
+                    break (is_call(&element), element.user()[1], bytes);
                 }
             }
             Next::End => return Err(DataFusionError::Execution("no question came".into())),
@@ -157,6 +161,9 @@ fn answer(host: &Host, ring: &Ring, runtime: &tokio::runtime::Handle) -> Result<
         }
     };
     limit.abort();
+    if is_call {
+        return host.tasks.answer(node, &bytes, json, runtime);
+    }
     let Some(_query) = Counted::new(&host.queries, QUERIES) else {
         node.give_up("too many queries");
         return Err(DataFusionError::Execution("too many queries".into()));

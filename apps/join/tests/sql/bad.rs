@@ -51,10 +51,10 @@ fn until_at_work(question: &Question, at_work: mpsc::Sender<()>) -> Result<(), T
 }
 
 /// A worker as a process of its own.
-struct Process(Child, std::net::SocketAddr);
+pub struct Process(pub Child, pub std::net::SocketAddr);
 
 impl Process {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_weft-join"))
             .args(["worker", "--bind", "127.0.0.1:0"])
             .stdout(Stdio::piped())

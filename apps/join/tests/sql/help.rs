@@ -38,6 +38,11 @@ impl Workers {
         Self::open(addresses, None).ok()
     }
 
+    /// So many, each with settings of its own.
+    pub fn with(count: usize, settings: impl Fn(SocketAddr) -> Settings) -> Self {
+        Self::serving((0..count).map(|_| settings("127.0.0.1:0".parse().unwrap()))).unwrap()
+    }
+
     fn open(binds: &[&str], memory: Option<usize>) -> Result<Self> {
         Self::serving(binds.iter().map(|bind| Settings {
             bind: bind.parse().unwrap(),

@@ -24,7 +24,7 @@ use tpchgen_arrow::{
 use weft_join::shell::ask;
 use weft_join::talk::Table;
 
-use crate::help::{Workers, alone_in_order, duckdb, rows_in_order};
+use crate::help::{Workers, alone, alone_in_order, duckdb, rows, rows_in_order};
 
 /// Rows of a row group, which goes to one worker as a whole.
 const GROUP: usize = 5000;
@@ -207,6 +207,26 @@ fn the_22_queries_of_tpch_are_as_in_one_process() {
     }
     // At a small scale few queries give nothing.
     assert!(filled >= 19, "{filled} queries gave rows");
+}
+
+#[test]
+fn the_22_queries_of_tpch_on_the_other_engine_are_as_in_one_process() {
+    let (folder, scale) = (tempfile::tempdir().unwrap(), scale());
+    let tables = tables(folder.path(), scale);
+    let workers = Workers::start(3);
+    for number in 1..=22 {
+        let sql = query(number, scale);
+        let expected = alone(&tables, &sql);
+        let began = Instant::now();
+        let got = crate::distributed::ask(&workers, &tables, &sql);
+        let got = got.unwrap_or_else(|trouble| panic!("query {number}: {trouble:?}"));
+        println!(
+            "query {number}: {} rows, {:.2?}",
+            expected.len(),
+            began.elapsed()
+        );
+        assert_eq!(rows(&got), expected, "query {number}");
+    }
 }
 
 /// Cells are equal if their text is, or if both are numbers that differ by 0.00001 at most, or by a thousand millionth of themselves: DuckDB

@@ -1,0 +1,575 @@
+//! The caller's side: the engine's channels to workers.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::buffer::Buffer;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::TaskContext;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion::physical_plan::metrics::ExecutionPlanMetricsSet;
+use datafusion_distributed::{
+    ChannelResolver, CoordinatorToWorkerMsg, DistributedConfig, ExecuteTaskRequest,
+    GetWorkerInfoRequest, GetWorkerInfoResponse, ProducerHead, SetPlanRequest, WorkerChannel,
+    WorkerToCoordinatorMsg,
+};
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use http::HeaderMap;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use url::Url;
+use weft_roundabout::{Canceller, Door, Next, Node, Own, Ring, VISIT, Waker};
+
+use super::said::{CALL, Call, Decoder, Head, NEWS, News, OVER, ROWS, VERSION, What, frames};
+use crate::batches::{Cut, Whole};
+use crate::shell::door_for;
+use crate::talk::{ELEMENT, OUTCOME, Outcome};
+
+fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
+    DataFusionError::External(Box::new(error))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn foreign(why: impl std::fmt::Display) -> DataFusionError {
+    DataFusionError::Execution(format!("a worker does not make sense: {why}"))
+}
+
+/// What the engine calls a worker.
+///
+/// # Errors
+/// None that is known: every address is a part of a URL.
+pub fn url_of(worker: SocketAddr) -> Result<Url> {
+    Url::parse(&format!("weft://{worker}")).map_err(external)
+}
+
+fn address_of(url: &Url) -> Result<SocketAddr> {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().unwrap_or_default();
+    let address = format!("{host}:{port}").parse();
+    address.map_err(|_| DataFusionError::Execution(format!("{url} is no worker of weft")))
+}
+
+/// The engine's way to workers: visits at their doors.
+#[derive(Clone)]
+pub struct Channels {
+    doors: Vec<Arc<Door>>,
+    patience: Duration,
+}
+
+impl Channels {
+    /// From these doors, where workers connect back to.
+    pub fn new(doors: Vec<Arc<Door>>, patience: Duration) -> Self {
+        Self { doors, patience }
+    }
+}
+
+#[async_trait]
+impl ChannelResolver for Channels {
+    async fn get_worker_client_for_url(&self, url: &Url) -> Result<Box<dyn WorkerChannel>> {
+        let worker = address_of(url)?;
+        let door = door_for(&self.doors, worker).cloned();
+        let door = door.ok_or_else(|| {
+            DataFusionError::Execution(format!("no door here for the family of {worker}"))
+        })?;
+        Ok(Box::new(Channel {
+            door,
+            worker,
+            patience: self.patience,
+        }))
+    }
+}
+
+/// The way to one worker.
+#[derive(Clone)]
+struct Channel {
+    door: Arc<Door>,
+    worker: SocketAddr,
+    patience: Duration,
+}
+
+/// Ends a call from outside.
+#[derive(Default)]
+struct Ending(Mutex<Ends>);
+
+#[derive(Default)]
+struct Ends {
+    cancelled: bool,
+    /// The coordinator has nothing more to say.
+    over: bool,
+    node: Option<(Canceller, Waker)>,
+}
+
+impl Ending {
+    fn begins(&self, node: &Node) {
+        let mut ends = lock(&self.0);
+        if ends.cancelled {
+            node.canceller().cancel("nobody wants it any more");
+        }
+        ends.node = Some((node.canceller(), node.waker()));
+    }
+
+    fn cancel(&self) {
+        let mut ends = lock(&self.0);
+        ends.cancelled = true;
+        if let Some((canceller, _)) = &ends.node {
+            canceller.cancel("nobody wants it any more");
+        }
+    }
+
+    fn over(&self) {
+        let mut ends = lock(&self.0);
+        ends.over = true;
+        if let Some((_, waker)) = &ends.node {
+            waker.wake();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.0).over
+    }
+}
+
+/// Cancels when it is dropped; a call that is over does not notice.
+struct CancelLater(Arc<Ending>);
+
+impl Drop for CancelLater {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+/// What a worker says.
+enum Said {
+    /// Something of this kind.
+    More(u64, Vec<u8>),
+    /// That was all.
+    All,
+}
+
+/// A call and what the engine has encoded for it.
+struct Text {
+    bytes: Vec<u8>,
+    json: usize,
+    /// The coordinator says when it is over.
+    stays: bool,
+}
+
+impl Text {
+    fn new(headers: &HeaderMap, what: What, encoded: &[u8]) -> Result<Self> {
+        let stays = matches!(what, What::Plan { .. });
+        let headers = headers.iter();
+        let headers = headers.map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()));
+        let call = Call {
+            version: VERSION,
+            headers: headers.collect(),
+            what,
+        };
+        let mut bytes = serde_json::to_vec(&call).map_err(external)?;
+        let json = bytes.len();
+        bytes.extend(encoded);
+        Ok(Self { bytes, json, stays })
+    }
+}
+
+impl Channel {
+    fn visit(&self) -> Result<Node> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|e| DataFusionError::Execution(e.to_string()))?;
+        let ring = Ring {
+            exchange: VISIT,
+            element: ELEMENT,
+            elements: 4,
+            patience: self.patience,
+            ..Ring::new(id, vec![self.door.local_addr(), self.worker], 0)
+        };
+        self.door.join(&ring).map_err(external)
+    }
+
+    /// Calls, and gives what comes back to `hear` until the worker says how it went.
+    fn call(
+        &self,
+        text: Text,
+        ending: &Ending,
+        mut hear: impl FnMut(Said) -> Result<()>,
+    ) -> Result<()> {
+        let mut node = self.visit()?;
+        ending.begins(&node);
+        let mut call = Some(Cut::new(text.bytes, [CALL, text.json as u64, 0, 0]));
+        let (mut stays, mut whole, mut complete) = (text.stays, Whole::default(), false);
+        loop {
+            let own = match (&call, stays, ending.is_over()) {
+                (Some(_), ..) | (None, true, true) => Own::Now,
+                (None, true, false) => Own::Later,
+                (None, false, _) => Own::Never,
+            };
+            match node.next_with(own).map_err(external)? {
+                Next::Room(room) => match &mut call {
+                    Some(cut) => {
+                        if !cut.fill(room).map_err(external)? {
+                            call = None;
+                        }
+                    }
+                    None => {
+                        drop(room.commit(0, 0, [OVER, 0, 0, 0]).map_err(external)?);
+                        stays = false;
+                    }
+                },
+                Next::Element(element) if element.origin() == 1 => {
+                    let word = element.user()[0];
+                    let bytes = whole.take(&element)?;
+                    // The ring goes on meanwhile.
+                    drop(element);
+                    match bytes {
+                        Some(bytes) if word == OUTCOME => {
+                            let said: Outcome = serde_json::from_slice(&bytes).map_err(foreign)?;
+                            if let Some(why) = said.error {
+                                let why = format!("{}: {why}", self.worker);
+                                return Err(DataFusionError::Execution(why));
+                            }
+                            hear(Said::All)?;
+                            (complete, stays) = (true, false);
+                        }
+                        Some(bytes) => hear(Said::More(word, bytes))?,
+                        None => {}
+                    }
+                }
+                Next::Element(_) | Next::Woken => {}
+                Next::End => break,
+            }
+        }
+        if !complete {
+            return Err(foreign("no outcome"));
+        }
+        // All is there, so its goodbyes change nothing.
+        if let Err(error) = node.finish() {
+            tracing::info!("{}: the end of a call: {error}", self.worker);
+        }
+        Ok(())
+    }
+}
+
+/// What the rows of a call that nobody has taken yet take of the memory.
+struct Held {
+    reservation: Mutex<MemoryReservation>,
+    budget: usize,
+    /// Nobody takes any more.
+    given_up: AtomicUsize,
+    freed: Condvar,
+}
+
+impl Held {
+    /// Takes so much; waits until there is place. One that is larger than all comes alone.
+    fn grow(&self, bytes: usize) {
+        let mut held = lock(&self.reservation);
+        while held.size() > 0
+            && held.size() + bytes > self.budget
+            && self.given_up.load(Ordering::SeqCst) == 0
+        {
+            held = self
+                .freed
+                .wait(held)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        held.grow(bytes);
+    }
+
+    fn shrink(&self, bytes: usize) {
+        let held = lock(&self.reservation);
+        held.shrink(bytes.min(held.size()));
+        drop(held);
+        self.freed.notify_all();
+    }
+
+    fn give_up(&self) {
+        self.given_up.store(1, Ordering::SeqCst);
+        drop(lock(&self.reservation));
+        self.freed.notify_all();
+    }
+}
+
+/// What comes of one partition.
+enum Came {
+    /// Rows, and the bytes that they hold.
+    Rows(Vec<RecordBatch>, usize),
+    Failed(DataFusionError),
+    /// All have come. Without it some are missing, whatever ended the call.
+    End,
+}
+
+/// A task whose rows are asked for when somebody first wants some of them.
+struct Task {
+    channel: Channel,
+    waiting: Mutex<Option<(Vec<UnboundedSender<Came>>, Text)>>,
+    /// What is said to the worker when nobody has wanted any: what the task itself asks of others has to end.
+    dropped: Mutex<Option<Text>>,
+    held: Arc<Held>,
+    ending: Arc<Ending>,
+    first: usize,
+}
+
+impl Task {
+    fn start(&self) {
+        let Some((senders, text)) = lock(&self.waiting).take() else {
+            return;
+        };
+        let (channel, first) = (self.channel.clone(), self.first);
+        let (held, ending) = (Arc::clone(&self.held), Arc::clone(&self.ending));
+        let failing = senders.clone();
+        let run = move || {
+            let mut senders = senders;
+            let mut decoders: Vec<_> = senders.iter().map(|_| Decoder::default()).collect();
+            let done = channel.call(text, &ending, |said| {
+                let bytes = match said {
+                    Said::More(ROWS, bytes) => bytes,
+                    Said::More(..) => return Err(foreign("something else than rows")),
+                    Said::All => {
+                        // Whoever waits for rows does not wait for the goodbyes of the ring.
+                        for sender in senders.drain(..) {
+                            let _ = sender.send(Came::End);
+                        }
+                        return Ok(());
+                    }
+                };
+                for (partition, bytes) in frames(bytes)? {
+                    let at = partition.wrapping_sub(first);
+                    let (Some(sender), Some(decoder)) = (senders.get(at), decoders.get_mut(at))
+                    else {
+                        return Err(foreign("rows of another partition"));
+                    };
+                    give(&held, sender, decoder, bytes)?;
+                }
+                Ok(())
+            });
+            if let Err(error) = done {
+                fail(&senders, error);
+            }
+        };
+        let thread = thread::Builder::new().name("weft-join-call".into());
+        if let Err(error) = thread.spawn(run) {
+            fail(&failing, external(error));
+        }
+    }
+}
+
+fn fail(senders: &[UnboundedSender<Came>], error: DataFusionError) {
+    let error = Arc::new(error);
+    for sender in senders {
+        let _ = sender.send(Came::Failed(DataFusionError::Shared(Arc::clone(&error))));
+    }
+}
+
+fn give(
+    held: &Held,
+    sender: &UnboundedSender<Came>,
+    decoder: &mut Decoder,
+    bytes: Buffer,
+) -> Result<()> {
+    if sender.is_closed() {
+        // Other partitions go on.
+        return Ok(());
+    }
+    let len = bytes.len();
+    held.grow(len);
+    let batches = decoder.decode(bytes)?;
+    if sender.send(Came::Rows(batches, len)).is_err() {
+        held.shrink(len);
+    }
+    Ok(())
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.held.give_up();
+        let never_started = lock(&self.waiting).take().is_some();
+        let text = lock(&self.dropped).take();
+        match text {
+            Some(text) if never_started => {
+                let (channel, ending) = (self.channel.clone(), Arc::clone(&self.ending));
+                let run = move || {
+                    if let Err(error) = channel.call(text, &ending, |_| Ok(())) {
+                        tracing::info!("{}: a task nobody wants: {error}", channel.worker);
+                    }
+                };
+                let spawned = thread::Builder::new().name("weft-join-call".into());
+                if let Err(error) = spawned.spawn(run) {
+                    tracing::warn!("no thread for a call: {error}");
+                }
+            }
+            _ => self.ending.cancel(),
+        }
+    }
+}
+
+/// The rows of one partition of a task. The batches that came together are given one by one.
+fn rows(task: Arc<Task>, came: UnboundedReceiver<Came>) -> BoxStream<'static, Result<RecordBatch>> {
+    let state = (task, came, VecDeque::<RecordBatch>::new(), 0);
+    futures::stream::unfold(Some(state), |state| async move {
+        let (task, mut came, mut ready, mut held) = state?;
+        loop {
+            if let Some(batch) = ready.pop_front() {
+                if ready.is_empty() {
+                    task.held.shrink(std::mem::take(&mut held));
+                }
+                return Some((Ok(batch), Some((task, came, ready, held))));
+            }
+            task.start();
+            let error = match came.recv().await {
+                // A schema without a batch.
+                Some(Came::Rows(batches, len)) if batches.is_empty() => {
+                    task.held.shrink(len);
+                    continue;
+                }
+                Some(Came::Rows(batches, len)) => {
+                    (ready, held) = (batches.into(), len);
+                    continue;
+                }
+                Some(Came::Failed(error)) => error,
+                None => DataFusionError::Execution("a call ended before its rows".into()),
+                Some(Came::End) => return None,
+            };
+            return Some((Err(error), None));
+        }
+    })
+    .boxed()
+}
+
+#[async_trait]
+impl WorkerChannel for Channel {
+    async fn coordinator_channel(
+        &mut self,
+        headers: HeaderMap,
+        request: SetPlanRequest,
+        mut said: BoxStream<'static, CoordinatorToWorkerMsg>,
+        _: ExecutionPlanMetricsSet,
+        context: &Arc<TaskContext>,
+    ) -> Result<BoxStream<'static, Result<WorkerToCoordinatorMsg>>> {
+        if !request.work_unit_feed_declarations.is_empty() {
+            let why = "plans that are fed with units of work";
+            return Err(DataFusionError::NotImplemented(why.into()));
+        }
+        let what = What::Plan {
+            key: request.task_key.into(),
+            tasks: request.task_count,
+            url: request.target_worker_url.to_string(),
+            began: request.query_start_time_ns,
+        };
+        let text = Text::new(&headers, what, &request.plan.encode(context)?)?;
+        let ending = Arc::new(Ending::default());
+        let listening = Arc::clone(&ending);
+        tokio::spawn(async move {
+            // Without units of work nothing is said but the end.
+            while said.next().await.is_some() {}
+            listening.over();
+        });
+        let (news, told) = unbounded_channel();
+        let (channel, calling) = (self.clone(), Arc::clone(&ending));
+        let run = move || {
+            let done = channel.call(text, &calling, |said| {
+                let bytes = match said {
+                    Said::More(NEWS, bytes) => bytes,
+                    Said::More(..) => return Err(foreign("something else than news")),
+                    Said::All => return Ok(()),
+                };
+                let said = match serde_json::from_slice(&bytes).map_err(foreign)? {
+                    News::Load(load) => WorkerToCoordinatorMsg::LoadInfo(load.into()),
+                    News::NoMoreLoad => WorkerToCoordinatorMsg::LoadInfoEos,
+                    News::Version(_) => return Err(foreign("a version")),
+                };
+                let _ = news.send(Ok(said));
+                Ok(())
+            });
+            if let Err(error) = done {
+                let _ = news.send(Err(error));
+            }
+        };
+        let thread = thread::Builder::new().name("weft-join-call".into());
+        thread.spawn(run).map_err(external)?;
+        let state = (told, CancelLater(ending));
+        Ok(
+            futures::stream::unfold(state, |(mut told, later)| async move {
+                Some((told.recv().await?, (told, later)))
+            })
+            .boxed(),
+        )
+    }
+
+    async fn execute_task(
+        &mut self,
+        headers: HeaderMap,
+        request: ExecuteTaskRequest,
+        _: ExecutionPlanMetricsSet,
+        context: &Arc<TaskContext>,
+    ) -> Result<Vec<BoxStream<'static, Result<RecordBatch>>>> {
+        let config = DistributedConfig::from_session_config(context.session_config())?;
+        let pool = context.memory_pool();
+        let held = Arc::new(Held {
+            reservation: Mutex::new(MemoryConsumer::new("weft-join-call").register(pool)),
+            budget: config.worker_connection_buffer_budget_bytes,
+            given_up: AtomicUsize::new(0),
+            freed: Condvar::new(),
+        });
+        let (first, end) = (request.target_partition_start, request.target_partition_end);
+        let (head, encoded) = match request.producer_head {
+            ProducerHead::None => (Head::None, Vec::new()),
+            ProducerHead::BroadcastExec { output_partitions } => {
+                (Head::Broadcast(output_partitions), Vec::new())
+            }
+            ProducerHead::RepartitionExec { partitioning } => {
+                (Head::Repartition, partitioning.encode(context)?)
+            }
+        };
+        let key = request.task_key.into();
+        let text = |dropped, head| {
+            let what = What::Task {
+                key,
+                first,
+                end,
+                head,
+                dropped,
+            };
+            Text::new(&headers, what, &encoded)
+        };
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            (first..end).map(|_| unbounded_channel()).unzip();
+        let task = Arc::new(Task {
+            channel: self.clone(),
+            waiting: Mutex::new(Some((senders, text(false, head)?))),
+            dropped: Mutex::new(Some(text(true, head)?)),
+            held,
+            ending: Arc::default(),
+            first,
+        });
+        let streams = receivers.into_iter();
+        Ok(streams.map(|came| rows(Arc::clone(&task), came)).collect())
+    }
+
+    async fn get_worker_info(&mut self, _: GetWorkerInfoRequest) -> Result<GetWorkerInfoResponse> {
+        let (channel, text) = (
+            self.clone(),
+            Text::new(&HeaderMap::new(), What::Version, &[])?,
+        );
+        let asking = tokio::task::spawn_blocking(move || {
+            let mut version = None;
+            channel.call(text, &Ending::default(), |said| {
+                if let Said::More(NEWS, bytes) = said
+                    && let News::Version(said) = serde_json::from_slice(&bytes).map_err(foreign)?
+                {
+                    version = Some(said);
+                }
+                Ok(())
+            })?;
+            version.ok_or_else(|| foreign("no version"))
+        });
+        let version = asking.await.map_err(external)??;
+        Ok(GetWorkerInfoResponse { version })
+    }
+}
