@@ -498,7 +498,7 @@ impl Pump {
     /// Until the bell or the stream has something.
     fn sleep(&mut self) -> Result<(), End> {
         if !self.left {
-            self.rings.arm(PROGRAM);
+            self.rings.arm(PROGRAM, self.head);
         }
         let heard = self.stream.arm();
         let done = self.sleep_armed();
