@@ -617,7 +617,7 @@ fn work(args: &WorkerArgs, global: Global) -> Result<Exit, Failure> {
             let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")?.join(".cache")));
             let cache =
                 cache.ok_or_else(|| Failure::usage("there is no home directory for compilers"))?;
-            Ok(worker::Accept {
+            Ok::<_, Failure>(worker::Accept {
                 folder: cache.join("weft/compilers"),
                 most,
             })
