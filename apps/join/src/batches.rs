@@ -13,7 +13,8 @@ const MORE: u8 = 1;
 /// Longest stream that is put together: a row of this size at most.
 const LONGEST: usize = 1 << 30;
 
-fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
+/// An error of another crate.
+pub(crate) fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
     DataFusionError::External(Box::new(error))
 }
 

@@ -19,7 +19,7 @@ use futures::StreamExt;
 use tokio::sync::mpsc;
 use weft_roundabout::{Canceller, Door, Load, Next, Node, Own, Ring, Waker, Watch};
 
-use crate::batches::{Assembly, Part};
+use crate::batches::{Assembly, Part, external};
 
 /// What the operators of one query share.
 pub struct Query {
@@ -49,7 +49,7 @@ impl fmt::Debug for Query {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -306,10 +306,6 @@ struct Pump {
     exchange: u32,
     rows: Option<mpsc::Sender<Result<RecordBatch>>>,
     assembly: Assembly,
-}
-
-fn external(error: weft_roundabout::Error) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
 }
 
 impl Pump {

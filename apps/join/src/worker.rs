@@ -14,7 +14,7 @@ use datafusion::prelude::{SessionConfig, SessionContext};
 use tokio::sync::mpsc;
 use weft_roundabout::{Door, Next, Node, Own, Ring, Security};
 
-use crate::batches::{Part, Whole};
+use crate::batches::{Part, Whole, external};
 use crate::bounds::Bands;
 use crate::engine::{Tasks, is_call};
 use crate::exec::{Query, pull};
@@ -73,10 +73,6 @@ impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
-}
-
-fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
 }
 
 impl Worker {

@@ -20,17 +20,13 @@ use weft_roundabout::{Door, Next, Node, Own};
 use super::call::Channels;
 use super::files::runtime;
 use super::said::{Call, Encoder, Head, NEWS, News, OVER, ROWS, VERSION, What};
-use crate::batches::Cut;
+use crate::batches::{Cut, external};
 use crate::talk::{ELEMENT, Outcome};
 
 /// How long a worker waits for another one.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Partitions that a call may ask for.
 const PARTITIONS: usize = 4096;
-
-fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
-}
 
 fn refuse<T>(why: impl std::fmt::Display) -> Result<T> {
     Err(DataFusionError::Execution(why.to_string()))

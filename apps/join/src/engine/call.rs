@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -27,17 +27,10 @@ use url::Url;
 use weft_roundabout::{Canceller, Door, Next, Node, Own, Ring, VISIT, Waker};
 
 use super::said::{CALL, Call, Decoder, Head, NEWS, News, OVER, ROWS, VERSION, What, frames};
-use crate::batches::{Cut, Whole};
+use crate::batches::{Cut, Whole, external};
+use crate::exec::lock;
 use crate::shell::door_for;
 use crate::talk::{ELEMENT, OUTCOME, Outcome};
-
-fn external(error: impl std::error::Error + Send + Sync + 'static) -> DataFusionError {
-    DataFusionError::External(Box::new(error))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn foreign(why: impl std::fmt::Display) -> DataFusionError {
     DataFusionError::Execution(format!("a worker does not make sense: {why}"))
@@ -262,7 +255,7 @@ struct Held {
     reservation: Mutex<MemoryReservation>,
     budget: usize,
     /// Nobody takes any more.
-    given_up: AtomicUsize,
+    given_up: AtomicBool,
     freed: Condvar,
 }
 
@@ -272,7 +265,7 @@ impl Held {
         let mut held = lock(&self.reservation);
         while held.size() > 0
             && held.size() + bytes > self.budget
-            && self.given_up.load(Ordering::SeqCst) == 0
+            && !self.given_up.load(Ordering::SeqCst)
         {
             held = self
                 .freed
@@ -290,7 +283,7 @@ impl Held {
     }
 
     fn give_up(&self) {
-        self.given_up.store(1, Ordering::SeqCst);
+        self.given_up.store(true, Ordering::SeqCst);
         drop(lock(&self.reservation));
         self.freed.notify_all();
     }
@@ -514,7 +507,7 @@ impl WorkerChannel for Channel {
         let held = Arc::new(Held {
             reservation: Mutex::new(MemoryConsumer::new("weft-join-call").register(pool)),
             budget: config.worker_connection_buffer_budget_bytes,
-            given_up: AtomicUsize::new(0),
+            given_up: AtomicBool::new(false),
             freed: Condvar::new(),
         });
         let (first, end) = (request.target_partition_start, request.target_partition_end);
