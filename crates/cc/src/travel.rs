@@ -120,13 +120,13 @@ pub(crate) struct Installed {
 }
 
 impl Installed {
-    /// Looks at all of a directory: it is the compiler with this digest, and for this machine.
-    fn check(dir: PathBuf, digest: &Digest) -> Result<Self, String> {
+    /// Looks at all of a directory: it is the compiler with this digest, and for this machine. It will be run from `home`, where it is or goes.
+    fn check(dir: &Path, home: PathBuf, digest: &Digest) -> Result<Self, String> {
         let told = |e: io::Error| format!("{}: {e}", dir.display());
         let own = machine(Path::new("/proc/self/exe")).map_err(told)?;
         let mut digests = BTreeMap::new();
         let mut size = 0;
-        for entry in fs::read_dir(&dir).map_err(told)? {
+        for entry in fs::read_dir(dir).map_err(told)? {
             let entry = entry.map_err(told)?;
             let (path, name) = (entry.path(), entry.file_name());
             let about = entry.metadata().map_err(told)?;
@@ -148,16 +148,16 @@ impl Installed {
             return Err(format!("it has no {name}"));
         }
         let mut command = Vec::new();
-        let file = |name: &str| dir.join(name).into_os_string();
+        let file = |name: &str| home.join(name).into_os_string();
         let joined = |texts: [&str; 2]| -> OsString {
             let mut all = OsString::from(texts[0]);
-            all.push(&dir);
+            all.push(&home);
             all.push(texts[1]);
             all
         };
         let dynamic = digests.contains_key(LOADER);
         if dynamic {
-            command.extend([file(LOADER), "--library-path".into(), dir.clone().into()]);
+            command.extend([file(LOADER), "--library-path".into(), home.clone().into()]);
         }
         // Programs and specs of this directory come before all others.
         command.extend([file(DRIVER), joined(["-B", "/"])]);
@@ -166,7 +166,11 @@ impl Installed {
             wrapper.push(joined([",--library-path,", ""]));
             command.extend(["-wrapper".into(), wrapper]);
         }
-        Ok(Self { dir, command, size })
+        Ok(Self {
+            dir: home,
+            command,
+            size,
+        })
     }
 }
 
@@ -226,7 +230,7 @@ impl Cache {
                 let name = path.file_name().and_then(|name| name.to_str());
                 let digest = name.and_then(|name| blake3::Hash::from_hex(name).ok());
                 let kept = digest.and_then(|digest| {
-                    let kept = Installed::check(path.clone(), digest.as_bytes()).ok()?;
+                    let kept = Installed::check(&path, path.clone(), digest.as_bytes()).ok()?;
                     Some((*digest.as_bytes(), kept))
                 });
                 match kept {
@@ -297,10 +301,9 @@ impl Claim<'_> {
             .tempdir_in(&cache.dir)
             .map_err(told)?;
         unpack(packed, new.path(), cache.most)?;
-        Installed::check(new.path().into(), digest)?;
         let dir = cache.dir.join(hex(digest));
-        fs::rename(new.path(), &dir).map_err(told)?;
-        let kept = Arc::new(Installed::check(dir, digest)?);
+        let kept = Arc::new(Installed::check(new.path(), dir, digest)?);
+        fs::rename(new.path(), &kept.dir).map_err(told)?;
         lock(&cache.all).insert(*digest, Entry::There(Arc::clone(&kept), Instant::now()));
         cache.shrink();
         Ok(kept)

@@ -410,24 +410,31 @@ mod tests {
         open my $f, '>', 'pid'; print $f \"$$ $left\\n\"; close $f; rename 'pid', 'told';
         sleep 600";
 
-    #[test]
-    fn nothing_that_a_compiler_started_outlives_it() {
+    /// How a script of perl ends in the place of a compiler, in this directory; `None` where there is no perl, or no filter for its calls.
+    fn run(dir: &Path, script: &str) -> Option<Ended> {
         let level = sandbox::level();
         if !level.calls || !Path::new("/usr/bin/perl").exists() {
             eprintln!("skipped: no seccomp, or no perl (Debian's package perl-base)");
-            return;
+            return None;
         }
-        let dir = tempfile::tempdir().unwrap();
         let place = sandbox::Place {
-            dir: dir.path(),
+            dir,
             view: None,
             tools: None,
             alone: false,
         };
         let mut command = Command::new("perl");
-        command.args(["-e", STRAY]).current_dir(dir.path());
+        command.args(["-e", script]).current_dir(dir);
         let compiler = Compiler::start(&place, command, level, || ()).unwrap();
-        let (how, ..) = compiler.end();
+        Some(compiler.end().0)
+    }
+
+    #[test]
+    fn nothing_that_a_compiler_started_outlives_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(how) = run(dir.path(), STRAY) else {
+            return;
+        };
         assert!(matches!(how, Ended::Status(status) if status.success()));
         let told = std::fs::read_to_string(dir.path().join("told")).unwrap();
         let (pid, left) = told.trim().split_once(' ').unwrap();
@@ -447,18 +454,7 @@ mod tests {
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn compilers_get_no_name_space_of_users() {
-        let level = sandbox::level();
-        if !level.calls || !Path::new("/usr/bin/perl").exists() {
-            eprintln!("skipped: no seccomp, or no perl (Debian's package perl-base)");
-            return;
-        }
         let dir = tempfile::tempdir().unwrap();
-        let place = sandbox::Place {
-            dir: dir.path(),
-            view: None,
-            tools: None,
-            alone: false,
-        };
         // clone(CLONE_NEWUSER | SIGCHLD), by the number of x32 too, and clone3.
         let calls = [
             "56, 0x10000011, 0, 0, 0, 0",
@@ -466,13 +462,12 @@ mod tests {
             "435, 0, 0",
         ];
         for (call, errno) in calls.into_iter().zip(["EACCES", "EACCES", "ENOSYS"]) {
-            let mut command = Command::new("perl");
             let script = format!(
                 "use Errno; my $p = syscall({call}); exit($p == -1 && $!{{{errno}}} ? 5 : 6)"
             );
-            command.args(["-e", &script]);
-            let compiler = Compiler::start(&place, command, level, || ()).unwrap();
-            let (how, ..) = compiler.end();
+            let Some(how) = run(dir.path(), &script) else {
+                return;
+            };
             let refused = matches!(how, Ended::Status(status) if status.code() == Some(5));
             assert!(refused, "{call}");
         }
