@@ -120,6 +120,10 @@ struct Inbox {
     end: Option<LinkError>,
 }
 
+fn refused(e: &dyn std::fmt::Display) -> LinkError {
+    LinkError::Gone(format!("cannot send: {e}"))
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -242,19 +246,28 @@ impl RdmaLink {
         SendWr::write(0, remote).sge(ring.mr.sge(at, len as usize))
     }
 
-    /// Posts requests that end in `messages` Sends, and collects what has completed.
-    fn post(&self, requests: &mut Vec<SendWr>, messages: u32) -> Result<(), LinkError> {
+    /// Posts requests that end in `messages` Sends, and collects what has completed until at most `most` are outstanding.
+    fn post(
+        &self,
+        post: &mut Post,
+        requests: &[SendWr],
+        messages: u32,
+        most: u32,
+    ) -> Result<(), LinkError> {
+        self.collect(post, SENDS - requests.len() as u32)?;
+        self.qp.post_send(requests).map_err(|e| refused(&e))?;
+        post.outstanding += messages;
+        self.collect(post, most)
+    }
+
+    /// Posts what is there of a batch.
+    fn post_batch(&self, requests: &mut Vec<SendWr>, messages: u32) -> Result<(), LinkError> {
         if requests.is_empty() {
             return Ok(());
         }
-        let mut post = lock(&self.post);
-        self.collect(&mut post, SENDS - requests.len() as u32)?;
-        self.qp
-            .post_send(requests)
-            .map_err(|e| LinkError::Gone(format!("cannot send: {e}")))?;
+        self.post(&mut lock(&self.post), requests, messages, SENDS / 2)?;
         requests.clear();
-        post.outstanding += messages;
-        self.collect(&mut post, SENDS / 2)
+        Ok(())
     }
 
     /// Posts a message, behind `write` if there is one, and collects what has completed.
@@ -267,7 +280,6 @@ impl RdmaLink {
         let mut bytes = Vec::with_capacity(INLINE);
         message.encode(owed, &mut bytes);
         let mut post = lock(&self.post);
-        let refused = |e: &dyn std::fmt::Display| LinkError::Gone(format!("cannot send: {e}"));
         let mut announce = SendWr::send(0).signaled();
         if bytes.len() <= INLINE {
             announce = announce.inline(&bytes);
@@ -284,17 +296,12 @@ impl RdmaLink {
             staging.write(0, &bytes).map_err(|e| refused(&e))?;
             announce = announce.sge(staging.sge(0, bytes.len()));
         }
-        let count = 1 + u32::from(write.is_some());
-        self.collect(&mut post, SENDS - count)?;
-        let posted = match write {
-            Some(write) => self.qp.post_send(&[write, announce]),
-            None => self.qp.post_send_one(announce),
-        };
-        posted.map_err(|e| refused(&e))?;
-        post.outstanding += 1;
         // The staging buffer is free again only when the message has gone out.
         let most = if bytes.len() > INLINE { 0 } else { SENDS / 2 };
-        self.collect(&mut post, most)
+        match write {
+            Some(write) => self.post(&mut post, &[write, announce], 1, most),
+            None => self.post(&mut post, &[announce], 1, most),
+        }
     }
 
     /// Takes completions of sends; blocks while more than `most` are outstanding.
@@ -450,7 +457,7 @@ impl Link for RdmaLink {
                 bytes.clear();
                 message.encode(owed, &mut bytes);
                 if bytes.len() > INLINE {
-                    self.post(&mut requests, std::mem::take(&mut messages))?;
+                    self.post_batch(&mut requests, std::mem::take(&mut messages))?;
                     self.transmit(write, owed, message)?;
                     continue;
                 }
@@ -458,7 +465,7 @@ impl Link for RdmaLink {
                 requests.push(SendWr::send(0).inline(&bytes).signaled());
                 messages += 1;
             }
-            self.post(&mut requests, messages)?;
+            self.post_batch(&mut requests, messages)?;
         }
         Ok(())
     }
