@@ -37,10 +37,10 @@ pub(crate) fn is_inside<T>(socket: &T) -> bool {
     BUSY.get() == std::ptr::from_ref(socket).cast()
 }
 
-/// Whether this thread works on any socket.
+/// `None`: it works on some socket already, and was interrupted. What is not needed for the call's result can wait.
 #[inline]
-pub(crate) fn is_inside_any() -> bool {
-    !BUSY.get().is_null()
+pub(crate) fn enter_idle<T>(socket: &'static T) -> Option<Busy> {
+    BUSY.get().is_null().then(|| again(socket))
 }
 
 /// This thread works on the socket, as it may do already.

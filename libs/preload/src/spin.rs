@@ -17,9 +17,7 @@ const AGAIN: u32 = 32;
 
 /// How often a ring of datagrams, or a loan, is looked at. None where there is one processor.
 pub(crate) fn spins() -> u32 {
-    static ONE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    let one = *ONE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|n| n.get() < 2));
-    if one { 0 } else { 200 }
+    if weft_sys::cpu_count() < 2 { 0 } else { 200 }
 }
 
 /// Nanoseconds of the machine's clock.

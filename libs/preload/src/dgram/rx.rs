@@ -523,11 +523,10 @@ pub(crate) unsafe fn receive(
         let n = kernel(0);
         drop(waiting);
         // A handler that interrupts its thread's work leaves what is around the datagram to the next receive.
-        if !signal::is_inside_any() {
-            let _busy = signal::again(d);
-            return from_kernel(fd, d, n, flags);
-        }
-        return n;
+        let Some(_busy) = signal::enter_idle(d) else {
+            return n;
+        };
+        return from_kernel(fd, d, n, flags);
     }
     let Some(_busy) = signal::enter(d) else {
         return -1;
@@ -706,8 +705,7 @@ pub(crate) fn receive_many(
     let waiting = ready::kernel_alone(d)?;
     let n = call();
     drop(waiting);
-    if !signal::is_inside_any() {
-        let _busy = signal::again(d);
+    if let Some(_busy) = signal::enter_idle(d) {
         for _ in 0..n.max(0) {
             received(fd, d);
         }
