@@ -92,7 +92,10 @@ impl Library<'_> {
         }
         let good = linked.and_then(|()| self.check(&built));
         if good.is_err() {
-            let _ = fs::remove_file(&built);
+            // An older one is not to be taken for it.
+            for file in [&built, self.path] {
+                let _ = fs::remove_file(file);
+            }
         }
         good.and_then(|()| take_place(&built, self.path))
     }
@@ -418,7 +421,8 @@ mod tests {
         link("V_1 b@ = old\nV_2 b\n").unwrap();
         let problem = link("V_1 b\nV_1 c\nV_1 d\n").unwrap_err();
         assert_eq!(problem, "liba.so.1: nothing defines c@@V_1, d@@V_1");
-        // The one that was there is whole, and nothing else is left.
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        assert!(!path.exists());
+        // Nothing but the source and the object is left.
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 }
