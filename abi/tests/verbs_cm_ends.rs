@@ -80,11 +80,12 @@ fn messages_that_waited_through_the_close_are_followed_by_the_flush() {
     listener.destroy();
 }
 
-/// More than a queue pair keeps beside the transport (64 MiB): the last messages, and the end behind them, stay in the socket.
+/// A little more than a queue pair keeps beside the transport (64 MiB, with what each segment costs): the last of it, and the end behind it, stay in the socket.
+/// A few messages more could fill the socket's window on a busy machine, and then TCP itself does not bring the end.
 #[test]
 fn a_close_is_heard_behind_what_is_not_even_read() {
     const LENGTH: usize = 64 << 10;
-    const COUNT: u64 = 1027;
+    const COUNT: u64 = 1022;
     let (server, client) = channels();
     let listener = server.listen("127.0.0.1:0");
     let pair = patient(&server, &listener, &client);
