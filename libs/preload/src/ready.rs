@@ -48,10 +48,15 @@ pub(crate) fn shared_by_fork() {
 /// Follows what another process that shares the socket has changed.
 #[inline]
 pub(crate) fn keep_up(conn: &'static Conn, chan: &Chan) {
-    let (tx, rx) = Conn::mode(chan);
-    if conn.followed.load(Relaxed) != tx << 8 | rx {
+    if !has_followed(conn, chan) {
         follow(conn, chan, &big());
     }
+}
+
+#[inline]
+fn has_followed(conn: &Conn, chan: &Chan) -> bool {
+    let (tx, rx) = Conn::mode(chan);
+    conn.followed.load(Relaxed) == tx << 8 | rx
 }
 
 pub(crate) fn new_set(fd: c_int) {
@@ -270,7 +275,11 @@ fn change_both(reg: &mut Reg, chan: &Chan, again: bool, taken: bool) -> Result<(
         other => other?,
     }
     reg.bell = bell;
-    change(reg.set, reg.fd, reg.tcp, tcp, reg.data, again)?;
+    match change(reg.set, reg.fd, reg.tcp, tcp, reg.data, again) {
+        // Another process that shares the set has put it in.
+        Err(libc::EEXIST) => change(reg.set, reg.fd, tcp, tcp, reg.data, true)?,
+        other => other?,
+    }
     reg.tcp = tcp;
     reg.told = reg.data;
     Ok(())
@@ -363,6 +372,12 @@ pub(crate) unsafe fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epo
     let big = big();
     let number = number(set);
     let chan = conn.chan(&inside);
+    if let Some(chan) = chan
+        && !has_followed(conn, chan)
+    {
+        // What another process did to a set that it shares: its registrations are ours to change.
+        follow(conn, chan, &big);
+    }
     if let Some(chan) = chan
         && conn.late_set.load(Relaxed) != 0
     {
