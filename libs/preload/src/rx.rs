@@ -85,6 +85,9 @@ unsafe fn receive_looking(
         ready::keep_up(conn, chan);
         match side.rx_state.load(SeqCst) {
             RING => {
+                if may_not_block(chan, flags) && is_still_empty(chan) {
+                    return failed(libc::EAGAIN);
+                }
                 // SAFETY: the caller's promise.
                 match unsafe { from_ring(conn, chan, iov, flags) } {
                     Step::Done(n) => return n,
@@ -284,7 +287,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             }
             closed = is_closed && !is_busy;
             if !closed && !is_busy {
-                let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
+                let may_block = !may_not_block(chan, flags);
                 if may_block && !spun && !ended {
                     // Below.
                 } else if !may_block
@@ -302,11 +305,10 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             }
         }
         if is_busy {
-            let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
             if bell::is_cut(chan.bell()) {
                 return Step::Done(end(conn, chan, lend::LOST));
             }
-            if !may_block {
+            if may_not_block(chan, flags) {
                 return Step::Done(failed(libc::EAGAIN));
             }
             fetch::pause();
@@ -328,8 +330,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
             link::rx_after(conn, chan, why);
             return Step::Tcp(got);
         }
-        let may_block = flags & libc::MSG_DONTWAIT == 0 && side.nonblock.load(Relaxed) == 0;
-        if !may_block {
+        if may_not_block(chan, flags) {
             if bell::probe(chan.bell()) == Heard::End || bell::is_cut_in_fill(chan) {
                 // What was published before the end is looked at once more.
                 ended = true;
@@ -369,7 +370,7 @@ unsafe fn from_ring(conn: &'static Conn, chan: &Chan, iov: &[iovec], flags: c_in
     }
 }
 
-/// How long a peer that was there is taken to be, in nanoseconds.
+/// How long a peer that was there is taken to be, in nanoseconds; at least a tick of the kernel, by whose clock it is counted.
 const THERE: u64 = 1_000_000;
 
 /// A program that looks again and again at a socket which is in no epoll set: the bell can wait, for who waits for it settles it first. The kernel is asked from time to
@@ -379,12 +380,28 @@ fn was_just_probed(chan: &Chan) -> bool {
     if side.eager.load(Relaxed) != 0 || chan.stream.has_finished(chan.peer()) {
         return false;
     }
-    let now = spin::now();
+    let now = spin::about_now();
     if now.wrapping_sub(side.probed.load(Relaxed)) < THERE {
         return true;
     }
     side.probed.store(now, Relaxed);
     false
+}
+
+/// The same before `rx_lock` is taken: the ring is empty, and the peer was there when it was last looked for.
+#[inline]
+fn is_still_empty(chan: &Chan) -> bool {
+    let (stream, peer, side) = (&chan.stream, chan.peer(), chan.side());
+    matches!(stream.ready(peer, side.head.load(Relaxed)), Ok((0, false)))
+        && side.eager.load(Relaxed) == 0
+        && !stream.has_finished(peer)
+        && spin::about_now().wrapping_sub(side.probed.load(Relaxed)) < THERE
+}
+
+/// Whether the call must not wait, by its flags or its descriptor.
+#[inline]
+fn may_not_block(chan: &Chan, flags: c_int) -> bool {
+    flags & libc::MSG_DONTWAIT != 0 || chan.side().nonblock.load(Relaxed) != 0
 }
 
 /// A short look before sleeping: waking costs more.

@@ -22,7 +22,16 @@ pub(crate) fn spins() -> u32 {
 
 /// Nanoseconds of the machine's clock.
 pub(crate) fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    nanoseconds(rustix::time::ClockId::Monotonic)
+}
+
+/// The same at the kernel's last tick: a few loads.
+pub(crate) fn about_now() -> u64 {
+    nanoseconds(rustix::time::ClockId::MonotonicCoarse)
+}
+
+fn nanoseconds(clock: rustix::time::ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
