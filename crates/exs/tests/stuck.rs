@@ -223,6 +223,46 @@ fn a_peer_that_never_leaves_an_operation_does_not_keep_it() {
     }
 }
 
+/// A short send goes out at once, and its end is told behind that of a send whose memory the peer is still in.
+#[test]
+fn a_short_send_does_not_end_before_one_that_waits_for_its_memory() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let context = context(LocalMode::Require);
+    let (kind, design) = (Kind::SeqPacket, Design::Source);
+    let listener = listener(&context, kind, |o| o.design = design);
+    let liar = liar(&listener, kind, design);
+    let socket = listener.accept_wait(Some(PATIENCE)).unwrap();
+    let queue = Queue::new(&context, 64).unwrap();
+    let send = |len: usize, token| {
+        let sink = Sink::Queue(queue.clone(), token);
+        socket.send(Memory::from(vec![0; len]), sink)
+    };
+    send(LEN, 0).unwrap();
+    liar.stay(None);
+    let mut sent = 1;
+    let mut events: Vec<Event> = Vec::new();
+    let begun = Instant::now();
+    // The peer loses its connection for staying, after which nothing is sent.
+    while events.is_empty() && sent < 60 && begun.elapsed() < BOUND {
+        if send(9, sent).is_err() {
+            break;
+        }
+        sent += 1;
+        queue
+            .dequeue(&mut events, 64, 1, Some(Duration::from_millis(20)))
+            .unwrap();
+    }
+    assert!(sent > 2, "nothing was sent behind it");
+    while events.len() < sent as usize {
+        assert!(begun.elapsed() < 2 * BOUND, "{events:?}");
+        queue
+            .dequeue(&mut events, 64, 1, Some(Duration::from_millis(20)))
+            .unwrap();
+    }
+    let tokens: Vec<u64> = events.iter().map(|event| event.token).collect();
+    assert_eq!(tokens, (0..sent).collect::<Vec<_>>());
+}
+
 /// Another process, which sends without end.
 struct Sender(Child);
 

@@ -15,7 +15,7 @@ use super::state::{ALWAYS_GO, Core, Head, Io};
 use crate::event::{InPlace, Place};
 use crate::machine::policy::Verdict;
 use crate::machine::{Action, Completion, Endpoint, Outcome};
-use crate::{Error, Memory};
+use crate::{Error, EventKind, Memory};
 
 /// Transfers from here on go out at once, in bytes: what comes after takes its time.
 const LARGE: u32 = 32 << 10;
@@ -130,6 +130,10 @@ impl Conn {
             return None;
         };
         if io.closing || io.no_send().is_some() || !(io.sends.is_empty() && io.recvs.is_empty()) {
+            return None;
+        }
+        if io.is_end_waiting(EventKind::Send) {
+            // Its end would be told before theirs.
             return None;
         }
         let len = memory.len();

@@ -279,6 +279,13 @@ impl Io {
         }
     }
 
+    /// Whether the end of an operation of this direction waits until its memory has been left, and so must all behind it.
+    #[inline]
+    pub(super) fn is_end_waiting(&self, kind: EventKind) -> bool {
+        let is_send = matches!(kind, EventKind::Send | EventKind::SendMsg);
+        self.ends[usize::from(is_send)].len() > 0
+    }
+
     #[inline]
     pub(super) fn finish(
         &mut self,
