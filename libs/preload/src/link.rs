@@ -13,7 +13,7 @@ use weft_run::meet::{self, Ends, Why};
 use weft_run::pace;
 
 use crate::conn::{Chan, Conn, Inside, PROBING, Slow, big};
-use crate::{bell, hidden, hosts, ledger, next, ready};
+use crate::{bell, hidden, hosts, ledger, next, ready, rx};
 
 /// Bytes that a direction's ring holds.
 const RING_BYTES: u32 = 256 << 10;
@@ -277,6 +277,24 @@ pub(crate) fn switch_tx(conn: &'static Conn, chan: &Chan) {
             return stop_sending(conn, Why::Epoll);
         }
         moved(conn, chan, &big);
+        acknowledge(crate::fd::any(conn));
+    }
+}
+
+/// What has come over TCP is acknowledged now. The kernel leaves that to the next segment of ours, and where what goes out goes over the ring none comes: a
+/// peer that has not asked for `TCP_NODELAY` would keep its next short send back for 40 ms.
+#[cold]
+pub(crate) fn acknowledge(fd: c_int) {
+    let on: c_int = 1;
+    // SAFETY: an option of that size.
+    unsafe {
+        next::setsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_QUICKACK,
+            (&raw const on).cast(),
+            size_of::<c_int>() as u32,
+        );
     }
 }
 
@@ -370,6 +388,27 @@ pub(crate) fn downgrade(conn: &'static Conn, why: Why) {
     };
     if empty && side.rx_state.load(SeqCst) == RING {
         rx_after(conn, chan, why);
+    }
+}
+
+/// The process becomes another program, which cannot read what is left in the ring. Where no other process can either, the connection ends: the program would
+/// go on behind a hole in its stream.
+pub(crate) fn end_with_unread(conn: &'static Conn) {
+    let inside = conn.enter();
+    let Some(chan) = conn.chan(&inside) else {
+        return;
+    };
+    if chan.carrier != Carrier::Here || conn.holders(&inside) != 1 {
+        return;
+    }
+    let side = chan.side();
+    let is_unread = {
+        let _rx = side.rx_lock.lock();
+        let ready = chan.stream.ready(chan.peer(), side.head.load(Relaxed));
+        side.rx_state.load(SeqCst) == RING && ready.is_ok_and(|(n, _)| n > 0)
+    };
+    if is_unread {
+        rx::lost(conn, chan);
     }
 }
 

@@ -141,12 +141,14 @@ pub(crate) fn watch_forks() {
 /// This process is about to become another program.
 pub(crate) fn before_exec() -> lend::Finishing {
     let finishing = lend::finish();
-    before_spawn();
+    for conn in before_spawn() {
+        link::end_with_unread(conn);
+    }
     finishing
 }
 
-/// Another program may get our sockets: those that it would inherit go back to TCP. What we lend stays where it is.
-fn before_spawn() {
+/// Another program may get our sockets: those that it would inherit go back to TCP, and are returned. What we lend stays where it is.
+fn before_spawn() -> Vec<&'static Conn> {
     dgram::fork::before_exec();
     let mut inherited = Vec::new();
     table::each(0, usize::MAX, |number, entry| {
@@ -157,9 +159,10 @@ fn before_spawn() {
             inherited.push(conn);
         }
     });
-    for conn in inherited {
+    for conn in &inherited {
         link::downgrade(conn, Why::Exec);
     }
+    inherited
 }
 
 doors! {

@@ -11,7 +11,7 @@ use weft_run::ledger::{Carrier, RING, TCP, Word};
 use weft_run::meet::Why;
 
 use crate::bell::{self, Heard};
-use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING};
+use crate::conn::{BOTH, Chan, Conn, Inside, LINKED, PROBING, Side};
 use crate::fetch::{self, Took};
 use crate::lend::{self, memory};
 use crate::{hosts, late, ledger, link, next, ready, set_errno, signal, spin, table};
@@ -106,6 +106,7 @@ unsafe fn receive_looking(
                     hosts::try_consent(fd, conn, chan, &inside);
                 }
                 if let Some(n) = over_tcp(conn, Some(chan), iov, flags, real) {
+                    acknowledge(fd, side, n);
                     if n > 0 && is_here {
                         link::try_switch_rx(conn, chan, &inside);
                     }
@@ -129,6 +130,7 @@ unsafe fn receive_looking(
             }
             _ => {
                 let n = real();
+                acknowledge(fd, side, n);
                 if n > 0 && flags & ASIDE == 0 {
                     conn.rx_count.fetch_add(n as u64, Relaxed);
                     ledger::tcp(conn);
@@ -136,6 +138,16 @@ unsafe fn receive_looking(
                 return n;
             }
         }
+    }
+}
+
+/// Receives up to this many bytes may be all that the peer may send before it hears of them.
+const SHORT: ssize_t = 4096;
+
+/// After a receive over TCP: where what goes out goes over the ring, no segment of ours acknowledges it.
+fn acknowledge(fd: c_int, side: &Side, n: ssize_t) {
+    if (1..=SHORT).contains(&n) && side.tx_state.load(Relaxed) == RING {
+        link::acknowledge(fd);
     }
 }
 

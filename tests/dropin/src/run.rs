@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::libraries;
 use crate::net::{free_port, hearing, listening};
@@ -214,10 +214,30 @@ impl Running {
         self.done()
     }
 
-    /// Ends it as a user would with Ctrl-C; for servers that go on for ever.
+    /// Ends it as a user would with Ctrl-C; for servers that go on for ever. Each process of the group hears it once: timeout(1) would pass on what it gets, and
+    /// a program that is told again while it ends leaves out what it does at its end.
     pub fn interrupt(self) -> Done {
-        self.signal(Signal::INT);
+        for process in self.members() {
+            let _ = kill_process(process, Signal::INT);
+        }
         self.end()
+    }
+
+    /// The processes of its group, without timeout(1).
+    fn members(&self) -> Vec<Pid> {
+        let group = self.child.id();
+        let is_member = |pid: u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // State, parent and group stand behind the name, which can have anything in it.
+            let (_, rest) = stat.rsplit_once(')')?;
+            Some(pid != group && rest.split_whitespace().nth(2)?.parse() == Ok(group))
+        };
+        let entries = std::fs::read_dir("/proc").expect("/proc");
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let members = pids.filter(|&pid| is_member(pid).unwrap_or(false));
+        members
+            .filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+            .collect()
     }
 
     /// Kills it and all that it started.

@@ -426,3 +426,14 @@ fn haproxy_stands_between_accelerated_and_plain_ends() {
     proxy.interrupt();
     server.interrupt();
 }
+
+/// It cannot have what is left in the ring, and must not go on behind it.
+#[test]
+fn a_program_that_is_executed_with_unread_bytes_sees_no_hole_in_the_stream() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let line = format!("{} {}", PYTHON.0, python("unread.py").display());
+    plain().run(&line).good().says("unread: 990 bytes");
+    weft().run(&line).good().says("unread: 0 bytes");
+}

@@ -62,3 +62,25 @@ fn every_result_is_that_of_plain_tcp() {
     // A child of a fork moves a registration of a set that it shares with its parent, who takes the socket out then.
     compare(1585, 100);
 }
+
+/// The steps in which a connection goes over, with an end stopped or killed among them, and one pair of addresses for many connections.
+#[test]
+fn a_connection_goes_over_whatever_happens_to_its_ends() {
+    if !have(&[PYTHON]) {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("py/steps.py");
+    for (what, rounds) in [("stop", 20), ("kill", 15), ("reuse", 200)] {
+        let done = weft().run(&format!(
+            "{} {} {what} 1 {rounds}",
+            PYTHON.0,
+            script.display()
+        ));
+        done.good().says(&format!("steps: {rounds} rounds"));
+        assert!(
+            what != "reuse" || switched(&done.text) >= rounds,
+            "{}",
+            done.show()
+        );
+    }
+}
