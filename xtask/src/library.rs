@@ -18,13 +18,21 @@ pub(crate) struct Symbol {
     pub function: Option<String>,
 }
 
-/// Reads lines `VERSION NAME`, `VERSION NAME = FUNCTION`, `VERSION NAME@ = FUNCTION`; see libs/ibverbs/symbols/ibverbs.
+/// Reads lines `VERSION NAME`, `VERSION NAME = FUNCTION`, `VERSION NAME@ = FUNCTION`, `VERSION + OTHER - NAME...`; see libs/ibverbs/symbols/ibverbs.
 pub(crate) fn parse(text: &str) -> Result<Vec<Symbol>, String> {
-    let mut symbols = Vec::new();
+    let mut symbols: Vec<Symbol> = Vec::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (version, name, function) = match words[..] {
             [] => continue,
+            [version, "+", other, "-", ref but @ ..] => {
+                let same = as_under(&symbols, version, other, but);
+                if same.is_empty() {
+                    return Err(format!("'{line}' names a version that has no names so far"));
+                }
+                symbols.extend(same);
+                continue;
+            }
             [version, name] => (version, name, None),
             [version, name, "=", function] => (version, name, Some(function.to_owned())),
             _ => return Err(format!("'{line}' is not VERSION NAME [= FUNCTION]")),
@@ -41,6 +49,20 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Symbol>, String> {
         });
     }
     Ok(symbols)
+}
+
+/// What stands under `other`, but for some names, under `version` too.
+fn as_under(symbols: &[Symbol], version: &str, other: &str, but: &[&str]) -> Vec<Symbol> {
+    let taken = symbols
+        .iter()
+        .filter(|symbol| symbol.version == other && !but.contains(&symbol.name.as_str()));
+    let same = taken.map(|symbol| Symbol {
+        version: version.to_owned(),
+        name: symbol.name.clone(),
+        hidden: true,
+        function: Some(symbol.function.as_ref().unwrap_or(&symbol.name).clone()),
+    });
+    same.collect()
 }
 
 /// A library to link.
@@ -331,6 +353,12 @@ mod tests {
     fn a_list_of_symbols_is_read_and_shown_as_nm_does() {
         let shown: Vec<String> = parse(LIST).unwrap().iter().map(Symbol::to_string).collect();
         assert_eq!(shown, ["a@V_1", "b@@V_1", "a@@V_2", "c@@PRIVATE"]);
+        let more = format!("{LIST}V_3 + V_2 -\nV_3 d = e\nV_4 + V_3 - d\n");
+        let more = parse(&more).unwrap();
+        let shown: Vec<String> = more[4..].iter().map(Symbol::to_string).collect();
+        assert_eq!(shown, ["a@V_3", "d@@V_3", "a@V_4"]);
+        assert_eq!(more[6].function.as_deref(), Some("a"));
+        assert!(parse("V_2 + V_1 - a").is_err());
         assert!(parse("V_1 a@").is_err());
         assert!(parse("V_1").is_err());
     }

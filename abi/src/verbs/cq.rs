@@ -137,6 +137,7 @@ pub(crate) fn create(
         subject: Arc::clone(&made.subject),
         shared: false,
         fate: Fate::default(),
+        others: Vec::new(),
     };
     Audience::get().add(Of::Cq, num, listener);
     Ok(made)

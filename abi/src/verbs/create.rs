@@ -39,7 +39,7 @@ struct Wanted {
 }
 
 /// Of targets of XRC, which nobody posts to.
-const NO_CAP: ibv_qp_cap = ibv_qp_cap {
+pub(super) const NO_CAP: ibv_qp_cap = ibv_qp_cap {
     max_send_wr: 0,
     max_recv_wr: 0,
     max_send_sge: 0,
@@ -185,6 +185,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
     };
     let mut init = base.init(wanted, &cap);
     init.num = number.as_ref().map(persona::Number::get);
+    init.tally = Some(Arc::default());
     let (native, ud) = match (init.num, port) {
         (_, Some(port)) => (
             None,
@@ -244,7 +245,9 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
                 building: Building::default(),
                 extended: wanted.ops.is_some(),
                 faults,
-                _held: base.held,
+                held: base.held,
+                counted: Mutex::default(),
+                further: false,
             })
         },
         |c, _| {
@@ -268,6 +271,7 @@ fn create(wanted: &Wanted) -> Result<Guard<QpObj>, Errno> {
         subject: Arc::clone(&made.subject),
         shared: made.is_srq(),
         fate: Fate::default(),
+        others: Vec::new(),
     };
     Audience::get().add(Of::Qp, num, listener);
     Ok(made)

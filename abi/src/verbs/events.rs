@@ -172,6 +172,8 @@ pub(crate) struct Listener {
     /// The queue pair takes its receives from a shared queue.
     pub(crate) shared: bool,
     pub(crate) fate: Fate,
+    /// Further handles of it.
+    pub(crate) others: Vec<(Arc<Ctx>, Arc<Subject>)>,
 }
 
 /// How a queue pair came to its end.
@@ -219,9 +221,45 @@ impl Audience {
         }
     }
 
+    /// A further handle of a queue pair is to be told too.
+    pub(crate) fn join(&self, qp_num: u32, ctx: &Arc<Ctx>, subject: &Arc<Subject>) {
+        if let Some(listener) = lock(&self.qps).get_mut(&qp_num) {
+            let other = (Arc::clone(ctx), Arc::clone(subject));
+            listener.others.push(other);
+        }
+    }
+
+    /// One of a queue pair's handles ends.
+    pub(crate) fn leave(&self, qp_num: u32, subject: &Arc<Subject>) {
+        let ctx = {
+            let mut qps = lock(&self.qps);
+            let Some(listener) = qps.get_mut(&qp_num) else {
+                return;
+            };
+            let others = &mut listener.others;
+            let at = others.iter().position(|(_, s)| Arc::ptr_eq(s, subject));
+            if let Some(at) = at {
+                others.remove(at).0
+            } else if !Arc::ptr_eq(&listener.subject, subject) {
+                return;
+            } else if others.is_empty() {
+                drop(qps);
+                return self.remove(Of::Qp, qp_num);
+            } else {
+                let (ctx, next) = others.remove(0);
+                listener.subject = next;
+                std::mem::replace(&mut listener.ctx, ctx)
+            }
+        };
+        subject.close(&ctx.events);
+    }
+
     fn tell(&self, of: Of, num: u32, what: ibv_event_type) {
         if let Some(listener) = lock(self.of(of)).get(&num) {
             listener.ctx.events.push(&listener.subject, what);
+            for (ctx, subject) in &listener.others {
+                ctx.events.push(subject, what);
+            }
         }
     }
 

@@ -13,6 +13,7 @@ pub mod types;
 mod ah;
 mod buf;
 mod channel;
+mod cntr;
 mod context;
 mod cq;
 mod create;
@@ -38,6 +39,7 @@ mod port;
 mod post;
 mod qp;
 mod settings;
+mod shared;
 mod srq;
 mod transitions;
 mod ud;
@@ -52,6 +54,12 @@ pub use buf::{
     ibv_alloc_buf, ibv_buf, ibv_free_buf, ibv_mr_init_attr, ibv_reg_buf_mr, ibv_reg_mr_ex,
 };
 pub use channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+pub use cntr::{
+    _ibv_query_comp_cntr_caps, ibv_comp_cntr, ibv_comp_cntr_caps, ibv_comp_cntr_init_attr,
+    ibv_create_comp_cntr, ibv_destroy_comp_cntr, ibv_inc_comp_cntr, ibv_inc_err_comp_cntr,
+    ibv_qp_attach_comp_cntr, ibv_qp_attach_comp_cntr_attr, ibv_read_comp_cntr,
+    ibv_read_err_comp_cntr, ibv_set_comp_cntr, ibv_set_err_comp_cntr,
+};
 pub use cq::{ibv_create_cq, ibv_destroy_cq, ibv_resize_cq};
 pub use create::ibv_create_qp;
 pub use device::{

@@ -10,10 +10,11 @@ use weft_verbs::Qp;
 use super::events::{Audience, Of};
 use super::faults::QpFaults;
 use super::mr::rights;
-use super::object::{Turn, lock, turn};
+use super::object::{Turn, find, lock, turn};
 use super::persona;
 use super::port;
 use super::qp::QpObj;
+use super::shared;
 use super::transitions::{allowed, remember, sound};
 use super::types::*;
 use crate::call::status;
@@ -24,7 +25,8 @@ use crate::call::status;
 /// As its manual page says.
 pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
     status(|| {
-        let mut qp = turn::<QpObj>(qp)?;
+        let mut behind = shared::behind(qp)?;
+        let qp = &mut behind.qp;
         if attr.is_null() {
             return Err(Errno::INVAL);
         }
@@ -41,13 +43,16 @@ pub unsafe fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: 
             now
         };
         if qp.is_persona() {
-            modify_persona(&mut qp, &attr, mask, now, to)?;
+            modify_persona(qp, &attr, mask, now, to)?;
         } else {
-            modify_iwarp(&mut qp, &attr, mask, now, to)?;
+            modify_iwarp(qp, &attr, mask, now, to)?;
         }
         remember(&mut lock(&qp.attr), &attr, mask);
-        // SAFETY: a live object.
-        unsafe { (*qp.c()).qp_base.state = qp.state() };
+        let state = qp.state();
+        for handle in [Some(&**qp), behind.handle.as_ref()].into_iter().flatten() {
+            // SAFETY: a live object.
+            unsafe { (*handle.c()).qp_base.state = state };
+        }
         Ok(())
     })
 }
@@ -261,20 +266,28 @@ fn reset(qp: &mut Turn<QpObj>) -> Result<(), Errno> {
 /// As its manual page says.
 pub unsafe fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     status(|| {
+        if find::<QpObj>(qp)?.kind == IBV_QPT_XRC_RECV {
+            return shared::destroy(qp);
+        }
         let qp = turn::<QpObj>(qp)?;
         if qp.ud.as_ref().is_some_and(|ud| ud.is_attached()) {
             return Err(Errno::BUSY);
         }
         Audience::get().remove(Of::Qp, qp.num);
-        if qp.is_persona() {
-            persona::reset(qp.num);
-        }
-        QpFaults::forget(qp.num());
-        port::of(qp.ctx.which).remove(qp.num);
-        let mut gone = qp.retire();
-        end(gone.native.take());
-        gone.ud = None;
-        gone.forget_posted();
+        destroy(qp);
         Ok(())
     })
+}
+
+/// The end of a queue pair that nobody is told of any more.
+pub(super) fn destroy(qp: Turn<QpObj>) {
+    if qp.is_persona() {
+        persona::reset(qp.num);
+    }
+    QpFaults::forget(qp.num());
+    port::of(qp.ctx.which).remove(qp.num);
+    let mut gone = qp.retire();
+    end(gone.native.take());
+    gone.ud = None;
+    gone.forget_posted();
 }

@@ -12,7 +12,7 @@ use super::device::which;
 use super::events::EventQueue;
 use super::object::{Kind, PerFork, find, lock, turn};
 use super::types::*;
-use super::{cq, create, device, dm, ex, mr, mw, pd, post, qp, settings, srq, xrc};
+use super::{cq, create, device, dm, ex, mr, mw, pd, post, qp, settings, shared, srq, xrc};
 use crate::call::{pointer, status};
 
 /// `ibv_open_device`
@@ -88,6 +88,7 @@ fn extended(c: &mut verbs_context) {
     c.create_qp_ex = Some(create::create_qp_ex);
     c.create_srq_ex = Some(srq::create_srq_ex);
     c.get_srq_num = Some(srq::get_srq_num);
+    c.open_qp = Some(shared::open_qp);
     c.open_xrcd = Some(xrc::open_xrcd);
     c.close_xrcd = Some(xrc::close_xrcd);
     c.alloc_dm = Some(dm::alloc_dm);
@@ -105,6 +106,7 @@ pub unsafe fn ibv_close_device(context: *mut ibv_context) -> c_int {
         drop(turn::<Context>(context)?.retire());
         for qp in qp::QpObj::pool().all() {
             if Arc::ptr_eq(&qp.ctx, &ctx)
+                && !(qp.kind == IBV_QPT_XRC_RECV && shared::has_others(qp.num()))
                 && let Ok(native) = qp.native()
             {
                 native.disconnect();

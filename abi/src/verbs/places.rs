@@ -3,7 +3,8 @@
 //! has an entry for each place.
 //!
 //! The counters are found by the queue pair's number, without a lock, and stay when the queue pair goes: completions of it may be in a poll at that
-//! moment. One that comes too late makes a place too many, never one too few.
+//! moment. One that comes too late makes a place too many, never one too few. Sends that a completion counter counts and that make no completion free
+//! their places themselves, because nobody may ever poll.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -24,12 +25,24 @@ impl Places {
         max: u32,
         post: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let before = self.0.fetch_add(1, Ordering::Relaxed);
-        let posted = if i64::from(before) < i64::from(max) {
-            post()
-        } else {
-            Err(Errno::NOMEM)
+        self.take_or(max, || 0, post)
+    }
+
+    /// As [`Places::take`]. When all are taken, `reclaim` says how many of them nobody needs any more.
+    #[inline]
+    pub(crate) fn take_or(
+        &self,
+        max: u32,
+        reclaim: impl FnOnce() -> u32,
+        post: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let before = i64::from(self.0.fetch_add(1, Ordering::Relaxed));
+        let room = before < i64::from(max) || {
+            let back = reclaim();
+            self.give_back(back);
+            before - i64::from(back) < i64::from(max)
         };
+        let posted = if room { post() } else { Err(Errno::NOMEM) };
         posted.inspect_err(|_| self.give_back(1))
     }
 
@@ -120,6 +133,7 @@ mod tests {
             assert_eq!(one.send.take(3, || Ok(())), Ok(()));
         }
         assert_eq!(one.send.take(3, || Ok(())), Err(Errno::NOMEM));
+        assert_eq!(one.send.take_or(3, || 1, || Ok(())), Ok(()));
         assert_eq!(one.recv.take(1, || Err(Errno::INVAL)), Err(Errno::INVAL));
         assert_eq!(one.recv.take(1, || Ok(())), Ok(()));
         assert_eq!(other.send.take(1, || Ok(())), Ok(()));

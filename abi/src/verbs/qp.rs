@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, UdDest};
+use weft_verbs::{Qp, QpInit, QpState, RecvWr, SendWr, Tally, UdDest};
 
 use super::context::{Ctx, Held};
 use super::cq::{self, Cq};
@@ -25,6 +25,7 @@ use super::object::{Kind, Name, PerFork, Pool, find, lock, turn};
 use super::persona;
 use super::places::Both;
 use super::post::refused;
+use super::shared;
 use super::types::*;
 use super::ud::Datagrams;
 use crate::call::{status, unsupported};
@@ -55,7 +56,12 @@ pub(crate) struct QpObj {
     pub(super) faults: Option<Arc<QpFaults>>,
     /// The persona's claim on the number. It goes after the queue pair below, which has the number too.
     pub(super) _number: Option<persona::Number>,
-    pub(super) _held: [Option<Held>; 4],
+    /// What it stands on.
+    pub(super) held: [Option<Held>; 4],
+    /// The completion counters that are attached to it need it no more when it goes.
+    pub(super) counted: Mutex<Vec<Held>>,
+    /// It is a further handle of another one: see `shared`.
+    pub(super) further: bool,
 }
 
 impl Kind for QpObj {
@@ -83,6 +89,25 @@ impl QpObj {
 
     pub(crate) fn is_persona(&self) -> bool {
         self.ctx.is_persona()
+    }
+
+    /// What counts its completed work.
+    ///
+    /// # Errors
+    /// `EINVAL` for a further handle of another one.
+    pub(crate) fn tally(&self) -> Result<&Tally, Errno> {
+        self.init.tally.as_deref().ok_or(Errno::INVAL)
+    }
+
+    /// A completion counter is attached to it.
+    pub(crate) fn counted_by(&self, held: Held) {
+        lock(&self.counted).push(held);
+    }
+
+    /// It is a further handle of another one, which has all that it has not.
+    #[inline]
+    pub(crate) fn is_further(&self) -> bool {
+        self.further
     }
 
     /// It takes its receives from a shared queue.
@@ -171,7 +196,18 @@ impl QpObj {
 
     /// Whether the send queue has room for `count` more requests.
     pub(crate) fn has_room(&self, count: usize) -> bool {
-        self.places.send.has_room(count, self.cap.max_send_wr)
+        let (places, max) = (&self.places.send, self.cap.max_send_wr);
+        places.has_room(count, max) || {
+            places.give_back(self.counted_in_silence());
+            places.has_room(count, max)
+        }
+    }
+
+    /// Sends that a counter has counted and no completion will stand for: their places are free.
+    #[cold]
+    fn counted_in_silence(&self) -> u32 {
+        let tally = self.init.tally.as_deref();
+        tally.map_or(0, Tally::take_silent)
     }
 
     pub(super) fn outstanding(&self) -> u32 {
@@ -186,7 +222,8 @@ impl QpObj {
     pub(crate) fn post_datagram(&self, wr: &SendWr, to: &UdDest) -> Result<(), Errno> {
         let ud = self.ud.as_ref().ok_or(Errno::INVAL)?;
         let places = &self.places.send;
-        places.take(self.cap.max_send_wr, || {
+        let reclaim = || self.counted_in_silence();
+        places.take_or(self.cap.max_send_wr, reclaim, || {
             let state = self.state.load(Ordering::Relaxed);
             if state != IBV_QPS_SQD {
                 return ud.post(state, wr, to);
@@ -201,7 +238,8 @@ impl QpObj {
     #[inline]
     pub(crate) fn post_one(&self, wr: &mut SendWr) -> Result<(), Errno> {
         let places = &self.places.send;
-        places.take(self.cap.max_send_wr, || match &self.faults {
+        let reclaim = || self.counted_in_silence();
+        places.take_or(self.cap.max_send_wr, reclaim, || match &self.faults {
             None => self.post_sound(wr),
             Some(faults) => self.post_faulty(faults, wr),
         })
@@ -282,6 +320,7 @@ impl QpObj {
     /// There is no queue pair below any more that makes completions: those not polled go.
     pub(super) fn forget_posted(&self) {
         cq::clean(self.queues, self.num);
+        self.counted_in_silence();
         self.places.clear();
     }
 
@@ -329,10 +368,18 @@ pub unsafe fn ibv_query_qp(
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     status(|| {
-        let qp = turn::<QpObj>(qp)?;
         if attr.is_null() || init_attr.is_null() {
             return Err(Errno::INVAL);
         }
+        let further = find::<QpObj>(qp)?.is_further();
+        // Before the handle's own turn comes.
+        let behind = if further {
+            Some(shared::seen(qp)?)
+        } else {
+            None
+        };
+        let handle = turn::<QpObj>(qp)?;
+        let qp = behind.as_ref().unwrap_or(&handle);
         let mut filled = qp.attr();
         filled.qp_state = match qp.state() {
             // iWARP has one idle state, which its providers give as this one.
@@ -349,7 +396,7 @@ pub unsafe fn ibv_query_qp(
         }
         let draining = filled.qp_state == IBV_QPS_SQD && qp.outstanding() > 0;
         filled.sq_draining = u8::from(draining);
-        let c = qp.c();
+        let c = handle.c();
         // SAFETY: a live object, and the caller's promise.
         unsafe {
             let base = &raw mut (*c).qp_base;

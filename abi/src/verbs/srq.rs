@@ -86,6 +86,7 @@ fn create(
         subject: Arc::clone(&made.subject),
         shared: false,
         fate: Fate::default(),
+        others: Vec::new(),
     };
     Audience::get().add(Of::Srq, num, listener);
     Ok(made)

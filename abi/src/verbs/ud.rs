@@ -60,6 +60,7 @@ impl Datagrams {
             grh: true,
             down: Some(down),
             deaf_to_itself,
+            tally: init.tally.clone(),
             // What the port's active_mtu says; programs may count on longer ones being refused.
             max_message: UD_MTU,
             ..UdInit::new(port, 0, &init.send_cq, &init.recv_cq)

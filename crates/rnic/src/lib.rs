@@ -31,6 +31,7 @@ mod sidr;
 mod signal;
 mod srq;
 pub mod stat;
+mod tally;
 #[cfg(test)]
 mod testing;
 mod timer;
@@ -51,6 +52,7 @@ pub use qp::{EndReason, Ender, Qp, QpInit};
 pub use sidr::{Found, Lookup, LookupError, LookupRequest, ServicePort, Serving};
 pub use signal::Signal;
 pub use srq::Srq;
+pub use tally::{Counter, Tally, Work};
 pub use transport::sim::{SimFaults, SimNet};
 pub use types::*;
 pub use ud::{

@@ -93,6 +93,11 @@ impl XrcDomain {
         newest.map_or_else(|| self.0.pd.clone(), |srq| Pd(Arc::clone(&srq.pd)))
     }
 
+    /// Whether two handles name the same domain.
+    pub fn same(&self, other: &XrcDomain) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The completion queue to make target queue pairs with. Nothing completes there.
     pub fn cq(&self) -> Cq {
         self.0.cq.clone()

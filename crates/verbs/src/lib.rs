@@ -47,12 +47,12 @@ pub mod cm;
 pub mod faults;
 
 pub use weft_rnic::{
-    Access, AsyncEvent, CompChannel, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder, Doorbell,
-    EndReason, Ender, Error, EventWait, Grh, INLINE_DATA, InlineData, Leaving, Ledger, Limits,
-    LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PerProcess, PostError, PostReason, Qp,
-    QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal,
-    SimFaults, SimNet, Srq, Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU,
+    Access, AsyncEvent, CompChannel, Counter, Cq, CqOverrun, Device, DeviceAttr, DeviceBuilder,
+    Doorbell, EndReason, Ender, Error, EventWait, Grh, INLINE_DATA, InlineData, Leaving, Ledger,
+    Limits, LinkOptions, LocalMode, MemError, Mr, Mw, Path, Pd, PerProcess, PostError, PostReason,
+    Qp, QpInit, QpState, RawMemory, RecvWr, RemoteAddr, Rnr, SendOp, SendWr, SgList, Sge, Signal,
+    SimFaults, SimNet, Srq, Tally, Transport, UD_GROUP, UD_MAX_MESSAGE, UD_MAX_SEGMENT, UD_MTU,
     UdCounters, UdDest, UdError, UdErrorKind, UdFault, UdInit, UdLocalPeer, UdPort, UdPortCounters,
-    UdQp, UdReliable, UdSource, ValidityMap, Wc, WcOpcode, WcStatus, WriteRecord, XrcDomain,
+    UdQp, UdReliable, UdSource, ValidityMap, Wc, WcOpcode, WcStatus, Work, WriteRecord, XrcDomain,
     protect, stat, tcp_peer_uid, tls,
 };

@@ -11,7 +11,10 @@ use weft_abi::verbs::types::{
     ibv_wc_status, ibv_wr_opcode,
 };
 use weft_abi::verbs::{self, strings, sysfs};
-use weft_abi::verbs::{ibv_buf, ibv_mr_init_attr};
+use weft_abi::verbs::{
+    ibv_buf, ibv_comp_cntr, ibv_comp_cntr_caps, ibv_comp_cntr_init_attr, ibv_mr_init_attr,
+    ibv_qp_attach_comp_cntr_attr,
+};
 
 exports! { "", strings:
     ibv_node_type_str(node_type: ibv_node_type) -> *const c_char;
@@ -90,6 +93,16 @@ exports! { "", verbs:
     ibv_resolve_eth_l2_from_gid(context: *mut ibv_context, attr: *mut ibv_ah_attr, eth_mac: *mut u8, vid: *mut u16) -> c_int;
     ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
     ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int;
+    _ibv_query_comp_cntr_caps(context: *mut ibv_context, caps: *mut ibv_comp_cntr_caps, caps_size: usize) -> c_int;
+    ibv_create_comp_cntr(context: *mut ibv_context, cc_attr: *mut ibv_comp_cntr_init_attr) -> *mut ibv_comp_cntr;
+    ibv_destroy_comp_cntr(comp_cntr: *mut ibv_comp_cntr) -> c_int;
+    ibv_set_comp_cntr(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+    ibv_set_err_comp_cntr(comp_cntr: *mut ibv_comp_cntr, value: u64) -> c_int;
+    ibv_inc_comp_cntr(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+    ibv_inc_err_comp_cntr(comp_cntr: *mut ibv_comp_cntr, amount: u64) -> c_int;
+    ibv_read_comp_cntr(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+    ibv_read_err_comp_cntr(comp_cntr: *mut ibv_comp_cntr, value: *mut u64) -> c_int;
+    ibv_qp_attach_comp_cntr(qp: *mut ibv_qp, comp_cntr: *mut ibv_comp_cntr, attr: *mut ibv_qp_attach_comp_cntr_attr) -> c_int;
     ibv_fork_init() -> c_int;
     ibv_is_fork_initialized() -> ibv_fork_status;
     ibv_dontfork_range(base: *mut c_void, size: usize) -> c_int;

@@ -233,6 +233,8 @@ static void aim(struct ibv_send_wr *wr, struct half *peer, size_t off) {
     wr->wr.rdma.rkey = peer->mr->rkey;
 }
 
+#include "counters.h"
+
 static void devices(void) {
     int count = -1;
     struct ibv_device **list = ibv_get_device_list(&count);
@@ -2045,6 +2047,103 @@ static void xrc(void) {
     half_close(&c);
 }
 
+/* Whoever has the domain opens a target, which lives as long as one of its handles, whichever goes first. */
+static void opened(void) {
+    struct half a, b;
+    half_open(&a, "weft_ib0", 0);
+    half_open(&b, "weft_ib0", 0);
+    struct ibv_context *other = open_named("weft_ib0"), *iwarp = open_named("weft0");
+    char name[] = "/tmp/weft-xrcXXXXXX";
+    int fd = mkstemp(name);
+    MUST(fd >= 0);
+    struct ibv_xrcd *xrcd = domain_of(b.context, fd, O_CREAT), *same = domain_of(other, fd, 0);
+    struct ibv_xrcd *strange = domain_of(other, -1, O_CREAT);
+    MUST(xrcd && same && strange && (b.srq = xrc_queue(&b, xrcd)));
+    struct ibv_qp_init_attr_ex ex = {.qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd};
+    struct ibv_qp *target = ibv_create_qp_ex(b.context, &ex), *own = a.qp;
+    struct ibv_qp_init_attr init = attributes(&a);
+    init.qp_type = IBV_QPT_XRC_SEND;
+    init.recv_cq = NULL;
+    MUST(target && (a.qp = ibv_create_qp(a.pd, &init)));
+
+    int mark;
+    struct ibv_qp_open_attr attr = {
+        .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_CONTEXT,
+        .qp_num = target->qp_num,
+        .xrcd = same,
+        .qp_context = &mark,
+        .qp_type = IBV_QPT_XRC_RECV};
+    NO(ibv_open_qp(other, &attr), EINVAL);
+    attr.comp_mask |= IBV_QP_OPEN_ATTR_TYPE;
+    NO(ibv_open_qp(iwarp, &attr), EOPNOTSUPP);
+    NO(ibv_open_qp(other, NULL), EINVAL);
+    attr.xrcd = strange;
+    NO(ibv_open_qp(other, &attr), EINVAL);
+    attr.xrcd = same;
+    attr.qp_num = a.qp->qp_num;
+    NO(ibv_open_qp(other, &attr), EINVAL);
+    attr.qp_num = target->qp_num;
+    attr.qp_type = IBV_QPT_RC;
+    NO(ibv_open_qp(other, &attr), EINVAL);
+    attr.qp_type = IBV_QPT_XRC_RECV;
+    attr.comp_mask |= IBV_QP_OPEN_ATTR_RESERVED;
+    NO(ibv_open_qp(other, &attr), EOPNOTSUPP);
+    attr.comp_mask &= ~IBV_QP_OPEN_ATTR_RESERVED;
+    struct ibv_qp *second = ibv_open_qp(other, &attr);
+    MUST(second && second != target && second->qp_num == target->qp_num && second->qp_context == &mark && second->context == other);
+    struct ibv_qp *third = ibv_open_qp(b.context, &attr);
+    MUST(third && third != second);
+    CHECK(ibv_close_xrcd(same) == EBUSY);
+
+    /* It is one queue pair: each handle moves it, and says where it is. */
+    MUST(to_init(a.qp) == 0 && to_init(second) == 0 && state_of(target) == IBV_QPS_INIT);
+    MUST(to_rtr(a.qp, second->qp_num) == 0 && to_rtr(target, a.qp->qp_num) == 0 && state_of(second) == IBV_QPS_RTR);
+    MUST(to_rts(a.qp) == 0 && to_rts(third) == 0 && state_of(target) == IBV_QPS_RTS);
+    CHECK(to_rts(third) == EINVAL);
+    struct ibv_qp_attr said;
+    struct ibv_qp_init_attr as;
+    CHECK(ibv_query_qp(second, &said, IBV_QP_DEST_QPN, &as) == 0 && said.dest_qp_num == a.qp->qp_num);
+    CHECK(as.qp_context == &mark && as.qp_type == IBV_QPT_XRC_RECV && !as.send_cq && !as.recv_cq);
+    struct ibv_send_wr nothing = request(1, IBV_WR_SEND, NULL, 0), *bad;
+    CHECK(ibv_post_send(second, &nothing, &bad) != 0);
+
+    uint32_t number;
+    CHECK(ibv_get_srq_num(b.srq, &number) == 0);
+    struct ibv_qp *gone[] = {target, second, third};
+    for (int i = 0; i < 3; i++) {
+        receive(&b, 100 + i, 0, 64);
+        struct ibv_sge sge = part(&a, 0, 8);
+        struct ibv_send_wr wr = request(i, IBV_WR_SEND, &sge, 1);
+        wr.qp_type.xrc.remote_srqn = number;
+        CHECK(post(&a, &wr) == 0);
+        struct ibv_wc wc = completion(b.rcq);
+        CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 100u + i && wc.qp_num == attr.qp_num);
+        CHECK(completion(a.scq).status == IBV_WC_SUCCESS);
+        if (i < 2) {
+            CHECK(ibv_destroy_qp(gone[i]) == 0 && ibv_destroy_qp(gone[i]) == EINVAL);
+            CHECK(ibv_query_qp(gone[i], &said, IBV_QP_STATE, &as) == EINVAL && state_of(third) == IBV_QPS_RTS);
+        }
+    }
+    CHECK(ibv_close_xrcd(same) == EBUSY); /* what the last handle was opened with */
+    /* An event goes to the handle that is left. */
+    CHECK(to_state(third, IBV_QPS_ERR) == 0);
+    struct ibv_async_event event;
+    MUST(readable(b.context->async_fd, 10000) && ibv_get_async_event(b.context, &event) == 0);
+    CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == third);
+    ibv_ack_async_event(&event);
+    CHECK(ibv_destroy_qp(third) == 0);
+    NO(ibv_open_qp(other, &attr), EINVAL);
+    CHECK(ibv_destroy_qp(a.qp) == 0);
+    a.qp = own;
+    half_close(&a);
+    CHECK(ibv_destroy_srq(b.srq) == 0 && ibv_close_xrcd(xrcd) == 0 && ibv_close_xrcd(same) == 0 && ibv_close_xrcd(strange) == 0);
+    b.srq = NULL;
+    half_close(&b);
+    CHECK(ibv_close_device(other) == 0 && ibv_close_device(iwarp) == 0);
+    close(fd);
+    unlink(name);
+}
+
 static void device_memory(void) {
     struct half a, b;
     pair_open(&a, &b);
@@ -2713,6 +2812,10 @@ static const struct {
              {"cancelled", cancelled},
              {"domains_by_file", domains_by_file},
              {"xrc", xrc},
+             {"opened", opened},
+             {"counter_values", counter_values},
+             {"counted", counted},
+             {"counted_datagrams", counted_datagrams},
              {"imports", imports},
              {"device_memory", device_memory},
              {"overrun", overrun},

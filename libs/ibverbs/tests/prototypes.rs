@@ -26,6 +26,16 @@ const SPECIAL: &[(&str, &str, &str)] = &[
 
 /// In the libraries' lists, but in no header, or in that of a later rdma-core than Debian 12's.
 const UNDECLARED: &[&str] = &[
+    "_ibv_query_comp_cntr_caps",
+    "ibv_create_comp_cntr",
+    "ibv_destroy_comp_cntr",
+    "ibv_inc_comp_cntr",
+    "ibv_inc_err_comp_cntr",
+    "ibv_qp_attach_comp_cntr",
+    "ibv_read_comp_cntr",
+    "ibv_read_err_comp_cntr",
+    "ibv_set_comp_cntr",
+    "ibv_set_err_comp_cntr",
     "ibv_alloc_buf",
     "ibv_free_buf",
     "ibv_query_port_speed",

@@ -8,6 +8,7 @@
 mod libraries;
 mod net;
 mod run;
+mod table;
 
 pub use libraries::{built, libraries};
 pub use net::{free_port, hearing, listening};

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::libraries;
 use crate::net::{free_port, hearing, listening};
+use crate::table::Ran;
 
 /// The longest that a program may take; a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -125,7 +126,12 @@ impl Weft {
             let _ = write!(shown, "{}={} ", name.display(), value.display());
         }
         shown.push_str(&words.join(" "));
+        let value = |name: &str| {
+            let set = self.env.iter().rev().find(|(set, _)| set == name);
+            set.map(|(_, value)| value.to_string_lossy().into_owned())
+        };
         Running {
+            ran: Ran::of(words, &value),
             shown,
             child,
             status: None,
@@ -158,6 +164,7 @@ impl Said {
 
 /// A program that runs. When this goes, it is killed with all that it started.
 pub struct Running {
+    ran: Option<Ran>,
     shown: String,
     child: Child,
     status: Option<ExitStatus>,
@@ -273,6 +280,7 @@ impl Running {
             let _ = listener.join();
         }
         Done {
+            ran: self.ran.take(),
             shown: std::mem::take(&mut self.shown),
             status: self.status.expect("it has ended"),
             text: self.text(),
@@ -290,6 +298,8 @@ impl Drop for Running {
 /// A program that has ended.
 #[derive(Debug, Clone)]
 pub struct Done {
+    /// What the table in docs/verbs.md may say of it.
+    ran: Option<Ran>,
     shown: String,
     status: ExitStatus,
     /// What it printed, stdout and stderr as they came.
@@ -316,6 +326,18 @@ impl Done {
     #[track_caller]
     pub fn good(&self) -> &Self {
         assert!(self.is_good(), "{}", self.show());
+        self.works()
+    }
+
+    /// It has done its work, whatever its exit status is: so says the table in docs/verbs.md.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn works(&self) -> &Self {
+        if let Some(ran) = &self.ran {
+            ran.note();
+        }
         self
     }
 
@@ -417,6 +439,8 @@ fn both_good((server, client): (Done, Done)) -> (Done, Done) {
         client.show(),
         server.show()
     );
+    server.works();
+    client.works();
     (server, client)
 }
 

@@ -1,5 +1,6 @@
-//! The device that identifiers are bound to: the first of `WEFT_DEVICES`; for datagrams the first that has them.
+//! The device that identifiers are bound to: the first of `WEFT_DEVICES`; for datagrams and InfiniBand's port space the first that has them.
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Mutex;
 
@@ -7,14 +8,18 @@ use rustix::io::Errno;
 use weft_verbs::Device;
 
 use super::resolve::datagrams;
-use super::types::rdma_port_space;
+use super::types::{RDMA_PS_IB, rdma_port_space};
 use crate::call::pointer;
 use crate::verbs::context::is_persona;
 use crate::verbs::device::{last_errno, native};
 use crate::verbs::object::{Inherited, PerFork, lock};
 use crate::verbs::open::cm_contexts;
 use crate::verbs::pd::ibv_alloc_pd;
-use crate::verbs::types::{ibv_context, ibv_pd};
+use crate::verbs::types::{
+    IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_pd, ibv_xrcd,
+    ibv_xrcd_init_attr,
+};
+use crate::verbs::xrc::open_xrcd;
 
 /// A device with an open context.
 #[derive(Clone)]
@@ -47,14 +52,14 @@ impl Inherited for First {}
 /// The device for a port space. Opened once and never closed, as with the real library.
 pub(super) fn of(ps: rdma_port_space) -> Result<Nic, Errno> {
     static FIRST: PerFork<First> = PerFork::new();
-    let datagrams = datagrams(ps);
-    let mut first = lock(&FIRST.get().0[usize::from(datagrams)]);
+    // iWARP has neither: there such an identifier comes no further than an RNIC's does.
+    let infiniband = datagrams(ps) || ps == RDMA_PS_IB;
+    let mut first = lock(&FIRST.get().0[usize::from(infiniband)]);
     if let Some(nic) = &*first {
         return Ok(nic.clone());
     }
     let contexts = cm_contexts()?;
-    // iWARP has none: there an identifier for datagrams comes no further than an RNIC's does.
-    let suited = |context: &&*mut ibv_context| !datagrams || is_persona(**context) == Ok(true);
+    let suited = |context: &&*mut ibv_context| !infiniband || is_persona(**context) == Ok(true);
     let found = contexts.iter().find(suited).or(contexts.first());
     let context = *found.ok_or(Errno::NODEV)?;
     // SAFETY: a context that is never closed.
@@ -70,6 +75,28 @@ pub(super) fn of(ps: rdma_port_space) -> Result<Nic, Errno> {
     };
     *first = Some(nic.clone());
     Ok(nic)
+}
+
+/// The XRC domain of those who bring none, for a device that has XRC. Opened once and never closed, as with the real library.
+pub(super) fn xrcd(context: *mut ibv_context) -> Result<*mut ibv_xrcd, Errno> {
+    /// Addresses of contexts, and of their domains.
+    static DOMAINS: PerFork<Mutex<HashMap<usize, usize>>> = PerFork::new();
+    let mut domains = lock(DOMAINS.get());
+    if let Some(domain) = domains.get(&(context as usize)) {
+        return Ok(*domain as *mut ibv_xrcd);
+    }
+    let mut attr = ibv_xrcd_init_attr {
+        comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+        fd: -1,
+        oflags: libc::O_CREAT,
+    };
+    // SAFETY: the call checks what it is given.
+    let domain = unsafe { open_xrcd(context, &raw mut attr) };
+    if domain.is_null() {
+        return Err(last_errno());
+    }
+    domains.insert(context as usize, domain as usize);
+    Ok(domain)
 }
 
 /// `rdma_get_devices(3)`.

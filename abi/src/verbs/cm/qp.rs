@@ -29,7 +29,9 @@ pub(super) fn name(handle: *mut ibv_qp) -> Result<Name<QpObj>, Errno> {
 /// The queue pair of this number, whoever has made it.
 pub(super) fn by_number(num: u32) -> Result<Name<QpObj>, Errno> {
     let all = QpObj::pool().all();
-    let found = all.into_iter().find(|qp| qp.num() == num);
+    let found = all
+        .into_iter()
+        .find(|qp| qp.num() == num && !qp.is_further());
     Ok(found.ok_or(Errno::INVAL)?.name())
 }
 
@@ -63,25 +65,28 @@ fn create_cq(core: &Core, entries: u32) -> Result<(*mut ibv_comp_channel, *mut i
 }
 
 fn destroy_cqs(core: &Core) {
-    let queues = [
-        (get!(core, send_cq), get!(core, send_cq_channel)),
-        (get!(core, recv_cq), get!(core, recv_cq_channel)),
-    ];
-    set!(core, send_cq = std::ptr::null_mut());
-    set!(core, recv_cq = std::ptr::null_mut());
-    set!(core, send_cq_channel = std::ptr::null_mut());
-    set!(core, recv_cq_channel = std::ptr::null_mut());
-    for (cq, channel) in queues {
-        // SAFETY: the calls check what they are given.
-        unsafe {
-            if !cq.is_null() {
-                ibv_destroy_cq(cq);
-            }
-            if !channel.is_null() {
-                ibv_destroy_comp_channel(channel);
-            }
+    // One that is in use stays: messages for an XRC queue complete in it, with the queue pair or without.
+    if destroy_cq(get!(core, send_cq), get!(core, send_cq_channel)) {
+        set!(core, send_cq = std::ptr::null_mut());
+        set!(core, send_cq_channel = std::ptr::null_mut());
+    }
+    if destroy_cq(get!(core, recv_cq), get!(core, recv_cq_channel)) {
+        set!(core, recv_cq = std::ptr::null_mut());
+        set!(core, recv_cq_channel = std::ptr::null_mut());
+    }
+}
+
+fn destroy_cq(cq: *mut ibv_cq, channel: *mut ibv_comp_channel) -> bool {
+    // SAFETY: the calls check what they are given.
+    unsafe {
+        if !cq.is_null() && ibv_destroy_cq(cq) == Errno::BUSY.raw_os_error() {
+            return false;
+        }
+        if !channel.is_null() {
+            ibv_destroy_comp_channel(channel);
         }
     }
+    true
 }
 
 /// The completion queues that `attr` does not name.
@@ -136,6 +141,11 @@ pub(super) fn create(core: &Core, attr: &mut ibv_qp_init_attr_ex) -> Result<(), 
     }
     if attr.srq.is_null() {
         attr.srq = get!(core, srq);
+    }
+    let given = attr.comp_mask & IBV_QP_INIT_ATTR_XRCD != 0 && !attr.xrcd.is_null();
+    if attr.qp_type == IBV_QPT_XRC_RECV && !given {
+        attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+        attr.xrcd = device::xrcd(verbs)?;
     }
     let made = create_cqs(core, attr).and_then(|()| {
         // SAFETY: the call checks what it is given.
@@ -315,6 +325,24 @@ pub unsafe fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     });
 }
 
+/// The domain and the completion queue that the attributes of an XRC queue do not name.
+fn complete_srq(core: &Core, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD;
+        attr.xrcd = device::xrcd(get!(core, verbs))?;
+    }
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
+        if get!(core, recv_cq).is_null() {
+            let (channel, cq) = create_cq(core, attr.attr.max_wr)?;
+            set!(core, recv_cq_channel = channel);
+            set!(core, recv_cq = cq);
+        }
+        attr.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
+        attr.cq = get!(core, recv_cq);
+    }
+    Ok(())
+}
+
 fn create_srq(core: &Core, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
     let verbs = get!(core, verbs);
     if !get!(core, srq).is_null() || verbs.is_null() {
@@ -323,6 +351,10 @@ fn create_srq(core: &Core, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno>
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
         attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
         attr.pd = get!(core, pd);
+    }
+    let wants = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
+    if wants && attr.srq_type == IBV_SRQT_XRC {
+        complete_srq(core, attr)?;
     }
     // SAFETY: the call checks what it is given.
     let srq = unsafe { create_srq_ex(verbs, attr) };
@@ -348,7 +380,10 @@ pub unsafe fn rdma_create_srq(
             srq_context: short.srq_context,
             attr: short.attr,
             comp_mask: IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD,
-            srq_type: IBV_SRQT_BASIC,
+            srq_type: match get!(core, qp_type) {
+                IBV_QPT_XRC_RECV => IBV_SRQT_XRC,
+                _ => IBV_SRQT_BASIC,
+            },
             pd,
             ..zeroed()
         };
@@ -375,6 +410,9 @@ pub(super) fn destroy_srq(core: &Core) {
     if !srq.is_null() {
         // SAFETY: the call checks what it is given.
         unsafe { ibv_destroy_srq(srq) };
+        if get!(core, qp).is_null() {
+            destroy_cqs(core);
+        }
     }
 }
 

@@ -141,8 +141,9 @@ impl QpInner {
 
     #[inline]
     fn note_done(&self, wr: &SendWr, len: u32, silent: &mut u32, wcs: &mut SmallVec<[Wc; 16]>) {
+        self.note(wr.op.opcode(), WcStatus::Success, len);
         if !wr.signaled && !self.sq_sig_all {
-            *silent += 1;
+            self.note_silent(wr.op.opcode(), silent);
             return;
         }
         wcs.push(Wc {

@@ -17,6 +17,7 @@ use super::{Completions, Core, EndReason, QpInner, RecvSource};
 use crate::cq::{Cq, Member};
 use crate::device::{Counted, DeviceInner, Pd, PdInner, QpNumber};
 use crate::srq::{RecvQueue, Srq};
+use crate::tally::Tally;
 use crate::types::{
     Error, Ledger, Path, PostError, PostReason, QpState, RecvWr, Rnr, SendWr, WcStatus,
 };
@@ -57,6 +58,8 @@ pub struct QpInit {
     /// completes with [`WcStatus::RetryExcErr`], whereupon everything else is flushed. Until then the queue pair stays as it is, with its receives
     /// ([`Qp::on_end`] is called all the same). That is InfiniBand's way; false is iWARP's: the end flushes at once.
     pub quiet_end: bool,
+    /// What counts its completed work. Default `None`.
+    pub tally: Option<Arc<Tally>>,
 }
 
 impl QpInit {
@@ -76,6 +79,7 @@ impl QpInit {
             rnr: Rnr::default(),
             remote_completion: false,
             quiet_end: false,
+            tally: None,
         }
     }
 }
@@ -129,6 +133,7 @@ impl Qp {
             },
             remote_completion: first.remote_completion,
             quiet_end: first.quiet_end,
+            tally: first.tally.clone(),
             ..QpInit::new(
                 &Cq(Arc::clone(&first.send_cq)),
                 &Cq(Arc::clone(&first.recv_cq)),
@@ -173,6 +178,7 @@ impl Qp {
             rnr_wait: AtomicBool::new(init.rnr == Rnr::Wait),
             rnr_retry: AtomicU8::new(RNR_FOR_EVER),
             quiet_end: init.quiet_end,
+            tally: init.tally.clone(),
             access: AtomicU32::new(Access::all().bits()),
             depths: OnceLock::new(),
             state: AtomicU8::new(QpState::Init as u8),

@@ -47,9 +47,10 @@ use crate::device::{DeviceInner, PdInner};
 use crate::engine::{Drive, Engine, Lease, Next, Registration, Source, guarded, on_engine};
 use crate::lock::lock;
 use crate::report::Connection;
+use crate::tally::Tally;
 use crate::transport::Link;
 use crate::transport::local::LocalLink;
-use crate::types::{Ledger, LinkOptions, QpState, SendWr, Wc, WcStatus};
+use crate::types::{Ledger, LinkOptions, QpState, SendWr, Wc, WcOpcode, WcStatus};
 use confirm::{Confirming, visible};
 use convert::{max_ulpdu, remote_status, term_code, to_proto, zero_read, zero_write};
 pub use end::EndReason;
@@ -168,6 +169,7 @@ pub(crate) struct QpInner {
     /// How often the peer is to wait for a receive for what we send, see [`Qp::set_rnr_retry`].
     rnr_retry: AtomicU8,
     quiet_end: bool,
+    tally: Option<Arc<Tally>>,
     /// What the peer may do, as bits of [`Access`].
     access: AtomicU32,
     /// Inbound and outbound Reads and atomics, once connected.
@@ -670,10 +672,12 @@ impl QpInner {
         self.has_inbox.store(false, Ordering::Relaxed);
         for wr in lock(&self.inbox).drain(..) {
             self.sq_used.fetch_sub(1, Ordering::Relaxed);
+            let status = first.take().unwrap_or(WcStatus::WrFlushErr);
+            self.note(wr.op.opcode(), status, 0);
             core.done.send_urgent = true;
             core.done.send.push(Wc {
                 wr_id: wr.id,
-                status: first.take().unwrap_or(WcStatus::WrFlushErr),
+                status,
                 opcode: wr.op.opcode(),
                 qp_num: self.num,
                 places: 1,
@@ -700,7 +704,11 @@ impl QpInner {
         let mut wanted = false;
         let mut told = false;
         for wr in inbox.drain(..) {
-            wanted |= wr.signaled;
+            wanted |= wr.signaled
+                || self
+                    .tally
+                    .as_ref()
+                    .is_some_and(|tally| tally.counts_op(&wr.op));
             told |= wr.op.is_two_sided();
             name_srq(stream, named_srq, &wr);
             let slot = Slot {
@@ -758,6 +766,7 @@ impl QpInner {
                     (WcStatus::WrFlushErr, 0)
                 }
             };
+            self.note(slot.wr.op.opcode(), status, byte_len);
             let failed = status != WcStatus::Success;
             if failed || slot.wr.signaled || self.sq_sig_all {
                 done.send_urgent |= failed;
@@ -772,10 +781,29 @@ impl QpInner {
                     ..Wc::default()
                 });
             } else {
-                *silent += 1;
+                self.note_silent(slot.wr.op.opcode(), silent);
             }
         }
         stream.shrink(256);
+    }
+
+    /// Some work is complete: it is counted, if somebody wants that.
+    #[inline]
+    fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
+        if let Some(tally) = &self.tally
+            && !self.orphan.load(Ordering::Relaxed)
+        {
+            tally.note(opcode, status, len);
+        }
+    }
+
+    /// A send is done, and makes no completion: the next one stands for it too, unless it is counted.
+    #[inline]
+    fn note_silent(&self, opcode: WcOpcode, silent: &mut u32) {
+        let counted = |tally: &Arc<Tally>| tally.note_silent(opcode);
+        if !self.tally.as_ref().is_some_and(counted) {
+            *silent += 1;
+        }
     }
 
     /// What has completed goes straight to the poller who drives, as far as it is of that queue.

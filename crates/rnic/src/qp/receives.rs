@@ -69,7 +69,9 @@ impl QpInner {
         }
     }
 
+    /// The completion of a receive that failed.
     pub(super) fn recv_wc(&self, wr_id: u64, status: WcStatus, vendor_err: u32) -> Wc {
+        self.note(WcOpcode::Recv, status, 0);
         Wc {
             wr_id,
             status,

@@ -691,6 +691,7 @@ impl QpInner {
                     }
                     .into());
                 }
+                self.note(WcOpcode::Recv, WcStatus::Success, len);
                 core.done.recv_urgent |= solicited;
                 core.done.recv.push(Wc {
                     wr_id: wr.id,

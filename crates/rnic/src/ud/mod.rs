@@ -47,7 +47,10 @@ use crate::engine::{guarded, on_engine};
 use crate::lock::lock;
 use crate::qp::RecvSource;
 use crate::srq::{RecvQueue, Srq};
-use crate::types::{Error, PostError, PostReason, QpState, RecvWr, SendWr, UdSource};
+use crate::tally::Tally;
+use crate::types::{
+    Error, PostError, PostReason, QpState, RecvWr, SendWr, UdSource, WcOpcode, WcStatus,
+};
 
 /// The longest message that is one datagram of version 1, in bytes: what every peer takes, and what programs of `InfiniBand` know as the MTU.
 pub const UD_MTU: u32 = dgram::MAX_PAYLOAD as u32;
@@ -111,6 +114,8 @@ pub struct UdInit {
     /// ([`UdQp::pair_state`]); a send is complete when the receiver has it. Both ends have to be made so. The `Q_Key`, own address and traffic class of the first
     /// post to a destination count for all. Default `None`: unreliable.
     pub reliable: Option<UdReliable>,
+    /// As [`QpInit::tally`](crate::QpInit::tally).
+    pub tally: Option<Arc<Tally>>,
 }
 
 impl UdInit {
@@ -138,6 +143,7 @@ impl UdInit {
             record_depth: 0,
             partial_records: true,
             reliable: None,
+            tally: None,
         }
     }
 }
@@ -252,6 +258,7 @@ pub(crate) struct UdInner {
     record_depth: u32,
     partial_records: bool,
     reliable: Option<Reliable>,
+    tally: Option<Arc<Tally>>,
     /// Somebody's next message found no receive, or no room for its record.
     starving: AtomicBool,
     sq_used: AtomicU32,
@@ -268,6 +275,13 @@ impl UdInner {
 
     fn is_down(&self) -> bool {
         self.down.is_some_and(|down| down.load(Ordering::Relaxed))
+    }
+
+    /// Some work is complete: it is counted, if somebody wants that.
+    fn note(&self, opcode: WcOpcode, status: WcStatus, len: u32) {
+        if let Some(tally) = &self.tally {
+            tally.note(opcode, status, len);
+        }
     }
 
     fn report(&self, error: UdError) {
@@ -569,6 +583,7 @@ impl Pd {
             reliable: init
                 .reliable
                 .map(|settings| Reliable::new(settings, segment)),
+            tally: init.tally.clone(),
             starving: AtomicBool::new(false),
             sends: Mutex::new(Sends::new(device.random_u32())),
             taking: Mutex::new(Taking::new(config)),

@@ -251,6 +251,7 @@ impl UdInner {
             Ok(()) => WcStatus::Success,
             Err(_) => WcStatus::LocProtErr,
         };
+        self.note(WcOpcode::Recv, status, len);
         let wc = Wc {
             wr_id: wr.id,
             status,
@@ -530,6 +531,7 @@ impl UdInner {
             return;
         }
         for wr in flushed {
+            self.note(WcOpcode::Recv, WcStatus::WrFlushErr, 0);
             let wc = Wc {
                 wr_id: wr.id,
                 status: WcStatus::WrFlushErr,

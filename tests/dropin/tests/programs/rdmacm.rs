@@ -269,6 +269,31 @@ fn rdma_xclient_and_xserver() {
     }
 }
 
+/// XRC by `rdma_cm`: the server's answer names the queue that the client's message is for. `weft0`, the first device, has no XRC.
+#[test]
+fn rdma_xclient_and_xserver_with_xrc() {
+    if !have(&[("rdma_xclient", PACKAGE), ("rdma_xserver", PACKAGE)]) {
+        return;
+    }
+    for devices in ["weft0,weft_ib0", "weft_ib0"] {
+        for weft in carriers(devices) {
+            let port = free_port();
+            let (server, client) = pair(
+                &weft,
+                port,
+                &format!("rdma_xserver -c x -p {port}"),
+                &format!("rdma_xclient -c x -s 127.0.0.1 -p {port}"),
+            );
+            server.says("rdma_xserver: end 0");
+            client.says("rdma_xclient: end 0");
+        }
+    }
+    // Without weft_ib0 there is none: the program says so.
+    let port = free_port();
+    let client = Weft::on("weft0").run(&format!("rdma_xclient -c x -s 127.0.0.1 -p {port}"));
+    client.says("rdma_create_ep: Operation not supported");
+}
+
 #[test]
 fn cmtime() {
     if !have(&[("cmtime", PACKAGE)]) {

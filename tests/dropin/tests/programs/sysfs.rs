@@ -1,5 +1,6 @@
 //! Programs that look at the devices in `/sys` and `/dev` themselves.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -177,9 +178,46 @@ fn static_programs_find_the_devices_in_a_namespace() {
         .says(&format!("{PARENT}\nweft_ib0\na device\n"))
         .says("/sys/class/net/lo/mtu\n")
         .says("\nnull\n")
-        .says("ead-only file system");
+        .says("ead-only file system")
+        .works();
     // Nothing of it is on the machine.
     assert!(!Path::new(PARENT).exists());
+}
+
+/// Go's programs are static, and have no C library that could be told other paths.
+#[test]
+fn a_go_program_finds_the_devices_in_a_namespace() {
+    let Some(weft) = weft() else { return };
+    if !have(&[("go", "golang-go")]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("devices");
+    let output = Command::new("go")
+        .args(["build", "-o"])
+        .arg(&program)
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/go/devices.go"))
+        .env("CGO_ENABLED", "0")
+        .env("GO111MODULE", "off")
+        .env("GOFLAGS", "")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let program = program.display().to_string();
+    let done = verbs(&weft, &["--sysfs=namespace", "--", &program]);
+    if done.code() == 125 && done.text.contains("no mount namespace") {
+        say("a namespace: skipped, the kernel does not allow one here");
+        return;
+    }
+    let first = PARENT.replace("01.0", "00.0");
+    done.good()
+        .says(&format!("weft0 4: ACTIVE {first}\n"))
+        .says(&format!("weft_ib0 4: ACTIVE {PARENT}\n"))
+        .says("\ntrue\n");
+    // With the preload library alone it does not see them: the page says so.
+    let done = verbs(&weft, &["--", &program]);
+    done.never_says("weft_ib0");
 }
 
 #[test]
@@ -203,4 +241,29 @@ fn the_files_go_with_the_program() {
         &["--sysfs=off", "--", "sh", "-c", "echo ${WEFT_SYSFS-none}"],
     );
     done.good().says("none\n");
+}
+
+/// The table of settings in docs/verbs.md has the options that the program has, with their variables.
+#[test]
+fn the_page_has_the_options_of_weft_verbs() {
+    let Some(weft) = weft() else { return };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/verbs.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let said: BTreeSet<String> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `--")?.split_once(' '))
+        // How `--sysfs` works has a table of its own.
+        .filter(|(option, _)| !option.contains('`'))
+        .map(|(option, _)| option.to_owned())
+        .collect();
+    let help = Weft::bare().start_words(&[&weft.display().to_string(), "verbs", "--help"]);
+    let help = help.end();
+    let options: BTreeSet<String> = help
+        .good()
+        .text
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("--")?.split_once(" <"))
+        .map(|(option, _)| option.to_owned())
+        .collect();
+    assert_eq!(said, options, "{}", help.show());
 }
