@@ -556,17 +556,16 @@ impl Worker<'_> {
         // Files that were written one after the other are told of together.
         let (mut from, mut written) = (first, 0);
         for id in ids {
-            let outcome = match &wrong {
-                Some(e) => Err(("a small file".into(), e.clone())),
-                None => {
-                    let (spec, content) = records
-                        .read()
-                        .map_err(|e| LinkError::Violation(format!("in a pack: {e}")))?;
-                    let path = spec.path.clone();
-                    let put = self.store.put(spec, content);
-                    put.map(|()| content.len())
-                        .map_err(|e| (path.to_string(), e))
-                }
+            let outcome = if let Some(e) = &wrong {
+                Err(("a small file".into(), e.clone()))
+            } else {
+                let (spec, content) = records
+                    .read()
+                    .map_err(|e| LinkError::Violation(format!("in a pack: {e}")))?;
+                let path = spec.path.clone();
+                let put = self.store.put(spec, content);
+                put.map(|()| content.len())
+                    .map_err(|e| (path.to_string(), e))
             };
             match outcome {
                 Ok(len) => {
