@@ -21,6 +21,7 @@ use super::private::NobodysDevice;
 use super::sysfs::{self, About};
 use super::types::*;
 use super::ud::MAX_MEMBERS;
+use super::visit;
 use crate::call::{pointer, run, status};
 use crate::made::Made;
 
@@ -166,6 +167,8 @@ pub(crate) fn native() -> Result<Device, Errno> {
     if let Some(device) = &*native {
         return Ok(device.clone());
     }
+    // Before the device has a thread.
+    visit::register();
     let device = Device::open().map_err(super::errno)?;
     let audience = Audience::get();
     device.on_async_event(|event| audience.hear(event));

@@ -44,6 +44,12 @@ impl Drop for Return {
     }
 }
 
+/// Registers this process for the barrier, if that was not done. In a process of one thread that costs nothing; beside other threads the kernel
+/// takes some ten milliseconds, which the first post would have to wait for.
+pub(crate) fn register() {
+    has_barrier();
+}
+
 fn has_barrier() -> bool {
     static HAS: Made<bool> = Made::new();
     *HAS.get_or_make(|| {

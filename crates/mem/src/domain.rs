@@ -93,9 +93,14 @@ struct Arena {
 impl Arena {
     fn new(name: &str, writable: bool) -> io::Result<Arena> {
         let fd = memfd::create(name, ARENA)?;
-        let shown = memfd::reader(&fd)?;
+        let shown = if writable {
+            memfd::no_second_writer(&fd)?;
+            None
+        } else {
+            Some(memfd::reader(&fd)?)
+        };
         Ok(Arena {
-            shown: (!writable).then_some(shown),
+            shown,
             fd,
             next: AtomicU64::new(0),
         })

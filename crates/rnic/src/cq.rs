@@ -507,8 +507,7 @@ impl CqInner {
     /// Drive the members for a thread that waits for the queue's event.
     fn drive_awaited(&self) {
         if self.is_armed() {
-            let members = self.members();
-            if members.len() <= DIRECT_MEMBERS {
+            if let Some(members) = self.few_members() {
                 members.into_iter().for_each(Member::drive_awaited);
             }
             self.for_ports(|port| port.drive_leased());
@@ -647,6 +646,16 @@ impl CqInner {
         ports.iter().for_each(|port| f(&**port));
     }
 
+    /// The members, unless they are too many for a poller to drive.
+    fn few_members(&self) -> Option<SmallVec<[Arc<dyn Member>; DIRECT_MEMBERS]>> {
+        let members = self
+            .members
+            .read()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        (members.len() <= DIRECT_MEMBERS)
+            .then(|| members.iter().filter_map(Weak::upgrade).collect())
+    }
+
     fn members(&self) -> SmallVec<[Arc<dyn Member>; DIRECT_MEMBERS]> {
         let members = self
             .members
@@ -674,7 +683,8 @@ impl CqInner {
     }
 
     fn drive_members(&self, mut poller: Option<&mut Poller<'_>>) {
-        if self.deferred.load(Ordering::Relaxed) {
+        let put_off = self.deferred.load(Ordering::Relaxed);
+        if put_off {
             self.deferred.store(false, Ordering::Relaxed);
         }
         let empty_polls = self.empty_polls.load(Ordering::Relaxed);
@@ -683,16 +693,17 @@ impl CqInner {
             member.drive_polled(empty_polls, poller);
             return;
         }
-        let members = self.members();
-        if members.len() > DIRECT_MEMBERS {
-            members.into_iter().for_each(Member::flush_deferred);
-        } else if !armed {
-            for member in members {
-                member.drive_polled(empty_polls, poller.as_deref_mut());
+        match self.few_members() {
+            None if put_off => self.members().into_iter().for_each(Member::flush_deferred),
+            // Many: a poll does not go through all of them, or it would take as long as they are many.
+            None => {}
+            Some(members) if !armed => {
+                for member in members {
+                    member.drive_polled(empty_polls, poller.as_deref_mut());
+                }
             }
-        } else {
             // The last look before a sleep on the channel: the engine keeps the sockets.
-            members.into_iter().for_each(Member::drive_unleased);
+            Some(members) => members.into_iter().for_each(Member::drive_unleased),
         }
         self.for_ports(|port| {
             if armed {

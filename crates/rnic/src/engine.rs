@@ -32,6 +32,8 @@ const STEADY_TICKS: u32 = 32;
 const QUIET_TICKS: u32 = 20;
 /// How long the engine goes on looking at queue pairs that just moved data, before it arms them again.
 const HOT_SPIN: Duration = Duration::from_micros(10);
+/// How long the engine looks for the next message of somebody who is making a connection before it sleeps: to be woken takes as long.
+const SOON: Duration = Duration::from_micros(50);
 /// Ticks between two looks at whether the peers of polled queue pairs are alive.
 const CHECK_TICKS: u32 = 8;
 /// How often to look whether the engine's thread has begun, and from when on that is done [`HEART_LOOK`] apart.
@@ -58,6 +60,8 @@ pub(crate) trait Source: Send + Sync {
 pub(crate) enum Next {
     /// Nothing.
     Done,
+    /// A peer that is making a connection is about to say more.
+    Soon,
     /// It moved data: look at it again soon, then arm it.
     Hot(Arc<dyn Driven>),
     /// Its owner drives it.
@@ -402,6 +406,7 @@ impl Engine {
         let mut next_tick = Instant::now();
         let mut last_tick = next_tick;
         let mut ticked = false;
+        let mut soon = None;
         while !self.stop.load(Ordering::SeqCst) {
             let now = Instant::now();
             let ticks = self.ticking.load(Ordering::SeqCst);
@@ -413,7 +418,9 @@ impl Engine {
                 .first()
                 .map(|(at, _)| at.saturating_duration_since(now));
             let tick = ticks.then(|| next_tick.saturating_duration_since(now));
+            soon = soon.filter(|end| now < *end);
             let timeout = match (timer, tick) {
+                _ if soon.is_some() => Some(Duration::ZERO),
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
@@ -431,6 +438,10 @@ impl Engine {
                     hangup: false,
                 }));
             }
+            if soon.is_some() && events.is_empty() {
+                // The peer may be waiting for this very processor.
+                weft_sys::thread::sched_yield();
+            }
             for event in &events {
                 if event.token == WAKE_TOKEN {
                     continue;
@@ -439,6 +450,7 @@ impl Engine {
                 let ready = |it: Arc<dyn Source>| serve(source, || it.ready(&self, *event));
                 match source().and_then(ready) {
                     None | Some(Next::Done) => {}
+                    Some(Next::Soon) => soon = self.spins.then(|| Instant::now() + SOON),
                     Some(Next::Hot(qp)) => hot.push((qp, false)),
                     Some(Next::Lent(qp)) => self.lend_again(&qp),
                 }

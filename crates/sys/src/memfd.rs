@@ -53,9 +53,17 @@ pub fn create_owned(name: &str, len: usize) -> io::Result<(OwnedFd, Mapping)> {
 /// # Errors
 /// `NotFound` without a mounted `/proc`, `EMFILE`.
 pub fn reader(fd: impl AsFd) -> io::Result<OwnedFd> {
-    fchmod(&fd, Mode::RUSR)?;
+    no_second_writer(&fd)?;
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     Ok(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The file's mode becomes 0400: nobody can open it again for writing, but for those whom [`reader`] names.
+///
+/// # Errors
+/// Those of `fchmod(2)`.
+pub fn no_second_writer(fd: impl AsFd) -> io::Result<()> {
+    Ok(fchmod(&fd, Mode::RUSR)?)
 }
 
 /// Gives the memory behind a page-aligned range of a file back; it reads as zeros afterwards.

@@ -481,7 +481,10 @@ impl Source for Dial {
         if let Err(error) = self.step(engine, &mut stage) {
             self.fail(&mut stage, error);
         }
-        Next::Done
+        match &*stage {
+            DialStage::Over => Next::Done,
+            _ => Next::Soon,
+        }
     }
 
     fn expired(self: Arc<Self>, engine: &Arc<Engine>) {

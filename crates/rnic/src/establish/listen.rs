@@ -224,7 +224,7 @@ impl Source for ListenerInner {
             return Next::Done;
         }
         self.registration.arm(self.fd(), Interest::READ);
-        Next::Done
+        Next::Soon
     }
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {

@@ -103,7 +103,7 @@ impl Source for ShmListener {
             }
         }
         self.registration.arm(self.fd.as_fd(), Interest::READ);
-        Next::Done
+        Next::Soon
     }
 
     fn expired(self: Arc<Self>, _engine: &Arc<Engine>) {
@@ -233,7 +233,7 @@ impl ShmHandshake {
 impl Source for ShmHandshake {
     fn ready(self: Arc<Self>, engine: &Arc<Engine>, _event: Event) -> Next {
         self.step(engine);
-        Next::Done
+        Next::Soon
     }
 
     fn expired(self: Arc<Self>, engine: &Arc<Engine>) {

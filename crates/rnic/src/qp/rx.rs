@@ -567,7 +567,7 @@ impl QpInner {
         if let Some(to) = told {
             self.hear_srq(core, to)?;
         }
-        // The whole segment is checked before its first byte is placed.
+        // The whole segment is checked before its first byte is placed: where none of it is here yet, when it is fetched.
         let here = payload.len().min(len as usize);
         if let (true, Target::Recv { mo: 0 }, Some([sge])) = (
             whole && len > 0,
@@ -586,7 +586,7 @@ impl QpInner {
                     .copy_in(payload);
             }
             core.ledger.rx_copied += here as u64;
-        } else if len > 0 {
+        } else if here > 0 {
             let spans = self.spans(core, target, len)?;
             scatter(&spans, &payload[..here]);
             core.ledger.rx_copied += here as u64;

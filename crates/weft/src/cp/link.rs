@@ -104,6 +104,9 @@ pub trait Link: Send + Sync {
         len: u32,
     ) -> io::Result<usize>;
 
+    /// Puts bytes into slot `slot` from `at` on.
+    fn slot_from_buf(&self, slot: u16, at: u32, bytes: &[u8]) -> io::Result<()>;
+
     /// Copies bytes of slot `slot` from `at` on. A peer can write to them meanwhile: what was checked is the copy.
     fn slot_to_buf(&self, slot: u16, at: u32, into: &mut [u8]) -> io::Result<()>;
 
@@ -167,17 +170,18 @@ pub fn write_slot(
     Ok(stream.finish())
 }
 
-/// Fills a slot with exactly `len` bytes of a file.
+/// Reads exactly `len` bytes of a file into a slot, from `at` on.
 pub fn read_slot(
     link: &dyn Link,
     slot: u16,
+    at: u32,
     file: BorrowedFd<'_>,
     offset: u64,
     len: u32,
 ) -> io::Result<()> {
     let mut done = 0;
     while done < len {
-        match link.slot_from_file(slot, done, file, offset + u64::from(done), len - done) {
+        match link.slot_from_file(slot, at + done, file, offset + u64::from(done), len - done) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => done += n as u32,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -8,8 +8,13 @@ use std::time::Duration;
 
 pub use super::path::{PathError, RelPath, printable};
 
+mod hello;
+pub mod pack;
+
+pub use hello::{Hello, Status};
+
 /// The protocol version that this program speaks.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// What the private data of both MPA start-up frames begins with.
 pub const MAGIC: [u8; 8] = *b"weft-cp\0";
 /// Length of a [`Hello`] in bytes.
@@ -22,8 +27,16 @@ pub const MAX_PATH: usize = 4095;
 pub const MAX_TEXT: usize = 512;
 /// The longest message in bytes: a LINK with the longest path and target.
 pub const MAX_MESSAGE: usize = HEADER_LEN + 8 + 2 * MAX_PATH + 2;
-/// Most entries (files, directories, links) whose RESULT may be outstanding.
+/// Most entries (files, directories, links) and packs that may be without an answer.
 pub const WINDOW: usize = 64;
+/// Most files in a PACK.
+pub const PACK_FILES: u16 = 128;
+/// The longest PACK in bytes, where a slot has so many.
+pub const PACK_LEN: u32 = 128 << 10;
+/// Most names in an ASK.
+pub const ASK_NAMES: usize = 512;
+/// Most ASKs that may be without an answer.
+pub const ASKS: usize = 4;
 /// Bounds of the number of slots in a ring.
 pub const SLOTS: std::ops::RangeInclusive<u16> = 1..=64;
 /// Bounds of a slot's length in bytes.
@@ -63,99 +76,6 @@ pub enum DecodeError {
     /// A path could lead out of the directory.
     #[error("unsafe path: {0}")]
     Path(PathError),
-}
-
-/// What a responder answers to a hello, in the reply's private data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Status {
-    /// Go on (also in the initiator's hello, where it means nothing).
-    Ok,
-    /// This version is not spoken here.
-    Version,
-    /// Too many senders at once.
-    Busy,
-    /// A key is wanted and the initiator has none.
-    KeyWanted,
-    /// The initiator wants a key proved and there is none here.
-    NoKey,
-    /// The sender is none of those who are let in: neither is its key authorised, nor does the kernel say that it is of the
-    /// responder's user.
-    Stranger,
-}
-
-impl Status {
-    fn code(self) -> u16 {
-        match self {
-            Self::Ok => 0,
-            Self::Version => 1,
-            Self::Busy => 2,
-            Self::KeyWanted => 3,
-            Self::NoKey => 4,
-            Self::Stranger => 5,
-        }
-    }
-}
-
-/// What travels as private data in both MPA start-up frames.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Hello {
-    /// The sender's protocol version.
-    pub version: u16,
-    /// The responder's verdict.
-    pub status: Status,
-    /// Whether this side has a shared key and wants the other to prove it.
-    pub key: bool,
-    /// This side's fresh random challenge.
-    pub nonce: [u8; PROOF_LEN],
-}
-
-impl Hello {
-    /// The 48 bytes of the hello.
-    pub fn encode(&self) -> [u8; HELLO_LEN] {
-        let mut out = [0; HELLO_LEN];
-        out[..8].copy_from_slice(&MAGIC);
-        out[8..10].copy_from_slice(&self.version.to_be_bytes());
-        out[10..12].copy_from_slice(&self.status.code().to_be_bytes());
-        out[12..14].copy_from_slice(&u16::from(self.key).to_be_bytes());
-        out[16..].copy_from_slice(&self.nonce);
-        out
-    }
-
-    /// Reads a hello. One of another version is read as far as every version agrees: magic, version, status.
-    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let mut r = Reader(bytes);
-        if r.bytes(8).ok() != Some(&MAGIC[..]) {
-            return Err(DecodeError::Magic);
-        }
-        let version = r.u16()?;
-        let status = match r.u16()? {
-            0 => Status::Ok,
-            1 => Status::Version,
-            2 => Status::Busy,
-            3 => Status::KeyWanted,
-            4 => Status::NoKey,
-            5 => Status::Stranger,
-            _ => return Err(DecodeError::Value("status")),
-        };
-        if version != VERSION {
-            return Ok(Self {
-                version,
-                status,
-                key: false,
-                nonce: [0; PROOF_LEN],
-            });
-        }
-        let key = r.flags(1)? == 1;
-        r.zero(2)?;
-        let nonce = r.array()?;
-        r.end()?;
-        Ok(Self {
-            version,
-            status,
-            key,
-            nonce,
-        })
-    }
 }
 
 /// What became of an entry, or why a connection is refused.
@@ -415,6 +335,36 @@ pub enum Message {
         /// Where it goes.
         path: RelPath,
     },
+    /// A slot has been filled with small files, see [`pack`].
+    Pack {
+        /// The first file's entry; the others follow.
+        id: u32,
+        /// The slot.
+        slot: u16,
+        /// Number of files.
+        count: u16,
+        /// Bytes of the slot.
+        len: u32,
+        /// Their digest.
+        digest: Digest,
+    },
+    /// Files of a PACK stand under their names.
+    Packed {
+        /// The first one's entry.
+        id: u32,
+        /// Number of files.
+        count: u16,
+    },
+    /// Which of these are there?
+    Ask {
+        /// Names of files and links.
+        paths: Vec<RelPath>,
+    },
+    /// The answer to an ASK.
+    Held {
+        /// For each name, in order, whether something other than a directory has it.
+        held: Vec<bool>,
+    },
     /// Only credits, or a sign of life.
     Credit,
     /// Everything has been sent; the receiver answers with the same once everything is done.
@@ -442,6 +392,10 @@ impl Message {
             Self::Link { .. } => 13,
             Self::Credit => 14,
             Self::Done { .. } => 15,
+            Self::Pack { .. } => 16,
+            Self::Packed { .. } => 17,
+            Self::Ask { .. } => 18,
+            Self::Held { .. } => 19,
         }
     }
 
@@ -553,6 +507,27 @@ impl Message {
                 out.extend(target);
                 out.extend(path.as_bytes());
             }
+            Self::Pack {
+                id,
+                slot,
+                count,
+                len,
+                digest,
+            } => {
+                out.extend(id.to_be_bytes());
+                out.extend(slot.to_be_bytes());
+                out.extend(count.to_be_bytes());
+                out.extend(len.to_be_bytes());
+                out.extend([0; 4]);
+                out.extend(digest);
+            }
+            Self::Packed { id, count } => {
+                out.extend(id.to_be_bytes());
+                out.extend(count.to_be_bytes());
+                out.extend([0; 2]);
+            }
+            Self::Ask { paths } => pack::put_names(out, paths),
+            Self::Held { held } => pack::put_held(out, held),
             Self::Credit => {}
             Self::Done { cpu_us } => out.extend(cpu_us.to_be_bytes()),
         }
@@ -744,6 +719,35 @@ impl Message {
             }
             14 => Self::Credit,
             15 => Self::Done { cpu_us: r.u64()? },
+            16 => {
+                let id = r.u32()?;
+                let slot = r.u16()?;
+                let count = r.pack_files()?;
+                let len = r.u32()?;
+                r.zero(4)?;
+                if len > PACK_LEN {
+                    return Err(DecodeError::Value("pack length"));
+                }
+                Self::Pack {
+                    id,
+                    slot,
+                    count,
+                    len,
+                    digest: r.array()?,
+                }
+            }
+            17 => {
+                let id = r.u32()?;
+                let count = r.pack_files()?;
+                r.zero(2)?;
+                Self::Packed { id, count }
+            }
+            18 => Self::Ask {
+                paths: pack::names(&mut r)?,
+            },
+            19 => Self::Held {
+                held: pack::held(&mut r)?,
+            },
             _ => return Err(DecodeError::Kind(kind)),
         };
         r.end()?;
@@ -826,6 +830,15 @@ impl<'a> Reader<'a> {
             Ok(n)
         } else {
             Err(DecodeError::Value("receives"))
+        }
+    }
+
+    fn pack_files(&mut self) -> Result<u16, DecodeError> {
+        let n = self.u16()?;
+        if (1..=PACK_FILES).contains(&n) {
+            Ok(n)
+        } else {
+            Err(DecodeError::Value("files in a pack"))
         }
     }
 

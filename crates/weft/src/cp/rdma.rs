@@ -525,6 +525,13 @@ impl Link for RdmaLink {
             .read_from_file(file, Some(offset), self.at(slot, at), len as usize)
     }
 
+    fn slot_from_buf(&self, slot: u16, at: u32, bytes: &[u8]) -> io::Result<()> {
+        self.ring()
+            .mr
+            .write(self.at(slot, at), bytes)
+            .map_err(io::Error::other)
+    }
+
     fn slot_to_buf(&self, slot: u16, at: u32, into: &mut [u8]) -> io::Result<()> {
         self.ring()
             .mr

@@ -10,8 +10,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::auth::{Challenge, Key, Role};
+use super::digest::digest;
 use super::link::{Link, LinkError, Parcel, write_slot};
-use super::protocol::{Code, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
+use super::protocol::pack::Records;
+use super::protocol::{ASKS, Code, Digest, Hello, KEEPALIVE, Message, RingAdvert, WINDOW};
 use super::store::{Incoming, Store, StoreError};
 use super::{LOCAL_SLOT_LEN, START_PATIENCE, cpu_time};
 
@@ -186,8 +188,10 @@ fn start(
 struct Shared {
     /// Slots that hold a block which the worker has not written yet.
     busy: Vec<AtomicBool>,
-    /// Entries whose RESULT has not been sent.
+    /// Entries and packs whose answer has not been sent.
     open: AtomicUsize,
+    /// ASKs that have not been answered.
+    asks: AtomicUsize,
     /// Jobs that the worker has not finished: it is busy even if it says nothing.
     queued: AtomicUsize,
     totals: Mutex<Totals>,
@@ -198,6 +202,7 @@ impl Shared {
         Self {
             busy: (0..slots).map(|_| AtomicBool::new(false)).collect(),
             open: AtomicUsize::new(0),
+            asks: AtomicUsize::new(0),
             queued: AtomicUsize::new(0),
             totals: Mutex::default(),
         }
@@ -208,6 +213,20 @@ impl Shared {
             .totals
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The sender has filled this slot: whether it may.
+    fn fill(&self, slot: u16, len: u32, ring: RingAdvert) -> Result<(), &'static str> {
+        let Some(busy) = self.busy.get(usize::from(slot)) else {
+            return Err("a block outside the ring");
+        };
+        if len > ring.slot_len {
+            return Err("a block longer than a slot");
+        }
+        if busy.swap(true, Ordering::AcqRel) {
+            return Err("a block in a slot that is in use");
+        }
+        Ok(())
     }
 
     fn count(&self, f: impl FnOnce(&mut Totals)) {
@@ -257,24 +276,34 @@ fn receive(
         }
         match &message {
             Message::Credit => continue,
-            Message::File { id, .. } | Message::Directory { id, .. } | Message::Link { id, .. } => {
+            Message::File { id, .. }
+            | Message::Directory { id, .. }
+            | Message::Link { id, .. }
+            | Message::Pack { id, .. } => {
                 if *id != next_id {
                     return violation("an entry out of order");
                 }
-                next_id = next_id.wrapping_add(1);
+                let mut entries = 1;
+                if let Message::Pack {
+                    slot, count, len, ..
+                } = &message
+                {
+                    entries = u32::from(*count);
+                    shared
+                        .fill(*slot, *len, ring)
+                        .map_err(|text| LinkError::Violation(text.into()))?;
+                }
+                next_id = next_id.wrapping_add(entries);
                 if shared.open.fetch_add(1, Ordering::AcqRel) >= WINDOW {
                     return violation("more entries than the window allows");
                 }
             }
-            Message::Block { slot, len, .. } => {
-                let Some(busy) = shared.busy.get(usize::from(*slot)) else {
-                    return violation("a block outside the ring");
-                };
-                if *len > ring.slot_len {
-                    return violation("a block longer than a slot");
-                }
-                if busy.swap(true, Ordering::AcqRel) {
-                    return violation("a block in a slot that is in use");
+            Message::Block { slot, len, .. } => shared
+                .fill(*slot, *len, ring)
+                .map_err(|text| LinkError::Violation(text.into()))?,
+            Message::Ask { .. } => {
+                if shared.asks.fetch_add(1, Ordering::AcqRel) >= ASKS {
+                    return violation("more questions than may be open");
                 }
             }
             // At most one more job for each entry; the worker refuses any that does not fit its state, and
@@ -373,8 +402,24 @@ impl Worker<'_> {
 
     fn handle(&mut self, message: Message) -> Result<(), LinkError> {
         let violation = |text: &str| Err(LinkError::Violation(text.into()));
+        if let Message::Ask { paths } = &message {
+            let held = paths.iter().map(|path| self.store.has(path)).collect();
+            self.shared.asks.fetch_sub(1, Ordering::AcqRel);
+            self.answer(Message::Held { held });
+            return Ok(());
+        }
         let current = std::mem::replace(&mut self.current, Current::None);
         match (message, current) {
+            (
+                Message::Pack {
+                    id,
+                    slot,
+                    count,
+                    len,
+                    digest,
+                },
+                Current::None,
+            ) => self.unpack(id, slot, count, len, &digest)?,
             (Message::File { id, spec }, Current::None) => {
                 if spec.flags.no_wait && spec.size > u64::from(self.slot_len) {
                     return violation("a file of several blocks has to wait for its OFFER");
@@ -459,7 +504,7 @@ impl Worker<'_> {
                     self.store.enter_directory(&path)
                 };
                 match made {
-                    Ok(()) => self.result(id, Code::Written, String::new()),
+                    Ok(()) => self.done(id),
                     Err(e) => self.failed(id, &path.to_string(), &e),
                 }
             }
@@ -484,6 +529,73 @@ impl Worker<'_> {
             _ => return violation("a message that does not fit the state of the file"),
         }
         Ok(())
+    }
+
+    /// Writes the files of a pack. An error ends the connection.
+    fn unpack(
+        &mut self,
+        first: u32,
+        slot: u16,
+        count: u16,
+        len: u32,
+        expected: &Digest,
+    ) -> Result<(), LinkError> {
+        let mut bytes = vec![0; len as usize];
+        let copied = self.link.slot_to_buf(slot, 0, &mut bytes);
+        self.free(slot);
+        let ids = (0..u32::from(count)).map(|i| first.wrapping_add(i));
+        let wrong = match copied {
+            Ok(()) if digest(&bytes) == *expected => None,
+            Ok(()) => Some(StoreError {
+                code: Code::Corrupt,
+                text: "the checksum of a pack of small files does not match".into(),
+            }),
+            Err(e) => Some(StoreError::io("cannot read the slot", &e)),
+        };
+        let mut records = Records::new(&bytes);
+        // Files that were written one after the other are told of together.
+        let (mut from, mut written) = (first, 0);
+        for id in ids {
+            let outcome = if let Some(e) = &wrong {
+                Err(("a small file".into(), e.clone()))
+            } else {
+                let (spec, content) = records
+                    .read()
+                    .map_err(|e| LinkError::Violation(format!("in a pack: {e}")))?;
+                let path = spec.path.clone();
+                let put = self.store.put(spec, content);
+                put.map(|()| content.len())
+                    .map_err(|e| (path.to_string(), e))
+            };
+            match outcome {
+                Ok(len) => {
+                    self.shared.count(|t| {
+                        t.files += 1;
+                        t.bytes += len as u64;
+                    });
+                    written += 1;
+                }
+                Err((path, e)) => {
+                    self.packed(from, written);
+                    self.not_written(id, &path, &e);
+                    (from, written) = (id.wrapping_add(1), 0);
+                }
+            }
+        }
+        if wrong.is_none() {
+            records
+                .end()
+                .map_err(|e| LinkError::Violation(format!("in a pack: {e}")))?;
+        }
+        self.shared.open.fetch_sub(1, Ordering::AcqRel);
+        self.packed(from, written);
+        Ok(())
+    }
+
+    fn packed(&mut self, id: u32, count: u16) {
+        if count > 0 {
+            self.answer(Message::Packed { id, count });
+        }
     }
 
     /// Writes a block from its slot and checks what was written; the outer error ends the connection.
@@ -532,19 +644,32 @@ impl Worker<'_> {
 
     fn written(&mut self, id: u32) {
         self.shared.count(|t| t.files += 1);
-        self.result(id, Code::Written, String::new());
+        self.done(id);
     }
 
     fn failed(&mut self, id: u32, path: &str, e: &StoreError) {
+        self.shared.open.fetch_sub(1, Ordering::AcqRel);
+        self.not_written(id, path, e);
+    }
+
+    fn not_written(&mut self, id: u32, path: &str, e: &StoreError) {
         if e.code != Code::Kept {
             self.shared.count(|t| t.failed += 1);
             self.watch.entry_failed(path, e);
         }
-        self.result(id, e.code, e.text.clone());
+        self.answer(Message::Result {
+            id,
+            code: e.code,
+            text: e.text.clone(),
+        });
     }
 
-    fn result(&mut self, id: u32, code: Code, text: String) {
+    fn done(&mut self, id: u32) {
         self.shared.open.fetch_sub(1, Ordering::AcqRel);
-        self.answer(Message::Result { id, code, text });
+        self.answer(Message::Result {
+            id,
+            code: Code::Written,
+            text: String::new(),
+        });
     }
 }

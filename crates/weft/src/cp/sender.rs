@@ -3,7 +3,7 @@
 //! The calling thread reads files into free slots and receives the peer's answers; a second one moves
 //! filled slots over the wire in order. So disk reads, the wire and the peer's disk writes overlap.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{self, FileType};
+use rustix::fs::{self, FileType, Stat};
 
 use weft_verbs::Path;
 
@@ -21,7 +21,8 @@ use super::beneath::{FileId, Opener, id_of};
 use super::digest::{BlockList, digest};
 use super::link::{Link, LinkError, Parcel, read_slot, slot_digest};
 use super::protocol::{
-    Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, RingAdvert, WINDOW,
+    ASKS, Code, Digest, FileFlags, FileSpec, Hello, KEEPALIVE, Message, PACK_FILES, PACK_LEN,
+    RingAdvert, WINDOW, pack,
 };
 use super::walk::{Entry, Kind, Plan, mtime};
 use super::{START_PATIENCE, cpu_time};
@@ -53,6 +54,19 @@ struct Open {
     counted: bool,
     /// What was sent of it.
     bytes: u64,
+    /// It is alone, or the last of a pack.
+    last: bool,
+}
+
+/// Small files in a slot that is being filled.
+struct Packing {
+    slot: u16,
+    /// The entry of the first file.
+    first: u32,
+    count: u16,
+    /// Bytes of the slot, and bytes of content in them.
+    len: u32,
+    content: u32,
 }
 
 /// What came of it all.
@@ -99,6 +113,8 @@ pub enum SendError {
 const BATCH: usize = 24;
 /// A block from this length on is handed over at once: the wire need not wait for the next.
 const LARGE: u32 = 64 << 10;
+/// The longest file that is sent in a pack with others.
+const SMALL: u64 = 32 << 10;
 
 /// Proves the key both ways, then sends everything in `plan`.
 pub fn send(
@@ -226,6 +242,15 @@ struct Sending<'a> {
     next_id: u32,
     /// Entries without a RESULT.
     open: HashMap<u32, Open>,
+    /// How many of them and of packs there are.
+    window: usize,
+    pack: Option<Packing>,
+    /// Of the plan's entries, so many have been asked for, where those that are there are left alone.
+    asked: usize,
+    /// Questions without an answer, with the number of names in each.
+    asks: VecDeque<usize>,
+    /// Answers for entries that come next.
+    held: VecDeque<bool>,
     offer: Option<(u32, u64, Digest)>,
     done: bool,
     report: Report,
@@ -250,6 +275,11 @@ impl<'a> Sending<'a> {
             in_use: vec![None; usize::from(ring.slots)],
             next_id: 0,
             open: HashMap::new(),
+            window: 0,
+            pack: None,
+            asked: 0,
+            asks: VecDeque::new(),
+            held: VecDeque::new(),
             offer: None,
             done: false,
             report: Report::default(),
@@ -259,11 +289,16 @@ impl<'a> Sending<'a> {
     fn all(&mut self, plan: &Plan) -> Result<(), SendError> {
         let mut opener = Opener::new(plan);
         for entry in &plan.entries {
-            while self.open.len() >= WINDOW {
-                self.pump()?;
+            if self.options.flags.no_clobber && is_asked_for(entry) && self.is_held(plan)? {
+                self.kept(&entry.source, "it is there already");
+                if let Kind::File(len) = entry.kind {
+                    self.progress.advance(len, true);
+                }
+                continue;
             }
             self.entry(entry, &mut opener)?;
         }
+        self.end_pack()?;
         self.post(Message::Done {
             cpu_us: cpu_time().as_micros() as u64,
         })?;
@@ -277,6 +312,42 @@ impl<'a> Sending<'a> {
         }
     }
 
+    /// Whether the receiver has something of the next entry's name. Asks for many at once, and for more while answers are on their way.
+    fn is_held(&mut self, plan: &Plan) -> Result<bool, SendError> {
+        while self.asks.len() < ASKS && self.asked < plan.entries.len() {
+            let mut names = pack::Names::default();
+            let rest = &plan.entries[self.asked..];
+            let fits = |entry: &&Entry| !is_asked_for(entry) || names.add(&entry.path);
+            self.asked += rest.iter().take_while(fits).count();
+            let paths = names.take();
+            if !paths.is_empty() {
+                self.asks.push_back(paths.len());
+                self.post(Message::Ask { paths })?;
+            }
+        }
+        loop {
+            match self.held.pop_front() {
+                Some(held) => return Ok(held),
+                None => self.pump()?,
+            }
+        }
+    }
+
+    fn kept(&mut self, source: &std::path::Path, why: &str) {
+        self.report.kept += 1;
+        tracing::info!("{}: left alone: {why}", source.display());
+    }
+
+    /// Begins an entry that is not in a pack.
+    fn begin(&mut self, entry: &Entry, counted: bool) -> Result<u32, SendError> {
+        self.end_pack()?;
+        while self.window >= WINDOW {
+            self.pump()?;
+        }
+        self.window += 1;
+        Ok(self.open(entry, counted, true))
+    }
+
     fn entry(&mut self, entry: &Entry, opener: &mut Opener<'_>) -> Result<(), SendError> {
         let path = entry.path.clone();
         match &entry.kind {
@@ -286,7 +357,7 @@ impl<'a> Sending<'a> {
                 Err(FileError::Fatal(e)) => return Err(e),
             },
             Kind::Enter => {
-                let id = self.open(entry, false);
+                let id = self.begin(entry, false)?;
                 let (mode, mtime) = (0o700, super::protocol::Mtime::default());
                 self.post(Message::Directory {
                     id,
@@ -297,7 +368,7 @@ impl<'a> Sending<'a> {
                 })?;
             }
             Kind::Leave { mode, mtime } => {
-                let id = self.open(entry, false);
+                let id = self.begin(entry, false)?;
                 self.post(Message::Directory {
                     id,
                     leave: true,
@@ -307,7 +378,7 @@ impl<'a> Sending<'a> {
                 })?;
             }
             Kind::Link(target) => {
-                let id = self.open(entry, true);
+                let id = self.begin(entry, true)?;
                 let flags = FileFlags {
                     no_wait: false,
                     sync: false,
@@ -330,7 +401,7 @@ impl<'a> Sending<'a> {
             .note(&format!("{}: {why}", entry.source.display()));
     }
 
-    fn open(&mut self, entry: &Entry, counted: bool) -> u32 {
+    fn open(&mut self, entry: &Entry, counted: bool, last: bool) -> u32 {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         let source = entry.source.clone();
@@ -340,9 +411,137 @@ impl<'a> Sending<'a> {
                 source,
                 counted,
                 bytes: 0,
+                last,
             },
         );
         id
+    }
+
+    /// A slot that the receiver has emptied.
+    fn free_slot(&mut self) -> Result<u16, SendError> {
+        loop {
+            match self.free.pop() {
+                Some(slot) => return Ok(slot),
+                None => self.pump()?,
+            }
+        }
+    }
+
+    /// Adds a small file to the pack. One that cannot be read whole leaves no trace in it.
+    fn pack(
+        &mut self,
+        entry: &Entry,
+        file: &File,
+        stat: &Stat,
+        size: u32,
+    ) -> Result<(), FileError> {
+        let spec = self.spec(entry, stat, true);
+        let Some(record) = pack::record(&spec) else {
+            return Err(FileError::Here("its name is too long".into()));
+        };
+        let len = record.len() as u32 + size;
+        let room = self.ring.slot_len.min(PACK_LEN);
+        if self
+            .pack
+            .as_ref()
+            .is_some_and(|pack| pack.len + len > room || pack.count == PACK_FILES)
+        {
+            self.end_pack()?;
+        }
+        let mut pack = match self.pack.take() {
+            Some(pack) => pack,
+            None => Packing {
+                slot: self.free_slot()?,
+                first: self.next_id,
+                count: 0,
+                len: 0,
+                content: 0,
+            },
+        };
+        let at = pack.len;
+        let read = self
+            .link
+            .slot_from_buf(pack.slot, at, &record)
+            .map_err(|e| e.to_string())
+            .and_then(|()| self.read(pack.slot, at + record.len() as u32, file, 0, size))
+            .and_then(|()| unchanged(file, stat));
+        if read.is_ok() {
+            (pack.len, pack.content) = (at + len, pack.content + size);
+            pack.count += 1;
+        }
+        self.pack = Some(pack);
+        read.map_err(FileError::Here)?;
+        let id = self.open(entry, true, false);
+        if let Some(open) = self.open.get_mut(&id) {
+            open.bytes = size.into();
+        }
+        Ok(())
+    }
+
+    /// Sends the pack, if there is one.
+    fn end_pack(&mut self) -> Result<(), SendError> {
+        let Some(pack) = self.pack.take() else {
+            return Ok(());
+        };
+        let Packing {
+            slot,
+            first,
+            count,
+            len,
+            content,
+        } = pack;
+        if count == 0 {
+            self.free.push(slot);
+            return Ok(());
+        }
+        while self.window >= WINDOW {
+            self.pump()?;
+        }
+        self.window += 1;
+        let last = first.wrapping_add(u32::from(count) - 1);
+        match self.open.get_mut(&last) {
+            Some(open) => open.last = true,
+            None => return Err(LinkError::Violation("a result for nothing".into()).into()),
+        }
+        let digest = slot_digest(self.link, slot, len)
+            .map_err(|e| LinkError::Local(format!("cannot read a slot: {e}")))?;
+        self.in_use[usize::from(slot)] = Some(content);
+        self.queue(Parcel::Block {
+            slot,
+            len,
+            message: Message::Pack {
+                id: first,
+                slot,
+                count,
+                len,
+                digest,
+            },
+        })?;
+        self.flush()
+    }
+
+    fn read(&self, slot: u16, at: u32, file: &File, offset: u64, len: u32) -> Result<(), String> {
+        read_slot(self.link, slot, at, file.as_fd(), offset, len).map_err(|e| {
+            if e.kind() == std::io::ErrorKind::UnexpectedEof {
+                "became shorter while it was read; send it again".into()
+            } else {
+                e.to_string()
+            }
+        })
+    }
+
+    fn spec(&self, entry: &Entry, stat: &Stat, no_wait: bool) -> FileSpec {
+        FileSpec {
+            flags: FileFlags {
+                no_wait,
+                ..self.options.flags
+            },
+            mode: stat.st_mode & 0o777,
+            mtime: mtime(stat),
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            source: identity(id_of(stat)),
+            path: entry.path.clone(),
+        }
     }
 
     fn post(&mut self, message: Message) -> Result<(), SendError> {
@@ -375,33 +574,18 @@ impl<'a> Sending<'a> {
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let block_len = u64::from(self.ring.slot_len);
+        let room = block_len.min(PACK_LEN.into());
+        if size <= SMALL && pack::record_len(&entry.path, size) <= room {
+            return self.pack(entry, &file, &stat, size as u32);
+        }
         let no_wait = size <= block_len;
-        let id = self.open(entry, true);
-        let spec = FileSpec {
-            flags: FileFlags {
-                no_wait,
-                ..self.options.flags
-            },
-            mode: stat.st_mode & 0o777,
-            mtime: mtime(&stat),
-            size,
-            source: identity(id_of(&stat)),
-            path: entry.path.clone(),
-        };
+        let id = self.begin(entry, true)?;
+        let spec = self.spec(entry, &stat, no_wait);
         self.post(Message::File { id, spec })?;
         let mut list = BlockList::default();
         let sent = self
             .blocks(id, &file, size, no_wait, &mut list)
-            .and_then(|()| {
-                let now = fs::fstat(&file).map_err(|e| FileError::Here(e.to_string()))?;
-                if (now.st_size, mtime(&now)) == (stat.st_size, mtime(&stat)) {
-                    Ok(())
-                } else {
-                    Err(FileError::Here(
-                        "changed while it was read; send it again".into(),
-                    ))
-                }
-            });
+            .and_then(|()| unchanged(&file, &stat).map_err(FileError::Here));
         match sent {
             Ok(()) => self.post(Message::End {
                 id,
@@ -466,27 +650,16 @@ impl<'a> Sending<'a> {
             })?;
         }
         while list.blocks() < total {
-            let slot = loop {
-                match self.free.pop() {
-                    Some(slot) => break slot,
-                    None => self.pump()?,
-                }
-            };
+            let slot = self.free_slot()?;
             if !self.open.contains_key(&id) {
                 self.free.push(slot);
                 return Err(FileError::There);
             }
             let index = list.blocks();
             let len = block_len.min(size - index * block_len) as u32;
-            if let Err(e) = read_slot(self.link, slot, file.as_fd(), index * block_len, len) {
+            if let Err(why) = self.read(slot, 0, file, index * block_len, len) {
                 self.free.push(slot);
-                return Err(FileError::Here(
-                    if e.kind() == std::io::ErrorKind::UnexpectedEof {
-                        "became shorter while it was read; send it again".into()
-                    } else {
-                        e.to_string()
-                    },
-                ));
+                return Err(FileError::Here(why));
             }
             let digest =
                 slot_digest(self.link, slot, len).map_err(|e| FileError::Here(e.to_string()))?;
@@ -577,24 +750,39 @@ impl<'a> Sending<'a> {
                 self.progress.advance(len.into(), false);
             }
             Message::Offer { id, blocks, digest } => self.offer = Some((id, blocks, digest)),
+            Message::Packed { id, count } => {
+                for id in (0..u32::from(count)).map(|i| id.wrapping_add(i)) {
+                    let Some(open) = self.open.remove(&id) else {
+                        return violation("a result for nothing");
+                    };
+                    self.window -= usize::from(open.last);
+                    self.report.written += u64::from(open.counted);
+                    self.report.bytes += open.bytes;
+                }
+            }
+            Message::Held { held } => {
+                if self.asks.pop_front() != Some(held.len()) {
+                    return violation("an answer to no question");
+                }
+                self.held.extend(held);
+            }
             Message::Result { id, code, text } => {
                 let Some(Open {
                     source,
                     counted,
                     bytes,
+                    last,
                 }) = self.open.remove(&id)
                 else {
                     return violation("a result for nothing");
                 };
+                self.window -= usize::from(last);
                 match code {
                     Code::Written => {
                         self.report.written += u64::from(counted);
                         self.report.bytes += bytes;
                     }
-                    Code::Kept => {
-                        self.report.kept += 1;
-                        tracing::info!("{}: left alone: {text}", source.display());
-                    }
+                    Code::Kept => self.kept(&source, &text),
                     Code::Abandoned => {}
                     _ => {
                         self.report.failed += 1;
@@ -631,6 +819,21 @@ fn advice(code: Code) -> &'static str {
         Code::Corrupt => "\n  try: send it again; it was damaged on the way or changed meanwhile",
         Code::Busy => "\n  try: again when the other transfer is over",
         _ => "",
+    }
+}
+
+/// Whether the receiver is asked for this before it is sent.
+fn is_asked_for(entry: &Entry) -> bool {
+    matches!(entry.kind, Kind::File(_) | Kind::Link(_))
+}
+
+/// The file is as it was before it was read.
+fn unchanged(file: &File, before: &Stat) -> Result<(), String> {
+    let now = fs::fstat(file).map_err(|e| e.to_string())?;
+    if (now.st_size, mtime(&now)) == (before.st_size, mtime(before)) {
+        Ok(())
+    } else {
+        Err("changed while it was read; send it again".into())
     }
 }
 

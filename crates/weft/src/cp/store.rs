@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::digest::digest;
+use super::digest::{BlockList, digest};
 use super::protocol::{Code, Digest, FileFlags, FileSpec, Mtime, RelPath, printable};
 
 mod unfinished;
@@ -109,6 +109,17 @@ impl Store {
 
     /// The directory of the path's last component, made as needed.
     fn parent(&mut self, path: &RelPath) -> Result<Arc<OwnedFd>, StoreError> {
+        self.walk(path, |at, name| {
+            make_dir(at, name, Mode::from_raw_mode(0o777))
+        })
+    }
+
+    /// The directory of the path's last component. What is `missing` may be made.
+    fn walk(
+        &mut self,
+        path: &RelPath,
+        missing: impl Fn(&OwnedFd, &[u8]) -> Result<(), StoreError>,
+    ) -> Result<Arc<OwnedFd>, StoreError> {
         let (parent, _) = path.split();
         if parent.is_empty() {
             return Ok(Arc::clone(&self.root));
@@ -122,7 +133,7 @@ impl Store {
         for name in parent.split(|&b| b == b'/') {
             let opened = match fs::openat(&at, name, WALK, Mode::empty()) {
                 Err(Errno::NOENT) => {
-                    make_dir(&at, name, Mode::from_raw_mode(0o777))?;
+                    missing(&at, name)?;
                     fs::openat(&at, name, WALK, Mode::empty())
                 }
                 other => other,
@@ -131,6 +142,17 @@ impl Store {
         }
         self.last = Some((parent.to_vec(), Arc::clone(&at)));
         Ok(at)
+    }
+
+    /// Whether something other than a directory has this name. Makes nothing.
+    pub fn has(&mut self, path: &RelPath) -> bool {
+        let absent = |_: &OwnedFd, _: &[u8]| Err(StoreError::new(Code::Io, "not there"));
+        let Ok(parent) = self.walk(path, absent) else {
+            return false;
+        };
+        let (_, name) = path.split();
+        fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::Directory)
     }
 
     /// Makes a directory, or takes the one that is there.
@@ -260,6 +282,21 @@ impl Store {
         Incoming::open(parent, spec, block_len)
     }
 
+    /// Writes a whole file, whose content is known to be right.
+    pub fn put(&mut self, spec: FileSpec, content: &[u8]) -> Result<(), StoreError> {
+        let size = spec.size;
+        let mut file = self.begin(spec, (content.len() as u32).max(1))?;
+        let mut list = BlockList::default();
+        if !content.is_empty() {
+            std::os::unix::fs::FileExt::write_all_at(&file.part, content, 0)
+                .map_err(|e| StoreError::io("cannot write", &e))?;
+            let digest = digest(content);
+            file.written(&digest)?;
+            list.push(&digest);
+        }
+        self.commit(file, &list.complete(size))
+    }
+
     /// Gives a complete file its name if its digest is right.
     pub fn commit(&self, mut file: Incoming, complete: &Digest) -> Result<(), StoreError> {
         file.check_complete(complete)?;
@@ -337,7 +374,6 @@ fn times(mtime: Mtime) -> Timestamps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cp::digest::BlockList;
     use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 
     const BLOCK: u32 = 4096;

@@ -1,6 +1,6 @@
 //! The pipeline of `weft cp` over a plain TCP stream, without RDMA: what `weft demo` compares with.
 //!
-//! Messages follow each other on the stream; the header's length frames them, and a BLOCK is followed by
+//! Messages follow each other on the stream; the header's length frames them, and a BLOCK or PACK is followed by
 //! its bytes. TCP's own flow control does what credits do over RDMA.
 
 use std::io::{self, Read, Write};
@@ -195,7 +195,7 @@ impl Link for TcpLink {
         bytes[..HEADER_LEN].copy_from_slice(&header);
         self.read_by(&mut bytes[HEADER_LEN..], end)?;
         let (_, message) = Message::decode(&bytes).map_err(violation)?;
-        if let Message::Block { slot, len, .. } = message {
+        if let Message::Block { slot, len, .. } | Message::Pack { slot, len, .. } = message {
             let ring = self.ring.get().map_or(0, Vec::len);
             if usize::from(slot) >= ring || len as usize > self.slot(slot).len() {
                 return Err(LinkError::Violation("a block outside the ring".into()));
@@ -222,6 +222,12 @@ impl Link for TcpLink {
             &mut self.slot(slot)[at..at + len as usize],
             offset,
         )?)
+    }
+
+    fn slot_from_buf(&self, slot: u16, at: u32, bytes: &[u8]) -> io::Result<()> {
+        let at = at as usize;
+        self.slot(slot)[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
     }
 
     fn slot_to_buf(&self, slot: u16, at: u32, into: &mut [u8]) -> io::Result<()> {

@@ -97,6 +97,23 @@ fn message() -> impl Strategy<Value = Message> {
                 path,
             }
         }),
+        (
+            any::<u32>(),
+            any::<u16>(),
+            1..=PACK_FILES,
+            0..=PACK_LEN,
+            any::<Digest>()
+        )
+            .prop_map(|(id, slot, count, len, digest)| Message::Pack {
+                id,
+                slot,
+                count,
+                len,
+                digest
+            }),
+        (any::<u32>(), 1..=PACK_FILES).prop_map(|(id, count)| Message::Packed { id, count }),
+        prop::collection::vec(path(), 1..40).prop_map(|paths| Message::Ask { paths }),
+        prop::collection::vec(any::<bool>(), 1..40).prop_map(|held| Message::Held { held }),
         Just(Message::Credit),
         any::<u64>().prop_map(|cpu_us| Message::Done { cpu_us }),
     ]
@@ -140,6 +157,12 @@ proptest! {
     }
 
     #[test]
+    fn arbitrary_packs_never_panic(bytes: Vec<u8>) {
+        let mut records = pack::Records::new(&bytes);
+        while records.read().is_ok() {}
+    }
+
+    #[test]
     fn a_path_never_climbs(bytes in "[./a]{0,12}") {
         if let Ok(p) = RelPath::new(bytes.as_bytes()) {
             prop_assert!(!bytes.starts_with('/'));
@@ -177,7 +200,7 @@ fn literal_bytes() {
         key: true,
         nonce: [9; 32],
     };
-    let mut expected = b"weft-cp\0\x00\x02\x00\x03\x00\x01\x00\x00".to_vec();
+    let mut expected = b"weft-cp\0\x00\x03\x00\x03\x00\x01\x00\x00".to_vec();
     expected.extend([9; 32]);
     assert_eq!(hello.encode()[..], expected);
     assert_eq!(Hello::decode(&expected), Ok(hello));

@@ -126,7 +126,7 @@ fn open_nameless(parent: &OwnedFd) -> Option<File> {
 pub struct Incoming {
     pub(super) parent: Arc<OwnedFd>,
     pub(super) part: File,
-    /// The temporary name, and whether the file has it.
+    /// The temporary name, if the file has one.
     pub(super) part_name: Vec<u8>,
     named: bool,
     journal: Option<File>,
@@ -147,18 +147,28 @@ impl Incoming {
         block_len: u32,
     ) -> Result<Self, StoreError> {
         let (_, name) = spec.path.split();
-        let part_name = temp_name(name, &spec.source, "part");
         // Only what can be resumed needs a name to be found again.
-        let nameless = spec.flags.no_wait.then(|| open_nameless(&parent)).flatten();
+        let no_wait = spec.flags.no_wait;
+        let nameless = no_wait.then(|| open_nameless(&parent)).flatten();
         let named = nameless.is_none();
-        let part = nameless.map_or_else(|| open_part(&parent, &part_name), Ok)?;
+        let (part, part_name) = if let Some(part) = nameless {
+            (part, Vec::new())
+        } else {
+            let part_name = temp_name(name, &spec.source, "part");
+            (open_part(&parent, &part_name)?, part_name)
+        };
+        let journal_name = if no_wait {
+            Vec::new()
+        } else {
+            temp_name(name, &spec.source, "journal")
+        };
         let mut incoming = Self {
             part,
             parent,
             part_name,
             named,
             journal: None,
-            journal_name: temp_name(name, &spec.source, "journal"),
+            journal_name,
             held: Vec::new(),
             list: BlockList::default(),
             spec,

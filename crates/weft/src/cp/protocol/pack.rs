@@ -1,0 +1,229 @@
+//! Many small things at once: files in a slot, names in an ASK.
+//!
+//! A pack is a slot full of records, one behind the other: 40 bytes, the path and the content. What is read here has been copied out of the
+//! slot, and its digest is right; the peer that made it may still have meant harm.
+
+use super::{
+    ASK_NAMES, DecodeError, FileFlags, FileSpec, HEADER_LEN, MAX_MESSAGE, Reader, RelPath,
+    put_mtime,
+};
+
+/// Bytes of a record before its path.
+const RECORD: usize = 40;
+/// Bytes of an ASK before its first name.
+const ASK_HEADER: usize = HEADER_LEN + 4;
+
+/// How many bytes the file takes in a pack.
+pub fn record_len(path: &RelPath, size: u64) -> u64 {
+    (RECORD + path.as_bytes().len()) as u64 + size
+}
+
+/// What stands before the content of a file; `None` for one that is too long for a pack.
+pub fn record(spec: &FileSpec) -> Option<Vec<u8>> {
+    let path = spec.path.as_bytes();
+    let mut out = Vec::with_capacity(RECORD + path.len());
+    let flags = FileFlags {
+        no_wait: false,
+        ..spec.flags
+    };
+    out.extend(flags.code().to_be_bytes());
+    out.extend((spec.mode as u16).to_be_bytes());
+    put_mtime(&mut out, spec.mtime);
+    out.extend(u32::try_from(spec.size).ok()?.to_be_bytes());
+    out.extend((path.len() as u16).to_be_bytes());
+    out.extend([0; 2]);
+    out.extend(spec.source);
+    out.extend(path);
+    Some(out)
+}
+
+/// Reads the files of a pack.
+pub struct Records<'a>(Reader<'a>);
+
+impl<'a> Records<'a> {
+    /// Of the bytes of a slot.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(Reader(bytes))
+    }
+
+    /// The next file, and its content.
+    pub fn read(&mut self) -> Result<(FileSpec, &'a [u8]), DecodeError> {
+        let r = &mut self.0;
+        let flags = FileFlags {
+            no_wait: true,
+            ..FileFlags::from_u16(r.flags(0b1110)?)
+        };
+        let mode = r.mode()?;
+        let mtime = r.mtime()?;
+        let size = r.u32()?;
+        let path = usize::from(r.u16()?);
+        r.zero(2)?;
+        let source = r.array()?;
+        let path = RelPath::new(r.bytes(path)?).map_err(DecodeError::Path)?;
+        let content = r.bytes(size as usize)?;
+        let spec = FileSpec {
+            flags,
+            mode,
+            mtime,
+            size: size.into(),
+            source,
+            path,
+        };
+        Ok((spec, content))
+    }
+
+    /// Nothing may follow.
+    pub fn end(&self) -> Result<(), DecodeError> {
+        self.0.end()
+    }
+}
+
+/// The names of one ASK.
+#[derive(Default)]
+pub struct Names {
+    paths: Vec<RelPath>,
+    len: usize,
+}
+
+impl Names {
+    /// Adds a name, if there is room for it.
+    pub fn add(&mut self, path: &RelPath) -> bool {
+        let len = self.len + 2 + path.as_bytes().len();
+        let fits = self.paths.len() < ASK_NAMES && ASK_HEADER + len <= MAX_MESSAGE;
+        if fits {
+            self.paths.push(path.clone());
+            self.len = len;
+        }
+        fits
+    }
+
+    /// All of them.
+    pub fn take(self) -> Vec<RelPath> {
+        self.paths
+    }
+}
+
+pub(super) fn put_names(out: &mut Vec<u8>, paths: &[RelPath]) {
+    out.extend((paths.len() as u16).to_be_bytes());
+    out.extend([0; 2]);
+    for path in paths {
+        out.extend((path.as_bytes().len() as u16).to_be_bytes());
+        out.extend(path.as_bytes());
+    }
+}
+
+fn number_of_names(r: &mut Reader<'_>) -> Result<usize, DecodeError> {
+    let count = usize::from(r.u16()?);
+    r.zero(2)?;
+    if (1..=ASK_NAMES).contains(&count) {
+        Ok(count)
+    } else {
+        Err(DecodeError::Value("names"))
+    }
+}
+
+pub(super) fn names(r: &mut Reader<'_>) -> Result<Vec<RelPath>, DecodeError> {
+    let count = number_of_names(r)?;
+    let name = |_| {
+        let len = usize::from(r.u16()?);
+        RelPath::new(r.bytes(len)?).map_err(DecodeError::Path)
+    };
+    (0..count).map(name).collect()
+}
+
+pub(super) fn put_held(out: &mut Vec<u8>, held: &[bool]) {
+    out.extend((held.len() as u16).to_be_bytes());
+    out.extend([0; 2]);
+    out.extend(held.chunks(8).map(|bits| {
+        let bits = bits.iter().enumerate();
+        bits.fold(0, |byte, (i, &bit)| byte | u8::from(bit) << i)
+    }));
+}
+
+pub(super) fn held(r: &mut Reader<'_>) -> Result<Vec<bool>, DecodeError> {
+    let count = number_of_names(r)?;
+    let bits = r.bytes(count.div_ceil(8))?;
+    let bit = |i: usize| bits[i / 8] >> (i % 8) & 1 == 1;
+    if (count..8 * bits.len()).any(bit) {
+        return Err(DecodeError::Reserved);
+    }
+    Ok((0..count).map(bit).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cp::protocol::Mtime;
+
+    fn spec(path: &str, size: u64) -> FileSpec {
+        FileSpec {
+            flags: FileFlags {
+                no_wait: true,
+                sync: true,
+                ..FileFlags::default()
+            },
+            mode: 0o751,
+            mtime: Mtime { secs: -5, nanos: 7 },
+            size,
+            source: [3; 16],
+            path: RelPath::new(path.as_bytes()).unwrap(),
+        }
+    }
+
+    #[test]
+    fn files_come_out_as_they_went_in() {
+        let files = [("a/b", &b"content"[..]), ("c", b""), ("d/e/f", b"x")];
+        let mut bytes = Vec::new();
+        for (path, content) in files {
+            let spec = spec(path, content.len() as u64);
+            let before = bytes.len() as u64;
+            bytes.extend(record(&spec).unwrap());
+            bytes.extend(content);
+            assert_eq!(
+                bytes.len() as u64 - before,
+                record_len(&spec.path, spec.size)
+            );
+        }
+        let mut records = Records::new(&bytes);
+        for (path, content) in files {
+            let (found, data) = records.read().unwrap();
+            assert_eq!((found, data), (spec(path, content.len() as u64), content));
+        }
+        assert_eq!(records.end(), Ok(()));
+        // Cut anywhere, the last one is missing.
+        for cut in 1..=RECORD + 6 {
+            let mut records = Records::new(&bytes[..bytes.len() - cut]);
+            assert!(records.read().is_ok() && records.read().is_ok());
+            assert!(records.read().is_err());
+        }
+    }
+
+    #[test]
+    fn a_path_in_a_pack_is_checked_as_any_other() {
+        let mut bytes = record(&spec("xx/f", 0)).unwrap();
+        bytes[RECORD..RECORD + 2].copy_from_slice(b"..");
+        assert!(matches!(
+            Records::new(&bytes).read(),
+            Err(DecodeError::Path(_))
+        ));
+        assert_eq!(record(&spec("f", 1 << 32)), None);
+    }
+
+    #[test]
+    fn names_fill_a_message_and_no_more() {
+        let long = RelPath::new("x".repeat(200).as_bytes()).unwrap();
+        let short = RelPath::new(b"x").unwrap();
+        for (path, most) in [(long, MAX_MESSAGE / 202), (short, ASK_NAMES)] {
+            let mut names = Names::default();
+            let added = std::iter::repeat_with(|| names.add(&path)).take_while(|&fits| fits);
+            let added = added.count();
+            assert!(added.abs_diff(most) <= 1, "{added} of {most}");
+            let mut bytes = Vec::new();
+            super::super::Message::Ask {
+                paths: names.take(),
+            }
+            .encode(0, &mut bytes);
+            assert!(bytes.len() <= MAX_MESSAGE);
+        }
+    }
+}
