@@ -150,6 +150,89 @@ fn dnsmasq_answers_dig() {
     }
 }
 
+#[test]
+fn dnsmasq_answers_dnsperf() {
+    if !have(&[("dnsmasq", "dnsmasq-base"), ("dnsperf", "dnsperf")]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let queries = dir.path().join("queries");
+    fs::write(&queries, "a.weft.test A\nb.weft.test A\n").unwrap();
+    let client = format!(
+        "dnsperf -s 127.0.0.1 -p PORT -d {} -n 1000 -c 2 -t 20",
+        queries.display()
+    );
+    with_and_without(
+        "dnsmasq --keep-in-foreground --conf-file=/dev/null --no-resolv --no-hosts --bind-interfaces \
+         --listen-address=127.0.0.1 --port=PORT --pid-file= --user= --address=/weft.test/192.0.2.7",
+        &client,
+        |done| {
+            done.says("Queries completed:    2000 (100.00%)")
+                .says("NOERROR 2000 (100.00%)");
+        },
+    );
+}
+
+/// It asks the kernel for time stamps, so its sockets stay the kernel's.
+#[test]
+fn chrony_tells_the_time() {
+    if !have(&[("chronyd", "chrony")]) {
+        return;
+    }
+    for (server_side, client_side) in [(weft(), weft()), (weft(), plain()), (plain(), weft())] {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = dir.path().join("chrony.conf");
+        let port = free_port();
+        let pid = dir.path().join("pid");
+        let text = format!(
+            "port {port}\ncmdport 0\nbindaddress 127.0.0.1\nlocal stratum 1\nallow 127.0.0.1\npidfile {}\n",
+            pid.display()
+        );
+        fs::write(&settings, text).unwrap();
+        // -x: nobody's clock is set. -U: any user may.
+        let server = format!("chronyd -x -U -d -u root -f {}", settings.display());
+        let server = server_side.start(&server).hears(port, 1);
+        let other = dir.path().join("other");
+        let source = format!("server 127.0.0.1 port {port} iburst maxsamples 4");
+        let pid = format!("pidfile {}", other.display());
+        let words = ["chronyd", "-x", "-U", "-Q", "-t", "20", "-u", "root"];
+        let words = [&words[..], &[&source, "cmdport 0", &pid]].concat();
+        let done = client_side.start_words(&words).end();
+        done.good().says("System clock wrong by");
+        let served = server.interrupt();
+        assert!(!served.text.contains("panicked"), "{}", served.show());
+    }
+}
+
+/// It sets and reads the type of service of each datagram, so its sockets stay the kernel's.
+#[test]
+fn mosh_shows_a_terminal() {
+    if !have(&[("mosh-server", "mosh"), PYTHON]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("program");
+    fs::write(&program, "sleep 0.5; echo mosh-says-hello; sleep 0.5\n").unwrap();
+    for (server_side, client_side) in [(weft(), weft()), (weft(), plain()), (plain(), weft())] {
+        let port = free_port();
+        let locale = |weft: Weft| weft.env("LC_ALL", "C.UTF-8").env("TERM", "xterm");
+        let server = format!(
+            "mosh-server new -i 127.0.0.1 -p {port} -- sh {}",
+            program.display()
+        );
+        let started = locale(server_side).run(&server);
+        let said = format!("MOSH CONNECT {port} ");
+        let keys = started.good().text.lines();
+        let key = keys.filter_map(|line| line.strip_prefix(&said)).next();
+        let key = key.unwrap_or_else(|| panic!("no key: {}", started.show()));
+        let line = format!("{} mosh-client 127.0.0.1 {port}", python("terminal.py"));
+        let done = locale(client_side).env("MOSH_KEY", key.trim()).run(&line);
+        done.good()
+            .says("mosh-says-hello")
+            .says("[mosh is exiting.]");
+    }
+}
+
 fn stress(weft: &Weft, seed: u64, rounds: u32) -> String {
     let line = format!("{} {seed} {rounds}", python("udp_stress.py"));
     let done = weft.run(&line);
