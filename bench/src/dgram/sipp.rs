@@ -172,7 +172,8 @@ fn every() -> impl Iterator<Item = ((&'static str, &'static str), Stack)> {
 /// Response time and calls a second of `weft run` over those of plain UDP; response time of its UDP over that of its TCP.
 pub(super) fn ratios(records: &[Record]) -> [Option<f64>; 3] {
     let of = |transport, stack, metric| value(records, transport, stack, metric);
-    let ratio = |(a, b): (f64, f64)| a / b;
+    // Answers within SIPp's millisecond take none.
+    let ratio = |(a, b): (f64, f64)| if a == 0.0 && b == 0.0 { 1.0 } else { a / b };
     let (response, calls) = (Metric::latency_us_mean, Metric::messages_per_s);
     let ours = of("udp", Stack::Weft, response);
     [
