@@ -133,7 +133,7 @@ pub(super) fn run(
     records
 }
 
-/// A value of SIPp's.
+/// A value of `SIPp`'s.
 fn value(records: &[Record], transport: &str, stack: Stack, metric: Metric) -> Option<f64> {
     let mut found = records.iter().filter(|record| record.op == "sipp");
     let found = found
