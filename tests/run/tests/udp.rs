@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use weft_run_tests::{Done, Weft, free_port, have, paths, plain, weft};
 
@@ -109,7 +110,7 @@ fn socat_carries_a_file() {
         from.display()
     );
     weft().run(&line).good();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while fs::metadata(&to).map_or(0, |m| m.len()) < bytes.len() as u64 {
         let has = fs::metadata(&to).map_or(0, |m| m.len());
         assert!(
@@ -117,7 +118,7 @@ fn socat_carries_a_file() {
             "{has} bytes of {} have come",
             bytes.len()
         );
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     server.interrupt();
     assert_eq!(fs::read(&to).unwrap(), bytes);
@@ -216,17 +217,23 @@ fn mosh_shows_a_terminal() {
     for (server_side, client_side) in [(weft(), weft()), (weft(), plain()), (plain(), weft())] {
         let port = free_port();
         let locale = |weft: Weft| weft.env("LC_ALL", "C.UTF-8").env("TERM", "xterm");
+        // Its server goes to the background, and lives as long as what started it here.
         let server = format!(
-            "mosh-server new -i 127.0.0.1 -p {port} -- sh {}",
+            "mosh-server new -i 127.0.0.1 -p {port} -- sh {}; sleep 60",
             program.display()
         );
-        let started = locale(server_side).run(&server);
-        let said = format!("MOSH CONNECT {port} ");
-        let keys = started.good().text.lines();
-        let key = keys.filter_map(|line| line.strip_prefix(&said)).next();
-        let key = key.unwrap_or_else(|| panic!("no key: {}", started.show()));
+        let running = locale(server_side).start_words(&["sh", "-c", &server]);
+        let (said, begun) = (format!("MOSH CONNECT {port} "), Instant::now());
+        let key = loop {
+            let text = running.text();
+            if let Some(key) = text.lines().find_map(|line| line.strip_prefix(&said)) {
+                break key.trim().to_owned();
+            }
+            assert!(begun.elapsed().as_secs() < 60, "no key: {text}");
+            std::thread::sleep(Duration::from_millis(10));
+        };
         let line = format!("{} mosh-client 127.0.0.1 {port}", python("terminal.py"));
-        let done = locale(client_side).env("MOSH_KEY", key.trim()).run(&line);
+        let done = locale(client_side).env("MOSH_KEY", key).run(&line);
         done.good()
             .says("mosh-says-hello")
             .says("[mosh is exiting.]");
