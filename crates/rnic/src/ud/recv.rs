@@ -1,6 +1,7 @@
 //! The receiving half of a datagram queue pair: segments are placed as they come, in the receive that their message has taken or in the
 //! region that it names, and completions are made when a message is whole or its time is up.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +32,19 @@ pub(crate) struct Arrived<'a> {
     pub(crate) to: IpAddr,
     pub(crate) traffic_class: u8,
     /// When it was taken in.
-    pub(crate) now: Instant,
+    pub(crate) now: &'a Came,
+}
+
+/// When datagrams that are taken in at once have come. Messages that are one datagram do not ask, and the clock is a part of what they cost in shared memory.
+#[derive(Default)]
+pub(crate) struct Came(Cell<Option<Instant>>);
+
+impl Came {
+    pub(super) fn time(&self) -> Instant {
+        let time = self.0.get().unwrap_or_else(Instant::now);
+        self.0.set(Some(time));
+        time
+    }
 }
 
 /// Where a message's bytes go.
@@ -129,6 +142,12 @@ pub(super) struct Counters {
 
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// As [`count`], where a lock sees to it that one thread at a time writes.
+pub(super) fn add_alone(counter: &AtomicU64, n: u64) {
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(n);
+    counter.store(sum, Ordering::Relaxed);
 }
 
 impl UdInner {
@@ -237,6 +256,7 @@ impl UdInner {
         self.received(&wr, placed, len, header.imm, source, header.solicited);
     }
 
+    /// Whoever calls this holds `taking`.
     pub(super) fn received(
         &self,
         wr: &RecvWr,
@@ -246,7 +266,7 @@ impl UdInner {
         source: UdSource,
         solicited: bool,
     ) {
-        count(&self.counters.received);
+        add_alone(&self.counters.received, 1);
         let status = match placed {
             Ok(()) => WcStatus::Success,
             Err(_) => WcStatus::LocProtErr,
@@ -343,7 +363,9 @@ impl UdInner {
             return;
         }
         let buffer = || opened.map_or(Buffer::Region, Buffer::Recv);
-        let (whole, evicted) = taking.reassembler.placed(arrived.now, ticket, buffer);
+        let (whole, evicted) = taking
+            .reassembler
+            .placed(arrived.now.time(), ticket, buffer);
         for finished in [whole, evicted].into_iter().flatten() {
             self.over(taking, finished);
         }
@@ -392,7 +414,7 @@ impl UdInner {
         let opens = ticket.opens();
         let (whole, evicted) = taking
             .reassembler
-            .placed(arrived.now, ticket, || Buffer::Region);
+            .placed(arrived.now.time(), ticket, || Buffer::Region);
         taking.recording += usize::from(opens);
         for finished in [whole, evicted].into_iter().flatten() {
             self.over(taking, finished);

@@ -12,6 +12,7 @@ use weft_wire::dgram::segment;
 
 use super::door::Visit;
 use crate::types::Ledger;
+use crate::ud::recv::add_alone;
 
 /// Bytes of each ring.
 pub(super) const RING_BYTES: u32 = 256 << 10;
@@ -64,9 +65,10 @@ pub(in crate::ud) enum Taken {
     Over,
 }
 
+/// To counts of which one thread at a time writes.
 fn add(counts: &[AtomicU64; 2], datagrams: usize, bytes: usize) {
     for (count, n) in counts.iter().zip([datagrams, bytes]) {
-        count.fetch_add(n as u64, Ordering::Relaxed);
+        add_alone(count, n as u64);
     }
 }
 
