@@ -16,7 +16,7 @@ use weft_wire::dgram::{self, Grh, Segment, Target};
 use super::flow::{Heard, heard};
 use super::record::{Maps, WriteRecord};
 use super::{UdError, UdErrorKind, UdInner};
-use crate::lock::lock;
+use crate::lock::{add_alone, lock};
 use crate::qp::{RecvSource, scatter, sub_list};
 use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len};
@@ -142,12 +142,6 @@ pub(super) struct Counters {
 
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
-}
-
-/// As [`count`], where a lock sees to it that one thread at a time writes.
-pub(super) fn add_alone(counter: &AtomicU64, n: u64) {
-    let sum = counter.load(Ordering::Relaxed).wrapping_add(n);
-    counter.store(sum, Ordering::Relaxed);
 }
 
 impl UdInner {

@@ -12,9 +12,8 @@ use weft_sys::udp::TRAIN;
 use weft_wire::dgram::{self, Segment, Target};
 
 use super::local::Pipe;
-use super::recv::add_alone;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
-use crate::lock::lock;
+use crate::lock::{add_alone, lock};
 use crate::qp::sub_list;
 use crate::types::{PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus};
 

@@ -11,8 +11,8 @@ use weft_ring::{End, Front, Role, Segment};
 use weft_wire::dgram::segment;
 
 use super::door::Visit;
+use crate::lock::add_alone;
 use crate::types::Ledger;
-use crate::ud::recv::add_alone;
 
 /// Bytes of each ring.
 pub(super) const RING_BYTES: u32 = 256 << 10;
