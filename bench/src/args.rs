@@ -97,9 +97,12 @@ Examples:
 #[derive(Args, Clone, Debug)]
 #[command(after_long_help = DGRAM_EXAMPLES)]
 pub struct DgramArgs {
-    /// Which figures of the paper [default: 5,6]
+    /// Which figures of the paper [default: 5,6; none with --from]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub figure: Vec<DgramFigure>,
+    /// Results of earlier runs (of --json), which the tables, conclusions and files are to have as well
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    pub from: Vec<PathBuf>,
     /// Message sizes: a list, or ranges by powers: 64,4K or 1..1M or 1..1M*4 [default: 1 to 1M]
     #[arg(long, value_name = "LIST|RANGE")]
     pub size: Option<Sizes>,
@@ -132,6 +135,9 @@ pub enum DgramFigure {
     /// One sender and one to three receivers: a group beside a message to each
     #[value(name = "7")]
     Seven,
+    /// How long VLC buffers, by UDP and by HTTP, plain and under weft run (needs vlc and ffmpeg)
+    #[value(name = "10")]
+    Ten,
     /// Calls of sipp over UDP and TCP, plain and under weft run (needs sip-tester)
     #[value(name = "11")]
     Eleven,

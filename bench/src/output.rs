@@ -3,12 +3,26 @@
 use crate::error::{BenchError, Result};
 use crate::report::Report;
 use clap::Args;
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Display;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+/// What earlier runs have written as JSON.
+pub(crate) fn read<T: DeserializeOwned>(files: &[PathBuf]) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    for file in files {
+        let unreadable =
+            |why: &dyn Display| BenchError::Usage(format!("{}: {why}", file.display()));
+        let text = fs::read_to_string(file).map_err(|error| unreadable(&error))?;
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            all.push(serde_json::from_str(line).map_err(|error| unreadable(&error))?);
+        }
+    }
+    Ok(all)
+}
 
 /// Options of every suite that has both.
 #[derive(Args, Clone, Debug)]

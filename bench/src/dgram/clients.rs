@@ -241,19 +241,16 @@ fn measure(count: u32, datagrams: bool) -> Result<(f64, f64)> {
     Ok((bytes, slab().unwrap_or(0.0) - before))
 }
 
+/// What was measured, by the names of the records.
+const OPS: [&str; 2] = ["clients", "clients_slab"];
+
 /// The figure.
 pub(super) fn run(
     quick: bool,
     runs: u32,
     failed: &mut dyn FnMut(&str, &BenchError),
-) -> (Vec<Record>, Section) {
+) -> Vec<Record> {
     let count = if quick { QUICK_CLIENTS } else { CLIENTS };
-    let mut table = Table::new(&[
-        "clients",
-        "over",
-        "server, MB",
-        "kernel's caches, both ends, MB",
-    ]);
     let mut records = Vec::new();
     for (transport, datagrams) in [("udp", true), ("tcp", false)] {
         let measured: Result<Vec<_>> = (0..runs.min(3))
@@ -266,41 +263,44 @@ pub(super) fn run(
                 continue;
             }
         };
-        let mut row = vec![count.to_string(), transport.to_owned()];
-        for (op, samples) in [
-            (
-                "clients",
-                measured.iter().map(|(user, _)| *user).collect::<Vec<_>>(),
-            ),
-            (
-                "clients_slab",
-                measured.iter().map(|(_, kernel)| *kernel).collect(),
-            ),
-        ] {
-            let Some(summary) = Summary::of(&samples) else {
-                continue;
-            };
-            row.push(format!("{:.2}", summary.median / 1e6));
-            let stack = if datagrams { "weft-ud" } else { "weft" };
-            let count = u64::from(count);
-            records.push(Record::new(
-                op,
-                transport,
-                stack,
-                count,
-                Metric::memory_bytes,
-                summary,
-            ));
+        let (user, kernel): (Vec<f64>, Vec<f64>) = measured.into_iter().unzip();
+        let stack = if datagrams { "weft-ud" } else { "weft" };
+        for (op, samples) in OPS.into_iter().zip([user, kernel]) {
+            let metric = Metric::memory_bytes;
+            records.extend(
+                Summary::of(&samples)
+                    .map(|s| Record::new(op, transport, stack, count.into(), metric, s)),
+            );
         }
-        table.push(row);
     }
-    let section = Section::new("A server of many clients (fig. 12)")
+    records
+}
+
+/// The figure's table.
+pub(super) fn section(records: &[Record]) -> Section {
+    let mut table = Table::new(&[
+        "clients",
+        "over",
+        "server, MB",
+        "kernel's caches, both ends, MB",
+    ]);
+    for record in records.iter().filter(|record| record.op == OPS[0]) {
+        let mut others = records.iter().filter(|other| other.op == OPS[1]);
+        let kernel = others.find(|other| other.transport == record.transport);
+        let mb = |record: &Record| format!("{:.2}", record.summary.median / 1e6);
+        table.push([
+            record.bytes.to_string(),
+            record.transport.clone(),
+            mb(record),
+            kernel.map_or_else(String::new, mb),
+        ]);
+    }
+    Section::new("A server of many clients (fig. 12)")
         .text(
             "Private memory of the server: one datagram queue pair that has answered each client once, and as many connections that are idle. What the kernel's caches \
              (Slab in /proc/meminfo) grew by is of the whole system, and of both ends.",
         )
-        .table(table);
-    (records, section)
+        .table(table)
 }
 
 /// How much less the server takes with datagrams: of its own memory, and with the kernel's.
@@ -310,8 +310,8 @@ pub(super) fn saved(records: &[Record]) -> [Option<f64>; 2] {
         let found = found.find(|record| record.transport == transport)?;
         Some(found.summary.median.max(0.0))
     };
-    let user = of("clients", "udp").zip(of("clients", "tcp"));
-    let kernel = of("clients_slab", "udp").zip(of("clients_slab", "tcp"));
+    let user = of(OPS[0], "udp").zip(of(OPS[0], "tcp"));
+    let kernel = of(OPS[1], "udp").zip(of(OPS[1], "tcp"));
     let less = |(udp, tcp): (f64, f64)| 1.0 - udp / tcp;
     let both = user.zip(kernel);
     [

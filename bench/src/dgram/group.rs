@@ -163,13 +163,54 @@ fn measure(bytes: u64, receivers: usize, group: bool) -> Result<(f64, f64)> {
     Ok((valid as f64 / 1e9 / seconds, valid as f64 / whole as f64))
 }
 
+/// A group, and a message to each.
+const OPS: [&str; 2] = ["group", "each"];
+
+fn case(receivers: usize) -> String {
+    format!("{receivers} receivers")
+}
+
 /// The figure.
 pub(super) fn run(
     quick: bool,
     runs: u32,
     failed: &mut dyn FnMut(&str, &BenchError),
-) -> (Vec<Record>, Section) {
+) -> Vec<Record> {
     let sizes: &[u64] = if quick { &QUICK } else { &SIZES };
+    let mut records = Vec::new();
+    for receivers in RECEIVERS {
+        for &bytes in sizes {
+            for op in OPS {
+                let measured: Result<Vec<_>> = (0..runs)
+                    .map(|_| measure(bytes, receivers, op == OPS[0]))
+                    .collect();
+                let measured = match measured {
+                    Ok(measured) => measured,
+                    Err(error) => {
+                        failed(&format!("{op}, {receivers} receivers, {bytes} B"), &error);
+                        continue;
+                    }
+                };
+                let (speeds, shares): (Vec<f64>, Vec<f64>) = measured.into_iter().unzip();
+                for (metric, samples) in [
+                    (Metric::bandwidth_GBps, speeds),
+                    (Metric::valid_share, shares),
+                ] {
+                    let Some(summary) = Summary::of(&samples) else {
+                        continue;
+                    };
+                    let mut record = Record::new(op, "udp", "weft-ud", bytes, metric, summary);
+                    record.case = Some(case(receivers));
+                    records.push(record);
+                }
+            }
+        }
+    }
+    records
+}
+
+/// The figure's table and plot.
+pub(super) fn section(records: &[Record]) -> Section {
     let title = "One sender, one to three receivers (fig. 7)";
     let mut table = Table::new(&[
         "size",
@@ -180,65 +221,46 @@ pub(super) fn run(
         "came",
     ]);
     let mut plot = Plot::new(title, Axis::bytes(), Axis::linear("GB/s, all receivers"));
-    let mut records = Vec::new();
     for receivers in RECEIVERS {
-        let mut lines = [Vec::new(), Vec::new()];
-        for &bytes in sizes {
-            let mut row = vec![crate::size::human(bytes), receivers.to_string()];
-            for (line, op) in [(0, "group"), (1, "each")] {
-                let measured: Result<Vec<_>> = (0..runs)
-                    .map(|_| measure(bytes, receivers, line == 0))
-                    .collect();
-                let measured = match measured {
-                    Ok(measured) => measured,
-                    Err(error) => {
-                        failed(&format!("{op}, {receivers} receivers, {bytes} B"), &error);
-                        row.extend([String::new(), String::new()]);
-                        continue;
-                    }
-                };
-                let speeds: Vec<f64> = measured.iter().map(|(speed, _)| *speed).collect();
-                let shares: Vec<f64> = measured.iter().map(|(_, share)| *share).collect();
-                for (metric, samples) in [
-                    (Metric::bandwidth_GBps, &speeds),
-                    (Metric::valid_share, &shares),
-                ] {
-                    let Some(summary) = Summary::of(samples) else {
-                        continue;
-                    };
-                    row.push(format!("{:.3}", summary.median));
-                    if metric == Metric::bandwidth_GBps {
-                        lines[line].push((bytes as f64, summary.median));
-                    }
-                    let mut record = Record::new(op, "udp", "weft-ud", bytes, metric, summary);
-                    record.case = Some(format!("{receivers} receivers"));
-                    records.push(record);
-                }
+        let of = |op: &str, bytes, metric| {
+            let case = Some(case(receivers));
+            let mut found = records.iter().filter(|r| r.op == op && r.case == case);
+            let found = found.find(|r| r.bytes == bytes && r.metric == metric)?;
+            Some(found.summary.median)
+        };
+        for bytes in SIZES {
+            let both = OPS.map(|op| {
+                [Metric::bandwidth_GBps, Metric::valid_share].map(|metric| of(op, bytes, metric))
+            });
+            let cells: Vec<_> = both.into_iter().flatten().collect();
+            if cells.iter().any(Option::is_some) {
+                let cells = cells.into_iter();
+                let cells = cells.map(|v| v.map_or_else(String::new, |v| format!("{v:.3}")));
+                let row = [crate::size::human(bytes), receivers.to_string()];
+                table.push(row.into_iter().chain(cells));
             }
-            table.push(row);
         }
-        let [group, each] = lines;
-        plot = plot
-            .series(Series::new(
-                format!("group, {receivers}"),
-                Stroke::Weft,
-                group,
-            ))
-            .series(
-                Series::new(format!("each in turn, {receivers}"), Stroke::Other, each).dashed(),
-            );
+        for (op, name) in OPS.into_iter().zip(["group", "each in turn"]) {
+            let speed = |bytes: u64| Some((bytes as f64, of(op, bytes, Metric::bandwidth_GBps)?));
+            let points = SIZES.into_iter().filter_map(speed).collect();
+            let name = format!("{name}, {receivers}");
+            plot = plot.series(if op == OPS[0] {
+                Series::new(name, Stroke::Weft, points)
+            } else {
+                Series::new(name, Stroke::Other, points).dashed()
+            });
+        }
     }
-    let section = Section::new(title)
+    Section::new(title)
         .text("Send/recv on the loopback interface. Groups are not paced: what a receiver does not take in time is lost.")
         .table(table)
-        .plot(plot);
-    (records, section)
+        .plot(plot)
 }
 
 /// What three receivers get of a group in all, of what one gets, and of what three get in turn: for the largest message.
 pub(super) fn gains(records: &[Record]) -> [Option<f64>; 2] {
     let of = |op: &str, receivers: usize| {
-        let case = format!("{receivers} receivers");
+        let case = case(receivers);
         let found = records.iter().filter(|record| {
             record.op == op
                 && record.metric == Metric::bandwidth_GBps

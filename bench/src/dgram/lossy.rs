@@ -11,6 +11,7 @@ use crate::record::{Metric, Record};
 use crate::report::{Section, Table};
 use crate::stats::Summary;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -229,12 +230,23 @@ fn measure(link: &Link, plan: &Plan) -> Result<(f64, f64)> {
     }
 }
 
-/// Measures all points of the figures, and says what they are to show. `failed` is told of points that could not be measured.
-pub(crate) fn run(
+/// A point as its records name it.
+fn case(loss: u32, segment: u32, way: Way) -> String {
+    let percent = f64::from(loss) / 10_000.0;
+    let whole = if way == Way::WholeRecord {
+        ", whole only"
+    } else {
+        ""
+    };
+    format!("loss {percent} %, segments of {segment}{whole}")
+}
+
+/// Measures all points of the figures. `failed` is told of points that could not be measured.
+pub(super) fn run(
     args: &DgramArgs,
     runs: u32,
     failed: &mut dyn FnMut(&str, &BenchError),
-) -> (Vec<Record>, Vec<Section>) {
+) -> Vec<Record> {
     let sizes = match &args.size {
         Some(sizes) => sizes.0.clone(),
         None if args.quick => vec![64 << 10, 256 << 10],
@@ -244,7 +256,7 @@ pub(crate) fn run(
     let runs = runs.min(if args.quick { 1 } else { 3 });
     let points = losses.len() * SEGMENTS.len() * sizes.len() * Way::ALL.len();
     let mut progress = Progress::new(points as u64);
-    let (mut records, mut sections) = (Vec::new(), Vec::new());
+    let mut records = Vec::new();
     for &loss in losses {
         let percent = f64::from(loss) / 10_000.0;
         let shape = Shape {
@@ -255,86 +267,108 @@ pub(crate) fn run(
         let link = match Link::new(shape, MTU) {
             Ok(link) => link,
             Err(error) => {
-                failed(
-                    &format!("loss of {percent} %"),
-                    &stack("make a link")(error),
-                );
+                let what = format!("loss of {percent} %");
+                failed(&what, &stack("make a link")(error));
                 continue;
             }
         };
-        let title = format!("Loss of {percent} % of packets of {MTU} bytes (figs. 8 and 9)");
-        let mut header = vec!["size".to_owned(), "segment".to_owned()];
-        for way in Way::ALL {
-            header.push(format!("{}: GB/s", way.name()));
-            header.push("valid".to_owned());
-        }
-        let header: Vec<&str> = header.iter().map(String::as_str).collect();
-        let mut table = Table::new(&header);
-        for (segment, &bytes) in SEGMENTS
-            .iter()
-            .flat_map(|segment| sizes.iter().map(move |bytes| (*segment, bytes)))
-        {
-            let mut row = vec![crate::size::human(bytes), segment.to_string()];
-            for way in Way::ALL {
-                let what = format!(
-                    "{}, {}, loss {percent} %",
-                    way.name(),
-                    crate::size::human(bytes)
-                );
-                progress.at(&what);
-                let plan = Plan {
-                    ip: IpAddr::V4(weft_link::FAR),
-                    way,
-                    bytes,
-                    segment,
-                };
-                let measured: Result<Vec<_>> = (0..runs).map(|_| measure(&link, &plan)).collect();
-                progress.step();
-                let measured = match measured {
-                    Ok(measured) => measured,
-                    Err(error) => {
-                        failed(&what, &error);
-                        row.extend([String::new(), String::new()]);
-                        continue;
-                    }
-                };
-                let shares: Vec<f64> = measured.iter().map(|(share, _)| *share).collect();
-                let speeds: Vec<f64> = measured.iter().map(|(_, speed)| *speed).collect();
-                for (metric, samples, digits) in [
-                    (Metric::bandwidth_GBps, &speeds, 4),
-                    (Metric::valid_share, &shares, 3),
-                ] {
-                    let Some(summary) = Summary::of(samples) else {
-                        continue;
-                    };
-                    row.push(format!("{:.digits$}", summary.median));
-                    let mut record =
-                        Record::new(way.op(), "udp", "weft-ud", bytes, metric, summary);
-                    record.case = Some(format!(
-                        "loss {percent} %, segments of {segment}{}",
-                        if way == Way::WholeRecord {
-                            ", whole only"
-                        } else {
-                            ""
-                        }
-                    ));
-                    records.push(record);
+        let points = SEGMENTS.iter().flat_map(|segment| {
+            let sizes = sizes.iter();
+            sizes.flat_map(move |bytes| Way::ALL.map(|way| (*segment, *bytes, way)))
+        });
+        for (segment, bytes, way) in points {
+            let size = crate::size::human(bytes);
+            let what = format!("{}, {size}, loss {percent} %", way.name());
+            progress.at(&what);
+            let plan = Plan {
+                ip: IpAddr::V4(weft_link::FAR),
+                way,
+                bytes,
+                segment,
+            };
+            let measured: Result<Vec<_>> = (0..runs).map(|_| measure(&link, &plan)).collect();
+            progress.step();
+            let measured = match measured {
+                Ok(measured) => measured,
+                Err(error) => {
+                    failed(&what, &error);
+                    continue;
                 }
+            };
+            let (shares, speeds): (Vec<f64>, Vec<f64>) = measured.into_iter().unzip();
+            for (metric, samples) in [
+                (Metric::bandwidth_GBps, speeds),
+                (Metric::valid_share, shares),
+            ] {
+                let Some(summary) = Summary::of(&samples) else {
+                    continue;
+                };
+                let mut record = Record::new(way.op(), "udp", "weft-ud", bytes, metric, summary);
+                record.case = Some(case(loss, segment, way));
+                records.push(record);
             }
-            table.push(row);
         }
-        sections.push(Section::new(title).table(table));
     }
-    (records, sections)
+    records
 }
 
-/// The share of valid bytes of a point.
-pub(crate) fn share(records: &[Record], op: &str, bytes: u64, case: &str) -> Option<f64> {
+fn value(records: &[Record], op: &str, bytes: u64, case: &str, metric: Metric) -> Option<f64> {
     let found = records.iter().find(|record| {
-        record.metric == Metric::valid_share
+        record.metric == metric
             && record.op == op
             && record.bytes == bytes
             && record.case.as_deref() == Some(case)
     });
     found.map(|record| record.summary.median)
+}
+
+/// A table for each loss.
+pub(super) fn sections(records: &[Record]) -> Vec<Section> {
+    let mut header = vec!["size".to_owned(), "segment".to_owned()];
+    for way in Way::ALL {
+        header.push(format!("{}: GB/s", way.name()));
+        header.push("valid".to_owned());
+    }
+    let header: Vec<&str> = header.iter().map(String::as_str).collect();
+    let sizes: BTreeSet<u64> = records.iter().map(|record| record.bytes).collect();
+    let section = |loss: u32| {
+        let mut table = Table::new(&header);
+        for (segment, bytes) in SEGMENTS
+            .into_iter()
+            .flat_map(|segment| sizes.iter().map(move |bytes| (segment, *bytes)))
+        {
+            let of = |way: Way, metric| {
+                let case = case(loss, segment, way);
+                value(records, way.op(), bytes, &case, metric)
+            };
+            let cells = Way::ALL.map(|way| {
+                let speed = of(way, Metric::bandwidth_GBps).map(|v| format!("{v:.4}"));
+                let share = of(way, Metric::valid_share).map(|v| format!("{v:.3}"));
+                [speed, share]
+            });
+            if cells.iter().flatten().any(Option::is_some) {
+                let cells = cells.into_iter().flatten().map(Option::unwrap_or_default);
+                let row = [crate::size::human(bytes), segment.to_string()];
+                table.push(row.into_iter().chain(cells));
+            }
+        }
+        let percent = f64::from(loss) / 10_000.0;
+        Section::new(format!(
+            "Loss of {percent} % of packets of {MTU} bytes (figs. 8 and 9)"
+        ))
+        .table(table)
+    };
+    LOSSES.into_iter().map(section).collect()
+}
+
+/// The share of valid bytes of a point: partial messages count where they can.
+pub(super) fn share(
+    records: &[Record],
+    op: &str,
+    bytes: u64,
+    loss: u32,
+    segment: u32,
+) -> Option<f64> {
+    let case = case(loss, segment, Way::Record);
+    value(records, op, bytes, &case, Metric::valid_share)
 }

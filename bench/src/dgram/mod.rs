@@ -1,19 +1,22 @@
-//! The suite `weft bench dgram`: the datagram paper's figs. 5 to 9, 11 and 12, and what they are to reach.
+//! The suite `weft bench dgram`: the datagram paper's figs. 5 to 12, and what they are to reach.
 
 pub(crate) mod clients;
+mod conclusions;
 pub(crate) mod group;
 pub(crate) mod lossy;
 mod sipp;
+mod vlc;
 
 use crate::args::{DgramArgs, DgramFigure};
 use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
-use crate::error::Result;
+use crate::error::{BenchError, Result};
 use crate::process::Peer;
 use crate::progress::Progress;
 use crate::record::{Metric, Record, of_suite};
 use crate::report::{Axis, Plot, Report, Section, Series, Stroke, Table};
 use crate::scenario::{Contender, Effort, Group, run_group, window};
 use crate::usage;
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -37,7 +40,9 @@ const QUICK: [u64; 4] = [64, 1 << 10, 64 << 10, 512 << 10];
 
 /// Runs the suite: prints tables and conclusions, and writes what the options ask for.
 pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
+    let mut records: Vec<Record> = crate::output::read(&args.from)?;
     let mut output = args.output.open()?;
+    output.lines(&records)?;
     let effort = Effort {
         runs: args.runs.unwrap_or(if args.quick { 3 } else { 10 }),
         target: Duration::from_secs_f64(args.seconds.unwrap_or(if args.quick {
@@ -51,7 +56,6 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
     let load = usage::load_average();
     let mut context = Context::default();
     let mut progress = Progress::new(groups.len() as u64);
-    let mut records = Vec::new();
     for group in &groups {
         let what = group.describe();
         progress.at(&what);
@@ -63,23 +67,21 @@ pub(crate) fn run(args: &DgramArgs) -> Result<ExitCode> {
         progress.step();
     }
     drop(progress);
-    let mut sections = Vec::new();
     for figure in args.figures() {
-        let mut failed = |what: &str, error: &crate::error::BenchError| output.failed(what, error);
-        let one = |(records, section)| (records, vec![section]);
-        let (new, tables) = match figure {
+        let mut failed = |what: &str, error: &BenchError| output.failed(what, error);
+        let new = match figure {
             DgramFigure::Five | DgramFigure::Six => continue,
-            DgramFigure::Seven => one(group::run(args.quick, effort.runs, &mut failed)),
+            DgramFigure::Seven => group::run(args.quick, effort.runs, &mut failed),
             DgramFigure::Nine => lossy::run(args, effort.runs, &mut failed),
-            DgramFigure::Eleven => one(sipp::run(args.quick, effort.runs, &mut failed)),
-            DgramFigure::Twelve => one(clients::run(args.quick, effort.runs, &mut failed)),
+            DgramFigure::Ten => vlc::run(effort.runs, &mut failed),
+            DgramFigure::Eleven => sipp::run(args.quick, effort.runs, &mut failed),
+            DgramFigure::Twelve => clients::run(args.quick, effort.runs, &mut failed),
         };
         let new = of_suite("dgram", new);
         output.lines(&new)?;
         records.extend(new);
-        sections.extend(tables);
     }
-    output.finish(&report(args, &records, sections, &effort, &load))
+    output.finish(&report(args, &records, &effort, &load))
 }
 
 fn groups(args: &DgramArgs) -> Vec<Group> {
@@ -187,264 +189,106 @@ fn median(records: &[Record], line: usize, bytes: u64, metric: Metric) -> Option
             && r.op == op
             && r.bytes == bytes
             && r.metric == metric
+            && r.case.is_none()
     });
     found.map(|record| record.summary.median)
 }
 
-fn report(
-    args: &DgramArgs,
-    records: &[Record],
-    lossy: Vec<Section>,
-    effort: &Effort,
-    load: &str,
-) -> Report {
+fn report(args: &DgramArgs, records: &[Record], effort: &Effort, load: &str) -> Report {
     let mut report = Report::new("weft bench dgram");
-    report.intro.push(format!(
-        "Datagram queue pairs over UDP beside reliable connections over TCP and shared memory, all with CRC-32C where bytes cross a network; medians of {} runs of {:?} each, \
-         all of them turn by turn on the loopback interface. The load of the last minute was {load} at the start.",
-        effort.runs, effort.target
-    ));
-    let mut sizes: Vec<u64> = records.iter().map(|record| record.bytes).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    for figure in args.figures() {
-        let (title, metric, unit) = match figure {
-            DgramFigure::Five => (
-                "Latency (the paper's fig. 5), both sides spin",
-                Metric::latency_us_p50,
-                "microseconds, one way",
-            ),
-            DgramFigure::Six => (
-                "Bandwidth (fig. 6)",
-                Metric::bandwidth_GBps,
-                "GB/s, one direction",
-            ),
-            _ => continue,
-        };
-        let mut header = vec!["size"];
-        header.extend(LINES.iter().map(|(.., name)| *name));
-        let mut table = Table::new(&header);
-        for &bytes in &sizes {
-            let mut row = vec![crate::size::human(bytes)];
-            for line in 0..LINES.len() {
-                let value = median(records, line, bytes, metric);
-                row.push(value.map_or_else(String::new, |value| format!("{value:.3}")));
-            }
-            table.push(row);
-        }
-        let mut plot = Plot::new(title, Axis::bytes(), Axis::log(unit));
-        for (line, (stack, _, op, name)) in LINES.iter().enumerate() {
-            let points = sizes
-                .iter()
-                .filter_map(|&bytes| Some((bytes as f64, median(records, line, bytes, metric)?)));
-            let stroke = match *stack {
-                "weft-ud" | "weft-rd" => Stroke::Weft,
-                "weft" if line < 4 => Stroke::Tcp,
-                "weft" => Stroke::WeftOther,
-                _ => Stroke::Other,
-            };
-            let series = Series::new(*name, stroke, points.collect());
-            plot = plot.series(if *op == "send" {
-                series
-            } else {
-                series.dashed()
-            });
-        }
-        report
-            .sections
-            .push(Section::new(title).text(unit).table(table).plot(plot));
-    }
-    report.sections.extend(lossy);
-    report.sections.push(conclusions(records, &sizes));
+    report.intro.push(
+        "Datagram queue pairs over UDP beside reliable connections over TCP and shared memory, all with CRC-32C where bytes cross a network, turn by turn on one machine."
+            .to_owned(),
+    );
+    report.intro.push(if args.from.is_empty() {
+        format!(
+            "Medians of {} runs of {:?} each. The load of the last minute was {load} at the start.",
+            effort.runs, effort.target
+        )
+    } else {
+        "Results of several runs of this suite, which are kept as JSON; each number's runs are counted there."
+            .to_owned()
+    });
+    let sizes = sizes(records);
+    report.sections.extend([
+        lines(
+            records,
+            &sizes,
+            "Latency (the paper's fig. 5), both sides spin",
+            Metric::latency_us_p50,
+            "microseconds, one way",
+        ),
+        lines(
+            records,
+            &sizes,
+            "Bandwidth (fig. 6)",
+            Metric::bandwidth_GBps,
+            "GB/s, one direction",
+        ),
+    ]);
+    report.sections.push(group::section(records));
+    report.sections.extend(lossy::sections(records));
+    report.sections.push(vlc::section(records));
+    report.sections.push(sipp::section(records));
+    report.sections.push(clients::section(records));
+    report.sections.push(conclusions::section(records, &sizes));
+    report.sections.retain(Section::has_rows);
     report
 }
 
-/// What the paper finds, and whether it holds here.
-fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
-    let latency = |line, bytes| median(records, line, bytes, Metric::latency_us_p50);
-    let speed = |line, bytes| median(records, line, bytes, Metric::bandwidth_GBps);
-    let small = || sizes.iter().copied().filter(|bytes| *bytes <= 2048);
-    let gain = |ud, rc| -> Option<f64> {
-        let gains =
-            small().filter_map(|bytes| Some(1.0 - latency(ud, bytes)? / latency(rc, bytes)?));
-        let gains: Vec<f64> = gains.collect();
-        (!gains.is_empty()).then(|| gains.iter().sum::<f64>() / gains.len() as f64)
+/// Sizes of the messages of figs. 5 and 6.
+fn sizes(records: &[Record]) -> Vec<u64> {
+    let of_lines = |record: &&Record| {
+        let mut lines = LINES.iter();
+        record.case.is_none()
+            && lines.any(|line| (record.stack.as_str(), record.op.as_str()) == (line.0, line.2))
     };
-    let ratio = |ud, rc, bytes| -> Option<f64> { Some(speed(ud, bytes)? / speed(rc, bytes)?) };
-    let most = |ud| -> Option<f64> {
-        let bare = |bytes: &u64| Some(speed(6 + ud, *bytes)? / speed(ud, *bytes)?);
-        let bare = sizes.iter().filter_map(bare);
-        bare.reduce(f64::max)
-    };
-    let valid = |op, segment: u32| {
-        let case = format!("loss 1 %, segments of {segment}");
-        lossy::share(records, op, 256 << 10, &case)
-    };
-    let [of_one, of_each] = group::gains(records);
-    let [response, calls, of_tcp] = sipp::ratios(records);
-    let [saved, saved_in_all] = clients::saved(records);
-    let rows = [
-        (
-            "UD send/recv latency below RC over TCP, up to 2 KiB (paper: 18.1 %)",
-            gain(0, 2),
-            0.18,
-            true,
-        ),
-        (
-            "Write-Record latency below RC Write over TCP, up to 2 KiB (paper: 24.4 %)",
-            gain(1, 3),
-            0.18,
-            true,
-        ),
-        (
-            "Write-Record bandwidth over RC Write, 1 KiB (paper: 2.9)",
-            ratio(1, 3, 1 << 10),
-            1.5,
-            true,
-        ),
-        (
-            "Write-Record bandwidth over RC Write, 512 KiB (paper: 3.6)",
-            ratio(1, 3, 512 << 10),
-            1.0,
-            true,
-        ),
-        (
-            "UD send/recv bandwidth over RC, 256 KiB (paper: 1.33)",
-            ratio(0, 2, 256 << 10),
-            1.0,
-            true,
-        ),
-        (
-            "Write-Record, valid bytes of 256 KiB messages, 1 % loss, segments of 1,400",
-            valid("write_record", 1400),
-            0.9,
-            true,
-        ),
-        (
-            "the same of send/recv (no target)",
-            valid("send", 1400),
-            0.0,
-            true,
-        ),
-        (
-            "reliable datagrams' latency over UD's, 64 B (no target)",
-            latency(8, 64).zip(latency(0, 64)).map(|(rd, ud)| rd / ud),
-            0.0,
-            true,
-        ),
-        (
-            "reliable datagrams' bandwidth over UD's, 512 KiB (no target)",
-            ratio(8, 0, 512 << 10),
-            0.0,
-            true,
-        ),
-        (
-            "shared memory: UD send/recv latency over RC's, 64 B",
-            latency(10, 64).zip(latency(4, 64)).map(|(ud, rc)| ud / rc),
-            1.5,
-            false,
-        ),
-        (
-            "shared memory: Write-Record latency over RC Write's, 64 B (no target)",
-            latency(11, 64).zip(latency(5, 64)).map(|(ud, rc)| ud / rc),
-            0.0,
-            true,
-        ),
-        (
-            "UD send/recv messages a second, shared memory over UDP, 64 B (no target)",
-            ratio(10, 0, 64),
-            0.0,
-            true,
-        ),
-        (
-            "UD send/recv messages a second, shared memory over bare UDP, a datagram a call, 64 B",
-            ratio(10, 14, 64),
-            10.0,
-            true,
-        ),
-        (
-            "UD send/recv bandwidth, shared memory over UDP, 512 KiB (no target)",
-            ratio(10, 0, 512 << 10),
-            0.0,
-            true,
-        ),
-        (
-            "bare sendmmsg over UD send/recv, the largest ratio",
-            most(0),
-            1.1,
-            false,
-        ),
-        (
-            "bare sendmmsg over Write-Record, the largest ratio",
-            most(1),
-            1.1,
-            false,
-        ),
-        (
-            "bandwidth of a group of three receivers over that of one (no target)",
-            of_one,
-            0.0,
-            true,
-        ),
-        (
-            "bandwidth of a group of three receivers over that to each in turn (no target)",
-            of_each,
-            0.0,
-            true,
-        ),
-        (
-            "SIPp's mean response time under weft run over plain UDP's",
-            response,
-            1.0,
-            false,
-        ),
-        (
-            "SIPp's calls a second under weft run over plain UDP's",
-            calls,
-            1.2,
-            true,
-        ),
-        (
-            "SIPp's mean response time, UDP over TCP, both under weft run (paper: 0.57)",
-            of_tcp,
-            1.0,
-            false,
-        ),
-        (
-            "memory of a server of many clients, less with datagrams (paper: 0.241)",
-            saved,
-            0.24,
-            true,
-        ),
-        (
-            "the same with the kernel's caches of both ends",
-            saved_in_all,
-            0.24,
-            true,
-        ),
-    ];
-    let mut table = Table::new(&["what", "here", "to reach", "holds"]);
-    for (what, value, target, at_least) in rows {
-        let Some(value) = value else { continue };
-        let holds = if at_least {
-            value >= target
-        } else {
-            value <= target
-        };
-        let sign = if at_least { "at least" } else { "at most" };
-        table.push(vec![
-            what.to_owned(),
-            format!("{value:.2}"),
-            format!("{sign} {target:.2}"),
-            if holds { "yes" } else { "no" }.to_owned(),
-        ]);
+    let sizes: BTreeSet<u64> = records
+        .iter()
+        .filter(of_lines)
+        .map(|record| record.bytes)
+        .collect();
+    sizes.into_iter().collect()
+}
+
+/// A figure of lines over sizes.
+fn lines(records: &[Record], sizes: &[u64], title: &str, metric: Metric, unit: &str) -> Section {
+    let value = |line, bytes| median(records, line, bytes, metric);
+    let mut header = vec!["size"];
+    header.extend(LINES.iter().map(|(.., name)| *name));
+    let mut table = Table::new(&header);
+    for &bytes in sizes {
+        let values: Vec<_> = (0..LINES.len()).map(|line| value(line, bytes)).collect();
+        if values.iter().any(Option::is_some) {
+            let values = values.into_iter();
+            let cells = values.map(|v| v.map_or_else(String::new, |v| format!("{v:.3}")));
+            table.push([crate::size::human(bytes)].into_iter().chain(cells));
+        }
     }
-    Section::new("Conclusions").table(table)
+    let mut plot = Plot::new(title, Axis::bytes(), Axis::log(unit));
+    for (line, (stack, _, op, name)) in LINES.iter().enumerate() {
+        let points = sizes
+            .iter()
+            .filter_map(|&bytes| Some((bytes as f64, value(line, bytes)?)));
+        let stroke = match *stack {
+            "weft-ud" | "weft-rd" => Stroke::Weft,
+            "weft" if line < 4 => Stroke::Tcp,
+            "weft" => Stroke::WeftOther,
+            _ => Stroke::Other,
+        };
+        let series = Series::new(*name, stroke, points.collect());
+        plot = plot.series(if *op == "send" {
+            series
+        } else {
+            series.dashed()
+        });
+    }
+    Section::new(title).text(unit).table(table).plot(plot)
 }
 
 impl DgramArgs {
     fn figures(&self) -> Vec<DgramFigure> {
-        if self.figure.is_empty() {
+        if self.figure.is_empty() && self.from.is_empty() {
             vec![DgramFigure::Five, DgramFigure::Six]
         } else {
             self.figure.clone()

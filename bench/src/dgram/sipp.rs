@@ -8,6 +8,7 @@ use crate::report::{Section, Table};
 use crate::run::world::{Stack, World, failed as error, free_port, program};
 use crate::stats::Summary;
 
+const TITLE: &str = "SIPp (fig. 11)";
 /// Transport of `SIPp`, and its option: over TCP each call has a connection.
 const TRANSPORTS: [(&str, &str); 2] = [("udp", "u1"), ("tcp", "tn")];
 const STACKS: [Stack; 2] = [Stack::Plain, Stack::Weft];
@@ -78,23 +79,12 @@ fn measure(world: &World, stack: Stack, option: &str, calls: u32) -> Result<Run>
     Ok(Run { response, calls })
 }
 
-fn stack_name(stack: Stack) -> &'static str {
-    if stack == Stack::Plain {
-        "plain"
-    } else {
-        "weft-run"
-    }
-}
-
 /// The figure.
 pub(super) fn run(
     quick: bool,
     runs: u32,
     failed: &mut dyn FnMut(&str, &BenchError),
-) -> (Vec<Record>, Section) {
-    let mut table = Table::new(&["over", "", "mean response, ms", "calls a second"]);
-    let title = "SIPp (fig. 11)";
-    let mut records = Vec::new();
+) -> Vec<Record> {
     let world = if program("sipp").is_none() {
         Err(error(
             "start SIPp",
@@ -107,7 +97,7 @@ pub(super) fn run(
         Ok(world) => world,
         Err(error) => {
             failed("SIPp", &error);
-            return (records, Section::new(title));
+            return Vec::new();
         }
     };
     let calls = if quick { 1000 } else { 10_000 };
@@ -117,47 +107,60 @@ pub(super) fn run(
         for (i, ((transport, option), stack)) in every().enumerate() {
             match measure(&world, stack, option, calls) {
                 Ok(run) => {
-                    samples[i].0.push(run.response);
+                    samples[i].0.push(run.response * 1e3);
                     samples[i].1.push(run.calls);
                 }
-                Err(error) => failed(&format!("SIPp, {transport}, {}", stack_name(stack)), &error),
+                Err(error) => failed(&format!("SIPp, {transport}, {}", stack.short()), &error),
             }
         }
     }
+    let mut records = Vec::new();
     for (((transport, _), stack), (responses, rates)) in every().zip(&samples) {
-        let mut row = vec![transport.to_owned(), stack_name(stack).to_owned()];
         for (metric, samples) in [
-            (
-                Metric::latency_us_mean,
-                &responses.iter().map(|ms| ms * 1e3).collect::<Vec<_>>(),
-            ),
+            (Metric::latency_us_mean, responses),
             (Metric::messages_per_s, rates),
         ] {
             let Some(summary) = Summary::of(samples) else {
                 continue;
             };
-            row.push(if metric == Metric::messages_per_s {
-                format!("{:.0}", summary.median)
-            } else {
-                format!("{:.2}", summary.median / 1e3)
-            });
-            records.push(Record::new(
-                "sipp",
-                transport,
-                stack_name(stack),
-                0,
-                metric,
-                summary,
-            ));
+            let calls = u64::from(calls);
+            let name = stack.short();
+            let mut record = Record::new("sipp", transport, name, 0, metric, summary);
+            record.case = Some(format!("{calls} calls"));
+            records.push(record);
         }
-        table.push(row);
     }
-    let section = Section::new(title)
+    records
+}
+
+/// A value of `SIPp`'s.
+fn value(records: &[Record], transport: &str, stack: Stack, metric: Metric) -> Option<f64> {
+    let mut found = records.iter().filter(|record| record.op == "sipp");
+    let found = found
+        .find(|r| r.transport == transport && r.stack == stack.short() && r.metric == metric)?;
+    Some(found.summary.median)
+}
+
+/// The figure's table.
+pub(super) fn section(records: &[Record]) -> Section {
+    let mut table = Table::new(&["over", "", "mean response, ms", "calls a second"]);
+    for ((transport, _), stack) in every() {
+        let of = |metric| value(records, transport, stack, metric);
+        let (time, calls) = (of(Metric::latency_us_mean), of(Metric::messages_per_s));
+        if time.is_some() || calls.is_some() {
+            table.push([
+                transport.to_owned(),
+                stack.short().to_owned(),
+                time.map_or_else(String::new, |us| format!("{:.2}", us / 1e3)),
+                calls.map_or_else(String::new, |calls| format!("{calls:.0}")),
+            ]);
+        }
+    }
+    Section::new(TITLE)
         .text(format!(
-            "{calls} calls, {AT_ONCE} at once, as fast as they go; response times are counted by SIPp in milliseconds. Over TCP each call has a connection of its own."
+            "{AT_ONCE} calls at once, as fast as they go; response times are counted by SIPp in milliseconds. Over TCP each call has a connection of its own."
         ))
-        .table(table);
-    (records, section)
+        .table(table)
 }
 
 fn every() -> impl Iterator<Item = ((&'static str, &'static str), Stack)> {
@@ -168,23 +171,16 @@ fn every() -> impl Iterator<Item = ((&'static str, &'static str), Stack)> {
 
 /// Response time and calls a second of `weft run` over those of plain UDP; response time of its UDP over that of its TCP.
 pub(super) fn ratios(records: &[Record]) -> [Option<f64>; 3] {
-    let of = |transport: &str, stack: &str, metric| {
-        let mut found = records.iter().filter(|record| record.op == "sipp");
-        let found =
-            found.find(|r| r.transport == transport && r.stack == stack && r.metric == metric)?;
-        Some(found.summary.median)
-    };
-    let ratio = |(a, b): (f64, f64)| a / b;
+    let of = |transport, stack, metric| value(records, transport, stack, metric);
+    // Answers within SIPp's millisecond take none.
+    let ratio = |(a, b): (f64, f64)| if a == 0.0 && b == 0.0 { 1.0 } else { a / b };
     let (response, calls) = (Metric::latency_us_mean, Metric::messages_per_s);
+    let ours = of("udp", Stack::Weft, response);
     [
-        of("udp", "weft-run", response)
-            .zip(of("udp", "plain", response))
+        ours.zip(of("udp", Stack::Plain, response)).map(ratio),
+        of("udp", Stack::Weft, calls)
+            .zip(of("udp", Stack::Plain, calls))
             .map(ratio),
-        of("udp", "weft-run", calls)
-            .zip(of("udp", "plain", calls))
-            .map(ratio),
-        of("udp", "weft-run", response)
-            .zip(of("tcp", "weft-run", response))
-            .map(ratio),
+        ours.zip(of("tcp", Stack::Weft, response)).map(ratio),
     ]
 }

@@ -4,6 +4,7 @@
 mod conclusions;
 mod live;
 mod rtp;
+pub(crate) use rtp::movie;
 mod server;
 mod show;
 mod viewer;

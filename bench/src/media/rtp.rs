@@ -26,7 +26,7 @@ pub(super) fn is_installed() -> bool {
 }
 
 /// H.264 of this rate, made once: noise, so that the rate is kept.
-fn movie(dir: &Path, rate: f64) -> Result<PathBuf> {
+pub(crate) fn movie(dir: &Path, rate: f64) -> Result<PathBuf> {
     let path = dir.join(format!("vlc-{rate}.ts"));
     if path.exists() {
         return Ok(path);

@@ -12,8 +12,10 @@ use clap::{Args, ValueEnum};
 use self::program::{Mpi, Programs};
 use self::report::{BANDWIDTH, Key, LATENCY, MEMORY, Results};
 use crate::error::{BenchError, Result};
+use crate::output::{self, Output, OutputArgs};
 use crate::progress::Progress;
 use crate::size::Sizes;
+use crate::usage;
 
 /// Options of `weft bench mpi`.
 #[derive(Args, Clone, Debug)]
@@ -54,9 +56,12 @@ pub struct MpiArgs {
     /// Seconds that one job may take
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     limit: u32,
-    /// Writes the results as JSON, one object a line
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    /// Results of earlier runs (of --json), which the tables, conclusions and files are to have; nothing is measured
+    #[arg(long, value_name = "FILES", value_delimiter = ',')]
+    from: Vec<PathBuf>,
+    /// Where the results go.
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -93,19 +98,27 @@ fn trouble(what: &'static str) -> impl Fn(String) -> BenchError {
 }
 
 pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode> {
-    let mpis = program::find(&args.mpi)?;
-    let dir = tempfile::tempdir().map_err(BenchError::system("make a folder"))?;
-    let (mut results, mut failures) = (Results::default(), 0);
-    for mpi in &mpis {
-        let programs = program::compile(mpi, dir.path())?;
-        failures += measure(args, mpi, &programs, &mut results);
+    let mut results = Results::read(output::read(&args.from)?);
+    let mut output = args.output.open()?;
+    let load = usage::load_average();
+    if args.from.is_empty() {
+        let mpis = program::find(&args.mpi)?;
+        let dir = tempfile::tempdir().map_err(BenchError::system("make a folder"))?;
+        for mpi in &mpis {
+            let programs = program::compile(mpi, dir.path())?;
+            measure(args, mpi, &programs, &mut results, &mut output);
+        }
     }
-    report::report(&results, args.json.as_deref())?;
-    Ok(if failures == 0 {
-        ExitCode::SUCCESS
+    output.lines(results.lines())?;
+    let intro = if args.from.is_empty() {
+        format!(
+            "Medians of {} turns; shared memory of weft is {}. The load of the last minute was {load} at the start.",
+            args.runs, args.local
+        )
     } else {
-        ExitCode::FAILURE
-    })
+        "Results of several runs of this suite, which are kept as JSON.".to_owned()
+    };
+    output.finish(&report::report(&results, intro))
 }
 
 /// A program with its arguments, on so many ranks.
@@ -150,14 +163,19 @@ fn jobs<'a>(args: &MpiArgs, mpi: &Mpi, programs: &'a Programs) -> Vec<Job<'a>> {
     jobs
 }
 
-/// All of one MPI. Returns how many jobs failed.
-fn measure(args: &MpiArgs, mpi: &Mpi, programs: &Programs, results: &mut Results) -> u32 {
+/// All of one MPI.
+fn measure(
+    args: &MpiArgs,
+    mpi: &Mpi,
+    programs: &Programs,
+    results: &mut Results,
+    output: &mut Output,
+) {
     let jobs = jobs(args, mpi, programs);
     let has = |transport: &&String| mpi.has(transport);
     let transports: Vec<&String> = args.transport.iter().filter(has).collect();
     let steps = args.runs as usize * jobs.len() * transports.len();
     let mut progress = Progress::new(steps as u64);
-    let mut failures = 0;
     for turn in 0..args.runs {
         for job in &jobs {
             for transport in &transports {
@@ -178,16 +196,15 @@ fn measure(args: &MpiArgs, mpi: &Mpi, programs: &Programs, results: &mut Results
                         results.add(key, turn, value);
                     }),
                     Err(error) => {
-                        failures += 1;
                         let ranks = job.ranks;
-                        eprintln!("weft: {name} on {transport}, {ranks} ranks, {what}: {error}");
+                        let what = format!("{name} on {transport}, {ranks} ranks, {what}");
+                        output.failed(&what, &error);
                     }
                 }
                 progress.step();
             }
         }
     }
-    failures
 }
 
 /// One job; what it says.

@@ -1,12 +1,9 @@
 //! What was measured, as a table, and whether the conclusions of the paper hold in it.
 
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::Write;
-use std::path::Path;
 
-use crate::error::{BenchError, Result};
-use crate::report::Table;
+use crate::report::{Report, Section, Table};
 use crate::size::human;
 use crate::stats::{Summary, paired_ratio};
 
@@ -36,6 +33,42 @@ impl Results {
         self.0.entry(key).or_default().insert(turn, value);
     }
 
+    /// As JSON.
+    pub(super) fn lines(&self) -> impl Iterator<Item = Line> {
+        self.0.iter().map(|(key, turns)| {
+            let values: Vec<f64> = turns.values().copied().collect();
+            let ratio = |to| self.ratio(key, to).map(|ratio| ratio.median);
+            Line {
+                mpi: key.mpi.clone(),
+                what: key.what.clone(),
+                at: key.at,
+                transport: key.transport.clone(),
+                turns: turns.keys().copied().collect(),
+                median: Summary::of(&values).map(|summary| summary.median),
+                values,
+                to_tcp: ratio("tcp"),
+                to_rc: ratio("rc"),
+            }
+        })
+    }
+
+    /// What another run has written, from its lines.
+    pub(super) fn read(lines: Vec<Line>) -> Self {
+        let mut results = Self::default();
+        for line in lines {
+            let key = Key {
+                mpi: line.mpi,
+                what: line.what,
+                at: line.at,
+                transport: line.transport,
+            };
+            for (turn, value) in line.turns.into_iter().zip(line.values) {
+                results.add(key.clone(), turn, value);
+            }
+        }
+        results
+    }
+
     /// A transport's values over another's, of the turns that both have.
     fn ratio(&self, key: &Key, to: &str) -> Option<Summary> {
         let other = Key {
@@ -49,6 +82,20 @@ impl Results {
         let (ours, theirs): (Vec<f64>, Vec<f64>) = both.unzip();
         paired_ratio(&ours, &theirs).filter(|_| key.transport != to)
     }
+}
+
+/// A quantity as it is written.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Line {
+    mpi: String,
+    what: String,
+    at: u64,
+    transport: String,
+    turns: Vec<u32>,
+    values: Vec<f64>,
+    median: Option<f64>,
+    to_tcp: Option<f64>,
+    to_rc: Option<f64>,
 }
 
 /// Something that a ratio is to be.
@@ -188,7 +235,8 @@ fn conclusions(results: &Results) -> Table {
     table
 }
 
-pub(super) fn report(results: &Results, json: Option<&Path>) -> Result<()> {
+/// All that was measured.
+fn values(results: &Results) -> Table {
     let mut table = Table::new(&[
         "MPI",
         "what",
@@ -198,7 +246,6 @@ pub(super) fn report(results: &Results, json: Option<&Path>) -> Result<()> {
         "to tcp",
         "to rc",
     ]);
-    let mut lines = String::new();
     for (key, values) in &results.0 {
         let values: Vec<f64> = values.values().copied().collect();
         let Some(median) = Summary::of(&values).map(|s| s.median) else {
@@ -219,26 +266,25 @@ pub(super) fn report(results: &Results, json: Option<&Path>) -> Result<()> {
         ];
         row.extend(ratios.map(|ratio| ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"))));
         table.push(row);
-        let object = serde_json::json!({
-            "mpi": key.mpi, "what": key.what, "at": key.at, "transport": key.transport, "values": values, "median": median,
-            "to_tcp": ratios[0], "to_rc": ratios[1],
-        });
-        lines.push_str(&object.to_string());
-        lines.push('\n');
     }
-    let mut out = std::io::stdout();
-    let _ = writeln!(out, "{}", table.to_text(None));
-    let conclusions = conclusions(results);
-    if !conclusions.is_empty() {
-        let _ = writeln!(out, "\n{}", conclusions.to_text(None));
-    }
-    if let Some(file) = json {
-        fs::write(file, lines).map_err(|source| BenchError::Output {
-            path: file.display().to_string(),
-            source,
-        })?;
-    }
-    Ok(())
+    table
+}
+
+/// The tables, behind a few words on how they came into being.
+pub(super) fn report(results: &Results, intro: String) -> Report {
+    let mut report = Report::new("weft bench mpi");
+    report.intro.push(
+        "Programs of ours under each MPI on one machine, over each transport of `weft mpi` in turn; tcp is the MPI's own. Figs. 13 to 19 of the datagram-iWARP paper. \
+         Ratios are medians of those of the turns."
+            .to_owned(),
+    );
+    report.intro.push(intro);
+    report.sections.extend([
+        Section::new("What was measured").table(values(results)),
+        Section::new("Conclusions").table(conclusions(results)),
+    ]);
+    report.sections.retain(Section::has_rows);
+    report
 }
 
 #[cfg(test)]
@@ -266,6 +312,14 @@ mod tests {
         assert!(results.ratio(&key("rc"), "rc").is_none());
         let text = conclusions(&results).to_text(None);
         assert!(text.contains("fig. 15") && text.contains("yes"), "{text}");
+        // What was written is read as it was.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let lines = results
+            .lines()
+            .map(|line| serde_json::to_string(&line).unwrap());
+        std::fs::write(file.path(), lines.collect::<Vec<_>>().join("\n")).unwrap();
+        let again = crate::output::read(&[file.path().to_owned()]).unwrap();
+        assert_eq!(Results::read(again).0, results.0);
         results.add(key("weft"), 2, 40.0);
         let text = conclusions(&results).to_text(None);
         assert!(text.contains("no") && !text.contains("yes"), "{text}");

@@ -49,6 +49,12 @@ impl Section {
         self
     }
 
+    /// Whether any of its tables has a row.
+    pub fn has_rows(&self) -> bool {
+        let mut blocks = self.blocks.iter();
+        blocks.any(|block| matches!(block, Block::Table(table) if !table.is_empty()))
+    }
+
     /// Appends a table.
     #[must_use]
     pub fn table(mut self, table: Table) -> Self {

@@ -1,6 +1,7 @@
 //! What the programs run in: a folder, ports, servers that end with their guard, and clients under a time limit.
 
 use std::fs;
+use std::io::{self, BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,16 @@ impl Stack {
             Self::Weft => "weft run",
             Self::OneSide => "weft run, one side",
             Self::Unix => "Unix socket",
+        }
+    }
+
+    /// As in records.
+    pub(crate) fn short(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Weft => "weft-run",
+            Self::OneSide => "weft-run-one-side",
+            Self::Unix => "unix",
         }
     }
 
@@ -96,17 +107,21 @@ pub(crate) fn free_port() -> Result<u16> {
         .map_err(BenchError::system("find a free port"))
 }
 
-/// Whether something listens on the port. It is not connected to: some servers serve one client and end.
+/// Whether something listens on the port, or sends datagrams there. It is not connected to: some servers serve one client and end.
 fn listening(port: u16) -> bool {
     let local = format!(":{port:04X}");
     // 0A: the state LISTEN; 07: that of a UDP socket that is not connected.
     let tables = [("tcp", "0A"), ("tcp6", "0A"), ("udp", "07"), ("udp6", "07")];
     tables.iter().any(|(table, state)| {
-        let table = Path::new("/proc/net").join(table);
-        let text = fs::read_to_string(table).unwrap_or_default();
+        let file = Path::new("/proc/net").join(table);
+        let text = fs::read_to_string(file).unwrap_or_default();
         text.lines().any(|line| {
             let mut words = line.split_whitespace().skip(1);
-            words.next().is_some_and(|addr| addr.ends_with(&local)) && words.nth(1) == Some(*state)
+            let is_port = |addr: Option<&str>| addr.is_some_and(|addr| addr.ends_with(&local));
+            let (here, there) = (is_port(words.next()), is_port(words.next()));
+            let now = words.next();
+            // 01: a connected socket.
+            here && now == Some(*state) || there && now == Some("01") && table.starts_with("udp")
         })
     })
 }
@@ -200,18 +215,60 @@ impl World {
         self.finish(self.command(stack.client_has_weft(), &words), user)
     }
 
+    /// Runs a client to its end, and hands over each line that it writes as it comes.
+    pub(crate) fn watch(
+        &self,
+        stack: Stack,
+        words: &str,
+        user: Option<User>,
+        mut line: impl FnMut(&str),
+    ) -> Result<()> {
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let mut command = self.limited(self.command(stack.client_has_weft(), &words), user)?;
+        let (reader, writer) = std::io::pipe().map_err(BenchError::system("make a pipe"))?;
+        let again = writer.try_clone();
+        command
+            .stdout(writer)
+            .stderr(again.map_err(BenchError::system("make a pipe"))?);
+        let child = command.spawn();
+        let mut child = child.map_err(BenchError::system("start timeout(1)"))?;
+        // Its ends of the pipe are ours, too, until it goes.
+        drop(command);
+        let mut last = String::new();
+        for text in BufReader::new(reader)
+            .split(b'\n')
+            .map_while(io::Result::ok)
+        {
+            last = String::from_utf8_lossy(&text).into_owned();
+            line(&last);
+        }
+        let status = child.wait();
+        let status = status.map_err(BenchError::system("wait for a client"))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(failed("run a client", format!("{status}: {last}")))
+    }
+
     /// Runs a helper without weft to its end.
     pub(crate) fn plainly(&self, words: &str, user: Option<User>) -> Result<Said> {
         self.client(Stack::Plain, words, user)
     }
 
-    fn finish(&self, line: Vec<std::ffi::OsString>, user: Option<User>) -> Result<Said> {
+    /// A client that ends in time.
+    fn limited(&self, line: Vec<std::ffi::OsString>, user: Option<User>) -> Result<Command> {
         let limit = (LIMIT + self.seconds).to_string();
         let mut limited: Vec<std::ffi::OsString> =
             ["timeout", "-k", "5", &limit].map(Into::into).to_vec();
         limited.extend(line);
-        let output = Self::spawn(&limited, user, None)?
-            .current_dir(self.dir())
+        let mut command = Self::spawn(&limited, user, None)?;
+        command.current_dir(self.dir());
+        Ok(command)
+    }
+
+    fn finish(&self, line: Vec<std::ffi::OsString>, user: Option<User>) -> Result<Said> {
+        let output = self
+            .limited(line, user)?
             .output()
             .map_err(BenchError::system("start timeout(1)"))?;
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -326,6 +383,11 @@ mod tests {
         let port = socket.local_addr().unwrap().port();
         assert!(listening(port));
         drop(socket);
+        assert!(!listening(port));
+        let sender = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
+        sender.connect(("127.0.0.1", port)).unwrap();
+        assert!(listening(port));
+        drop(sender);
         assert!(!listening(port));
     }
 

@@ -1,5 +1,5 @@
 /* Exchanges between all ranks, and says whether every byte came as it was sent: ping-pong between neighbours, broadcast, all-reduce, all-to-all and
- * messages whose order matters. Usage: verify [LARGEST [ROUNDS]]. */
+ * messages whose order matters. Usage: verify [LARGEST [ROUNDS [named]]]. With "named" nothing is received from MPI_ANY_SOURCE. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,7 +81,7 @@ static void collectives(size_t len, int round) {
 }
 
 /* All to rank 0 with one tag: messages of a sender do not overtake each other. */
-static void ordered(void) {
+static void ordered(int named) {
     if (rank > 0) {
         for (int i = 0; i < ORDERED; i++)
             MPI_Send(&i, 1, MPI_INT, 0, 7, MPI_COMM_WORLD);
@@ -91,7 +91,8 @@ static void ordered(void) {
     for (int i = 0; i < ORDERED * (size - 1); i++) {
         int value = -1;
         MPI_Status status;
-        MPI_Recv(&value, 1, MPI_INT, MPI_ANY_SOURCE, 7, MPI_COMM_WORLD, &status);
+        int source = named ? 1 + i % (size - 1) : MPI_ANY_SOURCE;
+        MPI_Recv(&value, 1, MPI_INT, source, 7, MPI_COMM_WORLD, &status);
         wrong += value != next[status.MPI_SOURCE]++;
     }
     free(next);
@@ -103,6 +104,7 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     size_t most = argc > 1 ? strtoul(argv[1], NULL, 10) : 262144;
     int rounds = argc > 2 ? atoi(argv[2]) : 3;
+    int named = argc > 3 && strcmp(argv[3], "named") == 0;
     double begun = MPI_Wtime();
     for (int round = 0; round < rounds; round++) {
         for (size_t len = 0; len <= most; len = len ? len * 8 : 1) {
@@ -111,7 +113,7 @@ int main(int argc, char **argv) {
             collectives(len, round);
         }
         neighbours(most, round);
-        ordered();
+        ordered(named);
     }
     long all = -1;
     MPI_Reduce(&wrong, &all, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);

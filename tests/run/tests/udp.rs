@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use weft_run_tests::{Done, Weft, free_port, have, paths, plain, weft};
 
@@ -109,7 +110,7 @@ fn socat_carries_a_file() {
         from.display()
     );
     weft().run(&line).good();
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while fs::metadata(&to).map_or(0, |m| m.len()) < bytes.len() as u64 {
         let has = fs::metadata(&to).map_or(0, |m| m.len());
         assert!(
@@ -117,7 +118,7 @@ fn socat_carries_a_file() {
             "{has} bytes of {} have come",
             bytes.len()
         );
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     server.interrupt();
     assert_eq!(fs::read(&to).unwrap(), bytes);
@@ -147,6 +148,95 @@ fn dnsmasq_answers_dig() {
         }
         let served = server.interrupt();
         assert!(!served.text.contains("panicked"), "{}", served.show());
+    }
+}
+
+#[test]
+fn dnsmasq_answers_dnsperf() {
+    if !have(&[("dnsmasq", "dnsmasq-base"), ("dnsperf", "dnsperf")]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let queries = dir.path().join("queries");
+    fs::write(&queries, "a.weft.test A\nb.weft.test A\n").unwrap();
+    let client = format!(
+        "dnsperf -s 127.0.0.1 -p PORT -d {} -n 1000 -c 2 -t 20",
+        queries.display()
+    );
+    with_and_without(
+        "dnsmasq --keep-in-foreground --conf-file=/dev/null --no-resolv --no-hosts --bind-interfaces \
+         --listen-address=127.0.0.1 --port=PORT --pid-file= --user= --address=/weft.test/192.0.2.7",
+        &client,
+        |done| {
+            done.says("Queries completed:    2000 (100.00%)")
+                .says("NOERROR 2000 (100.00%)");
+        },
+    );
+}
+
+/// It asks the kernel for time stamps, so its sockets stay the kernel's.
+#[test]
+fn chrony_tells_the_time() {
+    if !have(&[("chronyd", "chrony")]) {
+        return;
+    }
+    for (server_side, client_side) in [(weft(), weft()), (weft(), plain()), (plain(), weft())] {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = dir.path().join("chrony.conf");
+        let port = free_port();
+        let pid = dir.path().join("pid");
+        let text = format!(
+            "port {port}\ncmdport 0\nbindaddress 127.0.0.1\nlocal stratum 1\nallow 127.0.0.1\npidfile {}\n",
+            pid.display()
+        );
+        fs::write(&settings, text).unwrap();
+        // -x: nobody's clock is set. -U: any user may.
+        let server = format!("chronyd -x -U -d -u root -f {}", settings.display());
+        let server = server_side.start(&server).hears(port, 1);
+        let other = dir.path().join("other");
+        let source = format!("server 127.0.0.1 port {port} iburst maxsamples 4");
+        let pid = format!("pidfile {}", other.display());
+        let words = ["chronyd", "-x", "-U", "-Q", "-t", "20", "-u", "root"];
+        let words = [&words[..], &[&source, "cmdport 0", &pid]].concat();
+        let done = client_side.start_words(&words).end();
+        done.good().says("System clock wrong by");
+        let served = server.interrupt();
+        assert!(!served.text.contains("panicked"), "{}", served.show());
+    }
+}
+
+/// It sets and reads the type of service of each datagram, so its sockets stay the kernel's.
+#[test]
+fn mosh_shows_a_terminal() {
+    if !have(&[("mosh-server", "mosh"), PYTHON]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("program");
+    fs::write(&program, "sleep 0.5; echo mosh-says-hello; sleep 0.5\n").unwrap();
+    for (server_side, client_side) in [(weft(), weft()), (weft(), plain()), (plain(), weft())] {
+        let port = free_port();
+        let locale = |weft: Weft| weft.env("LC_ALL", "C.UTF-8").env("TERM", "xterm");
+        // Its server goes to the background, and lives as long as what started it here.
+        let server = format!(
+            "mosh-server new -i 127.0.0.1 -p {port} -- sh {}; sleep 60",
+            program.display()
+        );
+        let running = locale(server_side).start_words(&["sh", "-c", &server]);
+        let (said, begun) = (format!("MOSH CONNECT {port} "), Instant::now());
+        let key = loop {
+            let text = running.text();
+            if let Some(key) = text.lines().find_map(|line| line.strip_prefix(&said)) {
+                break key.trim().to_owned();
+            }
+            assert!(begun.elapsed().as_secs() < 60, "no key: {text}");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let line = format!("{} mosh-client 127.0.0.1 {port}", python("terminal.py"));
+        let done = locale(client_side).env("MOSH_KEY", key).run(&line);
+        done.good()
+            .says("mosh-says-hello")
+            .says("[mosh is exiting.]");
     }
 }
 

@@ -14,7 +14,7 @@ use weft_wire::dgram::{Control, FaultCode, Flow, Grh, Segment, Target};
 
 use weft_mem::Access;
 
-use super::recv::{Arrived, Buffer, Taking, count, write_grh};
+use super::recv::{Arrived, Buffer, Came, Taking, count, write_grh};
 use super::reliable::Reliable;
 use super::{UdDest, UdError, UdErrorKind, UdInner};
 use crate::lock::lock;
@@ -64,7 +64,7 @@ impl UdInner {
         segment: &Segment,
         arrived: &mut Arrived<'_>,
     ) -> bool {
-        let now = reliable.since(arrived.now);
+        let now = reliable.since(arrived.now.time());
         let payload = arrived.bytes.len() - Grh::LEN;
         let admit = taking
             .flows
@@ -138,7 +138,7 @@ impl UdInner {
         let front = self.front();
         let source = source_of(spot);
         let wr = if spot.opens() {
-            match self.receive_for(taking, segment.len + front, arrived.now) {
+            match self.receive_for(taking, segment.len + front, arrived.now.time()) {
                 Ok(wr) => Some(wr),
                 Err(Lack::Empty) => return Err(Stop::Starved),
                 Err(lack) => {
@@ -311,7 +311,7 @@ impl UdInner {
 
     /// Flows that want receives, or room for records, go on one after the other until one finds none.
     fn feed_one_kind(&self, taking: &mut Taking, records: bool) {
-        let now = Instant::now();
+        let now = Came::default();
         let mut told = 0;
         while told < TOLD {
             match taking.flows.resume(records) {
@@ -323,7 +323,7 @@ impl UdInner {
                         from: spot.from(),
                         to: early.to,
                         traffic_class: early.traffic_class,
-                        now,
+                        now: &now,
                     };
                     self.take_spot(taking, &spot, &mut arrived);
                     if !taking.flows.resumed(records, &spot) {
@@ -342,7 +342,7 @@ impl UdInner {
             };
             match &self.reliable {
                 Some(reliable) => {
-                    let now = reliable.since(arrived.now);
+                    let now = reliable.since(arrived.now.time());
                     taking.flows.welcome(now, arrived.from, flow)
                 }
                 None => not_reliable(flow.src_qp, flow.dst_qp, flow.incarnation, 0, 0),

@@ -33,7 +33,7 @@ pub use local::UdLocalPeer;
 use port::PortInner;
 pub use port::{UdPort, UdPortCounters};
 pub use record::{ValidityMap, WriteRecord};
-pub(crate) use recv::Arrived;
+pub(crate) use recv::{Arrived, Came};
 use recv::{Counters, Taking};
 use reliable::Reliable;
 pub use reliable::UdReliable;

@@ -19,7 +19,7 @@ use weft_sys::{Event, Interest};
 use weft_wire::dgram::{self, Control, Datagram, Grh};
 
 use super::local::{Locals, Pipe, UdLocalPeer};
-use super::{Arrived, UdDest, UdInner};
+use super::{Arrived, Came, UdDest, UdInner};
 use crate::cq::Port;
 use crate::device::{Device, DeviceInner, Transport};
 use crate::engine::{Engine, Next, Registration, Source};
@@ -244,7 +244,7 @@ impl PortInner {
                 return true;
             }
         }
-        let now = Instant::now();
+        let now = Came::default();
         let (mut answering, mut known) = (Answering::new(), None);
         for at in 0..batch.len() {
             let Some((train, buffer)) = batch.get(at) else {
@@ -261,7 +261,7 @@ impl PortInner {
                     from: arrival.from,
                     to,
                     traffic_class: arrival.traffic_class,
-                    now,
+                    now: &now,
                 };
                 if let Some(member) = self.deliver(&mut arrived, &mut known) {
                     note(&mut answering, member);
@@ -408,23 +408,23 @@ impl PortInner {
         }
     }
 
-    /// Whether a datagram of `len` bytes may be sent there now.
+    /// Whether a datagram of `len` bytes may be sent there now, and the pipe that it goes through, if there is one.
     ///
     /// # Errors
     /// The time at which to ask again if no report has come by then.
-    pub(crate) fn may_send(&self, dest: &UdDest, len: usize) -> Result<(), Instant> {
+    pub(super) fn may_send(&self, dest: &UdDest, len: usize) -> Result<Option<Arc<Pipe>>, Instant> {
         if dest.addr.ip().is_multicast() {
-            return Ok(());
+            return Ok(None);
         }
         if let Some(pipe) = self.locals.pipe(dest) {
-            return pipe.may_send();
+            return pipe.may_send().map(|()| Some(pipe));
         }
         let cookie = || self.device.random_u32();
         let may = {
             let mut paths = lock(&self.paths);
             paths.get(dest.addr, cookie).may_send(Instant::now(), len)
         };
-        may.map_err(|wait| {
+        may.map(|()| None).map_err(|wait| {
             if let Some(probe) = wait.probe {
                 self.send_control(probe, dest);
             }
@@ -436,19 +436,25 @@ impl PortInner {
     pub(super) fn send_control(&self, control: Control, dest: &UdDest) {
         let mut raw = Vec::with_capacity(dgram::segment::PROBE_LEN);
         control.emit(&mut raw);
-        if self.send_local(&raw, raw.len(), dest) {
+        if self.send_local(&raw, raw.len(), dest, None) {
             return;
         }
         let class = dest.traffic_class;
         let _ = self.socket.send_marked(&raw, dest.addr, dest.from, class);
     }
 
-    /// Hand datagrams of one size to the kernel: how many bytes it has taken, 0 when it has no room now.
+    /// Hand datagrams of one size to the kernel, or to a pipe: how many bytes it has taken, 0 when it has no room now.
     ///
     /// # Errors
     /// What the kernel says of a datagram that cannot go out.
-    pub(crate) fn send_train(&self, bytes: &[u8], each: usize, dest: &UdDest) -> io::Result<usize> {
-        if self.send_local(bytes, each, dest) {
+    pub(super) fn send_train(
+        &self,
+        bytes: &[u8],
+        each: usize,
+        dest: &UdDest,
+        known: Option<Arc<Pipe>>,
+    ) -> io::Result<usize> {
+        if self.send_local(bytes, each, dest, known) {
             return Ok(bytes.len());
         }
         let to = dest.addr;

@@ -1,6 +1,7 @@
 //! The receiving half of a datagram queue pair: segments are placed as they come, in the receive that their message has taken or in the
 //! region that it names, and completions are made when a message is whole or its time is up.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use weft_wire::dgram::{self, Grh, Segment, Target};
 use super::flow::{Heard, heard};
 use super::record::{Maps, WriteRecord};
 use super::{UdError, UdErrorKind, UdInner};
-use crate::lock::lock;
+use crate::lock::{add_alone, lock};
 use crate::qp::{RecvSource, scatter, sub_list};
 use crate::srq::Lack;
 use crate::types::{QpState, RecvWr, Sge, UdSource, Wc, WcOpcode, WcStatus, sg_len};
@@ -31,7 +32,19 @@ pub(crate) struct Arrived<'a> {
     pub(crate) to: IpAddr,
     pub(crate) traffic_class: u8,
     /// When it was taken in.
-    pub(crate) now: Instant,
+    pub(crate) now: &'a Came,
+}
+
+/// When datagrams that are taken in at once have come. Messages that are one datagram do not ask, and the clock is a part of what they cost in shared memory.
+#[derive(Default)]
+pub(crate) struct Came(Cell<Option<Instant>>);
+
+impl Came {
+    pub(super) fn time(&self) -> Instant {
+        let time = self.0.get().unwrap_or_else(Instant::now);
+        self.0.set(Some(time));
+        time
+    }
 }
 
 /// Where a message's bytes go.
@@ -237,6 +250,7 @@ impl UdInner {
         self.received(&wr, placed, len, header.imm, source, header.solicited);
     }
 
+    /// Whoever calls this holds `taking`.
     pub(super) fn received(
         &self,
         wr: &RecvWr,
@@ -246,7 +260,7 @@ impl UdInner {
         source: UdSource,
         solicited: bool,
     ) {
-        count(&self.counters.received);
+        add_alone(&self.counters.received, 1);
         let status = match placed {
             Ok(()) => WcStatus::Success,
             Err(_) => WcStatus::LocProtErr,
@@ -344,7 +358,9 @@ impl UdInner {
             return;
         }
         let buffer = || opened.map_or(Buffer::Region, Buffer::Recv);
-        let (whole, evicted) = taking.reassembler.placed(arrived.now, ticket, buffer);
+        let (whole, evicted) = taking
+            .reassembler
+            .placed(arrived.now.time(), ticket, buffer);
         for finished in [whole, evicted].into_iter().flatten() {
             self.over(taking, finished);
         }
@@ -393,7 +409,7 @@ impl UdInner {
         let opens = ticket.opens();
         let (whole, evicted) = taking
             .reassembler
-            .placed(arrived.now, ticket, || Buffer::Region);
+            .placed(arrived.now.time(), ticket, || Buffer::Region);
         taking.recording += usize::from(opens);
         for finished in [whole, evicted].into_iter().flatten() {
             self.over(taking, finished);

@@ -361,7 +361,7 @@ impl UdInner {
         {
             match self
                 .port
-                .send_train(&train.bytes[train.gone..], train.each, to)
+                .send_train(&train.bytes[train.gone..], train.each, to, None)
             {
                 Ok(0) => return Err(Stall::Socket),
                 Ok(taken) => train.gone += taken,

@@ -11,8 +11,9 @@ use weft_proto::dgram::cut;
 use weft_sys::udp::TRAIN;
 use weft_wire::dgram::{self, Segment, Target};
 
+use super::local::Pipe;
 use super::{OWN_QKEY, UD_MTU, UdDest, UdError, UdErrorKind, UdInner};
-use crate::lock::lock;
+use crate::lock::{add_alone, lock};
 use crate::qp::sub_list;
 use crate::types::{PostReason, QpState, RemoteAddr, SendOp, SendWr, Wc, WcOpcode, WcStatus};
 
@@ -69,6 +70,8 @@ pub(super) struct Train {
     pub(super) each: usize,
     pub(super) count: usize,
     closed: bool,
+    /// What it goes through, if that is known.
+    pipe: Option<Arc<Pipe>>,
 }
 
 impl Train {
@@ -95,6 +98,7 @@ impl Train {
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         (self.gone, self.count, self.closed) = (0, 0, false);
+        self.pipe = None;
     }
 }
 
@@ -359,12 +363,20 @@ impl UdInner {
         // Of short ones several at once, as they mostly come.
         let ahead = if size > LONG { 1 } else { AHEAD };
         let counted = sends.train.count.is_multiple_of(ahead);
-        if counted && let Err(until) = self.port.may_send(to, size * ahead) {
-            // What is staged is not to wait for this.
-            self.flush_train(sends)?;
-            return Err(Stall::Pace(until, *to));
+        if !counted {
+            return Ok(());
         }
-        Ok(())
+        match self.port.may_send(to, size * ahead) {
+            Ok(pipe) => {
+                sends.train.pipe = pipe;
+                Ok(())
+            }
+            Err(until) => {
+                // What is staged is not to wait for this.
+                self.flush_train(sends)?;
+                Err(Stall::Pace(until, *to))
+            }
+        }
     }
 
     /// Copied: the bytes that the CRC is computed over are the bytes that are sent (docs/adr/0003).
@@ -401,7 +413,10 @@ impl UdInner {
             && !self.is_down()
         {
             let rest = &train.bytes[train.gone..];
-            match self.port.send_train(rest, train.each, to) {
+            match self
+                .port
+                .send_train(rest, train.each, to, train.pipe.take())
+            {
                 Ok(0) => return Err(Stall::Socket),
                 Ok(taken) => train.gone += taken,
                 Err(error) => {
@@ -422,8 +437,7 @@ impl UdInner {
     }
 
     fn train_is_gone(&self, sends: &mut Sends) {
-        let count = sends.train.count as u64;
-        self.counters.sent.fetch_add(count, Ordering::Relaxed);
+        add_alone(&self.counters.sent, sends.train.count as u64);
         sends.train.clear();
         while let Some(staged) = sends.staged.pop_front() {
             self.done(&mut sends.silent, &staged, WcStatus::Success);

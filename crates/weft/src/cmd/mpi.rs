@@ -21,7 +21,8 @@ Transports:
   weft   weft's own provider of libfabric: small messages by datagrams, large ones by RDMA
          Write-Record, and connections to busy peers of this host (or WEFT_FI_RC=N of any). Not with an MPICH that is built on UCX alone, as Debian's is
   tcp    the MPI's own TCP, without weft, to compare with
-  auto   rc (the default)
+  auto   rc (the default); weft with an MPICH that is built on both UCX and libfabric, as PyPI's is: on UCX that one (5.0.2) does not
+         get past a receive from MPI_ANY_SOURCE, whatever UCX runs on
 
 Settings of yours in the environment stay as they are; those that contradict the transport are named on stderr. Options given to mpirun (--mca, -genv) come first in any case.
 
@@ -72,9 +73,19 @@ enum Transport {
 }
 
 impl Transport {
+    /// What `auto` means with this MPI.
+    fn settled(self, mpi: Mpi) -> Transport {
+        match (self, mpi) {
+            (Transport::Auto, Mpi::MpichBoth) => Transport::Weft,
+            (Transport::Auto, _) => Transport::Rc,
+            (told, _) => told,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
-            Transport::Auto | Transport::Rc => "rc",
+            Transport::Auto => "auto",
+            Transport::Rc => "rc",
             Transport::Ud => "ud",
             Transport::Weft => "weft",
             Transport::Tcp => "tcp",
@@ -189,21 +200,31 @@ pub fn run(args: &Args) -> Result<ExitCode, Failure> {
         Ok(program) => program,
         Err(e) => return Ok(verbs::refuse(name, &e)),
     };
-    let (mpi, settings) = match found(&program).and_then(|mpi| Ok((mpi, settings(args, mpi)?))) {
-        Ok(found) => found,
+    let mpi = match found(&program) {
+        Ok(mpi) => mpi,
         Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
     };
+    let transport = args.transport.settled(mpi);
+    let settings = match settings(args, mpi, transport) {
+        Ok(settings) => settings,
+        Err(failure) => return Ok(verbs::fail(EXIT_OWN, &failure)),
+    };
+    if mpi == Mpi::MpichBoth && matches!(transport, Transport::Rc | Transport::Ud) {
+        eprintln!(
+            "weft: warning: MPICH 5.0.2 on UCX, its own TCP too, waits for ever in receives from MPI_ANY_SOURCE; the transport weft is not on UCX"
+        );
+    }
     let (set, kept) = settle(settings, |name| env::var_os(name));
     for (name, ours, theirs) in &kept {
         eprintln!(
             "weft: warning: {name} stays {}; the transport {} has {}",
             theirs.display(),
-            args.transport.name(),
+            transport.name(),
             ours.display()
         );
     }
     if args.explain {
-        eprint!("{}", explanation(&program, mpi, args.transport, &set));
+        eprint!("{}", explanation(&program, mpi, transport, &set));
     }
     // Only a failure comes back.
     let error = Command::new(&program)
@@ -235,15 +256,19 @@ fn found(program: &Path) -> Result<Mpi, Failure> {
 }
 
 /// All that the transport wants in the environment.
-fn settings(args: &Args, mpi: Mpi) -> Result<Vec<(&'static str, OsString)>, Failure> {
-    let Some(variables) = mpi.variables(args.transport) else {
+fn settings(
+    args: &Args,
+    mpi: Mpi,
+    transport: Transport,
+) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let Some(variables) = mpi.variables(transport) else {
         return Err(
             Failure::failed(format!("{} cannot use a provider of libfabric", mpi.name()))
                 .hint("use --transport ud, or Open MPI, or an MPICH that is built with ch4:ofi"),
         );
     };
     let mut settings: Vec<(&str, OsString)> = Vec::new();
-    match args.transport {
+    match transport {
         Transport::Tcp => {}
         Transport::Weft => {
             let lib = verbs::libraries(args.lib.as_deref())?;
@@ -263,7 +288,7 @@ fn settings(args: &Args, mpi: Mpi) -> Result<Vec<(&'static str, OsString)>, Fail
             }
         }
         Transport::Auto | Transport::Rc | Transport::Ud => {
-            let devices = mpi.devices(args.transport);
+            let devices = mpi.devices(transport);
             settings = verbs::environment(
                 args.lib.clone(),
                 devices,
@@ -350,6 +375,15 @@ mod tests {
         assert_eq!(of(&hydra("ch4:ucx,ofi")), Some(Mpi::MpichBoth));
         assert_eq!(of(&hydra("ch3:nemesis")), None);
         assert_eq!(of("env (GNU coreutils) 9.1"), None);
+    }
+
+    #[test]
+    fn auto_is_what_this_mpi_gets_through_with() {
+        let auto = Transport::Auto;
+        assert_eq!(auto.settled(Mpi::Open), Transport::Rc);
+        assert_eq!(auto.settled(Mpi::MpichUcx), Transport::Rc);
+        assert_eq!(auto.settled(Mpi::MpichBoth), Transport::Weft);
+        assert_eq!(Transport::Ud.settled(Mpi::MpichBoth), Transport::Ud);
     }
 
     #[test]

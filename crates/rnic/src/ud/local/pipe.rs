@@ -11,6 +11,7 @@ use weft_ring::{End, Front, Role, Segment};
 use weft_wire::dgram::segment;
 
 use super::door::Visit;
+use crate::lock::add_alone;
 use crate::types::Ledger;
 
 /// Bytes of each ring.
@@ -64,9 +65,10 @@ pub(in crate::ud) enum Taken {
     Over,
 }
 
+/// To counts of which one thread at a time writes.
 fn add(counts: &[AtomicU64; 2], datagrams: usize, bytes: usize) {
     for (count, n) in counts.iter().zip([datagrams, bytes]) {
-        count.fetch_add(n as u64, Ordering::Relaxed);
+        add_alone(count, n as u64);
     }
 }
 

@@ -1,12 +1,13 @@
 //! What a port does with its pipes: see [`crate::ud::local`].
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::{Answering, HEADROOM, PortInner, ROOM, Rx, note};
 use crate::lock::try_lock;
 use crate::ud::local::{Looks, Pipe, Taken};
-use crate::ud::{Arrived, UdDest};
+use crate::ud::{Arrived, Came, UdDest};
 
 /// Datagrams of one pipe before the others get their turn.
 const TURN: usize = 64;
@@ -55,7 +56,7 @@ impl PortInner {
     /// Whether the pipe is over.
     fn receive_pipe(&self, pipe: &Pipe, buffer: &mut [u8], answering: &mut Answering) -> bool {
         let (mut count, mut bytes, mut over) = (0, 0, false);
-        let (mut now, mut known) = (None, None);
+        let (now, mut known) = (Came::default(), None);
         while count < TURN {
             match pipe.take(&mut buffer[HEADROOM..]) {
                 Taken::Datagram(len) => {
@@ -66,7 +67,7 @@ impl PortInner {
                         from: pipe.peer,
                         to: pipe.ours.ip(),
                         traffic_class: 0,
-                        now: *now.get_or_insert_with(Instant::now),
+                        now: &now,
                     };
                     if let Some(member) = self.deliver(&mut arrived, &mut known) {
                         note(answering, member);
@@ -104,9 +105,16 @@ impl PortInner {
         }
     }
 
-    /// Put datagrams of one size into the pipe to their destination, if there is one.
-    pub(super) fn send_local(&self, bytes: &[u8], each: usize, dest: &UdDest) -> bool {
-        let Some(pipe) = self.locals.pipe(dest) else {
+    /// Put datagrams of one size into the pipe to their destination, if there is one: that which the sender knows already, mostly.
+    pub(super) fn send_local(
+        &self,
+        bytes: &[u8],
+        each: usize,
+        dest: &UdDest,
+        known: Option<Arc<Pipe>>,
+    ) -> bool {
+        let known = known.filter(|pipe| pipe.is_open());
+        let Some(pipe) = known.or_else(|| self.locals.pipe(dest)) else {
             return false;
         };
         match pipe.push(bytes, each) {
