@@ -1,6 +1,8 @@
 //! Record batches as the data of elements: Arrow's IPC stream format, cut where an element ends.
 
-use datafusion::arrow::array::RecordBatch;
+use std::collections::VecDeque;
+
+use datafusion::arrow::array::{ArrayRef, RecordBatch};
 use datafusion::arrow::buffer::Buffer;
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::arrow::ipc::reader::StreamDecoder;
@@ -18,9 +20,10 @@ pub(crate) fn external(error: impl std::error::Error + Send + Sync + 'static) ->
     DataFusionError::External(Box::new(error))
 }
 
-/// Bytes of any length, cut where an element ends.
+/// Bytes of any length, in one piece or several, cut where an element ends.
 pub struct Cut {
-    bytes: Vec<u8>,
+    pieces: VecDeque<Vec<u8>>,
+    /// What the first piece has already given.
     at: usize,
     user: [u64; 4],
 }
@@ -28,18 +31,47 @@ pub struct Cut {
 impl Cut {
     /// With these words in each element.
     pub fn new(bytes: Vec<u8>, user: [u64; 4]) -> Self {
-        Self { bytes, at: 0, user }
+        let pieces = VecDeque::from([bytes]);
+        Self {
+            pieces,
+            at: 0,
+            user,
+        }
+    }
+
+    /// Further bytes, right behind the last ones.
+    pub fn add(&mut self, bytes: Vec<u8>) {
+        self.pieces.push_back(bytes);
+    }
+
+    /// Bytes that are still to be given.
+    pub fn left(&self) -> usize {
+        self.pieces.iter().map(Vec::len).sum::<usize>() - self.at
     }
 
     /// Fills an element; true when there is more.
     pub fn fill(&mut self, mut room: Room) -> Result<bool, weft_roundabout::Error> {
-        let len = (self.bytes.len() - self.at).min(room.capacity());
-        room.write(0, &self.bytes[self.at..self.at + len])?;
-        self.at += len;
-        let more = self.at < self.bytes.len();
+        let mut len = 0;
+        while let Some(piece) = self.pieces.front() {
+            let now = (piece.len() - self.at).min(room.capacity() - len);
+            room.write(len, &piece[self.at..self.at + now])?;
+            (len, self.at) = (len + now, self.at + now);
+            if self.at < piece.len() {
+                break;
+            }
+            self.pieces.pop_front();
+            self.at = 0;
+        }
+        let more = !self.pieces.is_empty();
         drop(room.commit(len, u8::from(more), self.user)?);
         Ok(more)
     }
+}
+
+/// About the bytes that a batch takes in Arrow's IPC format. Only that nothing is moved while it is written depends on it.
+pub(crate) fn encoded_len(batch: &RecordBatch) -> usize {
+    let column = |column: &ArrayRef| column.to_data().get_slice_memory_size().unwrap_or(0) + 256;
+    batch.columns().iter().map(column).sum::<usize>() + 1024
 }
 
 /// Elements of one origin that are put together again.
@@ -87,7 +119,8 @@ pub struct Part {
 impl Part {
     /// Encodes them.
     pub fn new(schema: &SchemaRef, batches: Vec<RecordBatch>) -> Result<Self> {
-        let mut writer = StreamWriter::try_new(Vec::new(), schema)?;
+        let len = batches.iter().map(encoded_len).sum::<usize>() + 4096;
+        let mut writer = StreamWriter::try_new(Vec::with_capacity(len), schema)?;
         for batch in &batches {
             writer.write(batch)?;
         }

@@ -9,13 +9,20 @@ use crate::size::human;
 use crate::usage;
 
 /// What has been measured so far.
-struct Chapter {
-    sections: Vec<Section>,
-    conclusions: Conclusions,
+#[derive(Default)]
+pub(super) struct Chapter {
+    pub(super) sections: Vec<Section>,
+    pub(super) conclusions: Conclusions,
 }
 
 impl Chapter {
-    fn says(&mut self, source: &'static str, claim: &'static str, holds: bool, here: String) {
+    pub(super) fn says(
+        &mut self,
+        source: &'static str,
+        claim: &'static str,
+        holds: bool,
+        here: String,
+    ) {
         self.conclusions.add(source, claim, Some((holds, here)));
     }
 }
@@ -45,10 +52,7 @@ fn times(sums: &[(usize, Sum)], of: impl Fn(&Sum) -> f64) -> f64 {
 
 impl Bench<'_> {
     pub(super) fn chapter(&mut self) -> Result<Report> {
-        let mut chapter = Chapter {
-            sections: Vec::new(),
-            conclusions: Conclusions::default(),
-        };
+        let mut chapter = Chapter::default();
         let began = usage::load_average();
         self.link(&mut chapter)?;
         self.loop_delay(&mut chapter)?;
@@ -58,6 +62,7 @@ impl Bench<'_> {
         self.merge_over_nodes(&mut chapter, &hash)?;
         self.volume(&mut chapter)?;
         self.threads(&mut chapter)?;
+        self.engines(&mut chapter)?;
         let mut report = Report::new("weft bench join: chapter 7 of the thesis");
         report.intro = vec![
             machine(),

@@ -4,6 +4,7 @@
 //! busiest node stands for the time that a machine of its own would need, and the output says which is which.
 
 mod chapter;
+mod engines;
 mod node;
 
 use std::io::{BufRead, BufReader, Write};
@@ -33,6 +34,9 @@ pub struct JoinArgs {
     /// Runs of each point; the median counts
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     repetitions: u32,
+    /// Measure `weft join` beside other engines, too, with this program: weft-join-bench of apps/join, which is built on its own
+    #[arg(long, value_name = "PROGRAM")]
+    engines: Option<std::path::PathBuf>,
     /// Where the results go.
     #[command(flatten)]
     pub output: OutputArgs,

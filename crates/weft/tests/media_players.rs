@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::http::get;
+use common::http::{Browser, get};
 use common::media::{Server, framemd5, have, make_film};
 use common::weft;
 use serde_json::Value;
@@ -40,12 +40,12 @@ fn player(dir: &Path, command: &[&str], as_nobody: bool) -> (bool, String) {
     (out.status.success(), said)
 }
 
-/// Films by H.264 and VP9, of a second each, and what serves them.
-fn films(dir: &Path) -> Option<[(&'static str, &'static str); 2]> {
+/// Films by H.264 and VP9.
+fn films(dir: &Path, seconds: u32) -> Option<[(&'static str, &'static str); 2]> {
     let h264 = "-c:v libx264 -preset ultrafast -g 10 -c:a aac -movflags +faststart";
     let vp9 = "-c:v libvpx-vp9 -deadline realtime -cpu-used 8 -row-mt 1 -g 10 -c:a libopus";
-    make_film(dir, "film.mp4", h264, 1)?;
-    make_film(dir, "film.webm", vp9, 1)?;
+    make_film(dir, "film.mp4", h264, seconds)?;
+    make_film(dir, "film.webm", vp9, seconds)?;
     std::fs::set_permissions(dir, PermissionsExt::from_mode(0o777)).unwrap();
     Some([("film.mp4", "h264"), ("film.webm", "vp9")])
 }
@@ -54,7 +54,7 @@ fn films(dir: &Path) -> Option<[(&'static str, &'static str); 2]> {
 #[ignore = "takes minutes on a loaded machine; run it with --ignored"]
 fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(films) = films(dir.path()) else {
+    let Some(films) = films(dir.path(), 1) else {
         return;
     };
     let server = Server::start(dir.path(), &[]);
@@ -136,13 +136,49 @@ fn players_play_by_url_and_on_a_pipe_what_ffmpeg_sees() {
 
 #[test]
 #[ignore = "takes minutes on a loaded machine; run it with --ignored"]
+fn chromium_plays_pauses_and_seeks_films_of_1080_lines() {
+    if !have("chromedriver") || !have("chromium") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(films) = films(dir.path(), 8) else {
+        return;
+    };
+    let server = Server::start(dir.path(), &[]);
+    let mut command = weft();
+    command.args(["media", "proxy", "--http", "127.0.0.1:0"]);
+    let proxy = Server::of(command.arg(server.addr().to_string()));
+    let browser = Browser::start();
+    browser.open(&format!("http://{}/", proxy.addr()));
+    browser.until("document.querySelectorAll('.title').length === 2");
+    let player = "document.querySelector('#player')";
+    for (name, _) in films {
+        browser.click(&format!("[data-name='{name}']"));
+        browser.until(&format!(
+            "{player}.currentSrc.endsWith('{name}') && {player}.currentTime > 0.3 && {player}.videoWidth === 1920 && {player}.videoHeight === 1080"
+        ));
+        browser.click("#play");
+        browser.until(&format!("{player}.paused"));
+        let still = browser.eval(&format!("{player}.currentTime"));
+        assert_eq!(browser.eval(&format!("{player}.currentTime")), still);
+        browser.click("#bar");
+        browser.until(&format!(
+            "Math.abs({player}.currentTime - 4) < 0.7 && !{player}.seeking && {player}.readyState > 2"
+        ));
+        browser.click("#play");
+        browser.until(&format!("!{player}.paused && {player}.currentTime > 4.8"));
+    }
+}
+
+#[test]
+#[ignore = "takes minutes on a loaded machine; run it with --ignored"]
 fn ffmpeg_sees_the_same_through_files_of_weft_fs() {
     let dir = tempfile::tempdir().unwrap();
     let Some(library) = common::fs_library() else {
         println!("skipped: libweft-fs.so is not built (cargo build -p weft-libfs)");
         return;
     };
-    let Some(films) = films(dir.path()) else {
+    let Some(films) = films(dir.path(), 1) else {
         return;
     };
     let mut command = weft();

@@ -250,24 +250,23 @@ fn give(
     let mut cut: Option<Cut> = None;
     let mut ended = false;
     loop {
+        // Nothing is added to what has begun to go: the caller puts all of it together.
         if cut.is_none() {
-            let mut bytes = Vec::new();
-            while bytes.len() < ELEMENT / 2 && !ended {
-                match made.try_recv() {
-                    Ok(next) if bytes.is_empty() => bytes = next?,
-                    Ok(next) => bytes.extend(next?),
-                    Err(mpsc::error::TryRecvError::Empty) => break,
-                    Err(mpsc::error::TryRecvError::Disconnected) => ended = true,
+            while cut.as_ref().map_or(0, Cut::left) < ELEMENT / 2 && !ended {
+                match (made.try_recv(), &mut cut) {
+                    (Ok(next), None) => cut = Some(Cut::new(next?, [word, 0, 0, 0])),
+                    (Ok(next), Some(cut)) => cut.add(next?),
+                    (Err(mpsc::error::TryRecvError::Empty), _) => break,
+                    (Err(mpsc::error::TryRecvError::Disconnected), _) => ended = true,
                 }
                 if word != ROWS {
                     // News come one by one.
                     break;
                 }
             }
-            if bytes.is_empty() && ended {
+            if cut.is_none() && ended {
                 return Ok(());
             }
-            cut = (!bytes.is_empty()).then(|| Cut::new(bytes, [word, 0, 0, 0]));
         }
         let own = if cut.is_some() { Own::Now } else { Own::Later };
         match node.next_with(own).map_err(external)? {

@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use weft_roundabout::Element;
 
+use crate::batches::encoded_len;
+
 /// The user's word of a call's element; the second says how long its JSON is, behind which is what the engine has encoded.
 pub(super) const CALL: u64 = 3;
 /// Rows: [`Frames`].
@@ -185,10 +187,12 @@ impl Encoder {
     pub(super) fn encode(&mut self, batch: RecordBatch) -> Result<Vec<u8>> {
         // Before the first batch the schema is there.
         let schema = std::mem::take(self.writer.get_mut());
+        let batch = compact(batch)?;
         let place = self.writer.get_mut();
+        place.reserve(FRAME + schema.len() + encoded_len(&batch));
         place.resize(FRAME, 0);
         place.extend(schema);
-        self.writer.write(&compact(batch)?)?;
+        self.writer.write(&batch)?;
         Ok(frame(self.partition, std::mem::take(self.writer.get_mut())))
     }
 }

@@ -1,6 +1,7 @@
 //! Workers in threads, and what their rows are compared with.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -168,4 +169,42 @@ pub fn duckdb() -> Option<String> {
         );
     }
     found.then_some(python)
+}
+
+/// What DuckDB says to each query over these Parquet files: rows as text, in its order.
+pub fn duckdb_says(
+    python: &str,
+    folder: &Path,
+    tables: &[Table],
+    queries: &[String],
+) -> Vec<Vec<String>> {
+    let mut script = String::from("import duckdb\nc = duckdb.connect()\n");
+    for table in tables {
+        script.push_str(&format!(
+            "c.execute(\"CREATE TABLE {} AS SELECT * FROM read_parquet('{}')\")\n",
+            table.name, table.file
+        ));
+    }
+    script.push_str("def show(v): return 'NULL' if v is None else str(v)\n");
+    for sql in queries {
+        script.push_str(&format!(
+            "for row in c.execute(\"\"\"{sql}\"\"\").fetchall(): print('|'.join(show(v) for v in row))\nprint('--')\n"
+        ));
+    }
+    // Ten thousand queries are too much for an argument.
+    let file = folder.join("queries.py");
+    std::fs::write(&file, script).unwrap();
+    let out = Command::new(python).arg(&file).output().unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let text = String::from_utf8(out.stdout).unwrap();
+    let answers = text.split_terminator("--\n");
+    let answers: Vec<Vec<String>> = answers
+        .map(|rows| rows.lines().map(str::to_owned).collect())
+        .collect();
+    assert_eq!(answers.len(), queries.len());
+    answers
 }

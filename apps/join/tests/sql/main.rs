@@ -5,4 +5,5 @@ mod band;
 mod distributed;
 mod help;
 mod joins;
+mod random;
 mod tpch;

@@ -1,10 +1,9 @@
 //! The 22 queries of TPC-H with the substitution values of its validation run (clause 2.4), on rings of 1, 2, 3 and 6 workers, against
-//! one process of DataFusion and against DuckDB. `WEFT_TPCH_SF` sets the scale factor, 0.01 by default. At 1 the answers that the
-//! specification comes with are compared too.
+//! one process of DataFusion and against DuckDB. `WEFT_TPCH_SF` sets the scale factor, 0.01 by default, `WEFT_TPCH_NODES` the sizes of the rings
+//! that are compared with DuckDB. At 1 the answers that the specification comes with are compared too.
 
 use std::fs::File;
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use datafusion::arrow::array::RecordBatch;
@@ -24,7 +23,7 @@ use tpchgen_arrow::{
 use weft_join::shell::ask;
 use weft_join::talk::Table;
 
-use crate::help::{Workers, alone, alone_in_order, duckdb, rows, rows_in_order};
+use crate::help::{Workers, alone, alone_in_order, duckdb, duckdb_says, rows, rows_in_order};
 
 /// Rows of a row group, which goes to one worker as a whole.
 const GROUP: usize = 5000;
@@ -255,32 +254,21 @@ fn the_22_queries_of_tpch_are_as_duckdb_says() {
     };
     let (folder, scale) = (tempfile::tempdir().unwrap(), scale());
     let tables = tables(folder.path(), scale);
-    let mut script = String::from("import duckdb\nc = duckdb.connect()\n");
-    for table in &tables {
-        script.push_str(&format!(
-            "c.execute(\"CREATE VIEW {} AS SELECT * FROM read_parquet('{}')\")\n",
-            table.name, table.file
-        ));
-    }
-    script.push_str("def show(v): return 'NULL' if v is None else str(v)\n");
-    for number in 1..=22 {
-        script.push_str(&format!(
-            "for row in c.execute(\"\"\"{}\"\"\").fetchall(): print('|'.join(show(v) for v in row))\nprint('--')\n",
-            query(number, scale)
-        ));
-    }
-    let out = Command::new(python).args(["-c", &script]).output().unwrap();
-    assert!(
-        out.status.success(),
-        "{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
-    let text = String::from_utf8(out.stdout).unwrap();
-    let workers = Workers::start(3);
-    for (number, theirs) in (1..=22).zip(text.split("--\n")) {
-        let ours = on(&workers, &tables, &query(number, scale));
-        let theirs: Vec<String> = theirs.lines().map(str::to_owned).collect();
-        assert_alike(&format!("query {number}"), &ours, &theirs, alike);
+    let queries: Vec<String> = (1..=22).map(|number| query(number, scale)).collect();
+    let answers = duckdb_says(&python, folder.path(), &tables, &queries);
+    let rings = std::env::var("WEFT_TPCH_NODES").unwrap_or_else(|_| "3".into());
+    let rings = rings.split(',').map(|nodes| nodes.parse().unwrap());
+    let rings: Vec<_> = rings.map(Workers::start).collect();
+    for ((number, sql), theirs) in (1..=22).zip(&queries).zip(answers) {
+        let mut times = Vec::new();
+        for workers in &rings {
+            let began = Instant::now();
+            let ours = on(workers, &tables, sql);
+            times.push(began.elapsed());
+            let what = format!("query {number} on {} workers", workers.addresses.len());
+            assert_alike(&what, &ours, &theirs, alike);
+        }
+        println!("query {number}: {} rows, {times:.2?}", theirs.len());
     }
 }
 
