@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -62,8 +62,9 @@ impl From<Gone> for Lost {
     }
 }
 
-fn region(mr: &Mr, len: u64) -> Region {
-    let remote = mr.remote(0);
+/// A range of a region, which fits into memory.
+fn region(mr: &Mr, at: u64, len: u64) -> Region {
+    let remote = mr.remote(at as usize);
     Region {
         rkey: remote.rkey,
         addr: remote.addr,
@@ -320,7 +321,7 @@ impl Shared {
     ) -> Result<(End, OwnedFd), Lost> {
         // One that was kept may have ended since.
         let kept = conn.and_then(|mut conn| {
-            matches!(conn.link.next(None, std::time::Duration::ZERO), Ok(None)).then_some(conn)
+            matches!(conn.link.next(Duration::ZERO, None), Ok(None)).then_some(conn)
         });
         let kept = kept.filter(|conn| conn.link.is_alive());
         let dialled = match kept {
@@ -361,7 +362,8 @@ impl Shared {
     ) -> Result<(End, OwnedFd), Lost> {
         let local =
             |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
-        let len = usize::try_from(ask.len).map_err(|e| local(&e))?;
+        let len = ask.at.saturating_add(ask.len);
+        let len = usize::try_from(len).map_err(|e| local(&e))?;
         let source = match source {
             Some(source) => Some(
                 conn.link
@@ -386,8 +388,8 @@ impl Shared {
             cxx: ask.language == Language::Cxx,
             source: source
                 .as_ref()
-                .map_or_else(Region::default, |mr| region(mr, ask.len)),
-            room: region(&room, self.config.room),
+                .map_or_else(Region::default, |mr| region(mr, ask.at, ask.len)),
+            room: region(&room, 0, self.config.room),
             digest: *digest,
             driver: ask.name.clone(),
             locale: ask.locale.clone(),
@@ -461,7 +463,8 @@ impl Shared {
         let mut _read = None;
         let mut unsent = None;
         loop {
-            let event = conn.link.next(None, LOOK)?;
+            let left = end.saturating_duration_since(Instant::now());
+            let event = conn.link.next(left, Some(line.as_fd()))?;
             if line.stirs() {
                 return Err(Lost::Cancelled);
             }
@@ -485,7 +488,7 @@ impl Shared {
                 Report::More { id: of, need } if of == id => {
                     let granted = if need > room.len() as u64 && need <= self.config.most_room {
                         *room = make_room(conn, need)?;
-                        region(room, need)
+                        region(room, 0, need)
                     } else {
                         Region::default()
                     };
@@ -503,7 +506,7 @@ impl Shared {
                     let mut from = Region::default();
                     if !contents.is_empty() {
                         let mr = export(conn, &contents)?;
-                        from = region(&mr, contents.len() as u64);
+                        from = region(&mr, 0, contents.len() as u64);
                         _read = Some(mr);
                     }
                     let answer = Request::Files {
@@ -525,7 +528,7 @@ impl Shared {
                                 .pd
                                 .reg_memfd(&*packed, len as usize, Access::REMOTE_READ)
                                 .map_err(|e| failed(&e))?;
-                            from = region(&mr, len);
+                            from = region(&mr, 0, len);
                             _read = Some(mr);
                         }
                         Err(why) => unsent = Some(why),
