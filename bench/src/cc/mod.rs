@@ -159,9 +159,9 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     if args.build > 0 {
         let times = build(args, &words, &systems, memory.path())?;
         if args.build == 1 {
-            report.intro.push(
-                "Each build was made once: differences of some percent mean nothing.".into(),
-            );
+            report
+                .intro
+                .push("Each build was made once: differences of some percent mean nothing.".into());
         }
         let mut table = Table::new(&[
             "make with two workers of this machine",

@@ -172,11 +172,7 @@ fn working_directory() -> io::Result<PathBuf> {
     Ok(told.filter(|told| same(told) == Some(true)).unwrap_or(real))
 }
 
-fn remote(
-    driver: &Path,
-    plan: &Plan,
-    settings: &Settings,
-) -> Result<(Endpoint, Line, Part), Back> {
+fn remote(driver: &Path, plan: &Plan, settings: &Settings) -> Result<(Endpoint, Line, Part), Back> {
     let back = |reason: String| Back {
         reason,
         line: None,
