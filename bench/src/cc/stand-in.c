@@ -96,6 +96,8 @@ int main(int argc, char **argv) {
     while ((file = line(&job))) {
       snprintf(path, sizeof path, "%.*s%s", (int)before, cwd ? cwd : "", file);
       if (access(path, R_OK)) {
+        /* It looks for cc1 beside its own name. */
+        argv[0] = "gcc";
         execvp("gcc", argv);
         fail("gcc");
       }
