@@ -43,6 +43,6 @@ while read -r object; do
   if cmp -s "$object" "$work/local/$object"; then same=$((same + 1)); else other+=("$object"); fi
 done <"$work/list"
 echo "objects: $same the same byte for byte, ${#other[@]} not"
-printf '  differs: %s\n' "${other[@]:0:20}"
+((${#other[@]} == 0)) || printf '  differs: %s\n' "${other[@]:0:20}"
 "$weft" cc status
 ((${#other[@]} == 0))
