@@ -68,8 +68,12 @@ impl Bed {
             .read_line(&mut line)
             .unwrap();
         let at = line.split_whitespace().nth(2).expect(&line).to_owned();
-        let _worker = Killed(worker);
-        Self { dir, at, _worker }
+        let worker = Killed(worker);
+        Self {
+            dir,
+            at,
+            _worker: worker,
+        }
     }
 
     fn new(options: &[&str]) -> Self {
