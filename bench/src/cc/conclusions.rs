@@ -11,7 +11,8 @@ pub(super) struct Verdict {
     what: &'static str,
     /// In words.
     target: String,
-    measured: f64,
+    /// `None`: what was to be compared did not do what its name says.
+    measured: Option<f64>,
     holds: bool,
 }
 
@@ -20,7 +21,7 @@ impl Verdict {
         Self {
             what,
             target: format!("at most {limit}"),
-            measured,
+            measured: Some(measured),
             holds: measured <= limit,
         }
     }
@@ -29,7 +30,7 @@ impl Verdict {
         Self {
             what,
             target: format!("at least {limit}"),
-            measured,
+            measured: Some(measured),
             holds: measured >= limit,
         }
     }
@@ -38,13 +39,31 @@ impl Verdict {
         Self {
             what,
             target: format!("{low} to {high}"),
-            measured,
+            measured: Some(measured),
             holds: (low..=high).contains(&measured),
         }
     }
 
+    /// As it is where nothing was measured.
+    fn unless(self, missing: bool) -> Self {
+        Self {
+            measured: self.measured.filter(|_| !missing),
+            holds: self.holds && !missing,
+            ..self
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self.measured {
+            None => "not measured",
+            Some(_) if self.holds => "holds",
+            Some(_) => "does not hold",
+        }
+    }
+
     pub(super) fn json(&self) -> Value {
-        json!({"bench": "cc", "verdict": self.what, "target": self.target, "measured": self.measured, "holds": self.holds})
+        let holds = self.measured.map(|_| self.holds);
+        json!({"bench": "cc", "verdict": self.what, "target": self.target, "measured": self.measured, "holds": holds})
     }
 }
 
@@ -124,11 +143,12 @@ pub(super) fn of_points(points: &[Point]) -> Vec<Verdict> {
             pull.all() / tcp.all(),
         ));
         if let Some(pump) = of(System::Pump) {
-            all.push(Verdict::at_most(
+            let verdict = Verdict::at_most(
                 "aim: all of the master's CPU for a job, weft cc --pull over distcc-pump",
                 0.7,
                 pull.all() / pump.all(),
-            ));
+            );
+            all.push(verdict.unless(pump.fell_back()));
         }
         all.push(Verdict::at_least(
             "aim: jobs/s with most workers, weft cc --pull over distcc",
@@ -164,9 +184,49 @@ pub(super) fn section(verdicts: &[Verdict]) -> Section {
         table.push([
             v.what.to_owned(),
             v.target.clone(),
-            format!("{:.2}", v.measured),
-            if v.holds { "holds" } else { "does not hold" }.to_owned(),
+            v.measured.map_or("-".into(), |n| format!("{n:.2}")),
+            v.word().to_owned(),
         ]);
     }
     Section::new("The chapter's conclusions, and what weft cc is to reach").table(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(system: System, cpu: f64, other: u64) -> Point {
+        Point {
+            system,
+            workers: 14,
+            rate: 10.0,
+            jobs: 20,
+            client: cpu,
+            preprocess: 0.0,
+            daemon: 0.0,
+            idle: 0.0,
+            busy: 0.5,
+            other,
+        }
+    }
+
+    #[test]
+    fn a_pump_that_preprocesses_itself_is_not_compared() {
+        let verdict = |other| {
+            let points = [
+                point(System::TcpMemory, 1.0, 0),
+                point(System::Pump, 1.0, other),
+                point(System::Pull, 0.5, 0),
+            ];
+            let all = of_points(&points);
+            let found = all.into_iter().find(|v| v.what.ends_with("distcc-pump"));
+            found.unwrap()
+        };
+        let measured = verdict(1);
+        assert_eq!((measured.measured, measured.word()), (Some(0.5), "holds"));
+        assert_eq!(measured.json()["holds"], true);
+        let missing = verdict(20);
+        assert_eq!((missing.measured, missing.word()), (None, "not measured"));
+        assert!(missing.json()["holds"].is_null() && missing.json()["measured"].is_null());
+    }
 }

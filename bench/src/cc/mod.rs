@@ -141,6 +141,10 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     ];
     let mut verdicts = Vec::new();
     if !args.only_build {
+        report.intro.push(format!(
+            "Each point was measured once, for {} s: differences of some percent mean nothing.",
+            args.seconds
+        ));
         let points = scale(
             args,
             &words,
@@ -154,6 +158,11 @@ pub(crate) fn run(args: &CcArgs) -> Result<ExitCode> {
     }
     if args.build > 0 {
         let times = build(args, &words, &systems, memory.path())?;
+        if args.build == 1 {
+            report
+                .intro
+                .push("Each build was made once: differences of some percent mean nothing.".into());
+        }
         let mut table = Table::new(&[
             "make with two workers of this machine",
             "s, median",
@@ -296,7 +305,11 @@ fn sections(points: &[Point], systems: &[System], one: f64) -> [Section; 2] {
             ms(p.all()),
             format!("{:.0} %", 100.0 * p.idle),
             format!("{:.0} %", 100.0 * p.busy),
-            p.other.to_string(),
+            if p.system == System::Pump && p.fell_back() {
+                format!("{}: it preprocesses by itself", p.other)
+            } else {
+                p.other.to_string()
+            },
         ]);
     }
     [

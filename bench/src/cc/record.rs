@@ -43,32 +43,34 @@ echo \"$begin $(date +%s%N)\" > \"$log.time\"
 exit $status
 ";
 
-/// Runs in place of a worker's compiler. A preprocessor whose headers are not all there is the real one, which says what it lacks.
-const STAND_IN: &str = "#!/bin/sh
-here=${0%/*} out= source= text= last=
-for arg; do
-  case $last in -o) out=$arg ;; esac
-  case $arg in
-    -E) text=1 ;;
-    *.c | *.i) source=$arg ;;
-  esac
-  last=$arg
-done
-name=${source##*/}
-case $name in
-  *.i) IFS='\"' read -r _ name _ < \"$source\"; name=${name##*/} ;;
-esac
-. \"$here/$name.job\"
-if [ -n \"$text\" ]; then
-  for file in $files; do
-    [ -r \"${PWD%\"$dir\"}$file\" ] || exec gcc \"$@\"
-  done
-  sleep \"$preprocess\"
-  exec cat \"$here/$name.text\" > \"$out\"
-fi
-sleep \"$compile\"
-exec cat \"$here/$name.object\" > \"$out\"
-";
+/// Runs in place of a worker's compiler.
+const STAND_IN: &str = include_str!("stand-in.c");
+
+/// Compiles the stand-in, whose record is in `place`.
+fn stand_in(place: &Path) -> Result<PathBuf> {
+    let (source, program) = (place.join("stand-in.c"), place.join("gcc"));
+    fs::write(&source, STAND_IN).map_err(BenchError::system("write the stand-in"))?;
+    let compile = |link: &[&str]| {
+        Command::new("gcc")
+            .args(["-O1", "-o"])
+            .arg(&program)
+            .arg(format!("-DHERE=\"{}\"", place.display()))
+            .args(link)
+            .arg(&source)
+            .stderr(Stdio::null())
+            .status()
+            .map_err(BenchError::system("run gcc"))
+    };
+    // What is linked statically starts in half of the time.
+    if !compile(&["-static"])?.success() && !compile(&[])?.success() {
+        return Err(BenchError::Usage(
+            "gcc cannot compile the program that stands for workers' compilers".into(),
+        ));
+    }
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
+        .map_err(BenchError::system("write the stand-in"))?;
+    Ok(program)
+}
 
 /// A program that everybody can run.
 fn script(path: &Path, text: &str) -> Result<()> {
@@ -91,8 +93,7 @@ pub(super) fn record(
         fs::create_dir(dir).map_err(failed("make a folder"))?;
     }
     script(&logs.join("cc"), RECORDER)?;
-    let stand_in = place.join("gcc");
-    script(&stand_in, STAND_IN)?;
+    let stand_in = stand_in(&place)?;
     super::make(tree, make, &logs.join("cc").to_string_lossy(), 2, &[])?;
     let mut all = Vec::new();
     for entry in fs::read_dir(&logs).map_err(failed("read the record"))? {
@@ -201,11 +202,11 @@ fn one(
     }
     let compile = (took - preprocess).max(0.01) / pace;
     let preprocess = preprocess / pace;
-    let files: Vec<_> = files.into_iter().collect();
-    let job = format!(
-        "dir={here}\npreprocess={preprocess:.4}\ncompile={compile:.4}\nfiles='{}'\n",
-        files.join(" ")
-    );
+    let mut job = format!("{here}\n{preprocess:.4}\n{compile:.4}\n");
+    for file in files {
+        job.push_str(&file);
+        job.push('\n');
+    }
     fs::write(place.join(format!("{name}.job")), job)
         .and_then(|()| fs::write(place.join(format!("{name}.text")), &preprocessed.stdout))
         .map_err(system("write the record"))?;

@@ -56,6 +56,11 @@ impl Point {
         self.each(self.client + self.daemon + self.preprocess)
     }
 
+    /// Whether more than one job in ten went another way than the system's own: then its numbers are of something else.
+    pub(super) fn fell_back(&self) -> bool {
+        10 * self.other > self.jobs as u64
+    }
+
     pub(super) fn json(&self) -> Value {
         json!({
             "bench": "cc", "figure": "5.10", "system": self.system.name(), "workers": self.workers, "jobs_per_s": self.rate, "jobs": self.jobs,
@@ -248,13 +253,7 @@ pub(super) fn measure(
     };
     world.batch(at_once, true, |begun| begun >= first)?;
     let before = (waited_for()?, cpu_of(running.daemon));
-    let others = |running: &Running| {
-        let status = running.status();
-        status.map_or(0, |status| {
-            status.reasons.iter().map(|(_, n)| n).sum::<u64>()
-        })
-    };
-    let had: u64 = others(&running);
+    let had = running.other_way();
     let began = Instant::now();
     let end = began + Duration::from_secs_f64(seconds);
     let batch = world.batch(at_once, false, |_| Instant::now() >= end)?;
@@ -274,7 +273,7 @@ pub(super) fn measure(
         daemon,
         idle: (1.0 - (total + daemon) / wall).clamp(0.0, 1.0),
         busy: batch.compile / jobs.max(1) as f64 * rate / f64::from(workers),
-        other: others(&running).saturating_sub(had),
+        other: running.other_way().saturating_sub(had),
     })
 }
 

@@ -142,6 +142,8 @@ pub(super) struct Running {
     /// The process beside the master's commands.
     pub(super) daemon: Option<i32>,
     socket: Option<PathBuf>,
+    /// Where distcc writes what it does.
+    log: PathBuf,
     children: Vec<Child>,
 }
 
@@ -171,6 +173,7 @@ impl Running {
             env: Vec::new(),
             daemon: None,
             socket: None,
+            log: plan.folder.join("distcc/log"),
             children: Vec::new(),
         };
         if let Some(processors) = &plan.processors {
@@ -243,7 +246,13 @@ impl Running {
         };
         self.set("WEFT_CC_PULL", pull);
         self.socket = Some(socket);
-        self.command = vec![program.into(), "cc".into(), "gcc".into()];
+        // Which starts faster, if it is installed.
+        let alone = program.with_file_name("weft-cc");
+        self.command = if alone.exists() {
+            vec![alone.into(), "gcc".into()]
+        } else {
+            vec![program.into(), "cc".into(), "gcc".into()]
+        };
         Ok(())
     }
 
@@ -300,7 +309,7 @@ impl Running {
         }
         self.set("DISTCC_HOSTS", hosts.join(" "));
         self.set("DISTCC_DIR", &state);
-        self.set("DISTCC_LOG", state.join("log"));
+        self.set("DISTCC_LOG", self.log.clone());
         self.set("TMPDIR", temporary);
         // Else distcc asks workers for gcc by its whole name, and their stand-in has the short one.
         self.set("DISTCC_NO_REWRITE_CROSS", "1");
@@ -347,8 +356,18 @@ impl Running {
         Ok(())
     }
 
+    /// Jobs until now that did not go the system's own way: `weft cc` counts them, and pump writes that it preprocesses itself.
+    pub(super) fn other_way(&self) -> u64 {
+        if self.system == System::Pump {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            return log.matches("preprocessing locally").count() as u64;
+        }
+        let status = self.status();
+        status.map_or(0, |status| status.reasons.iter().map(|(_, n)| n).sum())
+    }
+
     /// What the daemon of `weft cc` knows.
-    pub(super) fn status(&self) -> Option<Status> {
+    fn status(&self) -> Option<Status> {
         let line = Line::connect(self.socket.as_deref()?).ok()?;
         match line.ask(&Ask::Status, &[]).ok()?.0 {
             Answer::Status(status) => Some(*status),

@@ -2,8 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -107,6 +107,7 @@ pub fn compile(driver: &Path, args: &[OsString], settings: &Settings) -> io::Res
             if !options::is_repeatable(&plan.job) || !chosen(settings.verify) {
                 return Ok(Compiled::There(worker));
             }
+            let object = object.read()?;
             let status = Command::new(driver).args(args).env(ACTIVE, "1").status()?;
             let ours = std::fs::read(&plan.output).unwrap_or_default();
             let same = ours == object;
@@ -171,11 +172,7 @@ fn working_directory() -> io::Result<PathBuf> {
     Ok(told.filter(|told| same(told) == Some(true)).unwrap_or(real))
 }
 
-fn remote(
-    driver: &Path,
-    plan: &Plan,
-    settings: &Settings,
-) -> Result<(Endpoint, Line, Vec<u8>), Back> {
+fn remote(driver: &Path, plan: &Plan, settings: &Settings) -> Result<(Endpoint, Line, Part), Back> {
     let back = |reason: String| Back {
         reason,
         line: None,
@@ -227,6 +224,7 @@ fn remote(
         source,
         locale: locale(),
         args,
+        at: 0,
         len: 0,
         pull: None,
     };
@@ -255,12 +253,10 @@ fn remote(
         answer
     } else {
         line.ask(&Ask::Preprocess, &[]).map_err(lost)?;
-        let (text, stderr) = preprocess(driver, plan).map_err(back)?;
-        said = stderr;
-        let (file, len) =
-            memory(&text).map_err(|e| back(format!("no memory for the source: {e}")))?;
-        job.len = len;
-        line.ask(&Ask::Job(Box::new(job)), &[file.as_fd()])
+        let text = preprocess(driver, plan).map_err(back)?;
+        said = text.said;
+        (job.at, job.len) = (text.at, text.len);
+        line.ask(&Ask::Job(Box::new(job)), &[text.file.as_fd()])
             .map_err(lost)?
     };
     let (outputs, worker, room) = match answer {
@@ -274,12 +270,13 @@ fn remote(
         }
         _ => return Err(back("the daemon gave an answer that cannot be".into())),
     };
-    let take = |what| output(&room, &outputs, what);
+    let room = File::from(room);
+    let take = |what| Part::find(&room, &outputs, what);
     let object = take(Output::Object).map_err(|e| back(format!("the object: {e}")))?;
     let told = dependencies(&plan.preprocess);
-    if let (Some(path), Ok(bytes)) = (&told, take(Output::Dependencies)) {
+    if let (Some(path), Ok(part)) = (&told, take(Output::Dependencies)) {
         // Before the object: a make that sees the one sees the other.
-        write_whole(path, &bytes, began).map_err(|e| back(format!("{}: {e}", path.display())))?;
+        write_whole(path, &part, began).map_err(|e| back(format!("{}: {e}", path.display())))?;
     }
     // Nothing is said that a compilation here would say again.
     write_whole(&plan.output, &object, began)
@@ -289,7 +286,8 @@ fn remote(
     {
         tracing::info!("the time of {}: {e}", path.display());
     }
-    let diagnostics = take(Output::Diagnostics).unwrap_or_default();
+    let diagnostics = take(Output::Diagnostics).and_then(|part| part.read());
+    let diagnostics = diagnostics.unwrap_or_default();
     let _ = io::stderr().write_all(&said);
     let _ = io::stderr().write_all(&printable(&diagnostics));
     Ok((worker, line, object))
@@ -307,61 +305,124 @@ fn pulled(plan: &Plan, cwd: &str) -> Result<PullAsk, String> {
     Ok(PullAsk { cpp, search, roots })
 }
 
-/// The text, and what the preprocessor said.
-fn preprocess(driver: &Path, plan: &Plan) -> Result<(Vec<u8>, Vec<u8>), String> {
+/// A preprocessed source.
+struct Text {
+    /// A memory file.
+    file: File,
+    /// Where in it the source begins, and its length.
+    at: u64,
+    len: u64,
+    /// What the preprocessor said.
+    said: Vec<u8>,
+}
+
+/// The preprocessor writes into the memory file that the worker reads: through a pipe each 4 KiB of its text would wake this process.
+fn preprocess(driver: &Path, plan: &Plan) -> Result<Text, String> {
+    let failed = |e: io::Error| format!("cannot preprocess: {e}");
+    let file = memfd::create_growing("weft-cc-source").map_err(failed)?;
     let preprocessed = Command::new(driver)
         .args(&plan.preprocess)
         .env(ACTIVE, "1")
         .stdin(Stdio::null())
+        .stdout(file.try_clone().map_err(failed)?)
         .stderr(Stdio::piped())
-        .output()
-        .map_err(|e| format!("cannot preprocess: {e}"))?;
+        .spawn()
+        .and_then(std::process::Child::wait_with_output)
+        .map_err(failed)?;
     if !preprocessed.status.success() {
         // It says what is wrong better when it compiles.
         return Err("preprocessing failed".into());
     }
-    match options::stays(&preprocessed.stdout) {
-        Some(why) => Err(why.into()),
-        None => Ok((preprocessed.stdout, preprocessed.stderr)),
+    let file = File::from(file);
+    let (at, end) = judge(&file)
+        .map_err(|e| format!("no memory for the source: {e}"))?
+        .map_err(str::to_owned)?;
+    Ok(Text {
+        file,
+        at,
+        len: end - at,
+        said: preprocessed.stderr,
+    })
+}
+
+/// Bytes of a text that are looked at together; what compilers have built in comes among the first.
+const PIECE: usize = 128 << 10;
+
+/// Where the source for a worker begins and ends in a preprocessed text, or why there is none. What the worker's compiler has built in is overwritten by the lines
+/// before it, and the source begins there.
+fn judge(file: &File) -> io::Result<Result<(u64, u64), &'static str>> {
+    let mut piece = vec![0; PIECE];
+    let (mut begin, mut at, mut kept) = (0, 0, 0);
+    loop {
+        let n = match file.read_at(&mut piece[kept..], at) {
+            Ok(0) => return Ok(Ok((begin, at))),
+            Ok(n) => n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        let text = &piece[..kept + n];
+        if at == 0 {
+            let cut = options::built_in(text);
+            begin = cut.len() as u64;
+            file.write_all_at(&text[..cut.start], begin)?;
+        }
+        if let Some(why) = options::stays(text) {
+            return Ok(Err(why));
+        }
+        at += n as u64;
+        let all = text.len();
+        kept = all.min(options::STAYS_OVERLAP);
+        piece.copy_within(all - kept..all, 0);
     }
 }
 
-/// A memory file with the text, less what the worker's compiler has built in.
-fn memory(text: &[u8]) -> io::Result<(OwnedFd, u64)> {
-    let cut = options::built_in(text);
-    let len = (text.len() - cut.len()) as u64;
-    let fd = memfd::create("weft-cc-source", len)?;
-    let file = File::from(fd);
-    file.write_all_at(&text[..cut.start], 0)?;
-    file.write_all_at(&text[cut.end..], cut.start as u64)?;
-    Ok((file.into(), len))
+/// An output in the room.
+struct Part {
+    room: File,
+    at: u64,
+    len: u64,
 }
 
-fn output(room: &OwnedFd, outputs: &[(Output, u64, u64)], what: Output) -> io::Result<Vec<u8>> {
-    let found = outputs.iter().find(|&&(other, _, _)| other == what);
-    let &(_, at, len) = found.ok_or(io::ErrorKind::NotFound)?;
-    let len = usize::try_from(len).map_err(io::Error::other)?;
-    let mut bytes = vec![0; len];
-    let file = File::from(room.try_clone()?);
-    file.read_exact_at(&mut bytes, at)?;
-    Ok(bytes)
+impl Part {
+    fn find(room: &File, outputs: &[(Output, u64, u64)], what: Output) -> io::Result<Self> {
+        let found = outputs.iter().find(|&&(other, _, _)| other == what);
+        let &(_, at, len) = found.ok_or(io::ErrorKind::NotFound)?;
+        let room = room.try_clone()?;
+        Ok(Self { room, at, len })
+    }
+
+    fn read(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(self.len).map_err(io::Error::other)?];
+        self.room.read_exact_at(&mut bytes, self.at)?;
+        Ok(bytes)
+    }
+
+    /// The kernel copies.
+    fn write_to(&self, file: &mut File) -> io::Result<()> {
+        let mut room = &self.room;
+        room.seek(io::SeekFrom::Start(self.at))?;
+        if io::copy(&mut room.take(self.len), file)? < self.len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
 }
 
 /// Writes beside the name and renames: there is never half an object. Its time is that of the preprocessing: a header that was changed since is newer.
-fn write_whole(path: &Path, bytes: &[u8], time: SystemTime) -> io::Result<()> {
+fn write_whole(path: &Path, part: &Part, time: SystemTime) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut part = OsString::from(".");
-    part.push(name);
-    part.push(format!(".weft-{}.part", std::process::id()));
-    let part = path.with_file_name(part);
+    let mut beside = OsString::from(".");
+    beside.push(name);
+    beside.push(format!(".weft-{}.part", std::process::id()));
+    let beside = path.with_file_name(beside);
     let done = (|| {
-        let mut file = File::options().write(true).create_new(true).open(&part)?;
-        file.write_all(bytes)?;
+        let mut file = File::options().write(true).create_new(true).open(&beside)?;
+        part.write_to(&mut file)?;
         file.set_modified(time)?;
-        std::fs::rename(&part, path)
+        std::fs::rename(&beside, path)
     })();
     if done.is_err() {
-        let _ = std::fs::remove_file(&part);
+        let _ = std::fs::remove_file(&beside);
     }
     done
 }
@@ -422,6 +483,12 @@ fn printable(text: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    fn file(bytes: &[u8]) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(bytes).unwrap();
+        file
+    }
+
     #[test]
     fn a_terminal_is_told_colours_alone() {
         assert_eq!(
@@ -457,10 +524,46 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.o");
         let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
-        write_whole(&path, b"object", time).unwrap();
+        let part = |at, len| Part {
+            room: file(b"an object, and more"),
+            at,
+            len,
+        };
+        write_whole(&path, &part(3, 6), time).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"object");
         assert_eq!(path.metadata().unwrap().modified().unwrap(), time);
-        write_whole(&dir.path().join("no/a.o"), b"x", time).unwrap_err();
+        write_whole(&dir.path().join("no/a.o"), &part(0, 1), time).unwrap_err();
+        write_whole(&dir.path().join("b.o"), &part(3, 60), time).unwrap_err();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_source_begins_after_what_compilers_have_built_in() {
+        let head = "# 0 \"a.c\"\n";
+        let built_in = "# 0 \"<built-in>\"\n#define A 1\n";
+        let rest = "# 0 \"<command-line>\"\n# 1 \"a.c\"\nint x;\n".repeat(PIECE / 30);
+        for (text, source) in [
+            (format!("{head}{built_in}{rest}"), format!("{head}{rest}")),
+            (rest.clone(), rest.clone()),
+            (String::new(), String::new()),
+        ] {
+            let file = file(text.as_bytes());
+            let (at, end) = judge(&file).unwrap().unwrap();
+            let mut found = vec![0; (end - at) as usize];
+            file.read_exact_at(&mut found, at).unwrap();
+            assert!(found == source.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_word_that_keeps_a_text_here_is_found_between_pieces() {
+        for (word, before) in ["__TIMESTAMP__", ".incbin"]
+            .into_iter()
+            .flat_map(|word| (0..=word.len()).map(move |before| (word, before)))
+        {
+            let mut text = vec![b'x'; 2 * PIECE];
+            text[PIECE - before..][..word.len()].copy_from_slice(word.as_bytes());
+            judge(&file(&text)).unwrap().unwrap_err();
+        }
     }
 }

@@ -67,6 +67,8 @@ pub struct JobAsk {
     pub locale: String,
     /// Options.
     pub args: Vec<String>,
+    /// Where in its file the source begins.
+    pub at: u64,
     /// Bytes of the source.
     pub len: u64,
     /// The worker preprocesses too, and no source comes beside this.

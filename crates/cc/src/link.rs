@@ -1,14 +1,16 @@
 //! Control messages over a queue pair, for both sides, and where workers are.
 
 use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use weft_sys::{Interest, poll_fds};
 use weft_verbs::cm::{ConnParam, LinkOptions};
 use weft_verbs::tls::Tls;
 use weft_verbs::{
-    Access, Cq, Device, MemError, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc, WcOpcode,
-    WcStatus,
+    Access, CompChannel, Cq, Device, MemError, Mr, Pd, Qp, QpInit, QpState, RecvWr, SendWr, Wc,
+    WcOpcode, WcStatus,
 };
 
 use crate::wire::MAX_MESSAGE;
@@ -125,7 +127,8 @@ pub(crate) struct Link {
     // Dropped first: no memory goes away under a connection.
     pub(crate) qp: Qp,
     pub(crate) pd: Pd,
-    pub(crate) cq: Cq,
+    cq: Cq,
+    channel: CompChannel,
     buffers: Mr,
     sending: bool,
 }
@@ -133,7 +136,8 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(device: &Device) -> Result<Self, weft_verbs::Error> {
         let pd = device.alloc_pd()?;
-        let cq = device.create_cq(SENDS + 2 * RECEIVES as u32, None)?;
+        let channel = device.create_comp_channel()?;
+        let cq = device.create_cq(SENDS + 2 * RECEIVES as u32, Some(&channel))?;
         let buffers = pd.alloc_mr((RECEIVES as usize + 1) * MAX_MESSAGE, Access::LOCAL_WRITE)?;
         let qp = pd.create_qp(&QpInit {
             max_send_wr: SENDS,
@@ -148,6 +152,7 @@ impl Link {
             qp,
             pd,
             cq,
+            channel,
             buffers,
             sending: false,
         })
@@ -165,7 +170,7 @@ impl Link {
                 return Err(Gone("the peer takes no messages".into()));
             }
             // Only our own completion can come: who sends now breaks the protocol.
-            if let Some(Event::Message(_)) = self.next(None, Duration::from_secs(1))? {
+            if let Some(Event::Message(_)) = self.next(Duration::from_secs(1), None)? {
                 return Err(Gone("a message out of turn".into()));
             }
         }
@@ -186,20 +191,23 @@ impl Link {
             .map_err(|e| Gone(format!("the connection has ended: {e}")))
     }
 
-    /// The next event; waits up to `timeout`, or until [`Cq::interrupt`] is called after `epoch` was read. `None`: nothing happened.
+    /// The next event; waits up to `timeout`, or until `other` can be read. `None`: nothing happened here.
+    ///
+    /// Compilers run long, and most of the time nothing comes: so the engine looks after the connection, and no thread keeps it by polling.
     pub(crate) fn next(
         &mut self,
-        epoch: Option<u32>,
         timeout: Duration,
+        other: Option<BorrowedFd<'_>>,
     ) -> Result<Option<Event>, Gone> {
         let end = Instant::now() + timeout;
         loop {
             if let Some(event) = self.take()? {
                 return Ok(Some(event));
             }
-            let now = self.cq.epoch();
-            if now != epoch.unwrap_or(now) {
-                return Ok(None);
+            // What comes from here on is announced.
+            self.cq.req_notify(false);
+            if let Some(event) = self.take()? {
+                return Ok(Some(event));
             }
             let Some(left) = end
                 .checked_duration_since(Instant::now())
@@ -207,13 +215,25 @@ impl Link {
             else {
                 return Ok(None);
             };
-            self.cq.watch(epoch.unwrap_or(now), true, Some(left));
+            let channel = (self.channel.as_fd(), Interest::READ);
+            let ready = match other {
+                Some(other) => poll_fds(&[channel, (other, Interest::READ)], Some(left)),
+                None => poll_fds(&[channel], Some(left)),
+            };
+            // A signal's handler ran: look again.
+            let ready = ready.unwrap_or(0);
+            if ready & 1 != 0 {
+                while self.channel.get_event(Some(Duration::ZERO)).is_some() {}
+            }
+            if ready & 2 != 0 {
+                return self.take();
+            }
         }
     }
 
     fn take(&mut self) -> Result<Option<Event>, Gone> {
         let mut wcs = [Wc::default(); 1];
-        while self.cq.poll(&mut wcs).map_err(|e| Gone(e.to_string()))? > 0 {
+        while self.cq.take(&mut wcs).map_err(|e| Gone(e.to_string()))? > 0 {
             let wc = &wcs[0];
             if wc.status != WcStatus::Success {
                 return Err(Gone(match wc.status {

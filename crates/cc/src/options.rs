@@ -549,26 +549,24 @@ pub fn parse(args: &[OsString]) -> Result<Plan, Here> {
     })
 }
 
+/// Words in a preprocessed text that keep it here, and why.
+const STAYS: &[(&[u8], &str)] = &[
+    (b".incbin", ".incbin, which reads a file"),
+    (b".include", ".include of the assembler, which reads a file"),
+    (b"pch_preprocess", "a precompiled header"),
+    (b"__TIME__", "__TIME__, which is this machine's"),
+    (b"__DATE__", "__DATE__, which is this machine's"),
+    (b"__TIMESTAMP__", "__TIMESTAMP__, which is of a file here"),
+    (b"#embed", "#embed, which reads a file"),
+];
+/// Bytes that parts of a text must share for [`stays`] to see all that is in the whole.
+pub(crate) const STAYS_OVERLAP: usize = 13;
+
 /// Why preprocessed text cannot go to a worker.
 pub fn stays(source: &[u8]) -> Option<&'static str> {
-    const WORDS: &[(&[u8], &str)] = &[
-        (b".incbin", ".incbin, which reads a file"),
-        (b".include", ".include of the assembler, which reads a file"),
-        (b"pch_preprocess", "a precompiled header"),
-        (b"__TIME__", "__TIME__, which is this machine's"),
-        (b"__DATE__", "__DATE__, which is this machine's"),
-        (b"__TIMESTAMP__", "__TIMESTAMP__, which is of a file here"),
-        (b"#embed", "#embed, which reads a file"),
-    ];
-    // One pass for all.
-    (0..source.len())
-        .filter(|&at| matches!(source[at], b'.' | b'_' | b'p' | b'#'))
-        .find_map(|at| {
-            let found = WORDS
-                .iter()
-                .find(|(word, _)| source[at..].starts_with(word));
-            found.map(|&(_, why)| why)
-        })
+    let is_there = |word: &[u8]| memchr::memmem::find(source, word).is_some();
+    let found = STAYS.iter().find(|(word, _)| is_there(word));
+    found.map(|&(_, why)| why)
 }
 
 /// The part of a preprocessed text that a worker's compiler has already: the definitions that are built in. It would warn of each.
@@ -794,5 +792,7 @@ mod tests {
         assert!(stays(b"asm(\".incbin \\\"x\\\"\");").is_some());
         assert!(stays(b"char *t = __TIME__;").is_some());
         assert!(stays(b"int p; x.y = __LINE__; # 1 \"a\"").is_none());
+        let longest = STAYS.iter().map(|(word, _)| word.len()).max();
+        assert_eq!(longest, Some(STAYS_OVERLAP + 1));
     }
 }

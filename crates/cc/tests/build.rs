@@ -128,6 +128,7 @@ impl Bed {
             source: "a.c".into(),
             locale: String::new(),
             args: vec!["-O1".into(), "-c".into()],
+            at: 0,
             len: text.len() as u64,
             pull: None,
         };
@@ -545,6 +546,13 @@ fn limits_and_other_compilers_are_reasons() {
         why.contains("outputs of") || why.contains("failed"),
         "{why}"
     );
+    let (_poor, at) = worker(Config {
+        memory: 64 << 20,
+        ..config()
+    });
+    let long = format!("int a[] = {{{}}};\n", "1,".repeat(3_000_000));
+    let why = bed.here(&[&at], long.as_bytes());
+    assert!(why.contains("the compiler failed on a worker"), "{why}");
     let (_full, at) = worker(Config {
         place: "/nowhere".into(),
         ..config()

@@ -89,6 +89,7 @@ impl Bed {
             source: "a.c".into(),
             locale: String::new(),
             args: args.iter().map(ToString::to_string).collect(),
+            at: 0,
             len: TEXT.len() as u64,
             pull: None,
         };

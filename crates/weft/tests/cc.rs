@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::{Output, weft};
@@ -47,53 +47,210 @@ impl Drop for Killed {
     }
 }
 
+/// A worker and a master in a folder of their own.
+struct Bed {
+    dir: tempfile::TempDir,
+    at: String,
+    _worker: Killed,
+}
+
+impl Bed {
+    /// The command starts the worker, which says first where it listens.
+    fn start(dir: tempfile::TempDir, mut command: Command) -> Self {
+        let mut worker = command
+            .env("XDG_CONFIG_HOME", dir.path().join("config"))
+            .env("XDG_CACHE_HOME", dir.path().join("cache"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(worker.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let at = line.split_whitespace().nth(2).expect(&line).to_owned();
+        let worker = Killed(worker);
+        Self {
+            dir,
+            at,
+            _worker: worker,
+        }
+    }
+
+    fn new(options: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        project(dir.path());
+        let mut command = weft();
+        command.args(["cc", "worker", "--bind", "127.0.0.1:0"]);
+        command.args(options);
+        Self::start(dir, command)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// As the master.
+    fn surround<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .current_dir(self.dir.path())
+            .env("XDG_CONFIG_HOME", self.path("config"))
+            .env("WEFT_CC_SOCKET", self.path("socket"))
+            .env("WEFT_CC_HOSTS", &self.at)
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        Output::of(self.surround(weft().args(args)))
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let out = self.run(&["cc", "status", "--json"]);
+        out.ok();
+        serde_json::from_str(&out.stdout).unwrap()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.run(&["cc", "stop"]);
+    }
+}
+
 #[test]
 fn a_build_is_summed_up_and_drawn() {
     if !has(&["gcc"]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    project(dir.path());
-    let config = dir.path().join("config");
-    let mut worker = weft()
-        .args(["cc", "worker", "--bind", "127.0.0.1:0"])
-        .env("XDG_CONFIG_HOME", &config)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(worker.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    let _worker = Killed(worker);
-    let at = line.split_whitespace().nth(2).expect(&line).to_owned();
-    let run = |args: &[&str]| {
-        let mut command = weft();
-        command
-            .args(args)
-            .current_dir(dir.path())
-            .env("XDG_CONFIG_HOME", &config)
-            .env("WEFT_CC_SOCKET", dir.path().join("socket"))
-            .env("WEFT_CC_HOSTS", &at);
-        Output::of(&mut command)
-    };
+    let bed = Bed::new(&[]);
     for n in 0..3 {
-        run(&["cc", "gcc", "-O1", "-c", &format!("f{n}.c")]).ok();
+        bed.run(&["cc", "gcc", "-O1", "-c", &format!("f{n}.c")])
+            .ok();
     }
     // Linking stays here, and is not asked for.
-    run(&["cc", "gcc", "-shared", "f0.o", "-o", "f.so"]);
-    let out = run(&["cc", "summary", "--html", "build.html"]);
+    bed.run(&["cc", "gcc", "-shared", "f0.o", "-o", "f.so"]);
+    let out = bed.run(&["cc", "summary", "--html", "build.html"]);
     out.ok();
     assert!(out.stdout.contains("3 compilations"), "{out:?}");
     assert!(
-        out.stdout.contains(&at) && out.stdout.contains("f2.c"),
+        out.stdout.contains(&bed.at) && out.stdout.contains("f2.c"),
         "{out:?}"
     );
-    let page = fs::read_to_string(dir.path().join("build.html")).unwrap();
+    let page = fs::read_to_string(bed.path("build.html")).unwrap();
     assert!(page.contains("<rect class=\"compile\"") && page.contains("f1.c"));
-    let lines = run(&["cc", "summary", "--json"]);
+    let lines = bed.run(&["cc", "summary", "--json"]);
     assert_eq!(lines.stdout.lines().count(), 3, "{lines:?}");
-    run(&["cc", "stop"]).ok();
+}
+
+#[test]
+fn the_small_program_compiles_too() {
+    if !has(&["gcc"]) {
+        return;
+    }
+    let bed = Bed::new(&[]);
+    let small = env!("CARGO_BIN_EXE_weft-cc");
+    // As itself, and as a link with a compiler's name; the daemon is the large program's.
+    let link = bed.path("gcc");
+    std::os::unix::fs::symlink(small, &link).unwrap();
+    let compile = |program: &Path, args: &[&str]| {
+        let mut command = Command::new(program);
+        let out = Output::of(bed.surround(command.args(args)));
+        out.ok();
+        fs::read(bed.path("f0.o")).unwrap()
+    };
+    let args = ["-O1", "-g", "-c", "f0.c"];
+    let own = compile(Path::new("/usr/bin/gcc"), &args);
+    assert!(compile(Path::new(small), &["gcc", "-O1", "-g", "-c", "f0.c"]) == own);
+    assert!(compile(&link, &args) == own);
+    let status = bed.status();
+    assert_eq!(status["done"], 2, "{status}");
+    assert_eq!(status["reasons"].as_array().unwrap().len(), 0, "{status}");
+    let out = Output::of(bed.surround(&mut Command::new(small)));
+    assert!(
+        out.code == 127 && out.stderr.contains("no compiler is named"),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn a_worker_takes_the_masters_compilers() {
+    if !has(&["gcc", "g++"]) {
+        return;
+    }
+    let level = weft_cc::worker::sandbox::level();
+    if !level.files || !level.calls {
+        return eprintln!("skipped: sent compilers need Landlock and seccomp; here is {level}");
+    }
+    let bed = Bed::new(&["--accept-compilers=1G"]);
+    let source = "#include <map>\n#include \"h.h\"\nint f(std::map<int, int> &m) { return m[TWICE(2)]++; }\n";
+    fs::write(bed.path("a.cc"), source).unwrap();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", bed.dir.path().display());
+    // By names that the worker does not know.
+    for (name, real, source) in [("gcc-77", "gcc", "f0.c"), ("g++-77", "g++", "a.cc")] {
+        let real = Path::new("/usr/bin").join(real).canonicalize().unwrap();
+        std::os::unix::fs::symlink(&real, bed.path(name)).unwrap();
+        let args = ["-O1", "-g", "-c", source];
+        let compile = |command: &mut Command| {
+            let out = Output::of(bed.surround(command.args(args).args(["-o", "a.o"])));
+            out.ok();
+            fs::read(bed.path("a.o")).unwrap()
+        };
+        let own = compile(&mut Command::new(bed.path(name)));
+        for pull in ["0", "1"] {
+            let mut command = weft();
+            command.args(["cc", name]).env("PATH", &path);
+            let theirs = compile(command.env("WEFT_CC_PULL", pull));
+            assert!(theirs == own, "{name}, pull {pull}");
+        }
+    }
+    let status = bed.status();
+    assert_eq!(status["done"], 4, "{status}");
+    assert_eq!(status["reasons"].as_array().unwrap().len(), 0, "{status}");
+    // One for each language, and each came once.
+    let kept = fs::read_dir(bed.path("cache/weft/compilers/0")).unwrap();
+    assert_eq!(
+        kept.filter(|entry| entry.as_ref().unwrap().path().is_dir())
+            .count(),
+        2
+    );
+}
+
+#[test]
+fn a_full_disk_costs_no_object() {
+    if !has(&["gcc", "unshare", "mount"]) {
+        return;
+    }
+    let alone = |command: &mut Command| {
+        command
+            .stderr(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    if !alone(Command::new("unshare").args(["-rm", "true"])) {
+        return eprintln!("skipped: no mounts in a name space of our own");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    project(dir.path());
+    let full = dir.path().join("full");
+    fs::create_dir(&full).unwrap();
+    // The directory for jobs has room for 32 KiB.
+    let mut command = Command::new("unshare");
+    command
+        .args(["-rm", "sh", "-c"])
+        .arg("mount -t tmpfs -o size=32k none \"$1\" && exec \"$0\" cc worker --bind 127.0.0.1:0 --dir \"$1\"")
+        .arg(env!("CARGO_BIN_EXE_weft"))
+        .arg(&full);
+    let bed = Bed::start(dir, command);
+    bed.run(&["cc", "gcc", "-O1", "-c", "f0.c", "-o", "there.o"])
+        .ok();
+    Output::of(bed.surround(Command::new("gcc").args(["-O1", "-c", "f0.c", "-o", "here.o"]))).ok();
+    let [there, here] = ["there.o", "here.o"].map(|name| fs::read(bed.path(name)).unwrap());
+    assert!(there == here);
+    let status = bed.status();
+    assert_eq!(status["done"], 0, "{status}");
+    assert!(
+        status["reasons"].to_string().contains("No space"),
+        "{status}"
+    );
 }
 
 #[test]

@@ -367,6 +367,13 @@ fn programs_on_a_mounted_server() {
         let said = mounted.sh("busybox cp film bb; busybox cmp film bb; busybox wc -c < bb; rm bb");
         assert_eq!(said.trim(), "3000000");
     }
+    // A Go program: its system calls do not go through a C library.
+    if has("gofmt") {
+        let said = mounted.sh(
+            "printf 'package main\\nfunc main(){println(1)}\\n' > g.go; gofmt -w g.go; cat g.go; rm g.go",
+        );
+        assert_eq!(said, "package main\n\nfunc main() { println(1) }\n");
+    }
     if has("python3") {
         let said = mounted.sh("python3 -c \"
 import mmap

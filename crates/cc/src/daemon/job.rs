@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -62,8 +62,9 @@ impl From<Gone> for Lost {
     }
 }
 
-fn region(mr: &Mr, len: u64) -> Region {
-    let remote = mr.remote(0);
+/// A range of a region, which fits into memory.
+fn region(mr: &Mr, at: u64, len: u64) -> Region {
+    let remote = mr.remote(at as usize);
     Region {
         rkey: remote.rkey,
         addr: remote.addr,
@@ -77,10 +78,16 @@ pub(super) struct Pulling {
     roots: Roots,
 }
 
-/// Whose compiler a worker may ask for.
-struct Own<'a> {
+/// What stays the same on each worker that a job is tried on.
+struct Task<'a> {
+    id: u32,
     ask: &'a JobAsk,
+    /// Of the compiler, which a worker may ask for.
     digest: &'a Digest,
+    source: Option<&'a OwnedFd>,
+    pull: Option<&'a Pulling>,
+    line: &'a Line,
+    end: Instant,
 }
 
 /// A region that the worker can read, with a copy: the files may change, and become shorter, at any time.
@@ -211,6 +218,15 @@ impl Shared {
         };
         let listed = Listed(self, number);
         let end = Instant::now() + self.config.patience;
+        let task = Task {
+            id: number as u32,
+            ask,
+            digest: &digest,
+            source,
+            pull: pull.as_ref(),
+            line,
+            end,
+        };
         let mut tried: Vec<Endpoint> = Vec::new();
         let mut busy: HashMap<Endpoint, (u32, Instant)> = HashMap::new();
         let mut why = String::new();
@@ -239,17 +255,7 @@ impl Shared {
             };
             listed.at(Some(worker.clone()));
             let began = self.now();
-            let attempt = self.attempt(
-                &worker,
-                conn,
-                ask,
-                &digest,
-                source,
-                pull.as_ref(),
-                number as u32,
-                line,
-                end,
-            );
+            let attempt = self.attempt(&worker, conn, &task);
             listed.at(None);
             self.changed.notify_all();
             match attempt {
@@ -305,22 +311,15 @@ impl Shared {
     }
 
     /// One job on one worker, whose slot is given back.
-    #[allow(clippy::too_many_arguments)]
     fn attempt(
         &self,
         worker: &Endpoint,
         conn: Option<Conn>,
-        ask: &JobAsk,
-        digest: &Digest,
-        source: Option<&OwnedFd>,
-        pull: Option<&Pulling>,
-        id: u32,
-        line: &Line,
-        end: Instant,
+        task: &Task<'_>,
     ) -> Result<(End, OwnedFd), Lost> {
         // One that was kept may have ended since.
         let kept = conn.and_then(|mut conn| {
-            matches!(conn.link.next(None, std::time::Duration::ZERO), Ok(None)).then_some(conn)
+            matches!(conn.link.next(Duration::ZERO, None), Ok(None)).then_some(conn)
         });
         let kept = kept.filter(|conn| conn.link.is_alive());
         let dialled = match kept {
@@ -336,10 +335,10 @@ impl Shared {
         };
         lock(&self.state).pool.connected(worker, &conn);
         self.changed.notify_all();
-        let done = self.drive(&mut conn, ask, digest, source, pull, id, line, end);
+        let done = self.drive(&mut conn, task);
         let mut state = lock(&self.state);
         match &done {
-            Ok((end, _)) => state.pool.give_back(worker, conn, end, ask.len),
+            Ok((end, _)) => state.pool.give_back(worker, conn, end, task.ask.len),
             Err(Lost::Gone(why)) => state.pool.failed(worker, why),
             Err(Lost::Cancelled) => state.pool.cancelled(worker),
         }
@@ -347,22 +346,13 @@ impl Shared {
     }
 
     /// The worker drives; here are only the two regions, and room if it asks for more.
-    #[allow(clippy::too_many_arguments)]
-    fn drive(
-        &self,
-        conn: &mut Conn,
-        ask: &JobAsk,
-        digest: &Digest,
-        source: Option<&OwnedFd>,
-        pull: Option<&Pulling>,
-        id: u32,
-        line: &Line,
-        end: Instant,
-    ) -> Result<(End, OwnedFd), Lost> {
+    fn drive(&self, conn: &mut Conn, task: &Task<'_>) -> Result<(End, OwnedFd), Lost> {
+        let Task { id, ask, .. } = *task;
         let local =
             |e: &dyn std::fmt::Display| Lost::Gone(format!("this machine lacks something: {e}"));
-        let len = usize::try_from(ask.len).map_err(|e| local(&e))?;
-        let source = match source {
+        let len = ask.at.saturating_add(ask.len);
+        let len = usize::try_from(len).map_err(|e| local(&e))?;
+        let source = match task.source {
             Some(source) => Some(
                 conn.link
                     .pd
@@ -386,15 +376,15 @@ impl Shared {
             cxx: ask.language == Language::Cxx,
             source: source
                 .as_ref()
-                .map_or_else(Region::default, |mr| region(mr, ask.len)),
-            room: region(&room, self.config.room),
-            digest: *digest,
+                .map_or_else(Region::default, |mr| region(mr, ask.at, ask.len)),
+            room: region(&room, 0, self.config.room),
+            digest: *task.digest,
             driver: ask.name.clone(),
             locale: ask.locale.clone(),
             cwd: ask.cwd.clone(),
             name: ask.source.clone(),
             args: ask.args.clone(),
-            pull: pull.map(|pulling| pulling.pull.clone()),
+            pull: task.pull.map(|pulling| pulling.pull.clone()),
         });
         let Some(bytes) = request.encode() else {
             // The connection is as good as before.
@@ -403,17 +393,7 @@ impl Shared {
                 room_file,
             ));
         };
-        let outcome = self.converse(
-            conn,
-            &bytes,
-            &Own { ask, digest },
-            pull,
-            id,
-            line,
-            end,
-            &mut room,
-            &make_room,
-        );
+        let outcome = self.converse(conn, &bytes, task, &mut room, &make_room);
         if outcome.is_err() {
             // No memory goes away under a connection; and a worker learns that it need not go on.
             conn.link.qp.disconnect();
@@ -442,30 +422,27 @@ impl Shared {
         Ok((end, room_file))
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn converse(
         &self,
         conn: &mut Conn,
         request: &[u8],
-        own: &Own<'_>,
-        pull: Option<&Pulling>,
-        id: u32,
-        line: &Line,
-        end: Instant,
+        task: &Task<'_>,
         room: &mut Mr,
         make_room: &dyn Fn(&Conn, u64) -> Result<Mr, Lost>,
     ) -> Result<End, Lost> {
         let gone = |why: &str| Lost::Gone(why.into());
+        let (id, pull) = (task.id, task.pull);
         conn.link.send(request)?;
         // What the worker reads, until it says something more.
         let mut _read = None;
         let mut unsent = None;
         loop {
-            let event = conn.link.next(None, LOOK)?;
-            if line.stirs() {
+            let left = task.end.saturating_duration_since(Instant::now());
+            let event = conn.link.next(left, Some(task.line.as_fd()))?;
+            if task.line.stirs() {
                 return Err(Lost::Cancelled);
             }
-            if Instant::now() > end {
+            if Instant::now() > task.end {
                 return Err(gone("it takes too long"));
             }
             let Some(Event::Message(bytes)) = event else {
@@ -485,7 +462,7 @@ impl Shared {
                 Report::More { id: of, need } if of == id => {
                     let granted = if need > room.len() as u64 && need <= self.config.most_room {
                         *room = make_room(conn, need)?;
-                        region(room, need)
+                        region(room, 0, need)
                     } else {
                         Region::default()
                     };
@@ -503,7 +480,7 @@ impl Shared {
                     let mut from = Region::default();
                     if !contents.is_empty() {
                         let mr = export(conn, &contents)?;
-                        from = region(&mr, contents.len() as u64);
+                        from = region(&mr, 0, contents.len() as u64);
                         _read = Some(mr);
                     }
                     let answer = Request::Files {
@@ -516,7 +493,7 @@ impl Shared {
                 Report::Compiler { id: of } if of == id => {
                     _read = None;
                     let mut from = Region::default();
-                    match self.packed.of(own.ask, own.digest) {
+                    match self.packed.of(task.ask, task.digest) {
                         Ok(packed) => {
                             let failed = |e: &dyn std::fmt::Display| gone(&e.to_string());
                             let len = packed.metadata().map_err(|e| failed(&e))?.len();
@@ -525,7 +502,7 @@ impl Shared {
                                 .pd
                                 .reg_memfd(&*packed, len as usize, Access::REMOTE_READ)
                                 .map_err(|e| failed(&e))?;
-                            from = region(&mr, len);
+                            from = region(&mr, 0, len);
                             _read = Some(mr);
                         }
                         Err(why) => unsent = Some(why),

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tempfile::TempDir;
+use weft_sys::EventFd;
 
 use super::sandbox;
 use super::view::View;
@@ -268,13 +270,28 @@ fn limited(driver: &[OsString], memory: u64, size: u64) -> Command {
     command
 }
 
-/// A process that ends at once, and is there as the leader of its group until somebody waits for it.
-fn leader() -> io::Result<Child> {
-    Command::new("true")
-        .process_group(0)
-        .stdin(Stdio::null())
-        .spawn()
-        .map_err(|e| named("true", e))
+/// A process that ends at once, and what those in its group may do. Until this goes nobody waits for it, and nobody else can have a process group of its number.
+pub(crate) struct Leader {
+    ended: Child,
+    filters: sandbox::Filters,
+}
+
+impl Leader {
+    pub(crate) fn new() -> io::Result<Self> {
+        let ended = Command::new("true")
+            .process_group(0)
+            .stdin(Stdio::null())
+            .spawn();
+        let ended = ended.map_err(|e| named("true", e))?;
+        let filters = sandbox::Filters::new(Some(Pid::from_child(&ended)));
+        Ok(Self { ended, filters })
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        let _ = self.ended.wait();
+    }
 }
 
 fn named(program: &str, e: io::Error) -> io::Error {
@@ -297,57 +314,52 @@ pub(crate) struct Compiler {
     group: Arc<Mutex<Option<Pid>>>,
     thread: Option<std::thread::JoinHandle<Ended>>,
     over: Arc<AtomicBool>,
+    bell: Arc<EventFd>,
     killed: bool,
     pub(crate) began: Instant,
 }
 
 impl Compiler {
-    /// Starts it on a thread of its own, restricted as far as `needed` or not at all, so that it reaches `place`; `ended` is called at its end.
+    /// Starts it in the group of `leader`, on a thread of its own, restricted as far as `needed` or not at all, so that it reaches `place`.
     pub(crate) fn start(
         place: &sandbox::Place<'_>,
         mut command: Command,
         needed: sandbox::Level,
-        ended: impl FnOnce() + Send + 'static,
+        leader: Arc<Leader>,
     ) -> io::Result<Self> {
         let group = Arc::new(Mutex::new(None));
         let over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&over);
+        let bell = Arc::new(EventFd::new()?);
+        let (told, ring) = (Arc::clone(&over), Arc::clone(&bell));
         let seen = Arc::clone(&group);
         let [view, tools] = [place.view, place.tools].map(|path| path.map(Path::to_owned));
         let (dir, alone) = (place.dir.to_owned(), place.alone);
         let mut run = move || {
-            let mut leader = leader()?;
-            let pid = Pid::from_child(&leader);
+            let pid = Pid::from_child(&leader.ended);
             let place = sandbox::Place {
                 dir: &dir,
                 view: view.as_deref(),
                 tools: tools.as_deref(),
                 alone,
             };
-            let level = sandbox::enter(&place, Some(pid));
-            let mut run = || {
-                if !level.holds(needed) {
-                    return Err(io::Error::other(format!(
-                        "the sandbox is incomplete: {level}, not {needed}"
-                    )));
-                }
-                // Held until the group is known: a kill comes before the start, or after it.
-                let mut held = lock(&seen);
-                let mut child = command
-                    .process_group(pid.as_raw_nonzero().get())
-                    .spawn()
-                    .map_err(|e| named("prlimit", e))?;
-                *held = Some(pid);
-                drop(held);
-                let status = child.wait();
-                // Whatever it has left behind goes too.
-                let _ = kill_process_group(pid, Signal::KILL);
-                *lock(&seen) = None;
-                status
-            };
-            let status = run();
-            // Until here nobody else can have a group of this number.
-            leader.wait()?;
+            let level = sandbox::enter(&place, &leader.filters);
+            if !level.holds(needed) {
+                return Err(io::Error::other(format!(
+                    "the sandbox is incomplete: {level}, not {needed}"
+                )));
+            }
+            // Held until the group is known: a kill comes before the start, or after it.
+            let mut held = lock(&seen);
+            let mut child = command
+                .process_group(pid.as_raw_nonzero().get())
+                .spawn()
+                .map_err(|e| named("prlimit", e))?;
+            *held = Some(pid);
+            drop(held);
+            let status = child.wait();
+            // Whatever it has left behind goes too.
+            let _ = kill_process_group(pid, Signal::KILL);
+            *lock(&seen) = None;
             status
         };
         let mut run = move || run().map_or_else(Ended::NotStarted, Ended::Status);
@@ -356,16 +368,22 @@ impl Compiler {
             .spawn(move || {
                 let how = run();
                 told.store(true, Ordering::SeqCst);
-                ended();
+                ring.signal();
                 how
             })?;
         Ok(Self {
             group,
             thread: Some(thread),
             over,
+            bell,
             killed: false,
             began: Instant::now(),
         })
+    }
+
+    /// It can be read once [`Compiler::is_over`] is true.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -425,7 +443,8 @@ mod tests {
         };
         let mut command = Command::new("perl");
         command.args(["-e", script]).current_dir(dir);
-        let compiler = Compiler::start(&place, command, level, || ()).unwrap();
+        let leader = Arc::new(Leader::new().unwrap());
+        let compiler = Compiler::start(&place, command, level, leader).unwrap();
         Some(compiler.end().0)
     }
 

@@ -390,7 +390,7 @@ impl Shared {
             let told = link.send(&Report::End(End::new(0, Verdict::Refused, "stranger")).encode());
             let end = Instant::now() + STRANGER_PATIENCE;
             while told.is_ok() && link.is_alive() && Instant::now() < end && !self.over() {
-                if link.next(None, LOOK).is_err() {
+                if link.next(LOOK, None).is_err() {
                     break;
                 }
             }

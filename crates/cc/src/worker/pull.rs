@@ -7,7 +7,7 @@ use std::sync::Arc;
 use weft_verbs::{Access, SendWr};
 
 use super::Environment;
-use super::compile::{Compiler, Ended, Workshop};
+use super::compile::{Ended, Workshop};
 use super::sandbox::Place;
 use super::session::{Session, Stop, gone, stop, transfer, trouble};
 use super::view::{State, View};
@@ -302,16 +302,13 @@ impl Session<'_> {
                 config.size_limit,
             )
             .map_err(|e| trouble(job, &e))?;
-        let cq = self.link.cq.clone();
         let place = Place {
             dir: shop.path(),
             view: Some(view.dir()),
             tools: compiler.tools.as_deref(),
             alone: compiler.sent.is_some(),
         };
-        let level = self.shared.level;
-        let compiler = Compiler::start(&place, command, level, move || cq.interrupt())
-            .map_err(|e| trouble(job, &e))?;
+        let compiler = self.start(&place, command).map_err(|e| trouble(job, &e))?;
         let (how, _, killed) = self.wait_for(compiler)?;
         let stderr = std::fs::read(shop.diagnostics()).map_err(|e| trouble(job, &e))?;
         match how {

@@ -124,6 +124,21 @@ impl std::fmt::Display for Level {
     }
 }
 
+/// What system calls compilers may make, as the kernel wants it told.
+pub(crate) struct Filters(Option<[BpfProgram; 2]>);
+
+impl Filters {
+    /// Children may join the process group `group` and no other.
+    pub(crate) fn new(group: Option<Pid>) -> Self {
+        // `clone3` keeps its flags in memory, where no filter looks; who is told that it is not there uses `clone`.
+        let without = filter_of(
+            BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
+            libc::ENOSYS,
+        );
+        Self(without.zip(filter(group)).map(|(a, b)| [a, b]))
+    }
+}
+
 /// Every process stays in the group `group`, so that one signal ends all of them.
 fn filter(group: Option<Pid>) -> Option<BpfProgram> {
     let mut rules: BTreeMap<i64, Vec<_>> =
@@ -208,20 +223,17 @@ pub(crate) struct Place<'a> {
     pub(crate) alone: bool,
 }
 
-/// Restricts this thread, and what it starts, for good. Its children may join the process group `group` and no other.
-pub(crate) fn enter(place: &Place<'_>, group: Option<Pid>) -> Level {
+/// Restricts this thread, and what it starts, for good.
+pub(crate) fn enter(place: &Place<'_>, filters: &Filters) -> Level {
     let files = files(place).unwrap_or_else(|e| {
         tracing::warn!("no Landlock: {e}");
         false
     });
-    // `clone3` keeps its flags in memory, where no filter looks; who is told that it is not there uses `clone`.
-    let without = filter_of(
-        BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
-        libc::ENOSYS,
-    );
-    let calls = [without, filter(group)]
-        .into_iter()
-        .all(|filter| filter.is_some_and(|filter| seccompiler::apply_filter(&filter).is_ok()));
+    let apply = |filter| seccompiler::apply_filter(filter).is_ok();
+    let calls = filters
+        .0
+        .as_ref()
+        .is_some_and(|filters| filters.iter().all(|filter| apply(filter)));
     Level { files, calls }
 }
 
@@ -235,7 +247,7 @@ pub fn level() -> Level {
             tools: None,
             alone: false,
         };
-        enter(&place, None)
+        enter(&place, &Filters::new(None))
     };
     std::thread::spawn(enter).join().unwrap_or(Level {
         files: false,

@@ -6,12 +6,14 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use weft_verbs::{Access, Mr, RemoteAddr, SendWr};
 
-use super::compile::{Compiler, Ended, Unfit, Workshop};
+use super::compile::{Compiler, Ended, Leader, Unfit, Workshop};
 use super::pull::Preprocessed;
 use super::view::View;
 use super::{Environment, LOOK, Place, Shared, pressure, sandbox};
@@ -37,6 +39,8 @@ pub(super) struct Session<'a> {
     source: Option<Mr>,
     /// The master's tree, for jobs that are to be preprocessed here.
     pub(super) view: Option<View>,
+    /// Of the process group of its compilers, once there was one.
+    leader: Option<Arc<Leader>>,
 }
 
 /// How a step of a job goes wrong.
@@ -73,7 +77,21 @@ impl<'a> Session<'a> {
             peer,
             source: None,
             view: None,
+            leader: None,
         }
+    }
+
+    /// Starts a compiler in this place.
+    pub(super) fn start(
+        &mut self,
+        place: &sandbox::Place<'_>,
+        command: Command,
+    ) -> std::io::Result<Compiler> {
+        let leader = match &self.leader {
+            Some(leader) => Arc::clone(leader),
+            None => Arc::clone(self.leader.insert(Arc::new(Leader::new()?))),
+        };
+        Compiler::start(place, command, self.shared.level, leader)
     }
 
     /// Until the connection ends; why it did.
@@ -98,7 +116,7 @@ impl<'a> Session<'a> {
 
     /// Whether there was a job.
     fn turn(&mut self) -> Result<bool, Gone> {
-        let Some(Event::Message(bytes)) = self.link.next(None, LOOK)? else {
+        let Some(Event::Message(bytes)) = self.link.next(LOOK, None)? else {
             return Ok(false);
         };
         let request = Request::decode(&bytes).map_err(|e| Gone(e.to_string()))?;
@@ -193,16 +211,13 @@ impl<'a> Session<'a> {
             }
             Err(Unfit::Io(e)) => return Err(trouble(&e)),
         };
-        let cq = self.link.cq.clone();
-        let level = self.shared.level;
         let place = sandbox::Place {
             dir: shop.path(),
             view: None,
             tools: compiler.tools.as_deref(),
             alone: compiler.sent.is_some(),
         };
-        let running = Compiler::start(&place, command, level, move || cq.interrupt())
-            .map_err(|e| trouble(&e))?;
+        let running = self.start(&place, command).map_err(|e| trouble(&e))?;
         let (how, took, killed) = self.wait_for(running)?;
         end.times[1] = micros(took);
         match how {
@@ -333,7 +348,6 @@ impl<'a> Session<'a> {
         mut compiler: Compiler,
     ) -> Result<(Ended, Duration, bool), Gone> {
         loop {
-            let epoch = self.link.cq.epoch();
             if compiler.is_over() {
                 return Ok(compiler.end());
             }
@@ -343,7 +357,7 @@ impl<'a> Session<'a> {
             if compiler.began.elapsed() > self.shared.config.time_limit {
                 compiler.kill();
             }
-            if let Some(Event::Message(_)) = self.link.next(Some(epoch), LOOK)? {
+            if let Some(Event::Message(_)) = self.link.next(LOOK, Some(compiler.bell()))? {
                 return Err(gone("a message out of turn"));
             }
         }
@@ -431,7 +445,7 @@ impl<'a> Session<'a> {
             if Instant::now() > end || self.shared.over() {
                 return Err(gone("the master does not answer"));
             }
-            if let Some(Event::Message(bytes)) = self.link.next(None, LOOK)? {
+            if let Some(Event::Message(bytes)) = self.link.next(LOOK, None)? {
                 return Request::decode(&bytes).map_err(|e| Gone(e.to_string()));
             }
         }
@@ -500,7 +514,7 @@ pub(super) fn transfer(
         if under_way == 0 {
             return Ok(());
         }
-        match link.next(None, end.saturating_duration_since(Instant::now()))? {
+        match link.next(end.saturating_duration_since(Instant::now()), None)? {
             Some(Event::Done) => under_way -= 1,
             Some(Event::Message(_)) => return Err(gone("a message out of turn")),
             None => return Err(gone("the master's memory does not answer")),

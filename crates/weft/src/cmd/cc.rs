@@ -47,8 +47,9 @@ Examples:
   weft cc status                                       who compiles what, and what stayed here
   weft cc summary --html build.html                    a picture of the last build
   WEFT_CC_PULL=1 make -j32 CC='weft cc gcc'            workers preprocess too, with headers that they read from here
-  CCACHE_PREFIX='weft cc' make -j32 CC='ccache gcc'
-  ln -s $(which weft) ~/bin/gcc                        then gcc is `weft cc gcc`";
+  make -j32 CC='weft-cc gcc'                           the same in a smaller program, which starts faster
+  CCACHE_PREFIX=weft-cc make -j32 CC='ccache gcc'
+  ln -s $(which weft-cc) ~/bin/gcc                     then gcc is `weft cc gcc`";
 
 /// Options of `weft cc`.
 #[derive(Debug, clap::Args)]
@@ -211,6 +212,24 @@ pub fn masquerade() -> Option<ExitCode> {
     } else {
         return None;
     }
+    Some(by_environment(&args))
+}
+
+/// The program `weft-cc`: what comes after its name is a compiler and its arguments, or its own name is a compiler's.
+pub fn alone() -> ExitCode {
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    let name = args.first().and_then(|path| Path::new(path).file_name());
+    match name.map(ToOwned::to_owned) {
+        Some(name) if name != ALONE && name.to_str().is_some_and(options::is_driver) => {
+            args[0] = name;
+        }
+        _ => drop(args.drain(..args.len().min(1))),
+    }
+    by_environment(&args)
+}
+
+/// Compiles as the environment says.
+fn by_environment(command: &[OsString]) -> ExitCode {
     let verify = std::env::var("WEFT_CC_VERIFY")
         .ok()
         .and_then(|text| percent(&text).ok())
@@ -218,12 +237,12 @@ pub fn masquerade() -> Option<ExitCode> {
     let pull = std::env::var("WEFT_CC_PULL").is_ok_and(|text| {
         !["", "0", "n", "no", "f", "false", "off"].contains(&text.to_ascii_lowercase().as_str())
     });
-    Some(wrapped(
-        &args,
+    wrapped(
+        command,
         std::env::var("WEFT_CC_HOSTS").ok().as_deref(),
         verify,
         pull,
-    ))
+    )
 }
 
 /// Compiles, as the compiler would; its own failures are told as such.
@@ -270,6 +289,9 @@ fn wrapped(command: &[OsString], hosts: Option<&str>, verify: u8, pull: bool) ->
     }
 }
 
+/// The program that compiles and can do nothing else; `weft` is beside it.
+const ALONE: &str = "weft-cc";
+
 /// A connection to the daemon, which is started if it is not there.
 fn line() -> io::Result<Line> {
     let socket = ipc::socket()?;
@@ -277,7 +299,11 @@ fn line() -> io::Result<Line> {
         return Ok(line);
     }
     // Of several that are started at once, one gets the socket, and the others end.
-    let mut command = std::process::Command::new(std::env::current_exe()?);
+    let mut own = std::env::current_exe()?;
+    if own.file_name().is_some_and(|name| name == ALONE) {
+        own.set_file_name("weft");
+    }
+    let mut command = std::process::Command::new(own);
     command
         .arg("ccd")
         .current_dir("/")
