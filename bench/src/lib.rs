@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advise;
+mod aims;
 mod args;
 mod cc;
 mod conclusions;

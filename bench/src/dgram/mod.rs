@@ -5,6 +5,7 @@ pub(crate) mod group;
 pub(crate) mod lossy;
 mod sipp;
 
+use crate::aims::{self, Aim, Limit};
 use crate::args::{DgramArgs, DgramFigure};
 use crate::driver::{Context, Kind, Op, Spec, Stack, Transport};
 use crate::error::Result;
@@ -255,12 +256,12 @@ fn report(
             .push(Section::new(title).text(unit).table(table).plot(plot));
     }
     report.sections.extend(lossy);
-    report.sections.push(conclusions(records, &sizes));
+    report.sections.extend(conclusions(records, &sizes));
     report
 }
 
 /// What the paper finds, and whether it holds here.
-fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
+fn conclusions(records: &[Record], sizes: &[u64]) -> Option<Section> {
     let latency = |line, bytes| median(records, line, bytes, Metric::latency_us_p50);
     let speed = |line, bytes| median(records, line, bytes, Metric::bandwidth_GBps);
     let small = || sizes.iter().copied().filter(|bytes| *bytes <= 2048);
@@ -287,159 +288,123 @@ fn conclusions(records: &[Record], sizes: &[u64]) -> Section {
         (
             "UD send/recv latency below RC over TCP, up to 2 KiB (paper: 18.1 %)",
             gain(0, 2),
-            0.18,
-            true,
+            Limit::AtLeast(0.18),
         ),
         (
             "Write-Record latency below RC Write over TCP, up to 2 KiB (paper: 24.4 %)",
             gain(1, 3),
-            0.18,
-            true,
+            Limit::AtLeast(0.18),
         ),
         (
             "Write-Record bandwidth over RC Write, 1 KiB (paper: 2.9)",
             ratio(1, 3, 1 << 10),
-            1.5,
-            true,
+            Limit::AtLeast(1.5),
         ),
         (
             "Write-Record bandwidth over RC Write, 512 KiB (paper: 3.6)",
             ratio(1, 3, 512 << 10),
-            1.0,
-            true,
+            Limit::AtLeast(1.0),
         ),
         (
             "UD send/recv bandwidth over RC, 256 KiB (paper: 1.33)",
             ratio(0, 2, 256 << 10),
-            1.0,
-            true,
+            Limit::AtLeast(1.0),
         ),
         (
             "Write-Record, valid bytes of 256 KiB messages, 1 % loss, segments of 1,400",
             valid("write_record", 1400),
-            0.9,
-            true,
+            Limit::AtLeast(0.9),
         ),
         (
-            "the same of send/recv (no target)",
+            "the same of send/recv",
             valid("send", 1400),
-            0.0,
-            true,
+            Limit::None,
         ),
         (
-            "reliable datagrams' latency over UD's, 64 B (no target)",
+            "reliable datagrams' latency over UD's, 64 B",
             latency(8, 64).zip(latency(0, 64)).map(|(rd, ud)| rd / ud),
-            0.0,
-            true,
+            Limit::None,
         ),
         (
-            "reliable datagrams' bandwidth over UD's, 512 KiB (no target)",
+            "reliable datagrams' bandwidth over UD's, 512 KiB",
             ratio(8, 0, 512 << 10),
-            0.0,
-            true,
+            Limit::None,
         ),
         (
             "shared memory: UD send/recv latency over RC's, 64 B",
             latency(10, 64).zip(latency(4, 64)).map(|(ud, rc)| ud / rc),
-            1.5,
-            false,
+            Limit::AtMost(1.5),
         ),
         (
-            "shared memory: Write-Record latency over RC Write's, 64 B (no target)",
+            "shared memory: Write-Record latency over RC Write's, 64 B",
             latency(11, 64).zip(latency(5, 64)).map(|(ud, rc)| ud / rc),
-            0.0,
-            true,
+            Limit::None,
         ),
         (
-            "UD send/recv messages a second, shared memory over UDP, 64 B (no target)",
+            "UD send/recv messages a second, shared memory over UDP, 64 B",
             ratio(10, 0, 64),
-            0.0,
-            true,
+            Limit::None,
         ),
         (
             "UD send/recv messages a second, shared memory over bare UDP, a datagram a call, 64 B",
             ratio(10, 14, 64),
-            10.0,
-            true,
+            Limit::AtLeast(10.0),
         ),
         (
-            "UD send/recv bandwidth, shared memory over UDP, 512 KiB (no target)",
+            "UD send/recv bandwidth, shared memory over UDP, 512 KiB",
             ratio(10, 0, 512 << 10),
-            0.0,
-            true,
+            Limit::None,
         ),
         (
             "bare sendmmsg over UD send/recv, the largest ratio",
             most(0),
-            1.1,
-            false,
+            Limit::AtMost(1.1),
         ),
         (
             "bare sendmmsg over Write-Record, the largest ratio",
             most(1),
-            1.1,
-            false,
+            Limit::AtMost(1.1),
         ),
         (
-            "bandwidth of a group of three receivers over that of one (no target)",
+            "bandwidth of a group of three receivers over that of one",
             of_one,
-            0.0,
-            true,
+            Limit::None,
         ),
         (
-            "bandwidth of a group of three receivers over that to each in turn (no target)",
+            "bandwidth of a group of three receivers over that to each in turn",
             of_each,
-            0.0,
-            true,
+            Limit::None,
         ),
         (
             "SIPp's mean response time under weft run over plain UDP's",
             response,
-            1.0,
-            false,
+            Limit::AtMost(1.0),
         ),
         (
             "SIPp's calls a second under weft run over plain UDP's",
             calls,
-            1.2,
-            true,
+            Limit::AtLeast(1.2),
         ),
         (
             "SIPp's mean response time, UDP over TCP, both under weft run (paper: 0.57)",
             of_tcp,
-            1.0,
-            false,
+            Limit::AtMost(1.0),
         ),
         (
             "memory of a server of many clients, less with datagrams (paper: 0.241)",
             saved,
-            0.24,
-            true,
+            Limit::AtLeast(0.24),
         ),
         (
             "the same with the kernel's caches of both ends",
             saved_in_all,
-            0.24,
-            true,
+            Limit::AtLeast(0.24),
         ),
     ];
-    let mut table = Table::new(&["what", "here", "to reach", "holds"]);
-    for (what, value, target, at_least) in rows {
-        let Some(value) = value else { continue };
-        let holds = if at_least {
-            value >= target
-        } else {
-            value <= target
-        };
-        let sign = if at_least { "at least" } else { "at most" };
-        table.push(vec![
-            what.to_owned(),
-            format!("{value:.2}"),
-            format!("{sign} {target:.2}"),
-            if holds { "yes" } else { "no" }.to_owned(),
-        ]);
-    }
-    Section::new("Conclusions").table(table)
+    let measured = rows
+        .into_iter()
+        .filter_map(|(what, value, limit)| Some(Aim::new(what, limit, value?)));
+    aims::section("Conclusions", &measured.collect::<Vec<_>>())
 }
 
 impl DgramArgs {

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
+use crate::aims::Limit;
 use crate::error::{BenchError, Result};
 use crate::report::Table;
 use crate::size::human;
@@ -58,9 +59,7 @@ struct Claim {
     what: fn(&str, u64) -> bool,
     transports: &'static [&'static str],
     to: &'static str,
-    /// At most, or else at least.
-    at_most: bool,
-    bar: f64,
+    limit: Limit,
 }
 
 fn is_time_of_kernel(what: &str, _: u64) -> bool {
@@ -75,8 +74,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, at| what == LATENCY && at <= 2048,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 0.86,
+        limit: Limit::AtMost(0.86),
     },
     Claim {
         source: "fig. 14",
@@ -84,8 +82,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, _| what == BANDWIDTH,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: false,
-        bar: 1.0,
+        limit: Limit::AtLeast(1.0),
     },
     Claim {
         source: "fig. 14",
@@ -93,8 +90,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, at| what == BANDWIDTH && at > LARGE,
         transports: &["weft"],
         to: "ud",
-        at_most: false,
-        bar: 1.1,
+        limit: Limit::AtLeast(1.1),
     },
     Claim {
         source: "fig. 15",
@@ -102,8 +98,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, _| what == MEMORY,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 0.7,
+        limit: Limit::AtMost(0.7),
     },
     Claim {
         source: "fig. 17, 19",
@@ -111,8 +106,7 @@ const CLAIMS: &[Claim] = &[
         what: is_time_of_kernel,
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 1.0,
+        limit: Limit::AtMost(1.0),
     },
     Claim {
         source: "fig. 16, 18",
@@ -120,8 +114,7 @@ const CLAIMS: &[Claim] = &[
         what: |what, _| what.ends_with(", s in MPI"),
         transports: DATAGRAMS,
         to: "rc",
-        at_most: true,
-        bar: 1.0,
+        limit: Limit::AtMost(1.0),
     },
     Claim {
         source: "bar",
@@ -129,8 +122,7 @@ const CLAIMS: &[Claim] = &[
         what: is_time_of_kernel,
         transports: DATAGRAMS,
         to: "tcp",
-        at_most: true,
-        bar: 1.05,
+        limit: Limit::AtMost(1.05),
     },
 ];
 
@@ -158,13 +150,7 @@ fn conclusions(results: &Results) -> Table {
                     .filter_map(|key| results.ratio(key, claim.to))
                     .map(|ratio| ratio.median)
                     .collect();
-                let keeps = |median: &&f64| {
-                    if claim.at_most {
-                        **median <= claim.bar
-                    } else {
-                        **median >= claim.bar
-                    }
-                };
+                let keeps = |median: &&f64| claim.limit.holds(**median) == Some(true);
                 let Some(range) = Summary::of(&medians) else {
                     continue;
                 };
@@ -174,7 +160,7 @@ fn conclusions(results: &Results) -> Table {
                     claim.text.to_owned(),
                     (*mpi).to_owned(),
                     (*transport).to_owned(),
-                    format!("{} {}", if claim.at_most { "≤" } else { "≥" }, claim.bar),
+                    claim.limit.to_string(),
                     format!("{:.2} to {:.2}", range.min, range.max),
                     match kept {
                         0 => "no".to_owned(),

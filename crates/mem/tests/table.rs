@@ -170,7 +170,7 @@ fn rights_and_domains() {
     }
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
         let r = table.register(PD, Backing::Owned(vec![0; 8]), 0, access);
-        assert_eq!(err(r), MemError::BadArgument);
+        assert_eq!(err(r), MemError::NeedsLocalWrite);
     }
     assert!(
         table

@@ -3,14 +3,17 @@
 use clap::ArgAction;
 use tracing::level_filters::LevelFilter;
 
+/// Below the options that a subcommand has of its own, and above `--help`.
+const LAST: usize = 998;
+
 /// Options of every subcommand.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Global {
-    /// Say more on stderr; twice: say everything. `WEFT_LOG=off|error|warn|info|debug|trace` says it exactly
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    /// Say more on stderr; twice: everything. WEFT_LOG=off|error|warn|info|debug|trace chooses a level
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = LAST)]
     pub verbose: u8,
     /// Say nothing but errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, conflicts_with = "verbose", display_order = LAST)]
     pub quiet: bool,
 }
 

@@ -14,10 +14,11 @@ use weft_bench::exs::{
 use weft_bench::size::parse_size;
 use weft_bench::{BenchError, Transport};
 
-use super::hello::resolve;
+use crate::address::resolve_peer;
 use super::say;
 use crate::failure::{Exit, Failure};
 use crate::global::Global;
+use crate::terminal;
 
 /// The port that `weft blast` uses unless told.
 pub const DEFAULT_PORT: u16 = 7473;
@@ -216,7 +217,7 @@ impl Args {
 /// Serves, or measures and prints.
 pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
     if let Some(listen) = &args.listen {
-        return serve(resolve(listen, DEFAULT_PORT)?, args.once, global);
+        return serve(resolve_peer(listen, DEFAULT_PORT)?, args.once, global);
     }
     let plan = args.plan();
     plan.check()
@@ -227,7 +228,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         write(path, "")?;
     }
     let (_server, addr) = match &args.server {
-        Some(server) => (None, resolve(server, DEFAULT_PORT)?),
+        Some(server) => (None, resolve_peer(server, DEFAULT_PORT)?),
         None => start_server().map(|(server, addr)| (Some(server), addr))?,
     };
     let mut client = connect(addr)?;
@@ -252,7 +253,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
                 bar.finish_and_clear();
                 // What was measured before is not lost.
                 if !runs.is_empty() {
-                    say(report(&plan, &runs).to_text(None));
+                    say(report(&plan, &runs).to_text(terminal::width()));
                 }
                 return Err(failure(&error));
             }
@@ -268,7 +269,7 @@ pub fn run(args: &Args, global: Global) -> Result<Exit, Failure> {
         }
     }
     bar.finish_and_clear();
-    say(report(&plan, &runs).to_text(None));
+    say(report(&plan, &runs).to_text(terminal::width()));
     Ok(Exit::Ok)
 }
 
@@ -375,7 +376,7 @@ fn failure(error: &BenchError) -> Failure {
             Failure::failed(what).hint("this is an error in weft: please report it")
         }
         BenchError::Stack { .. } => Failure::peer(what)
-            .hint("see whether the server still runs; `weft doctor` tells what this machine lacks"),
-        _ => Failure::failed(what).hint("`weft doctor` tells what this machine lacks"),
+            .hint("see whether the server still runs; `weft doctor` says what this machine does not support"),
+        _ => Failure::failed(what).hint("`weft doctor` says what this machine does not support"),
     }
 }

@@ -33,17 +33,22 @@ What a program reads comes by RDMA Read, what it writes goes by RDMA Write. On t
 doors: `weft fs run` for unmodified programs, `weft fs mount` for static programs, Go and mmap, and `ls`, `cat`, `put`, `get`, `rm`, `stat` for scripts.
 
 A buffer takes memory with its first write. It is freed when the last program closes it; with `serve --keep` it stays until it is removed. What leaves the \
-machine is encrypted and authenticated by TLS 1.3 with the keys of `weft key`, as for `weft cp`.
+machine is encrypted and authenticated by TLS 1.3 with the keys of `weft key`, as for `weft cp`.";
 
+const EXAMPLES: &str = "\
 Examples:
-  weft fs serve --keep /srv/films                  on this machine's loopback address
-  weft fs serve --keep --bind 0.0.0.0 --quota 8G   for those whose keys are in ~/.config/weft/authorized_keys
+  # offer memory and a folder to this user's programs on this machine
+  weft fs serve --keep /srv/films
+  # to other machines: those whose keys are in ~/.config/weft/authorized_keys
+  weft fs serve --keep --bind 0.0.0.0 --quota 8G
+
   weft fs put data.bin /rdma/localhost:7474/data
   weft fs run -- cp /rdma/host:7474/data .
   weft fs mount /rdma/host:7474 /mnt";
 
 /// Options of `weft fs`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
 pub struct Args {
     #[command(subcommand)]
     command: Command,

@@ -128,7 +128,7 @@ impl Listener {
             let tls = Tls::new(config.identity.clone()).map_err(|e| no_tls(&e))?;
             let listener =
                 cm::Listener::bind(&device, config.bind, 64, &param(tls.clone(), Vec::new()))
-                    .map_err(|e| bind_error(&e))?;
+                    .map_err(|e| bind_error(&e.source))?;
             Door::Rdma(device, listener, tls)
         };
         let lobby = Lobby::new(if config.once { 1 } else { config.max_senders });

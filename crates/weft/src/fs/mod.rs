@@ -161,10 +161,11 @@ fn refused(endpoint: &Endpoint, e: &Error, lasting: bool, identity: &Identity) -
             .hint("check the port; `weft fs serve` prints the one that it uses")
         }
         Error::Local(_) => {
-            Failure::failed(e.to_string()).hint("`weft doctor` tells what this machine lacks")
+            Failure::failed(e.to_string()).hint("`weft doctor` says what this machine does not support")
         }
         _ => Failure::peer(format!("cannot reach {endpoint}: {e}")).hint(format!(
-            "check the address and that `weft fs serve --bind {endpoint}` runs there"
+            "check the address, and that `weft fs serve --bind ADDR:{}` runs there",
+            endpoint.port
         )),
     }
 }
@@ -277,7 +278,7 @@ pub fn serve(how: &Serve<'_>, events: Arc<dyn Events>) -> Result<Serving, Failur
     let server = Server::start(config, events).map_err(|e| {
         let dir = how.dir.map_or_else(String::new, |dir| format!(" with {}", dir.display()));
         Failure::failed(format!("cannot serve on {}{dir}: {e}", how.bind)).hint(
-            "another program may use the port (--bind ADDR:PORT chooses, port 0 takes a free one); DIR has to be a directory that can be read",
+            "--bind ADDR:PORT chooses the address (port 0: a free one); DIR has to be a directory that can be read",
         )
     })?;
     Ok(Serving {

@@ -300,7 +300,7 @@ impl Caller {
                 "check the address and that `weft media serve DIR --bind {addr}` runs there"
             )),
             OpenError::Local(e) => {
-                Failure::failed(e.clone()).hint("`weft doctor` tells what this machine lacks")
+                Failure::failed(e.clone()).hint("`weft doctor` says what this machine does not support")
             }
         }
     }
